@@ -1,0 +1,30 @@
+// How the table engine gets threads: the caller lends them.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+namespace kvtable {
+
+// Runs a body over ranges. TensorFlow ops implement it over the intra-op pool; everybody else uses MakeThreadPool().
+class ParallelFor {
+ public:
+  virtual ~ParallelFor() = default;
+
+  // How many bodies may run at once, the caller's thread included. At least 1.
+  virtual int threads() const = 0;
+
+  // Calls body(i) once for each i in [0, tasks), on any thread and in any order, and returns when all have returned.
+  // An exception of a body is rethrown here, after the others have finished. Bodies don't call Run themselves.
+  virtual void Run(int64_t tasks, const std::function<void(int64_t)>& body) = 0;
+};
+
+// Runs every body on the calling thread.
+ParallelFor& Serial();
+
+// A pool of `threads` - 1 workers and the calling thread. Run may be called from several threads at once.
+// 0 takes the number of CPUs this process may use.
+std::unique_ptr<ParallelFor> MakeThreadPool(int threads);
+
+}  // namespace kvtable

@@ -1,0 +1,186 @@
+// The key-value table: a map from a key to one row, on the CPU.
+//
+// A row holds the value and, beside it, every optimizer slot, so that an update finds its key once and touches one run
+// of memory. Frequency, version and the key itself live in columns parallel to the rows.
+//
+// Every operation takes a batch and a ParallelFor that lends it threads. Keys are arrays of the table's key type, rows
+// are row-major arrays of its value type; shapes are given in trailing comments. All operations may be called from any
+// number of threads at once: each sees and leaves every row whole.
+//
+// Duplicate keys in a batch: gather returns the same row for each; upsert lets the last win; accumulate adds all.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kvtable/initializer.h"
+#include "kvtable/parallel_for.h"
+#include "kvtable/types.h"
+
+namespace kvtable {
+
+// One optimizer slot, kept in the row behind the value in the table's value type.
+struct SlotSpec {
+  enum class Init : uint8_t {
+    kConstant,   // every element is `constant`
+    kCopyValue,  // the row's value at the time the slot comes to be (needs width == dim)
+  };
+  std::string name;
+  int64_t width = 0;  // elements
+  Init init = Init::kConstant;
+  double constant = 0.0;
+
+  bool operator==(const SlotSpec& o) const {
+    return name == o.name && width == o.width && init == o.init && constant == o.constant;
+  }
+};
+
+struct TableOptions {
+  KeyType key_type = KeyType::kInt64;
+  ValueType value_type = ValueType::kFloat32;
+  int64_t dim = 0;  // elements of a value
+  Initializer initializer;
+  std::vector<SlotSpec> slots;
+  int64_t capacity_hint = 0;  // rows to make room for at once; growth is automatic
+  int shards = 0;             // a power of two up to 64; 0 takes four per CPU, at least 8
+  bool huge_pages = true;     // ask for 2 MiB pages where the system gives them
+};
+
+// What a read-only lookup gives for a key that is not there.
+enum class Missing : uint8_t { kZeros, kInitial, kDefault };
+
+// How a write stamps the rows it touches: frequency grows by the number of times the key occurs in the batch times
+// `frequency`, version becomes `version` (the caller's step or Unix time in seconds).
+struct Stamp {
+  uint32_t frequency = 0;
+  uint32_t version = 0;
+};
+
+// One column of the row in a multi-column operation: 0 is the value, i + 1 is slot i.
+struct ColumnOut {
+  int column;
+  void* data;  // (n, width of column)
+};
+struct ColumnIn {
+  int column;
+  const void* data;  // (n, width of column)
+};
+
+struct MemoryUse {
+  int64_t rows = 0;          // live rows
+  int64_t row_bytes = 0;     // live rows x (value and slots)
+  int64_t index_bytes = 0;   // buckets
+  int64_t column_bytes = 0;  // key, frequency, version and liveness of all rows handed out
+  int64_t slack_bytes = 0;   // row bytes of removed rows and of pages touched but not yet used
+  // Bytes per live row beyond the row itself.
+  double overhead_per_row() const {
+    return rows == 0 ? 0.0 : static_cast<double>(index_bytes + column_bytes + slack_bytes) / rows;
+  }
+};
+
+class Table;
+
+// Reads a table in chunks. Rows inserted after the exporter was made may be left out; every other live row comes once.
+// (A key removed and inserted again meanwhile may come twice: the later one is newer.)
+class Exporter {
+ public:
+  struct Buffers {
+    void* keys = nullptr;          // (n) key type; each pointer may be null
+    uint32_t* freqs = nullptr;     // (n)
+    uint32_t* versions = nullptr;  // (n)
+    std::vector<ColumnOut> columns;
+  };
+  virtual ~Exporter() = default;
+
+  // At least the number of rows still to come.
+  virtual int64_t max_rows() const = 0;
+
+  // Writes up to `capacity` rows and returns how many: 0 at the end.
+  virtual int64_t Next(int64_t capacity, const Buffers& out, ParallelFor& threads) = 0;
+};
+
+class Table {
+ public:
+  // Throws Error(kInvalidArgument) on impossible options.
+  static std::unique_ptr<Table> Create(const TableOptions& options);
+  virtual ~Table() = default;
+
+  virtual KeyType key_type() const = 0;
+  virtual ValueType value_type() const = 0;
+  virtual int64_t dim() const = 0;
+  virtual Initializer initializer() const = 0;
+  virtual std::vector<SlotSpec> slots() const = 0;
+  // Changes whenever the layout of rows does.
+  virtual uint64_t generation() const = 0;
+
+  virtual int64_t Size() const = 0;
+  virtual MemoryUse Memory() const = 0;
+
+  // ---- Lookups -------------------------------------------------------------------------------------------------
+
+  // Read-only. `defaults` is used with Missing::kDefault: (num_defaults, dim), row i % num_defaults for key i.
+  // `found` may be null: (n).
+  virtual void Gather(const void* keys, int64_t n, void* out /* (n, dim) */, Missing missing, const void* defaults,
+                      int64_t num_defaults, bool* found, ParallelFor& threads) const = 0;
+
+  // Training lookup: a missing key is inserted with its initial value and `stamp` (frequency counted, too); rows that
+  // are there are read and not stamped. `inserted` may be null: (n), true for each occurrence of a key that was new.
+  virtual void GatherOrInsert(const void* keys, int64_t n, void* out /* (n, dim) */, Stamp stamp, bool* inserted,
+                              ParallelFor& threads) = 0;
+
+  // Read-only, any columns. A missing key gives initial values in every column, as an insert would.
+  virtual void GatherColumns(const void* keys, int64_t n, const std::vector<ColumnOut>& out, bool* found,
+                             ParallelFor& threads) const = 0;
+
+  virtual void Contains(const void* keys, int64_t n, bool* out /* (n) */, ParallelFor& threads) const = 0;
+
+  // Frequency and version columns of keys; zeros where missing. Each pointer may be null.
+  virtual void GatherStamps(const void* keys, int64_t n, uint32_t* freqs, uint32_t* versions,
+                            ParallelFor& threads) const = 0;
+
+  // ---- Writes --------------------------------------------------------------------------------------------------
+
+  // Writes the value; a new row's slots get their initial values.
+  virtual void Upsert(const void* keys, int64_t n, const void* values /* (n, dim) */, Stamp stamp,
+                      ParallelFor& threads) = 0;
+
+  // Writes the named columns; columns of a new row that are not named get their initial values.
+  virtual void UpsertColumns(const void* keys, int64_t n, const std::vector<ColumnIn>& in, Stamp stamp,
+                             ParallelFor& threads) = 0;
+
+  // value += delta, for duplicates one after the other in the order of the batch. A missing key starts from its
+  // initial value, or from zeros where `from_zeros`.
+  virtual void Accumulate(const void* keys, int64_t n, const void* deltas /* (n, dim) */, bool from_zeros, Stamp stamp,
+                          ParallelFor& threads) = 0;
+
+  // Returns how many rows were there and are gone. Absent keys are ignored.
+  virtual int64_t Remove(const void* keys, int64_t n, ParallelFor& threads) = 0;
+
+  virtual void Clear() = 0;
+
+  // Makes room for this many rows in all, so that inserting them rebuilds nothing.
+  virtual void Reserve(int64_t rows, ParallelFor& threads) = 0;
+
+  // ---- Slots ---------------------------------------------------------------------------------------------------
+
+  // Makes the slots exactly these, in this order: a slot of the same name and width keeps its contents, a new one
+  // starts from its initial value, others are dropped. Rebuilds one shard at a time under its lock; other operations
+  // go on meanwhile and see each shard before or after. Returns the new generation; a no-op keeps it.
+  // An operation that names a column the row does not have throws Error(kFailedPrecondition).
+  virtual uint64_t EnsureSlots(const std::vector<SlotSpec>& slots, ParallelFor& threads) = 0;
+
+  // ---- Export and import ---------------------------------------------------------------------------------------
+
+  virtual std::unique_ptr<Exporter> Export() const = 0;
+
+  // Upserts rows with their stamps, as an export gave them. freqs and versions may be null: zeros.
+  virtual void Import(const void* keys, int64_t n, const std::vector<ColumnIn>& in, const uint32_t* freqs,
+                      const uint32_t* versions, ParallelFor& threads) = 0;
+
+  // Replaces the initial values of rows not yet there.
+  virtual void SetInitializer(const Initializer& initializer) = 0;
+};
+
+}  // namespace kvtable
