@@ -14,6 +14,7 @@
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor_slice.h"
 #include "tensorflow/core/platform/env.h"
+#include "tensorflow/core/platform/path.h"
 #include "errors.h"
 #include "tensorflow/core/util/tensor_bundle/tensor_bundle.h"
 
@@ -64,6 +65,7 @@ class SaveOp : public OpKernel {
 
   void Compute(OpKernelContext* ctx) override {
     const std::string prefix = ctx->input(0).scalar<tf::tstring>()();
+    OP_REQUIRES_OK(ctx, ctx->env()->RecursivelyCreateDir(std::string(tf::io::Dirname(prefix))));
     tf::BundleWriter writer(ctx->env(), prefix);
     OP_REQUIRES_OK(ctx, writer.status());
     KernelThreads threads(ctx);

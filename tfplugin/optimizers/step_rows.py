@@ -10,7 +10,9 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import context
 from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.ops import resource_variable_ops
 
@@ -135,18 +137,30 @@ def split(grads_and_vars: Sequence[tuple[Any, Any]]) -> bool:
 
 
 def constant_of(value: Any, what: str) -> float:
-    """The one number a slot starts from.
+    """The one number a slot starts from: `value` is a number, an array, a Tensor, or a function that gives one.
 
     Raises:
-      ValueError: its elements differ or are known only at run time.
+      ValueError: its elements differ, or are known only at run time.
     """
-    array = tf.get_static_value(value) if tf.is_tensor(value) else value
-    if array is None and tf.is_tensor(value) and hasattr(value, "numpy"):
-        array = value.numpy()
-    flat = None if array is None else [float(x) for x in tf.nest.flatten(array.tolist() if hasattr(array, "tolist") else array)]
-    if not flat or any(x != flat[0] for x in flat):
+    try:
+        if callable(value) and not tf.is_tensor(value):
+            with context.eager_mode():
+                value = value()
+        if not tf.is_tensor(value):
+            array = np.asarray(value)
+        elif isinstance(value, tf_ops.EagerTensor):
+            array = value.numpy()
+        else:
+            array = tf.get_static_value(value)
+            if array is None:
+                with tf.compat.v1.Session(graph=value.graph) as session:
+                    array = session.run(value)
+    except (tf.errors.OpError, RuntimeError) as error:
+        raise ValueError(f"{what} starts from a value that is known only at run time: {error}") from error
+    flat = array.astype(np.float64).reshape(-1)
+    if flat.size == 0 or (flat != flat[0]).any():
         raise ValueError(
             f"{what} starts from values that are not one constant; a key-value variable keeps slots that start from "
             "a constant."
         )
-    return flat[0]
+    return float(flat[0])

@@ -60,7 +60,9 @@ def _wanted_slots(optimizer: Any, templates: list[_Template]) -> None:
     def get_or_make_slot_with_initializer(
         var: Any, initializer: Any, shape: Any, dtype: Any, slot_name: str, op_name: str
     ) -> Any:
-        value = initializer(shape=tf.TensorShape(shape).as_list(), dtype=dtype)
+        def value() -> tf.Tensor:
+            return initializer(shape=tf.TensorShape(shape).as_list(), dtype=dtype)
+
         return note(var, slot_name, step_rows.constant_of(value, f"Slot '{slot_name}' of {optimizer.get_name()}"))
 
     recorder._zeros_slot = zeros_slot

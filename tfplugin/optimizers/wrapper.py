@@ -173,7 +173,7 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
                     raise ValueError(f"{what} starts from '{initializer}'; key-value slots start from a constant.")
                 return float(initializer == "ones")
             if callable(initializer):
-                return step_rows.constant_of(initializer([1, 1], tf.float32), what)
+                return step_rows.constant_of(lambda: initializer([1, 1], tf.float32), what)
             return 0.0 if initializer is None else step_rows.constant_of(initializer, what)
 
         def wrap(method: str, read: Any) -> None:

@@ -1,0 +1,1 @@
+"""Key-value tables of TensorFlow recommender models: inspect, clip, export and serve them."""
