@@ -16,17 +16,18 @@ from tfplugin.kv_variable import KEY_DTYPES, VALUE_DTYPES, KvVariable, Partition
 #: The first dimension that a partitioner is told a variable has when `capacity_hint` does not say.
 NOMINAL_ROWS = 1 << 20
 
-_COLLECTION = "tfplugin_kv_variables"
+_GRAPH_ATTRIBUTE = "_tfplugin_kv_variables"
 
 
 def _store() -> dict[str, Any]:
     """Variables by name, one store a graph. In eager mode every call makes a new variable, as TensorFlow's own do."""
     if context.executing_eagerly():
         return {}
-    stores = tf_ops.get_collection_ref(_COLLECTION)
-    if not stores:
-        stores.append({})
-    return stores[0]
+    # Not a collection: those are written into MetaGraphs.
+    graph = tf_ops.get_default_graph()
+    if not hasattr(graph, _GRAPH_ATTRIBUTE):
+        setattr(graph, _GRAPH_ATTRIBUTE, {})
+    return getattr(graph, _GRAPH_ATTRIBUTE)
 
 
 def _key_dtype(dtype: Any, name: str) -> tf.DType:
