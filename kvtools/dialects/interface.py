@@ -7,7 +7,7 @@ with a `sniff` function, a `Checkpoint` and a `TableReader`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,9 @@ import numpy.typing as npt
 from kvtools.errors import UnknownTableError
 
 Array = npt.NDArray[Any]
+
+Progress = Callable[[str, int, int], None]
+"""Called while work goes on, with a table's name, the rows done and its rows in all."""
 
 CHUNK_BYTES = 8 << 20
 """About how many bytes of values a chunk holds unless the caller says how many rows it wants."""
