@@ -10,9 +10,10 @@ namespace kvtable {
 namespace {
 
 constexpr uint32_t kMinBuckets = 4;
-// Right after growth the index costs 64 / 5 / (kMaxLoad / kGrowth) = 21.1 bytes per key.
-constexpr double kMaxLoad = 0.85;
-constexpr double kGrowth = 1.4;
+// A tenth of the keys of a full index lie outside their home bucket, and right after growth it costs
+// 64 / 5 / (kMaxLoad / kGrowth) = 20.5 bytes per key. Growth is a stream, so small steps are cheap.
+constexpr double kMaxLoad = 0.75;
+constexpr double kGrowth = 1.2;
 
 }  // namespace
 
@@ -67,7 +68,7 @@ void BucketIndex::Reserve(size_t keys) {
 }
 
 void BucketIndex::Grow() {
-  const double buckets = num_buckets_ * kGrowth;
+  const double buckets = num_buckets_ * kGrowth + 1;
   Rebuild(std::max(kMinBuckets, static_cast<uint32_t>(std::min(buckets, static_cast<double>(UINT32_MAX)))));
 }
 
