@@ -115,7 +115,7 @@ void Lookups(const Flags& flags, ParallelFor& threads, Json* json) {
       wanted[static_cast<size_t>(i)] = keys[row];
     }
     std::vector<char> out(static_cast<size_t>(kBatch * row_bytes));
-    for (const int64_t batch : {kSmallBatch, kBatch}) {
+    for (const int64_t batch : {kBatch}) {
       std::vector<double> bare;
       std::vector<double> gather;
       std::vector<double> ratio;

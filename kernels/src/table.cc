@@ -437,9 +437,6 @@ class TableImpl : public Table {
     std::lock_guard<std::mutex> hold(state_mutex_);
     return initial_;
   }
-  const Shard& ShardFor(uint64_t hash) const {
-    return *shards_[static_cast<size_t>(ShardOf(hash, shard_bits_))];
-  }
 
   // The shared locks of a set of shards, a bit for each.
   class SharedLocks {
@@ -468,7 +465,10 @@ class TableImpl : public Table {
   void ReadRange(const Key* keys, int64_t begin, int64_t end, const Check& check, const Locate& locate,
                  const Visit& visit) const {
     using Pointer = decltype(locate(*shards_[0], uint32_t{0}));
-    std::array<uint64_t, kBlock> hashes;
+    const std::unique_ptr<Shard>* const shards = shards_.data();
+    // The key's hash, and from its first step on its home bucket, with the shard in the bits that alignment leaves.
+    std::array<uint64_t, kBlock> homes;
+    static_assert(alignof(Bucket) == kMaxShards);
     // What the search for key i has come to, at i modulo the size: null, the pointer, or the bucket to search next.
     std::array<uintptr_t, kAhead> ring;
     static_assert((kAhead & (kAhead - 1)) == 0);
@@ -479,7 +479,7 @@ class TableImpl : public Table {
       uint64_t touched = 0;
       for (int64_t i = 0; i < count; ++i) {
         const uint64_t hash = Mix64(WidenKey(block_keys[i]));
-        hashes[static_cast<size_t>(i)] = hash;
+        homes[static_cast<size_t>(i)] = hash;
         touched |= uint64_t{1} << ShardOf(hash, shard_bits_);
       }
       const SharedLocks hold(*this, touched);
@@ -487,33 +487,37 @@ class TableImpl : public Table {
         check(*shards_[static_cast<size_t>(__builtin_ctzll(left))]);
       }
       // Three steps on the way to a row, each asking for the memory that the next one reads.
+      const auto shard_at = [&](int64_t i) KVTABLE_ALWAYS_INLINE -> const Shard& {
+        return *shards[homes[static_cast<size_t>(i)] % kMaxShards];
+      };
+      const auto home_at = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
+        return reinterpret_cast<const Bucket*>(homes[static_cast<size_t>(i)] / kMaxShards * kMaxShards);
+      };
       const auto prefetch_bucket = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
-        const uint64_t hash = hashes[static_cast<size_t>(i)];
-        __builtin_prefetch(ShardFor(hash).index.Home(hash));
+        uint64_t& home = homes[static_cast<size_t>(i)];
+        const size_t shard = static_cast<size_t>(ShardOf(home, shard_bits_));
+        const Bucket* const bucket = shards[shard]->index.Home(home);
+        __builtin_prefetch(bucket);
+        home = reinterpret_cast<uintptr_t>(bucket) | shard;
       };
       const auto search_home = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
-        const uint64_t hash = hashes[static_cast<size_t>(i)];
-        const Shard& shard = ShardFor(hash);
-        const Bucket* const home = shard.index.Home(hash);
+        const Bucket* const home = home_at(i);
         const uint32_t row = BucketIndex::Match(WidenKey(block_keys[i]), home);
         uintptr_t& found = ring[static_cast<size_t>(i % kAhead)];
-        if (row != BucketIndex::kNoRow) {
-          found = reinterpret_cast<uintptr_t>(locate(shard, row));
+        if (__builtin_expect(row != BucketIndex::kNoRow, 1)) {
+          found = reinterpret_cast<uintptr_t>(locate(shard_at(i), row));
         } else {
-          const Bucket* const next = shard.index.Next(home, home);
+          const Bucket* const next = shard_at(i).index.Next(home, home);
           __builtin_prefetch(next);
           found = next == nullptr ? 0 : reinterpret_cast<uintptr_t>(next) | kUnfinished;
         }
       };
       const auto search_on = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
         uintptr_t& found = ring[static_cast<size_t>(i % kAhead)];
-        if ((found & kUnfinished) == 0) return;
-        const uint64_t hash = hashes[static_cast<size_t>(i)];
-        const Shard& shard = ShardFor(hash);
-        const uint32_t row =
-            shard.index.FindFrom(WidenKey(block_keys[i]), reinterpret_cast<const Bucket*>(found - kUnfinished),
-                                 shard.index.Home(hash));
-        found = row == BucketIndex::kNoRow ? 0 : reinterpret_cast<uintptr_t>(locate(shard, row));
+        if (__builtin_expect((found & kUnfinished) == 0, 1)) return;
+        const Bucket* const next = reinterpret_cast<const Bucket*>(found - kUnfinished);
+        const uint32_t row = shard_at(i).index.FindFrom(WidenKey(block_keys[i]), next, home_at(i));
+        found = row == BucketIndex::kNoRow ? 0 : reinterpret_cast<uintptr_t>(locate(shard_at(i), row));
       };
       for (int64_t i = 0; i < std::min(2 * kAhead, count); ++i) prefetch_bucket(i);
       for (int64_t i = 0; i < std::min(kAhead, count); ++i) search_home(i);
@@ -523,7 +527,7 @@ class TableImpl : public Table {
         const uintptr_t found = ring[static_cast<size_t>(i % kAhead)];
         if (i + kAhead < count) search_home(i + kAhead);
         if (i + kAhead / 2 < count) search_on(i + kAhead / 2);
-        visit(block + i, ShardFor(hashes[static_cast<size_t>(i)]), reinterpret_cast<Pointer>(found));
+        visit(block + i, shard_at(i), reinterpret_cast<Pointer>(found));
       }
     }
   }
