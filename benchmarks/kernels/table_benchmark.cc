@@ -2,9 +2,10 @@
 //
 //   table_benchmark [--threads N] [--repetitions N] [--only lookup|write|insert|overhead] [--rows N]
 //
-// "Bare" is a gather by known row number from one array on huge pages, with prefetch, threads and copy routine as in
-// the table: what remains of a lookup when nothing has to be looked up. Bare and table take turns on the same batches,
-// so that whatever else the machine does meets both; ratios are medians over the turns, rates the best turn.
+// "Bare" is a gather by known row number from one array on huge pages, with prefetch, threads and copy
+// routine as in the table: what remains of a lookup when nothing has to be looked up. Bare and table take
+// turns on the same batches, so that whatever else the machine does meets both; ratios are medians over the
+// turns, rates the best turn.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -98,7 +99,7 @@ void Lookups(const Flags& flags, ParallelFor& threads, Json* json) {
     const int64_t row_bytes = dim * 4;
     const int64_t lookups = kBatch * 16;
     const auto table = MakeTable(dim);
-    const Region array(static_cast<size_t>(flags.rows * row_bytes), true, "the benchmark's array");
+    const Region array(static_cast<size_t>(flags.rows * row_bytes), Pages::kHuge, "the benchmark's array");
     std::vector<uint64_t> keys(static_cast<size_t>(flags.rows));
     for (int64_t i = 0; i < flags.rows; ++i) keys[static_cast<size_t>(i)] = KeyOfRow(i);
     for (int64_t i = 0; i < flags.rows * dim; ++i) {
@@ -121,20 +122,22 @@ void Lookups(const Flags& flags, ParallelFor& threads, Json* json) {
       std::vector<double> ratio;
       for (int rep = 0; rep < flags.repetitions; ++rep) {
         bare.push_back(1e-6 * static_cast<double>(lookups) / Seconds([&] {
-          ForBatches(lookups, batch, [&](int64_t begin, int64_t n) {
-            GatherBare(array.data(), row_bytes, rows.data() + begin, n, out.data(), threads);
-          });
-        }));
+                         ForBatches(lookups, batch, [&](int64_t begin, int64_t n) {
+                           GatherBare(array.data(), row_bytes, rows.data() + begin, n, out.data(), threads);
+                         });
+                       }));
         gather.push_back(1e-6 * static_cast<double>(lookups) / Seconds([&] {
-          ForBatches(lookups, batch, [&](int64_t begin, int64_t n) {
-            table->Gather(wanted.data() + begin, n, out.data(), Missing::kZeros, nullptr, 0, nullptr, threads);
-          });
-        }));
+                           ForBatches(lookups, batch, [&](int64_t begin, int64_t n) {
+                             table->Gather(wanted.data() + begin, n, out.data(), Missing::kZeros, nullptr, 0,
+                                           nullptr, threads);
+                           });
+                         }));
         ratio.push_back(gather.back() / bare.back());
       }
       // The last batch: the table gives what the array holds.
       for (int64_t i = 0; i < batch; ++i) {
-        if (std::memcmp(out.data() + i * row_bytes, array.data() + rows[static_cast<size_t>(lookups - batch + i)] * row_bytes,
+        if (std::memcmp(out.data() + i * row_bytes,
+                        array.data() + rows[static_cast<size_t>(lookups - batch + i)] * row_bytes,
                         static_cast<size_t>(row_bytes)) != 0) {
           std::fprintf(stderr, "wrong row %lld\n", static_cast<long long>(i));
           std::exit(1);
@@ -175,23 +178,31 @@ void Writes(const Flags& flags, ParallelFor& threads, Json* json) {
          },
          {}},
         {"gather_or_insert_hits",
-         [&](const uint64_t* k, int64_t n) { table->GatherOrInsert(k, n, out.data(), {1, 2}, nullptr, threads); },
+         [&](const uint64_t* k, int64_t n) {
+           table->GatherOrInsert(k, n, out.data(), {1, 2}, nullptr, threads);
+         },
          {}},
-        {"upsert", [&](const uint64_t* k, int64_t n) { table->Upsert(k, n, values.data(), {1, 2}, threads); }, {}},
+        {"upsert",
+         [&](const uint64_t* k, int64_t n) { table->Upsert(k, n, values.data(), {1, 2}, threads); },
+         {}},
         {"accumulate",
-         [&](const uint64_t* k, int64_t n) { table->Accumulate(k, n, values.data(), false, {1, 2}, threads); },
+         [&](const uint64_t* k, int64_t n) {
+           table->Accumulate(k, n, values.data(), false, {1, 2}, threads);
+         },
          {}},
     };
     for (int rep = 0; rep < flags.repetitions; ++rep) {
       for (Operation& operation : operations) {
         const double seconds = Seconds([&] {
-          ForBatches(lookups, kBatch, [&](int64_t begin, int64_t n) { operation.run(wanted.data() + begin, n); });
+          ForBatches(lookups, kBatch,
+                     [&](int64_t begin, int64_t n) { operation.run(wanted.data() + begin, n); });
         });
         operation.rates.push_back(1e-6 * static_cast<double>(lookups) / seconds);
       }
     }
     for (const Operation& operation : operations) {
-      json->Add(std::string(operation.name) + "_mrows_per_s_dim" + std::to_string(dim), Best(operation.rates));
+      json->Add(std::string(operation.name) + "_mrows_per_s_dim" + std::to_string(dim),
+                Best(operation.rates));
     }
   }
 }
@@ -224,7 +235,8 @@ void Inserts(const Flags& flags, ParallelFor& threads, Json* json) {
   json->Add("insert_by_upsert_mrows_per_s_dim16_median", Median(by_upsert));
 }
 
-// The overhead swings with growth, so besides the two sizes the largest on the way is given, from a million rows on.
+// The overhead swings with growth, so besides the two sizes the largest on the way is given, from a million
+// rows on.
 void Overhead(const Flags& flags, ParallelFor& threads, Json* json) {
   const auto table = MakeTable(16);
   std::vector<uint64_t> keys(static_cast<size_t>(kBatch));

@@ -45,7 +45,8 @@ class BucketIndex {
     return valid != 0 ? bucket->rows[__builtin_ctz(valid)] : kNoRow;
   }
 
-  // Where the search goes on from a bucket without the key, or null where it ends. `home` is Home(hash of key).
+  // Where the search goes on from a bucket without the key, or null where it ends. `home` is Home(hash of
+  // key).
   const Bucket* Next(const Bucket* bucket, const Bucket* home) const {
     if (bucket->overflow == 0) return nullptr;
     const Bucket* const next = bucket + 1 == buckets_ + num_buckets_ ? buckets_ : bucket + 1;

@@ -466,10 +466,12 @@ class TableImpl : public Table {
                  const Visit& visit) const {
     using Pointer = decltype(locate(*shards_[0], uint32_t{0}));
     const std::unique_ptr<Shard>* const shards = shards_.data();
-    // The key's hash, and from its first step on its home bucket, with the shard in the bits that alignment leaves.
+    // The key's hash, and from its first step on its home bucket, with the shard in the bits that alignment
+    // leaves.
     std::array<uint64_t, kBlock> homes;
     static_assert(alignof(Bucket) == kMaxShards);
-    // What the search for key i has come to, at i modulo the size: null, the pointer, or the bucket to search next.
+    // What the search for key i has come to, at i modulo the size: null, the pointer, or the bucket to search
+    // next.
     std::array<uintptr_t, kAhead> ring;
     static_assert((kAhead & (kAhead - 1)) == 0);
     constexpr uintptr_t kUnfinished = 1;  // marks the last; whatever `locate` points to has an even address
@@ -575,7 +577,8 @@ class TableImpl : public Table {
       PrefetchRow<kAnyBytes, true>(shard.rows.Row(row), row_bytes);
       __builtin_prefetch(shard.rows.StampOf(row), 1);
     };
-    std::array<const Bucket*, kAhead> next;  // where the search for key i goes on, at i modulo the size, or null
+    std::array<const Bucket*, kAhead>
+        next;  // where the search for key i goes on, at i modulo the size, or null
     const auto search_home = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
       const uint64_t key = group.keys[i];
       const Bucket* const home = shard.index.Home(Mix64(key));
