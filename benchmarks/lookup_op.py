@@ -11,7 +11,7 @@ import gc
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import tensorflow as tf
@@ -42,45 +42,36 @@ def measure(
     return speeds
 
 
-def run(rows: int, dims: list[int], sizes: list[int], rounds: int, seed: int = 0) -> list[dict[str, object]]:
-    """One result per dim and batch size."""
-    random = np.random.default_rng(seed)
-    results = []
-    for dim in dims:
-        table = tf.get_kv_variable(f"table_{dim}", dim, initializer=0.5)
-        for start in range(0, rows, 1 << 18):
-            table.sparse_read(tf.range(start, min(rows, start + (1 << 18)), dtype=tf.int64), training=True)
-        dense = tf.Variable(tf.fill([rows, dim], 0.5))
+def compare(rows: int, dim: int, sizes: list[int], rounds: int) -> Iterator[dict[str, object]]:
+    """One result per batch size, for tables of one dim."""
+    random = np.random.default_rng(dim)
+    table = tf.get_kv_variable(f"table_{dim}", dim, initializer=0.5)
+    for start in range(0, rows, 1 << 18):
+        table.sparse_read(tf.range(start, min(rows, start + (1 << 18)), dtype=tf.int64), training=True)
+    dense = tf.Variable(tf.fill([rows, dim], 0.5))
 
-        def gather(ids: tf.Tensor, mode: str, table: object = table, dim: int = dim) -> tf.Tensor:
-            return raw.kv_table_gather(table.handle, ids, dtype=tf.float32, dim=dim, mode=mode)  # type: ignore[attr-defined]
+    def kv(mode: str) -> Callable[[tf.Tensor], tf.Tensor]:
+        return lambda ids: raw.kv_table_gather(table.handle, ids, dtype=tf.float32, dim=dim, mode=mode)
 
-        sides: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
-            "kv inference": lambda ids: gather(ids, "zeros"),  # noqa: B023
-            "kv training": lambda ids: gather(ids, "train"),  # noqa: B023
-            "tf.gather": lambda ids: tf.raw_ops.ResourceGather(resource=dense.handle, indices=ids, dtype=tf.float32),  # noqa: B023
-        }
-        for size in sizes:
-            batches = [tf.constant(random.integers(0, rows, size)) for _ in range(min(64, max(4, (1 << 22) // size)))]
-            speeds = measure(sides, batches, rounds, max(4, (1 << 20) // size))
-            ratio = {
+    sides: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
+        "kv inference": kv("zeros"),
+        "kv training": kv("train"),
+        "tf.gather": lambda ids: tf.raw_ops.ResourceGather(resource=dense.handle, indices=ids, dtype=tf.float32),
+    }
+    for size in sizes:
+        batches = [tf.constant(random.integers(0, rows, size)) for _ in range(min(64, max(4, (1 << 22) // size)))]
+        speeds = measure(sides, batches, rounds, max(4, (1 << 20) // size))
+        yield {
+            "benchmark": "TF op lookup, random hits",
+            "rows": rows,
+            "dim": dim,
+            "batch": size,
+            "rows_per_second": {name: statistics.median(values) for name, values in speeds.items()},
+            "ratio_to_tf_gather": {
                 name: statistics.median(a / b for a, b in zip(speeds[name], speeds["tf.gather"], strict=True))
                 for name in ("kv inference", "kv training")
-            }
-            results.append(
-                {
-                    "benchmark": "TF op lookup, random hits",
-                    "rows": rows,
-                    "dim": dim,
-                    "batch": size,
-                    "rows_per_second": {name: statistics.median(values) for name, values in speeds.items()},
-                    "ratio_to_tf_gather": ratio,
-                }
-            )
-            print(json.dumps(results[-1]), flush=True)
-        del dense, sides, table
-        gc.collect()
-    return results
+            },
+        }
 
 
 def main() -> None:
@@ -91,7 +82,10 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1024, 65536])
     parser.add_argument("--rounds", type=int, default=15)
     args = parser.parse_args()
-    run(args.rows, args.dims, args.batches, args.rounds)
+    for dim in args.dims:
+        for result in compare(args.rows, dim, args.batches, args.rounds):
+            print(json.dumps(result), flush=True)
+        gc.collect()
 
 
 if __name__ == "__main__":
