@@ -227,9 +227,8 @@ class KvVariable(trackable.Trackable):
         return self._handle
 
     def __repr__(self) -> str:
-        return (
-            f"<tfplugin.KvVariable '{self.name}' {self.key_dtype.name} -> {self.dtype.name}[{self.dim}]"
-            + (f", part {self.part} of {self.parts}>" if self.parts > 1 else ">")
+        return f"<tfplugin.KvVariable '{self.name}' {self.key_dtype.name} -> {self.dtype.name}[{self.dim}]" + (
+            f", part {self.part} of {self.parts}>" if self.parts > 1 else ">"
         )
 
     # ---- Keys ------------------------------------------------------------------------------------------------------

@@ -91,7 +91,9 @@ class RowUpdate:
         for spec, slot in zip(self.specs, self.slots, strict=True):
             if spec.name == full:
                 return slot
-        slot = StepVariable(f"{self.value._handle_name.removesuffix(':0')}/{name}", self.variable.dim, self.variable.dtype)
+        slot = StepVariable(
+            f"{self.value._handle_name.removesuffix(':0')}/{name}", self.variable.dim, self.variable.dtype
+        )
         self.specs.append(SlotSpec(full, self.variable.dim, "constant", constant))
         self.slots.append(slot)
         return slot
