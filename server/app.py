@@ -25,6 +25,9 @@ from kvtools.errors import KvtoolsError, UnknownTableError
 from kvtools.inspect import describe_table
 from kvtools.json_numbers import json_numbers
 
+# How much of a body that is too large is read and dropped: a client that is still sending when the
+# connection is closed may never see the answer.
+_DRAINED_BYTES = 4 << 20
 _EXAMPLE = {"keys": [17, -3]}
 _ANSWER = {"embeddings": [[0.25, -0.5], [0.0, 0.0]], "found": [True, False]}
 _ERROR = {
@@ -205,13 +208,16 @@ async def _read_body(request: Request, limit: int) -> bytes:
     try:
         async for chunk in request.stream():
             total += len(chunk)
-            if total > limit:
-                raise RequestError(
-                    413, "body_too_large", f"the body is over {limit} bytes; send fewer keys a request"
-                )
-            chunks.append(chunk)
+            if total <= limit:
+                chunks.append(chunk)
+            elif total > limit + _DRAINED_BYTES:
+                break
     except ClientDisconnect:
         raise RequestError(400, "disconnected", "the client went away") from None
+    if total > limit:
+        raise RequestError(
+            413, "body_too_large", f"the body is over {limit} bytes; send fewer keys a request"
+        )
     return b"".join(chunks)
 
 
