@@ -9,8 +9,9 @@
 
 namespace kvtable {
 
-// The value of a row that nobody has written yet. The same for a key whatever the order of insertion, the number of
-// threads, of parts, and the device: the random kinds hash (seed, key, column) with a counter-based generator.
+// The value of a row that nobody has written yet. The same for a key whatever the order of insertion, the
+// number of threads, of parts, and the device: the random kinds hash (seed, key, column) with a counter-based
+// generator.
 struct Initializer {
   enum class Kind : uint8_t {
     kConstant,         // a

@@ -7,7 +7,8 @@
 
 namespace kvtable {
 
-// Runs a body over ranges. TensorFlow ops implement it over the intra-op pool; everybody else uses MakeThreadPool().
+// Runs a body over ranges. TensorFlow ops implement it over the intra-op pool; everybody else uses
+// MakeThreadPool().
 class ParallelFor {
  public:
   virtual ~ParallelFor() = default;
@@ -15,8 +16,9 @@ class ParallelFor {
   // How many bodies may run at once, the caller's thread included. At least 1.
   virtual int threads() const = 0;
 
-  // Calls body(i) once for each i in [0, tasks), on any thread and in any order, and returns when all have returned.
-  // An exception of a body is rethrown here, after the others have finished. Bodies don't call Run themselves.
+  // Calls body(i) once for each i in [0, tasks), on any thread and in any order, and returns when all have
+  // returned. An exception of a body is rethrown here, after the others have finished. Bodies don't call Run
+  // themselves.
   virtual void Run(int64_t tasks, const std::function<void(int64_t)>& body) = 0;
 };
 

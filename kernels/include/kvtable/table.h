@@ -1,13 +1,14 @@
 // The key-value table: a map from a key to one row, on the CPU.
 //
-// A row holds the value and, beside it, every optimizer slot, so that an update finds its key once and touches one run
-// of memory. Frequency, version and the key itself live in columns parallel to the rows.
+// A row holds the value and, beside it, every optimizer slot, so that an update finds its key once and
+// touches one run of memory. Frequency, version and the key itself live in columns parallel to the rows.
 //
-// Every operation takes a batch and a ParallelFor that lends it threads. Keys are arrays of the table's key type, rows
-// are row-major arrays of its value type; shapes are given in trailing comments. All operations may be called from any
-// number of threads at once: each sees and leaves every row whole.
+// Every operation takes a batch and a ParallelFor that lends it threads. Keys are arrays of the table's key
+// type, rows are row-major arrays of its value type; shapes are given in trailing comments. All operations
+// may be called from any number of threads at once: each sees and leaves every row whole.
 //
-// Duplicate keys in a batch: gather returns the same row for each; upsert lets the last win; accumulate adds all.
+// Duplicate keys in a batch: gather returns the same row for each; upsert lets the last win; accumulate adds
+// all.
 #pragma once
 
 #include <cstdint>
@@ -51,21 +52,24 @@ struct TableOptions {
 // What a read-only lookup gives for a key that is not there.
 enum class Missing : uint8_t { kZeros, kInitial, kDefault };
 
-// How a write stamps the rows it touches: frequency grows by the number of times the key occurs in the batch times
-// `frequency`, version becomes `version` (the caller's step or Unix time in seconds).
+// How a write stamps the rows it touches: frequency grows by the number of times the key occurs in the batch
+// times `frequency`, version becomes `version` (the caller's step or Unix time in seconds).
 struct Stamp {
   uint32_t frequency = 0;
   uint32_t version = 0;
 };
 
-// One column of the row in a multi-column operation: 0 is the value, i + 1 is slot i.
+// One column of the row in a multi-column operation: 0 is the value, i + 1 is slot i. Where `width` is given,
+// an operation that meets another width (the slots changed meanwhile) throws Error(kFailedPrecondition).
 struct ColumnOut {
   int column;
-  void* data;  // (n, width of column)
+  void* data;         // (n, width of column)
+  int64_t width = 0;  // elements that the buffer was made for; 0: not checked
 };
 struct ColumnIn {
   int column;
-  const void* data;  // (n, width of column)
+  const void* data;   // (n, width of column)
+  int64_t width = 0;  // elements that the buffer was made for; 0: not checked
 };
 
 struct MemoryUse {
@@ -82,8 +86,8 @@ struct MemoryUse {
 
 class Table;
 
-// Reads a table in chunks. Rows inserted after the exporter was made may be left out; every other live row comes once.
-// (A key removed and inserted again meanwhile may come twice: the later one is newer.)
+// Reads a table in chunks. Rows inserted after the exporter was made may be left out; every other live row
+// comes once. (A key removed and inserted again meanwhile may come twice: the later one is newer.)
 class Exporter {
  public:
   struct Buffers {
@@ -117,18 +121,23 @@ class Table {
 
   virtual int64_t Size() const = 0;
   virtual MemoryUse Memory() const = 0;
+  // The most cache lines of the index that the lookup of a present key reads. Scans the index.
+  virtual int MaxProbeLength() const = 0;
 
-  // ---- Lookups -------------------------------------------------------------------------------------------------
+  // ---- Lookups
+  // -------------------------------------------------------------------------------------------------
 
-  // Read-only. `defaults` is used with Missing::kDefault: (num_defaults, dim), row i % num_defaults for key i.
-  // `found` may be null: (n).
-  virtual void Gather(const void* keys, int64_t n, void* out /* (n, dim) */, Missing missing, const void* defaults,
-                      int64_t num_defaults, bool* found, ParallelFor& threads) const = 0;
+  // Read-only. `defaults` is used with Missing::kDefault: (num_defaults, dim), row i % num_defaults for key
+  // i. `found` may be null: (n).
+  virtual void Gather(const void* keys, int64_t n, void* out /* (n, dim) */, Missing missing,
+                      const void* defaults, int64_t num_defaults, bool* found,
+                      ParallelFor& threads) const = 0;
 
-  // Training lookup: a missing key is inserted with its initial value and `stamp` (frequency counted, too); rows that
-  // are there are read and not stamped. `inserted` may be null: (n), true for each occurrence of a key that was new.
-  virtual void GatherOrInsert(const void* keys, int64_t n, void* out /* (n, dim) */, Stamp stamp, bool* inserted,
-                              ParallelFor& threads) = 0;
+  // Training lookup: a missing key is inserted with its initial value and `stamp` (frequency counted, too);
+  // rows that are there are read and not stamped. `inserted` may be null: (n), true for each occurrence of a
+  // key that was new.
+  virtual void GatherOrInsert(const void* keys, int64_t n, void* out /* (n, dim) */, Stamp stamp,
+                              bool* inserted, ParallelFor& threads) = 0;
 
   // Read-only, any columns. A missing key gives initial values in every column, as an insert would.
   virtual void GatherColumns(const void* keys, int64_t n, const std::vector<ColumnOut>& out, bool* found,
@@ -140,7 +149,8 @@ class Table {
   virtual void GatherStamps(const void* keys, int64_t n, uint32_t* freqs, uint32_t* versions,
                             ParallelFor& threads) const = 0;
 
-  // ---- Writes --------------------------------------------------------------------------------------------------
+  // ---- Writes
+  // --------------------------------------------------------------------------------------------------
 
   // Writes the value; a new row's slots get their initial values.
   virtual void Upsert(const void* keys, int64_t n, const void* values /* (n, dim) */, Stamp stamp,
@@ -150,10 +160,10 @@ class Table {
   virtual void UpsertColumns(const void* keys, int64_t n, const std::vector<ColumnIn>& in, Stamp stamp,
                              ParallelFor& threads) = 0;
 
-  // value += delta, for duplicates one after the other in the order of the batch. A missing key starts from its
-  // initial value, or from zeros where `from_zeros`.
-  virtual void Accumulate(const void* keys, int64_t n, const void* deltas /* (n, dim) */, bool from_zeros, Stamp stamp,
-                          ParallelFor& threads) = 0;
+  // value += delta, for duplicates one after the other in the order of the batch. A missing key starts from
+  // its initial value, or from zeros where `from_zeros`.
+  virtual void Accumulate(const void* keys, int64_t n, const void* deltas /* (n, dim) */, bool from_zeros,
+                          Stamp stamp, ParallelFor& threads) = 0;
 
   // Returns how many rows were there and are gone. Absent keys are ignored.
   virtual int64_t Remove(const void* keys, int64_t n, ParallelFor& threads) = 0;
@@ -163,15 +173,17 @@ class Table {
   // Makes room for this many rows in all, so that inserting them rebuilds nothing.
   virtual void Reserve(int64_t rows, ParallelFor& threads) = 0;
 
-  // ---- Slots ---------------------------------------------------------------------------------------------------
+  // ---- Slots
+  // ---------------------------------------------------------------------------------------------------
 
-  // Makes the slots exactly these, in this order: a slot of the same name and width keeps its contents, a new one
-  // starts from its initial value, others are dropped. Rebuilds one shard at a time under its lock; other operations
-  // go on meanwhile and see each shard before or after. Returns the new generation; a no-op keeps it.
-  // An operation that names a column the row does not have throws Error(kFailedPrecondition).
+  // Makes the slots exactly these, in this order: a slot of the same name and width keeps its contents, a new
+  // one starts from its initial value, others are dropped. Rebuilds one shard at a time under its lock; other
+  // operations go on meanwhile and see each shard before or after. Returns the new generation; a no-op keeps
+  // it. An operation that names a column the row does not have throws Error(kFailedPrecondition).
   virtual uint64_t EnsureSlots(const std::vector<SlotSpec>& slots, ParallelFor& threads) = 0;
 
-  // ---- Export and import ---------------------------------------------------------------------------------------
+  // ---- Export and import
+  // ---------------------------------------------------------------------------------------
 
   virtual std::unique_ptr<Exporter> Export() const = 0;
 

@@ -1,0 +1,60 @@
+# What a developer does here. `make help` lists it.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.kvtools-installed
+SOURCES := $(shell find kernels kvtools cli server tfplugin -type f -not -name '*.pyc') pyproject.toml CMakeLists.txt constraints.txt README.md
+
+export TF_CPP_MIN_LOG_LEVEL ?= 2
+# Warnings are errors for those who develop here, not for those who install.
+export KVTOOLS_WERROR := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help setup demo test sanitize lint format bench docs clean
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+setup: $(STAMP) ## make .venv and install everything into it
+
+$(STAMP): $(SOURCES)
+	@command -v c++ >/dev/null || command -v g++ >/dev/null || { \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then apt-get update -qq && apt-get install -y -qq g++; \
+	  else echo "make: a C++ compiler is needed: install g++ and run again." >&2; exit 1; fi; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "make: Python 3.10 or later is needed: make PYTHON=python3.11 ..." >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
+	  rm -rf $(VENV); [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq python3-venv python3-dev && $(PYTHON) -m venv $(VENV); }
+	$(BIN)/pip install -q -c constraints.txt scikit-build-core nanobind cmake ninja
+	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -C cmake.define.KVTABLE_WERROR=ON '.[tensorflow,serve,test]'
+	$(BIN)/python -c 'import tfplugin'
+	@touch $@
+
+demo: setup ## train, inspect, export and serve a small model, end to end
+	$(BIN)/python examples/ctr_demo.py
+
+test: setup sanitize ## everything that must pass
+	$(BIN)/pytest -q
+
+sanitize: setup ## the table engine under ASan, UBSan and TSan
+	kernels/tests/sanitize.sh build/sanitize $(BIN)/cmake
+
+lint: setup ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $$(git ls-files 'kernels/*.h' 'kernels/*.cc' 'benchmarks/*.cc')
+
+format: setup ## rewrite sources in the house style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $$(git ls-files 'kernels/*.h' 'kernels/*.cc' 'benchmarks/*.cc')
+
+bench: setup ## speed, side by side, into benchmarks/results/
+	$(BIN)/python benchmarks/run.py
+
+docs: setup ## the documentation as a site in site/
+	$(BIN)/mkdocs build -q --strict --site-dir site
+
+clean: ## remove builds, the environment and demo output
+	rm -rf build $(VENV) site demo-output

@@ -1,0 +1,955 @@
+// kvtools._kvtable: the table engine for Python, over NumPy arrays, without copies. The GIL is released while
+// it works.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kvtable/initializer.h"
+#include "kvtable/parallel_for.h"
+#include "kvtable/table.h"
+#include "kvtable/types.h"
+
+namespace nb = nanobind;
+using nb::literals::operator""_a;
+
+namespace kvtable {
+namespace {
+
+std::string TextOf(nb::handle object) { return nb::cast<std::string>(nb::str(object)); }
+
+[[noreturn]] void ThrowType(const std::string& message) { throw nb::type_error(message.c_str()); }
+[[noreturn]] void ThrowValue(const std::string& message) { throw nb::value_error(message.c_str()); }
+
+// ---- Dtypes
+// ----------------------------------------------------------------------------------------------------------
+
+nb::object DtypeNamed(const std::string& name) {
+  if (name == "bfloat16") {
+    return nb::module_::import_("numpy").attr("dtype")(nb::module_::import_("ml_dtypes").attr("bfloat16"));
+  }
+  return nb::module_::import_("numpy").attr("dtype")(name);
+}
+
+// The name of anything that names a dtype: "float32", np.float32, np.dtype("float32"), ml_dtypes.bfloat16.
+std::string NameOfDtype(nb::handle dtype) {
+  if (nb::isinstance<nb::str>(dtype)) {
+    const std::string text = TextOf(dtype);
+    if (text == "bfloat16") return text;
+  }
+  return TextOf(nb::module_::import_("numpy").attr("dtype")(dtype).attr("name"));
+}
+
+KeyType KeyTypeOf(const std::string& name) {
+  if (name == "int64") return KeyType::kInt64;
+  if (name == "int32") return KeyType::kInt32;
+  if (name == "uint64") return KeyType::kUint64;
+  ThrowValue("key_dtype is " + name + "; expected int64, int32 or uint64.");
+}
+
+ValueType ValueTypeOf(const std::string& name) {
+  if (name == "float32") return ValueType::kFloat32;
+  if (name == "float16") return ValueType::kFloat16;
+  if (name == "bfloat16") return ValueType::kBFloat16;
+  if (name == "float64") return ValueType::kFloat64;
+  ThrowValue("value_dtype is " + name + "; expected float32, float16, bfloat16 or float64.");
+}
+
+// ---- Arrays
+// ----------------------------------------------------------------------------------------------------------
+
+using Shape = std::vector<int64_t>;
+
+std::string TextOf(const Shape& shape) {
+  std::string text = "(";
+  for (size_t i = 0; i < shape.size(); ++i) text += (i > 0 ? ", " : "") + std::to_string(shape[i]);
+  return text + (shape.size() == 1 ? ",)" : ")");
+}
+
+int64_t Elements(const Shape& shape) {
+  int64_t elements = 1;
+  for (int64_t n : shape) elements *= n;
+  return elements;
+}
+
+nb::tuple TupleOf(const Shape& shape) {
+  nb::list list;
+  for (int64_t n : shape) list.append(n);
+  return nb::tuple(list);
+}
+
+// The memory of a C-contiguous NumPy array of exactly the given dtype, kept alive and in place.
+class ArrayView {
+ public:
+  ArrayView(const char* what, nb::handle array, const nb::object& dtype, bool writable) {
+    if (!nb::hasattr(array, "__array_interface__") || !nb::hasattr(array, "dtype")) {
+      ThrowType(std::string(what) + " is a " + TextOf(array.type().attr("__name__")) +
+                "; expected a NumPy array of dtype " + TextOf(dtype.attr("name")) + ".");
+    }
+    if (!array.attr("dtype").equal(dtype)) {
+      ThrowType(std::string(what) + " has dtype " + TextOf(array.attr("dtype")) + "; expected " +
+                TextOf(dtype.attr("name")) + ".");
+    }
+    // NumPy gives no buffer of a dtype that is not its own, so bfloat16 passes as its bits.
+    nb::object viewed = nb::borrow(array);
+    if (TextOf(dtype.attr("name")) == "bfloat16") {
+      if (nb::cast<int>(array.attr("ndim")) == 0)
+        viewed = viewed.attr("reshape")(1);
+      else
+        for (nb::handle n : array.attr("shape")) shape_.push_back(nb::cast<int64_t>(n));
+      scalar_ = shape_.empty();
+      viewed = viewed.attr("view")("uint16");
+    }
+    const int flags = PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0);
+    if (PyObject_GetBuffer(viewed.ptr(), &buffer_, flags) != 0) {
+      PyErr_Clear();
+      ThrowValue(std::string(what) +
+                 (writable ? " must be a C-contiguous, writable array."
+                           : " must be a C-contiguous array. Pass numpy.ascontiguousarray of it."));
+    }
+    if (shape_.empty() && !scalar_) shape_.assign(buffer_.shape, buffer_.shape + buffer_.ndim);
+  }
+  ~ArrayView() { PyBuffer_Release(&buffer_); }
+  ArrayView(const ArrayView&) = delete;
+  ArrayView& operator=(const ArrayView&) = delete;
+
+  void* data() const { return buffer_.buf; }
+  const Shape& shape() const { return shape_; }
+  int64_t size() const { return Elements(shape_); }
+
+  void ExpectShape(const char* what, const Shape& expected) const {
+    if (shape_ != expected) {
+      ThrowValue(std::string(what) + " has shape " + TextOf(shape_) + "; expected " + TextOf(expected) + ".");
+    }
+  }
+
+ private:
+  Py_buffer buffer_ = {};
+  Shape shape_;
+  bool scalar_ = false;
+};
+
+Shape WithWidth(Shape shape, int64_t width) {
+  shape.push_back(width);
+  return shape;
+}
+
+// `out` where it was given, else a new array.
+nb::object OutputArray(const nb::object& out, const Shape& shape, const nb::object& dtype) {
+  if (!out.is_none()) return out;
+  return nb::module_::import_("numpy").attr("empty")(TupleOf(shape), dtype);
+}
+
+// ---- Threads
+// ---------------------------------------------------------------------------------------------------------
+
+// One pool for each number of threads, shared by the tables that ask for it: a process may have hundreds of
+// tables.
+std::shared_ptr<ParallelFor> PoolOf(int threads) {
+  static std::mutex mutex;
+  static std::map<int, std::weak_ptr<ParallelFor>> pools;
+  std::lock_guard<std::mutex> hold(mutex);
+  std::shared_ptr<ParallelFor> pool = pools[threads].lock();
+  if (pool == nullptr) {
+    pool = MakeThreadPool(threads);
+    pools[threads] = pool;
+  }
+  return pool;
+}
+
+// ---- Initializers and slots
+// ------------------------------------------------------------------------------------------
+
+// None, a number, or a dict {"kind": ..., ...}.
+Initializer InitializerOf(nb::handle spec, ValueType value_type, const nb::object& value_dtype, int64_t dim) {
+  (void)value_type;
+  Initializer init;
+  if (spec.is_none()) return init;
+  if (PyFloat_Check(spec.ptr()) || PyLong_Check(spec.ptr())) {
+    init.a = nb::cast<double>(spec);
+    return init;
+  }
+  if (!nb::isinstance<nb::dict>(spec)) {
+    ThrowType("initializer is a " + TextOf(spec.type().attr("__name__")) +
+              "; expected None, a number or a dict such as {'kind': 'normal', 'mean': 0.0, 'stddev': 0.01, "
+              "'seed': 1}.");
+  }
+  const nb::dict dict = nb::borrow<nb::dict>(spec);
+  const auto number = [&](const char* name, double otherwise) {
+    return dict.contains(name) ? nb::cast<double>(dict[name]) : otherwise;
+  };
+  const auto allow = [&](const std::vector<std::string>& names) {
+    for (auto [key, value] : dict) {
+      const std::string name = TextOf(key);
+      bool known = name == "kind";
+      for (const std::string& each : names) known = known || name == each;
+      if (!known) {
+        std::string expected = "kind";
+        for (const std::string& each : names) expected += ", " + each;
+        ThrowValue("initializer has an entry '" + name + "'; expected " + expected + ".");
+      }
+    }
+  };
+  if (dict.contains("seed")) {
+    // Any Python int, taken modulo 2**64.
+    init.seed = nb::cast<uint64_t>(nb::int_(dict["seed"]) & nb::int_(UINT64_MAX));
+  }
+  const std::string kind = dict.contains("kind") ? TextOf(dict["kind"]) : "";
+  if (kind == "constant") {
+    allow({"value"});
+    init.a = number("value", 0.0);
+  } else if (kind == "uniform") {
+    allow({"low", "high", "seed"});
+    init.kind = Initializer::Kind::kUniform;
+    init.a = number("low", 0.0);
+    init.b = number("high", 1.0);
+  } else if (kind == "normal" || kind == "truncated_normal") {
+    allow({"mean", "stddev", "seed"});
+    init.kind = kind == "normal" ? Initializer::Kind::kNormal : Initializer::Kind::kTruncatedNormal;
+    init.a = number("mean", 0.0);
+    init.b = number("stddev", 1.0);
+  } else if (kind == "rows") {
+    allow({"rows"});
+    init.kind = Initializer::Kind::kRows;
+    if (!dict.contains("rows"))
+      ThrowValue("initializer of kind 'rows' has no 'rows'; expected an array (rows, dim).");
+    const ArrayView rows("initializer['rows']", dict["rows"], value_dtype, false);
+    if (rows.shape().size() != 2 || rows.shape()[1] != dim) {
+      ThrowValue("initializer['rows'] has shape " + TextOf(rows.shape()) + "; expected (rows, " +
+                 std::to_string(dim) + ").");
+    }
+    const char* const bytes = static_cast<const char*>(rows.data());
+    init.num_rows = rows.shape()[0];
+    init.rows = std::make_shared<std::vector<char>>(bytes, bytes + rows.size() * SizeOf(value_type));
+  } else {
+    ThrowValue("initializer has kind '" + kind +
+               "'; expected 'constant', 'uniform', 'normal', 'truncated_normal' or 'rows'.");
+  }
+  return init;
+}
+
+nb::dict DictOf(const Initializer& init, ValueType value_type, const nb::object& value_dtype, int64_t dim) {
+  nb::dict dict;
+  switch (init.kind) {
+    case Initializer::Kind::kConstant:
+      dict["kind"] = "constant";
+      dict["value"] = init.a;
+      return dict;
+    case Initializer::Kind::kUniform:
+      dict["kind"] = "uniform";
+      dict["low"] = init.a;
+      dict["high"] = init.b;
+      break;
+    case Initializer::Kind::kNormal:
+    case Initializer::Kind::kTruncatedNormal:
+      dict["kind"] = init.kind == Initializer::Kind::kNormal ? "normal" : "truncated_normal";
+      dict["mean"] = init.a;
+      dict["stddev"] = init.b;
+      break;
+    case Initializer::Kind::kRows: {
+      dict["kind"] = "rows";
+      const nb::object rows = OutputArray(nb::none(), {init.num_rows, dim}, value_dtype);
+      const ArrayView view("rows", rows, value_dtype, true);
+      std::memcpy(view.data(), init.rows->data(),
+                  static_cast<size_t>(init.num_rows * dim * SizeOf(value_type)));
+      dict["rows"] = rows;
+      return dict;
+    }
+  }
+  dict["seed"] = init.seed;
+  return dict;
+}
+
+// A sequence of (name, width, "constant" | "copy_value", constant); the last two may be left out.
+std::vector<SlotSpec> SlotsOf(nb::handle specs) {
+  std::vector<SlotSpec> slots;
+  for (nb::handle item : specs) {
+    const nb::tuple spec = nb::tuple(nb::borrow(item));
+    if (spec.size() < 2 || spec.size() > 4) {
+      ThrowValue("A slot is " + TextOf(nb::repr(item)) +
+                 "; expected (name, width), (name, width, init) or (name, width, init, constant).");
+    }
+    SlotSpec slot;
+    slot.name = nb::cast<std::string>(spec[0]);
+    slot.width = nb::cast<int64_t>(spec[1]);
+    const std::string init = spec.size() > 2 ? nb::cast<std::string>(spec[2]) : "constant";
+    if (init != "constant" && init != "copy_value") {
+      ThrowValue("Slot '" + slot.name + "' has init '" + init + "'; expected 'constant' or 'copy_value'.");
+    }
+    slot.init = init == "constant" ? SlotSpec::Init::kConstant : SlotSpec::Init::kCopyValue;
+    slot.constant = spec.size() > 3 ? nb::cast<double>(spec[3]) : 0.0;
+    slots.push_back(std::move(slot));
+  }
+  return slots;
+}
+
+// ---- Table
+// -----------------------------------------------------------------------------------------------------------
+
+class PyTable;
+
+class PyExporter {
+ public:
+  PyExporter(std::shared_ptr<PyTable> table, std::vector<int> columns, int64_t chunk);
+  nb::tuple Next();
+  int64_t max_rows() const { return exporter_->max_rows(); }
+
+ private:
+  std::shared_ptr<PyTable> table_;  // outlives the exporter
+  std::unique_ptr<Exporter> exporter_;
+  std::vector<int> columns_;
+  int64_t chunk_;
+};
+
+class PyTable {
+ public:
+  PyTable(nb::handle key_dtype, nb::handle value_dtype, int64_t dim, nb::handle initializer, nb::handle slots,
+          int64_t capacity_hint, int shards, bool huge_pages, int threads)
+      : key_dtype_(DtypeNamed(NameOfDtype(key_dtype))),
+        value_dtype_(DtypeNamed(NameOfDtype(value_dtype))),
+        bool_dtype_(DtypeNamed("bool")),
+        uint32_dtype_(DtypeNamed("uint32")) {
+    TableOptions options;
+    options.key_type = KeyTypeOf(NameOfDtype(key_dtype));
+    options.value_type = ValueTypeOf(NameOfDtype(value_dtype));
+    options.dim = dim;
+    options.initializer = InitializerOf(initializer, options.value_type, value_dtype_, dim);
+    options.slots = SlotsOf(slots);
+    options.capacity_hint = capacity_hint;
+    options.shards = shards;
+    options.huge_pages = huge_pages;
+    table_ = Table::Create(options);
+    pool_ = PoolOf(threads);
+  }
+
+  Table& table() { return *table_; }
+  ParallelFor& pool() { return *pool_; }
+  const nb::object& key_dtype() const { return key_dtype_; }
+  const nb::object& value_dtype() const { return value_dtype_; }
+  const nb::object& uint32_dtype() const { return uint32_dtype_; }
+
+  nb::object Gather(nb::handle keys, nb::handle missing, nb::object out, nb::object found) {
+    const ArrayView k("keys", keys, key_dtype_, false);
+    out = OutputArray(out, WithWidth(k.shape(), dim()), value_dtype_);
+    const ArrayView o("out", out, value_dtype_, true);
+    o.ExpectShape("out", WithWidth(k.shape(), dim()));
+    const std::unique_ptr<ArrayView> f = Optional("found", found, bool_dtype_, true, k.shape());
+    Missing policy = Missing::kDefault;
+    std::optional<ArrayView> defaults;
+    int64_t num_defaults = 0;
+    if (nb::isinstance<nb::str>(missing)) {
+      const std::string name = TextOf(missing);
+      if (name != "zeros" && name != "initial") {
+        ThrowValue("missing is '" + name +
+                   "'; expected 'zeros', 'initial' or an array (dim,) or (rows, dim).");
+      }
+      policy = name == "zeros" ? Missing::kZeros : Missing::kInitial;
+    } else {
+      defaults.emplace("missing", missing, value_dtype_, false);
+      const Shape& shape = defaults->shape();
+      if (shape.empty() || shape.size() > 2 || shape.back() != dim() || defaults->size() == 0) {
+        ThrowValue("missing has shape " + TextOf(shape) + "; expected (" + std::to_string(dim()) +
+                   ",) or (rows, " + std::to_string(dim()) + ") with at least one row.");
+      }
+      num_defaults = defaults->size() / dim();
+    }
+    {
+      nb::gil_scoped_release unlocked;
+      table_->Gather(k.data(), k.size(), o.data(), policy, defaults ? defaults->data() : nullptr,
+                     num_defaults, f ? static_cast<bool*>(f->data()) : nullptr, *pool_);
+    }
+    return out;
+  }
+
+  nb::object GatherOrInsert(nb::handle keys, uint32_t frequency, uint32_t version, nb::object out,
+                            nb::object inserted) {
+    const ArrayView k("keys", keys, key_dtype_, false);
+    out = OutputArray(out, WithWidth(k.shape(), dim()), value_dtype_);
+    const ArrayView o("out", out, value_dtype_, true);
+    o.ExpectShape("out", WithWidth(k.shape(), dim()));
+    const std::unique_ptr<ArrayView> f = Optional("inserted", inserted, bool_dtype_, true, k.shape());
+    {
+      nb::gil_scoped_release unlocked;
+      table_->GatherOrInsert(k.data(), k.size(), o.data(), {frequency, version},
+                             f ? static_cast<bool*>(f->data()) : nullptr, *pool_);
+    }
+    return out;
+  }
+
+  nb::list GatherColumns(nb::handle keys, const nb::object& columns, const nb::object& found) {
+    const ArrayView k("keys", keys, key_dtype_, false);
+    const std::unique_ptr<ArrayView> f = Optional("found", found, bool_dtype_, true, k.shape());
+    nb::list arrays;
+    std::vector<std::unique_ptr<ArrayView>> views;
+    std::vector<ColumnOut> outs;
+    for (int column : ColumnsOf(columns)) MakeColumn(k.shape(), column, &arrays, &views, &outs);
+    {
+      nb::gil_scoped_release unlocked;
+      table_->GatherColumns(k.data(), k.size(), outs, f ? static_cast<bool*>(f->data()) : nullptr, *pool_);
+    }
+    return arrays;
+  }
+
+  nb::object Contains(nb::handle keys, nb::object out) {
+    const ArrayView k("keys", keys, key_dtype_, false);
+    out = OutputArray(out, k.shape(), bool_dtype_);
+    const ArrayView o("out", out, bool_dtype_, true);
+    o.ExpectShape("out", k.shape());
+    nb::gil_scoped_release unlocked;
+    table_->Contains(k.data(), k.size(), static_cast<bool*>(o.data()), *pool_);
+    return out;
+  }
+
+  nb::tuple GatherStamps(nb::handle keys) {
+    const ArrayView k("keys", keys, key_dtype_, false);
+    const nb::object freqs = OutputArray(nb::none(), k.shape(), uint32_dtype_);
+    const nb::object versions = OutputArray(nb::none(), k.shape(), uint32_dtype_);
+    const ArrayView f("frequencies", freqs, uint32_dtype_, true);
+    const ArrayView v("versions", versions, uint32_dtype_, true);
+    {
+      nb::gil_scoped_release unlocked;
+      table_->GatherStamps(k.data(), k.size(), static_cast<uint32_t*>(f.data()),
+                           static_cast<uint32_t*>(v.data()), *pool_);
+    }
+    return nb::make_tuple(freqs, versions);
+  }
+
+  void Upsert(nb::handle keys, nb::handle values, uint32_t frequency, uint32_t version) {
+    const ArrayView k("keys", keys, key_dtype_, false);
+    const ArrayView v("values", values, value_dtype_, false);
+    v.ExpectShape("values", WithWidth(k.shape(), dim()));
+    nb::gil_scoped_release unlocked;
+    table_->Upsert(k.data(), k.size(), v.data(), {frequency, version}, *pool_);
+  }
+
+  void UpsertColumns(nb::handle keys, const nb::dict& columns, uint32_t frequency, uint32_t version) {
+    const ArrayView k("keys", keys, key_dtype_, false);
+    std::vector<std::unique_ptr<ArrayView>> views;
+    const std::vector<ColumnIn> in = InputColumns(k.shape(), columns, &views);
+    nb::gil_scoped_release unlocked;
+    table_->UpsertColumns(k.data(), k.size(), in, {frequency, version}, *pool_);
+  }
+
+  void Accumulate(nb::handle keys, nb::handle deltas, bool from_zeros, uint32_t frequency, uint32_t version) {
+    const ArrayView k("keys", keys, key_dtype_, false);
+    const ArrayView d("deltas", deltas, value_dtype_, false);
+    d.ExpectShape("deltas", WithWidth(k.shape(), dim()));
+    nb::gil_scoped_release unlocked;
+    table_->Accumulate(k.data(), k.size(), d.data(), from_zeros, {frequency, version}, *pool_);
+  }
+
+  int64_t Remove(nb::handle keys) {
+    const ArrayView k("keys", keys, key_dtype_, false);
+    nb::gil_scoped_release unlocked;
+    return table_->Remove(k.data(), k.size(), *pool_);
+  }
+
+  void Import(nb::handle keys, const nb::dict& columns, const nb::object& frequencies,
+              const nb::object& versions) {
+    const ArrayView k("keys", keys, key_dtype_, false);
+    std::vector<std::unique_ptr<ArrayView>> views;
+    const std::vector<ColumnIn> in = InputColumns(k.shape(), columns, &views);
+    const std::unique_ptr<ArrayView> f =
+        Optional("frequencies", frequencies, uint32_dtype_, false, k.shape());
+    const std::unique_ptr<ArrayView> v = Optional("versions", versions, uint32_dtype_, false, k.shape());
+    nb::gil_scoped_release unlocked;
+    table_->Import(k.data(), k.size(), in, f ? static_cast<const uint32_t*>(f->data()) : nullptr,
+                   v ? static_cast<const uint32_t*>(v->data()) : nullptr, *pool_);
+  }
+
+  uint64_t EnsureSlots(nb::handle specs) {
+    const std::vector<SlotSpec> slots = SlotsOf(specs);
+    nb::gil_scoped_release unlocked;
+    return table_->EnsureSlots(slots, *pool_);
+  }
+
+  void SetInitializer(nb::handle spec) {
+    table_->SetInitializer(InitializerOf(spec, table_->value_type(), value_dtype_, dim()));
+  }
+
+  nb::dict GetInitializer() const {
+    return DictOf(table_->initializer(), table_->value_type(), value_dtype_, table_->dim());
+  }
+
+  nb::list GetSlots() const {
+    nb::list list;
+    for (const SlotSpec& slot : table_->slots()) {
+      list.append(nb::make_tuple(slot.name, slot.width,
+                                 slot.init == SlotSpec::Init::kConstant ? "constant" : "copy_value",
+                                 slot.constant));
+    }
+    return list;
+  }
+
+  nb::dict Memory() const {
+    MemoryUse use;
+    {
+      nb::gil_scoped_release unlocked;
+      use = table_->Memory();
+    }
+    nb::dict dict;
+    dict["rows"] = use.rows;
+    dict["row_bytes"] = use.row_bytes;
+    dict["index_bytes"] = use.index_bytes;
+    dict["column_bytes"] = use.column_bytes;
+    dict["slack_bytes"] = use.slack_bytes;
+    dict["overhead_per_row"] = use.overhead_per_row();
+    return dict;
+  }
+
+  // None (all), or a sequence of column numbers and slot names; 0 or "value" is the value.
+  std::vector<int> ColumnsOf(const nb::object& columns) const {
+    const std::vector<SlotSpec> slots = table_->slots();
+    std::vector<int> numbers;
+    if (columns.is_none()) {
+      for (int i = 0; i <= static_cast<int>(slots.size()); ++i) numbers.push_back(i);
+      return numbers;
+    }
+    for (nb::handle column : columns) numbers.push_back(ColumnOf(column, slots));
+    return numbers;
+  }
+
+  // A new array (shape..., width of the column), its memory and its place in a lookup.
+  void MakeColumn(const Shape& shape, int column, nb::list* arrays,
+                  std::vector<std::unique_ptr<ArrayView>>* views, std::vector<ColumnOut>* outs) const {
+    const int64_t width = WidthOf(column, table_->slots());
+    const nb::object array = OutputArray(nb::none(), WithWidth(shape, width), value_dtype_);
+    arrays->append(array);
+    views->push_back(std::make_unique<ArrayView>("out", array, value_dtype_, true));
+    outs->push_back({column, views->back()->data(), width});
+  }
+
+ private:
+  int64_t dim() const { return table_->dim(); }
+
+  static int ColumnOf(nb::handle column, const std::vector<SlotSpec>& slots) {
+    if (nb::isinstance<nb::str>(column)) {
+      const std::string name = TextOf(column);
+      for (size_t i = 0; i < slots.size(); ++i) {
+        if (slots[i].name == name) return static_cast<int>(i) + 1;
+      }
+      if (name == "value") return 0;
+      std::string have = "'value'";
+      for (const SlotSpec& slot : slots) have += ", '" + slot.name + "'";
+      ThrowValue("The table has no column '" + name + "'; it has " + have + ".");
+    }
+    const int number = nb::cast<int>(column);
+    WidthOf(number, slots, 1);
+    return number;
+  }
+
+  int64_t WidthOf(int column, const std::vector<SlotSpec>& slots) const {
+    return WidthOf(column, slots, dim());
+  }
+  static int64_t WidthOf(int column, const std::vector<SlotSpec>& slots, int64_t dim) {
+    if (column < 0 || column > static_cast<int>(slots.size())) {
+      ThrowValue("The table has no column " + std::to_string(column) + "; it has the value, 0, and " +
+                 std::to_string(slots.size()) + " slots.");
+    }
+    return column == 0 ? dim : slots[static_cast<size_t>(column) - 1].width;
+  }
+
+  std::vector<ColumnIn> InputColumns(const Shape& shape, const nb::dict& columns,
+                                     std::vector<std::unique_ptr<ArrayView>>* views) const {
+    const std::vector<SlotSpec> slots = table_->slots();
+    std::vector<ColumnIn> in;
+    for (auto [name, array] : columns) {
+      const int column = ColumnOf(name, slots);
+      const int64_t width = WidthOf(column, slots);
+      views->push_back(std::make_unique<ArrayView>("A column", array, value_dtype_, false));
+      views->back()->ExpectShape("A column", WithWidth(shape, width));
+      in.push_back({column, views->back()->data(), width});
+    }
+    return in;
+  }
+
+  // Null for None.
+  static std::unique_ptr<ArrayView> Optional(const char* what, nb::handle array, const nb::object& dtype,
+                                             bool writable, const Shape& shape) {
+    if (array.is_none()) return nullptr;
+    auto view = std::make_unique<ArrayView>(what, array, dtype, writable);
+    view->ExpectShape(what, shape);
+    return view;
+  }
+
+  nb::object key_dtype_;
+  nb::object value_dtype_;
+  nb::object bool_dtype_;
+  nb::object uint32_dtype_;
+  std::unique_ptr<Table> table_;
+  std::shared_ptr<ParallelFor> pool_;
+};
+
+PyExporter::PyExporter(std::shared_ptr<PyTable> table, std::vector<int> columns, int64_t chunk)
+    : table_(std::move(table)), columns_(std::move(columns)), chunk_(chunk) {
+  if (chunk <= 0) ThrowValue("chunk is " + std::to_string(chunk) + "; expected at least 1.");
+  exporter_ = table_->table().Export();
+}
+
+nb::tuple PyExporter::Next() {
+  const int64_t n = std::min(chunk_, exporter_->max_rows());
+  const Shape shape = {n};
+  const nb::object keys = OutputArray(nb::none(), shape, table_->key_dtype());
+  const nb::object freqs = OutputArray(nb::none(), shape, table_->uint32_dtype());
+  const nb::object versions = OutputArray(nb::none(), shape, table_->uint32_dtype());
+  nb::list arrays;
+  int64_t rows = 0;
+  {
+    const ArrayView k("keys", keys, table_->key_dtype(), true);
+    const ArrayView f("frequencies", freqs, table_->uint32_dtype(), true);
+    const ArrayView v("versions", versions, table_->uint32_dtype(), true);
+    std::vector<std::unique_ptr<ArrayView>> views;
+    Exporter::Buffers buffers;
+    buffers.keys = k.data();
+    buffers.freqs = static_cast<uint32_t*>(f.data());
+    buffers.versions = static_cast<uint32_t*>(v.data());
+    for (int column : columns_) table_->MakeColumn(shape, column, &arrays, &views, &buffers.columns);
+    nb::gil_scoped_release unlocked;
+    rows = exporter_->Next(n, buffers, table_->pool());
+  }
+  if (rows == 0) throw nb::stop_iteration();
+  const nb::object head = nb::module_::import_("builtins").attr("slice")(rows);
+  nb::dict columns;
+  for (size_t i = 0; i < columns_.size(); ++i) {
+    columns[nb::int_(columns_[i])] = arrays[i][head];
+  }
+  return nb::make_tuple(keys[head], freqs[head], versions[head], columns);
+}
+
+nb::object InitialValues(nb::handle keys, nb::handle value_dtype, int64_t dim, nb::handle initializer) {
+  const nb::object dtype = nb::borrow(keys).attr("dtype");
+  PyTable table(dtype, value_dtype, dim, initializer, nb::list(), 0, 1, false, 1);
+  return table.Gather(keys, nb::str("initial"), nb::none(), nb::none());
+}
+
+constexpr const char* kInitializerDoc = R"(``initializer`` is None (zeros), a number, or a dict::
+
+    {"kind": "constant", "value": 0.0}
+    {"kind": "uniform", "low": 0.0, "high": 1.0, "seed": 0}
+    {"kind": "normal", "mean": 0.0, "stddev": 1.0, "seed": 0}
+    {"kind": "truncated_normal", "mean": 0.0, "stddev": 1.0, "seed": 0}
+    {"kind": "rows", "rows": array}    # (rows, dim): key k takes row hash_key(k) mod rows
+)";
+
+NB_MODULE(_kvtable, m) {
+  m.doc() = "The table engine: a concurrent map from integer keys to embedding rows with optimizer slots.";
+
+  nb::register_exception_translator([](const std::exception_ptr& p, void*) {
+    try {
+      std::rethrow_exception(p);
+    } catch (const Error& e) {
+      PyErr_SetString(e.code() == ErrorCode::kResourceExhausted ? PyExc_MemoryError : PyExc_ValueError,
+                      e.what());
+    }
+  });
+
+  static const std::string table_doc =
+      std::string(R"(A map from integer keys to rows, each a value and its optimizer slots.
+
+Safe from any number of threads; every operation takes a batch and releases the GIL. Arrays must be C-contiguous and of
+exactly the table's dtypes; keys may have any shape, and rows then have shape (*keys.shape, dim).
+
+Args:
+    key_dtype: int64, int32 or uint64. Every key value is legal.
+    value_dtype: float32, float16, bfloat16 (ml_dtypes) or float64.
+    dim: elements of a value.
+    initializer: what a new key's value is: a pure function of seed, key and column. See below.
+    slots: a sequence of (name, width, "constant" | "copy_value", constant); the last two may be left out.
+    capacity_hint: rows to make room for at once. The table grows by itself.
+    shards: a power of two up to 64; 0 takes four per CPU, at least 8.
+    huge_pages: ask the system for 2 MiB pages.
+    threads: threads for large batches; 0 takes one per CPU.
+
+Raises:
+    ValueError, TypeError: for arguments that cannot be.
+    MemoryError: where the system refuses memory.
+
+)") + kInitializerDoc +
+      R"(
+Example:
+    >>> import numpy as np
+    >>> from kvtools._kvtable import Table
+    >>> table = Table("int64", "float32", 2, initializer=0.5)
+    >>> table.gather_or_insert(np.array([7, -1]))
+    array([[0.5, 0.5],
+           [0.5, 0.5]], dtype=float32)
+    >>> len(table)
+    2
+)";
+  nb::class_<PyTable>(m, "Table", table_doc.c_str())
+      .def(nb::init<nb::handle, nb::handle, int64_t, nb::handle, nb::handle, int64_t, int, bool, int>(),
+           "key_dtype"_a, "value_dtype"_a, "dim"_a, nb::kw_only(), "initializer"_a = nb::none(),
+           "slots"_a = nb::make_tuple(), "capacity_hint"_a = 0, "shards"_a = 0, "huge_pages"_a = true,
+           "threads"_a = 0)
+      .def("__len__", [](PyTable& t) { return t.table().Size(); })
+      .def_prop_ro(
+          "key_dtype", [](PyTable& t) { return t.key_dtype(); }, "The keys' NumPy dtype.")
+      .def_prop_ro(
+          "value_dtype", [](PyTable& t) { return t.value_dtype(); }, "The values' NumPy dtype.")
+      .def_prop_ro(
+          "dim", [](PyTable& t) { return t.table().dim(); }, "Elements of a value.")
+      .def_prop_rw("initializer", &PyTable::GetInitializer, &PyTable::SetInitializer,
+                   nb::for_getter(nb::sig("def initializer(self, /) -> dict")),
+                   "The initializer as a dict. Setting it replaces the initial values of rows not yet there.")
+      .def_prop_ro("slots", &PyTable::GetSlots, "A list of (name, width, init, constant).")
+      .def_prop_ro(
+          "generation", [](PyTable& t) { return t.table().generation(); },
+          "A number that changes whenever the layout of rows does.")
+      .def("gather", &PyTable::Gather, "keys"_a, "missing"_a = "zeros", nb::kw_only(), "out"_a = nb::none(),
+           "found"_a = nb::none(), R"(Look keys up without changing the table.
+
+Args:
+    keys: (...) of key_dtype.
+    missing: what an absent key gives: "zeros", "initial", or an array (dim,) or (rows, dim), of which key i takes
+        row i mod rows.
+    out: (..., dim) of value_dtype to write to, instead of a new array.
+    found: (...) of bool to write to: whether each key was there.
+
+Returns:
+    (..., dim) of value_dtype.
+
+Example:
+    >>> table = Table("int64", "float32", 2)
+    >>> table.gather(np.array([1]))
+    array([[0., 0.]], dtype=float32)
+)")
+      .def("gather_or_insert", &PyTable::GatherOrInsert, "keys"_a, nb::kw_only(), "frequency"_a = 0,
+           "version"_a = 0, "out"_a = nb::none(), "inserted"_a = nb::none(),
+           R"(Look keys up; insert absent ones with their initial value.
+
+Args:
+    keys: (...) of key_dtype.
+    frequency: what each occurrence of a new key adds to its frequency.
+    version: the version of new rows.
+    out: (..., dim) of value_dtype to write to, instead of a new array.
+    inserted: (...) of bool to write to: true for each occurrence of a key that was new.
+
+Returns:
+    (..., dim) of value_dtype.
+
+Example:
+    >>> table = Table("int64", "float32", 1, initializer=3.0)
+    >>> table.gather_or_insert(np.array([5, 5]))
+    array([[3.],
+           [3.]], dtype=float32)
+)")
+      .def("gather_columns", &PyTable::GatherColumns, "keys"_a, "columns"_a = nb::none(), nb::kw_only(),
+           "found"_a = nb::none(), R"(Look up several columns at once without changing the table.
+
+Args:
+    keys: (...) of key_dtype.
+    columns: column numbers (0 is the value, i + 1 is slot i) or names ("value", a slot's name); None takes all.
+    found: (...) of bool to write to: whether each key was there.
+
+Returns:
+    A list of arrays (..., width), in the order of `columns`. An absent key gives initial values.
+
+Example:
+    >>> table = Table("int64", "float32", 1, slots=[("m", 2, "constant", 1.0)])
+    >>> table.gather_columns(np.array([5]), ["m"])
+    [array([[1., 1.]], dtype=float32)]
+)")
+      .def("contains", &PyTable::Contains, "keys"_a, nb::kw_only(), "out"_a = nb::none(),
+           R"(Which keys are there.
+
+Args:
+    keys: (...) of key_dtype.
+    out: (...) of bool to write to, instead of a new array.
+
+Returns:
+    (...) of bool.
+
+Example:
+    >>> Table("int64", "float32", 1).contains(np.array([5]))
+    array([False])
+)")
+      .def("gather_stamps", &PyTable::GatherStamps, "keys"_a,
+           R"(The frequency and version of each key; zeros where absent.
+
+Args:
+    keys: (...) of key_dtype.
+
+Returns:
+    Two arrays (...) of uint32: frequencies, versions.
+
+Example:
+    >>> table = Table("int64", "float32", 1)
+    >>> _ = table.gather_or_insert(np.array([5, 5]), frequency=1, version=9)
+    >>> table.gather_stamps(np.array([5, 6]))
+    (array([2, 0], dtype=uint32), array([9, 0], dtype=uint32))
+)")
+      .def("upsert", &PyTable::Upsert, "keys"_a, "values"_a, nb::kw_only(), "frequency"_a = 0,
+           "version"_a = 0,
+           R"(Write values; the last of equal keys wins. A new row's slots get their initial contents.
+
+Args:
+    keys: (...) of key_dtype.
+    values: (..., dim) of value_dtype.
+    frequency: what each occurrence adds to its row's frequency.
+    version: what becomes the rows' version.
+
+Example:
+    >>> table = Table("int64", "float32", 1)
+    >>> table.upsert(np.array([5]), np.array([[2.0]], np.float32))
+    >>> table.gather(np.array([5]))
+    array([[2.]], dtype=float32)
+)")
+      .def("upsert_columns", &PyTable::UpsertColumns, "keys"_a, "columns"_a, nb::kw_only(), "frequency"_a = 0,
+           "version"_a = 0, R"(Write some columns; the others of a new row get their initial contents.
+
+Args:
+    keys: (...) of key_dtype.
+    columns: a dict from column number or name to an array (..., width) of value_dtype.
+    frequency: what each occurrence adds to its row's frequency.
+    version: what becomes the rows' version.
+
+Example:
+    >>> table = Table("int64", "float32", 1, slots=[("m", 1)])
+    >>> table.upsert_columns(np.array([5]), {"m": np.array([[2.0]], np.float32)})
+    >>> table.gather_columns(np.array([5]))
+    [array([[0.]], dtype=float32), array([[2.]], dtype=float32)]
+)")
+      .def("accumulate", &PyTable::Accumulate, "keys"_a, "deltas"_a, nb::kw_only(), "from_zeros"_a = false,
+           "frequency"_a = 0, "version"_a = 0, R"(Add to values; equal keys add up in the order of the batch.
+
+Args:
+    keys: (...) of key_dtype.
+    deltas: (..., dim) of value_dtype.
+    from_zeros: an absent key starts from zeros instead of its initial value.
+    frequency: what each occurrence adds to its row's frequency.
+    version: what becomes the rows' version.
+
+Example:
+    >>> table = Table("int64", "float32", 1)
+    >>> table.accumulate(np.array([5, 5]), np.array([[2.0], [3.0]], np.float32))
+    >>> table.gather(np.array([5]))
+    array([[5.]], dtype=float32)
+)")
+      .def("remove", &PyTable::Remove, "keys"_a, R"(Remove keys; absent ones are ignored.
+
+Args:
+    keys: (...) of key_dtype.
+
+Returns:
+    How many rows were there and are gone.
+
+Example:
+    >>> Table("int64", "float32", 1).remove(np.array([5]))
+    0
+)")
+      .def(
+          "clear",
+          [](PyTable& t) {
+            nb::gil_scoped_release unlocked;
+            t.table().Clear();
+          },
+          "Remove every row and give the memory back.")
+      .def(
+          "reserve",
+          [](PyTable& t, int64_t rows) {
+            nb::gil_scoped_release unlocked;
+            t.table().Reserve(rows, t.pool());
+          },
+          "rows"_a, "Make room for this many rows in all, so that inserting them rebuilds nothing.")
+      .def("ensure_slots", &PyTable::EnsureSlots, "slots"_a, R"(Make the slots exactly these, in this order.
+
+A slot of the same name and width keeps its contents, a new one starts from its initial contents, others are dropped.
+
+Args:
+    slots: as for the constructor.
+
+Returns:
+    The new generation; the present one where nothing changes.
+
+Example:
+    >>> table = Table("int64", "float32", 1)
+    >>> table.ensure_slots([("m", 1, "constant", 0.1)])
+    2
+)")
+      .def(
+          "export",
+          [](const std::shared_ptr<PyTable>& t, const nb::object& columns, int64_t chunk) {
+            return std::make_shared<PyExporter>(t, t->ColumnsOf(columns), chunk);
+          },
+          "columns"_a = nb::none(), nb::kw_only(), "chunk"_a = 65536, R"(Iterate over all rows in chunks.
+
+Rows inserted meanwhile may be left out; every other row comes once, and whole.
+
+Args:
+    columns: column numbers or names; None takes all.
+    chunk: rows at a time, at most.
+
+Returns:
+    An iterator of (keys (n,), frequencies (n,), versions (n,), {column number: (n, width)}).
+
+Example:
+    >>> table = Table("int64", "float32", 1)
+    >>> table.upsert(np.array([5]), np.array([[2.0]], np.float32))
+    >>> list(table.export())
+    [(array([5]), array([0], dtype=uint32), array([0], dtype=uint32), {0: array([[2.]], dtype=float32)})]
+)")
+      .def("import_rows", &PyTable::Import, "keys"_a, "columns"_a, nb::kw_only(),
+           "frequencies"_a = nb::none(), "versions"_a = nb::none(),
+           R"(Upsert rows with their stamps, as an export gave them.
+
+Args:
+    keys: (...) of key_dtype.
+    columns: a dict from column number or name to an array (..., width) of value_dtype.
+    frequencies, versions: (...) of uint32; None: zeros.
+
+Example:
+    >>> table = Table("int64", "float32", 1)
+    >>> table.import_rows(np.array([5]), {0: np.array([[2.0]], np.float32)}, versions=np.array([3], np.uint32))
+)")
+      .def("memory", &PyTable::Memory,
+           "A dict of rows, row_bytes, index_bytes, column_bytes, slack_bytes and overhead_per_row (bytes).")
+      .def(
+          "max_probe_length",
+          [](PyTable& t) {
+            nb::gil_scoped_release unlocked;
+            return t.table().MaxProbeLength();
+          },
+          "The most cache lines of the index that the lookup of a present key reads. Scans the index.");
+
+  nb::class_<PyExporter>(m, "Exporter", "An iterator over a table's rows, in chunks. Made by Table.export.")
+      .def("__iter__", [](nb::object self) { return self; })
+      .def("__next__", &PyExporter::Next)
+      .def_prop_ro("max_rows", &PyExporter::max_rows, "At least the number of rows still to come.");
+
+  m.def(
+      "hash_key", [](uint64_t key) { return HashKey(key); }, "key"_a,
+      R"(The 64-bit hash that places a key, given as its 64 bits (a negative key plus 2**64).
+
+Example:
+    >>> hash_key(0)
+    0
+)");
+  static const std::string initial_values_doc = std::string(R"(The values that new keys would get in a table.
+
+Args:
+    keys: (...) of int64, int32 or uint64.
+    value_dtype, dim, initializer: as for Table.
+
+Returns:
+    (..., dim) of value_dtype.
+
+)") + kInitializerDoc + R"(
+Example:
+    >>> initial_values(np.array([1]), "float32", 2, 0.5)
+    array([[0.5, 0.5]], dtype=float32)
+)";
+  m.def("initial_values", &InitialValues, "keys"_a, "value_dtype"_a, "dim"_a, "initializer"_a = nb::none(),
+        initial_values_doc.c_str());
+}
+
+}  // namespace
+}  // namespace kvtable

@@ -1,0 +1,60 @@
+// One C++ type per ValueType: how its elements are read, computed with, and written.
+#pragma once
+
+#include <cstdint>
+
+#include "float16.h"
+#include "kvtable/types.h"
+
+namespace kvtable {
+
+// `Compute` is what arithmetic is done in: float for the 16-bit types.
+template <class T>
+struct Element {
+  using Compute = T;
+  static Compute Load(T x) { return x; }
+  static T Store(Compute x) { return x; }
+  static T FromDouble(double x) { return static_cast<T>(x); }
+};
+template <>
+struct Element<Float16> {
+  using Compute = float;
+  static float Load(Float16 x) { return ToFloat(x); }
+  static Float16 Store(float x) { return ToFloat16(x); }
+  static Float16 FromDouble(double x) { return ToFloat16(static_cast<float>(x)); }
+};
+template <>
+struct Element<BFloat16> {
+  using Compute = float;
+  static float Load(BFloat16 x) { return ToFloat(x); }
+  static BFloat16 Store(float x) { return ToBFloat16(x); }
+  static BFloat16 FromDouble(double x) { return ToBFloat16(static_cast<float>(x)); }
+};
+
+// Calls visit(T{}) with the type that stands for `type`.
+template <class Visit>
+decltype(auto) VisitValueType(ValueType type, const Visit& visit) {
+  switch (type) {
+    case ValueType::kFloat16:
+      return visit(Float16{});
+    case ValueType::kBFloat16:
+      return visit(BFloat16{});
+    case ValueType::kFloat64:
+      return visit(double{});
+    case ValueType::kFloat32:
+      break;
+  }
+  return visit(float{});
+}
+
+// Calls visit(K{}) with int32_t or uint64_t: the 64-bit key types differ in name only.
+template <class Visit>
+decltype(auto) VisitKeyType(KeyType type, const Visit& visit) {
+  return type == KeyType::kInt32 ? visit(int32_t{}) : visit(uint64_t{});
+}
+
+// A key as the index holds it: int32 sign-extended, 64 bits as they are.
+inline uint64_t WidenKey(int32_t key) { return static_cast<uint64_t>(static_cast<int64_t>(key)); }
+inline uint64_t WidenKey(uint64_t key) { return key; }
+
+}  // namespace kvtable

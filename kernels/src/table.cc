@@ -1,0 +1,857 @@
+// The table: shards, batches over them, and who may do what when.
+//
+// Concurrency
+//
+// A key belongs to one shard, by the high bits of its hash. A shard's index, rows, stamps and layout are
+// guarded by the shard's readers-writer lock, and by nothing else:
+//   - who holds it shared may read them; rows don't change under him, so every row he sees is whole;
+//   - who holds it exclusively may change them, and leaves every row whole before he lets go, also by an
+//   exception:
+//     whatever may fail (memory) happens before the first change of a row.
+// Locks and their order:
+//   1. `schema_mutex_`: one EnsureSlots at a time, for the whole of it. Taken before any other, by
+//   EnsureSlots only.
+//   2. Shard locks. A lookup takes the shared locks of all shards that a block of its keys touches, in
+//   ascending order;
+//      a writer holds one exclusive lock and no other shard's. Since a writer never waits with a lock in hand
+//      and readers wait in ascending order only, nobody waits in a circle, although a waiting writer holds up
+//      readers.
+//   3. `state_mutex_`: guards the pointers to the current layout and initializer. A leaf: nothing is taken
+//   under it.
+// Nobody calls ParallelFor::Run with a shard lock in hand: the lent threads may be busy waiting for that very
+// lock.
+//
+// A lookup locks a block of some thousand keys at a time, a write one shard's share of its batch. So a batch
+// is not one transaction: another thread's write may come between two blocks. Each row is.
+//
+// A row's number stays the same for life, and its address until EnsureSlots gives its shard another layout.
+// Nothing outside a lock remembers either.
+#include "kvtable/table.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "always_inline.h"
+#include "copy_rows.h"
+#include "elements.h"
+#include "hash.h"
+#include "initial_value.h"
+#include "row_layout.h"
+#include "run_tasks.h"
+#include "scratch.h"
+#include "shard.h"
+#include "shard_groups.h"
+
+namespace kvtable {
+namespace {
+
+constexpr int64_t kBlock = 2048;  // keys of a lookup under one set of locks
+constexpr int64_t kAhead = 16;    // rows asked for before the one being copied; buckets twice as far
+constexpr int64_t kLeastKeysPerTask = 2048;  // of a lookup
+constexpr int64_t kMaxDim = int64_t{1} << 24;
+
+uint32_t SaturatingAdd(uint32_t a, uint32_t b) { return a > UINT32_MAX - b ? UINT32_MAX : a + b; }
+
+void StampRow(RowStamp* row, Stamp stamp) {
+  row->frequency = SaturatingAdd(row->frequency, stamp.frequency);
+  row->version = stamp.version;
+}
+
+int DefaultShards() {
+  cpu_set_t cpus;
+  const int count = ::sched_getaffinity(0, sizeof(cpus), &cpus) == 0 ? CPU_COUNT(&cpus) : 1;
+  int shards = 8;
+  while (shards < 4 * count && shards < kMaxShards) shards *= 2;
+  return shards;
+}
+
+[[noreturn]] void ThrowInvalid(const std::string& message) {
+  throw Error(ErrorCode::kInvalidArgument, message);
+}
+
+void CheckBatch(int64_t n) {
+  if (n < 0 || n >= int64_t{UINT32_MAX}) {
+    ThrowInvalid("A batch of " + std::to_string(n) + " keys; expected 0 to 4294967294. Split it.");
+  }
+}
+
+class TableImpl;
+
+class ExporterImpl : public Exporter {
+ public:
+  explicit ExporterImpl(const TableImpl* table);
+  int64_t max_rows() const override;
+  int64_t Next(int64_t capacity, const Buffers& out, ParallelFor& threads) override;
+
+ private:
+  template <class Key>
+  int64_t Write(const uint64_t* picks, int64_t count, int64_t at, const Buffers& out) const;
+
+  const TableImpl* table_;
+  std::vector<uint32_t> ends_;  // of each shard: row numbers handed out when the export began
+  int shard_ = 0;
+  uint32_t row_ = 0;
+};
+
+class TableImpl : public Table {
+ public:
+  explicit TableImpl(const TableOptions& options)
+      : key_type_(options.key_type),
+        value_type_(options.value_type),
+        dim_(options.dim),
+        value_bytes_(options.dim * SizeOf(options.value_type)),
+        layout_(std::make_shared<RowLayout>(options.value_type, options.dim, options.slots)),
+        initial_(std::make_shared<InitialValue>(options.initializer, options.value_type, options.dim)) {
+    const int shards = options.shards == 0 ? DefaultShards() : options.shards;
+    while ((1 << shard_bits_) < shards) ++shard_bits_;
+    for (int i = 0; i < shards; ++i) shards_.push_back(std::make_unique<Shard>(layout_, options.huge_pages));
+    if (options.capacity_hint > 0) Reserve(options.capacity_hint, Serial());
+  }
+
+  KeyType key_type() const override { return key_type_; }
+  ValueType value_type() const override { return value_type_; }
+  int64_t dim() const override { return dim_; }
+  Initializer initializer() const override { return initial()->initializer(); }
+  std::vector<SlotSpec> slots() const override { return layout()->slots; }
+  uint64_t generation() const override { return generation_.load(std::memory_order_acquire); }
+
+  int64_t Size() const override {
+    int64_t size = 0;
+    for (const auto& shard : shards_) size += shard->size.load(std::memory_order_relaxed);
+    return size;
+  }
+
+  MemoryUse Memory() const override {
+    MemoryUse use;
+    for (const auto& shard : shards_) {
+      std::shared_lock<RwSpinlock> hold(shard->lock);
+      const int64_t rows = shard->rows.live_rows();
+      const int64_t row_bytes = rows * shard->rows.row_bytes();
+      use.rows += rows;
+      use.row_bytes += row_bytes;
+      use.index_bytes += static_cast<int64_t>(shard->index.bytes());
+      use.column_bytes += shard->rows.TouchedColumnBytes();
+      use.slack_bytes += shard->rows.TouchedRowBytes() - row_bytes;
+    }
+    return use;
+  }
+
+  int MaxProbeLength() const override {
+    int longest = 0;
+    for (const auto& shard : shards_) {
+      std::shared_lock<RwSpinlock> hold(shard->lock);
+      longest = std::max(longest, shard->index.MaxProbeLength());
+    }
+    return longest;
+  }
+
+  void Gather(const void* keys, int64_t n, void* out, Missing missing, const void* defaults,
+              int64_t num_defaults, bool* found, ParallelFor& threads) const override {
+    CheckBatch(n);
+    if (missing == Missing::kDefault && n > 0 && (defaults == nullptr || num_defaults <= 0)) {
+      ThrowInvalid("Gather with Missing::kDefault got " + std::to_string(num_defaults) +
+                   " default rows; expected at least one.");
+    }
+    const std::shared_ptr<const InitialValue> init = initial();
+    char* const rows_out = static_cast<char*>(out);
+    const char* const default_rows = static_cast<const char*>(defaults);
+    VisitKeyType(key_type_, [&](auto k) {
+      using Key = decltype(k);
+      const Key* const typed = static_cast<const Key*>(keys);
+      const auto on_missing = [&](int64_t i) {
+        char* const to = rows_out + i * value_bytes_;
+        switch (missing) {
+          case Missing::kZeros:
+            std::memset(to, 0, static_cast<size_t>(value_bytes_));
+            break;
+          case Missing::kInitial:
+            init->Fill(WidenKey(typed[i]), to);
+            break;
+          case Missing::kDefault:
+            std::memcpy(to, default_rows + i % num_defaults * value_bytes_,
+                        static_cast<size_t>(value_bytes_));
+            break;
+        }
+      };
+      const Ranges ranges(n, kLeastKeysPerTask, threads);
+      RunTasks(threads, ranges.count(), [&](int64_t r) {
+        ReadValues(typed, ranges.begin(r), ranges.end(r), rows_out, found, on_missing);
+      });
+    });
+  }
+
+  void GatherOrInsert(const void* keys, int64_t n, void* out, Stamp stamp, bool* inserted,
+                      ParallelFor& threads) override {
+    CheckBatch(n);
+    const std::shared_ptr<const InitialValue> init = initial();
+    char* const rows_out = static_cast<char*>(out);
+    if (inserted != nullptr) std::memset(inserted, 0, static_cast<size_t>(n));
+    VisitKeyType(key_type_, [&](auto k) {
+      using Key = decltype(k);
+      const Key* const typed = static_cast<const Key*>(keys);
+      const Ranges ranges(n, kLeastKeysPerTask, threads);
+      Scratch<uint32_t> misses(static_cast<size_t>(n));
+      Scratch<int64_t> miss_counts(static_cast<size_t>(ranges.count()));
+      RunTasks(threads, ranges.count(), [&](int64_t r) {
+        uint32_t* const missed = misses.data() + ranges.begin(r);
+        int64_t count = 0;
+        ReadValues(typed, ranges.begin(r), ranges.end(r), rows_out, nullptr,
+                   [&](int64_t i) { missed[count++] = static_cast<uint32_t>(i); });
+        miss_counts[static_cast<size_t>(r)] = count;
+      });
+      int64_t total = miss_counts[0];
+      for (int64_t r = 1; r < ranges.count(); ++r) {
+        const int64_t count = miss_counts[static_cast<size_t>(r)];
+        std::memmove(misses.data() + total, misses.data() + ranges.begin(r), static_cast<size_t>(count) * 4);
+        total += count;
+      }
+      if (total == 0) return;
+      const ShardGroups groups(typed, misses.data(), total, shard_bits_, threads);
+      RunTasks(threads, groups.size(),
+               [&](int64_t g) { InsertMissed(groups[g], *init, stamp, rows_out, inserted); });
+    });
+  }
+
+  void GatherColumns(const void* keys, int64_t n, const std::vector<ColumnOut>& out, bool* found,
+                     ParallelFor& threads) const override {
+    CheckBatch(n);
+    const std::shared_ptr<const InitialValue> init = initial();
+    VisitKeyType(key_type_, [&](auto k) {
+      using Key = decltype(k);
+      const Key* const typed = static_cast<const Key*>(keys);
+      const Ranges ranges(n, kLeastKeysPerTask, threads);
+      RunTasks(threads, ranges.count(), [&](int64_t r) {
+        std::vector<char> fresh;  // what a missing row would hold
+        ReadRange(
+            typed, ranges.begin(r), ranges.end(r),
+            [&](const Shard& shard) {
+              for (const ColumnOut& column : out) shard.layout->At(column.column, column.width);
+            },
+            [](const Shard& shard, uint32_t row) KVTABLE_ALWAYS_INLINE {
+              const char* const at = shard.rows.Row(row);
+              PrefetchRow<kAnyBytes>(at, shard.rows.row_bytes());
+              return at;
+            },
+            [&](int64_t i, const Shard& shard, const char* row) {
+              if (found != nullptr) found[i] = row != nullptr;
+              if (row == nullptr) {
+                fresh.resize(static_cast<size_t>(shard.layout->row_bytes));
+                init->Fill(WidenKey(typed[i]), fresh.data());
+                shard.layout->InitializeSlots(fresh.data());
+                row = fresh.data();
+              }
+              for (const ColumnOut& column : out) {
+                const RowLayout::Column& c = shard.layout->columns[static_cast<size_t>(column.column)];
+                std::memcpy(static_cast<char*>(column.data) + i * c.bytes, row + c.offset,
+                            static_cast<size_t>(c.bytes));
+              }
+            });
+      });
+    });
+  }
+
+  void Contains(const void* keys, int64_t n, bool* out, ParallelFor& threads) const override {
+    CheckBatch(n);
+    VisitKeyType(key_type_, [&](auto k) {
+      using Key = decltype(k);
+      const Ranges ranges(n, kLeastKeysPerTask, threads);
+      RunTasks(threads, ranges.count(), [&](int64_t r) {
+        ReadRange(
+            static_cast<const Key*>(keys), ranges.begin(r), ranges.end(r), [](const Shard&) {},
+            [](const Shard& shard, uint32_t) { return &shard; },
+            [&](int64_t i, const Shard&, const Shard* there) { out[i] = there != nullptr; });
+      });
+    });
+  }
+
+  void GatherStamps(const void* keys, int64_t n, uint32_t* freqs, uint32_t* versions,
+                    ParallelFor& threads) const override {
+    CheckBatch(n);
+    VisitKeyType(key_type_, [&](auto k) {
+      using Key = decltype(k);
+      const Ranges ranges(n, kLeastKeysPerTask, threads);
+      RunTasks(threads, ranges.count(), [&](int64_t r) {
+        ReadRange(
+            static_cast<const Key*>(keys), ranges.begin(r), ranges.end(r), [](const Shard&) {},
+            [](const Shard& shard, uint32_t row) KVTABLE_ALWAYS_INLINE {
+              const RowStamp* const stamp = shard.rows.StampOf(row);
+              __builtin_prefetch(stamp);
+              return stamp;
+            },
+            [&](int64_t i, const Shard&, const RowStamp* stamp) {
+              if (freqs != nullptr) freqs[i] = stamp == nullptr ? 0 : stamp->frequency;
+              if (versions != nullptr) versions[i] = stamp == nullptr ? 0 : stamp->version;
+            });
+      });
+    });
+  }
+
+  void Upsert(const void* keys, int64_t n, const void* values, Stamp stamp, ParallelFor& threads) override {
+    const char* const rows_in = static_cast<const char*>(values);
+    const int64_t bytes = value_bytes_;
+    VisitRowBytes(bytes, [&](auto known) {
+      constexpr int64_t kBytes = decltype(known)::value;
+      WriteBatch(
+          keys, n, threads, [](const Shard&) {},
+          [=](int64_t i) KVTABLE_ALWAYS_INLINE { PrefetchRow<kBytes>(rows_in + i * bytes, bytes); },
+          [=](Shard& shard, uint32_t row, uint64_t, int64_t i, bool is_new) {
+            char* const at = shard.rows.Row(row);
+            CopyRow<kBytes>(at, rows_in + i * bytes, bytes);
+            if (is_new) shard.layout->InitializeSlots(at);
+            StampRow(shard.rows.StampOf(row), stamp);
+          });
+    });
+  }
+
+  void UpsertColumns(const void* keys, int64_t n, const std::vector<ColumnIn>& in, Stamp stamp,
+                     ParallelFor& threads) override {
+    WriteColumns(keys, n, in, threads, [stamp](RowStamp* row, int64_t) { StampRow(row, stamp); });
+  }
+
+  void Accumulate(const void* keys, int64_t n, const void* deltas, bool from_zeros, Stamp stamp,
+                  ParallelFor& threads) override {
+    const std::shared_ptr<const InitialValue> init = initial();
+    const int64_t bytes = value_bytes_;
+    VisitValueType(value_type_, [&](auto t) {
+      using T = decltype(t);
+      const T* const rows_in = static_cast<const T*>(deltas);
+      const int64_t width = dim_;
+      WriteBatch(
+          keys, n, threads, [](const Shard&) {},
+          [=](int64_t i) {
+            PrefetchRow<kAnyBytes>(reinterpret_cast<const char*>(rows_in + i * width), bytes);
+          },
+          [=, &init](Shard& shard, uint32_t row, uint64_t key, int64_t i, bool is_new) {
+            char* const at = shard.rows.Row(row);
+            if (is_new) {
+              if (from_zeros) {
+                std::memset(at, 0, static_cast<size_t>(bytes));
+              } else {
+                init->Fill(key, at);
+              }
+              shard.layout->InitializeSlots(at);
+            }
+            T* const value = reinterpret_cast<T*>(at);
+            const T* const delta = rows_in + i * width;
+            for (int64_t j = 0; j < width; ++j) {
+              value[j] = Element<T>::Store(Element<T>::Load(value[j]) + Element<T>::Load(delta[j]));
+            }
+            StampRow(shard.rows.StampOf(row), stamp);
+          });
+    });
+  }
+
+  int64_t Remove(const void* keys, int64_t n, ParallelFor& threads) override {
+    CheckBatch(n);
+    std::atomic<int64_t> removed{0};
+    VisitKeyType(key_type_, [&](auto k) {
+      using Key = decltype(k);
+      const ShardGroups groups(static_cast<const Key*>(keys), nullptr, n, shard_bits_, threads);
+      RunTasks(threads, groups.size(), [&](int64_t g) {
+        const ShardGroups::Group& group = groups[g];
+        Shard& shard = *shards_[static_cast<size_t>(group.shard)];
+        int64_t count = 0;
+        std::lock_guard<RwSpinlock> hold(shard.lock);
+        for (int64_t i = 0; i < group.count; ++i) {
+          if (i + kAhead < group.count)
+            __builtin_prefetch(shard.index.Home(Mix64(group.keys[i + kAhead])), 1);
+          shard.rows.PrepareFree(1);
+          count += shard.Remove(group.keys[i], Mix64(group.keys[i])) ? 1 : 0;
+        }
+        removed.fetch_add(count, std::memory_order_relaxed);
+      });
+    });
+    return removed.load();
+  }
+
+  void Clear() override {
+    for (const auto& shard : shards_) {
+      std::lock_guard<RwSpinlock> hold(shard->lock);
+      shard->Clear();
+    }
+  }
+
+  void Reserve(int64_t rows, ParallelFor& threads) override {
+    if (rows < 0) ThrowInvalid("Reserve of " + std::to_string(rows) + " rows; expected 0 or more.");
+    // Keys fall on shards like balls in bins: room for four standard deviations more than the mean.
+    const double mean = static_cast<double>(rows) / static_cast<double>(shards_.size());
+    const double each = shards_.size() == 1 ? mean : mean + 4 * std::sqrt(mean);
+    RunTasks(threads, static_cast<int64_t>(shards_.size()), [&](int64_t s) {
+      Shard& shard = *shards_[static_cast<size_t>(s)];
+      std::lock_guard<RwSpinlock> hold(shard.lock);
+      shard.rows.Reserve(static_cast<size_t>(each));
+      shard.index.Reserve(static_cast<size_t>(each));
+    });
+  }
+
+  uint64_t EnsureSlots(const std::vector<SlotSpec>& slots, ParallelFor& threads) override {
+    std::lock_guard<std::mutex> one_at_a_time(schema_mutex_);
+    const auto to = std::make_shared<const RowLayout>(value_type_, dim_, slots);
+    if (layout()->slots == slots) return generation();
+    RunTasks(threads, static_cast<int64_t>(shards_.size()), [&](int64_t s) {
+      Shard& shard = *shards_[static_cast<size_t>(s)];
+      std::lock_guard<RwSpinlock> hold(shard.lock);
+      ChangeLayout(shard, to);
+    });
+    std::lock_guard<std::mutex> hold(state_mutex_);
+    layout_ = to;
+    return generation_.fetch_add(1, std::memory_order_acq_rel) + 1;
+  }
+
+  std::unique_ptr<Exporter> Export() const override { return std::make_unique<ExporterImpl>(this); }
+
+  void Import(const void* keys, int64_t n, const std::vector<ColumnIn>& in, const uint32_t* freqs,
+              const uint32_t* versions, ParallelFor& threads) override {
+    WriteColumns(keys, n, in, threads, [=](RowStamp* row, int64_t i) {
+      row->frequency = freqs == nullptr ? 0 : freqs[i];
+      row->version = versions == nullptr ? 0 : versions[i];
+    });
+  }
+
+  void SetInitializer(const Initializer& initializer) override {
+    auto made = std::make_shared<const InitialValue>(initializer, value_type_, dim_);
+    std::lock_guard<std::mutex> hold(state_mutex_);
+    initial_ = std::move(made);
+  }
+
+ private:
+  friend class ExporterImpl;
+
+  std::shared_ptr<const RowLayout> layout() const {
+    std::lock_guard<std::mutex> hold(state_mutex_);
+    return layout_;
+  }
+  std::shared_ptr<const InitialValue> initial() const {
+    std::lock_guard<std::mutex> hold(state_mutex_);
+    return initial_;
+  }
+
+  // The shared locks of a set of shards, a bit for each.
+  class SharedLocks {
+   public:
+    SharedLocks(const TableImpl& table, uint64_t shards) : table_(table), shards_(shards) {
+      for (uint64_t left = shards; left != 0; left &= left - 1) At(left).lock.lock_shared();
+    }
+    ~SharedLocks() {
+      for (uint64_t left = shards_; left != 0; left &= left - 1) At(left).lock.unlock_shared();
+    }
+    SharedLocks(const SharedLocks&) = delete;
+    SharedLocks& operator=(const SharedLocks&) = delete;
+
+   private:
+    const Shard& At(uint64_t left) const {
+      return *table_.shards_[static_cast<size_t>(__builtin_ctzll(left))];
+    }
+    const TableImpl& table_;
+    const uint64_t shards_;
+  };
+
+  // Looks up keys[begin, end) block by block under shared locks: check(shard) once for each shard of a block,
+  // which may throw; locate(shard, row) -> pointer, which prefetches what it points to; and some steps later
+  // visit(i, shard, pointer), with null for a missing key.
+  template <class Key, class Check, class Locate, class Visit>
+  void ReadRange(const Key* keys, int64_t begin, int64_t end, const Check& check, const Locate& locate,
+                 const Visit& visit) const {
+    using Pointer = decltype(locate(*shards_[0], uint32_t{0}));
+    const std::unique_ptr<Shard>* const shards = shards_.data();
+    // The key's hash, and from its first step on its home bucket, with the shard in the bits that alignment
+    // leaves.
+    std::array<uint64_t, kBlock> homes;
+    static_assert(alignof(Bucket) == kMaxShards);
+    // What the search for key i has come to, at i modulo the size: null, the pointer, or the bucket to search
+    // next.
+    std::array<uintptr_t, kAhead> ring;
+    static_assert((kAhead & (kAhead - 1)) == 0);
+    constexpr uintptr_t kUnfinished = 1;  // marks the last; whatever `locate` points to has an even address
+    for (int64_t block = begin; block < end; block += kBlock) {
+      const int64_t count = std::min(kBlock, end - block);
+      const Key* const block_keys = keys + block;
+      uint64_t touched = 0;
+      for (int64_t i = 0; i < count; ++i) {
+        const uint64_t hash = Mix64(WidenKey(block_keys[i]));
+        homes[static_cast<size_t>(i)] = hash;
+        touched |= uint64_t{1} << ShardOf(hash, shard_bits_);
+      }
+      const SharedLocks hold(*this, touched);
+      for (uint64_t left = touched; left != 0; left &= left - 1) {
+        check(*shards_[static_cast<size_t>(__builtin_ctzll(left))]);
+      }
+      // Three steps on the way to a row, each asking for the memory that the next one reads.
+      const auto shard_at = [&](int64_t i) KVTABLE_ALWAYS_INLINE -> const Shard& {
+        return *shards[homes[static_cast<size_t>(i)] % kMaxShards];
+      };
+      const auto home_at = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
+        return reinterpret_cast<const Bucket*>(homes[static_cast<size_t>(i)] / kMaxShards * kMaxShards);
+      };
+      const auto prefetch_bucket = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
+        uint64_t& home = homes[static_cast<size_t>(i)];
+        const size_t shard = static_cast<size_t>(ShardOf(home, shard_bits_));
+        const Bucket* const bucket = shards[shard]->index.Home(home);
+        __builtin_prefetch(bucket);
+        home = reinterpret_cast<uintptr_t>(bucket) | shard;
+      };
+      const auto search_home = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
+        const Bucket* const home = home_at(i);
+        const uint32_t row = BucketIndex::Match(WidenKey(block_keys[i]), home);
+        uintptr_t& found = ring[static_cast<size_t>(i % kAhead)];
+        if (__builtin_expect(row != BucketIndex::kNoRow, 1)) {
+          found = reinterpret_cast<uintptr_t>(locate(shard_at(i), row));
+        } else {
+          const Bucket* const next = shard_at(i).index.Next(home, home);
+          __builtin_prefetch(next);
+          found = next == nullptr ? 0 : reinterpret_cast<uintptr_t>(next) | kUnfinished;
+        }
+      };
+      const auto search_on = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
+        uintptr_t& found = ring[static_cast<size_t>(i % kAhead)];
+        if (__builtin_expect((found & kUnfinished) == 0, 1)) return;
+        const Bucket* const next = reinterpret_cast<const Bucket*>(found - kUnfinished);
+        const uint32_t row = shard_at(i).index.FindFrom(WidenKey(block_keys[i]), next, home_at(i));
+        found = row == BucketIndex::kNoRow ? 0 : reinterpret_cast<uintptr_t>(locate(shard_at(i), row));
+      };
+      for (int64_t i = 0; i < std::min(2 * kAhead, count); ++i) prefetch_bucket(i);
+      for (int64_t i = 0; i < std::min(kAhead, count); ++i) search_home(i);
+      for (int64_t i = 0; i < std::min(kAhead / 2, count); ++i) search_on(i);
+      for (int64_t i = 0; i < count; ++i) {
+        if (i + 2 * kAhead < count) prefetch_bucket(i + 2 * kAhead);
+        const uintptr_t found = ring[static_cast<size_t>(i % kAhead)];
+        if (i + kAhead < count) search_home(i + kAhead);
+        if (i + kAhead / 2 < count) search_on(i + kAhead / 2);
+        visit(block + i, shard_at(i), reinterpret_cast<Pointer>(found));
+      }
+    }
+  }
+
+  // Copies the values of keys[begin, end) to out[begin, end), and calls missed(i) for the keys that are not
+  // there.
+  template <class Key, class Missed>
+  void ReadValues(const Key* keys, int64_t begin, int64_t end, char* out, bool* found,
+                  const Missed& missed) const {
+    const int64_t bytes = value_bytes_;
+    VisitRowBytes(bytes, [&](auto known) {
+      constexpr int64_t kBytes = decltype(known)::value;
+      ReadRange(
+          keys, begin, end, [](const Shard&) {},
+          [bytes](const Shard& shard, uint32_t row) KVTABLE_ALWAYS_INLINE {
+            const char* const at = shard.rows.Row(row);
+            PrefetchRow<kBytes>(at, bytes);
+            return at;
+          },
+          [&](int64_t i, const Shard&, const char* row) {
+            if (found != nullptr) found[i] = row != nullptr;
+            if (row != nullptr) {
+              CopyRow<kBytes>(out + i * bytes, row, bytes);
+            } else {
+              missed(i);
+            }
+          });
+    });
+  }
+
+  // Finds or makes the row of each key of a group, under the shard's exclusive lock: check(shard) first,
+  // which may throw; prefetch_input(i) some steps ahead; write(shard, row, key, i, is_new) in the order of
+  // the batch.
+  template <class Check, class PrefetchInput, class Write>
+  void WriteGroup(const ShardGroups::Group& group, const Check& check, const PrefetchInput& prefetch_input,
+                  const Write& write) {
+    Shard& shard = *shards_[static_cast<size_t>(group.shard)];
+    std::lock_guard<RwSpinlock> hold(shard.lock);
+    check(shard);
+    const int64_t row_bytes = shard.rows.row_bytes();
+    const auto prefetch_bucket = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
+      __builtin_prefetch(shard.index.Home(Mix64(group.keys[i])), 1);
+    };
+    const auto prefetch_row = [&](uint32_t row) KVTABLE_ALWAYS_INLINE {
+      PrefetchRow<kAnyBytes, true>(shard.rows.Row(row), row_bytes);
+      __builtin_prefetch(shard.rows.StampOf(row), 1);
+    };
+    std::array<const Bucket*, kAhead>
+        next;  // where the search for key i goes on, at i modulo the size, or null
+    const auto search_home = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
+      const uint64_t key = group.keys[i];
+      const Bucket* const home = shard.index.Home(Mix64(key));
+      const uint32_t row = BucketIndex::Match(key, home);
+      const Bucket*& on = next[static_cast<size_t>(i % kAhead)];
+      on = nullptr;
+      if (row != BucketIndex::kNoRow) {
+        prefetch_row(row);
+      } else {
+        on = shard.index.Next(home, home);
+        __builtin_prefetch(on, 1);
+      }
+      prefetch_input(group.positions[i]);
+    };
+    const auto search_on = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
+      const Bucket* const on = next[static_cast<size_t>(i % kAhead)];
+      if (on == nullptr) return;
+      const uint64_t key = group.keys[i];
+      const uint32_t row = shard.index.FindFrom(key, on, shard.index.Home(Mix64(key)));
+      if (row != BucketIndex::kNoRow) prefetch_row(row);
+    };
+    const Bucket* first_bucket = shard.index.Home(0);
+    for (int64_t i = 0; i < std::min(2 * kAhead, group.count); ++i) prefetch_bucket(i);
+    for (int64_t i = 0; i < std::min(kAhead, group.count); ++i) search_home(i);
+    for (int64_t i = 0; i < group.count; ++i) {
+      if (i + 2 * kAhead < group.count) prefetch_bucket(i + 2 * kAhead);
+      if (i + kAhead < group.count) search_home(i + kAhead);
+      if (i + kAhead / 2 < group.count) search_on(i + kAhead / 2);
+      const uint64_t key = group.keys[i];
+      bool is_new;
+      const uint32_t row = shard.FindOrInsert(key, Mix64(key), &is_new);
+      if (is_new && shard.index.Home(0) != first_bucket) {  // the index grew: its old buckets are gone
+        next.fill(nullptr);
+        first_bucket = shard.index.Home(0);
+      }
+      write(shard, row, key, group.positions[i], is_new);
+    }
+  }
+
+  template <class Check, class PrefetchInput, class Write>
+  void WriteBatch(const void* keys, int64_t n, ParallelFor& threads, const Check& check,
+                  const PrefetchInput& prefetch_input, const Write& write) {
+    CheckBatch(n);
+    VisitKeyType(key_type_, [&](auto k) {
+      using Key = decltype(k);
+      const ShardGroups groups(static_cast<const Key*>(keys), nullptr, n, shard_bits_, threads);
+      RunTasks(threads, groups.size(),
+               [&](int64_t g) { WriteGroup(groups[g], check, prefetch_input, write); });
+    });
+  }
+
+  // The named columns, then stamp(stamp of the row, i).
+  template <class StampOne>
+  void WriteColumns(const void* keys, int64_t n, const std::vector<ColumnIn>& in, ParallelFor& threads,
+                    const StampOne& stamp) {
+    const std::shared_ptr<const InitialValue> init = initial();
+    const bool has_value =
+        std::any_of(in.begin(), in.end(), [](const ColumnIn& column) { return column.column == 0; });
+    WriteBatch(
+        keys, n, threads,
+        [&](const Shard& shard) {
+          for (const ColumnIn& column : in) shard.layout->At(column.column, column.width);
+        },
+        [](int64_t) {},
+        [&](Shard& shard, uint32_t row, uint64_t key, int64_t i, bool is_new) {
+          const RowLayout& layout = *shard.layout;
+          char* const at = shard.rows.Row(row);
+          const auto write = [&](bool slots) {
+            for (const ColumnIn& column : in) {
+              if ((column.column > 0) != slots) continue;
+              const RowLayout::Column& c = layout.columns[static_cast<size_t>(column.column)];
+              std::memcpy(at + c.offset, static_cast<const char*>(column.data) + i * c.bytes,
+                          static_cast<size_t>(c.bytes));
+            }
+          };
+          if (is_new && !has_value) init->Fill(key, at);
+          write(false);
+          if (is_new) layout.InitializeSlots(at);  // some copy the value
+          write(true);
+          stamp(shard.rows.StampOf(row), i);
+        });
+  }
+
+  // The second half of GatherOrInsert: keys that the lookup missed.
+  void InsertMissed(const ShardGroups::Group& group, const InitialValue& init, Stamp stamp, char* out,
+                    bool* inserted) {
+    // Which rows are new in this call, so that a duplicate of a new key is told from a key that another
+    // thread inserted between the lookup and now. Row numbers from `first_new` on are; a row that was removed
+    // before is remembered.
+    uint32_t first_new = 0;
+    std::unordered_set<uint32_t> reused;
+    WriteGroup(
+        group, [&](const Shard& shard) { first_new = shard.rows.high_water(); }, [](int64_t) {},
+        [&](Shard& shard, uint32_t row, uint64_t key, int64_t i, bool is_new) {
+          char* const at = shard.rows.Row(row);
+          if (is_new) {
+            init.Fill(key, at);
+            shard.layout->InitializeSlots(at);
+            if (row < first_new) reused.insert(row);
+          }
+          if (row >= first_new || (!reused.empty() && reused.count(row) != 0)) {
+            StampRow(shard.rows.StampOf(row), stamp);
+            if (inserted != nullptr) inserted[i] = true;
+          }
+          std::memcpy(out + i * value_bytes_, at, static_cast<size_t>(value_bytes_));
+        });
+  }
+
+  static void ChangeLayout(Shard& shard, const std::shared_ptr<const RowLayout>& to) {
+    const RowLayout& from = *shard.layout;
+    if (from.slots == to->slots) return;  // an earlier call came this far and failed
+    // For each new slot the old column it continues, or -1.
+    std::vector<int> source;
+    for (const SlotSpec& slot : to->slots) {
+      int at = -1;
+      for (size_t i = 0; i < from.slots.size(); ++i) {
+        if (from.slots[i].name == slot.name && from.slots[i].width == slot.width)
+          at = static_cast<int>(i) + 1;
+      }
+      source.push_back(at);
+    }
+    shard.rows.Relayout(to->row_bytes, [&](const char* old_row, char* new_row, uint32_t rows) {
+      for (uint32_t r = 0; r < rows; ++r, old_row += from.row_bytes, new_row += to->row_bytes) {
+        std::memcpy(new_row, old_row, static_cast<size_t>(from.value_bytes));
+        for (size_t i = 0; i < source.size(); ++i) {
+          const RowLayout::Column& c = to->columns[i + 1];
+          if (source[i] < 0) {
+            to->InitializeSlot(static_cast<int>(i) + 1, new_row);
+          } else {
+            std::memcpy(new_row + c.offset, old_row + from.columns[static_cast<size_t>(source[i])].offset,
+                        static_cast<size_t>(c.bytes));
+          }
+        }
+      }
+    });
+    shard.layout = to;
+  }
+
+  const KeyType key_type_;
+  const ValueType value_type_;
+  const int64_t dim_;
+  const int64_t value_bytes_;
+  int shard_bits_ = 0;
+  std::vector<std::unique_ptr<Shard>> shards_;
+
+  std::mutex schema_mutex_;
+  mutable std::mutex state_mutex_;
+  std::shared_ptr<const RowLayout> layout_;  // what all shards have, or had until EnsureSlots began
+  std::shared_ptr<const InitialValue> initial_;
+  std::atomic<uint64_t> generation_{1};
+};
+
+// ---- Export
+// ------------------------------------------------------------------------------------------------------
+
+ExporterImpl::ExporterImpl(const TableImpl* table) : table_(table) {
+  for (const auto& shard : table->shards_) {
+    std::shared_lock<RwSpinlock> hold(shard->lock);
+    ends_.push_back(shard->rows.high_water());
+  }
+}
+
+int64_t ExporterImpl::max_rows() const {
+  int64_t rows = 0;
+  for (size_t s = static_cast<size_t>(shard_); s < ends_.size(); ++s) rows += ends_[s];
+  return rows - row_;
+}
+
+// Picks up to `capacity` live rows, then copies them out in parallel. A row may be removed in between, which
+// leaves a gap that is closed at the end.
+int64_t ExporterImpl::Next(int64_t capacity, const Buffers& out, ParallelFor& threads) {
+  capacity = std::min(capacity, max_rows());
+  if (capacity <= 0) return 0;
+  for (;;) {
+    Scratch<uint64_t> picks(static_cast<size_t>(capacity));  // shard << 32 | row
+    int64_t count = 0;
+    while (count < capacity && shard_ < static_cast<int>(ends_.size())) {
+      const Shard& shard = *table_->shards_[static_cast<size_t>(shard_)];
+      {
+        std::shared_lock<RwSpinlock> hold(shard.lock);
+        const uint32_t end = std::min(ends_[static_cast<size_t>(shard_)], shard.rows.high_water());
+        const uint64_t high = static_cast<uint64_t>(shard_) << 32;
+        if (row_ < end) {
+          row_ = shard.rows.ForEachLive(row_, end, [&](uint32_t row) {
+            if (count == capacity) return false;
+            picks[static_cast<size_t>(count++)] = high | row;
+            return true;
+          });
+        }
+        if (row_ < end) break;
+      }
+      ++shard_;
+      row_ = 0;
+    }
+    if (count == 0) return 0;
+    const Ranges ranges(count, kLeastKeysPerTask, threads);
+    Scratch<int64_t> written(static_cast<size_t>(ranges.count()));
+    VisitKeyType(table_->key_type_, [&](auto k) {
+      RunTasks(threads, ranges.count(), [&](int64_t r) {
+        written[static_cast<size_t>(r)] = Write<decltype(k)>(
+            picks.data() + ranges.begin(r), ranges.end(r) - ranges.begin(r), ranges.begin(r), out);
+      });
+    });
+    int64_t total = written[0];
+    const auto move_down = [&](void* column, int64_t bytes, int64_t from, int64_t rows) {
+      if (column == nullptr) return;
+      char* const base = static_cast<char*>(column);
+      std::memmove(base + total * bytes, base + from * bytes, static_cast<size_t>(rows * bytes));
+    };
+    for (int64_t r = 1; r < ranges.count(); ++r) {
+      const int64_t from = ranges.begin(r);
+      const int64_t rows = written[static_cast<size_t>(r)];
+      if (from != total) {
+        move_down(out.keys, SizeOf(table_->key_type_), from, rows);
+        move_down(out.freqs, 4, from, rows);
+        move_down(out.versions, 4, from, rows);
+        const std::shared_ptr<const RowLayout> layout = table_->layout();
+        for (const ColumnOut& column : out.columns) {
+          move_down(column.data, layout->At(column.column, column.width).bytes, from, rows);
+        }
+      }
+      total += rows;
+    }
+    if (total > 0) return total;  // else all that were picked have gone: look further
+  }
+}
+
+// Writes the rows that are still there to `out` from row `at` on, and returns how many.
+template <class Key>
+int64_t ExporterImpl::Write(const uint64_t* picks, int64_t count, int64_t at, const Buffers& out) const {
+  const int64_t first = at;
+  for (int64_t begin = 0; begin < count;) {
+    const uint64_t shard_number = picks[begin] >> 32;
+    int64_t end = begin;
+    while (end < count && end - begin < kBlock && picks[end] >> 32 == shard_number) ++end;
+    const Shard& shard = *table_->shards_[shard_number];
+    std::shared_lock<RwSpinlock> hold(shard.lock);
+    std::vector<RowLayout::Column> columns;
+    for (const ColumnOut& column : out.columns)
+      columns.push_back(shard.layout->At(column.column, column.width));
+    for (; begin < end; ++begin) {
+      const uint32_t row = static_cast<uint32_t>(picks[begin]);
+      if (row >= shard.rows.high_water() || !shard.rows.IsLive(row)) continue;
+      const RowStamp& stamp = *shard.rows.StampOf(row);
+      if (out.keys != nullptr) static_cast<Key*>(out.keys)[at] = static_cast<Key>(stamp.key);
+      if (out.freqs != nullptr) out.freqs[at] = stamp.frequency;
+      if (out.versions != nullptr) out.versions[at] = stamp.version;
+      const char* const from = shard.rows.Row(row);
+      for (size_t c = 0; c < columns.size(); ++c) {
+        std::memcpy(static_cast<char*>(out.columns[c].data) + at * columns[c].bytes, from + columns[c].offset,
+                    static_cast<size_t>(columns[c].bytes));
+      }
+      ++at;
+    }
+  }
+  return at - first;
+}
+
+}  // namespace
+
+std::unique_ptr<Table> Table::Create(const TableOptions& options) {
+  if (options.dim <= 0 || options.dim > kMaxDim) {
+    ThrowInvalid("A table of dim " + std::to_string(options.dim) + "; expected 1 to " +
+                 std::to_string(kMaxDim) + ".");
+  }
+  if (options.shards < 0 || options.shards > kMaxShards || (options.shards & (options.shards - 1)) != 0) {
+    ThrowInvalid("A table of " + std::to_string(options.shards) +
+                 " shards; expected a power of two up to 64, or 0 for the default.");
+  }
+  if (options.capacity_hint < 0) {
+    ThrowInvalid("A capacity hint of " + std::to_string(options.capacity_hint) + "; expected 0 or more.");
+  }
+  return std::make_unique<TableImpl>(options);
+}
+
+}  // namespace kvtable

@@ -1,0 +1,464 @@
+// Save and restore in the layout of docs/checkpoint-layout.md, a chunk of rows at a time.
+//
+// A save reads the keys first, then the rows chunk by chunk, so that each row is whole (value and slots of
+// one moment) and training goes on meanwhile. A restore fills a new table and puts it in place when
+// everything has been read: a checkpoint that turns out to be damaged leaves the variable as it was.
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <set>
+#include <vector>
+
+#include "errors.h"
+#include "table_resource.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/tensor_slice.h"
+#include "tensorflow/core/platform/env.h"
+#include "tensorflow/core/platform/path.h"
+#include "tensorflow/core/util/tensor_bundle/tensor_bundle.h"
+
+namespace kvtools {
+namespace {
+
+namespace tf = tensorflow;
+using tf::OpKernel;
+using tf::OpKernelConstruction;
+using tf::OpKernelContext;
+using tf::Tensor;
+using tf::TensorShape;
+
+constexpr int64_t kLayout = 1;
+constexpr int64_t kChunkBytes = 64 << 20;
+
+// Rows [start, start + length) along the first dimension.
+tf::TensorSlice RowSlice(int dims, int64_t start, int64_t length) {
+  tf::TensorSlice slice(dims);
+  slice.set_start(0, start);
+  slice.set_length(0, length);
+  return slice;
+}
+
+TensorShape ColumnShape(int64_t n, int64_t width) {
+  return width == 0 ? TensorShape({n}) : TensorShape({n, width});
+}
+
+// One column of a chunk: `width` 0 for keys and stamps.
+struct Column {
+  std::string tensor_name;
+  tf::DataType dtype;
+  int64_t width;
+  Tensor rows;
+};
+
+class SaveOp : public OpKernel {
+ public:
+  explicit SaveOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("tensor_prefixes", &prefixes_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("names", &names_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("part", &part_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("parts", &parts_));
+    const size_t n = static_cast<size_t>(num_inputs()) - 1;
+    OP_REQUIRES(ctx, prefixes_.size() == n && names_.size() == n && part_.size() == n && parts_.size() == n,
+                errors::InvalidArgument("KvTableSave wants one prefix, name, part and parts per table"));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    const std::string prefix = ctx->input(0).scalar<tf::tstring>()();
+    OP_REQUIRES_OK(ctx, ctx->env()->RecursivelyCreateDir(std::string(tf::io::Dirname(prefix))));
+    tf::BundleWriter writer(ctx->env(), prefix);
+    OP_REQUIRES_OK(ctx, writer.status());
+    KernelThreads threads(ctx);
+    for (size_t i = 0; i < prefixes_.size(); ++i) {
+      tf::core::RefCountPtr<TableResource> resource;
+      std::shared_ptr<kvtable::Table> table;
+      OP_REQUIRES_OK(ctx, LookupTable(ctx, static_cast<int>(i) + 1, &resource, &table));
+      const TableConfig& config = resource->config();
+      absl::Status saved;
+      const absl::Status ran = CatchErrors("saving", config.name,
+                                           [&] { saved = Save(ctx, i, config, *table, &threads, &writer); });
+      OP_REQUIRES_OK(ctx, ran);
+      OP_REQUIRES_OK(ctx, saved);
+    }
+    OP_REQUIRES_OK(ctx, writer.Finish());
+  }
+
+ private:
+  std::string Meta(size_t i, const TableConfig& config, const kvtable::Table& table,
+                   const std::vector<kvtable::SlotSpec>& slots) const {
+    return "{\"layout\": " + std::to_string(kLayout) + ", \"name\": " + JsonQuote(names_[i]) +
+           ", \"part\": " + std::to_string(part_[i]) + ", \"parts\": " + std::to_string(parts_[i]) +
+           ", \"key_dtype\": " + JsonQuote(DtypeName(config.key_dtype)) +
+           ", \"value_dtype\": " + JsonQuote(DtypeName(config.value_dtype)) +
+           ", \"dim\": " + std::to_string(config.dim) + ", \"slots\": " + SlotsToJson(slots) +
+           ", \"initializer\": " + InitializerToJson(table.initializer()) + "}";
+  }
+
+  static std::string DtypeName(tf::DataType dtype) {
+    switch (dtype) {
+      case tf::DT_FLOAT:
+        return "float32";
+      case tf::DT_HALF:
+        return "float16";
+      case tf::DT_DOUBLE:
+        return "float64";
+      default:
+        return tf::DataTypeString(dtype);
+    }
+  }
+
+  static absl::Status ExportKeys(OpKernelContext* ctx, const TableConfig& config, const kvtable::Table& table,
+                                 kvtable::ParallelFor* threads, Tensor* keys) {
+    const std::unique_ptr<kvtable::Exporter> exporter = table.Export();
+    const int64_t room = exporter->max_rows();
+    TF_RETURN_IF_ERROR(ctx->allocate_temp(config.key_dtype, TensorShape({room}), keys));
+    int64_t n = 0;
+    while (n < room) {
+      kvtable::Exporter::Buffers out;
+      out.keys = static_cast<char*>(keys->data()) + n * tf::DataTypeSize(config.key_dtype);
+      const int64_t got = exporter->Next(room - n, out, *threads);
+      if (got == 0) break;
+      n += got;
+    }
+    *keys = keys->Slice(0, n);
+    return absl::OkStatus();
+  }
+
+  absl::Status Save(OpKernelContext* ctx, size_t i, const TableConfig& config, const kvtable::Table& table,
+                    kvtable::ParallelFor* threads, tf::BundleWriter* writer) const {
+    const std::string& x = prefixes_[i];
+    const std::vector<kvtable::SlotSpec> slots = table.slots();
+    Tensor meta(tf::DT_STRING, TensorShape({}));
+    meta.scalar<tf::tstring>()() = Meta(i, config, table, slots);
+    TF_RETURN_IF_ERROR(writer->Add(x + "-kvmeta", meta));
+    const kvtable::Initializer initializer = table.initializer();
+    if (initializer.kind == kvtable::Initializer::Kind::kRows) {
+      Tensor rows(config.value_dtype, TensorShape({initializer.num_rows, config.dim}));
+      std::memcpy(rows.data(), initializer.rows->data(), initializer.rows->size());
+      TF_RETURN_IF_ERROR(writer->Add(x + "-init", rows));
+    }
+
+    Tensor keys;
+    TF_RETURN_IF_ERROR(ExportKeys(ctx, config, table, threads, &keys));
+    const int64_t n = keys.dim_size(0);
+    std::vector<Column> columns = {{x + "-keys", config.key_dtype, 0, Tensor()},
+                                   {x + "-freqs", tf::DT_UINT32, 0, Tensor()},
+                                   {x + "-versions", tf::DT_UINT32, 0, Tensor()},
+                                   {x + "-values", config.value_dtype, config.dim, Tensor()}};
+    for (const kvtable::SlotSpec& slot : slots) {
+      columns.push_back({x + "-slot-" + slot.name, config.value_dtype, slot.width, Tensor()});
+    }
+    int64_t row_bytes = 0;
+    for (const Column& column : columns) {
+      row_bytes += std::max<int64_t>(1, column.width) * tf::DataTypeSize(column.dtype);
+    }
+    const int64_t chunk = std::max<int64_t>(1, kChunkBytes / row_bytes);
+    const bool whole = n <= chunk;
+    for (int64_t start = 0; start < n || (start == 0 && whole); start += chunk) {
+      const int64_t rows = std::min(chunk, n - start);
+      const Tensor chunk_keys = keys.Slice(start, start + rows);
+      std::vector<kvtable::ColumnOut> out;
+      for (size_t c = 0; c < columns.size(); ++c) {
+        Column& column = columns[c];
+        TF_RETURN_IF_ERROR(ctx->allocate_temp(column.dtype, ColumnShape(rows, column.width), &column.rows));
+        if (c >= 3) out.push_back({static_cast<int>(c) - 3, column.rows.data()});
+      }
+      std::memcpy(columns[0].rows.data(), chunk_keys.data(), chunk_keys.TotalBytes());
+      table.GatherStamps(columns[0].rows.data(), rows, static_cast<uint32_t*>(columns[1].rows.data()),
+                         static_cast<uint32_t*>(columns[2].rows.data()), *threads);
+      table.GatherColumns(columns[0].rows.data(), rows, out, nullptr, *threads);
+      for (const Column& column : columns) {
+        if (whole) {
+          TF_RETURN_IF_ERROR(writer->Add(column.tensor_name, column.rows));
+        } else {
+          TF_RETURN_IF_ERROR(writer->AddSlice(column.tensor_name, ColumnShape(n, column.width),
+                                              RowSlice(column.width == 0 ? 1 : 2, start, rows), column.rows));
+        }
+      }
+      if (whole) break;
+    }
+    return absl::OkStatus();
+  }
+
+  std::vector<std::string> prefixes_;
+  std::vector<std::string> names_;
+  std::vector<int64_t> part_;
+  std::vector<int64_t> parts_;
+};
+
+// One saved part, as its metadata has it.
+struct SavedPart {
+  explicit SavedPart(std::string tensor_prefix) : prefix(std::move(tensor_prefix)) {}
+
+  std::string prefix;
+  int64_t parts = 1;
+  int64_t rows = 0;
+  std::vector<kvtable::SlotSpec> slots;
+  kvtable::Initializer initializer;
+};
+
+class RestoreOp : public OpKernel {
+ public:
+  explicit RestoreOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("tensor_prefix", &base_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("part_infix", &infix_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("part", &part_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("parts", &parts_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    const std::string prefix = ctx->input(1).scalar<tf::tstring>()();
+    tf::core::RefCountPtr<TableResource> resource;
+    OP_REQUIRES_OK(ctx, tf::LookupResource(ctx, tf::HandleFromInput(ctx, 0), &resource));
+    const TableConfig& config = resource->config();
+    tf::BundleReader reader(ctx->env(), prefix);
+    OP_REQUIRES_OK(ctx, reader.status());
+    KernelThreads threads(ctx);
+    absl::Status restored;
+    std::shared_ptr<kvtable::Table> table;
+    const absl::Status ran = CatchErrors("restoring from '" + prefix + "'", config.name, [&] {
+      restored = Restore(config, prefix, *resource, &reader, &threads, &table);
+    });
+    OP_REQUIRES_OK(ctx, ran);
+    OP_REQUIRES_OK(ctx, restored);
+    resource->set_table(std::move(table));
+  }
+
+ private:
+  absl::Status ReadMeta(const TableConfig& config, const std::string& where, tf::BundleReader* reader,
+                        SavedPart* saved) const {
+    Tensor text(tf::DT_STRING, TensorShape({}));
+    TF_RETURN_IF_ERROR(reader->Lookup(saved->prefix + "-kvmeta", &text));
+    const Json meta = Json::Parse(text.scalar<tf::tstring>()());
+    if (meta.Int("layout") > kLayout) {
+      return errors::Unimplemented("Checkpoint '", where, "': table '", saved->prefix, "' is of layout ",
+                                   meta.Int("layout"), ", this version reads up to ", kLayout,
+                                   ": upgrade kvtools.");
+    }
+    saved->parts = meta.Int("parts");
+    if (meta.Int("dim") != config.dim) {
+      return errors::InvalidArgument("Checkpoint '", where, "': table '", saved->prefix, "' has rows of dim ",
+                                     meta.Int("dim"), ", key-value variable '", config.name, "' has dim ",
+                                     config.dim, ": build the variable with embedding_dim=", meta.Int("dim"),
+                                     ".");
+    }
+    saved->slots = SlotsFromJson(meta.At("slots"));
+    saved->initializer = InitializerFromJson(meta.At("initializer"));
+    tf::DataType dtype;
+    TensorShape shape;
+    TF_RETURN_IF_ERROR(reader->LookupDtypeAndShape(saved->prefix + "-keys", &dtype, &shape));
+    if (dtype != config.key_dtype) {
+      return errors::InvalidArgument("Checkpoint '", where, "': table '", saved->prefix, "' has ",
+                                     tf::DataTypeString(dtype), " keys, key-value variable '", config.name,
+                                     "' has ", tf::DataTypeString(config.key_dtype),
+                                     ": build it with key_dtype=", tf::DataTypeString(dtype), ".");
+    }
+    saved->rows = shape.dims() == 1 ? shape.dim_size(0) : -1;
+    const auto check = [&](const std::string& column, tf::DataType want, int64_t width) -> absl::Status {
+      TF_RETURN_IF_ERROR(reader->LookupDtypeAndShape(saved->prefix + column, &dtype, &shape));
+      if (dtype != want) {
+        return errors::InvalidArgument("Checkpoint '", where, "': tensor '", saved->prefix + column, "' is ",
+                                       tf::DataTypeString(dtype), ", key-value variable '", config.name,
+                                       "' wants ", tf::DataTypeString(want), ".");
+      }
+      if (shape != ColumnShape(saved->rows, width)) {
+        return errors::DataLoss("Checkpoint '", where, "': tensor '", saved->prefix + column, "' has shape ",
+                                shape.DebugString(), ", expected ",
+                                ColumnShape(saved->rows, width).DebugString(), " as there are ", saved->rows,
+                                " keys: the checkpoint is damaged.");
+      }
+      return absl::OkStatus();
+    };
+    TF_RETURN_IF_ERROR(check("-freqs", tf::DT_UINT32, 0));
+    TF_RETURN_IF_ERROR(check("-versions", tf::DT_UINT32, 0));
+    TF_RETURN_IF_ERROR(check("-values", config.value_dtype, config.dim));
+    for (const kvtable::SlotSpec& slot : saved->slots) {
+      TF_RETURN_IF_ERROR(check("-slot-" + slot.name, config.value_dtype, slot.width));
+    }
+    if (saved->initializer.kind == kvtable::Initializer::Kind::kRows) {
+      TF_RETURN_IF_ERROR(reader->LookupDtypeAndShape(saved->prefix + "-init", &dtype, &shape));
+      if (dtype != config.value_dtype || shape.dims() != 2 || shape.dim_size(1) != config.dim) {
+        return errors::DataLoss("Checkpoint '", where, "': tensor '", saved->prefix, "-init' is ",
+                                tf::DataTypeString(dtype), shape.DebugString(),
+                                ": the checkpoint is damaged.");
+      }
+      Tensor rows(dtype, shape);
+      TF_RETURN_IF_ERROR(reader->Lookup(saved->prefix + "-init", &rows));
+      SetInitializerRows(rows, &saved->initializer);
+    }
+    return absl::OkStatus();
+  }
+
+  // Rows [start, start + length) of a column, from a tensor stored whole or in slices.
+  static absl::Status ReadColumn(tf::BundleReader* reader, const std::string& name, tf::DataType dtype,
+                                 int64_t rows, int64_t width, int64_t start, int64_t length,
+                                 std::map<std::string, Tensor>* whole, Tensor* out) {
+    if (length == rows) {
+      *out = Tensor(dtype, ColumnShape(rows, width));
+      return reader->Lookup(name, out);
+    }
+    std::vector<tf::TensorSlice> slices;
+    TF_RETURN_IF_ERROR(reader->LookupTensorSlices(name, &slices));
+    if (!slices.empty()) {
+      *out = Tensor(dtype, ColumnShape(length, width));
+      return reader->LookupSlice(name, RowSlice(width == 0 ? 1 : 2, start, length), out);
+    }
+    auto it = whole->find(name);
+    if (it == whole->end()) {
+      Tensor all(dtype, ColumnShape(rows, width));
+      TF_RETURN_IF_ERROR(reader->Lookup(name, &all));
+      it = whole->emplace(name, std::move(all)).first;
+    }
+    *out = it->second.Slice(start, start + length);
+    return absl::OkStatus();
+  }
+
+  // Where the chunks of a part begin and how long they are: as it was written.
+  static absl::Status Chunks(tf::BundleReader* reader, const SavedPart& saved,
+                             std::vector<std::pair<int64_t, int64_t>>* chunks) {
+    std::vector<tf::TensorSlice> slices;
+    TF_RETURN_IF_ERROR(reader->LookupTensorSlices(saved.prefix + "-keys", &slices));
+    for (const tf::TensorSlice& slice : slices) {
+      if (!slice.IsFullAt(0)) chunks->emplace_back(slice.start(0), slice.length(0));
+    }
+    if (chunks->empty() && saved.rows > 0) chunks->emplace_back(0, saved.rows);
+    std::sort(chunks->begin(), chunks->end());
+    return absl::OkStatus();
+  }
+
+  template <typename K>
+  std::vector<int64_t> OwnRows(const Tensor& keys) const {
+    std::vector<int64_t> own;
+    const auto in = keys.flat<K>();
+    const K parts = static_cast<K>(parts_);
+    for (int64_t i = 0; i < in.size(); ++i) {
+      K rest = in(i) % parts;
+      if (rest < 0) rest += parts;
+      if (static_cast<int64_t>(rest) == part_) own.push_back(i);
+    }
+    return own;
+  }
+
+  // Keeps rows `own` of a column, in place.
+  static void Compact(const std::vector<int64_t>& own, int64_t width, Tensor* rows) {
+    const int64_t bytes = std::max<int64_t>(1, width) * tf::DataTypeSize(rows->dtype());
+    Tensor kept(rows->dtype(), ColumnShape(static_cast<int64_t>(own.size()), width));
+    char* to = static_cast<char*>(kept.data());
+    const char* from = static_cast<const char*>(rows->data());
+    for (size_t i = 0; i < own.size(); ++i) std::memcpy(to + i * bytes, from + own[i] * bytes, bytes);
+    *rows = std::move(kept);
+  }
+
+  absl::Status Restore(const TableConfig& config, const std::string& where, const TableResource& resource,
+                       tf::BundleReader* reader, kvtable::ParallelFor* threads,
+                       std::shared_ptr<kvtable::Table>* out) const {
+    std::vector<SavedPart> saved;
+    TF_RETURN_IF_ERROR(FindParts(config, where, reader, &saved));
+    const SavedPart& reference = LargestPart(saved);
+    std::shared_ptr<kvtable::Table> table = resource.NewTable(reference.initializer);
+    const std::vector<kvtable::SlotSpec>& slots = reference.slots;
+    table->EnsureSlots(slots, *threads);
+    int64_t rows = 0;
+    for (const SavedPart& part : saved) rows += part.rows;
+    table->Reserve(static_cast<int64_t>(saved.size()) == parts_ ? saved[part_].rows : rows / parts_,
+                   *threads);
+    for (size_t p = 0; p < saved.size(); ++p) {
+      const SavedPart& part = saved[p];
+      // Under the same number of parts only our own has rows for us.
+      if (static_cast<int64_t>(saved.size()) == parts_ && static_cast<int64_t>(p) != part_) continue;
+      std::vector<std::pair<int64_t, int64_t>> chunks;
+      TF_RETURN_IF_ERROR(Chunks(reader, part, &chunks));
+      std::map<std::string, Tensor> whole;
+      for (const auto& [start, length] : chunks) {
+        const auto read = [&, start = start, length = length](const std::string& column, tf::DataType dtype,
+                                                              int64_t width, Tensor* rows_out) {
+          return ReadColumn(reader, part.prefix + column, dtype, part.rows, width, start, length, &whole,
+                            rows_out);
+        };
+        Tensor keys, freqs, versions;
+        TF_RETURN_IF_ERROR(read("-keys", config.key_dtype, 0, &keys));
+        TF_RETURN_IF_ERROR(read("-freqs", tf::DT_UINT32, 0, &freqs));
+        TF_RETURN_IF_ERROR(read("-versions", tf::DT_UINT32, 0, &versions));
+        std::vector<Tensor> columns(slots.size() + 1);
+        TF_RETURN_IF_ERROR(read("-values", config.value_dtype, config.dim, &columns[0]));
+        for (size_t s = 0; s < slots.size(); ++s) {
+          TF_RETURN_IF_ERROR(
+              read("-slot-" + slots[s].name, config.value_dtype, slots[s].width, &columns[s + 1]));
+        }
+        const std::vector<int64_t> own = config.key_dtype == tf::DT_INT32    ? OwnRows<int32_t>(keys)
+                                         : config.key_dtype == tf::DT_UINT64 ? OwnRows<uint64_t>(keys)
+                                                                             : OwnRows<int64_t>(keys);
+        if (static_cast<int64_t>(own.size()) != keys.NumElements()) {
+          Compact(own, 0, &keys);
+          Compact(own, 0, &freqs);
+          Compact(own, 0, &versions);
+          for (size_t s = 0; s < columns.size(); ++s)
+            Compact(own, s == 0 ? config.dim : slots[s - 1].width, &columns[s]);
+        }
+        std::vector<kvtable::ColumnIn> in;
+        for (size_t s = 0; s < columns.size(); ++s) in.push_back({static_cast<int>(s), columns[s].data()});
+        table->Import(keys.data(), keys.NumElements(), in, static_cast<const uint32_t*>(freqs.data()),
+                      static_cast<const uint32_t*>(versions.data()), *threads);
+      }
+    }
+    *out = std::move(table);
+    return absl::OkStatus();
+  }
+
+  absl::Status FindParts(const TableConfig& config, const std::string& where, tf::BundleReader* reader,
+                         std::vector<SavedPart>* saved) const {
+    if (reader->Contains(base_ + "-kvmeta")) {
+      saved->push_back(SavedPart(base_));
+    } else {
+      for (int64_t i = 0; reader->Contains(base_ + infix_ + std::to_string(i) + "-kvmeta"); ++i) {
+        saved->push_back(SavedPart(base_ + infix_ + std::to_string(i)));
+      }
+    }
+    if (saved->empty()) {
+      std::string tables;
+      const std::string suffix = "-kvmeta";
+      for (reader->Seek(""); reader->Valid(); reader->Next()) {
+        const std::string key(reader->key());
+        if (key.size() > suffix.size() &&
+            key.compare(key.size() - suffix.size(), suffix.size(), suffix) == 0) {
+          tables += (tables.empty() ? "" : ", ") + key.substr(0, key.size() - suffix.size());
+        }
+      }
+      return errors::NotFound("Checkpoint '", where, "' has no key-value table '", base_, "' for variable '",
+                              config.name, "'; it has [", tables, "].");
+    }
+    for (SavedPart& part : *saved) {
+      TF_RETURN_IF_ERROR(ReadMeta(config, where, reader, &part));
+      if (part.parts != static_cast<int64_t>(saved->size())) {
+        return errors::DataLoss("Checkpoint '", where, "': table '", part.prefix, "' is one of ", part.parts,
+                                " parts, but ", saved->size(), " are there: the checkpoint is incomplete.");
+      }
+    }
+    // A part that no step has reached yet has no rows and may have no slots.
+    const SavedPart& reference = LargestPart(*saved);
+    for (const SavedPart& part : *saved) {
+      if (part.rows > 0 && !(part.slots == reference.slots)) {
+        return errors::DataLoss("Checkpoint '", where, "': tables '", part.prefix, "' and '",
+                                reference.prefix,
+                                "' have different slots: they come from different moments.");
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  static const SavedPart& LargestPart(const std::vector<SavedPart>& saved) {
+    return *std::max_element(saved.begin(), saved.end(),
+                             [](const SavedPart& a, const SavedPart& b) { return a.rows < b.rows; });
+  }
+
+  std::string base_;
+  std::string infix_;
+  int64_t part_ = 0;
+  int64_t parts_ = 1;
+};
+
+REGISTER_KERNEL_BUILDER(Name("KvTableSave").Device(tf::DEVICE_CPU), SaveOp);
+REGISTER_KERNEL_BUILDER(Name("KvTableRestore").Device(tf::DEVICE_CPU), RestoreOp);
+
+}  // namespace
+}  // namespace kvtools

@@ -1,0 +1,283 @@
+// The ops: names, signatures and shapes. What they do stands in the kernel files.
+//
+// `slots` and `initializer` attributes are JSON, in the form docs/checkpoint-layout.md gives for `kvmeta`.
+
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace {
+
+using tensorflow::shape_inference::DimensionHandle;
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+// keys.shape + [width of `attr`]
+absl::Status RowsShape(InferenceContext* c, const char* attr) {
+  int64_t width;
+  TF_RETURN_IF_ERROR(c->GetAttr(attr, &width));
+  ShapeHandle out;
+  TF_RETURN_IF_ERROR(c->Concatenate(c->input(1), c->Vector(width), &out));
+  c->set_output(0, out);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+// ---- The resource
+// ---------------------------------------------------------------------------------------------------
+
+// Lookups of a read-only table never insert, whatever their mode. `dtype` and `shape` are what TensorFlow
+// reads from a variable's handle op when it imports a MetaGraph.
+REGISTER_OP("KvTableHandle")
+    .Attr("container: string = ''")
+    .Attr("shared_name: string = ''")
+    .Attr("anonymous: bool = false")
+    .Attr("variable: string")
+    .Attr("key_dtype: {int64, int32, uint64}")
+    .Attr("dtype: {float, half, bfloat16, double}")
+    .Attr("shape: shape")
+    .Attr("dim: int >= 1")
+    .Attr("capacity_hint: int = 0")
+    .Attr("read_only: bool = false")
+    .Output("handle: resource")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+
+// `rows` is (M, dim) for an initializer of kind `rows`, and empty otherwise.
+REGISTER_OP("KvTableInitialize")
+    .Attr("dtype: {float, half, bfloat16, double}")
+    .Attr("initializer: string")
+    .Input("handle: resource")
+    .Input("rows: dtype")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
+REGISTER_OP("KvTableIsInitialized")
+    .Input("handle: resource")
+    .Output("initialized: bool")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+
+REGISTER_OP("KvTableSize")
+    .Input("handle: resource")
+    .Output("size: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+
+// [rows, row bytes, index bytes, column bytes, slack bytes]
+REGISTER_OP("KvTableMemory")
+    .Input("handle: resource")
+    .Output("bytes: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(5));
+      return absl::OkStatus();
+    });
+
+REGISTER_OP("KvTableClear")
+    .Input("handle: resource")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
+// The slots a table has now, as JSON.
+REGISTER_OP("KvTableSlots")
+    .Input("handle: resource")
+    .Output("slots: string")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+
+// ---- Lookups
+// --------------------------------------------------------------------------------------------------------
+
+// mode: "train" inserts missing keys with their initial value; "zeros" and "initial" are read-only and give
+// that for a missing key.
+REGISTER_OP("KvTableGather")
+    .Attr("Tkeys: {int64, int32, uint64}")
+    .Attr("dtype: {float, half, bfloat16, double}")
+    .Attr("dim: int >= 1")
+    .Attr("mode: {'train', 'zeros', 'initial'} = 'train'")
+    .Input("handle: resource")
+    .Input("keys: Tkeys")
+    .Output("rows: dtype")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) { return RowsShape(c, "dim"); });
+
+REGISTER_OP("KvTableContains")
+    .Attr("Tkeys: {int64, int32, uint64}")
+    .Input("handle: resource")
+    .Input("keys: Tkeys")
+    .Output("found: bool")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->input(1));
+      return absl::OkStatus();
+    });
+
+REGISTER_OP("KvTableStamps")
+    .Attr("Tkeys: {int64, int32, uint64}")
+    .Input("handle: resource")
+    .Input("keys: Tkeys")
+    .Output("freqs: uint32")
+    .Output("versions: uint32")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->input(1));
+      c->set_output(1, c->input(1));
+      return absl::OkStatus();
+    });
+
+// ---- Writes
+// ---------------------------------------------------------------------------------------------------------
+
+REGISTER_OP("KvTableUpsert")
+    .Attr("Tkeys: {int64, int32, uint64}")
+    .Attr("dtype: {float, half, bfloat16, double}")
+    .Input("handle: resource")
+    .Input("keys: Tkeys")
+    .Input("rows: dtype")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
+REGISTER_OP("KvTableAccumulate")
+    .Attr("Tkeys: {int64, int32, uint64}")
+    .Attr("dtype: {float, half, bfloat16, double}")
+    .Input("handle: resource")
+    .Input("keys: Tkeys")
+    .Input("deltas: dtype")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
+REGISTER_OP("KvTableRemove")
+    .Attr("Tkeys: {int64, int32, uint64}")
+    .Input("handle: resource")
+    .Input("keys: Tkeys")
+    .Output("removed: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+
+// ---- Rows with their slots, for optimizers that run as TensorFlow ops
+// ----------------------------------------------
+
+// Makes the slots of the table exactly `slots`, then reads value and slots of keys, (n) each: `columns` are
+// the value and one tensor per slot. Missing keys give initial values and are not inserted.
+REGISTER_OP("KvTableReadRows")
+    .Attr("Tkeys: {int64, int32, uint64}")
+    .Attr("dtype: {float, half, bfloat16, double}")
+    .Attr("slots: string")
+    .Attr("widths: list(int) >= 1")
+    .Attr("N: int >= 1")
+    .Input("handle: resource")
+    .Input("keys: Tkeys")
+    .Output("columns: N * dtype")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      std::vector<int64_t> widths;
+      TF_RETURN_IF_ERROR(c->GetAttr("widths", &widths));
+      ShapeHandle keys;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &keys));
+      for (size_t i = 0; i < widths.size(); ++i) {
+        c->set_output(static_cast<int>(i), c->Matrix(c->Dim(keys, 0), widths[i]));
+      }
+      return absl::OkStatus();
+    });
+
+// Writes what KvTableReadRows read, and counts one update for each key. Keys are unique.
+REGISTER_OP("KvTableWriteRows")
+    .Attr("Tkeys: {int64, int32, uint64}")
+    .Attr("dtype: {float, half, bfloat16, double}")
+    .Attr("slots: string")
+    .Attr("N: int >= 1")
+    .Input("handle: resource")
+    .Input("keys: Tkeys")
+    .Input("columns: N * dtype")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
+// A resource variable that holds `value` and lives as long as its handle: one step.
+REGISTER_OP("KvTableStepVariable")
+    .Attr("dtype: type")
+    .Input("value: dtype")
+    .Output("handle: resource")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      tensorflow::DataType dtype;
+      TF_RETURN_IF_ERROR(c->GetAttr("dtype", &dtype));
+      c->set_output(0, c->Scalar());
+      c->set_output_handle_shapes_and_types(
+          0, std::vector<tensorflow::shape_inference::ShapeAndType>{{c->input(0), dtype}});
+      return absl::OkStatus();
+    });
+
+// ---- Export, import, partition
+// --------------------------------------------------------------------------------------
+
+// All rows. `column` names a slot, or is empty for the value.
+REGISTER_OP("KvTableExport")
+    .Attr("Tkeys: {int64, int32, uint64}")
+    .Attr("dtype: {float, half, bfloat16, double}")
+    .Attr("column: string = ''")
+    .Attr("width: int >= 1")
+    .Input("handle: resource")
+    .Output("keys: Tkeys")
+    .Output("rows: dtype")
+    .Output("freqs: uint32")
+    .Output("versions: uint32")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      int64_t width;
+      TF_RETURN_IF_ERROR(c->GetAttr("width", &width));
+      const DimensionHandle n = c->UnknownDim();
+      c->set_output(0, c->Vector(n));
+      c->set_output(1, c->Matrix(n, width));
+      c->set_output(2, c->Vector(n));
+      c->set_output(3, c->Vector(n));
+      return absl::OkStatus();
+    });
+
+// Writes rows with their stamps, as KvTableExport gave them.
+REGISTER_OP("KvTableImport")
+    .Attr("Tkeys: {int64, int32, uint64}")
+    .Attr("dtype: {float, half, bfloat16, double}")
+    .Input("handle: resource")
+    .Input("keys: Tkeys")
+    .Input("rows: dtype")
+    .Input("freqs: uint32")
+    .Input("versions: uint32")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
+// The part that owns each key: key floor-mod parts.
+REGISTER_OP("KvTablePartition")
+    .Attr("Tkeys: {int64, int32, uint64}")
+    .Attr("parts: int >= 1")
+    .Input("keys: Tkeys")
+    .Output("owner: int32")
+    .SetShapeFn(tensorflow::shape_inference::UnchangedShape);
+
+// ---- Checkpoints
+// ----------------------------------------------------------------------------------------------------
+
+// Writes tables as one shard of a TensorFlow bundle, in chunks.
+REGISTER_OP("KvTableSave")
+    .Attr("N: int >= 1")
+    .Attr("tensor_prefixes: list(string)")
+    .Attr("names: list(string)")
+    .Attr("part: list(int)")
+    .Attr("parts: list(int)")
+    .Input("prefix: string")
+    .Input("handles: N * resource")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
+// Replaces a table's contents by the rows of a checkpoint that belong to this part, whatever number of parts
+// wrote it.
+REGISTER_OP("KvTableRestore")
+    .Attr("tensor_prefix: string")
+    .Attr("part_infix: string")
+    .Attr("part: int >= 0")
+    .Attr("parts: int >= 1")
+    .Input("handle: resource")
+    .Input("prefix: string")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);

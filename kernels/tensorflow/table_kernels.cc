@@ -1,0 +1,565 @@
+// Kernels of the resource itself, of lookups, writes, export and import.
+
+#include <vector>
+
+#include "errors.h"
+#include "table_resource.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_handle.h"
+#include "tensorflow/core/framework/resource_var.h"
+
+namespace kvtools {
+namespace {
+
+namespace tf = tensorflow;
+using tf::OpKernel;
+using tf::OpKernelConstruction;
+using tf::OpKernelContext;
+using tf::Tensor;
+using tf::TensorShape;
+
+class HandleOp : public OpKernel {
+ public:
+  explicit HandleOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("container", &container_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("shared_name", &shared_name_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("anonymous", &anonymous_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("variable", &config_.name));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("key_dtype", &config_.key_dtype));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dtype", &config_.value_dtype));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &config_.dim));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("capacity_hint", &config_.capacity_hint));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("read_only", &config_.read_only));
+    if (shared_name_.empty()) shared_name_ = name();
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    Tensor* out = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &out));
+    if (anonymous_) {
+      // The table goes when the last handle to it does.
+      out->scalar<tf::ResourceHandle>()() =
+          tf::ResourceHandle::MakeRefCountingHandle(new TableResource(config_), ctx->device()->name());
+      return;
+    }
+    tf::core::RefCountPtr<TableResource> resource;
+    TableResource* raw = nullptr;
+    const std::string container =
+        container_.empty() ? ctx->resource_manager()->default_container() : container_;
+    OP_REQUIRES_OK(ctx, ctx->resource_manager()->LookupOrCreate<TableResource>(
+                            container, shared_name_, &raw, [this](TableResource** created) {
+                              *created = new TableResource(config_);
+                              return absl::OkStatus();
+                            }));
+    resource.reset(raw);
+    const TableConfig& found = resource->config();
+    OP_REQUIRES(ctx,
+                found.dim == config_.dim && found.key_dtype == config_.key_dtype &&
+                    found.value_dtype == config_.value_dtype,
+                errors::InvalidArgument("Key-value variable '", config_.name, "' is there already as ",
+                                        tf::DataTypeString(found.key_dtype), " -> ",
+                                        tf::DataTypeString(found.value_dtype), "[", found.dim, "], wanted ",
+                                        tf::DataTypeString(config_.key_dtype), " -> ",
+                                        tf::DataTypeString(config_.value_dtype), "[", config_.dim,
+                                        "]: give one of them another name."));
+    out->scalar<tf::ResourceHandle>()() = tf::MakeResourceHandle<TableResource>(ctx, container, shared_name_);
+  }
+
+ private:
+  std::string container_;
+  std::string shared_name_;
+  bool anonymous_ = false;
+  TableConfig config_;
+};
+
+class InitializeOp : public OpKernel {
+ public:
+  explicit InitializeOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    std::string json;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("initializer", &json));
+    OP_REQUIRES_OK(ctx, CatchErrors("reading the initializer of", name(),
+                                    [&] { initializer_ = InitializerFromJson(Json::Parse(json)); }));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    tf::core::RefCountPtr<TableResource> resource;
+    OP_REQUIRES_OK(ctx, tf::LookupResource(ctx, tf::HandleFromInput(ctx, 0), &resource));
+    kvtable::Initializer initializer = initializer_;
+    const TableConfig& config = resource->config();
+    if (initializer.kind == kvtable::Initializer::Kind::kRows) {
+      const Tensor& rows = ctx->input(1);
+      OP_REQUIRES(ctx, rows.dims() == 2 && rows.dim_size(0) > 0 && rows.dim_size(1) == config.dim,
+                  errors::InvalidArgument("Key-value variable '", config.name, "' of dim ", config.dim,
+                                          " wants initial rows of shape [M, ", config.dim, "], got ",
+                                          rows.shape().DebugString()));
+      SetInitializerRows(rows, &initializer);
+    }
+    OP_REQUIRES_OK(ctx, CatchErrors("initializing", config.name,
+                                    [&] { resource->set_table(resource->NewTable(initializer)); }));
+  }
+
+ private:
+  kvtable::Initializer initializer_;
+};
+
+class IsInitializedOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* ctx) override {
+    Tensor* out = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &out));
+    tf::core::RefCountPtr<TableResource> resource;
+    const bool found = tf::LookupResource(ctx, tf::HandleFromInput(ctx, 0), &resource).ok();
+    out->scalar<bool>()() = found && resource->table() != nullptr;
+  }
+};
+
+// What the kernels below share: the table of input 0, and the threads to work with.
+class TableOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    tf::core::RefCountPtr<TableResource> resource;
+    std::shared_ptr<kvtable::Table> table;
+    OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &resource, &table));
+    KernelThreads threads(ctx);
+    Work(ctx, resource->config(), table.get(), &threads);
+  }
+
+ protected:
+  virtual void Work(OpKernelContext* ctx, const TableConfig& config, kvtable::Table* table,
+                    kvtable::ParallelFor* threads) = 0;
+};
+
+// (n, width) rows for (n) keys of any shape.
+absl::Status CheckRows(const TableConfig& config, const char* what, const Tensor& keys, const Tensor& rows,
+                       int64_t width) {
+  if (rows.dtype() != config.value_dtype) {
+    return errors::InvalidArgument("Key-value variable '", config.name, "' holds ",
+                                   tf::DataTypeString(config.value_dtype), ", got ", what, " of ",
+                                   tf::DataTypeString(rows.dtype()));
+  }
+  TensorShape expected = keys.shape();
+  expected.AddDim(width);
+  const bool flat = rows.dims() == 2 && rows.dim_size(0) == keys.NumElements() && rows.dim_size(1) == width;
+  if (rows.shape() != expected && !flat) {
+    return errors::InvalidArgument("Key-value variable '", config.name, "' wants ", what, " of shape ",
+                                   expected.DebugString(), " for keys of shape ", keys.shape().DebugString(),
+                                   ", got ", rows.shape().DebugString());
+  }
+  return absl::OkStatus();
+}
+
+class SizeOp : public TableOp {
+ public:
+  using TableOp::TableOp;
+
+ protected:
+  void Work(OpKernelContext* ctx, const TableConfig&, kvtable::Table* table, kvtable::ParallelFor*) override {
+    Tensor* out = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &out));
+    out->scalar<int64_t>()() = table->Size();
+  }
+};
+
+class MemoryOp : public TableOp {
+ public:
+  using TableOp::TableOp;
+
+ protected:
+  void Work(OpKernelContext* ctx, const TableConfig&, kvtable::Table* table, kvtable::ParallelFor*) override {
+    Tensor* out = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({5}), &out));
+    const kvtable::MemoryUse use = table->Memory();
+    auto bytes = out->vec<int64_t>();
+    bytes(0) = use.rows;
+    bytes(1) = use.row_bytes;
+    bytes(2) = use.index_bytes;
+    bytes(3) = use.column_bytes;
+    bytes(4) = use.slack_bytes;
+  }
+};
+
+class ClearOp : public TableOp {
+ public:
+  using TableOp::TableOp;
+
+ protected:
+  void Work(OpKernelContext* ctx, const TableConfig& config, kvtable::Table* table,
+            kvtable::ParallelFor*) override {
+    OP_REQUIRES_OK(ctx, CatchErrors("clearing", config.name, [&] { table->Clear(); }));
+  }
+};
+
+class SlotsOp : public TableOp {
+ public:
+  using TableOp::TableOp;
+
+ protected:
+  void Work(OpKernelContext* ctx, const TableConfig&, kvtable::Table* table, kvtable::ParallelFor*) override {
+    Tensor* out = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &out));
+    out->scalar<tf::tstring>()() = SlotsToJson(table->slots());
+  }
+};
+
+class GatherOp : public TableOp {
+ public:
+  explicit GatherOp(OpKernelConstruction* ctx) : TableOp(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("mode", &mode_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_));
+  }
+
+ protected:
+  void Work(OpKernelContext* ctx, const TableConfig& config, kvtable::Table* table,
+            kvtable::ParallelFor* threads) override {
+    const Tensor& keys = ctx->input(1);
+    OP_REQUIRES_OK(ctx, CheckKeys(config, keys));
+    OP_REQUIRES(ctx, dim_ == config.dim && expected_output_dtype(0) == config.value_dtype,
+                errors::InvalidArgument("Key-value variable '", config.name, "' has rows of ",
+                                        tf::DataTypeString(config.value_dtype), "[", config.dim, "], wanted ",
+                                        tf::DataTypeString(expected_output_dtype(0)), "[", dim_, "]"));
+    TensorShape shape = keys.shape();
+    OP_REQUIRES_OK(ctx, shape.AddDimWithStatus(config.dim));
+    Tensor* out = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &out));
+    const int64_t n = keys.NumElements();
+    OP_REQUIRES_OK(ctx, CatchErrors("looking up", config.name, [&] {
+                     if (mode_ == "train" && !config.read_only) {
+                       table->GatherOrInsert(keys.data(), n, out->data(), {0, UnixTime()}, nullptr, *threads);
+                     } else {
+                       const auto missing =
+                           mode_ == "initial" ? kvtable::Missing::kInitial : kvtable::Missing::kZeros;
+                       table->Gather(keys.data(), n, out->data(), missing, nullptr, 0, nullptr, *threads);
+                     }
+                   }));
+  }
+
+ private:
+  tf::DataType expected_output_dtype(int i) const { return output_type(i); }
+
+  std::string mode_;
+  int64_t dim_ = 0;
+};
+
+class ContainsOp : public TableOp {
+ public:
+  using TableOp::TableOp;
+
+ protected:
+  void Work(OpKernelContext* ctx, const TableConfig& config, kvtable::Table* table,
+            kvtable::ParallelFor* threads) override {
+    const Tensor& keys = ctx->input(1);
+    OP_REQUIRES_OK(ctx, CheckKeys(config, keys));
+    Tensor* out = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, keys.shape(), &out));
+    OP_REQUIRES_OK(ctx, CatchErrors("looking up", config.name, [&] {
+                     table->Contains(keys.data(), keys.NumElements(), static_cast<bool*>(out->data()),
+                                     *threads);
+                   }));
+  }
+};
+
+class StampsOp : public TableOp {
+ public:
+  using TableOp::TableOp;
+
+ protected:
+  void Work(OpKernelContext* ctx, const TableConfig& config, kvtable::Table* table,
+            kvtable::ParallelFor* threads) override {
+    const Tensor& keys = ctx->input(1);
+    OP_REQUIRES_OK(ctx, CheckKeys(config, keys));
+    Tensor* freqs = nullptr;
+    Tensor* versions = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, keys.shape(), &freqs));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, keys.shape(), &versions));
+    OP_REQUIRES_OK(ctx, CatchErrors("looking up", config.name, [&] {
+                     table->GatherStamps(keys.data(), keys.NumElements(),
+                                         static_cast<uint32_t*>(freqs->data()),
+                                         static_cast<uint32_t*>(versions->data()), *threads);
+                   }));
+  }
+};
+
+class UpsertOp : public TableOp {
+ public:
+  using TableOp::TableOp;
+
+ protected:
+  void Work(OpKernelContext* ctx, const TableConfig& config, kvtable::Table* table,
+            kvtable::ParallelFor* threads) override {
+    const Tensor& keys = ctx->input(1);
+    const Tensor& rows = ctx->input(2);
+    OP_REQUIRES_OK(ctx, CheckKeys(config, keys));
+    OP_REQUIRES_OK(ctx, CheckRows(config, "rows", keys, rows, config.dim));
+    OP_REQUIRES_OK(ctx, CatchErrors("writing to", config.name, [&] {
+                     table->Upsert(keys.data(), keys.NumElements(), rows.data(), {1, UnixTime()}, *threads);
+                   }));
+  }
+};
+
+class AccumulateOp : public TableOp {
+ public:
+  using TableOp::TableOp;
+
+ protected:
+  void Work(OpKernelContext* ctx, const TableConfig& config, kvtable::Table* table,
+            kvtable::ParallelFor* threads) override {
+    const Tensor& keys = ctx->input(1);
+    const Tensor& deltas = ctx->input(2);
+    OP_REQUIRES_OK(ctx, CheckKeys(config, keys));
+    OP_REQUIRES_OK(ctx, CheckRows(config, "deltas", keys, deltas, config.dim));
+    OP_REQUIRES_OK(ctx, CatchErrors("adding to", config.name, [&] {
+                     table->Accumulate(keys.data(), keys.NumElements(), deltas.data(), false, {1, UnixTime()},
+                                       *threads);
+                   }));
+  }
+};
+
+class RemoveOp : public TableOp {
+ public:
+  using TableOp::TableOp;
+
+ protected:
+  void Work(OpKernelContext* ctx, const TableConfig& config, kvtable::Table* table,
+            kvtable::ParallelFor* threads) override {
+    const Tensor& keys = ctx->input(1);
+    OP_REQUIRES_OK(ctx, CheckKeys(config, keys));
+    Tensor* out = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &out));
+    OP_REQUIRES_OK(ctx, CatchErrors("removing from", config.name, [&] {
+                     out->scalar<int64_t>()() = table->Remove(keys.data(), keys.NumElements(), *threads);
+                   }));
+  }
+};
+
+class ReadRowsOp : public TableOp {
+ public:
+  explicit ReadRowsOp(OpKernelConstruction* ctx) : TableOp(ctx) {
+    std::string json;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("slots", &json));
+    OP_REQUIRES_OK(
+        ctx, CatchErrors("reading the slots of", name(), [&] { slots_ = SlotsFromJson(Json::Parse(json)); }));
+    std::vector<int64_t> widths;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("widths", &widths));
+    OP_REQUIRES(ctx, widths.size() == slots_.size() + 1 && static_cast<int>(widths.size()) == num_outputs(),
+                errors::InvalidArgument("widths names ", widths.size(), " columns, N is ", num_outputs(),
+                                        ", slots are ", slots_.size()));
+  }
+
+ protected:
+  void Work(OpKernelContext* ctx, const TableConfig& config, kvtable::Table* table,
+            kvtable::ParallelFor* threads) override {
+    const Tensor& keys = ctx->input(1);
+    OP_REQUIRES_OK(ctx, CheckKeys(config, keys));
+    const int64_t n = keys.NumElements();
+    std::vector<kvtable::ColumnOut> columns;
+    for (int i = 0; i <= static_cast<int>(slots_.size()); ++i) {
+      Tensor* out = nullptr;
+      const int64_t width = i == 0 ? config.dim : slots_[i - 1].width;
+      OP_REQUIRES_OK(ctx, ctx->allocate_output(i, TensorShape({n, width}), &out));
+      columns.push_back({i, out->data()});
+    }
+    OP_REQUIRES_OK(ctx, CatchErrors("reading rows of", config.name, [&] {
+                     table->EnsureSlots(slots_, *threads);
+                     table->GatherColumns(keys.data(), n, columns, nullptr, *threads);
+                   }));
+  }
+
+ private:
+  std::vector<kvtable::SlotSpec> slots_;
+};
+
+class WriteRowsOp : public TableOp {
+ public:
+  explicit WriteRowsOp(OpKernelConstruction* ctx) : TableOp(ctx) {
+    std::string json;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("slots", &json));
+    OP_REQUIRES_OK(
+        ctx, CatchErrors("reading the slots of", name(), [&] { slots_ = SlotsFromJson(Json::Parse(json)); }));
+  }
+
+ protected:
+  void Work(OpKernelContext* ctx, const TableConfig& config, kvtable::Table* table,
+            kvtable::ParallelFor* threads) override {
+    const Tensor& keys = ctx->input(1);
+    OP_REQUIRES_OK(ctx, CheckKeys(config, keys));
+    OP_REQUIRES(ctx, ctx->num_inputs() == static_cast<int>(slots_.size()) + 3,
+                errors::InvalidArgument("got ", ctx->num_inputs() - 2, " columns for a value and ",
+                                        slots_.size(), " slots"));
+    std::vector<kvtable::ColumnIn> columns;
+    for (int i = 0; i <= static_cast<int>(slots_.size()); ++i) {
+      const Tensor& rows = ctx->input(i + 2);
+      const int64_t width = i == 0 ? config.dim : slots_[i - 1].width;
+      OP_REQUIRES_OK(ctx, CheckRows(config, i == 0 ? "rows" : "slot rows", keys, rows, width));
+      columns.push_back({i, rows.data()});
+    }
+    OP_REQUIRES_OK(ctx, CatchErrors("updating rows of", config.name, [&] {
+                     table->EnsureSlots(slots_, *threads);
+                     table->UpsertColumns(keys.data(), keys.NumElements(), columns, {1, UnixTime()},
+                                          *threads);
+                   }));
+  }
+
+ private:
+  std::vector<kvtable::SlotSpec> slots_;
+};
+
+class StepVariableOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* ctx) override {
+    auto* variable = new tf::Var(ctx->input(0).dtype());
+    *variable->tensor() = ctx->input(0);
+    variable->is_initialized = true;
+    Tensor* out = nullptr;
+    const absl::Status allocated = ctx->allocate_output(0, TensorShape({}), &out);
+    if (!allocated.ok()) variable->Unref();
+    OP_REQUIRES_OK(ctx, allocated);
+    out->scalar<tf::ResourceHandle>()() =
+        tf::ResourceHandle::MakeRefCountingHandle(variable, ctx->device()->name());
+  }
+};
+
+class ExportOp : public TableOp {
+ public:
+  explicit ExportOp(OpKernelConstruction* ctx) : TableOp(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("column", &column_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("width", &width_));
+  }
+
+ protected:
+  void Work(OpKernelContext* ctx, const TableConfig& config, kvtable::Table* table,
+            kvtable::ParallelFor* threads) override {
+    int column = 0;
+    int64_t width = config.dim;
+    if (!column_.empty()) {
+      const std::vector<kvtable::SlotSpec> slots = table->slots();
+      std::string names;
+      for (size_t i = 0; i < slots.size(); ++i) {
+        names += (i == 0 ? "" : ", ") + slots[i].name;
+        if (slots[i].name == column_) {
+          column = static_cast<int>(i) + 1;
+          width = slots[i].width;
+        }
+      }
+      OP_REQUIRES(
+          ctx, column > 0,
+          errors::NotFound("Key-value variable '", config.name, "' has no slot '", column_, "' yet; it has [",
+                           names, "]. Slots come with the optimizer's first step."));
+    }
+    OP_REQUIRES(ctx, width == width_,
+                errors::InvalidArgument("column '", column_, "' of key-value variable '", config.name,
+                                        "' is of width ", width, ", wanted ", width_));
+    Tensor keys, rows, freqs, versions;
+    const std::unique_ptr<kvtable::Exporter> exporter = table->Export();
+    const int64_t room = exporter->max_rows();
+    OP_REQUIRES_OK(ctx, ctx->allocate_temp(config.key_dtype, TensorShape({room}), &keys));
+    OP_REQUIRES_OK(ctx, ctx->allocate_temp(config.value_dtype, TensorShape({room, width}), &rows));
+    OP_REQUIRES_OK(ctx, ctx->allocate_temp(tf::DT_UINT32, TensorShape({room}), &freqs));
+    OP_REQUIRES_OK(ctx, ctx->allocate_temp(tf::DT_UINT32, TensorShape({room}), &versions));
+    int64_t n = 0;
+    OP_REQUIRES_OK(ctx, CatchErrors("exporting", config.name, [&] {
+                     const int64_t key_bytes = tf::DataTypeSize(config.key_dtype);
+                     const int64_t row_bytes = width * tf::DataTypeSize(config.value_dtype);
+                     while (n < room) {
+                       kvtable::Exporter::Buffers out;
+                       out.keys = static_cast<char*>(keys.data()) + n * key_bytes;
+                       out.freqs = static_cast<uint32_t*>(freqs.data()) + n;
+                       out.versions = static_cast<uint32_t*>(versions.data()) + n;
+                       out.columns = {{column, static_cast<char*>(rows.data()) + n * row_bytes}};
+                       const int64_t got = exporter->Next(room - n, out, *threads);
+                       if (got == 0) break;
+                       n += got;
+                     }
+                   }));
+    ctx->set_output(0, keys.Slice(0, n));
+    ctx->set_output(1, rows.Slice(0, n));
+    ctx->set_output(2, freqs.Slice(0, n));
+    ctx->set_output(3, versions.Slice(0, n));
+  }
+
+ private:
+  std::string column_;
+  int64_t width_ = 0;
+};
+
+class ImportOp : public TableOp {
+ public:
+  using TableOp::TableOp;
+
+ protected:
+  void Work(OpKernelContext* ctx, const TableConfig& config, kvtable::Table* table,
+            kvtable::ParallelFor* threads) override {
+    const Tensor& keys = ctx->input(1);
+    const Tensor& rows = ctx->input(2);
+    OP_REQUIRES_OK(ctx, CheckKeys(config, keys));
+    OP_REQUIRES_OK(ctx, CheckRows(config, "rows", keys, rows, config.dim));
+    for (int i : {3, 4}) {
+      OP_REQUIRES(ctx, ctx->input(i).NumElements() == keys.NumElements(),
+                  errors::InvalidArgument("Key-value variable '", config.name, "': got ", keys.NumElements(),
+                                          " keys and ", ctx->input(i).NumElements(), " stamps"));
+    }
+    OP_REQUIRES_OK(ctx, CatchErrors("importing into", config.name, [&] {
+                     table->Import(keys.data(), keys.NumElements(), {{0, rows.data()}},
+                                   static_cast<const uint32_t*>(ctx->input(3).data()),
+                                   static_cast<const uint32_t*>(ctx->input(4).data()), *threads);
+                   }));
+  }
+};
+
+template <typename K>
+class PartitionOp : public OpKernel {
+ public:
+  explicit PartitionOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("parts", &parts_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor& keys = ctx->input(0);
+    Tensor* out = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, keys.shape(), &out));
+    const auto in = keys.flat<K>();
+    auto owner = out->flat<int32_t>();
+    const K parts = static_cast<K>(parts_);
+    for (int64_t i = 0; i < in.size(); ++i) {
+      K rest = in(i) % parts;
+      if (rest < 0) rest += parts;
+      owner(i) = static_cast<int32_t>(rest);
+    }
+  }
+
+ private:
+  int64_t parts_ = 1;
+};
+
+#define KVTOOLS_REGISTER(name, kernel) REGISTER_KERNEL_BUILDER(Name(name).Device(tf::DEVICE_CPU), kernel)
+KVTOOLS_REGISTER("KvTableHandle", HandleOp);
+KVTOOLS_REGISTER("KvTableInitialize", InitializeOp);
+KVTOOLS_REGISTER("KvTableIsInitialized", IsInitializedOp);
+KVTOOLS_REGISTER("KvTableSize", SizeOp);
+KVTOOLS_REGISTER("KvTableMemory", MemoryOp);
+KVTOOLS_REGISTER("KvTableClear", ClearOp);
+KVTOOLS_REGISTER("KvTableSlots", SlotsOp);
+KVTOOLS_REGISTER("KvTableGather", GatherOp);
+KVTOOLS_REGISTER("KvTableContains", ContainsOp);
+KVTOOLS_REGISTER("KvTableStamps", StampsOp);
+KVTOOLS_REGISTER("KvTableUpsert", UpsertOp);
+KVTOOLS_REGISTER("KvTableAccumulate", AccumulateOp);
+KVTOOLS_REGISTER("KvTableRemove", RemoveOp);
+KVTOOLS_REGISTER("KvTableReadRows", ReadRowsOp);
+KVTOOLS_REGISTER("KvTableWriteRows", WriteRowsOp);
+KVTOOLS_REGISTER("KvTableStepVariable", StepVariableOp);
+KVTOOLS_REGISTER("KvTableExport", ExportOp);
+KVTOOLS_REGISTER("KvTableImport", ImportOp);
+#undef KVTOOLS_REGISTER
+REGISTER_KERNEL_BUILDER(Name("KvTablePartition").Device(tf::DEVICE_CPU).TypeConstraint<int64_t>("Tkeys"),
+                        PartitionOp<int64_t>);
+REGISTER_KERNEL_BUILDER(Name("KvTablePartition").Device(tf::DEVICE_CPU).TypeConstraint<int32_t>("Tkeys"),
+                        PartitionOp<int32_t>);
+REGISTER_KERNEL_BUILDER(Name("KvTablePartition").Device(tf::DEVICE_CPU).TypeConstraint<uint64_t>("Tkeys"),
+                        PartitionOp<uint64_t>);
+
+}  // namespace
+}  // namespace kvtools

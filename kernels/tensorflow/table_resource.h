@@ -1,0 +1,90 @@
+// The table as a TensorFlow resource, and what every kernel needs to reach it.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "json.h"
+#include "kvtable/table.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+
+namespace kvtools {
+
+// What a table is, known when its handle is made; the contents come with the initializer or a restore.
+struct TableConfig {
+  std::string name;  // of the variable, for messages
+  tensorflow::DataType key_dtype = tensorflow::DT_INT64;
+  tensorflow::DataType value_dtype = tensorflow::DT_FLOAT;
+  int64_t dim = 0;
+  int64_t capacity_hint = 0;
+  bool read_only = false;  // lookups never insert
+};
+
+// A table that may not have been initialized yet. The pointer is replaced as a whole by an initializer or a
+// restore; kernels that hold the old one finish on it.
+class TableResource : public tensorflow::ResourceBase {
+ public:
+  explicit TableResource(TableConfig config) : config_(std::move(config)) {}
+
+  const TableConfig& config() const { return config_; }
+
+  std::shared_ptr<kvtable::Table> table() const { return std::atomic_load(&table_); }
+  void set_table(std::shared_ptr<kvtable::Table> table) { std::atomic_store(&table_, std::move(table)); }
+
+  // An empty table of this config.
+  std::shared_ptr<kvtable::Table> NewTable(const kvtable::Initializer& initializer) const;
+
+  std::string DebugString() const override { return "key-value table of " + config_.name; }
+  int64_t MemoryUsed() const override;
+
+ private:
+  const TableConfig config_;
+  std::shared_ptr<kvtable::Table> table_;
+};
+
+// Lends the threads of the intra-op pool of the kernel's device to the table engine.
+class KernelThreads : public kvtable::ParallelFor {
+ public:
+  explicit KernelThreads(tensorflow::OpKernelContext* ctx);
+  int threads() const override { return threads_; }
+  void Run(int64_t tasks, const std::function<void(int64_t)>& body) override;
+
+ private:
+  tensorflow::thread::ThreadPool* pool_;
+  int threads_;
+};
+
+// The table behind input 0, initialized; FailedPrecondition naming the variable where it is not.
+absl::Status LookupTable(tensorflow::OpKernelContext* ctx, int input,
+                         tensorflow::core::RefCountPtr<TableResource>* resource,
+                         std::shared_ptr<kvtable::Table>* table);
+
+// Checks that a tensor has the dtype that the variable's keys have.
+absl::Status CheckKeys(const TableConfig& config, const tensorflow::Tensor& keys);
+
+// Runs `body`, turning the engine's errors into a status that names the variable.
+absl::Status CatchErrors(const std::string& doing, const std::string& name,
+                         const std::function<void()>& body);
+
+kvtable::KeyType ToKeyType(tensorflow::DataType dtype);
+kvtable::ValueType ToValueType(tensorflow::DataType dtype);
+
+// Now, for the version column: seconds since 1970.
+uint32_t UnixTime();
+
+// ---- Metadata, as docs/checkpoint-layout.md has it
+// -----------------------------------------------------------------
+
+std::vector<kvtable::SlotSpec> SlotsFromJson(const Json& array);
+kvtable::Initializer InitializerFromJson(const Json& object);
+std::string SlotsToJson(const std::vector<kvtable::SlotSpec>& slots);
+std::string InitializerToJson(const kvtable::Initializer& initializer);
+
+// The rows of an initializer of kind `rows`: an (M, dim) tensor, and back.
+void SetInitializerRows(const tensorflow::Tensor& rows, kvtable::Initializer* initializer);
+
+}  // namespace kvtools

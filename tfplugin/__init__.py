@@ -1,0 +1,26 @@
+"""Key-value embedding variables for TensorFlow.
+
+``import tfplugin`` makes ``tf.get_kv_variable`` available; see `get_kv_variable`.
+"""
+
+from tfplugin import checkpoint as _checkpoint
+from tfplugin.get_kv_variable import get_kv_variable
+from tfplugin.initializers import KvInitializer
+from tfplugin.kv_variable import KvVariable, PartitionedKvVariable
+from tfplugin.mode import inference_mode
+from tfplugin.optimizers import OptimizerWrapper
+from tfplugin.tensorflow_hooks import install, uninstall
+
+__all__ = [
+    "KvInitializer",
+    "KvVariable",
+    "OptimizerWrapper",
+    "PartitionedKvVariable",
+    "get_kv_variable",
+    "inference_mode",
+    "install",
+    "uninstall",
+]
+
+_checkpoint.register()
+install()

@@ -1,0 +1,209 @@
+"""Saving and restoring key-value variables: `tf.compat.v1.train.Saver`, `tf.train.Checkpoint`, SavedModel.
+
+The layout is specified in docs/checkpoint-layout.md; the ops write and read it. What is here tells TensorFlow's three
+mechanisms to call them.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+from google.protobuf import struct_pb2
+from tensorflow.python.ops import gen_io_ops
+from tensorflow.python.saved_model import registration
+from tensorflow.python.training import saver as saver_lib
+from tensorflow.python.training.saving import saveable_object
+
+from tfplugin.kv_variable import KvVariable, PartitionedKvVariable
+from tfplugin.ops import raw
+
+# ---- Name-based: tf.compat.v1.train.Saver ------------------------------------------------------------------------------
+
+
+class KvSaveable(saveable_object.SaveableObject):
+    """A key-value variable in a Saver's list. The wrapped builder methods below do its work."""
+
+    def __init__(self, variable: KvVariable) -> None:
+        self.variable = variable
+        self.tensor_prefix = variable._shared_name if not variable._eager else variable._name
+        spec = saveable_object.SaveSpec(
+            variable.handle, "", f"{self.tensor_prefix}-values", dtype=tf.resource, device=variable.device
+        )
+        super().__init__(variable.handle, [spec], self.tensor_prefix)
+
+    def restore(self, restored_tensors: Any, restored_shapes: Any) -> Any:
+        """Not reached: `add_restore_ops` restores."""
+        raise RuntimeError(
+            "A key-value variable is saved and restored by tf.compat.v1.train.Saver only while tfplugin is installed: "
+            "import tfplugin (or call tfplugin.install()) before building the Saver."
+        )
+
+
+def name_based_saveables(variable: KvVariable) -> dict[str, Callable[..., KvSaveable]]:
+    """What a v1 Saver asks a trackable for."""
+    return {"kv": lambda *args, **kwargs: KvSaveable(variable)}
+
+
+def _save_ops(prefix: tf.Tensor, variables: Sequence[tuple[str, KvVariable]]) -> list[tf.Tensor]:
+    """Writes one bundle shard per device, ``prefix-<i>``. Returns the shards' prefixes, to be merged."""
+    by_device: dict[str, list[tuple[str, KvVariable]]] = collections.OrderedDict()
+    for tensor_prefix, variable in variables:
+        by_device.setdefault(variable.device or "", []).append((tensor_prefix, variable))
+    written = []
+    for number, (device, group) in enumerate(by_device.items()):
+        with tf.device(device or None):
+            shard = tf.strings.join([prefix, f"-{number}"])
+            save = raw.kv_table_save(
+                shard,
+                [variable.handle for _, variable in group],
+                tensor_prefixes=[tensor_prefix for tensor_prefix, _ in group],
+                names=[variable.partitioned_name or variable._name for _, variable in group],
+                part=[variable.part for _, variable in group],
+                parts=[variable.parts for _, variable in group],
+            )
+            with tf.control_dependencies([save] if save is not None else []):
+                written.append(tf.identity(shard))
+    return written
+
+
+def _restore_op(prefix: tf.Tensor, variable: KvVariable, tensor_prefix: str, part_infix: str) -> Any:
+    with tf.device(variable.device or None):
+        return raw.kv_table_restore(
+            variable.handle,
+            prefix,
+            tensor_prefix=tensor_prefix,
+            part_infix=part_infix,
+            part=variable.part,
+            parts=variable.parts,
+        )
+
+
+def add_save_ops(original: Callable[..., Any], builder: Any, filename: Any, saveables: Sequence[Any]) -> Any:
+    """`BaseSaverBuilder._AddSaveOps`: key-value variables as shards of their own, merged with the rest."""
+    tables = [saveable for saveable in saveables if isinstance(saveable, KvSaveable)]
+    if not tables:
+        return original(builder, filename, saveables)
+    if builder._write_version != saver_lib.saver_pb2.SaverDef.V2:
+        raise ValueError("Key-value variables are saved in TensorFlow's V2 checkpoint format only: write_version=V2.")
+    dense = [saveable for saveable in saveables if not isinstance(saveable, KvSaveable)]
+    filename = tf.convert_to_tensor(filename)
+    scratch = tf.strings.join([filename, "_kvtmp"])
+    shards = _save_ops(
+        tf.strings.join([scratch, "/tables"]), [(saveable.tensor_prefix, saveable.variable) for saveable in tables]
+    )
+    if dense:
+        # After the tables, whose op makes the folder.
+        with tf.control_dependencies([] if tf.executing_eagerly() else list(shards)):
+            shards.append(original(builder, tf.strings.join([scratch, "/dense"]), dense))
+    merge = gen_io_ops.merge_v2_checkpoints(tf.stack(shards), filename, delete_old_dirs=True)
+    with tf.control_dependencies([merge] if merge is not None else []):
+        return tf.identity(filename)
+
+
+def add_restore_ops(
+    original: Callable[..., Any],
+    builder: Any,
+    filename: Any,
+    saveables: Sequence[Any],
+    restore_sequentially: bool,
+    reshape: bool,
+    preferred_shard: int = -1,
+    name: str = "restore_all",
+) -> Any:
+    """`BaseSaverBuilder._AddRestoreOps`: key-value variables read their own keys from however many parts there are."""
+    tables = [saveable for saveable in saveables if isinstance(saveable, KvSaveable)]
+    dense = [saveable for saveable in saveables if not isinstance(saveable, KvSaveable)]
+    if not tables:
+        return original(builder, filename, saveables, restore_sequentially, reshape, preferred_shard, name)
+    restored = []
+    if dense:
+        restored.append(
+            original(builder, filename, dense, restore_sequentially, reshape, preferred_shard, f"{name}_dense")
+        )
+    for saveable in tables:
+        variable = saveable.variable
+        whole = variable.partitioned_name or saveable.tensor_prefix
+        restored.append(_restore_op(filename, variable, whole, "/part_"))
+    return tf.group(*[op for op in restored if op is not None], name=name)
+
+
+# ---- Object-based: tf.train.Checkpoint and SavedModel -------------------------------------------------------------------
+
+
+def _is_saved_object(obj: Any) -> bool:
+    """Parts of a partitioned variable are saved by the whole, so that they restore into any other number of parts."""
+    return isinstance(obj, PartitionedKvVariable) or (isinstance(obj, KvVariable) and obj.partitioned_name is None)
+
+
+def _object_prefix(path: str) -> str:
+    return f"{path}/.ATTRIBUTES/kv"
+
+
+def _save(trackables: Mapping[str, Any], file_prefix: tf.Tensor) -> list[tf.Tensor]:
+    variables: list[tuple[str, KvVariable]] = []
+    for path, obj in trackables.items():
+        if isinstance(obj, PartitionedKvVariable):
+            variables += [(f"{_object_prefix(path)}_part_{i}", part) for i, part in enumerate(obj)]
+        else:
+            variables.append((_object_prefix(path), obj))
+    return _save_ops(file_prefix, variables)
+
+
+def _restore(trackables: Mapping[str, Any], merged_prefix: tf.Tensor) -> None:
+    for path, obj in trackables.items():
+        for part in obj if isinstance(obj, PartitionedKvVariable) else [obj]:
+            _restore_op(merged_prefix, part, _object_prefix(path), "_part_")
+
+
+def _packed(obj: Any) -> struct_pb2.Struct:
+    message = struct_pb2.Struct()
+    message["config"] = obj.config_json() if isinstance(obj, KvVariable) else json.dumps({"name": obj.name})
+    return message
+
+
+def _unpacked(proto: Any) -> dict[str, Any]:
+    message = struct_pb2.Struct()
+    proto.Unpack(message)
+    return dict(json.loads(message["config"]))
+
+
+def _deserialize_variable(cls: Any, proto: Any, **kwargs: Any) -> KvVariable:
+    config = _unpacked(proto)
+    return KvVariable(
+        config["name"],
+        config["dim"],
+        config["key_dtype"],
+        config["value_dtype"],
+        trainable=config["trainable"],
+        part=config["part"],
+        parts=config["parts"],
+        partitioned_name=config["partitioned_name"],
+    )
+
+
+def _deserialize_partitioned(cls: Any, proto: Any, dependencies: Mapping[str, Any], **kwargs: Any) -> Any:
+    parts = sorted(
+        ((int(name.removeprefix("part_")), part) for name, part in dependencies.items() if name.startswith("part_")),
+        key=lambda item: item[0],
+    )
+    return PartitionedKvVariable(_unpacked(proto)["name"], [part for _, part in parts])
+
+
+def register() -> None:
+    """Tells TensorFlow how to save, restore and re-create the two classes. Done once per process."""
+    for cls, deserialize in ((KvVariable, _deserialize_variable), (PartitionedKvVariable, _deserialize_partitioned)):
+        cls._serialize_to_proto = lambda self, **kwargs: _packed(self)  # type: ignore[attr-defined]
+        cls._deserialize_from_proto = classmethod(deserialize)  # type: ignore[attr-defined]
+        registration.register_serializable(package="tfplugin")(cls)
+    registration.register_checkpoint_saver(
+        package="tfplugin",
+        name="KvVariable",
+        predicate=_is_saved_object,
+        save_fn=_save,
+        restore_fn=_restore,
+        strict_predicate_restore=False,
+    )

@@ -1,0 +1,213 @@
+"""`get_kv_variable`: key-value variables under `tf.variable_scope`, with reuse and partitioners."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager import context
+from tensorflow.python.framework import ops as tf_ops
+from tensorflow.python.ops import variable_scope
+
+from tfplugin.initializers import KvInitializer, resolve
+from tfplugin.kv_variable import KEY_DTYPES, VALUE_DTYPES, KvVariable, PartitionedKvVariable
+
+#: The first dimension that a partitioner is told a variable has when `capacity_hint` does not say.
+NOMINAL_ROWS = 1 << 20
+
+_GRAPH_ATTRIBUTE = "_tfplugin_kv_variables"
+
+
+def _store() -> dict[str, Any]:
+    """Variables by name, one store a graph. In eager mode every call makes a new variable, as TensorFlow's own do."""
+    if context.executing_eagerly():
+        return {}
+    # Not a collection: those are written into MetaGraphs.
+    graph = tf_ops.get_default_graph()
+    if not hasattr(graph, _GRAPH_ATTRIBUTE):
+        setattr(graph, _GRAPH_ATTRIBUTE, {})
+    return getattr(graph, _GRAPH_ATTRIBUTE)
+
+
+def _key_dtype(dtype: Any, name: str) -> tf.DType:
+    try:
+        resolved = tf.int64 if dtype is int else tf.as_dtype(dtype)
+    except TypeError as error:
+        raise TypeError(f"get_kv_variable('{name}'): key_dtype {dtype!r} is not a dtype.") from error
+    if resolved not in KEY_DTYPES:
+        raise TypeError(
+            f"get_kv_variable('{name}'): key_dtype must be one of {[d.name for d in KEY_DTYPES]} (or int), "
+            f"got {resolved.name}."
+        )
+    return resolved
+
+
+def _value_dtype(dtype: Any, name: str) -> tf.DType:
+    resolved = tf.float32 if dtype in (None, float) else tf.as_dtype(dtype)
+    if resolved not in VALUE_DTYPES:
+        raise TypeError(
+            f"get_kv_variable('{name}'): value_dtype must be one of {[d.name for d in VALUE_DTYPES]}, "
+            f"got {resolved.name}."
+        )
+    return resolved
+
+
+def _part_count(partitioner: Callable[..., Any] | None, name: str, rows: int, dim: int, dtype: tf.DType) -> int | None:
+    if partitioner is None:
+        return None
+    counts = partitioner(shape=tf.TensorShape([rows, dim]), dtype=dtype)
+    if not isinstance(counts, Sequence) or len(counts) != 2 or counts[0] < 1:
+        raise ValueError(f"get_kv_variable('{name}'): the partitioner gave {counts!r}, expected [parts, 1].")
+    if counts[1] != 1:
+        raise ValueError(
+            f"get_kv_variable('{name}'): the partitioner splits dimension 1 into {counts[1]}; a key-value variable is "
+            "split by key only: use axis=0."
+        )
+    return int(counts[0])
+
+
+def get_kv_variable(
+    name: str,
+    embedding_dim: int | None = None,
+    key_dtype: Any = tf.int64,
+    value_dtype: Any = tf.float32,
+    initializer: Any = None,
+    regularizer: Any = None,
+    trainable: bool | None = None,
+    collections: Sequence[str] | None = None,
+    partitioner: Callable[..., Any] | None = None,
+    constraint: Any = None,
+    capacity_hint: int = 0,
+) -> KvVariable | PartitionedKvVariable:
+    """Gets a key-value variable of this name, or makes it. Follows `tf.compat.v1.variable_scope`: prefix, reuse,
+    default initializer, regularizer and partitioner.
+
+    Args:
+      name: of the variable.
+      embedding_dim: width of a row. May be left out when an existing variable is reused.
+      key_dtype: tf.int64 (also as ``int``), tf.int32 or tf.uint64.
+      value_dtype: tf.float32, tf.float16, tf.bfloat16 or tf.float64.
+      initializer: what a key starts from: None (uniform in [-0.05, 0.05)), a number, an initializer, or a Tensor of
+        shape [dim] or [M, dim]. It is a function of the key and a seed, so the order of keys does not matter. See
+        `tfplugin.initializers`.
+      regularizer: function of the rows a training lookup gave; in graph mode its result joins the collection
+        REGULARIZATION_LOSSES.
+      trainable: as for tf.Variable.
+      collections: graph collections to join; default GLOBAL_VARIABLES. TRAINABLE_VARIABLES is added when trainable.
+      partitioner: any TensorFlow partitioner along axis 0. Keys go to part ``key floor-mod parts``.
+      constraint: function of rows, applied after each update to the rows it touched.
+      capacity_hint: rows to make room for at once, and the first dimension that partitioners see.
+
+    Returns:
+      A `KvVariable`, or a `PartitionedKvVariable` where there is a partitioner.
+
+    In eager mode every call makes a new variable, as `tf.compat.v1.get_variable` does: keep the object.
+
+    Raises:
+      ValueError: the name exists and reuse is off, or does not exist and reuse is on; a wrong dim; a partitioner along
+        another axis.
+      TypeError: a dtype that tables do not have.
+
+    Example:
+      >>> with tf.compat.v1.variable_scope("tower", reuse=tf.compat.v1.AUTO_REUSE):
+      ...     v = tf.get_kv_variable("ad", embedding_dim=16,
+      ...                            partitioner=tf.compat.v1.fixed_size_partitioner(4))
+    """
+    scope = variable_scope.get_variable_scope()
+    full_name = f"{scope.name}/{name}" if scope.name else name
+    if embedding_dim is not None and (isinstance(embedding_dim, bool) or int(embedding_dim) < 1):
+        raise ValueError(f"get_kv_variable('{full_name}'): embedding_dim must be 1 or more, got {embedding_dim!r}.")
+    initializer = scope.initializer if initializer is None else initializer
+    regularizer = scope.regularizer if regularizer is None else regularizer
+    partitioner = scope.partitioner if partitioner is None else partitioner
+    constraint = getattr(scope, "constraint", None) if constraint is None else constraint
+    trainable = True if trainable is None else trainable
+    key = _key_dtype(key_dtype, full_name)
+    value = _value_dtype(value_dtype, full_name)
+
+    with tf_ops.init_scope():
+        store = _store()
+        found = store.get(full_name)
+        if found is not None and scope.reuse:
+            _check_same(found, full_name, embedding_dim, key, value)
+            return found
+        if found is not None:
+            raise ValueError(
+                f"Key-value variable {full_name} already exists. Did you mean to set reuse=True or "
+                "reuse=tf.compat.v1.AUTO_REUSE in its variable_scope?"
+            )
+        if scope.reuse is True:
+            raise ValueError(
+                f"Key-value variable {full_name} does not exist, or was not created with get_kv_variable. Did you mean "
+                "to set reuse=tf.compat.v1.AUTO_REUSE in its variable_scope?"
+            )
+        if embedding_dim is None:
+            raise ValueError(f"get_kv_variable('{full_name}'): embedding_dim is needed to make a new variable.")
+
+        dim = int(embedding_dim)
+        init = resolve(initializer, full_name, dim, value)
+        parts = _part_count(partitioner, full_name, capacity_hint or NOMINAL_ROWS, dim, value)
+        if init.rows is not None and parts is not None:
+            init = _shared_rows(init)
+
+        def make(part_name: str, part: int, of: int) -> KvVariable:
+            variable = KvVariable(
+                part_name,
+                dim,
+                key,
+                value,
+                init,
+                regularizer=regularizer,
+                trainable=trainable,
+                constraint=constraint,
+                capacity_hint=-(-capacity_hint // of),
+                part=part,
+                parts=of,
+                partitioned_name=None if parts is None else full_name,
+            )
+            _collect(variable, collections, trainable)
+            return variable
+
+        made: KvVariable | PartitionedKvVariable
+        if parts is None:
+            made = make(full_name, 0, 1)
+        else:
+            made = PartitionedKvVariable(full_name, [make(f"{full_name}/part_{i}", i, parts) for i in range(parts)])
+        store[full_name] = made
+    return made
+
+
+def _shared_rows(init: KvInitializer) -> KvInitializer:
+    """One sample for all parts: a key starts from the same row whatever part it is in."""
+    sampled: dict[Any, tf.Tensor] = {}
+
+    def rows() -> tf.Tensor:
+        graph = tf_ops.get_default_graph()
+        if graph not in sampled:
+            assert init.rows is not None
+            sampled[graph] = init.rows()
+        return sampled[graph]
+
+    return KvInitializer(init.kind, init.a, init.b, init.seed, rows)
+
+
+def _collect(variable: KvVariable, collections: Sequence[str] | None, trainable: bool) -> None:
+    if context.executing_eagerly():
+        return
+    keys = list(collections) if collections is not None else [tf.compat.v1.GraphKeys.GLOBAL_VARIABLES]
+    if trainable and tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES not in keys:
+        keys.append(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)
+    tf_ops.add_to_collections(keys, variable)
+
+
+def _check_same(found: Any, name: str, dim: int | None, key_dtype: tf.DType, value_dtype: tf.DType) -> None:
+    if dim is not None and int(dim) != found.dim:
+        raise ValueError(
+            f"Trying to share key-value variable {name}, but specified embedding_dim {dim} and found {found.dim}."
+        )
+    for what, wanted, have in (("key_dtype", key_dtype, found.key_dtype), ("value_dtype", value_dtype, found.dtype)):
+        if wanted != have:
+            raise ValueError(
+                f"Trying to share key-value variable {name}, but specified {what} {wanted.name} and found {have.name}."
+            )

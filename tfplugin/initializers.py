@@ -1,0 +1,141 @@
+"""What a row holds before its first update: TensorFlow initializers as a pure function of the key.
+
+Constant, uniform, normal and truncated normal are computed by the table itself. Anything else, and a Tensor, becomes
+a small table of rows: a key takes row ``hash(key) mod M``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import inspect
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager import context
+from tensorflow.python.framework import ops as tf_ops
+
+#: Rows sampled from an initializer that the table has no native form of.
+SAMPLED_ROWS = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class KvInitializer:
+    """How missing keys start.
+
+    Attributes:
+      kind: ``constant``, ``uniform``, ``normal``, ``truncated_normal`` or ``rows``.
+      a: the constant; the lower bound; or the mean.
+      b: the upper bound (excluded); or the standard deviation.
+      seed: below 2**64.
+      rows: for kind ``rows``, a function that gives the Tensor ``[M, dim]`` when the variable is initialized.
+    """
+
+    kind: str
+    a: float = 0.0
+    b: float = 0.0
+    seed: int = 0
+    rows: Callable[[], tf.Tensor] | None = None
+
+    def to_json(self) -> str:
+        """The form that ops and checkpoints carry."""
+        return json.dumps({"kind": self.kind, "a": self.a, "b": self.b, "seed": self.seed})
+
+
+def _seed(name: str, op_seed: Any) -> int:
+    """A seed from the variable's name, its initializer's seed and ``tf.random.set_seed``: the same in every process."""
+    global_seed = context.global_seed() if context.executing_eagerly() else tf_ops.get_default_graph().seed
+    text = f"{name}/{global_seed}/{op_seed if isinstance(op_seed, int) else None}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def _scalar(value: Any) -> float | None:
+    if isinstance(value, (int, float, np.number)):
+        return float(value)
+    return None
+
+
+def resolve(initializer: Any, name: str, dim: int, dtype: tf.DType) -> KvInitializer:
+    """Turns what a user may pass as ``initializer`` into a `KvInitializer`.
+
+    Args:
+      initializer: None (uniform in [-0.05, 0.05)), a number, a name such as ``"uniform"``, an initializer object or
+        class of ``tf.compat.v1``, ``tf.initializers`` or Keras, a function of (shape, dtype), or a Tensor or array of
+        shape [dim] or [M, dim].
+      name: the variable's name, which seeds it.
+      dim: width of a row.
+      dtype: of the values.
+
+    Raises:
+      ValueError: a Tensor whose shape is not defined or does not end in ``dim``.
+      TypeError: something else.
+    """
+    if isinstance(initializer, KvInitializer):
+        return initializer
+    if initializer is None:
+        return KvInitializer("uniform", -0.05, 0.05, _seed(name, None))
+    if _scalar(initializer) is not None and not isinstance(initializer, bool):
+        return KvInitializer("constant", float(initializer))
+    if isinstance(initializer, str):
+        initializer = tf.keras.initializers.get(initializer)
+    if isinstance(initializer, (np.ndarray, list, tuple)) or tf.is_tensor(initializer):
+        return _from_tensor(initializer, name, dim, dtype)
+    if inspect.isclass(initializer):
+        initializer = initializer()
+
+    kind = type(initializer).__name__.lower().replace("_", "")
+    seed = _seed(name, getattr(initializer, "seed", None))
+    attribute = {key: _scalar(getattr(initializer, key, None)) for key in ("minval", "maxval", "mean", "stddev")}
+    if kind.startswith("zeros"):
+        return KvInitializer("constant", 0.0)
+    if kind.startswith("ones"):
+        return KvInitializer("constant", 1.0)
+    if kind.startswith("constant") and _scalar(getattr(initializer, "value", None)) is not None:
+        return KvInitializer("constant", float(initializer.value))
+    if kind.startswith("randomuniform") and None not in (attribute["minval"], attribute["maxval"]):
+        return KvInitializer("uniform", attribute["minval"], attribute["maxval"], seed)
+    for prefix, native in (("randomnormal", "normal"), ("truncatednormal", "truncated_normal")):
+        if kind.startswith(prefix) and None not in (attribute["mean"], attribute["stddev"]):
+            return KvInitializer(native, attribute["mean"], attribute["stddev"], seed)
+    if not callable(initializer):
+        raise TypeError(
+            f"get_kv_variable('{name}'): initializer must be None, a number, a name, an initializer, a function of "
+            f"(shape, dtype) or a Tensor; got {type(initializer).__name__}."
+        )
+    return KvInitializer("rows", seed=seed, rows=lambda: _sample(initializer, name, dim, dtype))
+
+
+def _sample(initializer: Callable[..., Any], name: str, dim: int, dtype: tf.DType) -> tf.Tensor:
+    rows = tf.cast(tf.convert_to_tensor(initializer([SAMPLED_ROWS, dim], dtype=dtype)), dtype)
+    if rows.shape.rank != 2 or rows.shape[1] != dim:
+        raise ValueError(
+            f"get_kv_variable('{name}'): the initializer gave shape {rows.shape} for shape ({SAMPLED_ROWS}, {dim})."
+        )
+    return rows
+
+
+def _from_tensor(value: Any, name: str, dim: int, dtype: tf.DType) -> KvInitializer:
+    shape = tf.TensorShape(getattr(value, "shape", np.shape(value)))
+    if not shape.is_fully_defined():
+        raise ValueError(
+            f"get_kv_variable('{name}'): an initializer that is a Tensor needs a defined shape, got {shape}."
+        )
+    if shape.rank == 0:
+        shape_rows = [1, 1]
+    elif shape.rank == 1:
+        shape_rows = [1, shape[0]]
+    else:
+        shape_rows = shape.as_list()
+    if len(shape_rows) != 2 or shape_rows[0] < 1 or shape_rows[1] not in (dim, 1 if shape.rank == 0 else dim):
+        raise ValueError(
+            f"get_kv_variable('{name}'): an initializer that is a Tensor has shape [M, {dim}] or [{dim}], got {shape}."
+        )
+
+    def rows() -> tf.Tensor:
+        tensor = tf.reshape(tf.cast(tf.convert_to_tensor(value), dtype), shape_rows)
+        return tf.broadcast_to(tensor, [shape_rows[0], dim])
+
+    return KvInitializer("rows", seed=_seed(name, None), rows=rows)

@@ -1,0 +1,618 @@
+"""The key-value variable: an embedding table that grows a row for each key it meets."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.framework import variable_pb2
+from tensorflow.python.eager import context, tape
+from tensorflow.python.framework import device as tf_device
+from tensorflow.python.framework import ops as tf_ops
+from tensorflow.python.ops import gen_resource_variable_ops
+from tensorflow.python.trackable import base as trackable
+from tensorflow.python.util import dispatch
+
+from tfplugin import mode
+from tfplugin.initializers import KvInitializer
+from tfplugin.ops import raw
+from tfplugin.slots import SlotSpec, slots_json
+
+KEY_DTYPES = (tf.int64, tf.int32, tf.uint64)
+VALUE_DTYPES = (tf.float32, tf.float16, tf.bfloat16, tf.float64)
+
+
+def _cpu_device(device: str) -> str:
+    """The CPU of the task that `device` names: tables live in host memory."""
+    spec = tf_device.DeviceSpec.from_string(device or "")
+    if spec.device_type in (None, "CPU"):
+        return spec.to_string()
+    return spec.replace(device_type="CPU", device_index=0).to_string()
+
+
+@dispatch.register_dispatchable_type
+class KvVariable(trackable.Trackable):
+    """One embedding table, or one part of a partitioned one: key -> row of ``dim`` values.
+
+    Made by `get_kv_variable`. Works wherever TensorFlow takes a resource variable: ``tf.nn.embedding_lookup`` and its
+    sparse forms, ``tf.gather``, gradients, optimizers, ``tf.compat.v1.train.Saver``, ``tf.train.Checkpoint`` and
+    SavedModel.
+
+    Attributes:
+      name: ``scope/name:0``.
+      key_dtype: tf.int64, tf.int32 or tf.uint64.
+      dtype: tf.float32, tf.float16, tf.bfloat16 or tf.float64.
+      dim: width of a row.
+      shape: [None, dim].
+      part, parts: which part of how many this is; (0, 1) when not partitioned.
+      trainable, regularizer, constraint: as for ``tf.Variable``; the two functions see the rows of a batch.
+
+    Example:
+      >>> v = tfplugin.get_kv_variable("user", embedding_dim=8)
+      >>> rows = tf.nn.embedding_lookup(v, [3, -1, 3])     # [3, 8]
+      >>> int(v.size())
+      2
+    """
+
+    _should_act_as_resource_variable = True
+    # Optimizers reach for the graph element of a variable in graph mode; a table has none, its handle is the target.
+    _in_graph_mode = False
+
+    def __init__(
+        self,
+        name: str,
+        embedding_dim: int,
+        key_dtype: Any = tf.int64,
+        value_dtype: Any = tf.float32,
+        initializer: KvInitializer | None = None,
+        *,
+        regularizer: Any = None,
+        trainable: bool = True,
+        constraint: Any = None,
+        capacity_hint: int = 0,
+        part: int = 0,
+        parts: int = 1,
+        partitioned_name: str | None = None,
+        read_only: bool = False,
+    ) -> None:
+        self._name = name
+        self.key_dtype = tf.as_dtype(key_dtype)
+        self.dtype = tf.as_dtype(value_dtype)
+        self.dim = int(embedding_dim)
+        self.trainable = trainable
+        self.regularizer = regularizer
+        self.constraint = constraint
+        self.capacity_hint = int(capacity_hint)
+        self.part = part
+        self.parts = parts
+        #: The name of the whole variable, of which this may be a part.
+        self.partitioned_name = partitioned_name
+        self.kv_initializer = initializer or KvInitializer("uniform", -0.05, 0.05, 0)
+        self._read_only = read_only
+        #: Slots by optimizer, in the order in which optimizers came; see `attach_slots`.
+        self._slots_of: weakref.WeakKeyDictionary[Any, tuple[SlotSpec, ...]] = weakref.WeakKeyDictionary()
+        self._slot_prefix_of: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+        with tf_ops.init_scope():
+            self._eager = context.executing_eagerly()
+            self._graph_key = tf_ops.get_default_graph()._graph_key
+            if self._eager:
+                with tf.device("CPU:0"):
+                    self._handle = self._make_handle(anonymous=True)
+                self._unique_id = f"{name}_{tf_ops.uid()}"
+                self._shared_name = self._unique_id
+                self.initialize()
+                self._initializer_op = None
+            else:
+                with tf.name_scope(""), tf_ops.colocate_with(None, ignore_existing=True):
+                    with self._placed(name):
+                        self._handle = self._make_handle(anonymous=False)
+                    self._unique_id = self._handle.op.name
+                    self._shared_name = self._handle.op.name
+                    with tf.name_scope(self._handle.op.name + "/"), tf_ops.device(self._handle.device):
+                        self._initializer_op = self.initialize()
+
+    # ---- Making ----------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _placed(self, name: str) -> Iterator[None]:
+        """Puts the table where a variable would go.
+
+        Device functions such as ``replica_device_setter`` look at the type of the op they place: ask them by an op
+        of the type they know.
+        """
+        probe = gen_resource_variable_ops.var_handle_op(
+            dtype=self.dtype, shape=[0, self.dim], shared_name=f"{name}/placement", name=f"{name}/placement"
+        )
+        with tf_ops.device(None), tf_ops.device(_cpu_device(probe.device)):
+            yield
+
+    def _make_handle(self, *, anonymous: bool, shared_name: str = "") -> tf.Tensor:
+        handle = raw.kv_table_handle(
+            anonymous=anonymous,
+            shared_name=shared_name,
+            variable=self._name,
+            key_dtype=self.key_dtype,
+            dtype=self.dtype,
+            shape=[None, self.dim],
+            dim=self.dim,
+            capacity_hint=self.capacity_hint,
+            read_only=self._read_only,
+            name=self._name,
+        )
+        return handle
+
+    def initialize(self) -> tf.Operation | None:
+        """(Re)starts the table empty. Runs at once in eager mode; gives the op in a graph."""
+        init = self.kv_initializer
+        rows = init.rows() if init.rows is not None else tf.zeros([0, self.dim], self.dtype)
+        return raw.kv_table_initialize(self._handle, rows, initializer=init.to_json())
+
+    # ---- What TensorFlow asks of a variable -------------------------------------------------------------------------
+
+    @property
+    def handle(self) -> tf.Tensor:
+        """The resource tensor of the table."""
+        return self._handle
+
+    @property
+    def name(self) -> str:
+        """``scope/name:0``."""
+        return f"{self._shared_name if not self._eager else self._name}:0"
+
+    @property
+    def op(self) -> tf.Operation:
+        """The handle's op (graph mode)."""
+        return self._handle.op
+
+    @property
+    def graph(self) -> tf.Graph:
+        """The graph that holds the table."""
+        return self._handle.graph
+
+    @property
+    def device(self) -> str:
+        """Where the table lives."""
+        return self._handle.device
+
+    @property
+    def initializer(self) -> tf.Operation | None:
+        """The op that starts the table empty (graph mode)."""
+        return self._initializer_op
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """[None, dim]."""
+        return tf.TensorShape([None, self.dim])
+
+    def get_shape(self) -> tf.TensorShape:
+        """[None, dim]."""
+        return self.shape
+
+    @property
+    def synchronization(self) -> tf.VariableSynchronization:
+        """As a plain variable has it."""
+        return tf.VariableSynchronization.AUTO
+
+    @property
+    def aggregation(self) -> tf.VariableAggregation:
+        """As a plain variable has it."""
+        return tf.VariableAggregation.NONE
+
+    def is_initialized(self, name: str | None = None) -> tf.Tensor:
+        """Scalar bool: whether the table has been initialized or restored."""
+        return raw.kv_table_is_initialized(self._handle, name=name)
+
+    def to_proto(self, export_scope: str | None = None) -> variable_pb2.VariableDef | None:
+        """For MetaGraphs: without it TensorFlow drops the whole collection of variables."""
+        if self._eager:
+            raise RuntimeError("to_proto is for graph mode.")
+        if export_scope is not None and not self._handle.name.startswith(export_scope):
+            return None
+        proto = variable_pb2.VariableDef()
+        proto.variable_name = tf_ops.strip_name_scope(self._handle.name, export_scope)
+        proto.initial_value_name = proto.variable_name
+        proto.initializer_name = tf_ops.strip_name_scope(self._initializer_op.name, export_scope)
+        proto.snapshot_name = proto.variable_name
+        proto.is_resource = True
+        proto.trainable = self.trainable
+        return proto
+
+    def _as_graph_element(self) -> tf.Tensor:
+        return self._handle
+
+    def __repr__(self) -> str:
+        return f"<tfplugin.KvVariable '{self.name}' {self.key_dtype.name} -> {self.dtype.name}[{self.dim}]" + (
+            f", part {self.part} of {self.parts}>" if self.parts > 1 else ">"
+        )
+
+    # ---- Keys ------------------------------------------------------------------------------------------------------
+
+    def keys_tensor(self, keys: Any) -> tf.Tensor:
+        """Keys as a Tensor of `key_dtype`, any shape.
+
+        Raises:
+          TypeError: keys of a dtype that does not fit: floats, strings, or wider integers than the table's.
+        """
+        return keys_to_tensor(keys, self.key_dtype, self._name)
+
+    # ---- Lookups ---------------------------------------------------------------------------------------------------
+
+    def sparse_read(
+        self, indices: Any, name: str | None = None, *, training: bool | None = None, missing: str = "zeros"
+    ) -> tf.Tensor:
+        """Rows of keys.
+
+        Args:
+          indices: keys, any shape. Duplicates are fine.
+          name: of the op.
+          training: True inserts missing keys with their initial value, False inserts nothing. Default: True unless
+            inside `inference_mode` or a SavedModel signature.
+          missing: what inference gives for a missing key: ``"zeros"`` or ``"initial"`` (its initial value).
+
+        Returns:
+          Tensor of shape indices.shape + [dim].
+
+        Raises:
+          TypeError: keys of a dtype that does not fit.
+          tf.errors.FailedPreconditionError: the variable is not initialized.
+        """
+        if missing not in ("zeros", "initial"):
+            raise ValueError(f"sparse_read of '{self._name}': missing must be 'zeros' or 'initial', got {missing!r}")
+        train = mode.training(training)
+        keys = self.keys_tensor(indices)
+        if self.trainable:
+            tape.variable_accessed(self)
+        with tf_ops.colocate_with(None, ignore_existing=True), tf_ops.device(self._op_device()):
+            rows = raw.kv_table_gather(
+                self._handle, keys, dtype=self.dtype, dim=self.dim, mode="train" if train else missing, name=name
+            )
+        if train and self.regularizer is not None and not context.executing_eagerly():
+            tf_ops.add_to_collection(tf.compat.v1.GraphKeys.REGULARIZATION_LOSSES, self.regularizer(rows))
+        return rows
+
+    gather = sparse_read
+
+    def _op_device(self) -> str | None:
+        return None if self._eager else self._handle.device
+
+    def contains(self, keys: Any, name: str | None = None) -> tf.Tensor:
+        """Whether each key is there: bool, shape of keys."""
+        return raw.kv_table_contains(self._handle, self.keys_tensor(keys), name=name)
+
+    def stamps(self, keys: Any, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+        """Frequency (updates so far) and version (Unix time of the last write) of keys: uint32, shape of keys."""
+        freqs, versions = raw.kv_table_stamps(self._handle, self.keys_tensor(keys), name=name)
+        return freqs, versions
+
+    def size(self, name: str | None = None) -> tf.Tensor:
+        """Number of rows: scalar int64."""
+        return raw.kv_table_size(self._handle, name=name)
+
+    def memory(self, name: str | None = None) -> tf.Tensor:
+        """[rows, row bytes, index bytes, column bytes, slack bytes]: int64."""
+        return raw.kv_table_memory(self._handle, name=name)
+
+    # ---- Writes ----------------------------------------------------------------------------------------------------
+
+    def upsert(self, keys: Any, rows: Any, name: str | None = None) -> tf.Operation | None:
+        """Writes rows, inserting keys that are not there. Of equal keys the last wins.
+
+        Args:
+          keys: any shape.
+          rows: keys.shape + [dim].
+          name: of the op.
+        """
+        keys = self.keys_tensor(keys)
+        return raw.kv_table_upsert(self._handle, keys, tf.convert_to_tensor(rows, self.dtype), name=name)
+
+    def accumulate(self, keys: Any, deltas: Any, name: str | None = None) -> tf.Operation | None:
+        """Adds to rows, once for each occurrence of a key; a missing key starts from its initial value."""
+        keys = self.keys_tensor(keys)
+        return raw.kv_table_accumulate(self._handle, keys, tf.convert_to_tensor(deltas, self.dtype), name=name)
+
+    def remove(self, keys: Any, name: str | None = None) -> tf.Tensor:
+        """Removes keys with their slots; absent ones are ignored. Returns how many were there: scalar int64."""
+        return raw.kv_table_remove(self._handle, self.keys_tensor(keys), name=name)
+
+    def clear(self, name: str | None = None) -> tf.Operation | None:
+        """Removes all rows."""
+        return raw.kv_table_clear(self._handle, name=name)
+
+    def export(self, slot: str | None = None, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+        """All keys [N] and their rows [N, dim]; with `slot` (``"Adam.m"``) that slot's rows. In no particular order."""
+        keys, rows, _, _ = raw.kv_table_export(
+            self._handle,
+            Tkeys=self.key_dtype,
+            dtype=self.dtype,
+            column=slot or "",
+            width=self.slot_width(slot) if slot else self.dim,
+            name=name,
+        )
+        return keys, rows
+
+    # ---- Slots -----------------------------------------------------------------------------------------------------
+
+    def slots(self) -> tf.Tensor:
+        """The slots that rows have now, as JSON: scalar string."""
+        return raw.kv_table_slots(self._handle)
+
+    def slot_width(self, slot: str) -> int:
+        """Elements of a slot: `dim` unless its optimizer said otherwise."""
+        for specs in self._slots_of.values():
+            for spec in specs:
+                if spec.name == slot:
+                    return spec.width
+        return self.dim
+
+    def slot_prefix(self, optimizer: Any, name: str) -> str:
+        """The name under which an optimizer's slots are kept, unique among the live optimizers of this variable."""
+        prefix = self._slot_prefix_of.get(optimizer)
+        if prefix is None:
+            base = re.sub(r"[./\s]", "_", name) or "Optimizer"
+            taken = set(self._slot_prefix_of.values())
+            prefix, number = base, 0
+            while prefix in taken:
+                number += 1
+                prefix = f"{base}_{number}"
+            self._slot_prefix_of[optimizer] = prefix
+        return prefix
+
+    def attach_slots(self, optimizer: Any, specs: Sequence[SlotSpec]) -> tuple[SlotSpec, ...]:
+        """Notes what an optimizer keeps beside each row, and returns the slots of all live optimizers, this one first.
+
+        The table itself is changed by the op that next reads rows (``ensure_slots``): slots of optimizers that are
+        gone are dropped, those of the same name and width are kept.
+        """
+        self._slots_of[optimizer] = tuple(specs)
+        others = [spec for other, specs_ in self._slots_of.items() if other is not optimizer for spec in specs_]
+        return (*specs, *others)
+
+    # ---- SavedModel ------------------------------------------------------------------------------------------------
+
+    def _export_to_saved_model_graph(
+        self, object_map: Any, tensor_map: Any, options: Any = None, **kwargs: Any
+    ) -> list[tf.Tensor]:
+        # A server that runs the graph without Python gets a table that lookups never grow.
+        copy = KvVariable(
+            self._name,
+            self.dim,
+            self.key_dtype,
+            self.dtype,
+            KvInitializer("constant") if self.kv_initializer.rows is not None else self.kv_initializer,
+            trainable=self.trainable,
+            part=self.part,
+            parts=self.parts,
+            partitioned_name=self.partitioned_name,
+            read_only=True,
+        )
+        object_map[self] = copy
+        # Functions of the model capture our handle, the saver's functions the copy's.
+        tensor_map[self._handle] = copy.handle
+        tensor_map[copy.handle] = copy.handle
+        return [self._handle]
+
+    def _write_object_proto(self, proto: Any, options: Any) -> None:
+        # An empty user object; the registered class makes it again from `_serialize_to_proto`.
+        proto.user_object.identifier = "tfplugin.KvVariable"
+
+    def config_json(self) -> str:
+        """What it takes to make this variable again."""
+        return json.dumps(
+            {
+                "name": self._name,
+                "dim": self.dim,
+                "key_dtype": self.key_dtype.name,
+                "value_dtype": self.dtype.name,
+                "part": self.part,
+                "parts": self.parts,
+                "partitioned_name": self.partitioned_name,
+                "trainable": self.trainable,
+            }
+        )
+
+    # A v1 Saver asks the first of these. The second is for a part inside a SavedModel: the whole saves it.
+
+    def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
+        from tfplugin import checkpoint
+
+        return checkpoint.name_based_saveables(self)
+
+    def _serialize_to_tensors(self) -> dict[str, Any]:
+        return {}
+
+    def _restore_from_tensors(self, restored_tensors: Any) -> None:
+        return None
+
+    def __deepcopy__(self, memo: Any) -> KvVariable:
+        raise NotImplementedError("A KvVariable cannot be deep-copied: save and restore it instead.")
+
+
+@dispatch.register_dispatchable_type
+class PartitionedKvVariable(trackable.Trackable):
+    """A key-value variable in parts: ``name/part_i`` holds the keys with key floor-mod parts == i.
+
+    Iterates over its parts. Everything that takes a `KvVariable` takes it.
+    """
+
+    def __init__(self, name: str, parts: Sequence[KvVariable]) -> None:
+        self._name = name
+        self._parts = list(parts)
+
+    @property
+    def name(self) -> str:
+        """The name of the whole."""
+        return self._name
+
+    @property
+    def key_dtype(self) -> tf.DType:
+        """Of the keys."""
+        return self._parts[0].key_dtype
+
+    @property
+    def dtype(self) -> tf.DType:
+        """Of the values."""
+        return self._parts[0].dtype
+
+    @property
+    def dim(self) -> int:
+        """Width of a row."""
+        return self._parts[0].dim
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """[None, dim]."""
+        return self._parts[0].shape
+
+    def get_shape(self) -> tf.TensorShape:
+        """[None, dim]."""
+        return self.shape
+
+    @property
+    def trainable(self) -> bool:
+        """Whether the parts are trainable."""
+        return self._parts[0].trainable
+
+    @property
+    def initializer(self) -> tf.Operation | None:
+        """The op that starts all parts empty (graph mode)."""
+        return tf.group(*[part.initializer for part in self._parts]) if not self._parts[0]._eager else None
+
+    def __iter__(self) -> Iterator[KvVariable]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __getitem__(self, index: int) -> KvVariable:
+        return self._parts[index]
+
+    def as_list(self) -> list[KvVariable]:
+        """The parts."""
+        return list(self._parts)
+
+    def __repr__(self) -> str:
+        return (
+            f"<tfplugin.PartitionedKvVariable '{self._name}' {self.key_dtype.name} -> {self.dtype.name}[{self.dim}], "
+            f"{len(self._parts)} parts>"
+        )
+
+    def _owned(self, keys: Any) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
+        """Keys as a tensor and flat, then per part: the flat positions of its keys, and the keys."""
+        keys = keys_to_tensor(keys, self.key_dtype, self._name)
+        flat = tf.reshape(keys, [-1])
+        count = len(self._parts)
+        owner = raw.kv_table_partition(flat, parts=count)
+        positions = tf.dynamic_partition(tf.range(tf.size(flat)), owner, count)
+        return keys, flat, positions, tf.dynamic_partition(flat, owner, count)
+
+    def sparse_read(
+        self, indices: Any, name: str | None = None, *, training: bool | None = None, missing: str = "zeros"
+    ) -> tf.Tensor:
+        """Rows of keys, each from the part that owns it; as `KvVariable.sparse_read`."""
+        if len(self._parts) == 1:
+            return self._parts[0].sparse_read(indices, name, training=training, missing=missing)
+        with tf.name_scope(name or "kv_lookup"):
+            keys, _, positions, part_keys = self._owned(indices)
+            rows = [
+                part.sparse_read(owned, training=training, missing=missing)
+                for part, owned in zip(self._parts, part_keys, strict=True)
+            ]
+            stitched = tf.dynamic_stitch(positions, rows)
+            out = tf.reshape(stitched, tf.concat([tf.shape(keys), [self.dim]], 0))
+            out.set_shape(keys.shape.concatenate([self.dim]))
+            return out
+
+    gather = sparse_read
+
+    def size(self, name: str | None = None) -> tf.Tensor:
+        """Number of rows in all parts: scalar int64."""
+        return tf.add_n([part.size() for part in self._parts], name=name)
+
+    def contains(self, keys: Any) -> tf.Tensor:
+        """Whether each key is there: bool, shape of keys."""
+        keys, _, positions, part_keys = self._owned(keys)
+        found = [part.contains(owned) for part, owned in zip(self._parts, part_keys, strict=True)]
+        return tf.reshape(tf.dynamic_stitch(positions, found), tf.shape(keys))
+
+    def upsert(self, keys: Any, rows: Any) -> tf.Operation | None:
+        """Writes rows, inserting keys that are not there; as `KvVariable.upsert`."""
+        return self._write("upsert", keys, rows)
+
+    def accumulate(self, keys: Any, deltas: Any) -> tf.Operation | None:
+        """Adds to rows; as `KvVariable.accumulate`."""
+        return self._write("accumulate", keys, deltas)
+
+    def _write(self, method: str, keys: Any, rows: Any) -> tf.Operation | None:
+        _, _, positions, part_keys = self._owned(keys)
+        rows = tf.reshape(tf.convert_to_tensor(rows, self.dtype), [-1, self.dim])
+        return tf.group(
+            *[
+                getattr(part, method)(owned, tf.gather(rows, where))
+                for part, where, owned in zip(self._parts, positions, part_keys, strict=True)
+            ]
+        )
+
+    def remove(self, keys: Any) -> tf.Tensor:
+        """Removes keys; returns how many were there: scalar int64."""
+        _, _, _, part_keys = self._owned(keys)
+        return tf.add_n([part.remove(owned) for part, owned in zip(self._parts, part_keys, strict=True)])
+
+    def clear(self) -> tf.Operation | None:
+        """Removes all rows."""
+        return tf.group(*[part.clear() for part in self._parts])
+
+    def export(self, slot: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+        """All keys [N] and their rows [N, dim], part after part."""
+        exported = [part.export(slot) for part in self._parts]
+        return tf.concat([keys for keys, _ in exported], 0), tf.concat([rows for _, rows in exported], 0)
+
+    # In a checkpoint the parts are saved together, so that they restore into any other number; in a SavedModel each
+    # is an object of its own, because functions capture its handle.
+    def _trackable_children(self, save_type: str = trackable.SaveType.CHECKPOINT, **kwargs: Any) -> dict[str, Any]:
+        children = dict(super()._trackable_children(save_type, **kwargs))
+        if save_type == trackable.SaveType.SAVEDMODEL:
+            children.update({f"part_{i}": part for i, part in enumerate(self._parts)})
+        return children
+
+    def _add_part(self, name: str, part: KvVariable) -> None:
+        index = int(name.removeprefix("part_"))
+        while len(self._parts) <= index:
+            self._parts.append(part)
+        self._parts[index] = part
+
+    def _export_to_saved_model_graph(self, object_map: Any, tensor_map: Any, **kwargs: Any) -> list[tf.Tensor]:
+        # Parts have been mapped before: they are dependencies, see `_deserialization_dependencies`.
+        object_map[self] = PartitionedKvVariable(self._name, [object_map[part] for part in self._parts])
+        return []
+
+    def _deserialization_dependencies(self, children: dict[str, Any]) -> dict[str, Any]:
+        return {f"part_{i}": part for i, part in enumerate(self._parts)}
+
+
+def keys_to_tensor(keys: Any, key_dtype: tf.DType, name: str) -> tf.Tensor:
+    """Keys as a Tensor of `key_dtype`: integers that are not tensors yet, and int32 where the keys are int64."""
+    if not tf.is_tensor(keys):
+        dtype = getattr(keys, "dtype", None)
+        if dtype is None:
+            try:
+                return tf.convert_to_tensor(keys, key_dtype)
+            except (TypeError, ValueError, OverflowError) as error:
+                raise TypeError(
+                    f"Key-value variable '{name}' has {key_dtype.name} keys: {keys!r:.80} does not convert ({error})."
+                ) from error
+        keys = tf.convert_to_tensor(keys)
+    if keys.dtype == key_dtype:
+        return keys
+    if keys.dtype == tf.int32 and key_dtype == tf.int64:
+        return tf.cast(keys, tf.int64)
+    raise TypeError(
+        f"Key-value variable '{name}' has {key_dtype.name} keys, got ids of {keys.dtype.name}: "
+        f"cast them with tf.cast(ids, tf.{key_dtype.name})"
+        + (" after hashing (tf.strings.to_hash_bucket_fast)." if keys.dtype == tf.string else ".")
+    )

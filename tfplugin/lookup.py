@@ -1,0 +1,285 @@
+"""`tf.nn.embedding_lookup`, its sparse forms and `tf.gather` on key-value variables.
+
+Registered with TensorFlow's dispatch by type: nothing is replaced, and calls on other types never come here.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops import array_ops, embedding_ops
+from tensorflow.python.util import dispatch
+
+from tfplugin.kv_variable import KvVariable, PartitionedKvVariable, keys_to_tensor
+
+AnyKvVariable = KvVariable | PartitionedKvVariable
+
+_COMBINERS = ("mean", "sqrtn", "sum")
+
+
+def _as_one(params: Any, caller: str) -> AnyKvVariable:
+    """A single variable out of what TensorFlow allows as `params`: a variable, a partitioned one, or its parts."""
+    if isinstance(params, (KvVariable, PartitionedKvVariable)):
+        return params
+    parts = [part for item in params for part in (item if isinstance(item, PartitionedKvVariable) else [item])]
+    if len(parts) == 1:
+        return parts[0]
+    for i, part in enumerate(parts):
+        if not isinstance(part, KvVariable) or part.parts != len(parts) or part.part != i:
+            raise ValueError(
+                f"{caller}: a list of key-value variables must be all parts of one partitioned variable in order, "
+                f"got {parts!r}."
+            )
+    return PartitionedKvVariable(parts[0].partitioned_name or parts[0].name, parts)
+
+
+def _clip_rows(rows: tf.Tensor, max_norm: Any) -> tf.Tensor:
+    return rows if max_norm is None else tf.clip_by_norm(rows, max_norm, axes=[-1])
+
+
+def embedding_lookup(
+    params: Any,
+    ids: Any,
+    partition_strategy: str | None = None,
+    name: str | None = None,
+    validate_indices: bool = True,
+    max_norm: Any = None,
+) -> tf.Tensor:
+    """Rows of ids, ``[*ids.shape, dim]``. Keys go to parts by floor-mod whatever `partition_strategy` says."""
+    del partition_strategy, validate_indices
+    return _clip_rows(_as_one(params, "embedding_lookup").sparse_read(ids, name), max_norm)
+
+
+def embedding_lookup_v2(params: Any, ids: Any, max_norm: Any = None, name: str | None = None) -> tf.Tensor:
+    """`embedding_lookup` with the argument order of TensorFlow 2."""
+    return embedding_lookup(params, ids, name=name, max_norm=max_norm)
+
+
+def _sparse_parts(sp_ids: Any, caller: str) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Values, row numbers (int64) and number of rows (int64) of a SparseTensor of rank 2 or a RaggedTensor."""
+    if isinstance(sp_ids, tf.RaggedTensor):
+        if sp_ids.ragged_rank != 1 or sp_ids.flat_values.shape.rank not in (1, None):
+            raise ValueError(f"{caller}: a RaggedTensor of ids has shape [batch, None], got {sp_ids.shape}.")
+        return sp_ids.values, tf.cast(sp_ids.value_rowids(), tf.int64), tf.cast(sp_ids.nrows(), tf.int64)
+    if not isinstance(sp_ids, (tf.SparseTensor, tf.compat.v1.SparseTensorValue)):
+        raise TypeError(f"{caller}: sp_ids must be a SparseTensor or a RaggedTensor, got {type(sp_ids).__name__}.")
+    sp_ids = tf.sparse.SparseTensor(sp_ids.indices, sp_ids.values, sp_ids.dense_shape)
+    return sp_ids.values, sp_ids.indices[:, 0], sp_ids.dense_shape[0]
+
+
+def _weight_values(sp_weights: Any, sp_ids: Any, caller: str) -> tf.Tensor | None:
+    if sp_weights is None:
+        return None
+    if type(sp_weights) is not type(sp_ids) and not (
+        isinstance(sp_weights, tf.SparseTensor) and isinstance(sp_ids, tf.SparseTensor)
+    ):
+        raise TypeError(
+            f"{caller}: sp_weights must be of the type of sp_ids ({type(sp_ids).__name__}) or None, "
+            f"got {type(sp_weights).__name__}."
+        )
+    return (
+        sp_weights.flat_values if isinstance(sp_weights, tf.RaggedTensor) else tf.convert_to_tensor(sp_weights.values)
+    )
+
+
+def _pooled(
+    variable: AnyKvVariable,
+    ids: tf.Tensor,
+    weights: tf.Tensor | None,
+    segments: tf.Tensor,
+    rows: tf.Tensor,
+    combiner: str,
+    max_norm: Any,
+) -> tf.Tensor:
+    """Rows of `ids` summed into `rows` segments, ``[rows, dim]``. Segments without ids are zeros."""
+    unique, where = tf.unique(ids)
+    table_rows = _clip_rows(variable.sparse_read(unique), max_norm)
+    low_precision = table_rows.dtype in (tf.float16, tf.bfloat16)
+    wide = tf.cast(table_rows, tf.float32) if low_precision else table_rows
+    gathered = tf.gather(wide, where)
+    count = tf.cast(rows, tf.int64)
+    if weights is None:
+        total = tf.math.unsorted_segment_sum(gathered, segments, count)
+        if combiner != "sum":
+            n = tf.math.unsorted_segment_sum(tf.ones_like(segments, wide.dtype), segments, count)
+            divisor = n if combiner == "mean" else tf.sqrt(n)
+            total = tf.math.divide_no_nan(total, divisor[:, tf.newaxis])
+    else:
+        weights = tf.cast(weights, wide.dtype)
+        total = tf.math.unsorted_segment_sum(gathered * weights[:, tf.newaxis], segments, count)
+        if combiner != "sum":
+            power = weights if combiner == "mean" else weights * weights
+            divisor = tf.math.unsorted_segment_sum(power, segments, count)
+            divisor = divisor if combiner == "mean" else tf.sqrt(divisor)
+            total = tf.math.divide_no_nan(total, divisor[:, tf.newaxis])
+    return tf.cast(total, table_rows.dtype) if low_precision else total
+
+
+def _check_combiner(combiner: str | None, caller: str) -> str:
+    if combiner is None:
+        return "mean"
+    if combiner not in _COMBINERS:
+        raise ValueError(f"{caller}: combiner must be one of {_COMBINERS}, got {combiner!r}.")
+    return combiner
+
+
+def embedding_lookup_sparse(
+    params: Any,
+    sp_ids: Any,
+    sp_weights: Any,
+    partition_strategy: str | None = None,
+    name: str | None = None,
+    combiner: str | None = None,
+    max_norm: Any = None,
+    allow_fast_lookup: bool = False,
+) -> tf.Tensor:
+    """Pooled rows of a SparseTensor or RaggedTensor of ids: ``[rows of sp_ids, dim]``, zeros where a row is empty."""
+    del partition_strategy, allow_fast_lookup
+    caller = "embedding_lookup_sparse"
+    variable = _as_one(params, caller)
+    with tf.name_scope(name or caller):
+        values, segments, rows = _sparse_parts(sp_ids, caller)
+        ids = keys_to_tensor(values, variable.key_dtype, variable.name)
+        weights = _weight_values(sp_weights, sp_ids, caller)
+        return _pooled(variable, ids, weights, segments, rows, _check_combiner(combiner, caller), max_norm)
+
+
+def embedding_lookup_sparse_v2(
+    params: Any,
+    sp_ids: Any,
+    sp_weights: Any,
+    combiner: str | None = None,
+    max_norm: Any = None,
+    name: str | None = None,
+    allow_fast_lookup: bool = False,
+) -> tf.Tensor:
+    """`embedding_lookup_sparse` with the argument order of TensorFlow 2."""
+    del allow_fast_lookup
+    return embedding_lookup_sparse(params, sp_ids, sp_weights, None, name, combiner, max_norm)
+
+
+def safe_embedding_lookup_sparse(
+    embedding_weights: Any,
+    sparse_ids: Any,
+    sparse_weights: Any = None,
+    combiner: str | None = "mean",
+    default_id: Any = None,
+    name: str | None = None,
+    partition_strategy: str = "div",
+    max_norm: Any = None,
+    allow_fast_lookup: bool = False,
+) -> tf.Tensor:
+    """Pooled rows; an empty row gives zeros, or the row of `default_id`.
+
+    Ids may be of rank 2 or more: the last dimension is pooled. Ids whose weight is not positive are left out unless
+    the combiner is ``sum``. Negative ids are keys like any other, and no key is looked up for an empty row.
+    """
+    del partition_strategy, allow_fast_lookup
+    caller = "safe_embedding_lookup_sparse"
+    variable = _as_one(embedding_weights, caller)
+    combiner = _check_combiner(combiner, caller)
+    with tf.name_scope(name or caller):
+        outer_shape = None
+        if isinstance(sparse_ids, tf.SparseTensor) and sparse_ids.shape.rank != 2:
+            shape = sparse_ids.dense_shape
+            outer_shape = shape[:-1]
+            flat = tf.stack([tf.reduce_prod(outer_shape), shape[-1]])
+            sparse_ids = tf.sparse.reshape(sparse_ids, flat)
+            if sparse_weights is not None:
+                sparse_weights = tf.sparse.reshape(sparse_weights, flat)
+        values, segments, rows = _sparse_parts(sparse_ids, caller)
+        ids = keys_to_tensor(values, variable.key_dtype, variable.name)
+        weights = _weight_values(sparse_weights, sparse_ids, caller)
+        if weights is not None and combiner != "sum":
+            keep = tf.where(weights > 0)[:, 0]
+            ids, segments, weights = tf.gather(ids, keep), tf.gather(segments, keep), tf.gather(weights, keep)
+        if default_id is not None:
+            present = tf.math.unsorted_segment_sum(tf.ones_like(segments), segments, tf.cast(rows, tf.int64))
+            empty = tf.where(tf.equal(present, 0))[:, 0]
+            filler = keys_to_tensor(default_id, variable.key_dtype, variable.name)
+            ids = tf.concat([ids, tf.fill(tf.shape(empty), filler)], 0)
+            segments = tf.concat([segments, empty], 0)
+            if weights is not None:
+                weights = tf.concat([weights, tf.ones(tf.shape(empty), weights.dtype)], 0)
+        pooled = _pooled(variable, ids, weights, segments, rows, combiner, max_norm)
+        if outer_shape is None:
+            return pooled
+        return tf.reshape(pooled, tf.concat([outer_shape, [tf.cast(variable.dim, tf.int64)]], 0))
+
+
+def safe_embedding_lookup_sparse_v2(
+    embedding_weights: Any,
+    sparse_ids: Any,
+    sparse_weights: Any = None,
+    combiner: str | None = "mean",
+    default_id: Any = None,
+    max_norm: Any = None,
+    name: str | None = None,
+    allow_fast_lookup: bool = False,
+) -> tf.Tensor:
+    """`safe_embedding_lookup_sparse` with the argument order of TensorFlow 2."""
+    del allow_fast_lookup
+    return safe_embedding_lookup_sparse(
+        embedding_weights, sparse_ids, sparse_weights, combiner, default_id, name, "div", max_norm
+    )
+
+
+def _gather(params: AnyKvVariable, indices: Any, axis: Any, batch_dims: Any, name: str | None) -> tf.Tensor:
+    if axis not in (None, 0) or batch_dims not in (None, 0):
+        raise ValueError(f"tf.gather on '{params.name}': rows are keyed, so axis and batch_dims must be 0.")
+    return params.sparse_read(indices, name)
+
+
+def gather(
+    params: Any,
+    indices: Any,
+    validate_indices: Any = None,
+    name: str | None = None,
+    axis: Any = None,
+    batch_dims: Any = 0,
+) -> tf.Tensor:
+    """`tf.compat.v1.gather`: rows of keys."""
+    del validate_indices
+    return _gather(params, indices, axis, batch_dims, name)
+
+
+def gather_v2(
+    params: Any,
+    indices: Any,
+    validate_indices: Any = None,
+    axis: Any = None,
+    batch_dims: Any = 0,
+    name: str | None = None,
+) -> tf.Tensor:
+    """`tf.gather`: rows of keys."""
+    del validate_indices
+    return _gather(params, indices, axis, batch_dims, name)
+
+
+_TARGETS: list[tuple[Callable[..., Any], str, Callable[..., Any]]] = [
+    # (TensorFlow's function, its argument that selects us, ours)
+    (embedding_ops.embedding_lookup, "params", embedding_lookup),
+    (embedding_ops.embedding_lookup_v2, "params", embedding_lookup_v2),
+    (embedding_ops.embedding_lookup_sparse, "params", embedding_lookup_sparse),
+    (embedding_ops.embedding_lookup_sparse_v2, "params", embedding_lookup_sparse_v2),
+    (embedding_ops.safe_embedding_lookup_sparse, "embedding_weights", safe_embedding_lookup_sparse),
+    (embedding_ops.safe_embedding_lookup_sparse_v2, "embedding_weights", safe_embedding_lookup_sparse_v2),
+    (array_ops.gather, "params", gather),
+    (array_ops.gather_v2, "params", gather_v2),
+]
+
+
+def register() -> None:
+    """Registers the lookups with TensorFlow's type-based dispatch."""
+    for api, argument, target in _TARGETS:
+        types = (KvVariable, PartitionedKvVariable, typing.List[KvVariable], typing.List[PartitionedKvVariable])  # noqa: UP006
+        dispatch.dispatch_for_api(api, *({argument: type_} for type_ in types))(target)
+
+
+def unregister() -> None:
+    """Takes the lookups out of TensorFlow's dispatch again."""
+    for _, _, target in _TARGETS:
+        dispatch.unregister_dispatch_for(target)

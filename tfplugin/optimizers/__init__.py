@@ -1,0 +1,5 @@
+"""Optimizers for key-value variables: any TensorFlow or Keras optimizer, on the rows that a step touched."""
+
+from tfplugin.optimizers.wrapper import OptimizerWrapper
+
+__all__ = ["OptimizerWrapper"]

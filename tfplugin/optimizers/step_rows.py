@@ -1,0 +1,180 @@
+"""The rows of one step as dense variables, so that a stock optimizer can update them with its own ops.
+
+A step reads value and slots of the keys in its gradient, hands them to the optimizer as resource variables that live
+for this step alone, lets it apply its dense update, and writes the rows back.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager import context
+from tensorflow.python.framework import ops as tf_ops
+from tensorflow.python.ops import resource_variable_ops
+
+from tfplugin.kv_variable import KvVariable
+from tfplugin.ops import raw
+from tfplugin.slots import SlotSpec, slots_json
+
+
+class StepVariable(resource_variable_ops.BaseResourceVariable):
+    """A variable whose storage is bound anew for each step: `rows` of a table, [n, width].
+
+    Optimizers keep variables in lists and dictionaries by identity, so this object stays while what it names changes.
+    The binding is per thread.
+    """
+
+    def __init__(self, name: str, width: int, dtype: tf.DType, constraint: Any = None) -> None:
+        self._bound = threading.local()
+        super().__init__(
+            handle=None,
+            trainable=True,
+            shape=tf.TensorShape([None, width]),
+            dtype=dtype,
+            constraint=constraint,
+            name=f"{name}:0",
+            handle_name=f"{name}:0",
+            unique_id=f"{name}_{tf_ops.uid()}",
+            in_graph_mode=False,
+        )
+
+    @property
+    def _handle(self) -> tf.Tensor:
+        handle = getattr(self._bound, "handle", None)
+        if handle is None:
+            raise AttributeError(f"the rows of '{self._handle_name}' are bound only while a step applies gradients")
+        return handle
+
+    @_handle.setter
+    def _handle(self, handle: tf.Tensor | None) -> None:
+        self._bound.handle = handle
+
+    # Optimizers track the variables in their lists; this one has nothing to save. The table keeps the rows.
+
+    def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
+        return {}
+
+    def _export_to_saved_model_graph(self, object_map: Any, tensor_map: Any, **kwargs: Any) -> list[tf.Tensor]:
+        object_map[self] = self
+        return []
+
+    def _write_object_proto(self, proto: Any, options: Any) -> None:
+        proto.user_object.identifier = "tfplugin.StepVariable"
+
+    def bind(self, rows: tf.Tensor) -> None:
+        """Names `rows` from here on."""
+        self._handle = raw.kv_table_step_variable(rows)
+
+    def unbind(self) -> None:
+        """Lets the rows go."""
+        self._handle = None
+
+
+class RowUpdate:
+    """What one optimizer does to one variable: its slots, and the step variables they pass through."""
+
+    def __init__(self, variable: KvVariable, prefix: str) -> None:
+        self.variable = variable
+        self.prefix = prefix
+        self.specs: list[SlotSpec] = []
+        name = f"{variable.name.removesuffix(':0')}/{prefix}_rows"
+        self.value = StepVariable(name, variable.dim, variable.dtype, variable.constraint)
+        self.slots: list[StepVariable] = []
+
+    def add_slot(self, name: str, constant: float) -> StepVariable:
+        """A slot named by the optimizer, once."""
+        full = f"{self.prefix}.{name.replace('/', '_')}"
+        for spec, slot in zip(self.specs, self.slots, strict=True):
+            if spec.name == full:
+                return slot
+        slot = StepVariable(
+            f"{self.value._handle_name.removesuffix(':0')}/{name}", self.variable.dim, self.variable.dtype
+        )
+        self.specs.append(SlotSpec(full, self.variable.dim, "constant", constant))
+        self.slots.append(slot)
+        return slot
+
+    def read(self, optimizer: Any, gradient: Any) -> tf.Tensor:
+        """Binds the rows of the gradient's keys; returns the gradient of these rows, equal keys summed.
+
+        Raises:
+          TypeError: the gradient is not an IndexedSlices.
+        """
+        variable = self.variable
+        if not isinstance(gradient, tf.IndexedSlices):
+            raise TypeError(
+                f"The gradient of key-value variable '{variable.name}' must be IndexedSlices (keys and rows), got "
+                f"{type(gradient).__name__}: a table has no dense gradient."
+            )
+        width = gradient.values.shape[-1]
+        if gradient.values.shape.rank not in (2, None) or width not in (variable.dim, None):
+            raise ValueError(
+                f"The gradient of key-value variable '{variable.name}' has rows of shape "
+                f"{gradient.values.shape[1:]}, expected ({variable.dim},)."
+            )
+        self.keys, where = tf.unique(gradient.indices)
+        summed = tf.math.unsorted_segment_sum(gradient.values, where, tf.size(self.keys))
+        self._all_specs = variable.attach_slots(optimizer, self.specs)
+        columns = raw.kv_table_read_rows(
+            variable.handle,
+            self.keys,
+            dtype=variable.dtype,
+            slots=slots_json(self._all_specs),
+            widths=[variable.dim, *(spec.width for spec in self._all_specs)],
+            N=1 + len(self._all_specs),
+        )
+        self._others = columns[1 + len(self.specs) :]
+        for step_variable, rows in zip((self.value, *self.slots), columns, strict=False):
+            step_variable.bind(rows)
+        return tf.cast(summed, variable.dtype)
+
+    def write(self) -> Any:
+        """Writes the updated rows back. Returns the op (graph mode)."""
+        own = [step_variable.read_value() for step_variable in (self.value, *self.slots)]
+        return raw.kv_table_write_rows(
+            self.variable.handle, self.keys, [*own, *self._others], slots=slots_json(self._all_specs)
+        )
+
+    def unbind(self) -> None:
+        """Lets this step's rows go."""
+        for step_variable in (self.value, *self.slots):
+            step_variable.unbind()
+
+
+def split(grads_and_vars: Sequence[tuple[Any, Any]]) -> bool:
+    """Whether any variable in the list is a key-value variable with a gradient."""
+    return any(isinstance(v, KvVariable) for _, v in grads_and_vars)
+
+
+def constant_of(value: Any, what: str) -> float:
+    """The one number a slot starts from: `value` is a number, an array, a Tensor, or a function that gives one.
+
+    Raises:
+      ValueError: its elements differ, or are known only at run time.
+    """
+    try:
+        if callable(value) and not tf.is_tensor(value):
+            with context.eager_mode():
+                value = value()
+        if not tf.is_tensor(value):
+            array = np.asarray(value)
+        elif isinstance(value, tf_ops.EagerTensor):
+            array = value.numpy()
+        else:
+            array = tf.get_static_value(value)
+            if array is None:
+                with tf.compat.v1.Session(graph=value.graph) as session:
+                    array = session.run(value)
+    except (tf.errors.OpError, RuntimeError) as error:
+        raise ValueError(f"{what} starts from a value that is known only at run time: {error}") from error
+    flat = array.astype(np.float64).reshape(-1)
+    if flat.size == 0 or (flat != flat[0]).any():
+        raise ValueError(
+            f"{what} starts from values that are not one constant; a key-value variable keeps slots that start from "
+            "a constant."
+        )
+    return float(flat[0])

@@ -1,0 +1,55 @@
+"""All that importing tfplugin changes in TensorFlow, and how to undo it.
+
+- The attribute ``get_kv_variable`` on ``tensorflow`` and ``tensorflow.compat.v1``.
+- Dispatch registrations of lookups for our two classes (TensorFlow's own extension point).
+- Wrappers around three methods for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1), and
+  ``BaseSaverBuilder._AddSaveOps`` and ``_AddRestoreOps``. Each passes everything that is not a key-value variable
+  through untouched.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.training import optimizer as optimizer_lib
+from tensorflow.python.training import saver as saver_lib
+
+from tfplugin import checkpoint, lookup
+from tfplugin.get_kv_variable import get_kv_variable
+from tfplugin.optimizers import v1
+
+_undo: list[Callable[[], None]] = []
+
+
+def _wrap_method(owner: type, method: str, replacement: Callable[..., Any]) -> None:
+    original = getattr(owner, method)
+
+    @functools.wraps(original)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return replacement(original, self, *args, **kwargs)
+
+    setattr(owner, method, wrapper)
+    _undo.append(lambda: setattr(owner, method, original))
+
+
+def install() -> None:
+    """Makes the changes. ``import tfplugin`` does it; a second call does nothing."""
+    if _undo:
+        return
+    for module in (tf, tf.compat.v1):
+        module.get_kv_variable = get_kv_variable
+        _undo.append(functools.partial(delattr, module, "get_kv_variable"))
+    lookup.register()
+    _undo.append(lookup.unregister)
+    _wrap_method(optimizer_lib.Optimizer, "apply_gradients", v1.apply_gradients)
+    _wrap_method(saver_lib.BaseSaverBuilder, "_AddSaveOps", checkpoint.add_save_ops)
+    _wrap_method(saver_lib.BaseSaverBuilder, "_AddRestoreOps", checkpoint.add_restore_ops)
+
+
+def uninstall() -> None:
+    """Leaves TensorFlow as it was. Key-value variables that exist keep their data and methods."""
+    while _undo:
+        _undo.pop()()
