@@ -154,12 +154,15 @@ REGISTER_OP("KvTableRemove")
 
 // ---- Rows with their slots, for optimizers that run as TensorFlow ops ----------------------------------------------
 
-// Makes the slots of the table exactly `slots`, then reads value and slots of keys, (n) each: `columns` are the value
-// and one tensor per slot. Missing keys give initial values and are not inserted.
+// Sees to it that the table has `slots`, then reads value and slots of keys, (n) each: `columns` are the value and one
+// tensor per slot. Missing keys give initial values and are not inserted. `all_slots` adds the slots of the variable's
+// other optimizers, and `generation` counts such sets; see TableResource::AttachSlots.
 REGISTER_OP("KvTableReadRows")
     .Attr("Tkeys: {int64, int32, uint64}")
     .Attr("dtype: {float, half, bfloat16, double}")
     .Attr("slots: string")
+    .Attr("all_slots: string")
+    .Attr("generation: int >= 1")
     .Attr("widths: list(int) >= 1")
     .Attr("N: int >= 1")
     .Input("handle: resource")
