@@ -1,1 +1,1 @@
-"""kvtools.cli."""
+"""The `kvtools` command: `main.py`, and one thin file per command that parses, calls and prints."""

@@ -96,7 +96,9 @@ def add_save_ops(original: Callable[..., Any], builder: Any, filename: Any, save
         tf.strings.join([scratch, "/tables"]), [(saveable.tensor_prefix, saveable.variable) for saveable in tables]
     )
     if dense:
-        shards.append(original(builder, tf.strings.join([scratch, "/dense"]), dense))
+        # After the tables, whose op makes the folder.
+        with tf.control_dependencies([] if tf.executing_eagerly() else list(shards)):
+            shards.append(original(builder, tf.strings.join([scratch, "/dense"]), dense))
     merge = gen_io_ops.merge_v2_checkpoints(tf.stack(shards), filename, delete_old_dirs=True)
     with tf.control_dependencies([merge] if merge is not None else []):
         return tf.identity(filename)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,15 +16,18 @@ from tfplugin.kv_variable import KEY_DTYPES, VALUE_DTYPES, KvVariable, Partition
 #: The first dimension that a partitioner is told a variable has when `capacity_hint` does not say.
 NOMINAL_ROWS = 1 << 20
 
-_COLLECTION = "tfplugin_kv_variable_store"
+_GRAPH_ATTRIBUTE = "_tfplugin_kv_variables"
 
 
-def _store() -> Any:
-    """Variables by name: a graph's own in graph mode, all that are alive in eager mode."""
-    stores = tf_ops.get_collection_ref(_COLLECTION)
-    if not stores:
-        stores.append(weakref.WeakValueDictionary() if context.executing_eagerly() else {})
-    return stores[0]
+def _store() -> dict[str, Any]:
+    """Variables by name, one store a graph. In eager mode every call makes a new variable, as TensorFlow's own do."""
+    if context.executing_eagerly():
+        return {}
+    # Not a collection: those are written into MetaGraphs.
+    graph = tf_ops.get_default_graph()
+    if not hasattr(graph, _GRAPH_ATTRIBUTE):
+        setattr(graph, _GRAPH_ATTRIBUTE, {})
+    return getattr(graph, _GRAPH_ATTRIBUTE)
 
 
 def _key_dtype(dtype: Any, name: str) -> tf.DType:
@@ -100,6 +102,8 @@ def get_kv_variable(
     Returns:
       A `KvVariable`, or a `PartitionedKvVariable` where there is a partitioner.
 
+    In eager mode every call makes a new variable, as `tf.compat.v1.get_variable` does: keep the object.
+
     Raises:
       ValueError: the name exists and reuse is off, or does not exist and reuse is on; a wrong dim; a partitioner along
         another axis.
@@ -128,12 +132,12 @@ def get_kv_variable(
         if found is not None and scope.reuse:
             _check_same(found, full_name, embedding_dim, key, value)
             return found
-        if found is not None and not context.executing_eagerly():
+        if found is not None:
             raise ValueError(
                 f"Key-value variable {full_name} already exists. Did you mean to set reuse=True or "
                 "reuse=tf.compat.v1.AUTO_REUSE in its variable_scope?"
             )
-        if found is None and scope.reuse is True:
+        if scope.reuse is True:
             raise ValueError(
                 f"Key-value variable {full_name} does not exist, or was not created with get_kv_variable. Did you mean "
                 "to set reuse=tf.compat.v1.AUTO_REUSE in its variable_scope?"

@@ -427,7 +427,9 @@ class KvVariable(trackable.Trackable):
             read_only=True,
         )
         object_map[self] = copy
+        # Functions of the model capture our handle, the saver's functions the copy's.
         tensor_map[self._handle] = copy.handle
+        tensor_map[copy.handle] = copy.handle
         return [self._handle]
 
     def _write_object_proto(self, proto: Any, options: Any) -> None:
@@ -449,10 +451,18 @@ class KvVariable(trackable.Trackable):
             }
         )
 
+    # A v1 Saver asks the first of these. The second is for a part inside a SavedModel: the whole saves it.
+
     def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
         from tfplugin import checkpoint
 
         return checkpoint.name_based_saveables(self)
+
+    def _serialize_to_tensors(self) -> dict[str, Any]:
+        return {}
+
+    def _restore_from_tensors(self, restored_tensors: Any) -> None:
+        return None
 
     def __deepcopy__(self, memo: Any) -> KvVariable:
         raise NotImplementedError("A KvVariable cannot be deep-copied: save and restore it instead.")

@@ -53,6 +53,18 @@ class StepVariable(resource_variable_ops.BaseResourceVariable):
     def _handle(self, handle: tf.Tensor | None) -> None:
         self._bound.handle = handle
 
+    # Optimizers track the variables in their lists; this one has nothing to save. The table keeps the rows.
+
+    def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
+        return {}
+
+    def _export_to_saved_model_graph(self, object_map: Any, tensor_map: Any, **kwargs: Any) -> list[tf.Tensor]:
+        object_map[self] = self
+        return []
+
+    def _write_object_proto(self, proto: Any, options: Any) -> None:
+        proto.user_object.identifier = "tfplugin.StepVariable"
+
     def bind(self, rows: tf.Tensor) -> None:
         """Names `rows` from here on."""
         self._handle = raw.kv_table_step_variable(rows)

@@ -147,10 +147,14 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
         for _, v in pairs:
             if isinstance(v, KvVariable):
                 if v not in self._updates:
-                    name = getattr(optimizer, "name", None) or getattr(optimizer, "_name", type(optimizer).__name__)
-                    self._updates[v] = step_rows.RowUpdate(v, v.slot_prefix(optimizer, name))
+                    # Not its name: Keras numbers the optimizers of a process, and a restart must find the same slots.
+                    prefix = v.slot_prefix(optimizer, type(optimizer).__name__)
+                    self._updates[v] = step_rows.RowUpdate(v, prefix)
                 v = self._updates[v].value
             variables.append(v)
+        # Dense variables first: their places in the optimizer's lists, which name them in checkpoints, must not depend
+        # on the number of parts.
+        variables.sort(key=lambda v: isinstance(v, step_rows.StepVariable))
         with self._slots_noted(), tf_ops.init_scope():
             if hasattr(optimizer, "_create_all_weights"):  # tf_keras.optimizers.legacy
                 optimizer._create_all_weights(variables)

@@ -1,0 +1,114 @@
+"""The `kvtools` command line.
+
+Each command's module is imported only when that command runs: `kvtools --help` loads neither NumPy nor
+TensorFlow. Errors are one line on stderr, and the exit status says of which kind: 2 bad usage, 1 bad input,
+3 a failed check.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+import typer
+
+from kvtools import __version__
+from kvtools.errors import KvtoolsError, one_line
+
+COMMANDS = {
+    "inspect": "Show what is in a checkpoint: tables, variables, single rows.",
+    "export": "Write tables as a SavedModel that any TensorFlow server loads.",
+    "serve": "Answer embedding lookups over HTTP.",
+}
+
+
+def build_app(requested: str | None) -> typer.Typer:
+    """Make the command line: the command `requested` with its module, the others as mere names."""
+    app = typer.Typer(
+        name="kvtools",
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    )
+    app.callback()(_kvtools)
+    for name, summary in COMMANDS.items():
+        command: Callable[..., None] = _not_loaded
+        if name == requested:
+            command = importlib.import_module(f"kvtools.cli.{name}").run
+        app.command(name, short_help=summary)(command)
+    return app
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status: 0, 1, 2 or 3, or 130 if interrupted."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    requested = next((argument for argument in arguments if not argument.startswith("-")), None)
+    try:
+        app = build_app(requested if requested in COMMANDS else None)
+        if requested == "inspect":
+            from kvtools.cli.inspect import spread_keys
+
+            arguments = spread_keys(arguments)
+        result = app(arguments, prog_name="kvtools", standalone_mode=False)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except KvtoolsError as error:
+        return _fail(str(error), error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted", 130)
+    except BrokenPipeError:
+        # Whoever read our output has gone; there is nobody to tell, and Python must not try again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except MemoryError:
+        return _fail("out of memory; run on a machine with more of it", 1)
+    except OSError as error:
+        file = f" '{error.filename}'" if error.filename else ""
+        return _fail(f"working on{file or ' a file'}: {error.strerror or error}", 1)
+    except Exception as error:
+        if isinstance(error, typer.Exit):
+            return int(error.exit_code)
+        # Bad usage, in the classes of whichever click typer brings along.
+        message = getattr(error, "format_message", None)
+        if message is None:
+            raise
+        hint = f"kvtools {requested}" if requested in COMMANDS else "kvtools"
+        return _fail(f"{str(message()).rstrip('.')}; see `{hint} --help`", 2)
+
+
+def _fail(message: str, status: int) -> int:
+    print(f"kvtools: {one_line(message)}", file=sys.stderr)
+    return status
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"kvtools {__version__}")
+        raise typer.Exit
+
+
+def _kvtools(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Key-value embedding tables: look into their checkpoints, export and serve them, without custom ops.
+
+    \b
+    Examples:
+      kvtools inspect model.ckpt-100
+      kvtools export --savedmodel exported model.ckpt-100 --clip-abs 1e-6
+      kvtools serve exported --port 8501
+    """
+
+
+def _not_loaded() -> None:
+    """Stand in for a command that was not asked for."""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

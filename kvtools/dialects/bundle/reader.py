@@ -1,0 +1,405 @@
+"""Read a TensorFlow bundle: tensors by name out of `<prefix>.index` and `<prefix>.data-0000i-of-0000n`.
+
+Nothing is loaded but the index. Data files are memory-mapped, and a tensor is read in runs of rows or row by
+row, whether it is stored whole or in slices along its first dimension. Missing and truncated data files are
+found when the bundle is opened; the bytes' checksums when they are streamed.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtools.dialects.bundle import dtypes
+from kvtools.dialects.bundle.checksum import extend, masked
+from kvtools.dialects.bundle.index_table import read_table
+from kvtools.dialects.bundle.records import (
+    HEADER_KEY,
+    BundleEntry,
+    decode_entry,
+    decode_header,
+    slice_key,
+)
+from kvtools.dialects.bundle.wire import WireError, read_varint
+from kvtools.errors import BadInputError, CorruptFileError
+
+Array = npt.NDArray[Any]
+
+_SLICE_KEY_START = b"\x00"
+_FULL = -1
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Rows `start` to `stop` of a tensor, which lie together in one data file."""
+
+    start: int
+    stop: int
+    shard: int
+    offset: int
+    size: int
+    crc32c: int
+
+
+class Bundle:
+    """A TensorFlow bundle, opened for reading.
+
+    Args:
+        prefix: the path of the checkpoint without `.index`.
+
+    Raises:
+        BadInputError: the index or a data file is missing.
+        CorruptFileError: the index is damaged, or a data file is shorter than the index says.
+
+    Example:
+        >>> Bundle(Path("no/such/model.ckpt"))
+        Traceback (most recent call last):
+        kvtools.errors.BadInputError: reading checkpoint index 'no/such/model.ckpt.index': no such file; ...
+    """
+
+    def __init__(self, prefix: Path) -> None:
+        self.prefix = prefix
+        self.index_path = Path(f"{prefix}.index")
+        records = read_table(self.index_path)
+        try:
+            self.header = decode_header(records.pop(HEADER_KEY, b""))
+            self._slice_entries: dict[bytes, BundleEntry] = {}
+            self.entries: dict[str, BundleEntry] = {}
+            for key, record in records.items():
+                entry = decode_entry(record)
+                if key.startswith(_SLICE_KEY_START):
+                    self._slice_entries[key] = entry
+                else:
+                    self.entries[key.decode("utf-8", "surrogateescape")] = entry
+        except WireError as error:
+            raise CorruptFileError(
+                f"reading checkpoint index '{self.index_path}': {error}; the file is damaged, copy it again"
+            ) from error
+        if self.header.min_consumer > 1:
+            raise BadInputError(
+                f"reading checkpoint index '{self.index_path}': its format asks for a reader of version"
+                f" {self.header.min_consumer}, got version 1; update kvtools"
+            )
+        self._maps: dict[int, mmap.mmap | bytes] = {}
+        self._check_data_files()
+
+    def data_path(self, shard: int) -> Path:
+        """Return the path of data file number `shard`."""
+        return Path(f"{self.prefix}.data-{shard:05d}-of-{self.header.shards:05d}")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.entries
+
+    def nbytes(self, name: str) -> int:
+        """Return how many bytes of the data files the tensor `name` takes, its slices added up."""
+        entry = self.entries[name]
+        if not entry.slices:
+            return entry.size
+        return sum(part.size for part in self._slices_of(name, entry))
+
+    def tensor(self, name: str) -> BundleTensor:
+        """Return a view of the numeric tensor `name`; raises `BadInputError` if there is none."""
+        entry = self._entry(name)
+        dtype = dtypes.numpy_dtype(entry.dtype)
+        if dtype is None:
+            raise BadInputError(
+                f"reading tensor '{name}' of '{self.prefix}': got type {dtypes.dtype_name(entry.dtype)},"
+                " expected numbers; check how the checkpoint was written"
+            )
+        return BundleTensor(self, name, entry.shape, dtype, self._segments(name, entry, dtype))
+
+    def strings(self, name: str) -> list[bytes]:
+        """Read the string tensor `name` (any shape, flattened), checking its checksums.
+
+        Stored as one varint length per string, a masked crc32c of the lengths, then the strings' bytes.
+        """
+        entry = self._entry(name)
+        if entry.dtype != dtypes.STRING or entry.slices:
+            raise BadInputError(
+                f"reading tensor '{name}' of '{self.prefix}': got type {dtypes.dtype_name(entry.dtype)},"
+                " expected string, stored whole; check how the checkpoint was written"
+            )
+        data = bytes(self.raw(entry.shard, entry.offset, entry.size))
+        order = "big" if self.header.big_endian else "little"
+        count = int(np.prod(entry.shape, dtype=np.int64))
+        try:
+            lengths, position, crc = [], 0, 0
+            for _ in range(count):
+                length, position = read_varint(data, position)
+                lengths.append(length)
+                crc = extend(crc, length.to_bytes(4 if length < 1 << 32 else 8, order))  # type: ignore[arg-type]
+            stored = data[position : position + 4]
+            position += 4
+            if position + sum(lengths) != entry.size:
+                raise WireError(f"its strings take {position + sum(lengths)} bytes of {entry.size}")
+        except WireError as error:
+            raise CorruptFileError(
+                f"reading string tensor '{name}' from '{self.data_path(entry.shard)}': {error};"
+                " the file is damaged, copy it again from its source"
+            ) from error
+        if masked(crc) != int.from_bytes(stored, order):  # type: ignore[arg-type]
+            raise self._mismatch(name, entry.shard, entry.offset, position, masked(crc), stored[::-1].hex())
+        computed = masked(extend(extend(crc, stored), data[position:]))
+        if computed != entry.crc32c:
+            raise self._mismatch(name, entry.shard, entry.offset, entry.size, computed, f"{entry.crc32c:08x}")
+        strings = []
+        for length in lengths:
+            strings.append(data[position : position + length])
+            position += length
+        return strings
+
+    def raw(self, shard: int, offset: int, size: int) -> Array:
+        """Return `size` mapped bytes of a data file as a read-only uint8 array [size], without copying."""
+        return np.frombuffer(self._map(shard), np.uint8, size, offset)
+
+    def rows_at(self, shard: int, offsets: Array, row_bytes: int) -> Array:
+        """Copy the runs of `row_bytes` bytes at int64 `offsets` [n] of a data file; void<row_bytes> [n]."""
+        data = self._map(shard)
+        # Every byte of the file begins a (overlapping) record of this view, so one fancy index gathers rows
+        # from any number of slices, aligned or not.
+        records: Array = np.ndarray(
+            (max(len(data) - row_bytes + 1, 0),), f"V{row_bytes}", buffer=data, strides=(1,)
+        )
+        return records[offsets]
+
+    def _entry(self, name: str) -> BundleEntry:
+        try:
+            return self.entries[name]
+        except KeyError:
+            raise BadInputError(
+                f"reading tensor '{name}' of '{self.prefix}': the checkpoint has no such tensor;"
+                " it was written in part or by another program"
+            ) from None
+
+    def _slices_of(self, name: str, entry: BundleEntry) -> list[BundleEntry]:
+        found = []
+        for extents in entry.slices:
+            key = slice_key(name.encode("utf-8", "surrogateescape"), extents)
+            if key not in self._slice_entries:
+                raise CorruptFileError(
+                    f"reading tensor '{name}' of '{self.index_path}': its slice {_format_slice(extents)}"
+                    " has no entry; the index was written in part, write the checkpoint again"
+                )
+            found.append(self._slice_entries[key])
+        return found
+
+    def _segments(self, name: str, entry: BundleEntry, dtype: np.dtype[Any]) -> list[Segment]:
+        rows = entry.shape[0] if entry.shape else 1
+        row_shape = entry.shape[1:]
+        segments = []
+        if not entry.slices:
+            segments.append(Segment(0, rows, entry.shard, entry.offset, entry.size, entry.crc32c))
+        for extents, part in zip(entry.slices, self._slices_of(name, entry), strict=True):
+            whole_rows = all(
+                start == 0 and length in (_FULL, size)
+                for (start, length), size in zip(extents[1:], row_shape, strict=False)
+            )
+            start, length = extents[0] if extents else (0, _FULL)
+            stop = rows if length == _FULL else start + length
+            if len(extents) != len(entry.shape) or not whole_rows or not 0 <= start <= stop <= rows:
+                raise BadInputError(
+                    f"reading tensor '{name}' of '{self.index_path}': got slice {_format_slice(extents)}"
+                    " of shape"
+                    f" {list(entry.shape)}, expected slices of whole rows; write the checkpoint again"
+                    " unpartitioned"
+                )
+            segments.append(Segment(start, stop, part.shard, part.offset, part.size, part.crc32c))
+        segments = sorted((s for s in segments if s.stop > s.start), key=lambda segment: segment.start)
+        row_bytes = dtype.itemsize * int(np.prod(row_shape, dtype=np.int64))
+        expected = 0
+        for segment in segments:
+            if segment.start != expected:
+                raise CorruptFileError(
+                    f"reading tensor '{name}' of '{self.index_path}': its slices leave out or repeat rows"
+                    f" between {min(expected, segment.start)} and {max(expected, segment.start)} of {rows};"
+                    " the index was written in part, write the checkpoint again"
+                )
+            expected = segment.stop
+            if segment.size != (segment.stop - segment.start) * row_bytes:
+                raise CorruptFileError(
+                    f"reading tensor '{name}' of '{self.index_path}': got {segment.size} bytes for"
+                    f" {segment.stop - segment.start} rows, expected {row_bytes} bytes a row; the index is"
+                    " damaged"
+                )
+        if expected != rows:
+            raise CorruptFileError(
+                f"reading tensor '{name}' of '{self.index_path}': its slices hold {expected} rows,"
+                f" expected {rows}; the index was written in part, write the checkpoint again"
+            )
+        return segments
+
+    def _check_data_files(self) -> None:
+        ends = dict.fromkeys(range(self.header.shards), 0)
+        for entries in (self.entries, self._slice_entries):
+            for entry in entries.values():
+                if entry.shard not in ends:
+                    raise CorruptFileError(
+                        f"reading checkpoint index '{self.index_path}': an entry lies in data file"
+                        f" {entry.shard} of {self.header.shards}; the index is damaged, copy it again"
+                    )
+                ends[entry.shard] = max(ends[entry.shard], entry.offset + entry.size)
+        for shard, end in ends.items():
+            path = self.data_path(shard)
+            try:
+                size = path.stat().st_size
+            except FileNotFoundError:
+                if end == 0:
+                    continue
+                raise BadInputError(
+                    f"opening checkpoint '{self.prefix}': data file '{path}' is missing, expected {end}"
+                    " bytes; copy every file of the checkpoint"
+                ) from None
+            except OSError as error:
+                raise BadInputError(
+                    f"opening checkpoint data file '{path}': {error.strerror or error}"
+                ) from error
+            if size < end:
+                raise CorruptFileError(
+                    f"opening checkpoint '{self.prefix}': data file '{path}' is truncated: got {size} bytes,"
+                    f" expected at least {end}; copy it again"
+                )
+
+    def _map(self, shard: int) -> mmap.mmap | bytes:
+        if shard not in self._maps:
+            path = self.data_path(shard)
+            try:
+                with path.open("rb") as file:
+                    empty = path.stat().st_size == 0
+                    self._maps[shard] = b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            except FileNotFoundError:
+                return b""
+            except OSError as error:
+                raise BadInputError(
+                    f"opening checkpoint data file '{path}': {error.strerror or error}"
+                ) from error
+        return self._maps[shard]
+
+    def _mismatch(
+        self, name: str, shard: int, offset: int, size: int, computed: int, expected: str
+    ) -> CorruptFileError:
+        return CorruptFileError(
+            f"reading tensor '{name}' from '{self.data_path(shard)}': checksum mismatch in bytes {offset} to"
+            f" {offset + size}: got {computed:#010x}, expected 0x{expected};"
+            " the file is damaged, copy it again from its source"
+        )
+
+
+class BundleTensor:
+    """A numeric tensor of a bundle, as rows along its first dimension; `shape` [rows, ...]."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        segments: list[Segment],
+    ) -> None:
+        self.bundle = bundle
+        self.name = name
+        self.shape = shape
+        self.dtype = dtype
+        self.segments = segments
+        self.rows = shape[0] if shape else 1
+        self.row_shape = shape[1:]
+        self.row_bytes = dtype.itemsize * int(np.prod(self.row_shape, dtype=np.int64))
+
+    def read(self, start: int = 0, stop: int | None = None) -> Array:
+        """Return rows `start` to `stop`, [stop - start, ...], not checked against their checksums.
+
+        The array is a read-only view of the mapped file where the rows lie in one segment, and a copy where
+        they do not.
+        """
+        stop = self.rows if stop is None else min(stop, self.rows)
+        pieces = []
+        for segment in self._segments_between(start, stop):
+            first, last = max(start, segment.start), min(stop, segment.stop)
+            offset = segment.offset + (first - segment.start) * self.row_bytes
+            raw = self.bundle.raw(segment.shard, offset, (last - first) * self.row_bytes)
+            pieces.append(self._typed(raw))
+        if len(pieces) == 1:
+            return pieces[0]
+        return np.concatenate([np.empty((0, *self.row_shape), self.dtype), *pieces])
+
+    def chunks(self, chunk_rows: int, *, verify: bool = True) -> Iterator[Array]:
+        """Yield all rows in order, `chunk_rows` at a time, checking each segment's checksum as its last row
+        goes by.
+
+        Raises `CorruptFileError` on a mismatch, after the rows of the damaged segment were yielded but
+        before the end.
+        """
+        running: dict[int, int] = {}
+        for start in range(0, self.rows, chunk_rows):
+            stop = min(start + chunk_rows, self.rows)
+            if verify:
+                for segment in self._segments_between(start, stop):
+                    self._check(segment, start, stop, running)
+            yield self.read(start, stop)
+
+    def take(self, rows: Array) -> Array:
+        """Copy the rows of these int64 numbers [n] into an array [n, ...], wherever they lie."""
+        if self.row_bytes == 0 or len(rows) == 0:
+            return np.zeros((len(rows), *self.row_shape), self.dtype)
+        starts, offsets, shards = self._segment_columns
+        which = np.searchsorted(starts, rows, side="right") - 1
+        offsets = offsets[which] + (rows - starts[which]) * self.row_bytes
+        if len(self._shards) == 1:
+            records = self.bundle.rows_at(self._shards[0], offsets, self.row_bytes)
+        else:
+            records = np.empty(len(rows), f"V{self.row_bytes}")
+            row_shards = shards[which]
+            for shard in self._shards:
+                here = row_shards == shard
+                records[here] = self.bundle.rows_at(shard, offsets[here], self.row_bytes)
+        return self._typed(records.view(np.uint8))
+
+    @cached_property
+    def _segment_columns(self) -> tuple[Array, Array, Array]:
+        table = np.array([(s.start, s.offset, s.shard) for s in self.segments], np.int64).reshape(-1, 3)
+        return table[:, 0].copy(), table[:, 1].copy(), table[:, 2].copy()
+
+    @cached_property
+    def _shards(self) -> list[int]:
+        return sorted({segment.shard for segment in self.segments})
+
+    def _segments_between(self, start: int, stop: int) -> list[Segment]:
+        if start >= stop:
+            return []
+        first = int(np.searchsorted(self._segment_columns[0], start, side="right")) - 1
+        last = int(np.searchsorted(self._segment_columns[0], stop, side="left"))
+        return self.segments[max(first, 0) : last]
+
+    def _check(self, segment: Segment, start: int, stop: int, running: dict[int, int]) -> None:
+        first, last = max(start, segment.start), min(stop, segment.stop)
+        offset = segment.offset + (first - segment.start) * self.row_bytes
+        raw = self.bundle.raw(segment.shard, offset, (last - first) * self.row_bytes)
+        crc = extend(running.pop(segment.start, 0), raw)
+        if last < segment.stop:
+            running[segment.start] = crc
+        elif masked(crc) != segment.crc32c:
+            raise self.bundle._mismatch(
+                self.name,
+                segment.shard,
+                segment.offset,
+                segment.size,
+                masked(crc),
+                f"{segment.crc32c:08x}",
+            )
+
+    def _typed(self, raw: Array) -> Array:
+        """View bytes [n * row_bytes] as rows [n, ...] in this machine's byte order."""
+        if self.bundle.header.big_endian != (np.little_endian is False):
+            raw = raw.view(f"u{self.dtype.itemsize}").byteswap().view(np.uint8)
+        rows = len(raw) // self.row_bytes if self.row_bytes else 0
+        return np.ndarray((rows, *self.row_shape), self.dtype, buffer=raw)
+
+
+def _format_slice(extents: tuple[tuple[int, int], ...]) -> str:
+    return ":".join("-" if length == _FULL else f"{start},{length}" for start, length in extents) or "-"

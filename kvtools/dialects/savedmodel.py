@@ -1,0 +1,94 @@
+"""A SavedModel that `kvtools export` wrote: its tables, read from the model's own variables.
+
+`assets.extra/kvtools.json` says which variables are which table's:
+
+    {"format": 1, "tables": [{"name": "scope/emb", "signature": "scope_emb", "key_dtype": "int64",
+      "value_dtype": "float32", "dim": 16, "rows": 10, "keys": "<tensor>", "values": "<tensor>", ...}]}
+
+The keys tensor [rows] holds int64, with uint64 keys bit-cast; the values tensor [rows + 1, dim] ends in a
+row of zeros that missing keys are answered with.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvtools.dialects.bundle import Bundle
+from kvtools.dialects.bundle_table import BundlePart, BundleTable
+from kvtools.dialects.interface import Array, Checkpoint, TableReader, TableSchema
+from kvtools.dialects.location import Location
+from kvtools.dialects.tensorflow import dense_variables
+from kvtools.dialects.tfplugin import KEY_DTYPES, VALUE_DTYPES
+from kvtools.errors import BadInputError, CorruptFileError
+
+DIALECT = "savedmodel"
+FORMAT = 1
+MANIFEST = Path("assets.extra") / "kvtools.json"
+
+
+def sniff(location: Location) -> bool:
+    """Tell whether a location is a SavedModel that `kvtools export` wrote."""
+    return location.saved_model is not None and (location.saved_model / MANIFEST).is_file()
+
+
+def open_checkpoint(location: Location, bundle: Bundle) -> Checkpoint:
+    """Open an exported model; raises `CorruptFileError` if its manifest and variables disagree."""
+    folder = location.saved_model or location.prefix.parent.parent
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_bytes())
+        if manifest["format"] > FORMAT:
+            raise BadInputError(
+                f"reading '{path}': got format {manifest['format']}, expected at most {FORMAT}; update"
+                " kvtools"
+            )
+        tables: dict[str, TableReader] = {}
+        used: set[str] = set()
+        for record in manifest["tables"]:
+            table = _open_table(bundle, record)
+            tables[table.schema.name] = table
+            used |= {record["keys"], record["values"]}
+    except OSError as error:
+        raise BadInputError(f"reading '{path}': {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CorruptFileError(
+            f"reading '{path}': {type(error).__name__} {error}; the manifest is damaged, export the model"
+            " again"
+        ) from error
+    return Checkpoint(folder, DIALECT, dict(sorted(tables.items())), dense_variables(bundle, used))
+
+
+def _open_table(bundle: Bundle, record: dict[str, Any]) -> BundleTable:
+    keys, values = bundle.tensor(record["keys"]), bundle.tensor(record["values"])
+    rows, dim = int(record["rows"]), int(record["dim"])
+    key_dtype = str(record["key_dtype"])
+    value_dtype = str(record["value_dtype"])
+    if key_dtype not in KEY_DTYPES or value_dtype not in VALUE_DTYPES:
+        raise ValueError(f"unknown types {key_dtype} and {value_dtype}")
+    if keys.shape != (rows,) or values.shape != (rows + 1, dim) or values.dtype.name != value_dtype:
+        raise ValueError(
+            f"table '{record['name']}' should have {rows} rows of {dim} {value_dtype}, its variables have"
+            f" shapes {list(keys.shape)} and {list(values.shape)}"
+        )
+
+    def decode_keys(stored: Array) -> Array:
+        return stored.view(np.uint64) if key_dtype == "uint64" else stored.astype(key_dtype, copy=False)
+
+    schema = TableSchema(
+        name=str(record["name"]),
+        dialect=DIALECT,
+        key_dtype=key_dtype,
+        value_dtype=value_dtype,
+        dim=dim,
+        rows=rows,
+        parts=1,
+        slots=(),
+        has_freqs=False,
+        has_versions=False,
+        bytes=bundle.nbytes(keys.name) + bundle.nbytes(values.name),
+    )
+    return BundleTable(schema, [BundlePart(rows, keys, values)], decode_keys)

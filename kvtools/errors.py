@@ -1,0 +1,61 @@
+"""The one family of exceptions of the offline tools.
+
+Every message says what was being done, to which file or table, what was found and what was expected, and
+what to do next, in one line: the command line prints it as it is. `exit_code` is what the `kvtools` command
+exits with.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class KvtoolsError(Exception):
+    """Base of every error that kvtools raises on purpose.
+
+    >>> KvtoolsError("reading 'a.index': the file is empty").exit_code
+    1
+    """
+
+    exit_code: ClassVar[int] = 1
+
+
+class BadInputError(KvtoolsError):
+    """A file, table or key that was given cannot be used: missing, truncated, of another format (exit 1)."""
+
+
+class CorruptFileError(BadInputError):
+    """A file's bytes contradict its own checksum or its own structure (exit 1)."""
+
+
+class UnknownTableError(BadInputError):
+    """A table was named that the checkpoint does not have (exit 1)."""
+
+
+class OutputError(KvtoolsError):
+    """An output exists already, or could not be written; what stood there before is untouched (exit 1)."""
+
+
+class MissingDependencyError(KvtoolsError):
+    """An optional package is needed for this and is not installed (exit 1)."""
+
+
+class UsageError(KvtoolsError):
+    """An option or argument has a value that makes no sense (exit 2)."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class CheckFailedError(KvtoolsError):
+    """A check ran to its end and found a difference or a fault (exit 3)."""
+
+    exit_code: ClassVar[int] = 3
+
+
+def one_line(text: str) -> str:
+    r"""Fold a message into one line, so that a script that reads stderr line by line gets it whole.
+
+    >>> one_line("no such\n  table")
+    'no such table'
+    """
+    return " ".join(text.split())

@@ -1,0 +1,142 @@
+"""Write a folder as a whole or not at all: beside its place, synced to disk, then renamed there.
+
+A run that fails removes what it wrote. One that is killed leaves a hidden folder `.<name>.kvtools-...`
+beside the output, which the next run to the same place removes: a running one holds a lock on its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from kvtools.errors import OutputError
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+
+@contextlib.contextmanager
+def replace_folder(target: Path, *, mark: str, force: bool = False) -> Iterator[Path]:
+    """Give a folder to write to that becomes `target` when the block ends without an error.
+
+    Args:
+        target: where the folder is to be; its parent must exist.
+        mark: a file that a folder of this kind has; `force` replaces no folder without it.
+        force: replace an existing folder.
+
+    Raises:
+        OutputError: `target` exists and may not be replaced, or the disk refuses to take it.
+
+    Example:
+        >>> target = Path(tempfile.mkdtemp()) / "out"
+        >>> with replace_folder(target, mark="a.txt") as folder:
+        ...     _ = (folder / "a.txt").write_text("hello")
+        >>> [file.name for file in target.iterdir()]
+        ['a.txt']
+    """
+    target = target.absolute()
+    check_replaceable(target, mark=mark, force=force)
+    try:
+        _remove_leftovers(target)
+        work = Path(tempfile.mkdtemp(prefix=f".{target.name}.kvtools-", dir=target.parent))
+    except OSError as error:
+        raise OutputError(f"writing '{target}': {error.strerror or error}; name another place") from error
+    lock = os.open(work, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield work
+        work.chmod(0o777 & ~_umask())
+        _sync_tree(work)
+        check_replaceable(target, mark=mark, force=force)
+        _move_into_place(work, target)
+    except OSError as error:
+        raise OutputError(
+            f"writing '{target}': {error.strerror or error}; nothing was changed there,"
+            " make room or name another place"
+        ) from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+        os.close(lock)
+
+
+def check_replaceable(target: Path, *, mark: str, force: bool) -> None:
+    """Raise `OutputError` unless `target` is free, or a folder of the right kind that `force` may replace."""
+    if not os.path.lexists(target):
+        if not target.parent.is_dir():
+            raise OutputError(f"writing '{target}': there is no folder '{target.parent}'; make it first")
+        return
+    if not force:
+        raise OutputError(
+            f"writing '{target}': it exists already; name another place, or add --force to replace it"
+        )
+    if target.is_symlink() or not target.is_dir():
+        raise OutputError(f"writing '{target}': it is no folder, expected one to replace; name another place")
+    if any(target.iterdir()) and not (target / mark).exists():
+        raise OutputError(
+            f"writing '{target}': the folder there has no '{mark}', so --force does not replace it; name"
+            " another place"
+        )
+
+
+def _move_into_place(work: Path, target: Path) -> None:
+    if not target.exists():
+        work.rename(target)
+    elif not _exchange(work, target):
+        # A kernel or file system without an atomic exchange: for a moment neither is there, and both are
+        # kept.
+        old = work.with_name(work.name + "-old")
+        target.rename(old)
+        work.rename(target)
+        shutil.rmtree(old, ignore_errors=True)
+    _sync(target.parent)
+
+
+def _exchange(a: Path, b: Path) -> bool:
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    done = rename(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), ctypes.c_uint(_RENAME_EXCHANGE))
+    return bool(done == 0)
+
+
+def _remove_leftovers(target: Path) -> None:
+    for folder in target.parent.iterdir():
+        if folder.name.startswith(f".{target.name}.kvtools-") and not folder.name.endswith("-old"):
+            try:
+                lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            except OSError:
+                continue
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            except OSError:
+                pass  # another run is writing there
+            finally:
+                os.close(lock)
+
+
+def _sync_tree(folder: Path) -> None:
+    for parent, _, files in os.walk(folder):
+        for file in files:
+            _sync(Path(parent) / file)
+        _sync(Path(parent))
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

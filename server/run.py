@@ -1,0 +1,61 @@
+"""Run the HTTP server until it is told to stop."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+
+from kvtools.errors import BadInputError, MissingDependencyError, one_line
+
+
+def serve(path: Path, *, host: str, port: int, max_keys: int) -> None:
+    """Answer lookups from the tables at `path` on `host`:`port` (0: any free port) until interrupted.
+
+    Prints one line when it is ready. Raises `MissingDependencyError` without the packages of
+    `kvtools[serve]`, and `BadInputError` if the path cannot be read or the address cannot be had.
+    """
+    try:
+        import fastapi  # noqa: F401
+        import uvicorn
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"serving '{path}': a package is missing ({one_line(str(error))}); run `pip install"
+            " 'kvtools[serve]'`"
+        ) from error
+    from kvtools.server.app import create_app
+    from kvtools.server.store import TableStore
+
+    with _listen(host, port) as listener:
+        store = TableStore(path)
+        app = create_app(store, max_keys=max_keys)
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
+        for name, table in store.tables.items():
+            if table.duplicates:
+                print(
+                    f"kvtools: warning: table '{name}': {table.duplicates} rows are hidden by a later row"
+                    " of their key",
+                    file=sys.stderr,
+                )
+        rows = sum(table.schema.rows for table in store.tables.values())
+        shown = f"[{host}]" if ":" in host else host
+        print(
+            f"serving {len(store.tables)} tables, {rows} rows of {store.path} at"
+            f" http://{shown}:{listener.getsockname()[1]} (interactive documentation at /docs)",
+            flush=True,
+        )
+        server.run(sockets=[listener])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(1024)
+    except OSError as error:
+        raise BadInputError(
+            f"listening on {host}:{port}: {error.strerror or error}; name another --host or --port"
+        ) from error
+    return listener

@@ -1,0 +1,167 @@
+"""Sample checkpoints, written by stock TensorFlow under the tensor names of docs/checkpoint-layout.md."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+DATA = Path(__file__).parent / "data"
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+@dataclass
+class Sample:
+    """A table as plain columns, the reference that every reader is compared with."""
+
+    name: str
+    keys: np.ndarray
+    values: np.ndarray
+    slots: dict[str, np.ndarray] = field(default_factory=dict)
+    freqs: np.ndarray | None = None
+    versions: np.ndarray | None = None
+
+    @property
+    def dim(self) -> int:
+        return self.values.shape[1]
+
+    def rows(self) -> dict[int, np.ndarray]:
+        return {int(key): value for key, value in zip(self.keys, self.values, strict=True)}
+
+    def part_of(self, parts: int) -> np.ndarray:
+        return np.array([int(key) % parts for key in self.keys], np.int64)
+
+
+def make_sample(
+    name: str = "scope/emb",
+    rows: int = 50,
+    dim: int = 4,
+    key_dtype: str = "int64",
+    value_dtype: str = "float32",
+    slots: Sequence[str] = ("Adam.m", "Adam.v"),
+    seed: int = 0,
+) -> Sample:
+    rng = np.random.default_rng(seed)
+    limits = np.iinfo(key_dtype)
+    keys = [int(limits.min), int(limits.max), 0, 1, 3, -1, -2, -7]
+    keys = [key for key in keys if limits.min <= key <= limits.max][:rows]
+    while len(keys) < rows:
+        key = int(rng.integers(limits.min, limits.max, dtype=key_dtype))
+        if key not in keys:
+            keys.append(key)
+    dtype = BFLOAT16 if value_dtype == "bfloat16" else np.dtype(value_dtype)
+    draw = lambda: rng.normal(size=(rows, dim)).astype(dtype)  # noqa: E731
+    return Sample(
+        name,
+        np.array(keys, key_dtype),
+        draw(),
+        {slot: draw() for slot in slots},
+        rng.integers(0, 2**32, rows, dtype=np.uint32),
+        rng.integers(0, 2**32, rows, dtype=np.uint32),
+    )
+
+
+def table_tensors(sample: Sample, parts: int = 1, prefix: str | None = None, **meta: Any) -> dict[str, Any]:
+    """The tensors of one variable. `prefix` is an object path for an object-based checkpoint."""
+    tensors: dict[str, Any] = {}
+    owner = sample.part_of(parts)
+    for part in range(parts):
+        here = owner == part
+        if prefix is None:
+            x = sample.name if parts == 1 else f"{sample.name}/part_{part}"
+        else:
+            x = f"{prefix}/.ATTRIBUTES/kv" + ("" if parts == 1 else f"_part_{part}")
+        tensors[f"{x}-keys"] = sample.keys[here]
+        tensors[f"{x}-values"] = sample.values[here]
+        if sample.freqs is not None:
+            tensors[f"{x}-freqs"] = sample.freqs[here]
+        if sample.versions is not None:
+            tensors[f"{x}-versions"] = sample.versions[here]
+        for slot, rows in sample.slots.items():
+            tensors[f"{x}-slot-{slot}"] = rows[here]
+        record = {
+            "layout": 1,
+            "name": sample.name,
+            "part": part,
+            "parts": parts,
+            "key_dtype": sample.keys.dtype.name,
+            "value_dtype": sample.values.dtype.name,
+            "dim": sample.dim,
+            "slots": [
+                {"name": slot, "width": rows.shape[1], "init": "constant", "constant": 0.0}
+                for slot, rows in sample.slots.items()
+            ],
+            "initializer": {"kind": "constant", "a": 0.0, "seed": 0},
+        }
+        tensors[f"{x}-kvmeta"] = json.dumps({**record, **meta})
+    return tensors
+
+
+def sliced(array: np.ndarray, pieces: int) -> list[tuple[str, np.ndarray]]:
+    """Cut an array along its first dimension: [(shape_and_slice, piece), ...]."""
+    shape = " ".join(map(str, array.shape))
+    rest = ":-" * (array.ndim - 1)
+    bounds = np.linspace(0, len(array), pieces + 1).astype(int)
+    return [
+        (f"{shape} {a},{b - a}{rest}", array[a:b])
+        for a, b in zip(bounds[:-1], bounds[1:], strict=True)
+        if b > a
+    ]
+
+
+@pytest.fixture(scope="session")
+def tf() -> Any:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+    return pytest.importorskip("tensorflow")
+
+
+@pytest.fixture(scope="session")
+def save(tf: Any) -> Callable[..., Path]:
+    """Save tensors (arrays, strings, or lists of slices) as a bundle of `shards` data files; returns the prefix."""
+
+    def write(prefix: Path, tensors: Mapping[str, Any], *, shards: int = 1, slices: int = 1) -> Path:
+        pieces: list[tuple[str, str, Any]] = []
+        for name, value in tensors.items():
+            if isinstance(value, np.ndarray) and slices > 1 and value.ndim and len(value) >= slices:
+                value = sliced(value, slices)
+            if isinstance(value, list):
+                pieces += [(name, spec, piece) for spec, piece in value]
+            else:
+                pieces.append((name, "", value))
+        prefix.parent.mkdir(parents=True, exist_ok=True)
+
+        def write_bundle(to: Path, chosen: list[tuple[str, str, Any]]) -> None:
+            names, specs, values = zip(*chosen, strict=True)
+            tf.raw_ops.SaveV2(
+                prefix=str(to),
+                tensor_names=list(names),
+                shape_and_slices=list(specs),
+                tensors=[tf.constant(value) for value in values],
+            )
+
+        if shards == 1:
+            write_bundle(prefix, pieces)
+        else:
+            temporary = [Path(f"{prefix}_temp_{shard}") for shard in range(shards)]
+            for shard, path in enumerate(temporary):
+                write_bundle(path, pieces[shard::shards])
+            tf.raw_ops.MergeV2Checkpoints(
+                checkpoint_prefixes=[str(path) for path in temporary], destination_prefix=str(prefix)
+            )
+        return prefix
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def sample_path() -> Path:
+    """A checkpoint kept in the repository, for what must work without TensorFlow; see tests/data/make_sample.py."""
+    return DATA / "sample"

@@ -1,0 +1,149 @@
+"""tf.train.Checkpoint and SavedModel: object-based round trips of key-value variables."""
+
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfplugin
+
+
+def fixed(parts):
+    return None if parts is None else tf.compat.v1.fixed_size_partitioner(parts)
+
+
+class Model(tf.Module):
+    """Two key-value variables and a dense one under a Keras optimizer."""
+
+    def __init__(self, parts=3):
+        super().__init__()
+        self.user = tf.get_kv_variable("user", 4)
+        self.item = tf.get_kv_variable("item", 4, partitioner=fixed(parts))
+        self.w = tf.Variable(tf.ones([4, 1]))
+        self.optimizer = tfplugin.OptimizerWrapper(tf.keras.optimizers.Adam(0.1))
+
+    def forward(self, ids):
+        return (tf.nn.embedding_lookup(self.user, ids) + tf.nn.embedding_lookup(self.item, ids)) @ self.w
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
+    def serve(self, ids):
+        return {"score": self.forward(ids)}
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
+    def train(self, ids):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self.forward(ids) - 1.0) ** 2)
+        parts = [self.item] if isinstance(self.item, tfplugin.KvVariable) else list(self.item)
+        variables = [self.user, *parts, self.w]
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return loss
+
+
+def train(model, seed, steps=5):
+    random = np.random.default_rng(seed)
+    return [float(model.train(tf.constant(random.integers(-50, 50, 32)))) for _ in range(steps)]
+
+
+@pytest.mark.parametrize("parts", [3, 5, 1, None])
+def test_checkpoint_restores_into_any_number_of_parts_and_trains_on_exactly(tmp_path, parts):
+    model = Model(3)
+    train(model, 0)
+    path = tf.train.Checkpoint(model=model).save(str(tmp_path / "ckpt"))
+    went_on = train(model, 1)
+
+    other = Model(parts)
+    status = tf.train.Checkpoint(model=other).restore(path)
+    np.testing.assert_allclose(train(other, 1), went_on, rtol=1e-6)
+    status.assert_consumed()
+    assert int(other.item.size()) == int(model.item.size())
+
+
+def test_checkpoint_restores_into_a_model_that_has_trained(tmp_path):
+    model = Model(3)
+    train(model, 0)
+    path = tf.train.Checkpoint(model=model).save(str(tmp_path / "ckpt"))
+    went_on = train(model, 1)
+    tf.train.Checkpoint(model=model).restore(path)
+    np.testing.assert_allclose(train(model, 1), went_on, rtol=1e-6)
+
+
+def test_checkpoint_manager_keeps_and_restores_the_latest(tmp_path):
+    model = Model()
+    manager = tf.train.CheckpointManager(tf.train.Checkpoint(model=model), str(tmp_path), max_to_keep=2)
+    for seed in range(4):
+        train(model, seed, 1)
+        manager.save()
+    assert len(manager.checkpoints) == 2
+    size = int(model.user.size())
+    other = Model()
+    tf.train.Checkpoint(model=other).restore(tf.train.latest_checkpoint(str(tmp_path)))
+    assert int(other.user.size()) == size
+
+
+def test_saved_model_round_trips_rows_slots_and_parts(tmp_path):
+    model = Model(3)
+    train(model, 0)
+    ids = tf.constant([1, -2, 3, 123456789], tf.int64)
+    with tfplugin.inference_mode():
+        expected = model.forward(ids).numpy()
+    tf.saved_model.save(model, str(tmp_path / "m"), signatures={"serving_default": model.serve})
+
+    loaded = tf.saved_model.load(str(tmp_path / "m"))
+    assert isinstance(loaded.user, tfplugin.KvVariable) and isinstance(loaded.item, tfplugin.PartitionedKvVariable)
+    size = int(model.user.size())
+    assert int(loaded.user.size()) == size and int(loaded.item.size()) == size
+    np.testing.assert_array_equal(loaded.signatures["serving_default"](ids)["score"], expected)
+    assert int(loaded.user.size()) == size, "a signature inserted a key"
+    assert loaded.user.slots().numpy() == model.user.slots().numpy()
+    for slot in ("Adam.momentum", "Adam.velocity"):
+        for mine, theirs in zip(model.item, loaded.item, strict=True):
+            keys, rows = mine.export(slot)
+            their_keys, their_rows = theirs.export(slot)
+            order, their_order = np.argsort(keys), np.argsort(their_keys)
+            np.testing.assert_array_equal(tf.gather(rows, order), tf.gather(their_rows, their_order))
+
+
+def test_two_loads_of_one_saved_model_do_not_share_rows(tmp_path):
+    model = Model(None)
+    train(model, 0)
+    tf.saved_model.save(model, str(tmp_path / "m"))
+    first, second = tf.saved_model.load(str(tmp_path / "m")), tf.saved_model.load(str(tmp_path / "m"))
+    first.user.clear()
+    assert int(first.user.size()) == 0 and int(second.user.size()) == int(model.user.size())
+
+
+def test_saved_model_serves_from_a_session_and_inserts_nothing(tmp_path):
+    model = Model(3)
+    train(model, 0)
+    ids = [1, -2, 3, 123456789]
+    with tfplugin.inference_mode():
+        expected = model.forward(tf.constant(ids, tf.int64)).numpy()
+    # A signature that was traced for training before the save, too, must not grow the table in a server.
+    traced = model.serve.get_concrete_function()
+    tf.saved_model.save(model, str(tmp_path / "m"), signatures={"serving_default": traced})
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        meta = tf.compat.v1.saved_model.load(session, ["serve"], str(tmp_path / "m"))
+        signature = meta.signature_def["serving_default"]
+        output, feed = signature.outputs["score"].name, signature.inputs["ids"].name
+        for _ in range(2):
+            np.testing.assert_allclose(session.run(output, {feed: ids}), expected, rtol=1e-6)
+
+
+def test_saved_model_loads_in_a_process_of_its_own(tmp_path):
+    model = Model(3)
+    train(model, 0)
+    ids = [1, -2, 3]
+    with tfplugin.inference_mode():
+        expected = model.forward(tf.constant(ids, tf.int64)).numpy()
+    tf.saved_model.save(model, str(tmp_path / "m"), signatures={"serving_default": model.serve})
+    np.save(tmp_path / "expected.npy", expected)
+    script = f"""
+    import numpy as np, tensorflow as tf, tfplugin
+    loaded = tf.saved_model.load({str(tmp_path / "m")!r})
+    got = loaded.signatures["serving_default"](tf.constant({ids}, tf.int64))["score"]
+    np.testing.assert_allclose(got, np.load({str(tmp_path / "expected.npy")!r}), rtol=1e-6)
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True)
