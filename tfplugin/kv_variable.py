@@ -16,7 +16,7 @@ from tensorflow.python.framework import device as tf_device
 from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.ops import gen_resource_variable_ops
 from tensorflow.python.trackable import base as trackable
-from tensorflow.python.util import dispatch
+from tensorflow.python.util import dispatch, object_identity
 
 from tfplugin import mode
 from tfplugin.initializers import KvInitializer
@@ -230,6 +230,10 @@ class KvVariable(trackable.Trackable):
 
     def _as_graph_element(self) -> tf.Tensor:
         return self._handle
+
+    def ref(self) -> object_identity.Reference:
+        """A hashable reference, as ``tf.Variable.ref`` gives it."""
+        return object_identity.Reference(self)
 
     def __repr__(self) -> str:
         return (
@@ -630,8 +634,23 @@ class PartitionedKvVariable(trackable.Trackable):
         return {f"part_{i}": part for i, part in enumerate(self._parts)}
 
 
+def _no_dense_value(value: KvVariable | PartitionedKvVariable, *args: Any, **kwargs: Any) -> tf.Tensor:
+    raise TypeError(
+        f"Key-value variable '{value.name}' has no dense value: it holds a row for each key it has met. Look rows up with "
+        "tf.nn.embedding_lookup, or take all of them with export()."
+    )
+
+
+tf.register_tensor_conversion_function((KvVariable, PartitionedKvVariable), _no_dense_value)
+
+
 def keys_to_tensor(keys: Any, key_dtype: tf.DType, name: str) -> tf.Tensor:
     """Keys as a Tensor of `key_dtype`: integers that are not tensors yet, and int32 where the keys are int64."""
+    if isinstance(keys, (tf.SparseTensor, tf.compat.v1.SparseTensorValue, tf.RaggedTensor)):
+        raise TypeError(
+            f"Key-value variable '{name}' takes ids as a dense tensor here, got a {type(keys).__name__}: pass it to "
+            "tf.nn.embedding_lookup_sparse, or pass its values."
+        )
     if not tf.is_tensor(keys):
         dtype = getattr(keys, "dtype", None)
         if dtype is None:

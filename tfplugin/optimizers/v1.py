@@ -72,6 +72,8 @@ def _wanted_slots(optimizer: Any, templates: list[_Template]) -> None:
         recorder._create_slots(templates)
     for slot_name in recorder._slots:
         optimizer._slot_dict(slot_name)
+    # Its functions refer to it and to the optimizer, which has to go when its last user lets it go: see `attach_slots`.
+    recorder.__dict__.clear()
 
 
 def apply_gradients(
