@@ -207,6 +207,14 @@ REGISTER_OP("KvTableStepVariable")
       return absl::OkStatus();
     });
 
+// AssignVariableOp for the above: TensorFlow's own finds variables by name, and these have none.
+REGISTER_OP("KvTableAssignStepVariable")
+    .Attr("dtype: type")
+    .Input("handle: resource")
+    .Input("value: dtype")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
 // ---- Export, import, partition --------------------------------------------------------------------------------------
 
 // All rows. `column` names a slot, or is empty for the value.

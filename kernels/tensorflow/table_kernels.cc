@@ -435,6 +435,23 @@ class StepVariableOp : public OpKernel {
   }
 };
 
+class AssignStepVariableOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* ctx) override {
+    tf::core::RefCountPtr<tf::Var> variable;
+    OP_REQUIRES_OK(ctx, tf::LookupResource(ctx, tf::HandleFromInput(ctx, 0), &variable));
+    const Tensor& value = ctx->input(1);
+    tf::mutex_lock lock(*variable->mu());
+    OP_REQUIRES(ctx, value.dtype() == variable->tensor()->dtype() && value.shape() == variable->tensor()->shape(),
+                errors::InvalidArgument("An optimizer assigns ", tf::DataTypeString(value.dtype()),
+                                            value.shape().DebugString(), " to rows of ",
+                                            tf::DataTypeString(variable->tensor()->dtype()),
+                                            variable->tensor()->shape().DebugString()));
+    *variable->tensor() = value;
+  }
+};
+
 class ExportOp : public TableOp {
  public:
   explicit ExportOp(OpKernelConstruction* ctx) : TableOp(ctx) {
@@ -562,6 +579,7 @@ KVTOOLS_REGISTER("KvTableRemove", RemoveOp);
 KVTOOLS_REGISTER("KvTableReadRows", ReadRowsOp);
 KVTOOLS_REGISTER("KvTableWriteRows", WriteRowsOp);
 KVTOOLS_REGISTER("KvTableStepVariable", StepVariableOp);
+KVTOOLS_REGISTER("KvTableAssignStepVariable", AssignStepVariableOp);
 KVTOOLS_REGISTER("KvTableExport", ExportOp);
 KVTOOLS_REGISTER("KvTableImport", ImportOp);
 #undef KVTOOLS_REGISTER

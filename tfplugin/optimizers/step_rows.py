@@ -53,6 +53,11 @@ class StepVariable(resource_variable_ops.BaseResourceVariable):
     def _handle(self, handle: tf.Tensor | None) -> None:
         self._bound.handle = handle
 
+    def assign(self, value: Any, use_locking: bool | None = None, name: str | None = None, read_value: bool = True) -> Any:
+        """As of any resource variable."""
+        op = raw.kv_table_assign_step_variable(self.handle, tf.convert_to_tensor(value, self.dtype), name=name)
+        return self._lazy_read(op) if read_value else op
+
     # Optimizers track the variables in their lists; this one has nothing to save. The table keeps the rows.
 
     def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
