@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import re
 import shlex
 import shutil
@@ -27,11 +26,9 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow's start-up notes
-os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # the tables live in host memory
-
 try:
     import numpy as np
+    import quiet_tensorflow  # noqa: F401  (before TensorFlow)
     import rich.progress
     import tensorflow.compat.v1 as tf
     from rich.console import Console
@@ -49,7 +46,9 @@ BATCH = 4096
 HELD_OUT_BATCHES = 25
 WIDTH = 8  # of the deep embeddings
 PARTS = 2
-CLIP = "1e-6"  # `kvtools export` leaves out rows with no value this large: those that Ftrl's l1 keeps at zero
+CLIP = "1e-6"  # `kvtools export` leaves out rows with no value this large: those that Ftrl's l1 holds at zero
+
+Rows = dict[str, tuple[np.ndarray, np.ndarray]]  # table -> keys [n], vectors [n, dim]
 
 console = Console(highlight=False)
 
@@ -114,7 +113,7 @@ class Model:
         ftrl = tf.train.FtrlOptimizer(0.1, l1_regularization_strength=0.0003, l2_regularization_strength=0.00001)
         self.train = tf.group(
             ftrl.minimize(self.loss, var_list=tf.trainable_variables("wide/")),
-            tf.train.AdamOptimizer(0.002).minimize(self.loss, var_list=tf.trainable_variables("deep/")),
+            tf.train.AdamOptimizer(0.005).minimize(self.loss, var_list=tf.trainable_variables("deep/")),
             tf.train.AdamOptimizer(0.002).minimize(baseline_loss, var_list=tf.trainable_variables("baseline/")),
         )
 
@@ -228,7 +227,10 @@ def look_up(address: str, table: str, keys: list[int]) -> tuple[np.ndarray, np.n
 
 # ---- Checks ----------------------------------------------------------------------------------------------------------
 
-Rows = dict[str, tuple[np.ndarray, np.ndarray]]  # table -> keys [n], vectors [n, dim]
+
+def is_cut(vectors: np.ndarray) -> np.ndarray:
+    """Which vectors the export leaves out, and a lookup then answers with zeros: bool [n]."""
+    return np.abs(vectors).max(axis=1) < float(CLIP)
 
 
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
@@ -236,32 +238,31 @@ def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
     return a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
-def check_http(address: str, trained: Rows, rng: np.random.Generator) -> list[str]:
+def check_http(address: str, expected: Rows, rng: np.random.Generator) -> list[str]:
     """Compares served vectors with trained ones: 1,000 keys a table, and 10 that never were. Returns complaints."""
     wrong = []
-    for table, (keys, vectors) in trained.items():
+    for table, (keys, vectors) in expected.items():
         some = rng.choice(len(keys), min(1000, len(keys)), replace=False)
         strangers = rng.integers(-(2**63), 2**63 - 1, 10)
         served, found = look_up(address, table, [*keys[some].tolist(), *strangers.tolist()])
-        cut = np.abs(vectors[some]).max(axis=1) < float(CLIP)
-        if not same_bits(served[: len(some)], vectors[some]) or served[len(some) :].any():
+        if not same_bits(served[:-10], vectors[some]) or served[-10:].any():
             wrong.append(f"HTTP: vectors of {table} differ from the trained ones")
-        if not np.array_equal(found, np.append(~cut, np.zeros(10, bool))):
+        if not np.array_equal(found, [*vectors[some].any(axis=1), *[False] * 10]):
             wrong.append(f"HTTP: {table} has other keys than were trained")
     return wrong
 
 
-def check_saved_model(model: Path, trained: Rows, scratch: Path) -> list[str]:
+def check_saved_model(model: Path, expected: Rows, scratch: Path) -> list[str]:
     """Compares all vectors of the exported model, looked up by plain TensorFlow in a process of its own."""
-    signatures = {table: table.replace("/", "_") for table in trained}
-    np.savez(scratch / "ids.npz", **{signatures[table]: keys for table, (keys, _) in trained.items()})
+    signatures = {table: table.replace("/", "_") for table in expected}
+    np.savez(scratch / "ids.npz", **{signatures[table]: keys for table, (keys, _) in expected.items()})
     script = Path(__file__).with_name("stock_lookup.py")
-    subprocess.run([sys.executable, script, model, scratch / "ids.npz", scratch / "vectors.npz"], check=True)
+    call([sys.executable, str(script), str(model), str(scratch / "ids.npz"), str(scratch / "vectors.npz")])
     with np.load(scratch / "vectors.npz") as vectors:
         return [
             f"SavedModel: vectors of {table} differ from the trained ones"
-            for table, (_, expected) in trained.items()
-            if not same_bits(vectors[signatures[table]], expected)
+            for table, (_, rows) in expected.items()
+            if not same_bits(vectors[signatures[table]], rows)
         ]
 
 
@@ -284,6 +285,10 @@ def main() -> int:
         results = evaluate(model, session, options.seed + 1)
         checkpoint = Path(model.saver.save(session, str(output / "checkpoint" / "model.ckpt"), global_step=steps))
         trained: Rows = session.run(model.contents)
+    rows = sum(len(keys) for keys, _ in trained.values())
+    cut = sum(int(is_cut(vectors).sum()) for _, vectors in trained.values())
+    # What a server has to answer: the trained vectors, and zeros for the rows that the export leaves out.
+    expected = {table: (keys, np.where(is_cut(v)[:, None], 0, v)) for table, (keys, v) in trained.items()}
 
     console.print(f"\nHeld-out AUC, {HELD_OUT_BATCHES * BATCH:,} impressions after {steps * BATCH:,} seen:")
     for name, value in results.items():
@@ -305,25 +310,27 @@ def main() -> int:
         console.print(f"[bold]$ curl -d '{{\"keys\": [{strongest[0]}]}}' {url}[/bold]", soft_wrap=True)
         vector, _ = look_up(address, "deep/user", [int(strongest[0])])
         console.print(f"[{' '.join(f'{x:.4f}' for x in vector[0])}]", markup=False)
-        wrong = check_http(address, trained, np.random.default_rng(options.seed))
-    wrong += check_saved_model(exported, trained, output)
+        wrong = check_http(address, expected, np.random.default_rng(options.seed))
+    wrong += check_saved_model(exported, expected, output)
     if results["with key-value embeddings"] < results["dense features only"] + 0.03 and steps >= 500:
         wrong.append("the embeddings learned nothing that the dense features do not say")
 
     console.rule("Summary")
-    total = sum(len(keys) for keys, _ in trained.values())
-    unused = sum(int((np.abs(rows).max(axis=1) < float(CLIP)).sum()) for _, rows in trained.values())
     console.print(
-        f"Trained {steps:,} steps in graph mode; {total:,} keys got a row, {unused:,} of them stayed at zero "
-        f"and were left out of the export.\n"
+        f"Trained {steps:,} steps in graph mode. {rows:,} keys got a row; {cut:,} rows stayed below {CLIP}\n"
+        "and were left out of the export: they are served as zeros, as keys that never were.\n"
         f"AUC {results['dense features only']:.3f} without embeddings, "
-        f"{results['with key-value embeddings']:.3f} with them.\n"
+        f"{results['with key-value embeddings']:.3f} with them.\n",
+        soft_wrap=True,
     )
     for complaint in wrong:
         console.print(f"[red]WRONG[/red]  {complaint}")
     if not wrong:
-        console.print("HTTP answers (1,000 keys a table) and the exported SavedModel (all keys, in a process without")
-        console.print("tfplugin) equal the trained vectors bit for bit.\n")
+        console.print(
+            "HTTP answers (1,000 keys a table) and the exported SavedModel (all keys, in a process\n"
+            "without tfplugin) equal the trained vectors bit for bit.\n",
+            soft_wrap=True,
+        )
     console.print(f"checkpoint  {checkpoint}.*\nSavedModel  {exported}/", soft_wrap=True)
     console.print(f"done in {time.monotonic() - started:.0f} s")
     return 1 if wrong else 0
@@ -358,4 +365,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt:
-        sys.exit("\nctr_demo.py: interrupted")
+        print("\nctr_demo.py: interrupted", file=sys.stderr)
+        sys.exit(130)

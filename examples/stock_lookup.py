@@ -5,13 +5,10 @@ python examples/stock_lookup.py MODEL IDS.npz VECTORS.npz
 IDS.npz holds one int64 array per signature; VECTORS.npz gets the vectors under the same names.
 """
 
-import os
 import sys
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
-
 import numpy as np
+import quiet_tensorflow  # noqa: F401  (before TensorFlow)
 import tensorflow as tf
 
 model, ids_file, vectors_file = sys.argv[1:]
