@@ -7,6 +7,8 @@ STAMP := $(VENV)/.kvtools-installed
 SOURCES := $(shell find kernels kvtools cli server tfplugin -type f -not -name '*.pyc') pyproject.toml CMakeLists.txt constraints.txt README.md
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
+# Warnings are errors for those who develop here, not for those who install.
+export KVTOOLS_WERROR := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help setup demo test sanitize lint format bench docs clean
@@ -24,7 +26,7 @@ $(STAMP): $(SOURCES)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
 	  rm -rf $(VENV); [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq python3-venv python3-dev && $(PYTHON) -m venv $(VENV); }
 	$(BIN)/pip install -q -c constraints.txt scikit-build-core nanobind cmake ninja
-	$(BIN)/pip install -q -c constraints.txt --no-build-isolation '.[tensorflow,serve,test]'
+	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -C cmake.define.KVTABLE_WERROR=ON '.[tensorflow,serve,test]'
 	$(BIN)/python -c 'import tfplugin'
 	@touch $@
 

@@ -112,9 +112,10 @@ def _build(package: Path, sources: list[Path], flags: list[str], compiler: str, 
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as scratch:
         objects = [Path(scratch) / f"{source.stem}.o" for source in sources]
         include = f"-I{package / 'include'}"
+        strict = ["-Werror"] if os.environ.get("KVTOOLS_WERROR") else []
         with concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
             jobs = [
-                pool.submit(_run, [compiler, *flags, include, "-c", str(source), "-o", str(out)])
+                pool.submit(_run, [compiler, *flags, *strict, include, "-c", str(source), "-o", str(out)])
                 for source, out in zip(sources, objects, strict=True)
             ]
             for number, job in enumerate(concurrent.futures.as_completed(jobs), 1):

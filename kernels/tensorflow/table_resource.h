@@ -24,8 +24,8 @@ struct TableConfig {
   bool read_only = false;  // lookups never insert
 };
 
-// A table that may not have been initialized yet. The pointer is replaced as a whole by an initializer or a restore;
-// kernels that hold the old one finish on it.
+// A table that may not have been initialized yet. The pointer is replaced as a whole by an initializer or a
+// restore; kernels that hold the old one finish on it.
 class TableResource : public tensorflow::ResourceBase {
  public:
   explicit TableResource(TableConfig config) : config_(std::move(config)) {}
@@ -60,14 +60,15 @@ class KernelThreads : public kvtable::ParallelFor {
 
 // The table behind input 0, initialized; FailedPrecondition naming the variable where it is not.
 absl::Status LookupTable(tensorflow::OpKernelContext* ctx, int input,
-                               tensorflow::core::RefCountPtr<TableResource>* resource,
-                               std::shared_ptr<kvtable::Table>* table);
+                         tensorflow::core::RefCountPtr<TableResource>* resource,
+                         std::shared_ptr<kvtable::Table>* table);
 
 // Checks that a tensor has the dtype that the variable's keys have.
 absl::Status CheckKeys(const TableConfig& config, const tensorflow::Tensor& keys);
 
 // Runs `body`, turning the engine's errors into a status that names the variable.
-absl::Status CatchErrors(const std::string& doing, const std::string& name, const std::function<void()>& body);
+absl::Status CatchErrors(const std::string& doing, const std::string& name,
+                         const std::function<void()>& body);
 
 kvtable::KeyType ToKeyType(tensorflow::DataType dtype);
 kvtable::ValueType ToValueType(tensorflow::DataType dtype);
@@ -75,7 +76,8 @@ kvtable::ValueType ToValueType(tensorflow::DataType dtype);
 // Now, for the version column: seconds since 1970.
 uint32_t UnixTime();
 
-// ---- Metadata, as docs/checkpoint-layout.md has it -----------------------------------------------------------------
+// ---- Metadata, as docs/checkpoint-layout.md has it
+// -----------------------------------------------------------------
 
 std::vector<kvtable::SlotSpec> SlotsFromJson(const Json& array);
 kvtable::Initializer InitializerFromJson(const Json& object);
