@@ -55,7 +55,7 @@ def run(
             rows = find_rows(tables, wanted, progress=progress)
     report = describe(checkpoint)
     report["tables"] = [describe_table(reader.schema) for reader in tables]
-    if tables_only or table:
+    if tables_only:
         report["variables"] = []
     if as_json:
         if wanted:
@@ -64,7 +64,7 @@ def run(
     elif wanted:
         _print_rows(rows, wanted)
     else:
-        _print_report(report, list_variables=not tables_only and not table)
+        _print_report(report, list_variables=not tables_only)
 
 
 def spread_keys(arguments: Sequence[str]) -> list[str]:

@@ -166,11 +166,13 @@ def _open_table(bundle: Bundle, name: str, metas: list[PartMeta]) -> tuple[Bundl
     first = metas[0]
     doing = f"opening table '{name}' of '{bundle.prefix}'"
     numbers = [meta.part for meta in metas]
-    if numbers != list(range(first.parts)):
-        missing = sorted(set(range(first.parts)) - set(numbers))
+    if numbers != list(range(len(numbers))) or len(numbers) != first.parts:
+        there = set(numbers)
+        missing = next((part for part in range(first.parts) if part not in there), None)
+        fault = f"part {missing} is missing" if missing is not None else "one is there twice"
         raise BadInputError(
-            f"{doing}: got parts {numbers} of {first.parts}, part {missing[0] if missing else numbers[0]} is"
-            f" {'missing' if missing else 'there twice'}; the checkpoint was written in part, write it again"
+            f"{doing}: got parts {numbers[:20]} of {first.parts}, {fault}; the checkpoint was written in"
+            " part, write it again"
         )
     for meta in metas[1:]:
         for field in ("parts", "key_dtype", "value_dtype", "dim", "slots"):

@@ -7,6 +7,7 @@ found when the bundle is opened; the bytes' checksums when they are streamed.
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -128,7 +129,7 @@ class Bundle:
             )
         data = bytes(self.raw(entry.shard, entry.offset, entry.size))
         order = "big" if self.header.big_endian else "little"
-        count = int(np.prod(entry.shape, dtype=np.int64))
+        count = math.prod(entry.shape)
         try:
             lengths, position, crc = [], 0, 0
             for _ in range(count):
@@ -157,6 +158,8 @@ class Bundle:
 
     def raw(self, shard: int, offset: int, size: int) -> Array:
         """Return `size` mapped bytes of a data file as a read-only uint8 array [size], without copying."""
+        if size == 0:
+            return np.empty(0, np.uint8)
         return np.frombuffer(self._map(shard), np.uint8, size, offset)
 
     def rows_at(self, shard: int, offsets: Array, row_bytes: int) -> Array:
@@ -212,7 +215,7 @@ class Bundle:
                 )
             segments.append(Segment(start, stop, part.shard, part.offset, part.size, part.crc32c))
         segments = sorted((s for s in segments if s.stop > s.start), key=lambda segment: segment.start)
-        row_bytes = dtype.itemsize * int(np.prod(row_shape, dtype=np.int64))
+        row_bytes = dtype.itemsize * math.prod(row_shape)
         expected = 0
         for segment in segments:
             if segment.start != expected:
@@ -236,15 +239,15 @@ class Bundle:
         return segments
 
     def _check_data_files(self) -> None:
-        ends = dict.fromkeys(range(self.header.shards), 0)
+        ends: dict[int, int] = {}
         for entries in (self.entries, self._slice_entries):
             for entry in entries.values():
-                if entry.shard not in ends:
+                if entry.shard >= self.header.shards:
                     raise CorruptFileError(
                         f"reading checkpoint index '{self.index_path}': an entry lies in data file"
                         f" {entry.shard} of {self.header.shards}; the index is damaged, copy it again"
                     )
-                ends[entry.shard] = max(ends[entry.shard], entry.offset + entry.size)
+                ends[entry.shard] = max(ends.get(entry.shard, 0), entry.offset + entry.size)
         for shard, end in ends.items():
             path = self.data_path(shard)
             try:
@@ -309,7 +312,7 @@ class BundleTensor:
         self.segments = segments
         self.rows = shape[0] if shape else 1
         self.row_shape = shape[1:]
-        self.row_bytes = dtype.itemsize * int(np.prod(self.row_shape, dtype=np.int64))
+        self.row_bytes = dtype.itemsize * math.prod(self.row_shape)
 
     def read(self, start: int = 0, stop: int | None = None) -> Array:
         """Return rows `start` to `stop`, [stop - start, ...], not checked against their checksums.
