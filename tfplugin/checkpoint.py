@@ -121,7 +121,9 @@ def add_restore_ops(
         return original(builder, filename, saveables, restore_sequentially, reshape, preferred_shard, name)
     restored = []
     if dense:
-        restored.append(original(builder, filename, dense, restore_sequentially, reshape, preferred_shard, f"{name}_dense"))
+        restored.append(
+            original(builder, filename, dense, restore_sequentially, reshape, preferred_shard, f"{name}_dense")
+        )
     for saveable in tables:
         variable = saveable.variable
         whole = variable.partitioned_name or saveable.tensor_prefix

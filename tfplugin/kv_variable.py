@@ -6,17 +6,17 @@ import contextlib
 import json
 import re
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.core.framework import variable_pb2
+from tensorflow.core.framework import attr_value_pb2, variable_pb2
 from tensorflow.python.eager import context, tape
 from tensorflow.python.framework import device as tf_device
 from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.ops import gen_resource_variable_ops
 from tensorflow.python.trackable import base as trackable
-from tensorflow.python.util import dispatch
+from tensorflow.python.util import dispatch, object_identity
 
 from tfplugin import mode
 from tfplugin.initializers import KvInitializer
@@ -94,12 +94,17 @@ class KvVariable(trackable.Trackable):
         self.partitioned_name = partitioned_name
         self.kv_initializer = initializer or KvInitializer("uniform", -0.05, 0.05, 0)
         self._read_only = read_only
-        #: Slots by optimizer, in the order in which optimizers came; see `attach_slots`.
-        self._slots_of: weakref.WeakKeyDictionary[Any, tuple[SlotSpec, ...]] = weakref.WeakKeyDictionary()
-        self._slot_prefix_of: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
         with tf_ops.init_scope():
             self._eager = context.executing_eagerly()
+            # What optimizers keep in the rows, in the order in which they came; see `attach_slots`. An optimizer is
+            # gone when its object is; in a graph its ops outlive it, and it stays as long as they do.
+            by_optimizer = weakref.WeakKeyDictionary if self._eager else dict
+            self._slots_of: MutableMapping[Any, tuple[SlotSpec, ...]] = by_optimizer()
+            self._slot_prefix_of: MutableMapping[Any, str] = by_optimizer()
+            self._all_slots: tuple[SlotSpec, ...] | None = None
+            self._slots_generation = 0
+            self._row_reads: list[tf.Operation] = []
             self._graph_key = tf_ops.get_default_graph()._graph_key
             if self._eager:
                 with tf.device("CPU:0"):
@@ -226,10 +231,13 @@ class KvVariable(trackable.Trackable):
     def _as_graph_element(self) -> tf.Tensor:
         return self._handle
 
+    def ref(self) -> object_identity.Reference:
+        """A hashable reference, as ``tf.Variable.ref`` gives it."""
+        return object_identity.Reference(self)
+
     def __repr__(self) -> str:
-        return (
-            f"<tfplugin.KvVariable '{self.name}' {self.key_dtype.name} -> {self.dtype.name}[{self.dim}]"
-            + (f", part {self.part} of {self.parts}>" if self.parts > 1 else ">")
+        return f"<tfplugin.KvVariable '{self.name}' {self.key_dtype.name} -> {self.dtype.name}[{self.dim}]" + (
+            f", part {self.part} of {self.parts}>" if self.parts > 1 else ">"
         )
 
     # ---- Keys ------------------------------------------------------------------------------------------------------
@@ -364,15 +372,44 @@ class KvVariable(trackable.Trackable):
             self._slot_prefix_of[optimizer] = prefix
         return prefix
 
-    def attach_slots(self, optimizer: Any, specs: Sequence[SlotSpec]) -> tuple[SlotSpec, ...]:
-        """Notes what an optimizer keeps beside each row, and returns the slots of all live optimizers, this one first.
-
-        The table itself is changed by the op that next reads rows (``ensure_slots``): slots of optimizers that are
-        gone are dropped, those of the same name and width are kept.
-        """
+    def attach_slots(self, optimizer: Any, specs: Sequence[SlotSpec]) -> None:
+        """Notes what an optimizer keeps beside each row. The table itself is changed by the next `read_rows`."""
         self._slots_of[optimizer] = tuple(specs)
-        others = [spec for other, specs_ in self._slots_of.items() if other is not optimizer for spec in specs_]
-        return (*specs, *others)
+        every = tuple(spec for specs_ in self._slots_of.values() for spec in specs_)
+        if every == self._all_slots:
+            return
+        self._all_slots = every
+        self._slots_generation += 1
+        # A graph's steps run in any order, the first of them on a table that was just restored with the slots of all:
+        # each has to know the optimizers that came after it.
+        for op in self._row_reads:
+            op._set_attr("all_slots", attr_value_pb2.AttrValue(s=slots_json(every).encode()))
+            op._set_attr("generation", attr_value_pb2.AttrValue(i=self._slots_generation))
+
+    def read_rows(self, keys: tf.Tensor, optimizer: Any, specs: Sequence[SlotSpec]) -> list[tf.Tensor]:
+        """Values and slots of keys [n], for an optimizer's step: [n, dim] and [n, width] for each of `specs`.
+
+        Gives the rows the slots that they lack. Slots of optimizers that are gone are dropped from the table.
+        """
+        self.attach_slots(optimizer, specs)
+        assert self._all_slots is not None
+        columns = raw.kv_table_read_rows(
+            self._handle,
+            keys,
+            dtype=self.dtype,
+            slots=slots_json(specs),
+            all_slots=slots_json(self._all_slots),
+            generation=self._slots_generation,
+            widths=[self.dim, *(spec.width for spec in specs)],
+            N=1 + len(specs),
+        )
+        if not self._eager and columns[0].graph is self._handle.graph:
+            self._row_reads.append(columns[0].op)
+        return columns
+
+    def write_rows(self, keys: tf.Tensor, columns: Sequence[tf.Tensor], specs: Sequence[SlotSpec]) -> Any:
+        """Writes what `read_rows` read, and counts an update for each key. Returns the op (graph mode)."""
+        return raw.kv_table_write_rows(self._handle, keys, list(columns), slots=slots_json(specs))
 
     # ---- SavedModel ------------------------------------------------------------------------------------------------
 
@@ -596,8 +633,23 @@ class PartitionedKvVariable(trackable.Trackable):
         return {f"part_{i}": part for i, part in enumerate(self._parts)}
 
 
+def _no_dense_value(value: KvVariable | PartitionedKvVariable, *args: Any, **kwargs: Any) -> tf.Tensor:
+    raise TypeError(
+        f"Key-value variable '{value.name}' has no dense value: it holds a row for each key it has met. Look rows up with "
+        "tf.nn.embedding_lookup, or take all of them with export()."
+    )
+
+
+tf.register_tensor_conversion_function((KvVariable, PartitionedKvVariable), _no_dense_value)
+
+
 def keys_to_tensor(keys: Any, key_dtype: tf.DType, name: str) -> tf.Tensor:
     """Keys as a Tensor of `key_dtype`: integers that are not tensors yet, and int32 where the keys are int64."""
+    if isinstance(keys, (tf.SparseTensor, tf.compat.v1.SparseTensorValue, tf.RaggedTensor)):
+        raise TypeError(
+            f"Key-value variable '{name}' takes ids as a dense tensor here, got a {type(keys).__name__}: pass it to "
+            "tf.nn.embedding_lookup_sparse, or pass its values."
+        )
     if not tf.is_tensor(keys):
         dtype = getattr(keys, "dtype", None)
         if dtype is None:

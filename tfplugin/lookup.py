@@ -5,12 +5,15 @@ Registered with TensorFlow's dispatch by type: nothing is replaced, and calls on
 
 from __future__ import annotations
 
+import functools
+import inspect
 import typing
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.ops import array_ops, embedding_ops
+from tensorflow.python.ops.ragged import ragged_embedding_ops, ragged_tensor
 from tensorflow.python.util import dispatch
 
 from tfplugin.kv_variable import KvVariable, PartitionedKvVariable, keys_to_tensor
@@ -48,9 +51,14 @@ def embedding_lookup(
     validate_indices: bool = True,
     max_norm: Any = None,
 ) -> tf.Tensor:
-    """Rows of ids, ``[*ids.shape, dim]``. Keys go to parts by floor-mod whatever `partition_strategy` says."""
+    """Rows of ids, ``[*ids.shape, dim]``; ragged where ids are. Keys go to parts by floor-mod whatever
+    `partition_strategy` says.
+    """
     del partition_strategy, validate_indices
-    return _clip_rows(_as_one(params, "embedding_lookup").sparse_read(ids, name), max_norm)
+    variable = _as_one(params, "embedding_lookup")
+    if isinstance(ids, tf.RaggedTensor):
+        return ids.with_flat_values(_clip_rows(variable.sparse_read(ids.flat_values, name), max_norm))
+    return _clip_rows(variable.sparse_read(ids, name), max_norm)
 
 
 def embedding_lookup_v2(params: Any, ids: Any, max_norm: Any = None, name: str | None = None) -> tf.Tensor:
@@ -80,7 +88,9 @@ def _weight_values(sp_weights: Any, sp_ids: Any, caller: str) -> tf.Tensor | Non
             f"{caller}: sp_weights must be of the type of sp_ids ({type(sp_ids).__name__}) or None, "
             f"got {type(sp_weights).__name__}."
         )
-    return sp_weights.flat_values if isinstance(sp_weights, tf.RaggedTensor) else tf.convert_to_tensor(sp_weights.values)
+    return (
+        sp_weights.flat_values if isinstance(sp_weights, tf.RaggedTensor) else tf.convert_to_tensor(sp_weights.values)
+    )
 
 
 def _pooled(
@@ -228,7 +238,7 @@ def safe_embedding_lookup_sparse_v2(
 def _gather(params: AnyKvVariable, indices: Any, axis: Any, batch_dims: Any, name: str | None) -> tf.Tensor:
     if axis not in (None, 0) or batch_dims not in (None, 0):
         raise ValueError(f"tf.gather on '{params.name}': rows are keyed, so axis and batch_dims must be 0.")
-    return params.sparse_read(indices, name)
+    return embedding_lookup(params, indices, name=name)
 
 
 def gather(
@@ -270,14 +280,46 @@ _TARGETS: list[tuple[Callable[..., Any], str, Callable[..., Any]]] = [
 ]
 
 
+def _ours_or(stock: Callable[..., Any], argument: str, ours: Callable[..., Any]) -> Callable[..., Any]:
+    """`ours` for calls whose `argument` is one of our variables, `stock` for the rest."""
+    signature = inspect.signature(stock)
+
+    @functools.wraps(stock)
+    def choose(*args: Any, **kwargs: Any) -> Any:
+        params = signature.bind(*args, **kwargs).arguments[argument]
+        first = params[0] if isinstance(params, (list, tuple)) and params else params
+        return (ours if isinstance(first, (KvVariable, PartitionedKvVariable)) else stock)(*args, **kwargs)
+
+    return choose
+
+
+# Three of the functions have a dispatch target of TensorFlow's own, for ragged ids. A call that matches two targets is
+# an error, so one target stands for both.
+_RAGGED = {
+    embedding_ops.embedding_lookup: (ragged_embedding_ops.embedding_lookup, "ids"),
+    embedding_ops.embedding_lookup_sparse: (ragged_embedding_ops.embedding_lookup_sparse, "sp_ids"),
+    embedding_ops.safe_embedding_lookup_sparse: (ragged_embedding_ops.safe_embedding_lookup_sparse, "sparse_ids"),
+}
+_registered: list[Callable[..., Any]] = []
+
+
 def register() -> None:
     """Registers the lookups with TensorFlow's type-based dispatch."""
     for api, argument, target in _TARGETS:
         types = (KvVariable, PartitionedKvVariable, typing.List[KvVariable], typing.List[PartitionedKvVariable])  # noqa: UP006
-        dispatch.dispatch_for_api(api, *({argument: type_} for type_ in types))(target)
+        signatures: list[dict[str, Any]] = [{argument: type_} for type_ in types]
+        if api in _RAGGED:
+            stock, ids = _RAGGED[api]
+            dispatch.unregister_dispatch_for(stock)
+            signatures.append({ids: ragged_tensor.Ragged})
+            target = _ours_or(stock, argument, target)
+        dispatch.dispatch_for_api(api, *signatures)(target)
+        _registered.append(target)
 
 
 def unregister() -> None:
     """Takes the lookups out of TensorFlow's dispatch again."""
-    for _, _, target in _TARGETS:
-        dispatch.unregister_dispatch_for(target)
+    while _registered:
+        dispatch.unregister_dispatch_for(_registered.pop())
+    for api, (stock, ids) in _RAGGED.items():
+        dispatch.dispatch_for_api(api, {ids: ragged_tensor.Ragged})(stock)

@@ -22,6 +22,6 @@ def _gather_gradient(op: tf.Operation, grad: tf.Tensor) -> list[tf.IndexedSlices
 for _name in (
     "KvTableHandle KvTableInitialize KvTableIsInitialized KvTableSize KvTableMemory KvTableClear KvTableSlots "
     "KvTableContains KvTableStamps KvTableUpsert KvTableAccumulate KvTableRemove KvTableReadRows KvTableWriteRows "
-    "KvTableStepVariable KvTableExport KvTableImport KvTablePartition KvTableSave KvTableRestore"
+    "KvTableStepVariable KvTableAssignStepVariable KvTableExport KvTableImport KvTablePartition KvTableSave KvTableRestore"
 ).split():
     tf_ops.NotDifferentiable(_name)

@@ -21,10 +21,10 @@ struct RowStamp {
 // zeros, so there is no table of slabs to chase, and a slab's memory is touched only as its rows are handed
 // out.
 //
-// Pages: the rows of slabs below kNurseryFrom bytes come from the heap, those of slabs from kHugePage bytes on
-// are mapped on huge pages. The rows of slabs in between share one mapping, the nursery, on ordinary pages,
-// which turn into huge ones when it is full. So a small table costs little, and a large one is on huge pages
-// but for a few rows.
+// Pages: the rows of slabs below kNurseryFrom bytes come from the heap, those of slabs from kHugePage bytes
+// on are mapped on huge pages. The rows of slabs in between share one mapping, the nursery, on ordinary
+// pages, which turn into huge ones when it is full. So a small table costs little, and a large one is on huge
+// pages but for a few rows.
 class RowStore {
  public:
   static constexpr int kMinBaseBits = 6;                   // whole words of the liveness bitmap

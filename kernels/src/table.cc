@@ -671,7 +671,9 @@ class TableImpl : public Table {
     uint32_t first_new = 0;
     std::unordered_set<uint32_t> reused;
     WriteGroup(
-        group, [&](const Shard& shard) { first_new = shard.rows.high_water(); }, [](int64_t) {},
+        group, [&](const Shard& shard) { first_new = shard.rows.high_water(); },
+        [&](int64_t i)
+            KVTABLE_ALWAYS_INLINE { PrefetchRow<kAnyBytes, true>(out + i * value_bytes_, value_bytes_); },
         [&](Shard& shard, uint32_t row, uint64_t key, int64_t i, bool is_new) {
           char* const at = shard.rows.Row(row);
           if (is_new) {

@@ -24,8 +24,7 @@ absl::Status RowsShape(InferenceContext* c, const char* attr) {
 
 }  // namespace
 
-// ---- The resource
-// ---------------------------------------------------------------------------------------------------
+// ---- The resource ----
 
 // Lookups of a read-only table never insert, whatever their mode. `dtype` and `shape` are what TensorFlow
 // reads from a variable's handle op when it imports a MetaGraph.
@@ -87,8 +86,7 @@ REGISTER_OP("KvTableSlots")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
-// ---- Lookups
-// --------------------------------------------------------------------------------------------------------
+// ---- Lookups ----
 
 // mode: "train" inserts missing keys with their initial value; "zeros" and "initial" are read-only and give
 // that for a missing key.
@@ -127,8 +125,7 @@ REGISTER_OP("KvTableStamps")
       return absl::OkStatus();
     });
 
-// ---- Writes
-// ---------------------------------------------------------------------------------------------------------
+// ---- Writes ----
 
 REGISTER_OP("KvTableUpsert")
     .Attr("Tkeys: {int64, int32, uint64}")
@@ -156,15 +153,18 @@ REGISTER_OP("KvTableRemove")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
-// ---- Rows with their slots, for optimizers that run as TensorFlow ops
-// ----------------------------------------------
+// ---- Rows with their slots, for optimizers that run as TensorFlow ops ----
 
-// Makes the slots of the table exactly `slots`, then reads value and slots of keys, (n) each: `columns` are
-// the value and one tensor per slot. Missing keys give initial values and are not inserted.
+// Sees to it that the table has `slots`, then reads value and slots of keys, (n) each: `columns` are the
+// value and one tensor per slot. Missing keys give initial values and are not inserted. `all_slots` adds the
+// slots of the variable's other optimizers, and `generation` counts such sets; see
+// TableResource::AttachSlots.
 REGISTER_OP("KvTableReadRows")
     .Attr("Tkeys: {int64, int32, uint64}")
     .Attr("dtype: {float, half, bfloat16, double}")
     .Attr("slots: string")
+    .Attr("all_slots: string")
+    .Attr("generation: int >= 1")
     .Attr("widths: list(int) >= 1")
     .Attr("N: int >= 1")
     .Input("handle: resource")
@@ -209,8 +209,15 @@ REGISTER_OP("KvTableStepVariable")
       return absl::OkStatus();
     });
 
-// ---- Export, import, partition
-// --------------------------------------------------------------------------------------
+// AssignVariableOp for the above: TensorFlow's own finds variables by name, and these have none.
+REGISTER_OP("KvTableAssignStepVariable")
+    .Attr("dtype: type")
+    .Input("handle: resource")
+    .Input("value: dtype")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
+// ---- Export, import, partition ----
 
 // All rows. `column` names a slot, or is empty for the value.
 REGISTER_OP("KvTableExport")
@@ -255,8 +262,7 @@ REGISTER_OP("KvTablePartition")
     .Output("owner: int32")
     .SetShapeFn(tensorflow::shape_inference::UnchangedShape);
 
-// ---- Checkpoints
-// ----------------------------------------------------------------------------------------------------
+// ---- Checkpoints ----
 
 // Writes tables as one shard of a TensorFlow bundle, in chunks.
 REGISTER_OP("KvTableSave")

@@ -334,13 +334,53 @@ class RemoveOp : public TableOp {
   }
 };
 
-class ReadRowsOp : public TableOp {
+// The table of input 0 with the slots of one optimizer in it.
+class OptimizerOp : public OpKernel {
  public:
-  explicit ReadRowsOp(OpKernelConstruction* ctx) : TableOp(ctx) {
+  explicit OptimizerOp(OpKernelConstruction* ctx) : OpKernel(ctx) { ReadSlots(ctx, "slots", &slots_); }
+
+  void Compute(OpKernelContext* ctx) override {
+    tf::core::RefCountPtr<TableResource> resource;
+    std::shared_ptr<kvtable::Table> table;
+    OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &resource, &table));
+    KernelThreads threads(ctx);
+    const TableConfig& config = resource->config();
+    const Tensor& keys = ctx->input(1);
+    OP_REQUIRES_OK(ctx, CheckKeys(config, keys));
+    std::vector<int> columns;
+    OP_REQUIRES_OK(ctx, CatchErrors("attaching slots to", config.name, [&] {
+                     columns = resource->AttachSlots(table.get(), slots_, all_slots_, generation_, &threads);
+                   }));
+    columns.insert(columns.begin(), 0);
+    Work(ctx, config, table.get(), columns, &threads);
+  }
+
+ protected:
+  // `columns` are the value's and the slots' in the table.
+  virtual void Work(OpKernelContext* ctx, const TableConfig& config, kvtable::Table* table,
+                    const std::vector<int>& columns, kvtable::ParallelFor* threads) = 0;
+
+  void ReadSlots(OpKernelConstruction* ctx, const char* attr, std::vector<kvtable::SlotSpec>* slots) {
     std::string json;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("slots", &json));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr(attr, &json));
     OP_REQUIRES_OK(
-        ctx, CatchErrors("reading the slots of", name(), [&] { slots_ = SlotsFromJson(Json::Parse(json)); }));
+        ctx, CatchErrors("reading the slots of", name(), [&] { *slots = SlotsFromJson(Json::Parse(json)); }));
+  }
+
+  int64_t Width(const TableConfig& config, size_t i) const {
+    return i == 0 ? config.dim : slots_[i - 1].width;
+  }
+
+  std::vector<kvtable::SlotSpec> slots_;
+  std::vector<kvtable::SlotSpec> all_slots_;
+  int64_t generation_ = 0;
+};
+
+class ReadRowsOp : public OptimizerOp {
+ public:
+  explicit ReadRowsOp(OpKernelConstruction* ctx) : OptimizerOp(ctx) {
+    ReadSlots(ctx, "all_slots", &all_slots_);
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("generation", &generation_));
     std::vector<int64_t> widths;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("widths", &widths));
     OP_REQUIRES(ctx, widths.size() == slots_.size() + 1 && static_cast<int>(widths.size()) == num_outputs(),
@@ -350,60 +390,43 @@ class ReadRowsOp : public TableOp {
 
  protected:
   void Work(OpKernelContext* ctx, const TableConfig& config, kvtable::Table* table,
-            kvtable::ParallelFor* threads) override {
+            const std::vector<int>& columns, kvtable::ParallelFor* threads) override {
     const Tensor& keys = ctx->input(1);
-    OP_REQUIRES_OK(ctx, CheckKeys(config, keys));
     const int64_t n = keys.NumElements();
-    std::vector<kvtable::ColumnOut> columns;
-    for (int i = 0; i <= static_cast<int>(slots_.size()); ++i) {
+    std::vector<kvtable::ColumnOut> rows;
+    for (size_t i = 0; i < columns.size(); ++i) {
       Tensor* out = nullptr;
-      const int64_t width = i == 0 ? config.dim : slots_[i - 1].width;
-      OP_REQUIRES_OK(ctx, ctx->allocate_output(i, TensorShape({n, width}), &out));
-      columns.push_back({i, out->data()});
+      const int64_t width = Width(config, i);
+      OP_REQUIRES_OK(ctx, ctx->allocate_output(static_cast<int>(i), TensorShape({n, width}), &out));
+      rows.push_back({columns[i], out->data(), width});
     }
-    OP_REQUIRES_OK(ctx, CatchErrors("reading rows of", config.name, [&] {
-                     table->EnsureSlots(slots_, *threads);
-                     table->GatherColumns(keys.data(), n, columns, nullptr, *threads);
-                   }));
+    OP_REQUIRES_OK(ctx, CatchErrors("reading rows of", config.name,
+                                    [&] { table->GatherColumns(keys.data(), n, rows, nullptr, *threads); }));
   }
-
- private:
-  std::vector<kvtable::SlotSpec> slots_;
 };
 
-class WriteRowsOp : public TableOp {
+class WriteRowsOp : public OptimizerOp {
  public:
-  explicit WriteRowsOp(OpKernelConstruction* ctx) : TableOp(ctx) {
-    std::string json;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("slots", &json));
-    OP_REQUIRES_OK(
-        ctx, CatchErrors("reading the slots of", name(), [&] { slots_ = SlotsFromJson(Json::Parse(json)); }));
-  }
+  using OptimizerOp::OptimizerOp;
 
  protected:
   void Work(OpKernelContext* ctx, const TableConfig& config, kvtable::Table* table,
-            kvtable::ParallelFor* threads) override {
+            const std::vector<int>& columns, kvtable::ParallelFor* threads) override {
     const Tensor& keys = ctx->input(1);
-    OP_REQUIRES_OK(ctx, CheckKeys(config, keys));
-    OP_REQUIRES(ctx, ctx->num_inputs() == static_cast<int>(slots_.size()) + 3,
+    OP_REQUIRES(ctx, ctx->num_inputs() == static_cast<int>(columns.size()) + 2,
                 errors::InvalidArgument("got ", ctx->num_inputs() - 2, " columns for a value and ",
                                         slots_.size(), " slots"));
-    std::vector<kvtable::ColumnIn> columns;
-    for (int i = 0; i <= static_cast<int>(slots_.size()); ++i) {
-      const Tensor& rows = ctx->input(i + 2);
-      const int64_t width = i == 0 ? config.dim : slots_[i - 1].width;
+    std::vector<kvtable::ColumnIn> in;
+    for (size_t i = 0; i < columns.size(); ++i) {
+      const Tensor& rows = ctx->input(static_cast<int>(i) + 2);
+      const int64_t width = Width(config, i);
       OP_REQUIRES_OK(ctx, CheckRows(config, i == 0 ? "rows" : "slot rows", keys, rows, width));
-      columns.push_back({i, rows.data()});
+      in.push_back({columns[i], rows.data(), width});
     }
     OP_REQUIRES_OK(ctx, CatchErrors("updating rows of", config.name, [&] {
-                     table->EnsureSlots(slots_, *threads);
-                     table->UpsertColumns(keys.data(), keys.NumElements(), columns, {1, UnixTime()},
-                                          *threads);
+                     table->UpsertColumns(keys.data(), keys.NumElements(), in, {1, UnixTime()}, *threads);
                    }));
   }
-
- private:
-  std::vector<kvtable::SlotSpec> slots_;
 };
 
 class StepVariableOp : public OpKernel {
@@ -419,6 +442,24 @@ class StepVariableOp : public OpKernel {
     OP_REQUIRES_OK(ctx, allocated);
     out->scalar<tf::ResourceHandle>()() =
         tf::ResourceHandle::MakeRefCountingHandle(variable, ctx->device()->name());
+  }
+};
+
+class AssignStepVariableOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* ctx) override {
+    tf::core::RefCountPtr<tf::Var> variable;
+    OP_REQUIRES_OK(ctx, tf::LookupResource(ctx, tf::HandleFromInput(ctx, 0), &variable));
+    const Tensor& value = ctx->input(1);
+    tf::mutex_lock lock(*variable->mu());
+    OP_REQUIRES(ctx,
+                value.dtype() == variable->tensor()->dtype() && value.shape() == variable->tensor()->shape(),
+                errors::InvalidArgument("An optimizer assigns ", tf::DataTypeString(value.dtype()),
+                                        value.shape().DebugString(), " to rows of ",
+                                        tf::DataTypeString(variable->tensor()->dtype()),
+                                        variable->tensor()->shape().DebugString()));
+    *variable->tensor() = value;
   }
 };
 
@@ -551,6 +592,7 @@ KVTOOLS_REGISTER("KvTableRemove", RemoveOp);
 KVTOOLS_REGISTER("KvTableReadRows", ReadRowsOp);
 KVTOOLS_REGISTER("KvTableWriteRows", WriteRowsOp);
 KVTOOLS_REGISTER("KvTableStepVariable", StepVariableOp);
+KVTOOLS_REGISTER("KvTableAssignStepVariable", AssignStepVariableOp);
 KVTOOLS_REGISTER("KvTableExport", ExportOp);
 KVTOOLS_REGISTER("KvTableImport", ImportOp);
 #undef KVTOOLS_REGISTER

@@ -1,5 +1,6 @@
 #include "table_resource.h"
 
+#include <algorithm>
 #include <condition_variable>
 #include <ctime>
 #include <exception>
@@ -23,6 +24,52 @@ std::shared_ptr<kvtable::Table> TableResource::NewTable(const kvtable::Initializ
   options.initializer = initializer;
   options.capacity_hint = config_.capacity_hint;
   return kvtable::Table::Create(options);
+}
+
+void TableResource::set_table(std::shared_ptr<kvtable::Table> table) {
+  std::lock_guard<std::mutex> lock(slots_mu_);
+  slots_generation_ = 0;
+  std::atomic_store(&table_, std::move(table));
+}
+
+namespace {
+
+const kvtable::SlotSpec* FindSlot(const std::vector<kvtable::SlotSpec>& slots, const std::string& name) {
+  const auto at =
+      std::find_if(slots.begin(), slots.end(), [&](const auto& slot) { return slot.name == name; });
+  return at == slots.end() ? nullptr : &*at;
+}
+
+}  // namespace
+
+std::vector<int> TableResource::AttachSlots(kvtable::Table* table, const std::vector<kvtable::SlotSpec>& own,
+                                            const std::vector<kvtable::SlotSpec>& all, int64_t generation,
+                                            kvtable::ParallelFor* threads) {
+  std::vector<kvtable::SlotSpec> slots;
+  {
+    std::lock_guard<std::mutex> lock(slots_mu_);
+    const bool newer = generation > slots_generation_;
+    // Slots that stay keep their places, so that nothing moves when nothing changes.
+    const std::vector<kvtable::SlotSpec> before = table->slots();
+    for (const kvtable::SlotSpec& slot : before) {
+      const kvtable::SlotSpec* wanted = FindSlot(newer ? all : own, slot.name);
+      if (wanted != nullptr) {
+        slots.push_back(*wanted);
+      } else if (!newer) {
+        slots.push_back(slot);
+      }
+    }
+    for (const kvtable::SlotSpec& slot : newer ? all : own) {
+      if (FindSlot(before, slot.name) == nullptr) slots.push_back(slot);
+    }
+    table->EnsureSlots(slots, *threads);
+    if (newer && table == table_.get()) slots_generation_ = generation;
+  }
+  std::vector<int> columns;
+  for (const kvtable::SlotSpec& slot : own) {
+    columns.push_back(static_cast<int>(FindSlot(slots, slot.name) - slots.data()) + 1);
+  }
+  return columns;
 }
 
 int64_t TableResource::MemoryUsed() const {

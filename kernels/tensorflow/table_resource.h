@@ -4,6 +4,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -33,10 +34,22 @@ class TableResource : public tensorflow::ResourceBase {
   const TableConfig& config() const { return config_; }
 
   std::shared_ptr<kvtable::Table> table() const { return std::atomic_load(&table_); }
-  void set_table(std::shared_ptr<kvtable::Table> table) { std::atomic_store(&table_, std::move(table)); }
+  void set_table(std::shared_ptr<kvtable::Table> table);
 
   // An empty table of this config.
   std::shared_ptr<kvtable::Table> NewTable(const kvtable::Initializer& initializer) const;
+
+  // Gives `table` the slots that a step of an optimizer needs, and returns their column numbers in the order
+  // of `own`.
+  //
+  // `own` are the slots of the step. `all` has besides those of the other optimizers that were known when the
+  // step was built, and `generation` counts these sets. The first step of a newer set drops what is not in
+  // it: the slots of optimizers that are gone. Any other only adds what it misses, so that optimizers that
+  // take turns, each in a graph or function built before the next one was known, leave each other's slots
+  // alone.
+  std::vector<int> AttachSlots(kvtable::Table* table, const std::vector<kvtable::SlotSpec>& own,
+                               const std::vector<kvtable::SlotSpec>& all, int64_t generation,
+                               kvtable::ParallelFor* threads);
 
   std::string DebugString() const override { return "key-value table of " + config_.name; }
   int64_t MemoryUsed() const override;
@@ -44,6 +57,8 @@ class TableResource : public tensorflow::ResourceBase {
  private:
   const TableConfig config_;
   std::shared_ptr<kvtable::Table> table_;
+  std::mutex slots_mu_;
+  int64_t slots_generation_ = 0;  // the newest that `table_` was given; guarded by slots_mu_
 };
 
 // Lends the threads of the intra-op pool of the kernel's device to the table engine.

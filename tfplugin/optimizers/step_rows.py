@@ -18,7 +18,7 @@ from tensorflow.python.ops import resource_variable_ops
 
 from tfplugin.kv_variable import KvVariable
 from tfplugin.ops import raw
-from tfplugin.slots import SlotSpec, slots_json
+from tfplugin.slots import SlotSpec
 
 
 class StepVariable(resource_variable_ops.BaseResourceVariable):
@@ -52,6 +52,11 @@ class StepVariable(resource_variable_ops.BaseResourceVariable):
     @_handle.setter
     def _handle(self, handle: tf.Tensor | None) -> None:
         self._bound.handle = handle
+
+    def assign(self, value: Any, use_locking: bool | None = None, name: str | None = None, read_value: bool = True) -> Any:
+        """As of any resource variable."""
+        op = raw.kv_table_assign_step_variable(self.handle, tf.convert_to_tensor(value, self.dtype), name=name)
+        return self._lazy_read(op) if read_value else op
 
     # Optimizers track the variables in their lists; this one has nothing to save. The table keeps the rows.
 
@@ -91,7 +96,9 @@ class RowUpdate:
         for spec, slot in zip(self.specs, self.slots, strict=True):
             if spec.name == full:
                 return slot
-        slot = StepVariable(f"{self.value._handle_name.removesuffix(':0')}/{name}", self.variable.dim, self.variable.dtype)
+        slot = StepVariable(
+            f"{self.value._handle_name.removesuffix(':0')}/{name}", self.variable.dim, self.variable.dtype
+        )
         self.specs.append(SlotSpec(full, self.variable.dim, "constant", constant))
         self.slots.append(slot)
         return slot
@@ -116,26 +123,15 @@ class RowUpdate:
             )
         self.keys, where = tf.unique(gradient.indices)
         summed = tf.math.unsorted_segment_sum(gradient.values, where, tf.size(self.keys))
-        self._all_specs = variable.attach_slots(optimizer, self.specs)
-        columns = raw.kv_table_read_rows(
-            variable.handle,
-            self.keys,
-            dtype=variable.dtype,
-            slots=slots_json(self._all_specs),
-            widths=[variable.dim, *(spec.width for spec in self._all_specs)],
-            N=1 + len(self._all_specs),
-        )
-        self._others = columns[1 + len(self.specs) :]
-        for step_variable, rows in zip((self.value, *self.slots), columns, strict=False):
+        columns = variable.read_rows(self.keys, optimizer, self.specs)
+        for step_variable, rows in zip((self.value, *self.slots), columns, strict=True):
             step_variable.bind(rows)
         return tf.cast(summed, variable.dtype)
 
     def write(self) -> Any:
         """Writes the updated rows back. Returns the op (graph mode)."""
-        own = [step_variable.read_value() for step_variable in (self.value, *self.slots)]
-        return raw.kv_table_write_rows(
-            self.variable.handle, self.keys, [*own, *self._others], slots=slots_json(self._all_specs)
-        )
+        rows = [step_variable.read_value() for step_variable in (self.value, *self.slots)]
+        return self.variable.write_rows(self.keys, rows, self.specs)
 
     def unbind(self) -> None:
         """Lets this step's rows go."""

@@ -15,6 +15,10 @@ from tfplugin.kv_variable import KvVariable
 from tfplugin.optimizers import step_rows
 
 
+# Their dense updates do not cast the learning rate to the dtype of the variable; the sparse ones do.
+_FLOAT32_WHEN_DENSE = (tf.compat.v1.train.ProximalAdagradOptimizer, tf.compat.v1.train.ProximalGradientDescentOptimizer)
+
+
 class _Template:
     """A key-value variable as one row, for an optimizer to say which slots it wants."""
 
@@ -72,6 +76,8 @@ def _wanted_slots(optimizer: Any, templates: list[_Template]) -> None:
         recorder._create_slots(templates)
     for slot_name in recorder._slots:
         optimizer._slot_dict(slot_name)
+    # Its functions refer to it and to the optimizer, which has to go when its last user lets it go: see `attach_slots`.
+    recorder.__dict__.clear()
 
 
 def apply_gradients(
@@ -110,14 +116,22 @@ def apply_gradients(
         elif g is not None:
             update = next(remaining)
             with tf.name_scope("kv_rows"), tf_ops.device(v._op_device()):
-                replaced.append((update.read(optimizer, g), update.value))
+                gradient = update.read(optimizer, g)
+                if isinstance(optimizer, _FLOAT32_WHEN_DENSE) and v.dtype != tf.float32:
+                    gradient = tf.IndexedSlices(gradient, tf.range(tf.size(update.keys)))
+                replaced.append((gradient, update.value))
             for spec, slot in zip(update.specs, update.slots, strict=True):
                 slot_name = spec.name.removeprefix(f"{update.prefix}.")
                 key = optimizer_lib._var_key(update.value)
                 optimizer._slot_dict(slot_name)[key] = slot
                 placed.append((slot_name, key))
 
-    finish = optimizer._finish
+    create_slots, finish = optimizer._create_slots, optimizer._finish
+
+    def create_other_slots(variables: list[Any]) -> None:
+        others = [v for v in variables if not isinstance(v, step_rows.StepVariable)]
+        if others:
+            create_slots(others)
 
     def finish_with_rows(update_ops: Any, name_scope: str) -> Any:
         with tf.control_dependencies([op for op in update_ops if op is not None] if not tf.executing_eagerly() else []):
@@ -127,11 +141,11 @@ def apply_gradients(
                     written.append(update.write())
         return finish([*update_ops, *(op for op in written if op is not None)], name_scope)
 
-    optimizer._finish = finish_with_rows
+    optimizer._create_slots, optimizer._finish = create_other_slots, finish_with_rows
     try:
         return original(optimizer, replaced, global_step, name, **kwargs)
     finally:
-        del optimizer._finish
+        del optimizer._create_slots, optimizer._finish
         for slot_name, key in placed:
             optimizer._slot_dict(slot_name).pop(key, None)
         for update in updates:

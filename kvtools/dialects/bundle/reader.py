@@ -74,11 +74,10 @@ class Bundle:
             self._slice_entries: dict[bytes, BundleEntry] = {}
             self.entries: dict[str, BundleEntry] = {}
             for key, record in records.items():
-                entry = decode_entry(record)
                 if key.startswith(_SLICE_KEY_START):
-                    self._slice_entries[key] = entry
+                    self._slice_entries[key] = decode_entry(record, with_shape=False)
                 else:
-                    self.entries[key.decode("utf-8", "surrogateescape")] = entry
+                    self.entries[key.decode("utf-8", "surrogateescape")] = decode_entry(record)
         except WireError as error:
             raise CorruptFileError(
                 f"reading checkpoint index '{self.index_path}': {error}; the file is damaged, copy it again"
@@ -88,6 +87,7 @@ class Bundle:
                 f"reading checkpoint index '{self.index_path}': its format asks for a reader of version"
                 f" {self.header.min_consumer}, got version 1; update kvtools"
             )
+        self._found_slices: dict[str, list[BundleEntry]] = {}
         self._maps: dict[int, mmap.mmap | bytes] = {}
         self._check_data_files()
 
@@ -182,15 +182,18 @@ class Bundle:
             ) from None
 
     def _slices_of(self, name: str, entry: BundleEntry) -> list[BundleEntry]:
-        found = []
+        if name in self._found_slices:
+            return self._found_slices[name]
+        encoded, found = name.encode("utf-8", "surrogateescape"), []
         for extents in entry.slices:
-            key = slice_key(name.encode("utf-8", "surrogateescape"), extents)
+            key = slice_key(encoded, extents)
             if key not in self._slice_entries:
                 raise CorruptFileError(
                     f"reading tensor '{name}' of '{self.index_path}': its slice {_format_slice(extents)}"
                     " has no entry; the index was written in part, write the checkpoint again"
                 )
             found.append(self._slice_entries[key])
+        self._found_slices[name] = found
         return found
 
     def _segments(self, name: str, entry: BundleEntry, dtype: np.dtype[Any]) -> list[Segment]:

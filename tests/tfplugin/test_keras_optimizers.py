@@ -1,0 +1,233 @@
+"""`OptimizerWrapper`: Keras 3 and tf_keras optimizers move a key's row as they move the row of a dense variable."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import tfplugin
+
+KEYS = np.array([0, -1, 3, 10**15, -7, 8])
+INITIAL = np.random.default_rng(1).normal(size=(len(KEYS), 4))
+STEPS = 20
+
+k3, new, legacy = tf.keras.optimizers, tf_keras.optimizers, tf_keras.optimizers.legacy
+OPTIMIZERS = {
+    "SGD": lambda: k3.SGD(0.1),
+    "momentum": lambda: k3.SGD(0.1, momentum=0.9),
+    "Nesterov": lambda: k3.SGD(0.1, momentum=0.9, nesterov=True),
+    "Adam": lambda: k3.Adam(0.01),
+    "AMSGrad": lambda: k3.Adam(0.01, amsgrad=True),
+    "AdamW": lambda: k3.AdamW(0.01, weight_decay=0.1),
+    "Adagrad": lambda: k3.Adagrad(0.1, initial_accumulator_value=0.3),
+    "Adadelta": lambda: k3.Adadelta(1.0),
+    "RMSprop": lambda: k3.RMSprop(0.01, momentum=0.5, centered=True),
+    "Adamax": lambda: k3.Adamax(0.01),
+    "Nadam": lambda: k3.Nadam(0.01),
+    "Ftrl": lambda: k3.Ftrl(0.1, l1_regularization_strength=0.02, l2_regularization_strength=0.01),
+    "Lion": lambda: k3.Lion(0.01),
+    "weight decay": lambda: k3.SGD(0.1, weight_decay=0.1),
+    "schedule": lambda: k3.Adam(k3.schedules.ExponentialDecay(0.1, 2, 0.5)),
+    "clipnorm": lambda: k3.SGD(0.1, clipnorm=0.5),
+    "global_clipnorm": lambda: k3.SGD(0.1, global_clipnorm=0.5),
+    "clipvalue": lambda: k3.SGD(0.1, clipvalue=0.2),
+    "tf_keras SGD": lambda: new.SGD(0.1, momentum=0.9, nesterov=True),
+    "tf_keras Adam": lambda: new.Adam(0.01, amsgrad=True),
+    "tf_keras AdamW": lambda: new.AdamW(0.01, weight_decay=0.1),
+    "tf_keras Adagrad": lambda: new.Adagrad(0.1, initial_accumulator_value=0.3),
+    "tf_keras RMSprop": lambda: new.RMSprop(0.01, momentum=0.5, centered=True),
+    "tf_keras Ftrl": lambda: new.Ftrl(0.1, l1_regularization_strength=0.02),
+    "tf_keras global_clipnorm": lambda: new.SGD(0.1, global_clipnorm=0.5),
+    "legacy SGD": lambda: legacy.SGD(0.1, momentum=0.9),
+    "legacy Adam": lambda: legacy.Adam(0.01, amsgrad=True),
+    "legacy Adagrad": lambda: legacy.Adagrad(0.1, initial_accumulator_value=0.3),
+    "legacy RMSprop": lambda: legacy.RMSprop(0.01, momentum=0.5, centered=True),
+    "legacy Ftrl": lambda: legacy.Ftrl(0.1, l1_regularization_strength=0.02),
+    "legacy clipnorm": lambda: legacy.SGD(0.1, clipnorm=0.5),
+}
+
+
+def _batches():
+    rng = np.random.default_rng(0)
+    for _ in range(STEPS):
+        ids = rng.permutation(np.concatenate([np.arange(len(KEYS)), rng.integers(0, len(KEYS), 4)]))
+        yield tf.constant(ids), tf.constant(rng.normal(size=(len(ids), 4)))
+
+
+@pytest.mark.parametrize("function", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize("make_optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_parity_beside_a_dense_variable_and_another_table(make, rows_of, make_optimizer, function):
+    # A float64 table: what float32 rounds differently in a dense kernel is no matter here.
+    table = make(name="t", value_dtype=tf.float64)
+    other = make(name="u", dim=2, value_dtype=tf.float64, initializer=1.0)
+    table.upsert(KEYS, INITIAL)
+    stock, other_rows = tf.Variable(INITIAL), tf.Variable(np.ones([len(KEYS), 2]))
+    weights = [tf.Variable(np.ones([4])) for _ in range(2)]
+    optimizers = make_optimizer(), tfplugin.OptimizerWrapper(make_optimizer())
+
+    def loss_of(rows, narrow, weight, factor):
+        return tf.reduce_sum(tf.sin(rows) * factor * weight) + tf.reduce_sum(narrow**2)
+
+    def step(ids, factor):
+        keys = tf.gather(KEYS, ids)
+        with tf.GradientTape(persistent=True) as tape:
+            dense_loss = loss_of(tf.gather(stock, ids), tf.gather(other_rows, ids), weights[0], factor)
+            rows = tf.nn.embedding_lookup(table, keys), tf.nn.embedding_lookup(other, keys)
+            loss = loss_of(*rows, weights[1], factor)
+        dense = [stock, weights[0], other_rows]
+        # Dense gradients: a sparse one is applied to each occurrence of an id by some stock optimizers.
+        gradients = [tf.convert_to_tensor(g) for g in tape.gradient(dense_loss, dense)]
+        optimizers[0].apply_gradients(zip(gradients, dense, strict=True))
+        kv = [table, weights[1], other]
+        optimizers[1].apply_gradients(zip(tape.gradient(loss, kv), kv, strict=True))
+
+    run = tf.function(step) if function else step
+    for ids, factor in _batches():
+        run(ids, factor)
+    for got, expected in (
+        (rows_of(table, KEYS), stock),
+        (rows_of(other, KEYS), other_rows),
+        (weights[1], weights[0]),
+    ):
+        expected = expected.numpy()
+        np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-6 * np.abs(expected).max())
+    assert np.abs(stock.numpy() - INITIAL).max() > 1e-3
+    assert int(optimizers[1].iterations) == STEPS
+
+
+@pytest.mark.parametrize("make_optimizer", [OPTIMIZERS["Adam"], OPTIMIZERS["tf_keras Adam"], OPTIMIZERS["legacy Adam"]])
+def test_parts_move_as_the_whole(make, rows_of, make_optimizer):
+    tables = [make(name="t", value_dtype=tf.float64), make(name="t", value_dtype=tf.float64, partitioner=_three)]
+    for table in tables:
+        table.upsert(KEYS, INITIAL)
+        optimizer = tfplugin.OptimizerWrapper(make_optimizer())
+        for ids, factor in _batches():
+            keys = tf.gather(KEYS, ids)
+            optimizer.minimize(lambda: tf.reduce_sum(tf.sin(tf.nn.embedding_lookup(table, keys)) * factor), [table])  # noqa: B023
+    np.testing.assert_allclose(rows_of(tables[1], KEYS), rows_of(tables[0], KEYS), rtol=1e-9)
+
+
+_three = tf.compat.v1.fixed_size_partitioner(3)
+
+
+@pytest.mark.parametrize("make_optimizer", [lambda: k3.SGD(0.5), lambda: new.SGD(0.5), lambda: legacy.SGD(0.5)])
+def test_minimize_with_a_function_or_a_tape(make, rows_of, make_optimizer):
+    table, weight = make(dim=1, initializer=1.0), tf.Variable([1.0])
+    optimizer = tfplugin.OptimizerWrapper(make_optimizer())
+
+    def loss():
+        return tf.reduce_sum(tf.nn.embedding_lookup(table, [5]) * weight)
+
+    optimizer.minimize(loss)
+    assert rows_of(table, [5]).tolist() == [[0.5]]
+    assert weight.numpy().tolist() == [0.5]
+    with tf.GradientTape() as tape:
+        value = loss()
+    optimizer.minimize(value, [table, weight], tape=tape)
+    assert rows_of(table, [5]).tolist() == [[0.25]]
+    assert int(optimizer.iterations) == 2
+    with pytest.raises(ValueError, match="its tape="):
+        optimizer.minimize(value, [table])
+
+
+def test_the_wrapper_of_a_v1_optimizer_is_the_optimizer(make, rows_of):
+    table = make(dim=1, initializer=1.0)
+    optimizer = tfplugin.OptimizerWrapper(tf.compat.v1.train.GradientDescentOptimizer(0.5))
+    optimizer.minimize(lambda: tf.reduce_sum(tf.nn.embedding_lookup(table, [5])), [table])
+    assert rows_of(table, [5]).tolist() == [[0.5]]
+
+
+def test_learning_rate_is_the_optimizers_own(make, rows_of):
+    table = make(dim=1, initializer=1.0)
+    optimizer = tfplugin.OptimizerWrapper(k3.SGD(0.5))
+    optimizer.learning_rate = 0.25
+    assert float(optimizer.learning_rate) == 0.25
+    optimizer.minimize(lambda: tf.reduce_sum(tf.nn.embedding_lookup(table, [5])), [table])
+    assert rows_of(table, [5]).tolist() == [[0.75]]
+
+
+def test_the_constraint_holds_after_each_step(make, rows_of):
+    for name, optimizer in (("a", k3.SGD(1.0)), ("b", new.SGD(1.0)), ("c", legacy.SGD(1.0))):
+        table = make(dim=1, name=name, initializer=1.0, constraint=lambda rows: tf.maximum(rows, 0.25))
+        tfplugin.OptimizerWrapper(optimizer).minimize(
+            lambda table=table: tf.reduce_sum(tf.nn.embedding_lookup(table, [5])), [table]
+        )
+        assert rows_of(table, [5]).tolist() == [[0.25]], name
+
+
+def test_a_table_without_a_gradient_stays(make):
+    table, idle = make(name="a", initializer=1.0), make(name="b", initializer=1.0)
+    optimizer = tfplugin.OptimizerWrapper(k3.Adam(0.1))
+    gradient = tf.IndexedSlices(tf.ones([1, 4]), tf.constant([5], tf.int64))
+    optimizer.apply_gradients([(gradient, table), (None, idle)])
+    optimizer.apply_gradients([(gradient, table), (gradient, idle)])
+    assert [int(v.size()) for v in (table, idle)] == [1, 1]
+
+
+def test_retraced_functions_share_slots(make, rows_of):
+    """One optimizer, two traces: ids of another dtype trace anew."""
+    table = make(dim=1, initializer=0.0)
+    optimizer = tfplugin.OptimizerWrapper(k3.SGD(1.0, momentum=1.0))
+
+    @tf.function
+    def step(ids):
+        optimizer.minimize(lambda: tf.reduce_sum(tf.nn.embedding_lookup(table, ids)), [table])
+
+    step(tf.constant([5], tf.int64))
+    step(tf.constant([5], tf.int32))
+    step(tf.constant([5], tf.int64))
+    assert rows_of(table, [5]).tolist() == [[-6]]
+
+
+def test_two_optimizers_take_turns_in_eager_mode_and_functions(make, rows_of):
+    table = make(dim=1, initializer=0.0)
+    gradient = tf.IndexedSlices(tf.ones([1, 1]), tf.constant([5], tf.int64))
+    first, second = (tfplugin.OptimizerWrapper(k3.SGD(0.0, momentum=1.0)) for _ in range(2))
+    steps = [tf.function(lambda o=o: o.apply_gradients([(gradient, table)])) for o in (first, second)]
+    for _ in range(2):
+        steps[0]()
+        steps[1]()
+    first.apply_gradients([(gradient, table)])
+    assert int(table.stamps([5])[0][0]) == 5
+    steps[1]()
+    steps[0]()
+    second.learning_rate = 1.0
+    second.apply_gradients([(gradient, table)])
+    # Velocities: 4 steps of each; with the last, the second one's is 4 x the gradient.
+    assert np.abs(rows_of(table, [5])).tolist() == [[4.0]]
+
+
+def test_refused_optimizers(make):
+    table = make()
+    gradient = tf.IndexedSlices(tf.ones([1, 4]), tf.constant([5], tf.int64))
+    for optimizer, why in (
+        (k3.Adafactor(), "couples the rows"),
+        (k3.Muon(), "couples the rows"),
+        (k3.Lamb(), "couples the rows"),
+        (k3.SGD(0.1, use_ema=True), "use_ema"),
+        (new.SGD(0.1, use_ema=True), "use_ema"),
+        (k3.SGD(0.1, gradient_accumulation_steps=2), "gradient accumulation"),
+        (k3.LossScaleOptimizer(k3.SGD(0.1)), "loss scaling"),
+        (tf_keras.mixed_precision.LossScaleOptimizer(new.SGD(0.1)), "loss scaling"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            tfplugin.OptimizerWrapper(optimizer).apply_gradients([(gradient, table)])
+    assert int(table.size()) == 0
+    with pytest.raises(TypeError, match="wants an optimizer"):
+        tfplugin.OptimizerWrapper("adam")
+
+
+def test_slots_go_with_their_optimizer(make):
+    table = make(initializer=1.0)
+    gradient = tf.IndexedSlices(tf.ones([1, 4]), tf.constant([5], tf.int64))
+    optimizer = tfplugin.OptimizerWrapper(k3.Adam())
+    optimizer.apply_gradients([(gradient, table)])
+    assert b"Adam" in table.slots().numpy()
+    del optimizer
+    gc.collect()
+    tfplugin.OptimizerWrapper(k3.SGD()).apply_gradients([(gradient, table)])
+    assert table.slots().numpy() == b"[]"
