@@ -207,8 +207,18 @@ class TableImpl : public Table {
       RunTasks(threads, ranges.count(), [&](int64_t r) {
         uint32_t* const missed = misses.data() + ranges.begin(r);
         int64_t count = 0;
-        ReadValues(typed, ranges.begin(r), ranges.end(r), rows_out, nullptr,
-                   [&](int64_t i) { missed[count++] = static_cast<uint32_t>(i); });
+        const int64_t end = ranges.end(r);
+        for (int64_t begin = ranges.begin(r); begin < end;) {
+          const int64_t before = count;
+          const int64_t block_end = std::min(begin + kBlock, end);
+          ReadValues(typed, begin, block_end, rows_out, nullptr,
+                     [&](int64_t i) { missed[count++] = static_cast<uint32_t>(i); });
+          const bool mostly_new = 2 * (count - before) > block_end - begin;
+          begin = block_end;
+          if (!mostly_new) continue;
+          // The rest will hardly fare better: the insert finds what is there just as well.
+          for (; begin < end; ++begin) missed[count++] = static_cast<uint32_t>(begin);
+        }
         miss_counts[static_cast<size_t>(r)] = count;
       });
       int64_t total = miss_counts[0];
