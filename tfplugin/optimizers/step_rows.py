@@ -119,7 +119,7 @@ class RowUpdate:
                 f"The gradient of key-value variable '{variable.name}' has rows of shape "
                 f"{gradient.values.shape[1:]}, expected ({variable.dim},)."
             )
-        self.keys, where = tf.unique(gradient.indices)
+        self.keys, where = tf.unique(variable.keys_tensor(gradient.indices))
         summed = tf.math.unsorted_segment_sum(gradient.values, where, tf.size(self.keys))
         columns = variable.read_rows(self.keys, optimizer, self.specs)
         for step_variable, rows in zip((self.value, *self.slots), columns, strict=True):
