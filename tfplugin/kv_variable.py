@@ -115,7 +115,7 @@ class KvVariable(trackable.Trackable):
                 self.initialize()
                 self._initializer_op = None
             else:
-                with tf.name_scope(""), tf_ops.colocate_with(None, ignore_existing=True):
+                with tf.name_scope(""):
                     with self._placed(name) as probe:
                         self._handle = self._make_handle(anonymous=False)
                         # Never run. A MetaGraph's import wants a ReadVariableOp for each variable in it.
@@ -124,7 +124,11 @@ class KvVariable(trackable.Trackable):
                         )
                     self._unique_id = self._handle.op.name
                     self._shared_name = self._handle.op.name
-                    with tf.name_scope(self._handle.op.name + "/"), tf_ops.device(self._handle.device):
+                    with (
+                        tf.name_scope(self._handle.op.name + "/"),
+                        tf_ops.colocate_with(None, ignore_existing=True),
+                        tf_ops.device(self._handle.device),
+                    ):
                         self._initializer_op = self.initialize()
 
     # ---- Making ----------------------------------------------------------------------------------------------------
@@ -139,7 +143,8 @@ class KvVariable(trackable.Trackable):
         probe = gen_resource_variable_ops.var_handle_op(
             dtype=self.dtype, shape=[0, self.dim], shared_name=f"{name}/placement", name=f"{name}/placement"
         )
-        with tf_ops.device(None), tf_ops.device(_cpu_device(probe.device)):
+        # After the probe: to ignore colocation is to ignore device functions, too.
+        with tf_ops.colocate_with(None, ignore_existing=True), tf_ops.device(_cpu_device(probe.device)):
             yield probe
 
     def _make_handle(self, *, anonymous: bool, shared_name: str = "") -> tf.Tensor:
@@ -241,9 +246,8 @@ class KvVariable(trackable.Trackable):
         return object_identity.Reference(self)
 
     def __repr__(self) -> str:
-        return (
-            f"<tfplugin.KvVariable '{self.name}' {self.key_dtype.name} -> {self.dtype.name}[{self.dim}]"
-            + (f", part {self.part} of {self.parts}>" if self.parts > 1 else ">")
+        return f"<tfplugin.KvVariable '{self.name}' {self.key_dtype.name} -> {self.dtype.name}[{self.dim}]" + (
+            f", part {self.part} of {self.parts}>" if self.parts > 1 else ">"
         )
 
     # ---- Keys ------------------------------------------------------------------------------------------------------
@@ -663,8 +667,8 @@ class PartitionedKvVariable(trackable.Trackable):
 
 def _no_dense_value(value: KvVariable | PartitionedKvVariable, *args: Any, **kwargs: Any) -> tf.Tensor:
     raise TypeError(
-        f"Key-value variable '{value.name}' has no dense value: it holds a row for each key it has met. Look rows up with "
-        "tf.nn.embedding_lookup, or take all of them with export()."
+        f"Key-value variable '{value.name}' has no dense value: it holds a row for each key it has met. Look rows up "
+        "with tf.nn.embedding_lookup, or take all of them with export()."
     )
 
 

@@ -122,8 +122,17 @@ def _build(package: Path, sources: list[Path], flags: list[str], compiler: str, 
                 print(f"tfplugin:   {number}/{len(jobs)} files compiled", file=sys.stderr, flush=True)
         built = Path(scratch) / _LIBRARY_NAME
         _run(
-            [compiler, "-shared", "-o", str(built), *map(str, objects), *tf.sysconfig.get_link_flags()]
-            + [f"-L{package}", "-lkvtable", "-Wl,--no-undefined-version"]
+            [
+                compiler,
+                "-shared",
+                "-o",
+                str(built),
+                *map(str, objects),
+                *tf.sysconfig.get_link_flags(),
+                f"-L{package}",
+                "-lkvtable",
+                "-Wl,--no-undefined-version",
+            ]
         )
         built.replace(target)
     print(f"tfplugin: built in {time.monotonic() - started:.0f} s: {target}", file=sys.stderr, flush=True)

@@ -88,7 +88,9 @@ def _weight_values(sp_weights: Any, sp_ids: Any, caller: str) -> tf.Tensor | Non
             f"{caller}: sp_weights must be of the type of sp_ids ({type(sp_ids).__name__}) or None, "
             f"got {type(sp_weights).__name__}."
         )
-    return sp_weights.flat_values if isinstance(sp_weights, tf.RaggedTensor) else tf.convert_to_tensor(sp_weights.values)
+    return (
+        sp_weights.flat_values if isinstance(sp_weights, tf.RaggedTensor) else tf.convert_to_tensor(sp_weights.values)
+    )
 
 
 def _pooled(

@@ -29,7 +29,7 @@ def test_ids_that_are_not_keys(table, ids):
         lambda: table.upsert(ids, [[0.0] * 4]),
     )
     for call in calls:
-        with pytest.raises(TypeError, match="'emb.*int64 keys"):
+        with pytest.raises(TypeError, match=r"'emb.*int64 keys"):
             call()
     assert int(table.size()) == 0
 
@@ -55,7 +55,7 @@ def test_sparse_ids_where_dense_ones_belong(table):
 @pytest.mark.parametrize("shape", [(2, 3), (3, 4), (4, 2), (2, 2, 4), (8,)])
 def test_rows_that_do_not_fit_their_keys(table, shape):
     for write in (table.upsert, table.accumulate):
-        with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="emb.*wants|emb.*rows of shape"):
+        with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=r"emb.*wants|emb.*rows of shape"):
             write([1, 2], np.zeros(shape, np.float32))
     assert int(table.size()) == 0
 

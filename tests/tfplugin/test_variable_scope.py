@@ -181,7 +181,7 @@ def test_initialization_of_graph_variables(session, partitioner):
     names = sorted(v.op.name.encode() for v in v1.global_variables())
     assert sorted(session.run(missing)) == names
     for fetch in (rows, size):
-        with pytest.raises(tf.errors.FailedPreconditionError, match="'v.*not initialized|'v.*initializer"):
+        with pytest.raises(tf.errors.FailedPreconditionError, match=r"'v.*not initialized|'v.*initializer"):
             session.run(fetch)
     session.run(v1.global_variables_initializer())
     assert session.run(missing).size == 0

@@ -53,7 +53,9 @@ class StepVariable(resource_variable_ops.BaseResourceVariable):
     def _handle(self, handle: tf.Tensor | None) -> None:
         self._bound.handle = handle
 
-    def assign(self, value: Any, use_locking: bool | None = None, name: str | None = None, read_value: bool = True) -> Any:
+    def assign(
+        self, value: Any, use_locking: bool | None = None, name: str | None = None, read_value: bool = True
+    ) -> Any:
         """As of any resource variable."""
         op = raw.kv_table_assign_step_variable(self.handle, tf.convert_to_tensor(value, self.dtype), name=name)
         return self._lazy_read(op) if read_value else op
@@ -96,7 +98,9 @@ class RowUpdate:
         for spec, slot in zip(self.specs, self.slots, strict=True):
             if spec.name == full:
                 return slot
-        slot = StepVariable(f"{self.value._handle_name.removesuffix(':0')}/{name}", self.variable.dim, self.variable.dtype)
+        slot = StepVariable(
+            f"{self.value._handle_name.removesuffix(':0')}/{name}", self.variable.dim, self.variable.dtype
+        )
         self.specs.append(SlotSpec(full, self.variable.dim, "constant", constant))
         self.slots.append(slot)
         return slot
