@@ -21,7 +21,7 @@ from tensorflow.python.training.saving import saveable_object
 from tfplugin.kv_variable import KvVariable, PartitionedKvVariable
 from tfplugin.ops import raw
 
-# ---- Name-based: tf.compat.v1.train.Saver ------------------------------------------------------------------------------
+# ---- Name-based: tf.compat.v1.train.Saver --------------------------------------------------------
 
 
 class KvSaveable(saveable_object.SaveableObject):
@@ -131,7 +131,7 @@ def add_restore_ops(
     return tf.group(*[op for op in restored if op is not None], name=name)
 
 
-# ---- Object-based: tf.train.Checkpoint and SavedModel -------------------------------------------------------------------
+# ---- Object-based: tf.train.Checkpoint and SavedModel --------------------------------------------------------------------
 
 
 def _is_saved_object(obj: Any) -> bool:

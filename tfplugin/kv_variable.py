@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2, variable_pb2
 from tensorflow.python.eager import context, tape
@@ -114,19 +115,27 @@ class KvVariable(trackable.Trackable):
                 self.initialize()
                 self._initializer_op = None
             else:
-                with tf.name_scope(""), tf_ops.colocate_with(None, ignore_existing=True):
-                    with self._placed(name):
+                with tf.name_scope(""):
+                    with self._placed(name) as probe:
                         self._handle = self._make_handle(anonymous=False)
+                        # Never run. A MetaGraph's import wants a ReadVariableOp for each variable in it.
+                        self._snapshot = gen_resource_variable_ops.read_variable_op(
+                            probe, self.dtype, name=f"{self._handle.op.name}/Read/ReadVariableOp"
+                        )
                     self._unique_id = self._handle.op.name
                     self._shared_name = self._handle.op.name
-                    with tf.name_scope(self._handle.op.name + "/"), tf_ops.device(self._handle.device):
+                    with (
+                        tf.name_scope(self._handle.op.name + "/"),
+                        tf_ops.colocate_with(None, ignore_existing=True),
+                        tf_ops.device(self._handle.device),
+                    ):
                         self._initializer_op = self.initialize()
 
     # ---- Making ----------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _placed(self, name: str) -> Iterator[None]:
-        """Puts the table where a variable would go.
+    def _placed(self, name: str) -> Iterator[tf.Tensor]:
+        """Puts the table where a variable would go. Gives the op that was asked.
 
         Device functions such as ``replica_device_setter`` look at the type of the op they place: ask them by an op
         of the type they know.
@@ -134,8 +143,9 @@ class KvVariable(trackable.Trackable):
         probe = gen_resource_variable_ops.var_handle_op(
             dtype=self.dtype, shape=[0, self.dim], shared_name=f"{name}/placement", name=f"{name}/placement"
         )
-        with tf_ops.device(None), tf_ops.device(_cpu_device(probe.device)):
-            yield
+        # After the probe: to ignore colocation is to ignore device functions, too.
+        with tf_ops.colocate_with(None, ignore_existing=True), tf_ops.device(_cpu_device(probe.device)):
+            yield probe
 
     def _make_handle(self, *, anonymous: bool, shared_name: str = "") -> tf.Tensor:
         handle = raw.kv_table_handle(
@@ -223,7 +233,7 @@ class KvVariable(trackable.Trackable):
         proto.variable_name = tf_ops.strip_name_scope(self._handle.name, export_scope)
         proto.initial_value_name = proto.variable_name
         proto.initializer_name = tf_ops.strip_name_scope(self._initializer_op.name, export_scope)
-        proto.snapshot_name = proto.variable_name
+        proto.snapshot_name = tf_ops.strip_name_scope(self._snapshot.name, export_scope)
         proto.is_resource = True
         proto.trainable = self.trainable
         return proto
@@ -640,12 +650,6 @@ class PartitionedKvVariable(trackable.Trackable):
             children.update({f"part_{i}": part for i, part in enumerate(self._parts)})
         return children
 
-    def _add_part(self, name: str, part: KvVariable) -> None:
-        index = int(name.removeprefix("part_"))
-        while len(self._parts) <= index:
-            self._parts.append(part)
-        self._parts[index] = part
-
     def _export_to_saved_model_graph(self, object_map: Any, tensor_map: Any, **kwargs: Any) -> list[tf.Tensor]:
         # Parts have been mapped before: they are dependencies, see `_deserialization_dependencies`.
         object_map[self] = PartitionedKvVariable(self._name, [object_map[part] for part in self._parts])
@@ -657,8 +661,8 @@ class PartitionedKvVariable(trackable.Trackable):
 
 def _no_dense_value(value: KvVariable | PartitionedKvVariable, *args: Any, **kwargs: Any) -> tf.Tensor:
     raise TypeError(
-        f"Key-value variable '{value.name}' has no dense value: it holds a row for each key it has met. Look rows up with "
-        "tf.nn.embedding_lookup, or take all of them with export()."
+        f"Key-value variable '{value.name}' has no dense value: it holds a row for each key it has met. Look rows up "
+        "with tf.nn.embedding_lookup, or take all of them with export()."
     )
 
 
@@ -676,6 +680,9 @@ def keys_to_tensor(keys: Any, key_dtype: tf.DType, name: str) -> tf.Tensor:
         dtype = getattr(keys, "dtype", None)
         if dtype is None:
             try:
+                numbers = np.asarray(keys) if key_dtype == tf.int32 else None
+                if numbers is not None and numbers.dtype.kind in "iu" and (numbers != numbers.astype(np.int32)).any():
+                    raise OverflowError("out of the range of int32")
                 return tf.convert_to_tensor(keys, key_dtype)
             except (TypeError, ValueError, OverflowError) as error:
                 raise TypeError(

@@ -20,8 +20,26 @@ def _gather_gradient(op: tf.Operation, grad: tf.Tensor) -> list[tf.IndexedSlices
 
 
 for _name in (
-    "KvTableHandle KvTableInitialize KvTableIsInitialized KvTableSize KvTableMemory KvTableClear KvTableSlots "
-    "KvTableContains KvTableStamps KvTableUpsert KvTableAccumulate KvTableRemove KvTableReadRows KvTableWriteRows "
-    "KvTableStepVariable KvTableAssignStepVariable KvTableExport KvTableImport KvTablePartition KvTableSave KvTableRestore"
-).split():
+    "KvTableHandle",
+    "KvTableInitialize",
+    "KvTableIsInitialized",
+    "KvTableSize",
+    "KvTableMemory",
+    "KvTableClear",
+    "KvTableSlots",
+    "KvTableContains",
+    "KvTableStamps",
+    "KvTableUpsert",
+    "KvTableAccumulate",
+    "KvTableRemove",
+    "KvTableReadRows",
+    "KvTableWriteRows",
+    "KvTableStepVariable",
+    "KvTableAssignStepVariable",
+    "KvTableExport",
+    "KvTableImport",
+    "KvTablePartition",
+    "KvTableSave",
+    "KvTableRestore",
+):
     tf_ops.NotDifferentiable(_name)

@@ -88,9 +88,7 @@ def test_stamps_count_updates_and_tell_the_time_of_the_last_write(make, partitio
     for keys in ([1], [1, 2, 1]):
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(tf.nn.embedding_lookup(table, keys))
-        tf.compat.v1.train.AdagradOptimizer(0.1).apply_gradients(
-            zip(tape.gradient(loss, parts), parts, strict=True)
-        )
+        tf.compat.v1.train.AdagradOptimizer(0.1).apply_gradients(zip(tape.gradient(loss, parts), parts, strict=True))
     freqs, versions = table.stamps([[1, 2, 3]])
     assert freqs.numpy().tolist() == [[2, 1, 0]]
     assert started <= versions.numpy()[0, 0] <= int(time.time()) + 1

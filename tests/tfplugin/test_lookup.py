@@ -157,7 +157,11 @@ def test_parts_hold_the_keys_that_are_theirs(make):
 def test_lookups_in_graph_mode(session, partitioner):
     variable = tf.compat.v1.get_kv_variable("v", embedding_dim=2, partitioner=partitioner, initializer=1.5)
     ids = tf.compat.v1.placeholder(tf.int64, [None, None])
-    rows = [tf.compat.v1.nn.embedding_lookup(variable, ids), tf.nn.embedding_lookup(variable, ids), variable.gather(ids)]
+    rows = [
+        tf.compat.v1.nn.embedding_lookup(variable, ids),
+        tf.nn.embedding_lookup(variable, ids),
+        variable.gather(ids),
+    ]
     assert rows[0].shape.as_list() == [None, None, 2]
     session.run(tf.compat.v1.global_variables_initializer())
     for value in session.run(rows, {ids: [[1, -1], [5, 1]]}):

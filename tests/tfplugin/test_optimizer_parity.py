@@ -34,7 +34,9 @@ OPTIMIZERS = {
     ),
     "ProximalGradientDescent": lambda: train.ProximalGradientDescentOptimizer(0.1, l1_regularization_strength=0.01),
     "Adadelta": lambda: train.AdadeltaOptimizer(1.0),
-    "AdagradDA": lambda: train.AdagradDAOptimizer(0.1, train.get_or_create_global_step(), l1_regularization_strength=0.01),
+    "AdagradDA": lambda: train.AdagradDAOptimizer(
+        0.1, train.get_or_create_global_step(), l1_regularization_strength=0.01
+    ),
 }
 
 

@@ -1,4 +1,4 @@
-"""Pooled lookups give what TensorFlow's own give on a dense table, and treat empty rows and negative ids as promised."""
+"""Pooled lookups give what TensorFlow's give on a dense table; empty rows and negative ids are treated as promised."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import pytest
 import tensorflow as tf
 
 DENSE = np.random.default_rng(5).normal(size=(6, 4)).astype(np.float32)
-IDS = tf.SparseTensor([[0, 0], [0, 2], [1, 0], [3, 0], [3, 1], [3, 2]], tf.constant([1, 3, 0, 5, 5, 2], tf.int64), [4, 3])
+IDS = tf.SparseTensor(
+    [[0, 0], [0, 2], [1, 0], [3, 0], [3, 1], [3, 2]], tf.constant([1, 3, 0, 5, 5, 2], tf.int64), [4, 3]
+)
 WEIGHTS = tf.SparseTensor(IDS.indices, [0.5, 2.0, 1.5, 1.0, 3.0, 0.25], IDS.dense_shape)
 RAGGED_IDS = tf.RaggedTensor.from_value_rowids(IDS.values, IDS.indices[:, 0], 4)
 RAGGED_WEIGHTS = tf.RaggedTensor.from_value_rowids(WEIGHTS.values, IDS.indices[:, 0], 4)
@@ -152,7 +154,9 @@ def test_pooled_lookups_in_graph_mode_and_functions(session, partitioner):
 
 
 def test_pooled_lookups_in_a_function(table):
-    @tf.function(input_signature=[tf.SparseTensorSpec([None, None], tf.int64), tf.RaggedTensorSpec([None, None], tf.int64)])
+    @tf.function(
+        input_signature=[tf.SparseTensorSpec([None, None], tf.int64), tf.RaggedTensorSpec([None, None], tf.int64)]
+    )
     def traced(sparse, ragged):
         return tf.nn.embedding_lookup_sparse(table, sparse, None), tf.nn.safe_embedding_lookup_sparse(table, ragged)
 

@@ -53,7 +53,9 @@ class StepVariable(resource_variable_ops.BaseResourceVariable):
     def _handle(self, handle: tf.Tensor | None) -> None:
         self._bound.handle = handle
 
-    def assign(self, value: Any, use_locking: bool | None = None, name: str | None = None, read_value: bool = True) -> Any:
+    def assign(
+        self, value: Any, use_locking: bool | None = None, name: str | None = None, read_value: bool = True
+    ) -> Any:
         """As of any resource variable."""
         op = raw.kv_table_assign_step_variable(self.handle, tf.convert_to_tensor(value, self.dtype), name=name)
         return self._lazy_read(op) if read_value else op
@@ -121,7 +123,7 @@ class RowUpdate:
                 f"The gradient of key-value variable '{variable.name}' has rows of shape "
                 f"{gradient.values.shape[1:]}, expected ({variable.dim},)."
             )
-        self.keys, where = tf.unique(gradient.indices)
+        self.keys, where = tf.unique(variable.keys_tensor(gradient.indices))
         summed = tf.math.unsorted_segment_sum(gradient.values, where, tf.size(self.keys))
         columns = variable.read_rows(self.keys, optimizer, self.specs)
         for step_variable, rows in zip((self.value, *self.slots), columns, strict=True):

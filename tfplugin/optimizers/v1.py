@@ -14,7 +14,6 @@ from tensorflow.python.training import optimizer as optimizer_lib
 from tfplugin.kv_variable import KvVariable
 from tfplugin.optimizers import step_rows
 
-
 # Their dense updates do not cast the learning rate to the dtype of the variable; the sparse ones do.
 _FLOAT32_WHEN_DENSE = (tf.compat.v1.train.ProximalAdagradOptimizer, tf.compat.v1.train.ProximalGradientDescentOptimizer)
 

@@ -1,0 +1,107 @@
+"""Bad input is refused by an error that names the variable, what it got and wanted, and what to do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfplugin
+
+train = tf.compat.v1.train
+
+
+@pytest.fixture
+def table(make, partitioner):
+    return make(name="emb", partitioner=partitioner)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [[1.5], np.array([1.0]), tf.constant([1.0]), ["a"], tf.constant(["a"]), tf.constant([1], tf.uint64), None],
+    ids=repr,
+)
+def test_ids_that_are_not_keys(table, ids):
+    calls = (
+        lambda: tf.nn.embedding_lookup(table, ids),
+        lambda: table.contains(ids),
+        lambda: table.remove(ids),
+        lambda: table.upsert(ids, [[0.0] * 4]),
+    )
+    for call in calls:
+        with pytest.raises(TypeError, match=r"'emb.*int64 keys"):
+            call()
+    assert int(table.size()) == 0
+
+
+def test_strings_are_told_to_hash(table):
+    with pytest.raises(TypeError, match="to_hash_bucket_fast"):
+        tf.nn.embedding_lookup(table, tf.constant(["a"]))
+
+
+def test_wide_ids_into_narrow_keys(make):
+    table = make(name="emb", key_dtype=tf.int32)
+    with pytest.raises(TypeError, match=r"'emb' has int32 keys, got ids of int64: cast them with tf.cast"):
+        tf.nn.embedding_lookup(table, tf.constant([1], tf.int64))
+    with pytest.raises(TypeError, match="'emb' has int32 keys"):
+        tf.nn.embedding_lookup(table, [2**40])
+
+
+def test_sparse_ids_where_dense_ones_belong(table):
+    with pytest.raises(TypeError, match="embedding_lookup_sparse"):
+        tf.nn.embedding_lookup(table, tf.sparse.from_dense([[1]]))
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (3, 4), (4, 2), (2, 2, 4), (8,)])
+def test_rows_that_do_not_fit_their_keys(table, shape):
+    for write in (table.upsert, table.accumulate):
+        with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=r"emb.*wants|emb.*rows of shape"):
+            write([1, 2], np.zeros(shape, np.float32))
+    assert int(table.size()) == 0
+
+
+@pytest.mark.parametrize(
+    ("make_optimizer"),
+    [lambda: train.AdamOptimizer(), lambda: tfplugin.OptimizerWrapper(tf.keras.optimizers.Adam())],
+    ids=["v1", "wrapper"],
+)
+def test_gradients_that_are_not_slices_of_rows(make, make_optimizer):
+    table = make(name="emb")
+    wide = tf.IndexedSlices(tf.ones([1, 5]), tf.constant([1], tf.int64))
+    with pytest.raises(ValueError, match=r"'emb:0' has rows of shape \(5,\), expected \(4,\)"):
+        make_optimizer().apply_gradients([(wide, table)])
+    with pytest.raises(TypeError, match="'emb:0' must be IndexedSlices"):
+        make_optimizer().apply_gradients([(tf.ones([1, 4]), table)])
+    assert int(table.size()) == 0
+
+
+def test_an_error_in_a_step_leaves_the_optimizer_fit_for_the_next(make):
+    table = make(name="emb")
+    good = tf.IndexedSlices(tf.ones([1, 4]), tf.constant([1], tf.int64))
+    wide = tf.IndexedSlices(tf.ones([1, 5]), tf.constant([1], tf.int64))
+    for optimizer in (train.AdamOptimizer(), tfplugin.OptimizerWrapper(tf.keras.optimizers.Adam())):
+        optimizer.apply_gradients([(good, table)])
+        with pytest.raises(ValueError, match="expected"):
+            optimizer.apply_gradients([(wide, table)])
+        optimizer.apply_gradients([(good, table)])
+
+
+def test_bad_variables():
+    get = tfplugin.get_kv_variable
+    for kwargs, error, message in (
+        ({"embedding_dim": 0}, ValueError, "embedding_dim must be 1 or more"),
+        ({"embedding_dim": True}, ValueError, "embedding_dim must be 1 or more"),
+        ({}, ValueError, "embedding_dim is needed"),
+        ({"embedding_dim": 4, "key_dtype": tf.float32}, TypeError, "key_dtype must be one of"),
+        ({"embedding_dim": 4, "key_dtype": "nothing"}, TypeError, "is not a dtype"),
+        ({"embedding_dim": 4, "value_dtype": tf.int32}, TypeError, "value_dtype must be one of"),
+        ({"embedding_dim": 4, "partitioner": lambda **_: [0, 1]}, ValueError, "the partitioner gave"),
+    ):
+        with pytest.raises(error, match=f"'bad'.*{message}|{message}"):
+            get("bad", **kwargs)
+
+
+def test_a_table_is_not_a_tensor(table):
+    for use in (lambda: tf.add(table, 1.0), lambda: tf.reduce_sum(table), lambda: tf.convert_to_tensor(table)):
+        with pytest.raises(TypeError, match="has no dense value"):
+            use()

@@ -1,0 +1,209 @@
+"""`get_kv_variable` follows `tf.compat.v1.variable_scope`, partitioners and initializers as `get_variable` does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import tfplugin
+
+v1 = tf.compat.v1
+get = tfplugin.get_kv_variable
+
+
+def _names(collection=v1.GraphKeys.GLOBAL_VARIABLES):
+    return [v.name for v in v1.get_collection(collection)]
+
+
+def test_names_carry_scopes_and_parts(session):
+    with v1.variable_scope("a"), v1.variable_scope("b"):
+        assert get("v", 4).name == "a/b/v:0"
+        whole = get("p", 4, partitioner=v1.fixed_size_partitioner(2))
+    assert whole.name == "a/b/p"
+    assert _names() == ["a/b/v:0", "a/b/p/part_0:0", "a/b/p/part_1:0"]
+
+
+def test_reuse(session):
+    with v1.variable_scope("s") as scope:
+        first = get("v", 4)
+        with pytest.raises(ValueError, match="s/v already exists"):
+            get("v", 4)
+    with v1.variable_scope("s", reuse=True):
+        assert get("v") is first
+        assert get("v", 4) is first
+        with pytest.raises(ValueError, match="s/w does not exist"):
+            get("w", 4)
+        with pytest.raises(ValueError, match="embedding_dim 8 and found 4"):
+            get("v", 8)
+        with pytest.raises(ValueError, match="key_dtype int32 and found int64"):
+            get("v", 4, key_dtype=tf.int32)
+    with v1.variable_scope(scope, reuse=v1.AUTO_REUSE):
+        assert get("v", 4) is first
+        assert get("new", 4) is get("new", 4)
+    assert len(_names()) == 2
+
+
+def test_graphs_have_variables_of_their_own():
+    made = []
+    for _ in range(2):
+        with tf.Graph().as_default(), v1.variable_scope("s", reuse=v1.AUTO_REUSE):
+            made.append(get("v", 4))
+    assert made[0] is not made[1]
+
+
+def test_a_scope_gives_defaults(session):
+    def regularizer(rows):
+        return tf.reduce_sum(rows) * 0.5
+
+    def constraint(rows):
+        return rows
+
+    with v1.variable_scope(
+        "s",
+        initializer=v1.ones_initializer(),
+        regularizer=regularizer,
+        partitioner=v1.fixed_size_partitioner(2),
+        constraint=constraint,
+    ):
+        table = get("v", 4)
+    assert len(table) == 2
+    assert table[0].constraint is constraint
+    rows = tf.nn.embedding_lookup(table, tf.constant([1, 2, 3], tf.int64))
+    loss = v1.losses.get_regularization_loss()
+    session.run(v1.global_variables_initializer())
+    np.testing.assert_array_equal(session.run(rows), np.ones([3, 4]))
+    assert session.run(loss) == 6
+
+
+def test_collections(session):
+    get("a", 4)
+    get("frozen", 4, trainable=False)
+    get("mine", 4, collections=["mine"])
+    get("local", 4, trainable=False, collections=[v1.GraphKeys.LOCAL_VARIABLES])
+    assert _names() == ["a:0", "frozen:0"]
+    assert _names(v1.GraphKeys.TRAINABLE_VARIABLES) == ["a:0", "mine:0"]
+    assert [v.name for v in v1.trainable_variables()] == ["a:0", "mine:0"]
+    assert [v.name for v in v1.local_variables()] == ["local:0"]
+
+
+@pytest.mark.parametrize(
+    ("partitioner", "parts"),
+    [
+        (v1.fixed_size_partitioner(3), 3),
+        (v1.variable_axis_size_partitioner(max_shard_bytes=1 << 20), 16),
+        (v1.min_max_variable_partitioner(max_partitions=4, min_slice_size=1 << 10), 4),
+        (tf.distribute.experimental.partitioners.FixedShardsPartitioner(2), 2),
+    ],
+)
+def test_partitioners_see_a_nominal_first_dimension(make, partitioner, parts):
+    assert len(make(partitioner=partitioner)) == parts
+
+
+def test_partitioners_along_the_row_are_refused(make):
+    with pytest.raises(ValueError, match="split by key only: use axis=0"):
+        make(partitioner=v1.fixed_size_partitioner(2, axis=1))
+
+
+INITIALIZERS = {
+    "number": (0.25, 0.25),
+    "name": ("ones", 1.0),
+    "v1": (v1.constant_initializer(0.25), 0.25),
+    "v1 class": (v1.ones_initializer, 1.0),
+    "tf.initializers": (tf.initializers.Constant(0.25), 0.25),
+    "Keras 3": (tf.keras.initializers.Zeros(), 0.0),
+    "tf_keras": (tf_keras.initializers.Constant(0.25), 0.25),
+    "class": (tf.keras.initializers.Ones, 1.0),
+    "function": (lambda shape, dtype=None: tf.fill(shape, tf.cast(0.25, dtype)), 0.25),
+    "Tensor [dim]": (lambda: tf.fill([4], 0.25), 0.25),
+    "Tensor [M, dim]": (lambda: tf.fill([3, 4], 0.25), 0.25),
+    "scalar Tensor": (lambda: tf.constant(0.25), 0.25),
+    "array": (np.full([2, 4], 0.25), 0.25),
+}
+
+
+@pytest.mark.parametrize("name", INITIALIZERS)
+@pytest.mark.parametrize("eager", [True, False], ids=["eager", "graph"])
+def test_initializers(name, eager, partitioner):
+    initializer, expected = INITIALIZERS[name]
+
+    def rows():
+        value = initializer() if "Tensor" in name else initializer
+        table = get("v", 4, initializer=value, partitioner=partitioner)
+        return tf.nn.embedding_lookup(table, tf.constant([1, -2, 3], tf.int64))
+
+    if eager:
+        got = rows()
+    else:
+        with tf.Graph().as_default(), v1.Session() as session:
+            tensor = rows()
+            session.run(v1.global_variables_initializer())
+            got = session.run(tensor)
+    np.testing.assert_array_equal(got, np.full([3, 4], expected))
+
+
+@pytest.mark.parametrize(
+    "initializer",
+    [
+        None,
+        v1.random_uniform_initializer(-2, 3),
+        v1.random_normal_initializer(1.0, 0.5),
+        v1.truncated_normal_initializer(1.0, 0.5),
+        tf.keras.initializers.RandomNormal(1.0, 0.5),
+        tf_keras.initializers.RandomUniform(-2, 3),
+        tf.keras.initializers.VarianceScaling(),
+        "glorot_uniform",
+    ],
+)
+def test_random_initializers_have_the_moments_of_the_dense_ones(make, initializer):
+    rows = make(dim=8, initializer=initializer).sparse_read(np.arange(4000))
+    resolved = tf.keras.initializers.get(initializer) if isinstance(initializer, str) else initializer
+    resolved = resolved or tf.keras.initializers.RandomUniform(-0.05, 0.05)
+    dense = np.asarray(resolved([1024, 8], dtype="float32"))
+    assert np.mean(rows) == pytest.approx(dense.mean(), abs=0.06)
+    assert np.std(rows) == pytest.approx(dense.std(), rel=0.06)
+
+
+def test_bad_initializers(make, session):
+    with pytest.raises(ValueError, match="needs a defined shape"):
+        make(initializer=v1.placeholder(tf.float32, [None, 4]))
+    with pytest.raises(ValueError, match=r"has shape \[M, 4\] or \[4\]"):
+        make(initializer=tf.ones([5]))
+    with pytest.raises(TypeError, match="initializer must be None, a number"):
+        make(initializer=object())
+
+
+def test_initialization_of_graph_variables(session, partitioner):
+    table = get("v", 4, partitioner=partitioner)
+    size, missing = table.size(), v1.report_uninitialized_variables()
+    rows = tf.nn.embedding_lookup(table, tf.constant([5], tf.int64))
+    names = sorted(v.op.name.encode() for v in v1.global_variables())
+    assert sorted(session.run(missing)) == names
+    for fetch in (rows, size):
+        with pytest.raises(tf.errors.FailedPreconditionError, match=r"'v.*not initialized|'v.*initializer"):
+            session.run(fetch)
+    session.run(v1.global_variables_initializer())
+    assert session.run(missing).size == 0
+    session.run(rows)
+    assert session.run(size) == 1
+    session.run(table.initializer)
+    assert session.run(size) == 0
+    with v1.Session(graph=session.graph) as other:
+        assert len(other.run(missing)) == len(names)
+
+
+def test_meta_graphs_keep_the_variables(session, partitioner, tmp_path, caplog):
+    table = get("v", 4, partitioner=partitioner, initializer=0.5)
+    dense = v1.get_variable("w", [2], use_resource=True)
+    tf.identity(tf.nn.embedding_lookup(table, tf.constant([5, -5], tf.int64)), name="rows")
+    names = _names()
+    v1.train.export_meta_graph(str(tmp_path / "graph.meta"))
+    assert "serializing" not in caplog.text
+    with tf.Graph().as_default() as graph, v1.Session() as other:
+        v1.train.import_meta_graph(str(tmp_path / "graph.meta"))
+        assert _names() == names
+        assert _names(v1.GraphKeys.TRAINABLE_VARIABLES) == names
+        other.run(v1.global_variables_initializer())
+        np.testing.assert_array_equal(other.run(graph.get_tensor_by_name("rows:0")), np.full([2, 4], 0.5))
+    assert dense.name in names

@@ -1,0 +1,87 @@
+"""upsert, accumulate, remove, contains, export, size and clear, whole and in parts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfplugin
+
+
+@pytest.fixture
+def table(make, partitioner):
+    return make(dim=2, partitioner=partitioner, initializer=10.0)
+
+
+def test_upsert_writes_and_of_equal_keys_the_last_wins(table, rows_of):
+    table.upsert([[1, -2], [1, 5]], [[[1, 1], [2, 2]], [[3, 3], [4, 4]]])
+    np.testing.assert_array_equal(rows_of(table, [1, -2, 5]), [[3, 3], [2, 2], [4, 4]])
+    table.upsert([5, -2], [[6, 6], [7, 7]])
+    np.testing.assert_array_equal(rows_of(table, [1, -2, 5]), [[3, 3], [7, 7], [6, 6]])
+    table.upsert(9, [8, 8])
+    assert int(table.size()) == 4
+
+
+def test_accumulate_adds_each_occurrence_to_the_initial_value(table, rows_of):
+    table.accumulate([1, 1, -2], [[1, 2], [1, 2], [5, 5]])
+    np.testing.assert_array_equal(rows_of(table, [1, -2]), [[12, 14], [15, 15]])
+
+
+def test_remove_and_contains(table):
+    table.upsert([1, -2, 3], np.zeros([3, 2]))
+    assert int(table.remove([1, 7, 1])) == 1
+    assert table.contains([[1, -2], [3, 4]]).numpy().tolist() == [[False, True], [True, False]]
+    assert int(table.size()) == 2
+
+
+def test_export_and_clear(table):
+    table.upsert(np.arange(100), np.arange(200).reshape(100, 2))
+    keys, rows = table.export()
+    order = np.argsort(keys)
+    np.testing.assert_array_equal(np.asarray(keys)[order], np.arange(100))
+    np.testing.assert_array_equal(np.asarray(rows)[order], np.arange(200).reshape(100, 2))
+    table.clear()
+    assert int(table.size()) == 0
+    assert [part.shape[0] for part in table.export()] == [0, 0]
+
+
+def test_batches_of_nothing(table):
+    table.upsert(tf.zeros([0], tf.int64), tf.zeros([0, 2]))
+    table.accumulate(tf.zeros([0], tf.int64), tf.zeros([0, 2]))
+    assert int(table.remove(tf.zeros([0], tf.int64))) == 0
+    assert table.contains(tf.zeros([0, 3], tf.int64)).shape == (0, 3)
+    assert int(table.size()) == 0
+
+
+def test_writes_in_functions(table, rows_of):
+    @tf.function
+    def write(keys, rows):
+        table.upsert(keys, rows)
+        table.accumulate(keys, rows)
+        return table.size()
+
+    assert int(write(tf.constant([1, 2], tf.int64), tf.ones([2, 2]))) == 2
+    np.testing.assert_array_equal(rows_of(table, [1, 2]), np.full([2, 2], 2.0))
+
+
+def test_writes_in_graph_mode(session, partitioner):
+    table = tf.compat.v1.get_kv_variable("t", embedding_dim=2, partitioner=partitioner)
+    session.run(tf.compat.v1.global_variables_initializer())
+    session.run(table.upsert([1, 2, 4], np.ones([3, 2])))
+    session.run(table.accumulate([1], [[1.0, 1.0]]))
+    assert session.run(table.remove([4])) == 1
+    keys, rows = session.run(table.export())
+    assert dict(zip(keys.tolist(), rows.tolist(), strict=True)) == {1: [2, 2], 2: [1, 1]}
+    freqs, _ = session.run(table.stamps([1, 9]))
+    assert freqs.shape == (2,)
+    session.run(table.clear())
+    assert session.run(table.size()) == 0
+
+
+@pytest.mark.parametrize("dtype", tfplugin.kv_variable.VALUE_DTYPES, ids=lambda d: d.name)
+def test_value_dtypes(make, rows_of, dtype):
+    table = make(dim=2, value_dtype=dtype)
+    table.upsert([1], [[1.5, 2.5]])
+    table.accumulate([1], [[1, 1]])
+    assert rows_of(table, [1]).tolist() == [[2.5, 3.5]]
