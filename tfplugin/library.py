@@ -123,24 +123,8 @@ def _build(package: Path, sources: list[Path], flags: list[str], target: Path) -
                 job.result()
                 print(f"tfplugin:   {number}/{len(jobs)} files compiled", file=sys.stderr, flush=True)
         built = Path(scratch) / _LIBRARY_NAME
-<<<<<<< HEAD
         libraries = [*tf.sysconfig.get_link_flags(), f"-L{package}", "-lkvtable"]
         _run([compiler, "-shared", "-o", str(built), *map(str, objects), *libraries])
-=======
-        _run(
-            [
-                compiler,
-                "-shared",
-                "-o",
-                str(built),
-                *map(str, objects),
-                *tf.sysconfig.get_link_flags(),
-                f"-L{package}",
-                "-lkvtable",
-                "-Wl,--no-undefined-version",
-            ]
-        )
->>>>>>> tests
         built.replace(target)
     print(f"tfplugin: built in {time.monotonic() - started:.0f} s: {target}", file=sys.stderr, flush=True)
 
