@@ -96,8 +96,7 @@ def _parse_keys(texts: Sequence[str]) -> list[int]:
     for text in texts:
         if not _NUMBERS.fullmatch(text) or len(text) > 10_000:
             raise UsageError(
-                f"looking up keys: got --keys {text[:60]!r}, expected integers; string keys are not stored"
-                " as such"
+                f"looking up keys: got --keys {text[:60]!r}, expected integers; string keys are not stored as such"
             )
         for number in filter(None, text.split(",")):
             if len(number) > 40:

@@ -97,9 +97,7 @@ def export_saved_model(
     """
     readers = checkpoint.select(tables)
     if not readers:
-        raise BadInputError(
-            f"exporting '{checkpoint.path}': it has no key-value table; see `kvtools inspect`"
-        )
+        raise BadInputError(f"exporting '{checkpoint.path}': it has no key-value table; see `kvtools inspect`")
     check_replaceable(output, mark=_MODEL_FILE, force=force)
     _check_room(readers, output, clip)
     tf = _import_tensorflow()
@@ -235,9 +233,7 @@ def _save_graph(tf: Any, exports: Sequence[TableExport], folder: Path) -> None:
             self._eager_handle = self.resource_handle
 
         def _create_resource(self) -> Any:
-            return tf.raw_ops.HashTableV2(
-                key_dtype=tf.int64, value_dtype=tf.int64, shared_name=self._shared_name
-            )
+            return tf.raw_ops.HashTableV2(key_dtype=tf.int64, value_dtype=tf.int64, shared_name=self._shared_name)
 
         def _initialize(self) -> None:
             keys = self._keys.read_value()
@@ -293,9 +289,7 @@ def _copy_small_variables(writer: BundleWriter, saved: Bundle) -> None:
             writer.string(name, saved.strings(name)[0])
 
 
-def _write_manifest(
-    folder: Path, checkpoint: Checkpoint, exports: Sequence[TableExport], clip: Clip | None
-) -> None:
+def _write_manifest(folder: Path, checkpoint: Checkpoint, exports: Sequence[TableExport], clip: Clip | None) -> None:
     manifest = {
         "format": FORMAT,
         "written_by": f"kvtools {__version__}",
@@ -329,8 +323,7 @@ def _check_room(readers: Sequence[TableReader], output: Path, clip: Clip | None)
     free = shutil.disk_usage(output.parent).free
     if free < needed:
         raise OutputError(
-            f"writing '{output}': {needed} bytes are needed and {free} are free; make room or name another"
-            " place"
+            f"writing '{output}': {needed} bytes are needed and {free} are free; make room or name another place"
         )
 
 

@@ -32,9 +32,7 @@ _DRAINED_BYTES = 4 << 20
 _NUMBERS_AT_ONCE = 32768
 _EXAMPLE = {"keys": [17, -3]}
 _ANSWER = {"embeddings": [[0.25, -0.5], [0.0, 0.0]], "found": [True, False]}
-_ERROR = {
-    "error": {"code": "unknown_table", "message": "there is no table 'x'; GET /v1/tables lists the tables"}
-}
+_ERROR = {"error": {"code": "unknown_table", "message": "there is no table 'x'; GET /v1/tables lists the tables"}}
 _ERROR_SCHEMA = {
     "type": "object",
     "properties": {
@@ -87,8 +85,7 @@ _LOOKUP_RESPONSES: dict[int | str, dict[str, Any]] = {
                 "schema": {
                     "type": "string",
                     "format": "binary",
-                    "description": "Little-endian float32 rows; the shape is in X-Embedding-Shape, as"
-                    " `2,16`.",
+                    "description": "Little-endian float32 rows; the shape is in X-Embedding-Shape, as `2,16`.",
                 }
             },
         },
@@ -208,8 +205,7 @@ def _json_answer(embeddings: npt.NDArray[Any], found: npt.NDArray[np.bool_]) -> 
     """Encode an answer in blocks of rows, so that other threads get their turn between blocks."""
     rows = max(1, _NUMBERS_AT_ONCE // max(1, embeddings.shape[1]))
     blocks = [
-        to_json(json_numbers(embeddings[start : start + rows]))[1:-1]
-        for start in range(0, len(embeddings), rows)
+        to_json(json_numbers(embeddings[start : start + rows]))[1:-1] for start in range(0, len(embeddings), rows)
     ]
     return b'{"embeddings":[' + b",".join(blocks) + b'],"found":' + to_json(found.tolist()) + b"}"
 
@@ -226,9 +222,7 @@ async def _read_body(request: Request, limit: int) -> bytes:
     except ClientDisconnect:
         raise RequestError(400, "disconnected", "the client went away") from None
     if total > limit:
-        raise RequestError(
-            413, "body_too_large", f"the body is over {limit} bytes; send fewer keys a request"
-        )
+        raise RequestError(413, "body_too_large", f"the body is over {limit} bytes; send fewer keys a request")
     return b"".join(chunks)
 
 

@@ -578,6 +578,20 @@ class PartitionedKvVariable(trackable.Trackable):
         found = [part.contains(owned) for part, owned in zip(self._parts, part_keys, strict=True)]
         return tf.reshape(tf.dynamic_stitch(positions, found), tf.shape(keys))
 
+    def stamps(self, keys: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        """Frequency and version of keys; as `KvVariable.stamps`."""
+        keys, _, positions, part_keys = self._owned(keys)
+        stamps = [part.stamps(owned) for part, owned in zip(self._parts, part_keys, strict=True)]
+        freqs, versions = (
+            tf.reshape(tf.dynamic_stitch(positions, list(column)), tf.shape(keys))
+            for column in zip(*stamps, strict=True)
+        )
+        return freqs, versions
+
+    def memory(self) -> tf.Tensor:
+        """As `KvVariable.memory`, of all parts."""
+        return tf.add_n([part.memory() for part in self._parts])
+
     def upsert(self, keys: Any, rows: Any) -> tf.Operation | None:
         """Writes rows, inserting keys that are not there; as `KvVariable.upsert`."""
         return self._write("upsert", keys, rows)
@@ -587,8 +601,16 @@ class PartitionedKvVariable(trackable.Trackable):
         return self._write("accumulate", keys, deltas)
 
     def _write(self, method: str, keys: Any, rows: Any) -> tf.Operation | None:
-        _, _, positions, part_keys = self._owned(keys)
-        rows = tf.reshape(tf.convert_to_tensor(rows, self.dtype), [-1, self.dim])
+        keys, _, positions, part_keys = self._owned(keys)
+        rows = tf.convert_to_tensor(rows, self.dtype)
+        wanted = keys.shape.concatenate([self.dim])
+        flat = tf.TensorShape([keys.shape.num_elements(), self.dim])
+        if not (rows.shape.is_compatible_with(wanted) or rows.shape.is_compatible_with(flat)):
+            raise ValueError(
+                f"{method} of key-value variable '{self._name}' wants rows of shape {wanted} for keys of shape "
+                f"{keys.shape}, got {rows.shape}."
+            )
+        rows = tf.reshape(rows, [-1, self.dim])
         return tf.group(
             *[
                 getattr(part, method)(owned, tf.gather(rows, where))

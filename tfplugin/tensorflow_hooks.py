@@ -1,6 +1,6 @@
 """All that importing tfplugin changes in TensorFlow, and how to undo it.
 
-- The attribute ``get_kv_variable`` on ``tensorflow`` and ``tensorflow.compat.v1``.
+- The attribute ``get_kv_variable`` on ``tensorflow`` and its two ``compat`` modules.
 - Dispatch registrations of lookups for our two classes (TensorFlow's own extension point).
 - Wrappers around three methods for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1), and
   ``BaseSaverBuilder._AddSaveOps`` and ``_AddRestoreOps``. Each passes everything that is not a key-value variable
@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -35,11 +36,18 @@ def _wrap_method(owner: type, method: str, replacement: Callable[..., Any]) -> N
     _undo.append(lambda: setattr(owner, method, original))
 
 
+def _public_modules() -> list[Any]:
+    # `tf.compat.v1` is one module, and what `import tensorflow.compat.v1` gives, and puts in its place, another.
+    modules = [tf, tf.compat.v1, tf.compat.v2]
+    modules += [importlib.import_module(f"tensorflow.compat.{version}") for version in ("v1", "v2")]
+    return list({id(module): module for module in modules}.values())
+
+
 def install() -> None:
     """Makes the changes. ``import tfplugin`` does it; a second call does nothing."""
     if _undo:
         return
-    for module in (tf, tf.compat.v1):
+    for module in _public_modules():
         module.get_kv_variable = get_kv_variable
         _undo.append(functools.partial(delattr, module, "get_kv_variable"))
     lookup.register()

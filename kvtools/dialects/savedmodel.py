@@ -43,8 +43,7 @@ def open_checkpoint(location: Location, bundle: Bundle) -> Checkpoint:
         manifest = json.loads(path.read_bytes())
         if manifest["format"] > FORMAT:
             raise BadInputError(
-                f"reading '{path}': got format {manifest['format']}, expected at most {FORMAT}; update"
-                " kvtools"
+                f"reading '{path}': got format {manifest['format']}, expected at most {FORMAT}; update kvtools"
             )
         tables: dict[str, TableReader] = {}
         used: set[str] = set()
@@ -56,8 +55,7 @@ def open_checkpoint(location: Location, bundle: Bundle) -> Checkpoint:
         raise BadInputError(f"reading '{path}': {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorruptFileError(
-            f"reading '{path}': {type(error).__name__} {error}; the manifest is damaged, export the model"
-            " again"
+            f"reading '{path}': {type(error).__name__} {error}; the manifest is damaged, export the model again"
         ) from error
     return Checkpoint(folder, DIALECT, dict(sorted(tables.items())), dense_variables(bundle, used))
 

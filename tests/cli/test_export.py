@@ -41,9 +41,7 @@ def test_warnings(save_plain, make_sample, table_tensors, tmp_path: Path, capsys
     sample.values[4, 1] = np.nan
     sample.keys[15] = sample.keys[3]
     path = save_plain(tmp_path / "a", table_tensors(sample))
-    assert (
-        main(["export", "--savedmodel", str(tmp_path / "out"), str(path), "--clip-abs", "100", "--json"]) == 0
-    )
+    assert main(["export", "--savedmodel", str(tmp_path / "out"), str(path), "--clip-abs", "100", "--json"]) == 0
     captured = capsys.readouterr()
     assert "table 'emb': 1 rows with NaN or infinity were kept" in captured.err
     assert "table 'emb': 1 rows were left out because their key is there again later" in captured.err
@@ -61,8 +59,7 @@ def test_exported_model_is_inspected(sample_path: Path, tmp_path: Path, capsys: 
 
 def test_without_tensorflow(sample_path: Path, tmp_path: Path) -> None:
     program = (
-        "import sys; sys.modules['tensorflow'] = None; from kvtools.cli.main import main;"
-        " sys.exit(main(sys.argv[1:]))"
+        "import sys; sys.modules['tensorflow'] = None; from kvtools.cli.main import main; sys.exit(main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", program, "export", "--savedmodel", "out", str(sample_path)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)

@@ -90,9 +90,7 @@ def test_checkpoint_without_tables(save_plain: Callable[..., Path], tmp_path: Pa
     assert inspect_json(capsys, str(path))["dialect"] == "tensorflow"
     assert main(["inspect", str(path)]) == 0
     output = capsys.readouterr().out
-    assert (
-        "no key-value tables" in output and "30 dense variables" in output and "and 20 smaller ones" in output
-    )
+    assert "no key-value tables" in output and "30 dense variables" in output and "and 20 smaller ones" in output
 
 
 def test_missing_index_names_the_file(sample_path: Path, capsys: Capture) -> None:

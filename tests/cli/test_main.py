@@ -90,9 +90,7 @@ def test_bad_usage_is_one_line_and_exits_2(arguments: list[str], capsys: pytest.
     assert captured.err.startswith("kvtools: ") and captured.err.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    "command", [["inspect"], ["export", "--savedmodel", "out"], ["serve", "--port", "0"]]
-)
+@pytest.mark.parametrize("command", [["inspect"], ["export", "--savedmodel", "out"], ["serve", "--port", "0"]])
 def test_bad_input_is_one_line_and_exits_1(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -102,8 +100,6 @@ def test_bad_input_is_one_line_and_exits_1(
 
 
 def test_reader_that_goes_away_is_told_nothing(tmp_path: Path, sample_path: Path) -> None:
-    command = (
-        f"{sys.executable} -m kvtools.cli.main inspect {sample_path} --json | true; exit ${{PIPESTATUS[0]}}"
-    )
+    command = f"{sys.executable} -m kvtools.cli.main inspect {sample_path} --json | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)
     assert done.stderr == "" and done.returncode in (0, 1)

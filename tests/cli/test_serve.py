@@ -11,8 +11,7 @@ from kvtools.cli.main import main
 
 def test_without_fastapi(sample_path: Path, tmp_path: Path) -> None:
     program = (
-        "import sys; sys.modules['fastapi'] = None; from kvtools.cli.main import main;"
-        " sys.exit(main(sys.argv[1:]))"
+        "import sys; sys.modules['fastapi'] = None; from kvtools.cli.main import main; sys.exit(main(sys.argv[1:]))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, "serve", str(sample_path)],

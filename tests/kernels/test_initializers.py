@@ -34,9 +34,7 @@ def reference(keys: np.ndarray, dim: int, spec: dict, double: bool) -> np.ndarra
     golden = np.arange(1, words + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     bits = mix64(stream[:, None] + golden)
     if not double:
-        bits = np.stack([bits & np.uint64(0xFFFFFFFF), bits >> np.uint64(32)], -1).reshape(len(keys), -1)[
-            :, :dim
-        ]
+        bits = np.stack([bits & np.uint64(0xFFFFFFFF), bits >> np.uint64(32)], -1).reshape(len(keys), -1)[:, :dim]
     size, digits = (64, 53) if double else (32, 24)
     top = (bits >> np.uint64(size - digits)).astype(np.float64)
     if spec["kind"] == "uniform":
@@ -97,20 +95,14 @@ def test_int32_keys_get_the_values_of_the_same_int64_keys():
 def test_seeds_give_different_values():
     one, two = ({**KINDS["normal"], "seed": seed} for seed in (1, 2))
     keys = np.arange(1000)
-    assert (
-        not np.isclose(initial_values(keys, "float32", 4, one), initial_values(keys, "float32", 4, two))
-        .all(1)
-        .any()
-    )
+    assert not np.isclose(initial_values(keys, "float32", 4, one), initial_values(keys, "float32", 4, two)).all(1).any()
 
 
 def test_rows_are_chosen_by_hash():
     rows = np.arange(21, dtype=np.float32).reshape(7, 3)
     keys = np.arange(-50, 50)
     expected = rows[[hash_key(int(key) & MASK) % 7 for key in keys]]
-    np.testing.assert_array_equal(
-        initial_values(keys, "float32", 3, {"kind": "rows", "rows": rows}), expected
-    )
+    np.testing.assert_array_equal(initial_values(keys, "float32", 3, {"kind": "rows", "rows": rows}), expected)
 
 
 def test_hash_key_is_the_documented_mix():

@@ -23,9 +23,7 @@ SLOTS = st.lists(
 class TableAgainstDict(RuleBasedStateMachine):
     @initialize(shards=st.sampled_from([1, 2, 8, 64]), hint=st.sampled_from([0, 0, 1000]))
     def make(self, shards, hint):
-        self.table = Table(
-            "int64", "float32", DIM, initializer=0.25, shards=shards, capacity_hint=hint, threads=2
-        )
+        self.table = Table("int64", "float32", DIM, initializer=0.25, shards=shards, capacity_hint=hint, threads=2)
         self.rows = {}  # key -> [value, *slots]
         self.stamps = {}  # key -> [frequency, version]
         self.slots = []

@@ -128,9 +128,7 @@ class TestDamage:
 
     def test_truncated_data_file(self, prefix: Path, data: Path) -> None:
         data.write_bytes(data.read_bytes()[:-1])
-        with pytest.raises(
-            CorruptFileError, match=r"data-00000-of-00001' is truncated: got 2298 .* at least 2299"
-        ):
+        with pytest.raises(CorruptFileError, match=r"data-00000-of-00001' is truncated: got 2298 .* at least 2299"):
             Bundle(prefix)
 
     def test_missing_data_file(self, prefix: Path, data: Path) -> None:
@@ -149,9 +147,7 @@ class TestDamage:
         data.write_bytes(bytes(damaged))
         tensor = Bundle(prefix).tensor("dense/kernel")
         list(tensor.chunks(1, verify=False))
-        with pytest.raises(
-            CorruptFileError, match=r"'dense/kernel' from .*data-00000-of-00001': checksum mismatch"
-        ):
+        with pytest.raises(CorruptFileError, match=r"'dense/kernel' from .*data-00000-of-00001': checksum mismatch"):
             list(tensor.chunks(1))
 
     def test_flipped_bit_anywhere_in_a_string(self, prefix: Path, data: Path) -> None:

@@ -133,9 +133,7 @@ for seed, (path, model) in enumerate(zip(paths, models)):
 assert not [name for name in sys.modules if name.split(".")[0] in ("kvtools", "tfplugin")]
 """
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    subprocess.run(
-        [sys.executable, "-c", program, *map(str, paths)], check=True, cwd=tmp_path, env=environment
-    )
+    subprocess.run([sys.executable, "-c", program, *map(str, paths)], check=True, cwd=tmp_path, env=environment)
 
 
 def test_later_rows_of_a_key_win(
@@ -143,9 +141,7 @@ def test_later_rows_of_a_key_win(
 ) -> None:
     sample = make_sample("emb", rows=20)
     sample.keys[15] = sample.keys[3]
-    (export,) = export_saved_model(
-        open_checkpoint(save_plain(tmp_path / "a", table_tensors(sample))), tmp_path / "out"
-    )
+    (export,) = export_saved_model(open_checkpoint(save_plain(tmp_path / "a", table_tensors(sample))), tmp_path / "out")
     assert (export.rows, export.duplicates, export.cut) == (19, 1, 0)
     model = tf.saved_model.load(str(tmp_path / "out"))
     assert np.array_equal(answers(tf, model, "emb", sample.keys[[3]])[0], sample.values[15])
@@ -194,9 +190,7 @@ def test_superseded_rows_against_a_dict() -> None:
 
 
 def test_manifest(sample_path: Path, tmp_path: Path) -> None:
-    export_saved_model(
-        open_checkpoint(sample_path), tmp_path / "out", tables=["user_emb"], clip=Clip("l2", 5)
-    )
+    export_saved_model(open_checkpoint(sample_path), tmp_path / "out", tables=["user_emb"], clip=Clip("l2", 5))
     manifest = json.loads((tmp_path / "out" / "assets.extra" / "kvtools.json").read_text())
     assert manifest["clip"] == {"norm": "l2", "threshold": 5}
     assert manifest["tables"][0]["signature"] == "user_emb"
@@ -253,9 +247,7 @@ class TestRefusedAndAtomic:
             export_saved_model(checkpoint, tmp_path / "out")
         assert list(open_checkpoint(tmp_path / "out").tables) == ["ads/emb"]
         # Onto itself: the source is read from the folder that is replaced.
-        export_saved_model(
-            open_checkpoint(tmp_path / "out"), tmp_path / "out", force=True, clip=Clip("abs", 5)
-        )
+        export_saved_model(open_checkpoint(tmp_path / "out"), tmp_path / "out", force=True, clip=Clip("abs", 5))
         assert open_checkpoint(tmp_path / "out").table("ads/emb").schema.rows == 7
 
     def test_damaged_source_leaves_no_output(self, sample_path: Path, tmp_path: Path) -> None:
@@ -283,9 +275,7 @@ class TestRefusedAndAtomic:
             "sys.exit(main(sys.argv[1:]))"
         )
         arguments = ["export", "--savedmodel", str(tmp_path / "out"), "--force", str(path)]
-        done = subprocess.run(
-            [sys.executable, "-c", program, *arguments], cwd=tmp_path, capture_output=True, text=True
-        )
+        done = subprocess.run([sys.executable, "-c", program, *arguments], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 1
         assert done.stderr.count("\n") == 1 and "File too large; nothing was changed" in done.stderr
         assert {file: file.read_bytes() for file in (tmp_path / "out").rglob("*") if file.is_file()} == before

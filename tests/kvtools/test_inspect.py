@@ -46,9 +46,7 @@ def test_description_reads_no_row(sample_path: Path) -> None:
     kept = bytearray(data.stat().st_size)
     for entry in Bundle(sample_path / "model.ckpt-7").entries.values():
         if entry.dtype == 7:
-            kept[entry.offset : entry.offset + entry.size] = data.read_bytes()[
-                entry.offset : entry.offset + entry.size
-            ]
+            kept[entry.offset : entry.offset + entry.size] = data.read_bytes()[entry.offset : entry.offset + entry.size]
     data.write_bytes(bytes(kept))
     assert describe(open_checkpoint(checkpoint.path)) == expected
 

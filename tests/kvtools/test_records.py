@@ -23,9 +23,7 @@ from kvtools.dialects.bundle.wire import WireError
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
 
-@given(
-    st.integers(0, 2**31), st.lists(st.integers(0, 2**40)), st.integers(0, 2**60), st.integers(0, 2**32 - 1)
-)
+@given(st.integers(0, 2**31), st.lists(st.integers(0, 2**40)), st.integers(0, 2**60), st.integers(0, 2**32 - 1))
 def test_entry_round_trip(shard: int, shape: list[int], offset: int, crc: int) -> None:
     entry = BundleEntry(9, tuple(shape), shard, offset, 77, crc)
     assert decode_entry(encode_entry(entry)) == entry

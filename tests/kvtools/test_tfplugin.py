@@ -84,9 +84,7 @@ def test_slices_and_shards(
     check(open_checkpoint(path).table("scope/emb"), sample, 3)
 
 
-def test_empty_table_and_empty_parts(
-    save: Save, make_sample: Make, table_tensors: Tensors, tmp_path: Path
-) -> None:
+def test_empty_table_and_empty_parts(save: Save, make_sample: Make, table_tensors: Tensors, tmp_path: Path) -> None:
     for rows, parts in ((0, 1), (0, 3), (1, 5)):
         sample = make_sample(rows=rows)
         path = save(tmp_path / f"{rows}-{parts}", table_tensors(sample, parts))
@@ -94,9 +92,7 @@ def test_empty_table_and_empty_parts(
 
 
 @pytest.mark.parametrize("parts", [1, 3])
-def test_object_based(
-    save: Save, make_sample: Make, table_tensors: Tensors, tmp_path: Path, parts: int
-) -> None:
+def test_object_based(save: Save, make_sample: Make, table_tensors: Tensors, tmp_path: Path, parts: int) -> None:
     sample = make_sample("emb")
     tensors = table_tensors(sample, parts, prefix="model/user_emb")
     tensors |= {"_CHECKPOINTABLE_OBJECT_GRAPH": b"\x0a\x00", "w/.ATTRIBUTES/VARIABLE_VALUE": np.zeros(3)}
@@ -108,9 +104,7 @@ def test_object_based(
 def test_two_objects_of_one_name_go_by_their_paths(
     save_plain: Save, make_sample: Make, table_tensors: Tensors, tmp_path: Path
 ) -> None:
-    tensors = table_tensors(make_sample("emb"), 2, prefix="a/x") | table_tensors(
-        make_sample("emb"), 1, prefix="b/y"
-    )
+    tensors = table_tensors(make_sample("emb"), 2, prefix="a/x") | table_tensors(make_sample("emb"), 1, prefix="b/y")
     assert list(open_checkpoint(save_plain(tmp_path / "c", tensors)).tables) == ["a/x", "b/y"]
 
 
@@ -129,9 +123,7 @@ def test_variable_whose_name_looks_like_a_part(
     check(open_checkpoint(save_plain(tmp_path / "a", table_tensors(sample))).table("emb/part_0"), sample, 1)
 
 
-def test_partitioner_of_one_part(
-    save_plain: Save, make_sample: Make, table_tensors: Tensors, tmp_path: Path
-) -> None:
+def test_partitioner_of_one_part(save_plain: Save, make_sample: Make, table_tensors: Tensors, tmp_path: Path) -> None:
     sample = make_sample("emb", rows=9)
     tensors = {name.replace("emb-", "emb/part_0-"): value for name, value in table_tensors(sample).items()}
     check(open_checkpoint(save_plain(tmp_path / "a", tensors)).table("emb"), sample, 1)
@@ -147,9 +139,7 @@ def test_slot_that_kvmeta_does_not_name_and_init_rows(
     assert checkpoint.variables == ()
 
 
-def test_sample_kept_in_the_repository(
-    sample_path: Path, sample_values: dict[str, dict[int, np.ndarray]]
-) -> None:
+def test_sample_kept_in_the_repository(sample_path: Path, sample_values: dict[str, dict[int, np.ndarray]]) -> None:
     checkpoint = open_checkpoint(sample_path)
     assert checkpoint.dialect == "tfplugin"
     assert [variable.name for variable in checkpoint.variables] == ["dense/kernel", "global_step"]
@@ -210,9 +200,7 @@ class TestRefused:
         return open_with
 
     def test_newer_layout(self, open_with: Callable[..., Checkpoint]) -> None:
-        with pytest.raises(
-            BadInputError, match=r"'emb-kvmeta'.*got layout 2, expected at most 1; update kvtools"
-        ):
+        with pytest.raises(BadInputError, match=r"'emb-kvmeta'.*got layout 2, expected at most 1; update kvtools"):
             open_with(meta={"layout": 2})
 
     @pytest.mark.parametrize("text", ["", "{", "[]", "null", '"x"', "[" * 100_000, "\xff", '{"layout": 1'])
@@ -278,9 +266,7 @@ class TestRefused:
             ("slot-Adam.m", np.zeros((9, 4), np.int32)),
         ],
     )
-    def test_wrong_type_or_shape(
-        self, open_with: Callable[..., Checkpoint], suffix: str, array: np.ndarray
-    ) -> None:
+    def test_wrong_type_or_shape(self, open_with: Callable[..., Checkpoint], suffix: str, array: np.ndarray) -> None:
         with pytest.raises(CorruptFileError, match=f"table 'emb'.*'emb-{suffix}'"):
             open_with(lambda tensors: tensors.update({f"emb-{suffix}": array}))
 

@@ -71,9 +71,7 @@ def test_no_keys(client: TestClient) -> None:
         "embeddings": [],
         "found": [],
     }
-    answer = client.post(
-        "/v1/tables/ads/emb:lookup", content=b"", headers={"Content-Type": BINARY, "Accept": BINARY}
-    )
+    answer = client.post("/v1/tables/ads/emb:lookup", content=b"", headers={"Content-Type": BINARY, "Accept": BINARY})
     assert (answer.headers["x-embedding-shape"], answer.content) == ("0,4", b"")
 
 
@@ -93,9 +91,7 @@ def test_numbers_that_json_lacks(
     sample.values[0] = [np.nan, np.inf, -np.inf]
     client = TestClient(create_app(TableStore(save_plain(tmp_path / "a", table_tensors(sample)))))
     keys = {"keys": sample.keys[:1].tolist()}
-    assert client.post("/v1/tables/emb:lookup", json=keys).json()["embeddings"] == [
-        ["NaN", "Infinity", "-Infinity"]
-    ]
+    assert client.post("/v1/tables/emb:lookup", json=keys).json()["embeddings"] == [["NaN", "Infinity", "-Infinity"]]
     answer = client.post("/v1/tables/emb:lookup", json=keys, headers={"Accept": BINARY})
     assert answer.content == sample.values[0].astype("<f4").tobytes()
 
@@ -161,9 +157,7 @@ def test_fault_of_ours_is_500_in_the_same_form(sample_path: Path, monkeypatch: p
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal")
 
 
-def test_store_refuses_what_it_cannot_serve(
-    save_plain: Callable[..., Path], sample_path: Path, tmp_path: Path
-) -> None:
+def test_store_refuses_what_it_cannot_serve(save_plain: Callable[..., Path], sample_path: Path, tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="no key-value table"):
         TableStore(save_plain(tmp_path / "a", {"w": np.zeros(3)}))
     with pytest.raises(UnknownTableError):

@@ -35,9 +35,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         "1000",
     ]
     cwd = tmp_path_factory.mktemp("server")
-    with subprocess.Popen(
-        command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    with subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stderr is not None
         line = process.stdout.readline()
         found = re.search(r"http://127\.0\.0\.1:(\d+)", line)
@@ -52,9 +50,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 def request(port: int, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     try:
-        connection.request(
-            method, path, body, {name.replace("_", "-"): value for name, value in headers.items()}
-        )
+        connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
         answer = connection.getresponse()
         return answer.status, answer.read()
     finally:

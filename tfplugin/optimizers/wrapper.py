@@ -72,7 +72,7 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
 
         `var_list` defaults to the trainable variables that the loss touched.
         """
-        if isinstance(self.optimizer, v1_optimizer.Optimizer):
+        if isinstance(self.optimizer, v1_optimizer.Optimizer) and not callable(loss):
             return self.optimizer.minimize(loss, var_list=_flat(var_list), **kwargs)
         if callable(loss):
             with tf.GradientTape() as tape:
@@ -183,11 +183,11 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
         def wrap(method: str, read: Any) -> None:
             stock = getattr(optimizer, method)
 
-            def noted(reference: Any, *args: Any, **kwargs: Any) -> Any:
+            def noted(*args: Any, **kwargs: Any) -> Any:
+                reference, slot, initializer = read(*args, **kwargs)
                 update = by_value.get(id(reference))
                 if update is None:
-                    return stock(reference, *args, **kwargs)
-                slot, initializer = read(*args, **kwargs)
+                    return stock(*args, **kwargs)
                 made = update.add_slot(slot, constant(initializer, slot))
                 if method == "add_slot":
                     optimizer._slots.setdefault(reference._unique_id, {})[slot] = made
@@ -198,17 +198,33 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
 
         wrapped: list[str] = []
         if hasattr(optimizer, "_create_all_weights"):
-            wrap("add_slot", lambda slot_name, initializer="zeros", shape=None: (slot_name, initializer))
+            wrap("add_slot", lambda var, slot_name, initializer="zeros", shape=None: (var, slot_name, initializer))
         elif hasattr(optimizer, "_check_variables_are_known"):
-            wrap("add_variable_from_reference", lambda name="var", initializer="zeros": (name or "var", initializer))
+            wrap(
+                "add_variable_from_reference",
+                lambda reference_variable, name=None, initializer="zeros": (
+                    reference_variable,
+                    name or "var",
+                    initializer,
+                ),
+            )
         else:
             wrap(
                 "add_variable_from_reference",
-                lambda variable_name, shape=None, initial_value=None: (variable_name, initial_value),
+                lambda model_variable, variable_name, shape=None, initial_value=None: (
+                    model_variable,
+                    variable_name,
+                    initial_value,
+                ),
             )
+        # Some compute a slot's initial value from the shape of its variable: show them one row.
+        for update in self._updates.values():
+            update.value._shape = tf.TensorShape([1, update.variable.dim])
         try:
             yield
         finally:
+            for update in self._updates.values():
+                update.value._shape = tf.TensorShape([None, update.variable.dim])
             for method in wrapped:
                 object.__delattr__(optimizer, method)
 

@@ -167,9 +167,7 @@ class Bundle:
         data = self._map(shard)
         # Every byte of the file begins a (overlapping) record of this view, so one fancy index gathers rows
         # from any number of slices, aligned or not.
-        records: Array = np.ndarray(
-            (max(len(data) - row_bytes + 1, 0),), f"V{row_bytes}", buffer=data, strides=(1,)
-        )
+        records: Array = np.ndarray((max(len(data) - row_bytes + 1, 0),), f"V{row_bytes}", buffer=data, strides=(1,))
         return records[offsets]
 
     def _entry(self, name: str) -> BundleEntry:
@@ -263,9 +261,7 @@ class Bundle:
                     " bytes; copy every file of the checkpoint"
                 ) from None
             except OSError as error:
-                raise BadInputError(
-                    f"opening checkpoint data file '{path}': {error.strerror or error}"
-                ) from error
+                raise BadInputError(f"opening checkpoint data file '{path}': {error.strerror or error}") from error
             if size < end:
                 raise CorruptFileError(
                     f"opening checkpoint '{self.prefix}': data file '{path}' is truncated: got {size} bytes,"
@@ -282,9 +278,7 @@ class Bundle:
             except FileNotFoundError:
                 return b""
             except OSError as error:
-                raise BadInputError(
-                    f"opening checkpoint data file '{path}': {error.strerror or error}"
-                ) from error
+                raise BadInputError(f"opening checkpoint data file '{path}': {error.strerror or error}") from error
         return self._maps[shard]
 
     def _mismatch(

@@ -117,9 +117,7 @@ class BundleWriter:
         data = put_varint(len(value)) + checksum + value
         self._file.write(data)
         crc = extend(extend(crc, checksum), value)
-        self._add(
-            name, BundleEntry(dtypes.STRING, (), offset=self._offset, size=len(data), crc32c=masked(crc))
-        )
+        self._add(name, BundleEntry(dtypes.STRING, (), offset=self._offset, size=len(data), crc32c=masked(crc)))
         self._offset += len(data)
 
     def _add(self, name: str, entry: BundleEntry) -> None:
