@@ -28,9 +28,13 @@ $(STAMP): $(SOURCES)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "make: Python 3.10 or later is needed: make PYTHON=python3.11 ..." >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
 	  rm -rf $(VENV); [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq python3-venv python3-dev && $(PYTHON) -m venv $(VENV); }
+	@$(BIN)/python -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' || { \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then apt-get update -qq && apt-get install -y -qq python3-dev; \
+	  else echo "make: Python's headers are needed: install python3-dev (python3-devel) and run again." >&2; exit 1; fi; }
+	@echo "make: fetching packages and building kvtools into $(VENV): some minutes, once"
 	$(BIN)/pip install -q -c constraints.txt scikit-build-core nanobind cmake ninja
 	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -C cmake.define.KVTABLE_WERROR=ON '.[tensorflow,serve,test]'
-	$(BIN)/python -c 'import tfplugin'
+	$(BIN)/python -I -c 'import tfplugin'
 	@touch $@
 
 demo: setup ## train, inspect, export and serve a small model, end to end
