@@ -148,17 +148,16 @@ def train(model: Model, session: tf.Session, seed: int, steps: int | None, minut
         rich.progress.TextColumn("{task.description}"),
         rich.progress.TimeRemainingColumn(),
     )
-    end = time.monotonic() + 60 * minutes
+    total, started = steps or 60 * minutes, time.monotonic()
     with rich.progress.Progress(*columns, console=console) as progress:
-        task = progress.add_task("", total=steps or 60 * minutes)
+        task = progress.add_task("", total=total)
         for step, examples in enumerate(click_log(seed, BATCH), 1):
             loss, _ = session.run([model.loss, model.train], model.feed(examples))
-            done = step if steps else 60 * minutes - (end - time.monotonic())
-            if step % 10 == 0 or step == 1:
+            done = step if steps else time.monotonic() - started
+            if step % 10 == 1 or done >= total:
                 text = f"step {step:,}  loss {loss:.3f}  {session.run(model.rows):,} rows"
-                progress.update(task, completed=done, description=text)
-            if done >= (steps or 60 * minutes):
-                progress.update(task, completed=done)
+                progress.update(task, completed=min(done, total), description=text)
+            if done >= total:
                 return step
     raise AssertionError("a click log has no end")
 

@@ -28,7 +28,9 @@ def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch, tf):
         tfplugin.install()
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name
+)
 def test_links_between_pages_lead_somewhere(page):
     for link in LINK.findall(page.read_text()):
         assert (page.parent / link).exists(), f"{page.name}: {link}"
