@@ -7,6 +7,7 @@ mechanisms to call them.
 from __future__ import annotations
 
 import collections
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ import tensorflow as tf
 from google.protobuf import struct_pb2
 from tensorflow.python.ops import gen_io_ops
 from tensorflow.python.saved_model import registration
+from tensorflow.python.trackable import base as trackable
 from tensorflow.python.training import saver as saver_lib
 from tensorflow.python.training.saving import saveable_object
 
@@ -27,13 +29,13 @@ from tfplugin.ops import raw
 class KvSaveable(saveable_object.SaveableObject):
     """A key-value variable in a Saver's list. The wrapped builder methods below do its work."""
 
-    def __init__(self, variable: KvVariable) -> None:
+    def __init__(self, variable: KvVariable, tensor_prefix: str) -> None:
         self.variable = variable
-        self.tensor_prefix = variable._shared_name if not variable._eager else variable._name
+        self.tensor_prefix = tensor_prefix
         spec = saveable_object.SaveSpec(
-            variable.handle, "", f"{self.tensor_prefix}-values", dtype=tf.resource, device=variable.device
+            variable.handle, "", f"{tensor_prefix}-values", dtype=tf.resource, device=variable.device
         )
-        super().__init__(variable.handle, [spec], self.tensor_prefix)
+        super().__init__(variable.handle, [spec], tensor_prefix)
 
     def restore(self, restored_tensors: Any, restored_shapes: Any) -> Any:
         """Not reached: `add_restore_ops` restores."""
@@ -43,9 +45,22 @@ class KvSaveable(saveable_object.SaveableObject):
         )
 
 
-def name_based_saveables(variable: KvVariable) -> dict[str, Callable[..., KvSaveable]]:
-    """What a v1 Saver asks a trackable for."""
-    return {"kv": lambda *args, **kwargs: KvSaveable(variable)}
+def name_based_saveables(variable: KvVariable | PartitionedKvVariable) -> dict[str, Callable[..., KvSaveable]]:
+    """What a v1 Saver asks a trackable for: by attribute, a function of the name that the Saver's dictionary gives.
+
+    A name stands for the whole variable, or for the part that it is given to.
+    """
+    if isinstance(variable, PartitionedKvVariable):
+        return {f"part_{i}": functools.partial(_part_saveable, part) for i, part in enumerate(variable)}
+    own = variable._name if variable._eager else variable._shared_name
+    return {trackable.VARIABLE_VALUE_KEY: lambda name=None, **kwargs: KvSaveable(variable, name or own)}
+
+
+def _part_saveable(part: KvVariable, name: str | None = None, **kwargs: Any) -> KvSaveable:
+    # TensorFlow makes the name of an attribute by an underscore; ours are made by a slash.
+    suffix = f"part_{part.part}"
+    whole = name.removesuffix(f"_{suffix}") if name else part.partitioned_name
+    return KvSaveable(part, f"{whole}/{suffix}")
 
 
 def _save_ops(prefix: tf.Tensor, variables: Sequence[tuple[str, KvVariable]]) -> list[tf.Tensor]:
@@ -126,12 +141,14 @@ def add_restore_ops(
         )
     for saveable in tables:
         variable = saveable.variable
-        whole = variable.partitioned_name or saveable.tensor_prefix
+        whole = saveable.tensor_prefix
+        if variable.partitioned_name is not None:
+            whole = whole.removesuffix(f"/part_{variable.part}")
         restored.append(_restore_op(filename, variable, whole, "/part_"))
     return tf.group(*[op for op in restored if op is not None], name=name)
 
 
-# ---- Object-based: tf.train.Checkpoint and SavedModel --------------------------------------------------------------------
+# ---- Object-based: tf.train.Checkpoint and SavedModel ----
 
 
 def _is_saved_object(obj: Any) -> bool:

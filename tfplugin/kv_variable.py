@@ -642,6 +642,11 @@ class PartitionedKvVariable(trackable.Trackable):
         exported = [part.export(slot) for part in self._parts]
         return tf.concat([keys for keys, _ in exported], 0), tf.concat([rows for _, rows in exported], 0)
 
+    def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
+        from tfplugin import checkpoint
+
+        return checkpoint.name_based_saveables(self)
+
     # In a checkpoint the parts are saved together, so that they restore into any other number; in a SavedModel each
     # is an object of its own, because functions capture its handle.
     def _trackable_children(self, save_type: str = trackable.SaveType.CHECKPOINT, **kwargs: Any) -> dict[str, Any]:

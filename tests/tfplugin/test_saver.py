@@ -145,6 +145,29 @@ def test_restore_into_an_optimizer_that_was_not_saved_starts_its_slots_fresh(sav
         assert slots == ["Ftrl.accum", "Ftrl.linear"]
 
 
+def test_a_partitioned_variable_in_the_list_stands_for_its_parts(saved, tmp_path):
+    with tf.Graph().as_default(), v1.Session() as session:
+        model = build(3)
+        session.run(v1.global_variables_initializer())
+        saver = v1.train.Saver([model["user"], model["item"]])
+        saver.restore(session, saved["path"])
+        np.testing.assert_array_equal(rows_of(session, model["user"])[1], saved["user"][1])
+        path = saver.save(session, str(tmp_path / "again"))
+    assert "model/user/part_2-keys" in dict(tf.train.list_variables(path))
+
+
+def test_a_dictionary_renames_tables_as_it_does_variables(saved, tmp_path):
+    with tf.Graph().as_default(), v1.Session() as session:
+        single = tf.get_kv_variable("single", 8)
+        parted = tf.get_kv_variable("parted", 8, partitioner=v1.fixed_size_partitioner(2))
+        v1.train.Saver({"model/item": parted, "model/user": single}).restore(session, saved["path"])
+        np.testing.assert_array_equal(rows_of(session, parted)[1], saved["item"][1])
+        np.testing.assert_array_equal(rows_of(session, single)[1], saved["user"][1])
+        path = v1.train.Saver({"new/a": parted, "new/b": single}).save(session, str(tmp_path / "renamed"))
+    names = dict(tf.train.list_variables(path))
+    assert {"new/a/part_0-keys", "new/a/part_1-keys", "new/b-keys"} <= set(names)
+
+
 def test_an_initializer_table_is_saved_and_restored(tmp_path):
     ids = np.arange(1000, dtype=np.int64)
     with tf.Graph().as_default(), v1.Session() as session:
