@@ -131,7 +131,7 @@ def add_restore_ops(
     return tf.group(*[op for op in restored if op is not None], name=name)
 
 
-# ---- Object-based: tf.train.Checkpoint and SavedModel --------------------------------------------------------------------
+# ---- Object-based: tf.train.Checkpoint and SavedModel ----------------------------------------------------------
 
 
 def _is_saved_object(obj: Any) -> bool:
