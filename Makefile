@@ -4,15 +4,20 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.kvtools-installed
+CPP_FILES = $$(git ls-files 'kernels/*.h' 'kernels/*.cc' 'benchmarks/*.cc')
 SOURCES := $(shell find kernels kvtools cli server tfplugin -type f -not -name '*.pyc') pyproject.toml CMakeLists.txt constraints.txt README.md
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
+# Warnings are errors for those who develop here, not for those who install.
+export KVTOOLS_WERROR := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test sanitize lint format bench docs clean
+.PHONY: help setup demo test sanitize lint types format bench docs clean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@echo "Start with \`make demo\`. The first run makes $(VENV), which takes some minutes."
+	@echo
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/^/  make /; s/:.*## /\t/' | expand -t 19
 
 setup: $(STAMP) ## make .venv and install everything into it
 
@@ -23,9 +28,13 @@ $(STAMP): $(SOURCES)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "make: Python 3.10 or later is needed: make PYTHON=python3.11 ..." >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
 	  rm -rf $(VENV); [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq python3-venv python3-dev && $(PYTHON) -m venv $(VENV); }
+	@$(BIN)/python -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' || { \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then apt-get update -qq && apt-get install -y -qq python3-dev; \
+	  else echo "make: Python's headers are needed: install python3-dev (python3-devel) and run again." >&2; exit 1; fi; }
+	@echo "make: fetching packages and building kvtools into $(VENV): some minutes, once"
 	$(BIN)/pip install -q -c constraints.txt scikit-build-core nanobind cmake ninja
-	$(BIN)/pip install -q -c constraints.txt --no-build-isolation '.[tensorflow,serve,test]'
-	$(BIN)/python -c 'import tfplugin'
+	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -C cmake.define.KVTABLE_WERROR=ON '.[tensorflow,serve,test]'
+	$(BIN)/python -I -c 'import tfplugin'
 	@touch $@
 
 demo: setup ## train, inspect, export and serve a small model, end to end
@@ -37,16 +46,21 @@ test: setup sanitize ## everything that must pass
 sanitize: setup ## the table engine under ASan, UBSan and TSan
 	kernels/tests/sanitize.sh build/sanitize $(BIN)/cmake
 
-lint: setup ## style and types
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run -Werror $$(git ls-files 'kernels/*.h' 'kernels/*.cc' 'benchmarks/*.cc')
+lint: setup types ## style and types
+	@$(BIN)/ruff check . || { echo "make lint: \`make format\` fixes some of these; change the rest by hand." >&2; exit 1; }
+	@$(BIN)/ruff format --check . || { echo "make lint: run \`make format\`." >&2; exit 1; }
+	@$(BIN)/mypy || { echo "make lint: mypy is strict on kvtools, cli and server: add or correct the types." >&2; exit 1; }
+	@$(BIN)/clang-format --dry-run -Werror $(CPP_FILES) || { echo "make lint: run \`make format\`." >&2; exit 1; }
+
+# cli/ and server/ install as kvtools.cli and kvtools.server: what mypy reads is a tree of links that looks like it.
+types:
+	@rm -rf build/types && mkdir -p build/types/kvtools
+	@ln -s $(CURDIR)/kvtools/* $(CURDIR)/cli $(CURDIR)/server build/types/kvtools/
 
 format: setup ## rewrite sources in the house style
-	$(BIN)/ruff check --fix .
+	-$(BIN)/ruff check -q --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $$(git ls-files 'kernels/*.h' 'kernels/*.cc' 'benchmarks/*.cc')
+	$(BIN)/clang-format -i $(CPP_FILES)
 
 bench: setup ## speed, side by side, into benchmarks/results/
 	$(BIN)/python benchmarks/run.py

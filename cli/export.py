@@ -24,9 +24,7 @@ def run(
     path: Annotated[
         Path, typer.Argument(metavar="PATH", help="A checkpoint prefix, its folder, or a SavedModel folder.")
     ],
-    savedmodel: Annotated[
-        Path, typer.Option("--savedmodel", metavar="OUT", help="The SavedModel folder to write.")
-    ],
+    savedmodel: Annotated[Path, typer.Option("--savedmodel", metavar="OUT", help="The SavedModel folder to write.")],
     clip_abs: Annotated[
         float | None,
         typer.Option("--clip-abs", metavar="X", help="Leave out rows whose values are all below X in size."),
@@ -65,8 +63,7 @@ def run(
     for export in exports:
         if export.non_finite:
             print(
-                f"kvtools: warning: table '{export.name}': {export.non_finite} rows with NaN or infinity"
-                " were kept",
+                f"kvtools: warning: table '{export.name}': {export.non_finite} rows with NaN or infinity were kept",
                 file=sys.stderr,
             )
         if export.duplicates:

@@ -55,7 +55,7 @@ def run(
             rows = find_rows(tables, wanted, progress=progress)
     report = describe(checkpoint)
     report["tables"] = [describe_table(reader.schema) for reader in tables]
-    if tables_only or table:
+    if tables_only:
         report["variables"] = []
     if as_json:
         if wanted:
@@ -64,7 +64,7 @@ def run(
     elif wanted:
         _print_rows(rows, wanted)
     else:
-        _print_report(report, list_variables=not tables_only and not table)
+        _print_report(report, list_variables=not tables_only)
 
 
 def spread_keys(arguments: Sequence[str]) -> list[str]:
@@ -96,8 +96,7 @@ def _parse_keys(texts: Sequence[str]) -> list[int]:
     for text in texts:
         if not _NUMBERS.fullmatch(text) or len(text) > 10_000:
             raise UsageError(
-                f"looking up keys: got --keys {text[:60]!r}, expected integers; string keys are not stored"
-                " as such"
+                f"looking up keys: got --keys {text[:60]!r}, expected integers; string keys are not stored as such"
             )
         for number in filter(None, text.split(",")):
             if len(number) > 40:

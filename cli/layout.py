@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def columns(
-    header: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset()
-) -> str:
+def columns(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset()) -> str:
     """Align `rows` under `header`; the columns numbered in `right` are aligned to the right.
 
     >>> print(columns(["table", "rows"], [["emb", "10"], ["user", "7"]], right=frozenset({1})))

@@ -61,9 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", 130)
     except BrokenPipeError:
-        # Whoever read our output has gone; there is nobody to tell, and Python must not try again at exit.
+        # Whoever read our output has gone: there is nobody to tell, and Python must not try again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        return 1
     except MemoryError:
         return _fail("out of memory; run on a machine with more of it", 1)
     except OSError as error:

@@ -32,8 +32,7 @@ class Clip:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.threshold) and self.threshold >= 0):
             raise UsageError(
-                f"clipping by {self.norm}: got threshold {self.threshold}, expected a finite number of 0"
-                " or more"
+                f"clipping by {self.norm}: got threshold {self.threshold}, expected a finite number of 0 or more"
             )
 
     def keep(self, values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

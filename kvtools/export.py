@@ -3,7 +3,7 @@ this package.
 
 Per table the model holds two variables and a lookup:
 
-    keys   [rows]           int64; an int32 key is widened, a uint64 key bit-cast
+    keys   [rows]           int64; an int32 key is widened, a uint64 key bit-cast; [0] for a table of no rows
     values [rows + 1, dim]  in the table's type; the last row is zeros, for missing keys
     ids -> StaticHashTable built from `keys` when the model loads -> row number, `rows` if missing -> gather
 
@@ -18,12 +18,15 @@ Format: https://www.tensorflow.org/guide/saved_model
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
+import os
 import re
 import shutil
+import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,9 +97,7 @@ def export_saved_model(
     """
     readers = checkpoint.select(tables)
     if not readers:
-        raise BadInputError(
-            f"exporting '{checkpoint.path}': it has no key-value table; see `kvtools inspect`"
-        )
+        raise BadInputError(f"exporting '{checkpoint.path}': it has no key-value table; see `kvtools inspect`")
     check_replaceable(output, mark=_MODEL_FILE, force=force)
     _check_room(readers, output, clip)
     tf = _import_tensorflow()
@@ -194,8 +195,12 @@ def _write_table(
     writer.begin(_tensor(number, "keys"), np.dtype(np.int64), ())
     for keys in kept_keys:
         writer.append(keys)
-    writer.end()
     rows = sum(map(len, kept_keys))
+    if rows == 0:
+        # TensorFlow initialises no hash table with nothing: one key that leads to the row of zeros changes
+        # no answer.
+        writer.append(np.zeros(1, np.int64))
+    writer.end()
     row_bytes = schema.dim * reader.value_dtype.itemsize + 8
     return TableExport(
         name=schema.name,
@@ -228,9 +233,7 @@ def _save_graph(tf: Any, exports: Sequence[TableExport], folder: Path) -> None:
             self._eager_handle = self.resource_handle
 
         def _create_resource(self) -> Any:
-            return tf.raw_ops.HashTableV2(
-                key_dtype=tf.int64, value_dtype=tf.int64, shared_name=self._shared_name
-            )
+            return tf.raw_ops.HashTableV2(key_dtype=tf.int64, value_dtype=tf.int64, shared_name=self._shared_name)
 
         def _initialize(self) -> None:
             keys = self._keys.read_value()
@@ -286,9 +289,7 @@ def _copy_small_variables(writer: BundleWriter, saved: Bundle) -> None:
             writer.string(name, saved.strings(name)[0])
 
 
-def _write_manifest(
-    folder: Path, checkpoint: Checkpoint, exports: Sequence[TableExport], clip: Clip | None
-) -> None:
+def _write_manifest(folder: Path, checkpoint: Checkpoint, exports: Sequence[TableExport], clip: Clip | None) -> None:
     manifest = {
         "format": FORMAT,
         "written_by": f"kvtools {__version__}",
@@ -322,14 +323,32 @@ def _check_room(readers: Sequence[TableReader], output: Path, clip: Clip | None)
     free = shutil.disk_usage(output.parent).free
     if free < needed:
         raise OutputError(
-            f"writing '{output}': {needed} bytes are needed and {free} are free; make room or name another"
-            " place"
+            f"writing '{output}': {needed} bytes are needed and {free} are free; make room or name another place"
         )
+
+
+@contextlib.contextmanager
+def _no_early_log() -> Iterator[None]:
+    """Hide what TensorFlow logs before it heeds its log level, if that level says to log nothing."""
+    if os.environ.get("TF_CPP_MIN_LOG_LEVEL") != "3":
+        yield
+        return
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(nowhere)
 
 
 def _import_tensorflow() -> Any:
     try:
-        return importlib.import_module("tensorflow")
+        with _no_early_log():
+            return importlib.import_module("tensorflow")
     except ImportError as error:
         raise MissingDependencyError(
             f"exporting a SavedModel: TensorFlow cannot be imported ({one_line(str(error))});"

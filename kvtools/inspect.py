@@ -70,9 +70,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def find_rows(
-    tables: Sequence[TableReader], keys: Sequence[int], *, progress: Progress | None = None
-) -> list[KeyRow]:
+def find_rows(tables: Sequence[TableReader], keys: Sequence[int], *, progress: Progress | None = None) -> list[KeyRow]:
     """Look `keys` up in each of `tables` and return the rows found, by table and then in the order of `keys`.
 
     Streams each table's keys (checking their checksums) and reads only the rows found. A key outside the

@@ -57,8 +57,7 @@ def replace_folder(target: Path, *, mark: str, force: bool = False) -> Iterator[
         _move_into_place(work, target)
     except OSError as error:
         raise OutputError(
-            f"writing '{target}': {error.strerror or error}; nothing was changed there,"
-            " make room or name another place"
+            f"writing '{target}': {error.strerror or error}; nothing was changed there, make room or name another place"
         ) from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -72,15 +71,12 @@ def check_replaceable(target: Path, *, mark: str, force: bool) -> None:
             raise OutputError(f"writing '{target}': there is no folder '{target.parent}'; make it first")
         return
     if not force:
-        raise OutputError(
-            f"writing '{target}': it exists already; name another place, or add --force to replace it"
-        )
+        raise OutputError(f"writing '{target}': it exists already; name another place, or add --force to replace it")
     if target.is_symlink() or not target.is_dir():
         raise OutputError(f"writing '{target}': it is no folder, expected one to replace; name another place")
     if any(target.iterdir()) and not (target / mark).exists():
         raise OutputError(
-            f"writing '{target}': the folder there has no '{mark}', so --force does not replace it; name"
-            " another place"
+            f"writing '{target}': the folder there has no '{mark}', so --force does not replace it; name another place"
         )
 
 

@@ -8,15 +8,16 @@ strings "NaN", "Infinity" and "-Infinity"; the binary answer has their bits.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from fastapi import FastAPI, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 from kvtools.server.request import BINARY, RequestError, body_limit, parse_keys
 from kvtools.server.store import StoredTable, TableStore
+from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -25,11 +26,13 @@ from kvtools.errors import KvtoolsError, UnknownTableError
 from kvtools.inspect import describe_table
 from kvtools.json_numbers import json_numbers
 
+# How much of a body that is too large is read and dropped: a client that is still sending when the
+# connection is closed may never see the answer.
+_DRAINED_BYTES = 4 << 20
+_NUMBERS_AT_ONCE = 32768
 _EXAMPLE = {"keys": [17, -3]}
 _ANSWER = {"embeddings": [[0.25, -0.5], [0.0, 0.0]], "found": [True, False]}
-_ERROR = {
-    "error": {"code": "unknown_table", "message": "there is no table 'x'; GET /v1/tables lists the tables"}
-}
+_ERROR = {"error": {"code": "unknown_table", "message": "there is no table 'x'; GET /v1/tables lists the tables"}}
 _ERROR_SCHEMA = {
     "type": "object",
     "properties": {
@@ -82,8 +85,7 @@ _LOOKUP_RESPONSES: dict[int | str, dict[str, Any]] = {
                 "schema": {
                     "type": "string",
                     "format": "binary",
-                    "description": "Little-endian float32 rows; the shape is in X-Embedding-Shape, as"
-                    " `2,16`.",
+                    "description": "Little-endian float32 rows; the shape is in X-Embedding-Shape, as `2,16`.",
                 }
             },
         },
@@ -196,8 +198,16 @@ def _answer(stored: StoredTable, body: bytes, binary_keys: bool, binary: bool, m
             "X-Embedding-Missing": str(len(found) - int(np.count_nonzero(found))),
         }
         return Response(data, media_type=BINARY, headers=headers)
-    answer = {"embeddings": json_numbers(embeddings), "found": found.tolist()}
-    return Response(json.dumps(answer, separators=(",", ":")), media_type="application/json")
+    return Response(_json_answer(embeddings, found), media_type="application/json")
+
+
+def _json_answer(embeddings: npt.NDArray[Any], found: npt.NDArray[np.bool_]) -> bytes:
+    """Encode an answer in blocks of rows, so that other threads get their turn between blocks."""
+    rows = max(1, _NUMBERS_AT_ONCE // max(1, embeddings.shape[1]))
+    blocks = [
+        to_json(json_numbers(embeddings[start : start + rows]))[1:-1] for start in range(0, len(embeddings), rows)
+    ]
+    return b'{"embeddings":[' + b",".join(blocks) + b'],"found":' + to_json(found.tolist()) + b"}"
 
 
 async def _read_body(request: Request, limit: int) -> bytes:
@@ -205,13 +215,14 @@ async def _read_body(request: Request, limit: int) -> bytes:
     try:
         async for chunk in request.stream():
             total += len(chunk)
-            if total > limit:
-                raise RequestError(
-                    413, "body_too_large", f"the body is over {limit} bytes; send fewer keys a request"
-                )
-            chunks.append(chunk)
+            if total <= limit:
+                chunks.append(chunk)
+            elif total > limit + _DRAINED_BYTES:
+                break
     except ClientDisconnect:
         raise RequestError(400, "disconnected", "the client went away") from None
+    if total > limit:
+        raise RequestError(413, "body_too_large", f"the body is over {limit} bytes; send fewer keys a request")
     return b"".join(chunks)
 
 

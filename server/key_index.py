@@ -67,9 +67,7 @@ class KeyIndex:
 
 def _scramble(keys: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
     """Map keys one-to-one to 64 mixed bits: the finalizer of SplitMix64 (Steele et al., OOPSLA 2014)."""
-    mixed: npt.NDArray[np.uint64] = keys.astype(np.uint64 if keys.dtype.kind == "u" else np.int64).view(
-        np.uint64
-    )
+    mixed: npt.NDArray[np.uint64] = keys.astype(np.uint64 if keys.dtype.kind == "u" else np.int64).view(np.uint64)
     for shift, multiplier in zip(_SHIFTS, _MULTIPLIERS, strict=False):
         mixed = (mixed ^ (mixed >> shift)) * multiplier
     return mixed ^ (mixed >> _SHIFTS[2])

@@ -27,9 +27,7 @@ def body_limit(max_keys: int) -> int:
     return max_keys * _KEY_BYTES_IN_JSON + 1024
 
 
-def parse_keys(
-    body: bytes, *, binary: bool, key_dtype: str, limits: np.iinfo[Any], max_keys: int
-) -> npt.NDArray[Any]:
+def parse_keys(body: bytes, *, binary: bool, key_dtype: str, limits: np.iinfo[Any], max_keys: int) -> npt.NDArray[Any]:
     """Return the keys [n] that a request asks for, in the table's key type.
 
     A binary body is little-endian int64 (for a uint64 table: its bits); any other is JSON, `{"keys": [17,
@@ -70,9 +68,7 @@ def _json_keys(body: bytes) -> list[Any]:
         ) from error
     keys = document.get("keys") if isinstance(document, dict) else None
     if not isinstance(keys, list):
-        raise RequestError(
-            400, "bad_body", 'expected an object with a list of keys, as in {"keys": [17, -3]}'
-        )
+        raise RequestError(400, "bad_body", 'expected an object with a list of keys, as in {"keys": [17, -3]}')
     return keys
 
 
@@ -84,6 +80,4 @@ def _check_count(count: int, max_keys: int) -> None:
 
 
 def _out_of_range(key_dtype: str, limits: np.iinfo[Any]) -> NoReturn:
-    raise RequestError(
-        400, "bad_key", f"got a key out of range, expected {key_dtype}: {limits.min} to {limits.max}"
-    )
+    raise RequestError(400, "bad_key", f"got a key out of range, expected {key_dtype}: {limits.min} to {limits.max}")

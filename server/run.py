@@ -20,8 +20,7 @@ def serve(path: Path, *, host: str, port: int, max_keys: int) -> None:
         import uvicorn
     except ImportError as error:
         raise MissingDependencyError(
-            f"serving '{path}': a package is missing ({one_line(str(error))}); run `pip install"
-            " 'kvtools[serve]'`"
+            f"serving '{path}': a package is missing ({one_line(str(error))}); run `pip install 'kvtools[serve]'`"
         ) from error
     from kvtools.server.app import create_app
     from kvtools.server.store import TableStore
@@ -33,8 +32,7 @@ def serve(path: Path, *, host: str, port: int, max_keys: int) -> None:
         for name, table in store.tables.items():
             if table.duplicates:
                 print(
-                    f"kvtools: warning: table '{name}': {table.duplicates} rows are hidden by a later row"
-                    " of their key",
+                    f"kvtools: warning: table '{name}': {table.duplicates} rows are hidden by a later row of their key",
                     file=sys.stderr,
                 )
         rows = sum(table.schema.rows for table in store.tables.values())

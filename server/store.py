@@ -74,8 +74,7 @@ class TableStore:
         readers = checkpoint.select(tables)
         if not readers:
             raise BadInputError(
-                f"serving '{checkpoint.path}': it has no key-value table; see `kvtools inspect`, or name"
-                " another path"
+                f"serving '{checkpoint.path}': it has no key-value table; see `kvtools inspect`, or name another path"
             )
         self.path = checkpoint.path
         self.dialect = checkpoint.dialect

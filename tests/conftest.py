@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import runpy
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,7 +42,7 @@ class Sample:
         return np.array([int(key) % parts for key in self.keys], np.int64)
 
 
-def make_sample(
+def _make_sample(
     name: str = "scope/emb",
     rows: int = 50,
     dim: int = 4,
@@ -51,7 +54,7 @@ def make_sample(
     rng = np.random.default_rng(seed)
     limits = np.iinfo(key_dtype)
     keys = [int(limits.min), int(limits.max), 0, 1, 3, -1, -2, -7]
-    keys = [key for key in keys if limits.min <= key <= limits.max][:rows]
+    keys = [key for key in dict.fromkeys(keys) if limits.min <= key <= limits.max][:rows]
     while len(keys) < rows:
         key = int(rng.integers(limits.min, limits.max, dtype=key_dtype))
         if key not in keys:
@@ -68,7 +71,7 @@ def make_sample(
     )
 
 
-def table_tensors(sample: Sample, parts: int = 1, prefix: str | None = None, **meta: Any) -> dict[str, Any]:
+def _table_tensors(sample: Sample, parts: int = 1, prefix: str | None = None, **meta: Any) -> dict[str, Any]:
     """The tensors of one variable. `prefix` is an object path for an object-based checkpoint."""
     tensors: dict[str, Any] = {}
     owner = sample.part_of(parts)
@@ -104,16 +107,12 @@ def table_tensors(sample: Sample, parts: int = 1, prefix: str | None = None, **m
     return tensors
 
 
-def sliced(array: np.ndarray, pieces: int) -> list[tuple[str, np.ndarray]]:
+def _sliced(array: np.ndarray, pieces: int) -> list[tuple[str, np.ndarray]]:
     """Cut an array along its first dimension: [(shape_and_slice, piece), ...]."""
     shape = " ".join(map(str, array.shape))
     rest = ":-" * (array.ndim - 1)
     bounds = np.linspace(0, len(array), pieces + 1).astype(int)
-    return [
-        (f"{shape} {a},{b - a}{rest}", array[a:b])
-        for a, b in zip(bounds[:-1], bounds[1:], strict=True)
-        if b > a
-    ]
+    return [(f"{shape} {a},{b - a}{rest}", array[a:b]) for a, b in itertools.pairwise(bounds) if b > a]
 
 
 @pytest.fixture(scope="session")
@@ -125,13 +124,13 @@ def tf() -> Any:
 
 @pytest.fixture(scope="session")
 def save(tf: Any) -> Callable[..., Path]:
-    """Save tensors (arrays, strings, or lists of slices) as a bundle of `shards` data files; returns the prefix."""
+    """Save tensors (arrays, strings, lists of slices) as a bundle of `shards` data files."""
 
     def write(prefix: Path, tensors: Mapping[str, Any], *, shards: int = 1, slices: int = 1) -> Path:
         pieces: list[tuple[str, str, Any]] = []
         for name, value in tensors.items():
             if isinstance(value, np.ndarray) and slices > 1 and value.ndim and len(value) >= slices:
-                value = sliced(value, slices)
+                value = _sliced(value, slices)
             if isinstance(value, list):
                 pieces += [(name, spec, piece) for spec, piece in value]
             else:
@@ -162,6 +161,48 @@ def save(tf: Any) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def sample_path() -> Path:
-    """A checkpoint kept in the repository, for what must work without TensorFlow; see tests/data/make_sample.py."""
-    return DATA / "sample"
+def make_sample() -> Callable[..., Sample]:
+    return _make_sample
+
+
+@pytest.fixture(scope="session")
+def table_tensors() -> Callable[..., dict[str, Any]]:
+    return _table_tensors
+
+
+@pytest.fixture(scope="session")
+def save_plain() -> Callable[..., Path]:
+    """Save arrays and strings with our own writer, where TensorFlow is not what is tested."""
+
+    def write(prefix: Path, tensors: Mapping[str, Any]) -> Path:
+        from kvtools.dialects.bundle import BundleWriter
+
+        prefix.parent.mkdir(parents=True, exist_ok=True)
+        with BundleWriter(prefix) as writer:
+            for name, value in tensors.items():
+                if isinstance(value, str | bytes):
+                    writer.string(name, value.encode() if isinstance(value, str) else value)
+                else:
+                    writer.begin(name, value.dtype, value.shape[1:])
+                    writer.append(value)
+                    writer.end()
+        return prefix
+
+    return write
+
+
+@pytest.fixture
+def sample_path(tmp_path: Path) -> Path:
+    """A copy of the checkpoint that tests/data/make_sample.py wrote; it needs no TensorFlow."""
+    return shutil.copytree(DATA / "sample", tmp_path / "sample")
+
+
+@pytest.fixture(scope="session")
+def sample_values() -> dict[str, dict[int, np.ndarray]]:
+    """The rows of that checkpoint by table and key."""
+    source = runpy.run_path(str(DATA / "make_sample.py"))
+    return {
+        "ads/emb": dict(zip(source["ADS_KEYS"].tolist(), source["rows"](11, 4), strict=True)),
+        "user_emb": dict(zip(source["USER_KEYS"].tolist(), source["rows"](5, 8), strict=True)),
+        "empty_emb": {},
+    }

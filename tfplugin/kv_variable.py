@@ -650,12 +650,6 @@ class PartitionedKvVariable(trackable.Trackable):
             children.update({f"part_{i}": part for i, part in enumerate(self._parts)})
         return children
 
-    def _add_part(self, name: str, part: KvVariable) -> None:
-        index = int(name.removeprefix("part_"))
-        while len(self._parts) <= index:
-            self._parts.append(part)
-        self._parts[index] = part
-
     def _export_to_saved_model_graph(self, object_map: Any, tensor_map: Any, **kwargs: Any) -> list[tf.Tensor]:
         # Parts have been mapped before: they are dependencies, see `_deserialization_dependencies`.
         object_map[self] = PartitionedKvVariable(self._name, [object_map[part] for part in self._parts])

@@ -71,9 +71,9 @@ def _compile_flags() -> list[str]:
     return [*others, *(f"-isystem{path}" for path in includes), "-O2", "-fPIC", "-Wall", "-Wextra"]
 
 
-def _cache_key(sources: list[Path], headers: list[Path], compiler: str, flags: list[str]) -> str:
+def _cache_key(sources: list[Path], headers: list[Path], flags: list[str]) -> str:
     digest = hashlib.sha256()
-    for part in (tf.version.VERSION, tf.version.GIT_VERSION, tf.version.COMPILER_VERSION, compiler, *flags):
+    for part in (tf.version.VERSION, tf.version.GIT_VERSION, tf.version.COMPILER_VERSION, *flags):
         digest.update(part.encode() + b"\0")
     for path in (*sources, *headers):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -102,7 +102,8 @@ def _run(command: list[str]) -> None:
         )
 
 
-def _build(package: Path, sources: list[Path], flags: list[str], compiler: str, target: Path) -> None:
+def _build(package: Path, sources: list[Path], flags: list[str], target: Path) -> None:
+    compiler = _compiler()
     started = time.monotonic()
     print(
         f"tfplugin: building the ops for TensorFlow {tf.version.VERSION} (once; about half a minute) ...",
@@ -112,28 +113,18 @@ def _build(package: Path, sources: list[Path], flags: list[str], compiler: str, 
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as scratch:
         objects = [Path(scratch) / f"{source.stem}.o" for source in sources]
         include = f"-I{package / 'include'}"
+        strict = ["-Werror"] if os.environ.get("KVTOOLS_WERROR") else []
         with concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
             jobs = [
-                pool.submit(_run, [compiler, *flags, include, "-c", str(source), "-o", str(out)])
+                pool.submit(_run, [compiler, *flags, *strict, include, "-c", str(source), "-o", str(out)])
                 for source, out in zip(sources, objects, strict=True)
             ]
             for number, job in enumerate(concurrent.futures.as_completed(jobs), 1):
                 job.result()
                 print(f"tfplugin:   {number}/{len(jobs)} files compiled", file=sys.stderr, flush=True)
         built = Path(scratch) / _LIBRARY_NAME
-        _run(
-            [
-                compiler,
-                "-shared",
-                "-o",
-                str(built),
-                *map(str, objects),
-                *tf.sysconfig.get_link_flags(),
-                f"-L{package}",
-                "-lkvtable",
-                "-Wl,--no-undefined-version",
-            ]
-        )
+        libraries = [*tf.sysconfig.get_link_flags(), f"-L{package}", "-lkvtable"]
+        _run([compiler, "-shared", "-o", str(built), *map(str, objects), *libraries])
         built.replace(target)
     print(f"tfplugin: built in {time.monotonic() - started:.0f} s: {target}", file=sys.stderr, flush=True)
 
@@ -151,9 +142,8 @@ def library_path() -> Path:
     headers = sorted((package / "ops").glob("*.h")) + sorted((package / "include").rglob("*.h"))
     if not sources:
         raise BuildError(f"tfplugin: no op sources in {package / 'ops'}: reinstall kvtools.")
-    compiler = _compiler()
     flags = _compile_flags()
-    folder = cache_dir() / _cache_key(sources, headers, compiler, flags)
+    folder = cache_dir() / _cache_key(sources, headers, flags)
     target = folder / _LIBRARY_NAME
     if target.exists():
         return target
@@ -161,10 +151,11 @@ def library_path() -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder / "lock"):
             if not target.exists():
-                _build(package, sources, flags, compiler, target)
-    except PermissionError as error:
+                _build(package, sources, flags, target)
+    except OSError as error:
         raise BuildError(
-            f"tfplugin: cannot write to the cache {folder}: set KVTOOLS_CACHE_DIR to a writable folder."
+            f"tfplugin: cannot write the compiled ops to {folder} ({error.strerror or error}): "
+            "set KVTOOLS_CACHE_DIR to a folder that can be written and has 10 MB free."
         ) from error
     return target
 

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <type_traits>
 
+#include "always_inline.h"
+
 #if defined(__x86_64__)
 #include <emmintrin.h>
 #endif
@@ -33,7 +35,7 @@ inline void CopyRow(char* to, const char* from, int64_t bytes) {
 // Asks for the cache lines of a row, up to a few KiB; from there on the hardware's own prefetcher has taken
 // over.
 template <int64_t kBytes, bool kForWrite = false>
-inline void PrefetchRow(const char* row, int64_t bytes) {
+KVTABLE_ALWAYS_INLINE inline void PrefetchRow(const char* row, int64_t bytes) {
   constexpr int64_t kMostBytes = 2048;
   const int64_t size = kBytes != kAnyBytes ? kBytes : bytes < kMostBytes ? bytes : kMostBytes;
   for (int64_t i = 0; i < size; i += 64) __builtin_prefetch(row + i, kForWrite ? 1 : 0);

@@ -10,6 +10,11 @@
 
 #include "kvtable/types.h"
 
+// Linux 6.1; older headers lack it.
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+
 namespace kvtable {
 namespace {
 
@@ -27,7 +32,7 @@ size_t RoundUp(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
 }  // namespace
 
-Region::Region(size_t bytes, bool huge, const char* what) : size_(bytes) {
+Region::Region(size_t bytes, Pages pages, const char* what) : size_(bytes) {
   if (bytes == 0) return;
   if (bytes > SIZE_MAX / 4) ThrowExhausted(bytes, what);
   if (bytes < kMapFrom) {
@@ -36,8 +41,8 @@ Region::Region(size_t bytes, bool huge, const char* what) : size_(bytes) {
     std::memset(data_, 0, bytes);
     return;
   }
-  huge_bytes_ = huge ? bytes / kHugePage * kHugePage : 0;
-  mapped_ = RoundUp(bytes, kPage);
+  huge_bytes_ = pages == Pages::kOrdinary ? 0 : (bytes + kHugePage / 2) / kHugePage * kHugePage;
+  mapped_ = std::max(huge_bytes_, RoundUp(bytes, kPage));
   const size_t padded = mapped_ + (huge_bytes_ > 0 ? kHugePage : 0);
   void* address =
       ::mmap(nullptr, padded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -56,7 +61,12 @@ Region::Region(size_t bytes, bool huge, const char* what) : size_(bytes) {
   if (before > 0) ::munmap(begin, before);
   if (kHugePage > before) ::munmap(data_ + mapped_, kHugePage - before);
   // A kernel without transparent huge pages refuses; ordinary pages do as well, only slower.
-  if (::madvise(data_, huge_bytes_, MADV_HUGEPAGE) != 0) huge_bytes_ = 0;
+  huge_ = pages == Pages::kHuge && ::madvise(data_, huge_bytes_, MADV_HUGEPAGE) == 0;
+}
+
+void Region::Collapse() {
+  if (huge_ || huge_bytes_ == 0) return;
+  huge_ = ::madvise(data_, huge_bytes_, MADV_COLLAPSE) == 0;
 }
 
 Region::~Region() {
@@ -75,6 +85,7 @@ Region& Region::operator=(Region&& other) noexcept {
   std::swap(size_, other.size_);
   std::swap(mapped_, other.mapped_);
   std::swap(huge_bytes_, other.huge_bytes_);
+  std::swap(huge_, other.huge_);
   return *this;
 }
 
@@ -82,7 +93,7 @@ size_t Region::TouchedBytes(size_t used) const {
   used = std::min(used, size_);
   if (used == 0) return 0;
   if (mapped_ == 0) return size_;
-  if (used <= huge_bytes_) return RoundUp(used, kHugePage);
+  if (huge_ && used <= huge_bytes_) return RoundUp(used, kHugePage);
   return std::min(mapped_, RoundUp(used, kPage));
 }
 

@@ -10,9 +10,11 @@ namespace kvtable {
 namespace {
 
 constexpr uint32_t kMinBuckets = 4;
-// Right after growth the index costs 64 / 5 / (kMaxLoad / kGrowth) = 21.1 bytes per key.
-constexpr double kMaxLoad = 0.85;
-constexpr double kGrowth = 1.4;
+constexpr uint32_t kMaxBuckets = uint32_t{1} << 31;  // more than rows can fill
+// A tenth of the keys of a full index lie outside their home bucket, and right after growth it costs
+// 64 / 5 / (kMaxLoad / kGrowth) = 20.5 bytes per key. Growth is a stream, so small steps are cheap.
+constexpr double kMaxLoad = 0.75;
+constexpr double kGrowth = 1.2;
 
 }  // namespace
 
@@ -59,7 +61,7 @@ uint32_t BucketIndex::Erase(uint64_t key, uint64_t hash) noexcept {
 void BucketIndex::Reserve(size_t keys) {
   if (keys <= max_size_) return;
   const double buckets = static_cast<double>(keys) / (Bucket::kKeys * kMaxLoad) + 1;
-  if (buckets >= static_cast<double>(UINT32_MAX)) {
+  if (buckets >= static_cast<double>(kMaxBuckets)) {
     throw Error(ErrorCode::kResourceExhausted,
                 "One shard of a table was to index " + std::to_string(keys) + " keys. Partition the table.");
   }
@@ -67,14 +69,19 @@ void BucketIndex::Reserve(size_t keys) {
 }
 
 void BucketIndex::Grow() {
-  const double buckets = num_buckets_ * kGrowth;
-  Rebuild(std::max(kMinBuckets, static_cast<uint32_t>(std::min(buckets, static_cast<double>(UINT32_MAX)))));
+  const double buckets = num_buckets_ * kGrowth + 1;
+  Rebuild(std::max(kMinBuckets, static_cast<uint32_t>(std::min(buckets, static_cast<double>(kMaxBuckets)))));
 }
 
 // Old buckets come in the order of hashes, and BucketOf keeps that order: both arrays are walked front to
 // back, at the speed of a copy.
 void BucketIndex::Rebuild(uint32_t new_buckets) {
-  Region old_memory(static_cast<size_t>(new_buckets) * sizeof(Bucket), huge_pages_, "a table's index");
+  // Where the memory would end in the second half of a huge page, the index takes the rest of it, too.
+  constexpr uint32_t kPageBuckets = kHugePage / sizeof(Bucket);
+  const uint32_t rest = new_buckets % kPageBuckets;
+  if (huge_pages_ && rest >= kPageBuckets / 2) new_buckets += kPageBuckets - rest;
+  Region old_memory(static_cast<size_t>(new_buckets) * sizeof(Bucket),
+                    huge_pages_ ? Pages::kHuge : Pages::kOrdinary, "a table's index");
   std::swap(memory_, old_memory);
   const Bucket* old = buckets_;
   const uint32_t old_buckets = num_buckets_;

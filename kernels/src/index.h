@@ -33,22 +33,36 @@ class BucketIndex {
   // The bucket a search begins at. What Find reads first: prefetch it.
   const Bucket* Home(uint64_t hash) const { return buckets_ + BucketOf(hash, num_buckets_); }
 
-  // The row of `key`, or kNoRow. `home` is Home(hash of key).
-  uint32_t Find(uint64_t key, const Bucket* home) const {
-    for (const Bucket* bucket = home;;) {
-      // All five are compared, whatever the count, so that no branch depends on it.
-      const uint32_t hits = static_cast<uint32_t>(bucket->keys[0] == key) |
-                            static_cast<uint32_t>(bucket->keys[1] == key) << 1 |
-                            static_cast<uint32_t>(bucket->keys[2] == key) << 2 |
-                            static_cast<uint32_t>(bucket->keys[3] == key) << 3 |
-                            static_cast<uint32_t>(bucket->keys[4] == key) << 4;
-      const uint32_t valid = hits & ((1u << bucket->count) - 1);
-      if (valid != 0) return bucket->rows[__builtin_ctz(valid)];
-      if (bucket->overflow == 0) return kNoRow;
-      bucket = Next(bucket);
-      if (bucket == home) return kNoRow;  // removals can leave every bucket passed by
-    }
+  // The row of `key` if it is in this bucket, or kNoRow.
+  static uint32_t Match(uint64_t key, const Bucket* bucket) {
+    // All five are compared, whatever the count, so that no branch depends on it.
+    const uint32_t hits = static_cast<uint32_t>(bucket->keys[0] == key) |
+                          static_cast<uint32_t>(bucket->keys[1] == key) << 1 |
+                          static_cast<uint32_t>(bucket->keys[2] == key) << 2 |
+                          static_cast<uint32_t>(bucket->keys[3] == key) << 3 |
+                          static_cast<uint32_t>(bucket->keys[4] == key) << 4;
+    const uint32_t valid = hits & ((1u << bucket->count) - 1);
+    return valid != 0 ? bucket->rows[__builtin_ctz(valid)] : kNoRow;
   }
+
+  // Where the search goes on from a bucket without the key, or null where it ends. `home` is Home(hash of
+  // key).
+  const Bucket* Next(const Bucket* bucket, const Bucket* home) const {
+    if (bucket->overflow == 0) return nullptr;
+    const Bucket* const next = bucket + 1 == buckets_ + num_buckets_ ? buckets_ : bucket + 1;
+    return next == home ? nullptr : next;  // removals can leave every bucket passed by
+  }
+
+  // The row of `key`, or kNoRow, searched for from `bucket` on.
+  uint32_t FindFrom(uint64_t key, const Bucket* bucket, const Bucket* home) const {
+    for (; bucket != nullptr; bucket = Next(bucket, home)) {
+      const uint32_t row = Match(key, bucket);
+      if (row != kNoRow) return row;
+    }
+    return kNoRow;
+  }
+
+  uint32_t Find(uint64_t key, const Bucket* home) const { return FindFrom(key, home, home); }
 
   // Makes room for one more key, so that the next Insert cannot fail. Throws Error(kResourceExhausted).
   void PrepareInsert() {
@@ -73,9 +87,6 @@ class BucketIndex {
 
  private:
   static size_t MaxKeys(uint32_t buckets);
-  const Bucket* Next(const Bucket* bucket) const {
-    return bucket + 1 == buckets_ + num_buckets_ ? buckets_ : bucket + 1;
-  }
   void Grow();
   void Rebuild(uint32_t new_buckets);
 

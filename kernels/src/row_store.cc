@@ -24,7 +24,7 @@ size_t RowStore::SlabUsed(int slab) const {
 void RowStore::PointAt(int slab) {
   const uintptr_t begin = SlabBegin(slab);
   const Slab& s = slabs_[slab];
-  base_[slab] = {reinterpret_cast<uintptr_t>(s.rows.data()) - begin * static_cast<uintptr_t>(row_bytes_),
+  base_[slab] = {reinterpret_cast<uintptr_t>(SlabData(slab)) - begin * static_cast<uintptr_t>(row_bytes_),
                  reinterpret_cast<uintptr_t>(s.stamps.data()) - begin * sizeof(RowStamp),
                  reinterpret_cast<uintptr_t>(s.live.data()) - begin / 8};
 }
@@ -39,13 +39,27 @@ void RowStore::PrepareAllocate() {
                                                    "partition the table.");
   }
   Slab added;
-  added.rows = Region(rows * static_cast<size_t>(row_bytes_), huge_pages_, "a table's rows");
+  if (!InNursery(slab, row_bytes_)) {
+    added.rows =
+        Region(SlabBytes(slab, row_bytes_), huge_pages_ ? Pages::kHuge : Pages::kOrdinary, "a table's rows");
+  } else if (nursery_.data() == nullptr) {
+    nursery_ = MakeNursery(row_bytes_);
+  }
   const size_t stamp_bytes = rows * sizeof(RowStamp);
-  added.stamps = Region(stamp_bytes, huge_pages_ && stamp_bytes >= kHugeStampsFrom, "a table's stamps");
-  added.live = Region(rows / 8, false, "a table's liveness bits");
+  added.stamps =
+      Region(stamp_bytes, huge_pages_ && stamp_bytes >= kHugeStampsFrom ? Pages::kHuge : Pages::kOrdinary,
+             "a table's stamps");
+  added.live = Region(rows / 8, Pages::kOrdinary, "a table's liveness bits");
   slabs_.push_back(std::move(added));
   PointAt(slab);
   capacity_ += rows;
+  if (slab > 0 && InNursery(slab - 1, row_bytes_) && !InNursery(slab, row_bytes_)) nursery_.Collapse();
+}
+
+Region RowStore::MakeNursery(int64_t row_bytes) const {
+  int beyond = 0;
+  while (SlabBytes(beyond, row_bytes) < kHugePage) ++beyond;
+  return Region(SlabBytes(beyond, row_bytes), Pages::kHugeOnceFull, "a table's rows");
 }
 
 uint32_t RowStore::Allocate() noexcept {
@@ -68,6 +82,7 @@ void RowStore::Free(uint32_t row) noexcept {
 void RowStore::Clear() {
   slabs_.clear();
   slabs_.shrink_to_fit();
+  nursery_ = Region();
   free_.clear();
   free_.shrink_to_fit();
   high_water_ = 0;
@@ -87,27 +102,44 @@ void RowStore::Reserve(size_t rows) {
 
 void RowStore::Relayout(int64_t row_bytes, const std::function<void(const char*, char*, uint32_t)>& convert) {
   // All address space first, so that the copying cannot fail half way; memory is taken as it is written.
-  std::vector<Region> converted;
-  for (size_t k = 0; k < slabs_.size(); ++k) {
-    converted.emplace_back(SlabRows(static_cast<int>(k)) * static_cast<size_t>(row_bytes), huge_pages_,
-                           "a table's rows");
+  const int slabs = static_cast<int>(slabs_.size());
+  std::vector<Region> converted(slabs_.size());
+  Region nursery;
+  for (int k = 0; k < slabs; ++k) {
+    if (!InNursery(k, row_bytes)) {
+      converted[static_cast<size_t>(k)] =
+          Region(SlabBytes(k, row_bytes), huge_pages_ ? Pages::kHuge : Pages::kOrdinary, "a table's rows");
+    } else if (nursery.data() == nullptr) {
+      nursery = MakeNursery(row_bytes);
+    }
+  }
+  for (int k = 0; k < slabs; ++k) {
+    Region& rows = converted[static_cast<size_t>(k)];
+    char* const to = InNursery(k, row_bytes) ? nursery.data() + SlabBytes(k, row_bytes) : rows.data();
+    convert(SlabData(k), to, static_cast<uint32_t>(SlabUsed(k)));
+    slabs_[static_cast<size_t>(k)].rows = Region();
   }
   row_bytes_ = row_bytes;
-  for (size_t k = 0; k < slabs_.size(); ++k) {
-    const int slab = static_cast<int>(k);
-    convert(slabs_[k].rows.data(), converted[k].data(), static_cast<uint32_t>(SlabUsed(slab)));
-    slabs_[k].rows = Region();
-    slabs_[k].rows = std::move(converted[k]);
-    PointAt(slab);
+  nursery_ = std::move(nursery);
+  for (int k = 0; k < slabs; ++k) {
+    slabs_[static_cast<size_t>(k)].rows = std::move(converted[static_cast<size_t>(k)]);
+    PointAt(k);
   }
+  if (slabs > 0 && !InNursery(slabs - 1, row_bytes_)) nursery_.Collapse();
 }
 
 int64_t RowStore::TouchedRowBytes() const {
   size_t bytes = 0;
-  for (size_t k = 0; k < slabs_.size(); ++k) {
-    bytes += slabs_[k].rows.TouchedBytes(SlabUsed(static_cast<int>(k)) * static_cast<size_t>(row_bytes_));
+  size_t nursery_end = 0;
+  for (int k = 0; k < static_cast<int>(slabs_.size()); ++k) {
+    const size_t used = SlabUsed(k) * static_cast<size_t>(row_bytes_);
+    if (!InNursery(k, row_bytes_)) {
+      bytes += slabs_[static_cast<size_t>(k)].rows.TouchedBytes(used);
+    } else if (used > 0) {
+      nursery_end = SlabBytes(k, row_bytes_) + used;
+    }
   }
-  return static_cast<int64_t>(bytes);
+  return static_cast<int64_t>(bytes + nursery_.TouchedBytes(nursery_end));
 }
 
 int64_t RowStore::TouchedColumnBytes() const {

@@ -20,6 +20,11 @@ struct RowStamp {
 // Slabs whose sizes double: slab k holds `base << k` rows. A row number leads to its slab by counting leading
 // zeros, so there is no table of slabs to chase, and a slab's memory is touched only as its rows are handed
 // out.
+//
+// Pages: the rows of slabs below kNurseryFrom bytes come from the heap, those of slabs from kHugePage bytes
+// on are mapped on huge pages. The rows of slabs in between share one mapping, the nursery, on ordinary
+// pages, which turn into huge ones when it is full. So a small table costs little, and a large one is on huge
+// pages but for a few rows.
 class RowStore {
  public:
   static constexpr int kMinBaseBits = 6;                   // whole words of the liveness bitmap
@@ -82,8 +87,10 @@ class RowStore {
   int64_t TouchedColumnBytes() const;
 
  private:
+  static constexpr size_t kNurseryFrom = size_t{64} << 10;
+
   struct Slab {
-    Region rows;
+    Region rows;  // empty for a slab in the nursery
     Region stamps;
     Region live;
   };
@@ -102,6 +109,20 @@ class RowStore {
   }
   size_t SlabRows(int slab) const { return size_t{1} << (base_bits_ + slab); }
   size_t SlabBegin(int slab) const { return SlabRows(slab) - (size_t{1} << base_bits_); }
+  size_t SlabBytes(int slab, int64_t row_bytes) const {
+    return SlabRows(slab) * static_cast<size_t>(row_bytes);
+  }
+  bool InNursery(int slab, int64_t row_bytes) const {
+    const size_t bytes = SlabBytes(slab, row_bytes);
+    return huge_pages_ && bytes >= kNurseryFrom && bytes < kHugePage;
+  }
+  // An empty region for the nursery of rows of this size, and a slab's place in it. Slab k begins where twice
+  // as many rows as slab k - 1 holds would end, so all of them fit.
+  Region MakeNursery(int64_t row_bytes) const;
+  char* SlabData(int slab) const {
+    return InNursery(slab, row_bytes_) ? nursery_.data() + SlabBytes(slab, row_bytes_)
+                                       : slabs_[static_cast<size_t>(slab)].rows.data();
+  }
   // Rows handed out of a slab.
   size_t SlabUsed(int slab) const;
   void PointAt(int slab);
@@ -111,6 +132,7 @@ class RowStore {
   uint32_t high_water_ = 0;
   uint64_t capacity_ = 0;  // rows that the slabs hold
   SlabBase base_[kMaxSlabs];
+  Region nursery_;
   std::vector<Slab> slabs_;
   std::vector<uint32_t> free_;
   bool huge_pages_;

@@ -43,6 +43,7 @@
 #include <utility>
 #include <vector>
 
+#include "always_inline.h"
 #include "copy_rows.h"
 #include "elements.h"
 #include "hash.h"
@@ -206,8 +207,18 @@ class TableImpl : public Table {
       RunTasks(threads, ranges.count(), [&](int64_t r) {
         uint32_t* const missed = misses.data() + ranges.begin(r);
         int64_t count = 0;
-        ReadValues(typed, ranges.begin(r), ranges.end(r), rows_out, nullptr,
-                   [&](int64_t i) { missed[count++] = static_cast<uint32_t>(i); });
+        const int64_t end = ranges.end(r);
+        for (int64_t begin = ranges.begin(r); begin < end;) {
+          const int64_t before = count;
+          const int64_t block_end = std::min(begin + kBlock, end);
+          ReadValues(typed, begin, block_end, rows_out, nullptr,
+                     [&](int64_t i) { missed[count++] = static_cast<uint32_t>(i); });
+          const bool mostly_new = 2 * (count - before) > block_end - begin;
+          begin = block_end;
+          if (!mostly_new) continue;
+          // The rest will hardly fare better: the insert finds what is there just as well.
+          for (; begin < end; ++begin) missed[count++] = static_cast<uint32_t>(begin);
+        }
         miss_counts[static_cast<size_t>(r)] = count;
       });
       int64_t total = miss_counts[0];
@@ -238,7 +249,7 @@ class TableImpl : public Table {
             [&](const Shard& shard) {
               for (const ColumnOut& column : out) shard.layout->At(column.column, column.width);
             },
-            [](const Shard& shard, uint32_t row) {
+            [](const Shard& shard, uint32_t row) KVTABLE_ALWAYS_INLINE {
               const char* const at = shard.rows.Row(row);
               PrefetchRow<kAnyBytes>(at, shard.rows.row_bytes());
               return at;
@@ -284,7 +295,7 @@ class TableImpl : public Table {
       RunTasks(threads, ranges.count(), [&](int64_t r) {
         ReadRange(
             static_cast<const Key*>(keys), ranges.begin(r), ranges.end(r), [](const Shard&) {},
-            [](const Shard& shard, uint32_t row) {
+            [](const Shard& shard, uint32_t row) KVTABLE_ALWAYS_INLINE {
               const RowStamp* const stamp = shard.rows.StampOf(row);
               __builtin_prefetch(stamp);
               return stamp;
@@ -304,7 +315,7 @@ class TableImpl : public Table {
       constexpr int64_t kBytes = decltype(known)::value;
       WriteBatch(
           keys, n, threads, [](const Shard&) {},
-          [=](int64_t i) { PrefetchRow<kBytes>(rows_in + i * bytes, bytes); },
+          [=](int64_t i) KVTABLE_ALWAYS_INLINE { PrefetchRow<kBytes>(rows_in + i * bytes, bytes); },
           [=](Shard& shard, uint32_t row, uint64_t, int64_t i, bool is_new) {
             char* const at = shard.rows.Row(row);
             CopyRow<kBytes>(at, rows_in + i * bytes, bytes);
@@ -436,9 +447,6 @@ class TableImpl : public Table {
     std::lock_guard<std::mutex> hold(state_mutex_);
     return initial_;
   }
-  const Shard& ShardFor(uint64_t hash) const {
-    return *shards_[static_cast<size_t>(ShardOf(hash, shard_bits_))];
-  }
 
   // The shared locks of a set of shards, a bit for each.
   class SharedLocks {
@@ -467,39 +475,71 @@ class TableImpl : public Table {
   void ReadRange(const Key* keys, int64_t begin, int64_t end, const Check& check, const Locate& locate,
                  const Visit& visit) const {
     using Pointer = decltype(locate(*shards_[0], uint32_t{0}));
-    std::array<uint64_t, kBlock> hashes;
-    std::array<Pointer, kAhead> ring;
+    const std::unique_ptr<Shard>* const shards = shards_.data();
+    // The key's hash, and from its first step on its home bucket, with the shard in the bits that alignment
+    // leaves.
+    std::array<uint64_t, kBlock> homes;
+    static_assert(alignof(Bucket) == kMaxShards);
+    // What the search for key i has come to, at i modulo the size: null, the pointer, or the bucket to search
+    // next.
+    std::array<uintptr_t, kAhead> ring;
     static_assert((kAhead & (kAhead - 1)) == 0);
+    constexpr uintptr_t kUnfinished = 1;  // marks the last; whatever `locate` points to has an even address
     for (int64_t block = begin; block < end; block += kBlock) {
       const int64_t count = std::min(kBlock, end - block);
       const Key* const block_keys = keys + block;
       uint64_t touched = 0;
       for (int64_t i = 0; i < count; ++i) {
         const uint64_t hash = Mix64(WidenKey(block_keys[i]));
-        hashes[static_cast<size_t>(i)] = hash;
+        homes[static_cast<size_t>(i)] = hash;
         touched |= uint64_t{1} << ShardOf(hash, shard_bits_);
       }
       const SharedLocks hold(*this, touched);
       for (uint64_t left = touched; left != 0; left &= left - 1) {
         check(*shards_[static_cast<size_t>(__builtin_ctzll(left))]);
       }
-      const auto prefetch_bucket = [&](int64_t i) {
-        const uint64_t hash = hashes[static_cast<size_t>(i)];
-        __builtin_prefetch(ShardFor(hash).index.Home(hash));
+      // Three steps on the way to a row, each asking for the memory that the next one reads.
+      const auto shard_at = [&](int64_t i) KVTABLE_ALWAYS_INLINE -> const Shard& {
+        return *shards[homes[static_cast<size_t>(i)] % kMaxShards];
       };
-      const auto resolve = [&](int64_t i) {
-        const uint64_t hash = hashes[static_cast<size_t>(i)];
-        const Shard& shard = ShardFor(hash);
-        const uint32_t row = shard.index.Find(WidenKey(block_keys[i]), shard.index.Home(hash));
-        ring[static_cast<size_t>(i % kAhead)] = row == BucketIndex::kNoRow ? Pointer{} : locate(shard, row);
+      const auto home_at = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
+        return reinterpret_cast<const Bucket*>(homes[static_cast<size_t>(i)] / kMaxShards * kMaxShards);
+      };
+      const auto prefetch_bucket = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
+        uint64_t& home = homes[static_cast<size_t>(i)];
+        const size_t shard = static_cast<size_t>(ShardOf(home, shard_bits_));
+        const Bucket* const bucket = shards[shard]->index.Home(home);
+        __builtin_prefetch(bucket);
+        home = reinterpret_cast<uintptr_t>(bucket) | shard;
+      };
+      const auto search_home = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
+        const Bucket* const home = home_at(i);
+        const uint32_t row = BucketIndex::Match(WidenKey(block_keys[i]), home);
+        uintptr_t& found = ring[static_cast<size_t>(i % kAhead)];
+        if (__builtin_expect(row != BucketIndex::kNoRow, 1)) {
+          found = reinterpret_cast<uintptr_t>(locate(shard_at(i), row));
+        } else {
+          const Bucket* const next = shard_at(i).index.Next(home, home);
+          __builtin_prefetch(next);
+          found = next == nullptr ? 0 : reinterpret_cast<uintptr_t>(next) | kUnfinished;
+        }
+      };
+      const auto search_on = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
+        uintptr_t& found = ring[static_cast<size_t>(i % kAhead)];
+        if (__builtin_expect((found & kUnfinished) == 0, 1)) return;
+        const Bucket* const next = reinterpret_cast<const Bucket*>(found - kUnfinished);
+        const uint32_t row = shard_at(i).index.FindFrom(WidenKey(block_keys[i]), next, home_at(i));
+        found = row == BucketIndex::kNoRow ? 0 : reinterpret_cast<uintptr_t>(locate(shard_at(i), row));
       };
       for (int64_t i = 0; i < std::min(2 * kAhead, count); ++i) prefetch_bucket(i);
-      for (int64_t i = 0; i < std::min(kAhead, count); ++i) resolve(i);
+      for (int64_t i = 0; i < std::min(kAhead, count); ++i) search_home(i);
+      for (int64_t i = 0; i < std::min(kAhead / 2, count); ++i) search_on(i);
       for (int64_t i = 0; i < count; ++i) {
         if (i + 2 * kAhead < count) prefetch_bucket(i + 2 * kAhead);
-        const Pointer found = ring[static_cast<size_t>(i % kAhead)];
-        if (i + kAhead < count) resolve(i + kAhead);
-        visit(block + i, ShardFor(hashes[static_cast<size_t>(i)]), found);
+        const uintptr_t found = ring[static_cast<size_t>(i % kAhead)];
+        if (i + kAhead < count) search_home(i + kAhead);
+        if (i + kAhead / 2 < count) search_on(i + kAhead / 2);
+        visit(block + i, shard_at(i), reinterpret_cast<Pointer>(found));
       }
     }
   }
@@ -514,7 +554,7 @@ class TableImpl : public Table {
       constexpr int64_t kBytes = decltype(known)::value;
       ReadRange(
           keys, begin, end, [](const Shard&) {},
-          [bytes](const Shard& shard, uint32_t row) {
+          [bytes](const Shard& shard, uint32_t row) KVTABLE_ALWAYS_INLINE {
             const char* const at = shard.rows.Row(row);
             PrefetchRow<kBytes>(at, bytes);
             return at;
@@ -540,26 +580,50 @@ class TableImpl : public Table {
     std::lock_guard<RwSpinlock> hold(shard.lock);
     check(shard);
     const int64_t row_bytes = shard.rows.row_bytes();
-    const auto prefetch_bucket = [&](int64_t i) {
+    const auto prefetch_bucket = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
       __builtin_prefetch(shard.index.Home(Mix64(group.keys[i])), 1);
     };
-    const auto prefetch_row = [&](int64_t i) {
+    const auto prefetch_row = [&](uint32_t row) KVTABLE_ALWAYS_INLINE {
+      PrefetchRow<kAnyBytes, true>(shard.rows.Row(row), row_bytes);
+      __builtin_prefetch(shard.rows.StampOf(row), 1);
+    };
+    std::array<const Bucket*, kAhead>
+        next;  // where the search for key i goes on, at i modulo the size, or null
+    const auto search_home = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
       const uint64_t key = group.keys[i];
-      const uint32_t row = shard.index.Find(key, shard.index.Home(Mix64(key)));
+      const Bucket* const home = shard.index.Home(Mix64(key));
+      const uint32_t row = BucketIndex::Match(key, home);
+      const Bucket*& on = next[static_cast<size_t>(i % kAhead)];
+      on = nullptr;
       if (row != BucketIndex::kNoRow) {
-        PrefetchRow<kAnyBytes, true>(shard.rows.Row(row), row_bytes);
-        __builtin_prefetch(shard.rows.StampOf(row), 1);
+        prefetch_row(row);
+      } else {
+        on = shard.index.Next(home, home);
+        __builtin_prefetch(on, 1);
       }
       prefetch_input(group.positions[i]);
     };
+    const auto search_on = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
+      const Bucket* const on = next[static_cast<size_t>(i % kAhead)];
+      if (on == nullptr) return;
+      const uint64_t key = group.keys[i];
+      const uint32_t row = shard.index.FindFrom(key, on, shard.index.Home(Mix64(key)));
+      if (row != BucketIndex::kNoRow) prefetch_row(row);
+    };
+    const Bucket* first_bucket = shard.index.Home(0);
     for (int64_t i = 0; i < std::min(2 * kAhead, group.count); ++i) prefetch_bucket(i);
-    for (int64_t i = 0; i < std::min(kAhead, group.count); ++i) prefetch_row(i);
+    for (int64_t i = 0; i < std::min(kAhead, group.count); ++i) search_home(i);
     for (int64_t i = 0; i < group.count; ++i) {
       if (i + 2 * kAhead < group.count) prefetch_bucket(i + 2 * kAhead);
-      if (i + kAhead < group.count) prefetch_row(i + kAhead);
+      if (i + kAhead < group.count) search_home(i + kAhead);
+      if (i + kAhead / 2 < group.count) search_on(i + kAhead / 2);
       const uint64_t key = group.keys[i];
       bool is_new;
       const uint32_t row = shard.FindOrInsert(key, Mix64(key), &is_new);
+      if (is_new && shard.index.Home(0) != first_bucket) {  // the index grew: its old buckets are gone
+        next.fill(nullptr);
+        first_bucket = shard.index.Home(0);
+      }
       write(shard, row, key, group.positions[i], is_new);
     }
   }
@@ -617,7 +681,9 @@ class TableImpl : public Table {
     uint32_t first_new = 0;
     std::unordered_set<uint32_t> reused;
     WriteGroup(
-        group, [&](const Shard& shard) { first_new = shard.rows.high_water(); }, [](int64_t) {},
+        group, [&](const Shard& shard) { first_new = shard.rows.high_water(); },
+        [&](int64_t i)
+            KVTABLE_ALWAYS_INLINE { PrefetchRow<kAnyBytes, true>(out + i * value_bytes_, value_bytes_); },
         [&](Shard& shard, uint32_t row, uint64_t key, int64_t i, bool is_new) {
           char* const at = shard.rows.Row(row);
           if (is_new) {

@@ -1,8 +1,8 @@
 // Save and restore in the layout of docs/checkpoint-layout.md, a chunk of rows at a time.
 //
-// A save reads the keys first, then the rows chunk by chunk, so that each row is whole (value and slots of one moment)
-// and training goes on meanwhile. A restore fills a new table and puts it in place when everything has been read: a
-// checkpoint that turns out to be damaged leaves the variable as it was.
+// A save reads the keys first, then the rows chunk by chunk, so that each row is whole (value and slots of
+// one moment) and training goes on meanwhile. A restore fills a new table and puts it in place when
+// everything has been read: a checkpoint that turns out to be damaged leaves the variable as it was.
 
 #include <algorithm>
 #include <cstring>
@@ -10,12 +10,12 @@
 #include <set>
 #include <vector>
 
+#include "errors.h"
 #include "table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor_slice.h"
 #include "tensorflow/core/platform/env.h"
 #include "tensorflow/core/platform/path.h"
-#include "errors.h"
 #include "tensorflow/core/util/tensor_bundle/tensor_bundle.h"
 
 namespace kvtools {
@@ -75,8 +75,8 @@ class SaveOp : public OpKernel {
       OP_REQUIRES_OK(ctx, LookupTable(ctx, static_cast<int>(i) + 1, &resource, &table));
       const TableConfig& config = resource->config();
       absl::Status saved;
-      const absl::Status ran = CatchErrors(
-          "saving", config.name, [&] { saved = Save(ctx, i, config, *table, &threads, &writer); });
+      const absl::Status ran = CatchErrors("saving", config.name,
+                                           [&] { saved = Save(ctx, i, config, *table, &threads, &writer); });
       OP_REQUIRES_OK(ctx, ran);
       OP_REQUIRES_OK(ctx, saved);
     }
@@ -188,6 +188,8 @@ class SaveOp : public OpKernel {
 
 // One saved part, as its metadata has it.
 struct SavedPart {
+  explicit SavedPart(std::string tensor_prefix) : prefix(std::move(tensor_prefix)) {}
+
   std::string prefix;
   int64_t parts = 1;
   int64_t rows = 0;
@@ -230,14 +232,15 @@ class RestoreOp : public OpKernel {
     const Json meta = Json::Parse(text.scalar<tf::tstring>()());
     if (meta.Int("layout") > kLayout) {
       return errors::Unimplemented("Checkpoint '", where, "': table '", saved->prefix, "' is of layout ",
-                                       meta.Int("layout"), ", this version reads up to ", kLayout,
-                                       ": upgrade kvtools.");
+                                   meta.Int("layout"), ", this version reads up to ", kLayout,
+                                   ": upgrade kvtools.");
     }
     saved->parts = meta.Int("parts");
     if (meta.Int("dim") != config.dim) {
       return errors::InvalidArgument("Checkpoint '", where, "': table '", saved->prefix, "' has rows of dim ",
-                                         meta.Int("dim"), ", key-value variable '", config.name, "' has dim ",
-                                         config.dim, ": build the variable with embedding_dim=", meta.Int("dim"), ".");
+                                     meta.Int("dim"), ", key-value variable '", config.name, "' has dim ",
+                                     config.dim, ": build the variable with embedding_dim=", meta.Int("dim"),
+                                     ".");
     }
     saved->slots = SlotsFromJson(meta.At("slots"));
     saved->initializer = InitializerFromJson(meta.At("initializer"));
@@ -246,22 +249,23 @@ class RestoreOp : public OpKernel {
     TF_RETURN_IF_ERROR(reader->LookupDtypeAndShape(saved->prefix + "-keys", &dtype, &shape));
     if (dtype != config.key_dtype) {
       return errors::InvalidArgument("Checkpoint '", where, "': table '", saved->prefix, "' has ",
-                                         tf::DataTypeString(dtype), " keys, key-value variable '", config.name,
-                                         "' has ", tf::DataTypeString(config.key_dtype), ": build it with key_dtype=",
-                                         tf::DataTypeString(dtype), ".");
+                                     tf::DataTypeString(dtype), " keys, key-value variable '", config.name,
+                                     "' has ", tf::DataTypeString(config.key_dtype),
+                                     ": build it with key_dtype=", tf::DataTypeString(dtype), ".");
     }
     saved->rows = shape.dims() == 1 ? shape.dim_size(0) : -1;
     const auto check = [&](const std::string& column, tf::DataType want, int64_t width) -> absl::Status {
       TF_RETURN_IF_ERROR(reader->LookupDtypeAndShape(saved->prefix + column, &dtype, &shape));
       if (dtype != want) {
         return errors::InvalidArgument("Checkpoint '", where, "': tensor '", saved->prefix + column, "' is ",
-                                           tf::DataTypeString(dtype), ", key-value variable '", config.name,
-                                           "' wants ", tf::DataTypeString(want), ".");
+                                       tf::DataTypeString(dtype), ", key-value variable '", config.name,
+                                       "' wants ", tf::DataTypeString(want), ".");
       }
       if (shape != ColumnShape(saved->rows, width)) {
         return errors::DataLoss("Checkpoint '", where, "': tensor '", saved->prefix + column, "' has shape ",
-                                    shape.DebugString(), ", expected ", ColumnShape(saved->rows, width).DebugString(),
-                                    " as there are ", saved->rows, " keys: the checkpoint is damaged.");
+                                shape.DebugString(), ", expected ",
+                                ColumnShape(saved->rows, width).DebugString(), " as there are ", saved->rows,
+                                " keys: the checkpoint is damaged.");
       }
       return absl::OkStatus();
     };
@@ -275,7 +279,8 @@ class RestoreOp : public OpKernel {
       TF_RETURN_IF_ERROR(reader->LookupDtypeAndShape(saved->prefix + "-init", &dtype, &shape));
       if (dtype != config.value_dtype || shape.dims() != 2 || shape.dim_size(1) != config.dim) {
         return errors::DataLoss("Checkpoint '", where, "': tensor '", saved->prefix, "-init' is ",
-                                    tf::DataTypeString(dtype), shape.DebugString(), ": the checkpoint is damaged.");
+                                tf::DataTypeString(dtype), shape.DebugString(),
+                                ": the checkpoint is damaged.");
       }
       Tensor rows(dtype, shape);
       TF_RETURN_IF_ERROR(reader->Lookup(saved->prefix + "-init", &rows));
@@ -285,9 +290,9 @@ class RestoreOp : public OpKernel {
   }
 
   // Rows [start, start + length) of a column, from a tensor stored whole or in slices.
-  static absl::Status ReadColumn(tf::BundleReader* reader, const std::string& name, tf::DataType dtype, int64_t rows,
-                                 int64_t width, int64_t start, int64_t length, std::map<std::string, Tensor>* whole,
-                                 Tensor* out) {
+  static absl::Status ReadColumn(tf::BundleReader* reader, const std::string& name, tf::DataType dtype,
+                                 int64_t rows, int64_t width, int64_t start, int64_t length,
+                                 std::map<std::string, Tensor>* whole, Tensor* out) {
     if (length == rows) {
       *out = Tensor(dtype, ColumnShape(rows, width));
       return reader->Lookup(name, out);
@@ -355,7 +360,8 @@ class RestoreOp : public OpKernel {
     table->EnsureSlots(slots, *threads);
     int64_t rows = 0;
     for (const SavedPart& part : saved) rows += part.rows;
-    table->Reserve(static_cast<int64_t>(saved.size()) == parts_ ? saved[part_].rows : rows / parts_, *threads);
+    table->Reserve(static_cast<int64_t>(saved.size()) == parts_ ? saved[part_].rows : rows / parts_,
+                   *threads);
     for (size_t p = 0; p < saved.size(); ++p) {
       const SavedPart& part = saved[p];
       // Under the same number of parts only our own has rows for us.
@@ -366,7 +372,8 @@ class RestoreOp : public OpKernel {
       for (const auto& [start, length] : chunks) {
         const auto read = [&, start = start, length = length](const std::string& column, tf::DataType dtype,
                                                               int64_t width, Tensor* rows_out) {
-          return ReadColumn(reader, part.prefix + column, dtype, part.rows, width, start, length, &whole, rows_out);
+          return ReadColumn(reader, part.prefix + column, dtype, part.rows, width, start, length, &whole,
+                            rows_out);
         };
         Tensor keys, freqs, versions;
         TF_RETURN_IF_ERROR(read("-keys", config.key_dtype, 0, &keys));
@@ -375,7 +382,8 @@ class RestoreOp : public OpKernel {
         std::vector<Tensor> columns(slots.size() + 1);
         TF_RETURN_IF_ERROR(read("-values", config.value_dtype, config.dim, &columns[0]));
         for (size_t s = 0; s < slots.size(); ++s) {
-          TF_RETURN_IF_ERROR(read("-slot-" + slots[s].name, config.value_dtype, slots[s].width, &columns[s + 1]));
+          TF_RETURN_IF_ERROR(
+              read("-slot-" + slots[s].name, config.value_dtype, slots[s].width, &columns[s + 1]));
         }
         const std::vector<int64_t> own = config.key_dtype == tf::DT_INT32    ? OwnRows<int32_t>(keys)
                                          : config.key_dtype == tf::DT_UINT64 ? OwnRows<uint64_t>(keys)
@@ -384,7 +392,8 @@ class RestoreOp : public OpKernel {
           Compact(own, 0, &keys);
           Compact(own, 0, &freqs);
           Compact(own, 0, &versions);
-          for (size_t s = 0; s < columns.size(); ++s) Compact(own, s == 0 ? config.dim : slots[s - 1].width, &columns[s]);
+          for (size_t s = 0; s < columns.size(); ++s)
+            Compact(own, s == 0 ? config.dim : slots[s - 1].width, &columns[s]);
         }
         std::vector<kvtable::ColumnIn> in;
         for (size_t s = 0; s < columns.size(); ++s) in.push_back({static_cast<int>(s), columns[s].data()});
@@ -399,10 +408,10 @@ class RestoreOp : public OpKernel {
   absl::Status FindParts(const TableConfig& config, const std::string& where, tf::BundleReader* reader,
                          std::vector<SavedPart>* saved) const {
     if (reader->Contains(base_ + "-kvmeta")) {
-      saved->push_back({base_});
+      saved->push_back(SavedPart(base_));
     } else {
       for (int64_t i = 0; reader->Contains(base_ + infix_ + std::to_string(i) + "-kvmeta"); ++i) {
-        saved->push_back({base_ + infix_ + std::to_string(i)});
+        saved->push_back(SavedPart(base_ + infix_ + std::to_string(i)));
       }
     }
     if (saved->empty()) {
@@ -410,25 +419,27 @@ class RestoreOp : public OpKernel {
       const std::string suffix = "-kvmeta";
       for (reader->Seek(""); reader->Valid(); reader->Next()) {
         const std::string key(reader->key());
-        if (key.size() > suffix.size() && key.compare(key.size() - suffix.size(), suffix.size(), suffix) == 0) {
+        if (key.size() > suffix.size() &&
+            key.compare(key.size() - suffix.size(), suffix.size(), suffix) == 0) {
           tables += (tables.empty() ? "" : ", ") + key.substr(0, key.size() - suffix.size());
         }
       }
       return errors::NotFound("Checkpoint '", where, "' has no key-value table '", base_, "' for variable '",
-                                  config.name, "'; it has [", tables, "].");
+                              config.name, "'; it has [", tables, "].");
     }
     for (SavedPart& part : *saved) {
       TF_RETURN_IF_ERROR(ReadMeta(config, where, reader, &part));
       if (part.parts != static_cast<int64_t>(saved->size())) {
         return errors::DataLoss("Checkpoint '", where, "': table '", part.prefix, "' is one of ", part.parts,
-                                    " parts, but ", saved->size(), " are there: the checkpoint is incomplete.");
+                                " parts, but ", saved->size(), " are there: the checkpoint is incomplete.");
       }
     }
     // A part that no step has reached yet has no rows and may have no slots.
     const SavedPart& reference = LargestPart(*saved);
     for (const SavedPart& part : *saved) {
       if (part.rows > 0 && !(part.slots == reference.slots)) {
-        return errors::DataLoss("Checkpoint '", where, "': tables '", part.prefix, "' and '", reference.prefix,
+        return errors::DataLoss("Checkpoint '", where, "': tables '", part.prefix, "' and '",
+                                reference.prefix,
                                 "' have different slots: they come from different moments.");
       }
     }

@@ -24,9 +24,10 @@ absl::Status RowsShape(InferenceContext* c, const char* attr) {
 
 }  // namespace
 
-// ---- The resource ---------------------------------------------------------------------------------------------------
+// ---- The resource ----
 
-// Lookups of a read-only table never insert, whatever their mode. `dtype` and `shape` are what TensorFlow reads from a variable's handle op when it imports a MetaGraph.
+// Lookups of a read-only table never insert, whatever their mode. `dtype` and `shape` are what TensorFlow
+// reads from a variable's handle op when it imports a MetaGraph.
 REGISTER_OP("KvTableHandle")
     .Attr("container: string = ''")
     .Attr("shared_name: string = ''")
@@ -85,10 +86,10 @@ REGISTER_OP("KvTableSlots")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
-// ---- Lookups --------------------------------------------------------------------------------------------------------
+// ---- Lookups ----
 
-// mode: "train" inserts missing keys with their initial value; "zeros" and "initial" are read-only and give that for a
-// missing key.
+// mode: "train" inserts missing keys with their initial value; "zeros" and "initial" are read-only and give
+// that for a missing key.
 REGISTER_OP("KvTableGather")
     .Attr("Tkeys: {int64, int32, uint64}")
     .Attr("dtype: {float, half, bfloat16, double}")
@@ -124,7 +125,7 @@ REGISTER_OP("KvTableStamps")
       return absl::OkStatus();
     });
 
-// ---- Writes ---------------------------------------------------------------------------------------------------------
+// ---- Writes ----
 
 REGISTER_OP("KvTableUpsert")
     .Attr("Tkeys: {int64, int32, uint64}")
@@ -152,11 +153,12 @@ REGISTER_OP("KvTableRemove")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
-// ---- Rows with their slots, for optimizers that run as TensorFlow ops ----------------------------------------------
+// ---- Rows with their slots, for optimizers that run as TensorFlow ops ----
 
-// Sees to it that the table has `slots`, then reads value and slots of keys, (n) each: `columns` are the value and one
-// tensor per slot. Missing keys give initial values and are not inserted. `all_slots` adds the slots of the variable's
-// other optimizers, and `generation` counts such sets; see TableResource::AttachSlots.
+// Sees to it that the table has `slots`, then reads value and slots of keys, (n) each: `columns` are the
+// value and one tensor per slot. Missing keys give initial values and are not inserted. `all_slots` adds the
+// slots of the variable's other optimizers, and `generation` counts such sets; see
+// TableResource::AttachSlots.
 REGISTER_OP("KvTableReadRows")
     .Attr("Tkeys: {int64, int32, uint64}")
     .Attr("dtype: {float, half, bfloat16, double}")
@@ -215,7 +217,7 @@ REGISTER_OP("KvTableAssignStepVariable")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
-// ---- Export, import, partition --------------------------------------------------------------------------------------
+// ---- Export, import, partition ----
 
 // All rows. `column` names a slot, or is empty for the value.
 REGISTER_OP("KvTableExport")
@@ -260,7 +262,7 @@ REGISTER_OP("KvTablePartition")
     .Output("owner: int32")
     .SetShapeFn(tensorflow::shape_inference::UnchangedShape);
 
-// ---- Checkpoints ----------------------------------------------------------------------------------------------------
+// ---- Checkpoints ----
 
 // Writes tables as one shard of a TensorFlow bundle, in chunks.
 REGISTER_OP("KvTableSave")
@@ -274,7 +276,8 @@ REGISTER_OP("KvTableSave")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
-// Replaces a table's contents by the rows of a checkpoint that belong to this part, whatever number of parts wrote it.
+// Replaces a table's contents by the rows of a checkpoint that belong to this part, whatever number of parts
+// wrote it.
 REGISTER_OP("KvTableRestore")
     .Attr("tensor_prefix: string")
     .Attr("part_infix: string")

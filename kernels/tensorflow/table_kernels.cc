@@ -2,11 +2,11 @@
 
 #include <vector>
 
+#include "errors.h"
 #include "table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_handle.h"
 #include "tensorflow/core/framework/resource_var.h"
-#include "errors.h"
 
 namespace kvtools {
 namespace {
@@ -44,22 +44,24 @@ class HandleOp : public OpKernel {
     }
     tf::core::RefCountPtr<TableResource> resource;
     TableResource* raw = nullptr;
-    const std::string container = container_.empty() ? ctx->resource_manager()->default_container() : container_;
-    OP_REQUIRES_OK(ctx, ctx->resource_manager()->LookupOrCreate<TableResource>(container, shared_name_, &raw,
-                                                                              [this](TableResource** created) {
-                                                                                *created = new TableResource(config_);
-                                                                                return absl::OkStatus();
-                                                                              }));
+    const std::string container =
+        container_.empty() ? ctx->resource_manager()->default_container() : container_;
+    OP_REQUIRES_OK(ctx, ctx->resource_manager()->LookupOrCreate<TableResource>(
+                            container, shared_name_, &raw, [this](TableResource** created) {
+                              *created = new TableResource(config_);
+                              return absl::OkStatus();
+                            }));
     resource.reset(raw);
     const TableConfig& found = resource->config();
     OP_REQUIRES(ctx,
                 found.dim == config_.dim && found.key_dtype == config_.key_dtype &&
                     found.value_dtype == config_.value_dtype,
-                errors::InvalidArgument(
-                    "Key-value variable '", config_.name, "' is there already as ", tf::DataTypeString(found.key_dtype),
-                    " -> ", tf::DataTypeString(found.value_dtype), "[", found.dim, "], wanted ",
-                    tf::DataTypeString(config_.key_dtype), " -> ", tf::DataTypeString(config_.value_dtype), "[",
-                    config_.dim, "]: give one of them another name."));
+                errors::InvalidArgument("Key-value variable '", config_.name, "' is there already as ",
+                                        tf::DataTypeString(found.key_dtype), " -> ",
+                                        tf::DataTypeString(found.value_dtype), "[", found.dim, "], wanted ",
+                                        tf::DataTypeString(config_.key_dtype), " -> ",
+                                        tf::DataTypeString(config_.value_dtype), "[", config_.dim,
+                                        "]: give one of them another name."));
     out->scalar<tf::ResourceHandle>()() = tf::MakeResourceHandle<TableResource>(ctx, container, shared_name_);
   }
 
@@ -88,8 +90,8 @@ class InitializeOp : public OpKernel {
       const Tensor& rows = ctx->input(1);
       OP_REQUIRES(ctx, rows.dims() == 2 && rows.dim_size(0) > 0 && rows.dim_size(1) == config.dim,
                   errors::InvalidArgument("Key-value variable '", config.name, "' of dim ", config.dim,
-                                              " wants initial rows of shape [M, ", config.dim, "], got ",
-                                              rows.shape().DebugString()));
+                                          " wants initial rows of shape [M, ", config.dim, "], got ",
+                                          rows.shape().DebugString()));
       SetInitializerRows(rows, &initializer);
     }
     OP_REQUIRES_OK(ctx, CatchErrors("initializing", config.name,
@@ -135,16 +137,16 @@ absl::Status CheckRows(const TableConfig& config, const char* what, const Tensor
                        int64_t width) {
   if (rows.dtype() != config.value_dtype) {
     return errors::InvalidArgument("Key-value variable '", config.name, "' holds ",
-                                       tf::DataTypeString(config.value_dtype), ", got ", what, " of ",
-                                       tf::DataTypeString(rows.dtype()));
+                                   tf::DataTypeString(config.value_dtype), ", got ", what, " of ",
+                                   tf::DataTypeString(rows.dtype()));
   }
   TensorShape expected = keys.shape();
   expected.AddDim(width);
   const bool flat = rows.dims() == 2 && rows.dim_size(0) == keys.NumElements() && rows.dim_size(1) == width;
   if (rows.shape() != expected && !flat) {
     return errors::InvalidArgument("Key-value variable '", config.name, "' wants ", what, " of shape ",
-                                       expected.DebugString(), " for keys of shape ", keys.shape().DebugString(),
-                                       ", got ", rows.shape().DebugString());
+                                   expected.DebugString(), " for keys of shape ", keys.shape().DebugString(),
+                                   ", got ", rows.shape().DebugString());
   }
   return absl::OkStatus();
 }
@@ -184,7 +186,8 @@ class ClearOp : public TableOp {
   using TableOp::TableOp;
 
  protected:
-  void Work(OpKernelContext* ctx, const TableConfig& config, kvtable::Table* table, kvtable::ParallelFor*) override {
+  void Work(OpKernelContext* ctx, const TableConfig& config, kvtable::Table* table,
+            kvtable::ParallelFor*) override {
     OP_REQUIRES_OK(ctx, CatchErrors("clearing", config.name, [&] { table->Clear(); }));
   }
 };
@@ -215,8 +218,8 @@ class GatherOp : public TableOp {
     OP_REQUIRES_OK(ctx, CheckKeys(config, keys));
     OP_REQUIRES(ctx, dim_ == config.dim && expected_output_dtype(0) == config.value_dtype,
                 errors::InvalidArgument("Key-value variable '", config.name, "' has rows of ",
-                                            tf::DataTypeString(config.value_dtype), "[", config.dim, "], wanted ",
-                                            tf::DataTypeString(expected_output_dtype(0)), "[", dim_, "]"));
+                                        tf::DataTypeString(config.value_dtype), "[", config.dim, "], wanted ",
+                                        tf::DataTypeString(expected_output_dtype(0)), "[", dim_, "]"));
     TensorShape shape = keys.shape();
     OP_REQUIRES_OK(ctx, shape.AddDimWithStatus(config.dim));
     Tensor* out = nullptr;
@@ -226,7 +229,8 @@ class GatherOp : public TableOp {
                      if (mode_ == "train" && !config.read_only) {
                        table->GatherOrInsert(keys.data(), n, out->data(), {0, UnixTime()}, nullptr, *threads);
                      } else {
-                       const auto missing = mode_ == "initial" ? kvtable::Missing::kInitial : kvtable::Missing::kZeros;
+                       const auto missing =
+                           mode_ == "initial" ? kvtable::Missing::kInitial : kvtable::Missing::kZeros;
                        table->Gather(keys.data(), n, out->data(), missing, nullptr, 0, nullptr, *threads);
                      }
                    }));
@@ -251,7 +255,8 @@ class ContainsOp : public TableOp {
     Tensor* out = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, keys.shape(), &out));
     OP_REQUIRES_OK(ctx, CatchErrors("looking up", config.name, [&] {
-                     table->Contains(keys.data(), keys.NumElements(), static_cast<bool*>(out->data()), *threads);
+                     table->Contains(keys.data(), keys.NumElements(), static_cast<bool*>(out->data()),
+                                     *threads);
                    }));
   }
 };
@@ -270,7 +275,8 @@ class StampsOp : public TableOp {
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, keys.shape(), &freqs));
     OP_REQUIRES_OK(ctx, ctx->allocate_output(1, keys.shape(), &versions));
     OP_REQUIRES_OK(ctx, CatchErrors("looking up", config.name, [&] {
-                     table->GatherStamps(keys.data(), keys.NumElements(), static_cast<uint32_t*>(freqs->data()),
+                     table->GatherStamps(keys.data(), keys.NumElements(),
+                                         static_cast<uint32_t*>(freqs->data()),
                                          static_cast<uint32_t*>(versions->data()), *threads);
                    }));
   }
@@ -357,10 +363,13 @@ class OptimizerOp : public OpKernel {
   void ReadSlots(OpKernelConstruction* ctx, const char* attr, std::vector<kvtable::SlotSpec>* slots) {
     std::string json;
     OP_REQUIRES_OK(ctx, ctx->GetAttr(attr, &json));
-    OP_REQUIRES_OK(ctx, CatchErrors("reading the slots of", name(), [&] { *slots = SlotsFromJson(Json::Parse(json)); }));
+    OP_REQUIRES_OK(
+        ctx, CatchErrors("reading the slots of", name(), [&] { *slots = SlotsFromJson(Json::Parse(json)); }));
   }
 
-  int64_t Width(const TableConfig& config, size_t i) const { return i == 0 ? config.dim : slots_[i - 1].width; }
+  int64_t Width(const TableConfig& config, size_t i) const {
+    return i == 0 ? config.dim : slots_[i - 1].width;
+  }
 
   std::vector<kvtable::SlotSpec> slots_;
   std::vector<kvtable::SlotSpec> all_slots_;
@@ -376,12 +385,12 @@ class ReadRowsOp : public OptimizerOp {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("widths", &widths));
     OP_REQUIRES(ctx, widths.size() == slots_.size() + 1 && static_cast<int>(widths.size()) == num_outputs(),
                 errors::InvalidArgument("widths names ", widths.size(), " columns, N is ", num_outputs(),
-                                            ", slots are ", slots_.size()));
+                                        ", slots are ", slots_.size()));
   }
 
  protected:
-  void Work(OpKernelContext* ctx, const TableConfig& config, kvtable::Table* table, const std::vector<int>& columns,
-            kvtable::ParallelFor* threads) override {
+  void Work(OpKernelContext* ctx, const TableConfig& config, kvtable::Table* table,
+            const std::vector<int>& columns, kvtable::ParallelFor* threads) override {
     const Tensor& keys = ctx->input(1);
     const int64_t n = keys.NumElements();
     std::vector<kvtable::ColumnOut> rows;
@@ -401,12 +410,12 @@ class WriteRowsOp : public OptimizerOp {
   using OptimizerOp::OptimizerOp;
 
  protected:
-  void Work(OpKernelContext* ctx, const TableConfig& config, kvtable::Table* table, const std::vector<int>& columns,
-            kvtable::ParallelFor* threads) override {
+  void Work(OpKernelContext* ctx, const TableConfig& config, kvtable::Table* table,
+            const std::vector<int>& columns, kvtable::ParallelFor* threads) override {
     const Tensor& keys = ctx->input(1);
     OP_REQUIRES(ctx, ctx->num_inputs() == static_cast<int>(columns.size()) + 2,
-                errors::InvalidArgument("got ", ctx->num_inputs() - 2, " columns for a value and ", slots_.size(),
-                                            " slots"));
+                errors::InvalidArgument("got ", ctx->num_inputs() - 2, " columns for a value and ",
+                                        slots_.size(), " slots"));
     std::vector<kvtable::ColumnIn> in;
     for (size_t i = 0; i < columns.size(); ++i) {
       const Tensor& rows = ctx->input(static_cast<int>(i) + 2);
@@ -431,7 +440,8 @@ class StepVariableOp : public OpKernel {
     const absl::Status allocated = ctx->allocate_output(0, TensorShape({}), &out);
     if (!allocated.ok()) variable->Unref();
     OP_REQUIRES_OK(ctx, allocated);
-    out->scalar<tf::ResourceHandle>()() = tf::ResourceHandle::MakeRefCountingHandle(variable, ctx->device()->name());
+    out->scalar<tf::ResourceHandle>()() =
+        tf::ResourceHandle::MakeRefCountingHandle(variable, ctx->device()->name());
   }
 };
 
@@ -443,11 +453,12 @@ class AssignStepVariableOp : public OpKernel {
     OP_REQUIRES_OK(ctx, tf::LookupResource(ctx, tf::HandleFromInput(ctx, 0), &variable));
     const Tensor& value = ctx->input(1);
     tf::mutex_lock lock(*variable->mu());
-    OP_REQUIRES(ctx, value.dtype() == variable->tensor()->dtype() && value.shape() == variable->tensor()->shape(),
+    OP_REQUIRES(ctx,
+                value.dtype() == variable->tensor()->dtype() && value.shape() == variable->tensor()->shape(),
                 errors::InvalidArgument("An optimizer assigns ", tf::DataTypeString(value.dtype()),
-                                            value.shape().DebugString(), " to rows of ",
-                                            tf::DataTypeString(variable->tensor()->dtype()),
-                                            variable->tensor()->shape().DebugString()));
+                                        value.shape().DebugString(), " to rows of ",
+                                        tf::DataTypeString(variable->tensor()->dtype()),
+                                        variable->tensor()->shape().DebugString()));
     *variable->tensor() = value;
   }
 };
@@ -474,13 +485,14 @@ class ExportOp : public TableOp {
           width = slots[i].width;
         }
       }
-      OP_REQUIRES(ctx, column > 0,
-                  errors::NotFound("Key-value variable '", config.name, "' has no slot '", column_,
-                                       "' yet; it has [", names, "]. Slots come with the optimizer's first step."));
+      OP_REQUIRES(
+          ctx, column > 0,
+          errors::NotFound("Key-value variable '", config.name, "' has no slot '", column_, "' yet; it has [",
+                           names, "]. Slots come with the optimizer's first step."));
     }
     OP_REQUIRES(ctx, width == width_,
                 errors::InvalidArgument("column '", column_, "' of key-value variable '", config.name,
-                                            "' is of width ", width, ", wanted ", width_));
+                                        "' is of width ", width, ", wanted ", width_));
     Tensor keys, rows, freqs, versions;
     const std::unique_ptr<kvtable::Exporter> exporter = table->Export();
     const int64_t room = exporter->max_rows();
@@ -489,21 +501,20 @@ class ExportOp : public TableOp {
     OP_REQUIRES_OK(ctx, ctx->allocate_temp(tf::DT_UINT32, TensorShape({room}), &freqs));
     OP_REQUIRES_OK(ctx, ctx->allocate_temp(tf::DT_UINT32, TensorShape({room}), &versions));
     int64_t n = 0;
-    OP_REQUIRES_OK(
-        ctx, CatchErrors("exporting", config.name, [&] {
-          const int64_t key_bytes = tf::DataTypeSize(config.key_dtype);
-          const int64_t row_bytes = width * tf::DataTypeSize(config.value_dtype);
-          while (n < room) {
-            kvtable::Exporter::Buffers out;
-            out.keys = static_cast<char*>(keys.data()) + n * key_bytes;
-            out.freqs = static_cast<uint32_t*>(freqs.data()) + n;
-            out.versions = static_cast<uint32_t*>(versions.data()) + n;
-            out.columns = {{column, static_cast<char*>(rows.data()) + n * row_bytes}};
-            const int64_t got = exporter->Next(room - n, out, *threads);
-            if (got == 0) break;
-            n += got;
-          }
-        }));
+    OP_REQUIRES_OK(ctx, CatchErrors("exporting", config.name, [&] {
+                     const int64_t key_bytes = tf::DataTypeSize(config.key_dtype);
+                     const int64_t row_bytes = width * tf::DataTypeSize(config.value_dtype);
+                     while (n < room) {
+                       kvtable::Exporter::Buffers out;
+                       out.keys = static_cast<char*>(keys.data()) + n * key_bytes;
+                       out.freqs = static_cast<uint32_t*>(freqs.data()) + n;
+                       out.versions = static_cast<uint32_t*>(versions.data()) + n;
+                       out.columns = {{column, static_cast<char*>(rows.data()) + n * row_bytes}};
+                       const int64_t got = exporter->Next(room - n, out, *threads);
+                       if (got == 0) break;
+                       n += got;
+                     }
+                   }));
     ctx->set_output(0, keys.Slice(0, n));
     ctx->set_output(1, rows.Slice(0, n));
     ctx->set_output(2, freqs.Slice(0, n));
@@ -529,7 +540,7 @@ class ImportOp : public TableOp {
     for (int i : {3, 4}) {
       OP_REQUIRES(ctx, ctx->input(i).NumElements() == keys.NumElements(),
                   errors::InvalidArgument("Key-value variable '", config.name, "': got ", keys.NumElements(),
-                                              " keys and ", ctx->input(i).NumElements(), " stamps"));
+                                          " keys and ", ctx->input(i).NumElements(), " stamps"));
     }
     OP_REQUIRES_OK(ctx, CatchErrors("importing into", config.name, [&] {
                      table->Import(keys.data(), keys.NumElements(), {{0, rows.data()}},
@@ -542,7 +553,9 @@ class ImportOp : public TableOp {
 template <typename K>
 class PartitionOp : public OpKernel {
  public:
-  explicit PartitionOp(OpKernelConstruction* ctx) : OpKernel(ctx) { OP_REQUIRES_OK(ctx, ctx->GetAttr("parts", &parts_)); }
+  explicit PartitionOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("parts", &parts_));
+  }
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor& keys = ctx->input(0);

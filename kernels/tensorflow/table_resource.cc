@@ -8,8 +8,8 @@
 #include <new>
 #include <stdexcept>
 
-#include "tensorflow/core/framework/device_base.h"
 #include "errors.h"
+#include "tensorflow/core/framework/device_base.h"
 #include "tensorflow/core/platform/threadpool.h"
 
 namespace kvtools {
@@ -35,7 +35,8 @@ void TableResource::set_table(std::shared_ptr<kvtable::Table> table) {
 namespace {
 
 const kvtable::SlotSpec* FindSlot(const std::vector<kvtable::SlotSpec>& slots, const std::string& name) {
-  const auto at = std::find_if(slots.begin(), slots.end(), [&](const auto& slot) { return slot.name == name; });
+  const auto at =
+      std::find_if(slots.begin(), slots.end(), [&](const auto& slot) { return slot.name == name; });
   return at == slots.end() ? nullptr : &*at;
 }
 
@@ -87,9 +88,9 @@ void KernelThreads::Run(int64_t tasks, const std::function<void(int64_t)>& body)
     for (int64_t i = 0; i < tasks; ++i) body(i);
     return;
   }
-  // Workers and the caller draw task numbers from one counter. The caller waits only for workers that have drawn one,
-  // so it never hangs on a pool whose threads are all busy. A worker that starts late finds the counter used up and
-  // touches nothing but the shared state.
+  // Workers and the caller draw task numbers from one counter. The caller waits only for workers that have
+  // drawn one, so it never hangs on a pool whose threads are all busy. A worker that starts late finds the
+  // counter used up and touches nothing but the shared state.
   struct State {
     std::atomic<int64_t> next{0};
     std::mutex mu;
@@ -124,31 +125,34 @@ void KernelThreads::Run(int64_t tasks, const std::function<void(int64_t)>& body)
 }
 
 absl::Status LookupTable(tf::OpKernelContext* ctx, int input, tf::core::RefCountPtr<TableResource>* resource,
-                       std::shared_ptr<kvtable::Table>* table) {
+                         std::shared_ptr<kvtable::Table>* table) {
   const tf::ResourceHandle& handle = tf::HandleFromInput(ctx, input);
   const absl::Status found = tf::LookupResource(ctx, handle, resource);
   if (!found.ok()) {
     return errors::FailedPrecondition("The key-value variable behind resource '", handle.name(),
-                                          "' does not exist in this session: run its initializer or restore a "
-                                          "checkpoint first. (",
-                                          found.message(), ")");
+                                      "' does not exist in this session: run its initializer or restore a "
+                                      "checkpoint first. (",
+                                      found.message(), ")");
   }
   *table = (*resource)->table();
   if (*table == nullptr) {
-    return errors::FailedPrecondition("Key-value variable '", (*resource)->config().name,
-                                          "' is not initialized: run its initializer (tf.global_variables_initializer) "
-                                          "or restore a checkpoint first.");
+    return errors::FailedPrecondition(
+        "Key-value variable '", (*resource)->config().name,
+        "' is not initialized: run its initializer (tf.global_variables_initializer) "
+        "or restore a checkpoint first.");
   }
   return absl::OkStatus();
 }
 
 absl::Status CheckKeys(const TableConfig& config, const tf::Tensor& keys) {
   if (keys.dtype() == config.key_dtype) return absl::OkStatus();
-  return errors::InvalidArgument("Key-value variable '", config.name, "' has ", tf::DataTypeString(config.key_dtype),
-                                     " keys, got ", tf::DataTypeString(keys.dtype()), ": cast the ids.");
+  return errors::InvalidArgument("Key-value variable '", config.name, "' has ",
+                                 tf::DataTypeString(config.key_dtype), " keys, got ",
+                                 tf::DataTypeString(keys.dtype()), ": cast the ids.");
 }
 
-absl::Status CatchErrors(const std::string& doing, const std::string& name, const std::function<void()>& body) {
+absl::Status CatchErrors(const std::string& doing, const std::string& name,
+                         const std::function<void()>& body) {
   try {
     body();
     return absl::OkStatus();

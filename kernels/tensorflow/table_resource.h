@@ -25,8 +25,8 @@ struct TableConfig {
   bool read_only = false;  // lookups never insert
 };
 
-// A table that may not have been initialized yet. The pointer is replaced as a whole by an initializer or a restore;
-// kernels that hold the old one finish on it.
+// A table that may not have been initialized yet. The pointer is replaced as a whole by an initializer or a
+// restore; kernels that hold the old one finish on it.
 class TableResource : public tensorflow::ResourceBase {
  public:
   explicit TableResource(TableConfig config) : config_(std::move(config)) {}
@@ -39,12 +39,14 @@ class TableResource : public tensorflow::ResourceBase {
   // An empty table of this config.
   std::shared_ptr<kvtable::Table> NewTable(const kvtable::Initializer& initializer) const;
 
-  // Gives `table` the slots that a step of an optimizer needs, and returns their column numbers in the order of `own`.
+  // Gives `table` the slots that a step of an optimizer needs, and returns their column numbers in the order
+  // of `own`.
   //
-  // `own` are the slots of the step. `all` has besides those of the other optimizers that were known when the step was
-  // built, and `generation` counts these sets. The first step of a newer set drops what is not in it: the slots of
-  // optimizers that are gone. Any other only adds what it misses, so that optimizers that take turns, each in a graph
-  // or function built before the next one was known, leave each other's slots alone.
+  // `own` are the slots of the step. `all` has besides those of the other optimizers that were known when the
+  // step was built, and `generation` counts these sets. The first step of a newer set drops what is not in
+  // it: the slots of optimizers that are gone. Any other only adds what it misses, so that optimizers that
+  // take turns, each in a graph or function built before the next one was known, leave each other's slots
+  // alone.
   std::vector<int> AttachSlots(kvtable::Table* table, const std::vector<kvtable::SlotSpec>& own,
                                const std::vector<kvtable::SlotSpec>& all, int64_t generation,
                                kvtable::ParallelFor* threads);
@@ -73,14 +75,15 @@ class KernelThreads : public kvtable::ParallelFor {
 
 // The table behind input 0, initialized; FailedPrecondition naming the variable where it is not.
 absl::Status LookupTable(tensorflow::OpKernelContext* ctx, int input,
-                               tensorflow::core::RefCountPtr<TableResource>* resource,
-                               std::shared_ptr<kvtable::Table>* table);
+                         tensorflow::core::RefCountPtr<TableResource>* resource,
+                         std::shared_ptr<kvtable::Table>* table);
 
 // Checks that a tensor has the dtype that the variable's keys have.
 absl::Status CheckKeys(const TableConfig& config, const tensorflow::Tensor& keys);
 
 // Runs `body`, turning the engine's errors into a status that names the variable.
-absl::Status CatchErrors(const std::string& doing, const std::string& name, const std::function<void()>& body);
+absl::Status CatchErrors(const std::string& doing, const std::string& name,
+                         const std::function<void()>& body);
 
 kvtable::KeyType ToKeyType(tensorflow::DataType dtype);
 kvtable::ValueType ToValueType(tensorflow::DataType dtype);
@@ -88,7 +91,8 @@ kvtable::ValueType ToValueType(tensorflow::DataType dtype);
 // Now, for the version column: seconds since 1970.
 uint32_t UnixTime();
 
-// ---- Metadata, as docs/checkpoint-layout.md has it -----------------------------------------------------------------
+// ---- Metadata, as docs/checkpoint-layout.md has it
+// -----------------------------------------------------------------
 
 std::vector<kvtable::SlotSpec> SlotsFromJson(const Json& array);
 kvtable::Initializer InitializerFromJson(const Json& object);

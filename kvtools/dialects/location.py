@@ -84,8 +84,7 @@ def _latest(folder: Path, state: Path) -> Path:
         raise BadInputError(f"reading '{state}': {error.strerror or error}") from error
     if not found:
         raise BadInputError(
-            f"reading '{state}': it names no model_checkpoint_path; name the checkpoint's prefix instead"
-            " of its folder"
+            f"reading '{state}': it names no model_checkpoint_path; name the checkpoint's prefix instead of its folder"
         )
     named = Path(_unescape(found[1] if found[1] is not None else found[2]))
     # An absolute path goes stale when the folder is copied elsewhere: the file of that name beside it is

@@ -5,8 +5,8 @@
     {"format": 1, "tables": [{"name": "scope/emb", "signature": "scope_emb", "key_dtype": "int64",
       "value_dtype": "float32", "dim": 16, "rows": 10, "keys": "<tensor>", "values": "<tensor>", ...}]}
 
-The keys tensor [rows] holds int64, with uint64 keys bit-cast; the values tensor [rows + 1, dim] ends in a
-row of zeros that missing keys are answered with.
+The keys tensor [rows] holds int64, with uint64 keys bit-cast, and is [0] where there are no rows; the values
+tensor [rows + 1, dim] ends in a row of zeros that missing keys are answered with.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ def open_checkpoint(location: Location, bundle: Bundle) -> Checkpoint:
         manifest = json.loads(path.read_bytes())
         if manifest["format"] > FORMAT:
             raise BadInputError(
-                f"reading '{path}': got format {manifest['format']}, expected at most {FORMAT}; update"
-                " kvtools"
+                f"reading '{path}': got format {manifest['format']}, expected at most {FORMAT}; update kvtools"
             )
         tables: dict[str, TableReader] = {}
         used: set[str] = set()
@@ -56,8 +55,7 @@ def open_checkpoint(location: Location, bundle: Bundle) -> Checkpoint:
         raise BadInputError(f"reading '{path}': {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorruptFileError(
-            f"reading '{path}': {type(error).__name__} {error}; the manifest is damaged, export the model"
-            " again"
+            f"reading '{path}': {type(error).__name__} {error}; the manifest is damaged, export the model again"
         ) from error
     return Checkpoint(folder, DIALECT, dict(sorted(tables.items())), dense_variables(bundle, used))
 
@@ -69,7 +67,7 @@ def _open_table(bundle: Bundle, record: dict[str, Any]) -> BundleTable:
     value_dtype = str(record["value_dtype"])
     if key_dtype not in KEY_DTYPES or value_dtype not in VALUE_DTYPES:
         raise ValueError(f"unknown types {key_dtype} and {value_dtype}")
-    if keys.shape != (rows,) or values.shape != (rows + 1, dim) or values.dtype.name != value_dtype:
+    if keys.shape != (max(rows, 1),) or values.shape != (rows + 1, dim) or values.dtype.name != value_dtype:
         raise ValueError(
             f"table '{record['name']}' should have {rows} rows of {dim} {value_dtype}, its variables have"
             f" shapes {list(keys.shape)} and {list(values.shape)}"

@@ -86,22 +86,17 @@ def _read_meta(bundle: Bundle, prefix: str) -> PartMeta:
             raise ValueError("it is not one JSON object")
     except (ValueError, RecursionError) as error:
         raise CorruptFileError(
-            f"{doing}: got malformed JSON ({error}), expected the description of a table;"
-            " write the checkpoint again"
+            f"{doing}: got malformed JSON ({error}), expected the description of a table; write the checkpoint again"
         ) from error
     layout = record.get("layout")
     if not _is_count(layout) or layout < 1:
-        raise CorruptFileError(
-            f"{doing}: got layout {layout!r}, expected {LAYOUT}; write the checkpoint again"
-        )
+        raise CorruptFileError(f"{doing}: got layout {layout!r}, expected {LAYOUT}; write the checkpoint again")
     if layout > LAYOUT:
         raise BadInputError(f"{doing}: got layout {layout}, expected at most {LAYOUT}; update kvtools")
 
     def fail(field: str, expected: str) -> CorruptFileError:
         got = json.dumps(record.get(field))[:80]
-        return CorruptFileError(
-            f"{doing}: field '{field}' is {got}, expected {expected}; write the checkpoint again"
-        )
+        return CorruptFileError(f"{doing}: field '{field}' is {got}, expected {expected}; write the checkpoint again")
 
     name, part, parts, dim = (
         record.get("name"),
@@ -166,11 +161,13 @@ def _open_table(bundle: Bundle, name: str, metas: list[PartMeta]) -> tuple[Bundl
     first = metas[0]
     doing = f"opening table '{name}' of '{bundle.prefix}'"
     numbers = [meta.part for meta in metas]
-    if numbers != list(range(first.parts)):
-        missing = sorted(set(range(first.parts)) - set(numbers))
+    if numbers != list(range(len(numbers))) or len(numbers) != first.parts:
+        there = set(numbers)
+        missing = next((part for part in range(first.parts) if part not in there), None)
+        fault = f"part {missing} is missing" if missing is not None else "one is there twice"
         raise BadInputError(
-            f"{doing}: got parts {numbers} of {first.parts}, part {missing[0] if missing else numbers[0]} is"
-            f" {'missing' if missing else 'there twice'}; the checkpoint was written in part, write it again"
+            f"{doing}: got parts {numbers[:20]} of {first.parts}, {fault}; the checkpoint was written in"
+            " part, write it again"
         )
     for meta in metas[1:]:
         for field in ("parts", "key_dtype", "value_dtype", "dim", "slots"):
@@ -186,9 +183,7 @@ def _open_table(bundle: Bundle, name: str, metas: list[PartMeta]) -> tuple[Bundl
         part, tensors = _open_part(bundle, doing, meta)
         parts.append(part)
         used |= tensors
-        slot_schemas.append(
-            tuple(SlotSchema(slot, t.row_shape[0], t.dtype.name) for slot, t in part.slots.items())
-        )
+        slot_schemas.append(tuple(SlotSchema(slot, t.row_shape[0], t.dtype.name) for slot, t in part.slots.items()))
         if slot_schemas[-1] != slot_schemas[0]:
             raise CorruptFileError(
                 f"{doing}: part {meta.part} has slots {[s.name for s in slot_schemas[-1]]}, part 0 has"
@@ -244,7 +239,5 @@ def _open_part(bundle: Bundle, doing: str, meta: PartMeta) -> tuple[BundlePart, 
             slots[slot] = column(_SLOT + slot, VALUE_DTYPES, entry.shape[1], keys.rows)
     if meta.prefix + "-init" in bundle:
         used.add(meta.prefix + "-init")
-    part = BundlePart(
-        keys.rows, keys, values, slots, optional("-freqs", keys.rows), optional("-versions", keys.rows)
-    )
+    part = BundlePart(keys.rows, keys, values, slots, optional("-freqs", keys.rows), optional("-versions", keys.rows))
     return part, used

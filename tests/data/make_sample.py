@@ -1,11 +1,10 @@
-"""Write tests/data/sample, the checkpoint that the tests use where there is no TensorFlow: run with
-TensorFlow installed.
+"""Write tests/data/sample, the checkpoint of the tests that need no TensorFlow.
 
-    python tests/data/make_sample.py
+python tests/data/make_sample.py
 
-    ads/emb    int64 keys, float32 rows of 4, 3 parts, Adam slots, values in two slices
-    user_emb   int32 keys, bfloat16 rows of 8, one part
-    empty_emb  uint64 keys, float64 rows of 2, no rows
+ads/emb    int64 keys, float32 rows of 4, 3 parts, Adam slots, values in two slices
+user_emb   int32 keys, bfloat16 rows of 8, one part
+empty_emb  uint64 keys, float64 rows of 2, no rows
 """
 
 from __future__ import annotations

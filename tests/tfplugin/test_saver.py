@@ -213,7 +213,7 @@ def test_large_tables_are_written_in_slices_and_read_back(tmp_path):
         np.testing.assert_array_equal(session.run(tf.nn.embedding_lookup(table, tf.constant(some))), values[::997])
 
 
-# ---- Bad input -----------------------------------------------------------------------------------------------
+# ---- Bad input ----
 
 
 def restore_error(path, error, **kwargs):

@@ -39,8 +39,7 @@ def read_table(path: Path) -> dict[bytes, bytes]:
         data = path.read_bytes()
     except FileNotFoundError:
         raise BadInputError(
-            f"reading checkpoint index '{path}': no such file; name a checkpoint prefix, or the folder"
-            " that holds it"
+            f"reading checkpoint index '{path}': no such file; name a checkpoint prefix, or the folder that holds it"
         ) from None
     except OSError as error:
         raise BadInputError(f"reading checkpoint index '{path}': {error.strerror or error}") from error

@@ -7,6 +7,7 @@ found when the bundle is opened; the bytes' checksums when they are streamed.
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -73,11 +74,10 @@ class Bundle:
             self._slice_entries: dict[bytes, BundleEntry] = {}
             self.entries: dict[str, BundleEntry] = {}
             for key, record in records.items():
-                entry = decode_entry(record)
                 if key.startswith(_SLICE_KEY_START):
-                    self._slice_entries[key] = entry
+                    self._slice_entries[key] = decode_entry(record, with_shape=False)
                 else:
-                    self.entries[key.decode("utf-8", "surrogateescape")] = entry
+                    self.entries[key.decode("utf-8", "surrogateescape")] = decode_entry(record)
         except WireError as error:
             raise CorruptFileError(
                 f"reading checkpoint index '{self.index_path}': {error}; the file is damaged, copy it again"
@@ -87,6 +87,7 @@ class Bundle:
                 f"reading checkpoint index '{self.index_path}': its format asks for a reader of version"
                 f" {self.header.min_consumer}, got version 1; update kvtools"
             )
+        self._found_slices: dict[str, list[BundleEntry]] = {}
         self._maps: dict[int, mmap.mmap | bytes] = {}
         self._check_data_files()
 
@@ -128,7 +129,7 @@ class Bundle:
             )
         data = bytes(self.raw(entry.shard, entry.offset, entry.size))
         order = "big" if self.header.big_endian else "little"
-        count = int(np.prod(entry.shape, dtype=np.int64))
+        count = math.prod(entry.shape)
         try:
             lengths, position, crc = [], 0, 0
             for _ in range(count):
@@ -157,6 +158,8 @@ class Bundle:
 
     def raw(self, shard: int, offset: int, size: int) -> Array:
         """Return `size` mapped bytes of a data file as a read-only uint8 array [size], without copying."""
+        if size == 0:
+            return np.empty(0, np.uint8)
         return np.frombuffer(self._map(shard), np.uint8, size, offset)
 
     def rows_at(self, shard: int, offsets: Array, row_bytes: int) -> Array:
@@ -164,9 +167,7 @@ class Bundle:
         data = self._map(shard)
         # Every byte of the file begins a (overlapping) record of this view, so one fancy index gathers rows
         # from any number of slices, aligned or not.
-        records: Array = np.ndarray(
-            (max(len(data) - row_bytes + 1, 0),), f"V{row_bytes}", buffer=data, strides=(1,)
-        )
+        records: Array = np.ndarray((max(len(data) - row_bytes + 1, 0),), f"V{row_bytes}", buffer=data, strides=(1,))
         return records[offsets]
 
     def _entry(self, name: str) -> BundleEntry:
@@ -179,15 +180,18 @@ class Bundle:
             ) from None
 
     def _slices_of(self, name: str, entry: BundleEntry) -> list[BundleEntry]:
-        found = []
+        if name in self._found_slices:
+            return self._found_slices[name]
+        encoded, found = name.encode("utf-8", "surrogateescape"), []
         for extents in entry.slices:
-            key = slice_key(name.encode("utf-8", "surrogateescape"), extents)
+            key = slice_key(encoded, extents)
             if key not in self._slice_entries:
                 raise CorruptFileError(
                     f"reading tensor '{name}' of '{self.index_path}': its slice {_format_slice(extents)}"
                     " has no entry; the index was written in part, write the checkpoint again"
                 )
             found.append(self._slice_entries[key])
+        self._found_slices[name] = found
         return found
 
     def _segments(self, name: str, entry: BundleEntry, dtype: np.dtype[Any]) -> list[Segment]:
@@ -212,7 +216,7 @@ class Bundle:
                 )
             segments.append(Segment(start, stop, part.shard, part.offset, part.size, part.crc32c))
         segments = sorted((s for s in segments if s.stop > s.start), key=lambda segment: segment.start)
-        row_bytes = dtype.itemsize * int(np.prod(row_shape, dtype=np.int64))
+        row_bytes = dtype.itemsize * math.prod(row_shape)
         expected = 0
         for segment in segments:
             if segment.start != expected:
@@ -236,15 +240,15 @@ class Bundle:
         return segments
 
     def _check_data_files(self) -> None:
-        ends = dict.fromkeys(range(self.header.shards), 0)
+        ends: dict[int, int] = {}
         for entries in (self.entries, self._slice_entries):
             for entry in entries.values():
-                if entry.shard not in ends:
+                if entry.shard >= self.header.shards:
                     raise CorruptFileError(
                         f"reading checkpoint index '{self.index_path}': an entry lies in data file"
                         f" {entry.shard} of {self.header.shards}; the index is damaged, copy it again"
                     )
-                ends[entry.shard] = max(ends[entry.shard], entry.offset + entry.size)
+                ends[entry.shard] = max(ends.get(entry.shard, 0), entry.offset + entry.size)
         for shard, end in ends.items():
             path = self.data_path(shard)
             try:
@@ -257,9 +261,7 @@ class Bundle:
                     " bytes; copy every file of the checkpoint"
                 ) from None
             except OSError as error:
-                raise BadInputError(
-                    f"opening checkpoint data file '{path}': {error.strerror or error}"
-                ) from error
+                raise BadInputError(f"opening checkpoint data file '{path}': {error.strerror or error}") from error
             if size < end:
                 raise CorruptFileError(
                     f"opening checkpoint '{self.prefix}': data file '{path}' is truncated: got {size} bytes,"
@@ -276,9 +278,7 @@ class Bundle:
             except FileNotFoundError:
                 return b""
             except OSError as error:
-                raise BadInputError(
-                    f"opening checkpoint data file '{path}': {error.strerror or error}"
-                ) from error
+                raise BadInputError(f"opening checkpoint data file '{path}': {error.strerror or error}") from error
         return self._maps[shard]
 
     def _mismatch(
@@ -309,7 +309,7 @@ class BundleTensor:
         self.segments = segments
         self.rows = shape[0] if shape else 1
         self.row_shape = shape[1:]
-        self.row_bytes = dtype.itemsize * int(np.prod(self.row_shape, dtype=np.int64))
+        self.row_bytes = dtype.itemsize * math.prod(self.row_shape)
 
     def read(self, start: int = 0, stop: int | None = None) -> Array:
         """Return rows `start` to `stop`, [stop - start, ...], not checked against their checksums.

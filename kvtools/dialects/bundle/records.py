@@ -12,6 +12,7 @@ Format: https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/pro
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 
@@ -81,8 +82,8 @@ def encode_header(header: BundleHeader) -> bytes:
     return put_int(1, header.shards) + put_int(2, int(header.big_endian)) + put_bytes(3, version)
 
 
-def decode_entry(data: bytes) -> BundleEntry:
-    """Decode an entry record; raises `WireError` if it is malformed."""
+def decode_entry(data: bytes, *, with_shape: bool = True) -> BundleEntry:
+    """Decode an entry record, its shape only on request; raises `WireError` if it is malformed."""
     dtype = shard = offset = size = crc32c = 0
     shape: tuple[int, ...] = ()
     slices: list[tuple[Extent, ...]] = []
@@ -90,7 +91,7 @@ def decode_entry(data: bytes) -> BundleEntry:
         if field == 1:
             dtype = as_int(value)
         elif field == 2:
-            shape = _decode_shape(as_bytes(value))
+            shape = _decode_shape(as_bytes(value)) if with_shape else ()
         elif field == 3:
             shard = as_int(value)
         elif field == 4:
@@ -158,10 +159,15 @@ def slice_key(name: bytes, extents: tuple[Extent, ...]) -> bytes:
     >>> slice_key(b"emb", ((0, 5), (0, -1)))
     b'\x00emb\x00\x01\x01\x02\x80\x85\x80\x7f'
     """
-    key = _ordered_unsigned(0) + _ordered_string(name) + _ordered_unsigned(len(extents))
+    key = _slice_key_start(name, len(extents))
     for start, length in extents:
         key += _ordered_signed(start) + _ordered_signed(length)
     return key
+
+
+@functools.lru_cache(maxsize=256)
+def _slice_key_start(name: bytes, rank: int) -> bytes:
+    return _ordered_unsigned(0) + _ordered_string(name) + _ordered_unsigned(rank)
 
 
 def _ordered_unsigned(value: int) -> bytes:
@@ -176,6 +182,7 @@ def _ordered_string(value: bytes) -> bytes:
     return escaped + b"\x00\x01"
 
 
+@functools.lru_cache(maxsize=4096)
 def _ordered_signed(value: int) -> bytes:
     """Two's complement in the fewest bytes n that leave 7n bits for the number, its top n bits flipped."""
     size = 1

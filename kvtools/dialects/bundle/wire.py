@@ -6,9 +6,9 @@ Format: https://protobuf.dev/programming-guides/encoding/
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_VARINT, _BYTES, _FIXED32 = 0, 2, 5
+_FIXED_BYTES = {1: 8, _FIXED32: 4}
 
 
 class WireError(ValueError):
@@ -21,19 +21,22 @@ def read_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
     >>> read_varint(b"\xac\x02", 0)
     (300, 2)
     """
-    result = shift = 0
-    while True:
-        if position >= len(data):
-            raise WireError("a number runs past the end of its record")
+    try:
         byte = data[position]
-        position += 1
-        result |= (byte & 0x7F) << shift
         if byte < 0x80:
-            break
-        shift += 7
-        if shift > 63:
-            raise WireError("a number is longer than 64 bits")
-    return result & 0xFFFFFFFFFFFFFFFF, position
+            return byte, position + 1
+        result, shift = byte & 0x7F, 7
+        while True:
+            position += 1
+            byte = data[position]
+            result |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return result & 0xFFFFFFFFFFFFFFFF, position + 1
+            shift += 7
+            if shift > 63:
+                raise WireError("a number is longer than 64 bits")
+    except IndexError:
+        raise WireError("a number runs past the end of its record") from None
 
 
 def put_varint(value: int) -> bytes:
@@ -50,34 +53,35 @@ def put_varint(value: int) -> bytes:
     return bytes(encoded)
 
 
-def read_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    r"""Yield (field number, value) for each field of a message: ints for numbers, bytes for the rest.
+def read_fields(data: bytes) -> list[tuple[int, int | bytes]]:
+    r"""Return (field number, value) for each field of a message: ints for numbers, bytes for the rest.
 
-    >>> list(read_fields(b"\x08\x01\x12\x02hi"))
+    >>> read_fields(b"\x08\x01\x12\x02hi")
     [(1, 1), (2, b'hi')]
     """
-    position = 0
-    while position < len(data):
+    fields: list[tuple[int, int | bytes]] = []
+    position, end = 0, len(data)
+    while position < end:
         tag, position = read_varint(data, position)
         kind = tag & 7
         value: int | bytes
         if kind == _VARINT:
             value, position = read_varint(data, position)
-        elif kind == _BYTES:
-            size, position = read_varint(data, position)
-            if position + size > len(data):
+        elif kind in _FIXED_BYTES or kind == _BYTES:
+            if kind == _BYTES:
+                size, position = read_varint(data, position)
+            else:
+                size = _FIXED_BYTES[kind]
+            if position + size > end:
                 raise WireError("a field runs past the end of its record")
             value = data[position : position + size]
             position += size
-        elif kind in (_FIXED32, _FIXED64):
-            size = 4 if kind == _FIXED32 else 8
-            if position + size > len(data):
-                raise WireError("a field runs past the end of its record")
-            value = int.from_bytes(data[position : position + size], "little")
-            position += size
+            if kind != _BYTES:
+                value = int.from_bytes(value, "little")
         else:
             raise WireError(f"a field has unknown wire type {kind}")
-        yield tag >> 3, value
+        fields.append((tag >> 3, value))
+    return fields
 
 
 def as_int(value: int | bytes) -> int:

@@ -6,6 +6,7 @@ row count need not be known beforehand.
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from types import TracebackType
@@ -94,7 +95,7 @@ class BundleWriter:
 
     def end(self) -> None:
         """Finish the tensor that `begin` started."""
-        row_bytes = self._dtype.itemsize * int(np.prod(self._row_shape, dtype=np.int64))
+        row_bytes = self._dtype.itemsize * math.prod(self._row_shape)
         size = self._rows * row_bytes
         self._add(
             self._name,
@@ -116,9 +117,7 @@ class BundleWriter:
         data = put_varint(len(value)) + checksum + value
         self._file.write(data)
         crc = extend(extend(crc, checksum), value)
-        self._add(
-            name, BundleEntry(dtypes.STRING, (), offset=self._offset, size=len(data), crc32c=masked(crc))
-        )
+        self._add(name, BundleEntry(dtypes.STRING, (), offset=self._offset, size=len(data), crc32c=masked(crc)))
         self._offset += len(data)
 
     def _add(self, name: str, entry: BundleEntry) -> None:

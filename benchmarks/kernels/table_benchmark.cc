@@ -1,0 +1,280 @@
+// How fast the table engine is, against what the memory system allows; prints one JSON object.
+//
+//   table_benchmark [--threads N] [--repetitions N] [--only lookup|write|insert|overhead] [--rows N]
+//
+// "Bare" is a gather by known row number from one array on huge pages, with prefetch, threads and copy
+// routine as in the table: what remains of a lookup when nothing has to be looked up. Bare and table take
+// turns on the same batches, so that whatever else the machine does meets both; ratios are medians over the
+// turns, rates the best turn.
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "copy_rows.h"
+#include "hash.h"
+#include "huge_pages.h"
+#include "kvtable/parallel_for.h"
+#include "kvtable/table.h"
+#include "run_tasks.h"
+
+namespace kvtable {
+namespace {
+
+constexpr int64_t kBatch = 65536;
+constexpr int64_t kSmallBatch = 1024;
+constexpr int64_t kAhead = 32;
+
+struct Flags {
+  int threads = 2;
+  int repetitions = 9;
+  int64_t rows = 2'000'000;
+  int64_t insert_rows = 10'000'000;
+  std::string only;
+};
+
+double Seconds(const std::function<void()>& body) {
+  const auto begin = std::chrono::steady_clock::now();
+  body();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+double Median(std::vector<double> numbers) {
+  std::sort(numbers.begin(), numbers.end());
+  return numbers[numbers.size() / 2];
+}
+double Best(const std::vector<double>& numbers) { return *std::max_element(numbers.begin(), numbers.end()); }
+
+uint64_t KeyOfRow(int64_t row) { return Mix64(static_cast<uint64_t>(row) + 0x1234567); }
+
+std::unique_ptr<Table> MakeTable(int64_t dim) {
+  TableOptions options;
+  options.dim = dim;
+  options.initializer.a = 0.5;
+  return Table::Create(options);
+}
+
+// Calls body(begin, count) for [0, rows) in batches.
+void ForBatches(int64_t rows, int64_t batch, const std::function<void(int64_t, int64_t)>& body) {
+  for (int64_t begin = 0; begin < rows; begin += batch) body(begin, std::min(batch, rows - begin));
+}
+
+void GatherBare(const char* array, int64_t row_bytes, const uint32_t* rows, int64_t n, char* out,
+                ParallelFor& threads) {
+  const Ranges ranges(n, 2048, threads);
+  RunTasks(threads, ranges.count(), [&](int64_t r) {
+    VisitRowBytes(row_bytes, [&](auto known) {
+      constexpr int64_t kBytes = decltype(known)::value;
+      const int64_t end = ranges.end(r);
+      for (int64_t i = ranges.begin(r); i < end; ++i) {
+        if (i + kAhead < end) PrefetchRow<kBytes>(array + rows[i + kAhead] * row_bytes, row_bytes);
+        CopyRow<kBytes>(out + i * row_bytes, array + rows[i] * row_bytes, row_bytes);
+      }
+    });
+  });
+}
+
+class Json {
+ public:
+  Json() { std::printf("{\n"); }
+  ~Json() { std::printf("\n}\n"); }
+  void Add(const std::string& name, double value) {
+    std::printf("%s  \"%s\": %.4g", first_ ? "" : ",\n", name.c_str(), value);
+    std::fflush(stdout);
+    first_ = false;
+  }
+
+ private:
+  bool first_ = true;
+};
+
+void Lookups(const Flags& flags, ParallelFor& threads, Json* json) {
+  for (const int64_t dim : {int64_t{16}, int64_t{64}, int64_t{128}}) {
+    const int64_t row_bytes = dim * 4;
+    const int64_t lookups = kBatch * 16;
+    const auto table = MakeTable(dim);
+    const Region array(static_cast<size_t>(flags.rows * row_bytes), Pages::kHuge, "the benchmark's array");
+    std::vector<uint64_t> keys(static_cast<size_t>(flags.rows));
+    for (int64_t i = 0; i < flags.rows; ++i) keys[static_cast<size_t>(i)] = KeyOfRow(i);
+    for (int64_t i = 0; i < flags.rows * dim; ++i) {
+      reinterpret_cast<float*>(array.data())[i] = static_cast<float>(i % 1000003);
+    }
+    ForBatches(flags.rows, kBatch, [&](int64_t begin, int64_t n) {
+      table->Upsert(keys.data() + begin, n, array.data() + begin * row_bytes, {1, 1}, threads);
+    });
+    std::vector<uint32_t> rows(static_cast<size_t>(lookups));
+    std::vector<uint64_t> wanted(static_cast<size_t>(lookups));
+    for (int64_t i = 0; i < lookups; ++i) {
+      const uint64_t row = Mix64(static_cast<uint64_t>(i) ^ 0xabcdef) % static_cast<uint64_t>(flags.rows);
+      rows[static_cast<size_t>(i)] = static_cast<uint32_t>(row);
+      wanted[static_cast<size_t>(i)] = keys[row];
+    }
+    std::vector<char> out(static_cast<size_t>(kBatch * row_bytes));
+    for (const int64_t batch : {kSmallBatch, kBatch}) {
+      std::vector<double> bare;
+      std::vector<double> gather;
+      std::vector<double> ratio;
+      for (int rep = 0; rep < flags.repetitions; ++rep) {
+        bare.push_back(1e-6 * static_cast<double>(lookups) / Seconds([&] {
+                         ForBatches(lookups, batch, [&](int64_t begin, int64_t n) {
+                           GatherBare(array.data(), row_bytes, rows.data() + begin, n, out.data(), threads);
+                         });
+                       }));
+        gather.push_back(1e-6 * static_cast<double>(lookups) / Seconds([&] {
+                           ForBatches(lookups, batch, [&](int64_t begin, int64_t n) {
+                             table->Gather(wanted.data() + begin, n, out.data(), Missing::kZeros, nullptr, 0,
+                                           nullptr, threads);
+                           });
+                         }));
+        ratio.push_back(gather.back() / bare.back());
+      }
+      // The last batch: the table gives what the array holds.
+      for (int64_t i = 0; i < batch; ++i) {
+        if (std::memcmp(out.data() + i * row_bytes,
+                        array.data() + rows[static_cast<size_t>(lookups - batch + i)] * row_bytes,
+                        static_cast<size_t>(row_bytes)) != 0) {
+          std::fprintf(stderr, "wrong row %lld\n", static_cast<long long>(i));
+          std::exit(1);
+        }
+      }
+      const std::string name = "_dim" + std::to_string(dim) + "_batch" + std::to_string(batch);
+      json->Add("bare_mrows_per_s" + name, Best(bare));
+      json->Add("gather_mrows_per_s" + name, Best(gather));
+      json->Add("gather_to_bare" + name, Median(ratio));
+    }
+  }
+}
+
+void Writes(const Flags& flags, ParallelFor& threads, Json* json) {
+  for (const int64_t dim : {int64_t{16}, int64_t{64}}) {
+    const auto table = MakeTable(dim);
+    const int64_t lookups = kBatch * 16;
+    std::vector<uint64_t> keys(static_cast<size_t>(flags.rows));
+    for (int64_t i = 0; i < flags.rows; ++i) keys[static_cast<size_t>(i)] = KeyOfRow(i);
+    std::vector<float> values(static_cast<size_t>(kBatch * dim), 0.25f);
+    std::vector<float> out(static_cast<size_t>(kBatch * dim));
+    ForBatches(flags.rows, kBatch, [&](int64_t begin, int64_t n) {
+      table->Upsert(keys.data() + begin, n, values.data(), {1, 1}, threads);
+    });
+    std::vector<uint64_t> wanted(static_cast<size_t>(lookups));
+    for (int64_t i = 0; i < lookups; ++i) {
+      wanted[static_cast<size_t>(i)] = keys[Mix64(static_cast<uint64_t>(i) ^ 0xabcdef) % keys.size()];
+    }
+    struct Operation {
+      const char* name;
+      std::function<void(const uint64_t*, int64_t)> run;
+      std::vector<double> rates;
+    };
+    std::vector<Operation> operations = {
+        {"gather",
+         [&](const uint64_t* k, int64_t n) {
+           table->Gather(k, n, out.data(), Missing::kZeros, nullptr, 0, nullptr, threads);
+         },
+         {}},
+        {"gather_or_insert_hits",
+         [&](const uint64_t* k, int64_t n) {
+           table->GatherOrInsert(k, n, out.data(), {1, 2}, nullptr, threads);
+         },
+         {}},
+        {"upsert",
+         [&](const uint64_t* k, int64_t n) { table->Upsert(k, n, values.data(), {1, 2}, threads); },
+         {}},
+        {"accumulate",
+         [&](const uint64_t* k, int64_t n) {
+           table->Accumulate(k, n, values.data(), false, {1, 2}, threads);
+         },
+         {}},
+    };
+    for (int rep = 0; rep < flags.repetitions; ++rep) {
+      for (Operation& operation : operations) {
+        const double seconds = Seconds([&] {
+          ForBatches(lookups, kBatch,
+                     [&](int64_t begin, int64_t n) { operation.run(wanted.data() + begin, n); });
+        });
+        operation.rates.push_back(1e-6 * static_cast<double>(lookups) / seconds);
+      }
+    }
+    for (const Operation& operation : operations) {
+      json->Add(std::string(operation.name) + "_mrows_per_s_dim" + std::to_string(dim),
+                Best(operation.rates));
+    }
+  }
+}
+
+void Inserts(const Flags& flags, ParallelFor& threads, Json* json) {
+  const int64_t dim = 16;
+  std::vector<uint64_t> keys(static_cast<size_t>(flags.insert_rows));
+  for (int64_t i = 0; i < flags.insert_rows; ++i) keys[static_cast<size_t>(i)] = KeyOfRow(i);
+  std::vector<float> values(static_cast<size_t>(kBatch * dim), 0.25f);
+  std::vector<double> by_lookup;
+  std::vector<double> by_upsert;
+  for (int rep = 0; rep < 4; ++rep) {
+    for (const bool first : {true, false}) {
+      const bool upsert = first == (rep % 2 != 0);  // whoever comes second finds the system's pages warm
+      const auto table = MakeTable(dim);
+      const double seconds = Seconds([&] {
+        ForBatches(flags.insert_rows, kBatch, [&](int64_t begin, int64_t n) {
+          if (upsert) {
+            table->Upsert(keys.data() + begin, n, values.data(), {1, 1}, threads);
+          } else {
+            table->GatherOrInsert(keys.data() + begin, n, values.data(), {1, 1}, nullptr, threads);
+          }
+        });
+      });
+      (upsert ? by_upsert : by_lookup).push_back(1e-6 * static_cast<double>(flags.insert_rows) / seconds);
+    }
+  }
+  json->Add("insert_by_gather_or_insert_mrows_per_s_dim16", Best(by_lookup));
+  json->Add("insert_by_gather_or_insert_mrows_per_s_dim16_median", Median(by_lookup));
+  json->Add("insert_by_upsert_mrows_per_s_dim16", Best(by_upsert));
+  json->Add("insert_by_upsert_mrows_per_s_dim16_median", Median(by_upsert));
+}
+
+// The overhead swings with growth, so besides the two sizes the largest on the way is given, from a million
+// rows on.
+void Overhead(const Flags& flags, ParallelFor& threads, Json* json) {
+  const auto table = MakeTable(16);
+  std::vector<uint64_t> keys(static_cast<size_t>(kBatch));
+  std::vector<float> out(static_cast<size_t>(kBatch * 16));
+  double worst = 0;
+  ForBatches(flags.insert_rows, kBatch, [&](int64_t begin, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) keys[static_cast<size_t>(i)] = KeyOfRow(begin + i);
+    table->GatherOrInsert(keys.data(), n, out.data(), {1, 1}, nullptr, threads);
+    const double overhead = table->Memory().overhead_per_row();
+    if (begin >= 1'000'000) worst = std::max(worst, overhead);
+    if (begin < 2'000'000 && begin + n >= 2'000'000) json->Add("overhead_bytes_per_row_at_2m", overhead);
+  });
+  json->Add("overhead_bytes_per_row_at_10m", table->Memory().overhead_per_row());
+  json->Add("overhead_bytes_per_row_worst_from_1m", worst);
+}
+
+int Main(int argc, char** argv) {
+  Flags flags;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string name = argv[i];
+    if (name == "--threads") flags.threads = std::atoi(argv[i + 1]);
+    if (name == "--repetitions") flags.repetitions = std::atoi(argv[i + 1]);
+    if (name == "--only") flags.only = argv[i + 1];
+    if (name == "--rows") flags.rows = std::atoll(argv[i + 1]);
+  }
+  const auto threads = MakeThreadPool(flags.threads);
+  Json json;
+  json.Add("threads", flags.threads);
+  const auto wanted = [&](const char* name) { return flags.only.empty() || flags.only == name; };
+  if (wanted("lookup")) Lookups(flags, *threads, &json);
+  if (wanted("write")) Writes(flags, *threads, &json);
+  if (wanted("insert")) Inserts(flags, *threads, &json);
+  if (wanted("overhead")) Overhead(flags, *threads, &json);
+  return 0;
+}
+
+}  // namespace
+}  // namespace kvtable
+
+int main(int argc, char** argv) { return kvtable::Main(argc, argv); }

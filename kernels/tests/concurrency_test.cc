@@ -1,0 +1,256 @@
+// Many threads mix every operation on one table, and nobody ever sees a torn row. Meant for the sanitizers,
+// too.
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "hash.h"
+#include "kvtable/parallel_for.h"
+#include "kvtable/table.h"
+#include "rw_spinlock.h"
+
+namespace kvtable {
+namespace {
+
+constexpr int64_t kDim = 24;
+constexpr int64_t kKeys = 5000;
+constexpr int64_t kBatch = 700;
+
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed) {}
+  uint64_t Next(uint64_t below) { return Mix64(++state_) % below; }
+
+ private:
+  uint64_t state_;
+};
+
+bool IsWhole(const float* row, int64_t width) {
+  for (int64_t j = 1; j < width; ++j) {
+    if (row[j] != row[0]) return false;
+  }
+  return true;
+}
+
+void FillBatch(Random* random, std::vector<int64_t>* keys, std::vector<float>* rows) {
+  for (int64_t i = 0; i < kBatch; ++i) {
+    (*keys)[i] = static_cast<int64_t>(random->Next(kKeys)) - kKeys / 2;
+    const float number = static_cast<float>(random->Next(1000));
+    for (int64_t j = 0; j < kDim; ++j) (*rows)[i * kDim + j] = number;
+  }
+}
+
+const SlotSpec kCopy = {"copy", kDim, SlotSpec::Init::kCopyValue, 0.0};
+const SlotSpec kConstant = {"constant", 3, SlotSpec::Init::kConstant, 7.0};
+
+void MixOperations(Table* table, ParallelFor* pool, uint64_t seed, int rounds) {
+  Random random(seed);
+  std::vector<int64_t> keys(kBatch);
+  std::vector<float> rows(kBatch * kDim);
+  std::vector<float> out(kBatch * kDim);
+  std::vector<float> extra(kBatch * 3);
+  std::vector<uint32_t> freqs(kBatch);
+  std::vector<uint32_t> versions(kBatch);
+  auto flags = std::make_unique<bool[]>(kBatch);
+  for (int round = 0; round < rounds; ++round) {
+    FillBatch(&random, &keys, &rows);
+    bool check = false;
+    switch (random.Next(14)) {
+      case 0:
+      case 1:
+        table->Gather(keys.data(), kBatch, out.data(), Missing::kInitial, nullptr, 0, flags.get(), *pool);
+        check = true;
+        break;
+      case 2:
+      case 3:
+        table->GatherOrInsert(keys.data(), kBatch, out.data(), {1, 5}, flags.get(), *pool);
+        check = true;
+        break;
+      case 4:
+      case 5:
+        table->Upsert(keys.data(), kBatch, rows.data(), {1, 6}, *pool);
+        break;
+      case 6:
+        table->Accumulate(keys.data(), kBatch, rows.data(), random.Next(2) == 0, {1, 7}, *pool);
+        break;
+      case 7:
+        table->Remove(keys.data(), kBatch / 4, *pool);
+        break;
+      case 8:
+        table->Contains(keys.data(), kBatch, flags.get(), *pool);
+        break;
+      case 9:
+        table->GatherStamps(keys.data(), kBatch, freqs.data(), versions.data(), *pool);
+        break;
+      case 10: {
+        const auto exporter = table->Export();
+        Exporter::Buffers buffers;
+        buffers.keys = keys.data();
+        buffers.columns = {{0, out.data(), kDim}};
+        for (int64_t n; (n = exporter->Next(kBatch, buffers, *pool)) > 0;) {
+          for (int64_t i = 0; i < n; ++i) CHECK(IsWhole(&out[i * kDim], kDim));
+        }
+        break;
+      }
+      case 11:
+        if (random.Next(4) == 0) table->Clear();
+        CHECK(table->Memory().rows >= 0);
+        CHECK(table->Size() >= 0);
+        break;
+      case 12:
+        if (random.Next(2) == 0) {
+          table->EnsureSlots({kCopy, kConstant}, *pool);
+        } else {
+          table->EnsureSlots({kConstant}, *pool);
+        }
+        break;
+      case 13: {
+        const int column = 1;
+        try {
+          table->GatherColumns(keys.data(), kBatch, {{0, out.data(), kDim}, {column, extra.data(), 3}},
+                               flags.get(), *pool);
+          check = true;
+          for (int64_t i = 0; i < kBatch; ++i) CHECK(IsWhole(&extra[i * 3], 3) && extra[i * 3] == 7.0f);
+        } catch (const Error& error) {  // column 1 is another one, or not there
+          CHECK(error.code() == ErrorCode::kFailedPrecondition);
+        }
+        break;
+      }
+    }
+    if (check) {
+      for (int64_t i = 0; i < kBatch; ++i) CHECK(IsWhole(&out[i * kDim], kDim));
+    }
+  }
+}
+
+void EveryOperationAtOnceLeavesRowsWhole() {
+  TableOptions options;
+  options.dim = kDim;
+  options.initializer.a = 0.5;
+  options.shards = 8;
+  const auto table = Table::Create(options);
+  const auto pool = MakeThreadPool(3);
+  std::vector<std::thread> threads;
+  for (uint64_t t = 0; t < 4; ++t) {
+    threads.emplace_back(
+        [&, t] { MixOperations(table.get(), t % 2 == 0 ? pool.get() : &Serial(), t << 32, 400); });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+void AccumulateLosesNothing() {
+  TableOptions options;
+  options.dim = 1;
+  const auto table = Table::Create(options);
+  const auto pool = MakeThreadPool(2);
+  constexpr int kThreads = 4;
+  constexpr int kRounds = 50;
+  std::vector<int64_t> keys;
+  for (int64_t i = 0; i < 3000; ++i) keys.push_back(i % 100);
+  const std::vector<float> ones(keys.size(), 1.0f);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&] {
+      for (int round = 0; round < kRounds; ++round) {
+        table->Accumulate(keys.data(), static_cast<int64_t>(keys.size()), ones.data(), true, {1, 1}, *pool);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  std::vector<float> out(keys.size());
+  std::vector<uint32_t> freqs(keys.size());
+  table->Gather(keys.data(), 100, out.data(), Missing::kZeros, nullptr, 0, nullptr, *pool);
+  table->GatherStamps(keys.data(), 100, freqs.data(), nullptr, *pool);
+  for (int i = 0; i < 100; ++i) {
+    CHECK(out[i] == 30.0f * kThreads * kRounds);
+    CHECK(freqs[i] == 30u * kThreads * kRounds);
+  }
+}
+
+void EveryNewKeyIsInsertedByExactlyOneThread() {
+  TableOptions options;
+  options.dim = 2;
+  const auto table = Table::Create(options);
+  constexpr int64_t kCount = 20000;
+  std::vector<int64_t> keys;
+  for (int64_t i = 0; i < kCount; ++i) keys.push_back(i * 1000003);
+  std::atomic<int64_t> inserted{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      std::vector<float> out(kCount * 2);
+      auto flags = std::make_unique<bool[]>(kCount);
+      table->GatherOrInsert(keys.data(), kCount, out.data(), {1, 0}, flags.get(), Serial());
+      for (int64_t i = 0; i < kCount; ++i) inserted += flags[i] ? 1 : 0;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(inserted == kCount);
+  CHECK(table->Size() == kCount);
+}
+
+void PoolRunsFromManyThreadsAndRethrows() {
+  const auto pool = MakeThreadPool(3);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int round = 0; round < 200; ++round) {
+        std::atomic<int> ran{0};
+        pool->Run(7, [&](int64_t) { ++ran; });
+        CHECK(ran == 7);
+        bool thrown = false;
+        ran = 0;
+        try {
+          pool->Run(5, [&](int64_t i) {
+            ++ran;
+            if (i == 2) throw Error(ErrorCode::kInvalidArgument, "two");
+          });
+        } catch (const Error&) {
+          thrown = true;
+        }
+        CHECK(thrown && ran == 5);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+void SpinlockExcludes() {
+  RwSpinlock lock;
+  int64_t a = 0;
+  int64_t b = 0;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (int round = 0; round < 5000; ++round) {
+        if (t < 2) {
+          lock.lock();
+          ++a;
+          ++b;
+          lock.unlock();
+        } else {
+          lock.lock_shared();
+          CHECK(a == b);
+          lock.unlock_shared();
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(a == 10000);
+}
+
+}  // namespace
+}  // namespace kvtable
+
+int main() {
+  kvtable::SpinlockExcludes();
+  kvtable::PoolRunsFromManyThreadsAndRethrows();
+  kvtable::EveryNewKeyIsInsertedByExactlyOneThread();
+  kvtable::AccumulateLosesNothing();
+  kvtable::EveryOperationAtOnceLeavesRowsWhole();
+  return 0;
+}

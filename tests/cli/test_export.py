@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from kvtools.cli.main import main
+
+pytestmark = pytest.mark.usefixtures("tf")
+Capture = pytest.CaptureFixture[str]
+
+
+def test_text_and_json(sample_path: Path, tmp_path: Path, capsys: Capture) -> None:
+    out = str(tmp_path / "out")
+    assert main(["export", "--savedmodel", out, str(sample_path), "--clip-l2", "5"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["ads/emb", "ads_emb", "9", "2", "216", "B", "48", "B"]
+    assert lines[-1] == f"wrote {out}"
+    again = ["export", "--savedmodel", out, str(sample_path), "--table", "user_emb", "--json"]
+    assert main(again) == 1
+    assert "exists already" in capsys.readouterr().err
+    assert main([*again, "--force"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert list(report) == ["path", "savedmodel", "tables"]
+    assert report["tables"][0]["rows"] == 5
+
+
+def test_nothing_but_the_result_is_printed(sample_path: Path, tmp_path: Path) -> None:
+    """TensorFlow's own log lines included."""
+    command = [sys.executable, "-m", "kvtools.cli.main", "export", "--savedmodel", "out", str(sample_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("\n") == 5
+
+
+def test_warnings(save_plain, make_sample, table_tensors, tmp_path: Path, capsys: Capture) -> None:  # type: ignore[no-untyped-def]
+    sample = make_sample("emb", rows=20)
+    sample.values[4, 1] = np.nan
+    sample.keys[15] = sample.keys[3]
+    path = save_plain(tmp_path / "a", table_tensors(sample))
+    assert main(["export", "--savedmodel", str(tmp_path / "out"), str(path), "--clip-abs", "100", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert "table 'emb': 1 rows with NaN or infinity were kept" in captured.err
+    assert "table 'emb': 1 rows were left out because their key is there again later" in captured.err
+    assert json.loads(captured.out)["tables"][0]["cut"] == 18
+
+
+def test_exported_model_is_inspected(sample_path: Path, tmp_path: Path, capsys: Capture) -> None:
+    assert main(["export", "--savedmodel", str(tmp_path / "out"), str(sample_path)]) == 0
+    capsys.readouterr()
+    assert main(["inspect", "--json", str(tmp_path / "out"), "--keys", "-7"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["dialect"] == "savedmodel" and report["variables"] == []
+    assert [row["value"] for row in report["rows"]] == [[2, 2.125, 2.25, 2.375]]
+
+
+def test_without_tensorflow(sample_path: Path, tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.modules['tensorflow'] = None; from kvtools.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", program, "export", "--savedmodel", "out", str(sample_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1 and "pip install 'kvtools[tensorflow]'" in done.stderr
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvtools.clip import Clip, non_finite_rows, row_norms
+from kvtools.errors import UsageError
+
+DTYPES = [np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]
+
+
+def reference_norm(row: Any, norm: str) -> float:
+    """Plain Python, one row at a time."""
+    numbers = [float(value) for value in row]
+    if any(math.isnan(number) for number in numbers):
+        return math.nan
+    return max(map(abs, numbers)) if norm == "abs" else math.hypot(*numbers)
+
+
+@pytest.mark.parametrize("norm", ["abs", "l2"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@given(
+    rows=st.lists(
+        st.lists(st.floats(width=16, allow_nan=True, allow_infinity=True), min_size=3, max_size=3),
+        min_size=1,
+        max_size=9,
+    )
+)
+def test_norms_match_plain_python(norm: Any, dtype: np.dtype[Any], rows: list[list[float]]) -> None:
+    values = np.array(rows).astype(dtype)
+    expected = [reference_norm(row, norm) for row in values]
+    np.testing.assert_allclose(row_norms(values, norm).astype(np.float64), expected, rtol=1e-6, atol=0)
+
+
+def test_norms_of_extreme_float64() -> None:
+    values = np.array([[3e200, 4e200], [3e-200, 4e-200], [0, 0], [5e-324, 0], [np.inf, -np.inf]])
+    np.testing.assert_allclose(row_norms(values, "l2"), [5e200, 5e-200, 0, 5e-324, np.inf])
+
+
+def test_norms_of_no_rows() -> None:
+    assert row_norms(np.zeros((0, 4), np.float32), "l2").shape == (0,)
+    assert row_norms(np.zeros((0, 4), np.float32), "abs").shape == (0,)
+
+
+@pytest.mark.parametrize("norm", ["abs", "l2"])
+def test_a_row_at_the_threshold_is_kept(norm: Any) -> None:
+    values = np.array([[0.5, 0], [np.nextafter(np.float32(0.5), np.float32(0)), 0], [-0.5, 0]], np.float32)
+    assert Clip(norm, 0.5).keep(values).tolist() == [True, False, True]
+
+
+def test_zero_threshold_keeps_all_and_tiny_one_cuts_zero_rows() -> None:
+    values = np.array([[0, 0], [1e-10, 0]], np.float32)
+    assert Clip("abs", 0).keep(values).tolist() == [True, True]
+    assert Clip("abs", 1e-20).keep(values).tolist() == [False, True]
+
+
+@pytest.mark.parametrize("norm", ["abs", "l2"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_that_are_not_finite_are_kept_and_counted(norm: Any, dtype: np.dtype[Any]) -> None:
+    values = np.array([[np.nan, 0], [np.inf, 0], [-np.inf, np.nan], [0, 0], [1, 1]]).astype(dtype)
+    assert Clip(norm, 0.5).keep(values).tolist() == [True, True, True, False, True]
+    assert non_finite_rows(values) == 3
+
+
+@pytest.mark.parametrize("threshold", [math.nan, -1.0, -1e-300, math.inf])
+def test_senseless_thresholds_are_refused(threshold: float) -> None:
+    with pytest.raises(UsageError, match="expected a finite number of 0 or more"):
+        Clip("abs", threshold)

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvtools.errors import OutputError
+from kvtools.replace_folder import replace_folder
+
+
+def write(target: Path, text: str, *, force: bool = False) -> None:
+    with replace_folder(target, mark="mark", force=force) as folder:
+        (folder / "mark").write_text(text)
+        (folder / "deep").mkdir()
+        (folder / "deep" / "file").write_text(text)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def content(folder: Path) -> dict[str, str]:
+    return {str(file.relative_to(folder)): file.read_text() for file in folder.rglob("*") if file.is_file()}
+
+
+def test_new_and_replaced(tmp_path: Path) -> None:
+    write(tmp_path / "out", "one")
+    assert content(tmp_path / "out") == {"mark": "one", "deep/file": "one"}
+    write(tmp_path / "out", "two", force=True)
+    assert content(tmp_path / "out") == {"mark": "two", "deep/file": "two"}
+    assert names(tmp_path) == ["out"]
+
+
+def test_permissions_follow_the_umask(tmp_path: Path) -> None:
+    write(tmp_path / "out", "one")
+    (tmp_path / "plain").mkdir()
+    assert (tmp_path / "out").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_existing_output_is_refused_without_force(tmp_path: Path) -> None:
+    write(tmp_path / "out", "one")
+    with pytest.raises(OutputError, match="exists already"):
+        write(tmp_path / "out", "two")
+    assert content(tmp_path / "out") == {"mark": "one", "deep/file": "one"}
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "dangling", "other folder"])
+def test_force_replaces_nothing_of_another_kind(tmp_path: Path, kind: str) -> None:
+    out = tmp_path / "out"
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "precious").write_text("x")
+    if kind == "file":
+        out.write_text("x")
+    elif kind == "link":
+        out.symlink_to(tmp_path / "elsewhere")
+    elif kind == "dangling":
+        out.symlink_to(tmp_path / "nowhere")
+    else:
+        (tmp_path / "elsewhere").rename(out)
+    before = sorted(str(path) for path in tmp_path.rglob("*"))
+    with pytest.raises(OutputError):
+        write(out, "two", force=True)
+    assert sorted(str(path) for path in tmp_path.rglob("*")) == before
+
+
+def test_force_may_replace_an_empty_folder(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    write(tmp_path / "out", "one", force=True)
+    assert content(tmp_path / "out")["mark"] == "one"
+
+
+def test_missing_parent(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="there is no folder"):
+        write(tmp_path / "no" / "out", "one")
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_failure_leaves_the_old_one_and_no_trace(tmp_path: Path, error: type[BaseException]) -> None:
+    write(tmp_path / "out", "one")
+    with pytest.raises(error), replace_folder(tmp_path / "out", mark="mark", force=True) as folder:
+        (folder / "mark").write_text("two")
+        raise error
+    assert content(tmp_path / "out")["mark"] == "one"
+    assert names(tmp_path) == ["out"]
+
+
+def test_full_disk(tmp_path: Path) -> None:
+    write(tmp_path / "out", "one")
+    with (
+        pytest.raises(OutputError, match="No space left on device; nothing was changed"),
+        replace_folder(tmp_path / "out", mark="mark", force=True),
+        open("/dev/full", "w") as full,  # noqa: PTH123
+    ):
+        full.write("x" * 100_000)
+    assert content(tmp_path / "out")["mark"] == "one"
+
+
+def test_output_that_appears_meanwhile_is_kept(tmp_path: Path) -> None:
+    with (
+        pytest.raises(OutputError, match="exists already"),
+        replace_folder(tmp_path / "out", mark="mark") as folder,
+    ):
+        (folder / "mark").write_text("mine")
+        write(tmp_path / "out", "theirs")
+    assert content(tmp_path / "out")["mark"] == "theirs"
+
+
+def test_killed_run_leaves_the_old_one_and_the_next_cleans_up(tmp_path: Path) -> None:
+    write(tmp_path / "out", "one")
+    program = (
+        "import sys, time; from pathlib import Path; from kvtools.replace_folder import replace_folder\n"
+        f"with replace_folder(Path({str(tmp_path / 'out')!r}), mark='mark', force=True) as folder:\n"
+        "    (folder / 'mark').write_text('half'); print('ready', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, cwd=tmp_path) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        write(tmp_path / "out", "two", force=True)  # a run that is still writing is left alone
+        assert len(names(tmp_path)) == 2
+        process.send_signal(signal.SIGKILL)
+    assert content(tmp_path / "out")["mark"] == "two"
+    assert len(names(tmp_path)) == 2
+    write(tmp_path / "out", "three", force=True)
+    assert content(tmp_path / "out")["mark"] == "three"
+    assert names(tmp_path) == ["out"]

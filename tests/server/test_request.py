@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("fastapi")
+from kvtools.server.request import RequestError, body_limit, parse_keys
+
+
+def parse(body: bytes, *, binary: bool = False, key_dtype: str = "int64", max_keys: int = 10) -> np.ndarray:
+    return parse_keys(body, binary=binary, key_dtype=key_dtype, limits=np.iinfo(key_dtype), max_keys=max_keys)
+
+
+@pytest.mark.parametrize(
+    ("key_dtype", "keys"),
+    [
+        ("int64", [-(2**63), 0, 2**63 - 1]),
+        ("int32", [-(2**31), 2**31 - 1]),
+        ("uint64", [0, 2**64 - 1]),
+        ("int64", []),
+    ],
+)
+def test_json_and_binary(key_dtype: str, keys: list[int]) -> None:
+    expected = np.array(keys, key_dtype)
+    got = parse(str({"keys": keys}).replace("'", '"').encode(), key_dtype=key_dtype)
+    assert got.dtype == expected.dtype and np.array_equal(got, expected)
+    body = (expected.view(np.int64) if key_dtype == "uint64" else expected.astype("<i8")).tobytes()
+    got = parse(body, binary=True, key_dtype=key_dtype)
+    assert got.dtype == expected.dtype and np.array_equal(got, expected)
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"", "bad_json"),
+        (b"{", "bad_json"),
+        (b"\xff\xfe\x00", "bad_json"),
+        (b'{"keys": [' + b"1" * 5000 + b"]}", "bad_json"),
+        (b"[" * 100_000, "bad_json"),
+        (b"[1]", "bad_body"),
+        (b"{}", "bad_body"),
+        (b'{"keys": 1}', "bad_body"),
+        (b'{"keys": {"0": 1}}', "bad_body"),
+        (b'{"keys": [1.0]}', "bad_key"),
+        (b'{"keys": [NaN]}', "bad_key"),
+        (b'{"keys": ["1"]}', "bad_key"),
+        (b'{"keys": [true]}', "bad_key"),
+        (b'{"keys": [null]}', "bad_key"),
+        (b'{"keys": [[1]]}', "bad_key"),
+        (b'{"keys": [9223372036854775808]}', "bad_key"),
+        (b'{"keys": [-9223372036854775809]}', "bad_key"),
+        (b'{"keys": [1' + b",1" * 10 + b"]}", "too_many_keys"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_wrong_json(body: bytes, code: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse(body)
+    assert caught.value.code == code and 400 <= caught.value.status < 500 and len(caught.value.message) < 400
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ({"body": b"1234567"}, "bad_body"),
+        ({"body": bytes(88)}, "too_many_keys"),
+        ({"body": np.array([2**31]).tobytes(), "key_dtype": "int32"}, "bad_key"),
+    ],
+)
+def test_wrong_binary(arguments: dict[str, Any], code: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse(**arguments, binary=True)
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize(("key_dtype", "key"), [("uint64", -1), ("uint64", 2**64), ("int32", 2**31)])
+def test_out_of_range_of_the_table(key_dtype: str, key: int) -> None:
+    with pytest.raises(RequestError, match="out of range"):
+        parse(b'{"keys": [%d]}' % key, key_dtype=key_dtype)
+
+
+def test_the_longest_keys_fit_the_body() -> None:
+    import json
+
+    assert len(json.dumps({"keys": [-(2**63)] * 1000}, indent=1)) <= body_limit(1000)
