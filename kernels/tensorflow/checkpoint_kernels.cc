@@ -161,7 +161,7 @@ class SaveOp : public OpKernel {
       for (size_t c = 0; c < columns.size(); ++c) {
         Column& column = columns[c];
         TF_RETURN_IF_ERROR(ctx->allocate_temp(column.dtype, ColumnShape(rows, column.width), &column.rows));
-        if (c >= 3) out.push_back({static_cast<int>(c) - 3, column.rows.data()});
+        if (c >= 3) out.push_back({static_cast<int>(c) - 3, column.rows.data(), column.width});
       }
       std::memcpy(columns[0].rows.data(), chunk_keys.data(), chunk_keys.TotalBytes());
       table.GatherStamps(columns[0].rows.data(), rows, static_cast<uint32_t*>(columns[1].rows.data()),
@@ -396,7 +396,9 @@ class RestoreOp : public OpKernel {
             Compact(own, s == 0 ? config.dim : slots[s - 1].width, &columns[s]);
         }
         std::vector<kvtable::ColumnIn> in;
-        for (size_t s = 0; s < columns.size(); ++s) in.push_back({static_cast<int>(s), columns[s].data()});
+        for (size_t s = 0; s < columns.size(); ++s) {
+          in.push_back({static_cast<int>(s), columns[s].data(), columns[s].dim_size(1)});
+        }
         table->Import(keys.data(), keys.NumElements(), in, static_cast<const uint32_t*>(freqs.data()),
                       static_cast<const uint32_t*>(versions.data()), *threads);
       }

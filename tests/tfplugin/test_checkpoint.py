@@ -146,4 +146,4 @@ def test_saved_model_loads_in_a_process_of_its_own(tmp_path):
     got = loaded.signatures["serving_default"](tf.constant({ids}, tf.int64))["score"]
     np.testing.assert_allclose(got, np.load({str(tmp_path / "expected.npy")!r}), rtol=1e-6)
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True)
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], cwd=tmp_path, check=True)

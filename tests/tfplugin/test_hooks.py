@@ -36,7 +36,7 @@ def uninstalled():
     tfplugin.install()
 
 
-def test_uninstall_leaves_tensorflow_as_a_process_without_tfplugin_has_it():
+def test_uninstall_leaves_tensorflow_as_a_process_without_tfplugin_has_it(tmp_path):
     code = """
 import tensorflow as tf
 import tensorflow.compat.v1, tensorflow.compat.v2
@@ -59,11 +59,11 @@ tfplugin.uninstall()
 after = state()
 print(during != before, {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)})
 """
-    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "True set()"
 
 
-def test_the_attribute_is_on_every_way_to_import_tensorflow():
+def test_the_attribute_is_on_every_way_to_import_tensorflow(tmp_path):
     code = """
 import tfplugin
 import tensorflow, tensorflow.compat.v1, tensorflow.compat.v2
@@ -71,7 +71,7 @@ from tensorflow.compat import v1
 for module in (tensorflow, tensorflow.compat.v1, tensorflow.compat.v2, v1):
     assert module.get_kv_variable is tfplugin.get_kv_variable, module
 """
-    subprocess.run([sys.executable, "-P", "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
 
 
 def test_install_twice_is_install_once():

@@ -64,12 +64,19 @@ def _free_ports(count):
 def test_parts_on_two_servers(tmp_path):
     addresses = [f"127.0.0.1:{port}" for port in _free_ports(3)]
     cluster = json.dumps({"ps": addresses[:2], "worker": addresses[2:]})
-    python = [sys.executable, "-P", "-c"]
-    servers = [subprocess.Popen([*python, SERVER, cluster, str(i)], stdout=subprocess.PIPE, text=True) for i in (0, 1)]
+    python = [sys.executable, "-c"]
+    servers = [
+        subprocess.Popen([*python, SERVER, cluster, str(i)], stdout=subprocess.PIPE, text=True, cwd=tmp_path)
+        for i in (0, 1)
+    ]
     try:
         assert [server.stdout.readline() for server in servers] == ["ready\n"] * 2
         done = subprocess.run(
-            [*python, WORKER, cluster, str(tmp_path / "model")], capture_output=True, text=True, timeout=120
+            [*python, WORKER, cluster, str(tmp_path / "model")],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            cwd=tmp_path,
         )
     finally:
         for server in servers:

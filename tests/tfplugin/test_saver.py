@@ -341,7 +341,7 @@ with tf.Graph().as_default(), v1.Session() as s:
     for n in range(2, 1000):
         saver.save(s, {str(tmp_path / "m")!r}, global_step=2)
 """
-    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline().strip() == "saved 1"
     time.sleep(0.15)
     os.kill(process.pid, signal.SIGKILL)
