@@ -509,7 +509,7 @@ class ExportOp : public TableOp {
                        out.keys = static_cast<char*>(keys.data()) + n * key_bytes;
                        out.freqs = static_cast<uint32_t*>(freqs.data()) + n;
                        out.versions = static_cast<uint32_t*>(versions.data()) + n;
-                       out.columns = {{column, static_cast<char*>(rows.data()) + n * row_bytes}};
+                       out.columns = {{column, static_cast<char*>(rows.data()) + n * row_bytes, width}};
                        const int64_t got = exporter->Next(room - n, out, *threads);
                        if (got == 0) break;
                        n += got;
