@@ -2,7 +2,7 @@
 
 import os
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"  # here, and in the commands that an example calls
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # key-value tables live in host memory
 
 _stderr = os.dup(2)
