@@ -7,7 +7,6 @@ STAMP := $(VENV)/.kvtools-installed
 CPP_FILES = $$(git ls-files 'kernels/*.h' 'kernels/*.cc' 'benchmarks/*.cc')
 SOURCES := $(shell find kernels kvtools cli server tfplugin -type f -not -name '*.pyc') pyproject.toml CMakeLists.txt constraints.txt README.md
 
-export TF_CPP_MIN_LOG_LEVEL ?= 2
 # Warnings are errors for those who develop here, not for those who install.
 export KVTOOLS_WERROR := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

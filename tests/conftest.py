@@ -16,6 +16,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+# Before anything imports TensorFlow: what is printed is compared, and no log lines are wanted between.
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+
 DATA = Path(__file__).parent / "data"
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -117,8 +121,6 @@ def _sliced(array: np.ndarray, pieces: int) -> list[tuple[str, np.ndarray]]:
 
 @pytest.fixture(scope="session")
 def tf() -> Any:
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
     return pytest.importorskip("tensorflow")
 
 

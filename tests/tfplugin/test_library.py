@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ def importing(**env):
     return subprocess.Popen(
         [sys.executable, "-c", "import tfplugin; print('imported')"],
         env={**os.environ, **env},
+        cwd=Path(__file__).parent,  # not the root, where the source tree hides the installed packages
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
