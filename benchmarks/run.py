@@ -89,7 +89,7 @@ with tf.Graph().as_default(), v1.Session() as session:
         session.run(rows.op, {{ids: np.arange(start, min(2_000_000, start + (1 << 18)))}})
     v1.train.Saver().save(session, {str(path)!r})
 """
-        subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([sys.executable, "-c", script], cwd=folder, check=True, stdout=subprocess.DEVNULL)
         command = str(Path(sys.executable).parent / "kvtools")
         out = {"checkpoint_mib": sum(file.stat().st_size for file in Path(folder).iterdir()) / 2**20}
         for name, arguments in (("help_seconds", ["--help"]), ("inspect_seconds", ["inspect", str(path)])):
@@ -145,6 +145,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15, help="rounds of each comparison")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder for the .md and .json")
     args = parser.parse_args()
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     result: dict[str, Any] = {
         "date": datetime.date.today().isoformat(),
         "machine": machine(),

@@ -57,8 +57,9 @@
 namespace kvtable {
 namespace {
 
-constexpr int64_t kBlock = 2048;  // keys of a lookup under one set of locks
-constexpr int64_t kAhead = 16;    // rows asked for before the one being copied; buckets twice as far
+constexpr int64_t kBlock = 2048;    // keys of a lookup under one set of locks
+constexpr int64_t kAhead = 16;      // searches begun before the one being finished; buckets twice as far
+constexpr int64_t kRowsAhead = 32;  // rows of a lookup asked for before the one being copied
 constexpr int64_t kLeastKeysPerTask = 2048;  // of a lookup
 constexpr int64_t kMaxDim = int64_t{1} << 24;
 
@@ -249,11 +250,10 @@ class TableImpl : public Table {
             [&](const Shard& shard) {
               for (const ColumnOut& column : out) shard.layout->At(column.column, column.width);
             },
-            [](const Shard& shard, uint32_t row) KVTABLE_ALWAYS_INLINE {
-              const char* const at = shard.rows.Row(row);
-              PrefetchRow<kAnyBytes>(at, shard.rows.row_bytes());
-              return at;
-            },
+            [](const Shard& shard, uint32_t row)
+                KVTABLE_ALWAYS_INLINE -> const char* { return shard.rows.Row(row); },
+            [](const Shard& shard, const char* row)
+                KVTABLE_ALWAYS_INLINE { PrefetchRow<kAnyBytes>(row, shard.rows.row_bytes()); },
             [&](int64_t i, const Shard& shard, const char* row) {
               if (found != nullptr) found[i] = row != nullptr;
               if (row == nullptr) {
@@ -280,7 +280,7 @@ class TableImpl : public Table {
       RunTasks(threads, ranges.count(), [&](int64_t r) {
         ReadRange(
             static_cast<const Key*>(keys), ranges.begin(r), ranges.end(r), [](const Shard&) {},
-            [](const Shard& shard, uint32_t) { return &shard; },
+            [](const Shard& shard, uint32_t) { return &shard; }, [](const Shard&, const Shard*) {},
             [&](int64_t i, const Shard&, const Shard* there) { out[i] = there != nullptr; });
       });
     });
@@ -295,11 +295,9 @@ class TableImpl : public Table {
       RunTasks(threads, ranges.count(), [&](int64_t r) {
         ReadRange(
             static_cast<const Key*>(keys), ranges.begin(r), ranges.end(r), [](const Shard&) {},
-            [](const Shard& shard, uint32_t row) KVTABLE_ALWAYS_INLINE {
-              const RowStamp* const stamp = shard.rows.StampOf(row);
-              __builtin_prefetch(stamp);
-              return stamp;
-            },
+            [](const Shard& shard, uint32_t row)
+                KVTABLE_ALWAYS_INLINE -> const RowStamp* { return shard.rows.StampOf(row); },
+            [](const Shard&, const RowStamp* stamp) KVTABLE_ALWAYS_INLINE { __builtin_prefetch(stamp); },
             [&](int64_t i, const Shard&, const RowStamp* stamp) {
               if (freqs != nullptr) freqs[i] = stamp == nullptr ? 0 : stamp->frequency;
               if (versions != nullptr) versions[i] = stamp == nullptr ? 0 : stamp->version;
@@ -469,21 +467,19 @@ class TableImpl : public Table {
   };
 
   // Looks up keys[begin, end) block by block under shared locks: check(shard) once for each shard of a block,
-  // which may throw; locate(shard, row) -> pointer, which prefetches what it points to; and some steps later
-  // visit(i, shard, pointer), with null for a missing key.
-  template <class Key, class Check, class Locate, class Visit>
+  // which may throw; locate(shard, row) -> pointer for each key that is there; then prefetch(shard, pointer)
+  // and some steps later visit(i, shard, pointer), with null for a missing key.
+  template <class Key, class Check, class Locate, class Prefetch, class Visit>
   void ReadRange(const Key* keys, int64_t begin, int64_t end, const Check& check, const Locate& locate,
-                 const Visit& visit) const {
+                 const Prefetch& prefetch, const Visit& visit) const {
     using Pointer = decltype(locate(*shards_[0], uint32_t{0}));
     const std::unique_ptr<Shard>* const shards = shards_.data();
     // The key's hash, and from its first step on its home bucket, with the shard in the bits that alignment
     // leaves.
     std::array<uint64_t, kBlock> homes;
     static_assert(alignof(Bucket) == kMaxShards);
-    // What the search for key i has come to, at i modulo the size: null, the pointer, or the bucket to search
-    // next.
-    std::array<uintptr_t, kAhead> ring;
-    static_assert((kAhead & (kAhead - 1)) == 0);
+    // What the search for key i has come to: null, the pointer, or the bucket to search next.
+    std::array<uintptr_t, kBlock> found;
     constexpr uintptr_t kUnfinished = 1;  // marks the last; whatever `locate` points to has an even address
     for (int64_t block = begin; block < end; block += kBlock) {
       const int64_t count = std::min(kBlock, end - block);
@@ -498,7 +494,8 @@ class TableImpl : public Table {
       for (uint64_t left = touched; left != 0; left &= left - 1) {
         check(*shards_[static_cast<size_t>(__builtin_ctzll(left))]);
       }
-      // Three steps on the way to a row, each asking for the memory that the next one reads.
+      // First where the rows are, then the rows: each pass asks for memory some steps before it reads it, and
+      // the second does nothing else.
       const auto shard_at = [&](int64_t i) KVTABLE_ALWAYS_INLINE -> const Shard& {
         return *shards[homes[static_cast<size_t>(i)] % kMaxShards];
       };
@@ -515,31 +512,37 @@ class TableImpl : public Table {
       const auto search_home = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
         const Bucket* const home = home_at(i);
         const uint32_t row = BucketIndex::Match(WidenKey(block_keys[i]), home);
-        uintptr_t& found = ring[static_cast<size_t>(i % kAhead)];
+        uintptr_t& place = found[static_cast<size_t>(i)];
         if (__builtin_expect(row != BucketIndex::kNoRow, 1)) {
-          found = reinterpret_cast<uintptr_t>(locate(shard_at(i), row));
+          place = reinterpret_cast<uintptr_t>(locate(shard_at(i), row));
         } else {
           const Bucket* const next = shard_at(i).index.Next(home, home);
           __builtin_prefetch(next);
-          found = next == nullptr ? 0 : reinterpret_cast<uintptr_t>(next) | kUnfinished;
+          place = next == nullptr ? 0 : reinterpret_cast<uintptr_t>(next) | kUnfinished;
         }
       };
       const auto search_on = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
-        uintptr_t& found = ring[static_cast<size_t>(i % kAhead)];
-        if (__builtin_expect((found & kUnfinished) == 0, 1)) return;
-        const Bucket* const next = reinterpret_cast<const Bucket*>(found - kUnfinished);
+        uintptr_t& place = found[static_cast<size_t>(i)];
+        if (__builtin_expect((place & kUnfinished) == 0, 1)) return;
+        const Bucket* const next = reinterpret_cast<const Bucket*>(place - kUnfinished);
         const uint32_t row = shard_at(i).index.FindFrom(WidenKey(block_keys[i]), next, home_at(i));
-        found = row == BucketIndex::kNoRow ? 0 : reinterpret_cast<uintptr_t>(locate(shard_at(i), row));
+        place = row == BucketIndex::kNoRow ? 0 : reinterpret_cast<uintptr_t>(locate(shard_at(i), row));
+      };
+      const auto prefetch_row = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
+        const uintptr_t place = found[static_cast<size_t>(i)];
+        if (place != 0) prefetch(shard_at(i), reinterpret_cast<Pointer>(place));
       };
       for (int64_t i = 0; i < std::min(2 * kAhead, count); ++i) prefetch_bucket(i);
       for (int64_t i = 0; i < std::min(kAhead, count); ++i) search_home(i);
-      for (int64_t i = 0; i < std::min(kAhead / 2, count); ++i) search_on(i);
       for (int64_t i = 0; i < count; ++i) {
         if (i + 2 * kAhead < count) prefetch_bucket(i + 2 * kAhead);
-        const uintptr_t found = ring[static_cast<size_t>(i % kAhead)];
         if (i + kAhead < count) search_home(i + kAhead);
-        if (i + kAhead / 2 < count) search_on(i + kAhead / 2);
-        visit(block + i, shard_at(i), reinterpret_cast<Pointer>(found));
+        search_on(i);
+      }
+      for (int64_t i = 0; i < std::min(kRowsAhead, count); ++i) prefetch_row(i);
+      for (int64_t i = 0; i < count; ++i) {
+        if (i + kRowsAhead < count) prefetch_row(i + kRowsAhead);
+        visit(block + i, shard_at(i), reinterpret_cast<Pointer>(found[static_cast<size_t>(i)]));
       }
     }
   }
@@ -554,11 +557,9 @@ class TableImpl : public Table {
       constexpr int64_t kBytes = decltype(known)::value;
       ReadRange(
           keys, begin, end, [](const Shard&) {},
-          [bytes](const Shard& shard, uint32_t row) KVTABLE_ALWAYS_INLINE {
-            const char* const at = shard.rows.Row(row);
-            PrefetchRow<kBytes>(at, bytes);
-            return at;
-          },
+          [](const Shard& shard, uint32_t row)
+              KVTABLE_ALWAYS_INLINE -> const char* { return shard.rows.Row(row); },
+          [bytes](const Shard&, const char* row) KVTABLE_ALWAYS_INLINE { PrefetchRow<kBytes>(row, bytes); },
           [&](int64_t i, const Shard&, const char* row) {
             if (found != nullptr) found[i] = row != nullptr;
             if (row != nullptr) {
