@@ -330,11 +330,8 @@ class RestoreOp : public OpKernel {
   std::vector<int64_t> OwnRows(const Tensor& keys) const {
     std::vector<int64_t> own;
     const auto in = keys.flat<K>();
-    const K parts = static_cast<K>(parts_);
     for (int64_t i = 0; i < in.size(); ++i) {
-      K rest = in(i) % parts;
-      if (rest < 0) rest += parts;
-      if (static_cast<int64_t>(rest) == part_) own.push_back(i);
+      if (PartOf<K>(in(i), parts_) == part_) own.push_back(i);
     }
     return own;
   }

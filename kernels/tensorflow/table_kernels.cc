@@ -563,12 +563,7 @@ class PartitionOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, keys.shape(), &out));
     const auto in = keys.flat<K>();
     auto owner = out->flat<int32_t>();
-    const K parts = static_cast<K>(parts_);
-    for (int64_t i = 0; i < in.size(); ++i) {
-      K rest = in(i) % parts;
-      if (rest < 0) rest += parts;
-      owner(i) = static_cast<int32_t>(rest);
-    }
+    for (int64_t i = 0; i < in.size(); ++i) owner(i) = static_cast<int32_t>(PartOf<K>(in(i), parts_));
   }
 
  private:

@@ -88,6 +88,13 @@ absl::Status CatchErrors(const std::string& doing, const std::string& name,
 kvtable::KeyType ToKeyType(tensorflow::DataType dtype);
 kvtable::ValueType ToValueType(tensorflow::DataType dtype);
 
+// The part that owns a key: key floor-mod parts.
+template <typename Key>
+int64_t PartOf(Key key, int64_t parts) {
+  const Key rest = key % static_cast<Key>(parts);
+  return static_cast<int64_t>(rest < 0 ? rest + static_cast<Key>(parts) : rest);
+}
+
 // Now, for the version column: seconds since 1970.
 uint32_t UnixTime();
 
