@@ -147,10 +147,9 @@ class KvVariable(trackable.Trackable):
         with tf_ops.colocate_with(None, ignore_existing=True), tf_ops.device(_cpu_device(probe.device)):
             yield probe
 
-    def _make_handle(self, *, anonymous: bool, shared_name: str = "") -> tf.Tensor:
-        handle = raw.kv_table_handle(
+    def _make_handle(self, *, anonymous: bool) -> tf.Tensor:
+        return raw.kv_table_handle(
             anonymous=anonymous,
-            shared_name=shared_name,
             variable=self._name,
             key_dtype=self.key_dtype,
             dtype=self.dtype,
@@ -160,7 +159,6 @@ class KvVariable(trackable.Trackable):
             read_only=self._read_only,
             name=self._name,
         )
-        return handle
 
     def initialize(self) -> tf.Operation | None:
         """(Re)starts the table empty. Runs at once in eager mode; gives the op in a graph."""
@@ -550,14 +548,14 @@ class PartitionedKvVariable(trackable.Trackable):
             f"{len(self._parts)} parts>"
         )
 
-    def _owned(self, keys: Any) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
-        """Keys as a tensor and flat, then per part: the flat positions of its keys, and the keys."""
+    def _owned(self, keys: Any) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
+        """Keys as a tensor, then per part: the flat positions of its keys, and the keys."""
         keys = keys_to_tensor(keys, self.key_dtype, self._name)
         flat = tf.reshape(keys, [-1])
         count = len(self._parts)
         owner = raw.kv_table_partition(flat, parts=count)
         positions = tf.dynamic_partition(tf.range(tf.size(flat)), owner, count)
-        return keys, flat, positions, tf.dynamic_partition(flat, owner, count)
+        return keys, positions, tf.dynamic_partition(flat, owner, count)
 
     def sparse_read(
         self, indices: Any, name: str | None = None, *, training: bool | None = None, missing: str = "zeros"
@@ -566,7 +564,7 @@ class PartitionedKvVariable(trackable.Trackable):
         if len(self._parts) == 1:
             return self._parts[0].sparse_read(indices, name, training=training, missing=missing)
         with tf.name_scope(name or "kv_lookup"):
-            keys, _, positions, part_keys = self._owned(indices)
+            keys, positions, part_keys = self._owned(indices)
             rows = [
                 part.sparse_read(owned, training=training, missing=missing)
                 for part, owned in zip(self._parts, part_keys, strict=True)
@@ -584,13 +582,13 @@ class PartitionedKvVariable(trackable.Trackable):
 
     def contains(self, keys: Any) -> tf.Tensor:
         """Whether each key is there: bool, shape of keys."""
-        keys, _, positions, part_keys = self._owned(keys)
+        keys, positions, part_keys = self._owned(keys)
         found = [part.contains(owned) for part, owned in zip(self._parts, part_keys, strict=True)]
         return tf.reshape(tf.dynamic_stitch(positions, found), tf.shape(keys))
 
     def stamps(self, keys: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """Frequency and version of keys; as `KvVariable.stamps`."""
-        keys, _, positions, part_keys = self._owned(keys)
+        keys, positions, part_keys = self._owned(keys)
         stamps = [part.stamps(owned) for part, owned in zip(self._parts, part_keys, strict=True)]
         freqs, versions = (
             tf.reshape(tf.dynamic_stitch(positions, list(column)), tf.shape(keys))
@@ -611,7 +609,7 @@ class PartitionedKvVariable(trackable.Trackable):
         return self._write("accumulate", keys, deltas)
 
     def _write(self, method: str, keys: Any, rows: Any) -> tf.Operation | None:
-        keys, _, positions, part_keys = self._owned(keys)
+        keys, positions, part_keys = self._owned(keys)
         rows = tf.convert_to_tensor(rows, self.dtype)
         wanted = keys.shape.concatenate([self.dim])
         flat = tf.TensorShape([keys.shape.num_elements(), self.dim])
@@ -630,7 +628,7 @@ class PartitionedKvVariable(trackable.Trackable):
 
     def remove(self, keys: Any) -> tf.Tensor:
         """Removes keys; returns how many were there: scalar int64."""
-        _, _, _, part_keys = self._owned(keys)
+        _, _, part_keys = self._owned(keys)
         return tf.add_n([part.remove(owned) for part, owned in zip(self._parts, part_keys, strict=True)])
 
     def clear(self) -> tf.Operation | None:

@@ -141,8 +141,8 @@ class RowUpdate:
             step_variable.unbind()
 
 
-def split(grads_and_vars: Sequence[tuple[Any, Any]]) -> bool:
-    """Whether any variable in the list is a key-value variable with a gradient."""
+def any_key_value(grads_and_vars: Sequence[tuple[Any, Any]]) -> bool:
+    """Whether any variable in the list is a key-value variable."""
     return any(isinstance(v, KvVariable) for _, v in grads_and_vars)
 
 

@@ -93,7 +93,7 @@ def apply_gradients(
     what it keeps per step (beta powers, the global step) moves once.
     """
     pairs = list(grads_and_vars)
-    if not step_rows.split(pairs):
+    if not step_rows.any_key_value(pairs):
         return original(optimizer, pairs, global_step, name, **kwargs)
     if distribute_lib.has_strategy():
         raise NotImplementedError(

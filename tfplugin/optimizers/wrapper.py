@@ -92,31 +92,25 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         """Applies gradients to a list of variables, key-value ones and others."""
         pairs = list(grads_and_vars)
-        if isinstance(self.optimizer, v1_optimizer.Optimizer) or not step_rows.split(pairs):
+        if isinstance(self.optimizer, v1_optimizer.Optimizer) or not step_rows.any_key_value(pairs):
             return self.optimizer.apply_gradients(pairs, *args, **kwargs)
         self._check_supported()
         with self._lock:
             self._build(pairs)
-            updates = [(self._updates[v], g) for g, v in pairs if isinstance(v, KvVariable) and g is not None]
-            rows = {id(update): update.read(self.optimizer, g) for update, g in updates}
-            replaced = []
+            updates, replaced = [], []
             for g, v in pairs:
-                if isinstance(v, KvVariable):
-                    update = self._updates[v]
-                    replaced.append((rows.get(id(update)), update.value))
-                else:
+                if not isinstance(v, KvVariable):
                     replaced.append((g, v))
+                elif g is not None:
+                    updates.append(self._updates[v])
+                    replaced.append((updates[-1].read(self.optimizer, g), updates[-1].value))
             try:
-                applied = self.optimizer.apply_gradients(
-                    [(g, v) for g, v in replaced if g is not None or not isinstance(v, step_rows.StepVariable)],
-                    *args,
-                    **kwargs,
-                )
+                applied = self.optimizer.apply_gradients(replaced, *args, **kwargs)
                 graph_op = isinstance(applied, (tf.Operation, tf.Tensor)) and not tf.executing_eagerly()
                 with tf.control_dependencies([applied] if graph_op else []):
-                    written = [update.write() for update, _ in updates]
+                    written = [update.write() for update in updates]
             finally:
-                for update, _ in updates:
+                for update in updates:
                     update.unbind()
         if graph_op and not tf_ops.inside_function():
             return tf.group(applied, *[op for op in written if op is not None])
