@@ -112,6 +112,8 @@ struct RuleFunctions {
                             {"weight_decay", 0.0, Range::kNonNegative}};
     spec.hyperparameters.insert(spec.hyperparameters.end(), Rule::kHyperparameters.begin(),
                                 Rule::kHyperparameters.end());
+    for (const Hyperparameter& h : Rule::kHyperparameters)
+      spec.zeroes_rows |= std::strcmp(h.name, "l21") == 0;
     spec.slots.assign(Rule::kSlots.begin(), Rule::kSlots.end());
     return spec;
   }

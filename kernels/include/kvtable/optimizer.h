@@ -43,6 +43,7 @@ struct OptimizerSpec {
   const char* name;
   std::vector<Hyperparameter> hyperparameters;  // "learning_rate" and "weight_decay" come first
   std::vector<OptimizerSlot> slots;             // each as wide as the value
+  bool zeroes_rows = false;                     // has a penalty that may zero whole rows
 };
 
 // Every rule, by name.
