@@ -190,6 +190,35 @@ const OptimizerSpec& FindOptimizer(const std::string& name) {
               "There is no optimizer '" + name + "'; expected one of " + names + ".");
 }
 
+Update MakeUpdate(const std::string& optimizer,
+                  const std::vector<std::pair<std::string, double>>& hyperparameters) {
+  Update update;
+  update.optimizer = &FindOptimizer(optimizer);
+  const std::vector<Hyperparameter>& known = update.optimizer->hyperparameters;
+  std::vector<bool> given(known.size());
+  std::string names;
+  for (const Hyperparameter& h : known) {
+    update.hyperparameters.push_back(h.fallback);
+    names += names.empty() ? h.name : std::string(", ") + h.name;
+  }
+  for (const auto& [name, value] : hyperparameters) {
+    size_t i = 0;
+    while (i < known.size() && name != known[i].name) ++i;
+    if (i == known.size()) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "Optimizer " + optimizer + " has no hyperparameter '" + name + "'; it has " + names + ".");
+    }
+    update.hyperparameters[i] = value;
+    given[i] = true;
+  }
+  for (size_t i = 0; i < known.size(); ++i) {
+    if (given[i] || !std::isnan(known[i].fallback)) continue;
+    throw Error(ErrorCode::kInvalidArgument,
+                "Optimizer " + optimizer + " needs the hyperparameter '" + known[i].name + "'.");
+  }
+  return update;
+}
+
 void CheckUpdate(const Update& update) {
   const OptimizerSpec& spec = *update.optimizer;
   if (update.hyperparameters.size() != spec.hyperparameters.size()) {

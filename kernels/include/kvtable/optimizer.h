@@ -9,6 +9,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kvtable/parallel_for.h"
@@ -61,7 +62,12 @@ struct Update {
   bool skip_nonfinite = false;          // leave a row alone whose summed gradient has a NaN or an infinity
 };
 
-// Throws Error(kInvalidArgument) that names the hyperparameter which is missing or out of range.
+// An update by names, in any order; hyperparameters that are not given have their fallback. Throws
+// Error(kInvalidArgument) that names the optimizer or hyperparameter that there is not, or that is missing.
+Update MakeUpdate(const std::string& optimizer,
+                  const std::vector<std::pair<std::string, double>>& hyperparameters);
+
+// Throws Error(kInvalidArgument) that names the hyperparameter which is out of range.
 void CheckUpdate(const Update& update);
 
 struct ApplyCounts {
