@@ -9,6 +9,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kvtable/parallel_for.h"
@@ -23,6 +24,7 @@ struct Hyperparameter {
   enum class Range : uint8_t {
     kAny,          // finite
     kNonNegative,  // [0, inf)
+    kNonPositive,  // (-inf, 0]
     kPositive,     // (0, inf)
     kFraction,     // [0, 1)
     kUnit,         // [0, 1]
@@ -59,6 +61,14 @@ struct Update {
   uint64_t seed = 0;                    // give each step another
   bool skip_nonfinite = false;          // leave a row alone whose summed gradient has a NaN or an infinity
 };
+
+// What values of this range are, for people: "0 or more".
+const char* Describe(Hyperparameter::Range range);
+
+// An update from named hyperparameters, in any order; those with a fallback may be left out. Throws
+// Error(kInvalidArgument) that names what is unknown, missing, given twice or out of range.
+Update MakeUpdate(const std::string& optimizer,
+                  const std::vector<std::pair<std::string, double>>& hyperparameters);
 
 // Throws Error(kInvalidArgument) that names the hyperparameter which is missing or out of range.
 void CheckUpdate(const Update& update);
