@@ -97,6 +97,26 @@ class Table:
         frequency: int = 0,
         version: int = 0,
     ) -> None: ...
+    def apply(
+        self,
+        optimizer: str,
+        keys: _Keys,
+        gradients: _Array,
+        hyperparameters: Mapping[str, float],
+        *,
+        slots: Sequence[_Column] = (),
+        positions: npt.NDArray[np.uint64] | None = None,
+        stochastic_rounding: bool = False,
+        seed: int = 0,
+        skip_nonfinite: bool = False,
+        frequency: int = 1,
+        version: int = 0,
+    ) -> tuple[int, int]: ...
+    def zeroed(self, keys: _Keys) -> _Bools: ...
+    @property
+    def zeroed_rows(self) -> int: ...
+    @property
+    def skipped_updates(self) -> int: ...
     def remove(self, keys: _Keys) -> int: ...
     def clear(self) -> None: ...
     def reserve(self, rows: int) -> None: ...

@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cstring>
@@ -295,6 +296,14 @@ std::vector<SlotSpec> SlotsOf(nb::handle specs) {
 // ---- Table
 // -----------------------------------------------------------------------------------------------------------
 
+Update UpdateOf(const std::string& optimizer, const nb::dict& hyperparameters) {
+  std::vector<std::pair<std::string, double>> named;
+  for (auto [name, value] : hyperparameters) {
+    named.emplace_back(nb::cast<std::string>(name), nb::cast<double>(nb::float_(value)));
+  }
+  return MakeUpdate(optimizer, named);
+}
+
 class PyTable;
 
 class PyExporter {
@@ -445,6 +454,40 @@ class PyTable {
     d.ExpectShape("deltas", WithWidth(k.shape(), dim()));
     nb::gil_scoped_release unlocked;
     table_->Accumulate(k.data(), k.size(), d.data(), from_zeros, {frequency, version}, *pool_);
+  }
+
+  nb::tuple Apply(const std::string& optimizer, nb::handle keys, nb::handle gradients,
+                  const nb::dict& hyperparameters, const std::vector<nb::object>& slots,
+                  const nb::object& positions, bool stochastic_rounding, uint64_t seed, bool skip_nonfinite,
+                  uint32_t frequency, uint32_t version) {
+    const ArrayView k("keys", keys, key_dtype_, false);
+    const ArrayView g("gradients", gradients, value_dtype_, false);
+    g.ExpectShape("gradients", WithWidth(k.shape(), dim()));
+    const std::unique_ptr<ArrayView> p =
+        Optional("positions", positions, DtypeNamed("uint64"), false, k.shape());
+    Update update = UpdateOf(optimizer, hyperparameters);
+    update.stochastic_rounding = stochastic_rounding;
+    update.seed = seed;
+    update.skip_nonfinite = skip_nonfinite;
+    const std::vector<SlotSpec> there = table_->slots();
+    std::vector<int> columns;
+    for (const nb::object& slot : slots) columns.push_back(ColumnOf(slot, there));
+    ApplyCounts counts;
+    {
+      nb::gil_scoped_release unlocked;
+      counts = table_->Apply(k.data(), p ? static_cast<const uint64_t*>(p->data()) : nullptr, k.size(),
+                             g.data(), update, columns, {frequency, version}, *pool_);
+    }
+    return nb::make_tuple(counts.updated, counts.skipped);
+  }
+
+  nb::object Zeroed(nb::handle keys) {
+    const ArrayView k("keys", keys, key_dtype_, false);
+    const nb::object out = OutputArray(nb::none(), k.shape(), bool_dtype_);
+    const ArrayView o("out", out, bool_dtype_, true);
+    nb::gil_scoped_release unlocked;
+    table_->Zeroed(k.data(), k.size(), static_cast<bool*>(o.data()), *pool_);
+    return out;
   }
 
   int64_t Remove(nb::handle keys) {
@@ -834,6 +877,58 @@ Example:
     >>> table.gather(np.array([5]))
     array([[5.]], dtype=float32)
 )")
+      .def("apply", &PyTable::Apply, "optimizer"_a, "keys"_a, "gradients"_a, "hyperparameters"_a,
+           nb::kw_only(), "slots"_a = std::vector<nb::object>(), "positions"_a = nb::none(),
+           "stochastic_rounding"_a = false, "seed"_a = 0, "skip_nonfinite"_a = false, "frequency"_a = 1,
+           "version"_a = 0, R"(One training step: update value and slots of each distinct key in place.
+
+Gradients of equal keys are summed first. An absent key is inserted with its initial value first.
+
+Args:
+    optimizer: one of optimizers().
+    keys: (...) of key_dtype.
+    gradients: (..., dim) of value_dtype.
+    hyperparameters: a dict from name to number; those with a fallback may be left out.
+    slots: the columns (numbers or names) of the optimizer's slots, in its order.
+    positions: (...) of uint64, what a lookup remembered, or None.
+    stochastic_rounding: round 16-bit columns up or down at random, without bias.
+    seed: of the rounding; give each step another.
+    skip_nonfinite: leave rows alone whose summed gradient has a NaN or an infinity.
+    frequency: what each step adds to its rows' frequency.
+    version: what becomes the rows' version.
+
+Returns:
+    How many rows were updated, and how many were skipped.
+
+Raises:
+    ValueError: an optimizer, hyperparameter or shape that does not fit; nothing is changed then.
+
+Example:
+    >>> table = Table("int64", "float32", 1)
+    >>> table.apply("sgd", np.array([5, 5]), np.array([[1.0], [2.0]], np.float32), {"learning_rate": 0.5})
+    (1, 0)
+    >>> table.gather(np.array([5]))
+    array([[-1.5]], dtype=float32)
+)")
+      .def("zeroed", &PyTable::Zeroed, "keys"_a,
+           R"(Which rows an optimizer's penalty has zeroed, or an import brought as zeros.
+
+Args:
+    keys: (...) of key_dtype.
+
+Returns:
+    (...) of bool; False for absent keys.
+
+Example:
+    >>> Table("int64", "float32", 1).zeroed(np.array([5]))
+    array([False])
+)")
+      .def_prop_ro(
+          "zeroed_rows", [](PyTable& t) { return t.table().ZeroedRows(); },
+          "How many rows `zeroed` is true for.")
+      .def_prop_ro(
+          "skipped_updates", [](PyTable& t) { return t.table().SkippedUpdates(); },
+          "Row updates left out so far because of gradients that are not finite.")
       .def("remove", &PyTable::Remove, "keys"_a, R"(Remove keys; absent ones are ignored.
 
 Args:

@@ -115,28 +115,26 @@ Update MakeUpdate(const std::string& optimizer,
   update.optimizer = &FindOptimizer(optimizer);
   const std::vector<Hyperparameter>& known = update.optimizer->hyperparameters;
   std::vector<bool> given(known.size());
-  for (const Hyperparameter& h : known) update.hyperparameters.push_back(h.fallback);
+  std::string names;
+  for (const Hyperparameter& h : known) {
+    update.hyperparameters.push_back(h.fallback);
+    names += names.empty() ? h.name : std::string(", ") + h.name;
+  }
   for (const auto& [name, value] : hyperparameters) {
     size_t i = 0;
     while (i < known.size() && name != known[i].name) ++i;
     if (i == known.size()) {
-      std::string names;
-      for (const Hyperparameter& h : known) names += names.empty() ? h.name : std::string(", ") + h.name;
-      throw Error(ErrorCode::kInvalidArgument, "Optimizer " + optimizer + " has no hyperparameter '" + name +
-                                                   "'; expected " + names + ".");
+      throw Error(ErrorCode::kInvalidArgument,
+                  "Optimizer " + optimizer + " has no hyperparameter '" + name + "'; it has " + names + ".");
     }
-    if (given[i]) {
-      throw Error(ErrorCode::kInvalidArgument, "Optimizer " + optimizer + " got " + name + " twice.");
-    }
-    given[i] = true;
     update.hyperparameters[i] = value;
+    given[i] = true;
   }
   for (size_t i = 0; i < known.size(); ++i) {
     if (given[i] || !std::isnan(known[i].fallback)) continue;
     throw Error(ErrorCode::kInvalidArgument,
-                "Optimizer " + optimizer + " needs a " + known[i].name + "; got none.");
+                "Optimizer " + optimizer + " needs the hyperparameter '" + known[i].name + "'.");
   }
-  CheckUpdate(update);
   return update;
 }
 

@@ -1,6 +1,7 @@
 // A rule compiled: one function per compute type and instruction set, and the choice among them.
 #pragma once
 
+#include <cstring>
 #include <new>
 #include <type_traits>
 #include <vector>
@@ -94,6 +95,8 @@ struct RuleFunctions {
                             {"weight_decay", 0.0, Range::kNonNegative}};
     spec.hyperparameters.insert(spec.hyperparameters.end(), Rule::kHyperparameters.begin(),
                                 Rule::kHyperparameters.end());
+    for (const Hyperparameter& h : Rule::kHyperparameters)
+      spec.zeroes_rows |= std::strcmp(h.name, "l21") == 0;
     spec.slots.assign(Rule::kSlots.begin(), Rule::kSlots.end());
     return spec;
   }

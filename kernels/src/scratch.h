@@ -36,7 +36,7 @@ class Scratch {
   T& operator[](size_t i) { return data()[i]; }
 
  private:
-  static constexpr size_t kKept = 4;
+  static constexpr size_t kKept = 8;
   static constexpr size_t kMaxWords = size_t{1} << 19;  // 4 MiB
 
   static std::array<std::vector<uint64_t>, kKept>& Kept() {

@@ -11,6 +11,7 @@
 #include "row_layout.h"
 #include "row_store.h"
 #include "rw_spinlock.h"
+#include "zero_marks.h"
 
 namespace kvtable {
 
@@ -24,6 +25,7 @@ struct alignas(64) Shard {
   alignas(64) BucketIndex index;
   RowStore rows;
   std::shared_ptr<const RowLayout> layout;
+  ZeroMarks zeroed;
 
   // The row of a key, made where there is none: then `*is_new` is set, the stamp holds the key and zeros, and
   // the row's bytes are the caller's to write before it lets go of the lock. Throws
@@ -44,6 +46,7 @@ struct alignas(64) Shard {
   bool Remove(uint64_t key, uint64_t hash) noexcept {  // needs rows.PrepareFree
     const uint32_t row = index.Erase(key, hash);
     if (row == BucketIndex::kNoRow) return false;
+    zeroed.Unmark(row);
     rows.Free(row);
     size.store(rows.live_rows(), std::memory_order_relaxed);
     return true;
@@ -52,6 +55,7 @@ struct alignas(64) Shard {
   void Clear() {
     index.Clear();
     rows.Clear();
+    zeroed.Clear();
     size.store(0, std::memory_order_relaxed);
   }
 };

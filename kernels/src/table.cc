@@ -49,6 +49,7 @@
 #include "hash.h"
 #include "initial_value.h"
 #include "row_layout.h"
+#include "row_updater.h"
 #include "run_tasks.h"
 #include "scratch.h"
 #include "shard.h"
@@ -143,7 +144,7 @@ class TableImpl : public Table {
       use.rows += rows;
       use.row_bytes += row_bytes;
       use.index_bytes += static_cast<int64_t>(shard->index.bytes());
-      use.column_bytes += shard->rows.TouchedColumnBytes();
+      use.column_bytes += shard->rows.TouchedColumnBytes() + shard->zeroed.bytes();
       use.slack_bytes += shard->rows.TouchedRowBytes() - row_bytes;
     }
     return use;
@@ -325,7 +326,9 @@ class TableImpl : public Table {
 
   void UpsertColumns(const void* keys, int64_t n, const std::vector<ColumnIn>& in, Stamp stamp,
                      ParallelFor& threads) override {
-    WriteColumns(keys, n, in, threads, [stamp](RowStamp* row, int64_t) { StampRow(row, stamp); });
+    WriteColumns(
+        keys, n, in, threads, [](const Shard&, int64_t) {},
+        [stamp](Shard& shard, uint32_t row, int64_t) { StampRow(shard.rows.StampOf(row), stamp); });
   }
 
   void Accumulate(const void* keys, int64_t n, const void* deltas, bool from_zeros, Stamp stamp,
@@ -360,6 +363,66 @@ class TableImpl : public Table {
           });
     });
   }
+
+  ApplyCounts Apply(const void* keys, const uint64_t* positions, int64_t n, const void* gradients,
+                    const Update& update, const std::vector<int>& slots, Stamp stamp,
+                    ParallelFor& threads) override {
+    CheckBatch(n);
+    if (slots.size() != update.optimizer->slots.size()) {
+      ThrowInvalid(std::string("Optimizer ") + update.optimizer->name + " keeps " +
+                   std::to_string(update.optimizer->slots.size()) + " slots; got columns for " +
+                   std::to_string(slots.size()) + ".");
+    }
+    const RowUpdater updater(update, value_type_, dim_);
+    const std::shared_ptr<const InitialValue> init = initial();
+    std::atomic<int64_t> updated{0};
+    std::atomic<int64_t> skipped{0};
+    VisitKeyType(key_type_, [&](auto k) {
+      using Key = decltype(k);
+      const ShardGroups groups(static_cast<const Key*>(keys), nullptr, n, shard_bits_, threads);
+      RunTasks(threads, groups.size(), [&](int64_t g) {
+        const ApplyCounts counts = ApplyGroup(groups[g], positions, static_cast<const char*>(gradients),
+                                              update, updater, slots, stamp, *init);
+        updated.fetch_add(counts.updated, std::memory_order_relaxed);
+        skipped.fetch_add(counts.skipped, std::memory_order_relaxed);
+      });
+    });
+    skipped_updates_.fetch_add(skipped.load(), std::memory_order_relaxed);
+    return {updated.load(), skipped.load()};
+  }
+
+  void Zeroed(const void* keys, int64_t n, bool* out, ParallelFor& threads) const override {
+    CheckBatch(n);
+    VisitKeyType(key_type_, [&](auto k) {
+      using Key = decltype(k);
+      const Ranges ranges(n, kLeastKeysPerTask, threads);
+      RunTasks(threads, ranges.count(), [&](int64_t r) {
+        // A row's address tells no row number: what is looked for is packed as number * 2, to be even, plus
+        // 2, so that row 0 is not null.
+        ReadRange(
+            static_cast<const Key*>(keys), ranges.begin(r), ranges.end(r), [](const Shard&) {},
+            [](const Shard&, uint32_t row) {
+              return reinterpret_cast<const void*>(static_cast<uintptr_t>(row) * 2 + 2);
+            },
+            [](const Shard&, const void*) {},
+            [&](int64_t i, const Shard& shard, const void* there) {
+              out[i] = there != nullptr &&
+                       shard.zeroed.Has(static_cast<uint32_t>(reinterpret_cast<uintptr_t>(there) / 2 - 1));
+            });
+      });
+    });
+  }
+
+  int64_t ZeroedRows() const override {
+    int64_t rows = 0;
+    for (const auto& shard : shards_) {
+      std::shared_lock<RwSpinlock> hold(shard->lock);
+      rows += shard->zeroed.count();
+    }
+    return rows;
+  }
+
+  int64_t SkippedUpdates() const override { return skipped_updates_.load(std::memory_order_relaxed); }
 
   int64_t Remove(const void* keys, int64_t n, ParallelFor& threads) override {
     CheckBatch(n);
@@ -422,10 +485,21 @@ class TableImpl : public Table {
 
   void Import(const void* keys, int64_t n, const std::vector<ColumnIn>& in, const uint32_t* freqs,
               const uint32_t* versions, ParallelFor& threads) override {
-    WriteColumns(keys, n, in, threads, [=](RowStamp* row, int64_t i) {
-      row->frequency = freqs == nullptr ? 0 : freqs[i];
-      row->version = versions == nullptr ? 0 : versions[i];
-    });
+    const char* values = nullptr;
+    for (const ColumnIn& column : in) {
+      if (column.column == 0) values = static_cast<const char*>(column.data);
+    }
+    WriteColumns(
+        keys, n, in, threads,
+        [](Shard& shard, int64_t count) {
+          shard.zeroed.Prepare(size_t{shard.rows.high_water()} + static_cast<size_t>(count));
+        },
+        [=](Shard& shard, uint32_t row, int64_t i) {
+          RowStamp& stamp = *shard.rows.StampOf(row);
+          stamp.frequency = freqs == nullptr ? 0 : freqs[i];
+          stamp.version = versions == nullptr ? 0 : versions[i];
+          if (values != nullptr && IsZero(values + i * value_bytes_)) shard.zeroed.Mark(row);
+        });
   }
 
   void SetInitializer(const Initializer& initializer) override {
@@ -444,6 +518,17 @@ class TableImpl : public Table {
   std::shared_ptr<const InitialValue> initial() const {
     std::lock_guard<std::mutex> hold(state_mutex_);
     return initial_;
+  }
+
+  // For WriteGroup: nothing is known of where rows are.
+  KVTABLE_ALWAYS_INLINE static uint32_t NoHint(int64_t) { return BucketIndex::kNoRow; }
+
+  bool IsZero(const char* value) const {
+    return VisitValueType(value_type_, [&](auto t) {
+      using T = decltype(t);
+      const T* const elements = reinterpret_cast<const T*>(value);
+      return std::all_of(elements, elements + dim_, [](T x) { return Element<T>::Load(x) == 0; });
+    });
   }
 
   // The shared locks of a set of shards, a bit for each.
@@ -573,16 +658,19 @@ class TableImpl : public Table {
 
   // Finds or makes the row of each key of a group, under the shard's exclusive lock: check(shard) first,
   // which may throw; prefetch_input(i) some steps ahead; write(shard, row, key, i, is_new) in the order of
-  // the batch.
-  template <class Check, class PrefetchInput, class Write>
-  void WriteGroup(const ShardGroups::Group& group, const Check& check, const PrefetchInput& prefetch_input,
-                  const Write& write) {
+  // the batch. hint(i) is the number of the row where key i was seen last, or kNoRow.
+  template <class Check, class Hint, class PrefetchInput, class Write>
+  void WriteGroup(const ShardGroups::Group& group, const Check& check, const Hint& hint,
+                  const PrefetchInput& prefetch_input, const Write& write) {
     Shard& shard = *shards_[static_cast<size_t>(group.shard)];
     std::lock_guard<RwSpinlock> hold(shard.lock);
     check(shard);
     const int64_t row_bytes = shard.rows.row_bytes();
+    const uint32_t known_rows = shard.rows.high_water();
+    const auto has_hint = [&](int64_t i)
+                              KVTABLE_ALWAYS_INLINE { return hint(group.positions[i]) < known_rows; };
     const auto prefetch_bucket = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
-      __builtin_prefetch(shard.index.Home(Mix64(group.keys[i])), 1);
+      if (!has_hint(i)) __builtin_prefetch(shard.index.Home(Mix64(group.keys[i])), 1);
     };
     const auto prefetch_row = [&](uint32_t row) KVTABLE_ALWAYS_INLINE {
       PrefetchRow<kAnyBytes, true>(shard.rows.Row(row), row_bytes);
@@ -591,11 +679,16 @@ class TableImpl : public Table {
     std::array<const Bucket*, kAhead>
         next;  // where the search for key i goes on, at i modulo the size, or null
     const auto search_home = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
+      const Bucket*& on = next[static_cast<size_t>(i % kAhead)];
+      on = nullptr;
+      if (has_hint(i)) {
+        prefetch_row(hint(group.positions[i]));
+        prefetch_input(group.positions[i]);
+        return;
+      }
       const uint64_t key = group.keys[i];
       const Bucket* const home = shard.index.Home(Mix64(key));
       const uint32_t row = BucketIndex::Match(key, home);
-      const Bucket*& on = next[static_cast<size_t>(i % kAhead)];
-      on = nullptr;
       if (row != BucketIndex::kNoRow) {
         prefetch_row(row);
       } else {
@@ -619,8 +712,15 @@ class TableImpl : public Table {
       if (i + kAhead < group.count) search_home(i + kAhead);
       if (i + kAhead / 2 < group.count) search_on(i + kAhead / 2);
       const uint64_t key = group.keys[i];
-      bool is_new;
-      const uint32_t row = shard.FindOrInsert(key, Mix64(key), &is_new);
+      bool is_new = false;
+      uint32_t row;
+      if (has_hint(i) && shard.rows.IsLive(hint(group.positions[i])) &&
+          shard.rows.StampOf(hint(group.positions[i]))->key == key) {
+        row = hint(group.positions[i]);
+      } else {
+        row = shard.FindOrInsert(key, Mix64(key), &is_new);
+      }
+      shard.zeroed.Unmark(row);
       if (is_new && shard.index.Home(0) != first_bucket) {  // the index grew: its old buckets are gone
         next.fill(nullptr);
         first_bucket = shard.index.Home(0);
@@ -637,21 +737,23 @@ class TableImpl : public Table {
       using Key = decltype(k);
       const ShardGroups groups(static_cast<const Key*>(keys), nullptr, n, shard_bits_, threads);
       RunTasks(threads, groups.size(),
-               [&](int64_t g) { WriteGroup(groups[g], check, prefetch_input, write); });
+               [&](int64_t g) { WriteGroup(groups[g], check, NoHint, prefetch_input, write); });
     });
   }
 
-  // The named columns, then stamp(stamp of the row, i).
-  template <class StampOne>
+  // prepare(shard, n) for each shard, which may throw; then the named columns of each row, and
+  // finish(shard, row, i).
+  template <class Prepare, class Finish>
   void WriteColumns(const void* keys, int64_t n, const std::vector<ColumnIn>& in, ParallelFor& threads,
-                    const StampOne& stamp) {
+                    const Prepare& prepare, const Finish& finish) {
     const std::shared_ptr<const InitialValue> init = initial();
     const bool has_value =
         std::any_of(in.begin(), in.end(), [](const ColumnIn& column) { return column.column == 0; });
     WriteBatch(
         keys, n, threads,
-        [&](const Shard& shard) {
+        [&](Shard& shard) {
           for (const ColumnIn& column : in) shard.layout->At(column.column, column.width);
+          prepare(shard, n);
         },
         [](int64_t) {},
         [&](Shard& shard, uint32_t row, uint64_t key, int64_t i, bool is_new) {
@@ -669,8 +771,104 @@ class TableImpl : public Table {
           write(false);
           if (is_new) layout.InitializeSlots(at);  // some copy the value
           write(true);
-          stamp(shard.rows.StampOf(row), i);
+          finish(shard, row, i);
         });
+  }
+
+  // The keys of one shard in a training step.
+  ApplyCounts ApplyGroup(const ShardGroups::Group& group, const uint64_t* positions, const char* gradients,
+                         const Update& update, const RowUpdater& updater, const std::vector<int>& slots,
+                         Stamp stamp, const InitialValue& init) {
+    const size_t n = static_cast<size_t>(group.count);
+    const int64_t bytes = value_bytes_;
+    const GradientSum sum(value_type_, dim_);
+    const auto gradient_at = [&](uint32_t i) { return gradients + int64_t{group.positions[i]} * bytes; };
+
+    // Equal keys: `first` names each distinct key's first occurrence, `next` leads from one to the next.
+    constexpr uint32_t kEnd = UINT32_MAX;
+    Scratch<uint64_t> keys(n);
+    Scratch<uint32_t> first(n);
+    Scratch<uint32_t> last(n);
+    Scratch<uint32_t> next(n);
+    int bits = 4;
+    while ((size_t{1} << bits) < 2 * n) ++bits;
+    Scratch<uint32_t> seen(size_t{1} << bits);  // open addressing: numbers of distinct keys
+    std::memset(seen.data(), 0xff, sizeof(uint32_t) << bits);
+    uint32_t distinct = 0;
+    for (uint32_t i = 0; i < n; ++i) {
+      const uint64_t key = group.keys[i];
+      next[i] = kEnd;
+      size_t at = (key * 0x9e3779b97f4a7c15ULL) >> (64 - bits);
+      while (seen[at] != kEnd && keys[seen[at]] != key) at = (at + 1) & ((size_t{1} << bits) - 1);
+      if (seen[at] == kEnd) {
+        seen[at] = distinct;
+        keys[distinct] = key;
+        first[distinct] = last[distinct] = i;
+        ++distinct;
+      } else {
+        uint32_t& before = last[seen[at]];
+        next[before] = i;
+        before = i;
+      }
+    }
+
+    Scratch<uint64_t> summed(sum.bytes() / 8 + 1);
+    const auto sum_of = [&](uint32_t i) -> const void* {
+      if (next[i] == kEnd && sum.same_type()) return gradient_at(i);
+      sum.Set(summed.data(), gradient_at(i));
+      for (uint32_t j = next[i]; j != kEnd; j = next[j]) sum.Add(summed.data(), gradient_at(j));
+      return summed.data();
+    };
+    ApplyCounts counts;
+    if (update.skip_nonfinite) {
+      uint32_t kept = 0;
+      for (uint32_t u = 0; u < distinct; ++u) {
+        if (!sum.IsFinite(sum_of(first[u]))) continue;
+        keys[kept] = keys[u];
+        first[kept++] = first[u];
+      }
+      counts.skipped = distinct - kept;
+      distinct = kept;
+    }
+    counts.updated = distinct;
+    if (distinct == 0) return counts;
+
+    Scratch<uint64_t> scratch(updater.scratch_bytes() / 8 + 1);
+    std::vector<int64_t> offsets(1 + slots.size());
+    std::vector<void*> columns(1 + slots.size());
+    const auto check = [&](Shard& shard) {
+      for (size_t c = 0; c < slots.size(); ++c) {
+        offsets[c + 1] = shard.layout->At(slots[c], dim_).offset;
+      }
+      if (update.optimizer->zeroes_rows) shard.zeroed.Prepare(size_t{shard.rows.high_water()} + distinct);
+    };
+    const auto prefetch_input = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
+      PrefetchRow<kAnyBytes>(gradient_at(static_cast<uint32_t>(i)), bytes);
+    };
+    const auto write = [&](Shard& shard, uint32_t row, uint64_t key, int64_t i, bool is_new) {
+      char* const at = shard.rows.Row(row);
+      if (is_new) {
+        init.Fill(key, at);
+        shard.layout->InitializeSlots(at);
+      }
+      for (size_t c = 0; c < columns.size(); ++c) columns[c] = at + offsets[c];
+      if (updater(columns.data(), sum_of(static_cast<uint32_t>(i)), key, scratch.data())) {
+        shard.zeroed.Mark(row);
+      }
+      StampRow(shard.rows.StampOf(row), stamp);
+    };
+    const ShardGroups::Group each{group.shard, keys.data(), first.data(), distinct};
+    if (positions == nullptr) {
+      WriteGroup(each, check, NoHint, prefetch_input, write);
+    } else {
+      const uint64_t shard = static_cast<uint64_t>(group.shard);
+      const auto hint = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
+        const uint64_t position = positions[group.positions[i]];
+        return position >> 32 == shard ? static_cast<uint32_t>(position) : BucketIndex::kNoRow;
+      };
+      WriteGroup(each, check, hint, prefetch_input, write);
+    }
+    return counts;
   }
 
   // The second half of GatherOrInsert: keys that the lookup missed.
@@ -682,7 +880,7 @@ class TableImpl : public Table {
     uint32_t first_new = 0;
     std::unordered_set<uint32_t> reused;
     WriteGroup(
-        group, [&](const Shard& shard) { first_new = shard.rows.high_water(); },
+        group, [&](const Shard& shard) { first_new = shard.rows.high_water(); }, NoHint,
         [&](int64_t i)
             KVTABLE_ALWAYS_INLINE { PrefetchRow<kAnyBytes, true>(out + i * value_bytes_, value_bytes_); },
         [&](Shard& shard, uint32_t row, uint64_t key, int64_t i, bool is_new) {
@@ -742,6 +940,7 @@ class TableImpl : public Table {
   std::shared_ptr<const RowLayout> layout_;  // what all shards have, or had until EnsureSlots began
   std::shared_ptr<const InitialValue> initial_;
   std::atomic<uint64_t> generation_{1};
+  std::atomic<int64_t> skipped_updates_{0};
 };
 
 // ---- Export

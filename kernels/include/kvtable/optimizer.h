@@ -45,6 +45,7 @@ struct OptimizerSpec {
   const char* name;
   std::vector<Hyperparameter> hyperparameters;  // "learning_rate" and "weight_decay" come first
   std::vector<OptimizerSlot> slots;             // each as wide as the value
+  bool zeroes_rows = false;                     // has a penalty that may zero whole rows
 };
 
 // Every rule, by name.
@@ -65,12 +66,12 @@ struct Update {
 // What values of this range are, for people: "0 or more".
 const char* Describe(Hyperparameter::Range range);
 
-// An update from named hyperparameters, in any order; those with a fallback may be left out. Throws
-// Error(kInvalidArgument) that names what is unknown, missing, given twice or out of range.
+// An update by names, in any order; hyperparameters that are not given have their fallback. Throws
+// Error(kInvalidArgument) that names the optimizer or hyperparameter that there is not, or that is missing.
 Update MakeUpdate(const std::string& optimizer,
                   const std::vector<std::pair<std::string, double>>& hyperparameters);
 
-// Throws Error(kInvalidArgument) that names the hyperparameter which is missing or out of range.
+// Throws Error(kInvalidArgument) that names the hyperparameter which is out of range.
 void CheckUpdate(const Update& update);
 
 struct ApplyCounts {

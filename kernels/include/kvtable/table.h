@@ -8,7 +8,7 @@
 // may be called from any number of threads at once: each sees and leaves every row whole.
 //
 // Duplicate keys in a batch: gather returns the same row for each; upsert lets the last win; accumulate adds
-// all.
+// all; a training step sums their gradients and updates the row once.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "kvtable/initializer.h"
+#include "kvtable/optimizer.h"
 #include "kvtable/parallel_for.h"
 #include "kvtable/types.h"
 
@@ -51,6 +52,9 @@ struct TableOptions {
 
 // What a read-only lookup gives for a key that is not there.
 enum class Missing : uint8_t { kZeros, kInitial, kDefault };
+
+// Where a lookup found a key: its shard << 32 | the number of its row there.
+inline constexpr uint64_t kNoPosition = UINT64_MAX;
 
 // How a write stamps the rows it touches: frequency grows by the number of times the key occurs in the batch
 // times `frequency`, version becomes `version` (the caller's step or Unix time in seconds).
@@ -164,6 +168,25 @@ class Table {
   // its initial value, or from zeros where `from_zeros`.
   virtual void Accumulate(const void* keys, int64_t n, const void* deltas /* (n, dim) */, bool from_zeros,
                           Stamp stamp, ParallelFor& threads) = 0;
+
+  // One training step on rows: each distinct key's row is found once and updated in place, value and slots,
+  // by the sum of the gradients of its occurrences (summed in the order of the batch). A missing key is
+  // inserted first, its initial value being what the gradient was taken at. Each updated row is stamped once.
+  //
+  // `positions` may be null: (n), where a lookup found each key (see kNoPosition); a key that is not there
+  // any more is looked up again. `slots` names the columns of the rule's slots in the rule's order, each as
+  // wide as the value.
+  virtual ApplyCounts Apply(const void* keys, const uint64_t* positions, int64_t n,
+                            const void* gradients /* (n, dim) */, const Update& update,
+                            const std::vector<int>& slots, Stamp stamp, ParallelFor& threads) = 0;
+
+  // Whether each key's row is zeros because an optimizer's penalty made it so, or because it came as zeros
+  // from an import; the next write to the row ends that. False for a missing key.
+  virtual void Zeroed(const void* keys, int64_t n, bool* out, ParallelFor& threads) const = 0;
+  virtual int64_t ZeroedRows() const = 0;
+
+  // Row updates left out so far because of gradients that are not finite (Update::skip_nonfinite).
+  virtual int64_t SkippedUpdates() const = 0;
 
   // Returns how many rows were there and are gone. Absent keys are ignored.
   virtual int64_t Remove(const void* keys, int64_t n, ParallelFor& threads) = 0;
