@@ -200,7 +200,7 @@ def test_rows_with_gradients_that_are_not_finite_can_be_left_alone_and_counted(v
         ("adam", ["m"], adam(1), "keeps 2 slots"),
         ("adam", ["m", "narrow"], adam(1), "2 elements wide"),
         ("adam", ["m", "m2"], adam(1), "no column 'm2'"),
-        ("adam", ["m", "v"], adam(1) | {"beta_1": 1.0}, "beta_1 = 1.0.*; expected at least 0 and less than 1"),
+        ("adam", ["m", "v"], adam(1) | {"beta_1": 1.0}, "beta_1 = 1.*; expected at least 0 and less than 1"),
     ],
 )
 def test_an_impossible_step_says_why_and_changes_nothing(optimizer, slots, hyperparameters, message):
