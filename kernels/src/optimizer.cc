@@ -1,140 +1,41 @@
 #include "kvtable/optimizer.h"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
-#include <new>
 #include <string>
-#include <tuple>
-#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "elements.h"
-#include "instruction_set.h"
-#include "optimizers/adam.h"
-#include "optimizers/sgd.h"
+#include "optimizers/rule.h"
+#include "random.h"
 #include "row_updater.h"
+#include "rule_functions.h"
 #include "run_tasks.h"
 #include "scratch.h"
 
 namespace kvtable {
 
-// One function per rule, value type and instruction set.
-template <class Rule>
-struct RuleFunctions {
-  template <class T>
-  KVTABLE_ALWAYS_INLINE static bool Run(const RowUpdater& step, void* const* columns, const void* gradient,
-                                        uint64_t key, void* scratch) {
-    using C = typename Element<T>::Compute;
-    constexpr size_t kColumns = 1 + Rule::kSlots.size();
-    const int64_t dim = step.dim_;
-    C* typed[kColumns];
-    for (size_t c = 0; c < kColumns; ++c) {
-      if constexpr (std::is_same_v<T, C>) {
-        typed[c] = static_cast<C*>(columns[c]);
-      } else {  // 16 bits: to float32 and, below, back
-        typed[c] = static_cast<C*>(scratch) + static_cast<int64_t>(c) * dim;
-        const T* const from = static_cast<const T*>(columns[c]);
-        for (int64_t j = 0; j < dim; ++j) typed[c][j] = Element<T>::Load(from[j]);
-      }
-    }
-    if (step.decay_ != 0) {
-      const C decay = static_cast<C>(step.decay_);
-      for (int64_t j = 0; j < dim; ++j) typed[0][j] -= typed[0][j] * decay;
-    }
-    typename Rule::template Constants<C> constants =
-        *std::launder(reinterpret_cast<const typename Rule::template Constants<C>*>(step.constants_));
-    const bool zeroed = Rule::template Update<C>(constants, dim, typed, static_cast<const C*>(gradient));
-    if constexpr (!std::is_same_v<T, C>) {
-      (void)key;
-      for (size_t c = 0; c < kColumns; ++c) {
-        T* const to = static_cast<T*>(columns[c]);
-        for (int64_t j = 0; j < dim; ++j) to[j] = Element<T>::Store(typed[c][j]);
-      }
-    } else {
-      (void)key;
-      (void)scratch;
-    }
-    return zeroed;
-  }
-
-  template <class T>
-  static bool Baseline(const RowUpdater& step, void* const* columns, const void* gradient, uint64_t key,
-                       void* scratch) {
-    return Run<T>(step, columns, gradient, key, scratch);
-  }
-#if defined(__x86_64__)
-  template <class T>
-  KVTABLE_TARGET_AVX2 static bool Avx2(const RowUpdater& step, void* const* columns, const void* gradient,
-                                       uint64_t key, void* scratch) {
-    return Run<T>(step, columns, gradient, key, scratch);
-  }
-  template <class T>
-  KVTABLE_TARGET_AVX512 static bool Avx512(const RowUpdater& step, void* const* columns, const void* gradient,
-                                           uint64_t key, void* scratch) {
-    return Run<T>(step, columns, gradient, key, scratch);
-  }
-#endif
-
-  template <class T>
-  static RowUpdater::Function Best() {
-#if defined(__x86_64__)
-    switch (BestInstructionSet()) {
-      case InstructionSet::kAvx512:
-        return Avx512<T>;
-      case InstructionSet::kAvx2:
-        return Avx2<T>;
-      case InstructionSet::kBaseline:
-        break;
-    }
-#endif
-    return Baseline<T>;
-  }
-
-  static void Prepare(RowUpdater* step, const Update& update, ValueType value_type) {
-    VisitValueType(value_type, [&](auto t) {
-      using T = decltype(t);
-      using C = typename Element<T>::Compute;
-      using Constants = typename Rule::template Constants<C>;
-      static_assert(sizeof(Constants) <= RowUpdater::kMostConstantBytes);
-      static_assert(std::is_trivially_copyable_v<Constants>);
-      new (step->constants_) Constants(update.hyperparameters[0], update.hyperparameters.data() + 2);
-      step->function_ = Best<T>();
-      if (!std::is_same_v<T, C>) {
-        step->scratch_bytes_ = (1 + Rule::kSlots.size()) * static_cast<size_t>(step->dim_) * sizeof(C);
-      }
-    });
-  }
-
-  static OptimizerSpec Spec() {
-    OptimizerSpec spec;
-    spec.name = Rule::kName;
-    spec.hyperparameters = {{"learning_rate", Hyperparameter::kRequired, Range::kAny},
-                            {"weight_decay", 0.0, Range::kNonNegative}};
-    spec.hyperparameters.insert(spec.hyperparameters.end(), Rule::kHyperparameters.begin(),
-                                Rule::kHyperparameters.end());
-    for (const Hyperparameter& h : Rule::kHyperparameters)
-      spec.zeroes_rows |= std::strcmp(h.name, "l21") == 0;
-    spec.slots.assign(Rule::kSlots.begin(), Rule::kSlots.end());
-    return spec;
-  }
-};
-
 namespace {
 
-using Rules = std::tuple<Adam, Sgd>;
-
-template <size_t... I>
-std::vector<OptimizerSpec> Specs(std::index_sequence<I...>) {
-  return {RuleFunctions<std::tuple_element_t<I, Rules>>::Spec()...};
+// Sorted by name.
+const std::vector<CompiledRule>& Rules() {
+  static const std::vector<CompiledRule> rules = [] {
+    std::vector<CompiledRule> all = GradientRules();
+    for (std::vector<CompiledRule>& more : std::array{AdamRules(), GroupRules()}) {
+      all.insert(all.end(), more.begin(), more.end());
+    }
+    std::sort(all.begin(), all.end(), [](const CompiledRule& a, const CompiledRule& b) {
+      return std::strcmp(a.spec.name, b.spec.name) < 0;
+    });
+    return all;
+  }();
+  return rules;
 }
-
-using Prepare = void (*)(RowUpdater*, const Update&, ValueType);
-template <size_t... I>
-std::vector<Prepare> Prepares(std::index_sequence<I...>) {
-  return {RuleFunctions<std::tuple_element_t<I, Rules>>::Prepare...};
-}
-
-constexpr auto kEvery = std::make_index_sequence<std::tuple_size_v<Rules>>{};
 
 bool InRange(double x, Range range) {
   if (!std::isfinite(x)) return false;
@@ -143,6 +44,8 @@ bool InRange(double x, Range range) {
       return true;
     case Range::kNonNegative:
       return x >= 0;
+    case Range::kNonPositive:
+      return x <= 0;
     case Range::kPositive:
       return x > 0;
     case Range::kFraction:
@@ -155,12 +58,26 @@ bool InRange(double x, Range range) {
   return false;
 }
 
+// As short as reads back the same.
+std::string TextOf(double x) {
+  for (int digits : {6, 17}) {
+    char text[32];
+    std::snprintf(text, sizeof(text), "%.*g", digits, x);
+    if (digits == 17 || std::strtod(text, nullptr) == x) return text;
+  }
+  return "";
+}
+
+}  // namespace
+
 const char* Describe(Range range) {
   switch (range) {
     case Range::kAny:
       return "a finite number";
     case Range::kNonNegative:
       return "0 or more";
+    case Range::kNonPositive:
+      return "0 or less";
     case Range::kPositive:
       return "more than 0";
     case Range::kFraction:
@@ -173,10 +90,12 @@ const char* Describe(Range range) {
   return "";
 }
 
-}  // namespace
-
 const std::vector<OptimizerSpec>& Optimizers() {
-  static const std::vector<OptimizerSpec> specs = Specs(kEvery);
+  static const std::vector<OptimizerSpec> specs = [] {
+    std::vector<OptimizerSpec> all;
+    for (const CompiledRule& rule : Rules()) all.push_back(rule.spec);
+    return all;
+  }();
   return specs;
 }
 
@@ -231,8 +150,8 @@ void CheckUpdate(const Update& update) {
     const Hyperparameter& h = spec.hyperparameters[i];
     if (InRange(update.hyperparameters[i], h.range)) continue;
     throw Error(ErrorCode::kInvalidArgument, std::string("Optimizer ") + spec.name + " got " + h.name +
-                                                 " = " + std::to_string(update.hyperparameters[i]) +
-                                                 "; expected " + Describe(h.range) + ".");
+                                                 " = " + TextOf(update.hyperparameters[i]) + "; expected " +
+                                                 Describe(h.range) + ".");
   }
 }
 
@@ -240,28 +159,60 @@ RowUpdater::RowUpdater(const Update& update, ValueType value_type, int64_t dim)
     : dim_(dim), stochastic_rounding_(update.stochastic_rounding), seed_(update.seed) {
   CheckUpdate(update);
   decay_ = update.hyperparameters[0] * update.hyperparameters[1];
-  static const std::vector<Prepare> prepares = Prepares(kEvery);
-  prepares[static_cast<size_t>(update.optimizer - Optimizers().data())](this, update, value_type);
+  Rules()[static_cast<size_t>(update.optimizer - Optimizers().data())].prepare(this, update, value_type);
+  if (value_type == ValueType::kFloat16 || value_type == ValueType::kBFloat16) {
+    columns_ = 1 + update.optimizer->slots.size();
+    conversion_ = BestRowConversion(value_type);
+    scratch_bytes_ = static_cast<size_t>(RandomWords()) * sizeof(uint64_t) +
+                     columns_ * static_cast<size_t>(dim_) * sizeof(float);
+  }
 }
 
-GradientSum::GradientSum(ValueType value_type, int64_t dim) : dim_(dim) {
+bool RowUpdater::UpdateConverted(void* const* columns, const void* gradient, uint64_t key,
+                                 void* scratch) const {
+  uint64_t* const random = static_cast<uint64_t*>(scratch);
+  float* const values = reinterpret_cast<float*>(random + RandomWords());
+  void* typed[kMostColumns];
+  for (size_t c = 0; c < columns_; ++c) {
+    float* const to = values + static_cast<int64_t>(c) * dim_;
+    conversion_.load(columns[c], dim_, to);
+    typed[c] = to;
+  }
+  const bool zeroed = function_(*this, typed, gradient);
+  // Apart from the streams that initial values are drawn from.
+  const uint64_t stream = RandomStream(Mix64(seed_), ~key);
+  for (size_t c = 0; c < columns_; ++c) {
+    const float* const from = static_cast<const float*>(typed[c]);
+    if (!stochastic_rounding_) {
+      conversion_.store(from, dim_, columns[c]);
+      continue;
+    }
+    for (int64_t i = 0; i < RandomWords(); ++i) {
+      random[i] = RandomWord(stream, static_cast<uint64_t>(static_cast<int64_t>(c) * RandomWords() + i));
+    }
+    conversion_.store_stochastically(from, dim_, reinterpret_cast<const uint32_t*>(random), columns[c]);
+  }
+  return zeroed;
+}
+
+GradientSum::GradientSum(ValueType value_type, int64_t dim)
+    : dim_(dim), same_type_(value_type == ValueType::kFloat32 || value_type == ValueType::kFloat64) {
   VisitValueType(value_type, [&](auto t) {
-    using T = decltype(t);
-    using C = typename Element<T>::Compute;
-    same_type_ = std::is_same_v<T, C>;
+    using C = typename Element<decltype(t)>::Compute;
     bytes_ = static_cast<size_t>(dim) * sizeof(C);
-    set_ = [](void* sum, const void* row, int64_t n) {
-      for (int64_t j = 0; j < n; ++j)
-        static_cast<C*>(sum)[j] = Element<T>::Load(static_cast<const T*>(row)[j]);
+    set_ = [](const void* row, int64_t n, void* sum) {
+      std::memcpy(sum, row, static_cast<size_t>(n) * sizeof(C));
     };
-    add_ = [](void* sum, const void* row, int64_t n) {
-      for (int64_t j = 0; j < n; ++j)
-        static_cast<C*>(sum)[j] += Element<T>::Load(static_cast<const T*>(row)[j]);
+    add_ = [](const void* row, int64_t n, void* sum) {
+      const C* __restrict const from = static_cast<const C*>(row);
+      C* __restrict const to = static_cast<C*>(sum);
+      for (int64_t j = 0; j < n; ++j) to[j] += from[j];
     };
     is_finite_ = [](const void* sum, int64_t n) {
       return LaneSum<C>(n, [=](int64_t j) { return static_cast<const C*>(sum)[j] * C{0}; }) == C{0};
     };
   });
+  if (!same_type_) conversion_ = BestRowConversion(value_type);
 }
 
 ApplyCounts ApplyToArrays(const Update& update, ValueType value_type, int64_t dim,

@@ -521,7 +521,9 @@ class TableImpl : public Table {
   }
 
   // For WriteGroup: nothing is known of where rows are.
-  KVTABLE_ALWAYS_INLINE static uint32_t NoHint(int64_t) { return BucketIndex::kNoRow; }
+  struct NoHint {
+    KVTABLE_ALWAYS_INLINE uint32_t operator()(int64_t) const { return BucketIndex::kNoRow; }
+  };
 
   bool IsZero(const char* value) const {
     return VisitValueType(value_type_, [&](auto t) {
@@ -737,7 +739,7 @@ class TableImpl : public Table {
       using Key = decltype(k);
       const ShardGroups groups(static_cast<const Key*>(keys), nullptr, n, shard_bits_, threads);
       RunTasks(threads, groups.size(),
-               [&](int64_t g) { WriteGroup(groups[g], check, NoHint, prefetch_input, write); });
+               [&](int64_t g) { WriteGroup(groups[g], check, NoHint{}, prefetch_input, write); });
     });
   }
 
@@ -859,7 +861,7 @@ class TableImpl : public Table {
     };
     const ShardGroups::Group each{group.shard, keys.data(), first.data(), distinct};
     if (positions == nullptr) {
-      WriteGroup(each, check, NoHint, prefetch_input, write);
+      WriteGroup(each, check, NoHint{}, prefetch_input, write);
     } else {
       const uint64_t shard = static_cast<uint64_t>(group.shard);
       const auto hint = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
@@ -880,7 +882,7 @@ class TableImpl : public Table {
     uint32_t first_new = 0;
     std::unordered_set<uint32_t> reused;
     WriteGroup(
-        group, [&](const Shard& shard) { first_new = shard.rows.high_water(); }, NoHint,
+        group, [&](const Shard& shard) { first_new = shard.rows.high_water(); }, NoHint{},
         [&](int64_t i)
             KVTABLE_ALWAYS_INLINE { PrefetchRow<kAnyBytes, true>(out + i * value_bytes_, value_bytes_); },
         [&](Shard& shard, uint32_t row, uint64_t key, int64_t i, bool is_new) {

@@ -24,6 +24,7 @@ struct Hyperparameter {
   enum class Range : uint8_t {
     kAny,          // finite
     kNonNegative,  // [0, inf)
+    kNonPositive,  // (-inf, 0]
     kPositive,     // (0, inf)
     kFraction,     // [0, 1)
     kUnit,         // [0, 1]
@@ -61,6 +62,9 @@ struct Update {
   uint64_t seed = 0;                    // give each step another
   bool skip_nonfinite = false;          // leave a row alone whose summed gradient has a NaN or an infinity
 };
+
+// What values of this range are, for people: "0 or more".
+const char* Describe(Hyperparameter::Range range);
 
 // An update by names, in any order; hyperparameters that are not given have their fallback. Throws
 // Error(kInvalidArgument) that names the optimizer or hyperparameter that there is not, or that is missing.

@@ -6,7 +6,10 @@
 //   Update(constants, dim, columns, gradient): one row. columns[0] is the value, columns[i + 1] slot i, each
 //   (dim) of C = float or double. Returns whether the rule has zeroed the row for good measure (group lasso).
 //
-// Decoupled weight decay (w -= learning_rate * weight_decay * w) has been done before Update is called.
+// Decoupled weight decay (w -= learning_rate * weight_decay * w) has been done before Update is called,
+// unless the Constants are made from (learning rate, learning rate * weight decay, own hyperparameters): such
+// a rule decays the value itself.
+//
 // Update must be KVTABLE_ALWAYS_INLINE: it is compiled into one function per instruction set. Sums over a row
 // go through LaneSum, so that every instruction set gives the same bits.
 #pragma once
@@ -21,6 +24,26 @@
 namespace kvtable {
 
 using Range = Hyperparameter::Range;
+
+// The functions below let a NaN through, as plain arithmetic does.
+
+// -1, 0 or 1.
+template <class C>
+KVTABLE_ALWAYS_INLINE inline C Sign(C x) {
+  return x > C{0} ? C{1} : x < C{0} ? C{-1} : x;
+}
+
+// sign(x) * max(|x| - by, 0): x moved towards zero, by >= 0.
+template <class C>
+KVTABLE_ALWAYS_INLINE inline C Shrink(C x, C by) {
+  return std::fabs(x) <= by ? C{0} : x - std::copysign(by, x);
+}
+
+// The larger of what is kept and what is new.
+template <class C>
+KVTABLE_ALWAYS_INLINE inline C Larger(C kept, C fresh) {
+  return fresh < kept ? kept : fresh;
+}
 
 // term(0) + ... + term(dim - 1), in an order that does not depend on the width of vectors.
 template <class C, class Term>

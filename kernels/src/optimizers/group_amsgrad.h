@@ -1,0 +1,44 @@
+// Group AMSGrad (arXiv 2107.14432): AMSGrad with the sparse group lasso of group_lasso.h.
+#pragma once
+
+#include "optimizers/amsgrad.h"
+#include "optimizers/group_lasso.h"
+
+namespace kvtable {
+
+struct GroupAmsGrad {
+  static constexpr const char* kName = "group_amsgrad";
+  static constexpr auto kHyperparameters = WithLambdas(AmsGrad::kHyperparameters);
+  static constexpr auto kSlots = WithZ(AmsGrad::kSlots);
+
+  template <class C>
+  struct Constants {
+    Constants(double lr, double decay, const double* h)
+        : plain(lr, h), lasso(lr, decay, h + AmsGrad::kHyperparameters.size()) {}
+    AmsGrad::Constants<C> plain;
+    GroupLasso<C> lasso;
+  };
+
+  template <class C>
+  KVTABLE_ALWAYS_INLINE static bool Update(Constants<C> k, int64_t dim, C* const* columns,
+                                           const C* gradient) {
+    C* __restrict const w = columns[0];
+    C* __restrict const m = columns[1];
+    C* __restrict const v = columns[2];
+    C* __restrict const vhat = columns[3];
+    C* __restrict const z = columns[4];
+    const C* __restrict const g = gradient;
+    for (int64_t j = 0; j < dim; ++j) {
+      const C before = std::sqrt(vhat[j]) + k.plain.epsilon;
+      m[j] += (g[j] - m[j]) * k.plain.rest1;
+      v[j] += (g[j] * g[j] - v[j]) * k.plain.rest2;
+      vhat[j] = Larger(vhat[j], v[j]);
+      const C divisor = std::sqrt(vhat[j]) + k.plain.epsilon;
+      z[j] = k.lasso.Advance(z[j], w[j], k.plain.alpha * m[j], before, divisor);
+    }
+    return k.lasso.Solve(
+        dim, z, w, [=](int64_t j) KVTABLE_ALWAYS_INLINE { return std::sqrt(vhat[j]) + k.plain.epsilon; });
+  }
+};
+
+}  // namespace kvtable

@@ -1,0 +1,64 @@
+// Rectified Adam (Liu et al., arXiv 1908.03265): Adam once enough steps tell the variance of its second
+// moment, momentum until then. With rho_inf = 2 / (1 - b2) - 1 and rho = rho_inf - 2 t b2^t / (1 - b2^t):
+//   m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
+//   rho >= sma_threshold: w -= lr r * m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + epsilon)
+//     r^2 = (rho - 4) (rho - 2) rho_inf / ((rho_inf - 4) (rho_inf - 2) rho)
+//   otherwise: w -= lr * m / (1 - b1^t)
+#pragma once
+
+#include "optimizers/rule.h"
+
+namespace kvtable {
+
+struct RectifiedAdam {
+  static constexpr const char* kName = "radam";
+  static constexpr std::array<Hyperparameter, 7> kHyperparameters = {{
+      {"beta_1", 0.9, Range::kFraction},
+      {"beta_2", 0.999, Range::kFraction},
+      {"epsilon", 1e-7, Range::kNonNegative},
+      {"sma_threshold", 5.0, Range::kAny},
+      {"step", Hyperparameter::kRequired, Range::kPositive},          // from 1
+      {"beta_1_power", Hyperparameter::kRequired, Range::kFraction},  // beta_1 to the power of the step
+      {"beta_2_power", Hyperparameter::kRequired, Range::kFraction},
+  }};
+  static constexpr std::array<OptimizerSlot, 2> kSlots = {{{"m", 0.0}, {"v", 0.0}}};
+
+  template <class C>
+  struct Constants {
+    Constants(double lr, const double* h)
+        : rest1(static_cast<C>(1 - h[0])), rest2(static_cast<C>(1 - h[1])), epsilon(static_cast<C>(h[2])) {
+      const double most = 2 / (1 - h[1]) - 1;
+      const double rho = most - 2 * h[4] * h[6] / (1 - h[6]);
+      rectified = rho >= h[3];
+      const double r =
+          rectified ? std::sqrt((rho - 4) * (rho - 2) * most / ((most - 4) * (most - 2) * rho)) : 1.0;
+      alpha = static_cast<C>(lr * r / (1 - h[5]));
+      correction = static_cast<C>(1 / (1 - h[6]));
+    }
+    C alpha, correction, rest1, rest2, epsilon;
+    bool rectified;
+  };
+
+  template <class C>
+  KVTABLE_ALWAYS_INLINE static bool Update(Constants<C> k, int64_t dim, C* const* columns,
+                                           const C* gradient) {
+    C* __restrict const w = columns[0];
+    C* __restrict const m = columns[1];
+    C* __restrict const v = columns[2];
+    const C* __restrict const g = gradient;
+    for (int64_t j = 0; j < dim; ++j) {
+      m[j] += (g[j] - m[j]) * k.rest1;
+      v[j] += (g[j] * g[j] - v[j]) * k.rest2;
+    }
+    if (k.rectified) {
+      for (int64_t j = 0; j < dim; ++j) {
+        w[j] -= k.alpha * m[j] / (std::sqrt(k.correction * v[j]) + k.epsilon);
+      }
+    } else {
+      for (int64_t j = 0; j < dim; ++j) w[j] -= k.alpha * m[j];
+    }
+    return false;
+  }
+};
+
+}  // namespace kvtable
