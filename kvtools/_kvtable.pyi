@@ -28,6 +28,10 @@ class MemoryUse(TypedDict):
     slack_bytes: int
     overhead_per_row: float
 
+class Optimizer(TypedDict):
+    hyperparameters: dict[str, tuple[float | None, str]]
+    slots: dict[str, float]
+
 class Exporter(Iterator[_Chunk]):
     def __iter__(self) -> Exporter: ...
     def __next__(self) -> _Chunk: ...
@@ -138,3 +142,15 @@ class Table:
 
 def hash_key(key: int) -> int: ...
 def initial_values(keys: _Keys, value_dtype: npt.DTypeLike, dim: int, initializer: _Initializer = None) -> _Array: ...
+def optimizers() -> dict[str, Optimizer]: ...
+def apply_to_arrays(
+    optimizer: str,
+    columns: Sequence[_Array],
+    gradients: _Array,
+    hyperparameters: Mapping[str, float],
+    *,
+    rows: npt.NDArray[np.int64] | None = None,
+    stochastic_rounding: bool = False,
+    seed: int = 0,
+    skip_nonfinite: bool = False,
+) -> tuple[int, int]: ...
