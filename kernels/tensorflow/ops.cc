@@ -371,6 +371,79 @@ REGISTER_OP("KvTableRemove")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
+// ---- Training steps ----
+
+// One step of `optimizer`, a rule of the table engine: sums the gradients of equal keys and updates the row
+// of each key once, value and slots, inserting keys that are not there. `positions` are what a lookup
+// remembered, or empty. The elements of `hyperparameters`, one after the other, have the names in `names`;
+// what is not named has its usual value. `slots` are the rule's in its order; for the other attributes see
+// KvTableReadRows.
+REGISTER_OP("KvTableApply")
+    .Attr("Tkeys: {int64, int32, uint64}")
+    .Attr("dtype: {float, half, bfloat16, double}")
+    .Attr("Thyper: list({float, double, int32, int64}) >= 1")
+    .Attr("optimizer: string")
+    .Attr("names: list(string)")
+    .Attr("slots: string")
+    .Attr("all_slots: string")
+    .Attr("generation: int >= 1")
+    .Attr("skip_nonfinite: bool = false")
+    .Attr("stochastic_rounding: bool = false")
+    .Input("handle: resource")
+    .Input("keys: Tkeys")
+    .Input("positions: uint64")
+    .Input("gradients: dtype")
+    .Input("hyperparameters: Thyper")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
+// The same step on an ordinary variable and its slots, `variables`. `sparse`: row indices[i] by gradient row
+// i, rows of equal index summed first; otherwise by the whole gradient, and `indices` are not looked at.
+// `whole`: rules that look at a row as one see the whole variable as one, unless `sparse`.
+REGISTER_OP("KvApplyDense")
+    .Attr("dtype: {float, half, bfloat16, double}")
+    .Attr("Tindices: {int32, int64}")
+    .Attr("Thyper: list({float, double, int32, int64}) >= 1")
+    .Attr("N: int >= 1")
+    .Attr("variable: string")
+    .Attr("optimizer: string")
+    .Attr("names: list(string)")
+    .Attr("sparse: bool")
+    .Attr("whole: bool = false")
+    .Attr("skip_nonfinite: bool = false")
+    .Attr("stochastic_rounding: bool = false")
+    .Input("variables: N * resource")
+    .Input("indices: Tindices")
+    .Input("gradients: dtype")
+    .Input("hyperparameters: Thyper")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
+// Whether an optimizer's penalty has zeroed the row of each key.
+REGISTER_OP("KvTableZeroed")
+    .Attr("Tkeys: {int64, int32, uint64}")
+    .Input("handle: resource")
+    .Input("keys: Tkeys")
+    .Output("zeroed: bool")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->input(1));
+      return absl::OkStatus();
+    });
+
+// How many rows an optimizer's penalty has zeroed, and how many row updates were left out because of
+// gradients that are not finite.
+REGISTER_OP("KvTableUpdateCounts")
+    .Input("handle: resource")
+    .Output("zeroed_rows: int64")
+    .Output("skipped_updates: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      c->set_output(1, c->Scalar());
+      return absl::OkStatus();
+    });
+
 // ---- Rows with their slots, for optimizers that run as TensorFlow ops ----
 
 // Sees to it that the table has `slots`, then reads value and slots of keys, (n) each: `columns` are the
