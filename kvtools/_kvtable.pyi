@@ -10,6 +10,7 @@ _Array: TypeAlias = npt.NDArray[Any]
 _Keys: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.int32] | npt.NDArray[np.uint64]
 _Bools: TypeAlias = npt.NDArray[np.bool_]
 _Stamps: TypeAlias = npt.NDArray[np.uint32]
+_Positions: TypeAlias = npt.NDArray[np.uint64]
 _Initializer: TypeAlias = float | Mapping[str, Any] | None
 _Slot: TypeAlias = (
     tuple[str, int]
@@ -26,6 +27,10 @@ class MemoryUse(TypedDict):
     column_bytes: int
     slack_bytes: int
     overhead_per_row: float
+
+class Optimizer(TypedDict):
+    hyperparameters: dict[str, tuple[float | None, str]]
+    slots: dict[str, float]
 
 class Exporter(Iterator[_Chunk]):
     def __iter__(self) -> Exporter: ...
@@ -69,6 +74,7 @@ class Table:
         *,
         out: _Array | None = None,
         found: _Bools | None = None,
+        positions: _Positions | None = None,
     ) -> _Array: ...
     def gather_or_insert(
         self,
@@ -78,6 +84,7 @@ class Table:
         version: int = 0,
         out: _Array | None = None,
         inserted: _Bools | None = None,
+        positions: _Positions | None = None,
     ) -> _Array: ...
     def gather_columns(
         self, keys: _Keys, columns: Sequence[_Column] | None = None, *, found: _Bools | None = None
@@ -135,3 +142,15 @@ class Table:
 
 def hash_key(key: int) -> int: ...
 def initial_values(keys: _Keys, value_dtype: npt.DTypeLike, dim: int, initializer: _Initializer = None) -> _Array: ...
+def optimizers() -> dict[str, Optimizer]: ...
+def apply_to_arrays(
+    optimizer: str,
+    columns: Sequence[_Array],
+    gradients: _Array,
+    hyperparameters: Mapping[str, float],
+    *,
+    rows: npt.NDArray[np.int64] | None = None,
+    stochastic_rounding: bool = False,
+    seed: int = 0,
+    skip_nonfinite: bool = False,
+) -> tuple[int, int]: ...

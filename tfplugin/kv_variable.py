@@ -20,6 +20,7 @@ from tensorflow.python.trackable import base as trackable
 from tensorflow.python.util import dispatch, object_identity
 
 from tfplugin import mode
+from tfplugin.fused_lookup import can_fuse, gather_many, on_device_of
 from tfplugin.initializers import KvInitializer
 from tfplugin.ops import raw
 from tfplugin.slots import SlotSpec, slots_json
@@ -286,12 +287,18 @@ class KvVariable(trackable.Trackable):
         if missing not in ("zeros", "initial"):
             raise ValueError(f"sparse_read of '{self._name}': missing must be 'zeros' or 'initial', got {missing!r}")
         train = mode.training(training)
-        keys = self.keys_tensor(indices)
+        keys = keys_to_tensor(indices, self.key_dtype, self._name)
         if self.trainable:
             tape.variable_accessed(self)
-        with tf_ops.colocate_with(None, ignore_existing=True), tf_ops.device(self._op_device()):
-            rows = raw.kv_table_gather(
-                self._handle, keys, dtype=self.dtype, dim=self.dim, mode="train" if train else missing, name=name
+        with on_device_of(self):
+            rows, _ = raw.kv_table_gather(
+                self._handle,
+                keys,
+                dtype=self.dtype,
+                dim=self.dim,
+                mode="train" if train else missing,
+                remember=train and self.trainable,
+                name=name,
             )
         if train and self.regularizer is not None and not context.executing_eagerly():
             tf_ops.add_to_collection(tf.compat.v1.GraphKeys.REGULARIZATION_LOSSES, self.regularizer(rows))
@@ -637,10 +644,16 @@ class PartitionedKvVariable(trackable.Trackable):
         """Rows of keys, each from the part that owns it; as `KvVariable.sparse_read`."""
         if len(self._parts) == 1:
             return self._parts[0].sparse_read(indices, name, training=training, missing=missing)
+        if missing not in ("zeros", "initial"):
+            raise ValueError(f"sparse_read of '{self._name}': missing must be 'zeros' or 'initial', got {missing!r}")
+        train = mode.training(training)
+        if can_fuse(self._parts, train):
+            keys = keys_to_tensor(indices, self.key_dtype, self._name)
+            return gather_many([self._parts], [keys], train, missing, name)[0]
         with tf.name_scope(name or "kv_lookup"):
             keys, positions, part_keys = self._owned(indices)
             rows = [
-                part.sparse_read(owned, training=training, missing=missing)
+                part.sparse_read(owned, training=train, missing=missing)
                 for part, owned in zip(self._parts, part_keys, strict=True)
             ]
             stitched = tf.dynamic_stitch(positions, rows)
@@ -762,6 +775,8 @@ tf.register_tensor_conversion_function((KvVariable, PartitionedKvVariable), _no_
 
 def keys_to_tensor(keys: Any, key_dtype: tf.DType, name: str) -> tf.Tensor:
     """Keys as a Tensor of `key_dtype`: integers that are not tensors yet, and int32 where the keys are int64."""
+    if isinstance(keys, tf_ops.EagerTensor) and keys.dtype == key_dtype:
+        return keys
     if isinstance(keys, (tf.SparseTensor, tf.compat.v1.SparseTensorValue, tf.RaggedTensor)):
         raise TypeError(
             f"Key-value variable '{name}' takes ids as a dense tensor here, got a {type(keys).__name__}: pass it to "

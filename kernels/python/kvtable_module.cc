@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include "kvtable/initializer.h"
+#include "kvtable/optimizer.h"
 #include "kvtable/parallel_for.h"
 #include "kvtable/table.h"
 #include "kvtable/types.h"
@@ -326,7 +328,8 @@ class PyTable {
       : key_dtype_(DtypeNamed(NameOfDtype(key_dtype))),
         value_dtype_(DtypeNamed(NameOfDtype(value_dtype))),
         bool_dtype_(DtypeNamed("bool")),
-        uint32_dtype_(DtypeNamed("uint32")) {
+        uint32_dtype_(DtypeNamed("uint32")),
+        uint64_dtype_(DtypeNamed("uint64")) {
     TableOptions options;
     options.key_type = KeyTypeOf(NameOfDtype(key_dtype));
     options.value_type = ValueTypeOf(NameOfDtype(value_dtype));
@@ -346,12 +349,14 @@ class PyTable {
   const nb::object& value_dtype() const { return value_dtype_; }
   const nb::object& uint32_dtype() const { return uint32_dtype_; }
 
-  nb::object Gather(nb::handle keys, nb::handle missing, nb::object out, nb::object found) {
+  nb::object Gather(nb::handle keys, nb::handle missing, nb::object out, nb::object found,
+                    nb::object positions) {
     const ArrayView k("keys", keys, key_dtype_, false);
     out = OutputArray(out, WithWidth(k.shape(), dim()), value_dtype_);
     const ArrayView o("out", out, value_dtype_, true);
     o.ExpectShape("out", WithWidth(k.shape(), dim()));
     const std::unique_ptr<ArrayView> f = Optional("found", found, bool_dtype_, true, k.shape());
+    const std::unique_ptr<ArrayView> p = Optional("positions", positions, uint64_dtype_, true, k.shape());
     Missing policy = Missing::kDefault;
     std::optional<ArrayView> defaults;
     int64_t num_defaults = 0;
@@ -373,22 +378,24 @@ class PyTable {
     }
     {
       nb::gil_scoped_release unlocked;
-      table_->Gather(k.data(), k.size(), o.data(), policy, defaults ? defaults->data() : nullptr,
-                     num_defaults, f ? static_cast<bool*>(f->data()) : nullptr, *pool_);
+      table_->Gather(k.data(), k.size(), {o.data(), PositionsOf(p)}, policy,
+                     defaults ? defaults->data() : nullptr, num_defaults,
+                     f ? static_cast<bool*>(f->data()) : nullptr, *pool_);
     }
     return out;
   }
 
   nb::object GatherOrInsert(nb::handle keys, uint32_t frequency, uint32_t version, nb::object out,
-                            nb::object inserted) {
+                            nb::object inserted, nb::object positions) {
     const ArrayView k("keys", keys, key_dtype_, false);
     out = OutputArray(out, WithWidth(k.shape(), dim()), value_dtype_);
     const ArrayView o("out", out, value_dtype_, true);
     o.ExpectShape("out", WithWidth(k.shape(), dim()));
     const std::unique_ptr<ArrayView> f = Optional("inserted", inserted, bool_dtype_, true, k.shape());
+    const std::unique_ptr<ArrayView> p = Optional("positions", positions, uint64_dtype_, true, k.shape());
     {
       nb::gil_scoped_release unlocked;
-      table_->GatherOrInsert(k.data(), k.size(), o.data(), {frequency, version},
+      table_->GatherOrInsert(k.data(), k.size(), {o.data(), PositionsOf(p)}, {frequency, version},
                              f ? static_cast<bool*>(f->data()) : nullptr, *pool_);
     }
     return out;
@@ -572,6 +579,10 @@ class PyTable {
   }
 
  private:
+  static uint64_t* PositionsOf(const std::unique_ptr<ArrayView>& positions) {
+    return positions ? static_cast<uint64_t*>(positions->data()) : nullptr;
+  }
+
   int64_t dim() const { return table_->dim(); }
 
   static int ColumnOf(nb::handle column, const std::vector<SlotSpec>& slots) {
@@ -628,6 +639,7 @@ class PyTable {
   nb::object value_dtype_;
   nb::object bool_dtype_;
   nb::object uint32_dtype_;
+  nb::object uint64_dtype_;
   std::unique_ptr<Table> table_;
   std::shared_ptr<ParallelFor> pool_;
 };
@@ -668,10 +680,88 @@ nb::tuple PyExporter::Next() {
   return nb::make_tuple(keys[head], freqs[head], versions[head], columns);
 }
 
+nb::dict OptimizersDict() {
+  nb::dict all;
+  for (const OptimizerSpec& spec : Optimizers()) {
+    nb::dict hyperparameters;
+    for (const Hyperparameter& h : spec.hyperparameters) {
+      const nb::object fallback = std::isnan(h.fallback) ? nb::none() : nb::object(nb::float_(h.fallback));
+      hyperparameters[h.name] = nb::make_tuple(fallback, Describe(h.range));
+    }
+    nb::dict slots;
+    for (const OptimizerSlot& slot : spec.slots) slots[slot.name] = slot.initial;
+    nb::dict one;
+    one["hyperparameters"] = hyperparameters;
+    one["slots"] = slots;
+    all[spec.name] = one;
+  }
+  return all;
+}
+
+nb::tuple ApplyToNumPyArrays(const std::string& optimizer, const std::vector<nb::object>& columns,
+                             nb::handle gradients, const nb::dict& hyperparameters, const nb::object& rows,
+                             bool stochastic_rounding, uint64_t seed, bool skip_nonfinite) {
+  Update update = UpdateOf(optimizer, hyperparameters);
+  update.stochastic_rounding = stochastic_rounding;
+  update.seed = seed;
+  update.skip_nonfinite = skip_nonfinite;
+  std::string names = "value";
+  for (const OptimizerSlot& slot : update.optimizer->slots) names += std::string(", ") + slot.name;
+  if (columns.size() != 1 + update.optimizer->slots.size()) {
+    ThrowValue("columns has " + std::to_string(columns.size()) + " arrays; optimizer " + optimizer +
+               " expects " + std::to_string(1 + update.optimizer->slots.size()) + ": " + names + ".");
+  }
+  if (!nb::hasattr(columns[0], "dtype")) ThrowType("columns[0] is not a NumPy array.");
+  const std::string name = NameOfDtype(columns[0].attr("dtype"));
+  const ValueType type = ValueTypeOf(name);
+  const nb::object dtype = DtypeNamed(name);
+  std::vector<std::unique_ptr<ArrayView>> views;
+  std::vector<void*> data;
+  for (size_t c = 0; c < columns.size(); ++c) {
+    const std::string what = "columns[" + std::to_string(c) + "]";
+    views.push_back(std::make_unique<ArrayView>(what.c_str(), columns[c], dtype, true));
+    if (c == 0 && (views[0]->shape().size() != 2 || views[0]->shape()[1] == 0)) {
+      ThrowValue("columns[0] has shape " + TextOf(views[0]->shape()) + "; expected (rows, dim).");
+    }
+    views[c]->ExpectShape(what.c_str(), views[0]->shape());
+    data.push_back(views[c]->data());
+  }
+  const int64_t num_rows = views[0]->shape()[0];
+  const int64_t dim = views[0]->shape()[1];
+  std::optional<ArrayView> r;
+  if (!rows.is_none()) {
+    r.emplace("rows", rows, DtypeNamed("int64"), false);
+    r->ExpectShape("rows", {r->size()});
+    std::vector<bool> seen(static_cast<size_t>(num_rows));
+    for (int64_t i = 0; i < r->size(); ++i) {
+      const int64_t row = static_cast<const int64_t*>(r->data())[i];
+      if (row < 0 || row >= num_rows) {
+        ThrowValue("rows has " + std::to_string(row) + "; expected 0 to " + std::to_string(num_rows - 1) +
+                   ".");
+      }
+      if (seen[static_cast<size_t>(row)]) {
+        ThrowValue("rows has " + std::to_string(row) + " twice; sum the gradients of equal rows first.");
+      }
+      seen[static_cast<size_t>(row)] = true;
+    }
+  }
+  const int64_t n = r ? r->size() : num_rows;
+  const ArrayView g("gradients", gradients, dtype, false);
+  g.ExpectShape("gradients", {n, dim});
+  const std::shared_ptr<ParallelFor> pool = PoolOf(0);
+  ApplyCounts counts;
+  {
+    nb::gil_scoped_release unlocked;
+    counts = ApplyToArrays(update, type, dim, data, r ? static_cast<const int64_t*>(r->data()) : nullptr, n,
+                           g.data(), *pool);
+  }
+  return nb::make_tuple(counts.updated, counts.skipped);
+}
+
 nb::object InitialValues(nb::handle keys, nb::handle value_dtype, int64_t dim, nb::handle initializer) {
   const nb::object dtype = nb::borrow(keys).attr("dtype");
   PyTable table(dtype, value_dtype, dim, initializer, nb::list(), 0, 1, false, 1);
-  return table.Gather(keys, nb::str("initial"), nb::none(), nb::none());
+  return table.Gather(keys, nb::str("initial"), nb::none(), nb::none(), nb::none());
 }
 
 constexpr const char* kInitializerDoc = R"(``initializer`` is None (zeros), a number, or a dict::
@@ -748,7 +838,7 @@ Example:
           "generation", [](PyTable& t) { return t.table().generation(); },
           "A number that changes whenever the layout of rows does.")
       .def("gather", &PyTable::Gather, "keys"_a, "missing"_a = "zeros", nb::kw_only(), "out"_a = nb::none(),
-           "found"_a = nb::none(), R"(Look keys up without changing the table.
+           "found"_a = nb::none(), "positions"_a = nb::none(), R"(Look keys up without changing the table.
 
 Args:
     keys: (...) of key_dtype.
@@ -756,6 +846,8 @@ Args:
         row i mod rows.
     out: (..., dim) of value_dtype to write to, instead of a new array.
     found: (...) of bool to write to: whether each key was there.
+    positions: (...) of uint64 to write to: where each key's row lies, shard << 32 | row, or 2**64 - 1 where it has
+        none. It stays so until the key is removed.
 
 Returns:
     (..., dim) of value_dtype.
@@ -766,7 +858,7 @@ Example:
     array([[0., 0.]], dtype=float32)
 )")
       .def("gather_or_insert", &PyTable::GatherOrInsert, "keys"_a, nb::kw_only(), "frequency"_a = 0,
-           "version"_a = 0, "out"_a = nb::none(), "inserted"_a = nb::none(),
+           "version"_a = 0, "out"_a = nb::none(), "inserted"_a = nb::none(), "positions"_a = nb::none(),
            R"(Look keys up; insert absent ones with their initial value.
 
 Args:
@@ -775,6 +867,7 @@ Args:
     version: the version of new rows.
     out: (..., dim) of value_dtype to write to, instead of a new array.
     inserted: (...) of bool to write to: true for each occurrence of a key that was new.
+    positions: (...) of uint64 to write to: where each key's row lies, shard << 32 | row.
 
 Returns:
     (..., dim) of value_dtype.
@@ -1044,6 +1137,49 @@ Example:
 )";
   m.def("initial_values", &InitialValues, "keys"_a, "value_dtype"_a, "dim"_a, "initializer"_a = nb::none(),
         initial_values_doc.c_str());
+
+  m.def("optimizers", &OptimizersDict, R"(The update rules there are: formulas in docs/optimizer-rules.md.
+
+Returns:
+    A dict from name to {"hyperparameters": {name: (fallback, range)}, "slots": {name: initial}}. A fallback of None
+    means that the hyperparameter has to be given; initial is what a slot usually starts from.
+
+Example:
+    >>> optimizers()["sgd"]["hyperparameters"]
+    {'learning_rate': (None, 'a finite number'), 'weight_decay': (0.0, '0 or more')}
+    >>> optimizers()["adagrad"]["slots"]
+    {'accumulator': 0.1}
+)");
+  m.def("apply_to_arrays", &ApplyToNumPyArrays, "optimizer"_a, "columns"_a, "gradients"_a,
+        "hyperparameters"_a, nb::kw_only(), "rows"_a = nb::none(), "stochastic_rounding"_a = false,
+        "seed"_a = 0, "skip_nonfinite"_a = false, R"(One step of an optimizer over rows of arrays, in place.
+
+Args:
+    optimizer: one of optimizers().
+    columns: value and slots in the optimizer's order, each (rows, dim) of float32, float16, bfloat16 or float64, all of
+        one dtype, and none the memory of another.
+    gradients: (n, dim) of that dtype.
+    hyperparameters: a dict from name to number; those with a fallback may be left out.
+    rows: (n,) of int64, which row each gradient is for, each once at most; None: every row, in order.
+    stochastic_rounding: round 16-bit columns up or down at random, without bias.
+    seed: of the rounding, which is a function of seed, row and column; give each step another.
+    skip_nonfinite: leave rows alone whose gradient has a NaN or an infinity.
+
+Returns:
+    How many rows were updated, and how many were skipped.
+
+Raises:
+    ValueError, TypeError: what does not fit, by name; nothing is changed then.
+
+Example:
+    >>> value, accumulator = np.zeros((2, 1), np.float32), np.zeros((2, 1), np.float32)
+    >>> apply_to_arrays("momentum", [value, accumulator], np.array([[2.0]], np.float32), {"learning_rate": 0.5},
+    ...                 rows=np.array([1]))
+    (1, 0)
+    >>> value
+    array([[ 0.],
+           [-1.]], dtype=float32)
+)");
 }
 
 }  // namespace

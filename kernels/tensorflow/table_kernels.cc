@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "errors.h"
+#include "kvtable/part_of.h"
 #include "table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_handle.h"
@@ -222,6 +223,7 @@ class GatherOp : public TableOp {
   explicit GatherOp(OpKernelConstruction* ctx) : TableOp(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("mode", &mode_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("remember", &remember_));
   }
 
  protected:
@@ -237,14 +239,16 @@ class GatherOp : public TableOp {
     OP_REQUIRES_OK(ctx, shape.AddDimWithStatus(config.dim));
     Tensor* out = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &out));
+    Tensor* positions = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, remember_ ? keys.shape() : TensorShape({0}), &positions));
+    const kvtable::RowsOut rows(out->data(), remember_ ? static_cast<uint64_t*>(positions->data()) : nullptr);
     const int64_t n = keys.NumElements();
     OP_REQUIRES_OK(ctx, CatchErrors("looking up", config.name, [&] {
-                     if (mode_ == "train" && !config.read_only) {
-                       table->GatherOrInsert(keys.data(), n, out->data(), {0, UnixTime()}, nullptr, *threads);
+                     const kvtable::MissingKeys missing = MissingKeysOf(mode_, config);
+                     if (missing.insert) {
+                       table->GatherOrInsert(keys.data(), n, rows, missing.stamp, nullptr, *threads);
                      } else {
-                       const auto missing =
-                           mode_ == "initial" ? kvtable::Missing::kInitial : kvtable::Missing::kZeros;
-                       table->Gather(keys.data(), n, out->data(), missing, nullptr, 0, nullptr, *threads);
+                       table->Gather(keys.data(), n, rows, missing.missing, nullptr, 0, nullptr, *threads);
                      }
                    }));
   }
@@ -254,6 +258,7 @@ class GatherOp : public TableOp {
 
   std::string mode_;
   int64_t dim_ = 0;
+  bool remember_ = false;
 };
 
 class ContainsOp : public TableOp {
@@ -447,7 +452,8 @@ class PartitionOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, keys.shape(), &out));
     const auto in = keys.flat<K>();
     auto owner = out->flat<int32_t>();
-    for (int64_t i = 0; i < in.size(); ++i) owner(i) = static_cast<int32_t>(PartOf<K>(in(i), parts_));
+    const kvtable::PartOf<K> part_of(parts_);
+    for (int64_t i = 0; i < in.size(); ++i) owner(i) = static_cast<int32_t>(part_of(in(i)));
   }
 
  private:

@@ -151,6 +151,14 @@ absl::Status CheckKeys(const TableConfig& config, const tf::Tensor& keys) {
                                  tf::DataTypeString(keys.dtype()), ": cast the ids.");
 }
 
+kvtable::MissingKeys MissingKeysOf(const std::string& mode, const TableConfig& config) {
+  kvtable::MissingKeys missing;
+  missing.insert = mode == "train" && !config.read_only;
+  missing.missing = mode == "initial" ? kvtable::Missing::kInitial : kvtable::Missing::kZeros;
+  missing.stamp = {0, UnixTime()};
+  return missing;
+}
+
 absl::Status CheckRows(const TableConfig& config, const char* what, const tf::Tensor& keys,
                        const tf::Tensor& rows, int64_t width) {
   if (rows.dtype() != config.value_dtype) {

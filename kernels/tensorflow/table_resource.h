@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "json.h"
+#include "kvtable/lookup_parts.h"
 #include "kvtable/table.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
@@ -85,6 +86,9 @@ absl::Status LookupTable(tensorflow::OpKernelContext* ctx, int input,
 // Checks that a tensor has the dtype that the variable's keys have.
 absl::Status CheckKeys(const TableConfig& config, const tensorflow::Tensor& keys);
 
+// What a lookup of `mode` ("train", "zeros" or "initial") does with missing keys.
+kvtable::MissingKeys MissingKeysOf(const std::string& mode, const TableConfig& config);
+
 // Checks that a tensor holds `width` values of the variable's dtype for each of `keys`, which are of any
 // shape.
 absl::Status CheckRows(const TableConfig& config, const char* what, const tensorflow::Tensor& keys,
@@ -96,13 +100,6 @@ absl::Status CatchErrors(const std::string& doing, const std::string& name,
 
 kvtable::KeyType ToKeyType(tensorflow::DataType dtype);
 kvtable::ValueType ToValueType(tensorflow::DataType dtype);
-
-// The part that owns a key: key floor-mod parts.
-template <typename Key>
-int64_t PartOf(Key key, int64_t parts) {
-  const Key rest = key % static_cast<Key>(parts);
-  return static_cast<int64_t>(rest < 0 ? rest + static_cast<Key>(parts) : rest);
-}
 
 // Now, for the version column: seconds since 1970.
 uint32_t UnixTime();

@@ -12,6 +12,7 @@ def test_examples():
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
     scope = {"np": np, **vars(_kvtable)}
     documented = [_kvtable.Table, _kvtable.hash_key, _kvtable.initial_values]
+    documented += [_kvtable.optimizers, _kvtable.apply_to_arrays]
     documented += [getattr(_kvtable.Table, name) for name in vars(_kvtable.Table) if not name.startswith("_")]
     examples = 0
     for thing in documented:
