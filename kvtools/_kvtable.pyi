@@ -10,6 +10,7 @@ _Array: TypeAlias = npt.NDArray[Any]
 _Keys: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.int32] | npt.NDArray[np.uint64]
 _Bools: TypeAlias = npt.NDArray[np.bool_]
 _Stamps: TypeAlias = npt.NDArray[np.uint32]
+_Positions: TypeAlias = npt.NDArray[np.uint64]
 _Initializer: TypeAlias = float | Mapping[str, Any] | None
 _Slot: TypeAlias = (
     tuple[str, int]
@@ -73,6 +74,7 @@ class Table:
         *,
         out: _Array | None = None,
         found: _Bools | None = None,
+        positions: _Positions | None = None,
     ) -> _Array: ...
     def gather_or_insert(
         self,
@@ -82,6 +84,7 @@ class Table:
         version: int = 0,
         out: _Array | None = None,
         inserted: _Bools | None = None,
+        positions: _Positions | None = None,
     ) -> _Array: ...
     def gather_columns(
         self, keys: _Keys, columns: Sequence[_Column] | None = None, *, found: _Bools | None = None

@@ -20,6 +20,7 @@ from tensorflow.python.trackable import base as trackable
 from tensorflow.python.util import dispatch, object_identity
 
 from tfplugin import mode
+from tfplugin.fused_lookup import can_fuse, gather_many, on_device_of
 from tfplugin.initializers import KvInitializer
 from tfplugin.ops import raw
 from tfplugin.slots import SlotSpec, slots_json
@@ -106,6 +107,10 @@ class KvVariable(trackable.Trackable):
             self._all_slots: tuple[SlotSpec, ...] | None = None
             self._slots_generation = 0
             self._row_reads: list[tf.Operation] = []
+            #: Prefixes of the slots of optimizers that have taken steps, for the log.
+            self._optimizers_seen: list[str] = []
+            #: The update that the gradient of a lookup makes at once; see `apply_in_backward`.
+            self._in_backward: Any = None
             self._graph_key = tf_ops.get_default_graph()._graph_key
             if self._eager:
                 with tf.device("CPU:0"):
@@ -282,12 +287,18 @@ class KvVariable(trackable.Trackable):
         if missing not in ("zeros", "initial"):
             raise ValueError(f"sparse_read of '{self._name}': missing must be 'zeros' or 'initial', got {missing!r}")
         train = mode.training(training)
-        keys = self.keys_tensor(indices)
+        keys = keys_to_tensor(indices, self.key_dtype, self._name)
         if self.trainable:
             tape.variable_accessed(self)
-        with tf_ops.colocate_with(None, ignore_existing=True), tf_ops.device(self._op_device()):
-            rows = raw.kv_table_gather(
-                self._handle, keys, dtype=self.dtype, dim=self.dim, mode="train" if train else missing, name=name
+        with on_device_of(self):
+            rows, _ = raw.kv_table_gather(
+                self._handle,
+                keys,
+                dtype=self.dtype,
+                dim=self.dim,
+                mode="train" if train else missing,
+                remember=train and self.trainable,
+                name=name,
             )
         if train and self.regularizer is not None and not context.executing_eagerly():
             tf_ops.add_to_collection(tf.compat.v1.GraphKeys.REGULARIZATION_LOSSES, self.regularizer(rows))
@@ -306,6 +317,18 @@ class KvVariable(trackable.Trackable):
         """Frequency (updates so far) and version (Unix time of the last write) of keys: uint32, shape of keys."""
         freqs, versions = raw.kv_table_stamps(self._handle, self.keys_tensor(keys), name=name)
         return freqs, versions
+
+    def zeroed(self, keys: Any, name: str | None = None) -> tf.Tensor:
+        """Whether an optimizer's group penalty has zeroed the row of each key: bool, shape of keys."""
+        return raw.kv_table_zeroed(self._handle, self.keys_tensor(keys), name=name)
+
+    def zeroed_rows(self, name: str | None = None) -> tf.Tensor:
+        """How many rows a group penalty has zeroed: scalar int64. ``kvtools export`` and ``clip`` leave them out."""
+        return raw.kv_table_update_counts(self._handle, name=name).zeroed_rows
+
+    def skipped_updates(self, name: str | None = None) -> tf.Tensor:
+        """How many row updates ``skip_nonfinite`` has left out since the table was initialized: scalar int64."""
+        return raw.kv_table_update_counts(self._handle, name=name).skipped_updates
 
     def size(self, name: str | None = None) -> tf.Tensor:
         """Number of rows: scalar int64."""
@@ -359,6 +382,10 @@ class KvVariable(trackable.Trackable):
         """The slots that rows have now, as JSON: scalar string."""
         return raw.kv_table_slots(self._handle)
 
+    def slot_names(self) -> set[str]:
+        """The names of the slots that rows have now (eager mode)."""
+        return {slot["name"] for slot in json.loads(self.slots().numpy())}
+
     def slot_width(self, slot: str) -> int:
         """Elements of a slot: `dim` unless its optimizer said otherwise."""
         for specs in self._slots_of.values():
@@ -411,13 +438,67 @@ class KvVariable(trackable.Trackable):
             widths=[self.dim, *(spec.width for spec in specs)],
             N=1 + len(specs),
         )
-        if not self._eager and columns[0].graph is self._handle.graph:
-            self._row_reads.append(columns[0].op)
+        self._note_step(columns[0].op if not context.executing_eagerly() else None)
         return columns
+
+    def _note_step(self, op: tf.Operation | None) -> None:
+        """Keeps an op whose attributes `attach_slots` has to keep up to date."""
+        if not self._eager and op is not None and op.graph is self._handle.graph:
+            self._row_reads.append(op)
 
     def write_rows(self, keys: tf.Tensor, columns: Sequence[tf.Tensor], specs: Sequence[SlotSpec]) -> Any:
         """Writes what `read_rows` read, and counts an update for each key. Returns the op (graph mode)."""
         return raw.kv_table_write_rows(self._handle, keys, list(columns), slots=slots_json(specs))
+
+    def apply_update(
+        self,
+        keys: tf.Tensor,
+        gradients: tf.Tensor,
+        optimizer: Any,
+        specs: Sequence[SlotSpec],
+        rule: str,
+        names: Sequence[str],
+        hyperparameters: Sequence[tf.Tensor],
+        *,
+        positions: tf.Tensor | None = None,
+        skip_nonfinite: bool = False,
+        stochastic_rounding: bool = False,
+    ) -> tf.Operation | None:
+        """One training step in one op: each key's row, value and slots, moves once by the sum of its gradients.
+
+        Args:
+          keys: [n], any order, duplicates included. Those that are not there are inserted.
+          gradients: [n, dim], of the variable's dtype.
+          optimizer: whose slots these are.
+          specs: the slots of the rule, in its order.
+          rule: the table engine's name for the update.
+          names, hyperparameters: the elements of the tensors, one after the other, have these names.
+          positions: [n], what the lookup of these keys remembered.
+          skip_nonfinite: leave rows alone whose gradient has a NaN or an infinity, and count them.
+          stochastic_rounding: of 16-bit rows.
+
+        Returns:
+          The op (graph mode).
+        """
+        self.attach_slots(optimizer, specs)
+        assert self._all_slots is not None
+        with tf_ops.colocate_with(None, ignore_existing=True), tf_ops.device(self._op_device()):
+            op = raw.kv_table_apply(
+                self._handle,
+                keys,
+                tf.zeros([0], tf.uint64) if positions is None else positions,
+                gradients,
+                list(hyperparameters),
+                optimizer=rule,
+                names=list(names),
+                slots=slots_json(specs),
+                all_slots=slots_json(self._all_slots),
+                generation=self._slots_generation,
+                skip_nonfinite=skip_nonfinite,
+                stochastic_rounding=stochastic_rounding,
+            )
+        self._note_step(op)
+        return op
 
     # ---- SavedModel ------------------------------------------------------------------------------------------------
 
@@ -563,10 +644,16 @@ class PartitionedKvVariable(trackable.Trackable):
         """Rows of keys, each from the part that owns it; as `KvVariable.sparse_read`."""
         if len(self._parts) == 1:
             return self._parts[0].sparse_read(indices, name, training=training, missing=missing)
+        if missing not in ("zeros", "initial"):
+            raise ValueError(f"sparse_read of '{self._name}': missing must be 'zeros' or 'initial', got {missing!r}")
+        train = mode.training(training)
+        if can_fuse(self._parts, train):
+            keys = keys_to_tensor(indices, self.key_dtype, self._name)
+            return gather_many([self._parts], [keys], train, missing, name)[0]
         with tf.name_scope(name or "kv_lookup"):
             keys, positions, part_keys = self._owned(indices)
             rows = [
-                part.sparse_read(owned, training=training, missing=missing)
+                part.sparse_read(owned, training=train, missing=missing)
                 for part, owned in zip(self._parts, part_keys, strict=True)
             ]
             stitched = tf.dynamic_stitch(positions, rows)
@@ -595,6 +682,20 @@ class PartitionedKvVariable(trackable.Trackable):
             for column in zip(*stamps, strict=True)
         )
         return freqs, versions
+
+    def zeroed(self, keys: Any) -> tf.Tensor:
+        """Whether a group penalty has zeroed the row of each key: bool, shape of keys."""
+        keys, positions, part_keys = self._owned(keys)
+        zeroed = [part.zeroed(owned) for part, owned in zip(self._parts, part_keys, strict=True)]
+        return tf.reshape(tf.dynamic_stitch(positions, zeroed), tf.shape(keys))
+
+    def zeroed_rows(self) -> tf.Tensor:
+        """How many rows of all parts a group penalty has zeroed: scalar int64."""
+        return tf.add_n([part.zeroed_rows() for part in self._parts])
+
+    def skipped_updates(self) -> tf.Tensor:
+        """As `KvVariable.skipped_updates`, of all parts."""
+        return tf.add_n([part.skipped_updates() for part in self._parts])
 
     def memory(self) -> tf.Tensor:
         """As `KvVariable.memory`, of all parts."""
@@ -674,6 +775,8 @@ tf.register_tensor_conversion_function((KvVariable, PartitionedKvVariable), _no_
 
 def keys_to_tensor(keys: Any, key_dtype: tf.DType, name: str) -> tf.Tensor:
     """Keys as a Tensor of `key_dtype`: integers that are not tensors yet, and int32 where the keys are int64."""
+    if isinstance(keys, tf_ops.EagerTensor) and keys.dtype == key_dtype:
+        return keys
     if isinstance(keys, (tf.SparseTensor, tf.compat.v1.SparseTensorValue, tf.RaggedTensor)):
         raise TypeError(
             f"Key-value variable '{name}' takes ids as a dense tensor here, got a {type(keys).__name__}: pass it to "

@@ -5,6 +5,7 @@ Registered with TensorFlow's dispatch by type: nothing is replaced, and calls on
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import typing
@@ -12,10 +13,14 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager import context
 from tensorflow.python.ops import array_ops, embedding_ops
 from tensorflow.python.ops.ragged import ragged_embedding_ops, ragged_tensor
 from tensorflow.python.util import dispatch
 
+from tfplugin import mode
+from tfplugin.composed_pool import PooledIds, bags_of, pool
+from tfplugin.fused_lookup import can_fuse, pool_many
 from tfplugin.kv_variable import KvVariable, PartitionedKvVariable, keys_to_tensor
 
 AnyKvVariable = KvVariable | PartitionedKvVariable
@@ -66,16 +71,35 @@ def embedding_lookup_v2(params: Any, ids: Any, max_norm: Any = None, name: str |
     return embedding_lookup(params, ids, name=name, max_norm=max_norm)
 
 
-def _sparse_parts(sp_ids: Any, caller: str) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Values, row numbers (int64) and number of rows (int64) of a SparseTensor of rank 2 or a RaggedTensor."""
+def _pooled_ids(
+    variable: AnyKvVariable,
+    sp_ids: Any,
+    sp_weights: Any,
+    caller: str,
+    outer: int = 1,
+    positive: bool = False,
+    default_id: Any = None,
+) -> PooledIds:
+    """Ids and weights of a SparseTensor or a RaggedTensor. See `PooledIds` for the last three."""
     if isinstance(sp_ids, tf.RaggedTensor):
         if sp_ids.ragged_rank != 1 or sp_ids.flat_values.shape.rank not in (1, None):
             raise ValueError(f"{caller}: a RaggedTensor of ids has shape [batch, None], got {sp_ids.shape}.")
-        return sp_ids.values, tf.cast(sp_ids.value_rowids(), tf.int64), tf.cast(sp_ids.nrows(), tf.int64)
-    if not isinstance(sp_ids, (tf.SparseTensor, tf.compat.v1.SparseTensorValue)):
+        segments, shape = sp_ids.row_splits, None
+        if segments.dtype != tf.int64:
+            segments = tf.cast(segments, tf.int64)
+    elif isinstance(sp_ids, (tf.SparseTensor, tf.compat.v1.SparseTensorValue)):
+        segments, shape = (tf.convert_to_tensor(part, tf.int64) for part in (sp_ids.indices, sp_ids.dense_shape))
+    else:
         raise TypeError(f"{caller}: sp_ids must be a SparseTensor or a RaggedTensor, got {type(sp_ids).__name__}.")
-    sp_ids = tf.sparse.SparseTensor(sp_ids.indices, sp_ids.values, sp_ids.dense_shape)
-    return sp_ids.values, sp_ids.indices[:, 0], sp_ids.dense_shape[0]
+    return PooledIds(
+        keys_to_tensor(sp_ids.values, variable.key_dtype, variable.name),
+        segments,
+        shape,
+        outer,
+        _weight_values(sp_weights, sp_ids, caller),
+        positive and sp_weights is not None,
+        None if default_id is None else keys_to_tensor(default_id, variable.key_dtype, variable.name),
+    )
 
 
 def _weight_values(sp_weights: Any, sp_ids: Any, caller: str) -> tf.Tensor | None:
@@ -93,37 +117,24 @@ def _weight_values(sp_weights: Any, sp_ids: Any, caller: str) -> tf.Tensor | Non
     )
 
 
-def _pooled(
-    variable: AnyKvVariable,
-    ids: tf.Tensor,
-    weights: tf.Tensor | None,
-    segments: tf.Tensor,
-    rows: tf.Tensor,
-    combiner: str,
-    max_norm: Any,
-) -> tf.Tensor:
-    """Rows of `ids` summed into `rows` segments, ``[rows, dim]``. Segments without ids are zeros."""
-    unique, where = tf.unique(ids)
-    table_rows = _clip_rows(variable.sparse_read(unique), max_norm)
-    low_precision = table_rows.dtype in (tf.float16, tf.bfloat16)
-    wide = tf.cast(table_rows, tf.float32) if low_precision else table_rows
-    gathered = tf.gather(wide, where)
-    count = tf.cast(rows, tf.int64)
-    if weights is None:
-        total = tf.math.unsorted_segment_sum(gathered, segments, count)
-        if combiner != "sum":
-            n = tf.math.unsorted_segment_sum(tf.ones_like(segments, wide.dtype), segments, count)
-            divisor = n if combiner == "mean" else tf.sqrt(n)
-            total = tf.math.divide_no_nan(total, divisor[:, tf.newaxis])
-    else:
-        weights = tf.cast(weights, wide.dtype)
-        total = tf.math.unsorted_segment_sum(gathered * weights[:, tf.newaxis], segments, count)
-        if combiner != "sum":
-            power = weights if combiner == "mean" else weights * weights
-            divisor = tf.math.unsorted_segment_sum(power, segments, count)
-            divisor = divisor if combiner == "mean" else tf.sqrt(divisor)
-            total = tf.math.divide_no_nan(total, divisor[:, tf.newaxis])
-    return tf.cast(total, table_rows.dtype) if low_precision else total
+def _parts_of(variable: AnyKvVariable) -> list[KvVariable]:
+    return variable.as_list() if isinstance(variable, PartitionedKvVariable) else [variable]
+
+
+def _pooled(variable: AnyKvVariable, ids: PooledIds, combiner: str, max_norm: Any, name: str | None) -> tf.Tensor:
+    """Rows of `ids` combined, ``[rows, dim]``. Rows without ids are zeros."""
+    train = mode.training(None)
+    parts = _parts_of(variable)
+    if max_norm is None and can_fuse(parts, train):
+        return pool_many([parts], [ids], [combiner], train, name)[0]
+    bags = bags_of(ids)
+    unique, which = tf.unique(bags.keys)
+    return pool(_clip_rows(variable.sparse_read(unique), max_norm), which, bags, combiner)
+
+
+def _scope(name: str) -> contextlib.AbstractContextManager[Any]:
+    """A name scope, where names are kept."""
+    return contextlib.nullcontext() if context.executing_eagerly() else tf.name_scope(name)
 
 
 def _check_combiner(combiner: str | None, caller: str) -> str:
@@ -148,11 +159,9 @@ def embedding_lookup_sparse(
     del partition_strategy, allow_fast_lookup
     caller = "embedding_lookup_sparse"
     variable = _as_one(params, caller)
-    with tf.name_scope(name or caller):
-        values, segments, rows = _sparse_parts(sp_ids, caller)
-        ids = keys_to_tensor(values, variable.key_dtype, variable.name)
-        weights = _weight_values(sp_weights, sp_ids, caller)
-        return _pooled(variable, ids, weights, segments, rows, _check_combiner(combiner, caller), max_norm)
+    combiner = _check_combiner(combiner, caller)
+    with _scope(name or caller):
+        return _pooled(variable, _pooled_ids(variable, sp_ids, sp_weights, caller), combiner, max_norm, name)
 
 
 def embedding_lookup_sparse_v2(
@@ -189,33 +198,12 @@ def safe_embedding_lookup_sparse(
     caller = "safe_embedding_lookup_sparse"
     variable = _as_one(embedding_weights, caller)
     combiner = _check_combiner(combiner, caller)
-    with tf.name_scope(name or caller):
-        outer_shape = None
-        if isinstance(sparse_ids, tf.SparseTensor) and sparse_ids.shape.rank != 2:
-            shape = sparse_ids.dense_shape
-            outer_shape = shape[:-1]
-            flat = tf.stack([tf.reduce_prod(outer_shape), shape[-1]])
-            sparse_ids = tf.sparse.reshape(sparse_ids, flat)
-            if sparse_weights is not None:
-                sparse_weights = tf.sparse.reshape(sparse_weights, flat)
-        values, segments, rows = _sparse_parts(sparse_ids, caller)
-        ids = keys_to_tensor(values, variable.key_dtype, variable.name)
-        weights = _weight_values(sparse_weights, sparse_ids, caller)
-        if weights is not None and combiner != "sum":
-            keep = tf.where(weights > 0)[:, 0]
-            ids, segments, weights = tf.gather(ids, keep), tf.gather(segments, keep), tf.gather(weights, keep)
-        if default_id is not None:
-            present = tf.math.unsorted_segment_sum(tf.ones_like(segments), segments, tf.cast(rows, tf.int64))
-            empty = tf.where(tf.equal(present, 0))[:, 0]
-            filler = keys_to_tensor(default_id, variable.key_dtype, variable.name)
-            ids = tf.concat([ids, tf.fill(tf.shape(empty), filler)], 0)
-            segments = tf.concat([segments, empty], 0)
-            if weights is not None:
-                weights = tf.concat([weights, tf.ones(tf.shape(empty), weights.dtype)], 0)
-        pooled = _pooled(variable, ids, weights, segments, rows, combiner, max_norm)
-        if outer_shape is None:
+    with _scope(name or caller):
+        ids = _pooled_ids(variable, sparse_ids, sparse_weights, caller, 0, combiner != "sum", default_id)
+        pooled = _pooled(variable, ids, combiner, max_norm, name)
+        if ids.shape is None or ids.segments.shape[-1] == 2:
             return pooled
-        return tf.reshape(pooled, tf.concat([outer_shape, [tf.cast(variable.dim, tf.int64)]], 0))
+        return tf.reshape(pooled, tf.concat([ids.shape[:-1], [tf.cast(variable.dim, tf.int64)]], 0))
 
 
 def safe_embedding_lookup_sparse_v2(

@@ -2,21 +2,164 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import tensorflow as tf
+from tensorflow.python.eager import context
 from tensorflow.python.framework import ops as tf_ops
 
-from tfplugin import library
+from tfplugin import composed_pool, library, positions
 
 #: Python wrappers of the ops in ``kernels/tensorflow/ops.cc``.
 raw = library.load()
 
 
+def _slices(rows: tf.Tensor, keys: tf.Tensor, where: tf.Tensor | None = None) -> tf.IndexedSlices:
+    if where is not None:
+        positions.remember(keys, where)
+    return tf.IndexedSlices(rows, keys, dense_shape=None)
+
+
 @tf_ops.RegisterGradient("KvTableGather")
-def _gather_gradient(op: tf.Operation, grad: tf.Tensor) -> list[tf.IndexedSlices | None]:
+def _gather_gradient(op: tf.Operation, grad: tf.Tensor, _: Any) -> list[tf.IndexedSlices | None]:
     """The gradient of a lookup: one slice per key looked up, duplicates included."""
-    keys = op.inputs[1]
-    dim = op.get_attr("dim")
-    return [tf.IndexedSlices(tf.reshape(grad, [-1, dim]), tf.reshape(keys, [-1]), dense_shape=None), None]
+    # Always a new tensor: positions are tied to it, and the ids may be another table's, too.
+    keys = tf.reshape(op.inputs[1], [-1])
+    where = tf.reshape(op.outputs[1], [-1]) if op.get_attr("remember") else None
+    return [_slices(tf.reshape(grad, [-1, op.get_attr("dim")]), keys, where), None]
+
+
+@tf_ops.RegisterGradient("KvTableGatherMany")
+def _gather_many_gradient(op: tf.Operation, *grads: tf.Tensor) -> list[tf.IndexedSlices | None]:
+    """The same for each part of each table."""
+    handles, tables = len(op.inputs) - op.get_attr("T"), op.get_attr("T")
+    keys, rows, where = raw.kv_table_split_gradients(
+        list(op.inputs[handles:]),
+        list(grads[:tables]),
+        list(op.outputs[tables:]),
+        H=handles,
+        parts=op.get_attr("parts"),
+        dims=op.get_attr("dims"),
+    )
+    remember = op.get_attr("remember")
+    slices = [_slices(r, k, w if remember else None) for r, k, w in zip(rows, keys, where, strict=True)]
+    return [*slices, *[None] * tables]
+
+
+@tf_ops.RegisterGradient("KvTableSplitGradients")
+def _split_gradients_gradient(op: tf.Operation, *grads: tf.Tensor) -> list[tf.Tensor | None]:
+    tables, handles = op.get_attr("T"), op.get_attr("H")
+    back: list[tf.Tensor | None] = []
+    first = handles
+    for t, parts in enumerate(op.get_attr("parts")):
+        keys = tf.reshape(op.inputs[t], [-1])
+        owner = raw.kv_table_partition(keys, parts=parts)
+        places = tf.dynamic_partition(tf.range(tf.size(keys)), owner, parts)
+        rows = tf.dynamic_stitch(places, list(grads[first : first + parts]))
+        back.append(tf.reshape(rows, tf.shape(op.inputs[tables + t])))
+        first += parts
+    return [*[None] * tables, *back, *[None] * tables]
+
+
+# ---- Pooled lookups ----
+
+_POOL_LISTS = ("parts", "dims", "combiners", "outer", "weighted", "positive", "filled")
+
+
+def _pool_attrs(op: tf.Operation) -> dict[str, Any]:
+    return {name: op.get_attr(name) for name in _POOL_LISTS}
+
+
+def _id_inputs(op: tf.Operation, inputs: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
+    """The inputs that say which ids are pooled: keys, segments, shapes, weights, fill_keys."""
+    lists, at = [], 0
+    for count in ("T", "T", "S", "W", "F"):
+        lists.append(list(inputs[at : at + op.get_attr(count)]))
+        at += op.get_attr(count)
+    return lists
+
+
+def _depends_on_a_variable(tensors: Sequence[tf.Tensor]) -> bool:
+    seen, stack = set(), [tensor.op for tensor in tensors]
+    while stack:
+        op = stack.pop()
+        if op.type in ("VarHandleOp", "Variable", "VariableV2", "KvTableHandle"):
+            return True
+        for tensor in op.inputs:
+            if tensor.op not in seen:
+                seen.add(tensor.op)
+                stack.append(tensor.op)
+    return False
+
+
+@tf_ops.RegisterGradient("KvTablePool")
+def _pool_gradient(op: tf.Operation, *grads: tf.Tensor) -> list[Any]:
+    """For each part one slice per key, its gradients summed; and the gradient of the weights, if it is asked for."""
+    handles = list(op.inputs[: sum(op.get_attr("parts"))])
+    ids = _id_inputs(op, op.inputs[len(handles) :])
+    keys, segments, _, weights, fill_keys = ids
+    attrs = _pool_attrs(op)
+    first_weight = len(op.inputs) - len(fill_keys) - len(weights)
+    # A tape says which inputs nobody wants the gradient of. A graph does not: there what is not asked for is not run.
+    skipped = getattr(op, "skip_input_indices", None) or ()
+    of_weights: list[tf.Tensor | None] = [None] * len(weights)
+    waits_for: list[tf.Operation] = []
+    if any(first_weight + w not in skipped for w in range(len(weights))):
+        # Not a loop's or function's placement, but the tables'.
+        device = None if context.executing_eagerly() else op.device
+        with tf_ops.colocate_with(None, ignore_existing=True), tf_ops.device(device):
+            of_weights = raw.kv_table_pool_weights_gradient(
+                handles, list(op.outputs), list(grads), *ids, **attrs, mode=op.get_attr("mode")
+            )
+        graph = None if context.executing_eagerly() else tf_ops.get_default_graph()
+        if graph is not None and not graph.building_function and _depends_on_a_variable(weights):
+            # It reads rows again, so it must come before the update that the gradient of the rows is for. Eager code
+            # and functions keep the order of the program.
+            waits_for = [of_weights[0].op]
+    with tf.control_dependencies(waits_for):
+        part_keys, part_rows = raw.kv_table_pool_gradient(list(grads), *ids, H=len(handles), **attrs)
+    slices = [_slices(r, k) for r, k in zip(part_rows, part_keys, strict=True)]
+    return [*slices, *[None] * (first_weight - len(handles)), *of_weights, *[None] * len(fill_keys)]
+
+
+@tf_ops.RegisterGradient("KvTablePoolGradient")
+def _pool_gradient_gradient(op: tf.Operation, *grads: tf.Tensor) -> list[Any]:
+    """Second derivatives: each key's row is pooled again, from the gradient of its sum."""
+    tables, handles = op.get_attr("T"), op.get_attr("H")
+    keys, segments, shapes, weights, fill_keys = (iter(inputs) for inputs in _id_inputs(op, op.inputs[tables:]))
+    skipped = getattr(op, "skip_input_indices", None) or ()
+    first_weight = len(op.inputs) - op.get_attr("F") - op.get_attr("W")
+    back: list[tf.Tensor] = []
+    of_weights: list[tf.Tensor | None] = []
+    first = 0
+    for t, parts in enumerate(op.get_attr("parts")):
+        outer, combiner = op.get_attr("outer")[t], tf.compat.as_str(op.get_attr("combiners")[t])
+        ids = composed_pool.PooledIds(
+            next(keys),
+            next(segments),
+            None if outer < 0 else next(shapes),
+            outer,
+            next(weights) if op.get_attr("weighted")[t] else None,
+            op.get_attr("positive")[t],
+            next(fill_keys) if op.get_attr("filled")[t] else None,
+        )
+        found = tf.concat(list(op.outputs[first : first + parts]), 0)
+        rows = tf.concat(list(grads[handles + first : handles + first + parts]), 0)
+        first += parts
+        with tf.GradientTape() as tape:
+            if ids.weights is not None:
+                tape.watch(ids.weights)
+            bags = composed_pool.bags_of(ids)
+            # Found keys are unique, so that number i goes to key i.
+            which = tf.unique(tf.concat([found, bags.keys], 0)).idx[tf.size(found) :]
+            pooled = composed_pool.pool(rows, which, bags, combiner)
+        back.append(pooled)
+        if ids.weights is not None:
+            wanted = first_weight + len(of_weights) not in skipped
+            of_weights.append(tape.gradient(pooled, ids.weights, op.inputs[t]) if wanted else None)
+    between = first_weight - tables
+    return [*back, *[None] * between, *of_weights, *[None] * op.get_attr("F")]
 
 
 for _name in (
@@ -32,6 +175,10 @@ for _name in (
     "KvTableUpsert",
     "KvTableAccumulate",
     "KvTableRemove",
+    "KvTableApply",
+    "KvApplyDense",
+    "KvTableZeroed",
+    "KvTableUpdateCounts",
     "KvTableReadRows",
     "KvTableWriteRows",
     "KvTableStepVariable",

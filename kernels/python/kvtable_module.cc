@@ -328,7 +328,8 @@ class PyTable {
       : key_dtype_(DtypeNamed(NameOfDtype(key_dtype))),
         value_dtype_(DtypeNamed(NameOfDtype(value_dtype))),
         bool_dtype_(DtypeNamed("bool")),
-        uint32_dtype_(DtypeNamed("uint32")) {
+        uint32_dtype_(DtypeNamed("uint32")),
+        uint64_dtype_(DtypeNamed("uint64")) {
     TableOptions options;
     options.key_type = KeyTypeOf(NameOfDtype(key_dtype));
     options.value_type = ValueTypeOf(NameOfDtype(value_dtype));
@@ -348,12 +349,14 @@ class PyTable {
   const nb::object& value_dtype() const { return value_dtype_; }
   const nb::object& uint32_dtype() const { return uint32_dtype_; }
 
-  nb::object Gather(nb::handle keys, nb::handle missing, nb::object out, nb::object found) {
+  nb::object Gather(nb::handle keys, nb::handle missing, nb::object out, nb::object found,
+                    nb::object positions) {
     const ArrayView k("keys", keys, key_dtype_, false);
     out = OutputArray(out, WithWidth(k.shape(), dim()), value_dtype_);
     const ArrayView o("out", out, value_dtype_, true);
     o.ExpectShape("out", WithWidth(k.shape(), dim()));
     const std::unique_ptr<ArrayView> f = Optional("found", found, bool_dtype_, true, k.shape());
+    const std::unique_ptr<ArrayView> p = Optional("positions", positions, uint64_dtype_, true, k.shape());
     Missing policy = Missing::kDefault;
     std::optional<ArrayView> defaults;
     int64_t num_defaults = 0;
@@ -375,22 +378,24 @@ class PyTable {
     }
     {
       nb::gil_scoped_release unlocked;
-      table_->Gather(k.data(), k.size(), o.data(), policy, defaults ? defaults->data() : nullptr,
-                     num_defaults, f ? static_cast<bool*>(f->data()) : nullptr, *pool_);
+      table_->Gather(k.data(), k.size(), {o.data(), PositionsOf(p)}, policy,
+                     defaults ? defaults->data() : nullptr, num_defaults,
+                     f ? static_cast<bool*>(f->data()) : nullptr, *pool_);
     }
     return out;
   }
 
   nb::object GatherOrInsert(nb::handle keys, uint32_t frequency, uint32_t version, nb::object out,
-                            nb::object inserted) {
+                            nb::object inserted, nb::object positions) {
     const ArrayView k("keys", keys, key_dtype_, false);
     out = OutputArray(out, WithWidth(k.shape(), dim()), value_dtype_);
     const ArrayView o("out", out, value_dtype_, true);
     o.ExpectShape("out", WithWidth(k.shape(), dim()));
     const std::unique_ptr<ArrayView> f = Optional("inserted", inserted, bool_dtype_, true, k.shape());
+    const std::unique_ptr<ArrayView> p = Optional("positions", positions, uint64_dtype_, true, k.shape());
     {
       nb::gil_scoped_release unlocked;
-      table_->GatherOrInsert(k.data(), k.size(), o.data(), {frequency, version},
+      table_->GatherOrInsert(k.data(), k.size(), {o.data(), PositionsOf(p)}, {frequency, version},
                              f ? static_cast<bool*>(f->data()) : nullptr, *pool_);
     }
     return out;
@@ -574,6 +579,10 @@ class PyTable {
   }
 
  private:
+  static uint64_t* PositionsOf(const std::unique_ptr<ArrayView>& positions) {
+    return positions ? static_cast<uint64_t*>(positions->data()) : nullptr;
+  }
+
   int64_t dim() const { return table_->dim(); }
 
   static int ColumnOf(nb::handle column, const std::vector<SlotSpec>& slots) {
@@ -630,6 +639,7 @@ class PyTable {
   nb::object value_dtype_;
   nb::object bool_dtype_;
   nb::object uint32_dtype_;
+  nb::object uint64_dtype_;
   std::unique_ptr<Table> table_;
   std::shared_ptr<ParallelFor> pool_;
 };
@@ -751,7 +761,7 @@ nb::tuple ApplyToNumPyArrays(const std::string& optimizer, const std::vector<nb:
 nb::object InitialValues(nb::handle keys, nb::handle value_dtype, int64_t dim, nb::handle initializer) {
   const nb::object dtype = nb::borrow(keys).attr("dtype");
   PyTable table(dtype, value_dtype, dim, initializer, nb::list(), 0, 1, false, 1);
-  return table.Gather(keys, nb::str("initial"), nb::none(), nb::none());
+  return table.Gather(keys, nb::str("initial"), nb::none(), nb::none(), nb::none());
 }
 
 constexpr const char* kInitializerDoc = R"(``initializer`` is None (zeros), a number, or a dict::
@@ -828,7 +838,7 @@ Example:
           "generation", [](PyTable& t) { return t.table().generation(); },
           "A number that changes whenever the layout of rows does.")
       .def("gather", &PyTable::Gather, "keys"_a, "missing"_a = "zeros", nb::kw_only(), "out"_a = nb::none(),
-           "found"_a = nb::none(), R"(Look keys up without changing the table.
+           "found"_a = nb::none(), "positions"_a = nb::none(), R"(Look keys up without changing the table.
 
 Args:
     keys: (...) of key_dtype.
@@ -836,6 +846,8 @@ Args:
         row i mod rows.
     out: (..., dim) of value_dtype to write to, instead of a new array.
     found: (...) of bool to write to: whether each key was there.
+    positions: (...) of uint64 to write to: where each key's row lies, shard << 32 | row, or 2**64 - 1 where it has
+        none. It stays so until the key is removed.
 
 Returns:
     (..., dim) of value_dtype.
@@ -846,7 +858,7 @@ Example:
     array([[0., 0.]], dtype=float32)
 )")
       .def("gather_or_insert", &PyTable::GatherOrInsert, "keys"_a, nb::kw_only(), "frequency"_a = 0,
-           "version"_a = 0, "out"_a = nb::none(), "inserted"_a = nb::none(),
+           "version"_a = 0, "out"_a = nb::none(), "inserted"_a = nb::none(), "positions"_a = nb::none(),
            R"(Look keys up; insert absent ones with their initial value.
 
 Args:
@@ -855,6 +867,7 @@ Args:
     version: the version of new rows.
     out: (..., dim) of value_dtype to write to, instead of a new array.
     inserted: (...) of bool to write to: true for each occurrence of a key that was new.
+    positions: (...) of uint64 to write to: where each key's row lies, shard << 32 | row.
 
 Returns:
     (..., dim) of value_dtype.

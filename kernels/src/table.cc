@@ -25,7 +25,8 @@
 // is not one transaction: another thread's write may come between two blocks. Each row is.
 //
 // A row's number stays the same for life, and its address until EnsureSlots gives its shard another layout.
-// Nothing outside a lock remembers either.
+// Nothing outside a lock remembers the address. A number may be remembered (RowsOut::positions), and proves
+// nothing: after a removal the row may be free or another key's.
 #include "kvtable/table.h"
 
 #include <sched.h>
@@ -159,7 +160,7 @@ class TableImpl : public Table {
     return longest;
   }
 
-  void Gather(const void* keys, int64_t n, void* out, Missing missing, const void* defaults,
+  void Gather(const void* keys, int64_t n, const RowsOut& out, Missing missing, const void* defaults,
               int64_t num_defaults, bool* found, ParallelFor& threads) const override {
     CheckBatch(n);
     if (missing == Missing::kDefault && n > 0 && (defaults == nullptr || num_defaults <= 0)) {
@@ -167,13 +168,12 @@ class TableImpl : public Table {
                    " default rows; expected at least one.");
     }
     const std::shared_ptr<const InitialValue> init = initial();
-    char* const rows_out = static_cast<char*>(out);
     const char* const default_rows = static_cast<const char*>(defaults);
     VisitKeyType(key_type_, [&](auto k) {
       using Key = decltype(k);
       const Key* const typed = static_cast<const Key*>(keys);
       const auto on_missing = [&](int64_t i) {
-        char* const to = rows_out + i * value_bytes_;
+        char* const to = out.rows + out.PlaceOf(i) * value_bytes_;
         switch (missing) {
           case Missing::kZeros:
             std::memset(to, 0, static_cast<size_t>(value_bytes_));
@@ -188,17 +188,15 @@ class TableImpl : public Table {
         }
       };
       const Ranges ranges(n, kLeastKeysPerTask, threads);
-      RunTasks(threads, ranges.count(), [&](int64_t r) {
-        ReadValues(typed, ranges.begin(r), ranges.end(r), rows_out, found, on_missing);
-      });
+      RunTasks(threads, ranges.count(),
+               [&](int64_t r) { ReadValues(typed, ranges.begin(r), ranges.end(r), out, found, on_missing); });
     });
   }
 
-  void GatherOrInsert(const void* keys, int64_t n, void* out, Stamp stamp, bool* inserted,
+  void GatherOrInsert(const void* keys, int64_t n, const RowsOut& out, Stamp stamp, bool* inserted,
                       ParallelFor& threads) override {
     CheckBatch(n);
     const std::shared_ptr<const InitialValue> init = initial();
-    char* const rows_out = static_cast<char*>(out);
     if (inserted != nullptr) std::memset(inserted, 0, static_cast<size_t>(n));
     VisitKeyType(key_type_, [&](auto k) {
       using Key = decltype(k);
@@ -213,7 +211,7 @@ class TableImpl : public Table {
         for (int64_t begin = ranges.begin(r); begin < end;) {
           const int64_t before = count;
           const int64_t block_end = std::min(begin + kBlock, end);
-          ReadValues(typed, begin, block_end, rows_out, nullptr,
+          ReadValues(typed, begin, block_end, out, nullptr,
                      [&](int64_t i) { missed[count++] = static_cast<uint32_t>(i); });
           const bool mostly_new = 2 * (count - before) > block_end - begin;
           begin = block_end;
@@ -232,7 +230,7 @@ class TableImpl : public Table {
       if (total == 0) return;
       const ShardGroups groups(typed, misses.data(), total, shard_bits_, threads);
       RunTasks(threads, groups.size(),
-               [&](int64_t g) { InsertMissed(groups[g], *init, stamp, rows_out, inserted); });
+               [&](int64_t g) { InsertMissed(groups[g], *init, stamp, out, inserted); });
     });
   }
 
@@ -251,7 +249,7 @@ class TableImpl : public Table {
             [&](const Shard& shard) {
               for (const ColumnOut& column : out) shard.layout->At(column.column, column.width);
             },
-            [](const Shard& shard, uint32_t row)
+            [](int64_t, size_t, const Shard& shard, uint32_t row)
                 KVTABLE_ALWAYS_INLINE -> const char* { return shard.rows.Row(row); },
             [](const Shard& shard, const char* row)
                 KVTABLE_ALWAYS_INLINE { PrefetchRow<kAnyBytes>(row, shard.rows.row_bytes()); },
@@ -281,7 +279,8 @@ class TableImpl : public Table {
       RunTasks(threads, ranges.count(), [&](int64_t r) {
         ReadRange(
             static_cast<const Key*>(keys), ranges.begin(r), ranges.end(r), [](const Shard&) {},
-            [](const Shard& shard, uint32_t) { return &shard; }, [](const Shard&, const Shard*) {},
+            [](int64_t, size_t, const Shard& shard, uint32_t) { return &shard; },
+            [](const Shard&, const Shard*) {},
             [&](int64_t i, const Shard&, const Shard* there) { out[i] = there != nullptr; });
       });
     });
@@ -296,7 +295,7 @@ class TableImpl : public Table {
       RunTasks(threads, ranges.count(), [&](int64_t r) {
         ReadRange(
             static_cast<const Key*>(keys), ranges.begin(r), ranges.end(r), [](const Shard&) {},
-            [](const Shard& shard, uint32_t row)
+            [](int64_t, size_t, const Shard& shard, uint32_t row)
                 KVTABLE_ALWAYS_INLINE -> const RowStamp* { return shard.rows.StampOf(row); },
             [](const Shard&, const RowStamp* stamp) KVTABLE_ALWAYS_INLINE { __builtin_prefetch(stamp); },
             [&](int64_t i, const Shard&, const RowStamp* stamp) {
@@ -521,7 +520,9 @@ class TableImpl : public Table {
   }
 
   // For WriteGroup: nothing is known of where rows are.
-  KVTABLE_ALWAYS_INLINE static uint32_t NoHint(int64_t) { return BucketIndex::kNoRow; }
+  struct NoHint {
+    KVTABLE_ALWAYS_INLINE uint32_t operator()(int64_t) const { return BucketIndex::kNoRow; }
+  };
 
   bool IsZero(const char* value) const {
     return VisitValueType(value_type_, [&](auto t) {
@@ -552,12 +553,12 @@ class TableImpl : public Table {
   };
 
   // Looks up keys[begin, end) block by block under shared locks: check(shard) once for each shard of a block,
-  // which may throw; locate(shard, row) -> pointer for each key that is there; then prefetch(shard, pointer)
-  // and some steps later visit(i, shard, pointer), with null for a missing key.
+  // which may throw; locate(i, number of shard, shard, row) -> pointer for each key that is there; then
+  // prefetch(shard, pointer) and some steps later visit(i, shard, pointer), with null for a missing key.
   template <class Key, class Check, class Locate, class Prefetch, class Visit>
   void ReadRange(const Key* keys, int64_t begin, int64_t end, const Check& check, const Locate& locate,
                  const Prefetch& prefetch, const Visit& visit) const {
-    using Pointer = decltype(locate(*shards_[0], uint32_t{0}));
+    using Pointer = decltype(locate(int64_t{0}, size_t{0}, *shards_[0], uint32_t{0}));
     const std::unique_ptr<Shard>* const shards = shards_.data();
     // The key's hash, and from its first step on its home bucket, with the shard in the bits that alignment
     // leaves.
@@ -587,6 +588,10 @@ class TableImpl : public Table {
       const auto home_at = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
         return reinterpret_cast<const Bucket*>(homes[static_cast<size_t>(i)] / kMaxShards * kMaxShards);
       };
+      const auto located = [&](int64_t i, uint32_t row) KVTABLE_ALWAYS_INLINE {
+        const size_t shard = homes[static_cast<size_t>(i)] % kMaxShards;
+        return reinterpret_cast<uintptr_t>(locate(block + i, shard, *shards[shard], row));
+      };
       const auto prefetch_bucket = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
         uint64_t& home = homes[static_cast<size_t>(i)];
         const size_t shard = static_cast<size_t>(ShardOf(home, shard_bits_));
@@ -599,7 +604,7 @@ class TableImpl : public Table {
         const uint32_t row = BucketIndex::Match(WidenKey(block_keys[i]), home);
         uintptr_t& place = found[static_cast<size_t>(i)];
         if (__builtin_expect(row != BucketIndex::kNoRow, 1)) {
-          place = reinterpret_cast<uintptr_t>(locate(shard_at(i), row));
+          place = located(i, row);
         } else {
           const Bucket* const next = shard_at(i).index.Next(home, home);
           __builtin_prefetch(next);
@@ -611,7 +616,7 @@ class TableImpl : public Table {
         if (__builtin_expect((place & kUnfinished) == 0, 1)) return;
         const Bucket* const next = reinterpret_cast<const Bucket*>(place - kUnfinished);
         const uint32_t row = shard_at(i).index.FindFrom(WidenKey(block_keys[i]), next, home_at(i));
-        place = row == BucketIndex::kNoRow ? 0 : reinterpret_cast<uintptr_t>(locate(shard_at(i), row));
+        place = row == BucketIndex::kNoRow ? 0 : located(i, row);
       };
       const auto prefetch_row = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
         const uintptr_t place = found[static_cast<size_t>(i)];
@@ -632,24 +637,29 @@ class TableImpl : public Table {
     }
   }
 
-  // Copies the values of keys[begin, end) to out[begin, end), and calls missed(i) for the keys that are not
+  // Copies the values of keys[begin, end) to their places, and calls missed(i) for the keys that are not
   // there.
   template <class Key, class Missed>
-  void ReadValues(const Key* keys, int64_t begin, int64_t end, char* out, bool* found,
+  void ReadValues(const Key* keys, int64_t begin, int64_t end, const RowsOut& out, bool* found,
                   const Missed& missed) const {
     const int64_t bytes = value_bytes_;
     VisitRowBytes(bytes, [&](auto known) {
       constexpr int64_t kBytes = decltype(known)::value;
       ReadRange(
           keys, begin, end, [](const Shard&) {},
-          [](const Shard& shard, uint32_t row)
-              KVTABLE_ALWAYS_INLINE -> const char* { return shard.rows.Row(row); },
+          [&out](int64_t i, size_t number, const Shard& shard, uint32_t row)
+              KVTABLE_ALWAYS_INLINE -> const char* {
+                if (out.positions != nullptr) out.positions[out.PlaceOf(i)] = uint64_t{number} << 32 | row;
+                return shard.rows.Row(row);
+              },
           [bytes](const Shard&, const char* row) KVTABLE_ALWAYS_INLINE { PrefetchRow<kBytes>(row, bytes); },
           [&](int64_t i, const Shard&, const char* row) {
             if (found != nullptr) found[i] = row != nullptr;
+            const int64_t place = out.PlaceOf(i);
             if (row != nullptr) {
-              CopyRow<kBytes>(out + i * bytes, row, bytes);
+              CopyRow<kBytes>(out.rows + place * bytes, row, bytes);
             } else {
+              if (out.positions != nullptr) out.positions[place] = kNoPosition;
               missed(i);
             }
           });
@@ -737,7 +747,7 @@ class TableImpl : public Table {
       using Key = decltype(k);
       const ShardGroups groups(static_cast<const Key*>(keys), nullptr, n, shard_bits_, threads);
       RunTasks(threads, groups.size(),
-               [&](int64_t g) { WriteGroup(groups[g], check, NoHint, prefetch_input, write); });
+               [&](int64_t g) { WriteGroup(groups[g], check, NoHint{}, prefetch_input, write); });
     });
   }
 
@@ -859,7 +869,7 @@ class TableImpl : public Table {
     };
     const ShardGroups::Group each{group.shard, keys.data(), first.data(), distinct};
     if (positions == nullptr) {
-      WriteGroup(each, check, NoHint, prefetch_input, write);
+      WriteGroup(each, check, NoHint{}, prefetch_input, write);
     } else {
       const uint64_t shard = static_cast<uint64_t>(group.shard);
       const auto hint = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
@@ -872,17 +882,18 @@ class TableImpl : public Table {
   }
 
   // The second half of GatherOrInsert: keys that the lookup missed.
-  void InsertMissed(const ShardGroups::Group& group, const InitialValue& init, Stamp stamp, char* out,
-                    bool* inserted) {
+  void InsertMissed(const ShardGroups::Group& group, const InitialValue& init, Stamp stamp,
+                    const RowsOut& out, bool* inserted) {
     // Which rows are new in this call, so that a duplicate of a new key is told from a key that another
     // thread inserted between the lookup and now. Row numbers from `first_new` on are; a row that was removed
     // before is remembered.
     uint32_t first_new = 0;
     std::unordered_set<uint32_t> reused;
     WriteGroup(
-        group, [&](const Shard& shard) { first_new = shard.rows.high_water(); }, NoHint,
-        [&](int64_t i)
-            KVTABLE_ALWAYS_INLINE { PrefetchRow<kAnyBytes, true>(out + i * value_bytes_, value_bytes_); },
+        group, [&](const Shard& shard) { first_new = shard.rows.high_water(); }, NoHint{},
+        [&](int64_t i) KVTABLE_ALWAYS_INLINE {
+          PrefetchRow<kAnyBytes, true>(out.rows + out.PlaceOf(i) * value_bytes_, value_bytes_);
+        },
         [&](Shard& shard, uint32_t row, uint64_t key, int64_t i, bool is_new) {
           char* const at = shard.rows.Row(row);
           if (is_new) {
@@ -894,7 +905,11 @@ class TableImpl : public Table {
             StampRow(shard.rows.StampOf(row), stamp);
             if (inserted != nullptr) inserted[i] = true;
           }
-          std::memcpy(out + i * value_bytes_, at, static_cast<size_t>(value_bytes_));
+          const int64_t place = out.PlaceOf(i);
+          std::memcpy(out.rows + place * value_bytes_, at, static_cast<size_t>(value_bytes_));
+          if (out.positions != nullptr) {
+            out.positions[place] = static_cast<uint64_t>(group.shard) << 32 | row;
+          }
         });
   }
 

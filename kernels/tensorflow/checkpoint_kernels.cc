@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "errors.h"
+#include "kvtable/part_of.h"
 #include "table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor_slice.h"
@@ -330,8 +331,9 @@ class RestoreOp : public OpKernel {
   std::vector<int64_t> OwnRows(const Tensor& keys) const {
     std::vector<int64_t> own;
     const auto in = keys.flat<K>();
+    const kvtable::PartOf<K> part_of(parts_);
     for (int64_t i = 0; i < in.size(); ++i) {
-      if (PartOf<K>(in(i), parts_) == part_) own.push_back(i);
+      if (part_of(in(i)) == part_) own.push_back(i);
     }
     return own;
   }

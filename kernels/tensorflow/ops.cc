@@ -2,6 +2,9 @@
 //
 // `slots` and `initializer` attributes are JSON, in the form docs/checkpoint-layout.md gives for `kvmeta`.
 
+#include <algorithm>
+#include <vector>
+
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -19,6 +22,60 @@ absl::Status RowsShape(InferenceContext* c, const char* attr) {
   ShapeHandle out;
   TF_RETURN_IF_ERROR(c->Concatenate(c->input(1), c->Vector(width), &out));
   c->set_output(0, out);
+  return absl::OkStatus();
+}
+
+// Outputs `first` and on of an op over several tables: the shape of each table's rows.
+absl::Status ManyRowsShapes(InferenceContext* c, int first_keys, int first_output) {
+  std::vector<int64_t> dims;
+  TF_RETURN_IF_ERROR(c->GetAttr("dims", &dims));
+  for (size_t t = 0; t < dims.size(); ++t) {
+    ShapeHandle out;
+    TF_RETURN_IF_ERROR(c->Concatenate(c->input(first_keys + static_cast<int>(t)), c->Vector(dims[t]), &out));
+    c->set_output(first_output + static_cast<int>(t), out);
+  }
+  return absl::OkStatus();
+}
+
+// Per part of each table: keys (n), then for all of them rows (n, dim).
+absl::Status PartsShapes(InferenceContext* c) {
+  std::vector<int64_t> dims, parts;
+  TF_RETURN_IF_ERROR(c->GetAttr("dims", &dims));
+  TF_RETURN_IF_ERROR(c->GetAttr("parts", &parts));
+  int handles;
+  TF_RETURN_IF_ERROR(c->GetAttr("H", &handles));
+  int h = 0;
+  for (size_t t = 0; t < std::min(dims.size(), parts.size()); ++t) {
+    for (int64_t p = 0; p < parts[t] && h < handles; ++p, ++h) {
+      const DimensionHandle n = c->UnknownDim();
+      c->set_output(h, c->Vector(n));
+      c->set_output(handles + h, c->Matrix(n, dims[t]));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// The number of rows of a pooled lookup, as far as it is known: from the splits of ragged ids, or the shape
+// of sparse ones.
+absl::Status PooledShapes(InferenceContext* c, int first_segments) {
+  std::vector<int64_t> dims, outer;
+  TF_RETURN_IF_ERROR(c->GetAttr("dims", &dims));
+  TF_RETURN_IF_ERROR(c->GetAttr("outer", &outer));
+  int shape_input = first_segments + static_cast<int>(dims.size());
+  for (size_t t = 0; t < dims.size(); ++t) {
+    DimensionHandle rows = c->UnknownDim();
+    if (t < outer.size() && outer[t] < 0) {
+      ShapeHandle splits;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(first_segments + static_cast<int>(t)), 1, &splits));
+      TF_RETURN_IF_ERROR(c->Subtract(c->Dim(splits, 0), 1, &rows));
+    } else {
+      ShapeHandle shape;
+      TF_RETURN_IF_ERROR(c->MakeShapeFromShapeTensor(shape_input++, &shape));
+      const bool first_only = outer[t] == 1 || (c->RankKnown(shape) && c->Rank(shape) == 2);
+      if (first_only && c->RankKnown(shape) && c->Rank(shape) >= 1) rows = c->Dim(shape, 0);
+    }
+    c->set_output(static_cast<int>(t), c->Matrix(rows, dims[t]));
+  }
   return absl::OkStatus();
 }
 
@@ -89,17 +146,178 @@ REGISTER_OP("KvTableSlots")
 // ---- Lookups ----
 
 // mode: "train" inserts missing keys with their initial value; "zeros" and "initial" are read-only and give
-// that for a missing key.
+// that for a missing key. With `remember` positions say where each key's row lies (-1: nowhere), for an
+// update to begin at; else they are empty.
 REGISTER_OP("KvTableGather")
     .Attr("Tkeys: {int64, int32, uint64}")
     .Attr("dtype: {float, half, bfloat16, double}")
     .Attr("dim: int >= 1")
     .Attr("mode: {'train', 'zeros', 'initial'} = 'train'")
+    .Attr("remember: bool = false")
     .Input("handle: resource")
     .Input("keys: Tkeys")
     .Output("rows: dtype")
+    .Output("positions: int64")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) { return RowsShape(c, "dim"); });
+    .SetShapeFn([](InferenceContext* c) {
+      bool remember;
+      TF_RETURN_IF_ERROR(c->GetAttr("remember", &remember));
+      c->set_output(1, remember ? c->input(1) : c->Vector(0));
+      return RowsShape(c, "dim");
+    });
+
+// Several lookups in one. Table t has parts[t] handles, the parts that own its keys by floor-mod, and rows of
+// dims[t] elements.
+REGISTER_OP("KvTableGatherMany")
+    .Attr("Tkeys: {int64, int32, uint64}")
+    .Attr("dtype: {float, half, bfloat16, double}")
+    .Attr("H: int >= 1")
+    .Attr("T: int >= 1")
+    .Attr("parts: list(int) >= 1")
+    .Attr("dims: list(int) >= 1")
+    .Attr("mode: {'train', 'zeros', 'initial'} = 'train'")
+    .Attr("remember: bool = false")
+    .Input("handles: H * resource")
+    .Input("keys: T * Tkeys")
+    .Output("rows: T * dtype")
+    .Output("positions: T * int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      int handles, tables;
+      bool remember;
+      TF_RETURN_IF_ERROR(c->GetAttr("H", &handles));
+      TF_RETURN_IF_ERROR(c->GetAttr("T", &tables));
+      TF_RETURN_IF_ERROR(c->GetAttr("remember", &remember));
+      for (int t = 0; t < tables; ++t) {
+        c->set_output(tables + t, remember ? c->input(handles + t) : c->Vector(0));
+      }
+      return ManyRowsShapes(c, handles, 0);
+    });
+
+// The gradient of the above: keys, rows and positions of each part, in the order of the batch.
+REGISTER_OP("KvTableSplitGradients")
+    .Attr("Tkeys: {int64, int32, uint64}")
+    .Attr("dtype: {float, half, bfloat16, double}")
+    .Attr("H: int >= 1")
+    .Attr("T: int >= 1")
+    .Attr("parts: list(int) >= 1")
+    .Attr("dims: list(int) >= 1")
+    .Input("keys: T * Tkeys")
+    .Input("gradients: T * dtype")
+    .Input("positions: T * int64")
+    .Output("part_keys: H * Tkeys")
+    .Output("part_rows: H * dtype")
+    .Output("part_positions: H * int64")
+    .SetShapeFn([](InferenceContext* c) {
+      int handles;
+      TF_RETURN_IF_ERROR(c->GetAttr("H", &handles));
+      for (int h = 0; h < handles; ++h) c->set_output(2 * handles + h, c->Vector(c->UnknownDim()));
+      return PartsShapes(c);
+    });
+
+// Pooled lookups, several in one: tables as in KvTableGatherMany, ids keys[t] (n).
+//
+// outer[t] says which ids make a row: -1 for the row splits of a RaggedTensor; else segments[t] are the
+// indices (n, rank) of a SparseTensor, `shapes` has its shape, and the first outer[t] columns are the row (0:
+// all but the last). `weights`, `fill_keys` and `shapes` have an input for each table whose entry in
+// weighted, filled and outer asks for it. With positive[t] ids whose weight is not positive are left out. A
+// fill key is the one id of a row without any.
+REGISTER_OP("KvTablePool")
+    .Attr("Tkeys: {int64, int32, uint64}")
+    .Attr("dtype: {float, half, bfloat16, double}")
+    .Attr("Tweights: {float, double} = DT_FLOAT")
+    .Attr("H: int >= 1")
+    .Attr("T: int >= 1")
+    .Attr("S: int >= 0")
+    .Attr("W: int >= 0")
+    .Attr("F: int >= 0")
+    .Attr("parts: list(int) >= 1")
+    .Attr("dims: list(int) >= 1")
+    .Attr("combiners: list(string) >= 1")
+    .Attr("outer: list(int) >= 1")
+    .Attr("weighted: list(bool) >= 1")
+    .Attr("positive: list(bool) >= 1")
+    .Attr("filled: list(bool) >= 1")
+    .Attr("mode: {'train', 'zeros', 'initial'} = 'train'")
+    .Input("handles: H * resource")
+    .Input("keys: T * Tkeys")
+    .Input("segments: T * int64")
+    .Input("shapes: S * int64")
+    .Input("weights: W * Tweights")
+    .Input("fill_keys: F * Tkeys")
+    .Output("rows: T * dtype")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      int handles, tables;
+      TF_RETURN_IF_ERROR(c->GetAttr("H", &handles));
+      TF_RETURN_IF_ERROR(c->GetAttr("T", &tables));
+      return PooledShapes(c, handles + tables);
+    });
+
+// Its gradient with respect to the tables: each part's keys once, and their sums.
+REGISTER_OP("KvTablePoolGradient")
+    .Attr("Tkeys: {int64, int32, uint64}")
+    .Attr("dtype: {float, half, bfloat16, double}")
+    .Attr("Tweights: {float, double} = DT_FLOAT")
+    .Attr("H: int >= 1")
+    .Attr("T: int >= 1")
+    .Attr("S: int >= 0")
+    .Attr("W: int >= 0")
+    .Attr("F: int >= 0")
+    .Attr("parts: list(int) >= 1")
+    .Attr("dims: list(int) >= 1")
+    .Attr("combiners: list(string) >= 1")
+    .Attr("outer: list(int) >= 1")
+    .Attr("weighted: list(bool) >= 1")
+    .Attr("positive: list(bool) >= 1")
+    .Attr("filled: list(bool) >= 1")
+    .Input("gradients: T * dtype")
+    .Input("keys: T * Tkeys")
+    .Input("segments: T * int64")
+    .Input("shapes: S * int64")
+    .Input("weights: W * Tweights")
+    .Input("fill_keys: F * Tkeys")
+    .Output("part_keys: H * Tkeys")
+    .Output("part_rows: H * dtype")
+    .SetShapeFn(PartsShapes);
+
+// Its gradient with respect to the weights, from the rows that the tables hold now.
+REGISTER_OP("KvTablePoolWeightsGradient")
+    .Attr("Tkeys: {int64, int32, uint64}")
+    .Attr("dtype: {float, half, bfloat16, double}")
+    .Attr("Tweights: {float, double} = DT_FLOAT")
+    .Attr("H: int >= 1")
+    .Attr("T: int >= 1")
+    .Attr("S: int >= 0")
+    .Attr("W: int >= 1")
+    .Attr("F: int >= 0")
+    .Attr("parts: list(int) >= 1")
+    .Attr("dims: list(int) >= 1")
+    .Attr("combiners: list(string) >= 1")
+    .Attr("outer: list(int) >= 1")
+    .Attr("weighted: list(bool) >= 1")
+    .Attr("positive: list(bool) >= 1")
+    .Attr("filled: list(bool) >= 1")
+    .Attr("mode: {'train', 'zeros', 'initial'} = 'train'")
+    .Input("handles: H * resource")
+    .Input("rows: T * dtype")
+    .Input("gradients: T * dtype")
+    .Input("keys: T * Tkeys")
+    .Input("segments: T * int64")
+    .Input("shapes: S * int64")
+    .Input("weights: W * Tweights")
+    .Input("fill_keys: F * Tkeys")
+    .Output("weight_gradients: W * Tweights")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      int handles, tables, sparse, weights;
+      TF_RETURN_IF_ERROR(c->GetAttr("H", &handles));
+      TF_RETURN_IF_ERROR(c->GetAttr("T", &tables));
+      TF_RETURN_IF_ERROR(c->GetAttr("S", &sparse));
+      TF_RETURN_IF_ERROR(c->GetAttr("W", &weights));
+      for (int w = 0; w < weights; ++w) c->set_output(w, c->input(handles + 4 * tables + sparse + w));
+      return absl::OkStatus();
+    });
 
 REGISTER_OP("KvTableContains")
     .Attr("Tkeys: {int64, int32, uint64}")
@@ -152,6 +370,79 @@ REGISTER_OP("KvTableRemove")
     .Output("removed: int64")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+
+// ---- Training steps ----
+
+// One step of `optimizer`, a rule of the table engine: sums the gradients of equal keys and updates the row
+// of each key once, value and slots, inserting keys that are not there. `positions` are what a lookup
+// remembered, or empty. The elements of `hyperparameters`, one after the other, have the names in `names`;
+// what is not named has its usual value. `slots` are the rule's in its order; for the other attributes see
+// KvTableReadRows.
+REGISTER_OP("KvTableApply")
+    .Attr("Tkeys: {int64, int32, uint64}")
+    .Attr("dtype: {float, half, bfloat16, double}")
+    .Attr("Thyper: list({float, double, int32, int64}) >= 1")
+    .Attr("optimizer: string")
+    .Attr("names: list(string)")
+    .Attr("slots: string")
+    .Attr("all_slots: string")
+    .Attr("generation: int >= 1")
+    .Attr("skip_nonfinite: bool = false")
+    .Attr("stochastic_rounding: bool = false")
+    .Input("handle: resource")
+    .Input("keys: Tkeys")
+    .Input("positions: uint64")
+    .Input("gradients: dtype")
+    .Input("hyperparameters: Thyper")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
+// The same step on an ordinary variable and its slots, `variables`. `sparse`: row indices[i] by gradient row
+// i, rows of equal index summed first; otherwise by the whole gradient, and `indices` are not looked at.
+// `whole`: rules that look at a row as one see the whole variable as one, unless `sparse`.
+REGISTER_OP("KvApplyDense")
+    .Attr("dtype: {float, half, bfloat16, double}")
+    .Attr("Tindices: {int32, int64}")
+    .Attr("Thyper: list({float, double, int32, int64}) >= 1")
+    .Attr("N: int >= 1")
+    .Attr("variable: string")
+    .Attr("optimizer: string")
+    .Attr("names: list(string)")
+    .Attr("sparse: bool")
+    .Attr("whole: bool = false")
+    .Attr("skip_nonfinite: bool = false")
+    .Attr("stochastic_rounding: bool = false")
+    .Input("variables: N * resource")
+    .Input("indices: Tindices")
+    .Input("gradients: dtype")
+    .Input("hyperparameters: Thyper")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
+// Whether an optimizer's penalty has zeroed the row of each key.
+REGISTER_OP("KvTableZeroed")
+    .Attr("Tkeys: {int64, int32, uint64}")
+    .Input("handle: resource")
+    .Input("keys: Tkeys")
+    .Output("zeroed: bool")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->input(1));
+      return absl::OkStatus();
+    });
+
+// How many rows an optimizer's penalty has zeroed, and how many row updates were left out because of
+// gradients that are not finite.
+REGISTER_OP("KvTableUpdateCounts")
+    .Input("handle: resource")
+    .Output("zeroed_rows: int64")
+    .Output("skipped_updates: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      c->set_output(1, c->Scalar());
+      return absl::OkStatus();
+    });
 
 // ---- Rows with their slots, for optimizers that run as TensorFlow ops ----
 

@@ -3,10 +3,10 @@
 #include <vector>
 
 #include "errors.h"
+#include "kvtable/part_of.h"
 #include "table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_handle.h"
-#include "tensorflow/core/framework/resource_var.h"
 
 namespace kvtools {
 namespace {
@@ -132,25 +132,6 @@ class TableOp : public OpKernel {
                     kvtable::ParallelFor* threads) = 0;
 };
 
-// (n, width) rows for (n) keys of any shape.
-absl::Status CheckRows(const TableConfig& config, const char* what, const Tensor& keys, const Tensor& rows,
-                       int64_t width) {
-  if (rows.dtype() != config.value_dtype) {
-    return errors::InvalidArgument("Key-value variable '", config.name, "' holds ",
-                                   tf::DataTypeString(config.value_dtype), ", got ", what, " of ",
-                                   tf::DataTypeString(rows.dtype()));
-  }
-  TensorShape expected = keys.shape();
-  expected.AddDim(width);
-  const bool flat = rows.dims() == 2 && rows.dim_size(0) == keys.NumElements() && rows.dim_size(1) == width;
-  if (rows.shape() != expected && !flat) {
-    return errors::InvalidArgument("Key-value variable '", config.name, "' wants ", what, " of shape ",
-                                   expected.DebugString(), " for keys of shape ", keys.shape().DebugString(),
-                                   ", got ", rows.shape().DebugString());
-  }
-  return absl::OkStatus();
-}
-
 class SizeOp : public TableOp {
  public:
   using TableOp::TableOp;
@@ -178,6 +159,39 @@ class MemoryOp : public TableOp {
     bytes(2) = use.index_bytes;
     bytes(3) = use.column_bytes;
     bytes(4) = use.slack_bytes;
+  }
+};
+
+class ZeroedOp : public TableOp {
+ public:
+  using TableOp::TableOp;
+
+ protected:
+  void Work(OpKernelContext* ctx, const TableConfig& config, kvtable::Table* table,
+            kvtable::ParallelFor* threads) override {
+    const Tensor& keys = ctx->input(1);
+    OP_REQUIRES_OK(ctx, CheckKeys(config, keys));
+    Tensor* out = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, keys.shape(), &out));
+    OP_REQUIRES_OK(ctx, CatchErrors("looking up", config.name, [&] {
+                     table->Zeroed(keys.data(), keys.NumElements(), static_cast<bool*>(out->data()),
+                                   *threads);
+                   }));
+  }
+};
+
+class UpdateCountsOp : public TableOp {
+ public:
+  using TableOp::TableOp;
+
+ protected:
+  void Work(OpKernelContext* ctx, const TableConfig&, kvtable::Table* table, kvtable::ParallelFor*) override {
+    Tensor* zeroed = nullptr;
+    Tensor* skipped = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &zeroed));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, TensorShape({}), &skipped));
+    zeroed->scalar<int64_t>()() = table->ZeroedRows();
+    skipped->scalar<int64_t>()() = table->SkippedUpdates();
   }
 };
 
@@ -209,6 +223,7 @@ class GatherOp : public TableOp {
   explicit GatherOp(OpKernelConstruction* ctx) : TableOp(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("mode", &mode_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("remember", &remember_));
   }
 
  protected:
@@ -224,14 +239,16 @@ class GatherOp : public TableOp {
     OP_REQUIRES_OK(ctx, shape.AddDimWithStatus(config.dim));
     Tensor* out = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &out));
+    Tensor* positions = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, remember_ ? keys.shape() : TensorShape({0}), &positions));
+    const kvtable::RowsOut rows(out->data(), remember_ ? static_cast<uint64_t*>(positions->data()) : nullptr);
     const int64_t n = keys.NumElements();
     OP_REQUIRES_OK(ctx, CatchErrors("looking up", config.name, [&] {
-                     if (mode_ == "train" && !config.read_only) {
-                       table->GatherOrInsert(keys.data(), n, out->data(), {0, UnixTime()}, nullptr, *threads);
+                     const kvtable::MissingKeys missing = MissingKeysOf(mode_, config);
+                     if (missing.insert) {
+                       table->GatherOrInsert(keys.data(), n, rows, missing.stamp, nullptr, *threads);
                      } else {
-                       const auto missing =
-                           mode_ == "initial" ? kvtable::Missing::kInitial : kvtable::Missing::kZeros;
-                       table->Gather(keys.data(), n, out->data(), missing, nullptr, 0, nullptr, *threads);
+                       table->Gather(keys.data(), n, rows, missing.missing, nullptr, 0, nullptr, *threads);
                      }
                    }));
   }
@@ -241,6 +258,7 @@ class GatherOp : public TableOp {
 
   std::string mode_;
   int64_t dim_ = 0;
+  bool remember_ = false;
 };
 
 class ContainsOp : public TableOp {
@@ -331,135 +349,6 @@ class RemoveOp : public TableOp {
     OP_REQUIRES_OK(ctx, CatchErrors("removing from", config.name, [&] {
                      out->scalar<int64_t>()() = table->Remove(keys.data(), keys.NumElements(), *threads);
                    }));
-  }
-};
-
-// The table of input 0 with the slots of one optimizer in it.
-class OptimizerOp : public OpKernel {
- public:
-  explicit OptimizerOp(OpKernelConstruction* ctx) : OpKernel(ctx) { ReadSlots(ctx, "slots", &slots_); }
-
-  void Compute(OpKernelContext* ctx) override {
-    tf::core::RefCountPtr<TableResource> resource;
-    std::shared_ptr<kvtable::Table> table;
-    OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &resource, &table));
-    KernelThreads threads(ctx);
-    const TableConfig& config = resource->config();
-    const Tensor& keys = ctx->input(1);
-    OP_REQUIRES_OK(ctx, CheckKeys(config, keys));
-    std::vector<int> columns;
-    OP_REQUIRES_OK(ctx, CatchErrors("attaching slots to", config.name, [&] {
-                     columns = resource->AttachSlots(table.get(), slots_, all_slots_, generation_, &threads);
-                   }));
-    columns.insert(columns.begin(), 0);
-    Work(ctx, config, table.get(), columns, &threads);
-  }
-
- protected:
-  // `columns` are the value's and the slots' in the table.
-  virtual void Work(OpKernelContext* ctx, const TableConfig& config, kvtable::Table* table,
-                    const std::vector<int>& columns, kvtable::ParallelFor* threads) = 0;
-
-  void ReadSlots(OpKernelConstruction* ctx, const char* attr, std::vector<kvtable::SlotSpec>* slots) {
-    std::string json;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr(attr, &json));
-    OP_REQUIRES_OK(
-        ctx, CatchErrors("reading the slots of", name(), [&] { *slots = SlotsFromJson(Json::Parse(json)); }));
-  }
-
-  int64_t Width(const TableConfig& config, size_t i) const {
-    return i == 0 ? config.dim : slots_[i - 1].width;
-  }
-
-  std::vector<kvtable::SlotSpec> slots_;
-  std::vector<kvtable::SlotSpec> all_slots_;
-  int64_t generation_ = 0;
-};
-
-class ReadRowsOp : public OptimizerOp {
- public:
-  explicit ReadRowsOp(OpKernelConstruction* ctx) : OptimizerOp(ctx) {
-    ReadSlots(ctx, "all_slots", &all_slots_);
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("generation", &generation_));
-    std::vector<int64_t> widths;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("widths", &widths));
-    OP_REQUIRES(ctx, widths.size() == slots_.size() + 1 && static_cast<int>(widths.size()) == num_outputs(),
-                errors::InvalidArgument("widths names ", widths.size(), " columns, N is ", num_outputs(),
-                                        ", slots are ", slots_.size()));
-  }
-
- protected:
-  void Work(OpKernelContext* ctx, const TableConfig& config, kvtable::Table* table,
-            const std::vector<int>& columns, kvtable::ParallelFor* threads) override {
-    const Tensor& keys = ctx->input(1);
-    const int64_t n = keys.NumElements();
-    std::vector<kvtable::ColumnOut> rows;
-    for (size_t i = 0; i < columns.size(); ++i) {
-      Tensor* out = nullptr;
-      const int64_t width = Width(config, i);
-      OP_REQUIRES_OK(ctx, ctx->allocate_output(static_cast<int>(i), TensorShape({n, width}), &out));
-      rows.push_back({columns[i], out->data(), width});
-    }
-    OP_REQUIRES_OK(ctx, CatchErrors("reading rows of", config.name,
-                                    [&] { table->GatherColumns(keys.data(), n, rows, nullptr, *threads); }));
-  }
-};
-
-class WriteRowsOp : public OptimizerOp {
- public:
-  using OptimizerOp::OptimizerOp;
-
- protected:
-  void Work(OpKernelContext* ctx, const TableConfig& config, kvtable::Table* table,
-            const std::vector<int>& columns, kvtable::ParallelFor* threads) override {
-    const Tensor& keys = ctx->input(1);
-    OP_REQUIRES(ctx, ctx->num_inputs() == static_cast<int>(columns.size()) + 2,
-                errors::InvalidArgument("got ", ctx->num_inputs() - 2, " columns for a value and ",
-                                        slots_.size(), " slots"));
-    std::vector<kvtable::ColumnIn> in;
-    for (size_t i = 0; i < columns.size(); ++i) {
-      const Tensor& rows = ctx->input(static_cast<int>(i) + 2);
-      const int64_t width = Width(config, i);
-      OP_REQUIRES_OK(ctx, CheckRows(config, i == 0 ? "rows" : "slot rows", keys, rows, width));
-      in.push_back({columns[i], rows.data(), width});
-    }
-    OP_REQUIRES_OK(ctx, CatchErrors("updating rows of", config.name, [&] {
-                     table->UpsertColumns(keys.data(), keys.NumElements(), in, {1, UnixTime()}, *threads);
-                   }));
-  }
-};
-
-class StepVariableOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* ctx) override {
-    auto* variable = new tf::Var(ctx->input(0).dtype());
-    *variable->tensor() = ctx->input(0);
-    variable->is_initialized = true;
-    Tensor* out = nullptr;
-    const absl::Status allocated = ctx->allocate_output(0, TensorShape({}), &out);
-    if (!allocated.ok()) variable->Unref();
-    OP_REQUIRES_OK(ctx, allocated);
-    out->scalar<tf::ResourceHandle>()() =
-        tf::ResourceHandle::MakeRefCountingHandle(variable, ctx->device()->name());
-  }
-};
-
-class AssignStepVariableOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* ctx) override {
-    tf::core::RefCountPtr<tf::Var> variable;
-    OP_REQUIRES_OK(ctx, tf::LookupResource(ctx, tf::HandleFromInput(ctx, 0), &variable));
-    const Tensor& value = ctx->input(1);
-    tf::mutex_lock lock(*variable->mu());
-    OP_REQUIRES(ctx,
-                value.dtype() == variable->tensor()->dtype() && value.shape() == variable->tensor()->shape(),
-                errors::InvalidArgument("An optimizer assigns ", tf::DataTypeString(value.dtype()),
-                                        value.shape().DebugString(), " to rows of ",
-                                        tf::DataTypeString(variable->tensor()->dtype()),
-                                        variable->tensor()->shape().DebugString()));
-    *variable->tensor() = value;
   }
 };
 
@@ -563,7 +452,8 @@ class PartitionOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, keys.shape(), &out));
     const auto in = keys.flat<K>();
     auto owner = out->flat<int32_t>();
-    for (int64_t i = 0; i < in.size(); ++i) owner(i) = static_cast<int32_t>(PartOf<K>(in(i), parts_));
+    const kvtable::PartOf<K> part_of(parts_);
+    for (int64_t i = 0; i < in.size(); ++i) owner(i) = static_cast<int32_t>(part_of(in(i)));
   }
 
  private:
@@ -576,6 +466,8 @@ KVTOOLS_REGISTER("KvTableInitialize", InitializeOp);
 KVTOOLS_REGISTER("KvTableIsInitialized", IsInitializedOp);
 KVTOOLS_REGISTER("KvTableSize", SizeOp);
 KVTOOLS_REGISTER("KvTableMemory", MemoryOp);
+KVTOOLS_REGISTER("KvTableZeroed", ZeroedOp);
+KVTOOLS_REGISTER("KvTableUpdateCounts", UpdateCountsOp);
 KVTOOLS_REGISTER("KvTableClear", ClearOp);
 KVTOOLS_REGISTER("KvTableSlots", SlotsOp);
 KVTOOLS_REGISTER("KvTableGather", GatherOp);
@@ -584,10 +476,6 @@ KVTOOLS_REGISTER("KvTableStamps", StampsOp);
 KVTOOLS_REGISTER("KvTableUpsert", UpsertOp);
 KVTOOLS_REGISTER("KvTableAccumulate", AccumulateOp);
 KVTOOLS_REGISTER("KvTableRemove", RemoveOp);
-KVTOOLS_REGISTER("KvTableReadRows", ReadRowsOp);
-KVTOOLS_REGISTER("KvTableWriteRows", WriteRowsOp);
-KVTOOLS_REGISTER("KvTableStepVariable", StepVariableOp);
-KVTOOLS_REGISTER("KvTableAssignStepVariable", AssignStepVariableOp);
 KVTOOLS_REGISTER("KvTableExport", ExportOp);
 KVTOOLS_REGISTER("KvTableImport", ImportOp);
 #undef KVTOOLS_REGISTER

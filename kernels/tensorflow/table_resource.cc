@@ -151,6 +151,32 @@ absl::Status CheckKeys(const TableConfig& config, const tf::Tensor& keys) {
                                  tf::DataTypeString(keys.dtype()), ": cast the ids.");
 }
 
+kvtable::MissingKeys MissingKeysOf(const std::string& mode, const TableConfig& config) {
+  kvtable::MissingKeys missing;
+  missing.insert = mode == "train" && !config.read_only;
+  missing.missing = mode == "initial" ? kvtable::Missing::kInitial : kvtable::Missing::kZeros;
+  missing.stamp = {0, UnixTime()};
+  return missing;
+}
+
+absl::Status CheckRows(const TableConfig& config, const char* what, const tf::Tensor& keys,
+                       const tf::Tensor& rows, int64_t width) {
+  if (rows.dtype() != config.value_dtype) {
+    return errors::InvalidArgument("Key-value variable '", config.name, "' holds ",
+                                   tf::DataTypeString(config.value_dtype), ", got ", what, " of ",
+                                   tf::DataTypeString(rows.dtype()));
+  }
+  tf::TensorShape expected = keys.shape();
+  expected.AddDim(width);
+  const bool flat = rows.dims() == 2 && rows.dim_size(0) == keys.NumElements() && rows.dim_size(1) == width;
+  if (rows.shape() != expected && !flat) {
+    return errors::InvalidArgument("Key-value variable '", config.name, "' wants ", what, " of shape ",
+                                   expected.DebugString(), " for keys of shape ", keys.shape().DebugString(),
+                                   ", got ", rows.shape().DebugString());
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CatchErrors(const std::string& doing, const std::string& name,
                          const std::function<void()>& body) {
   try {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "json.h"
+#include "kvtable/lookup_parts.h"
 #include "kvtable/table.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
@@ -51,6 +52,9 @@ class TableResource : public tensorflow::ResourceBase {
                                const std::vector<kvtable::SlotSpec>& all, int64_t generation,
                                kvtable::ParallelFor* threads);
 
+  // Another number each time: seeds the rounding of one training step.
+  uint64_t NextSeed() { return next_seed_.fetch_add(1, std::memory_order_relaxed); }
+
   std::string DebugString() const override { return "key-value table of " + config_.name; }
   int64_t MemoryUsed() const override;
 
@@ -58,6 +62,7 @@ class TableResource : public tensorflow::ResourceBase {
   const TableConfig config_;
   std::shared_ptr<kvtable::Table> table_;
   std::mutex slots_mu_;
+  std::atomic<uint64_t> next_seed_{0};
   int64_t slots_generation_ = 0;  // the newest that `table_` was given; guarded by slots_mu_
 };
 
@@ -81,19 +86,20 @@ absl::Status LookupTable(tensorflow::OpKernelContext* ctx, int input,
 // Checks that a tensor has the dtype that the variable's keys have.
 absl::Status CheckKeys(const TableConfig& config, const tensorflow::Tensor& keys);
 
+// What a lookup of `mode` ("train", "zeros" or "initial") does with missing keys.
+kvtable::MissingKeys MissingKeysOf(const std::string& mode, const TableConfig& config);
+
+// Checks that a tensor holds `width` values of the variable's dtype for each of `keys`, which are of any
+// shape.
+absl::Status CheckRows(const TableConfig& config, const char* what, const tensorflow::Tensor& keys,
+                       const tensorflow::Tensor& rows, int64_t width);
+
 // Runs `body`, turning the engine's errors into a status that names the variable.
 absl::Status CatchErrors(const std::string& doing, const std::string& name,
                          const std::function<void()>& body);
 
 kvtable::KeyType ToKeyType(tensorflow::DataType dtype);
 kvtable::ValueType ToValueType(tensorflow::DataType dtype);
-
-// The part that owns a key: key floor-mod parts.
-template <typename Key>
-int64_t PartOf(Key key, int64_t parts) {
-  const Key rest = key % static_cast<Key>(parts);
-  return static_cast<int64_t>(rest < 0 ? rest + static_cast<Key>(parts) : rest);
-}
 
 // Now, for the version column: seconds since 1970.
 uint32_t UnixTime();

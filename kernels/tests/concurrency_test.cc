@@ -54,11 +54,12 @@ void MixOperations(Table* table, ParallelFor* pool, uint64_t seed, int rounds) {
   std::vector<float> extra(kBatch * 3);
   std::vector<uint32_t> freqs(kBatch);
   std::vector<uint32_t> versions(kBatch);
+  std::vector<uint64_t> positions(kBatch);
   auto flags = std::make_unique<bool[]>(kBatch);
   for (int round = 0; round < rounds; ++round) {
     FillBatch(&random, &keys, &rows);
     bool check = false;
-    switch (random.Next(14)) {
+    switch (random.Next(16)) {
       case 0:
       case 1:
         table->Gather(keys.data(), kBatch, out.data(), Missing::kInitial, nullptr, 0, flags.get(), *pool);
@@ -117,6 +118,15 @@ void MixOperations(Table* table, ParallelFor* pool, uint64_t seed, int rounds) {
         } catch (const Error& error) {  // column 1 is another one, or not there
           CHECK(error.code() == ErrorCode::kFailedPrecondition);
         }
+        break;
+      }
+      case 14:
+      case 15: {  // where the rows might be, mostly wrong
+        for (uint64_t& position : positions) position = random.Next(8) << 32 | random.Next(kKeys);
+        const Update update = MakeUpdate("sgd", {{"learning_rate", 0.5}});
+        table->Apply(keys.data(), positions.data(), kBatch, rows.data(), update, {}, {1, 8}, *pool);
+        table->Zeroed(keys.data(), kBatch, flags.get(), *pool);
+        CHECK(table->ZeroedRows() == 0);
         break;
       }
     }
@@ -242,11 +252,38 @@ void SpinlockExcludes() {
   for (std::thread& thread : threads) thread.join();
   CHECK(a == 10000);
 }
+void StepsFromManyThreadsLoseNothing() {
+  TableOptions options;
+  options.dim = 3;
+  const auto table = Table::Create(options);
+  const auto pool = MakeThreadPool(2);
+  constexpr int kThreads = 4;
+  constexpr int kSteps = 50;
+  std::vector<int64_t> keys;
+  for (int64_t i = 0; i < 3000; ++i) keys.push_back(i % 100);
+  const std::vector<float> ones(keys.size() * 3, 1.0f);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&] {
+      const Update update = MakeUpdate("sgd", {{"learning_rate", -1.0}});
+      for (int step = 0; step < kSteps; ++step) {
+        const ApplyCounts counts = table->Apply(keys.data(), nullptr, static_cast<int64_t>(keys.size()),
+                                                ones.data(), update, {}, {1, 1}, *pool);
+        CHECK(counts.updated == 100);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  std::vector<float> out(100 * 3);
+  table->Gather(keys.data(), 100, out.data(), Missing::kZeros, nullptr, 0, nullptr, *pool);
+  for (float x : out) CHECK(x == 30.0f * kThreads * kSteps);
+}
 
 }  // namespace
 }  // namespace kvtable
 
 int main() {
+  kvtable::StepsFromManyThreadsLoseNothing();
   kvtable::SpinlockExcludes();
   kvtable::PoolRunsFromManyThreadsAndRethrows();
   kvtable::EveryNewKeyIsInsertedByExactlyOneThread();

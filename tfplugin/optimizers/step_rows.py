@@ -84,12 +84,12 @@ class StepVariable(resource_variable_ops.BaseResourceVariable):
 class RowUpdate:
     """What one optimizer does to one variable: its slots, and the step variables they pass through."""
 
-    def __init__(self, variable: KvVariable, prefix: str) -> None:
+    def __init__(self, variable: KvVariable, prefix: str, constraint: Any = None) -> None:
         self.variable = variable
         self.prefix = prefix
         self.specs: list[SlotSpec] = []
         name = f"{variable.name.removesuffix(':0')}/{prefix}_rows"
-        self.value = StepVariable(name, variable.dim, variable.dtype, variable.constraint)
+        self.value = StepVariable(name, variable.dim, variable.dtype, constraint)
         self.slots: list[StepVariable] = []
 
     def add_slot(self, name: str, constant: float) -> StepVariable:
@@ -105,30 +105,17 @@ class RowUpdate:
         self.slots.append(slot)
         return slot
 
-    def read(self, optimizer: Any, gradient: Any) -> tf.Tensor:
-        """Binds the rows of the gradient's keys; returns the gradient of these rows, equal keys summed.
+    def read(self, optimizer: Any, keys: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
+        """Binds the rows of the keys; returns the gradient of these rows, equal keys summed."""
+        self.keys, summed = sum_equal_keys(keys, gradients)
+        self.bind(optimizer)
+        return summed
 
-        Raises:
-          TypeError: the gradient is not an IndexedSlices.
-        """
-        variable = self.variable
-        if not isinstance(gradient, tf.IndexedSlices):
-            raise TypeError(
-                f"The gradient of key-value variable '{variable.name}' must be IndexedSlices (keys and rows), got "
-                f"{type(gradient).__name__}: a table has no dense gradient."
-            )
-        width = gradient.values.shape[-1]
-        if gradient.values.shape.rank not in (2, None) or width not in (variable.dim, None):
-            raise ValueError(
-                f"The gradient of key-value variable '{variable.name}' has rows of shape "
-                f"{gradient.values.shape[1:]}, expected ({variable.dim},)."
-            )
-        self.keys, where = tf.unique(variable.keys_tensor(gradient.indices))
-        summed = tf.math.unsorted_segment_sum(gradient.values, where, tf.size(self.keys))
-        columns = variable.read_rows(self.keys, optimizer, self.specs)
+    def bind(self, optimizer: Any) -> None:
+        """Binds the rows of `keys`, which are unique."""
+        columns = self.variable.read_rows(self.keys, optimizer, self.specs)
         for step_variable, rows in zip((self.value, *self.slots), columns, strict=True):
             step_variable.bind(rows)
-        return tf.cast(summed, variable.dtype)
 
     def write(self) -> Any:
         """Writes the updated rows back. Returns the op (graph mode)."""
@@ -139,6 +126,33 @@ class RowUpdate:
         """Lets this step's rows go."""
         for step_variable in (self.value, *self.slots):
             step_variable.unbind()
+
+
+def row_gradient(variable: KvVariable, gradient: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    """Keys [n] and rows [n, dim] of a gradient, of the variable's dtypes, as they came: with duplicates.
+
+    Raises:
+      TypeError: the gradient is not an IndexedSlices, or its indices are not keys of the variable.
+      ValueError: its rows are of another width.
+    """
+    if not isinstance(gradient, tf.IndexedSlices):
+        raise TypeError(
+            f"The gradient of key-value variable '{variable.name}' must be IndexedSlices (keys and rows), got "
+            f"{type(gradient).__name__}: a table has no dense gradient."
+        )
+    width = gradient.values.shape[-1]
+    if gradient.values.shape.rank not in (2, None) or width not in (variable.dim, None):
+        raise ValueError(
+            f"The gradient of key-value variable '{variable.name}' has rows of shape "
+            f"{gradient.values.shape[1:]}, expected ({variable.dim},)."
+        )
+    return variable.keys_tensor(gradient.indices), tf.cast(gradient.values, variable.dtype)
+
+
+def sum_equal_keys(keys: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Unique keys, and the sum of the rows of each."""
+    unique, where = tf.unique(keys)
+    return unique, tf.math.unsorted_segment_sum(rows, where, tf.size(unique))
 
 
 def any_key_value(grads_and_vars: Sequence[tuple[Any, Any]]) -> bool:

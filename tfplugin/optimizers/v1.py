@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.training import optimizer as optimizer_lib
 
 from tfplugin.kv_variable import KvVariable
-from tfplugin.optimizers import step_rows
+from tfplugin.optimizers import explain, fused, known, step_rows
 
 # Their dense updates do not cast the learning rate to the dtype of the variable; the sparse ones do.
 _FLOAT32_WHEN_DENSE = (tf.compat.v1.train.ProximalAdagradOptimizer, tf.compat.v1.train.ProximalGradientDescentOptimizer)
@@ -24,8 +25,7 @@ class _Template:
     _should_act_as_resource_variable = True
     _in_graph_mode = False
 
-    def __init__(self, update: step_rows.RowUpdate) -> None:
-        variable = update.variable
+    def __init__(self, variable: KvVariable, update: step_rows.RowUpdate | None) -> None:
         self.update = update
         self.name = variable.name
         self.dtype = variable.dtype
@@ -52,7 +52,7 @@ def _wanted_slots(optimizer: Any, templates: list[_Template]) -> None:
 
     def note(var: Any, slot_name: str, constant: float) -> Any:
         recorder._slot_dict(slot_name)
-        return var.update.add_slot(slot_name, constant)
+        return var.update.add_slot(slot_name, constant) if var.update else var
 
     def zeros_slot(var: Any, slot_name: str, op_name: str) -> Any:
         return note(var, slot_name, 0.0)
@@ -99,23 +99,31 @@ def apply_gradients(
         raise NotImplementedError(
             "Key-value variables under tf.distribute strategies: use Horovod or parameter servers instead."
         )
-    updates = [
-        step_rows.RowUpdate(v, v.slot_prefix(optimizer, optimizer.get_name()))
-        for g, v in pairs
-        if g is not None and isinstance(v, KvVariable)
-    ]
-    if updates:
-        _wanted_slots(optimizer, [_Template(update) for update in updates])
+    explain.note(optimizer, pairs)
+    plans = {v: fused.plan(optimizer, v) for g, v in pairs if g is not None and isinstance(v, KvVariable)}
+    for v, plan in plans.items():
+        coupling = known.couples_rows(optimizer)
+        if coupling and isinstance(plan, str):
+            raise ValueError(f"{coupling} couples the rows of a matrix: it cannot update key-value variable '{v.name}'.")
+    gradients = {v: step_rows.row_gradient(v, g) for g, v in pairs if g is not None and v in plans}
+    updates = {
+        v: step_rows.RowUpdate(v, v.slot_prefix(optimizer, optimizer.get_name()), v.constraint)
+        for v, plan in plans.items()
+        if isinstance(plan, str) and v._in_backward is None
+    }
+    fused_variables = [v for v in plans if v not in updates]
+    if updates or not _prepared(optimizer):
+        _wanted_slots(optimizer, [_Template(v, updates.get(v)) for v in plans])
 
-    replaced, remaining = [], iter(updates)
+    replaced = []
     placed: list[tuple[str, Any]] = []
     for g, v in pairs:
         if not isinstance(v, KvVariable):
             replaced.append((g, v))
-        elif g is not None:
-            update = next(remaining)
+        elif v in updates:
+            update = updates[v]
             with tf.name_scope("kv_rows"), tf_ops.device(v._op_device()):
-                gradient = update.read(optimizer, g)
+                gradient = update.read(optimizer, *gradients[v])
                 if isinstance(optimizer, _FLOAT32_WHEN_DENSE) and v.dtype != tf.float32:
                     gradient = tf.IndexedSlices(gradient, tf.range(tf.size(update.keys)))
                 replaced.append((gradient, update.value))
@@ -124,28 +132,63 @@ def apply_gradients(
                 key = optimizer_lib._var_key(update.value)
                 optimizer._slot_dict(slot_name)[key] = slot
                 placed.append((slot_name, key))
+        elif g is not None:
+            keys, rows = gradients[v]
+            replaced.append((tf.IndexedSlices(rows, keys), v))
 
     create_slots, finish = optimizer._create_slots, optimizer._finish
+    apply_sparse = optimizer._resource_apply_sparse_duplicate_indices
+    step = fused.FusedStep(optimizer)
 
     def create_other_slots(variables: list[Any]) -> None:
-        others = [v for v in variables if not isinstance(v, step_rows.StepVariable)]
+        others = [v for v in variables if not isinstance(v, (step_rows.StepVariable, KvVariable))]
         if others:
             create_slots(others)
+
+    def apply_to_rows(rows: tf.Tensor, variable: Any, keys: tf.Tensor) -> Any:
+        if not isinstance(variable, KvVariable):
+            return apply_sparse(rows, variable, keys)
+        if variable._in_backward is not None:  # has been updated; the empty gradient carries that
+            return tf.group(rows)
+        prefix = variable.slot_prefix(optimizer, optimizer.get_name())
+        return step.apply(plans[variable], variable, prefix, keys, rows)
 
     def finish_with_rows(update_ops: Any, name_scope: str) -> Any:
         with tf.control_dependencies([op for op in update_ops if op is not None] if not tf.executing_eagerly() else []):
             written = []
-            for update in updates:
+            for update in updates.values():
                 with tf_ops.device(update.variable._op_device()):
                     written.append(update.write())
         return finish([*update_ops, *(op for op in written if op is not None)], name_scope)
 
-    optimizer._create_slots, optimizer._finish = create_other_slots, finish_with_rows
+    ours = {"_create_slots": create_other_slots, "_finish": finish_with_rows}
+    if fused_variables:
+        ours["_resource_apply_sparse_duplicate_indices"] = apply_to_rows
+    before = {name: vars(optimizer)[name] for name in ours if name in vars(optimizer)}
+    for name_, method in ours.items():
+        object.__setattr__(optimizer, name_, method)
     try:
         return original(optimizer, replaced, global_step, name, **kwargs)
     finally:
-        del optimizer._create_slots, optimizer._finish
+        for name_ in ours:
+            object.__delattr__(optimizer, name_)
+        for name_, method in before.items():
+            object.__setattr__(optimizer, name_, method)
         for slot_name, key in placed:
             optimizer._slot_dict(slot_name).pop(key, None)
-        for update in updates:
+        for update in updates.values():
             update.unbind()
+
+
+#: Optimizers that have made what they keep beside slots (beta powers), and in which graphs; None is eager mode.
+_made: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def _prepared(optimizer: Any) -> bool:
+    """Whether `_wanted_slots` has run here before; from here on it counts as having."""
+    with tf_ops.init_scope():
+        place = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()._graph_key
+    places = _made.setdefault(optimizer, set())
+    done = place in places
+    places.add(place)
+    return done

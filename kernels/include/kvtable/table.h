@@ -53,8 +53,24 @@ struct TableOptions {
 // What a read-only lookup gives for a key that is not there.
 enum class Missing : uint8_t { kZeros, kInitial, kDefault };
 
-// Where a lookup found a key: its shard << 32 | the number of its row there.
-inline constexpr uint64_t kNoPosition = UINT64_MAX;
+// Where a row lies: shard << 32 | row. It holds for as long as the key keeps its row, which is until the key
+// is removed: whoever uses one later compares the key that lies beside the row.
+inline constexpr uint64_t kNoPosition = UINT64_MAX;  // the key has no row
+
+// Where a lookup writes: what belongs to key i goes to place i of these arrays, or to place where[i].
+struct RowsOut {
+  // Rows alone are the usual case, so they convert.
+  RowsOut(void* rows_out, uint64_t* positions_out = nullptr,  // NOLINT(google-explicit-constructor)
+          const uint32_t* where_out = nullptr)
+      : rows(static_cast<char*>(rows_out)), positions(positions_out), where(where_out) {}
+
+  int64_t PlaceOf(int64_t i) const { return where == nullptr ? i : where[i]; }
+  RowsOut WithPlaces(const uint32_t* places) const { return {rows, positions, places}; }
+
+  char* rows;             // (places, dim) of the value type
+  uint64_t* positions;    // (places) or null; kNoPosition where a lookup finds no row
+  const uint32_t* where;  // (n) or null
+};
 
 // How a write stamps the rows it touches: frequency grows by the number of times the key occurs in the batch
 // times `frequency`, version becomes `version` (the caller's step or Unix time in seconds).
@@ -132,16 +148,15 @@ class Table {
   // -------------------------------------------------------------------------------------------------
 
   // Read-only. `defaults` is used with Missing::kDefault: (num_defaults, dim), row i % num_defaults for key
-  // i. `found` may be null: (n).
-  virtual void Gather(const void* keys, int64_t n, void* out /* (n, dim) */, Missing missing,
-                      const void* defaults, int64_t num_defaults, bool* found,
-                      ParallelFor& threads) const = 0;
+  // i. `found` may be null: (n), in the order of the keys.
+  virtual void Gather(const void* keys, int64_t n, const RowsOut& out, Missing missing, const void* defaults,
+                      int64_t num_defaults, bool* found, ParallelFor& threads) const = 0;
 
   // Training lookup: a missing key is inserted with its initial value and `stamp` (frequency counted, too);
-  // rows that are there are read and not stamped. `inserted` may be null: (n), true for each occurrence of a
-  // key that was new.
-  virtual void GatherOrInsert(const void* keys, int64_t n, void* out /* (n, dim) */, Stamp stamp,
-                              bool* inserted, ParallelFor& threads) = 0;
+  // rows that are there are read and not stamped. `inserted` may be null: (n) in the order of the keys, true
+  // for each occurrence of a key that was new.
+  virtual void GatherOrInsert(const void* keys, int64_t n, const RowsOut& out, Stamp stamp, bool* inserted,
+                              ParallelFor& threads) = 0;
 
   // Read-only, any columns. A missing key gives initial values in every column, as an insert would.
   virtual void GatherColumns(const void* keys, int64_t n, const std::vector<ColumnOut>& out, bool* found,

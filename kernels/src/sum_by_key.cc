@@ -1,0 +1,272 @@
+// Ids are sorted into buckets by part and by bits of their key's hash, in their order; then each bucket is a
+// task of its own, small enough for its keys' sums to stay in cache: a little hash table numbers its
+// different keys, and sums are added up in their place in the output.
+#include "kvtable/sum_by_key.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "copy_rows.h"
+#include "elements.h"
+#include "hash.h"
+#include "owners.h"
+#include "scratch.h"
+#include "sum_rows.h"
+#include "task_list.h"
+
+namespace kvtable {
+namespace {
+
+constexpr int64_t kRange = 16384;  // ids sorted by one task
+constexpr int64_t kIdsPerBucket = 4096;
+constexpr int kMaxBucketBits = 8;
+constexpr int64_t kMostBuckets = 1024;  // of all parts, where parts allow
+constexpr int64_t kGradientsAhead = 8;
+
+}  // namespace
+
+// The ids of one gradient in order of their bucket, equal buckets in order of the ids.
+struct SumByKey::Sorted {
+  explicit Sorted(const PooledGradient& g) : gradient(g), bags(*g.bags), n(g.bags->ids()) {
+    while (bits < kMaxBucketBits && (n >> bits) > kIdsPerBucket && (g.parts << (bits + 1)) <= kMostBuckets) {
+      ++bits;
+    }
+    buckets = g.parts << bits;
+    begins.resize(static_cast<size_t>(ranges() * buckets));
+    bucket_begin.resize(static_cast<size_t>(buckets) + 1);
+    bucket_of.resize(static_cast<size_t>(n));
+    keys.resize(static_cast<size_t>(n));
+    bag_of.resize(static_cast<size_t>(n));
+    number.resize(static_cast<size_t>(n));
+    if (bags.weights() != nullptr) id.resize(static_cast<size_t>(n));
+    unique.resize(static_cast<size_t>(buckets));
+    unique_begin.resize(static_cast<size_t>(buckets));
+  }
+
+  int64_t ranges() const { return (n + kRange - 1) / kRange; }
+  int64_t BucketsPerPart() const { return int64_t{1} << bits; }
+
+  template <class Compute>
+  const Compute* divisors() const {
+    return own_divisors.empty() ? nullptr : reinterpret_cast<const Compute*>(own_divisors.data());
+  }
+  void FindDivisors() {
+    if (gradient.combiner == Combiner::kSum) return;
+    const auto find = [&](auto t) {
+      using Compute = decltype(t);
+      own_divisors.resize(static_cast<size_t>(bags.size()) * sizeof(Compute));
+      Compute* const to = reinterpret_cast<Compute*>(own_divisors.data());
+      for (int64_t b = 0; b < bags.size(); ++b) to[b] = bags.Divisor<Compute>(b, gradient.combiner);
+    };
+    bags.value_type() == ValueType::kFloat64 ? find(double{}) : find(float{});
+  }
+
+  void Count(int64_t r) {
+    const int64_t first = r * kRange;
+    const int64_t last = std::min(n, first + kRange);
+    uint32_t* const counts = begins.data() + r * buckets;
+    VisitSignedKeyType(bags.key_type(), [&](auto k) {
+      using Key = decltype(k);
+      const Key* const typed = reinterpret_cast<const Key*>(bags.keys());
+      const PartOf<Key> part_of(gradient.parts);
+      for (int64_t i = first; i < last; ++i) {
+        uint32_t bucket = static_cast<uint32_t>(gradient.parts == 1 ? 0 : part_of(typed[i])) << bits;
+        if (bits > 0) bucket |= static_cast<uint32_t>(Mix64(Widen(typed[i])) >> (64 - bits));
+        bucket_of[static_cast<size_t>(i)] = bucket;
+        ++counts[bucket];
+      }
+    });
+  }
+
+  void PlaceBuckets() {
+    uint32_t total = 0;
+    for (int64_t b = 0; b < buckets; ++b) {
+      bucket_begin[static_cast<size_t>(b)] = total;
+      for (int64_t r = 0; r < ranges(); ++r) {
+        uint32_t& begin = begins[static_cast<size_t>(r * buckets + b)];
+        const uint32_t count = begin;
+        begin = total;
+        total += count;
+      }
+    }
+    bucket_begin.back() = total;
+  }
+
+  void Sort(int64_t r) {
+    const int64_t first = r * kRange;
+    const int64_t last = std::min(n, first + kRange);
+    uint32_t* const next = begins.data() + r * buckets;
+    VisitSignedKeyType(bags.key_type(), [&](auto k) {
+      using Key = decltype(k);
+      const Key* const typed = reinterpret_cast<const Key*>(bags.keys());
+      int64_t bag = 0;
+      for (int64_t low = 0, high = bags.size();
+           low < high;) {  // the last bag that begins at or before `first`
+        const int64_t middle = (low + high) / 2;
+        if (bags.begin(middle) <= first) {
+          bag = middle;
+          low = middle + 1;
+        } else {
+          high = middle;
+        }
+      }
+      for (int64_t i = first; i < last; ++i) {
+        while (i >= bags.end(bag)) ++bag;
+        const uint32_t at = next[bucket_of[static_cast<size_t>(i)]]++;
+        keys[at] = Widen(typed[i]);
+        bag_of[at] = static_cast<uint32_t>(bag);
+        if (!id.empty()) id[at] = static_cast<uint32_t>(i);
+      }
+    });
+  }
+
+  // Numbers the different keys of a bucket in order of appearance, and moves them to its beginning.
+  void FindUnique(int64_t b) {
+    const uint32_t first = bucket_begin[static_cast<size_t>(b)];
+    const uint32_t last = bucket_begin[static_cast<size_t>(b) + 1];
+    if (first == last) return;
+    size_t places = 16;
+    while (places < 2 * static_cast<size_t>(last - first)) places *= 2;
+    constexpr uint32_t kFree = UINT32_MAX;
+    Scratch<uint32_t> table(places);
+    std::memset(table.data(), 0xff, places * sizeof(uint32_t));
+    uint64_t* const found = keys.data() + first;
+    uint32_t count = 0;
+    for (uint32_t i = first; i < last; ++i) {
+      const uint64_t key = keys[i];
+      size_t at = Mix64(key) & (places - 1);
+      while (table[at] != kFree && found[table[at]] != key) at = (at + 1) & (places - 1);
+      if (table[at] == kFree) {
+        table[at] = count;
+        found[count++] = key;  // keys before i have been read
+      }
+      number[i] = table[at];
+    }
+    unique[static_cast<size_t>(b)] = count;
+  }
+
+  void PlaceUnique() {
+    for (int64_t part = 0, b = 0; part < gradient.parts; ++part) {
+      int64_t total = 0;
+      for (int64_t i = 0; i < BucketsPerPart(); ++i, ++b) {
+        unique_begin[static_cast<size_t>(b)] = total;
+        total += unique[static_cast<size_t>(b)];
+      }
+      counts.push_back(total);
+    }
+  }
+
+  void Write(int64_t b, const Share& share) const {
+    const int64_t count = unique[static_cast<size_t>(b)];
+    if (count == 0) return;
+    const int64_t to = unique_begin[static_cast<size_t>(b)];
+    const uint64_t* const found = keys.data() + bucket_begin[static_cast<size_t>(b)];
+    VisitKeyType(bags.key_type(), [&](auto k) {
+      using Key = decltype(k);
+      Key* const out = static_cast<Key*>(share.keys) + to;
+      for (int64_t i = 0; i < count; ++i) out[i] = static_cast<Key>(found[i]);
+    });
+    VisitValueType(bags.value_type(), [&](auto t) {
+      using T = decltype(t);
+      using Compute = ComputeOf<T>;
+      const int64_t dim = gradient.dim;
+      T* const out = static_cast<T*>(share.rows) + to * dim;
+      const size_t elements = static_cast<size_t>(count * dim);
+      if constexpr (std::is_same_v<T, Compute>) {
+        std::memset(out, 0, elements * sizeof(T));
+        Sum<T>(b, out);
+      } else {
+        Scratch<Compute> sums(elements);
+        std::memset(sums.data(), 0, elements * sizeof(Compute));
+        Sum<T>(b, sums.data());
+        for (size_t j = 0; j < elements; ++j) out[j] = Element<T>::Store(sums[j]);
+      }
+    });
+  }
+
+  template <class T>
+  void Sum(int64_t b, ComputeOf<T>* sums) const {
+    using Compute = ComputeOf<T>;
+    const int64_t dim = gradient.dim;
+    const int64_t bytes = dim * int64_t{sizeof(T)};
+    const T* const rows = static_cast<const T*>(gradient.gradient);
+    const Compute* const weights = static_cast<const Compute*>(bags.weights());
+    const Compute* const divisor_of = divisors<Compute>();
+    const uint32_t last = bucket_begin[static_cast<size_t>(b) + 1];
+    for (uint32_t i = bucket_begin[static_cast<size_t>(b)]; i < last; ++i) {
+      if (i + kGradientsAhead < last) {
+        PrefetchRow<kAnyBytes>(reinterpret_cast<const char*>(rows + bag_of[i + kGradientsAhead] * dim),
+                               bytes);
+      }
+      const int64_t bag = bag_of[i];
+      Compute* const sum = sums + number[i] * dim;
+      const T* const row = rows + bag * dim;
+      const Compute weight = weights == nullptr ? 1 : weights[id[i]];
+      if (divisor_of == nullptr) {
+        if (weights == nullptr) {
+          AddRow(row, dim, sum);
+        } else {
+          AddScaledRow(row, weight, dim, sum);
+        }
+      } else if (divisor_of[bag] != 0) {
+        AddScaledRow(row, weight / divisor_of[bag], dim, sum);
+      }
+    }
+  }
+
+  static uint64_t Widen(int32_t key) { return WidenKey(key); }
+  static uint64_t Widen(int64_t key) { return static_cast<uint64_t>(key); }
+  static uint64_t Widen(uint64_t key) { return key; }
+
+  const PooledGradient& gradient;
+  const Bags& bags;
+  const int64_t n;
+  int bits = 0;  // of a key's hash in the number of its bucket, below its part
+  int64_t buckets = 1;
+  std::vector<uint32_t> begins;        // (ranges, buckets): where a range's first id of a bucket goes
+  std::vector<uint32_t> bucket_begin;  // (buckets + 1)
+  std::vector<uint32_t> bucket_of;     // (n) in order of the ids; all others are sorted
+  std::vector<uint64_t> keys;          // (n), later the different keys at the beginning of each bucket
+  std::vector<uint32_t> bag_of;        // (n)
+  std::vector<uint32_t> id;            // (n), where there are weights
+  std::vector<uint32_t> number;        // (n): of the key among its bucket's different keys
+  std::vector<uint32_t> unique;        // (buckets): how many different keys
+  std::vector<int64_t> unique_begin;   // (buckets): where they go in the part's output
+  std::vector<int64_t> counts;         // (parts)
+  std::vector<char> own_divisors;      // (bags), or empty: all are 1
+};
+
+SumByKey::SumByKey(std::vector<PooledGradient> gradients, ParallelFor& threads)
+    : gradients_(std::move(gradients)) {
+  TaskList each, by_range, by_bucket;
+  for (size_t g = 0; g < gradients_.size(); ++g) {
+    sorted_.push_back(std::make_unique<Sorted>(gradients_[g]));
+    each.Add(g, 1);
+    by_range.Add(g, sorted_[g]->ranges());
+    by_bucket.Add(g, sorted_[g]->buckets);
+  }
+  by_range.Run(threads, [&](size_t g, int64_t r) { sorted_[g]->Count(r); });
+  each.Run(threads, [&](size_t g, int64_t) {
+    sorted_[g]->PlaceBuckets();
+    sorted_[g]->FindDivisors();
+  });
+  by_range.Run(threads, [&](size_t g, int64_t r) { sorted_[g]->Sort(r); });
+  by_bucket.Run(threads, [&](size_t g, int64_t b) { sorted_[g]->FindUnique(b); });
+  for (const auto& sorted : sorted_) sorted->PlaceUnique();
+}
+
+SumByKey::~SumByKey() = default;
+
+int64_t SumByKey::count(size_t g, int64_t part) const {
+  return sorted_[g]->counts[static_cast<size_t>(part)];
+}
+
+void SumByKey::Write(const std::vector<std::vector<Share>>& shares, ParallelFor& threads) const {
+  TaskList by_bucket;
+  for (size_t g = 0; g < sorted_.size(); ++g) by_bucket.Add(g, sorted_[g]->buckets);
+  by_bucket.Run(threads, [&](size_t g, int64_t b) {
+    sorted_[g]->Write(b, shares[g][static_cast<size_t>(b >> sorted_[g]->bits)]);
+  });
+}
+
+}  // namespace kvtable

@@ -1,0 +1,42 @@
+// The tables of an op that looks up several at once, each in one or more parts.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "table_resource.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace kvtools {
+
+// The attributes `parts` and `dims`: how many handles each table has, and the width of its rows.
+struct TableListAttrs {
+  std::vector<int64_t> parts;
+  std::vector<int64_t> dims;
+
+  // Checks that they describe T tables with H handles in all.
+  absl::Status Read(tensorflow::OpKernelConstruction* ctx);
+  int tables() const { return static_cast<int>(parts.size()); }
+};
+
+// The tables behind input list `handles`.
+class TableList {
+ public:
+  // FailedPrecondition where one is not initialized, InvalidArgument where one is not what the op expects.
+  absl::Status Find(tensorflow::OpKernelContext* ctx, const TableListAttrs& attrs,
+                    tensorflow::DataType key_dtype, tensorflow::DataType dtype);
+
+  const kvtable::TableParts& parts(int table) const { return parts_[static_cast<size_t>(table)]; }
+  const TableConfig& config(int table) const { return configs_[static_cast<size_t>(table)]; }
+  // For messages: the first variable's name, and how many others there are.
+  std::string Names() const;
+
+ private:
+  std::vector<tensorflow::core::RefCountPtr<TableResource>> resources_;
+  std::vector<std::shared_ptr<kvtable::Table>> tables_;
+  std::vector<kvtable::TableParts> parts_;
+  std::vector<TableConfig> configs_;  // of each table's first part
+};
+
+}  // namespace kvtools

@@ -1,0 +1,80 @@
+"""Pooling in TensorFlow's own ops: where the one op does not reach (clipped rows, second derivatives)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+
+class PooledIds(NamedTuple):
+    """Ids of a pooled lookup, as the op ``KvTablePool`` takes them.
+
+    Attributes:
+      keys: [n], of the variable's key dtype.
+      segments: row splits [rows + 1] of ragged ids, or indices [n, rank] of sparse ones; int64.
+      shape: int64 [rank] of sparse ids; None for ragged ones.
+      outer: how many leading columns of the indices make the row; 0 for all but the last.
+      weights: [n] or None.
+      positive: whether ids whose weight is not positive are left out.
+      fill: scalar: the one id of rows that have none; or None.
+    """
+
+    keys: tf.Tensor
+    segments: tf.Tensor
+    shape: tf.Tensor | None
+    outer: int
+    weights: tf.Tensor | None
+    positive: bool
+    fill: tf.Tensor | None
+
+
+class Bags(NamedTuple):
+    """Ids one by one: keys [n], the row of each [n] int64, weights [n] or None, and the number of rows, int64."""
+
+    keys: tf.Tensor
+    rows: tf.Tensor
+    weights: tf.Tensor | None
+    count: tf.Tensor
+
+
+def bags_of(ids: PooledIds) -> Bags:
+    """What the op does to ids before it looks them up."""
+    keys, weights = ids.keys, ids.weights
+    if ids.shape is None:
+        count = tf.size(ids.segments, out_type=tf.int64) - 1
+        rows = tf.repeat(tf.range(count), ids.segments[1:] - ids.segments[:-1])
+    else:
+        columns = ids.segments[:, : ids.outer or -1]
+        extents = ids.shape[: ids.outer or -1]
+        count = tf.reduce_prod(extents)
+        strides = tf.math.cumprod(extents, exclusive=True, reverse=True)
+        rows = tf.reduce_sum(columns * strides, axis=1)
+    if weights is not None and ids.positive:
+        keep = tf.where(weights > 0)[:, 0]
+        keys, rows, weights = tf.gather(keys, keep), tf.gather(rows, keep), tf.gather(weights, keep)
+    if ids.fill is not None:
+        present = tf.math.unsorted_segment_sum(tf.ones_like(rows), rows, count)
+        empty = tf.where(tf.equal(present, 0))[:, 0]
+        keys = tf.concat([keys, tf.fill(tf.shape(empty), ids.fill)], 0)
+        rows = tf.concat([rows, empty], 0)
+        if weights is not None:
+            weights = tf.concat([weights, tf.ones(tf.shape(empty), weights.dtype)], 0)
+    return Bags(keys, rows, weights, count)
+
+
+def pool(table_rows: tf.Tensor, which: tf.Tensor, bags: Bags, combiner: str) -> tf.Tensor:
+    """Row ``which[i]`` of `table_rows` for id i, combined into [count, dim]. Rows without ids are zeros."""
+    low_precision = table_rows.dtype in (tf.float16, tf.bfloat16)
+    wide = tf.cast(table_rows, tf.float32) if low_precision else table_rows
+    gathered = tf.gather(wide, which)
+    weights = tf.ones_like(bags.rows, wide.dtype) if bags.weights is None else tf.cast(bags.weights, wide.dtype)
+    if bags.weights is not None:
+        gathered *= weights[:, tf.newaxis]
+    total = tf.math.unsorted_segment_sum(gathered, bags.rows, bags.count)
+    if combiner != "sum":
+        power = weights if combiner == "mean" else weights * weights
+        divisor = tf.math.unsorted_segment_sum(power, bags.rows, bags.count)
+        divisor = divisor if combiner == "mean" else tf.sqrt(divisor)
+        total = tf.math.divide_no_nan(total, divisor[:, tf.newaxis])
+    return tf.cast(total, table_rows.dtype) if low_precision else total

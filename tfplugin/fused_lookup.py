@@ -1,0 +1,106 @@
+"""Lookups of several tables, or of several parts of one, in a single op."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+from tensorflow.python.eager import context, tape
+from tensorflow.python.framework import ops as tf_ops
+
+from tfplugin.composed_pool import PooledIds
+from tfplugin.ops import raw
+
+if TYPE_CHECKING:
+    from tfplugin.kv_variable import KvVariable
+
+
+def on_device_of(part: KvVariable) -> contextlib.AbstractContextManager[Any]:
+    """Puts an op where the table is. In eager mode it goes there by itself."""
+    if context.executing_eagerly():
+        return contextlib.nullcontext()
+    scopes = contextlib.ExitStack()
+    scopes.enter_context(tf_ops.colocate_with(None, ignore_existing=True))
+    scopes.enter_context(tf_ops.device(part._op_device()))
+    return scopes
+
+
+def can_fuse(parts: Sequence[KvVariable], train: bool) -> bool:
+    """Whether one op can look the parts up.
+
+    Not when they are on several devices, nor when a regularizer wants to see each part's rows (training in a graph).
+    """
+    if train and parts[0].regularizer is not None and not context.executing_eagerly():
+        return False
+    return len(parts) == 1 or all(part._eager for part in parts) or len({part.device for part in parts}) == 1
+
+
+def _watch(tables: Sequence[Sequence[KvVariable]]) -> None:
+    for parts in tables:
+        for part in parts:
+            if part.trainable:
+                tape.variable_accessed(part)
+
+
+def gather_many(
+    tables: Sequence[Sequence[KvVariable]],
+    keys: Sequence[tf.Tensor],
+    train: bool,
+    missing: str = "zeros",
+    name: str | None = None,
+) -> list[tf.Tensor]:
+    """Rows of ``keys[t]`` out of table t, each ``[*keys[t].shape, dim]``.
+
+    All parts of all tables share device, key dtype and value dtype.
+    """
+    _watch(tables)
+    first = tables[0][0]
+    with on_device_of(first):
+        rows, _ = raw.kv_table_gather_many(
+            [part.handle for parts in tables for part in parts],
+            list(keys),
+            dtype=first.dtype,
+            parts=[len(parts) for parts in tables],
+            dims=[parts[0].dim for parts in tables],
+            mode="train" if train else missing,
+            remember=train and any(parts[0].trainable for parts in tables),
+            name=name,
+        )
+    return rows
+
+
+def pool_many(
+    tables: Sequence[Sequence[KvVariable]],
+    ids: Sequence[PooledIds],
+    combiners: Sequence[str],
+    train: bool,
+    name: str | None = None,
+) -> list[tf.Tensor]:
+    """Rows of ``ids[t]`` out of table t, combined: each [rows of ids[t], dim]. Tables as in `gather_many`."""
+    _watch(tables)
+    first = tables[0][0]
+    # What the op computes with.
+    weights_dtype = tf.float64 if first.dtype == tf.float64 else tf.float32
+    weights = [one.weights for one in ids if one.weights is not None]
+    weights = [w if w.dtype == weights_dtype else tf.cast(w, weights_dtype) for w in weights]
+    with on_device_of(first):
+        return raw.kv_table_pool(
+            [part.handle for parts in tables for part in parts],
+            [one.keys for one in ids],
+            [one.segments for one in ids],
+            [one.shape for one in ids if one.shape is not None],
+            weights,
+            [one.fill for one in ids if one.fill is not None],
+            dtype=first.dtype,
+            parts=[len(parts) for parts in tables],
+            dims=[parts[0].dim for parts in tables],
+            combiners=list(combiners),
+            outer=[-1 if one.shape is None else one.outer for one in ids],
+            weighted=[one.weights is not None for one in ids],
+            positive=[one.positive for one in ids],
+            filled=[one.fill is not None for one in ids],
+            mode="train" if train else "zeros",
+            name=name,
+        )

@@ -1,0 +1,140 @@
+"""One optimizer's steps on key-value variables as single ops of the table engine."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import weakref
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from tfplugin.kv_variable import KvVariable
+from tfplugin.optimizers import known_keras as _known_keras  # noqa: F401 - registers
+from tfplugin.optimizers import known_legacy as _known_legacy  # noqa: F401 - registers
+from tfplugin.optimizers import known_v1 as _known_v1  # noqa: F401 - registers
+from tfplugin.optimizers.hyperparameters import Step, pack
+from tfplugin.optimizers.known import Known, find
+from tfplugin.slots import SlotSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What a user says about how an optimizer updates key-value variables.
+
+    Attributes:
+      fused: False runs TensorFlow's own ops on the rows of a step, whatever the optimizer.
+      skip_nonfinite: leave a row alone whose gradient has a NaN or an infinity, and count it.
+      stochastic_rounding: of float16 and bfloat16 rows.
+    """
+
+    fused: bool = True
+    skip_nonfinite: bool = False
+    stochastic_rounding: bool = False
+
+
+_options: weakref.WeakKeyDictionary[Any, Options] = weakref.WeakKeyDictionary()
+
+
+def set_options(optimizer: Any, options: Options) -> None:
+    """Says how `optimizer` updates key-value variables from here on."""
+    _options[optimizer] = options
+
+
+def options_of(optimizer: Any) -> Options:
+    """What was said of `optimizer`."""
+    return _options.get(optimizer) or getattr(optimizer, "kv_options", None) or Options()
+
+
+def plan(optimizer: Any, variable: KvVariable) -> Known | str:
+    """What a step of `optimizer` on `variable` is to the engine, or why it runs as TensorFlow ops instead."""
+    if not options_of(optimizer).fused:
+        return "fused=False"
+    if variable.constraint is not None:
+        return "the variable has a constraint"
+    return find(optimizer)
+
+
+def slot_specs(known: Known, variable: KvVariable, prefix: str) -> list[SlotSpec]:
+    """The slots of `known` in the rows of `variable`."""
+    return [
+        SlotSpec(f"{prefix}.{name.replace('/', '_')}", variable.dim, "constant", start) for name, start in known.slots
+    ]
+
+
+def compute_dtype(dtype: tf.DType) -> tf.DType:
+    """What updates of rows of `dtype` are computed in."""
+    return tf.float64 if dtype == tf.float64 else tf.float32
+
+
+class FusedStep:
+    """One `apply_gradients` of one optimizer. Hyperparameters are computed once for each dtype."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        self._packed: dict[Any, tuple[list[str], list[tf.Tensor]]] = {}
+
+    def apply(
+        self,
+        known: Known,
+        variable: KvVariable,
+        prefix: str,
+        keys: tf.Tensor,
+        gradients: tf.Tensor,
+        *,
+        step: Step | None = None,
+        weight_decay: Any = 0.0,
+        positions: tf.Tensor | None = None,
+    ) -> tf.Operation | None:
+        """Runs the update. `gradients` are [n, dim], `keys` [n] with duplicates."""
+        step = step or Step(compute_dtype(variable.dtype))
+        place = None if context.executing_eagerly() else tf.compat.v1.get_default_graph()
+        decays = not (isinstance(weight_decay, float) and weight_decay == 0)
+        packed = self._packed.get((step.dtype, place, decays))
+        if packed is None:
+            values = dict(known.hyperparameters(step))
+            if decays:
+                values["weight_decay"] = weight_decay
+            packed = self._packed[step.dtype, place, decays] = pack(values)
+        names, tensors = packed
+        options = options_of(self._optimizer)
+        specs = slot_specs(known, variable, prefix)
+        note_switch(variable, self._optimizer, prefix, specs)
+        return variable.apply_update(
+            keys,
+            gradients,
+            self._optimizer,
+            specs,
+            known.rule,
+            names,
+            tensors,
+            positions=positions,
+            skip_nonfinite=options.skip_nonfinite,
+            stochastic_rounding=options.stochastic_rounding,
+        )
+
+
+_log = logging.getLogger("tfplugin")
+
+
+def note_switch(variable: KvVariable, optimizer: Any, prefix: str, specs: list[SlotSpec]) -> None:
+    """Says once in the log that an optimizer starts with fresh slots where others trained before."""
+    if prefix in variable._optimizers_seen:
+        return
+    before = [name for name in variable._optimizers_seen if name != prefix]
+    held: set[str] = set()
+    if variable._eager:
+        with tf.init_scope():
+            held = variable.slot_names()
+    variable._optimizers_seen.append(prefix)
+    before += sorted({name.split(".")[0] for name in held} - {prefix, *before})
+    fresh = [spec.name for spec in specs if spec.name not in held]
+    if before and fresh and variable._eager:
+        _log.info(
+            "Key-value variable '%s': optimizer switched from %s to %s, whose slots (%s) start fresh.",
+            variable.name,
+            ", ".join(before),
+            prefix,
+            ", ".join(fresh),
+        )

@@ -1,0 +1,210 @@
+"""The optimizers of Keras 3 and of tf_keras as the fused kernels know them.
+
+Both compute the same; they differ in names of slots and in which slots they make. Hyperparameters are rounded where the
+optimizer casts them to the dtype of the variable.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfplugin.optimizers.hyperparameters import (
+    Number,
+    Step,
+    given,
+    nadam_factors,
+    nadam_momentum_product,
+    number,
+)
+from tfplugin.optimizers.known import Known, register
+
+_METHODS = ("build", "update_step", "_update_step", "_apply_weight_decay", "_backend_update_step")
+
+
+def _is_keras_3(o: Any) -> bool:
+    return hasattr(o, "_check_variables_are_known")
+
+
+def _learning_rate(o: Any, step: Step) -> Number:
+    if step.learning_rate is not None:
+        return given(step.learning_rate)
+    schedule = o._learning_rate
+    if step.number is not None and callable(schedule) and not tf.is_tensor(schedule) and not hasattr(schedule, "assign"):
+        done = step.number - 1
+        return number(schedule(done if isinstance(done, float) else tf.cast(done, tf.int64)))
+    return given(o.learning_rate)
+
+
+def _step_number(o: Any, step: Step) -> Number:
+    return number(o.iterations) + 1 if step.number is None else step.number
+
+
+def _powers(o: Any, step: Step) -> dict[str, Number]:
+    count = _step_number(o, step)
+    return {"beta_1_power": step.rounded(o.beta_1) ** count, "beta_2_power": step.rounded(o.beta_2) ** count}
+
+
+def _sgd(o: Any) -> Known:
+    def hyperparameters(step: Step) -> dict[str, Number]:
+        values = {"learning_rate": _learning_rate(o, step)}
+        if slots:
+            values |= {"momentum": step.rounded(o.momentum), "nesterov": float(bool(o.nesterov))}
+        return values
+
+    if _is_keras_3(o):
+        slots = (("momentum", 0.0),) if o.momentum != 0 else ()
+    else:
+        slots = (("m", 0.0),)
+    return Known("keras_momentum" if slots else "sgd", slots, hyperparameters)
+
+
+def _adam(o: Any) -> Known:
+    def hyperparameters(step: Step) -> dict[str, Number]:
+        values = {
+            "learning_rate": _learning_rate(o, step),
+            "beta_1": given(o.beta_1),
+            "beta_2": given(o.beta_2),
+            "epsilon": given(o.epsilon),
+            **_powers(o, step),
+        }
+        if getattr(o, "adaptive_epsilon", False):
+            values["epsilon"] = number(o.epsilon) * (1 - values["beta_2_power"]) ** 0.5
+        return values
+
+    names = ("momentum", "velocity", "velocity_hat") if _is_keras_3(o) else ("m", "v", "vhat")
+    slots = tuple((name, 0.0) for name in names)
+    return Known("amsgrad", slots, hyperparameters) if o.amsgrad else Known("adam", slots[:2], hyperparameters)
+
+
+def _lamb(o: Any) -> Known:
+    def hyperparameters(step: Step) -> dict[str, Number]:
+        return {
+            "learning_rate": _learning_rate(o, step),
+            "beta_1": given(o.beta_1),
+            "beta_2": given(o.beta_2),
+            "epsilon": given(o.epsilon),
+            **_powers(o, step),
+        }
+
+    return Known("lamb", (("momentum", 0.0), ("velocity", 0.0)), hyperparameters)
+
+
+def _adagrad(o: Any) -> Known:
+    def hyperparameters(step: Step) -> dict[str, Number]:
+        return {"learning_rate": _learning_rate(o, step), "epsilon": 0.0, "epsilon_inside": given(o.epsilon)}
+
+    return Known("adagrad", (("accumulator", float(o.initial_accumulator_value)),), hyperparameters)
+
+
+def _adadelta(o: Any) -> Known:
+    def hyperparameters(step: Step) -> dict[str, Number]:
+        return {"learning_rate": _learning_rate(o, step), "rho": given(o.rho), "epsilon": given(o.epsilon)}
+
+    return Known("adadelta", (("accumulated_grad", 0.0), ("accumulated_delta_var", 0.0)), hyperparameters)
+
+
+def _adamax(o: Any) -> Known:
+    def hyperparameters(step: Step) -> dict[str, Number]:
+        return {
+            "learning_rate": _learning_rate(o, step),
+            "beta_1": given(o.beta_1),
+            "beta_2": given(o.beta_2),
+            "epsilon": given(o.epsilon),
+            "beta_1_power": _powers(o, step)["beta_1_power"],
+        }
+
+    names = ("momentum", "norm") if _is_keras_3(o) else ("m", "u")
+    return Known("adamax", tuple((name, 0.0) for name in names), hyperparameters)
+
+
+def _nadam_product(o: Any, beta_1: Number, step: Step) -> Number:
+    """The product of momenta up to this step, which the optimizer keeps in a variable."""
+    if step.number is not None:
+        return nadam_momentum_product(beta_1, step.number)
+    if _is_keras_3(o):  # has moved it on already
+        return number(o._u_product)
+
+    # tf_keras moves it on in the first update of a step, and finds by a count whether that was done.
+    def move_on() -> tf.Tensor:
+        count = tf.cast(o.iterations + 1, o._u_product.dtype)
+        o._u_product.assign(o._u_product * tf.cast(o.beta_1, count.dtype) * (1.0 - 0.5 * tf.pow(0.96, count)))
+        o._u_product_counter += 1
+        return o._u_product.read_value()
+
+    return number(tf.cond(o._u_product_counter == (o.iterations + 2), o._u_product.read_value, move_on))
+
+
+def _nadam(o: Any) -> Known:
+    def hyperparameters(step: Step) -> dict[str, Number]:
+        beta_1, beta_2 = step.rounded(o.beta_1), step.rounded(o.beta_2)
+        factors = nadam_factors(beta_1, beta_2, _step_number(o, step), _nadam_product(o, beta_1, step))
+        return {"learning_rate": _learning_rate(o, step), "epsilon": given(o.epsilon), **factors}
+
+    names = ("momentum", "velocity") if _is_keras_3(o) else ("m", "v")
+    return Known("nadam", tuple((name, 0.0) for name in names), hyperparameters)
+
+
+def _rmsprop(o: Any) -> Known:
+    def hyperparameters(step: Step) -> dict[str, Number]:
+        values = {
+            "learning_rate": _learning_rate(o, step),
+            "rho": given(o.rho),
+            "epsilon": 0.0,
+            "epsilon_inside": given(o.epsilon),
+        }
+        if o.momentum > 0:
+            values["momentum"] = given(o.momentum)
+        return values
+
+    slots = [("velocity", 0.0)]
+    if o.momentum > 0:
+        slots.append(("momentum", 0.0))
+    if o.centered:
+        slots.append(("average_gradient", 0.0))
+    rule = ("centered_" if o.centered else "") + "rmsprop" + ("" if o.momentum > 0 else "_plain")
+    return Known(rule, tuple(slots), hyperparameters)
+
+
+def _ftrl(o: Any) -> Known:
+    def hyperparameters(step: Step) -> dict[str, Number]:
+        rate = number(_learning_rate(o, step))
+        return {
+            "learning_rate": rate,
+            "learning_rate_power": given(o.learning_rate_power),
+            "l1": given(o.l1_regularization_strength),
+            "l2": number(o.l2_regularization_strength) + number(o.beta) / (2 * rate),
+            "l2_shrinkage": given(o.l2_shrinkage_regularization_strength),
+            "beta": 0.0,
+        }
+
+    return Known("ftrl", (("accumulator", float(o.initial_accumulator_value)), ("linear", 0.0)), hyperparameters)
+
+
+def _lion(o: Any) -> Known:
+    def hyperparameters(step: Step) -> dict[str, Number]:
+        return {
+            "learning_rate": _learning_rate(o, step),
+            "beta_1": step.rounded(o.beta_1),
+            "beta_2": step.rounded(o.beta_2),
+        }
+
+    return Known("lion", (("momentum" if _is_keras_3(o) else "m", 0.0),), hyperparameters)
+
+
+for _module, _name, _describe in (
+    ("sgd", "SGD", _sgd),
+    ("adam", "Adam", _adam),
+    ("adamw", "AdamW", _adam),
+    ("adagrad", "Adagrad", _adagrad),
+    ("adadelta", "Adadelta", _adadelta),
+    ("adamax", "Adamax", _adamax),
+    ("nadam", "Nadam", _nadam),
+    ("rmsprop", "RMSprop", _rmsprop),
+    ("ftrl", "Ftrl", _ftrl),
+    ("lion", "Lion", _lion),
+):
+    for _package in ("keras", "tf_keras"):
+        register(f"{_package}.src.optimizers.{_module}", _name, _METHODS, _describe)
+register("keras.src.optimizers.lamb", "Lamb", _METHODS, _lamb)

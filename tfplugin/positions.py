@@ -1,0 +1,31 @@
+"""Where a lookup found its rows, told to the optimizer that updates them.
+
+A training lookup of the op ``KvTableGather`` can give, beside the rows, where each lies (``shard << 32 | row``, -1 for
+none). The gradient function ties these positions to the ``indices`` tensor of the `tf.IndexedSlices` that it makes, as
+an attribute of the Python object. Whoever gets that very tensor, also after ``tf.clip_by_norm`` and its kin, which keep
+the indices and replace the values, can spare itself the search for the keys. A position is a hint: the table checks it
+against the key in the row, and searches where it does not hold.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+from tensorflow.python.framework import ops as tf_ops
+
+_ATTRIBUTE = "_kv_positions"
+
+
+def remember(indices: tf.Tensor, positions: tf.Tensor) -> None:
+    """Ties `positions`, int64 [n], to `indices` [n]: a tensor that nobody else uses as ids of another table."""
+    setattr(indices, _ATTRIBUTE, positions)
+
+
+def recall(indices: tf.Tensor) -> tf.Tensor | None:
+    """The positions tied to `indices`, or None: none were, or they are of another graph and cannot be used here."""
+    positions = getattr(indices, _ATTRIBUTE, None)
+    if positions is None:
+        return None
+    eager = isinstance(indices, tf_ops.EagerTensor)
+    if eager != isinstance(positions, tf_ops.EagerTensor) or (not eager and positions.graph is not indices.graph):
+        return None
+    return positions
