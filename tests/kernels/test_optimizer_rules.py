@@ -30,6 +30,13 @@ def test_every_rule_has_a_reference_and_a_case():
     assert set(optimizers()) == set(RULES) == {name for name, _ in CASES}
 
 
+def test_every_rule_is_documented():
+    page = (Path(__file__).parents[2] / "docs" / "optimizer-rules.md").read_text()
+    for name, rule in optimizers().items():
+        for word in (name, *rule["hyperparameters"], *rule["slots"]):
+            assert f"`{word}`" in page, word
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.__name__)
 @pytest.mark.parametrize(("name", "changes"), CASES, ids=NAMES)
 def test_each_step_is_the_reference_step(name, changes, dtype):
