@@ -396,18 +396,14 @@ class TableImpl : public Table {
       using Key = decltype(k);
       const Ranges ranges(n, kLeastKeysPerTask, threads);
       RunTasks(threads, ranges.count(), [&](int64_t r) {
-        // A row's address tells no row number: what is looked for is packed as number * 2, to be even, plus
-        // 2, so that row 0 is not null.
         ReadRange(
             static_cast<const Key*>(keys), ranges.begin(r), ranges.end(r), [](const Shard&) {},
-            [](const Shard&, uint32_t row) {
-              return reinterpret_cast<const void*>(static_cast<uintptr_t>(row) * 2 + 2);
+            [&](int64_t i, size_t, const Shard& shard, uint32_t row) {
+              out[i] = shard.zeroed.Has(row);
+              return &shard;
             },
-            [](const Shard&, const void*) {},
-            [&](int64_t i, const Shard& shard, const void* there) {
-              out[i] = there != nullptr &&
-                       shard.zeroed.Has(static_cast<uint32_t>(reinterpret_cast<uintptr_t>(there) / 2 - 1));
-            });
+            [](const Shard&, const Shard*) {},
+            [&](int64_t i, const Shard&, const Shard* there) { out[i] = there != nullptr && out[i]; });
       });
     });
   }
