@@ -98,7 +98,7 @@ def _pool_gradient(op: tf.Operation, *grads: tf.Tensor) -> list[Any]:
     """For each part one slice per key, its gradients summed; and the gradient of the weights, if it is asked for."""
     handles = list(op.inputs[: sum(op.get_attr("parts"))])
     ids = _id_inputs(op, op.inputs[len(handles) :])
-    keys, segments, _, weights, fill_keys = ids
+    weights, fill_keys = ids[3:]
     attrs = _pool_attrs(op)
     first_weight = len(op.inputs) - len(fill_keys) - len(weights)
     # A tape says which inputs nobody wants the gradient of. A graph does not: there what is not asked for is not run.
