@@ -107,7 +107,7 @@ def _pool_gradient(op: tf.Operation, *grads: tf.Tensor) -> list[Any]:
     waits_for: list[tf.Operation] = []
     if any(first_weight + w not in skipped for w in range(len(weights))):
         # Not a loop's or function's placement, but the tables'.
-        device = None if context.executing_eagerly() else op.device
+        device = None if context.executing_eagerly() else op.outputs[0].device
         with tf_ops.colocate_with(None, ignore_existing=True), tf_ops.device(device):
             of_weights = raw.kv_table_pool_weights_gradient(
                 handles, list(op.outputs), list(grads), *ids, **attrs, mode=op.get_attr("mode")
