@@ -7,6 +7,7 @@ from tfplugin import checkpoint as _checkpoint
 from tfplugin.get_kv_variable import get_kv_variable
 from tfplugin.initializers import KvInitializer
 from tfplugin.kv_variable import KvVariable, PartitionedKvVariable
+from tfplugin.lookup_many import lookup_many
 from tfplugin.mode import inference_mode
 from tfplugin.optimizers import OptimizerWrapper, explain
 from tfplugin.tensorflow_hooks import install, uninstall
@@ -20,6 +21,7 @@ __all__ = [
     "get_kv_variable",
     "inference_mode",
     "install",
+    "lookup_many",
     "uninstall",
 ]
 
