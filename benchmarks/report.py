@@ -17,16 +17,16 @@ GROUPS = {
     ),
     "train": (
         "Training step",
-        "Lookup, gradient of the sum of squares and apply in one `Session.run`, ids fed; million rows a second. Dense is a "
-        "`tf.Variable` with `tf.gather`, a `tf.compat.v1.train` optimizer on both it and kv. Its Adam decays and moves "
-        "every row of the variable at each step.",
+        "Lookup, gradient of the sum of squares and apply in one `Session.run`, ids fed; million rows a second. "
+        "Dense is a `tf.Variable` with `tf.gather`. The optimizers are those of `tf.compat.v1.train`; on the dense "
+        "variable Adam decays and moves every row at each step.",
         "rows",
     ),
     "parts": ("Parts on one device", "Million rows a second.", "rows"),
     "pooled": (
         "Pooled lookups",
-        "`embedding_lookup_sparse`, combiner mean, one call per feature, all features in one `Session.run`; milliseconds "
-        "of a step.",
+        "`embedding_lookup_sparse`, combiner mean, one call per feature, all features in one `Session.run`; "
+        "milliseconds of a step.",
         "milliseconds",
     ),
     "small": ("Small batches", "One lookup; microseconds of a call. Ratios are of times.", "microseconds"),
@@ -78,9 +78,9 @@ def markdown(result: dict[str, Any]) -> str:
     on = result["machine"]
     lines = [f"# {on['cpu']}, {on['cpus']} CPUs", ""]
     lines += [
-        f"{result['date']}, size `{result['size']}`, {result['rounds']} rounds; Linux {on['kernel']}, {on['memory_gib']} "
-        f"GiB, huge pages {on['transparent_hugepages']}, Python {on['python']}; load average before the run "
-        f"{on['load_before']:.2f}.",
+        f"{result['date']}, size `{result['size']}`, {result['rounds']} rounds; Linux {on['kernel']}, "
+        f"{on['memory_gib']} GiB, huge pages {on['transparent_hugepages']}, Python {on['python']}; "
+        f"load average before the run {on['load_before']:.2f}.",
         "",
     ]
     for library, versions in result["versions"].items():

@@ -31,7 +31,7 @@ class Worker:
 
     def __init__(self, python: Path, library: str, threads: int) -> None:
         self._name = f"{library}, {threads} threads"
-        self._notes = tempfile.TemporaryFile("w+")
+        self._notes = tempfile.TemporaryFile("w+")  # noqa: SIM115  (open while the process runs)
         # Not the caller's: TFRA asks for the legacy Keras, the others must not get it.
         environment = {name: value for name, value in os.environ.items() if name != "TF_USE_LEGACY_KERAS"}
         self._process = subprocess.Popen(

@@ -8,8 +8,8 @@ one of them work at a time.
     {"do": "evaluate", "side": "kv"}                                   -> {...}
     {"do": "drop", "side": "kv"}                                       -> {}
 
-An answer {"error": "..."} leaves the worker ready for the next line. Runs in TFRA's environment too, so it needs nothing
-but TensorFlow, NumPy and the library.
+An answer {"error": "..."} leaves the worker ready for the next line. Runs in TFRA's environment too, so it needs
+nothing but TensorFlow, NumPy and the library.
 """
 
 from __future__ import annotations

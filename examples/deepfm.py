@@ -49,9 +49,8 @@ def main() -> None:
                 print(f"step {step:,}  loss {value:.3f}  {session.run(rows):,} rows  {pace:.1f} steps/s", flush=True)
         held_out = criteo_log(options.seed, 20 * options.batch)
         score = session.run(scores, {ids: held_out.ids["all"], dense: held_out.dense})
-    print(
-        f"held-out AUC {auc(held_out.clicks, score):.4f}, best possible {auc(held_out.clicks, held_out.probability):.4f}"
-    )
+    best = auc(held_out.clicks, held_out.probability)
+    print(f"held-out AUC {auc(held_out.clicks, score):.4f}, best possible {best:.4f}")
     assert np.isfinite(score).all()
 
 

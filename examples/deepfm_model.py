@@ -1,4 +1,4 @@
-"""DeepFM in graph mode, whatever its embeddings come from. Stock TensorFlow only; imported by the example and a benchmark.
+"""DeepFM in graph mode, whatever its embeddings come from. Stock TensorFlow only.
 
 H. Guo, R. Tang, Y. Ye, Z. Li, X. He: DeepFM: A Factorization-Machine based Neural Network for CTR Prediction, 2017,
 arXiv:1703.04247.

@@ -35,7 +35,7 @@ class Case:
     sides: dict[str, Side]
     items: int  # done by one call
     comparisons: tuple[Comparison, ...] = ()
-    floor: float | None = None  # the share of the memory floor asked of the side "kv"
+    floor: float | None = None  # share of the memory floor asked of the side "kv"; 0: reported, None: not counted
     threads: int = 2
     calls: int | None = None  # in a turn; None: as many as fill it
 

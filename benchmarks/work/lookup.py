@@ -1,8 +1,8 @@
 """Look up a batch of ids whose rows are there.
 
 case: rows, dim, batch, ids (how they are drawn), batches, parts, training, way (``function``: a `tf.function`;
-``eager``: the bare call; ``session``: `Session.run` with the ids fed). The output is allocated by each call, as it is in
-a model, and not fetched.
+``eager``: the bare call; ``session``: `Session.run` with the ids fed). The output is allocated by each call, as it is
+in a model, and not fetched.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def prepare(library: Any, case: dict[str, Any]) -> Iterator[Prepared]:
             ids = v1.placeholder(tf.int64, [None])
             rows = library.lookup(table, ids, case["training"])
             initializer = v1.global_variables_initializer()
-            filler = Filler(library, table)
+            filler = Filler(library, [table])
         with library.session(graph) as session:
             session.run(initializer)
             filler.run(session, case["rows"])

@@ -1,8 +1,8 @@
 """Pooled lookups of many features with several ids each: `embedding_lookup_sparse` per feature, combiner ``mean``.
 
 case: features, examples, most_ids (an example has 1 to this many, each count as likely), rows (of a feature's table),
-dim, ids (how they are drawn), batches, gradient (whether `tf.gradients` of the sum of squares is computed, too). The ids
-lie in variables of the graph, so nothing is fed; the graph holds the lookups once per batch. Nothing is fetched.
+dim, ids (how they are drawn), batches, gradient (whether `tf.gradients` of the sum of squares is computed, too). The
+ids lie in variables of the graph, so nothing is fed; the graph holds the lookups once per batch. Nothing is fetched.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def prepare(library: Any, case: dict[str, Any]) -> Iterator[Prepared]:
         tables = [
             library.table(f"table_{feature}", case["rows"], case["dim"], 0.5) for feature in range(case["features"])
         ]
-        assign, checks, fetches = [], [], []
+        contents, checks, fetches = {}, [], []
         for batch in range(case["batches"]):
             outputs, sources = [], []
             for feature, table in enumerate(tables):
@@ -47,7 +47,7 @@ def prepare(library: Any, case: dict[str, Any]) -> Iterator[Prepared]:
                 for name, array in (("indices", indices), ("ids", ids)):
                     value = v1.placeholder(tf.int64, array.shape)
                     held = v1.Variable(value, trainable=False, name=f"{name}_{batch}_{feature}")
-                    assign.append((held.initializer, {value: array}))
+                    contents[value] = array
                     holders.append(held)
                 pooled, source = library.pooled(table, tf.SparseTensor(holders[0], holders[1], shape))
                 outputs.append(pooled)
@@ -58,18 +58,14 @@ def prepare(library: Any, case: dict[str, Any]) -> Iterator[Prepared]:
                 for gradient in tf.gradients(loss, sources):
                     sliced = isinstance(gradient, tf.IndexedSlices)
                     fetch += [gradient.values.op, gradient.indices.op] if sliced else [gradient.op]
-            fetches.append(tf.group(*fetch))
+            # Not grouped: TensorFlow would drop what only a group waits for.
+            fetches.append(fetch)
             checks.append(tf.reduce_mean(tf.add_n(outputs)))
-        ids_in_batches = {initializer for initializer, _ in assign}
-        others = [variable for variable in v1.global_variables() if variable.initializer not in ids_in_batches]
-        initialize_others = v1.variables_initializer(others)
-        fillers = [Filler(library, table) for table in tables]
+        initializer = v1.global_variables_initializer()
+        filler = Filler(library, tables)
     with library.session(graph) as session:
-        for initializer, feed in assign:
-            session.run(initializer, feed)
-        session.run(initialize_others)
-        for filler in fillers:
-            filler.run(session, case["rows"])
+        session.run(initializer, contents)
+        filler.run(session, case["rows"])
         steps = [session.make_callable(fetch) for fetch in fetches]
         for step in steps:
             step()

@@ -38,7 +38,7 @@ def prepare(library: Any, case: dict[str, Any]) -> Iterator[Prepared]:
         train = optimizer.minimize(tf.reduce_sum(rows * rows))
         after = library.lookup(table, ids, training=True)
         initializer = v1.global_variables_initializer()
-        filler = Filler(library, table)
+        filler = Filler(library, [table])
     with library.session(graph) as session:
         session.run(initializer)
         filler.run(session, case["rows"])
