@@ -21,7 +21,7 @@ def cases(size: Size) -> list[Case]:
                 "dim": 16,
                 "most_ids": MOST_IDS,
                 "ids": ids,
-                "batches": min(4, size.batches),
+                "batches": min(2, size.batches),
                 "gradient": gradient,
             },
             sides={"kv": Side("kv"), "dense": Side("dense"), "TFRA": Side("tfra")},
