@@ -8,6 +8,7 @@ from tfplugin import optimizers
 from tfplugin.get_kv_variable import get_kv_variable
 from tfplugin.initializers import KvInitializer
 from tfplugin.kv_variable import KvVariable, PartitionedKvVariable
+from tfplugin.lookup_many import lookup_many
 from tfplugin.mode import inference_mode
 from tfplugin.optimizers import OptimizerWrapper, apply_in_backward, explain
 from tfplugin.tensorflow_hooks import install, uninstall
@@ -22,6 +23,7 @@ __all__ = [
     "get_kv_variable",
     "inference_mode",
     "install",
+    "lookup_many",
     "optimizers",
     "uninstall",
 ]

@@ -12,39 +12,34 @@
 namespace kvtable {
 namespace {
 
-// ---- Stochastic rounding
-// -----------------------------------------------------------------------------------
-
+// Rounds |f| <= the largest finite number.
 KVTABLE_ALWAYS_INLINE inline BFloat16 RoundStochastically(float f, uint32_t random, BFloat16) {
-  constexpr uint32_t kLargest = 0x7f7f0000u;
-  const uint32_t bits = BitsOf(f);
-  const uint16_t nearest = ToBFloat16(f).bits;
   // Numbers of one binade lie evenly, and binades adjoin: adding below the last bit that stays carries into
   // it with the right probability.
-  const uint16_t rounded = static_cast<uint16_t>((bits + (random >> 16)) >> 16);
-  return {(bits & 0x7fffffffu) > kLargest ? nearest : rounded};
+  return {static_cast<uint16_t>((BitsOf(f) + (random >> 16)) >> 16)};
 }
 
 KVTABLE_ALWAYS_INLINE inline Float16 RoundStochastically(float f, uint32_t random, Float16) {
-  constexpr uint32_t kSmallestNormal = 0x38800000u;  // 2^-14
-  constexpr uint32_t kLargest = 0x477fe000u;         // 65,504
   const uint32_t bits = BitsOf(f);
   const uint32_t magnitude = bits & 0x7fffffffu;
-  const uint32_t sign = bits >> 16 & 0x8000u;
   const uint32_t normal = (magnitude - (112u << 23) + (random >> 19)) >> 13;
-  // Below, the numbers are the multiples of 2^-24.
-  const float multiple = magnitude < kSmallestNormal ? FloatOf(magnitude) * 0x1p24f : 0.0f;
+  // Below 2^-14, the numbers are the multiples of 2^-24.
+  const uint32_t is_subnormal = magnitude < 0x38800000u;
+  const float multiple = FloatOf(magnitude & (0u - is_subnormal)) * 0x1p24f;
   const int32_t whole = static_cast<int32_t>(multiple);
   const float uniform = static_cast<float>(static_cast<int32_t>(random >> 8)) * 0x1p-24f;  // [0, 1)
-  const uint32_t subnormal =
-      static_cast<uint32_t>(whole) + (uniform < multiple - static_cast<float>(whole) ? 1u : 0u);
-  const uint32_t rounded = sign | (magnitude < kSmallestNormal ? subnormal : normal);
-  const uint16_t nearest = ToFloat16(f).bits;
-  return {magnitude > kLargest ? nearest : static_cast<uint16_t>(rounded)};
+  const uint32_t up = uniform < multiple - static_cast<float>(whole);
+  const uint32_t subnormal = static_cast<uint32_t>(whole) + up;
+  const uint32_t rounded = (normal & (is_subnormal - 1u)) | (subnormal & (0u - is_subnormal));
+  return {static_cast<uint16_t>((bits >> 16 & 0x8000u) | rounded)};
 }
 
-// ---- Rows, one loop for every instruction set
-// --------------------------------------------------------------
+template <class T>
+constexpr uint32_t kLargestBits = 0;  // of the largest finite number, as a float
+template <>
+constexpr uint32_t kLargestBits<BFloat16> = 0x7f7f0000u;
+template <>
+constexpr uint32_t kLargestBits<Float16> = 0x477fe000u;  // 65,504
 
 template <class T>
 KVTABLE_ALWAYS_INLINE inline void LoadRow(const void* from, int64_t n, float* __restrict to) {
@@ -65,7 +60,13 @@ template <class T>
 KVTABLE_ALWAYS_INLINE inline void StoreRowStochastically(const float* __restrict from, int64_t n,
                                                          const uint32_t* __restrict bits, void* to) {
   T* __restrict const y = static_cast<T*>(to);
-  for (int64_t j = 0; j < n; ++j) y[j] = RoundStochastically(from[j], bits[j], T{});
+  for (int64_t j = 0; j < n; ++j) {
+    const uint32_t rounded = RoundStochastically(from[j], bits[j], T{}).bits;
+    const uint32_t nearest = Element<T>::Store(from[j]).bits;
+    // Masks: GCC vectorizes no loop in which it sees a branch.
+    const uint32_t is_large = (BitsOf(from[j]) & 0x7fffffffu) > kLargestBits<T>;  // or infinite, or NaN
+    y[j].bits = static_cast<uint16_t>((rounded & (is_large - 1u)) | (nearest & (0u - is_large)));
+  }
 }
 
 // `attributes` may be empty.
@@ -89,8 +90,7 @@ KVTABLE_ROW_CONVERSION(Baseline, );
 KVTABLE_ROW_CONVERSION(Avx2, KVTABLE_TARGET_AVX2);
 KVTABLE_ROW_CONVERSION(Avx512, KVTABLE_TARGET_AVX512);
 
-// ---- Rows of float16, by the CPU's own conversion
-// ----------------------------------------------------------
+// Rows of float16, by the CPU's own conversion.
 
 KVTABLE_TARGET_AVX2 inline __m256 LoadEight(const Float16* x) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)));

@@ -275,6 +275,9 @@ void SumEqualRows(const std::vector<int64_t>& indices, const T* rows, int64_t di
   for (size_t i = 0; i < wide.size(); ++i) out[i] = static_cast<T>(wide[i]);
 }
 
+// Its name is deprecated in some versions of TensorFlow, and another one not there in others.
+using VariableMutex = std::remove_pointer_t<decltype(std::declval<tf::Var&>().mu())>;
+
 // The same update on ordinary variables. Holds the locks of all of them while it runs, as TensorFlow's own
 // training ops do, and gives a variable whose buffer a reader still holds another one first.
 class ApplyDenseOp : public OpKernel {
@@ -290,7 +293,7 @@ class ApplyDenseOp : public OpKernel {
 
   void Compute(OpKernelContext* ctx) override {
     std::vector<tf::core::RefCountPtr<tf::Var>> variables(static_cast<size_t>(count_));
-    std::vector<tf::mutex*> mutexes;
+    std::vector<VariableMutex*> mutexes;
     for (int i = 0; i < count_; ++i) {
       auto& variable = variables[static_cast<size_t>(i)];
       OP_REQUIRES_OK(ctx, tf::LookupResource(ctx, tf::HandleFromInput(ctx, i), &variable));
@@ -300,8 +303,8 @@ class ApplyDenseOp : public OpKernel {
     mutexes.erase(std::unique(mutexes.begin(), mutexes.end()), mutexes.end());
     OP_REQUIRES(ctx, mutexes.size() == variables.size(),
                 errors::InvalidArgument("Variable '", name_, "' is a slot of its own."));
-    std::vector<std::unique_ptr<tf::mutex_lock>> locks;
-    for (tf::mutex* mu : mutexes) locks.push_back(std::make_unique<tf::mutex_lock>(*mu));
+    std::vector<std::unique_lock<VariableMutex>> locks;
+    for (VariableMutex* mu : mutexes) locks.emplace_back(*mu);
 
     const Tensor& indices = ctx->input(count_);
     const Tensor& gradients = ctx->input(count_ + 1);

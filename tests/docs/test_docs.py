@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ["README.md", *(f"docs/{page}.md" for page in ("quickstart", "kv-variable", "saving", "tensorflow-changes"))]
+PAGES = [
+    "README.md",
+    *(f"docs/{page}.md" for page in ("quickstart", "kv-variable", "saving", "tensorflow-changes", "optimizer-rules")),
+]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#:]+\.md|[^):]*examples/[^)#:]*)(?:#[^)]*)?\)")
 
