@@ -13,7 +13,7 @@ class GroupAdam(FusedOptimizer):
     """Adam with the sparse group lasso, which zeroes whole rows.
 
     z gathers the steps; s = shrink(z, l1); w = 0 where |s| <= l21 sqrt(dim), else it is s shortened by that and divided as
-    in Adam. A zeroed row reads as zeros, is left out by ``kvtools export`` and ``clip``, and comes back when its gradients
+    in Adam. A zeroed row reads as zeros, is left out of clipped exports, and comes back when its gradients
     ask for it. Without lambdas it is Adam. Yue et al., arXiv 2107.14432. Slots: ``m``, ``v``, ``z``.
 
     Args:
@@ -66,7 +66,7 @@ class GroupAdagrad(FusedOptimizer):
     """Adagrad with the sparse group lasso, which zeroes whole rows.
 
     z gathers the steps; s = shrink(z, l1); w = 0 where |s| <= l21 sqrt(dim), else it is s shortened by that and divided as
-    in Adagrad. A zeroed row reads as zeros, is left out by ``kvtools export`` and ``clip``, and comes back when its gradients
+    in Adagrad. A zeroed row reads as zeros, is left out of clipped exports, and comes back when its gradients
     ask for it. Without lambdas it is Adagrad. Yue et al., arXiv 2107.14432. Slots: ``accumulator``, ``z``.
 
     Args:
@@ -117,7 +117,7 @@ class GroupMomentum(FusedOptimizer):
     """SGD with the sparse group lasso, which zeroes whole rows.
 
     z gathers the steps; s = shrink(z, l1); w = 0 where |s| <= l21 sqrt(dim), else it is s shortened by that and divided as
-    in SGD. A zeroed row reads as zeros, is left out by ``kvtools export`` and ``clip``, and comes back when its gradients
+    in SGD. A zeroed row reads as zeros, is left out of clipped exports, and comes back when its gradients
     ask for it. Without lambdas it is SGD. Yue et al., arXiv 2107.14432. Slots: ``momentum``, ``z``.
 
     Args:
@@ -165,7 +165,7 @@ class GroupAMSGrad(FusedOptimizer):
     """AMSGrad with the sparse group lasso, which zeroes whole rows.
 
     z gathers the steps; s = shrink(z, l1); w = 0 where |s| <= l21 sqrt(dim), else it is s shortened by that and divided as
-    in AMSGrad. A zeroed row reads as zeros, is left out by ``kvtools export`` and ``clip``, and comes back when its gradients
+    in AMSGrad. A zeroed row reads as zeros, is left out of clipped exports, and comes back when its gradients
     ask for it. Without lambdas it is AMSGrad. Yue et al., arXiv 2107.14432. Slots: ``m``, ``v``, ``vhat``, ``z``.
 
     Args:
@@ -218,7 +218,7 @@ class GroupAdaBelief(FusedOptimizer):
     """AdaBelief with the sparse group lasso, which zeroes whole rows.
 
     z gathers the steps; s = shrink(z, l1); w = 0 where |s| <= l21 sqrt(dim), else it is s shortened by that and divided as
-    in AdaBelief. A zeroed row reads as zeros, is left out by ``kvtools export`` and ``clip``, and comes back when its gradients
+    in AdaBelief. A zeroed row reads as zeros, is left out of clipped exports, and comes back when its gradients
     ask for it. Without lambdas it is AdaBelief. Yue et al., arXiv 2107.14432. Slots: ``m``, ``s``, ``z``.
 
     Args:
@@ -271,7 +271,7 @@ class GroupLamb(FusedOptimizer):
     """Lamb with the sparse group lasso, which zeroes whole rows.
 
     z gathers the steps; s = shrink(z, l1); w = 0 where |s| <= l21 sqrt(dim), else it is s shortened by that and divided as
-    in Lamb. A zeroed row reads as zeros, is left out by ``kvtools export`` and ``clip``, and comes back when its gradients
+    in Lamb. A zeroed row reads as zeros, is left out of clipped exports, and comes back when its gradients
     ask for it. Without lambdas it is Lamb. Yue et al., arXiv 2107.14432. Slots: ``m``, ``v``, ``z``.
 
     Args:
@@ -324,7 +324,7 @@ class GroupFtrl(FusedOptimizer):
     """Ftrl with the sparse group lasso, which zeroes whole rows; the lambdas are not scaled by the learning rate.
 
     As in `tfplugin.optimizers.Ftrl`, and w = 0 where |s| <= l21 sqrt(dim), s = shrink(z, l1). A zeroed row reads as
-    zeros, is left out by ``kvtools export`` and ``clip``, and comes back when its gradients ask for it. Yue et al.,
+    zeros, is left out of clipped exports, and comes back when its gradients ask for it. Yue et al.,
     arXiv 2107.14432. Slots: ``accum``, ``linear``.
 
     Args:
