@@ -89,7 +89,9 @@ def test_slots_are_named_as_the_generic_update_names_them(make, name):
     slots = []
     for fused in ("auto", False):
         table = make(name=f"t{fused}")
-        tfplugin.OptimizerWrapper(STOCK[name](), fused=fused).apply_gradients([(_slices([1], np.ones([1, 4], np.float32)), table)])
+        tfplugin.OptimizerWrapper(STOCK[name](), fused=fused).apply_gradients(
+            [(_slices([1], np.ones([1, 4], np.float32)), table)]
+        )
         slots.append(sorted(json.dumps(slot) for slot in _slot_list(table)))
     assert slots[0] == slots[1]
 

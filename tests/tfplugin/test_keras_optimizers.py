@@ -222,7 +222,7 @@ def test_refused_optimizers(make):
     ):
         with pytest.raises(ValueError, match=why):
             tfplugin.OptimizerWrapper(optimizer).apply_gradients([(gradient, table)])
-    with pytest.raises(ValueError, match="Lamb couples the rows.*fused=False"):
+    with pytest.raises(ValueError, match=r"Lamb couples the rows.*fused=False"):
         tfplugin.OptimizerWrapper(k3.Lamb(), fused=False).apply_gradients([(gradient, table)])
     assert int(table.size()) == 0
     with pytest.raises(TypeError, match="wants an optimizer"):

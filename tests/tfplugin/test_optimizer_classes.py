@@ -239,7 +239,7 @@ def test_16_bit_dense_variables_sum_slices_in_float32():
 
 def test_reference_variables_are_refused(session):
     old = v1.get_variable("w", [2], use_resource=False)
-    with pytest.raises(TypeError, match="'w:0' is a reference variable.*use_resource=True"):
+    with pytest.raises(TypeError, match=r"'w:0' is a reference variable.*use_resource=True"):
         ours.Adam().minimize(tf.reduce_sum(old))
 
 

@@ -62,7 +62,9 @@ def slot_specs(known: Known, variable: KvVariable, prefix: str) -> list[SlotSpec
     """The slots of `known` in the rows of `variable`."""
     exact = compute_dtype(variable.dtype) == tf.float64
     return [
-        SlotSpec(f"{prefix}.{name.replace('/', '_')}", variable.dim, "constant", start if exact else float(np.float32(start)))
+        SlotSpec(
+            f"{prefix}.{name.replace('/', '_')}", variable.dim, "constant", start if exact else float(np.float32(start))
+        )
         for name, start in known.slots
     ]
 

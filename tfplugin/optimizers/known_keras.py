@@ -58,10 +58,9 @@ def _sgd(o: Any) -> Known:
             values |= {"momentum": step.rounded(o.momentum), "nesterov": float(bool(o.nesterov))}
         return values
 
+    slots: tuple[tuple[str, float], ...] = (("m", 0.0),)
     if _is_keras_3(o):
         slots = (("momentum", 0.0),) if o.momentum != 0 else ()
-    else:
-        slots = (("m", 0.0),)
     return Known("keras_momentum" if slots else "sgd", slots, hyperparameters)
 
 
