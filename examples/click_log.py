@@ -41,19 +41,19 @@ def _impressions(rng: np.random.Generator, n: int) -> Examples:
     # Ranks with a Zipf-like tail that has no end: half of all traffic goes to the first `scale` of them.
     user = _ids("user", (3000 * rng.pareto(1.0, n)).astype(np.uint64))
     item = _ids("item", (600 * rng.pareto(1.0, n)).astype(np.uint64))
-    category = _ids("category", _mix(item.view(np.uint64)) % np.uint64(200))
+    category = _ids("category", mix(item.view(np.uint64)) % np.uint64(200))
     context = _ids("context", (2000 * rng.pareto(0.9, n)).astype(np.uint64))
     place, price, hour = rng.random(n), rng.lognormal(0.0, 0.5, n), rng.uniform(0, 2 * np.pi, n)
 
     # Users and items have a level of their own, users like some kinds of items, and one context in ten matters.
-    likes = (_planted(user, "likes", _TASTES) * _item_kind(item, category)).sum(1) / np.sqrt(_TASTES)
-    matters = np.abs(_planted(context, "matters", 1)[:, 0]) > 0.9 * np.sqrt(3)
+    likes = (planted(user, "likes", _TASTES) * _item_kind(item, category)).sum(1) / np.sqrt(_TASTES)
+    matters = np.abs(planted(context, "matters", 1)[:, 0]) > 0.9 * np.sqrt(3)
     logit = (
         -1.5
-        + 0.7 * _planted(user, "level", 1)[:, 0]
-        + 0.6 * _planted(item, "level", 1)[:, 0]
+        + 0.7 * planted(user, "level", 1)[:, 0]
+        + 0.6 * planted(item, "level", 1)[:, 0]
         + 1.2 * likes
-        + 1.0 * matters * _planted(context, "level", 1)[:, 0]
+        + 1.0 * matters * planted(context, "level", 1)[:, 0]
         - 1.0 * (place - 0.5)
         - 0.4 * np.log(price)
         + 0.3 * np.sin(hour)
@@ -68,23 +68,23 @@ def _impressions(rng: np.random.Generator, n: int) -> Examples:
 
 
 def _item_kind(item: np.ndarray, category: np.ndarray) -> np.ndarray:
-    return 0.8 * _planted(category, "kind", _TASTES) + 0.6 * _planted(item, "kind", _TASTES)
+    return 0.8 * planted(category, "kind", _TASTES) + 0.6 * planted(item, "kind", _TASTES)
 
 
 def _ids(feature: str, rank: np.ndarray) -> np.ndarray:
     """64-bit hashes of (feature, rank): int64."""
-    return _mix(rank + (np.uint64(FEATURES.index(feature)) << np.uint64(56))).view(np.int64)
+    return mix(rank + (np.uint64(FEATURES.index(feature)) << np.uint64(56))).view(np.int64)
 
 
-def _planted(ids: np.ndarray, what: str, width: int) -> np.ndarray:
+def planted(ids: np.ndarray, what: str, width: int) -> np.ndarray:
     """The truth about ids, [n, width]: mean 0, variance 1, a pure function of the id."""
     salt = np.uint64(int.from_bytes(what.encode()[:8], "little"))
     columns = np.arange(1, width + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    bits = _mix(_mix(ids.view(np.uint64) ^ salt)[:, None] + columns)
+    bits = mix(mix(ids.view(np.uint64) ^ salt)[:, None] + columns)
     return ((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53 - 0.5) * np.sqrt(12)
 
 
-def _mix(x: np.ndarray) -> np.ndarray:
+def mix(x: np.ndarray) -> np.ndarray:
     """The finalizer of SplitMix64: scrambles 64 bits, one to one."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -7,8 +7,9 @@ from tfplugin import checkpoint as _checkpoint
 from tfplugin.get_kv_variable import get_kv_variable
 from tfplugin.initializers import KvInitializer
 from tfplugin.kv_variable import KvVariable, PartitionedKvVariable
+from tfplugin.lookup_many import lookup_many
 from tfplugin.mode import inference_mode
-from tfplugin.optimizers import OptimizerWrapper
+from tfplugin.optimizers import OptimizerWrapper, explain
 from tfplugin.tensorflow_hooks import install, uninstall
 
 __all__ = [
@@ -16,9 +17,11 @@ __all__ = [
     "KvVariable",
     "OptimizerWrapper",
     "PartitionedKvVariable",
+    "explain",
     "get_kv_variable",
     "inference_mode",
     "install",
+    "lookup_many",
     "uninstall",
 ]
 

@@ -486,7 +486,7 @@ class KvVariable(trackable.Trackable):
             op = raw.kv_table_apply(
                 self._handle,
                 keys,
-                tf.zeros([0], tf.uint64) if positions is None else positions,
+                tf.zeros([0], tf.int64) if positions is None else positions,
                 gradients,
                 list(hyperparameters),
                 optimizer=rule,

@@ -25,7 +25,7 @@ from tfplugin.kv_variable import KvVariable, PartitionedKvVariable, keys_to_tens
 
 AnyKvVariable = KvVariable | PartitionedKvVariable
 
-_COMBINERS = ("mean", "sqrtn", "sum")
+COMBINERS = ("mean", "sqrtn", "sum")
 
 
 def _as_one(params: Any, caller: str) -> AnyKvVariable:
@@ -71,7 +71,7 @@ def embedding_lookup_v2(params: Any, ids: Any, max_norm: Any = None, name: str |
     return embedding_lookup(params, ids, name=name, max_norm=max_norm)
 
 
-def _pooled_ids(
+def pooled_ids(
     variable: AnyKvVariable,
     sp_ids: Any,
     sp_weights: Any,
@@ -117,19 +117,27 @@ def _weight_values(sp_weights: Any, sp_ids: Any, caller: str) -> tf.Tensor | Non
     )
 
 
-def _parts_of(variable: AnyKvVariable) -> list[KvVariable]:
+def parts_of(variable: AnyKvVariable) -> list[KvVariable]:
+    """The parts of a variable, or the variable itself."""
     return variable.as_list() if isinstance(variable, PartitionedKvVariable) else [variable]
 
 
-def _pooled(variable: AnyKvVariable, ids: PooledIds, combiner: str, max_norm: Any, name: str | None) -> tf.Tensor:
+def pooled_lookup(
+    variable: AnyKvVariable,
+    ids: PooledIds,
+    combiner: str,
+    max_norm: Any,
+    name: str | None,
+    training: bool | None = None,
+) -> tf.Tensor:
     """Rows of `ids` combined, ``[rows, dim]``. Rows without ids are zeros."""
-    train = mode.training(None)
-    parts = _parts_of(variable)
+    train = mode.training(training)
+    parts = parts_of(variable)
     if max_norm is None and can_fuse(parts, train):
         return pool_many([parts], [ids], [combiner], train, name)[0]
     bags = bags_of(ids)
     unique, which = tf.unique(bags.keys)
-    return pool(_clip_rows(variable.sparse_read(unique), max_norm), which, bags, combiner)
+    return pool(_clip_rows(variable.sparse_read(unique, training=train), max_norm), which, bags, combiner)
 
 
 def _scope(name: str) -> contextlib.AbstractContextManager[Any]:
@@ -140,8 +148,8 @@ def _scope(name: str) -> contextlib.AbstractContextManager[Any]:
 def _check_combiner(combiner: str | None, caller: str) -> str:
     if combiner is None:
         return "mean"
-    if combiner not in _COMBINERS:
-        raise ValueError(f"{caller}: combiner must be one of {_COMBINERS}, got {combiner!r}.")
+    if combiner not in COMBINERS:
+        raise ValueError(f"{caller}: combiner must be one of {COMBINERS}, got {combiner!r}.")
     return combiner
 
 
@@ -161,7 +169,7 @@ def embedding_lookup_sparse(
     variable = _as_one(params, caller)
     combiner = _check_combiner(combiner, caller)
     with _scope(name or caller):
-        return _pooled(variable, _pooled_ids(variable, sp_ids, sp_weights, caller), combiner, max_norm, name)
+        return pooled_lookup(variable, pooled_ids(variable, sp_ids, sp_weights, caller), combiner, max_norm, name)
 
 
 def embedding_lookup_sparse_v2(
@@ -199,8 +207,8 @@ def safe_embedding_lookup_sparse(
     variable = _as_one(embedding_weights, caller)
     combiner = _check_combiner(combiner, caller)
     with _scope(name or caller):
-        ids = _pooled_ids(variable, sparse_ids, sparse_weights, caller, 0, combiner != "sum", default_id)
-        pooled = _pooled(variable, ids, combiner, max_norm, name)
+        ids = pooled_ids(variable, sparse_ids, sparse_weights, caller, 0, combiner != "sum", default_id)
+        pooled = pooled_lookup(variable, ids, combiner, max_norm, name)
         if ids.shape is None or ids.segments.shape[-1] == 2:
             return pooled
         return tf.reshape(pooled, tf.concat([ids.shape[:-1], [tf.cast(variable.dim, tf.int64)]], 0))

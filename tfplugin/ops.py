@@ -98,7 +98,7 @@ def _pool_gradient(op: tf.Operation, *grads: tf.Tensor) -> list[Any]:
     """For each part one slice per key, its gradients summed; and the gradient of the weights, if it is asked for."""
     handles = list(op.inputs[: sum(op.get_attr("parts"))])
     ids = _id_inputs(op, op.inputs[len(handles) :])
-    keys, segments, _, weights, fill_keys = ids
+    weights, fill_keys = ids[3:]
     attrs = _pool_attrs(op)
     first_weight = len(op.inputs) - len(fill_keys) - len(weights)
     # A tape says which inputs nobody wants the gradient of. A graph does not: there what is not asked for is not run.
@@ -107,7 +107,7 @@ def _pool_gradient(op: tf.Operation, *grads: tf.Tensor) -> list[Any]:
     waits_for: list[tf.Operation] = []
     if any(first_weight + w not in skipped for w in range(len(weights))):
         # Not a loop's or function's placement, but the tables'.
-        device = None if context.executing_eagerly() else op.device
+        device = None if context.executing_eagerly() else op.outputs[0].device
         with tf_ops.colocate_with(None, ignore_existing=True), tf_ops.device(device):
             of_weights = raw.kv_table_pool_weights_gradient(
                 handles, list(op.outputs), list(grads), *ids, **attrs, mode=op.get_attr("mode")

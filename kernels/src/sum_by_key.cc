@@ -34,11 +34,12 @@ struct SumByKey::Sorted {
     buckets = g.parts << bits;
     begins.resize(static_cast<size_t>(ranges() * buckets));
     bucket_begin.resize(static_cast<size_t>(buckets) + 1);
-    bucket_of.resize(static_cast<size_t>(n));
-    keys.resize(static_cast<size_t>(n));
-    bag_of.resize(static_cast<size_t>(n));
-    number.resize(static_cast<size_t>(n));
-    if (bags.weights() != nullptr) id.resize(static_cast<size_t>(n));
+    // Written before they are read: `new` leaves them as they are.
+    bucket_of.reset(new uint32_t[static_cast<size_t>(n)]);
+    keys.reset(new uint64_t[static_cast<size_t>(n)]);
+    bag_of.reset(new uint32_t[static_cast<size_t>(n)]);
+    number.reset(new uint32_t[static_cast<size_t>(n)]);
+    if (bags.weights() != nullptr) id.reset(new uint32_t[static_cast<size_t>(n)]);
     unique.resize(static_cast<size_t>(buckets));
     unique_begin.resize(static_cast<size_t>(buckets));
   }
@@ -115,7 +116,7 @@ struct SumByKey::Sorted {
         const uint32_t at = next[bucket_of[static_cast<size_t>(i)]]++;
         keys[at] = Widen(typed[i]);
         bag_of[at] = static_cast<uint32_t>(bag);
-        if (!id.empty()) id[at] = static_cast<uint32_t>(i);
+        if (id != nullptr) id[at] = static_cast<uint32_t>(i);
       }
     });
   }
@@ -130,7 +131,7 @@ struct SumByKey::Sorted {
     constexpr uint32_t kFree = UINT32_MAX;
     Scratch<uint32_t> table(places);
     std::memset(table.data(), 0xff, places * sizeof(uint32_t));
-    uint64_t* const found = keys.data() + first;
+    uint64_t* const found = keys.get() + first;
     uint32_t count = 0;
     for (uint32_t i = first; i < last; ++i) {
       const uint64_t key = keys[i];
@@ -160,7 +161,7 @@ struct SumByKey::Sorted {
     const int64_t count = unique[static_cast<size_t>(b)];
     if (count == 0) return;
     const int64_t to = unique_begin[static_cast<size_t>(b)];
-    const uint64_t* const found = keys.data() + bucket_begin[static_cast<size_t>(b)];
+    const uint64_t* const found = keys.get() + bucket_begin[static_cast<size_t>(b)];
     VisitKeyType(bags.key_type(), [&](auto k) {
       using Key = decltype(k);
       Key* const out = static_cast<Key*>(share.keys) + to;
@@ -173,11 +174,9 @@ struct SumByKey::Sorted {
       T* const out = static_cast<T*>(share.rows) + to * dim;
       const size_t elements = static_cast<size_t>(count * dim);
       if constexpr (std::is_same_v<T, Compute>) {
-        std::memset(out, 0, elements * sizeof(T));
         Sum<T>(b, out);
       } else {
         Scratch<Compute> sums(elements);
-        std::memset(sums.data(), 0, elements * sizeof(Compute));
         Sum<T>(b, sums.data());
         for (size_t j = 0; j < elements; ++j) out[j] = Element<T>::Store(sums[j]);
       }
@@ -193,6 +192,7 @@ struct SumByKey::Sorted {
     const Compute* const weights = static_cast<const Compute*>(bags.weights());
     const Compute* const divisor_of = divisors<Compute>();
     const uint32_t last = bucket_begin[static_cast<size_t>(b) + 1];
+    uint32_t begun = 0;
     for (uint32_t i = bucket_begin[static_cast<size_t>(b)]; i < last; ++i) {
       if (i + kGradientsAhead < last) {
         PrefetchRow<kAnyBytes>(reinterpret_cast<const char*>(rows + bag_of[i + kGradientsAhead] * dim),
@@ -200,16 +200,16 @@ struct SumByKey::Sorted {
       }
       const int64_t bag = bag_of[i];
       Compute* const sum = sums + number[i] * dim;
-      const T* const row = rows + bag * dim;
-      const Compute weight = weights == nullptr ? 1 : weights[id[i]];
-      if (divisor_of == nullptr) {
-        if (weights == nullptr) {
-          AddRow(row, dim, sum);
-        } else {
-          AddScaledRow(row, weight, dim, sum);
-        }
-      } else if (divisor_of[bag] != 0) {
-        AddScaledRow(row, weight / divisor_of[bag], dim, sum);
+      const bool first = number[i] == begun;  // of its key: they are numbered in this order
+      begun += first ? 1 : 0;
+      const Compute divisor = divisor_of == nullptr ? 1 : divisor_of[bag];
+      const Compute scale = (weights == nullptr ? 1 : weights[id[i]]) / divisor;
+      if (divisor == 0) {  // nothing was pooled, and no gradient counts, finite or not
+        if (first) std::fill(sum, sum + dim, Compute{0});
+      } else if (first) {
+        StoreScaledRow(rows + bag * dim, scale, dim, sum);
+      } else {
+        AddScaledRow(rows + bag * dim, scale, dim, sum);
       }
     }
   }
@@ -223,17 +223,17 @@ struct SumByKey::Sorted {
   const int64_t n;
   int bits = 0;  // of a key's hash in the number of its bucket, below its part
   int64_t buckets = 1;
-  std::vector<uint32_t> begins;        // (ranges, buckets): where a range's first id of a bucket goes
-  std::vector<uint32_t> bucket_begin;  // (buckets + 1)
-  std::vector<uint32_t> bucket_of;     // (n) in order of the ids; all others are sorted
-  std::vector<uint64_t> keys;          // (n), later the different keys at the beginning of each bucket
-  std::vector<uint32_t> bag_of;        // (n)
-  std::vector<uint32_t> id;            // (n), where there are weights
-  std::vector<uint32_t> number;        // (n): of the key among its bucket's different keys
-  std::vector<uint32_t> unique;        // (buckets): how many different keys
-  std::vector<int64_t> unique_begin;   // (buckets): where they go in the part's output
-  std::vector<int64_t> counts;         // (parts)
-  std::vector<char> own_divisors;      // (bags), or empty: all are 1
+  std::vector<uint32_t> begins;           // (ranges, buckets): where a range's first id of a bucket goes
+  std::vector<uint32_t> bucket_begin;     // (buckets + 1)
+  std::unique_ptr<uint32_t[]> bucket_of;  // (n) in order of the ids; all others are sorted
+  std::unique_ptr<uint64_t[]> keys;       // (n), later the different keys at the beginning of each bucket
+  std::unique_ptr<uint32_t[]> bag_of;     // (n)
+  std::unique_ptr<uint32_t[]> id;         // (n), where there are weights
+  std::unique_ptr<uint32_t[]> number;     // (n): of the key among its bucket's different keys
+  std::vector<uint32_t> unique;           // (buckets): how many different keys
+  std::vector<int64_t> unique_begin;      // (buckets): where they go in the part's output
+  std::vector<int64_t> counts;            // (parts)
+  std::vector<char> own_divisors;         // (bags), or empty: all are 1
 };
 
 SumByKey::SumByKey(std::vector<PooledGradient> gradients, ParallelFor& threads)

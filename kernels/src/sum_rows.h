@@ -23,6 +23,13 @@ inline void AddScaledRow(const T* __restrict row, ComputeOf<T> scale, int64_t di
   for (int64_t j = 0; j < dim; ++j) sum[j] += scale * Element<T>::Load(row[j]);
 }
 
+// sum = scale x row
+template <class T>
+inline void StoreScaledRow(const T* __restrict row, ComputeOf<T> scale, int64_t dim,
+                           ComputeOf<T>* __restrict sum) {
+  for (int64_t j = 0; j < dim; ++j) sum[j] = scale * Element<T>::Load(row[j]);
+}
+
 // out = sum / divisor, or zeros where that is zero.
 template <class T>
 inline void StoreQuotient(const ComputeOf<T>* __restrict sum, ComputeOf<T> divisor, int64_t dim,

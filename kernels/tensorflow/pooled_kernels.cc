@@ -49,10 +49,10 @@ class PoolOpBase : public OpKernel {
     int weights;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("W", &weights));
     const tf::DataType expected = dtype_ == tf::DT_DOUBLE ? tf::DT_DOUBLE : tf::DT_FLOAT;
-    OP_REQUIRES(ctx, weights == 0 || weights_dtype_ == expected,
-                errors::InvalidArgument("weights for rows of ", tf::DataTypeString(dtype_), " are ",
-                                        tf::DataTypeString(expected), ", got ",
-                                        tf::DataTypeString(weights_dtype_)));
+    OP_REQUIRES(
+        ctx, weights == 0 || weights_dtype_ == expected,
+        errors::InvalidArgument("weights for rows of ", tf::DataTypeString(dtype_), " are ",
+                                tf::DataTypeString(expected), ", got ", tf::DataTypeString(weights_dtype_)));
   }
 
  protected:

@@ -56,11 +56,11 @@ class Step:
     coefficients: Mapping[str, tf.Tensor] = dataclasses.field(default_factory=dict)
 
     def rounded(self, value: Any) -> Number:
-        """As the optimizer has it after a cast to `dtype`."""
+        """As an optimizer has it after ``tf.cast``: that makes Python numbers float32 first, whatever comes then."""
         value = number(value)
-        if self.dtype == tf.float64:
-            return value
-        return float(np.float32(value)) if isinstance(value, float) else tf.cast(tf.cast(value, tf.float32), tf.float64)
+        if isinstance(value, float):
+            return float(np.float32(value))
+        return value if self.dtype == tf.float64 else tf.cast(tf.cast(value, tf.float32), tf.float64)
 
 
 def pack(values: Mapping[str, Number]) -> tuple[list[str], list[tf.Tensor]]:

@@ -91,6 +91,8 @@ class RowUpdate:
         name = f"{variable.name.removesuffix(':0')}/{prefix}_rows"
         self.value = StepVariable(name, variable.dim, variable.dtype, constraint)
         self.slots: list[StepVariable] = []
+        self.keys: tf.Tensor | None = None
+        self.unique = False
 
     def add_slot(self, name: str, constant: float) -> StepVariable:
         """A slot named by the optimizer, once."""
@@ -116,6 +118,34 @@ class RowUpdate:
         columns = self.variable.read_rows(self.keys, optimizer, self.specs)
         for step_variable, rows in zip((self.value, *self.slots), columns, strict=True):
             step_variable.bind(rows)
+
+    def stand_for_table(self) -> None:
+        """Names the table where a device or a colocation is asked for, until `bind` names rows."""
+        self.value._handle = self.variable.handle
+
+    def run_stock(self, optimizer: Any, gradients: tf.Tensor, update: Any, decay: Any) -> Any:
+        """Has `update`, a function of the gradient, move the rows of `keys`. Returns the op (graph mode).
+
+        Equal keys are summed first unless `unique` says that they are. `decay`, if any, comes before; the variable's
+        constraint after.
+        """
+        if not self.unique:
+            self.keys, gradients = sum_equal_keys(self.keys, gradients)
+        self.bind(optimizer)
+        try:
+            if decay is not None:
+                decay()
+            updated = update(gradients)
+            ordered = isinstance(updated, (tf.Operation, tf.Tensor)) and not tf.executing_eagerly()
+            with tf.control_dependencies([updated] if ordered else []):
+                constrained = None
+                if self.variable.constraint is not None:
+                    constrained = self.value.assign(self.variable.constraint(self.value), read_value=False)
+                with tf.control_dependencies([constrained] if isinstance(constrained, tf.Operation) else []):
+                    return self.write()
+        finally:
+            self.unbind()
+            self.stand_for_table()
 
     def write(self) -> Any:
         """Writes the updated rows back. Returns the op (graph mode)."""

@@ -13,7 +13,7 @@ from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.training import optimizer as optimizer_lib
 
 from tfplugin.kv_variable import KvVariable
-from tfplugin.optimizers import explain, fused, known, step_rows
+from tfplugin.optimizers import explanation, fused, known, step_rows
 
 # Their dense updates do not cast the learning rate to the dtype of the variable; the sparse ones do.
 _FLOAT32_WHEN_DENSE = (tf.compat.v1.train.ProximalAdagradOptimizer, tf.compat.v1.train.ProximalGradientDescentOptimizer)
@@ -99,7 +99,7 @@ def apply_gradients(
         raise NotImplementedError(
             "Key-value variables under tf.distribute strategies: use Horovod or parameter servers instead."
         )
-    explain.note(optimizer, pairs)
+    explanation.note(optimizer, pairs)
     plans = {v: fused.plan(optimizer, v) for g, v in pairs if g is not None and isinstance(v, KvVariable)}
     for v, plan in plans.items():
         coupling = known.couples_rows(optimizer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -12,45 +13,76 @@ import tensorflow as tf
 from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.trackable import autotrackable
 from tensorflow.python.training import optimizer as v1_optimizer
+from tensorflow.python.training.experimental import loss_scale_optimizer as v1_loss_scale
 
 from tfplugin.kv_variable import KvVariable, PartitionedKvVariable
+from tfplugin.optimizers import explanation
+from tfplugin.optimizers import fused as fusing
 from tfplugin.optimizers import step_rows
-
-# These take norms or factors over all rows of a matrix; the rows of a step are not that matrix.
-_COUPLES_ROWS = {"Adafactor", "Lamb", "Muon"}
-
+from tfplugin.optimizers.hyperparameters import Step, given
+from tfplugin.optimizers.known import couples_rows
 
 class OptimizerWrapper(autotrackable.AutoTrackable):
     """Lets an optimizer update key-value variables and dense variables in one `apply_gradients`.
 
-    The optimizer's own update runs on the rows that the step touched, with their slots; the others stay as they are.
-    ``tf.compat.v1.train`` optimizers need no wrapper and work with one. Attributes that are not here are the
-    optimizer's own (``learning_rate``, ``iterations``).
+    Where the table engine knows the optimizer, a key-value variable is updated by one fused op; otherwise the
+    optimizer's own update runs on the rows that the step touched, with their slots. `explain` says which. Rows that a
+    step does not touch stay as they are. ``tf.compat.v1.train`` optimizers and those of `tfplugin.optimizers` need no
+    wrapper and work with one. Attributes that are not here are the optimizer's own (``learning_rate``,
+    ``iterations``).
 
     Args:
       optimizer: of ``tf.keras.optimizers``, ``tf_keras.optimizers``, ``tf_keras.optimizers.legacy`` or
-        ``tf.compat.v1.train``.
+        ``tf.compat.v1.train``, also inside a loss-scaling optimizer.
+      fused: ``"auto"``, or False to run the optimizer's own update in any case.
+      skip_nonfinite: leave a row alone whose gradient has a NaN or an infinity, and count it
+        (``variable.skipped_updates()``). By default such a gradient is applied, as TensorFlow does. Fused updates only.
+      stochastic_rounding: of float16 and bfloat16 rows, whose small updates are lost otherwise. Fused updates only.
 
     Raises:
       TypeError: not an optimizer.
-      ValueError: an optimizer that couples the rows of a matrix (Adafactor, Lamb, Muon), or one with moving averages
-        or gradient accumulation over all rows.
+      ValueError: an option that there is not; in `apply_gradients`, an optimizer that couples the rows of a matrix
+        (Adafactor, Muon; Lamb where it cannot be fused), or one with moving averages or gradient accumulation over
+        all rows.
 
     Example:
       >>> opt = tfplugin.OptimizerWrapper(tf.keras.optimizers.Adam(1e-3))
       >>> with tf.GradientTape() as tape:
       ...     loss = tf.reduce_sum(tf.nn.embedding_lookup(v, ids))
       >>> opt.apply_gradients(zip(tape.gradient(loss, [v]), [v]))
+      >>> print(opt.explain())
+      v:0   fused: adam
     """
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(
+        self,
+        optimizer: Any,
+        fused: str | bool = "auto",
+        skip_nonfinite: bool = False,
+        stochastic_rounding: bool = False,
+    ) -> None:
         if isinstance(optimizer, OptimizerWrapper):
             optimizer = optimizer.optimizer
         if not hasattr(optimizer, "apply_gradients"):
             raise TypeError(f"OptimizerWrapper wants an optimizer, got {type(optimizer).__name__}.")
+        if fused not in ("auto", False):
+            raise ValueError(f"OptimizerWrapper: fused must be 'auto' or False, got {fused!r}.")
         self.optimizer = optimizer
         self._lock = threading.RLock()
         self._updates: weakref.WeakKeyDictionary[KvVariable, step_rows.RowUpdate] = weakref.WeakKeyDictionary()
+        fusing.set_options(self._core, fusing.Options(fused == "auto", skip_nonfinite, stochastic_rounding))
+
+    @property
+    def _core(self) -> Any:
+        """The optimizer that updates variables: what a loss-scaling optimizer has inside, or the optimizer."""
+        core = self.optimizer
+        while True:
+            inner = getattr(core, "inner_optimizer", None)
+            if inner is None and isinstance(core, v1_loss_scale.MixedPrecisionLossScaleOptimizer):
+                inner = core._optimizer
+            if inner is None:
+                return core
+            core = inner
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "optimizer":
@@ -76,9 +108,10 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
             return self.optimizer.minimize(loss, var_list=_flat(var_list), **kwargs)
         if callable(loss):
             with tf.GradientTape() as tape:
-                value = loss()
+                value = self._scaled(loss())
         elif tape is not None:
-            value = loss
+            with tape:
+                value = self._scaled(loss)
         elif not tf.executing_eagerly() and not tf_ops.inside_function():
             variables = _flat(var_list) or tf.compat.v1.trainable_variables()
             return self.apply_gradients(zip(tf.gradients(loss, variables), variables, strict=True), **kwargs)
@@ -87,62 +120,182 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
         variables = _flat(var_list() if callable(var_list) else var_list)
         if variables is None:
             variables = list(tape.watched_variables())
-        return self.apply_gradients(zip(tape.gradient(value, variables), variables, strict=True), **kwargs)
+        gradients = tape.gradient(value, variables)
+        if hasattr(self.optimizer, "get_unscaled_gradients"):  # tf_keras; Keras 3 does it itself
+            gradients = self.optimizer.get_unscaled_gradients(gradients)
+        return self.apply_gradients(zip(gradients, variables, strict=True), **kwargs)
+
+    def _scaled(self, loss: tf.Tensor) -> tf.Tensor:
+        """The loss as a loss-scaling optimizer wants it."""
+        for scale in ("get_scaled_loss", "scale_loss"):
+            if hasattr(self.optimizer, scale):
+                scaled: tf.Tensor = getattr(self.optimizer, scale)(loss)
+                return scaled
+        return loss
+
+    def explain(self, variables: Sequence[Any] | None = None) -> explanation.Explanation:
+        """Which variables are updated by one fused op, which by the optimizer's own ops, and why; see `explain`.
+
+        `variables` default to those of the steps so far.
+        """
+        return explanation.explain(self._core, variables)
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         """Applies gradients to a list of variables, key-value ones and others."""
         pairs = list(grads_and_vars)
         if isinstance(self.optimizer, v1_optimizer.Optimizer) or not step_rows.any_key_value(pairs):
             return self.optimizer.apply_gradients(pairs, *args, **kwargs)
-        self._check_supported()
+        plans = {v: fusing.plan(self._core, v) for _, v in pairs if isinstance(v, KvVariable)}
+        self._check_supported(plans)
+        explanation.note(self._core, pairs)
         with self._lock:
             self._build(pairs)
-            updates, replaced = [], []
+            replaced = []
             for g, v in pairs:
                 if not isinstance(v, KvVariable):
                     replaced.append((g, v))
                 elif g is not None:
-                    updates.append(self._updates[v])
-                    replaced.append((updates[-1].read(self.optimizer, g), updates[-1].value))
+                    update = self._updates[v]
+                    update.keys, rows = step_rows.row_gradient(v, g)
+                    update.unique = self._clips()
+                    if update.unique:  # clipping has to see the gradient of each row as a whole
+                        update.keys, rows = step_rows.sum_equal_keys(update.keys, rows)
+                    update.stand_for_table()
+                    replaced.append((rows, update.value))
             try:
-                applied = self.optimizer.apply_gradients(replaced, *args, **kwargs)
-                graph_op = isinstance(applied, (tf.Operation, tf.Tensor)) and not tf.executing_eagerly()
-                with tf.control_dependencies([applied] if graph_op else []):
-                    written = [update.write() for update in updates]
+                with self._updates_intercepted(plans):
+                    return self.optimizer.apply_gradients(replaced, *args, **kwargs)
             finally:
-                for update in updates:
+                for update in self._updates.values():
                     update.unbind()
-        if graph_op and not tf_ops.inside_function():
-            return tf.group(applied, *[op for op in written if op is not None])
-        return applied
+
+    # ---- Updates ---------------------------------------------------------------------------------------------------
+
+    def _clips(self) -> bool:
+        core = self._core
+        names = ("clipnorm", "clipvalue", "global_clipnorm", "_clipnorm", "_clipvalue", "_global_clipnorm")
+        return any(getattr(core, name, None) for name in (*names, "gradient_transformers"))
+
+    @contextlib.contextmanager
+    def _updates_intercepted(self, plans: dict[KvVariable, Any]) -> Iterator[None]:
+        """Has the optimizer's update of a table's rows go our way. All else it does is its own.
+
+        The rows are read and written within the update, so that an optimizer that skips a step, as one that scales
+        the loss does, skips them, too.
+        """
+        core = self._core
+        by_value = {id(update.value): update for update in self._updates.values()}
+        step = fusing.FusedStep(core)
+        wrapped: list[str] = []
+
+        def replace(method: str, ours: Any) -> None:
+            object.__setattr__(core, method, ours)
+            wrapped.append(method)
+
+        decay = getattr(core, "_apply_weight_decay", None)
+        uses_decay = getattr(core, "_use_weight_decay", None)
+
+        def decays(variable: Any) -> bool:
+            update = by_value.get(id(variable))
+            return bool(uses_decay(variable if update is None else update.variable))
+
+        def apply_to_rows(update: step_rows.RowUpdate, rows: tf.Tensor, stock: Any, **about: Any) -> Any:
+            variable = update.variable
+            if variable._in_backward is not None:  # has been updated; the empty gradient carries that
+                return None if tf.executing_eagerly() else tf.group(rows)
+            plan = plans[variable]
+            if isinstance(plan, str):
+                decay_first = (lambda: decay([update.value])) if decay is not None else None
+                return update.run_stock(core, rows, stock, decay_first)
+            weight_decay = 0.0
+            if decay is not None and getattr(core, "weight_decay", None) and decays(update.value):
+                weight_decay = given(core.weight_decay)
+            about_step = Step(fusing.compute_dtype(variable.dtype), **about)
+            return step.apply(
+                plan, variable, update.prefix, update.keys, rows, step=about_step, weight_decay=weight_decay
+            )
+
+        if hasattr(core, "_create_all_weights"):  # tf_keras.optimizers.legacy
+            dense = core._resource_apply_dense
+
+            def coefficients(variable: KvVariable, apply_state: Any) -> Any:
+                dtype = fusing.compute_dtype(variable.dtype)
+                update = self._updates[variable]
+                if dtype == variable.dtype and apply_state:
+                    return apply_state[update.value.device, dtype]
+                return core._fallback_apply_state(update.value.device, dtype)
+
+            def resource_apply_dense(grad: tf.Tensor, var: Any, apply_state: Any = None) -> Any:
+                update = by_value.get(id(var))
+                if update is None:
+                    return dense(grad, var, apply_state=apply_state)
+                about = {}
+                if not isinstance(plans[update.variable], str):
+                    about["coefficients"] = coefficients(update.variable, apply_state)
+                return apply_to_rows(update, grad, lambda rows: dense(rows, var, apply_state=apply_state), **about)
+
+            def resource_apply_dense_without_state(grad: tf.Tensor, var: Any) -> Any:
+                update = by_value.get(id(var))
+                return dense(grad, var) if update is None else apply_to_rows(update, grad, lambda g: dense(g, var))
+
+            takes_state = "apply_state" in inspect.signature(dense).parameters
+            replace("_resource_apply_dense", resource_apply_dense if takes_state else resource_apply_dense_without_state)
+        else:
+            stock_update = core.update_step
+
+            def update_step(gradient: tf.Tensor, variable: Any, *learning_rate: Any) -> Any:
+                update = by_value.get(id(variable))
+                if update is None:
+                    return stock_update(gradient, variable, *learning_rate)
+                about = {"learning_rate": learning_rate[0]} if learning_rate else {}
+                return apply_to_rows(update, gradient, lambda g: stock_update(g, variable, *learning_rate), **about)
+
+            replace("update_step", update_step)
+            if uses_decay is not None:
+                replace("_use_weight_decay", decays)
+                replace("_apply_weight_decay", lambda vs: decay([v for v in vs if id(v) not in by_value]))
+            if hasattr(core, "_update_step_xla"):
+                compiled = core._update_step_xla
+
+                def update_step_xla(gradient: tf.Tensor, variable: Any, key: Any) -> Any:
+                    if id(variable) in by_value:
+                        return core._update_step(gradient, variable)
+                    return compiled(gradient, variable, key)
+
+                replace("_update_step_xla", update_step_xla)
+        try:
+            yield
+        finally:
+            for method in wrapped:
+                object.__delattr__(core, method)
 
     # ---- Slots -----------------------------------------------------------------------------------------------------
 
-    def _check_supported(self) -> None:
-        optimizer = self.optimizer
-        couples = [cls.__name__ for cls in type(optimizer).__mro__ if cls.__name__ in _COUPLES_ROWS]
+    def _check_supported(self, plans: dict[KvVariable, Any]) -> None:
+        core = self._core
+        reason = next((plan for plan in plans.values() if isinstance(plan, str)), None)
+        couples = couples_rows(core) or (reason and "Lamb" in _names(core) and "Lamb")
         if couples:
             raise ValueError(
-                f"{couples[0]} couples the rows of a matrix, so it cannot update the rows of a key-value variable that "
-                "a step touched. Use an optimizer that treats elements alone, such as Adam."
+                f"{couples} couples the rows of a matrix, so its own update cannot run on the rows of a key-value "
+                f"variable that a step touched ({reason}). Use an optimizer that treats elements alone, such as Adam."
             )
         for attribute, what in (
             ("use_ema", "a moving average of all rows (use_ema)"),
             ("gradient_accumulation_steps", "gradient accumulation over all rows"),
-            ("inner_optimizer", "loss scaling around another optimizer; scale the loss yourself"),
         ):
-            if getattr(optimizer, attribute, None):
-                raise ValueError(f"{type(optimizer).__name__}: key-value variables do not support {what}.")
+            if getattr(core, attribute, None):
+                raise ValueError(f"{type(core).__name__}: key-value variables do not support {what}.")
 
     def _build(self, pairs: list[tuple[Any, Any]]) -> None:
         """Has the optimizer make its slots; those of key-value variables are noted instead."""
-        optimizer = self.optimizer
+        optimizer, core = self.optimizer, self._core
         variables = []
         for _, v in pairs:
             if isinstance(v, KvVariable):
                 if v not in self._updates:
                     # Not its name: Keras numbers the optimizers of a process, and a restart must find the same slots.
-                    prefix = v.slot_prefix(optimizer, type(optimizer).__name__)
+                    prefix = v.slot_prefix(core, type(core).__name__)
                     self._updates[v] = step_rows.RowUpdate(v, prefix)
                 v = self._updates[v].value
             variables.append(v)
@@ -150,18 +303,18 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
         # on the number of parts.
         variables.sort(key=lambda v: isinstance(v, step_rows.StepVariable))
         with self._slots_noted(), tf_ops.init_scope():
-            if hasattr(optimizer, "_create_all_weights"):  # tf_keras.optimizers.legacy
-                optimizer._create_all_weights(variables)
-            elif not getattr(optimizer, "built", False) and not getattr(optimizer, "_built", False):
-                if hasattr(optimizer, "_check_variables_are_known"):  # Keras 3
+            if hasattr(core, "_create_all_weights"):  # tf_keras.optimizers.legacy
+                core._create_all_weights(variables)
+            elif not getattr(optimizer, "built", False) and not getattr(core, "_built", False):
+                if hasattr(core, "_check_variables_are_known"):  # Keras 3
                     with tf.name_scope(optimizer.name):
                         optimizer.build(variables)
                 else:
-                    optimizer.build(variables)
+                    core.build(variables)
 
     @contextlib.contextmanager
     def _slots_noted(self) -> Iterator[None]:
-        optimizer = self.optimizer
+        optimizer = self._core
         by_value = {id(update.value): update for update in self._updates.values()}
 
         def constant(initializer: Any, slot: str) -> float:
@@ -221,6 +374,10 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
                 update.value._shape = tf.TensorShape([None, update.variable.dim])
             for method in wrapped:
                 object.__delattr__(optimizer, method)
+
+
+def _names(optimizer: Any) -> list[str]:
+    return [cls.__name__ for cls in type(optimizer).__mro__]
 
 
 def _flat(variables: Sequence[Any] | None) -> list[Any] | None:

@@ -1,0 +1,38 @@
+"""Whole training steps: lookup, gradient of the sum of squares, apply."""
+
+from __future__ import annotations
+
+from cases.case import Case, Comparison, Side, Size
+
+TIMES_TFRA = {("SGD", 16): 3.0, ("SGD", 64): 2.5, ("Adam", 16): 8.0, ("Adam", 64): 4.0}
+FLOOR = 0.5
+
+
+def cases(size: Size) -> list[Case]:
+    """One case per optimizer, dim and kind of ids. Targets are for unique ids."""
+    return [
+        Case(
+            group="train",
+            title=f"{optimizer}, dim {dim}, {ids} ids",
+            work="train",
+            parameters={
+                "optimizer": optimizer,
+                "rows": size.train_rows,
+                "dim": dim,
+                "batch": size.batch,
+                "ids": ids,
+                "batches": size.batches,
+                "parts": 1,
+            },
+            sides={"kv": Side("kv"), "dense": Side("dense"), "TFRA": Side("tfra")},
+            items=size.batch,
+            comparisons=(
+                Comparison("kv", "TFRA", at_least=TIMES_TFRA.get((optimizer, dim)) if ids == "unique" else None),
+                Comparison("kv", "dense"),
+            ),
+            floor=FLOOR if ids == "unique" else 0.0,
+        )
+        for ids in ("unique", "zipf")
+        for optimizer in size.optimizers
+        for dim in size.train_dims
+    ]

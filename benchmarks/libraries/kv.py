@@ -1,0 +1,45 @@
+"""kvtools: `tf.get_kv_variable` and TensorFlow's own calls."""
+
+from __future__ import annotations
+
+import contextlib
+from importlib.metadata import version
+from typing import Any
+
+import tensorflow as tf
+from libraries import dense
+
+import tfplugin
+
+v1 = tf.compat.v1
+
+
+class Library(dense.Library):
+    """Key-value variables."""
+
+    def versions(self) -> dict[str, str]:
+        """Of the packages that are measured."""
+        return {"kvtools": version("kvtools"), **super().versions()}
+
+    def table(self, name: str, rows: int, dim: int, initializer: Any, parts: int = 1) -> Any:
+        """An empty table; how many rows will come is not told."""
+        partitioner = v1.fixed_size_partitioner(parts) if parts > 1 else None
+        return tf.get_kv_variable(name, dim, initializer=initializer, partitioner=partitioner)
+
+    def ids(self, ids: tf.Tensor, rows: int) -> tf.Tensor:
+        """Any int64 is a key."""
+        return ids
+
+    def fill(self, table: Any, ids: tf.Tensor) -> tf.Operation | None:
+        """A training lookup makes the rows."""
+        rows = tf.nn.embedding_lookup(table, ids)
+        return None if tf.executing_eagerly() else rows.op
+
+    def lookup(self, table: Any, ids: tf.Tensor, training: bool) -> tf.Tensor:
+        """A training lookup inserts what is missing, an inference lookup does not."""
+        with contextlib.nullcontext() if training else tfplugin.inference_mode():
+            return tf.nn.embedding_lookup(table, ids)
+
+    def trainable_lookup(self, table: Any, ids: tf.Tensor, unique: bool) -> tf.Tensor:
+        """One call, whether ids repeat or not."""
+        return tf.nn.embedding_lookup(table, ids)
