@@ -15,6 +15,7 @@ namespace kvtable {
 
 template <bool kGroup>
 struct FtrlRule {
+  static constexpr Range kLearningRate = Range::kPositive;  // it is divided by
   static constexpr std::array<OptimizerSlot, 2> kSlots = {{{"accumulator", 0.1}, {"linear", 0.0}}};
 
   template <class C>
