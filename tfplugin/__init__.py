@@ -4,12 +4,13 @@
 """
 
 from tfplugin import checkpoint as _checkpoint
+from tfplugin import optimizers
 from tfplugin.get_kv_variable import get_kv_variable
 from tfplugin.initializers import KvInitializer
 from tfplugin.kv_variable import KvVariable, PartitionedKvVariable
 from tfplugin.lookup_many import lookup_many
 from tfplugin.mode import inference_mode
-from tfplugin.optimizers import OptimizerWrapper, explain
+from tfplugin.optimizers import OptimizerWrapper, apply_in_backward, explain
 from tfplugin.tensorflow_hooks import install, uninstall
 
 __all__ = [
@@ -17,11 +18,13 @@ __all__ = [
     "KvVariable",
     "OptimizerWrapper",
     "PartitionedKvVariable",
+    "apply_in_backward",
     "explain",
     "get_kv_variable",
     "inference_mode",
     "install",
     "lookup_many",
+    "optimizers",
     "uninstall",
 ]
 

@@ -44,6 +44,11 @@ def _watch(tables: Sequence[Sequence[KvVariable]]) -> None:
                 tape.variable_accessed(part)
 
 
+def _tokens(tables: Sequence[Sequence[KvVariable]]) -> list[str]:
+    tokens = [part._backward_token for parts in tables for part in parts]
+    return tokens if any(tokens) else []
+
+
 def gather_many(
     tables: Sequence[Sequence[KvVariable]],
     keys: Sequence[tf.Tensor],
@@ -66,6 +71,7 @@ def gather_many(
             dims=[parts[0].dim for parts in tables],
             mode="train" if train else missing,
             remember=train and any(parts[0].trainable for parts in tables),
+            in_backward=_tokens(tables),
             name=name,
         )
     return rows
@@ -102,5 +108,6 @@ def pool_many(
             positive=[one.positive for one in ids],
             filled=[one.fill is not None for one in ids],
             mode="train" if train else "zeros",
+            in_backward=_tokens(tables),
             name=name,
         )

@@ -298,6 +298,7 @@ class KvVariable(trackable.Trackable):
                 dim=self.dim,
                 mode="train" if train else missing,
                 remember=train and self.trainable,
+                in_backward=self._backward_token,
                 name=name,
             )
         if train and self.regularizer is not None and not context.executing_eagerly():
@@ -305,6 +306,10 @@ class KvVariable(trackable.Trackable):
         return rows
 
     gather = sparse_read
+
+    @property
+    def _backward_token(self) -> str:
+        return self._in_backward.token if self._in_backward is not None else ""
 
     def _op_device(self) -> str | None:
         return None if self._eager else self._handle.device

@@ -9,16 +9,23 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 from tensorflow.python.framework import ops as tf_ops
 
-from tfplugin import composed_pool, library, positions
+from tfplugin import backward_updates, composed_pool, library, positions
 
 #: Python wrappers of the ops in ``kernels/tensorflow/ops.cc``.
 raw = library.load()
 
 
-def _slices(rows: tf.Tensor, keys: tf.Tensor, where: tf.Tensor | None = None) -> tf.IndexedSlices:
+def _slices(rows: tf.Tensor, keys: tf.Tensor, where: tf.Tensor | None = None, token: str = "") -> tf.IndexedSlices:
+    update = backward_updates.find(token)
+    if update is not None:
+        return update(keys, rows, where)
     if where is not None:
         positions.remember(keys, where)
     return tf.IndexedSlices(rows, keys, dense_shape=None)
+
+
+def _tokens(op: tf.Operation, handles: int) -> list[str]:
+    return [tf.compat.as_str(token) for token in op.get_attr("in_backward")] or [""] * handles
 
 
 @tf_ops.RegisterGradient("KvTableGather")
@@ -27,7 +34,8 @@ def _gather_gradient(op: tf.Operation, grad: tf.Tensor, _: Any) -> list[tf.Index
     # Always a new tensor: positions are tied to it, and the ids may be another table's, too.
     keys = tf.reshape(op.inputs[1], [-1])
     where = tf.reshape(op.outputs[1], [-1]) if op.get_attr("remember") else None
-    return [_slices(tf.reshape(grad, [-1, op.get_attr("dim")]), keys, where), None]
+    token = tf.compat.as_str(op.get_attr("in_backward"))
+    return [_slices(tf.reshape(grad, [-1, op.get_attr("dim")]), keys, where, token), None]
 
 
 @tf_ops.RegisterGradient("KvTableGatherMany")
@@ -42,8 +50,10 @@ def _gather_many_gradient(op: tf.Operation, *grads: tf.Tensor) -> list[tf.Indexe
         parts=op.get_attr("parts"),
         dims=op.get_attr("dims"),
     )
-    remember = op.get_attr("remember")
-    slices = [_slices(r, k, w if remember else None) for r, k, w in zip(rows, keys, where, strict=True)]
+    remember, tokens = op.get_attr("remember"), _tokens(op, handles)
+    slices = [
+        _slices(r, k, w if remember else None, token) for r, k, w, token in zip(rows, keys, where, tokens, strict=True)
+    ]
     return [*slices, *[None] * tables]
 
 
@@ -119,7 +129,8 @@ def _pool_gradient(op: tf.Operation, *grads: tf.Tensor) -> list[Any]:
             waits_for = [of_weights[0].op]
     with tf.control_dependencies(waits_for):
         part_keys, part_rows = raw.kv_table_pool_gradient(list(grads), *ids, H=len(handles), **attrs)
-    slices = [_slices(r, k) for r, k in zip(part_rows, part_keys, strict=True)]
+    tokens = _tokens(op, len(handles))
+    slices = [_slices(r, k, token=token) for r, k, token in zip(part_rows, part_keys, tokens, strict=True)]
     return [*slices, *[None] * (first_weight - len(handles)), *of_weights, *[None] * len(fill_keys)]
 
 

@@ -16,6 +16,7 @@ from tfplugin.optimizers import known_legacy as _known_legacy  # noqa: F401 - re
 from tfplugin.optimizers import known_v1 as _known_v1  # noqa: F401 - registers
 from tfplugin.optimizers.hyperparameters import Step, pack
 from tfplugin.optimizers.known import Known, find
+from tfplugin.positions import recall
 from tfplugin.slots import SlotSpec
 
 
@@ -109,7 +110,7 @@ class FusedStep:
             known.rule,
             names,
             tensors,
-            positions=positions,
+            positions=recall(keys) if positions is None else positions,
             skip_nonfinite=options.skip_nonfinite,
             stochastic_rounding=options.stochastic_rounding,
         )

@@ -31,7 +31,12 @@ def _learning_rate(o: Any, step: Step) -> Number:
     if step.learning_rate is not None:
         return given(step.learning_rate)
     schedule = o._learning_rate
-    if step.number is not None and callable(schedule) and not tf.is_tensor(schedule) and not hasattr(schedule, "assign"):
+    if (
+        step.number is not None
+        and callable(schedule)
+        and not tf.is_tensor(schedule)
+        and not hasattr(schedule, "assign")
+    ):
         done = step.number - 1
         return number(schedule(done if isinstance(done, float) else tf.cast(done, tf.int64)))
     return given(o.learning_rate)

@@ -47,7 +47,9 @@ def _adam(o: Any) -> Known:
 
     slots = (("m", 0.0), ("v", 0.0))
     return (
-        Known("amsgrad", (*slots, ("vhat", 0.0)), hyperparameters) if o.amsgrad else Known("adam", slots, hyperparameters)
+        Known("amsgrad", (*slots, ("vhat", 0.0)), hyperparameters)
+        if o.amsgrad
+        else Known("adam", slots, hyperparameters)
     )
 
 

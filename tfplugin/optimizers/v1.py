@@ -104,8 +104,10 @@ def apply_gradients(
     for v, plan in plans.items():
         coupling = known.couples_rows(optimizer)
         if coupling and isinstance(plan, str):
-            raise ValueError(f"{coupling} couples the rows of a matrix: it cannot update key-value variable '{v.name}'.")
-    gradients = {v: step_rows.row_gradient(v, g) for g, v in pairs if g is not None and v in plans}
+            raise ValueError(
+                f"{coupling} couples the rows of a matrix: it cannot update key-value variable '{v.name}'."
+            )
+    gradients = {v: step_rows.row_gradient(v, g) for g, v in pairs if isinstance(v, KvVariable) and g is not None}
     updates = {
         v: step_rows.RowUpdate(v, v.slot_prefix(optimizer, optimizer.get_name()), v.constraint)
         for v, plan in plans.items()

@@ -16,11 +16,11 @@ from tensorflow.python.training import optimizer as v1_optimizer
 from tensorflow.python.training.experimental import loss_scale_optimizer as v1_loss_scale
 
 from tfplugin.kv_variable import KvVariable, PartitionedKvVariable
-from tfplugin.optimizers import explanation
+from tfplugin.optimizers import explanation, step_rows
 from tfplugin.optimizers import fused as fusing
-from tfplugin.optimizers import step_rows
 from tfplugin.optimizers.hyperparameters import Step, given
 from tfplugin.optimizers.known import couples_rows
+
 
 class OptimizerWrapper(autotrackable.AutoTrackable):
     """Lets an optimizer update key-value variables and dense variables in one `apply_gradients`.
@@ -239,7 +239,9 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
                 return dense(grad, var) if update is None else apply_to_rows(update, grad, lambda g: dense(g, var))
 
             takes_state = "apply_state" in inspect.signature(dense).parameters
-            replace("_resource_apply_dense", resource_apply_dense if takes_state else resource_apply_dense_without_state)
+            replace(
+                "_resource_apply_dense", resource_apply_dense if takes_state else resource_apply_dense_without_state
+            )
         else:
             stock_update = core.update_step
 

@@ -1,0 +1,414 @@
+"""Adam and its kin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tfplugin.optimizers.base import ANY, FRACTION, NON_NEGATIVE, UNIT, FusedOptimizer
+from tfplugin.optimizers.hyperparameters import Number, nadam_factors, nadam_momentum_product, number
+
+
+def powers(values: dict[str, Number], step: Number) -> dict[str, Number]:
+    """The decay rates to the power of the step."""
+    return {f"{beta}_power": number(values[beta]) ** step for beta in ("beta_1", "beta_2") if beta in values}
+
+
+class Adam(FusedOptimizer):
+    """m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; w -= learning_rate * sqrt(1 - b2^t) / (1 - b1^t) * m / (sqrt(v) + epsilon).
+
+    On the rows that a step touches; t counts all steps. Kingma and Ba, arXiv 1412.6980. Slots: ``m``, ``v``, and
+    ``vhat`` with `amsgrad`.
+
+    Args:
+      learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name: see `FusedOptimizer`.
+      beta_1, beta_2: decay rates of the averages, at least 0 and less than 1.
+      epsilon: 0 or more.
+      amsgrad: divide by the largest v so far; see `AMSGrad`.
+
+    Example:
+      >>> optimizer = tfplugin.optimizers.Adam(0.001)
+      >>> optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        beta_1: Any = 0.9,
+        beta_2: Any = 0.999,
+        epsilon: Any = 1e-7,
+        amsgrad: bool = False,
+        *,
+        weight_decay: Any = 0.0,
+        skip_nonfinite: bool = False,
+        stochastic_rounding: bool = False,
+        name: str = "Adam",
+    ) -> None:
+        super().__init__(learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name)
+        self._set("beta_1", beta_1, FRACTION)
+        self._set("beta_2", beta_2, FRACTION)
+        self._set("epsilon", epsilon, NON_NEGATIVE)
+        self._amsgrad = bool(amsgrad)
+
+    def rule(self) -> str:
+        """The engine's name for it."""
+        return "amsgrad" if self._amsgrad else "adam"
+
+    def slots(self) -> tuple[tuple[str, float], ...]:
+        """Names, in the order of the rule, and what they start from."""
+        return (("m", 0.0), ("v", 0.0), ("vhat", 0.0))[: 3 if self._amsgrad else 2]
+
+    def _derived(self, values: dict[str, Number], step: Number) -> dict[str, Number]:
+        return powers(values, step)
+
+
+class AdamW(FusedOptimizer):
+    """Adam with decoupled weight decay, of the rows that a step touches.
+
+    Loshchilov and Hutter, arXiv 1711.05101. Slots: ``m``, ``v``.
+
+    Args:
+      learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name: see `FusedOptimizer`.
+      beta_1, beta_2: decay rates of the averages, at least 0 and less than 1.
+      epsilon: 0 or more.
+
+    Example:
+      >>> optimizer = tfplugin.optimizers.AdamW(0.001)
+      >>> optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        beta_1: Any = 0.9,
+        beta_2: Any = 0.999,
+        epsilon: Any = 1e-7,
+        *,
+        weight_decay: Any = 0.004,
+        skip_nonfinite: bool = False,
+        stochastic_rounding: bool = False,
+        name: str = "AdamW",
+    ) -> None:
+        super().__init__(learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name)
+        self._set("beta_1", beta_1, FRACTION)
+        self._set("beta_2", beta_2, FRACTION)
+        self._set("epsilon", epsilon, NON_NEGATIVE)
+
+    def rule(self) -> str:
+        """The engine's name for it."""
+        return "adam"
+
+    def slots(self) -> tuple[tuple[str, float], ...]:
+        """Names, in the order of the rule, and what they start from."""
+        return (("m", 0.0), ("v", 0.0))
+
+    def _derived(self, values: dict[str, Number], step: Number) -> dict[str, Number]:
+        return powers(values, step)
+
+
+class AMSGrad(FusedOptimizer):
+    """Adam that divides by the largest v so far: vhat = max(vhat, v).
+
+    Reddi et al., arXiv 1904.09237. Slots: ``m``, ``v``, ``vhat``.
+
+    Args:
+      learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name: see `FusedOptimizer`.
+      beta_1, beta_2: decay rates of the averages, at least 0 and less than 1.
+      epsilon: 0 or more.
+
+    Example:
+      >>> optimizer = tfplugin.optimizers.AMSGrad(0.001)
+      >>> optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        beta_1: Any = 0.9,
+        beta_2: Any = 0.999,
+        epsilon: Any = 1e-7,
+        *,
+        weight_decay: Any = 0.0,
+        skip_nonfinite: bool = False,
+        stochastic_rounding: bool = False,
+        name: str = "AMSGrad",
+    ) -> None:
+        super().__init__(learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name)
+        self._set("beta_1", beta_1, FRACTION)
+        self._set("beta_2", beta_2, FRACTION)
+        self._set("epsilon", epsilon, NON_NEGATIVE)
+
+    def rule(self) -> str:
+        """The engine's name for it."""
+        return "amsgrad"
+
+    def slots(self) -> tuple[tuple[str, float], ...]:
+        """Names, in the order of the rule, and what they start from."""
+        return (("m", 0.0), ("v", 0.0), ("vhat", 0.0))
+
+    def _derived(self, values: dict[str, Number], step: Number) -> dict[str, Number]:
+        return powers(values, step)
+
+
+class Adamax(FusedOptimizer):
+    """Adam by the infinity norm: u = max(b2 u, |g|); w -= learning_rate / (1 - b1^t) * m / (u + epsilon).
+
+    Kingma and Ba, arXiv 1412.6980, section 7. Slots: ``m``, ``u``.
+
+    Args:
+      learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name: see `FusedOptimizer`.
+      beta_1, beta_2: decay rates of the averages, at least 0 and less than 1.
+      epsilon: 0 or more.
+
+    Example:
+      >>> optimizer = tfplugin.optimizers.Adamax(0.001)
+      >>> optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        beta_1: Any = 0.9,
+        beta_2: Any = 0.999,
+        epsilon: Any = 1e-7,
+        *,
+        weight_decay: Any = 0.0,
+        skip_nonfinite: bool = False,
+        stochastic_rounding: bool = False,
+        name: str = "Adamax",
+    ) -> None:
+        super().__init__(learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name)
+        self._set("beta_1", beta_1, FRACTION)
+        self._set("beta_2", beta_2, FRACTION)
+        self._set("epsilon", epsilon, NON_NEGATIVE)
+
+    def rule(self) -> str:
+        """The engine's name for it."""
+        return "adamax"
+
+    def slots(self) -> tuple[tuple[str, float], ...]:
+        """Names, in the order of the rule, and what they start from."""
+        return (("m", 0.0), ("u", 0.0))
+
+    def _derived(self, values: dict[str, Number], step: Number) -> dict[str, Number]:
+        return {"beta_1_power": number(values["beta_1"]) ** step}
+
+
+class Nadam(FusedOptimizer):
+    """Adam with Nesterov momentum, on the schedule b1 (1 - 0.96^t / 2).
+
+    Dozat, https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ. Slots: ``m``, ``v``.
+
+    Args:
+      learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name: see `FusedOptimizer`.
+      beta_1, beta_2: decay rates of the averages, at least 0 and less than 1.
+      epsilon: 0 or more.
+
+    Example:
+      >>> optimizer = tfplugin.optimizers.Nadam(0.001)
+      >>> optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        beta_1: Any = 0.9,
+        beta_2: Any = 0.999,
+        epsilon: Any = 1e-7,
+        *,
+        weight_decay: Any = 0.0,
+        skip_nonfinite: bool = False,
+        stochastic_rounding: bool = False,
+        name: str = "Nadam",
+    ) -> None:
+        super().__init__(learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name)
+        self._set("beta_1", beta_1, FRACTION)
+        self._set("beta_2", beta_2, FRACTION)
+        self._set("epsilon", epsilon, NON_NEGATIVE)
+
+    def rule(self) -> str:
+        """The engine's name for it."""
+        return "nadam"
+
+    def slots(self) -> tuple[tuple[str, float], ...]:
+        """Names, in the order of the rule, and what they start from."""
+        return (("m", 0.0), ("v", 0.0))
+
+    def _derived(self, values: dict[str, Number], step: Number) -> dict[str, Number]:
+        beta_1, beta_2 = number(values["beta_1"]), number(values["beta_2"])
+        return nadam_factors(beta_1, beta_2, step, nadam_momentum_product(beta_1, step))
+
+
+class AdaBelief(FusedOptimizer):
+    """Adam that divides by how far gradients are from their average: s = b2 s + (1 - b2) (g - m)^2 + epsilon.
+
+    Zhuang et al., arXiv 2010.07468. Slots: ``m``, ``s``.
+
+    Args:
+      learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name: see `FusedOptimizer`.
+      beta_1, beta_2: decay rates of the averages, at least 0 and less than 1.
+      epsilon: 0 or more.
+
+    Example:
+      >>> optimizer = tfplugin.optimizers.AdaBelief(0.001)
+      >>> optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        beta_1: Any = 0.9,
+        beta_2: Any = 0.999,
+        epsilon: Any = 1e-16,
+        *,
+        weight_decay: Any = 0.0,
+        skip_nonfinite: bool = False,
+        stochastic_rounding: bool = False,
+        name: str = "AdaBelief",
+    ) -> None:
+        super().__init__(learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name)
+        self._set("beta_1", beta_1, FRACTION)
+        self._set("beta_2", beta_2, FRACTION)
+        self._set("epsilon", epsilon, NON_NEGATIVE)
+
+    def rule(self) -> str:
+        """The engine's name for it."""
+        return "adabelief"
+
+    def slots(self) -> tuple[tuple[str, float], ...]:
+        """Names, in the order of the rule, and what they start from."""
+        return (("m", 0.0), ("s", 0.0))
+
+    def _derived(self, values: dict[str, Number], step: Number) -> dict[str, Number]:
+        return powers(values, step)
+
+
+class RectifiedAdam(FusedOptimizer):
+    """Adam that divides by sqrt(v) only once its variance can be trusted, and is plain momentum before.
+
+    Liu et al., arXiv 1908.03265. Slots: ``m``, ``v``.
+
+    Args:
+      learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name: see `FusedOptimizer`.
+      beta_1, beta_2: decay rates of the averages, at least 0 and less than 1.
+      epsilon: 0 or more.
+      sma_threshold: the length of the moving average from which on v is trusted.
+
+    Example:
+      >>> optimizer = tfplugin.optimizers.RectifiedAdam(0.001)
+      >>> optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        beta_1: Any = 0.9,
+        beta_2: Any = 0.999,
+        epsilon: Any = 1e-7,
+        sma_threshold: Any = 5.0,
+        *,
+        weight_decay: Any = 0.0,
+        skip_nonfinite: bool = False,
+        stochastic_rounding: bool = False,
+        name: str = "RectifiedAdam",
+    ) -> None:
+        super().__init__(learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name)
+        self._set("beta_1", beta_1, FRACTION)
+        self._set("beta_2", beta_2, FRACTION)
+        self._set("epsilon", epsilon, NON_NEGATIVE)
+        self._set("sma_threshold", sma_threshold, ANY)
+
+    def rule(self) -> str:
+        """The engine's name for it."""
+        return "radam"
+
+    def slots(self) -> tuple[tuple[str, float], ...]:
+        """Names, in the order of the rule, and what they start from."""
+        return (("m", 0.0), ("v", 0.0))
+
+    def _derived(self, values: dict[str, Number], step: Number) -> dict[str, Number]:
+        return {"step": step} | powers(values, step)
+
+
+class Lion(FusedOptimizer):
+    """w -= learning_rate * sign(b1 m + (1 - b1) g); m = b2 m + (1 - b2) g.
+
+    Chen et al., arXiv 2302.06675. Slot: ``m``.
+
+    Args:
+      learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name: see `FusedOptimizer`.
+      beta_1, beta_2: rates of the step and of the average, 0 to 1.
+
+    Example:
+      >>> optimizer = tfplugin.optimizers.Lion(0.001)
+      >>> optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        beta_1: Any = 0.9,
+        beta_2: Any = 0.99,
+        *,
+        weight_decay: Any = 0.0,
+        skip_nonfinite: bool = False,
+        stochastic_rounding: bool = False,
+        name: str = "Lion",
+    ) -> None:
+        super().__init__(learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name)
+        self._set("beta_1", beta_1, UNIT)
+        self._set("beta_2", beta_2, UNIT)
+
+    def rule(self) -> str:
+        """The engine's name for it."""
+        return "lion"
+
+    def slots(self) -> tuple[tuple[str, float], ...]:
+        """Names, in the order of the rule, and what they start from."""
+        return (("m", 0.0),)
+
+
+class Lamb(FusedOptimizer):
+    """Adam whose step is as long as the row, times the learning rate: w -= learning_rate * |w| / |u| * u, u the step of Adam.
+
+    Norms are of a row in a key-value variable or a gradient of slices, and of the whole variable where its gradient is
+    dense. You et al., arXiv 1904.00962. Slots: ``m``, ``v``.
+
+    Args:
+      learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name: see `FusedOptimizer`.
+      beta_1, beta_2: decay rates of the averages, at least 0 and less than 1.
+      epsilon: 0 or more.
+
+    Example:
+      >>> optimizer = tfplugin.optimizers.Lamb(0.001)
+      >>> optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+    """
+
+    _whole = True
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        beta_1: Any = 0.9,
+        beta_2: Any = 0.999,
+        epsilon: Any = 1e-7,
+        *,
+        weight_decay: Any = 0.0,
+        skip_nonfinite: bool = False,
+        stochastic_rounding: bool = False,
+        name: str = "Lamb",
+    ) -> None:
+        super().__init__(learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name)
+        self._set("beta_1", beta_1, FRACTION)
+        self._set("beta_2", beta_2, FRACTION)
+        self._set("epsilon", epsilon, NON_NEGATIVE)
+
+    def rule(self) -> str:
+        """The engine's name for it."""
+        return "lamb"
+
+    def slots(self) -> tuple[tuple[str, float], ...]:
+        """Names, in the order of the rule, and what they start from."""
+        return (("m", 0.0), ("v", 0.0))
+
+    def _derived(self, values: dict[str, Number], step: Number) -> dict[str, Number]:
+        return powers(values, step)

@@ -1,0 +1,240 @@
+"""What the classes of `tfplugin.optimizers` share."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework import ops as tf_ops
+from tensorflow.python.training import optimizer as v1_optimizer
+
+from tfplugin.kv_variable import KvVariable, PartitionedKvVariable
+from tfplugin.ops import raw
+from tfplugin.optimizers.fused import Options, compute_dtype
+from tfplugin.optimizers.hyperparameters import Number, Step, given, number, pack
+from tfplugin.optimizers.known import Known
+
+# What a hyperparameter may be, in words and as a test.
+ANY = ("a finite number", lambda x: True)
+NON_NEGATIVE = ("0 or more", lambda x: x >= 0)
+NON_POSITIVE = ("0 or less", lambda x: x <= 0)
+POSITIVE = ("more than 0", lambda x: x > 0)
+FRACTION = ("at least 0 and less than 1", lambda x: 0 <= x < 1)
+UNIT = ("0 to 1", lambda x: 0 <= x <= 1)
+
+
+class FusedOptimizer(v1_optimizer.Optimizer):
+    """An optimizer that the table engine runs: on key-value variables, and on dense variables by the same code.
+
+    Works in graphs (``minimize(loss, global_step)``), eagerly and in functions (``apply_gradients``, ``minimize`` of a
+    function). Rows without a gradient stay as they are. State is saved by ``tf.compat.v1.train.Saver`` and, eagerly,
+    by ``tf.train.Checkpoint(optimizer=...)``.
+
+    The arguments that all classes have:
+
+    Args:
+      learning_rate: a number, Tensor, tf.Variable or function without arguments; or a schedule: a function of the
+        step, such as those of Keras. A schedule is given the ``global_step`` of `apply_gradients`, or else
+        `iterations`.
+      weight_decay: decoupled: w -= learning_rate * weight_decay * w comes before the update of a row.
+      skip_nonfinite: leave a row alone whose gradient has a NaN or an infinity, and count it
+        (``variable.skipped_updates()``). By default such a gradient is applied.
+      stochastic_rounding: of float16 and bfloat16 variables.
+      name: the prefix of slots, in tables and in checkpoints.
+
+    Raises:
+      ValueError: a number out of its range. Tensors are checked at each step, by the op.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any,
+        weight_decay: Any,
+        skip_nonfinite: bool,
+        stochastic_rounding: bool,
+        name: str,
+    ) -> None:
+        super().__init__(use_locking=True, name=name)
+        self._learning_rate = learning_rate
+        self._hyperparameters: dict[str, Any] = {}
+        self._set("weight_decay", weight_decay, NON_NEGATIVE)
+        if isinstance(learning_rate, (int, float)):
+            self._check("learning_rate", learning_rate, ANY)
+        self.kv_options = Options(skip_nonfinite=skip_nonfinite, stochastic_rounding=stochastic_rounding)
+        self._global_step: Any = None
+        self._of_this_step: dict[Any, Mapping[str, Number]] = {}
+
+    # ---- What a class says of itself ---------------------------------------------------------------------------------
+
+    def rule(self) -> str:
+        """The table engine's name for the update."""
+        raise NotImplementedError
+
+    def slots(self) -> tuple[tuple[str, float], ...]:
+        """Names of slots, in the order of the rule, and what they start from."""
+        raise NotImplementedError
+
+    def _derived(self, values: dict[str, Number], step: Number) -> dict[str, Number]:
+        """Hyperparameters that depend on others or on the number of the step, from 1."""
+        return {}
+
+    #: Whether the rule sees the gradient of a dense variable as that of one row.
+    _whole = False
+
+    def _set(self, name: str, value: Any, allowed: Any) -> None:
+        """Notes a hyperparameter of the rule."""
+        if isinstance(value, (int, float)):
+            self._check(name, value, allowed)
+        self._hyperparameters[name] = value
+
+    def _check(self, name: str, value: float, allowed: Any) -> None:
+        words, test = allowed
+        if not math.isfinite(value) or not test(value):
+            raise ValueError(f"{type(self).__name__}: {name} must be {words}, got {value!r}.")
+
+    # ---- Public ------------------------------------------------------------------------------------------------------
+
+    @property
+    def learning_rate(self) -> Any:
+        """As it was given. Assigning a number assigns to a variable, if it is one."""
+        return self._learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        if isinstance(value, (int, float)):
+            self._check("learning_rate", value, ANY)
+        if isinstance(self._learning_rate, tf.Variable) and not isinstance(value, tf.Variable) and not callable(value):
+            self._learning_rate.assign(value)
+        else:
+            self._learning_rate = value
+
+    @property
+    def iterations(self) -> tf.Variable:
+        """Steps so far: a tf.int64 variable."""
+        with tf_ops.init_scope():
+            graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+            found = self._get_non_slot_variable("iterations", graph=graph)
+            if found is None:
+                self._maybe_initialize_trackable()
+                initial: Any = tf.constant(0, tf.int64)
+                if graph is None:
+                    restored = self._preload_simple_restoration(name="iterations")
+                    initial = initial if restored is None else restored
+                found = tf.compat.v1.Variable(initial, trainable=False, use_resource=True, name="iterations")
+                self._handle_deferred_dependencies(name="iterations", trackable=found)
+                self._non_slot_dict["iterations", graph] = found
+            return found
+
+    def compute_gradients(self, loss: Any, var_list: Sequence[Any] | None = None, *args: Any, **kwargs: Any) -> Any:
+        """As of ``tf.compat.v1.train.Optimizer``; where `loss` is a function, key-value variables may be listed, too."""
+        flat = None
+        if var_list is not None:
+            flat = [part for v in var_list for part in (v if isinstance(v, PartitionedKvVariable) else [v])]
+        if not callable(loss) or flat is None:
+            return super().compute_gradients(loss, flat, *args, **kwargs)
+        with tf.GradientTape() as tape:
+            tape.watch([v for v in flat if not isinstance(v, KvVariable)])
+            value = loss()
+        return list(zip(tape.gradient(value, flat), flat, strict=True))
+
+    def apply_gradients(
+        self, grads_and_vars: Any, global_step: Any = None, name: str | None = None, **kwargs: Any
+    ) -> Any:
+        """One step. Variables may be key-value ones, dense ones, and those of Keras layers."""
+        pairs = [(g, v.value if isinstance(getattr(v, "value", None), tf.Variable) else v) for g, v in grads_and_vars]
+        self._global_step = global_step
+        try:
+            return super().apply_gradients(pairs, global_step, name, **kwargs)
+        finally:
+            self._global_step = None
+            self._of_this_step.clear()
+
+    # ---- Hyperparameters ---------------------------------------------------------------------------------------------
+
+    def as_known(self) -> Known:
+        """For `tfplugin.optimizers.known`."""
+        return Known(self.rule(), self.slots(), self._values)
+
+    def _values(self, step: Step) -> Mapping[str, Number]:
+        if step.number is not None:
+            return self._values_at(step.number)
+        place = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        if place not in self._of_this_step:
+            self._of_this_step[place] = self._values_at(number(self.iterations) + 1)
+        return self._of_this_step[place]
+
+    def _values_at(self, step: Number) -> Mapping[str, Number]:
+        rate = self._learning_rate
+        if callable(rate) and not tf.is_tensor(rate) and not isinstance(rate, tf.Variable):
+            rate = rate(self._count(step)) if _takes_step(rate) else rate()
+        values = {"learning_rate": given(rate)}
+        values |= {name: given(value) for name, value in self._hyperparameters.items()}
+        return values | self._derived(values, step)
+
+    def _count(self, step: Number) -> Any:
+        """What a schedule is given: steps before this one."""
+        if self._global_step is not None:
+            return tf.convert_to_tensor(self._global_step)
+        return int(step - 1) if isinstance(step, float) else tf.cast(step - 1, tf.int64)
+
+    # ---- What tf.compat.v1.train.Optimizer asks for ------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        self._of_this_step = {}
+
+    def _create_slots(self, var_list: Sequence[Any]) -> None:
+        _ = self.iterations
+        for v in var_list:
+            for name, start in self.slots():
+                initializer = tf.compat.v1.constant_initializer(start, dtype=v.dtype.base_dtype)
+                self._get_or_make_slot_with_initializer(v, initializer, v.shape, v.dtype.base_dtype, name, self._name)
+
+    def _apply_to_variable(self, gradient: tf.Tensor, variable: Any, indices: tf.Tensor | None) -> Any:
+        names, hyperparameters = pack(self._values(Step(compute_dtype(variable.dtype.base_dtype))))
+        slots = [self.get_slot(variable, name) for name, _ in self.slots()]
+        return raw.kv_apply_dense(
+            [variable.handle, *(slot.handle for slot in slots)],
+            tf.zeros([0], tf.int64) if indices is None else indices,
+            tf.cast(gradient, variable.dtype.base_dtype),
+            hyperparameters,
+            variable=variable.name,
+            optimizer=self.rule(),
+            names=names,
+            sparse=indices is not None,
+            whole=self._whole,
+            skip_nonfinite=self.kv_options.skip_nonfinite,
+            stochastic_rounding=self.kv_options.stochastic_rounding,
+        )
+
+    def _resource_apply_dense(self, grad: tf.Tensor, handle: Any) -> Any:
+        return self._apply_to_variable(grad, handle, None)
+
+    def _resource_apply_sparse_duplicate_indices(self, grad: tf.Tensor, handle: Any, indices: tf.Tensor) -> Any:
+        return self._apply_to_variable(grad, handle, indices)
+
+    def _apply_dense(self, grad: Any, var: Any) -> Any:
+        raise TypeError(
+            f"{type(self).__name__}: '{var.name}' is a reference variable of TensorFlow 1. Call "
+            "tf.compat.v1.enable_resource_variables() before it is made, or pass use_resource=True."
+        )
+
+    def _apply_sparse_duplicate_indices(self, grad: Any, var: Any) -> Any:
+        return self._apply_dense(grad, var)
+
+    def _finish(self, update_ops: Sequence[Any], name_scope: str) -> Any:
+        updates = [op for op in update_ops if op is not None]
+        with tf.control_dependencies([] if tf.executing_eagerly() else updates):
+            counted = self.iterations.assign_add(1, read_value=False)
+        return tf.group(*updates, *([] if counted is None else [counted]), name=name_scope)
+
+
+def _takes_step(schedule: Any) -> bool:
+    """Whether a function wants an argument."""
+    try:
+        parameters = inspect.signature(schedule).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return any(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)

@@ -1,0 +1,181 @@
+"""`apply_in_backward`: the optimizer's step as part of the backward pass."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework import ops as tf_ops
+from tensorflow.python.trackable import autotrackable, data_structures
+from tensorflow.python.training import optimizer as v1_optimizer
+
+from tfplugin import backward_updates
+from tfplugin.kv_variable import KvVariable, PartitionedKvVariable
+from tfplugin.optimizers import fused
+from tfplugin.optimizers.hyperparameters import Step, given, number
+from tfplugin.optimizers.known import Known, find
+from tfplugin.optimizers.wrapper import OptimizerWrapper
+
+
+class BackwardUpdates(autotrackable.AutoTrackable):
+    """What `apply_in_backward` returns. Put it into a ``tf.train.Checkpoint`` to keep the step counts.
+
+    Attributes:
+      steps: the count of each part, tf.int64.
+    """
+
+    def __init__(self, parts: list[_PartUpdate]) -> None:
+        self._parts = data_structures.NoDependency(parts)
+        self.steps = [part.step for part in parts]
+
+    def undo(self) -> None:
+        """Gives lookups their ordinary gradients back. Functions and graphs that are there switch back, too, when they
+        are traced or built anew."""
+        for part in self._parts:
+            part.undo()
+
+
+class _PartUpdate:
+    """The update of one table."""
+
+    def __init__(self, variable: KvVariable, optimizer: Any) -> None:
+        self._variable = variable
+        self._optimizer = optimizer
+        known = find(_prepared(optimizer))
+        if isinstance(known, str):
+            raise ValueError(f"apply_in_backward of '{variable.name}': {known}. Take one of tfplugin.optimizers.")
+        self.rule = known.rule
+        name = optimizer.get_name() if isinstance(optimizer, v1_optimizer.Optimizer) else type(optimizer).__name__
+        self._prefix = variable.slot_prefix(optimizer, name)
+        with tf_ops.init_scope():
+            local = variable.name.removesuffix(":0").replace("/", "_")
+            self.step = tf.Variable(0, trainable=False, dtype=tf.int64, name=f"{local}_steps_in_backward")
+        self.token = backward_updates.register(self)
+
+    def __call__(self, keys: tf.Tensor, gradients: tf.Tensor, positions: tf.Tensor | None) -> tf.IndexedSlices:
+        """Updates rows; returns the gradient that is left to apply: none, once the update has been made."""
+        variable = self._variable
+        with tf.name_scope("update_in_backward"):
+            optimizer = _prepared(self._optimizer)
+            known = find(optimizer)
+            assert isinstance(known, Known)
+            dtype = fused.compute_dtype(variable.dtype)
+            step = Step(dtype, number(self.step) + 1, coefficients=_coefficients(optimizer, dtype))
+            updated = fused.FusedStep(self._optimizer).apply(
+                known,
+                variable,
+                self._prefix,
+                keys,
+                tf.cast(gradients, variable.dtype),
+                step=step,
+                weight_decay=_weight_decay(optimizer, variable),
+                positions=positions,
+            )
+            with tf.control_dependencies([updated] if updated is not None else []):
+                counted = self.step.assign_add(1, read_value=False)
+            with tf.control_dependencies([counted] if counted is not None else []):
+                nothing = tf.identity(tf.zeros([0, variable.dim], variable.dtype))
+            return tf.IndexedSlices(nothing, tf.zeros([0], variable.key_dtype))
+
+    def undo(self) -> None:
+        backward_updates.forget(self.token)
+        if self._variable._in_backward is self:
+            self._variable._in_backward = None
+
+
+def _prepared(optimizer: Any) -> Any:
+    """A copy of a `tf.compat.v1.train` optimizer that has read its hyperparameters, for the current graph."""
+    if not isinstance(optimizer, v1_optimizer.Optimizer):
+        return optimizer
+    optimizer = copy.copy(optimizer)
+    optimizer._prepare()
+    return optimizer
+
+
+def _coefficients(optimizer: Any, dtype: tf.DType) -> dict[str, tf.Tensor]:
+    if not hasattr(optimizer, "_fallback_apply_state"):
+        return {}
+    with tf_ops.init_scope():
+        optimizer._create_hypers()
+    found: dict[str, tf.Tensor] = optimizer._fallback_apply_state("", dtype)
+    return found
+
+
+def _weight_decay(optimizer: Any, variable: KvVariable) -> Any:
+    decay = getattr(optimizer, "weight_decay", None)
+    if not decay or not hasattr(optimizer, "_use_weight_decay") or not optimizer._use_weight_decay(variable):
+        return 0.0
+    return given(decay)
+
+
+def _check(variable: Any, optimizer: Any) -> Any:
+    """The optimizer that does the update."""
+    if not isinstance(variable, (KvVariable, PartitionedKvVariable)):
+        raise TypeError(f"apply_in_backward wants a key-value variable, got {type(variable).__name__}.")
+    what = f"apply_in_backward of '{variable.name}'"
+    core = optimizer._core if isinstance(optimizer, OptimizerWrapper) else optimizer
+    wrapped = optimizer.optimizer if isinstance(optimizer, OptimizerWrapper) else optimizer
+    if not hasattr(core, "apply_gradients"):
+        raise ValueError(f"{what}: {type(core).__name__} is not an optimizer.")
+    if wrapped is not core or hasattr(core, "inner_optimizer"):
+        raise ValueError(
+            f"{what}: a loss-scaling optimizer sees gradients before they are applied; give its inner one."
+        )
+    parts = list(variable) if isinstance(variable, PartitionedKvVariable) else [variable]
+    for part in parts:
+        if part._in_backward is not None:
+            raise ValueError(f"{what}: it has an optimizer in its backward pass already; undo() that first.")
+        if part.constraint is not None:
+            raise ValueError(f"{what}: the variable has a constraint, which comes after a step and not within.")
+    clips = ("clipnorm", "clipvalue", "global_clipnorm", "_clipnorm", "_clipvalue", "_global_clipnorm")
+    for name in (*clips, "gradient_transformers", "use_ema", "gradient_accumulation_steps"):
+        if getattr(core, name, None):
+            raise ValueError(f"{what}: {type(core).__name__} has {name}, which needs the whole gradient.")
+    rate = getattr(core, "_hyper", {}).get("learning_rate")
+    if hasattr(core, "_create_all_weights") and (
+        callable(rate) or getattr(core, "_initial_decay", 0) or type(core).__name__ == "Nadam"
+    ):
+        raise ValueError(
+            f"{what}: schedules of tf_keras.optimizers.legacy count steps of their own; use another optimizer."
+        )
+    return core
+
+
+def apply_in_backward(variable: Any, optimizer: Any) -> BackwardUpdates:
+    """Has the gradient of each lookup of `variable` update its rows at once.
+
+    From here on the backward pass through a lookup is a step: no gradient of the table is built up, kept and handed on.
+    It works under any loop that takes gradients, in eager mode, functions and graphs (where the variable has to be
+    among those that the gradient is taken of). The gradient that arrives is an empty `tf.IndexedSlices`, and every
+    optimizer that gets it leaves the variable alone.
+
+    What follows from that: gradients are applied as they are, without clipping or loss scaling; each lookup in a pass
+    is a step of its own, as two lookups of one batch are two; a pass through a lookup is a step whether or not its
+    result is asked for. Call this before functions are traced and graphs are built.
+
+    Args:
+      variable: a key-value variable, or a partitioned one.
+      optimizer: one that `explain` calls fused: of `tfplugin.optimizers`, ``tf.compat.v1.train``, Keras 3 or tf_keras,
+        or a `tfplugin.OptimizerWrapper` of such. Its hyperparameters are read at each step. The steps are counted per
+        variable, not by the optimizer; schedules are given that count.
+
+    Returns:
+      An object with ``undo()``, and with the counts, for checkpoints.
+
+    Raises:
+      TypeError: not a key-value variable.
+      ValueError: an optimizer that is not fused, or that clips or scales.
+
+    Example:
+      >>> updates = tfplugin.apply_in_backward(table, tfplugin.optimizers.Adagrad(0.1))
+      >>> with tf.GradientTape() as tape:
+      ...     loss = tf.reduce_sum(tf.nn.embedding_lookup(table, ids) ** 2)
+      >>> _ = tape.gradient(loss, table)      # the rows have moved
+    """
+    core = _check(variable, optimizer)
+    parts = list(variable) if isinstance(variable, PartitionedKvVariable) else [variable]
+    updates = [_PartUpdate(part, core) for part in parts]
+    for part, update in zip(parts, updates, strict=True):
+        part._in_backward = update
+    return BackwardUpdates(updates)
