@@ -33,7 +33,7 @@ from command_line import command_line
 from engine import table_engine
 from machine import machine
 from peers import tfra
-from turns import WorkerError, Workers, measure, workers
+from turns import KEEP_MEMORY, WorkerError, Workers, measure, workers
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -108,6 +108,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_const", const="quick", dest="size", help="short for --size quick")
     parser.add_argument("--rounds", type=int, help="rounds of each comparison (default: by size)")
     parser.add_argument("--no-peers", action="store_true", help="leave TFRA out")
+    parser.add_argument("--keep-memory", action="store_true", help="all sides: let malloc keep what is freed")
     parser.add_argument("--no-plots", action="store_true", help="leave docs/images as it is")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder for the .md and .json")
     args = parser.parse_args()
@@ -121,12 +122,13 @@ def main() -> int:
         "date": datetime.date.today().isoformat(),
         "size": size.name,
         "rounds": size.rounds,
+        "malloc": "keeps what is freed" if args.keep_memory else "as it comes",
         "machine": machine(),
         "versions": {},
         "left_out": [],
         "cases": [],
     }
-    with workers(pythons(not args.no_peers)) as crew:
+    with workers(pythons(not args.no_peers), KEEP_MEMORY if args.keep_memory else {}) as crew:
         if "tfra" not in crew.pythons:
             result["left_out"].append("TFRA")
         for kind, make in SIDE_BY_SIDE.items():
