@@ -78,8 +78,8 @@ def markdown(result: dict[str, Any]) -> str:
     on = result["machine"]
     lines = [f"# {on['cpu']}, {on['cpus']} CPUs", ""]
     lines += [
-        f"{result['date']}, size `{result['size']}`, {result['rounds']} rounds, malloc {result['malloc']}; Linux {on['kernel']}, "
-        f"{on['memory_gib']} GiB, huge pages {on['transparent_hugepages']}, Python {on['python']}; "
+        f"{result['date']}, size `{result['size']}`, {result['rounds']} rounds, malloc {result['malloc']}; "
+        f"Linux {on['kernel']}, {on['memory_gib']} GiB, huge pages {on['transparent_hugepages']}, Python {on['python']}; "
         f"load average before the run {on['load_before']:.2f}.",
         "",
     ]
