@@ -79,8 +79,8 @@ def markdown(result: dict[str, Any]) -> str:
     lines = [f"# {on['cpu']}, {on['cpus']} CPUs", ""]
     lines += [
         f"{result['date']}, size `{result['size']}`, {result['rounds']} rounds, malloc {result['malloc']}; "
-        f"Linux {on['kernel']}, {on['memory_gib']} GiB, huge pages {on['transparent_hugepages']}, Python {on['python']}; "
-        f"load average before the run {on['load_before']:.2f}.",
+        f"Linux {on['kernel']}, {on['memory_gib']} GiB, huge pages {on['transparent_hugepages']}, "
+        f"Python {on['python']}; load average before the run {on['load_before']:.2f}.",
         "",
     ]
     for library, versions in result["versions"].items():

@@ -69,7 +69,7 @@ def pythons(with_peers: bool) -> dict[str, Path]:
 
 def run_cases(crew: Workers, wanted: list[Case], size: Size) -> Iterator[dict[str, Any]]:
     """Measures cases of one kind."""
-    bandwidth = floor.copy_bandwidth(2)
+    bandwidth = floor.copy_bandwidth(2, size.copy_mebibytes)
     for case in wanted:
         start = time.monotonic()
         sides = measure(crew, case, size)
