@@ -109,8 +109,13 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, help="rounds of each comparison (default: by size)")
     parser.add_argument("--no-peers", action="store_true", help="leave TFRA out")
     parser.add_argument("--keep-memory", action="store_true", help="all sides: let malloc keep what is freed")
-    parser.add_argument("--no-plots", action="store_true", help="leave docs/images as it is")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="folder for the .md and .json")
+    parser.add_argument("--no-plots", action="store_true", help="draw nothing")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        help="folder for the .md, the .json and the plots (default: build/benchmarks; of a whole full run "
+        "benchmarks/results, and docs/images for the plots)",
+    )
     args = parser.parse_args()
     size = SIZES[args.size]
     if args.rounds is not None:
@@ -146,15 +151,19 @@ def main() -> int:
             say(f"{kind} ...")
             result["table_engine" if kind == "engine" else kind] = measure_alone(size.rounds)
 
-    args.output.mkdir(parents=True, exist_ok=True)
+    # What is kept in the repository is a whole run, never a part of one.
+    whole = size.name == "full" and set(args.only) == set(KINDS) and not args.no_peers and not args.keep_memory
+    to_repository = whole and args.output is None
+    output = args.output or (RESULTS if whole else ROOT / "build" / "benchmarks")
+    output.mkdir(parents=True, exist_ok=True)
     on = result["machine"]
     stem = f"{on['cpu'].replace(' ', '-').lower()}-{on['cpus']}cpu" + ("" if size.name == "full" else f"-{size.name}")
-    (args.output / f"{stem}.json").write_text(json.dumps(result, indent=1) + "\n")
+    (output / f"{stem}.json").write_text(json.dumps(result, indent=1) + "\n")
     page = report.markdown(result)
-    (args.output / f"{stem}.md").write_text(page)
+    (output / f"{stem}.md").write_text(page)
     print(page)
     if not args.no_plots:
-        plots.draw(result, ROOT / "docs" / "images")
+        plots.draw(result, ROOT / "docs" / "images" if to_repository else output)
     wrong = failures(result)
     for failure in wrong:
         say(f"failed: {failure}")

@@ -48,6 +48,11 @@ class Worker:
         )
         self.versions: dict[str, str] = {}
 
+    @property
+    def alive(self) -> bool:
+        """Whether the process still runs."""
+        return self._process.poll() is None
+
     def wait_until_ready(self) -> None:
         """Until the library is imported."""
         self.versions = self._read()["versions"]
@@ -102,6 +107,9 @@ class Workers:
         """Workers for these libraries; those that are not there yet start together."""
         new = []
         for library in libraries:
+            running = self._running.get((library, threads))
+            if running is not None and not running.alive:  # it failed in an earlier case
+                self._running.pop((library, threads)).stop()
             if (library, threads) not in self._running:
                 self._running[library, threads] = Worker(self.pythons[library], library, threads, self._environment)
                 new.append((library, threads))
@@ -116,12 +124,6 @@ class Workers:
     def versions(self) -> dict[str, dict[str, str]]:
         """Of what each library's workers imported."""
         return {library: worker.versions for (library, _), worker in self._running.items()}
-
-    def forget(self, worker: Worker) -> None:
-        """Ends a worker that failed; the next case starts another."""
-        for key, running in list(self._running.items()):
-            if running is worker:
-                self._running.pop(key).stop()
 
     def stop(self) -> None:
         """Ends all."""
