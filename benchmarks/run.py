@@ -69,10 +69,11 @@ def pythons(with_peers: bool) -> dict[str, Path]:
 
 def run_cases(crew: Workers, wanted: list[Case], size: Size) -> Iterator[dict[str, Any]]:
     """Measures cases of one kind."""
-    bandwidth = floor.copy_bandwidth(2, size.copy_mebibytes)
     for case in wanted:
         start = time.monotonic()
         sides = measure(crew, case, size)
+        # Beside the case itself, so that both meet the same neighbours.
+        bandwidth = floor.copy_bandwidth(case.threads, size.copy_mebibytes) if case.floor is not None else None
         result = report.case_result(case, sides, bandwidth)
         ratios = ", ".join(f"{entry['of']} / {entry['to']} {entry['ratio']:.2f}" for entry in result["ratios"])
         say(f"  {case.group}: {case.title}: {ratios}  ({time.monotonic() - start:.0f} s)")
@@ -108,7 +109,12 @@ def main() -> int:
     parser.add_argument("--quick", action="store_const", const="quick", dest="size", help="short for --size quick")
     parser.add_argument("--rounds", type=int, help="rounds of each comparison (default: by size)")
     parser.add_argument("--no-peers", action="store_true", help="leave TFRA out")
-    parser.add_argument("--keep-memory", action="store_true", help="all sides: let malloc keep what is freed")
+    parser.add_argument(
+        "--malloc",
+        choices=("keep", "system"),
+        default="keep",
+        help="of all sides: keep what is freed, or return it to the system as the C library does (default: keep)",
+    )
     parser.add_argument("--no-plots", action="store_true", help="draw nothing")
     parser.add_argument(
         "--output",
@@ -127,13 +133,13 @@ def main() -> int:
         "date": datetime.date.today().isoformat(),
         "size": size.name,
         "rounds": size.rounds,
-        "malloc": "keeps what is freed" if args.keep_memory else "as it comes",
+        "malloc": args.malloc,
         "machine": machine(),
         "versions": {},
         "left_out": [],
         "cases": [],
     }
-    with workers(pythons(not args.no_peers), KEEP_MEMORY if args.keep_memory else {}) as crew:
+    with workers(pythons(not args.no_peers), KEEP_MEMORY if args.malloc == "keep" else {}) as crew:
         if "tfra" not in crew.pythons:
             result["left_out"].append("TFRA")
         for kind, make in SIDE_BY_SIDE.items():
@@ -152,7 +158,7 @@ def main() -> int:
             result["table_engine" if kind == "engine" else kind] = measure_alone(size.rounds)
 
     # What is kept in the repository is a whole run, never a part of one.
-    whole = size.name == "full" and set(args.only) == set(KINDS) and not args.no_peers and not args.keep_memory
+    whole = size.name == "full" and set(args.only) == set(KINDS) and not args.no_peers and args.malloc == "keep"
     to_repository = whole and args.output is None
     output = args.output or (RESULTS if whole else ROOT / "build" / "benchmarks")
     output.mkdir(parents=True, exist_ok=True)

@@ -21,8 +21,9 @@ from cases.case import Case, Size
 
 WORKER = Path(__file__).resolve().parent / "worker.py"
 
-#: Makes glibc's malloc hold on to what is freed. As it comes, it returns large outputs to the system, and the next call
-#: fetches every page anew: at dim 128 two thirds of a lookup's CPU time.
+#: Makes glibc's malloc hold on to what is freed. As it comes, it returns large outputs to the system or not, depending
+#: on what else the process ever allocated; if it does, the next call fetches every page anew, which is two thirds of
+#: the CPU time of a lookup at dim 128.
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "-1", "MALLOC_ARENA_MAX": "1"}
 
 
