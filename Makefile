@@ -68,4 +68,4 @@ docs: setup ## the documentation as a site in site/
 	$(BIN)/mkdocs build -q --strict --site-dir site
 
 clean: ## remove builds, the environment and demo output
-	rm -rf build $(VENV) site demo-output
+	rm -rf build $(VENV) benchmarks/peers/.venv-tfra site demo-output

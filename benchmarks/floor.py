@@ -58,7 +58,7 @@ def bytes_per_item(work: str, parameters: dict[str, Any]) -> float:
     raise ValueError(f"floor: no count of bytes for {work!r}")
 
 
-def copy_bandwidth(threads: int, mebibytes: int = 256, repetitions: int = 3) -> float:
+def copy_bandwidth(threads: int, mebibytes: int, repetitions: int = 3) -> float:
     """Bytes read and written a second by that many threads copying large arrays: the best of some tries."""
     size = mebibytes * 2**20 // threads
     arrays = [(np.zeros(size, np.uint8), np.ones(size, np.uint8)) for _ in range(threads)]

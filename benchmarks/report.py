@@ -42,7 +42,7 @@ GROUPS = {
 }
 
 
-def case_result(case: Case, sides: dict[str, Any], bandwidth: float) -> dict[str, Any]:
+def case_result(case: Case, sides: dict[str, Any], bandwidth: float | None) -> dict[str, Any]:
     """What goes into the JSON for one case: its parameters, its sides' seconds, ratios, and the floor."""
     ratios = []
     for comparison in case.comparisons:
@@ -64,7 +64,7 @@ def case_result(case: Case, sides: dict[str, Any], bandwidth: float) -> dict[str
         "sides": sides,
         "ratios": ratios,
     }
-    if case.floor is not None and "median" in sides.get("kv", {}):
+    if case.floor is not None and bandwidth is not None and "median" in sides.get("kv", {}):
         size = floor.bytes_per_item(case.work, case.parameters)
         share = size * case.items / sides["kv"]["median"] / bandwidth
         result["floor"] = {"bytes_per_item": size, "copy_bytes_per_second": bandwidth, "share": share}
@@ -78,9 +78,9 @@ def markdown(result: dict[str, Any]) -> str:
     on = result["machine"]
     lines = [f"# {on['cpu']}, {on['cpus']} CPUs", ""]
     lines += [
-        f"{result['date']}, size `{result['size']}`, {result['rounds']} rounds; Linux {on['kernel']}, "
-        f"{on['memory_gib']} GiB, huge pages {on['transparent_hugepages']}, Python {on['python']}; "
-        f"load average before the run {on['load_before']:.2f}.",
+        f"{result['date']}, size `{result['size']}`, {result['rounds']} rounds, `--malloc {result['malloc']}`; "
+        f"Linux {on['kernel']}, {on['memory_gib']} GiB, huge pages {on['transparent_hugepages']}, "
+        f"Python {on['python']}; load average before the run {on['load_before']:.2f}.",
         "",
     ]
     for library, versions in result["versions"].items():
@@ -122,12 +122,9 @@ def _group(group: str, cases: list[dict[str, Any]]) -> list[str]:
     with_floor = any("floor" in case for case in cases)
     with_quality = any("auc" in side for case in cases for side in case["sides"].values())
     columns = [_with_unit(name, unit) for name in sides] + [f"{of} / {to}" for of, to in pairs]
-    columns += ["bytes per row", "share of the floor"] if with_floor else []
+    columns += ["bytes per row", "copy, GB/s", "share of the floor"] if with_floor else []
     columns += [f"AUC, {name}" for name in sides] + ["best AUC possible"] if with_quality else []
     lines = ["", f"## {heading}", "", explanation, ""]
-    if with_floor:
-        bandwidth = next(case["floor"]["copy_bytes_per_second"] for case in cases if "floor" in case)
-        lines += [f"The floor is a copy of {bandwidth / 1e9:.1f} GB/s, read and written, measured before these.", ""]
     lines += ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
     for case in cases:
         cells = [_speed(case, name, unit) for name in sides]
@@ -135,12 +132,17 @@ def _group(group: str, cases: list[dict[str, Any]]) -> list[str]:
         cells += [f"{ratios[pair]:.2f}" if pair in ratios else "" for pair in pairs]
         if with_floor:
             found = case.get("floor")
-            cells += [f"{found['bytes_per_item']:.0f}", f"{found['share']:.2f}"] if found else ["", ""]
+            cells += ["", "", ""] if found is None else _floor_cells(found)
         if with_quality:
             cells += [f"{case['sides'][name].get('auc', float('nan')):.4f}" for name in sides]
             cells.append(next((f"{s['best_auc']:.4f}" for s in case["sides"].values() if "best_auc" in s), ""))
         lines.append(f"| {case['title']} | " + " | ".join(cells) + " |")
     return lines
+
+
+def _floor_cells(found: dict[str, Any]) -> list[str]:
+    copy = found["copy_bytes_per_second"] / 1e9
+    return [f"{found['bytes_per_item']:.0f}", f"{copy:.1f}", f"{found['share']:.2f}"]
 
 
 def _with_unit(name: str, unit: str) -> str:

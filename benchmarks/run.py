@@ -33,7 +33,7 @@ from command_line import command_line
 from engine import table_engine
 from machine import machine
 from peers import tfra
-from turns import WorkerError, Workers, measure, workers
+from turns import KEEP_MEMORY, WorkerError, Workers, measure, workers
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -69,10 +69,11 @@ def pythons(with_peers: bool) -> dict[str, Path]:
 
 def run_cases(crew: Workers, wanted: list[Case], size: Size) -> Iterator[dict[str, Any]]:
     """Measures cases of one kind."""
-    bandwidth = floor.copy_bandwidth(2)
     for case in wanted:
         start = time.monotonic()
         sides = measure(crew, case, size)
+        # Beside the case itself, so that both meet the same neighbours.
+        bandwidth = floor.copy_bandwidth(case.threads, size.copy_mebibytes) if case.floor is not None else None
         result = report.case_result(case, sides, bandwidth)
         ratios = ", ".join(f"{entry['of']} / {entry['to']} {entry['ratio']:.2f}" for entry in result["ratios"])
         say(f"  {case.group}: {case.title}: {ratios}  ({time.monotonic() - start:.0f} s)")
@@ -108,8 +109,19 @@ def main() -> int:
     parser.add_argument("--quick", action="store_const", const="quick", dest="size", help="short for --size quick")
     parser.add_argument("--rounds", type=int, help="rounds of each comparison (default: by size)")
     parser.add_argument("--no-peers", action="store_true", help="leave TFRA out")
-    parser.add_argument("--no-plots", action="store_true", help="leave docs/images as it is")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="folder for the .md and .json")
+    parser.add_argument(
+        "--malloc",
+        choices=("keep", "system"),
+        default="keep",
+        help="of all sides: keep what is freed, or return it to the system as the C library does (default: keep)",
+    )
+    parser.add_argument("--no-plots", action="store_true", help="draw nothing")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        help="folder for the .md, the .json and the plots (default: build/benchmarks; of a whole full run "
+        "benchmarks/results, and docs/images for the plots)",
+    )
     args = parser.parse_args()
     size = SIZES[args.size]
     if args.rounds is not None:
@@ -121,12 +133,13 @@ def main() -> int:
         "date": datetime.date.today().isoformat(),
         "size": size.name,
         "rounds": size.rounds,
+        "malloc": args.malloc,
         "machine": machine(),
         "versions": {},
         "left_out": [],
         "cases": [],
     }
-    with workers(pythons(not args.no_peers)) as crew:
+    with workers(pythons(not args.no_peers), KEEP_MEMORY if args.malloc == "keep" else {}) as crew:
         if "tfra" not in crew.pythons:
             result["left_out"].append("TFRA")
         for kind, make in SIDE_BY_SIDE.items():
@@ -144,15 +157,19 @@ def main() -> int:
             say(f"{kind} ...")
             result["table_engine" if kind == "engine" else kind] = measure_alone(size.rounds)
 
-    args.output.mkdir(parents=True, exist_ok=True)
+    # What is kept in the repository is a whole run, never a part of one.
+    whole = size.name == "full" and set(args.only) == set(KINDS) and not args.no_peers and args.malloc == "keep"
+    to_repository = whole and args.output is None
+    output = args.output or (RESULTS if whole else ROOT / "build" / "benchmarks")
+    output.mkdir(parents=True, exist_ok=True)
     on = result["machine"]
     stem = f"{on['cpu'].replace(' ', '-').lower()}-{on['cpus']}cpu" + ("" if size.name == "full" else f"-{size.name}")
-    (args.output / f"{stem}.json").write_text(json.dumps(result, indent=1) + "\n")
+    (output / f"{stem}.json").write_text(json.dumps(result, indent=1) + "\n")
     page = report.markdown(result)
-    (args.output / f"{stem}.md").write_text(page)
+    (output / f"{stem}.md").write_text(page)
     print(page)
     if not args.no_plots:
-        plots.draw(result, ROOT / "docs" / "images")
+        plots.draw(result, ROOT / "docs" / "images" if to_repository else output)
     wrong = failures(result)
     for failure in wrong:
         say(f"failed: {failure}")

@@ -21,6 +21,11 @@ from cases.case import Case, Size
 
 WORKER = Path(__file__).resolve().parent / "worker.py"
 
+#: Makes glibc's malloc hold on to what is freed. As it comes, it returns large outputs to the system or not, depending
+#: on what else the process ever allocated; if it does, the next call fetches every page anew, which is two thirds of
+#: the CPU time of a lookup at dim 128.
+KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "-1", "MALLOC_ARENA_MAX": "1"}
+
 
 class WorkerError(Exception):
     """A worker could not do what it was asked; the message says why."""
@@ -29,11 +34,11 @@ class WorkerError(Exception):
 class Worker:
     """A process that runs `worker.py`."""
 
-    def __init__(self, python: Path, library: str, threads: int) -> None:
+    def __init__(self, python: Path, library: str, threads: int, extra: dict[str, str]) -> None:
         self._name = f"{library}, {threads} threads"
         self._notes = tempfile.TemporaryFile("w+")  # noqa: SIM115  (open while the process runs)
         # Not the caller's: TFRA asks for the legacy Keras, the others must not get it.
-        environment = {name: value for name, value in os.environ.items() if name != "TF_USE_LEGACY_KERAS"}
+        environment = {name: value for name, value in os.environ.items() if name != "TF_USE_LEGACY_KERAS"} | extra
         self._process = subprocess.Popen(
             [str(python), str(WORKER), "--library", library, "--threads", str(threads)],
             stdin=subprocess.PIPE,
@@ -43,6 +48,11 @@ class Worker:
             text=True,
         )
         self.versions: dict[str, str] = {}
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process still runs."""
+        return self._process.poll() is None
 
     def wait_until_ready(self) -> None:
         """Until the library is imported."""
@@ -84,18 +94,25 @@ class Worker:
 
 
 class Workers:
-    """The workers of a run, started when first needed. `pythons` names each library's interpreter."""
+    """The workers of a run, started when first needed.
 
-    def __init__(self, pythons: dict[str, Path]) -> None:
+    `pythons` names each library's interpreter, `environment` holds variables that all of them get.
+    """
+
+    def __init__(self, pythons: dict[str, Path], environment: dict[str, str]) -> None:
         self.pythons = pythons
+        self._environment = environment
         self._running: dict[tuple[str, int], Worker] = {}
 
     def of(self, libraries: list[str], threads: int) -> dict[str, Worker]:
         """Workers for these libraries; those that are not there yet start together."""
         new = []
         for library in libraries:
+            running = self._running.get((library, threads))
+            if running is not None and not running.alive:  # it failed in an earlier case
+                self._running.pop((library, threads)).stop()
             if (library, threads) not in self._running:
-                self._running[library, threads] = Worker(self.pythons[library], library, threads)
+                self._running[library, threads] = Worker(self.pythons[library], library, threads, self._environment)
                 new.append((library, threads))
         for key in new:
             try:
@@ -109,12 +126,6 @@ class Workers:
         """Of what each library's workers imported."""
         return {library: worker.versions for (library, _), worker in self._running.items()}
 
-    def forget(self, worker: Worker) -> None:
-        """Ends a worker that failed; the next case starts another."""
-        for key, running in list(self._running.items()):
-            if running is worker:
-                self._running.pop(key).stop()
-
     def stop(self) -> None:
         """Ends all."""
         for worker in self._running.values():
@@ -123,9 +134,9 @@ class Workers:
 
 
 @contextlib.contextmanager
-def workers(pythons: dict[str, Path]) -> Iterator[Workers]:
+def workers(pythons: dict[str, Path], environment: dict[str, str]) -> Iterator[Workers]:
     """Workers that are gone when the block is left, however it is."""
-    crew = Workers(pythons)
+    crew = Workers(pythons, environment)
     try:
         yield crew
     finally:

@@ -47,6 +47,7 @@ class Size:
     name: str
     rounds: int
     turn_seconds: float
+    copy_mebibytes: int  # copied to find the memory's bandwidth
     batch: int
     batches: int
     lookup_rows: int
@@ -68,6 +69,7 @@ FULL = Size(
     name="full",
     rounds=9,
     turn_seconds=0.25,
+    copy_mebibytes=256,
     batch=65_536,
     batches=16,
     lookup_rows=2_000_000,
@@ -89,6 +91,7 @@ QUICK = Size(
     name="quick",
     rounds=3,
     turn_seconds=0.1,
+    copy_mebibytes=256,
     batch=65_536,
     batches=4,
     lookup_rows=1_000_000,
@@ -111,6 +114,7 @@ TINY = Size(
     name="tiny",
     rounds=2,
     turn_seconds=0.001,
+    copy_mebibytes=2,
     batch=256,
     batches=2,
     lookup_rows=1000,

@@ -12,7 +12,7 @@ namespace kvtable {
 namespace {
 
 constexpr int64_t kLeastKeys = 4096;  // of a task: the parts share them
-constexpr int64_t kMostKeys = 16384;  // of a task: its rows should stay in cache until all parts wrote theirs
+constexpr int64_t kMostKeys = 8192;   // of a task: its rows should stay in cache until all parts wrote theirs
 
 void LookUpOne(Table* table, const void* keys, int64_t n, const RowsOut& out, const MissingKeys& missing,
                ParallelFor& threads) {

@@ -163,15 +163,15 @@ RowUpdater::RowUpdater(const Update& update, ValueType value_type, int64_t dim)
   if (value_type == ValueType::kFloat16 || value_type == ValueType::kBFloat16) {
     columns_ = 1 + update.optimizer->slots.size();
     conversion_ = BestRowConversion(value_type);
-    scratch_bytes_ = static_cast<size_t>(RandomWords()) * sizeof(uint64_t) +
-                     columns_ * static_cast<size_t>(dim_) * sizeof(float);
+    scratch_bytes_ = columns_ * static_cast<size_t>(dim_) * sizeof(float) +
+                     static_cast<size_t>(RandomWords()) * sizeof(uint64_t);
   }
 }
 
 bool RowUpdater::UpdateConverted(void* const* columns, const void* gradient, uint64_t key,
                                  void* scratch) const {
-  uint64_t* const random = static_cast<uint64_t*>(scratch);
-  float* const values = reinterpret_cast<float*>(random + RandomWords());
+  float* const values = static_cast<float*>(scratch);
+  uint32_t* const random = reinterpret_cast<uint32_t*>(values + static_cast<int64_t>(columns_) * dim_);
   void* typed[kMostColumns];
   for (size_t c = 0; c < columns_; ++c) {
     float* const to = values + static_cast<int64_t>(c) * dim_;
@@ -188,9 +188,12 @@ bool RowUpdater::UpdateConverted(void* const* columns, const void* gradient, uin
       continue;
     }
     for (int64_t i = 0; i < RandomWords(); ++i) {
-      random[i] = RandomWord(stream, static_cast<uint64_t>(static_cast<int64_t>(c) * RandomWords() + i));
+      const uint64_t word =
+          RandomWord(stream, static_cast<uint64_t>(static_cast<int64_t>(c) * RandomWords() + i));
+      random[2 * i] = static_cast<uint32_t>(word);
+      random[2 * i + 1] = static_cast<uint32_t>(word >> 32);
     }
-    conversion_.store_stochastically(from, dim_, reinterpret_cast<const uint32_t*>(random), columns[c]);
+    conversion_.store_stochastically(from, dim_, random, columns[c]);
   }
   return zeroed;
 }

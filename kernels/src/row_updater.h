@@ -24,7 +24,7 @@ class RowUpdater {
     return function_(*this, columns, gradient);
   }
 
-  // Bytes of scratch that a thread needs, aligned for uint64_t.
+  // Bytes of scratch that a thread needs, aligned for float.
   size_t scratch_bytes() const { return scratch_bytes_; }
 
  private:

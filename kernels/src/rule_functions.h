@@ -88,11 +88,19 @@ struct RuleFunctions {
     });
   }
 
+  // kAny where the rule does not say what it needs.
+  template <class R>
+  static constexpr auto LearningRate(const R*) -> decltype(R::kLearningRate) {
+    return R::kLearningRate;
+  }
+  static constexpr Range LearningRate(const void*) { return Range::kAny; }
+
   static OptimizerSpec Spec() {
     OptimizerSpec spec;
     spec.name = Rule::kName;
-    spec.hyperparameters = {{"learning_rate", Hyperparameter::kRequired, Range::kAny},
-                            {"weight_decay", 0.0, Range::kNonNegative}};
+    spec.hyperparameters = {
+        {"learning_rate", Hyperparameter::kRequired, LearningRate(static_cast<const Rule*>(nullptr))},
+        {"weight_decay", 0.0, Range::kNonNegative}};
     spec.hyperparameters.insert(spec.hyperparameters.end(), Rule::kHyperparameters.begin(),
                                 Rule::kHyperparameters.end());
     for (const Hyperparameter& h : Rule::kHyperparameters)

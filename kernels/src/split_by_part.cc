@@ -14,12 +14,12 @@ SplitByPart::SplitByPart(KeyType key_type, const void* keys, int64_t n, int64_t 
       keys_(keys),
       n_(n),
       parts_(parts),
-      owners_(static_cast<size_t>(n)),
+      owners_(new uint32_t[static_cast<size_t>(n)]),
       begins_(static_cast<size_t>(ranges() * parts)),
       counts_(static_cast<size_t>(parts)) {
   RunTasks(threads, ranges(), [&](int64_t r) {
     const int64_t begin = r * kRange;
-    FindOwners(key_type, keys, begin, std::min(n, begin + kRange), parts, owners_.data() + begin,
+    FindOwners(key_type, keys, begin, std::min(n, begin + kRange), parts, owners_.get() + begin,
                begins_.data() + r * parts);
   });
   for (int64_t p = 0; p < parts; ++p) {

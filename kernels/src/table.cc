@@ -643,9 +643,12 @@ class TableImpl : public Table {
       constexpr int64_t kBytes = decltype(known)::value;
       ReadRange(
           keys, begin, end, [](const Shard&) {},
-          [&out](int64_t i, size_t number, const Shard& shard, uint32_t row)
+          [&out, bytes](int64_t i, size_t number, const Shard& shard, uint32_t row)
               KVTABLE_ALWAYS_INLINE -> const char* {
-                if (out.positions != nullptr) out.positions[out.PlaceOf(i)] = uint64_t{number} << 32 | row;
+                const int64_t place = out.PlaceOf(i);
+                // Rows written one behind the other are foreseen by the hardware, scattered ones are not.
+                if (out.where != nullptr) PrefetchRow<kBytes, true>(out.rows + place * bytes, bytes);
+                if (out.positions != nullptr) out.positions[place] = uint64_t{number} << 32 | row;
                 return shard.rows.Row(row);
               },
           [bytes](const Shard&, const char* row) KVTABLE_ALWAYS_INLINE { PrefetchRow<kBytes>(row, bytes); },

@@ -338,6 +338,8 @@ def test_hyperparameters_that_are_refused_are_named():
     refuse("epsilon = -1e-07; expected 0 or more", h=good | {"epsilon": -1e-7})
     refuse("weight_decay = -1; expected 0 or more", h=good | {"weight_decay": -1.0})
     refuse("epsilon = inf", h=good | {"epsilon": np.inf})
+    for divides in ("ftrl", "group_ftrl"):
+        refuse("learning_rate = 0; expected more than 0", optimizer=divides, h={"learning_rate": 0.0})
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "kvtable/parallel_for.h"
@@ -37,9 +38,9 @@ class SplitByPart {
   const void* keys_;
   int64_t n_;
   int64_t parts_;
-  std::vector<uint32_t> owners_;  // (n)
-  std::vector<int64_t> begins_;   // (ranges, parts): where a range's first key of a part goes
-  std::vector<int64_t> counts_;   // (parts)
+  std::unique_ptr<uint32_t[]> owners_;  // (n)
+  std::vector<int64_t> begins_;         // (ranges, parts): where a range's first key of a part goes
+  std::vector<int64_t> counts_;         // (parts)
 };
 
 }  // namespace kvtable

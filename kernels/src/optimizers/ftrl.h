@@ -3,7 +3,7 @@
 //   w = (clip(z, -l1, l1) - z) / ((n'^p + beta) / lr + 2 l2)
 // The value is a function of the slots alone: what it started from has little weight after the first update.
 //
-// group_ftrl has the lasso over rows as well, its lambdas as they are (arXiv 2107.14432 calls it Group FTRL):
+// group_ftrl has the lasso over rows as well (group_lasso.h), with its lambdas as they are:
 //   s = clip(z, -l1, l1) - z;  |s| > l21 sqrt(dim): w as above, times 1 - l21 sqrt(dim) / |s|, otherwise w =
 //   0
 #pragma once
@@ -15,6 +15,7 @@ namespace kvtable {
 
 template <bool kGroup>
 struct FtrlRule {
+  static constexpr Range kLearningRate = Range::kPositive;  // it is divided by
   static constexpr std::array<OptimizerSlot, 2> kSlots = {{{"accumulator", 0.1}, {"linear", 0.0}}};
 
   template <class C>

@@ -14,7 +14,8 @@
 //
 // An element that was never updated has no D_before: it counts as zero, so that w takes part with its whole
 // weight. z == 0 tells such an element: after an update it implies w == 0, and D_before only ever multiplies
-// w. That holds for rows that were restored, and for trained values that were given new slots as well.
+// w. That holds for rows that were restored, and for trained values that were given new slots as well; and
+// where z has vanished in 16 bits beside a small w, starting over from w is what is wanted.
 //
 // Weight decay is a step of D decay w, made along with the rule's: it would be undone if w alone decayed.
 #pragma once

@@ -1,7 +1,8 @@
 // What every optimizer's file provides.
 //
 // A rule is a struct with
-//   kName, kHyperparameters (its own; all rules also have learning_rate and weight_decay), kSlots;
+//   kName, kHyperparameters (its own; all rules also have learning_rate and weight_decay), kSlots, and
+//   kLearningRate where not every learning rate will do;
 //   Constants<C>: made once per step from (learning rate, own hyperparameters) in double, kept as C;
 //   Update(constants, dim, columns, gradient): one row. columns[0] is the value, columns[i + 1] slot i, each
 //   (dim) of C = float or double. Returns whether the rule has zeroed the row for good measure (group lasso).

@@ -1,0 +1,156 @@
+"""The benchmark harness on tables so small that nothing it measures means anything."""
+
+import doctest
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ONE_TABLE = ["lookup", "train", "parts", "pooled", "small", "ctr"]
+
+
+@pytest.fixture
+def module(monkeypatch):
+    """Imports a module of the harness, which finds its neighbours as it does when run."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder that a run without peers wrote to."""
+    pytest.importorskip("tfplugin")
+    folder = tmp_path_factory.mktemp("results")
+    options = ["--size", "tiny", "--no-peers", "--no-plots", "--output", str(folder), "--only", *ONE_TABLE]
+    command = [sys.executable, str(ROOT / "benchmarks" / "run.py"), *options]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def result_of(run):
+    (path,) = run.glob("*.json")
+    return json.loads(path.read_text())
+
+
+def test_a_run_writes_every_side_of_every_case(run):
+    result = result_of(run)
+    assert {case["group"] for case in result["cases"]} == set(ONE_TABLE)
+    assert {"date", "machine", "versions", "size", "rounds", "left_out"} <= result.keys()
+    assert "TFRA" in result["left_out"]
+    for case in result["cases"]:
+        assert case["sides"] and "TFRA" not in case["sides"]
+        for side in case["sides"].values():
+            assert "error" not in side
+            assert len(side["seconds"]) == result["rounds"]
+            assert side["median"] == pytest.approx(np.median(side["seconds"])) and side["median"] > 0
+
+
+def test_ratios_with_a_target_say_whether_it_is_reached(run):
+    entries = [entry for case in result_of(run)["cases"] for entry in case["ratios"]]
+    judged = [entry for entry in entries if "reached" in entry]
+    assert judged
+    for entry in judged:
+        reached = entry["ratio"] <= entry["at_most"] if "at_most" in entry else entry["ratio"] >= entry["at_least"]
+        assert entry["reached"] == reached
+
+
+def test_lookups_and_steps_stand_beside_the_memory_floor(run):
+    floors = {case["group"]: case["floor"] for case in result_of(run)["cases"] if "floor" in case}
+    assert floors.keys() == {"lookup", "train"}
+    assert all(floor["share"] > 0 and floor["copy_bytes_per_second"] > 0 for floor in floors.values())
+
+
+def test_the_end_to_end_run_says_what_was_learnt(run):
+    (case,) = [case for case in result_of(run)["cases"] if case["group"] == "ctr"]
+    for side in case["sides"].values():
+        assert 0 < side["auc"] < 1 and side["log_loss"] > 0
+
+
+def test_the_page_has_a_table_per_group(run):
+    (path,) = run.glob("*.md")
+    page = path.read_text()
+    for heading in ("Targets", "Lookup through", "Training step", "Parts", "Pooled", "Small batches", "End to end"):
+        assert f"\n## {heading}" in page
+    for block in page.split("\n\n"):
+        if block.startswith("|"):
+            assert len({line.count("|") for line in block.strip().splitlines()}) == 1, block
+
+
+def test_bytes_are_counted_in_lines_where_access_is_random(module):
+    floor = module("floor")
+    assert doctest.testmod(floor).failed == 0
+    assert floor.lookup_bytes(16) == 8 + 64 + 64 + 64
+    assert floor.lookup_bytes(8) == 8 + 64 + 64 + 32
+    assert floor.step_bytes(16, slots=0) < floor.step_bytes(16, slots=2)
+    assert floor.step_bytes(16, slots=2, different=0.5) < floor.step_bytes(16, slots=2)
+
+
+@pytest.mark.parametrize("how", ["uniform", "unique", "zipf"])
+def test_ids_are_the_same_in_every_process(module, how):
+    ids = module("ids")
+    first, again = (ids.batches(how, 1000, 500, 3) for _ in range(2))
+    for a, b in zip(first, again, strict=True):
+        assert a.dtype == np.int64 and a.shape == (500,) and np.array_equal(a, b)
+        assert a.min() >= 0 and a.max() < 1000
+        assert how != "unique" or len(np.unique(a)) == len(a)
+    assert not np.array_equal(first[0], first[1])
+
+
+def test_a_side_that_computed_something_else_is_not_compared(module, capsys):
+    turns = module("turns")
+    seconds = {"seconds": [1.0, 3.0, 2.0]}
+    results = {"a": {"check": 0.5, **seconds}, "b": {"check": 0.5}, "c": {"check": 0.6}}
+    turns._compare_checks(results)
+    assert [name for name in results if "error" in results[name]] == ["c"]
+    assert "0.6" in capsys.readouterr().err
+    assert turns.ratio(results, "a", "c") is None
+
+
+def test_ratios_are_taken_within_a_round(module):
+    turns = module("turns")
+    results = {"fast": {"seconds": [1.0, 10.0, 1.0]}, "slow": {"seconds": [2.0, 20.0, 4.0]}}
+    assert turns.ratio(results, "fast", "slow") == 2.0
+    assert turns.ratio(results, "fast", "slow", of_times=True) == 0.5
+
+
+def test_tables_that_do_not_fit_are_left_out_and_named(module, monkeypatch):
+    scaling, case = module("cases.scaling"), module("cases.case")
+    monkeypatch.setattr(scaling, "available_bytes", lambda: scaling.needed_bytes(1_000_000, scaling.NARROW))
+    rows = [c.parameters["rows"] for c in scaling.cases(case.FULL) if c.group == "rows"]
+    assert max(rows) == 1_000_000
+    assert [note.split()[0] for note in scaling.left_out(case.FULL)] == ["3,000,000", "10,000,000", "30,000,000"]
+
+
+def test_a_peer_that_cannot_be_installed_is_left_out(module, monkeypatch, capsys):
+    run = module("run")
+
+    def set_up():
+        raise run.tfra.PeerError("no network")
+
+    monkeypatch.setattr(run.tfra, "set_up", set_up)
+    assert run.pythons(with_peers=True).keys() == {"kv", "dense"}
+    assert "no network" in capsys.readouterr().err
+
+
+def test_pictures_are_drawn_of_what_was_measured(module, tmp_path):
+    pytest.importorskip("matplotlib")
+    plots, report, scaling, case = (module(name) for name in ("plots", "report", "cases.scaling", "cases.case"))
+    side = {"check": 0.5, "seconds": [0.01, 0.02], "median": 0.015, "calls": 1}
+    cases = [
+        report.case_result(c, {name: dict(side) for name in c.sides}, bandwidth=1e10)
+        for c in (*scaling.cases(case.TINY), *module("cases.train").cases(case.TINY))
+    ]
+    drawn = plots.draw({"cases": cases}, tmp_path)
+    assert {path.name for path in drawn} == {
+        "speed-by-rows.png",
+        "speed-by-dims.png",
+        "speed-by-threads.png",
+        "training-step.png",
+    }
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
