@@ -119,6 +119,26 @@ def test_two_lookups_in_a_pass_are_two_steps(make, rows_of):
     assert rows_of(table, [1], "Adagrad.accumulator").tolist() == [[2.0]]
 
 
+def test_a_loop_that_knows_nothing_of_the_table(make, rows_of):
+    """Keras's own: it asks for the gradients of its layers, in a function."""
+    table = make(dim=2, initializer=1.0)
+    updates = tfplugin.apply_in_backward(table, ours.SGD(0.5))
+
+    class Model(tf.keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.head = tf.keras.layers.Dense(1, kernel_initializer="ones")
+
+        def call(self, ids):
+            return self.head(tf.nn.embedding_lookup(table, ids))
+
+    model = Model()
+    model.compile(k3.SGD(0.1), "mse")
+    model.fit(np.array([1, 2, 3, 1]), np.ones((4, 1)), batch_size=2, verbose=0)
+    assert [int(count) for count in updates.steps] == [2]
+    assert (rows_of(table, [1, 2, 3]) < 1).all()
+
+
 def test_undo_gives_the_gradient_back(make, rows_of):
     table = make(dim=1, initializer=1.0)
     updates = tfplugin.apply_in_backward(table, ours.SGD(0.5))

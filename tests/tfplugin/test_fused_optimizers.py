@@ -130,6 +130,9 @@ def test_a_graphs_step_is_one_gather_and_one_update(session):
     types = [op.type for op in ops if op.type.startswith("KvTable")]
     assert sorted(types) == ["KvTableApply", "KvTableGather", "KvTableHandle"]
     assert not [op for op in ops if op.type in ("Unique", "UniqueV2", "UnsortedSegmentSum")]
+    # The update begins at the positions that the lookup remembered.
+    update = next(op for op in ops if op.type == "KvTableApply")
+    assert update.inputs[2].op.inputs[0].op.type == "KvTableGather"
 
 
 def test_explain_says_which_way_and_why(make):
@@ -159,7 +162,9 @@ def test_explain_says_which_way_and_why(make):
     assert of(k3.Adam(), fused=False) == "generic: fused=False"
     assert of(MyAdam()) == "generic: MyAdam has a update_step of its own"
     assert of(Renamed()) == "fused: adam"
-    assert of(legacy.experimental.Adam() if hasattr(legacy, "experimental") else train.AdamOptimizer())
+    assert of(k3.Adafactor()) == "generic: no fused kernel for Adafactor"
+    scaled = train.experimental.MixedPrecisionLossScaleOptimizer(train.AdamOptimizer(), 2.0)
+    assert tfplugin.explain(scaled, [plain]).to_dict() == {"plain:0": "fused: adam"}
     assert tfplugin.explain(train.FtrlOptimizer(0.1), [plain]).to_dict() == {"plain:0": "fused: ftrl"}
     with pytest.raises(ValueError, match="fused must be 'auto' or False"):
         tfplugin.OptimizerWrapper(k3.Adam(), fused=True)

@@ -287,6 +287,32 @@ def test_state_goes_through_a_saver(tmp_path):
         np.testing.assert_array_equal(got, expected)
 
 
+def test_a_wrapper_and_a_constraint(make, rows_of):
+    gradient = tf.IndexedSlices(tf.fill([2, 2], np.nan), tf.constant([1, 2], tf.int64))
+    table = make(dim=2, name="a")
+    tfplugin.OptimizerWrapper(ours.Adam(skip_nonfinite=True)).apply_gradients([(gradient, table)])
+    assert int(table.skipped_updates()) == 2
+    with pytest.raises(ValueError, match="Lamb has no update but the fused one"):
+        tfplugin.OptimizerWrapper(ours.Lamb(), fused=False)
+    gradient = tf.IndexedSlices(tf.constant([[1.0, 2.0], [3.0, 1.0]]), tf.constant([1, 2], tf.int64))
+    free = make(dim=2, name="b", initializer=1.0)
+    bound = make(dim=2, name="c", initializer=1.0, constraint=lambda rows: tf.maximum(rows, 0.95))
+    for variable in (free, bound):
+        ours.Lamb(0.1).apply_gradients([(gradient, variable)])
+    np.testing.assert_allclose(rows_of(bound, [1, 2]), np.maximum(rows_of(free, [1, 2]), 0.95), rtol=1e-6)
+
+
+def test_variables_of_keras_layers(make):
+    table, layer = make(name="t"), tf.keras.layers.Dense(1)
+    optimizer = ours.Adam(0.1)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(tf.nn.embedding_lookup(table, [1, 2])))
+    before = layer.kernel.numpy()
+    variables = [table, *layer.trainable_variables]
+    optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+    assert (layer.kernel.numpy() != before).all()
+
+
 def test_each_class_says_what_it_does():
     for cls in CLASSES:
         doc = inspect.getdoc(cls)

@@ -16,6 +16,7 @@ from tfplugin.ops import raw
 from tfplugin.optimizers.fused import Options, compute_dtype
 from tfplugin.optimizers.hyperparameters import Number, Step, given, number, pack
 from tfplugin.optimizers.known import Known
+from tfplugin.optimizers.step_rows import StepVariable
 
 # What a hyperparameter may be, in words and as a test.
 ANY = ("a finite number", lambda x: True)
@@ -204,7 +205,7 @@ class FusedOptimizer(v1_optimizer.Optimizer):
             optimizer=self.rule(),
             names=names,
             sparse=indices is not None,
-            whole=self._whole,
+            whole=self._whole and not isinstance(variable, StepVariable),
             skip_nonfinite=self.kv_options.skip_nonfinite,
             stochastic_rounding=self.kv_options.stochastic_rounding,
         )

@@ -8,6 +8,7 @@ from typing import Any
 
 from tfplugin.kv_variable import KvVariable, PartitionedKvVariable
 from tfplugin.optimizers import fused
+from tfplugin.optimizers.known import innermost
 
 
 class Explanation:
@@ -74,6 +75,7 @@ def explain(optimizer: Any, variables: Sequence[Any] | None = None) -> Explanati
     if hasattr(optimizer, "explain"):
         explanation: Explanation = optimizer.explain(variables)
         return explanation
+    optimizer = innermost(optimizer)
     if variables is None:
         found = [reference() for reference, _ in _seen.get(optimizer, {}).values() if reference is not None]
         variables = [variable for variable in found if variable is not None]

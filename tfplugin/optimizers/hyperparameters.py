@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -74,7 +75,9 @@ def pack(values: Mapping[str, Number]) -> tuple[list[str], list[tf.Tensor]]:
 def nadam_momentum_product(beta_1: Number, step: Number) -> Number:
     """prod over i = 1..step of beta_1 (1 - 0.96^i / 2), the momentum schedule of Nadam."""
     # Beyond this many factors the product is no more than rounding beside 1, what it is subtracted from.
-    most = 50_000
+    most = 50_000.0
+    if isinstance(beta_1, float):
+        most = min(most, math.ceil(-46 / math.log(max(beta_1, 1e-9))) if beta_1 < 1 else most)
     if isinstance(beta_1, float) and isinstance(step, float):
         i = np.arange(1, min(step, most) + 1)
         return float(np.prod(beta_1 * (1 - 0.5 * 0.96**i)))

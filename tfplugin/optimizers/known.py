@@ -10,6 +10,9 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tensorflow.python.training import sync_replicas_optimizer
+from tensorflow.python.training.experimental import loss_scale_optimizer
+
 from tfplugin.optimizers.hyperparameters import Number, Step
 
 
@@ -21,13 +24,11 @@ class Known:
       rule: the engine's name for it.
       slots: the optimizer's names for its slots, in the rule's order, and what each starts from.
       hyperparameters: the rule's, by name, for one step. Without the weight decay.
-      why_not: where this very optimizer has to run as TensorFlow ops all the same, the reason.
     """
 
     rule: str
     slots: tuple[tuple[str, float], ...]
     hyperparameters: Callable[[Step], Mapping[str, Number]]
-    why_not: str = ""
 
 
 #: (module, class) -> the methods that make up its update, and what describes an optimizer of it.
@@ -56,9 +57,26 @@ def find(optimizer: Any) -> Known | str:
         for method in methods:
             if method in vars(optimizer) or any(method in vars(subclass) for subclass in cls.__mro__[:i]):
                 return f"{cls.__name__} has a {method} of its own"
-        known = describe(optimizer)
-        return known.why_not or known
+        return describe(optimizer)
     return f"no fused kernel for {cls.__name__}"
+
+
+def innermost(optimizer: Any) -> Any:
+    """The optimizer that updates variables: what one that scales the loss or gathers replicas has inside, or itself."""
+    while True:
+        inner = getattr(optimizer, "inner_optimizer", None)
+        for wrapper, attribute in _V1_WRAPPERS:
+            if isinstance(optimizer, wrapper):
+                inner = getattr(optimizer, attribute)
+        if inner is None:
+            return optimizer
+        optimizer = inner
+
+
+_V1_WRAPPERS = (
+    (loss_scale_optimizer.MixedPrecisionLossScaleOptimizer, "_optimizer"),
+    (sync_replicas_optimizer.SyncReplicasOptimizer, "_opt"),
+)
 
 
 def couples_rows(optimizer: Any) -> str | None:

@@ -13,13 +13,12 @@ import tensorflow as tf
 from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.trackable import autotrackable
 from tensorflow.python.training import optimizer as v1_optimizer
-from tensorflow.python.training.experimental import loss_scale_optimizer as v1_loss_scale
 
 from tfplugin.kv_variable import KvVariable, PartitionedKvVariable
 from tfplugin.optimizers import explanation, step_rows
 from tfplugin.optimizers import fused as fusing
 from tfplugin.optimizers.hyperparameters import Step, given
-from tfplugin.optimizers.known import couples_rows
+from tfplugin.optimizers.known import couples_rows, innermost
 
 
 class OptimizerWrapper(autotrackable.AutoTrackable):
@@ -70,19 +69,17 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
         self.optimizer = optimizer
         self._lock = threading.RLock()
         self._updates: weakref.WeakKeyDictionary[KvVariable, step_rows.RowUpdate] = weakref.WeakKeyDictionary()
+        own = getattr(self._core, "kv_options", None)
+        if own is not None and fused is False:
+            raise ValueError(f"OptimizerWrapper: {type(self._core).__name__} has no update but the fused one.")
+        if own is not None:
+            skip_nonfinite |= own.skip_nonfinite
+            stochastic_rounding |= own.stochastic_rounding
         fusing.set_options(self._core, fusing.Options(fused == "auto", skip_nonfinite, stochastic_rounding))
 
     @property
     def _core(self) -> Any:
-        """The optimizer that updates variables: what a loss-scaling optimizer has inside, or the optimizer."""
-        core = self.optimizer
-        while True:
-            inner = getattr(core, "inner_optimizer", None)
-            if inner is None and isinstance(core, v1_loss_scale.MixedPrecisionLossScaleOptimizer):
-                inner = core._optimizer
-            if inner is None:
-                return core
-            core = inner
+        return innermost(self.optimizer)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "optimizer":
