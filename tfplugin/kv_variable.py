@@ -328,7 +328,7 @@ class KvVariable(trackable.Trackable):
         return raw.kv_table_zeroed(self._handle, self.keys_tensor(keys), name=name)
 
     def zeroed_rows(self, name: str | None = None) -> tf.Tensor:
-        """How many rows a group penalty has zeroed: scalar int64. ``kvtools export`` and ``clip`` leave them out."""
+        """How many rows a group penalty has zeroed: scalar int64. A clipped export leaves them out."""
         return raw.kv_table_update_counts(self._handle, name=name).zeroed_rows
 
     def skipped_updates(self, name: str | None = None) -> tf.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -34,4 +35,9 @@ class SlotSpec:
 
 def slots_json(specs: Sequence[SlotSpec]) -> str:
     """The form that ops take."""
+    return _slots_json(tuple(specs))
+
+
+@functools.lru_cache(maxsize=1024)
+def _slots_json(specs: tuple[SlotSpec, ...]) -> str:
     return json.dumps([spec.to_dict() for spec in specs])

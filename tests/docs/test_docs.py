@@ -8,7 +8,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     "README.md",
-    *(f"docs/{page}.md" for page in ("quickstart", "kv-variable", "saving", "tensorflow-changes", "optimizer-rules")),
+    *(
+        f"docs/{page}.md"
+        for page in ("quickstart", "kv-variable", "optimizers", "saving", "tensorflow-changes", "optimizer-rules")
+    ),
 ]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#:]+\.md|[^):]*examples/[^)#:]*)(?:#[^)]*)?\)")

@@ -39,6 +39,10 @@ OPTIMIZERS = {
     "tf_keras Adam": lambda: new.Adam(0.01, amsgrad=True),
     "tf_keras AdamW": lambda: new.AdamW(0.01, weight_decay=0.1),
     "tf_keras Adagrad": lambda: new.Adagrad(0.1, initial_accumulator_value=0.3),
+    "tf_keras Adadelta": lambda: new.Adadelta(1.0),
+    "tf_keras Adamax": lambda: new.Adamax(0.01),
+    "tf_keras Lion": lambda: new.Lion(0.01),
+    "tf_keras weight decay": lambda: new.SGD(0.1, weight_decay=0.1),
     "tf_keras RMSprop": lambda: new.RMSprop(0.01, momentum=0.5, centered=True),
     "tf_keras Ftrl": lambda: new.Ftrl(0.1, l1_regularization_strength=0.02),
     "tf_keras global_clipnorm": lambda: new.SGD(0.1, global_clipnorm=0.5),
@@ -46,6 +50,10 @@ OPTIMIZERS = {
     "legacy Adam": lambda: legacy.Adam(0.01, amsgrad=True),
     "legacy Adagrad": lambda: legacy.Adagrad(0.1, initial_accumulator_value=0.3),
     "legacy RMSprop": lambda: legacy.RMSprop(0.01, momentum=0.5, centered=True),
+    "legacy plain RMSprop": lambda: legacy.RMSprop(0.01),
+    "legacy Adadelta": lambda: legacy.Adadelta(1.0),
+    "legacy Adamax": lambda: legacy.Adamax(0.01),
+    "legacy Nadam": lambda: legacy.Nadam(0.01),
     "legacy Ftrl": lambda: legacy.Ftrl(0.1, l1_regularization_strength=0.02),
     "legacy clipnorm": lambda: legacy.SGD(0.1, clipnorm=0.5),
 }
@@ -58,16 +66,18 @@ def _batches():
         yield tf.constant(ids), tf.constant(rng.normal(size=(len(ids), 4)))
 
 
-@pytest.mark.parametrize("function", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize(
+    ("function", "fused"), [(False, "auto"), (True, "auto"), (True, False)], ids=["eager", "function", "generic"]
+)
 @pytest.mark.parametrize("make_optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_parity_beside_a_dense_variable_and_another_table(make, rows_of, make_optimizer, function):
+def test_parity_beside_a_dense_variable_and_another_table(make, rows_of, make_optimizer, function, fused):
     # A float64 table: what float32 rounds differently in a dense kernel is no matter here.
     table = make(name="t", value_dtype=tf.float64)
     other = make(name="u", dim=2, value_dtype=tf.float64, initializer=1.0)
     table.upsert(KEYS, INITIAL)
     stock, other_rows = tf.Variable(INITIAL), tf.Variable(np.ones([len(KEYS), 2]))
     weights = [tf.Variable(np.ones([4])) for _ in range(2)]
-    optimizers = make_optimizer(), tfplugin.OptimizerWrapper(make_optimizer())
+    optimizers = make_optimizer(), tfplugin.OptimizerWrapper(make_optimizer(), fused=fused)
 
     def loss_of(rows, narrow, weight, factor):
         return tf.reduce_sum(tf.sin(rows) * factor * weight) + tf.reduce_sum(narrow**2)
@@ -97,6 +107,8 @@ def test_parity_beside_a_dense_variable_and_another_table(make, rows_of, make_op
         np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-6 * np.abs(expected).max())
     assert np.abs(stock.numpy() - INITIAL).max() > 1e-3
     assert int(optimizers[1].iterations) == STEPS
+    ways = [way.split(":")[0] for way in optimizers[1].explain().to_dict().values()]
+    assert ways == ["fused" if fused else "generic", "TensorFlow's own update", "fused" if fused else "generic"]
 
 
 @pytest.mark.parametrize("make_optimizer", [OPTIMIZERS["Adam"], OPTIMIZERS["tf_keras Adam"], OPTIMIZERS["legacy Adam"]])
@@ -203,15 +215,15 @@ def test_refused_optimizers(make):
     for optimizer, why in (
         (k3.Adafactor(), "couples the rows"),
         (k3.Muon(), "couples the rows"),
-        (k3.Lamb(), "couples the rows"),
         (k3.SGD(0.1, use_ema=True), "use_ema"),
         (new.SGD(0.1, use_ema=True), "use_ema"),
         (k3.SGD(0.1, gradient_accumulation_steps=2), "gradient accumulation"),
-        (k3.LossScaleOptimizer(k3.SGD(0.1)), "loss scaling"),
-        (tf_keras.mixed_precision.LossScaleOptimizer(new.SGD(0.1)), "loss scaling"),
+        (k3.LossScaleOptimizer(k3.Adafactor()), "couples the rows"),
     ):
         with pytest.raises(ValueError, match=why):
             tfplugin.OptimizerWrapper(optimizer).apply_gradients([(gradient, table)])
+    with pytest.raises(ValueError, match=r"Lamb couples the rows.*fused=False"):
+        tfplugin.OptimizerWrapper(k3.Lamb(), fused=False).apply_gradients([(gradient, table)])
     assert int(table.size()) == 0
     with pytest.raises(TypeError, match="wants an optimizer"):
         tfplugin.OptimizerWrapper("adam")

@@ -53,8 +53,9 @@ class Adagrad(FusedOptimizer):
 class AdagradDA(FusedOptimizer):
     """Adagrad by dual averaging, for sparse linear models: w follows from the sums of gradients and of their squares.
 
-    s += g; a += g^2; w = -learning_rate * shrink(s, l1 * t) / (sqrt(a) + learning_rate * l2 * t). Duchi et al.,
-    http://jmlr.org/papers/v12/duchi11a.html. Slots: ``gradient_accumulator``, ``gradient_squared_accumulator``.
+    s += g; a += g^2; w = -learning_rate * shrink(s, l1 * t) / (sqrt(a) + learning_rate * l2 * t), shrink(x, y)
+    being x moved towards 0 by y. Duchi et al., http://jmlr.org/papers/v12/duchi11a.html. Slots:
+    ``gradient_accumulator``, ``gradient_squared_accumulator``.
 
     Args:
       learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name: see `FusedOptimizer`.
@@ -100,10 +101,10 @@ class AdagradDA(FusedOptimizer):
 
 
 class ProximalAdagrad(FusedOptimizer):
-    """Adagrad with a proximal step: a += g^2, eta = learning_rate / sqrt(a), w = shrink(w - eta * g, eta * l1) / (1 + eta * l2).
+    """Adagrad with a proximal step: a += g^2; w = shrink(w - eta * g, eta * l1) / (1 + eta * l2).
 
-    Duchi and Singer, http://papers.nips.cc/paper/3793-efficient-learning-using-forward-backward-splitting. Slot:
-    ``accumulator``.
+    eta is learning_rate / sqrt(a), shrink(x, y) is x moved towards 0 by y. Duchi and Singer,
+    http://papers.nips.cc/paper/3793-efficient-learning-using-forward-backward-splitting. Slot: ``accumulator``.
 
     Args:
       learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name: see `FusedOptimizer`.
@@ -146,7 +147,8 @@ class ProximalAdagrad(FusedOptimizer):
 class Adadelta(FusedOptimizer):
     """Steps as large as the recent ones: a = rho a + (1 - rho) g^2, d = sqrt(u + epsilon) / sqrt(a + epsilon) * g.
 
-    Then u = rho u + (1 - rho) d^2; w -= learning_rate * d. Zeiler, arXiv 1212.5701. Slots: ``accum``, ``accum_update``.
+    Then u = rho u + (1 - rho) d^2; w -= learning_rate * d. Zeiler, arXiv 1212.5701. Slots: ``accum``,
+    ``accum_update``.
 
     Args:
       learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name: see `FusedOptimizer`.

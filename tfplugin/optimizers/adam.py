@@ -14,10 +14,10 @@ def powers(values: dict[str, Number], step: Number) -> dict[str, Number]:
 
 
 class Adam(FusedOptimizer):
-    """m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; w -= learning_rate * sqrt(1 - b2^t) / (1 - b1^t) * m / (sqrt(v) + epsilon).
+    """m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; w -= alpha * m / (sqrt(v) + epsilon).
 
-    On the rows that a step touches; t counts all steps. Kingma and Ba, arXiv 1412.6980. Slots: ``m``, ``v``, and
-    ``vhat`` with `amsgrad`.
+    alpha is learning_rate * sqrt(1 - b2^t) / (1 - b1^t). On the rows that a step touches; t counts all steps.
+    Kingma and Ba, arXiv 1412.6980. Slots: ``m``, ``v``, and ``vhat`` with `amsgrad`.
 
     Args:
       learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name: see `FusedOptimizer`.
@@ -368,10 +368,10 @@ class Lion(FusedOptimizer):
 
 
 class Lamb(FusedOptimizer):
-    """Adam whose step is as long as the row, times the learning rate: w -= learning_rate * |w| / |u| * u, u the step of Adam.
+    """Adam with steps as long as the row: w -= learning_rate * |w| / |u| * u, u being the step of Adam.
 
-    Norms are of a row in a key-value variable or a gradient of slices, and of the whole variable where its gradient is
-    dense. You et al., arXiv 1904.00962. Slots: ``m``, ``v``.
+    Norms are of a row in a key-value variable or a gradient of slices, and of the whole variable where its gradient
+    is dense. You et al., arXiv 1904.00962. Slots: ``m``, ``v``.
 
     Args:
       learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name: see `FusedOptimizer`.

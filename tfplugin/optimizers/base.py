@@ -129,7 +129,7 @@ class FusedOptimizer(v1_optimizer.Optimizer):
             return found
 
     def compute_gradients(self, loss: Any, var_list: Sequence[Any] | None = None, *args: Any, **kwargs: Any) -> Any:
-        """As of ``tf.compat.v1.train.Optimizer``; where `loss` is a function, key-value variables may be listed, too."""
+        """As of ``tf.compat.v1.train.Optimizer``. Of a function `loss`, key-value variables may be listed, too."""
         flat = None
         if var_list is not None:
             flat = [part for v in var_list for part in (v if isinstance(v, PartitionedKvVariable) else [v])]

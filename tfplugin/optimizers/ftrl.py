@@ -8,10 +8,10 @@ from tfplugin.optimizers.base import NON_NEGATIVE, NON_POSITIVE, FusedOptimizer
 
 
 class Ftrl(FusedOptimizer):
-    """z += g - (n'^p - n^p) / learning_rate * w; w = -shrink(z, l1) / ((n'^p + beta) / learning_rate + 2 l2), n' = n + g^2.
+    """z += g - (n'^p - n^p) / learning_rate * w; w = -shrink(z, l1) / ((n'^p + beta) / learning_rate + 2 l2).
 
-    p is minus `learning_rate_power`. McMahan et al., https://dl.acm.org/citation.cfm?id=2488200. Slots: ``accum`` (n),
-    ``linear`` (z).
+    n' is n + g^2, shrink(x, y) is x moved towards 0 by y, p is minus `learning_rate_power`. McMahan et al.,
+    https://dl.acm.org/citation.cfm?id=2488200. Slots: ``accum`` (n), ``linear`` (z).
 
     Args:
       learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name: see `FusedOptimizer`.

@@ -7,6 +7,7 @@ import logging
 import weakref
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
 
@@ -59,8 +60,12 @@ def plan(optimizer: Any, variable: KvVariable) -> Known | str:
 
 def slot_specs(known: Known, variable: KvVariable, prefix: str) -> list[SlotSpec]:
     """The slots of `known` in the rows of `variable`."""
+    exact = compute_dtype(variable.dtype) == tf.float64
     return [
-        SlotSpec(f"{prefix}.{name.replace('/', '_')}", variable.dim, "constant", start) for name, start in known.slots
+        SlotSpec(
+            f"{prefix}.{name.replace('/', '_')}", variable.dim, "constant", start if exact else float(np.float32(start))
+        )
+        for name, start in known.slots
     ]
 
 

@@ -12,9 +12,9 @@ from tfplugin.optimizers.hyperparameters import Number
 class GroupAdam(FusedOptimizer):
     """Adam with the sparse group lasso, which zeroes whole rows.
 
-    z gathers the steps; s = shrink(z, l1); w = 0 where |s| <= l21 sqrt(dim), else it is s shortened by that and divided as
-    in Adam. A zeroed row reads as zeros, is left out by ``kvtools export`` and ``clip``, and comes back when its gradients
-    ask for it. Without lambdas it is Adam. Yue et al., arXiv 2107.14432. Slots: ``m``, ``v``, ``z``.
+    z gathers the steps; s is z moved towards 0 by l1. w is 0 where |s| <= l21 sqrt(dim), else s shortened by that
+    and divided as in Adam. A zeroed row reads as zeros, is left out of clipped exports, and comes back when its
+    gradients ask for it. Without lambdas it is Adam. Yue et al., arXiv 2107.14432. Slots: ``m``, ``v``, ``z``.
 
     Args:
       learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name: see `FusedOptimizer`.
@@ -65,9 +65,10 @@ class GroupAdam(FusedOptimizer):
 class GroupAdagrad(FusedOptimizer):
     """Adagrad with the sparse group lasso, which zeroes whole rows.
 
-    z gathers the steps; s = shrink(z, l1); w = 0 where |s| <= l21 sqrt(dim), else it is s shortened by that and divided as
-    in Adagrad. A zeroed row reads as zeros, is left out by ``kvtools export`` and ``clip``, and comes back when its gradients
-    ask for it. Without lambdas it is Adagrad. Yue et al., arXiv 2107.14432. Slots: ``accumulator``, ``z``.
+    z gathers the steps; s is z moved towards 0 by l1. w is 0 where |s| <= l21 sqrt(dim), else s shortened by that
+    and divided as in Adagrad. A zeroed row reads as zeros, is left out of clipped exports, and comes back when its
+    gradients ask for it. Without lambdas it is Adagrad. Yue et al., arXiv 2107.14432. Slots: ``accumulator``,
+    ``z``.
 
     Args:
       learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name: see `FusedOptimizer`.
@@ -116,9 +117,9 @@ class GroupAdagrad(FusedOptimizer):
 class GroupMomentum(FusedOptimizer):
     """SGD with the sparse group lasso, which zeroes whole rows.
 
-    z gathers the steps; s = shrink(z, l1); w = 0 where |s| <= l21 sqrt(dim), else it is s shortened by that and divided as
-    in SGD. A zeroed row reads as zeros, is left out by ``kvtools export`` and ``clip``, and comes back when its gradients
-    ask for it. Without lambdas it is SGD. Yue et al., arXiv 2107.14432. Slots: ``momentum``, ``z``.
+    z gathers the steps; s is z moved towards 0 by l1. w is 0 where |s| <= l21 sqrt(dim), else s shortened by that
+    and divided as in SGD. A zeroed row reads as zeros, is left out of clipped exports, and comes back when its
+    gradients ask for it. Without lambdas it is SGD. Yue et al., arXiv 2107.14432. Slots: ``momentum``, ``z``.
 
     Args:
       learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name: see `FusedOptimizer`.
@@ -164,9 +165,10 @@ class GroupMomentum(FusedOptimizer):
 class GroupAMSGrad(FusedOptimizer):
     """AMSGrad with the sparse group lasso, which zeroes whole rows.
 
-    z gathers the steps; s = shrink(z, l1); w = 0 where |s| <= l21 sqrt(dim), else it is s shortened by that and divided as
-    in AMSGrad. A zeroed row reads as zeros, is left out by ``kvtools export`` and ``clip``, and comes back when its gradients
-    ask for it. Without lambdas it is AMSGrad. Yue et al., arXiv 2107.14432. Slots: ``m``, ``v``, ``vhat``, ``z``.
+    z gathers the steps; s is z moved towards 0 by l1. w is 0 where |s| <= l21 sqrt(dim), else s shortened by that
+    and divided as in AMSGrad. A zeroed row reads as zeros, is left out of clipped exports, and comes back when its
+    gradients ask for it. Without lambdas it is AMSGrad. Yue et al., arXiv 2107.14432. Slots: ``m``, ``v``,
+    ``vhat``, ``z``.
 
     Args:
       learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name: see `FusedOptimizer`.
@@ -217,9 +219,10 @@ class GroupAMSGrad(FusedOptimizer):
 class GroupAdaBelief(FusedOptimizer):
     """AdaBelief with the sparse group lasso, which zeroes whole rows.
 
-    z gathers the steps; s = shrink(z, l1); w = 0 where |s| <= l21 sqrt(dim), else it is s shortened by that and divided as
-    in AdaBelief. A zeroed row reads as zeros, is left out by ``kvtools export`` and ``clip``, and comes back when its gradients
-    ask for it. Without lambdas it is AdaBelief. Yue et al., arXiv 2107.14432. Slots: ``m``, ``s``, ``z``.
+    z gathers the steps; s is z moved towards 0 by l1. w is 0 where |s| <= l21 sqrt(dim), else s shortened by that
+    and divided as in AdaBelief. A zeroed row reads as zeros, is left out of clipped exports, and comes back when
+    its gradients ask for it. Without lambdas it is AdaBelief. Yue et al., arXiv 2107.14432. Slots: ``m``, ``s``,
+    ``z``.
 
     Args:
       learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name: see `FusedOptimizer`.
@@ -270,9 +273,9 @@ class GroupAdaBelief(FusedOptimizer):
 class GroupLamb(FusedOptimizer):
     """Lamb with the sparse group lasso, which zeroes whole rows.
 
-    z gathers the steps; s = shrink(z, l1); w = 0 where |s| <= l21 sqrt(dim), else it is s shortened by that and divided as
-    in Lamb. A zeroed row reads as zeros, is left out by ``kvtools export`` and ``clip``, and comes back when its gradients
-    ask for it. Without lambdas it is Lamb. Yue et al., arXiv 2107.14432. Slots: ``m``, ``v``, ``z``.
+    z gathers the steps; s is z moved towards 0 by l1. w is 0 where |s| <= l21 sqrt(dim), else s shortened by that
+    and divided as in Lamb. A zeroed row reads as zeros, is left out of clipped exports, and comes back when its
+    gradients ask for it. Without lambdas it is Lamb. Yue et al., arXiv 2107.14432. Slots: ``m``, ``v``, ``z``.
 
     Args:
       learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name: see `FusedOptimizer`.
@@ -324,8 +327,8 @@ class GroupFtrl(FusedOptimizer):
     """Ftrl with the sparse group lasso, which zeroes whole rows; the lambdas are not scaled by the learning rate.
 
     As in `tfplugin.optimizers.Ftrl`, and w = 0 where |s| <= l21 sqrt(dim), s = shrink(z, l1). A zeroed row reads as
-    zeros, is left out by ``kvtools export`` and ``clip``, and comes back when its gradients ask for it. Yue et al.,
-    arXiv 2107.14432. Slots: ``accum``, ``linear``.
+    zeros, is left out of clipped exports, and comes back when its gradients ask for it. Yue et al., arXiv
+    2107.14432. Slots: ``accum``, ``linear``.
 
     Args:
       learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name: see `FusedOptimizer`.

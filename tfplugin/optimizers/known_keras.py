@@ -58,10 +58,9 @@ def _sgd(o: Any) -> Known:
             values |= {"momentum": step.rounded(o.momentum), "nesterov": float(bool(o.nesterov))}
         return values
 
+    slots: tuple[tuple[str, float], ...] = (("m", 0.0),)
     if _is_keras_3(o):
         slots = (("momentum", 0.0),) if o.momentum != 0 else ()
-    else:
-        slots = (("m", 0.0),)
     return Known("keras_momentum" if slots else "sgd", slots, hyperparameters)
 
 
@@ -125,20 +124,12 @@ def _adamax(o: Any) -> Known:
 
 
 def _nadam_product(o: Any, beta_1: Number, step: Step) -> Number:
-    """The product of momenta up to this step, which the optimizer keeps in a variable."""
-    if step.number is not None:
-        return nadam_momentum_product(beta_1, step.number)
-    if _is_keras_3(o):  # has moved it on already
+    """The product of momenta up to this step. Both keep it in a variable, tf_keras in one that a function, which is
+    traced more than once, moves on once too often.
+    """
+    if step.number is None and _is_keras_3(o):
         return number(o._u_product)
-
-    # tf_keras moves it on in the first update of a step, and finds by a count whether that was done.
-    def move_on() -> tf.Tensor:
-        count = tf.cast(o.iterations + 1, o._u_product.dtype)
-        o._u_product.assign(o._u_product * tf.cast(o.beta_1, count.dtype) * (1.0 - 0.5 * tf.pow(0.96, count)))
-        o._u_product_counter += 1
-        return o._u_product.read_value()
-
-    return number(tf.cond(o._u_product_counter == (o.iterations + 2), o._u_product.read_value, move_on))
+    return nadam_momentum_product(beta_1, _step_number(o, step))
 
 
 def _nadam(o: Any) -> Known:

@@ -11,8 +11,8 @@ class RMSprop(FusedOptimizer):
     """r = rho r + (1 - rho) g^2; w -= learning_rate * g / sqrt(r + epsilon).
 
     With momentum the step goes through a = momentum * a + step; w -= a. Centered, r counts from the square of the
-    average gradient. Tieleman and Hinton, https://www.cs.toronto.edu/~hinton/coursera/lecture6/lec6.pdf; Graves, arXiv
-    1308.0850. Slots: ``rms``, and ``momentum`` and ``mg`` where there are such.
+    average gradient. Tieleman and Hinton, https://www.cs.toronto.edu/~hinton/coursera/lecture6/lec6.pdf; Graves,
+    arXiv 1308.0850. Slots: ``rms``, and ``momentum`` and ``mg`` where there are such.
 
     Args:
       learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name: see `FusedOptimizer`.
