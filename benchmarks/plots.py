@@ -108,7 +108,7 @@ def _few_minor_labels(value: float, _: int) -> str:
     return f"{value:g}" if digit in "25" else ""
 
 
-def _bars(axis: Any, labels: list[str], heights: dict[str, list[float | None]], digits: int) -> None:
+def _bars(axis: Any, labels: list[str], heights: dict[str, list[float | None]]) -> None:
     """Groups of bars, each with its height written above it."""
     width = 0.8 / len(heights)
     for i, (name, values) in enumerate(heights.items()):
@@ -116,7 +116,7 @@ def _bars(axis: Any, labels: list[str], heights: dict[str, list[float | None]], 
         bars = axis.bar(
             at, [value or 0 for value in values], width * 0.94, color=COLORS[name], label=LABELS.get(name, name)
         )
-        texts = ["" if value is None else f"{value:.{digits}f}" for value in values]
+        texts = ["" if value is None else f"{value:.2g}" if value < 10 else f"{value:.0f}" for value in values]
         axis.bar_label(bars, texts, fontsize=8, padding=1)
     axis.set_xticks(range(len(labels)), labels)
     axis.margins(y=0.12)
@@ -131,7 +131,7 @@ def _threads(cases: list[dict[str, Any]], path: Path) -> Path:
     figure, axes = _axes(2)
     for axis, work, title in zip(axes, ("lookup", "train"), ("Lookup", "Training step with Adam"), strict=True):
         chosen = [case for case in cases if case["work"] == work]
-        _bars(axis, [str(case["threads"]) for case in chosen], _millions(chosen), 1)
+        _bars(axis, [str(case["threads"]) for case in chosen], _millions(chosen))
         axis.set_title(f"{title}, dim {chosen[0]['parameters']['dim']}")
         axis.set_xlabel("threads")
         axis.set_ylabel("million rows a second")
@@ -144,7 +144,7 @@ def _train(cases: list[dict[str, Any]], path: Path) -> Path:
     for axis, ids in zip(axes, kinds, strict=True):
         chosen = [case for case in cases if case["parameters"]["ids"] == ids]
         labels = [f"{case['parameters']['optimizer']}\ndim {case['parameters']['dim']}" for case in chosen]
-        _bars(axis, labels, _millions(chosen), 1)
+        _bars(axis, labels, _millions(chosen))
         axis.set_title(f"Training step, {'unique' if ids == 'unique' else 'Zipf-distributed'} ids")
         axis.set_ylabel("million rows a second")
     return _save(figure, path)
