@@ -275,9 +275,6 @@ void SumEqualRows(const std::vector<int64_t>& indices, const T* rows, int64_t di
   for (size_t i = 0; i < wide.size(); ++i) out[i] = static_cast<T>(wide[i]);
 }
 
-// Its name is deprecated in some versions of TensorFlow, and another one not there in others.
-using VariableMutex = std::remove_pointer_t<decltype(std::declval<tf::Var&>().mu())>;
-
 // The same update on ordinary variables. Holds the locks of all of them while it runs, as TensorFlow's own
 // training ops do, and gives a variable whose buffer a reader still holds another one first.
 class ApplyDenseOp : public OpKernel {
@@ -293,18 +290,18 @@ class ApplyDenseOp : public OpKernel {
 
   void Compute(OpKernelContext* ctx) override {
     std::vector<tf::core::RefCountPtr<tf::Var>> variables(static_cast<size_t>(count_));
-    std::vector<VariableMutex*> mutexes;
     for (int i = 0; i < count_; ++i) {
-      auto& variable = variables[static_cast<size_t>(i)];
-      OP_REQUIRES_OK(ctx, tf::LookupResource(ctx, tf::HandleFromInput(ctx, i), &variable));
-      mutexes.push_back(variable->mu());
+      OP_REQUIRES_OK(
+          ctx, tf::LookupResource(ctx, tf::HandleFromInput(ctx, i), &variables[static_cast<size_t>(i)]));
     }
-    std::sort(mutexes.begin(), mutexes.end());
-    mutexes.erase(std::unique(mutexes.begin(), mutexes.end()), mutexes.end());
-    OP_REQUIRES(ctx, mutexes.size() == variables.size(),
+    // In the order of their addresses, so that nobody waits in a circle.
+    std::vector<tf::Var*> in_order;
+    for (const auto& variable : variables) in_order.push_back(variable.get());
+    std::sort(in_order.begin(), in_order.end());
+    OP_REQUIRES(ctx, std::unique(in_order.begin(), in_order.end()) == in_order.end(),
                 errors::InvalidArgument("Variable '", name_, "' is a slot of its own."));
-    std::vector<std::unique_lock<VariableMutex>> locks;
-    for (VariableMutex* mu : mutexes) locks.emplace_back(*mu);
+    std::vector<std::unique_ptr<tf::mutex_lock>> locks;
+    for (tf::Var* variable : in_order) locks.push_back(std::make_unique<tf::mutex_lock>(*variable->mu()));
 
     const Tensor& indices = ctx->input(count_);
     const Tensor& gradients = ctx->input(count_ + 1);
