@@ -685,24 +685,27 @@ class TableImpl : public Table {
       PrefetchRow<kAnyBytes, true>(shard.rows.Row(row), row_bytes);
       __builtin_prefetch(shard.rows.StampOf(row), 1);
     };
-    std::array<const Bucket*, kAhead>
-        next;  // where the search for key i goes on, at i modulo the size, or null
+    // What is known of key i, at i modulo the size: its row, or kNoRow; then where the search goes on, or
+    // null. A row that was found stays the key's: nobody else may remove it now.
+    std::array<uint32_t, kAhead> found;
+    std::array<const Bucket*, kAhead> next;
     const auto search_home = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
+      uint32_t& row = found[static_cast<size_t>(i % kAhead)];
       const Bucket*& on = next[static_cast<size_t>(i % kAhead)];
       on = nullptr;
       if (has_hint(i)) {
-        prefetch_row(hint(group.positions[i]));
-        prefetch_input(group.positions[i]);
-        return;
-      }
-      const uint64_t key = group.keys[i];
-      const Bucket* const home = shard.index.Home(Mix64(key));
-      const uint32_t row = BucketIndex::Match(key, home);
-      if (row != BucketIndex::kNoRow) {
+        row = hint(group.positions[i]);
         prefetch_row(row);
       } else {
-        on = shard.index.Next(home, home);
-        __builtin_prefetch(on, 1);
+        const uint64_t key = group.keys[i];
+        const Bucket* const home = shard.index.Home(Mix64(key));
+        row = BucketIndex::Match(key, home);
+        if (row != BucketIndex::kNoRow) {
+          prefetch_row(row);
+        } else {
+          on = shard.index.Next(home, home);
+          __builtin_prefetch(on, 1);
+        }
       }
       prefetch_input(group.positions[i]);
     };
@@ -710,7 +713,8 @@ class TableImpl : public Table {
       const Bucket* const on = next[static_cast<size_t>(i % kAhead)];
       if (on == nullptr) return;
       const uint64_t key = group.keys[i];
-      const uint32_t row = shard.index.FindFrom(key, on, shard.index.Home(Mix64(key)));
+      uint32_t& row = found[static_cast<size_t>(i % kAhead)];
+      row = shard.index.FindFrom(key, on, shard.index.Home(Mix64(key)));
       if (row != BucketIndex::kNoRow) prefetch_row(row);
     };
     const Bucket* first_bucket = shard.index.Home(0);
@@ -718,17 +722,14 @@ class TableImpl : public Table {
     for (int64_t i = 0; i < std::min(kAhead, group.count); ++i) search_home(i);
     for (int64_t i = 0; i < group.count; ++i) {
       if (i + 2 * kAhead < group.count) prefetch_bucket(i + 2 * kAhead);
-      if (i + kAhead < group.count) search_home(i + kAhead);
       if (i + kAhead / 2 < group.count) search_on(i + kAhead / 2);
       const uint64_t key = group.keys[i];
       bool is_new = false;
-      uint32_t row;
-      if (has_hint(i) && shard.rows.IsLive(hint(group.positions[i])) &&
-          shard.rows.StampOf(hint(group.positions[i]))->key == key) {
-        row = hint(group.positions[i]);
-      } else {
-        row = shard.FindOrInsert(key, Mix64(key), &is_new);
-      }
+      uint32_t row = found[static_cast<size_t>(i % kAhead)];
+      const bool still = row != BucketIndex::kNoRow &&
+                         (!has_hint(i) || (shard.rows.StampOf(row)->key == key && shard.rows.IsLive(row)));
+      if (!still) row = shard.FindOrInsert(key, Mix64(key), &is_new);
+      if (i + kAhead < group.count) search_home(i + kAhead);  // takes the place of key i
       shard.zeroed.Unmark(row);
       if (is_new && shard.index.Home(0) != first_bucket) {  // the index grew: its old buckets are gone
         next.fill(nullptr);
