@@ -20,6 +20,9 @@ from work.prepared import Prepared
 
 v1 = tf.compat.v1
 
+# In eager mode a library may take two tables of one name for one table, whatever their dims.
+_numbers = itertools.count()
+
 
 @contextlib.contextmanager
 def prepare(library: Any, case: dict[str, Any]) -> Iterator[Prepared]:
@@ -38,7 +41,8 @@ def prepare(library: Any, case: dict[str, Any]) -> Iterator[Prepared]:
             check = np.mean(session.run(rows, {ids: batches[0]}))
             yield _rotating(session.make_callable(rows.op, [ids]), batches, check)
     else:
-        table = library.table("table", case["rows"], case["dim"], 0.5, case["parts"])
+        name = f"table_{next(_numbers)}"
+        table = library.table(name, case["rows"], case["dim"], 0.5, case["parts"])
         fill_eagerly(library, table, case["rows"])
 
         def look_up(ids: tf.Tensor) -> tf.Tensor:
@@ -46,7 +50,10 @@ def prepare(library: Any, case: dict[str, Any]) -> Iterator[Prepared]:
 
         run = look_up if case["way"] == "eager" else tf.function(look_up)
         tensors = [tf.constant(batch) for batch in batches]
-        yield _rotating(run, tensors, np.mean(run(tensors[0])))
+        first = run(tensors[0])
+        if first.shape != (case["batch"], case["dim"]):
+            raise AssertionError(f"a lookup gave {first.shape}, expected {(case['batch'], case['dim'])}")
+        yield _rotating(run, tensors, np.mean(first))
 
 
 def _rotating(run: Any, batches: list[Any], check: float) -> Prepared:

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "errors.h"
+#include "huge_output.h"
 #include "kvtable/lookup_parts.h"
 #include "kvtable/split_by_part.h"
 #include "table_list.h"
@@ -40,6 +41,7 @@ class GatherManyOp : public OpKernel {
       Tensor* rows = nullptr;
       Tensor* positions = nullptr;
       OP_REQUIRES_OK(ctx, ctx->allocate_output(t, shape, &rows));
+      WantHugePages(*rows);
       OP_REQUIRES_OK(ctx, ctx->allocate_output(attrs_.tables() + t,
                                                remember_ ? keys[t].shape() : TensorShape({0}), &positions));
       const kvtable::RowsOut out(rows->data(),
@@ -107,6 +109,7 @@ class SplitGradientsOp : public OpKernel {
       Tensor *part_keys = nullptr, *part_rows = nullptr, *part_positions = nullptr;
       OP_REQUIRES_OK(ctx, ctx->allocate_output(first + p, TensorShape({count}), &part_keys));
       OP_REQUIRES_OK(ctx, ctx->allocate_output(all + first + p, TensorShape({count, dim}), &part_rows));
+      WantHugePages(*part_rows);
       OP_REQUIRES_OK(
           ctx, ctx->allocate_output(2 * all + first + p, TensorShape({positions == nullptr ? 0 : count}),
                                     &part_positions));

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "errors.h"
+#include "huge_output.h"
 #include "kvtable/part_of.h"
 #include "table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -239,6 +240,7 @@ class GatherOp : public TableOp {
     OP_REQUIRES_OK(ctx, shape.AddDimWithStatus(config.dim));
     Tensor* out = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &out));
+    WantHugePages(*out);
     Tensor* positions = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(1, remember_ ? keys.shape() : TensorShape({0}), &positions));
     const kvtable::RowsOut rows(out->data(), remember_ ? static_cast<uint64_t*>(positions->data()) : nullptr);
