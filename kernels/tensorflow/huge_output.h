@@ -9,8 +9,9 @@
 
 namespace kvtools {
 
-// malloc gets an output of tens of megabytes fresh from the system each time, and then its 4 KiB pages cost more
-// than the rows that are written to them. Asks for 2 MiB pages; where the system has none, nothing changes.
+// malloc gets an output of tens of megabytes fresh from the system each time, and then its 4 KiB pages cost
+// more than the rows that are written to them. Asks for 2 MiB pages; where the system has none, nothing
+// changes.
 inline void WantHugePages(const tensorflow::Tensor& output) {
 #if defined(MADV_HUGEPAGE)
   constexpr uintptr_t kHugePage = uintptr_t{2} << 20;

@@ -10,6 +10,7 @@
 
 #include "errors.h"
 #include "tensorflow/core/framework/device_base.h"
+#include "tensorflow/core/platform/logging.h"
 #include "tensorflow/core/platform/threadpool.h"
 
 namespace kvtools {
@@ -62,7 +63,16 @@ std::vector<int> TableResource::AttachSlots(kvtable::Table* table, const std::ve
     for (const kvtable::SlotSpec& slot : newer ? all : own) {
       if (FindSlot(before, slot.name) == nullptr) slots.push_back(slot);
     }
+    std::string dropped;
+    for (const kvtable::SlotSpec& slot : before) {
+      if (FindSlot(slots, slot.name) == nullptr) dropped += (dropped.empty() ? "" : ", ") + slot.name;
+    }
     table->EnsureSlots(slots, *threads);
+    if (!dropped.empty() && table->Size() > 0) {
+      LOG(WARNING) << "Key-value variable '" << config_.name
+                   << "' drops the slots of optimizers that are gone: " << dropped
+                   << ". Those that came instead start fresh.";
+    }
     if (newer && table == table_.get()) slots_generation_ = generation;
   }
   std::vector<int> columns;

@@ -137,7 +137,7 @@ def note_switch(variable: KvVariable, optimizer: Any, prefix: str, specs: list[S
     before += sorted({name.split(".")[0] for name in held} - {prefix, *before})
     fresh = [spec.name for spec in specs if spec.name not in held]
     if before and fresh and variable._eager:
-        _log.info(
+        _log.warning(
             "Key-value variable '%s': optimizer switched from %s to %s, whose slots (%s) start fresh.",
             variable.name,
             ", ".join(before),
