@@ -12,7 +12,8 @@ namespace kvtable {
 namespace {
 
 constexpr int64_t kLeastKeys = 4096;  // of a task: the parts share them
-constexpr int64_t kMostKeys = 8192;   // of a task: its rows should stay in cache until all parts wrote theirs
+constexpr int64_t kMostBytes = int64_t{512}
+                               << 10;  // of a task's rows: they stay in cache until all parts wrote theirs
 
 void LookUpOne(Table* table, const void* keys, int64_t n, const RowsOut& out, const MissingKeys& missing,
                ParallelFor& threads) {
@@ -78,7 +79,9 @@ void LookUpParts(const std::vector<PartsLookup>& lookups, ParallelFor& threads) 
   TaskList tasks;
   std::vector<int64_t> ranges;
   for (const PartsLookup& lookup : lookups) {
-    const int64_t least = (lookup.n + kMostKeys - 1) / kMostKeys;
+    const int64_t row_bytes = lookup.parts[0]->dim() * SizeOf(lookup.parts[0]->value_type());
+    const int64_t most_keys = std::max<int64_t>(1024, kMostBytes / row_bytes);
+    const int64_t least = (lookup.n + most_keys - 1) / most_keys;
     const int64_t shared = std::min<int64_t>(lookup.n / kLeastKeys, int64_t{4} * threads.threads());
     ranges.push_back(std::max<int64_t>({1, least, threads.threads() == 1 ? 1 : shared}));
     tasks.Add(ranges.size() - 1, ranges.back());
