@@ -106,7 +106,7 @@ def _build(package: Path, sources: list[Path], flags: list[str], target: Path) -
     compiler = _compiler()
     started = time.monotonic()
     print(
-        f"tfplugin: building the ops for TensorFlow {tf.version.VERSION} (once; about half a minute) ...",
+        f"tfplugin: building the ops for TensorFlow {tf.version.VERSION} (once; about a minute) ...",
         file=sys.stderr,
         flush=True,
     )
