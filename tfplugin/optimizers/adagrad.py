@@ -34,20 +34,15 @@ class Adagrad(FusedOptimizer):
         stochastic_rounding: bool = False,
         name: str = "Adagrad",
     ) -> None:
-        super().__init__(learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name)
+        common = weight_decay, skip_nonfinite, stochastic_rounding, name
+        super().__init__(
+            "adagrad",
+            (("accumulator", self._start("initial_accumulator_value", initial_accumulator_value)),),
+            learning_rate,
+            *common,
+        )
         self._set("epsilon_inside", epsilon, NON_NEGATIVE)
         self._set("epsilon", 0.0, NON_NEGATIVE)
-        if isinstance(initial_accumulator_value, (int, float)):
-            self._check("initial_accumulator_value", initial_accumulator_value, NON_NEGATIVE)
-        self._start = float(initial_accumulator_value)
-
-    def rule(self) -> str:
-        """The engine's name for it."""
-        return "adagrad"
-
-    def slots(self) -> tuple[tuple[str, float], ...]:
-        """Names, in the order of the rule, and what they start from."""
-        return (("accumulator", self._start),)
 
 
 class AdagradDA(FusedOptimizer):
@@ -79,22 +74,23 @@ class AdagradDA(FusedOptimizer):
         stochastic_rounding: bool = False,
         name: str = "AdagradDA",
     ) -> None:
-        super().__init__(learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name)
+        common = weight_decay, skip_nonfinite, stochastic_rounding, name
+        super().__init__(
+            "adagrad_da",
+            (
+                ("gradient_accumulator", 0.0),
+                (
+                    "gradient_squared_accumulator",
+                    self._start(
+                        "initial_gradient_squared_accumulator_value", initial_gradient_squared_accumulator_value
+                    ),
+                ),
+            ),
+            learning_rate,
+            *common,
+        )
         self._set("l1", l1_regularization_strength, NON_NEGATIVE)
         self._set("l2", l2_regularization_strength, NON_NEGATIVE)
-        if isinstance(initial_gradient_squared_accumulator_value, (int, float)):
-            self._check(
-                "initial_gradient_squared_accumulator_value", initial_gradient_squared_accumulator_value, NON_NEGATIVE
-            )
-        self._start = float(initial_gradient_squared_accumulator_value)
-
-    def rule(self) -> str:
-        """The engine's name for it."""
-        return "adagrad_da"
-
-    def slots(self) -> tuple[tuple[str, float], ...]:
-        """Names, in the order of the rule, and what they start from."""
-        return (("gradient_accumulator", 0.0), ("gradient_squared_accumulator", self._start))
 
     def _derived(self, values: dict[str, Number], step: Number) -> dict[str, Number]:
         return {"step": step}
@@ -128,20 +124,15 @@ class ProximalAdagrad(FusedOptimizer):
         stochastic_rounding: bool = False,
         name: str = "ProximalAdagrad",
     ) -> None:
-        super().__init__(learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name)
+        common = weight_decay, skip_nonfinite, stochastic_rounding, name
+        super().__init__(
+            "proximal_adagrad",
+            (("accumulator", self._start("initial_accumulator_value", initial_accumulator_value)),),
+            learning_rate,
+            *common,
+        )
         self._set("l1", l1_regularization_strength, NON_NEGATIVE)
         self._set("l2", l2_regularization_strength, NON_NEGATIVE)
-        if isinstance(initial_accumulator_value, (int, float)):
-            self._check("initial_accumulator_value", initial_accumulator_value, NON_NEGATIVE)
-        self._start = float(initial_accumulator_value)
-
-    def rule(self) -> str:
-        """The engine's name for it."""
-        return "proximal_adagrad"
-
-    def slots(self) -> tuple[tuple[str, float], ...]:
-        """Names, in the order of the rule, and what they start from."""
-        return (("accumulator", self._start),)
 
 
 class Adadelta(FusedOptimizer):
@@ -171,14 +162,7 @@ class Adadelta(FusedOptimizer):
         stochastic_rounding: bool = False,
         name: str = "Adadelta",
     ) -> None:
-        super().__init__(learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name)
+        common = weight_decay, skip_nonfinite, stochastic_rounding, name
+        super().__init__("adadelta", (("accum", 0.0), ("accum_update", 0.0)), learning_rate, *common)
         self._set("rho", rho, UNIT)
         self._set("epsilon", epsilon, NON_NEGATIVE)
-
-    def rule(self) -> str:
-        """The engine's name for it."""
-        return "adadelta"
-
-    def slots(self) -> tuple[tuple[str, float], ...]:
-        """Names, in the order of the rule, and what they start from."""
-        return (("accum", 0.0), ("accum_update", 0.0))

@@ -8,12 +8,29 @@ from tfplugin.optimizers.base import ANY, FRACTION, NON_NEGATIVE, UNIT, FusedOpt
 from tfplugin.optimizers.hyperparameters import Number, nadam_factors, nadam_momentum_product, number
 
 
-def powers(values: dict[str, Number], step: Number) -> dict[str, Number]:
-    """The decay rates to the power of the step."""
-    return {f"{beta}_power": number(values[beta]) ** step for beta in ("beta_1", "beta_2") if beta in values}
+class AdamFamily(FusedOptimizer):
+    """What optimizers with two decay rates and an epsilon share: their corrections are powers of the rates."""
+
+    def __init__(
+        self,
+        rule: str,
+        slots: tuple[tuple[str, float], ...],
+        learning_rate: Any,
+        beta_1: Any,
+        beta_2: Any,
+        epsilon: Any,
+        *common: Any,
+    ) -> None:
+        super().__init__(rule, slots, learning_rate, *common)
+        self._set("beta_1", beta_1, FRACTION)
+        self._set("beta_2", beta_2, FRACTION)
+        self._set("epsilon", epsilon, NON_NEGATIVE)
+
+    def _derived(self, values: dict[str, Number], step: Number) -> dict[str, Number]:
+        return {f"{beta}_power": number(values[beta]) ** step for beta in ("beta_1", "beta_2")}
 
 
-class Adam(FusedOptimizer):
+class Adam(AdamFamily):
     """m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; w -= alpha * m / (sqrt(v) + epsilon).
 
     alpha is learning_rate * sqrt(1 - b2^t) / (1 - b1^t). On the rows that a step touches; t counts all steps.
@@ -43,25 +60,19 @@ class Adam(FusedOptimizer):
         stochastic_rounding: bool = False,
         name: str = "Adam",
     ) -> None:
-        super().__init__(learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name)
-        self._set("beta_1", beta_1, FRACTION)
-        self._set("beta_2", beta_2, FRACTION)
-        self._set("epsilon", epsilon, NON_NEGATIVE)
-        self._amsgrad = bool(amsgrad)
-
-    def rule(self) -> str:
-        """The engine's name for it."""
-        return "amsgrad" if self._amsgrad else "adam"
-
-    def slots(self) -> tuple[tuple[str, float], ...]:
-        """Names, in the order of the rule, and what they start from."""
-        return (("m", 0.0), ("v", 0.0), ("vhat", 0.0))[: 3 if self._amsgrad else 2]
-
-    def _derived(self, values: dict[str, Number], step: Number) -> dict[str, Number]:
-        return powers(values, step)
+        common = weight_decay, skip_nonfinite, stochastic_rounding, name
+        super().__init__(
+            "amsgrad" if amsgrad else "adam",
+            (("m", 0.0), ("v", 0.0), ("vhat", 0.0))[: 3 if amsgrad else 2],
+            learning_rate,
+            beta_1,
+            beta_2,
+            epsilon,
+            *common,
+        )
 
 
-class AdamW(FusedOptimizer):
+class AdamW(AdamFamily):
     """Adam with decoupled weight decay, of the rows that a step touches.
 
     Loshchilov and Hutter, arXiv 1711.05101. Slots: ``m``, ``v``.
@@ -88,24 +99,11 @@ class AdamW(FusedOptimizer):
         stochastic_rounding: bool = False,
         name: str = "AdamW",
     ) -> None:
-        super().__init__(learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name)
-        self._set("beta_1", beta_1, FRACTION)
-        self._set("beta_2", beta_2, FRACTION)
-        self._set("epsilon", epsilon, NON_NEGATIVE)
-
-    def rule(self) -> str:
-        """The engine's name for it."""
-        return "adam"
-
-    def slots(self) -> tuple[tuple[str, float], ...]:
-        """Names, in the order of the rule, and what they start from."""
-        return (("m", 0.0), ("v", 0.0))
-
-    def _derived(self, values: dict[str, Number], step: Number) -> dict[str, Number]:
-        return powers(values, step)
+        common = weight_decay, skip_nonfinite, stochastic_rounding, name
+        super().__init__("adam", (("m", 0.0), ("v", 0.0)), learning_rate, beta_1, beta_2, epsilon, *common)
 
 
-class AMSGrad(FusedOptimizer):
+class AMSGrad(AdamFamily):
     """Adam that divides by the largest v so far: vhat = max(vhat, v).
 
     Reddi et al., arXiv 1904.09237. Slots: ``m``, ``v``, ``vhat``.
@@ -132,24 +130,13 @@ class AMSGrad(FusedOptimizer):
         stochastic_rounding: bool = False,
         name: str = "AMSGrad",
     ) -> None:
-        super().__init__(learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name)
-        self._set("beta_1", beta_1, FRACTION)
-        self._set("beta_2", beta_2, FRACTION)
-        self._set("epsilon", epsilon, NON_NEGATIVE)
-
-    def rule(self) -> str:
-        """The engine's name for it."""
-        return "amsgrad"
-
-    def slots(self) -> tuple[tuple[str, float], ...]:
-        """Names, in the order of the rule, and what they start from."""
-        return (("m", 0.0), ("v", 0.0), ("vhat", 0.0))
-
-    def _derived(self, values: dict[str, Number], step: Number) -> dict[str, Number]:
-        return powers(values, step)
+        common = weight_decay, skip_nonfinite, stochastic_rounding, name
+        super().__init__(
+            "amsgrad", (("m", 0.0), ("v", 0.0), ("vhat", 0.0)), learning_rate, beta_1, beta_2, epsilon, *common
+        )
 
 
-class Adamax(FusedOptimizer):
+class Adamax(AdamFamily):
     """Adam by the infinity norm: u = max(b2 u, |g|); w -= learning_rate / (1 - b1^t) * m / (u + epsilon).
 
     Kingma and Ba, arXiv 1412.6980, section 7. Slots: ``m``, ``u``.
@@ -176,24 +163,14 @@ class Adamax(FusedOptimizer):
         stochastic_rounding: bool = False,
         name: str = "Adamax",
     ) -> None:
-        super().__init__(learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name)
-        self._set("beta_1", beta_1, FRACTION)
-        self._set("beta_2", beta_2, FRACTION)
-        self._set("epsilon", epsilon, NON_NEGATIVE)
-
-    def rule(self) -> str:
-        """The engine's name for it."""
-        return "adamax"
-
-    def slots(self) -> tuple[tuple[str, float], ...]:
-        """Names, in the order of the rule, and what they start from."""
-        return (("m", 0.0), ("u", 0.0))
+        common = weight_decay, skip_nonfinite, stochastic_rounding, name
+        super().__init__("adamax", (("m", 0.0), ("u", 0.0)), learning_rate, beta_1, beta_2, epsilon, *common)
 
     def _derived(self, values: dict[str, Number], step: Number) -> dict[str, Number]:
         return {"beta_1_power": number(values["beta_1"]) ** step}
 
 
-class Nadam(FusedOptimizer):
+class Nadam(AdamFamily):
     """Adam with Nesterov momentum, on the schedule b1 (1 - 0.96^t / 2).
 
     Dozat, https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ. Slots: ``m``, ``v``.
@@ -220,25 +197,15 @@ class Nadam(FusedOptimizer):
         stochastic_rounding: bool = False,
         name: str = "Nadam",
     ) -> None:
-        super().__init__(learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name)
-        self._set("beta_1", beta_1, FRACTION)
-        self._set("beta_2", beta_2, FRACTION)
-        self._set("epsilon", epsilon, NON_NEGATIVE)
-
-    def rule(self) -> str:
-        """The engine's name for it."""
-        return "nadam"
-
-    def slots(self) -> tuple[tuple[str, float], ...]:
-        """Names, in the order of the rule, and what they start from."""
-        return (("m", 0.0), ("v", 0.0))
+        common = weight_decay, skip_nonfinite, stochastic_rounding, name
+        super().__init__("nadam", (("m", 0.0), ("v", 0.0)), learning_rate, beta_1, beta_2, epsilon, *common)
 
     def _derived(self, values: dict[str, Number], step: Number) -> dict[str, Number]:
         beta_1, beta_2 = number(values["beta_1"]), number(values["beta_2"])
         return nadam_factors(beta_1, beta_2, step, nadam_momentum_product(beta_1, step))
 
 
-class AdaBelief(FusedOptimizer):
+class AdaBelief(AdamFamily):
     """Adam that divides by how far gradients are from their average: s = b2 s + (1 - b2) (g - m)^2 + epsilon.
 
     Zhuang et al., arXiv 2010.07468. Slots: ``m``, ``s``.
@@ -265,24 +232,11 @@ class AdaBelief(FusedOptimizer):
         stochastic_rounding: bool = False,
         name: str = "AdaBelief",
     ) -> None:
-        super().__init__(learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name)
-        self._set("beta_1", beta_1, FRACTION)
-        self._set("beta_2", beta_2, FRACTION)
-        self._set("epsilon", epsilon, NON_NEGATIVE)
-
-    def rule(self) -> str:
-        """The engine's name for it."""
-        return "adabelief"
-
-    def slots(self) -> tuple[tuple[str, float], ...]:
-        """Names, in the order of the rule, and what they start from."""
-        return (("m", 0.0), ("s", 0.0))
-
-    def _derived(self, values: dict[str, Number], step: Number) -> dict[str, Number]:
-        return powers(values, step)
+        common = weight_decay, skip_nonfinite, stochastic_rounding, name
+        super().__init__("adabelief", (("m", 0.0), ("s", 0.0)), learning_rate, beta_1, beta_2, epsilon, *common)
 
 
-class RectifiedAdam(FusedOptimizer):
+class RectifiedAdam(AdamFamily):
     """Adam that divides by sqrt(v) only once its variance can be trusted, and is plain momentum before.
 
     Liu et al., arXiv 1908.03265. Slots: ``m``, ``v``.
@@ -311,22 +265,12 @@ class RectifiedAdam(FusedOptimizer):
         stochastic_rounding: bool = False,
         name: str = "RectifiedAdam",
     ) -> None:
-        super().__init__(learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name)
-        self._set("beta_1", beta_1, FRACTION)
-        self._set("beta_2", beta_2, FRACTION)
-        self._set("epsilon", epsilon, NON_NEGATIVE)
+        common = weight_decay, skip_nonfinite, stochastic_rounding, name
+        super().__init__("radam", (("m", 0.0), ("v", 0.0)), learning_rate, beta_1, beta_2, epsilon, *common)
         self._set("sma_threshold", sma_threshold, ANY)
 
-    def rule(self) -> str:
-        """The engine's name for it."""
-        return "radam"
-
-    def slots(self) -> tuple[tuple[str, float], ...]:
-        """Names, in the order of the rule, and what they start from."""
-        return (("m", 0.0), ("v", 0.0))
-
     def _derived(self, values: dict[str, Number], step: Number) -> dict[str, Number]:
-        return {"step": step} | powers(values, step)
+        return {"step": step} | super()._derived(values, step)
 
 
 class Lion(FusedOptimizer):
@@ -354,20 +298,12 @@ class Lion(FusedOptimizer):
         stochastic_rounding: bool = False,
         name: str = "Lion",
     ) -> None:
-        super().__init__(learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name)
+        super().__init__("lion", (("m", 0.0),), learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name)
         self._set("beta_1", beta_1, UNIT)
         self._set("beta_2", beta_2, UNIT)
 
-    def rule(self) -> str:
-        """The engine's name for it."""
-        return "lion"
 
-    def slots(self) -> tuple[tuple[str, float], ...]:
-        """Names, in the order of the rule, and what they start from."""
-        return (("m", 0.0),)
-
-
-class Lamb(FusedOptimizer):
+class Lamb(AdamFamily):
     """Adam with steps as long as the row: w -= learning_rate * |w| / |u| * u, u being the step of Adam.
 
     Norms are of a row in a key-value variable or a gradient of slices, and of the whole variable where its gradient
@@ -397,18 +333,5 @@ class Lamb(FusedOptimizer):
         stochastic_rounding: bool = False,
         name: str = "Lamb",
     ) -> None:
-        super().__init__(learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name)
-        self._set("beta_1", beta_1, FRACTION)
-        self._set("beta_2", beta_2, FRACTION)
-        self._set("epsilon", epsilon, NON_NEGATIVE)
-
-    def rule(self) -> str:
-        """The engine's name for it."""
-        return "lamb"
-
-    def slots(self) -> tuple[tuple[str, float], ...]:
-        """Names, in the order of the rule, and what they start from."""
-        return (("m", 0.0), ("v", 0.0))
-
-    def _derived(self, values: dict[str, Number], step: Number) -> dict[str, Number]:
-        return powers(values, step)
+        common = weight_decay, skip_nonfinite, stochastic_rounding, name
+        super().__init__("lamb", (("m", 0.0), ("v", 0.0)), learning_rate, beta_1, beta_2, epsilon, *common)

@@ -52,6 +52,8 @@ class FusedOptimizer(v1_optimizer.Optimizer):
 
     def __init__(
         self,
+        rule: str,
+        slots: tuple[tuple[str, float], ...],
         learning_rate: Any,
         weight_decay: Any,
         skip_nonfinite: bool,
@@ -59,6 +61,8 @@ class FusedOptimizer(v1_optimizer.Optimizer):
         name: str,
     ) -> None:
         super().__init__(use_locking=True, name=name)
+        self._rule = rule
+        self._rule_slots = slots
         self._learning_rate = learning_rate
         self._hyperparameters: dict[str, Any] = {}
         self._set("weight_decay", weight_decay, NON_NEGATIVE)
@@ -72,11 +76,11 @@ class FusedOptimizer(v1_optimizer.Optimizer):
 
     def rule(self) -> str:
         """The table engine's name for the update."""
-        raise NotImplementedError
+        return self._rule
 
     def slots(self) -> tuple[tuple[str, float], ...]:
         """Names of slots, in the order of the rule, and what they start from."""
-        raise NotImplementedError
+        return self._rule_slots
 
     def _derived(self, values: dict[str, Number], step: Number) -> dict[str, Number]:
         """Hyperparameters that depend on others or on the number of the step, from 1."""
@@ -90,6 +94,17 @@ class FusedOptimizer(v1_optimizer.Optimizer):
         if isinstance(value, (int, float)):
             self._check(name, value, allowed)
         self._hyperparameters[name] = value
+
+    def _set_lambdas(self, l1: Any, l2: Any, l21: Any) -> None:
+        """Notes the penalties of the sparse group lasso."""
+        for name, value in (("l1", l1), ("l2", l2), ("l21", l21)):
+            self._set(name, value, NON_NEGATIVE)
+
+    def _start(self, name: str, value: Any) -> float:
+        """What an accumulator starts from."""
+        if isinstance(value, (int, float)):
+            self._check(name, value, NON_NEGATIVE)
+        return float(value)
 
     def _check(self, name: str, value: float, allowed: Any) -> None:
         words, test = allowed

@@ -7,7 +7,31 @@ from typing import Any
 from tfplugin.optimizers.base import NON_NEGATIVE, NON_POSITIVE, FusedOptimizer
 
 
-class Ftrl(FusedOptimizer):
+class FtrlFamily(FusedOptimizer):
+    """What Ftrl and its group form share."""
+
+    def __init__(
+        self,
+        rule: str,
+        learning_rate: Any,
+        learning_rate_power: Any,
+        initial_accumulator_value: Any,
+        l1: Any,
+        l2: Any,
+        l2_shrinkage: Any,
+        beta: Any,
+        *common: Any,
+    ) -> None:
+        start = self._start("initial_accumulator_value", initial_accumulator_value)
+        super().__init__(rule, (("accum", start), ("linear", 0.0)), learning_rate, *common)
+        self._set("learning_rate_power", learning_rate_power, NON_POSITIVE)
+        self._set("l1", l1, NON_NEGATIVE)
+        self._set("l2", l2, NON_NEGATIVE)
+        self._set("l2_shrinkage", l2_shrinkage, NON_NEGATIVE)
+        self._set("beta", beta, NON_NEGATIVE)
+
+
+class Ftrl(FtrlFamily):
     """z += g - (n'^p - n^p) / learning_rate * w; w = -shrink(z, l1) / ((n'^p + beta) / learning_rate + 2 l2).
 
     n' is n + g^2, shrink(x, y) is x moved towards 0 by y, p is minus `learning_rate_power`. McMahan et al.,
@@ -41,20 +65,15 @@ class Ftrl(FusedOptimizer):
         stochastic_rounding: bool = False,
         name: str = "Ftrl",
     ) -> None:
-        super().__init__(learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name)
-        self._set("learning_rate_power", learning_rate_power, NON_POSITIVE)
-        self._set("l1", l1_regularization_strength, NON_NEGATIVE)
-        self._set("l2", l2_regularization_strength, NON_NEGATIVE)
-        self._set("l2_shrinkage", l2_shrinkage_regularization_strength, NON_NEGATIVE)
-        self._set("beta", beta, NON_NEGATIVE)
-        if isinstance(initial_accumulator_value, (int, float)):
-            self._check("initial_accumulator_value", initial_accumulator_value, NON_NEGATIVE)
-        self._start = float(initial_accumulator_value)
-
-    def rule(self) -> str:
-        """The engine's name for it."""
-        return "ftrl"
-
-    def slots(self) -> tuple[tuple[str, float], ...]:
-        """Names, in the order of the rule, and what they start from."""
-        return (("accum", self._start), ("linear", 0.0))
+        common = weight_decay, skip_nonfinite, stochastic_rounding, name
+        super().__init__(
+            "ftrl",
+            learning_rate,
+            learning_rate_power,
+            initial_accumulator_value,
+            l1_regularization_strength,
+            l2_regularization_strength,
+            l2_shrinkage_regularization_strength,
+            beta,
+            *common,
+        )

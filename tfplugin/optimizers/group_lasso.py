@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfplugin.optimizers.adam import powers
-from tfplugin.optimizers.base import FRACTION, NON_NEGATIVE, NON_POSITIVE, UNIT, FusedOptimizer
-from tfplugin.optimizers.hyperparameters import Number
+from tfplugin.optimizers.adam import AdamFamily
+from tfplugin.optimizers.base import NON_NEGATIVE, UNIT, FusedOptimizer
+from tfplugin.optimizers.ftrl import FtrlFamily
 
 
-class GroupAdam(FusedOptimizer):
+class GroupAdam(AdamFamily):
     """Adam with the sparse group lasso, which zeroes whole rows.
 
     z gathers the steps; s is z moved towards 0 by l1. w is 0 where |s| <= l21 sqrt(dim), else s shortened by that
@@ -42,24 +42,11 @@ class GroupAdam(FusedOptimizer):
         stochastic_rounding: bool = False,
         name: str = "GroupAdam",
     ) -> None:
-        super().__init__(learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name)
-        self._set("beta_1", beta_1, FRACTION)
-        self._set("beta_2", beta_2, FRACTION)
-        self._set("epsilon", epsilon, NON_NEGATIVE)
-        self._set("l1", l1_regularization_strength, NON_NEGATIVE)
-        self._set("l2", l2_regularization_strength, NON_NEGATIVE)
-        self._set("l21", l21_regularization_strength, NON_NEGATIVE)
-
-    def rule(self) -> str:
-        """The engine's name for it."""
-        return "group_adam"
-
-    def slots(self) -> tuple[tuple[str, float], ...]:
-        """Names, in the order of the rule, and what they start from."""
-        return (("m", 0.0), ("v", 0.0), ("z", 0.0))
-
-    def _derived(self, values: dict[str, Number], step: Number) -> dict[str, Number]:
-        return powers(values, step)
+        common = weight_decay, skip_nonfinite, stochastic_rounding, name
+        super().__init__(
+            "group_adam", (("m", 0.0), ("v", 0.0), ("z", 0.0)), learning_rate, beta_1, beta_2, epsilon, *common
+        )
+        self._set_lambdas(l1_regularization_strength, l2_regularization_strength, l21_regularization_strength)
 
 
 class GroupAdagrad(FusedOptimizer):
@@ -95,23 +82,16 @@ class GroupAdagrad(FusedOptimizer):
         stochastic_rounding: bool = False,
         name: str = "GroupAdagrad",
     ) -> None:
-        super().__init__(learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name)
+        common = weight_decay, skip_nonfinite, stochastic_rounding, name
+        super().__init__(
+            "group_adagrad",
+            (("accumulator", self._start("initial_accumulator_value", initial_accumulator_value)), ("z", 0.0)),
+            learning_rate,
+            *common,
+        )
         self._set("epsilon_inside", epsilon, NON_NEGATIVE)
-        self._set("l1", l1_regularization_strength, NON_NEGATIVE)
-        self._set("l2", l2_regularization_strength, NON_NEGATIVE)
-        self._set("l21", l21_regularization_strength, NON_NEGATIVE)
+        self._set_lambdas(l1_regularization_strength, l2_regularization_strength, l21_regularization_strength)
         self._set("epsilon", 0.0, NON_NEGATIVE)
-        if isinstance(initial_accumulator_value, (int, float)):
-            self._check("initial_accumulator_value", initial_accumulator_value, NON_NEGATIVE)
-        self._start = float(initial_accumulator_value)
-
-    def rule(self) -> str:
-        """The engine's name for it."""
-        return "group_adagrad"
-
-    def slots(self) -> tuple[tuple[str, float], ...]:
-        """Names, in the order of the rule, and what they start from."""
-        return (("accumulator", self._start), ("z", 0.0))
 
 
 class GroupMomentum(FusedOptimizer):
@@ -146,23 +126,14 @@ class GroupMomentum(FusedOptimizer):
         stochastic_rounding: bool = False,
         name: str = "GroupMomentum",
     ) -> None:
-        super().__init__(learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name)
+        common = weight_decay, skip_nonfinite, stochastic_rounding, name
+        super().__init__("group_momentum", (("momentum", 0.0), ("z", 0.0)), learning_rate, *common)
         self._set("momentum", momentum, UNIT)
-        self._set("l1", l1_regularization_strength, NON_NEGATIVE)
-        self._set("l2", l2_regularization_strength, NON_NEGATIVE)
-        self._set("l21", l21_regularization_strength, NON_NEGATIVE)
+        self._set_lambdas(l1_regularization_strength, l2_regularization_strength, l21_regularization_strength)
         self._set("nesterov", float(bool(nesterov)), UNIT)
 
-    def rule(self) -> str:
-        """The engine's name for it."""
-        return "group_momentum"
 
-    def slots(self) -> tuple[tuple[str, float], ...]:
-        """Names, in the order of the rule, and what they start from."""
-        return (("momentum", 0.0), ("z", 0.0))
-
-
-class GroupAMSGrad(FusedOptimizer):
+class GroupAMSGrad(AdamFamily):
     """AMSGrad with the sparse group lasso, which zeroes whole rows.
 
     z gathers the steps; s is z moved towards 0 by l1. w is 0 where |s| <= l21 sqrt(dim), else s shortened by that
@@ -196,27 +167,20 @@ class GroupAMSGrad(FusedOptimizer):
         stochastic_rounding: bool = False,
         name: str = "GroupAMSGrad",
     ) -> None:
-        super().__init__(learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name)
-        self._set("beta_1", beta_1, FRACTION)
-        self._set("beta_2", beta_2, FRACTION)
-        self._set("epsilon", epsilon, NON_NEGATIVE)
-        self._set("l1", l1_regularization_strength, NON_NEGATIVE)
-        self._set("l2", l2_regularization_strength, NON_NEGATIVE)
-        self._set("l21", l21_regularization_strength, NON_NEGATIVE)
-
-    def rule(self) -> str:
-        """The engine's name for it."""
-        return "group_amsgrad"
-
-    def slots(self) -> tuple[tuple[str, float], ...]:
-        """Names, in the order of the rule, and what they start from."""
-        return (("m", 0.0), ("v", 0.0), ("vhat", 0.0), ("z", 0.0))
-
-    def _derived(self, values: dict[str, Number], step: Number) -> dict[str, Number]:
-        return powers(values, step)
+        common = weight_decay, skip_nonfinite, stochastic_rounding, name
+        super().__init__(
+            "group_amsgrad",
+            (("m", 0.0), ("v", 0.0), ("vhat", 0.0), ("z", 0.0)),
+            learning_rate,
+            beta_1,
+            beta_2,
+            epsilon,
+            *common,
+        )
+        self._set_lambdas(l1_regularization_strength, l2_regularization_strength, l21_regularization_strength)
 
 
-class GroupAdaBelief(FusedOptimizer):
+class GroupAdaBelief(AdamFamily):
     """AdaBelief with the sparse group lasso, which zeroes whole rows.
 
     z gathers the steps; s is z moved towards 0 by l1. w is 0 where |s| <= l21 sqrt(dim), else s shortened by that
@@ -250,27 +214,14 @@ class GroupAdaBelief(FusedOptimizer):
         stochastic_rounding: bool = False,
         name: str = "GroupAdaBelief",
     ) -> None:
-        super().__init__(learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name)
-        self._set("beta_1", beta_1, FRACTION)
-        self._set("beta_2", beta_2, FRACTION)
-        self._set("epsilon", epsilon, NON_NEGATIVE)
-        self._set("l1", l1_regularization_strength, NON_NEGATIVE)
-        self._set("l2", l2_regularization_strength, NON_NEGATIVE)
-        self._set("l21", l21_regularization_strength, NON_NEGATIVE)
-
-    def rule(self) -> str:
-        """The engine's name for it."""
-        return "group_adabelief"
-
-    def slots(self) -> tuple[tuple[str, float], ...]:
-        """Names, in the order of the rule, and what they start from."""
-        return (("m", 0.0), ("s", 0.0), ("z", 0.0))
-
-    def _derived(self, values: dict[str, Number], step: Number) -> dict[str, Number]:
-        return powers(values, step)
+        common = weight_decay, skip_nonfinite, stochastic_rounding, name
+        super().__init__(
+            "group_adabelief", (("m", 0.0), ("s", 0.0), ("z", 0.0)), learning_rate, beta_1, beta_2, epsilon, *common
+        )
+        self._set_lambdas(l1_regularization_strength, l2_regularization_strength, l21_regularization_strength)
 
 
-class GroupLamb(FusedOptimizer):
+class GroupLamb(AdamFamily):
     """Lamb with the sparse group lasso, which zeroes whole rows.
 
     z gathers the steps; s is z moved towards 0 by l1. w is 0 where |s| <= l21 sqrt(dim), else s shortened by that
@@ -303,27 +254,14 @@ class GroupLamb(FusedOptimizer):
         stochastic_rounding: bool = False,
         name: str = "GroupLamb",
     ) -> None:
-        super().__init__(learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name)
-        self._set("beta_1", beta_1, FRACTION)
-        self._set("beta_2", beta_2, FRACTION)
-        self._set("epsilon", epsilon, NON_NEGATIVE)
-        self._set("l1", l1_regularization_strength, NON_NEGATIVE)
-        self._set("l2", l2_regularization_strength, NON_NEGATIVE)
-        self._set("l21", l21_regularization_strength, NON_NEGATIVE)
-
-    def rule(self) -> str:
-        """The engine's name for it."""
-        return "group_lamb"
-
-    def slots(self) -> tuple[tuple[str, float], ...]:
-        """Names, in the order of the rule, and what they start from."""
-        return (("m", 0.0), ("v", 0.0), ("z", 0.0))
-
-    def _derived(self, values: dict[str, Number], step: Number) -> dict[str, Number]:
-        return powers(values, step)
+        common = weight_decay, skip_nonfinite, stochastic_rounding, name
+        super().__init__(
+            "group_lamb", (("m", 0.0), ("v", 0.0), ("z", 0.0)), learning_rate, beta_1, beta_2, epsilon, *common
+        )
+        self._set_lambdas(l1_regularization_strength, l2_regularization_strength, l21_regularization_strength)
 
 
-class GroupFtrl(FusedOptimizer):
+class GroupFtrl(FtrlFamily):
     """Ftrl with the sparse group lasso, which zeroes whole rows; the lambdas are not scaled by the learning rate.
 
     As in `tfplugin.optimizers.Ftrl`, and w = 0 where |s| <= l21 sqrt(dim), s = shrink(z, l1). A zeroed row reads as
@@ -360,24 +298,19 @@ class GroupFtrl(FusedOptimizer):
         stochastic_rounding: bool = False,
         name: str = "GroupFtrl",
     ) -> None:
-        super().__init__(learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name)
-        self._set("learning_rate_power", learning_rate_power, NON_POSITIVE)
-        self._set("l1", l1_regularization_strength, NON_NEGATIVE)
-        self._set("l2", l2_regularization_strength, NON_NEGATIVE)
+        common = weight_decay, skip_nonfinite, stochastic_rounding, name
+        super().__init__(
+            "group_ftrl",
+            learning_rate,
+            learning_rate_power,
+            initial_accumulator_value,
+            l1_regularization_strength,
+            l2_regularization_strength,
+            l2_shrinkage_regularization_strength,
+            beta,
+            *common,
+        )
         self._set("l21", l21_regularization_strength, NON_NEGATIVE)
-        self._set("l2_shrinkage", l2_shrinkage_regularization_strength, NON_NEGATIVE)
-        self._set("beta", beta, NON_NEGATIVE)
-        if isinstance(initial_accumulator_value, (int, float)):
-            self._check("initial_accumulator_value", initial_accumulator_value, NON_NEGATIVE)
-        self._start = float(initial_accumulator_value)
-
-    def rule(self) -> str:
-        """The engine's name for it."""
-        return "group_ftrl"
-
-    def slots(self) -> tuple[tuple[str, float], ...]:
-        """Names, in the order of the rule, and what they start from."""
-        return (("accum", self._start), ("linear", 0.0))
 
 
 SparseGroupFtrl = GroupFtrl

@@ -61,6 +61,11 @@ def find(optimizer: Any) -> Known | str:
     return f"no fused kernel for {cls.__name__}"
 
 
+def rmsprop_rule(centered: bool, momentum: bool) -> str:
+    """The engine's name for RMSprop of a kind."""
+    return ("centered_" if centered else "") + "rmsprop" + ("" if momentum else "_plain")
+
+
 def innermost(optimizer: Any) -> Any:
     """The optimizer that updates variables: what one that scales the loss or gathers replicas has inside, or itself."""
     while True:

@@ -18,7 +18,7 @@ from tfplugin.optimizers.hyperparameters import (
     nadam_momentum_product,
     number,
 )
-from tfplugin.optimizers.known import Known, register
+from tfplugin.optimizers.known import Known, register, rmsprop_rule
 
 _METHODS = ("build", "update_step", "_update_step", "_apply_weight_decay", "_backend_update_step")
 
@@ -159,7 +159,7 @@ def _rmsprop(o: Any) -> Known:
         slots.append(("momentum", 0.0))
     if o.centered:
         slots.append(("average_gradient", 0.0))
-    rule = ("centered_" if o.centered else "") + "rmsprop" + ("" if o.momentum > 0 else "_plain")
+    rule = rmsprop_rule(o.centered, o.momentum > 0)
     return Known(rule, tuple(slots), hyperparameters)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from tfplugin.optimizers.hyperparameters import Number, Step, given, number
-from tfplugin.optimizers.known import Known, register
+from tfplugin.optimizers.known import Known, register, rmsprop_rule
 
 _METHODS = (
     "_create_slots",
@@ -115,7 +115,7 @@ def _rmsprop(o: Any) -> Known:
         slots.append(("momentum", 0.0))
     if o.centered:
         slots.append(("mg", 0.0))
-    rule = ("centered_" if o.centered else "") + "rmsprop" + ("" if o._momentum else "_plain")
+    rule = rmsprop_rule(o.centered, bool(o._momentum))
     return Known(rule, tuple(slots), hyperparameters)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tfplugin.optimizers.base import NON_NEGATIVE, UNIT, FusedOptimizer
+from tfplugin.optimizers.known import rmsprop_rule
 
 
 class RMSprop(FusedOptimizer):
@@ -39,23 +40,12 @@ class RMSprop(FusedOptimizer):
         stochastic_rounding: bool = False,
         name: str = "RMSprop",
     ) -> None:
-        super().__init__(learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name)
+        has_momentum = not (isinstance(momentum, (int, float)) and momentum == 0)
+        slots = (("rms", 0.0), *((("momentum", 0.0),) if has_momentum else ()), *((("mg", 0.0),) if centered else ()))
+        common = weight_decay, skip_nonfinite, stochastic_rounding, name
+        super().__init__(rmsprop_rule(bool(centered), has_momentum), slots, learning_rate, *common)
         self._set("rho", rho, UNIT)
         self._set("epsilon_inside", epsilon, NON_NEGATIVE)
         self._set("epsilon", 0.0, NON_NEGATIVE)
-        self._has_momentum = not (isinstance(momentum, (int, float)) and momentum == 0)
-        self._centered = bool(centered)
-        if self._has_momentum:
+        if has_momentum:
             self._set("momentum", momentum, UNIT)
-
-    def rule(self) -> str:
-        """The engine's name for it."""
-        return ("centered_" if self._centered else "") + "rmsprop" + ("" if self._has_momentum else "_plain")
-
-    def slots(self) -> tuple[tuple[str, float], ...]:
-        """Names, in the order of the rule, and what they start from."""
-        return (
-            ("rms", 0.0),
-            *((("momentum", 0.0),) if self._has_momentum else ()),
-            *((("mg", 0.0),) if self._centered else ()),
-        )

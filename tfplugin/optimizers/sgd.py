@@ -34,16 +34,9 @@ class SGD(FusedOptimizer):
         stochastic_rounding: bool = False,
         name: str = "SGD",
     ) -> None:
-        super().__init__(learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name)
-        self._has_momentum = not (isinstance(momentum, (int, float)) and momentum == 0)
-        if self._has_momentum:
+        has_momentum = not (isinstance(momentum, (int, float)) and momentum == 0)
+        rule, slots = ("momentum", (("momentum", 0.0),)) if has_momentum else ("sgd", ())
+        super().__init__(rule, slots, learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name)
+        if has_momentum:
             self._set("momentum", momentum, UNIT)
             self._set("nesterov", float(bool(nesterov)), UNIT)
-
-    def rule(self) -> str:
-        """``momentum`` or ``sgd``."""
-        return "momentum" if self._has_momentum else "sgd"
-
-    def slots(self) -> tuple[tuple[str, float], ...]:
-        """``momentum``, where there is any."""
-        return (("momentum", 0.0),) if self._has_momentum else ()
