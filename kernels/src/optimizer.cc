@@ -58,6 +58,14 @@ bool InRange(double x, Range range) {
   return false;
 }
 
+// For a message: the names, with commas.
+template <class Named>
+std::string NamesOf(const std::vector<Named>& all) {
+  std::string names;
+  for (const Named& one : all) names += names.empty() ? one.name : std::string(", ") + one.name;
+  return names;
+}
+
 // As short as reads back the same.
 std::string TextOf(double x) {
   for (int digits : {6, 17}) {
@@ -100,13 +108,11 @@ const std::vector<OptimizerSpec>& Optimizers() {
 }
 
 const OptimizerSpec& FindOptimizer(const std::string& name) {
-  std::string names;
   for (const OptimizerSpec& spec : Optimizers()) {
     if (name == spec.name) return spec;
-    names += names.empty() ? spec.name : std::string(", ") + spec.name;
   }
   throw Error(ErrorCode::kInvalidArgument,
-              "There is no optimizer '" + name + "'; expected one of " + names + ".");
+              "There is no optimizer '" + name + "'; expected one of " + NamesOf(Optimizers()) + ".");
 }
 
 Update MakeUpdate(const std::string& optimizer,
@@ -115,17 +121,13 @@ Update MakeUpdate(const std::string& optimizer,
   update.optimizer = &FindOptimizer(optimizer);
   const std::vector<Hyperparameter>& known = update.optimizer->hyperparameters;
   std::vector<bool> given(known.size());
-  std::string names;
-  for (const Hyperparameter& h : known) {
-    update.hyperparameters.push_back(h.fallback);
-    names += names.empty() ? h.name : std::string(", ") + h.name;
-  }
+  for (const Hyperparameter& h : known) update.hyperparameters.push_back(h.fallback);
   for (const auto& [name, value] : hyperparameters) {
     size_t i = 0;
     while (i < known.size() && name != known[i].name) ++i;
     if (i == known.size()) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  "Optimizer " + optimizer + " has no hyperparameter '" + name + "'; it has " + names + ".");
+      throw Error(ErrorCode::kInvalidArgument, "Optimizer " + optimizer + " has no hyperparameter '" + name +
+                                                   "'; it has " + NamesOf(known) + ".");
     }
     update.hyperparameters[i] = value;
     given[i] = true;

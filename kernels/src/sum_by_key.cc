@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "copy_rows.h"
+#include "distinct_keys.h"
 #include "elements.h"
 #include "hash.h"
 #include "owners.h"
@@ -126,23 +127,8 @@ struct SumByKey::Sorted {
     const uint32_t first = bucket_begin[static_cast<size_t>(b)];
     const uint32_t last = bucket_begin[static_cast<size_t>(b) + 1];
     if (first == last) return;
-    size_t places = 16;
-    while (places < 2 * static_cast<size_t>(last - first)) places *= 2;
-    constexpr uint32_t kFree = UINT32_MAX;
-    Scratch<uint32_t> table(places);
-    std::memset(table.data(), 0xff, places * sizeof(uint32_t));
-    uint64_t* const found = keys.get() + first;
-    uint32_t count = 0;
-    for (uint32_t i = first; i < last; ++i) {
-      const uint64_t key = keys[i];
-      size_t at = Mix64(key) & (places - 1);
-      while (table[at] != kFree && found[table[at]] != key) at = (at + 1) & (places - 1);
-      if (table[at] == kFree) {
-        table[at] = count;
-        found[count++] = key;  // keys before i have been read
-      }
-      number[i] = table[at];
-    }
+    const uint32_t count = NumberDistinctKeys(keys.get() + first, last - first, keys.get() + first,
+                                              [&](uint32_t i, uint32_t n, bool) { number[first + i] = n; });
     unique[static_cast<size_t>(b)] = count;
   }
 

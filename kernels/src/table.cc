@@ -46,6 +46,7 @@
 
 #include "always_inline.h"
 #include "copy_rows.h"
+#include "distinct_keys.h"
 #include "elements.h"
 #include "hash.h"
 #include "initial_value.h"
@@ -800,27 +801,16 @@ class TableImpl : public Table {
     Scratch<uint32_t> first(n);
     Scratch<uint32_t> last(n);
     Scratch<uint32_t> next(n);
-    int bits = 4;
-    while ((size_t{1} << bits) < 2 * n) ++bits;
-    Scratch<uint32_t> seen(size_t{1} << bits);  // open addressing: numbers of distinct keys
-    std::memset(seen.data(), 0xff, sizeof(uint32_t) << bits);
-    uint32_t distinct = 0;
-    for (uint32_t i = 0; i < n; ++i) {
-      const uint64_t key = group.keys[i];
-      next[i] = kEnd;
-      size_t at = (key * 0x9e3779b97f4a7c15ULL) >> (64 - bits);
-      while (seen[at] != kEnd && keys[seen[at]] != key) at = (at + 1) & ((size_t{1} << bits) - 1);
-      if (seen[at] == kEnd) {
-        seen[at] = distinct;
-        keys[distinct] = key;
-        first[distinct] = last[distinct] = i;
-        ++distinct;
-      } else {
-        uint32_t& before = last[seen[at]];
-        next[before] = i;
-        before = i;
-      }
-    }
+    uint32_t distinct = NumberDistinctKeys(group.keys, static_cast<uint32_t>(n), keys.data(),
+                                           [&](uint32_t i, uint32_t number, bool is_first) {
+                                             next[i] = kEnd;
+                                             if (is_first) {
+                                               first[number] = i;
+                                             } else {
+                                               next[last[number]] = i;
+                                             }
+                                             last[number] = i;
+                                           });
 
     Scratch<uint64_t> summed(sum.bytes() / 8 + 1);
     const auto sum_of = [&](uint32_t i) -> const void* {

@@ -163,7 +163,9 @@ class MemoryOp : public TableOp {
   }
 };
 
-class ZeroedOp : public TableOp {
+// A bool for each key: Contains or Zeroed.
+template <void (kvtable::Table::*kAsk)(const void*, int64_t, bool*, kvtable::ParallelFor&) const>
+class AskOp : public TableOp {
  public:
   using TableOp::TableOp;
 
@@ -175,8 +177,8 @@ class ZeroedOp : public TableOp {
     Tensor* out = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, keys.shape(), &out));
     OP_REQUIRES_OK(ctx, CatchErrors("looking up", config.name, [&] {
-                     table->Zeroed(keys.data(), keys.NumElements(), static_cast<bool*>(out->data()),
-                                   *threads);
+                     (table->*kAsk)(keys.data(), keys.NumElements(), static_cast<bool*>(out->data()),
+                                    *threads);
                    }));
   }
 };
@@ -261,24 +263,6 @@ class GatherOp : public TableOp {
   std::string mode_;
   int64_t dim_ = 0;
   bool remember_ = false;
-};
-
-class ContainsOp : public TableOp {
- public:
-  using TableOp::TableOp;
-
- protected:
-  void Work(OpKernelContext* ctx, const TableConfig& config, kvtable::Table* table,
-            kvtable::ParallelFor* threads) override {
-    const Tensor& keys = ctx->input(1);
-    OP_REQUIRES_OK(ctx, CheckKeys(config, keys));
-    Tensor* out = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, keys.shape(), &out));
-    OP_REQUIRES_OK(ctx, CatchErrors("looking up", config.name, [&] {
-                     table->Contains(keys.data(), keys.NumElements(), static_cast<bool*>(out->data()),
-                                     *threads);
-                   }));
-  }
 };
 
 class StampsOp : public TableOp {
@@ -468,12 +452,12 @@ KVTOOLS_REGISTER("KvTableInitialize", InitializeOp);
 KVTOOLS_REGISTER("KvTableIsInitialized", IsInitializedOp);
 KVTOOLS_REGISTER("KvTableSize", SizeOp);
 KVTOOLS_REGISTER("KvTableMemory", MemoryOp);
-KVTOOLS_REGISTER("KvTableZeroed", ZeroedOp);
+KVTOOLS_REGISTER("KvTableZeroed", AskOp<&kvtable::Table::Zeroed>);
 KVTOOLS_REGISTER("KvTableUpdateCounts", UpdateCountsOp);
 KVTOOLS_REGISTER("KvTableClear", ClearOp);
 KVTOOLS_REGISTER("KvTableSlots", SlotsOp);
 KVTOOLS_REGISTER("KvTableGather", GatherOp);
-KVTOOLS_REGISTER("KvTableContains", ContainsOp);
+KVTOOLS_REGISTER("KvTableContains", AskOp<&kvtable::Table::Contains>);
 KVTOOLS_REGISTER("KvTableStamps", StampsOp);
 KVTOOLS_REGISTER("KvTableUpsert", UpsertOp);
 KVTOOLS_REGISTER("KvTableAccumulate", AccumulateOp);
