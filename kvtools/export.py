@@ -39,7 +39,7 @@ from kvtools.dialects.bundle import Bundle, BundleWriter
 from kvtools.dialects.interface import KEYS_AND_VALUES, Array, Checkpoint, Progress, TableReader
 from kvtools.dialects.savedmodel import FORMAT, MANIFEST
 from kvtools.errors import BadInputError, MissingDependencyError, OutputError, one_line
-from kvtools.replace_folder import check_replaceable, replace_folder
+from kvtools.replace_output import check_replaceable, replace_folder
 
 _MODEL_FILE = "saved_model.pb"
 _NOT_IN_SIGNATURES = re.compile(r"[^A-Za-z0-9_]")

@@ -89,7 +89,7 @@ def _find_in_table(table: TableReader, keys: list[int], progress: Progress | Non
         return []
     wanted = np.array(fitting, table.schema.key_dtype)
     rows, position = [], 0
-    for chunk in table.chunks(KEYS, chunk_rows=1 << 20):
+    for chunk in table.chunks(KEYS, rows=1 << 18):
         rows.append(position + np.flatnonzero(np.isin(chunk.keys, wanted)))
         position += len(chunk.keys)
         if progress:

@@ -10,7 +10,6 @@ import numpy as np
 
 from kvtools.dialects.bundle.reader import BundleTensor
 from kvtools.dialects.interface import (
-    ALL_COLUMNS,
     KEYS_AND_VALUES,
     Array,
     Chunk,
@@ -43,26 +42,25 @@ class BundleTable(TableReader):
         schema: TableSchema,
         parts: Sequence[BundlePart],
         decode_keys: Callable[[Array], Array] | None = None,
+        extras: Mapping[str, BundleTensor] | None = None,
     ) -> None:
         self.schema = schema
         self._parts = tuple(parts)
         self._decode_keys = decode_keys
+        self._extras = dict(extras or {})
         self._starts = np.cumsum([0, *(part.rows for part in self._parts)])
 
-    def chunks(
-        self, columns: Columns = ALL_COLUMNS, *, chunk_rows: int | None = None, verify: bool = True
-    ) -> Iterator[Chunk]:
-        """Yield all rows; see `TableReader.chunks`."""
-        chunk_rows = chunk_rows or self.chunk_rows()
-        for part in self._parts:
-            chosen = _chosen(part, columns)
-            streams = {name: tensor.chunks(chunk_rows, verify=verify) for name, tensor in chosen.items()}
-            for start in range(0, max(tensor.rows for tensor in chosen.values()), chunk_rows):
-                n = max(0, min(chunk_rows, part.rows - start))
-                # Rows past the table's own are read too, so that the checksum of the whole tensor is known.
-                arrays = {name: next(stream, None) for name, stream in streams.items()}
-                if n:
-                    yield self._chunk({k: a[:n] for k, a in arrays.items() if a is not None})
+    def read_part(self, part: int, columns: Columns, rows: int, verify: bool) -> Iterator[Chunk]:
+        """Yield the rows of one part; see `TableReader.read_part`."""
+        source = self._parts[part]
+        chosen = _chosen(source, columns)
+        streams = {name: tensor.chunks(rows, verify=verify) for name, tensor in chosen.items()}
+        for start in range(0, max(tensor.rows for tensor in chosen.values()), rows):
+            n = max(0, min(rows, source.rows - start))
+            # Rows past the table's own are read too, so that the checksum of the whole tensor is known.
+            arrays = {name: next(stream, None) for name, stream in streams.items()}
+            if n:
+                yield self._chunk({k: a[:n] for k, a in arrays.items() if a is not None}, part)
 
     def take(self, rows: Array, columns: Columns = KEYS_AND_VALUES) -> Chunk:
         """Copy the rows of these numbers; see `TableReader.take`."""
@@ -81,7 +79,11 @@ class BundleTable(TableReader):
                     arrays[name][here] = tensor.take(rows[here] - self._starts[number])
         return self._chunk(arrays)
 
-    def _chunk(self, arrays: dict[Any, Array]) -> Chunk:
+    def extra(self, name: str) -> Array:
+        """Return an extra array; see `TableReader.extra`."""
+        return self._extras[name].read()
+
+    def _chunk(self, arrays: dict[Any, Array], part: int = 0) -> Chunk:
         keys = arrays[("keys", "")]
         return Chunk(
             keys=self._decode_keys(keys) if self._decode_keys else keys,
@@ -89,6 +91,7 @@ class BundleTable(TableReader):
             slots={name: array for (kind, name), array in arrays.items() if kind == "slot"},
             freqs=arrays.get(("freqs", "")),
             versions=arrays.get(("versions", "")),
+            part=part,
         )
 
 

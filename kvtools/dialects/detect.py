@@ -2,33 +2,81 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from pathlib import Path
 
-from kvtools.dialects import savedmodel, tensorflow, tfplugin
-from kvtools.dialects.bundle import Bundle
-from kvtools.dialects.interface import Checkpoint
+from kvtools.dialects.dialect import Dialect, Source
+from kvtools.dialects.interface import Checkpoint, OpenOptions, Origin, TableReader
 from kvtools.dialects.location import locate
+from kvtools.errors import BadInputError, UsageError
+
+_MODULES = (
+    "savedmodel",
+    "tfplugin",
+    "tensorflow",
+)
+"""The modules of this package that are dialects, in the order in which they look at a path."""
 
 
-def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+def dialects() -> dict[str, Dialect]:
+    """Return all dialects by name, in the order in which they look at a path."""
+    found = [importlib.import_module(f"kvtools.dialects.{module}").DIALECT for module in _MODULES]
+    return {dialect.name: dialect for dialect in found}
+
+
+def dialect_named(name: str) -> Dialect:
+    """Return the dialect of this name; raises `UsageError` naming those that there are."""
+    known = dialects()
+    if name not in known:
+        raise UsageError(f"looking for dialect '{name}': there is none; expected one of {', '.join(known)}")
+    return known[name]
+
+
+def open_checkpoint(path: str | os.PathLike[str], options: OpenOptions | None = None) -> Checkpoint:
     """Open the checkpoint that `path` means, whatever its dialect, reading no more than its index.
 
     Args:
-        path: a checkpoint prefix, one of its files, a checkpoint folder or a SavedModel folder.
+        path: a checkpoint prefix, one of its files, a checkpoint folder, a SavedModel folder, a file or folder of
+            another dialect, or a URL.
+        options: which dialect it is, if that is not to be found out, and what its files do not say.
 
     Raises:
         BadInputError: there is no checkpoint, or one of its files is missing, truncated or damaged.
+        UsageError: there is no dialect of the given name.
 
     Example:
         >>> open_checkpoint("no/such/model.ckpt")
         Traceback (most recent call last):
         kvtools.errors.BadInputError: looking for a checkpoint at 'no/such/model.ckpt': ...
     """
-    location = locate(Path(path))
-    bundle = Bundle(location.prefix)
-    if savedmodel.sniff(location):
-        return savedmodel.open_checkpoint(location, bundle)
-    if tfplugin.sniff(bundle):
-        return tfplugin.open_checkpoint(location, bundle)
-    return tensorflow.open_checkpoint(location, bundle)
+    options = options or OpenOptions()
+    source = Source(os.fspath(path))
+    if options.dialect is not None:
+        dialect = dialect_named(options.dialect)
+        if not dialect.sniff(source):
+            _explain(source)
+            raise BadInputError(
+                f"opening '{source.text}' as {dialect.name}: it is not {dialect.title}; leave --dialect out"
+            )
+    else:
+        found = next((dialect for dialect in dialects().values() if dialect.sniff(source)), None)
+        if found is None:
+            _explain(source)
+            raise BadInputError(f"opening '{source.text}': it is in none of the dialects {', '.join(dialects())}")
+        dialect = found
+    checkpoint = dialect.open(source, options)
+    for name, table in checkpoint.tables.items():
+        table.origin = Origin(source.text, options, name)
+    return checkpoint
+
+
+def open_table(origin: Origin) -> TableReader:
+    """Open the table again that was opened there."""
+    return open_checkpoint(origin.path, origin.options).table(origin.table)
+
+
+def _explain(source: Source) -> None:
+    """Raise what keeps a path from being a TensorFlow checkpoint, if something does."""
+    if not source.is_url:
+        locate(Path(source.text))

@@ -19,24 +19,26 @@ import numpy as np
 
 from kvtools.dialects.bundle import Bundle
 from kvtools.dialects.bundle_table import BundlePart, BundleTable
-from kvtools.dialects.interface import Array, Checkpoint, TableReader, TableSchema
-from kvtools.dialects.location import Location
-from kvtools.dialects.tensorflow import dense_variables
+from kvtools.dialects.dialect import Dialect, Source
+from kvtools.dialects.interface import Array, Checkpoint, OpenOptions, TableReader, TableSchema
+from kvtools.dialects.tensorflow import bundle_checkpoint, located
 from kvtools.dialects.tfplugin import KEY_DTYPES, VALUE_DTYPES
 from kvtools.errors import BadInputError, CorruptFileError
 
-DIALECT = "savedmodel"
+NAME = "savedmodel"
 FORMAT = 1
 MANIFEST = Path("assets.extra") / "kvtools.json"
 
 
-def sniff(location: Location) -> bool:
-    """Tell whether a location is a SavedModel that `kvtools export` wrote."""
-    return location.saved_model is not None and (location.saved_model / MANIFEST).is_file()
+def sniff(source: Source) -> bool:
+    """Tell whether a source is a SavedModel that `kvtools export` wrote."""
+    location = source.location
+    return location is not None and location.saved_model is not None and (location.saved_model / MANIFEST).is_file()
 
 
-def open_checkpoint(location: Location, bundle: Bundle) -> Checkpoint:
+def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
     """Open an exported model; raises `CorruptFileError` if its manifest and variables disagree."""
+    location, bundle = located(source)
     folder = location.saved_model or location.prefix.parent.parent
     path = folder / MANIFEST
     try:
@@ -57,7 +59,7 @@ def open_checkpoint(location: Location, bundle: Bundle) -> Checkpoint:
         raise CorruptFileError(
             f"reading '{path}': {type(error).__name__} {error}; the manifest is damaged, export the model again"
         ) from error
-    return Checkpoint(folder, DIALECT, dict(sorted(tables.items())), dense_variables(bundle, used))
+    return bundle_checkpoint(NAME, location, bundle, tables, used)
 
 
 def _open_table(bundle: Bundle, record: dict[str, Any]) -> BundleTable:
@@ -78,15 +80,19 @@ def _open_table(bundle: Bundle, record: dict[str, Any]) -> BundleTable:
 
     schema = TableSchema(
         name=str(record["name"]),
-        dialect=DIALECT,
+        dialect=NAME,
         key_dtype=key_dtype,
         value_dtype=value_dtype,
         dim=dim,
-        rows=rows,
-        parts=1,
-        slots=(),
-        has_freqs=False,
-        has_versions=False,
+        part_rows=(rows,),
         bytes=bundle.nbytes(keys.name) + bundle.nbytes(values.name),
     )
     return BundleTable(schema, [BundlePart(rows, keys, values)], decode_keys)
+
+
+DIALECT = Dialect(
+    name=NAME,
+    title="a SavedModel that `kvtools export` wrote",
+    sniff=sniff,
+    open=open_checkpoint,
+)

@@ -2,28 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import functools
+from collections.abc import Collection, Mapping
 
 from kvtools.dialects.bundle import Bundle
 from kvtools.dialects.bundle.dtypes import dtype_name
-from kvtools.dialects.interface import Checkpoint, VariableSchema
+from kvtools.dialects.bundle_output import variable_chunks
+from kvtools.dialects.dialect import Dialect, Source
+from kvtools.dialects.interface import Checkpoint, OpenOptions, TableReader, VariableSchema
 from kvtools.dialects.location import Location
+from kvtools.errors import KvtoolsError
 
-DIALECT = "tensorflow"
-
+NAME = "tensorflow"
 _BOOKKEEPING = frozenset({"_CHECKPOINTABLE_OBJECT_GRAPH"})
 
 
-def dense_variables(bundle: Bundle, table_tensors: Collection[str] = ()) -> tuple[VariableSchema, ...]:
-    """List the tensors of `bundle` that belong to no table, leaving out TensorFlow's own bookkeeping."""
-    skip = _BOOKKEEPING.union(table_tensors)
-    return tuple(
-        VariableSchema(name, dtype_name(entry.dtype), entry.shape, bundle.nbytes(name))
+def bundle_checkpoint(
+    dialect: str,
+    location: Location,
+    bundle: Bundle,
+    tables: Mapping[str, TableReader],
+    table_tensors: Collection[str],
+    broken: Mapping[str, KvtoolsError] | None = None,
+) -> Checkpoint:
+    """Return the checkpoint of these tables, all tensors of the bundle but `table_tensors` being dense variables."""
+    described = {
+        name: VariableSchema(name, dtype_name(entry.dtype), entry.shape, bundle.nbytes(name))
         for name, entry in bundle.entries.items()
-        if name not in skip
+        if name not in table_tensors
+    }
+    return Checkpoint(
+        path=location.saved_model or location.prefix,
+        dialect=dialect,
+        tables=dict(sorted(tables.items())),
+        variables=tuple(variable for name, variable in described.items() if name not in _BOOKKEEPING),
+        read_variable=functools.partial(variable_chunks, bundle),
+        bookkeeping=tuple(variable for name, variable in described.items() if name in _BOOKKEEPING),
+        broken=broken or {},
     )
 
 
-def open_checkpoint(location: Location, bundle: Bundle) -> Checkpoint:
-    """Open a checkpoint as no tables and all variables dense."""
-    return Checkpoint(location.saved_model or location.prefix, DIALECT, {}, dense_variables(bundle))
+def located(source: Source) -> tuple[Location, Bundle]:
+    """Return where a source's bundle is, and the bundle; only for a source that a dialect recognised as a bundle."""
+    assert source.location is not None and source.bundle is not None
+    return source.location, source.bundle
+
+
+def _open(source: Source, options: OpenOptions) -> Checkpoint:
+    location, bundle = located(source)
+    return bundle_checkpoint(NAME, location, bundle, {}, ())
+
+
+DIALECT = Dialect(
+    name=NAME,
+    title="any TensorFlow checkpoint, dense variables only",
+    sniff=lambda source: source.bundle is not None,
+    open=_open,
+)

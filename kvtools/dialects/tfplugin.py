@@ -1,7 +1,7 @@
 """Our own checkpoint layout: per part of a variable `X-keys`, `X-values`, ..., and `X-kvmeta`, a JSON
 description.
 
-The layout is specified in `docs/checkpoint-layout.md`; this file reads version 1 of it.
+The layout is specified in `docs/checkpoint-layout.md`; this file reads and writes version 1 of it.
 """
 
 from __future__ import annotations
@@ -9,24 +9,38 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
-from kvtools.dialects.bundle import Bundle, BundleTensor
-from kvtools.dialects.bundle_table import BundlePart, BundleTable
-from kvtools.dialects.interface import Checkpoint, SlotSchema, TableReader, TableSchema
-from kvtools.dialects.location import Location
-from kvtools.dialects.tensorflow import dense_variables
-from kvtools.errors import BadInputError, CorruptFileError
+import numpy as np
 
-DIALECT = "tfplugin"
+from kvtools.dialects.bundle import Bundle, BundleTensor
+from kvtools.dialects.bundle_output import BundleCheckpointWriter, BundleTableWriter
+from kvtools.dialects.bundle_table import BundlePart, BundleTable
+from kvtools.dialects.dialect import Dialect, Holds, Source
+from kvtools.dialects.interface import (
+    Array,
+    Checkpoint,
+    ExtraSchema,
+    OpenOptions,
+    SlotSchema,
+    TableReader,
+    TableSchema,
+    numpy_dtype,
+)
+from kvtools.dialects.tensorflow import bundle_checkpoint, located
+from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError
+
+NAME = "tfplugin"
 LAYOUT = 1
-KEY_DTYPES = frozenset({"int64", "int32", "uint64"})
-VALUE_DTYPES = frozenset({"float32", "float16", "bfloat16", "float64"})
+KEY_DTYPES = ("int64", "int32", "uint64")
+VALUE_DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 _META = "-kvmeta"
 _SLOT = "-slot-"
-_COUNTERS = frozenset({"uint32"})
+_COUNTERS = ("uint32",)
+_PART_FIELDS = frozenset({"layout", "name", "part", "parts", "key_dtype", "value_dtype", "dim", "slots"})
 _OBJECT_PREFIX = re.compile(r"^(?:(?P<path>.*)/)?\.ATTRIBUTES/kv(?:_part_\d+)?$", re.S)
 
 
@@ -42,38 +56,47 @@ class PartMeta:
     value_dtype: str
     dim: int
     slots: tuple[tuple[str, int], ...]
+    record: dict[str, Any] = field(compare=False)
 
 
-def sniff(bundle: Bundle) -> bool:
-    """Tell whether a bundle holds a table in this layout."""
-    return any(name.endswith(_META) for name in bundle.entries)
+def sniff(source: Source) -> bool:
+    """Tell whether a source is a bundle with a table in this layout."""
+    return source.bundle is not None and any(name.endswith(_META) for name in source.bundle.entries)
 
 
-def open_checkpoint(location: Location, bundle: Bundle) -> Checkpoint:
+def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
     """Open the tables and variables of a bundle in this layout.
 
     Raises:
         BadInputError: a layout version above 1, or a part that is missing.
         CorruptFileError: a malformed `kvmeta`, or columns that do not fit together.
     """
+    location, bundle = located(source)
     groups: dict[str, list[PartMeta]] = {}
+    tables: dict[str, TableReader] = {}
+    broken: dict[str, KvtoolsError] = {}
+    used: set[str] = set()
     for tensor in bundle.entries:
         if tensor.endswith(_META):
-            meta = _read_meta(bundle, tensor.removesuffix(_META))
-            groups.setdefault(_variable_prefix(meta), []).append(meta)
+            try:
+                meta = _read_meta(bundle, tensor.removesuffix(_META))
+                groups.setdefault(_variable_prefix(meta), []).append(meta)
+            except KvtoolsError as error:
+                if not options.lenient:
+                    raise
+                broken[tensor.removesuffix(_META)] = error
     names = _table_names(groups)
-    tables: dict[str, TableReader] = {}
-    used: set[str] = set()
     for base, metas in groups.items():
-        table, tensors = _open_table(bundle, names[base], sorted(metas, key=lambda meta: meta.part))
+        try:
+            table, tensors = _open_table(bundle, names[base], sorted(metas, key=lambda meta: meta.part))
+        except KvtoolsError as error:
+            if not options.lenient:
+                raise
+            broken[names[base]] = error
+            continue
         tables[table.schema.name] = table
         used |= tensors
-    return Checkpoint(
-        location.saved_model or location.prefix,
-        DIALECT,
-        dict(sorted(tables.items())),
-        dense_variables(bundle, used),
-    )
+    return bundle_checkpoint(NAME, location, bundle, tables, used, broken)
 
 
 def _read_meta(bundle: Bundle, prefix: str) -> PartMeta:
@@ -128,7 +151,7 @@ def _read_meta(bundle: Bundle, prefix: str) -> PartMeta:
         if not _is_count(width) or width < 1 or slot["name"] in widths:
             raise fail("slots", "different names, each with a positive width")
         widths[slot["name"]] = width
-    return PartMeta(prefix, name, part, parts, key_dtype, value_dtype, dim, tuple(widths.items()))
+    return PartMeta(prefix, name, part, parts, key_dtype, value_dtype, dim, tuple(widths.items()), record)
 
 
 def _is_count(value: Any) -> TypeGuard[int]:
@@ -170,11 +193,11 @@ def _open_table(bundle: Bundle, name: str, metas: list[PartMeta]) -> tuple[Bundl
             " part, write it again"
         )
     for meta in metas[1:]:
-        for field in ("parts", "key_dtype", "value_dtype", "dim", "slots"):
-            if getattr(meta, field) != getattr(first, field):
+        for name_of in ("parts", "key_dtype", "value_dtype", "dim", "slots"):
+            if getattr(meta, name_of) != getattr(first, name_of):
                 raise CorruptFileError(
-                    f"{doing}: part {meta.part} has {field} {getattr(meta, field)}, part 0 has"
-                    f" {getattr(first, field)}; the parts are of different checkpoints, write it again"
+                    f"{doing}: part {meta.part} has {name_of} {getattr(meta, name_of)}, part 0 has"
+                    f" {getattr(first, name_of)}; the parts are of different checkpoints, write it again"
                 )
     parts: list[BundlePart] = []
     slot_schemas: list[tuple[SlotSchema, ...]] = []
@@ -190,26 +213,36 @@ def _open_table(bundle: Bundle, name: str, metas: list[PartMeta]) -> tuple[Bundl
                 f" {[s.name for s in slot_schemas[0]]}; the parts are of different checkpoints, write it"
                 " again"
             )
+    initial = f"{first.prefix}-init"
+    extras = {"initial_values": bundle.tensor(initial)} if initial in bundle else {}
+    metadata = {key: first.record[key] for key in first.record.keys() - _PART_FIELDS}
+    metadata["slots"] = {slot["name"]: slot for slot in first.record.get("slots", [])}
+    found = _OBJECT_PREFIX.match(first.prefix)
+    if found:
+        metadata["object_path"] = found["path"] or ""
     schema = TableSchema(
         name=name,
-        dialect=DIALECT,
+        dialect=NAME,
         key_dtype=first.key_dtype,
         value_dtype=first.value_dtype,
         dim=first.dim,
-        rows=sum(part.rows for part in parts),
-        parts=first.parts,
+        part_rows=tuple(part.rows for part in parts),
         slots=slot_schemas[0],
-        has_freqs=all(part.freqs is not None for part in parts),
-        has_versions=all(part.versions is not None for part in parts),
+        freq_dtype="uint32" if all(part.freqs is not None for part in parts) else None,
+        version_dtype="uint32" if all(part.versions is not None for part in parts) else None,
+        version_unit="seconds",
+        partition="floor_mod",
+        extras=tuple(ExtraSchema(extra, t.dtype.name, t.shape) for extra, t in extras.items()),
+        metadata=metadata,
         bytes=sum(bundle.nbytes(tensor) for tensor in used),
     )
-    return BundleTable(schema, parts), used
+    return BundleTable(schema, parts, extras=extras), used
 
 
 def _open_part(bundle: Bundle, doing: str, meta: PartMeta) -> tuple[BundlePart, set[str]]:
     used = {meta.prefix + _META}
 
-    def column(suffix: str, dtypes: frozenset[str], width: int | None, rows: int | None) -> BundleTensor:
+    def column(suffix: str, dtypes: tuple[str, ...], width: int | None, rows: int | None) -> BundleTensor:
         tensor = bundle.tensor(meta.prefix + suffix)
         row_shape = () if width is None else (width,)
         if tensor.dtype.name not in dtypes:
@@ -229,8 +262,8 @@ def _open_part(bundle: Bundle, doing: str, meta: PartMeta) -> tuple[BundlePart, 
     def optional(suffix: str, rows: int) -> BundleTensor | None:
         return column(suffix, _COUNTERS, None, rows) if meta.prefix + suffix in bundle else None
 
-    keys = column("-keys", frozenset({meta.key_dtype}), None, None)
-    values = column("-values", frozenset({meta.value_dtype}), meta.dim, keys.rows)
+    keys = column("-keys", (meta.key_dtype,), None, None)
+    values = column("-values", (meta.value_dtype,), meta.dim, keys.rows)
     slots = {slot: column(_SLOT + slot, VALUE_DTYPES, width, keys.rows) for slot, width in meta.slots}
     # A slot that kvmeta does not name is shown and carried along all the same.
     for name, entry in bundle.entries.items():
@@ -241,3 +274,76 @@ def _open_part(bundle: Bundle, doing: str, meta: PartMeta) -> tuple[BundlePart, 
         used.add(meta.prefix + "-init")
     part = BundlePart(keys.rows, keys, values, slots, optional("-freqs", keys.rows), optional("-versions", keys.rows))
     return part, used
+
+
+class Writer(BundleCheckpointWriter):
+    """Writes the layout, name-based, or object-based where a table comes with an "object_path"."""
+
+    def table(self, schema: TableSchema, keys: Callable[[], Iterator[tuple[int, Array]]]) -> BundleTableWriter:
+        """Start a table; see `CheckpointWriter.table`."""
+        table = BundleTableWriter(self.bundle)
+        key_dtype, value_dtype = numpy_dtype(schema.key_dtype), numpy_dtype(schema.value_dtype)
+        for part, rows in enumerate(schema.part_rows):
+            prefix = _part_prefix(schema, part)
+            self.bundle.string(prefix + _META, _meta_record(schema, part))
+            table.column(part, "keys", f"{prefix}-keys", key_dtype, (rows,))
+            table.column(part, "values", f"{prefix}-values", value_dtype, (rows, schema.dim))
+            if schema.has_freqs:
+                table.column(part, "freqs", f"{prefix}-freqs", np.dtype(np.uint32), (rows,))
+            if schema.has_versions:
+                table.column(part, "versions", f"{prefix}-versions", np.dtype(np.uint32), (rows,))
+            for slot in schema.slots:
+                tensor = f"{prefix}{_SLOT}{slot.name}"
+                table.column(part, f"slot:{slot.name}", tensor, numpy_dtype(slot.dtype), (rows, slot.width))
+            if schema.extras:
+                table.place_extra("initial_values", f"{prefix}-init")
+        return table
+
+
+def _part_prefix(schema: TableSchema, part: int) -> str:
+    path = schema.metadata.get("object_path")
+    if path is not None:
+        kv = f"{path}/.ATTRIBUTES/kv" if path else ".ATTRIBUTES/kv"
+        return kv if schema.parts == 1 else f"{kv}_part_{part}"
+    return schema.name if schema.parts == 1 else f"{schema.name}/part_{part}"
+
+
+def _meta_record(schema: TableSchema, part: int) -> bytes:
+    known = schema.metadata.get("slots", {})
+    zero = {"init": "constant", "constant": 0.0}
+    record: dict[str, Any] = {
+        "layout": LAYOUT,
+        "name": schema.name,
+        "part": part,
+        "parts": schema.parts,
+        "key_dtype": schema.key_dtype,
+        "value_dtype": schema.value_dtype,
+        "dim": schema.dim,
+        "slots": [
+            {**zero, **known.get(slot.name, {}), "name": slot.name, "width": slot.width} for slot in schema.slots
+        ],
+    }
+    if "initializer" in schema.metadata:
+        record["initializer"] = schema.metadata["initializer"]
+    return json.dumps(record).encode()
+
+
+DIALECT = Dialect(
+    name=NAME,
+    title="kvtools' own layout, of tfplugin: TensorFlow bundle, name-based or object-based",
+    sniff=sniff,
+    open=open_checkpoint,
+    write=Writer,
+    output="prefix",
+    holds=Holds(
+        key_dtypes=KEY_DTYPES,
+        value_dtypes=VALUE_DTYPES,
+        freq_dtypes=("uint32",),
+        version_dtypes=("uint32",),
+        version_units=("seconds", "steps", "unknown"),
+        partition="floor_mod",
+        extras=frozenset({"initial_values"}),
+        metadata=frozenset({"initializer", "slots", "object_path"}),
+        variables=True,
+    ),
+)

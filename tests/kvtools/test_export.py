@@ -84,7 +84,7 @@ def test_answers_are_the_checkpoints_and_zeros_for_cut_keys(
         kept.sum(),
     )
     rows = {}
-    for chunk in table.chunks(chunk_rows=50):
+    for chunk in table.chunks(rows=50):
         assert chunk.values is not None and chunk.keys.dtype == sample.keys.dtype
         rows.update(zip(chunk.keys.tolist(), chunk.values, strict=True))
     assert rows.keys() == set(sample.keys[kept].tolist())

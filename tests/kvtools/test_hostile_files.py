@@ -29,7 +29,7 @@ def use(folder: Path) -> None:
         describe(checkpoint)
         find_rows(checkpoint.select([]), [0, -7])
         for table in checkpoint.tables.values():
-            for chunk in table.chunks(chunk_rows=3):
+            for chunk in table.chunks(rows=3):
                 assert chunk.values is not None and len(chunk.keys) == len(chunk.values)
     except KvtoolsError:
         pass

@@ -46,7 +46,7 @@ def check(table: TableReader, sample: Any, parts: int) -> None:
     assert [slot.name for slot in schema.slots] == list(sample.slots)
     expected = reference(sample)
     for chunk_rows in (1, 7, 10_000):
-        chunks = list(table.chunks(chunk_rows=chunk_rows))
+        chunks = list(table.chunks(rows=chunk_rows))
         assert by_key(chunks) == expected
         assert all(chunk.values is not None and chunk.values.dtype == sample.values.dtype for chunk in chunks)
     keys = table.all_keys()
@@ -300,4 +300,4 @@ class TestRefused:
             damaged[entry.offset + entry.size - 1] ^= 128
             data.write_bytes(bytes(damaged))
             with pytest.raises(CorruptFileError, match=f"'{name}' from .*checksum mismatch"):
-                list(open_checkpoint(tmp_path / "a").table("emb").chunks(chunk_rows=2))
+                list(open_checkpoint(tmp_path / "a").table("emb").chunks(rows=2))

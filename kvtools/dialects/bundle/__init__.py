@@ -14,6 +14,6 @@ https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/util/tensor
 """
 
 from kvtools.dialects.bundle.reader import Bundle, BundleTensor
-from kvtools.dialects.bundle.writer import BundleWriter
+from kvtools.dialects.bundle.writer import BundleWriter, Region, RegionWriter
 
-__all__ = ["Bundle", "BundleTensor", "BundleWriter"]
+__all__ = ["Bundle", "BundleTensor", "BundleWriter", "Region", "RegionWriter"]

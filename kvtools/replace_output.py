@@ -1,4 +1,4 @@
-"""Write a folder as a whole or not at all: beside its place, synced to disk, then renamed there.
+"""Write a folder, or files that share a name, as a whole or not at all: beside their place, synced, then renamed.
 
 A run that fails removes what it wrote. One that is killed leaves a hidden folder `.<name>.kvtools-...`
 beside the output, which the next run to the same place removes: a running one holds a lock on its own.
@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ from kvtools.errors import OutputError
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+_INDEX = ".index"
+_BUNDLE_FILE = re.compile(r"\.index|\.data-\d{5}-of-\d{5}")
 
 
 @contextlib.contextmanager
@@ -42,6 +45,79 @@ def replace_folder(target: Path, *, mark: str, force: bool = False) -> Iterator[
     """
     target = target.absolute()
     check_replaceable(target, mark=mark, force=force)
+    with _work_folder(target) as work:
+        yield work
+        work.chmod(0o777 & ~_umask())
+        _sync_tree(work)
+        check_replaceable(target, mark=mark, force=force)
+        _move_into_place(work, target)
+
+
+@contextlib.contextmanager
+def replace_files(target: Path, *, force: bool = False) -> Iterator[Path]:
+    """Give a path to write files to, all of which start with its name, that take their places when the block ends.
+
+    Args:
+        target: a file, or the prefix of several, `model.ckpt` for `model.ckpt.index` and `model.ckpt.data-...`; its
+            folder must exist.
+        force: replace files that are there. An index goes last, so that what is there is never an index without its
+            data.
+
+    Raises:
+        OutputError: such files exist and may not be replaced, or the disk refuses to take them.
+
+    Example:
+        >>> target = Path(tempfile.mkdtemp()) / "a.npz"
+        >>> with replace_files(target) as staging:
+        ...     _ = staging.write_text("hello")
+        >>> [file.name for file in target.parent.iterdir()]
+        ['a.npz']
+    """
+    target = target.absolute()
+    check_free(target, force=force)
+    with _work_folder(target) as work:
+        yield work / target.name
+        _sync_tree(work)
+        check_free(target, force=force)
+        old = _files_of(target)
+        new = sorted(work.iterdir(), key=_index_last)
+        stale = [file for file in old if file.name.endswith(_INDEX)]
+        # Without its index there is no checkpoint: a reader between these renames finds none, not a mixed one.
+        for file in stale if len(new) > 1 else []:
+            file.unlink()
+        for file in new:
+            file.rename(target.parent / file.name)
+        names = {file.name for file in new}
+        for file in old:
+            if file.name not in names:
+                file.unlink(missing_ok=True)
+        _sync(target.parent)
+
+
+def check_free(target: Path, *, force: bool) -> None:
+    """Raise `OutputError` unless no file of `target` exists, or `force` may replace those that do."""
+    if not target.parent.is_dir():
+        raise OutputError(f"writing '{target}': there is no folder '{target.parent}'; make it first")
+    if target.is_dir():
+        raise OutputError(f"writing '{target}': it is a folder, expected a new file; name another place")
+    there = _files_of(target)
+    if there and not force:
+        raise OutputError(f"writing '{target}': '{there[0]}' exists; name another place, or add --force to replace it")
+
+
+def _files_of(target: Path) -> list[Path]:
+    """Return the files of a prefix that exist: the file itself, and a bundle's index and data files."""
+    beside = [file for file in target.parent.iterdir() if file.name.startswith(f"{target.name}.")]
+    bundle = [file for file in beside if _BUNDLE_FILE.fullmatch(file.name.removeprefix(target.name))]
+    return [file for file in (target, *bundle) if file.is_file() or file.is_symlink()]
+
+
+def _index_last(file: Path) -> tuple[bool, str]:
+    return file.name.endswith(_INDEX), file.name
+
+
+@contextlib.contextmanager
+def _work_folder(target: Path) -> Iterator[Path]:
     try:
         _remove_leftovers(target)
         work = Path(tempfile.mkdtemp(prefix=f".{target.name}.kvtools-", dir=target.parent))
@@ -51,10 +127,6 @@ def replace_folder(target: Path, *, mark: str, force: bool = False) -> Iterator[
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield work
-        work.chmod(0o777 & ~_umask())
-        _sync_tree(work)
-        check_replaceable(target, mark=mark, force=force)
-        _move_into_place(work, target)
     except OSError as error:
         raise OutputError(
             f"writing '{target}': {error.strerror or error}; nothing was changed there, make room or name another place"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvtools.errors import OutputError
-from kvtools.replace_folder import replace_folder
+from kvtools.replace_output import replace_folder
 
 
 def write(target: Path, text: str, *, force: bool = False) -> None:
@@ -111,7 +111,7 @@ def test_output_that_appears_meanwhile_is_kept(tmp_path: Path) -> None:
 def test_killed_run_leaves_the_old_one_and_the_next_cleans_up(tmp_path: Path) -> None:
     write(tmp_path / "out", "one")
     program = (
-        "import sys, time; from pathlib import Path; from kvtools.replace_folder import replace_folder\n"
+        "import sys, time; from pathlib import Path; from kvtools.replace_output import replace_folder\n"
         f"with replace_folder(Path({str(tmp_path / 'out')!r}), mark='mark', force=True) as folder:\n"
         "    (folder / 'mark').write_text('half'); print('ready', flush=True); time.sleep(60)"
     )

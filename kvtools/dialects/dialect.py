@@ -1,0 +1,81 @@
+"""What a dialect is to the rest of kvtools: its name, how to tell and open its files, what it can hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from kvtools.dialects.bundle import Bundle
+from kvtools.dialects.interface import Checkpoint, OpenOptions, VersionUnit
+from kvtools.dialects.location import Location, locate
+from kvtools.dialects.writing import CheckpointWriter, WriteOptions
+from kvtools.errors import BadInputError
+
+
+class Source:
+    """What a user named: a path, or a URL such as `redis://localhost/0`; looked at no more than asked for."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.path = Path(text)
+        self.is_url = "://" in text
+
+    @cached_property
+    def location(self) -> Location | None:
+        """The TensorFlow checkpoint that is meant, or None if there is none."""
+        if self.is_url:
+            return None
+        try:
+            return locate(self.path)
+        except BadInputError:
+            return None
+
+    @cached_property
+    def bundle(self) -> Bundle | None:
+        """The opened TensorFlow bundle, or None if there is none; raises `BadInputError` if it is damaged."""
+        return None if self.location is None else Bundle(self.location.prefix)
+
+
+@dataclass(frozen=True)
+class Holds:
+    """What a dialect can hold; `kvtools.fit` turns a table into that, and names what is lost.
+
+    Types are listed with the preferred ones first. No `freq_dtypes` or `version_dtypes` means that the dialect has no
+    such column; `version_units` None means that it records the unit, whatever it is.
+    `partition` is the rule by which its parts own keys; None where any row may stand in any part. `many_parts` is
+    False where a table is always one part.
+    """
+
+    key_dtypes: tuple[str, ...]
+    value_dtypes: tuple[str, ...]
+    slots: bool = True
+    slot_dtypes: tuple[str, ...] | None = None
+    slot_width_is_dim: bool = False
+    freq_dtypes: tuple[str, ...] = ()
+    version_dtypes: tuple[str, ...] = ()
+    version_units: tuple[VersionUnit, ...] | None = None
+    partition: str | None = None
+    many_parts: bool = True
+    extras: frozenset[str] = frozenset()
+    metadata: frozenset[str] = frozenset()
+    variables: bool = False
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """A format: `sniff` tells it by content, `open` reads it, `write` (None where there is no writer) writes it.
+
+    `write(staging, options)` is given a path (or URL) that nobody else reads yet: `output` says whether the dialect
+    makes a bundle "prefix" (several files that start with the name), one "file", a "folder", or fills a "url".
+    """
+
+    name: str
+    title: str
+    sniff: Callable[[Source], bool]
+    open: Callable[[Source, OpenOptions], Checkpoint]
+    write: Callable[[str, WriteOptions], CheckpointWriter] | None = None
+    output: Literal["prefix", "file", "folder", "url"] = "prefix"
+    holds: Holds = field(default_factory=lambda: Holds((), ()))

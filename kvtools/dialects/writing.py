@@ -1,0 +1,113 @@
+"""What a dialect's writer is: a checkpoint made of tables and dense variables, each table filled shard by shard.
+
+Whoever writes (`kvtools.migrate`) takes care of what all writers share: the schema is one that the dialect holds, the
+number of rows of every part is known beforehand, rows come already routed to their part, and the path is a staging
+place that is renamed when the writer has closed without an error.
+
+    with dialect.write(staging, options) as writer:
+        table = writer.table(schema)              # once per table; one table at a time
+        shard = table.shard()                     # one per task, maybe in another process
+        shard.write(part, start, chunk)           # rows start .. start + n of a part
+        table.absorb(shard.finish())              # back where the table is
+        table.close()
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, ClassVar
+
+from kvtools.dialects.interface import DEFAULT_MEMORY, Array, Chunk, TableSchema, VariableSchema
+
+
+@dataclass(frozen=True)
+class WriteOptions:
+    """What a user may ask of a writer. `compression` and `compression_level` are the format's own names and default
+    to what the dialect thinks best; `batch_rows` is the rows of a row group, HDF5 chunk or pipeline."""
+
+    compression: str | None = None
+    compression_level: int | None = None
+    batch_rows: int | None = None
+    memory: int = DEFAULT_MEMORY
+    force: bool = False
+
+
+class ShardWriter(ABC):
+    """Writes rows of a table; what one task holds. Where its table is `distributable`, it can be pickled."""
+
+    @abstractmethod
+    def write(self, part: int, start: int, chunk: Chunk) -> None:
+        """Write the chunk's columns as rows `start` to `start + len(chunk)` of `part`.
+
+        Within one shard, the rows of a part come in order and without gaps from the first `start` on.
+        """
+
+    def finish(self) -> Any:
+        """End this shard; return what `TableWriter.absorb` needs to know, a value that can be pickled."""
+        return None
+
+
+class TableWriter(ABC):
+    """One table being written.
+
+    random_access   rows may be written anywhere: several shards may fill different runs of one part. Otherwise
+                    each part is written by one shard, from its first row to its last.
+    distributable   shards may be pickled and filled in other processes that see the same file system.
+    """
+
+    random_access: ClassVar[bool] = False
+    distributable: ClassVar[bool] = False
+
+    @abstractmethod
+    def shard(self) -> ShardWriter:
+        """Return a writer for one task."""
+
+    def absorb(self, result: Any) -> None:  # noqa: B027  most writers have nothing to take over
+        """Take over what a shard's `finish` returned."""
+
+    def extra(self, name: str, array: Array) -> None:
+        """Write an array of `schema.extras`."""
+        raise NotImplementedError(f"this dialect holds no '{name}'")
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the table: all rows of all parts were written."""
+
+
+class CheckpointWriter(ABC):
+    """A checkpoint being written to a staging place; a context manager that syncs and closes its files."""
+
+    @abstractmethod
+    def table(self, schema: TableSchema, keys: Callable[[], Iterator[tuple[int, Array]]]) -> TableWriter:
+        """Start a table.
+
+        Args:
+            schema: what will be written; the dialect holds all of it, `part_rows` is exact.
+            keys: streams (part, keys [n]) of the rows in the order in which they will come, for a layout that must
+                know them beforehand; each call reads the source again.
+        """
+
+    def variable(self, schema: VariableSchema, chunks: Iterable[Array]) -> None:
+        """Write a dense variable from its rows; see `Checkpoint.read_variable`."""
+        raise NotImplementedError("this dialect holds no dense variables")
+
+    @abstractmethod
+    def close(self) -> None:
+        """Finish and sync all files; only called when no error happened."""
+
+    def abort(self) -> None:  # noqa: B027  nothing to release unless a writer says so
+        """Release what is open after an error; the staging place is removed by the caller."""
+
+    def __enter__(self) -> CheckpointWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self.abort()

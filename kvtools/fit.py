@@ -1,0 +1,236 @@
+"""Turn a table into what a dialect can hold, and name what is lost on the way."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvtools.dialects.dialect import Dialect
+from kvtools.dialects.interface import Array, Chunk, SlotSchema, TableSchema, VersionUnit, numpy_dtype, row_bytes
+from kvtools.errors import BadInputError
+
+_SECONDS_PER_DAY = 86_400
+_KEYS_WITHIN = {
+    "int32": ("int64",),
+    "uint32": ("uint64", "int64"),
+    "int64": (),
+    "uint64": (),
+}
+_VALUES_WITHIN = {
+    "float16": ("float32", "float64"),
+    "bfloat16": ("float32", "float64"),
+    "float32": ("float64",),
+    "int8": ("int32", "int64", "float32", "float64"),
+    "int32": ("int64", "float64"),
+    "bool": ("int8",),
+}
+"""The types that hold every number of another one exactly."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a table becomes one that a dialect holds.
+
+    `schema` is what will be written; `losses` say what of the source will not be, one sentence each; `changes` say
+    what is written in another form without loss.
+    """
+
+    source: TableSchema
+    schema: TableSchema
+    losses: tuple[str, ...]
+    changes: tuple[str, ...]
+
+    def convert(self, chunk: Chunk) -> Chunk:
+        """Return a chunk of the source as the target's columns; raises `BadInputError` for a number out of range."""
+        schema = self.schema
+        return Chunk(
+            keys=self._integers(chunk.keys, schema.key_dtype, "key"),
+            values=None if chunk.values is None else as_type(chunk.values, schema.value_dtype),
+            slots={slot.name: as_type(chunk.slots[slot.name], slot.dtype) for slot in schema.slots},
+            freqs=self._counter(chunk.freqs, schema.freq_dtype),
+            versions=self._versions(chunk.versions),
+            part=chunk.part,
+        )
+
+    def keys(self, keys: Array) -> Array:
+        """Return keys of the source in the target's type."""
+        return self._integers(keys, self.schema.key_dtype, "key")
+
+    def _counter(self, freqs: Array | None, dtype: str | None) -> Array | None:
+        if freqs is None or dtype is None or freqs.dtype == dtype:
+            return freqs if dtype else None
+        # A count that does not fit stays at the largest that does; `fit` says so.
+        limits = np.iinfo(dtype)
+        return np.clip(freqs, max(limits.min, np.iinfo(freqs.dtype).min), limits.max).astype(dtype)
+
+    def _versions(self, versions: Array | None) -> Array | None:
+        if versions is None or self.schema.version_dtype is None:
+            return None
+        units = (self.source.version_unit, self.schema.version_unit)
+        if units == ("days", "seconds"):
+            versions = versions.astype(np.int64) * _SECONDS_PER_DAY
+        elif units == ("seconds", "days"):
+            versions = versions.astype(np.int64) // _SECONDS_PER_DAY
+        return self._integers(versions, self.schema.version_dtype, "version")
+
+    def _integers(self, numbers: Array, dtype: str, what: str) -> Array:
+        if numbers.dtype == dtype:
+            return numbers
+        wanted = np.iinfo(dtype)
+        if len(numbers) and not (wanted.min <= int(numbers.min()) and int(numbers.max()) <= wanted.max):
+            worst = int(numbers.min()) if int(numbers.min()) < wanted.min else int(numbers.max())
+            raise BadInputError(
+                f"writing table '{self.source.name}' as {self.schema.dialect}: {what} {worst} does not fit {dtype},"
+                f" expected {wanted.min} to {wanted.max}; drop such rows, or write another dialect"
+            )
+        return numbers.astype(dtype)
+
+
+def fit(source: TableSchema, dialect: Dialect, *, parts: int | None = None) -> Fit:
+    """Return how a table of schema `source` is written in `dialect`.
+
+    Args:
+        source: the table.
+        dialect: the target; it has a writer.
+        parts: how many parts to write; as many as the source has if None. `Fit.schema.part_rows` then still has to be
+            counted by whoever routes the rows: it holds the source's rows in its first part.
+
+    Raises:
+        BadInputError: a type that the dialect has not, and no other that holds it exactly.
+    """
+    holds = dialect.holds
+    losses: list[str] = []
+    changes: list[str] = []
+    doing = f"writing table '{source.name}' as {dialect.name}"
+    key_dtype = _fitting(source.key_dtype, holds.key_dtypes, _KEYS_WITHIN)
+    if key_dtype is None and source.key_dtype in ("uint64", "int64") and holds.key_dtypes:
+        key_dtype = "int64" if "int64" in holds.key_dtypes else holds.key_dtypes[0]
+    if key_dtype is None:
+        raise BadInputError(f"{doing}: its keys are {source.key_dtype}, expected {' or '.join(holds.key_dtypes)}")
+    if key_dtype != source.key_dtype:
+        changes.append(f"keys were {source.key_dtype}, are {key_dtype}")
+
+    def value_type(dtype: str, allowed: tuple[str, ...], what: str) -> str:
+        fitting = _fitting(dtype, allowed, _VALUES_WITHIN)
+        if fitting is None:
+            raise BadInputError(
+                f"{doing}: {what} is {dtype}, expected {' or '.join(allowed)}; cast it first, see `kvtools cast`"
+            )
+        if fitting != dtype:
+            changes.append(f"{what} was {dtype}, is {fitting}, which holds it exactly")
+        return fitting
+
+    value_dtype = value_type(source.value_dtype, holds.value_dtypes, "its value")
+    slots: list[SlotSchema] = []
+    if source.slots and not holds.slots:
+        losses.append(f"optimizer slots {', '.join(slot.name for slot in source.slots)}: the dialect has none")
+    for slot in source.slots if holds.slots else ():
+        if holds.slot_width_is_dim and slot.width != source.dim:
+            losses.append(f"slot {slot.name}: it is {slot.width} wide, the dialect's slots are as wide as the value")
+            continue
+        dtype = value_type(slot.dtype, holds.slot_dtypes or holds.value_dtypes, f"slot {slot.name}")
+        slots.append(SlotSchema(slot.name, slot.width, dtype))
+    freq_dtype = _counter_type(source.freq_dtype, holds.freq_dtypes, "frequencies", losses, changes)
+    version_dtype, unit = _version_type(source, holds.version_dtypes, holds.version_units, losses, changes)
+    extras = tuple(extra for extra in source.extras if extra.name in holds.extras)
+    losses += [
+        f"{extra.name.replace('_', ' ')} {list(extra.shape)}: the dialect has no place for them"
+        for extra in source.extras
+        if extra.name not in holds.extras and 0 not in extra.shape
+    ]
+    wanted = source.parts if parts is None else parts
+    if not holds.many_parts and wanted > 1:
+        changes.append(f"{wanted} parts became one, the dialect has no parts")
+        wanted = 1
+    part_rows = source.part_rows if wanted == source.parts else (source.rows, *[0] * (wanted - 1))
+    schema = dataclasses.replace(
+        source,
+        dialect=dialect.name,
+        key_dtype=key_dtype,
+        value_dtype=value_dtype,
+        part_rows=part_rows,
+        slots=tuple(slots),
+        freq_dtype=freq_dtype,
+        version_dtype=version_dtype,
+        version_unit=unit,
+        partition=holds.partition,
+        extras=extras,
+        metadata=_metadata(source, dialect, losses),
+        notes=(),
+    )
+    schema = dataclasses.replace(schema, bytes=schema.rows * row_bytes(schema))
+    return Fit(source, schema, tuple(losses), tuple(changes))
+
+
+def as_type(numbers: Array, dtype: str) -> Array:
+    """Return `numbers` as `dtype`, copying only where the type differs.
+
+    >>> as_type(np.float32([1.5]), "bfloat16").dtype.name
+    'bfloat16'
+    """
+    wanted = numpy_dtype(dtype)
+    return numbers if numbers.dtype == wanted else numbers.astype(wanted)
+
+
+def _fitting(dtype: str, allowed: tuple[str, ...], within: dict[str, tuple[str, ...]]) -> str | None:
+    if dtype in allowed:
+        return dtype
+    return next((wider for wider in within.get(dtype, ()) if wider in allowed), None)
+
+
+def _counter_type(
+    dtype: str | None, allowed: tuple[str, ...], what: str, losses: list[str], changes: list[str]
+) -> str | None:
+    if dtype is None:
+        return None
+    if not allowed:
+        losses.append(f"{what}: the dialect has none")
+        return None
+    if dtype in allowed:
+        return dtype
+    chosen = max(allowed, key=lambda name: int(np.iinfo(name).max)) if len(allowed) > 1 else allowed[0]
+    if int(np.iinfo(chosen).max) < int(np.iinfo(dtype).max):
+        losses.append(f"{what} above {np.iinfo(chosen).max} were written as that, the largest {chosen}")
+    else:
+        changes.append(f"{what} were {dtype}, are {chosen}")
+    return chosen
+
+
+def _version_type(
+    source: TableSchema,
+    allowed: tuple[str, ...],
+    units: tuple[VersionUnit, ...] | None,
+    losses: list[str],
+    changes: list[str],
+) -> tuple[str | None, VersionUnit]:
+    if source.version_dtype is None:
+        return None, "unknown"
+    if not allowed:
+        losses.append("versions: the dialect has none")
+        return None, "unknown"
+    dtype = source.version_dtype if source.version_dtype in allowed else allowed[0]
+    unit = source.version_unit
+    if units is not None and unit not in units:
+        if unit == "days" and "seconds" in units:
+            unit = "seconds"
+            changes.append("versions were days, are seconds")
+        elif unit == "seconds" and "days" in units:
+            unit = "days"
+            losses.append("the time of day of versions: the dialect counts days")
+        else:
+            losses.append(f"versions: they count {unit}, the dialect's count {' or '.join(units)}")
+            return None, "unknown"
+    return dtype, unit
+
+
+def _metadata(source: TableSchema, dialect: Dialect, losses: list[str]) -> dict[str, Any]:
+    kept = {name: value for name, value in source.metadata.items() if name in dialect.holds.metadata}
+    if source.dialect != dialect.name:
+        kept.pop("object_path", None)
+    for name in source.metadata:
+        if name == "initializer" and name not in kept:
+            losses.append("the initializer of new rows: the dialect does not record it")
+    return kept

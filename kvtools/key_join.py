@@ -1,0 +1,137 @@
+"""Match keys with keys where neither side is sorted, in bounded memory.
+
+Both sides are cut into buckets by a hash of the key, so that a bucket of one side can only match the same bucket of
+the other. Where everything fits in memory there is one bucket; otherwise the buckets go to a temporary folder first
+(the GRACE hash join, https://en.wikipedia.org/wiki/Hash_join).
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+_BYTES_PER_ROW = 64
+"""What a row takes while its bucket is sorted and matched: key, row number, order and their sorted copies."""
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True)
+class SortedKeys:
+    """The keys of one bucket of one side, sorted, with their row numbers; equal keys in row order."""
+
+    keys: Array
+    rows: npt.NDArray[np.int64]
+
+
+def sorted_buckets(
+    sides: Sequence[Iterable[Array]], total_rows: int, *, memory: int
+) -> Iterator[tuple[SortedKeys, ...]]:
+    """Yield, bucket by bucket, the sorted keys of each side; every key is in the same bucket on all sides.
+
+    Args:
+        sides: per side a stream of key arrays, all of one integer type; row numbers count along the stream.
+        total_rows: about how many keys all sides have.
+        memory: bytes to stay within; what does not fit goes to temporary files.
+
+    >>> [(b.keys.tolist(), b.rows.tolist()) for b, in sorted_buckets([[np.array([7, 3]), np.array([7])]], 3, memory=99)]
+    [([3, 7, 7], [1, 0, 2])]
+    """
+    buckets = max(1, -(-total_rows * _BYTES_PER_ROW // max(memory, 1)))
+    if buckets == 1 or total_rows < 1000:
+        yield tuple(_sorted(*_concatenated(side)) for side in sides)
+        return
+    buckets = min(buckets + 1, 4096)
+    with tempfile.TemporaryDirectory(prefix="kvtools-keys-") as folder:
+        spilled = [_spill(side, Path(folder) / str(number), buckets) for number, side in enumerate(sides)]
+        for bucket in range(buckets):
+            yield tuple(_sorted(*_load(files, dtype, bucket)) for files, dtype in spilled)
+
+
+def match_rows(wanted: Iterable[Array], have: Iterable[Array], rows: tuple[int, int], *, memory: int) -> Array:
+    """Return, for each key of `wanted`, the number of its last row in `have`, int64 [rows[0]], -1 where there is none.
+
+    The result is a memory map of a temporary file where it is larger than a quarter of `memory`.
+
+    >>> match_rows([np.array([5, 6])], [np.array([6, 5, 5])], (2, 3), memory=1 << 20).tolist()
+    [2, 0]
+    """
+    result = row_numbers(rows[0], memory=memory)
+    result[:] = -1
+    for want, there in sorted_buckets([wanted, have], sum(rows), memory=memory):
+        if len(want.keys) and len(there.keys):
+            at = np.searchsorted(there.keys, want.keys, side="right") - 1
+            found = (at >= 0) & (there.keys[at] == want.keys)
+            result[want.rows[found]] = there.rows[at[found]]
+    return result
+
+
+def repeated_rows(keys: Iterable[Array], rows: int, *, memory: int) -> Array:
+    """Return the numbers of the rows whose key stands again in a later row, sorted, int64.
+
+    >>> repeated_rows([np.array([5, 7, 5]), np.array([5])], 4, memory=1 << 20).tolist()
+    [0, 2]
+    """
+    found = [np.empty(0, np.int64)]
+    for (bucket,) in sorted_buckets([keys], rows, memory=memory):
+        same = bucket.keys[1:] == bucket.keys[:-1]
+        found.append(bucket.rows[:-1][same])
+    return np.sort(np.concatenate(found))
+
+
+def row_numbers(rows: int, *, memory: int) -> Array:
+    """Return an uninitialised int64 [rows], in a temporary file that nobody else sees if it is large."""
+    if rows * 8 <= memory // 4:
+        return np.empty(rows, np.int64)
+    with tempfile.NamedTemporaryFile(prefix="kvtools-rows-") as file:
+        return np.memmap(file.name, np.int64, "w+", shape=(rows,))
+
+
+def _sorted(keys: Array, rows: npt.NDArray[np.int64]) -> SortedKeys:
+    if len(keys) > 1 and not (keys[1:] >= keys[:-1]).all():
+        order = np.argsort(keys, kind="stable")
+        keys, rows = keys[order], rows[order]
+    return SortedKeys(keys, rows)
+
+
+def _concatenated(side: Iterable[Array]) -> tuple[Array, npt.NDArray[np.int64]]:
+    arrays = list(side)
+    keys = np.concatenate(arrays) if arrays else np.empty(0, np.int64)
+    return keys, np.arange(len(keys), dtype=np.int64)
+
+
+def _spill(side: Iterable[Array], folder: Path, buckets: int) -> tuple[list[Path], np.dtype[Any]]:
+    folder.mkdir()
+    paths = [folder / str(bucket) for bucket in range(buckets)]
+    dtype: np.dtype[Any] = np.dtype(np.int64)
+    row = 0
+    for keys in side:
+        dtype = keys.dtype
+        mixed = (keys.astype(np.uint64) * _MIX) >> np.uint64(40)
+        owner = (mixed * np.uint64(buckets)) >> np.uint64(24)
+        order = np.argsort(owner, kind="stable")
+        ends = np.cumsum(np.bincount(owner.astype(np.int64), minlength=buckets))
+        record = np.empty(len(keys), [("key", dtype), ("row", np.int64)])
+        record["key"], record["row"] = keys[order], row + order
+        for bucket, path in enumerate(paths):
+            start = ends[bucket - 1] if bucket else 0
+            if ends[bucket] > start:
+                with path.open("ab") as file:
+                    record[start : ends[bucket]].tofile(file)
+        row += len(keys)
+    return paths, dtype
+
+
+def _load(paths: list[Path], dtype: np.dtype[Any], bucket: int) -> tuple[Array, npt.NDArray[np.int64]]:
+    if not paths[bucket].exists():
+        return np.empty(0, dtype), np.empty(0, np.int64)
+    record = np.fromfile(paths[bucket], [("key", dtype), ("row", np.int64)])
+    paths[bucket].unlink()
+    return record["key"].copy(), record["row"].copy()

@@ -1,0 +1,346 @@
+"""Write tables in any dialect: the one way in which kvtools turns tables into files.
+
+`kvtools migrate`, `clip`, `cast`, `reshard`, `merge`, `split` and `rename` all open tables, wrap them in readers that
+change them, and come here. A table is written in shards, one per part of the source where the dialect lets rows be
+written in any order, else one per part of the target, else one; the same code runs for each, on threads or on Ray.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import shutil
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvtools.dialects.detect import dialect_named
+from kvtools.dialects.dialect import Dialect
+from kvtools.dialects.interface import KEYS, Array, Checkpoint, Columns, Progress, TableReader, VariableSchema
+from kvtools.dialects.writing import CheckpointWriter, ShardWriter, TableWriter, WriteOptions
+from kvtools.engine import Engine, run_all
+from kvtools.errors import BadInputError, OutputError, UsageError
+from kvtools.fit import Fit, fit
+from kvtools.partition import owners
+from kvtools.replace_output import check_free, replace_files, replace_folder
+
+_KEY_ROWS = 1 << 18
+
+
+@dataclass(frozen=True)
+class TableAccount:
+    """What became of one table."""
+
+    name: str
+    rows_read: int
+    rows_written: int
+    parts: int
+    bytes: int
+    losses: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
+    checks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Account:
+    """What a migration did: `losses` say what of the checkpoint, beside its tables, the target could not hold."""
+
+    output: str
+    dialect: str
+    tables: tuple[TableAccount, ...]
+    variables: int
+    losses: tuple[str, ...] = ()
+
+    @property
+    def lossless(self) -> bool:
+        """Whether nothing was left out."""
+        return not self.losses and not any(table.losses for table in self.tables)
+
+
+@dataclass(frozen=True)
+class CopyTask:
+    """One shard of work: parts of a table to read, and where their rows go.
+
+    `starts[source part][target part]` is the first row that the source part fills of the target part. With `route`
+    the keys say to which part a row goes; without, all rows of a source part go to the one target part listed.
+    """
+
+    reader: TableReader
+    fit: Fit
+    shard: ShardWriter
+    starts: Mapping[int, Mapping[int, int]]
+    route: str | None
+
+
+@dataclass(frozen=True)
+class CopyResult:
+    """What a shard of work did."""
+
+    table: str
+    rows: int
+    written: Any = field(repr=False)
+
+
+def write_tables(
+    tables: Sequence[TableReader],
+    output: str | os.PathLike[str],
+    to: str | Dialect,
+    *,
+    beside: Checkpoint | None = None,
+    parts: int | None = None,
+    options: WriteOptions | None = None,
+    workers: int | None = None,
+    engine: Engine = "local",
+    progress: Progress | None = None,
+) -> Account:
+    """Write `tables` to `output` in dialect `to`; the output appears whole or not at all.
+
+    Args:
+        tables: any readers, with different names.
+        output: a prefix, file, folder or URL, as the dialect makes.
+        to: the dialect, or its name.
+        beside: the checkpoint whose dense variables are written too, where the dialect holds them.
+        parts: how many parts each table gets; as many as it has if None.
+        options: what to ask of the writer; `options.force` replaces an output that is there.
+        workers: shards at once; the processors there are if None.
+        engine: where the shards run; see `kvtools.engine`.
+        progress: called as rows are written.
+
+    Raises:
+        UsageError: the dialect cannot be written, two tables have one name, or a number makes no sense.
+        BadInputError: a table has something that the dialect cannot hold and that is no column to leave out.
+        CorruptFileError: the source's data is damaged.
+        OutputError: `output` exists, or cannot be written.
+
+    Example:
+        ```python
+        checkpoint = open_checkpoint("model.ckpt-100")
+        account = write_tables(checkpoint.select([]), "tables.h5", "hdf5", beside=checkpoint)
+        ```
+    """
+    dialect = dialect_named(to) if isinstance(to, str) else to
+    options = options or WriteOptions()
+    if dialect.write is None:
+        raise UsageError(f"writing '{output}': kvtools reads {dialect.name} and does not write it; see --to")
+    if parts is not None and parts < 1:
+        raise UsageError(f"writing '{output}': got {parts} parts, expected 1 or more")
+    names = [table.schema.name for table in tables]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UsageError(f"writing '{output}': two tables are called '{twice}'; rename one, see `kvtools rename`")
+    fits = [fit(table.schema, dialect, parts=parts) for table in tables]
+    losses: list[str] = []
+    variables = list(beside.variables) if beside else []
+    if variables and not dialect.holds.variables:
+        size = sum(variable.bytes for variable in variables)
+        losses.append(f"{len(variables)} dense variables, {size} bytes: the dialect holds tables only")
+        variables = []
+    bookkeeping = list(beside.bookkeeping) if beside and beside.dialect == dialect.name else []
+    check_output(output, dialect, force=options.force)
+    _check_room(output, dialect, fits)
+    with _staging(str(output), dialect, options) as staging, dialect.write(staging, options) as writer:
+        accounts = [
+            _write_table(writer, table, fitted, dialect, workers, engine, progress)
+            for table, fitted in zip(tables, fits, strict=True)
+        ]
+        for variable in [*variables, *bookkeeping]:
+            assert beside is not None
+            writer.variable(variable, beside.read_variable(variable.name))
+    return Account(str(output), dialect.name, tuple(accounts), len(variables), tuple(losses))
+
+
+def check_output(output: str | os.PathLike[str], dialect: Dialect, *, force: bool) -> None:
+    """Raise `OutputError` if something is at `output` that may not be replaced."""
+    if dialect.output in ("prefix", "file"):
+        check_free(Path(output).absolute(), force=force)
+
+
+def copy_shard(task: CopyTask, progress: Progress | None = None) -> CopyResult:
+    """Read the parts of a task and write their rows where they belong."""
+    schema = task.fit.schema
+    columns = Columns(values=True, slots=bool(schema.slots), freqs=schema.has_freqs, versions=schema.has_versions)
+    total = 0
+    for part, starts in task.starts.items():
+        at = dict(starts)
+        for chunk in task.reader.chunks(columns, part=part):
+            total += len(chunk)
+            chunk = task.fit.convert(chunk)
+            for target, rows in _routed(chunk.keys, schema.parts, task.route, at):
+                piece = chunk if rows is None else chunk.take(rows)
+                task.shard.write(target, at[target], piece)
+                at[target] += len(piece)
+            if progress:
+                progress(schema.name, len(chunk), task.fit.source.rows)
+    return CopyResult(schema.name, total, task.shard.finish())
+
+
+def _routed(keys: Array, parts: int, route: str | None, at: Mapping[int, int]) -> Iterator[tuple[int, Array | None]]:
+    """Yield each target part that these keys go to, with their row numbers, None for all of them."""
+    if route is None:
+        yield next(iter(at)), None
+        return
+    owner = owners(keys, parts, route)
+    order = np.argsort(owner, kind="stable")
+    ends = np.cumsum(np.bincount(owner, minlength=parts))
+    start = 0
+    for target, end in enumerate(ends.tolist()):
+        if end > start:
+            yield target, order[start:end]
+        start = end
+
+
+def _write_table(
+    writer: CheckpointWriter,
+    table: TableReader,
+    fitted: Fit,
+    dialect: Dialect,
+    workers: int | None,
+    engine: Engine,
+    progress: Progress | None,
+) -> TableAccount:
+    source, parts = table.schema, fitted.schema.parts
+    route = dialect.holds.partition or source.partition or "floor_mod"
+    if parts > 1 and (dialect.holds.partition is not None or parts != source.parts):
+        counts = _count_rows(table, fitted, parts, route, workers)
+    elif parts == source.parts:
+        counts = np.diag(np.array(source.part_rows, np.int64))
+    else:
+        counts = np.array(source.part_rows, np.int64)[:, None]
+    straight = bool((np.count_nonzero(counts, axis=1) <= 1).all())
+    fitted = dataclasses.replace(
+        fitted, schema=dataclasses.replace(fitted.schema, part_rows=tuple(counts.sum(axis=0).tolist()))
+    )
+    starts = np.cumsum(counts, axis=0) - counts
+    targets = {
+        part: {int(target): int(starts[part, target]) for target in np.flatnonzero(counts[part])}
+        for part in range(source.parts)
+    }
+    for part, target in targets.items():
+        if not target:  # an empty part is read too: its checksums are checked
+            target[min(part, parts - 1)] = 0
+
+    def keys() -> Iterator[tuple[int, Array]]:
+        for part, where in targets.items():
+            for chunk in table.chunks(KEYS, rows=_KEY_ROWS, part=part):
+                converted = fitted.keys(chunk.keys)
+                for target, rows in _routed(converted, parts, None if straight else route, where):
+                    yield target, converted if rows is None else converted[rows]
+
+    output = writer.table(fitted.schema, keys)
+    if engine != "local" and not output.distributable:
+        raise UsageError(
+            f"writing table '{source.name}' as {dialect.name} on {engine}: this dialect is written by one process;"
+            " leave --engine out, or write another dialect"
+        )
+    tasks = [
+        CopyTask(table, fitted, output.shard(), group, None if straight else route)
+        for group in _groups(targets, output, straight)
+    ]
+    rows = 0
+    for result in _run(tasks, source.name, source.rows, workers, engine, progress):
+        rows += result.rows
+        output.absorb(result.written)
+    if rows != source.rows:
+        raise BadInputError(
+            f"reading table '{source.name}': got {rows} rows, expected {source.rows}; it changed while it was read"
+        )
+    for extra in fitted.schema.extras:
+        output.extra(extra.name, table.extra(extra.name))
+    output.close()
+    return TableAccount(
+        name=source.name,
+        rows_read=rows,
+        rows_written=fitted.schema.rows,
+        parts=parts,
+        bytes=fitted.schema.bytes,
+        losses=fitted.losses,
+        changes=fitted.changes,
+    )
+
+
+def _groups(
+    targets: Mapping[int, Mapping[int, int]], output: TableWriter, straight: bool
+) -> list[dict[int, Mapping[int, int]]]:
+    """Cut the source's parts into shards of work that this writer can take at once."""
+    if output.random_access:
+        return [{part: where} for part, where in targets.items()]
+    if not straight:
+        return [dict(targets)]
+    by_target: dict[int, dict[int, Mapping[int, int]]] = {}
+    for part, where in targets.items():
+        by_target.setdefault(next(iter(where)), {})[part] = where
+    return list(by_target.values())
+
+
+def _run(
+    tasks: Sequence[CopyTask],
+    table: str,
+    total: int,
+    workers: int | None,
+    engine: Engine,
+    progress: Progress | None,
+) -> Iterator[CopyResult]:
+    done, lock = 0, threading.Lock()
+
+    def advance(name: str, rows: int, _: int) -> None:
+        nonlocal done
+        with lock:
+            done += rows
+            if progress:
+                progress(name, done, total)
+
+    if engine == "local":
+        yield from run_all(functools.partial(copy_shard, progress=advance), tasks, workers=workers)
+        return
+    for result in run_all(copy_shard, tasks, workers=workers, engine=engine):
+        advance(table, result.rows, total)
+        yield result
+
+
+def _count_rows(table: TableReader, fitted: Fit, parts: int, route: str, workers: int | None) -> Array:
+    """Count how many rows of each source part belong to each target part, int64 [source parts, parts]."""
+
+    def count(part: int) -> Array:
+        counts = np.zeros(parts, np.int64)
+        for chunk in table.chunks(KEYS, rows=_KEY_ROWS, part=part):
+            counts += np.bincount(owners(fitted.keys(chunk.keys), parts, route), minlength=parts)
+        return counts
+
+    return np.stack(list(run_all(count, range(table.parts), workers=workers)))
+
+
+@contextlib.contextmanager
+def _staging(output: str, dialect: Dialect, options: WriteOptions) -> Iterator[str]:
+    if dialect.output == "url":
+        yield output
+    elif dialect.output == "folder":
+        with replace_folder(Path(output), mark=_FOLDER_MARK, force=options.force) as folder:
+            (folder / _FOLDER_MARK).write_text(f"{dialect.name}\n")
+            yield str(folder)
+    else:
+        with replace_files(Path(output), force=options.force) as path:
+            yield str(path)
+
+
+_FOLDER_MARK = ".kvtools"
+"""A file in each folder that kvtools wrote: `--force` replaces no folder without it."""
+
+
+def _check_room(output: str | os.PathLike[str], dialect: Dialect, fits: Sequence[Fit]) -> None:
+    if dialect.output != "prefix":
+        return  # compressed, or elsewhere: nobody knows how much it will be
+    needed = sum(fitted.schema.bytes for fitted in fits)
+    free = shutil.disk_usage(Path(output).absolute().parent).free
+    if free < needed:
+        raise OutputError(
+            f"writing '{output}': {needed} bytes are needed and {free} are free; make room or name another place"
+        )
+
+
+__all__ = ["Account", "TableAccount", "VariableSchema", "check_output", "write_tables"]
