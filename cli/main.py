@@ -20,6 +20,18 @@ from kvtools.errors import KvtoolsError, one_line
 
 COMMANDS = {
     "inspect": "Show what is in a checkpoint: tables, variables, single rows.",
+    "stats": "Norms, frequencies, ages, bad numbers, and what clipping would save.",
+    "verify": "Check that a checkpoint is sound.",
+    "diff": "Compare two checkpoints, of any dialects.",
+    "get": "Print the rows of keys.",
+    "report": "Write a page of plots about the tables.",
+    "migrate": "Move tables to another dialect.",
+    "clip": "Leave out rows that are not worth their memory.",
+    "cast": "Change the types of values and keys.",
+    "reshard": "Change the number of parts.",
+    "merge": "Make one checkpoint of several.",
+    "split": "Make several checkpoints of one.",
+    "rename": "Change the names of tables and slots.",
     "export": "Write tables as a SavedModel that any TensorFlow server loads.",
     "serve": "Answer embedding lookups over HTTP.",
 }

@@ -1,0 +1,98 @@
+"""The options that many commands share, and what they mean."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+import typer
+
+from kvtools.dialects.detect import open_checkpoint
+from kvtools.dialects.interface import Checkpoint, OpenOptions
+from kvtools.dialects.writing import WriteOptions
+from kvtools.engine import Engine
+from kvtools.errors import UsageError
+
+SourcePath = Annotated[
+    str,
+    typer.Argument(metavar="PATH", help="A checkpoint prefix, file or folder of any dialect, or a URL."),
+]
+OutputPath = Annotated[str, typer.Argument(metavar="OUT", help="What to write: a prefix, file, folder or URL.")]
+DialectName = Annotated[
+    str | None, typer.Option("--dialect", metavar="NAME", help="The dialect of PATH; found out if left out.")
+]
+KeyDtype = Annotated[
+    str | None,
+    typer.Option("--key-dtype", metavar="T", help="The keys' type, where the files do not record it; int64."),
+]
+ValueDtype = Annotated[
+    str | None,
+    typer.Option("--value-dtype", metavar="T", help="The values' type, where the files do not record it; float32."),
+]
+Dim = Annotated[int | None, typer.Option("--dim", metavar="D", help="The row width, where the files do not record it.")]
+Memory = Annotated[
+    str, typer.Option("--memory", metavar="SIZE", help="What to hold in memory at most; more spills to disk.")
+]
+Workers = Annotated[
+    int | None, typer.Option("--workers", metavar="N", help="How many shards to work on at once; all processors.")
+]
+EngineName = Annotated[
+    str, typer.Option("--engine", metavar="local|ray", help="Where shards are worked on: here, or on a Ray cluster.")
+]
+Tables = Annotated[list[str] | None, typer.Option("--table", metavar="NAME", help="Only this table; may be repeated.")]
+To = Annotated[str | None, typer.Option("--to", metavar="DIALECT", help="The dialect to write; that of PATH.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an output that is there.")]
+Compression = Annotated[
+    str | None, typer.Option("--compression", metavar="NAME", help="As the dialect names it; 'none' for none.")
+]
+CompressionLevel = Annotated[int | None, typer.Option("--compression-level", metavar="N", help="How hard to compress.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+DEFAULT_MEMORY = "1GiB"
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])i?)?B?", re.I)
+
+
+def open_source(
+    path: str,
+    dialect: str | None = None,
+    key_dtype: str | None = None,
+    value_dtype: str | None = None,
+    dim: int | None = None,
+    memory: str = DEFAULT_MEMORY,
+    *,
+    lenient: bool = False,
+) -> Checkpoint:
+    """Open the checkpoint that these options describe."""
+    return open_checkpoint(path, OpenOptions(dialect, key_dtype, value_dtype, dim, bytes_of(memory), lenient))
+
+
+def write_options(
+    *, force: bool, memory: str, compression: str | None = None, compression_level: int | None = None
+) -> WriteOptions:
+    """Return what these options ask of a writer."""
+    return WriteOptions(compression, compression_level, memory=bytes_of(memory), force=force)
+
+
+def bytes_of(text: str) -> int:
+    """Return the number of bytes that a size means; raises `UsageError` if it is none.
+
+    >>> bytes_of("1GiB"), bytes_of("512M"), bytes_of("4096")
+    (1073741824, 536870912, 4096)
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if not found or (size := int(float(found[1]) * 1024 ** " KMGT".index((found[2] or " ").upper()))) < 1:
+        raise UsageError(f"got --memory {text!r}, expected a size such as 512MiB or 2GiB")
+    return size
+
+
+def engine_named(name: str) -> Engine:
+    """Return the engine of this name; raises `UsageError` if there is none.
+
+    >>> engine_named("local")
+    'local'
+    """
+    if name == "local":
+        return "local"
+    if name == "ray":
+        return "ray"
+    raise UsageError(f"got --engine {name!r}, expected local or ray")
