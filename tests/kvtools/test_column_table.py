@@ -77,7 +77,8 @@ def test_missing_and_surplus_slot_rows_are_zeros_and_findings(tmp_path: Path) ->
     table = make_table(tmp_path, [KEYS], [np.array([5, 0, 12345])])
     expected = np.where(np.isin(KEYS, [5, 0])[:, None], rows_of(KEYS, 2), 0)
     np.testing.assert_array_equal(np.concatenate([c.slots["Adam.m"] for c in table.chunks(rows=3)]), expected)
-    lacking, surplus = [finding.message for finding in table.check()]
+    lacking, surplus, *of_freqs = [finding.message for finding in table.check()]
+    assert [message.split(" has ")[0] for message in of_freqs] == ["freqs", "freqs"]
     assert (
         "slot Adam.m has no row for 6 of 8 keys (9223372036854775807, -9223372036854775808, -1, 7, 9, ...)" in lacking
     )
