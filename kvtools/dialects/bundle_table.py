@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,7 +45,7 @@ class BundleTable(TableReader):
         decode_keys: Callable[[Array], Array] | None = None,
         extras: Mapping[str, BundleTensor] | None = None,
     ) -> None:
-        self.schema = schema
+        self.schema = dataclasses.replace(schema, checksums="CRC-32C")
         self._parts = tuple(parts)
         self._decode_keys = decode_keys
         self._extras = dict(extras or {})
