@@ -69,9 +69,56 @@ def run_all(
         pool.shutdown(cancel_futures=True)
 
 
+@contextlib.contextmanager
+def started(engine: Engine) -> Iterator[None]:
+    """Have an engine ready for all calls of `run_all` inside the block, instead of for each one anew.
+
+    The block joins the Ray cluster there is (of this process, or the one that RAY_ADDRESS names) or starts one on this
+    machine; in the end it stops what it started and leaves what was there as it was.
+    """
+    if engine != "ray":
+        yield
+        return
+    ray = _ray()
+    if ray.is_initialized():
+        yield
+        return
+    log = logging.getLogger("ray")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    address = os.environ.get("RAY_ADDRESS")
+    try:
+        _join(ray, address) if address else _start(ray)
+    except (OSError, RuntimeError, ValueError) as error:
+        where = f"the cluster at '{address}' (RAY_ADDRESS)" if address else "a cluster on this machine"
+        raise BadInputError(f"running on Ray: {where} did not answer: {error}; see `ray status`") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+        log.setLevel(level)
+
+
+def _join(ray: Any, address: str) -> None:
+    ray.init(address=address, log_to_driver=False, configure_logging=False)
+
+
+def _start(ray: Any) -> None:
+    # Tasks and results are small: rows go from file to file, not through Ray's memory.
+    ray.init(
+        address="local",
+        num_cpus=default_workers(),
+        include_dashboard=False,
+        object_store_memory=128 << 20,
+        log_to_driver=False,
+        configure_logging=False,
+    )
+
+
 def _run_on_ray(function: Callable[[T], R], tasks: Sequence[T], workers: int | None) -> Iterator[R]:
     ray = _ray()
-    with _ray_cluster(ray):
+    with started("ray"):
+        # What a task did to a file is not undone: one that failed is an error, not to be tried again.
         remote: Any = ray.remote(max_retries=0)(function)
         waiting = iter(enumerate(tasks))
         running: dict[Any, int] = {}
@@ -96,7 +143,7 @@ def _run_on_ray(function: Callable[[T], R], tasks: Sequence[T], workers: int | N
 
 
 def _ray() -> Any:
-    # Read when Ray is imported: it is to ask nobody, tell nobody, and leave the devices alone.
+    # Read when Ray is imported: it is to tell nobody, and to leave the devices alone.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
@@ -108,35 +155,6 @@ def _ray() -> Any:
     return ray
 
 
-@contextlib.contextmanager
-def _ray_cluster(ray: Any) -> Iterator[None]:
-    """Join the cluster there is, or start one on this machine; leave what was there as it was."""
-    if ray.is_initialized():
-        yield
-        return
-    address = os.environ.get("RAY_ADDRESS")
-    quiet = {"log_to_driver": False, "configure_logging": False, "logging_level": logging.ERROR}
-    try:
-        if address:
-            ray.init(address=address, **quiet)
-        else:
-            # Tasks and results are small: rows go from file to file, not through Ray's memory.
-            ray.init(
-                address="local",
-                num_cpus=default_workers(),
-                include_dashboard=False,
-                object_store_memory=_OBJECT_STORE,
-                **quiet,
-            )
-    except (OSError, RuntimeError, ValueError) as error:
-        where = f"the cluster at '{address}' (RAY_ADDRESS)" if address else "a cluster on this machine"
-        raise BadInputError(f"running on Ray: {where} did not answer: {error}; see `ray status`") from error
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
 def _ray_result(ray: Any, task: Any) -> Any:
     try:
         return ray.get(task)
@@ -146,6 +164,3 @@ def _ray_result(ray: Any, task: Any) -> Any:
         raise BadInputError(
             f"running on Ray: a worker was lost ({type(error).__name__}); see `ray status` and the memory of its node"
         ) from error
-
-
-_OBJECT_STORE = 128 << 20

@@ -25,7 +25,7 @@ from kvtools.dialects.detect import dialect_named, writable_dialects
 from kvtools.dialects.dialect import Dialect
 from kvtools.dialects.interface import KEYS, Array, Checkpoint, Columns, Progress, TableReader, VariableSchema
 from kvtools.dialects.writing import CheckpointWriter, ShardWriter, TableWriter, WriteOptions
-from kvtools.engine import Engine, run_all
+from kvtools.engine import Engine, run_all, started
 from kvtools.errors import BadInputError, CheckFailedError, OutputError, UsageError
 from kvtools.fit import Fit, fit
 from kvtools.partition import owners
@@ -137,7 +137,7 @@ def write_tables(
     _check_room(output, dialect, plan.fits)
     if strict:
         _check_lossless(plan.account)
-    with _staging(str(output), dialect, options) as staging:
+    with started(engine), _staging(str(output), dialect, options) as staging:
         with dialect.write(staging, options) as writer:
             accounts = tuple(
                 _write_table(writer, table, fitted, dialect, workers, engine, progress)
