@@ -142,11 +142,11 @@ def fit(source: TableSchema, dialect: Dialect, *, parts: int | None = None) -> F
         slots.append(SlotSchema(slot.name, slot.width, dtype))
     freq_dtype = _counter_type(source.freq_dtype, holds.freq_dtypes, "frequencies", losses, changes)
     version_dtype, unit = _version_type(source, holds.version_dtypes, holds.version_units, losses, changes)
-    extras = tuple(extra for extra in source.extras if extra.name in holds.extras)
+    extras = tuple(extra for extra in source.extras if holds.extras is None or extra.name in holds.extras)
     losses += [
         f"{extra.name.replace('_', ' ')} {list(extra.shape)}: the dialect has no place for them"
         for extra in source.extras
-        if extra.name not in holds.extras and 0 not in extra.shape
+        if extra not in extras and 0 not in extra.shape
     ]
     wanted = source.parts if parts is None else parts
     if not holds.many_parts and wanted > 1:
@@ -163,7 +163,7 @@ def fit(source: TableSchema, dialect: Dialect, *, parts: int | None = None) -> F
         freq_dtype=freq_dtype,
         version_dtype=version_dtype,
         version_unit=unit,
-        partition=holds.partition,
+        partition=holds.partition or (source.partition if wanted == source.parts else source.partition or "floor_mod"),
         checksums=None,
         extras=extras,
         metadata=_metadata(source, dialect, losses),
@@ -232,6 +232,8 @@ def _version_type(
 
 
 def _metadata(source: TableSchema, dialect: Dialect, losses: list[str]) -> dict[str, Any]:
+    if dialect.holds.metadata is None:
+        return dict(source.metadata)
     kept = {name: value for name, value in source.metadata.items() if name in dialect.holds.metadata}
     if source.dialect != dialect.name:
         kept.pop("object_path", None)

@@ -29,7 +29,7 @@ from kvtools.engine import Engine, run_all, started
 from kvtools.errors import BadInputError, CheckFailedError, OutputError, UsageError
 from kvtools.fit import Fit, fit
 from kvtools.partition import owners
-from kvtools.replace_output import check_free, replace_files, replace_folder
+from kvtools.replace_output import check_free, check_replaceable, replace_files, replace_folder
 
 _KEY_ROWS = 1 << 18
 
@@ -237,8 +237,11 @@ def _check_lossless(account: Account) -> None:
 
 def check_output(output: str | os.PathLike[str], dialect: Dialect, *, force: bool) -> None:
     """Raise `OutputError` if something is at `output` that may not be replaced."""
-    if dialect.output in ("prefix", "file"):
+    kind = dialect.output_kind(str(output))
+    if kind in ("prefix", "file"):
         check_free(Path(output).absolute(), force=force)
+    elif kind == "folder":
+        check_replaceable(Path(output).absolute(), mark=_FOLDER_MARK, force=force)
 
 
 def copy_shard(task: CopyTask, progress: Progress | None = None) -> CopyResult:
@@ -412,9 +415,10 @@ def _count_rows(table: TableReader, fitted: Fit, parts: int, route: str, workers
 
 @contextlib.contextmanager
 def _staging(output: str, dialect: Dialect, options: WriteOptions) -> Iterator[str]:
-    if dialect.output == "url":
+    kind = dialect.output_kind(output)
+    if kind == "url":
         yield output
-    elif dialect.output == "folder":
+    elif kind == "folder":
         with replace_folder(Path(output), mark=_FOLDER_MARK, force=options.force) as folder:
             (folder / _FOLDER_MARK).write_text(f"{dialect.name}\n")
             yield str(folder)
