@@ -26,7 +26,7 @@ Progress = Callable[[str, int, int], None]
 VersionUnit = Literal["seconds", "days", "steps", "unknown"]
 """What a version counts: Unix seconds, Unix days, training steps, or nobody knows."""
 
-CHUNK_BYTES = 2 << 20
+CHUNK_BYTES = 1 << 20
 """About how many bytes of all its columns a chunk holds unless the caller says how many rows it wants. More is no
 faster: chunks of this size stay in the processor's cache between reading, checking and writing."""
 
