@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from kvtools.dialects.detect import dialect_named
+from kvtools.dialects.detect import dialect_named, dialects
 from kvtools.dialects.dialect import Dialect
 from kvtools.dialects.interface import KEYS, Array, Checkpoint, Columns, Progress, TableReader, VariableSchema
 from kvtools.dialects.writing import CheckpointWriter, ShardWriter, TableWriter, WriteOptions
@@ -42,6 +42,7 @@ class TableAccount:
     rows_written: int
     parts: int
     bytes: int
+    part_rows: tuple[int, ...] = ()
     losses: tuple[str, ...] = ()
     changes: tuple[str, ...] = ()
     checks: tuple[str, ...] = ()
@@ -93,7 +94,7 @@ def write_tables(
     to: str | Dialect,
     *,
     beside: Checkpoint | None = None,
-    parts: int | None = None,
+    parts: int | Mapping[str, int] | None = None,
     options: WriteOptions | None = None,
     workers: int | None = None,
     engine: Engine = "local",
@@ -106,7 +107,7 @@ def write_tables(
         output: a prefix, file, folder or URL, as the dialect makes.
         to: the dialect, or its name.
         beside: the checkpoint whose dense variables are written too, where the dialect holds them.
-        parts: how many parts each table gets; as many as it has if None.
+        parts: how many parts each table gets, or the tables of these names; as many as it has if None.
         options: what to ask of the writer; `options.force` replaces an output that is there.
         workers: shards at once; the processors there are if None.
         engine: where the shards run; see `kvtools.engine`.
@@ -127,14 +128,19 @@ def write_tables(
     dialect = dialect_named(to) if isinstance(to, str) else to
     options = options or WriteOptions()
     if dialect.write is None:
-        raise UsageError(f"writing '{output}': kvtools reads {dialect.name} and does not write it; see --to")
-    if parts is not None and parts < 1:
-        raise UsageError(f"writing '{output}': got {parts} parts, expected 1 or more")
+        writable = ", ".join(name for name, known in dialects().items() if known.write is not None)
+        raise UsageError(
+            f"writing '{output}': kvtools reads {dialect.name} and does not write it; say --to and one of {writable}"
+        )
+    wanted = {table.schema.name: parts for table in tables} if isinstance(parts, int) else dict(parts or {})
+    too_few = next((number for number in wanted.values() if number < 1), None)
+    if too_few is not None:
+        raise UsageError(f"writing '{output}': got {too_few} parts, expected 1 or more")
     names = [table.schema.name for table in tables]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise UsageError(f"writing '{output}': two tables are called '{twice}'; rename one, see `kvtools rename`")
-    fits = [fit(table.schema, dialect, parts=parts) for table in tables]
+    fits = [fit(table.schema, dialect, parts=wanted.get(table.schema.name)) for table in tables]
     losses: list[str] = []
     variables = list(beside.variables) if beside else []
     if variables and not dialect.holds.variables:
@@ -259,6 +265,7 @@ def _write_table(
         rows_written=fitted.schema.rows,
         parts=parts,
         bytes=fitted.schema.bytes,
+        part_rows=fitted.schema.part_rows,
         losses=fitted.losses,
         changes=fitted.changes,
     )
