@@ -23,6 +23,7 @@ from kvtools.cli.options import (
     SourcePath,
     Tables,
     ValueDtype,
+    bytes_of,
     open_source,
 )
 from kvtools.cli.progress import progress_bar
@@ -71,7 +72,13 @@ def run(
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     with progress_bar("exporting") as progress:
         exports = export_saved_model(
-            checkpoint, savedmodel, tables=table or (), clip=clip, force=force, progress=progress
+            checkpoint,
+            savedmodel,
+            tables=table or (),
+            clip=clip,
+            force=force,
+            memory=bytes_of(memory),
+            progress=progress,
         )
     for export in exports:
         if export.non_finite:

@@ -63,8 +63,10 @@ class TableSchema:
 
     `part_rows` are the rows of each part, in order. `freq_dtype` and `version_dtype` are None where the table has no
     such column. `partition` names the rule that decides a key's part (`kvtools.partition`), None where the dialect
-    has none. `metadata` is what else the format records, ready for JSON: "initializer", "object_path", ...
-    `notes` say what was inferred or assumed because the files do not record it. `bytes` counts every column.
+    has none. `checksums` says what the columns' bytes are checked against as they are read, as in "CRC-32C"; None
+    where the format has nothing of the kind. `metadata` is what else the format records, ready for JSON:
+    "initializer", "object_path", ... `notes` say what was inferred or assumed because the files do not record it.
+    `bytes` counts every column.
     """
 
     name: str
@@ -78,6 +80,7 @@ class TableSchema:
     version_dtype: str | None = None
     version_unit: VersionUnit = "unknown"
     partition: str | None = None
+    checksums: str | None = None
     extras: tuple[ExtraSchema, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
