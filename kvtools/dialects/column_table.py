@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from kvtools.dialects.bundle import BundleTensor
 from kvtools.dialects.column import Column
 from kvtools.dialects.interface import (
     DEFAULT_MEMORY,
@@ -49,7 +50,8 @@ class ColumnTable(TableReader):
         decode_keys: Callable[[Array], Array] | None = None,
         extras: Mapping[str, Column] | None = None,
     ) -> None:
-        self.schema = schema
+        checked = bool(parts) and all(isinstance(part.values, BundleTensor) for part in parts)
+        self.schema = dataclasses.replace(schema, checksums="CRC-32C" if checked else None)
         self._parts = tuple(parts)
         self._decode_keys = decode_keys
         self._extras = dict(extras or {})
