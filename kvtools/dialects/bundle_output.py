@@ -82,7 +82,7 @@ class BundleTableWriter(TableWriter):
         """Say which tensor an extra array goes to."""
         self._extras[name] = tensor
 
-    def shard(self) -> BundleShard:
+    def shard(self) -> ShardWriter:
         """Return a writer for one task."""
         return BundleShard(self.bundle.data_path, self._regions, self._encode)
 

@@ -14,6 +14,8 @@ from kvtools.errors import BadInputError, UsageError
 _MODULES = (
     "savedmodel",
     "tfplugin",
+    "tfplus",
+    "deeprec",
     "sok",
     "sok_legacy",
     "tensorflow",
