@@ -27,7 +27,7 @@ from kvtools.dialects.writing import CheckpointWriter, ShardWriter, TableWriter,
 from kvtools.engine import Engine, run_all
 from kvtools.errors import BadInputError, OutputError, UsageError
 from kvtools.fit import Fit, fit
-from kvtools.partition import owners
+from kvtools.partition import RULES, owners
 from kvtools.replace_output import check_free, replace_files, replace_folder
 
 _KEY_ROWS = 1 << 18
@@ -134,7 +134,7 @@ def write_tables(
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise UsageError(f"writing '{output}': two tables are called '{twice}'; rename one, see `kvtools rename`")
-    fits = [fit(table.schema, dialect, parts=parts) for table in tables]
+    fits = [_partitioned(fit(table.schema, dialect, parts=parts), options) for table in tables]
     losses: list[str] = []
     variables = list(beside.variables) if beside else []
     if variables and not dialect.holds.variables:
@@ -195,6 +195,18 @@ def _routed(keys: Array, parts: int, route: str | None, at: Mapping[int, int]) -
         start = end
 
 
+def _partitioned(fitted: Fit, options: WriteOptions) -> Fit:
+    """Take the rule that the user asked for, where the dialect's parts own keys."""
+    if options.partition is None or fitted.schema.partition is None:
+        return fitted
+    if options.partition not in RULES:
+        raise UsageError(
+            f"writing table '{fitted.source.name}': there is no partition rule '{options.partition}'; expected one of"
+            f" {', '.join(RULES)}"
+        )
+    return dataclasses.replace(fitted, schema=dataclasses.replace(fitted.schema, partition=options.partition))
+
+
 def _write_table(
     writer: CheckpointWriter,
     table: TableReader,
@@ -205,8 +217,9 @@ def _write_table(
     progress: Progress | None,
 ) -> TableAccount:
     source, parts = table.schema, fitted.schema.parts
-    route = dialect.holds.partition or source.partition or "floor_mod"
-    if parts > 1 and (dialect.holds.partition is not None or parts != source.parts):
+    rule = fitted.schema.partition
+    route = rule or source.partition or "floor_mod"
+    if parts > 1 and (rule is not None or parts != source.parts):
         counts = _count_rows(table, fitted, parts, route, workers)
     elif parts == source.parts:
         counts = np.diag(np.array(source.part_rows, np.int64))
