@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kvtools.dialects.dialect import Dialect
+from kvtools.dialects.dialect import Dialect, Holds
 from kvtools.dialects.interface import Array, Chunk, SlotSchema, TableSchema, VersionUnit, numpy_dtype, row_bytes
 from kvtools.errors import BadInputError
 
@@ -165,7 +165,7 @@ def fit(source: TableSchema, dialect: Dialect, *, parts: int | None = None) -> F
         freq_dtype=freq_dtype,
         version_dtype=version_dtype,
         version_unit=unit,
-        partition=holds.partition or (source.partition if wanted == source.parts else source.partition or "floor_mod"),
+        partition=_partition(source, holds, wanted),
         checksums=None,
         extras=extras,
         metadata=_metadata(source, dialect, losses),
@@ -183,6 +183,12 @@ def as_type(numbers: Array, dtype: str) -> Array:
     """
     wanted = numpy_dtype(dtype)
     return numbers if numbers.dtype == wanted else numbers.astype(wanted)
+
+
+def _partition(source: TableSchema, holds: Holds, parts: int) -> str | None:
+    if holds.partition is not None:
+        return holds.partition(source) if callable(holds.partition) else holds.partition
+    return source.partition if parts == source.parts else source.partition or "floor_mod"
 
 
 def _fitting(dtype: str, allowed: tuple[str, ...], within: dict[str, tuple[str, ...]]) -> str | None:

@@ -28,7 +28,7 @@ from kvtools.dialects.writing import CheckpointWriter, ShardWriter, TableWriter,
 from kvtools.engine import Engine, run_all, started
 from kvtools.errors import BadInputError, CheckFailedError, OutputError, UsageError
 from kvtools.fit import Fit, fit
-from kvtools.partition import owners
+from kvtools.partition import RULES, owners
 from kvtools.replace_output import check_free, check_replaceable, replace_files, replace_folder
 
 _KEY_ROWS = 1 << 18
@@ -131,7 +131,7 @@ def write_tables(
         ```
     """
     options = options or WriteOptions()
-    plan = _plan(tables, output, to, beside, parts)
+    plan = _plan(tables, output, to, beside, parts, options)
     dialect = plan.dialect
     assert dialect.write is not None
     check_output(output, dialect, force=options.force)
@@ -160,6 +160,7 @@ def plan_tables(
     *,
     beside: Checkpoint | None = None,
     parts: int | Mapping[str, int] | None = None,
+    options: WriteOptions | None = None,
     strict: bool = False,
 ) -> Account:
     """Return the account of what `write_tables` would do, having read and written nothing: `rows_read` is 0.
@@ -167,7 +168,7 @@ def plan_tables(
     What depends on the rows themselves, such as frequencies that are cut, only the writing finds. `bytes` are those of
     the columns, before any compression. Arguments and errors are those of `write_tables`.
     """
-    account = _plan(tables, output, to, beside, parts).account
+    account = _plan(tables, output, to, beside, parts, options or WriteOptions()).account
     if strict:
         _check_lossless(account)
     return account
@@ -189,6 +190,7 @@ def _plan(
     to: str | Dialect,
     beside: Checkpoint | None,
     parts: int | Mapping[str, int] | None,
+    options: WriteOptions,
 ) -> _Plan:
     dialect = dialect_named(to) if isinstance(to, str) else to
     if dialect.write is None:
@@ -204,7 +206,9 @@ def _plan(
     twice = next((name for name, count in counts.items() if count > 1), None)
     if twice is not None:
         raise UsageError(f"writing '{output}': two tables are called '{twice}'; rename one, see `kvtools rename`")
-    fits = tuple(fit(table.schema, dialect, parts=wanted.get(table.schema.name)) for table in tables)
+    fits = tuple(
+        _partitioned(fit(table.schema, dialect, parts=wanted.get(table.schema.name)), options) for table in tables
+    )
     losses: list[str] = []
     variables = beside.variables if beside else ()
     if variables and not dialect.holds.variables:
@@ -282,6 +286,18 @@ def _routed(keys: Array, parts: int, route: str | None, at: Mapping[int, int]) -
         start = end
 
 
+def _partitioned(fitted: Fit, options: WriteOptions) -> Fit:
+    """Take the rule that the user asked for, where the dialect's parts own keys."""
+    if options.partition is None or fitted.schema.partition is None:
+        return fitted
+    if options.partition not in RULES:
+        raise UsageError(
+            f"writing table '{fitted.source.name}': there is no partition rule '{options.partition}'; expected one of"
+            f" {', '.join(RULES)}"
+        )
+    return dataclasses.replace(fitted, schema=dataclasses.replace(fitted.schema, partition=options.partition))
+
+
 def _write_table(
     writer: CheckpointWriter,
     table: TableReader,
@@ -292,8 +308,9 @@ def _write_table(
     progress: Progress | None,
 ) -> TableAccount:
     source, parts = table.schema, fitted.schema.parts
-    route = dialect.holds.partition or source.partition or "floor_mod"
-    if parts > 1 and (dialect.holds.partition is not None or parts != source.parts):
+    rule = fitted.schema.partition
+    route = rule or source.partition or "floor_mod"
+    if parts > 1 and (rule is not None or parts != source.parts):
         counts = _count_rows(table, fitted, parts, route, workers)
     elif parts == source.parts:
         counts = np.diag(np.array(source.part_rows, np.int64))
