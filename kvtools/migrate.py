@@ -28,7 +28,7 @@ from kvtools.engine import Engine, run_all
 from kvtools.errors import BadInputError, OutputError, UsageError
 from kvtools.fit import Fit, fit
 from kvtools.partition import owners
-from kvtools.replace_output import check_free, replace_files, replace_folder
+from kvtools.replace_output import check_free, check_replaceable, replace_files, replace_folder
 
 _KEY_ROWS = 1 << 18
 
@@ -127,11 +127,8 @@ def write_tables(
     """
     dialect = dialect_named(to) if isinstance(to, str) else to
     options = options or WriteOptions()
-    if dialect.write is None:
-        writable = ", ".join(name for name, known in dialects().items() if known.write is not None)
-        raise UsageError(
-            f"writing '{output}': kvtools reads {dialect.name} and does not write it; say --to and one of {writable}"
-        )
+    check_output(output, dialect, force=options.force)
+    assert dialect.write is not None
     wanted = {table.schema.name: parts for table in tables} if isinstance(parts, int) else dict(parts or {})
     too_few = next((number for number in wanted.values() if number < 1), None)
     if too_few is not None:
@@ -148,7 +145,6 @@ def write_tables(
         losses.append(f"{len(variables)} dense variables, {size} bytes: the dialect holds tables only")
         variables = []
     bookkeeping = list(beside.bookkeeping) if beside and beside.dialect == dialect.name else []
-    check_output(output, dialect, force=options.force)
     _check_room(output, dialect, fits)
     with _staging(str(output), dialect, options) as staging, dialect.write(staging, options) as writer:
         accounts = [
@@ -161,9 +157,22 @@ def write_tables(
     return Account(str(output), dialect.name, tuple(accounts), len(variables), tuple(losses))
 
 
-def check_output(output: str | os.PathLike[str], dialect: Dialect, *, force: bool) -> None:
-    """Raise `OutputError` if something is at `output` that may not be replaced."""
-    if dialect.output in ("prefix", "file"):
+def check_output(output: str | os.PathLike[str], to: str | Dialect, *, force: bool) -> None:
+    """Raise what is known beforehand to keep dialect `to` from being written to `output`.
+
+    Raises:
+        UsageError: the dialect cannot be written.
+        OutputError: something is there that may not be replaced.
+    """
+    dialect = dialect_named(to) if isinstance(to, str) else to
+    if dialect.write is None:
+        writable = ", ".join(name for name, known in dialects().items() if known.write is not None)
+        raise UsageError(
+            f"writing '{output}': kvtools reads {dialect.name} and does not write it; say --to and one of {writable}"
+        )
+    if dialect.output == "folder":
+        check_replaceable(Path(output).absolute(), mark=_FOLDER_MARK, force=force)
+    elif dialect.output != "url":
         check_free(Path(output).absolute(), force=force)
 
 
