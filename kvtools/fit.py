@@ -55,6 +55,13 @@ class Fit:
             part=chunk.part,
         )
 
+    def cut_freqs(self, chunk: Chunk) -> int:
+        """Return how many frequencies of a chunk of the source `convert` has to cut to the target's range."""
+        if chunk.freqs is None or self.schema.freq_dtype is None or chunk.freqs.dtype == self.schema.freq_dtype:
+            return 0
+        limits = np.iinfo(self.schema.freq_dtype)
+        return int(np.count_nonzero(chunk.freqs > limits.max) + np.count_nonzero(chunk.freqs < limits.min))
+
     def keys(self, keys: Array) -> Array:
         """Return keys of the source in the target's type."""
         return self._integers(keys, self.schema.key_dtype, "key")
@@ -62,7 +69,7 @@ class Fit:
     def _counter(self, freqs: Array | None, dtype: str | None) -> Array | None:
         if freqs is None or dtype is None or freqs.dtype == dtype:
             return freqs if dtype else None
-        # A count that does not fit stays at the largest that does; `fit` says so.
+        # A count that does not fit stays at the largest that does; `cut_freqs` says how many those are.
         limits = np.iinfo(dtype)
         return np.clip(freqs, max(limits.min, np.iinfo(freqs.dtype).min), limits.max).astype(dtype)
 
@@ -135,16 +142,18 @@ def fit(source: TableSchema, dialect: Dialect, *, parts: int | None = None) -> F
         slots.append(SlotSchema(slot.name, slot.width, dtype))
     freq_dtype = _counter_type(source.freq_dtype, holds.freq_dtypes, "frequencies", losses, changes)
     version_dtype, unit = _version_type(source, holds.version_dtypes, holds.version_units, losses, changes)
-    extras = tuple(extra for extra in source.extras if extra.name in holds.extras)
+    extras = tuple(extra for extra in source.extras if holds.extras is None or extra.name in holds.extras)
     losses += [
         f"{extra.name.replace('_', ' ')} {list(extra.shape)}: the dialect has no place for them"
         for extra in source.extras
-        if extra.name not in holds.extras and 0 not in extra.shape
+        if extra not in extras and 0 not in extra.shape
     ]
     wanted = source.parts if parts is None else parts
     if not holds.many_parts and wanted > 1:
         changes.append(f"{wanted} parts became one, the dialect has no parts")
         wanted = 1
+    if not holds.empty_dim and source.rows == 0:
+        losses.append(f"the width {source.dim}: the dialect does not record it, and there are no rows to tell it")
     part_rows = source.part_rows if wanted == source.parts else (source.rows, *[0] * (wanted - 1))
     schema = dataclasses.replace(
         source,
@@ -156,7 +165,8 @@ def fit(source: TableSchema, dialect: Dialect, *, parts: int | None = None) -> F
         freq_dtype=freq_dtype,
         version_dtype=version_dtype,
         version_unit=unit,
-        partition=holds.partition,
+        partition=holds.partition or (source.partition if wanted == source.parts else source.partition or "floor_mod"),
+        checksums=None,
         extras=extras,
         metadata=_metadata(source, dialect, losses),
         notes=(),
@@ -192,10 +202,7 @@ def _counter_type(
     if dtype in allowed:
         return dtype
     chosen = max(allowed, key=lambda name: int(np.iinfo(name).max)) if len(allowed) > 1 else allowed[0]
-    if int(np.iinfo(chosen).max) < int(np.iinfo(dtype).max):
-        losses.append(f"{what} above {np.iinfo(chosen).max} were written as that, the largest {chosen}")
-    else:
-        changes.append(f"{what} were {dtype}, are {chosen}")
+    changes.append(f"{what} were {dtype}, are {chosen}")
     return chosen
 
 
@@ -227,6 +234,8 @@ def _version_type(
 
 
 def _metadata(source: TableSchema, dialect: Dialect, losses: list[str]) -> dict[str, Any]:
+    if dialect.holds.metadata is None:
+        return dict(source.metadata)
     kept = {name: value for name, value in source.metadata.items() if name in dialect.holds.metadata}
     if source.dialect != dialect.name:
         kept.pop("object_path", None)

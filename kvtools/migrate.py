@@ -7,6 +7,7 @@ written in any order, else one per part of the target, else one; the same code r
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -20,12 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from kvtools.dialects.detect import dialect_named, dialects
+from kvtools.dialects.detect import dialect_named, writable_dialects
 from kvtools.dialects.dialect import Dialect
 from kvtools.dialects.interface import KEYS, Array, Checkpoint, Columns, Progress, TableReader, VariableSchema
 from kvtools.dialects.writing import CheckpointWriter, ShardWriter, TableWriter, WriteOptions
-from kvtools.engine import Engine, run_all
-from kvtools.errors import BadInputError, OutputError, UsageError
+from kvtools.engine import Engine, run_all, started
+from kvtools.errors import BadInputError, CheckFailedError, OutputError, UsageError
 from kvtools.fit import Fit, fit
 from kvtools.partition import owners
 from kvtools.replace_output import check_free, check_replaceable, replace_files, replace_folder
@@ -85,6 +86,7 @@ class CopyResult:
 
     table: str
     rows: int
+    cut_freqs: int
     written: Any = field(repr=False)
 
 
@@ -99,6 +101,7 @@ def write_tables(
     workers: int | None = None,
     engine: Engine = "local",
     progress: Progress | None = None,
+    strict: bool = False,
 ) -> Account:
     """Write `tables` to `output` in dialect `to`; the output appears whole or not at all.
 
@@ -112,8 +115,10 @@ def write_tables(
         workers: shards at once; the processors there are if None.
         engine: where the shards run; see `kvtools.engine`.
         progress: called as rows are written.
+        strict: write nothing if anything would be lost.
 
     Raises:
+        CheckFailedError: with `strict`, the dialect cannot hold everything; the message says what.
         UsageError: the dialect cannot be written, two tables have one name, or a number makes no sense.
         BadInputError: a table has something that the dialect cannot hold and that is no column to leave out.
         CorruptFileError: the source's data is damaged.
@@ -125,36 +130,117 @@ def write_tables(
         account = write_tables(checkpoint.select([]), "tables.h5", "hdf5", beside=checkpoint)
         ```
     """
-    dialect = dialect_named(to) if isinstance(to, str) else to
     options = options or WriteOptions()
-    check_output(output, dialect, force=options.force)
+    plan = _plan(tables, output, to, beside, parts)
+    dialect = plan.dialect
     assert dialect.write is not None
+    check_output(output, dialect, force=options.force)
+    _check_room(output, dialect, plan.fits)
+    if strict:
+        _check_lossless(plan.account)
+    with started(engine), _staging(str(output), dialect, options) as staging:
+        with dialect.write(staging, options) as writer:
+            accounts = tuple(
+                _write_table(writer, table, fitted, dialect, workers, engine, progress)
+                for table, fitted in zip(tables, plan.fits, strict=True)
+            )
+            for variable in plan.variables:
+                assert beside is not None
+                writer.variable(variable, beside.read_variable(variable.name))
+        account = dataclasses.replace(plan.account, tables=accounts)
+        if strict:
+            _check_lossless(account)
+    return account
+
+
+def plan_tables(
+    tables: Sequence[TableReader],
+    output: str | os.PathLike[str],
+    to: str | Dialect,
+    *,
+    beside: Checkpoint | None = None,
+    parts: int | Mapping[str, int] | None = None,
+    strict: bool = False,
+) -> Account:
+    """Return the account of what `write_tables` would do, having read and written nothing: `rows_read` is 0.
+
+    What depends on the rows themselves, such as frequencies that are cut, only the writing finds. `bytes` are those of
+    the columns, before any compression. Arguments and errors are those of `write_tables`.
+    """
+    account = _plan(tables, output, to, beside, parts).account
+    if strict:
+        _check_lossless(account)
+    return account
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How tables become an output; `variables` are the dense variables to write, bookkeeping included."""
+
+    dialect: Dialect
+    fits: tuple[Fit, ...]
+    variables: tuple[VariableSchema, ...]
+    account: Account
+
+
+def _plan(
+    tables: Sequence[TableReader],
+    output: str | os.PathLike[str],
+    to: str | Dialect,
+    beside: Checkpoint | None,
+    parts: int | Mapping[str, int] | None,
+) -> _Plan:
+    dialect = _writable(output, to)
     wanted = {table.schema.name: parts for table in tables} if isinstance(parts, int) else dict(parts or {})
     too_few = next((number for number in wanted.values() if number < 1), None)
     if too_few is not None:
         raise UsageError(f"writing '{output}': got {too_few} parts, expected 1 or more")
-    names = [table.schema.name for table in tables]
-    twice = next((name for name in names if names.count(name) > 1), None)
+    counts = collections.Counter(table.schema.name for table in tables)
+    twice = next((name for name, count in counts.items() if count > 1), None)
     if twice is not None:
         raise UsageError(f"writing '{output}': two tables are called '{twice}'; rename one, see `kvtools rename`")
-    fits = [fit(table.schema, dialect, parts=wanted.get(table.schema.name)) for table in tables]
+    fits = tuple(fit(table.schema, dialect, parts=wanted.get(table.schema.name)) for table in tables)
     losses: list[str] = []
-    variables = list(beside.variables) if beside else []
+    variables = beside.variables if beside else ()
     if variables and not dialect.holds.variables:
         size = sum(variable.bytes for variable in variables)
         losses.append(f"{len(variables)} dense variables, {size} bytes: the dialect holds tables only")
-        variables = []
-    bookkeeping = list(beside.bookkeeping) if beside and beside.dialect == dialect.name else []
-    _check_room(output, dialect, fits)
-    with _staging(str(output), dialect, options) as staging, dialect.write(staging, options) as writer:
-        accounts = [
-            _write_table(writer, table, fitted, dialect, workers, engine, progress)
-            for table, fitted in zip(tables, fits, strict=True)
-        ]
-        for variable in [*variables, *bookkeeping]:
-            assert beside is not None
-            writer.variable(variable, beside.read_variable(variable.name))
-    return Account(str(output), dialect.name, tuple(accounts), len(variables), tuple(losses))
+        variables = ()
+    bookkeeping = beside.bookkeeping if beside and beside.dialect == dialect.name else ()
+    accounts = tuple(
+        TableAccount(
+            name=fitted.source.name,
+            rows_read=0,
+            rows_written=fitted.schema.rows,
+            parts=fitted.schema.parts,
+            bytes=fitted.schema.bytes,
+            losses=fitted.losses,
+            changes=fitted.changes,
+        )
+        for fitted in fits
+    )
+    account = Account(str(output), dialect.name, accounts, len(variables), tuple(losses))
+    return _Plan(dialect, fits, (*variables, *bookkeeping), account)
+
+
+def _check_lossless(account: Account) -> None:
+    """Raise `CheckFailedError` saying what is lost, if anything is."""
+    losses = [*account.losses, *(f"table '{table.name}': {loss}" for table in account.tables for loss in table.losses)]
+    if losses:
+        raise CheckFailedError(
+            f"writing '{account.output}' as {account.dialect}: this would be lost: {'; '.join(losses)}; nothing was"
+            " written, leave --strict out or write another dialect"
+        )
+
+
+def _writable(output: str | os.PathLike[str], to: str | Dialect) -> Dialect:
+    dialect = dialect_named(to) if isinstance(to, str) else to
+    if dialect.write is None:
+        raise UsageError(
+            f"writing '{output}': kvtools reads {dialect.name} and does not write it; choose --to from"
+            f" {', '.join(writable_dialects())}"
+        )
+    return dialect
 
 
 def check_output(output: str | os.PathLike[str], to: str | Dialect, *, force: bool) -> None:
@@ -164,27 +250,24 @@ def check_output(output: str | os.PathLike[str], to: str | Dialect, *, force: bo
         UsageError: the dialect cannot be written.
         OutputError: something is there that may not be replaced.
     """
-    dialect = dialect_named(to) if isinstance(to, str) else to
-    if dialect.write is None:
-        writable = ", ".join(name for name, known in dialects().items() if known.write is not None)
-        raise UsageError(
-            f"writing '{output}': kvtools reads {dialect.name} and does not write it; say --to and one of {writable}"
-        )
-    if dialect.output == "folder":
-        check_replaceable(Path(output).absolute(), mark=_FOLDER_MARK, force=force)
-    elif dialect.output != "url":
+    dialect = _writable(output, to)
+    kind = dialect.output_kind(str(output))
+    if kind in ("prefix", "file"):
         check_free(Path(output).absolute(), force=force)
+    elif kind == "folder":
+        check_replaceable(Path(output).absolute(), mark=_FOLDER_MARK, force=force)
 
 
 def copy_shard(task: CopyTask, progress: Progress | None = None) -> CopyResult:
     """Read the parts of a task and write their rows where they belong."""
     schema = task.fit.schema
     columns = Columns(values=True, slots=bool(schema.slots), freqs=schema.has_freqs, versions=schema.has_versions)
-    total = 0
+    total = cut = 0
     for part, starts in task.starts.items():
         at = dict(starts)
         for chunk in task.reader.chunks(columns, part=part):
             total += len(chunk)
+            cut += task.fit.cut_freqs(chunk)
             chunk = task.fit.convert(chunk)
             for target, rows in _routed(chunk.keys, schema.parts, task.route, at):
                 piece = chunk if rows is None else chunk.take(rows)
@@ -192,7 +275,7 @@ def copy_shard(task: CopyTask, progress: Progress | None = None) -> CopyResult:
                 at[target] += len(piece)
             if progress:
                 progress(schema.name, len(chunk), task.fit.source.rows)
-    return CopyResult(schema.name, total, task.shard.finish())
+    return CopyResult(schema.name, total, cut, task.shard.finish())
 
 
 def _routed(keys: Array, parts: int, route: str | None, at: Mapping[int, int]) -> Iterator[tuple[int, Array | None]]:
@@ -257,9 +340,10 @@ def _write_table(
         CopyTask(table, fitted, output.shard(), group, None if straight else route)
         for group in _groups(targets, output, straight)
     ]
-    rows = 0
+    rows = cut = 0
     for result in _run(tasks, source.name, source.rows, workers, engine, progress):
         rows += result.rows
+        cut += result.cut_freqs
         output.absorb(result.written)
     if rows != source.rows:
         raise BadInputError(
@@ -268,6 +352,12 @@ def _write_table(
     for extra in fitted.schema.extras:
         output.extra(extra.name, table.extra(extra.name))
     output.close()
+    losses, checks = list(fitted.losses), ["as many rows read and written as the source says it has"]
+    if cut:
+        dtype = str(fitted.schema.freq_dtype)
+        losses.append(f"{cut} frequencies outside {dtype} were written as the nearest that it has")
+    if source.checksums:
+        checks.append(f"{source.checksums} of every column read")
     return TableAccount(
         name=source.name,
         rows_read=rows,
@@ -275,8 +365,9 @@ def _write_table(
         parts=parts,
         bytes=fitted.schema.bytes,
         part_rows=fitted.schema.part_rows,
-        losses=fitted.losses,
+        losses=tuple(losses),
         changes=fitted.changes,
+        checks=tuple(checks),
     )
 
 
@@ -294,6 +385,10 @@ def _groups(
     return list(by_target.values())
 
 
+class _StoppedError(Exception):
+    """Ends a shard of work whose result nobody waits for any more."""
+
+
 def _run(
     tasks: Sequence[CopyTask],
     table: str,
@@ -302,17 +397,19 @@ def _run(
     engine: Engine,
     progress: Progress | None,
 ) -> Iterator[CopyResult]:
-    done, lock = 0, threading.Lock()
+    done, lock, stop = 0, threading.Lock(), threading.Event()
 
     def advance(name: str, rows: int, _: int) -> None:
         nonlocal done
+        if stop.is_set():
+            raise _StoppedError
         with lock:
             done += rows
             if progress:
                 progress(name, done, total)
 
     if engine == "local":
-        yield from run_all(functools.partial(copy_shard, progress=advance), tasks, workers=workers)
+        yield from run_all(functools.partial(copy_shard, progress=advance), tasks, workers=workers, stop=stop)
         return
     for result in run_all(copy_shard, tasks, workers=workers, engine=engine):
         advance(table, result.rows, total)
@@ -333,9 +430,10 @@ def _count_rows(table: TableReader, fitted: Fit, parts: int, route: str, workers
 
 @contextlib.contextmanager
 def _staging(output: str, dialect: Dialect, options: WriteOptions) -> Iterator[str]:
-    if dialect.output == "url":
+    kind = dialect.output_kind(output)
+    if kind == "url":
         yield output
-    elif dialect.output == "folder":
+    elif kind == "folder":
         with replace_folder(Path(output), mark=_FOLDER_MARK, force=options.force) as folder:
             (folder / _FOLDER_MARK).write_text(f"{dialect.name}\n")
             yield str(folder)
@@ -359,4 +457,4 @@ def _check_room(output: str | os.PathLike[str], dialect: Dialect, fits: Sequence
         )
 
 
-__all__ = ["Account", "TableAccount", "VariableSchema", "check_output", "write_tables"]
+__all__ = ["Account", "TableAccount", "VariableSchema", "check_output", "plan_tables", "write_tables"]

@@ -6,8 +6,9 @@ dialect.py        what a dialect is: its name, how to tell it, what it can hold
 detect.py         which dialect a path is in
 location.py       from what a user typed to the TensorFlow checkpoint that is meant
 bundle/           the TensorFlow bundle, the container of most of them
-bundle_table.py   a table whose columns are tensors of a bundle
-bundle_output.py  writing such tables
+column.py         a column: a tensor of a bundle, or a run of a raw file
+column_table.py   tables made of columns
+bundle_output.py  writing tables as tensors of a bundle
 tfplugin.py       our own layout
 savedmodel.py     a SavedModel that `kvtools export` wrote
 tensorflow.py     any other TensorFlow checkpoint: dense variables only

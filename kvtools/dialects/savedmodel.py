@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from kvtools.dialects.bundle import Bundle
-from kvtools.dialects.bundle_table import BundlePart, BundleTable
+from kvtools.dialects.column_table import ColumnTable, Part
 from kvtools.dialects.dialect import Dialect, Source
 from kvtools.dialects.interface import Array, Checkpoint, OpenOptions, TableReader, TableSchema
 from kvtools.dialects.tensorflow import bundle_checkpoint, located
@@ -62,7 +62,7 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
     return bundle_checkpoint(NAME, location, bundle, tables, used)
 
 
-def _open_table(bundle: Bundle, record: dict[str, Any]) -> BundleTable:
+def _open_table(bundle: Bundle, record: dict[str, Any]) -> ColumnTable:
     keys, values = bundle.tensor(record["keys"]), bundle.tensor(record["values"])
     rows, dim = int(record["rows"]), int(record["dim"])
     key_dtype = str(record["key_dtype"])
@@ -87,7 +87,7 @@ def _open_table(bundle: Bundle, record: dict[str, Any]) -> BundleTable:
         part_rows=(rows,),
         bytes=bundle.nbytes(keys.name) + bundle.nbytes(values.name),
     )
-    return BundleTable(schema, [BundlePart(rows, keys, values)], decode_keys)
+    return ColumnTable(schema, [Part(rows, keys, values)], decode_keys)
 
 
 DIALECT = Dialect(

@@ -17,7 +17,7 @@ import numpy as np
 
 from kvtools.dialects.bundle import Bundle, BundleTensor
 from kvtools.dialects.bundle_output import BundleCheckpointWriter, BundleTableWriter
-from kvtools.dialects.bundle_table import BundlePart, BundleTable
+from kvtools.dialects.column_table import ColumnTable, Part
 from kvtools.dialects.dialect import Dialect, Holds, Source
 from kvtools.dialects.interface import (
     Array,
@@ -180,7 +180,7 @@ def _table_names(groups: dict[str, list[PartMeta]]) -> dict[str, str]:
     return names
 
 
-def _open_table(bundle: Bundle, name: str, metas: list[PartMeta]) -> tuple[BundleTable, set[str]]:
+def _open_table(bundle: Bundle, name: str, metas: list[PartMeta]) -> tuple[ColumnTable, set[str]]:
     first = metas[0]
     doing = f"opening table '{name}' of '{bundle.prefix}'"
     numbers = [meta.part for meta in metas]
@@ -199,7 +199,7 @@ def _open_table(bundle: Bundle, name: str, metas: list[PartMeta]) -> tuple[Bundl
                     f"{doing}: part {meta.part} has {name_of} {getattr(meta, name_of)}, part 0 has"
                     f" {getattr(first, name_of)}; the parts are of different checkpoints, write it again"
                 )
-    parts: list[BundlePart] = []
+    parts: list[Part] = []
     slot_schemas: list[tuple[SlotSchema, ...]] = []
     used: set[str] = set()
     for meta in metas:
@@ -236,10 +236,10 @@ def _open_table(bundle: Bundle, name: str, metas: list[PartMeta]) -> tuple[Bundl
         metadata=metadata,
         bytes=sum(bundle.nbytes(tensor) for tensor in used),
     )
-    return BundleTable(schema, parts, extras=extras), used
+    return ColumnTable(schema, parts, extras=extras), used
 
 
-def _open_part(bundle: Bundle, doing: str, meta: PartMeta) -> tuple[BundlePart, set[str]]:
+def _open_part(bundle: Bundle, doing: str, meta: PartMeta) -> tuple[Part, set[str]]:
     used = {meta.prefix + _META}
 
     def column(suffix: str, dtypes: tuple[str, ...], width: int | None, rows: int | None) -> BundleTensor:
@@ -272,7 +272,7 @@ def _open_part(bundle: Bundle, doing: str, meta: PartMeta) -> tuple[BundlePart, 
             slots[slot] = column(_SLOT + slot, VALUE_DTYPES, entry.shape[1], keys.rows)
     if meta.prefix + "-init" in bundle:
         used.add(meta.prefix + "-init")
-    part = BundlePart(keys.rows, keys, values, slots, optional("-freqs", keys.rows), optional("-versions", keys.rows))
+    part = Part(keys.rows, keys, values, slots, optional("-freqs", keys.rows), optional("-versions", keys.rows))
     return part, used
 
 

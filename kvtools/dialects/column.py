@@ -1,0 +1,159 @@
+"""A column of a table, wherever its rows lie: what a tensor of a bundle and a run of a raw file have in common."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from kvtools.dialects.interface import Array
+from kvtools.errors import BadInputError, CorruptFileError
+
+
+class Column(Protocol):
+    """Rows of one type along a first dimension; row i is [row_shape]. `BundleTensor` is one."""
+
+    @property
+    def name(self) -> str:
+        """What messages call the column."""
+        ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of its numbers."""
+        ...
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has."""
+        ...
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """The shape of one row; () for a column of numbers."""
+        ...
+
+    def chunks(self, chunk_rows: int, *, verify: bool = True) -> Iterator[Array]:
+        """Yield copies of all rows in order, `chunk_rows` at a time, checking what checksums there are."""
+        ...
+
+    def take(self, rows: Array) -> Array:
+        """Copy the rows of these int64 numbers [n], unchecked."""
+        ...
+
+    def read(self) -> Array:
+        """Return all rows, maybe as a read-only view of a mapped file."""
+        ...
+
+
+class RawColumn:
+    """Rows in a file of plain bytes from `offset` on, native-endian, without checksums.
+
+    Args:
+        path: the file.
+        dtype: the type of its numbers.
+        row_shape: the shape of one row.
+        offset: the byte at which the first row begins.
+        rows: how many rows there are; all that the file holds if None.
+
+    Raises:
+        BadInputError: there is no such file.
+        CorruptFileError: the file is too short, or what it holds is no whole number of rows.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "keys"
+        >>> np.array([7, 9]).tofile(path)
+        >>> RawColumn(path, np.dtype(np.int64)).take(np.array([1])).tolist()
+        [9]
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        dtype: np.dtype[Any],
+        row_shape: tuple[int, ...] = (),
+        *,
+        offset: int = 0,
+        rows: int | None = None,
+    ) -> None:
+        self.path = path
+        self.name = str(path)
+        self.dtype = dtype
+        self.row_shape = row_shape
+        self.row_bytes = dtype.itemsize * math.prod(row_shape)
+        self._offset = offset
+        try:
+            held = path.stat().st_size - offset
+        except OSError as error:
+            raise BadInputError(f"opening '{path}': {error.strerror or error}; copy every file") from error
+        if rows is None:
+            if held < 0 or (held % self.row_bytes if self.row_bytes else held):
+                raise CorruptFileError(
+                    f"opening '{path}': got {held} bytes of rows, expected a multiple of {self.row_bytes}, a row of"
+                    f" {list(row_shape)} {dtype}; the file is truncated, or of another type or width"
+                )
+            rows = held // self.row_bytes if self.row_bytes else 0
+        elif held < rows * self.row_bytes:
+            raise CorruptFileError(
+                f"opening '{path}': got {held} bytes of rows, expected {rows} rows of {self.row_bytes} bytes;"
+                " the file is truncated, copy it again"
+            )
+        self.rows = rows
+        self._descriptor = -1
+        self._mapped: Array | None = None
+        self._opening = threading.Lock()
+
+    def __del__(self) -> None:
+        if getattr(self, "_descriptor", -1) >= 0:
+            os.close(self._descriptor)
+
+    def chunks(self, chunk_rows: int, *, verify: bool = True) -> Iterator[Array]:
+        """Yield copies of all rows in order; there is nothing to verify."""
+        for start in range(0, self.rows, chunk_rows):
+            yield self._copy(start, min(start + chunk_rows, self.rows))
+
+    def take(self, rows: Array) -> Array:
+        """Copy the rows of these int64 numbers [n]."""
+        taken: Array = self.read()[rows]
+        return taken
+
+    def read(self) -> Array:
+        """Return all rows as a read-only view of the mapped file."""
+        if self._mapped is None:
+            size = self.rows * self.row_bytes
+            data: bytes | mmap.mmap = b""
+            if size:
+                data = mmap.mmap(self._file(), self._offset + size, access=mmap.ACCESS_READ)
+            shape = (self.rows, *self.row_shape)
+            self._mapped = np.ndarray(shape, self.dtype, buffer=data, offset=self._offset if size else 0)
+        return self._mapped
+
+    def _copy(self, start: int, stop: int) -> Array:
+        data = np.empty((stop - start, *self.row_shape), self.dtype)
+        view = data.reshape(-1).view(np.uint8)
+        offset, done = self._offset + start * self.row_bytes, 0
+        while done < view.size:
+            count = os.preadv(self._file(), [view[done:]], offset + done)  # type: ignore[list-item]
+            if count == 0:
+                raise CorruptFileError(
+                    f"reading '{self.path}': it ends at byte {offset + done}, expected more; it was cut while it was"
+                    " read, copy it again"
+                )
+            done += count
+        return data
+
+    def _file(self) -> int:
+        with self._opening:
+            if self._descriptor < 0:
+                try:
+                    self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+                except OSError as error:
+                    raise BadInputError(f"opening '{self.path}': {error.strerror or error}") from error
+            return self._descriptor
