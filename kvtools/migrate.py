@@ -192,12 +192,7 @@ def _plan(
     parts: int | Mapping[str, int] | None,
     options: WriteOptions,
 ) -> _Plan:
-    dialect = dialect_named(to) if isinstance(to, str) else to
-    if dialect.write is None:
-        raise UsageError(
-            f"writing '{output}': kvtools reads {dialect.name} and does not write it; choose --to from"
-            f" {', '.join(writable_dialects())}"
-        )
+    dialect = _writable(output, to)
     wanted = {table.schema.name: parts for table in tables} if isinstance(parts, int) else dict(parts or {})
     too_few = next((number for number in wanted.values() if number < 1), None)
     if too_few is not None:
@@ -242,8 +237,24 @@ def _check_lossless(account: Account) -> None:
         )
 
 
-def check_output(output: str | os.PathLike[str], dialect: Dialect, *, force: bool) -> None:
-    """Raise `OutputError` if something is at `output` that may not be replaced."""
+def _writable(output: str | os.PathLike[str], to: str | Dialect) -> Dialect:
+    dialect = dialect_named(to) if isinstance(to, str) else to
+    if dialect.write is None:
+        raise UsageError(
+            f"writing '{output}': kvtools reads {dialect.name} and does not write it; choose --to from"
+            f" {', '.join(writable_dialects())}"
+        )
+    return dialect
+
+
+def check_output(output: str | os.PathLike[str], to: str | Dialect, *, force: bool) -> None:
+    """Raise what is known beforehand to keep dialect `to` from being written to `output`.
+
+    Raises:
+        UsageError: the dialect cannot be written.
+        OutputError: something is there that may not be replaced.
+    """
+    dialect = _writable(output, to)
     kind = dialect.output_kind(str(output))
     if kind in ("prefix", "file"):
         check_free(Path(output).absolute(), force=force)
