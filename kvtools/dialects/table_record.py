@@ -13,8 +13,6 @@ import json
 import math
 from typing import Any, TypeGuard, get_args
 
-import numpy as np
-
 from kvtools.dialects.interface import (
     ExtraSchema,
     SlotSchema,
