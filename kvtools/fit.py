@@ -164,6 +164,8 @@ def fit(source: TableSchema, dialect: Dialect, *, parts: int | None = None) -> F
     if not holds.many_parts and wanted > 1:
         changes.append(f"{wanted} parts became one, the dialect has no parts")
         wanted = 1
+    if not holds.empty_dim and source.rows == 0:
+        losses.append(f"the width {source.dim}: the dialect does not record it, and there are no rows to tell it")
     part_rows = source.part_rows if wanted == source.parts else (source.rows, *[0] * (wanted - 1))
     schema = dataclasses.replace(
         source,

@@ -53,6 +53,7 @@ class TableAccount:
     rows_written: int
     parts: int
     bytes: int
+    part_rows: tuple[int, ...] = ()
     losses: tuple[str, ...] = ()
     changes: tuple[str, ...] = ()
     checks: tuple[str, ...] = ()
@@ -105,7 +106,7 @@ def write_tables(
     to: str | Dialect,
     *,
     beside: Checkpoint | None = None,
-    parts: int | None = None,
+    parts: int | Mapping[str, int] | None = None,
     options: WriteOptions | None = None,
     workers: int | None = None,
     engine: Engine = "local",
@@ -120,7 +121,7 @@ def write_tables(
         output: a prefix, file, folder or URL, as the dialect makes.
         to: the dialect, or its name.
         beside: the checkpoint whose dense variables are written too, where the dialect holds them.
-        parts: how many parts each table gets; as many as it has if None.
+        parts: how many parts each table gets, or the tables of these names; as many as it has if None.
         options: what to ask of the writer; `options.force` replaces an output that is there.
         workers: shards at once; the processors there are if None.
         engine: where the shards run; see `kvtools.engine`.
@@ -217,7 +218,7 @@ def plan_tables(
     to: str | Dialect,
     *,
     beside: Checkpoint | None = None,
-    parts: int | None = None,
+    parts: int | Mapping[str, int] | None = None,
     strict: bool = False,
 ) -> Account:
     """Return the account of what `write_tables` would do, having read and written nothing: `rows_read` is 0.
@@ -246,7 +247,7 @@ def _plan(
     output: str | os.PathLike[str],
     to: str | Dialect,
     beside: Checkpoint | None,
-    parts: int | None,
+    parts: int | Mapping[str, int] | None,
 ) -> _Plan:
     dialect = dialect_named(to) if isinstance(to, str) else to
     if dialect.write is None:
@@ -254,13 +255,15 @@ def _plan(
             f"writing '{output}': kvtools reads {dialect.name} and does not write it; choose --to from"
             f" {', '.join(writable_dialects())}"
         )
-    if parts is not None and parts < 1:
-        raise UsageError(f"writing '{output}': got {parts} parts, expected 1 or more")
+    wanted = {table.schema.name: parts for table in tables} if isinstance(parts, int) else dict(parts or {})
+    too_few = next((number for number in wanted.values() if number < 1), None)
+    if too_few is not None:
+        raise UsageError(f"writing '{output}': got {too_few} parts, expected 1 or more")
     counts = collections.Counter(table.schema.name for table in tables)
     twice = next((name for name, count in counts.items() if count > 1), None)
     if twice is not None:
         raise UsageError(f"writing '{output}': two tables are called '{twice}'; rename one, see `kvtools rename`")
-    fits = tuple(fit(table.schema, dialect, parts=parts) for table in tables)
+    fits = tuple(fit(table.schema, dialect, parts=wanted.get(table.schema.name)) for table in tables)
     losses: list[str] = []
     variables = beside.variables if beside else ()
     if variables and not dialect.holds.variables:
@@ -409,6 +412,7 @@ def _write_table(
         rows_written=fitted.schema.rows,
         parts=parts,
         bytes=fitted.schema.bytes,
+        part_rows=fitted.schema.part_rows,
         losses=tuple(losses),
         changes=fitted.changes,
         checks=tuple(checks),

@@ -26,7 +26,7 @@ Progress = Callable[[str, int, int], None]
 VersionUnit = Literal["seconds", "days", "steps", "unknown"]
 """What a version counts: Unix seconds, Unix days, training steps, or nobody knows."""
 
-CHUNK_BYTES = 2 << 20
+CHUNK_BYTES = 1 << 20
 """About how many bytes of all its columns a chunk holds unless the caller says how many rows it wants. More is no
 faster: chunks of this size stay in the processor's cache between reading, checking and writing."""
 
@@ -307,6 +307,11 @@ def no_variable(name: str) -> Iterator[Array]:
     raise KeyError(name)
 
 
+def no_findings() -> Iterator[Finding]:
+    """Stand in for `Checkpoint.check` where a format has nothing to check as a whole."""
+    return iter(())
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """An opened checkpoint: `path` as resolved, the tables by name, and the dense variables beside them.
@@ -314,6 +319,7 @@ class Checkpoint:
     `read_variable(name)` yields a dense variable's rows in chunks [n, ...]; a scalar is one array of shape [], and
     strings are one object array of bytes. `bookkeeping` are tensors of the framework, no variables: they are carried
     along only where the same dialect is written. `broken` tells why tables could not be opened (`OpenOptions.lenient`).
+    `check()` yields what is wrong with the files as a whole, beyond what opening them and reading tables finds.
     """
 
     path: Path
@@ -323,6 +329,7 @@ class Checkpoint:
     read_variable: Callable[[str], Iterator[Array]] = no_variable
     bookkeeping: tuple[VariableSchema, ...] = ()
     broken: Mapping[str, KvtoolsError] = field(default_factory=dict)
+    check: Callable[[], Iterator[Finding]] = no_findings
 
     def table(self, name: str) -> TableReader:
         """Return the table `name`; raises `UnknownTableError` naming the tables that there are."""
