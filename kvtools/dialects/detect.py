@@ -14,6 +14,7 @@ from kvtools.errors import BadInputError, UsageError
 _MODULES = (
     "savedmodel",
     "tfplugin",
+    "hdf5",
     "tensorflow",
 )
 """The modules of this package that are dialects, in the order in which they look at a path."""

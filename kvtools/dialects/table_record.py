@@ -1,9 +1,9 @@
 """The JSON description of a table that the layouts of kvtools' own carry: HDF5, Parquet and Arrow.
 
-    {"layout": 1, "name": "ads/emb", "key_dtype": "int64", "value_dtype": "float32", "dim": 16,
-     "part_rows": [11, 9], "slots": [{"name": "Adam.m", "width": 16, "dtype": "float32"}],
-     "freq_dtype": "uint32", "version_dtype": "uint32", "version_unit": "seconds", "partition": "floor_mod",
-     "extras": [{"name": "initial_values", "dtype": "float32", "shape": [100, 16]}], "metadata": {}}
+{"layout": 1, "name": "ads/emb", "key_dtype": "int64", "value_dtype": "float32", "dim": 16,
+ "part_rows": [11, 9], "slots": [{"name": "Adam.m", "width": 16, "dtype": "float32"}],
+ "freq_dtype": "uint32", "version_dtype": "uint32", "version_unit": "seconds", "partition": "floor_mod",
+ "extras": [{"name": "initial_values", "dtype": "float32", "shape": [100, 16]}], "metadata": {}}
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import dataclasses
 import json
 import math
 from typing import Any, TypeGuard, get_args
-
-import numpy as np
 
 from kvtools.dialects.interface import (
     ExtraSchema,
