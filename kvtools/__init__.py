@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import os
     from typing import Any
 
-    from kvtools.dialects.arrays import table_from_arrays
+    from kvtools.array_table import table_from_arrays
     from kvtools.dialects.interface import Checkpoint
     from kvtools.migrate import write_tables
 
@@ -21,7 +21,7 @@ __version__ = "0.1.0"
 __all__ = ["open", "table_from_arrays", "write_tables"]
 
 _LOADED_WHEN_USED = {
-    "table_from_arrays": "kvtools.dialects.arrays",
+    "table_from_arrays": "kvtools.array_table",
     "write_tables": "kvtools.migrate",
 }
 

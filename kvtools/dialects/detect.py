@@ -16,6 +16,7 @@ _MODULES = (
     "tfplugin",
     "sok",
     "sok_legacy",
+    "hdf5",
     "tensorflow",
 )
 """The modules of this package that are dialects, in the order in which they look at a path."""

@@ -233,8 +233,8 @@ def test_what_is_written_reads_back(dialect: Dialect, place: Any, table: TableRe
     try:
         account = write_tables([table], output, dialect, parts=parts, workers=1)
     except BadInputError as error:
-        # A number that the target's type has not; the fit cannot know that.
-        assert "does not fit" in str(error)
+        # A number that the target's type has not, which the fit cannot know; or a name that cannot stand there.
+        assert "does not fit" in str(error) or (table.schema.name != "emb" and "its name" in str(error))
         assert not Path(output).exists() and not Path(f"{output}.index").exists()
         return
     assert account.tables[0].rows_written == table.rows
@@ -249,7 +249,7 @@ def sample(dialect: Dialect, *, small_numbers: bool = True) -> TableReader:
     keys = rng.permutation(np.arange(1, 4 * n, 4)).astype(holds.key_dtypes[0])[:n]
     value = numpy_dtype("float32" if "float32" in holds.value_dtypes else holds.value_dtypes[0])
     return kvtools.table_from_arrays(
-        "scope/emb",
+        "emb",
         keys,
         rng.normal(size=(n, dim)).astype(value),
         slots={"Adam.m": rng.normal(size=(n, dim)).astype(value), "Adam.v": rng.normal(size=(n, dim)).astype(value)}
