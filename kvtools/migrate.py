@@ -378,9 +378,9 @@ def _write_table(
     progress: Progress | None,
 ) -> TableAccount:
     source, parts = table.schema, fitted.schema.parts
-    rule = fitted.schema.partition
-    route = rule or source.partition or "floor_mod"
-    if parts > 1 and (rule is not None or parts != source.parts):
+    route = fitted.schema.partition or source.partition or "floor_mod"
+    # Where parts own keys, a row that stood in the wrong one goes to its own; elsewhere rows stay where they are.
+    if parts > 1 and (dialect.holds.partition is not None or parts != source.parts):
         counts = _count_rows(table, fitted, parts, route, workers)
     elif parts == source.parts:
         counts = np.diag(np.array(source.part_rows, np.int64))
