@@ -16,6 +16,7 @@ _MODULES = (
     "tfplugin",
     "sok",
     "sok_legacy",
+    "npz",
     "tensorflow",
 )
 """The modules of this package that are dialects, in the order in which they look at a path."""
