@@ -1,21 +1,29 @@
 """Tables out of columns that have nothing but names: those that kvtools wrote, and what strangers call theirs.
 
 What kvtools writes: `<table>.keys`, `<table>.values`, `<table>.freqs`, `<table>.versions`, `<table>.slot.<slot>` and
-`<table>.<extra>`, and a description of the tables (`schema_record.py`) that names the column of each.
+`<table>.<extra>`, and a description of all tables, JSON, that says which column is called what:
+
+    {"format": 1, "tables": [{..., "columns": {"keys": "ads/emb.keys", "values": "ads/emb.values"}}]}
+
+where the other fields are those of `table_record.py`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kvtools.dialects.column import Column
 from kvtools.dialects.column_table import ColumnTable, Part
+from kvtools.dialects.dialect import Holds
 from kvtools.dialects.interface import (
     Array,
     OpenOptions,
@@ -25,15 +33,29 @@ from kvtools.dialects.interface import (
     numpy_dtype,
     row_bytes,
 )
-from kvtools.dialects.schema_record import (
+from kvtools.dialects.table_record import (
     COUNTER_DTYPES,
     KEY_DTYPES,
     VALUE_DTYPES,
-    check_options,
-    decode_schema,
-    schema_record,
+    is_count,
+    json_object,
+    table_json,
+    table_schema,
 )
-from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError
+from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError, UsageError
+
+FORMAT = 1
+
+HOLDS = Holds(
+    key_dtypes=KEY_DTYPES,
+    value_dtypes=VALUE_DTYPES,
+    freq_dtypes=COUNTER_DTYPES,
+    version_dtypes=COUNTER_DTYPES,
+    many_parts=False,
+    extras=None,
+    metadata=None,
+)
+"""What tables of named columns hold: everything, in one part."""
 
 _KINDS = {
     "keys": ("keys", "key", "ids", "id", "indices"),
@@ -43,7 +65,18 @@ _KINDS = {
 }
 _KIND_OF = {word: kind for kind, words in _KINDS.items() for word in words}
 _NAMED = re.compile(rf"(?:(?P<table>.*)[._/:-])?(?P<word>{'|'.join(_KIND_OF)})", re.S | re.I)
+_SPECIAL = re.compile("[\\x00-\\x1f\\x7f\\ud800-\\udfff]")  # what zip files or JSON readers trip over
 _SMALL_INTEGERS = ("int8", "int16", "uint8", "uint16")
+
+
+@dataclass(frozen=True)
+class Container:
+    """What columns lie in, and how it is opened; `checksums` is what `TableSchema` says of them."""
+
+    path: Path
+    dialect: str
+    options: OpenOptions
+    checksums: str | None
 
 
 class ConvertedColumn:
@@ -99,14 +132,14 @@ def column_names(schema: TableSchema) -> dict[str, str]:
     >>> column_names(TableSchema("emb", "npz", "int64", "float32", 4, (7,)))
     {'keys': 'emb.keys', 'values': 'emb.values'}
     """
-    names = {"keys": f"{schema.name}.keys", "values": f"{schema.name}.values"}
+    names = {"keys": "keys", "values": "values"}
     if schema.has_freqs:
-        names["freqs"] = f"{schema.name}.freqs"
+        names["freqs"] = "freqs"
     if schema.has_versions:
-        names["versions"] = f"{schema.name}.versions"
-    names.update({f"slot:{slot.name}": f"{schema.name}.slot.{slot.name}" for slot in schema.slots})
-    names.update({f"extra:{extra.name}": f"{schema.name}.{extra.name}" for extra in schema.extras})
-    return names
+        names["versions"] = "versions"
+    names.update({f"slot:{slot.name}": f"slot.{slot.name}" for slot in schema.slots})
+    names.update({f"extra:{extra.name}": extra.name for extra in schema.extras})
+    return {place: _SPECIAL.sub("_", f"{schema.name}.{name}") for place, name in names.items()}
 
 
 def column_shapes(schema: TableSchema) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -125,13 +158,35 @@ def column_shapes(schema: TableSchema) -> dict[str, tuple[str, tuple[int, ...]]]
     return shapes
 
 
-def column_record(schema: TableSchema) -> dict[str, Any]:
-    """Return the description of a table that names its columns."""
-    return schema_record(schema, columns=column_names(schema))
+def describe_tables(schemas: Sequence[TableSchema], **others: Any) -> str:
+    """Return the description of all tables, and what else the container wants to say, in ASCII."""
+    tables = [{**json.loads(table_json(schema)), "columns": column_names(schema)} for schema in schemas]
+    return json.dumps({"format": FORMAT, "tables": tables, **others}, separators=(",", ":"))
+
+
+def read_description(text: str | bytes, doing: str) -> dict[str, Any]:
+    """Return what `describe_tables` wrote.
+
+    Raises:
+        BadInputError: a format of a later kvtools.
+        CorruptFileError: it is no such description.
+    """
+    description = json_object(text, doing)
+    number, tables = description.get("format"), description.get("tables")
+    if is_count(number) and number > FORMAT:
+        raise BadInputError(f"{doing}: got format {number}, expected at most {FORMAT}; update kvtools")
+    if number != FORMAT or not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise CorruptFileError(
+            f"{doing}: got a description of format {json.dumps(number)[:20]} whose tables are {json.dumps(tables)[:60]}"
+            f", expected format {FORMAT} and a list of objects; write it again"
+        )
+    return description
 
 
 def described_tables(
-    records: list[Mapping[str, Any]], columns: Mapping[str, Column], dialect: str, options: OpenOptions, where: str
+    records: Sequence[Mapping[str, Any]],
+    columns: Mapping[str, Column],
+    container: Container,
 ) -> tuple[dict[str, TableReader], dict[str, KvtoolsError]]:
     """Return the tables that kvtools described, by name, and those that are broken (`OpenOptions.lenient`).
 
@@ -143,15 +198,18 @@ def described_tables(
     broken: dict[str, KvtoolsError] = {}
     for number, record in enumerate(records):
         name = record.get("name") if isinstance(record.get("name"), str) else f"number {number}"
-        doing = f"opening table '{name}' of '{where}'"
+        doing = f"opening table '{name}' of '{container.path}'"
         try:
-            schema = decode_schema(record, dialect, doing)
+            schema = table_schema(json.dumps(record), container.dialect, doing)
+            if schema.parts != 1:
+                raise CorruptFileError(f"{doing}: it has {schema.parts} parts, expected one; write it again")
             if schema.name in tables:
                 raise CorruptFileError(f"{doing}: it is described twice; write it again")
-            check_options(schema, options, doing)
+            schema = dataclasses.replace(schema, checksums=container.checksums)
+            check_options(schema, container.options, doing)
             tables[schema.name] = _described(schema, record.get("columns"), columns, doing)
         except KvtoolsError as error:
-            if not options.lenient:
+            if not container.options.lenient:
                 raise
             broken[str(name)] = error
     return tables, broken
@@ -184,9 +242,7 @@ def _described(schema: TableSchema, names: Any, columns: Mapping[str, Column], d
     return ColumnTable(schema, [part], extras=extras)
 
 
-def inferred_tables(
-    columns: Mapping[str, Column], default_name: str, dialect: str, options: OpenOptions, where: str
-) -> tuple[dict[str, TableReader], set[str]]:
+def inferred_tables(columns: Mapping[str, Column], container: Container) -> tuple[dict[str, TableReader], set[str]]:
     """Return the tables that a stranger's arrays seem to be, and the names of the arrays that they are made of.
 
     Arrays that are called `keys` and `values`, or `<table>.keys` and `<table>.values`, make a table; so do `ids`,
@@ -201,28 +257,28 @@ def inferred_tables(
     for name in columns:
         found = _NAMED.fullmatch(name)
         if found:
-            table, kind = found["table"] or default_name, _KIND_OF[found["word"].lower()]
+            table, kind = found["table"] or container.path.stem, _KIND_OF[found["word"].lower()]
             groups.setdefault(table, {}).setdefault(kind, name)
     tables: dict[str, TableReader] = {}
     used: set[str] = set()
     for table, names in groups.items():
         if {"keys", "values"} <= names.keys():
-            tables[table] = _inferred(table, names, columns, dialect, options, where)
-            used |= set(names.values())
-    if tables:
-        return tables, used
-    for name, column in columns.items():
-        if len(column.row_shape) == 1 and column.row_shape[0] > 0 and column.dtype.name in VALUE_DTYPES:
-            note = f"the keys are the row numbers of array '{name}': it has no keys beside it"
-            tables[name] = _table(name, RowNumbers(column.rows), column, None, None, (note,), dialect, options, where)
-            used.add(name)
+            tables[table] = _inferred(table, names, columns, container, used)
+    if not tables:
+        for name, column in columns.items():
+            if len(column.row_shape) == 1 and column.row_shape[0] > 0 and column.dtype.name in VALUE_DTYPES:
+                note = f"the keys are the row numbers of array '{name}': it has no keys beside it"
+                part = Part(column.rows, RowNumbers(column.rows), column)
+                tables[name] = _table(name, part, (note,), container)
+                used.add(name)
     return tables, used
 
 
 def _inferred(
-    table: str, names: Mapping[str, str], columns: Mapping[str, Column], dialect: str, options: OpenOptions, where: str
+    table: str, names: Mapping[str, str], columns: Mapping[str, Column], container: Container, used: set[str]
 ) -> ColumnTable:
-    doing = f"opening table '{table}' of '{where}'"
+    """Return the table of the arrays of these names, and add those that it is made of to `used`."""
+    doing = f"opening table '{table}' of '{container.path}'"
     keys, values = columns[names["keys"]], columns[names["values"]]
     if keys.dtype.name not in (*KEY_DTYPES, *_SMALL_INTEGERS) or keys.row_shape:
         raise BadInputError(
@@ -241,6 +297,7 @@ def _inferred(
             f"{doing}: array '{names['keys']}' has {keys.rows} keys and '{names['values']}' {values.rows} rows,"
             " expected as many; they are of different tables, or one is cut"
         )
+    used |= {names["keys"], names["values"]}
     notes = [f"keys are array '{names['keys']}' and values array '{names['values']}', by their names"]
     counters: dict[str, Column] = {}
     for kind in ("freqs", "versions"):
@@ -248,39 +305,40 @@ def _inferred(
             column = columns[names[kind]]
             if column.dtype.name in COUNTER_DTYPES and not column.row_shape and column.rows == keys.rows:
                 counters[kind] = column
+                used.add(names[kind])
                 notes.append(f"{kind} are array '{names[kind]}', by its name")
             else:
                 notes.append(f"array '{names[kind]}' was left out: it is {_shape(column)}, expected a count per key")
-    return _table(
-        table, keys, values, counters.get("freqs"), counters.get("versions"), tuple(notes), dialect, options, where
-    )
+    part = Part(keys.rows, keys, values, {}, counters.get("freqs"), counters.get("versions"))
+    return _table(table, part, tuple(notes), container)
 
 
-def _table(
-    name: str,
-    keys: Column,
-    values: Column,
-    freqs: Column | None,
-    versions: Column | None,
-    notes: tuple[str, ...],
-    dialect: str,
-    options: OpenOptions,
-    where: str,
-) -> ColumnTable:
+def _table(name: str, part: Part, notes: tuple[str, ...], container: Container) -> ColumnTable:
     schema = TableSchema(
         name=name,
-        dialect=dialect,
-        key_dtype=keys.dtype.name,
-        value_dtype=values.dtype.name,
-        dim=values.row_shape[0],
-        part_rows=(keys.rows,),
-        freq_dtype=None if freqs is None else freqs.dtype.name,
-        version_dtype=None if versions is None else versions.dtype.name,
+        dialect=container.dialect,
+        key_dtype=part.keys.dtype.name,
+        value_dtype=part.values.dtype.name,
+        dim=part.values.row_shape[0],
+        part_rows=(part.rows,),
+        freq_dtype=None if part.freqs is None else part.freqs.dtype.name,
+        version_dtype=None if part.versions is None else part.versions.dtype.name,
+        checksums=container.checksums,
         notes=notes,
     )
-    check_options(schema, options, f"opening table '{name}' of '{where}'")
-    schema = dataclasses.replace(schema, bytes=schema.rows * row_bytes(schema))
-    return ColumnTable(schema, [Part(keys.rows, keys, values, {}, freqs, versions)])
+    check_options(schema, container.options, f"opening table '{name}' of '{container.path}'")
+    return ColumnTable(dataclasses.replace(schema, bytes=schema.rows * row_bytes(schema)), [part])
+
+
+def check_options(schema: TableSchema, options: OpenOptions, doing: str) -> None:
+    """Raise `UsageError` where the options contradict what the format records."""
+    for option, wanted, got in (
+        ("--key-dtype", options.key_dtype, schema.key_dtype),
+        ("--value-dtype", options.value_dtype, schema.value_dtype),
+        ("--dim", options.dim, schema.dim),
+    ):
+        if wanted is not None and wanted != got:
+            raise UsageError(f"{doing}: got {option} {wanted}, it says {got}; leave the option out")
 
 
 def variables_of(

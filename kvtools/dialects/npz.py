@@ -26,21 +26,23 @@ import numpy as np
 from kvtools.dialects.bundle.checksum import ZIP, combine
 from kvtools.dialects.bundle.writer import Region, write_fully
 from kvtools.dialects.bundle_output import plain_columns
-from kvtools.dialects.column import Column, RawColumn
+from kvtools.dialects.column import CheckedColumn, Column
 from kvtools.dialects.dialect import Dialect, Source
 from kvtools.dialects.interface import Array, Checkpoint, Chunk, OpenOptions, TableSchema, numpy_dtype
 from kvtools.dialects.named_columns import (
+    HOLDS,
+    Container,
     ConvertedColumn,
     column_names,
-    column_record,
     column_shapes,
+    describe_tables,
     described_tables,
     inferred_tables,
+    read_description,
     variable_chunks,
     variables_of,
 )
-from kvtools.dialects.raw_output import RawTableWriter
-from kvtools.dialects.schema_record import OWN_HOLDS, decode_description, encode_description
+from kvtools.dialects.raw_output import RawTableWriter, crc32
 from kvtools.dialects.writing import CheckpointWriter, ShardWriter, TableWriter, WriteOptions
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError, UsageError
 
@@ -57,46 +59,6 @@ _UTF8 = 0x800
 _DOS_EPOCH = 0x21  # 1980-01-01: two runs write the same bytes
 _NPY_HEADER_LIMIT = 10_000
 _PIECE = 1 << 20
-
-
-class StoredColumn(RawColumn):
-    """An array that is stored as it is; its CRC-32, of header and rows, is checked as its last row goes by."""
-
-    def __init__(
-        self,
-        path: Path,
-        member: str,
-        dtype: np.dtype[Any],
-        shape: tuple[int, ...],
-        offset: int,
-        header: bytes,
-        crc: int,
-    ) -> None:
-        rows, row_shape = (shape[0], shape[1:]) if shape else (1, ())
-        super().__init__(path, dtype, row_shape, offset=offset, rows=rows)
-        self.name = f"{path}:{member}"
-        self._header = header
-        self._crc = crc
-
-    def chunks(self, chunk_rows: int, *, verify: bool = True) -> Iterator[Array]:
-        """Yield copies of all rows in order; see `Column.chunks`."""
-        crc, seen = zlib.crc32(self._header), 0
-        if self.rows == 0:
-            self._check(crc, verify)
-        for chunk in super().chunks(chunk_rows):
-            seen += len(chunk)
-            if verify:
-                crc = zlib.crc32(chunk.reshape(-1).view(np.uint8).data, crc)
-            if seen == self.rows:
-                self._check(crc, verify)
-            yield chunk
-
-    def _check(self, crc: int, verify: bool) -> None:
-        if verify and crc != self._crc:
-            raise CorruptFileError(
-                f"reading array '{self.name}': checksum mismatch: got {crc:#010x}, expected {self._crc:#010x}; the file"
-                " is damaged, copy it again from its source"
-            )
 
 
 class CompressedColumn:
@@ -193,11 +155,12 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
             raise
         except KvtoolsError as error:
             refused[name] = error
+    container = Container(path, NAME, options, "CRC-32")
     if DESCRIPTION in columns:
-        description = decode_description(_description(columns[DESCRIPTION], doing), doing)
-        tables, broken = described_tables(description["tables"], columns, NAME, options, str(path))
+        description = read_description(_description(columns[DESCRIPTION], doing), doing)
+        tables, broken = described_tables(description["tables"], columns, container)
         return Checkpoint(path, NAME, dict(sorted(tables.items())), broken=broken)
-    tables, used = inferred_tables(columns, path.stem, NAME, options, str(path))
+    tables, used = inferred_tables(columns, container)
     if not tables:
         if refused:
             raise next(iter(refused.values()))
@@ -243,7 +206,17 @@ def _open_array(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> 
         with path.open("rb") as raw:
             raw.seek(offset)
             head = raw.read(header)
-        column = StoredColumn(path, info.filename, dtype, shape, offset + header, head, info.CRC)
+        column = CheckedColumn(
+            path,
+            dtype,
+            shape[1:],
+            offset=offset + header,
+            rows=shape[0] if shape else 1,
+            name=f"{path}:{info.filename}",
+            checksum=crc32,
+            start=zlib.crc32(head),
+            expected=info.CRC,
+        )
     else:
         column = CompressedColumn(archive, info, dtype, shape, header)
     if not dtype.isnative:
@@ -508,18 +481,18 @@ class Writer(CheckpointWriter):
         self._level = None if compression == "none" else 6 if level is None else level
         self._archive = _Archive(Path(staging))
         self._archive.claim(DESCRIPTION)
-        self._records: list[dict[str, Any]] = []
+        self._schemas: list[TableSchema] = []
 
     def table(self, schema: TableSchema, keys: Callable[[], Iterator[tuple[int, Array]]]) -> TableWriter:
         """Start a table; see `CheckpointWriter.table`."""
-        self._records.append(column_record(schema))
+        self._schemas.append(schema)
         if self._level is None:
             return _StoredTable(self._archive, schema)
         return _DeflatedTable(self._archive, schema, self._level)
 
     def close(self) -> None:
         """Write the description and the directory."""
-        text = np.array(encode_description(self._records).encode())
+        text = np.array(describe_tables(self._schemas).encode())
         data = _npy_header(text.dtype, ()) + text.tobytes()
         member = self._archive.begin(DESCRIPTION, zipfile.ZIP_STORED, len(data), len(data))
         self._archive.write(data, member.data)
@@ -538,5 +511,6 @@ DIALECT = Dialect(
     open=open_checkpoint,
     write=Writer,
     output="file",
-    holds=OWN_HOLDS,
+    suffixes=(".npz",),
+    holds=HOLDS,
 )

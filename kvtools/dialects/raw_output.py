@@ -22,11 +22,12 @@ from kvtools.dialects.interface import Array, Chunk
 from kvtools.dialects.writing import ShardWriter, TableWriter
 
 
-def _crc32(crc: int, data: Any) -> int:
+def crc32(crc: int, data: Any) -> int:
+    """Continue a zip file's CRC-32 over `data`, as `bundle.checksum.extend` does a CRC-32C."""
     return zlib.crc32(data, crc)
 
 
-_CHECKSUMS = {CASTAGNOLI: extend, ZIP: _crc32}
+_CHECKSUMS = {CASTAGNOLI: extend, ZIP: crc32}
 
 
 class RawShard(ShardWriter):
