@@ -153,6 +153,7 @@ def write_tables(
         _check_lossless(plan.account)
     with started(engine), _staging(str(output), dialect, options) as staging:
         with dialect.write(staging, options) as writer:
+            writer.plan([fitted.schema for fitted in plan.fits])
             accounts = tuple(
                 _write_table(writer, table, fitted, dialect, workers, engine, progress)
                 for table, fitted in zip(tables, plan.fits, strict=True)
