@@ -79,10 +79,10 @@ class BundleTableWriter(TableWriter):
         self._regions.setdefault((part, column), []).append(self.bundle.reserve(tensor, dtype, shape))
 
     def place_extra(self, name: str, tensor: str) -> None:
-        """Send an extra array to a tensor, beside where it goes already."""
+        """Say which tensor an extra array goes to, beside where it goes already."""
         self._extras.setdefault(name, []).append(tensor)
 
-    def shard(self) -> BundleShard:
+    def shard(self) -> ShardWriter:
         """Return a writer for one task."""
         return BundleShard(self.bundle.data_path, self._regions, self._encode)
 
