@@ -32,7 +32,7 @@ from kvtools.key_join import row_numbers
 from kvtools.key_list import KeyList
 from kvtools.migrate import Account, write_tables
 from kvtools.row_mask import RowMask
-from kvtools.row_norms import any_in_row, non_finite_mask, row_norms, wide
+from kvtools.row_norms import any_in_row, as_floats, row_norms, rows_not_finite
 from kvtools.table_view import MaskedTable, changed_tables
 from kvtools.top_rows import keep_top, sortable
 
@@ -67,7 +67,7 @@ class Clip:
         """Return which rows of `values` [n, dim] are kept, bool [n]."""
         if self.norm == "abs":
             # Neither below nor, for a NaN, comparable.
-            return any_in_row(~(np.abs(wide(values)) < self.threshold))
+            return any_in_row(~(np.abs(as_floats(values)) < self.threshold))
         below: npt.NDArray[np.bool_] = row_norms(values, self.norm) < self.threshold
         return ~below
 
@@ -206,7 +206,7 @@ def choose_rows(
                 failed[name] = failed.get(name, 0) + len(chunk) - int(np.count_nonzero(passed))
                 kept &= passed
             if chunk.values is not None:
-                non_finite += int(np.count_nonzero(non_finite_mask(chunk.values) & kept))
+                non_finite += int(np.count_nonzero(rows_not_finite(chunk.values) & kept))
             if oldest is not None and criteria.age is not None and criteria.age.timed:
                 undated += int(np.count_nonzero((chunk.versions == 0) & kept))
             mask.put(part, at, kept)
@@ -379,4 +379,4 @@ def _scores(chunk: Chunk, top: Top) -> Array:
     assert chunk.values is not None
     norms = row_norms(chunk.values, top.by)
     # A row that is not finite is the last to be cut, whatever else is in it.
-    return sortable(np.where(non_finite_mask(chunk.values), np.nan, norms))
+    return sortable(np.where(rows_not_finite(chunk.values), np.nan, norms))

@@ -1,4 +1,4 @@
-"""Norms of rows, and rows with numbers that are not finite: what clipping, statistics and comparisons measure by."""
+"""Norms of rows, and the rows that hold a NaN or an infinity."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def row_norms(values: npt.NDArray[Any], norm: Literal["abs", "l2"]) -> npt.NDArr
     >>> row_norms(np.array([[3.0, -4.0]]), "l2").tolist()
     [5.0]
     """
-    values = wide(values)
+    values = as_floats(values)
     if norm == "abs":
         largest: npt.NDArray[Any] = np.maximum(values.max(axis=1), -values.min(axis=1))
         return largest
@@ -28,12 +28,16 @@ def row_norms(values: npt.NDArray[Any], norm: Literal["abs", "l2"]) -> npt.NDArr
         with np.errstate(over="ignore"):  # an infinite row overflows to what it should be
             scaled = values / divisor[:, None]
             return np.asarray(np.sqrt(np.einsum("ij,ij->i", scaled, scaled)) * divisor)
-    doubles = values.astype(np.float64)
-    return np.asarray(np.sqrt(np.einsum("ij,ij->i", doubles, doubles)))
+    wide = values.astype(np.float64)
+    return np.asarray(np.sqrt(np.einsum("ij,ij->i", wide, wide)))
 
 
-def wide(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return numbers as float32 or float64, whichever holds them."""
+def as_floats(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return numbers as float32 or float64, whichever holds them.
+
+    >>> as_floats(np.array([1, 2], np.int8)).dtype.name
+    'float32'
+    """
     if values.dtype in (np.float32, np.float64):
         return values
     return values.astype(np.float32 if values.dtype.itemsize < 4 else np.float64)
@@ -45,11 +49,15 @@ def non_finite_rows(values: npt.NDArray[Any]) -> int:
     >>> non_finite_rows(np.array([[1.0, np.nan], [0.0, 0.0]]))
     1
     """
-    return int(np.count_nonzero(non_finite_mask(values)))
+    return int(np.count_nonzero(rows_not_finite(values)))
 
 
-def non_finite_mask(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Return which rows of `values` [n, dim] hold a NaN or an infinity, bool [n]."""
+def rows_not_finite(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Return which rows of `values` [n, dim] hold a NaN or an infinity, bool [n].
+
+    >>> rows_not_finite(np.array([[1.0, np.nan], [0.0, 0.0]])).tolist()
+    [True, False]
+    """
     if values.dtype.kind in "iu":
         return np.zeros(len(values), np.bool_)
     finite = np.isfinite(values)
@@ -57,7 +65,11 @@ def non_finite_mask(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 
 
 def any_in_row(marks: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Return `marks.any(axis=1)` [n] of [n, dim]: several marks at once, as NumPy goes through short rows slowly."""
+    """Return `marks.any(axis=1)` [n] of [n, dim]: several marks at once, as NumPy goes through short rows slowly.
+
+    >>> any_in_row(np.array([[False, True], [False, False]])).tolist()
+    [True, False]
+    """
     dim = marks.shape[1]
     word = next(np.dtype(f"u{size}") for size in (8, 4, 2, 1) if dim % size == 0)
     words = np.ascontiguousarray(marks).view(word)
