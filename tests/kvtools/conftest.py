@@ -18,6 +18,7 @@ from kvtools.dialects.interface import (
     SlotSchema,
     TableReader,
     TableSchema,
+    VersionUnit,
     numpy_dtype,
     row_bytes,
 )
@@ -36,6 +37,7 @@ class ArrayTable(TableReader):
     extras: dict[str, Array] = field(default_factory=dict)
     part_rows: tuple[int, ...] | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
+    version_unit: VersionUnit = "steps"
 
     @property
     def schema(self) -> TableSchema:  # type: ignore[override]
@@ -49,7 +51,7 @@ class ArrayTable(TableReader):
             slots=tuple(SlotSchema(name, a.shape[1], a.dtype.name) for name, a in self.slot_arrays.items()),
             freq_dtype=None if self.freqs is None else self.freqs.dtype.name,
             version_dtype=None if self.versions is None else self.versions.dtype.name,
-            version_unit="steps" if self.versions is not None else "unknown",
+            version_unit=self.version_unit if self.versions is not None else "unknown",
             extras=tuple(ExtraSchema(name, a.dtype.name, a.shape) for name, a in self.extras.items()),
             metadata=self.metadata,
         )
