@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtools.dialects import deeprec
 from kvtools.dialects.bundle import Bundle
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.interface import OpenOptions, TableReader
@@ -188,15 +187,13 @@ def test_round_trip(
     assert got.schema.rows == len(keys)
 
 
-@pytest.mark.parametrize("memory", [1, 1 << 30])
-@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("memory", [1, 100_000, 1 << 30])
+@pytest.mark.parametrize("parts", [1, 3, 70])
 def test_rows_stand_in_buckets_whatever_the_buffer(
-    make_table: Make, same_rows: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: int, memory: int
+    make_table: Make, same_rows: Make, tmp_path: Path, parts: int, memory: int
 ) -> None:
-    table = make_table(rows=5000, freq_dtype="int64", slots=("Adam", "Adam_1"), parts=4)
-    if memory == 1:  # a buffer of some rows only
-        real = deeprec.BucketShard
-        monkeypatch.setattr(deeprec, "BucketShard", lambda *args: real(*args[:-1], 20_000))
+    rows = 100 if memory == 1 else 5000
+    table = make_table(rows=rows, freq_dtype="int64", slots=("Adam", "Adam_1"), parts=4)
     write_tables([table], tmp_path / "out", "deeprec", parts=parts, options=WriteOptions(memory=memory))
     tensors = tensors_of(tmp_path / "out")
     for part in range(parts):
