@@ -18,6 +18,7 @@ _MODULES = (
     "deeprec",
     "sok",
     "sok_legacy",
+    "hdf5",
     "tensorflow",
 )
 """The modules of this package that are dialects, in the order in which they look at a path."""

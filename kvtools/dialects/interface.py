@@ -278,7 +278,7 @@ class TableReader(ABC):
         """Copy the rows of these int64 numbers [n], in their order, without checking checksums."""
 
     def extra(self, name: str) -> Array:
-        """Return the array of this name from `schema.extras`; it may be a read-only view of a file."""
+        """Return the array of this name from `schema.extras`, checked against its checksums; it may be read-only."""
         raise KeyError(name)
 
     def check(self) -> Iterator[Finding]:

@@ -53,7 +53,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class ByteRange:
-    """Bytes `offset` to `end` of data file number `shard`; `name` is of the tensor, or slice of one, that lies there."""
+    """Bytes `offset` to `end` of data file number `shard`, and the tensor, or slice of one, that lies there."""
 
     shard: int
     offset: int
