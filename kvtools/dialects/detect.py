@@ -14,6 +14,7 @@ from kvtools.errors import BadInputError, UsageError
 _MODULES = (
     "savedmodel",
     "tfplugin",
+    "tfra",
     "tensorflow",
 )
 """The modules of this package that are dialects, in the order in which they look at a path."""
