@@ -14,6 +14,7 @@ from kvtools.errors import BadInputError, UsageError
 _MODULES = (
     "savedmodel",
     "tfplugin",
+    "tfra_files",
     "tfra",
     "tensorflow",
 )
