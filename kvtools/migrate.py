@@ -134,6 +134,11 @@ def write_tables(
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise UsageError(f"writing '{output}': two tables are called '{twice}'; rename one, see `kvtools rename`")
+    if dialect.output == "file_or_folder" and dialect.output_kind(str(output)) == "file" and len(tables) != 1:
+        raise UsageError(
+            f"writing '{output}': got {len(tables)} tables, expected one in a single {dialect.name} file; choose one"
+            f" with --table, or name a folder, one that does not end in {' or '.join(dialect.suffixes)}"
+        )
     fits = [fit(table.schema, dialect, parts=parts) for table in tables]
     losses: list[str] = []
     variables = list(beside.variables) if beside else []

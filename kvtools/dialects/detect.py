@@ -15,6 +15,8 @@ _MODULES = (
     "savedmodel",
     "tfplugin",
     "hdf5",
+    "parquet",
+    "arrow",
     "tensorflow",
 )
 """The modules of this package that are dialects, in the order in which they look at a path."""
