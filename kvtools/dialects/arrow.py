@@ -60,7 +60,7 @@ class ArrowInput(BatchInput):
             self.schema = reader.schema
             count = reader.num_record_batches
             told = None
-            if self.is_ours or "element" in self.schema.names:
+            if self.described or "element" in self.schema.names:
                 # The last batch has no rows: it carries what the others are.
                 last = reader.get_batch_with_custom_metadata(count - 1) if count else None
                 told = last.custom_metadata.get(CONTENTS.encode()) if last and last.custom_metadata else None

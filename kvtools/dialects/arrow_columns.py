@@ -108,7 +108,9 @@ def column_map(schema: TableSchema) -> ColumnMap:
     )
 
 
-def arrow_schema(schema: TableSchema, columns: Columns, metadata: Mapping[str, str] | None = None) -> Any:
+def arrow_schema(
+    schema: TableSchema, columns: Columns, metadata: Mapping[str, str] | None = None, *, describe: bool = True
+) -> Any:
     """Return the Arrow schema of these columns of a table, with its description and `metadata`."""
     pyarrow = import_pyarrow("making Arrow columns")
     names = column_map(schema)
@@ -126,8 +128,8 @@ def arrow_schema(schema: TableSchema, columns: Columns, metadata: Mapping[str, s
         fields.append(pyarrow.field(names.freq, _arrow_type(pyarrow, schema.freq_dtype), nullable=False))
     if columns.versions and schema.version_dtype and names.version:
         fields.append(pyarrow.field(names.version, _arrow_type(pyarrow, schema.version_dtype), nullable=False))
-    described = {DESCRIPTION.decode(): table_json(schema), **(metadata or {})}
-    return pyarrow.schema(fields, metadata=described)
+    described = {DESCRIPTION.decode(): table_json(schema)} if describe else {}
+    return pyarrow.schema(fields, metadata={**described, **(metadata or {})})
 
 
 def arrow_batch(chunk: Chunk, schema: Any) -> Any:
@@ -137,7 +139,7 @@ def arrow_batch(chunk: Chunk, schema: Any) -> Any:
     columns += [column for column in (chunk.freqs, chunk.versions) if column is not None]
     arrays = []
     for column, described in zip(columns, schema, strict=True):
-        numbers = np.ascontiguousarray(_widened(column)).reshape(-1)
+        numbers = np.ascontiguousarray(widened(column)).reshape(-1)
         if column.ndim == 1:
             arrays.append(pyarrow.array(numbers, described.type))
         else:
@@ -270,7 +272,13 @@ def _put(result: Chunk, places: Array, rows: Chunk) -> None:
 
 
 def stranger_table(
-    name: str, dialect: str, schema: Any, parts: Sequence[ArrowPart], options: OpenOptions, doing: str
+    name: str,
+    dialect: str,
+    schema: Any,
+    parts: Sequence[ArrowPart],
+    options: OpenOptions,
+    doing: str,
+    notes: Sequence[str] = (),
 ) -> ArrowTable:
     """Make a table of columns that are not described, by their names and types.
 
@@ -278,7 +286,8 @@ def stranger_table(
         BadInputError: it cannot be told which columns are the keys or the values.
         UsageError: the options contradict the columns.
     """
-    names, notes = _told_apart(schema, doing)
+    names, told = _told_apart(schema, doing)
+    notes = [*told, *notes]
     keys = schema.field(names.key).type
     key_dtype = _dtype_name(keys)
     if key_dtype not in KEY_DTYPES:
@@ -373,10 +382,10 @@ def _told_apart(schema: Any, doing: str) -> tuple[ColumnMap, list[str]]:
             " columns of floats"
         )
     freq, version = _counter(schema, integers, _FREQ_NAMES, key), _counter(schema, integers, _VERSION_NAMES, key)
-    slots = {name: (name,) for name in lists if name not in value}
+    slots = {name.removeprefix("slot_"): (name,) for name in lists if name not in value}
     if slots:
         notes.append(f"other columns of lists are read as slots: {', '.join(slots)}")
-    used = {key, *value, freq, version, *slots}
+    used = {key, *value, freq, version, *lists}
     left = [column.name for column in schema if column.name not in used]
     if left:
         notes.append(f"columns left aside: {', '.join(left)}")
@@ -427,7 +436,7 @@ def _arrow_type(pyarrow: Any, dtype: str) -> Any:
     return pyarrow.float32() if dtype == "bfloat16" else pyarrow.from_numpy_dtype(np.dtype(dtype))
 
 
-def _widened(column: Array) -> Array:
+def widened(column: Array) -> Array:
     """Return bfloat16 numbers as the float32 of the same bits and 16 zeros after them; others as they are."""
     if column.dtype.name != "bfloat16":
         return column

@@ -52,8 +52,8 @@ class BatchInput(ABC):
         """Return the rows of these batches, in this order, as a part of a table."""
 
     @property
-    def is_ours(self) -> bool:
-        """Whether the file describes its table."""
+    def described(self) -> bool:
+        """Whether the file has a description of its table."""
         return DESCRIPTION in (self.schema.metadata or {})
 
 
@@ -86,8 +86,8 @@ def open_files(path: Path, form: InputFormat, options: OpenOptions) -> Checkpoin
         try:
             doing = f"opening '{file}' as {form.title}"
             found = opened[file] = form.open(file, doing, options)
-            if found.is_ours:
-                schema = _described(found, form, doing)
+            schema = _described(found, form, doing)
+            if schema is not None:
                 ours.setdefault(schema.name, []).append((schema, found))
             else:
                 others.append(file)
@@ -115,25 +115,21 @@ def open_files(path: Path, form: InputFormat, options: OpenOptions) -> Checkpoin
     return Checkpoint(path, form.name, tables, broken=broken)
 
 
-def _described(found: BatchInput, form: InputFormat, doing: str) -> TableSchema:
+def _described(found: BatchInput, form: InputFormat, doing: str) -> TableSchema | None:
+    """Return the table that a file says it holds, or None: it says nothing, or was rewritten since then.
+
+    Many programs that read a file and write another carry the description along, which the columns no longer follow.
+    """
+    if not found.described or found.contents is None:
+        return None
     text = found.schema.metadata[DESCRIPTION]
     schema = table_schema(text, form.name, doing)
-    if found.contents is None:
-        raise CorruptFileError(f"{doing}: its end does not tell what it holds; it was written in part, write it again")
     if extend(0, text) != found.contents.table_crc:
         raise CorruptFileError(f"{doing}: checksum mismatch in its description; the file is damaged, copy it again")
     if [rows for _, rows, _ in found.contents.batches] != list(found.batch_rows):
-        raise CorruptFileError(f"{doing}: its batches have other numbers of rows than it says; the file is damaged")
-    expected = arrow_schema(schema, ALL_COLUMNS)
-    got = [(column.name, column.type) for column in found.schema]
-    wanted = [(column.name, column.type) for column in expected]
-    if got != wanted:
-        missing = [name for name, _ in wanted if name not in dict(got)]
-        raise CorruptFileError(
-            f"{doing}: got columns {_listed(got)}, expected {_listed(wanted)} as its description says"
-            f"{f', {missing[0]!r} is missing' if missing else ''}; write it again"
-        )
-    return schema
+        return None
+    expected = [(column.name, column.type) for column in arrow_schema(schema, ALL_COLUMNS)]
+    return schema if [(column.name, column.type) for column in found.schema] == expected else None
 
 
 def _our_table(members: list[tuple[TableSchema, BatchInput]], form: InputFormat) -> TableReader:
@@ -210,8 +206,5 @@ def _other_table(name: str, files: Sequence[BatchInput], form: InputFormat, opti
                 " one by one"
             )
     parts = [file.part(range(len(file.batch_rows))) for file in files]
-    return stranger_table(name, form.name, first.schema, parts, options, doing)
-
-
-def _listed(columns: Sequence[tuple[str, Any]]) -> str:
-    return ", ".join(f"'{name}' {kind}" for name, kind in columns[:8]) + (", ..." if len(columns) > 8 else "")
+    notes = ["a description of kvtools' is left aside: the file was changed since"] if first.described else []
+    return stranger_table(name, form.name, first.schema, parts, options, doing, notes)
