@@ -11,12 +11,12 @@ SOURCES := $(shell find kernels kvtools cli server tfplugin -type f -not -name '
 export KVTOOLS_WERROR := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test sanitize lint types format bench docs clean
+.PHONY: help setup demo test sanitize lint types format bench bench-tools docs clean
 
 help: ## list the targets
 	@echo "Start with \`make demo\`. The first run makes $(VENV), which takes some minutes."
 	@echo
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/^/  make /; s/:.*## /\t/' | expand -t 19
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/^/  make /; s/:.*## /\t/' | expand -t 19
 
 setup: $(STAMP) ## make .venv and install everything into it
 
@@ -63,6 +63,9 @@ format: setup ## rewrite sources in the house style
 
 bench: setup ## speed, side by side, into benchmarks/results/
 	$(BIN)/python benchmarks/run.py
+
+bench-tools: setup ## the offline tools on 4 GB, beside cat and a script by hand
+	$(BIN)/python benchmarks/tools.py
 
 docs: setup ## the documentation as a site in site/
 	$(BIN)/mkdocs build -q --strict --site-dir site

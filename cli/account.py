@@ -11,18 +11,22 @@ from kvtools.cli.layout import columns, shown, size
 from kvtools.migrate import Account
 
 
-def print_account(account: Account, *, as_json: bool, **more: Any) -> None:
-    """Print an account: a table of what was written, then what was left out, changed and checked; or as JSON."""
+def print_account(account: Account, *, as_json: bool, planned: bool = False, **more: Any) -> None:
+    """Print an account: a table of what was written, then what was left out, changed and checked; or as JSON.
+
+    With `planned` it is one of what would be done (`kvtools.migrate.plan_tables`).
+    """
     if as_json:
         print(json.dumps({**dataclasses.asdict(account), "lossless": account.lossless, **more}))
         return
+    counts = ["rows"] if planned else ["rows read", "rows written"]
     print(
         columns(
-            ["table", "rows read", "rows written", "parts", "bytes"],
+            ["table", *counts, "parts", "bytes"],
             [
                 [
                     shown(table.name),
-                    f"{table.rows_read:,}",
+                    *([] if planned else [f"{table.rows_read:,}"]),
                     f"{table.rows_written:,}",
                     str(table.parts),
                     size(table.bytes),
@@ -32,12 +36,20 @@ def print_account(account: Account, *, as_json: bool, **more: Any) -> None:
             right=frozenset({1, 2, 3, 4}),
         )
     )
+    left_out = "would be left out" if planned else "left out"
     if account.variables:
-        print(f"{account.variables} dense variables")
+        print(f"{account.variables} dense variable{'s' if account.variables > 1 else ''}")
     for loss in account.losses:
-        print(f"left out: {loss}")
-    for table in account.tables:
-        for kind, lines in (("left out", table.losses), ("changed", table.changes), ("checked", table.checks)):
-            for line in lines:
-                print(f"{kind}: {shown(table.name)}: {line}")
-    print(f"wrote {account.output} ({account.dialect})")
+        print(f"{left_out}: {loss}")
+    for kind, lines in (
+        (left_out, [(line, table.name) for table in account.tables for line in table.losses]),
+        ("changed", [(line, table.name) for table in account.tables for line in table.changes]),
+        ("checked", [(line, table.name) for table in account.tables for line in table.checks]),
+    ):
+        for line in dict.fromkeys(line for line, _ in lines):
+            names = [shown(name) for said, name in lines if said == line]
+            whose = "all tables" if len(names) == len(account.tables) > 1 else ", ".join(names)
+            print(f"{kind}: {whose}: {line}")
+    if account.lossless:
+        print("nothing left out")
+    print(f"{'would write' if planned else 'wrote'} {account.output} ({account.dialect})")

@@ -12,18 +12,29 @@ from typing import Annotated
 
 import typer
 from kvtools.cli.layout import columns, shown, size
+from kvtools.cli.options import (
+    DEFAULT_MEMORY,
+    AsJson,
+    DialectName,
+    Dim,
+    Force,
+    KeyDtype,
+    Memory,
+    SourcePath,
+    Tables,
+    ValueDtype,
+    bytes_of,
+    open_source,
+)
 from kvtools.cli.progress import progress_bar
 
 from kvtools.clip import Clip
-from kvtools.dialects.detect import open_checkpoint
 from kvtools.errors import UsageError
 from kvtools.export import TableExport, export_saved_model
 
 
 def run(
-    path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="A checkpoint prefix, its folder, or a SavedModel folder.")
-    ],
+    path: SourcePath,
     savedmodel: Annotated[Path, typer.Option("--savedmodel", metavar="OUT", help="The SavedModel folder to write.")],
     clip_abs: Annotated[
         float | None,
@@ -33,11 +44,14 @@ def run(
         float | None,
         typer.Option("--clip-l2", metavar="X", help="Leave out rows whose Euclidean norm is below X."),
     ] = None,
-    table: Annotated[
-        list[str] | None, typer.Option("--table", metavar="NAME", help="Only this table; may be repeated.")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a SavedModel that is there.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    table: Tables = None,
+    dialect: DialectName = None,
+    key_dtype: KeyDtype = None,
+    value_dtype: ValueDtype = None,
+    dim: Dim = None,
+    memory: Memory = DEFAULT_MEMORY,
+    force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write tables as a SavedModel of stock TensorFlow operations, one signature per table.
 
@@ -51,14 +65,20 @@ def run(
       kvtools export --savedmodel models/7 model.ckpt-100 --clip-l2 0.01 --json
     """
     clip = _clip(clip_abs, clip_l2)
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_source(path, dialect, key_dtype, value_dtype, dim, memory)
     # TensorFlow is used to write a small graph: no accelerator, and its log lines are none of the user's.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     with progress_bar("exporting") as progress:
         exports = export_saved_model(
-            checkpoint, savedmodel, tables=table or (), clip=clip, force=force, progress=progress
+            checkpoint,
+            savedmodel,
+            tables=table or (),
+            clip=clip,
+            force=force,
+            memory=bytes_of(memory),
+            progress=progress,
         )
     for export in exports:
         if export.non_finite:

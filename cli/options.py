@@ -41,6 +41,12 @@ EngineName = Annotated[
 ]
 Tables = Annotated[list[str] | None, typer.Option("--table", metavar="NAME", help="Only this table; may be repeated.")]
 To = Annotated[str | None, typer.Option("--to", metavar="DIALECT", help="The dialect to write; that of PATH.")]
+Parts = Annotated[
+    int | None, typer.Option("--parts", metavar="N", help="How many parts each table gets; as many as it has.")
+]
+BatchRows = Annotated[
+    int | None, typer.Option("--batch-rows", metavar="N", help="Rows of a row group, chunk or pipeline of the output.")
+]
 Force = Annotated[bool, typer.Option("--force", help="Replace an output that is there.")]
 Compression = Annotated[
     str | None, typer.Option("--compression", metavar="NAME", help="As the dialect names it; 'none' for none.")
@@ -67,10 +73,17 @@ def open_source(
 
 
 def write_options(
-    *, force: bool, memory: str, compression: str | None = None, compression_level: int | None = None
+    *,
+    force: bool,
+    memory: str,
+    compression: str | None = None,
+    compression_level: int | None = None,
+    batch_rows: int | None = None,
 ) -> WriteOptions:
     """Return what these options ask of a writer."""
-    return WriteOptions(compression, compression_level, memory=bytes_of(memory), force=force)
+    if batch_rows is not None and batch_rows < 1:
+        raise UsageError(f"got --batch-rows {batch_rows}, expected 1 or more")
+    return WriteOptions(compression, compression_level, batch_rows, memory=bytes_of(memory), force=force)
 
 
 def bytes_of(text: str) -> int:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import logging
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, TypeVar
 
-from kvtools.errors import MissingDependencyError, UsageError
+from kvtools.errors import BadInputError, MissingDependencyError, UsageError
 
 Engine = Literal["local", "ray"]
 T = TypeVar("T")
@@ -20,7 +24,12 @@ def default_workers() -> int:
 
 
 def run_all(
-    function: Callable[[T], R], tasks: Sequence[T], *, workers: int | None = None, engine: Engine = "local"
+    function: Callable[[T], R],
+    tasks: Sequence[T],
+    *,
+    workers: int | None = None,
+    engine: Engine = "local",
+    stop: threading.Event | None = None,
 ) -> Iterator[R]:
     """Yield `function(task)` for each task, in their order, working on several at once.
 
@@ -29,6 +38,8 @@ def run_all(
         tasks: what to work on.
         workers: how many at once; the processors there are if None.
         engine: "local" threads, or "ray": the cluster that RAY_ADDRESS names, else one on this machine.
+        stop: set when no more results are wanted, after an error or an interrupt: a thread in a long task that looks
+            at it can end early, and is waited for no longer than that.
 
     Raises:
         UsageError: fewer than one worker, or an unknown engine.
@@ -53,32 +64,103 @@ def run_all(
     try:
         yield from pool.map(function, tasks)
     finally:
+        if stop is not None:
+            stop.set()
         pool.shutdown(cancel_futures=True)
 
 
+@contextlib.contextmanager
+def started(engine: Engine) -> Iterator[None]:
+    """Have an engine ready for all calls of `run_all` inside the block, instead of for each one anew.
+
+    The block joins the Ray cluster there is (of this process, or the one that RAY_ADDRESS names) or starts one on this
+    machine; in the end it stops what it started and leaves what was there as it was.
+    """
+    if engine != "ray":
+        yield
+        return
+    ray = _ray()
+    if ray.is_initialized():
+        yield
+        return
+    log = logging.getLogger("ray")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    address = os.environ.get("RAY_ADDRESS")
+    try:
+        _join(ray, address) if address else _start(ray)
+    except (OSError, RuntimeError, ValueError) as error:
+        where = f"the cluster at '{address}' (RAY_ADDRESS)" if address else "a cluster on this machine"
+        raise BadInputError(f"running on Ray: {where} did not answer: {error}; see `ray status`") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+        log.setLevel(level)
+
+
+def _join(ray: Any, address: str) -> None:
+    ray.init(address=address, log_to_driver=False, configure_logging=False)
+
+
+def _start(ray: Any) -> None:
+    # Tasks and results are small: rows go from file to file, not through Ray's memory.
+    ray.init(
+        address="local",
+        num_cpus=default_workers(),
+        include_dashboard=False,
+        object_store_memory=128 << 20,
+        log_to_driver=False,
+        configure_logging=False,
+    )
+
+
 def _run_on_ray(function: Callable[[T], R], tasks: Sequence[T], workers: int | None) -> Iterator[R]:
+    ray = _ray()
+    with started("ray"):
+        # What a task did to a file is not undone: one that failed is an error, not to be tried again.
+        remote: Any = ray.remote(max_retries=0)(function)
+        waiting = iter(enumerate(tasks))
+        running: dict[Any, int] = {}
+        done: dict[int, R] = {}
+
+        def start() -> None:
+            for number, task in itertools.islice(waiting, 1):
+                running[remote.remote(task)] = number
+
+        try:
+            for _ in range(min(workers or len(tasks), len(tasks))):
+                start()
+            for number in range(len(tasks)):
+                while number not in done:
+                    (ready,), _ = ray.wait(list(running), num_returns=1)
+                    done[running.pop(ready)] = _ray_result(ray, ready)
+                    start()
+                yield done.pop(number)
+        finally:
+            for task in running:
+                ray.cancel(task, force=True)
+
+
+def _ray() -> Any:
+    # Read when Ray is imported: it is to tell nobody, and to leave the devices alone.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         import ray
     except ImportError:
         raise MissingDependencyError(
             "running on Ray: it is not installed; run `pip install 'kvtools[ray]'`, or leave --engine out"
         ) from None
-    if not ray.is_initialized():
-        ray.init(address=os.environ.get("RAY_ADDRESS"), log_to_driver=False, configure_logging=False)
-    remote: Any = ray.remote(function)
-    pending: list[Any] = []
-    waiting = iter(tasks)
-    limit = workers or len(tasks)
-    for task in waiting:
-        pending.append(remote.remote(task))
-        if len(pending) >= limit:
-            break
-    while pending:
-        try:
-            result = ray.get(pending.pop(0))
-        except ray.exceptions.RayTaskError as error:
-            raise (error.cause if isinstance(error.cause, Exception) else error) from None
-        for task in waiting:
-            pending.append(remote.remote(task))
-            break
-        yield result
+    return ray
+
+
+def _ray_result(ray: Any, task: Any) -> Any:
+    try:
+        return ray.get(task)
+    except ray.exceptions.RayTaskError as error:
+        raise (error.cause if isinstance(error.cause, Exception) else error) from None
+    except ray.exceptions.RayError as error:
+        raise BadInputError(
+            f"running on Ray: a worker was lost ({type(error).__name__}); see `ray status` and the memory of its node"
+        ) from error

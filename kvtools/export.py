@@ -12,7 +12,7 @@ The signature of table `scope/emb` is `scope_emb`, with input `ids` (int64, any 
 model and answer in float32.
 
 Nothing big passes through TensorFlow: it saves the model with empty variables, and the bundle of variables
-is then written anew, streaming. Peak memory is a chunk of values and three times the keys of one table.
+is then written anew, streaming. Peak memory is a chunk of values and the keys of one table, twice.
 Format: https://www.tensorflow.org/guide/saved_model
 """
 
@@ -36,9 +36,10 @@ import numpy as np
 from kvtools import __version__
 from kvtools.clip import Clip, non_finite_rows
 from kvtools.dialects.bundle import Bundle, BundleWriter
-from kvtools.dialects.interface import KEYS_AND_VALUES, Array, Checkpoint, Progress, TableReader
+from kvtools.dialects.interface import DEFAULT_MEMORY, KEYS, KEYS_AND_VALUES, Array, Checkpoint, Progress, TableReader
 from kvtools.dialects.savedmodel import FORMAT, MANIFEST
 from kvtools.errors import BadInputError, MissingDependencyError, OutputError, one_line
+from kvtools.key_join import repeated_rows
 from kvtools.replace_output import check_replaceable, replace_folder
 
 _MODEL_FILE = "saved_model.pb"
@@ -69,6 +70,7 @@ def export_saved_model(
     tables: Sequence[str] = (),
     clip: Clip | None = None,
     force: bool = False,
+    memory: int = DEFAULT_MEMORY,
     progress: Progress | None = None,
 ) -> list[TableExport]:
     """Write tables of `checkpoint` as a SavedModel folder `output`.
@@ -77,10 +79,11 @@ def export_saved_model(
 
     Args:
         checkpoint: an opened checkpoint, of any dialect.
-        output: the folder to write; it appears when it is whole, and what stood there stays if anything
-        fails. tables: the tables' names; all if empty.
+        output: the folder to write; it appears when it is whole, and what stood there stays if anything fails.
+        tables: the tables' names; all if empty.
         clip: leave out the rows under this threshold.
         force: replace a SavedModel that is there.
+        memory: how many bytes the search for keys that are there twice may hold; more spills to disk.
         progress: called after each chunk.
 
     Raises:
@@ -107,7 +110,7 @@ def export_saved_model(
         staging.mkdir()
         with BundleWriter(staging / "variables") as writer:
             exports = [
-                _write_table(writer, number, reader, signatures[reader.schema.name], clip, progress)
+                _write_table(writer, number, reader, signatures[reader.schema.name], clip, memory, progress)
                 for number, reader in enumerate(readers)
             ]
             try:
@@ -145,32 +148,18 @@ def signature_names(tables: Sequence[str]) -> dict[str, str]:
     return names
 
 
-def superseded_rows(keys: Array) -> Array | None:
-    """Return which rows a later row of the same key replaces, bool [n], or None if all `keys` [n] differ.
-
-    >>> superseded_rows(np.array([5, 7, 5])).tolist()
-    [True, False, False]
-    """
-    order = np.argsort(keys, kind="stable")
-    in_order = keys[order]
-    same = in_order[1:] == in_order[:-1]
-    if not same.any():
-        return None
-    replaced = np.zeros(len(keys), np.bool_)
-    replaced[order[:-1][same]] = True
-    return replaced
-
-
 def _write_table(
     writer: BundleWriter,
     number: int,
     reader: TableReader,
     signature: str,
     clip: Clip | None,
+    memory: int,
     progress: Progress | None,
 ) -> TableExport:
     schema = reader.schema
-    replaced = superseded_rows(reader.all_keys())
+    all_keys = (chunk.keys for chunk in reader.chunks(KEYS, rows=1 << 18))
+    replaced = repeated_rows(all_keys, schema.rows, memory=memory)
     kept_keys: list[Array] = []
     done = cut = non_finite = 0
     writer.begin(_tensor(number, "values"), reader.value_dtype, (schema.dim,))
@@ -178,8 +167,10 @@ def _write_table(
         keys, values = chunk.keys, chunk.values
         assert values is not None
         start, done = done, done + len(keys)
-        if replaced is not None and (drop := replaced[start:done]).any():
-            keys, values = keys[~drop], values[~drop]
+        first, last = np.searchsorted(replaced, [start, done])
+        if last > first:
+            here = replaced[first:last] - start
+            keys, values = np.delete(keys, here), np.delete(values, here, axis=0)
         non_finite += non_finite_rows(values)
         if clip is not None:
             keep = clip.keep(values)
@@ -210,7 +201,7 @@ def _write_table(
         dim=schema.dim,
         rows=rows,
         cut=cut,
-        duplicates=0 if replaced is None else int(np.count_nonzero(replaced)),
+        duplicates=len(replaced),
         non_finite=non_finite,
         bytes=rows * row_bytes,
         bytes_saved=cut * row_bytes,

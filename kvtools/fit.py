@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from kvtools.dialects.dialect import Dialect
-from kvtools.dialects.interface import Array, Chunk, SlotSchema, TableSchema, VersionUnit, numpy_dtype, row_bytes
+from kvtools.dialects.dialect import Dialect, Holds
+from kvtools.dialects.interface import (
+    KEYS_AND_VALUES,
+    Array,
+    Chunk,
+    Columns,
+    SlotSchema,
+    TableReader,
+    TableSchema,
+    VersionUnit,
+    numpy_dtype,
+    row_bytes,
+)
 from kvtools.errors import BadInputError
 
 _SECONDS_PER_DAY = 86_400
@@ -49,11 +61,18 @@ class Fit:
         return Chunk(
             keys=self._integers(chunk.keys, schema.key_dtype, "key"),
             values=None if chunk.values is None else as_type(chunk.values, schema.value_dtype),
-            slots={slot.name: as_type(chunk.slots[slot.name], slot.dtype) for slot in schema.slots},
+            slots={slot.name: as_type(chunk.slots[slot.name], slot.dtype) for slot in schema.slots if chunk.slots},
             freqs=self._counter(chunk.freqs, schema.freq_dtype),
             versions=self._versions(chunk.versions),
             part=chunk.part,
         )
+
+    def cut_freqs(self, chunk: Chunk) -> int:
+        """Return how many frequencies of a chunk of the source `convert` has to cut to the target's range."""
+        if chunk.freqs is None or self.schema.freq_dtype is None or chunk.freqs.dtype == self.schema.freq_dtype:
+            return 0
+        limits = np.iinfo(self.schema.freq_dtype)
+        return int(np.count_nonzero(chunk.freqs > limits.max) + np.count_nonzero(chunk.freqs < limits.min))
 
     def keys(self, keys: Array) -> Array:
         """Return keys of the source in the target's type."""
@@ -62,7 +81,7 @@ class Fit:
     def _counter(self, freqs: Array | None, dtype: str | None) -> Array | None:
         if freqs is None or dtype is None or freqs.dtype == dtype:
             return freqs if dtype else None
-        # A count that does not fit stays at the largest that does; `fit` says so.
+        # A count that does not fit stays at the largest that does; `cut_freqs` says how many those are.
         limits = np.iinfo(dtype)
         return np.clip(freqs, max(limits.min, np.iinfo(freqs.dtype).min), limits.max).astype(dtype)
 
@@ -145,6 +164,8 @@ def fit(source: TableSchema, dialect: Dialect, *, parts: int | None = None) -> F
     if not holds.many_parts and wanted > 1:
         changes.append(f"{wanted} parts became one, the dialect has no parts")
         wanted = 1
+    if not holds.empty_dim and source.rows == 0:
+        losses.append(f"the width {source.dim}: the dialect does not record it, and there are no rows to tell it")
     part_rows = source.part_rows if wanted == source.parts else (source.rows, *[0] * (wanted - 1))
     schema = dataclasses.replace(
         source,
@@ -156,7 +177,8 @@ def fit(source: TableSchema, dialect: Dialect, *, parts: int | None = None) -> F
         freq_dtype=freq_dtype,
         version_dtype=version_dtype,
         version_unit=unit,
-        partition=holds.partition or (source.partition if wanted == source.parts else source.partition or "floor_mod"),
+        partition=_partition(source, holds, wanted),
+        checksums=None,
         extras=extras,
         metadata=_metadata(source, dialect, losses),
         notes=(),
@@ -173,6 +195,12 @@ def as_type(numbers: Array, dtype: str) -> Array:
     """
     wanted = numpy_dtype(dtype)
     return numbers if numbers.dtype == wanted else numbers.astype(wanted)
+
+
+def _partition(source: TableSchema, holds: Holds, parts: int) -> str | None:
+    if holds.partition is not None:
+        return holds.partition(source) if callable(holds.partition) else holds.partition
+    return source.partition if parts == source.parts else source.partition or "floor_mod"
 
 
 def _fitting(dtype: str, allowed: tuple[str, ...], within: dict[str, tuple[str, ...]]) -> str | None:
@@ -192,10 +220,7 @@ def _counter_type(
     if dtype in allowed:
         return dtype
     chosen = max(allowed, key=lambda name: int(np.iinfo(name).max)) if len(allowed) > 1 else allowed[0]
-    if int(np.iinfo(chosen).max) < int(np.iinfo(dtype).max):
-        losses.append(f"{what} above {np.iinfo(chosen).max} were written as that, the largest {chosen}")
-    else:
-        changes.append(f"{what} were {dtype}, are {chosen}")
+    changes.append(f"{what} were {dtype}, are {chosen}")
     return chosen
 
 
@@ -236,3 +261,27 @@ def _metadata(source: TableSchema, dialect: Dialect, losses: list[str]) -> dict[
         if name == "initializer" and name not in kept:
             losses.append("the initializer of new rows: the dialect does not record it")
     return kept
+
+
+class FittedTable(TableReader):
+    """A table as it is written: the rows of `reader`, in its order and parts, converted by `fit`."""
+
+    def __init__(self, reader: TableReader, fit: Fit) -> None:
+        self._reader = reader
+        self._fit = fit
+        self.schema = dataclasses.replace(
+            fit.schema, part_rows=reader.schema.part_rows, checksums=reader.schema.checksums
+        )
+
+    def read_part(self, part: int, columns: Columns, rows: int, verify: bool) -> Iterator[Chunk]:
+        """Yield the converted rows of one part; see `TableReader.read_part`."""
+        for chunk in self._reader.read_part(part, columns, rows, verify):
+            yield self._fit.convert(chunk)
+
+    def take(self, rows: Array, columns: Columns = KEYS_AND_VALUES) -> Chunk:
+        """Copy converted rows; see `TableReader.take`."""
+        return self._fit.convert(self._reader.take(rows, columns))
+
+    def extra(self, name: str) -> Array:
+        """Return an extra array; see `TableReader.extra`."""
+        return self._reader.extra(name)

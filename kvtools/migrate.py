@@ -7,6 +7,7 @@ written in any order, else one per part of the target, else one; the same code r
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -20,14 +21,24 @@ from typing import Any
 
 import numpy as np
 
-from kvtools.dialects.detect import dialect_named
+from kvtools.dialects.detect import dialect_named, open_checkpoint, writable_dialects
 from kvtools.dialects.dialect import Dialect
-from kvtools.dialects.interface import KEYS, Array, Checkpoint, Columns, Progress, TableReader, VariableSchema
+from kvtools.dialects.interface import (
+    KEYS,
+    Array,
+    Checkpoint,
+    Columns,
+    OpenOptions,
+    Progress,
+    TableReader,
+    VariableSchema,
+)
 from kvtools.dialects.writing import CheckpointWriter, ShardWriter, TableWriter, WriteOptions
-from kvtools.engine import Engine, run_all
-from kvtools.errors import BadInputError, OutputError, UsageError
-from kvtools.fit import Fit, fit
-from kvtools.partition import owners
+from kvtools.diff import compare_tables
+from kvtools.engine import Engine, run_all, started
+from kvtools.errors import BadInputError, CheckFailedError, OutputError, UsageError
+from kvtools.fit import Fit, FittedTable, fit
+from kvtools.partition import RULES, owners
 from kvtools.replace_output import check_free, check_replaceable, replace_files, replace_folder
 
 _KEY_ROWS = 1 << 18
@@ -42,6 +53,7 @@ class TableAccount:
     rows_written: int
     parts: int
     bytes: int
+    part_rows: tuple[int, ...] = ()
     losses: tuple[str, ...] = ()
     changes: tuple[str, ...] = ()
     checks: tuple[str, ...] = ()
@@ -84,6 +96,7 @@ class CopyResult:
 
     table: str
     rows: int
+    cut_freqs: int
     written: Any = field(repr=False)
 
 
@@ -93,11 +106,13 @@ def write_tables(
     to: str | Dialect,
     *,
     beside: Checkpoint | None = None,
-    parts: int | None = None,
+    parts: int | Mapping[str, int] | None = None,
     options: WriteOptions | None = None,
     workers: int | None = None,
     engine: Engine = "local",
     progress: Progress | None = None,
+    strict: bool = False,
+    verify: bool = False,
 ) -> Account:
     """Write `tables` to `output` in dialect `to`; the output appears whole or not at all.
 
@@ -106,13 +121,17 @@ def write_tables(
         output: a prefix, file, folder or URL, as the dialect makes.
         to: the dialect, or its name.
         beside: the checkpoint whose dense variables are written too, where the dialect holds them.
-        parts: how many parts each table gets; as many as it has if None.
+        parts: how many parts each table gets, or the tables of these names; as many as it has if None.
         options: what to ask of the writer; `options.force` replaces an output that is there.
         workers: shards at once; the processors there are if None.
         engine: where the shards run; see `kvtools.engine`.
         progress: called as rows are written.
+        strict: write nothing if anything would be lost.
+        verify: open what was written, before it takes its place, and compare every row with the source by key.
 
     Raises:
+        CheckFailedError: with `strict`, the dialect cannot hold everything, or with `verify`, what was written is not
+            what the source has; the message says what. Nothing is at `output` then, unless it is a URL.
         UsageError: the dialect cannot be written, two tables have one name, or a number makes no sense.
         BadInputError: a table has something that the dialect cannot hold and that is no column to leave out.
         CorruptFileError: the source's data is damaged.
@@ -124,14 +143,121 @@ def write_tables(
         account = write_tables(checkpoint.select([]), "tables.h5", "hdf5", beside=checkpoint)
         ```
     """
-    dialect = dialect_named(to) if isinstance(to, str) else to
     options = options or WriteOptions()
-    if dialect.write is None:
-        raise UsageError(f"writing '{output}': kvtools reads {dialect.name} and does not write it; see --to")
-    if parts is not None and parts < 1:
-        raise UsageError(f"writing '{output}': got {parts} parts, expected 1 or more")
-    names = [table.schema.name for table in tables]
-    twice = next((name for name in names if names.count(name) > 1), None)
+    plan = _plan(tables, output, to, beside, parts, options)
+    dialect = plan.dialect
+    assert dialect.write is not None
+    check_output(output, dialect, force=options.force)
+    _check_room(output, dialect, plan.fits)
+    if strict:
+        _check_lossless(plan.account)
+    with started(engine), _staging(str(output), dialect, options) as staging:
+        with dialect.write(staging, options) as writer:
+            accounts = tuple(
+                _write_table(writer, table, fitted, dialect, workers, engine, progress)
+                for table, fitted in zip(tables, plan.fits, strict=True)
+            )
+            for variable in plan.variables:
+                assert beside is not None
+                writer.variable(variable, beside.read_variable(variable.name))
+        account = dataclasses.replace(plan.account, tables=accounts)
+        if strict:
+            _check_lossless(account)
+        if verify:
+            account = _verify(account, staging, dialect, tables, plan.fits, options, workers, progress)
+    return account
+
+
+def _verify(
+    account: Account,
+    staging: str,
+    dialect: Dialect,
+    tables: Sequence[TableReader],
+    fits: Sequence[Fit],
+    options: WriteOptions,
+    workers: int | None,
+    progress: Progress | None,
+) -> Account:
+    """Compare what was written with the source, every row; return the account that says so."""
+    written = open_checkpoint(staging, OpenOptions(dialect=dialect.name, memory=options.memory))
+    where = "delete it" if dialect.output_kind(account.output) == "url" else "nothing was put there"
+    accounts = []
+    for table, fitted, said in zip(tables, fits, account.tables, strict=True):
+        name = fitted.schema.name
+
+        def advance(_: str, done: int, total: int, name: str = name) -> None:
+            if progress:
+                progress(f"{name} again", done, total)
+
+        if name not in written.tables:
+            raise CheckFailedError(f"verifying '{account.output}': table '{name}' is not there again; {where}")
+        diff = compare_tables(
+            written.table(name), FittedTable(table, fitted), memory=options.memory, workers=workers, progress=advance
+        )
+        if not diff.same:
+            found = [
+                f"{diff.added} rows missing" if diff.added else "",
+                f"{diff.removed} rows too many" if diff.removed else "",
+                f"{diff.changed} rows differ" if diff.changed else "",
+                f"columns {', '.join(diff.only_in_b)} missing" if diff.only_in_b else "",
+                f"columns {', '.join(diff.only_in_a)} too many" if diff.only_in_a else "",
+                f"{', '.join(diff.extras)} differ" if diff.extras else "",
+            ]
+            raise CheckFailedError(
+                f"verifying table '{name}' of '{account.output}': {', '.join(filter(None, found))}, compared with the"
+                f" source; {where}: check the disk and report this if it happens again"
+            )
+        check = "every row read again and compared with the source, by key"
+        accounts.append(dataclasses.replace(said, checks=(*said.checks, check)))
+    return dataclasses.replace(account, tables=tuple(accounts))
+
+
+def plan_tables(
+    tables: Sequence[TableReader],
+    output: str | os.PathLike[str],
+    to: str | Dialect,
+    *,
+    beside: Checkpoint | None = None,
+    parts: int | Mapping[str, int] | None = None,
+    options: WriteOptions | None = None,
+    strict: bool = False,
+) -> Account:
+    """Return the account of what `write_tables` would do, having read and written nothing: `rows_read` is 0.
+
+    What depends on the rows themselves, such as frequencies that are cut, only the writing finds. `bytes` are those of
+    the columns, before any compression. Arguments and errors are those of `write_tables`.
+    """
+    account = _plan(tables, output, to, beside, parts, options or WriteOptions()).account
+    if strict:
+        _check_lossless(account)
+    return account
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How tables become an output; `variables` are the dense variables to write, bookkeeping included."""
+
+    dialect: Dialect
+    fits: tuple[Fit, ...]
+    variables: tuple[VariableSchema, ...]
+    account: Account
+
+
+def _plan(
+    tables: Sequence[TableReader],
+    output: str | os.PathLike[str],
+    to: str | Dialect,
+    beside: Checkpoint | None,
+    parts: int | Mapping[str, int] | None,
+    options: WriteOptions,
+) -> _Plan:
+    dialect = _writable(output, to)
+    wanted = {table.schema.name: parts for table in tables} if isinstance(parts, int) else dict(parts or {})
+    too_few = next((number for number in wanted.values() if number < 1), None)
+    if too_few is not None:
+        raise UsageError(f"writing '{output}': got {too_few} parts, expected 1 or more")
+    counts = collections.Counter(table.schema.name for table in tables)
+    twice = next((name for name, count in counts.items() if count > 1), None)
     if twice is not None:
         raise UsageError(f"writing '{output}': two tables are called '{twice}'; rename one, see `kvtools rename`")
     if dialect.output == "file_or_folder" and dialect.output_kind(str(output)) == "file" and len(tables) != 1:
@@ -139,29 +265,60 @@ def write_tables(
             f"writing '{output}': got {len(tables)} tables, expected one in a single {dialect.name} file; choose one"
             f" with --table, or name a folder, one that does not end in {' or '.join(dialect.suffixes)}"
         )
-    fits = [fit(table.schema, dialect, parts=parts) for table in tables]
+    fits = tuple(
+        _partitioned(fit(table.schema, dialect, parts=wanted.get(table.schema.name)), options) for table in tables
+    )
     losses: list[str] = []
-    variables = list(beside.variables) if beside else []
+    variables = beside.variables if beside else ()
     if variables and not dialect.holds.variables:
         size = sum(variable.bytes for variable in variables)
         losses.append(f"{len(variables)} dense variables, {size} bytes: the dialect holds tables only")
-        variables = []
-    bookkeeping = list(beside.bookkeeping) if beside and beside.dialect == dialect.name else []
-    check_output(output, dialect, force=options.force)
-    _check_room(output, dialect, fits)
-    with _staging(str(output), dialect, options) as staging, dialect.write(staging, options) as writer:
-        accounts = [
-            _write_table(writer, table, fitted, dialect, workers, engine, progress)
-            for table, fitted in zip(tables, fits, strict=True)
-        ]
-        for variable in [*variables, *bookkeeping]:
-            assert beside is not None
-            writer.variable(variable, beside.read_variable(variable.name))
-    return Account(str(output), dialect.name, tuple(accounts), len(variables), tuple(losses))
+        variables = ()
+    bookkeeping = beside.bookkeeping if beside and beside.dialect == dialect.name else ()
+    accounts = tuple(
+        TableAccount(
+            name=fitted.source.name,
+            rows_read=0,
+            rows_written=fitted.schema.rows,
+            parts=fitted.schema.parts,
+            bytes=fitted.schema.bytes,
+            losses=fitted.losses,
+            changes=fitted.changes,
+        )
+        for fitted in fits
+    )
+    account = Account(str(output), dialect.name, accounts, len(variables), tuple(losses))
+    return _Plan(dialect, fits, (*variables, *bookkeeping), account)
 
 
-def check_output(output: str | os.PathLike[str], dialect: Dialect, *, force: bool) -> None:
-    """Raise `OutputError` if something is at `output` that may not be replaced."""
+def _check_lossless(account: Account) -> None:
+    """Raise `CheckFailedError` saying what is lost, if anything is."""
+    losses = [*account.losses, *(f"table '{table.name}': {loss}" for table in account.tables for loss in table.losses)]
+    if losses:
+        raise CheckFailedError(
+            f"writing '{account.output}' as {account.dialect}: this would be lost: {'; '.join(losses)}; nothing was"
+            " written, leave --strict out or write another dialect"
+        )
+
+
+def _writable(output: str | os.PathLike[str], to: str | Dialect) -> Dialect:
+    dialect = dialect_named(to) if isinstance(to, str) else to
+    if dialect.write is None:
+        raise UsageError(
+            f"writing '{output}': kvtools reads {dialect.name} and does not write it; choose --to from"
+            f" {', '.join(writable_dialects())}"
+        )
+    return dialect
+
+
+def check_output(output: str | os.PathLike[str], to: str | Dialect, *, force: bool) -> None:
+    """Raise what is known beforehand to keep dialect `to` from being written to `output`.
+
+    Raises:
+        UsageError: the dialect cannot be written.
+        OutputError: something is there that may not be replaced.
+    """
+    dialect = _writable(output, to)
     kind = dialect.output_kind(str(output))
     if kind in ("prefix", "file"):
         check_free(Path(output).absolute(), force=force)
@@ -173,11 +330,12 @@ def copy_shard(task: CopyTask, progress: Progress | None = None) -> CopyResult:
     """Read the parts of a task and write their rows where they belong."""
     schema = task.fit.schema
     columns = Columns(values=True, slots=bool(schema.slots), freqs=schema.has_freqs, versions=schema.has_versions)
-    total = 0
+    total = cut = 0
     for part, starts in task.starts.items():
         at = dict(starts)
         for chunk in task.reader.chunks(columns, part=part):
             total += len(chunk)
+            cut += task.fit.cut_freqs(chunk)
             chunk = task.fit.convert(chunk)
             for target, rows in _routed(chunk.keys, schema.parts, task.route, at):
                 piece = chunk if rows is None else chunk.take(rows)
@@ -185,7 +343,7 @@ def copy_shard(task: CopyTask, progress: Progress | None = None) -> CopyResult:
                 at[target] += len(piece)
             if progress:
                 progress(schema.name, len(chunk), task.fit.source.rows)
-    return CopyResult(schema.name, total, task.shard.finish())
+    return CopyResult(schema.name, total, cut, task.shard.finish())
 
 
 def _routed(keys: Array, parts: int, route: str | None, at: Mapping[int, int]) -> Iterator[tuple[int, Array | None]]:
@@ -203,6 +361,18 @@ def _routed(keys: Array, parts: int, route: str | None, at: Mapping[int, int]) -
         start = end
 
 
+def _partitioned(fitted: Fit, options: WriteOptions) -> Fit:
+    """Take the rule that the user asked for, where the dialect's parts own keys."""
+    if options.partition is None or fitted.schema.partition is None:
+        return fitted
+    if options.partition not in RULES:
+        raise UsageError(
+            f"writing table '{fitted.source.name}': there is no partition rule '{options.partition}'; expected one of"
+            f" {', '.join(RULES)}"
+        )
+    return dataclasses.replace(fitted, schema=dataclasses.replace(fitted.schema, partition=options.partition))
+
+
 def _write_table(
     writer: CheckpointWriter,
     table: TableReader,
@@ -213,8 +383,9 @@ def _write_table(
     progress: Progress | None,
 ) -> TableAccount:
     source, parts = table.schema, fitted.schema.parts
-    route = dialect.holds.partition or source.partition or "floor_mod"
-    if parts > 1 and (dialect.holds.partition is not None or parts != source.parts):
+    rule = fitted.schema.partition
+    route = rule or source.partition or "floor_mod"
+    if parts > 1 and (rule is not None or parts != source.parts):
         counts = _count_rows(table, fitted, parts, route, workers)
     elif parts == source.parts:
         counts = np.diag(np.array(source.part_rows, np.int64))
@@ -250,9 +421,10 @@ def _write_table(
         CopyTask(table, fitted, output.shard(), group, None if straight else route)
         for group in _groups(targets, output, straight)
     ]
-    rows = 0
+    rows = cut = 0
     for result in _run(tasks, source.name, source.rows, workers, engine, progress):
         rows += result.rows
+        cut += result.cut_freqs
         output.absorb(result.written)
     if rows != source.rows:
         raise BadInputError(
@@ -261,14 +433,22 @@ def _write_table(
     for extra in fitted.schema.extras:
         output.extra(extra.name, table.extra(extra.name))
     output.close()
+    losses, checks = list(fitted.losses), ["as many rows read and written as the source says it has"]
+    if cut:
+        dtype = str(fitted.schema.freq_dtype)
+        losses.append(f"{cut} frequencies outside {dtype} were written as the nearest that it has")
+    if source.checksums:
+        checks.append(f"{source.checksums} of every column read")
     return TableAccount(
         name=source.name,
         rows_read=rows,
         rows_written=fitted.schema.rows,
         parts=parts,
         bytes=fitted.schema.bytes,
-        losses=fitted.losses,
+        part_rows=fitted.schema.part_rows,
+        losses=tuple(losses),
         changes=fitted.changes,
+        checks=tuple(checks),
     )
 
 
@@ -286,6 +466,10 @@ def _groups(
     return list(by_target.values())
 
 
+class _StoppedError(Exception):
+    """Ends a shard of work whose result nobody waits for any more."""
+
+
 def _run(
     tasks: Sequence[CopyTask],
     table: str,
@@ -294,17 +478,19 @@ def _run(
     engine: Engine,
     progress: Progress | None,
 ) -> Iterator[CopyResult]:
-    done, lock = 0, threading.Lock()
+    done, lock, stop = 0, threading.Lock(), threading.Event()
 
     def advance(name: str, rows: int, _: int) -> None:
         nonlocal done
+        if stop.is_set():
+            raise _StoppedError
         with lock:
             done += rows
             if progress:
                 progress(name, done, total)
 
     if engine == "local":
-        yield from run_all(functools.partial(copy_shard, progress=advance), tasks, workers=workers)
+        yield from run_all(functools.partial(copy_shard, progress=advance), tasks, workers=workers, stop=stop)
         return
     for result in run_all(copy_shard, tasks, workers=workers, engine=engine):
         advance(table, result.rows, total)
@@ -352,4 +538,4 @@ def _check_room(output: str | os.PathLike[str], dialect: Dialect, fits: Sequence
         )
 
 
-__all__ = ["Account", "TableAccount", "VariableSchema", "check_output", "write_tables"]
+__all__ = ["Account", "TableAccount", "VariableSchema", "check_output", "plan_tables", "write_tables"]

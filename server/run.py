@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import socket
 import sys
-from pathlib import Path
 
+from kvtools.dialects.interface import OpenOptions
 from kvtools.errors import BadInputError, MissingDependencyError, one_line
 
 
-def serve(path: Path, *, host: str, port: int, max_keys: int) -> None:
+def serve(path: str, options: OpenOptions, *, host: str, port: int, max_keys: int) -> None:
     """Answer lookups from the tables at `path` on `host`:`port` (0: any free port) until interrupted.
 
     Prints one line when it is ready. Raises `MissingDependencyError` without the packages of
@@ -26,7 +26,7 @@ def serve(path: Path, *, host: str, port: int, max_keys: int) -> None:
     from kvtools.server.store import TableStore
 
     with _listen(host, port) as listener:
-        store = TableStore(path)
+        store = TableStore(path, options=options)
         app = create_app(store, max_keys=max_keys)
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
         for name, table in store.tables.items():

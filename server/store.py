@@ -11,7 +11,7 @@ import numpy.typing as npt
 from kvtools.server.key_index import KeyIndex
 
 from kvtools.dialects.detect import open_checkpoint
-from kvtools.dialects.interface import Columns, Progress, TableReader, TableSchema
+from kvtools.dialects.interface import Columns, OpenOptions, Progress, TableReader, TableSchema
 from kvtools.errors import BadInputError, UnknownTableError
 
 _VALUES = Columns(values=True)
@@ -68,9 +68,14 @@ class TableStore:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, tables: Sequence[str] = (), progress: Progress | None = None
+        self,
+        path: str | os.PathLike[str],
+        *,
+        options: OpenOptions | None = None,
+        tables: Sequence[str] = (),
+        progress: Progress | None = None,
     ) -> None:
-        checkpoint = open_checkpoint(path)
+        checkpoint = open_checkpoint(path, options)
         readers = checkpoint.select(tables)
         if not readers:
             raise BadInputError(

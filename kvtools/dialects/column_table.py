@@ -10,8 +10,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from kvtools.dialects.bundle import BundleTensor
 from kvtools.dialects.column import Column
 from kvtools.dialects.interface import (
+    CHUNK_BYTES,
     DEFAULT_MEMORY,
     KEYS_AND_VALUES,
     Array,
@@ -49,7 +51,8 @@ class ColumnTable(TableReader):
         decode_keys: Callable[[Array], Array] | None = None,
         extras: Mapping[str, Column] | None = None,
     ) -> None:
-        self.schema = schema
+        checked = bool(parts) and all(isinstance(part.values, BundleTensor) for part in parts)
+        self.schema = dataclasses.replace(schema, checksums="CRC-32C" if checked else None)
         self._parts = tuple(parts)
         self._decode_keys = decode_keys
         self._extras = dict(extras or {})
@@ -85,8 +88,14 @@ class ColumnTable(TableReader):
         return self._chunk(arrays)
 
     def extra(self, name: str) -> Array:
-        """Return an extra array; see `TableReader.extra`."""
-        return self._extras[name].read()
+        """Return an extra array, checked; see `TableReader.extra`."""
+        column = self._extras[name]
+        array = np.empty((column.rows, *column.row_shape), column.dtype)
+        start = 0
+        for rows in column.chunks(max(1, CHUNK_BYTES // max(1, column.dtype.itemsize * _width(column)))):
+            array[start : start + len(rows)] = rows
+            start += len(rows)
+        return array
 
     def _chunk(self, arrays: dict[Any, Array], part: int = 0) -> Chunk:
         keys = arrays[("keys", "")]
@@ -162,7 +171,8 @@ class KeyedSlotsTable(ColumnTable):
         super().__init__(schema, parts, decode_keys, extras)
         self._keyed = dict(keyed)
         self._memory = memory
-        self._row_maps: dict[str, Array] = {}
+        self._row_maps: dict[int, Array] = {}
+        self._same: dict[int, bool] = {}
         self._verified: set[str] = set()
         self._joining = threading.Lock()
 
@@ -191,8 +201,9 @@ class KeyedSlotsTable(ColumnTable):
     def check(self) -> Iterator[Finding]:
         """Yield where the keys of a joined column differ from the table's."""
         for name, column in self._keyed.items():
-            if self._same_keys(column):
-                continue
+            with self._joining:
+                if self._same_keys(column):
+                    continue
             what = name.replace("slot:", "slot ")
             missing = np.flatnonzero(self._row_map(name, verify=False) < 0)
             if len(missing):
@@ -236,7 +247,7 @@ class KeyedSlotsTable(ColumnTable):
     def _rows_of(self, name: str, rows: Array, verify: bool) -> Array:
         """Copy the rows of a joined column that belong to these rows of the table."""
         column = self._keyed[name]
-        at = np.asarray(self._row_map(name, verify)[rows])
+        at = np.asarray(self._row_numbers(name, rows, verify))
         first = column.values[0]
         result = np.zeros((len(rows), *first.row_shape), first.dtype)
         start = 0
@@ -247,19 +258,28 @@ class KeyedSlotsTable(ColumnTable):
             start += values.rows
         return result
 
+    def _row_numbers(self, name: str, rows: Array, verify: bool) -> Array:
+        """Return which rows of a joined column belong to these of the table; no join where the keys are the same."""
+        if not verify:
+            with self._joining:
+                if self._same_keys(self._keyed[name]):
+                    return rows
+        numbers: Array = self._row_map(name, verify)[rows]
+        return numbers
+
     def _row_map(self, name: str, verify: bool) -> Array:
         with self._joining:
-            column = self._keyed[name]
+            column, keys = self._keyed[name], id(self._keyed[name].keys)  # columns of the same keys share a map
             if verify and name not in self._verified:  # rows taken one by one are not checked: check all of them once
                 for values in column.values:
                     for _ in values.chunks(max(1, _KEY_ROWS // max(1, _width(values)))):
                         pass
                 self._verified.add(name)
-            if name not in self._row_maps:
-                self._row_maps[name] = match_rows(
+            if keys not in self._row_maps:
+                self._row_maps[keys] = match_rows(
                     self._own_keys(), self._keys_of(column), (self.rows, column.rows), memory=self._memory
                 )
-            return self._row_maps[name]
+            return self._row_maps[keys]
 
     def _own_keys(self) -> Iterator[Array]:
         for part in range(self.parts):
@@ -275,10 +295,13 @@ class KeyedSlotsTable(ColumnTable):
         return self._decode_keys(keys) if self._decode_keys else keys
 
     def _same_keys(self, column: KeyedColumn) -> bool:
-        if [keys.rows for keys in column.keys] != list(self.schema.part_rows):
-            return False
-        own, other = self._own_keys(), self._keys_of(column)
-        return all(np.array_equal(a, b) for a, b in zip(own, other, strict=True))
+        which = id(column.keys)
+        if which not in self._same:
+            own, other = self._own_keys(), self._keys_of(column)
+            self._same[which] = [keys.rows for keys in column.keys] == list(self.schema.part_rows) and all(
+                np.array_equal(a, b) for a, b in zip(own, other, strict=True)
+            )
+        return self._same[which]
 
     def _surplus(self, column: KeyedColumn) -> int:
         """Count the rows of a joined column that no row of the table takes."""

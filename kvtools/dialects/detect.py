@@ -14,12 +14,27 @@ from kvtools.errors import BadInputError, UsageError
 _MODULES = (
     "savedmodel",
     "tfplugin",
+    "tfplus",
+    "deeprec",
+    "sok",
+    "sok_legacy",
     "hdf5",
     "parquet",
     "arrow",
     "tensorflow",
 )
 """The modules of this package that are dialects, in the order in which they look at a path."""
+
+_BY_SUFFIX = {
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".h5": "hdf5",
+    ".hdf5": "hdf5",
+    ".npz": "npz",
+    ".parquet": "parquet",
+    ".safetensors": "safetensors",
+}
+_BY_SCHEME = {"redis": "redis", "rediss": "redis"}
 
 
 def dialects() -> dict[str, Dialect]:
@@ -34,6 +49,30 @@ def dialect_named(name: str) -> Dialect:
     if name not in known:
         raise UsageError(f"looking for dialect '{name}': there is none; expected one of {', '.join(known)}")
     return known[name]
+
+
+def writable_dialects() -> tuple[str, ...]:
+    """Return the names of the dialects that kvtools writes, sorted."""
+    return tuple(sorted(name for name, dialect in dialects().items() if dialect.write is not None))
+
+
+def dialect_for(output: str | os.PathLike[str]) -> Dialect:
+    """Return the dialect to write to an output that nobody named one for, by its suffix or URL scheme.
+
+    Raises:
+        UsageError: the name tells nothing; the message lists the dialects that can be written.
+
+    >>> dialect_for("model.ckpt")
+    Traceback (most recent call last):
+    kvtools.errors.UsageError: writing 'model.ckpt': its name does not tell the dialect; say --to one of ...
+    """
+    text = os.fspath(output)
+    name = _BY_SCHEME.get(text.partition("://")[0]) if "://" in text else _BY_SUFFIX.get(Path(text).suffix.lower())
+    if name is None:
+        raise UsageError(
+            f"writing '{text}': its name does not tell the dialect; say --to one of {', '.join(writable_dialects())}"
+        )
+    return dialect_named(name)
 
 
 def open_checkpoint(path: str | os.PathLike[str], options: OpenOptions | None = None) -> Checkpoint:

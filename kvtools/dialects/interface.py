@@ -26,7 +26,7 @@ Progress = Callable[[str, int, int], None]
 VersionUnit = Literal["seconds", "days", "steps", "unknown"]
 """What a version counts: Unix seconds, Unix days, training steps, or nobody knows."""
 
-CHUNK_BYTES = 2 << 20
+CHUNK_BYTES = 1 << 20
 """About how many bytes of all its columns a chunk holds unless the caller says how many rows it wants. More is no
 faster: chunks of this size stay in the processor's cache between reading, checking and writing."""
 
@@ -63,8 +63,10 @@ class TableSchema:
 
     `part_rows` are the rows of each part, in order. `freq_dtype` and `version_dtype` are None where the table has no
     such column. `partition` names the rule that decides a key's part (`kvtools.partition`), None where the dialect
-    has none. `metadata` is what else the format records, ready for JSON: "initializer", "object_path", ...
-    `notes` say what was inferred or assumed because the files do not record it. `bytes` counts every column.
+    has none. `checksums` says what the columns' bytes are checked against as they are read, as in "CRC-32C"; None
+    where the format has nothing of the kind. `metadata` is what else the format records, ready for JSON:
+    "initializer", "object_path", ... `notes` say what was inferred or assumed because the files do not record it.
+    `bytes` counts every column.
     """
 
     name: str
@@ -78,6 +80,7 @@ class TableSchema:
     version_dtype: str | None = None
     version_unit: VersionUnit = "unknown"
     partition: str | None = None
+    checksums: str | None = None
     extras: tuple[ExtraSchema, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -275,7 +278,7 @@ class TableReader(ABC):
         """Copy the rows of these int64 numbers [n], in their order, without checking checksums."""
 
     def extra(self, name: str) -> Array:
-        """Return the array of this name from `schema.extras`; it may be a read-only view of a file."""
+        """Return the array of this name from `schema.extras`, checked against its checksums; it may be read-only."""
         raise KeyError(name)
 
     def check(self) -> Iterator[Finding]:
@@ -328,6 +331,11 @@ def no_variable(name: str) -> Iterator[Array]:
     raise KeyError(name)
 
 
+def no_findings() -> Iterator[Finding]:
+    """Stand in for `Checkpoint.check` where a format has nothing to check as a whole."""
+    return iter(())
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """An opened checkpoint: `path` as resolved, the tables by name, and the dense variables beside them.
@@ -335,6 +343,7 @@ class Checkpoint:
     `read_variable(name)` yields a dense variable's rows in chunks [n, ...]; a scalar is one array of shape [], and
     strings are one object array of bytes. `bookkeeping` are tensors of the framework, no variables: they are carried
     along only where the same dialect is written. `broken` tells why tables could not be opened (`OpenOptions.lenient`).
+    `check()` yields what is wrong with the files as a whole, beyond what opening them and reading tables finds.
     """
 
     path: Path
@@ -344,6 +353,7 @@ class Checkpoint:
     read_variable: Callable[[str], Iterator[Array]] = no_variable
     bookkeeping: tuple[VariableSchema, ...] = ()
     broken: Mapping[str, KvtoolsError] = field(default_factory=dict)
+    check: Callable[[], Iterator[Finding]] = no_findings
 
     def table(self, name: str) -> TableReader:
         """Return the table `name`; raises `UnknownTableError` naming the tables that there are."""

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from kvtools.dialects.bundle import Bundle
 from kvtools.dialects.bundle.dtypes import dtype_name
 from kvtools.dialects.bundle_output import variable_chunks
 from kvtools.dialects.dialect import Dialect, Source
-from kvtools.dialects.interface import Checkpoint, OpenOptions, TableReader, VariableSchema
+from kvtools.dialects.interface import Checkpoint, Finding, OpenOptions, TableReader, VariableSchema
 from kvtools.dialects.location import Location
 from kvtools.errors import KvtoolsError
 
 NAME = "tensorflow"
 _BOOKKEEPING = frozenset({"_CHECKPOINTABLE_OBJECT_GRAPH"})
+_OVERLAPS_TOLD = 10
+_LONGEST_PADDING = 4096
+"""Writers may align tensors; no more bytes than this lie between them for it."""
 
 
 def bundle_checkpoint(
@@ -39,7 +42,28 @@ def bundle_checkpoint(
         read_variable=functools.partial(variable_chunks, bundle),
         bookkeeping=tuple(variable for name, variable in described.items() if name in _BOOKKEEPING),
         broken=broken or {},
+        check=functools.partial(_check_layout, bundle),
     )
+
+
+def _check_layout(bundle: Bundle) -> Iterator[Finding]:
+    """Yield where tensors lie upon each other in the data files, and how much of the files is in no tensor."""
+    for number, (one, two) in enumerate(bundle.overlaps()):
+        if number == _OVERLAPS_TOLD:
+            yield Finding("error", "overlap", "", "and more tensors overlap; write the checkpoint again")
+            break
+        yield Finding(
+            "error",
+            "overlap",
+            "",
+            f"'{bundle.data_path(one.shard)}': '{two.name}' begins at byte {two.offset}, inside '{one.name}', which"
+            f" ends at {one.end}; one of them is wrong, write the checkpoint again",
+        )
+    gaps = [gap for gap in bundle.gaps() if gap.end - gap.offset >= _LONGEST_PADDING]
+    if gaps:
+        unused = sum(gap.end - gap.offset for gap in gaps)
+        where = f"{unused:,} bytes of the data files, in {len(gaps):,} runs, are in no tensor"
+        yield Finding("info", "gap", "", f"{where}: the first at byte {gaps[0].offset} of data file {gaps[0].shard}")
 
 
 def located(source: Source) -> tuple[Location, Bundle]:

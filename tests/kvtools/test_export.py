@@ -16,7 +16,7 @@ import pytest
 from kvtools.clip import Clip
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.errors import BadInputError, CorruptFileError, OutputError, UnknownTableError
-from kvtools.export import export_saved_model, signature_names, superseded_rows
+from kvtools.export import export_saved_model, signature_names
 
 Save = Callable[..., Path]
 
@@ -178,15 +178,6 @@ def test_signature_names_are_legal_and_differ() -> None:
         "__saved_model_init_op": "table__saved_model_init_op",
     }
     assert signature_names(["serving_default"]) == {"serving_default": "serving_default"}
-
-
-def test_superseded_rows_against_a_dict() -> None:
-    keys = np.random.default_rng(0).integers(0, 40, 100)
-    last = {key: row for row, key in enumerate(keys.tolist())}
-    replaced = superseded_rows(keys)
-    assert replaced is not None
-    assert replaced.tolist() == [last[key] != row for row, key in enumerate(keys.tolist())]
-    assert superseded_rows(np.array([], np.int64)) is None
 
 
 def test_manifest(sample_path: Path, tmp_path: Path) -> None:

@@ -51,6 +51,16 @@ class Segment:
     crc32c: int
 
 
+@dataclass(frozen=True)
+class ByteRange:
+    """Bytes `offset` to `end` of data file number `shard`, and the tensor, or slice of one, that lies there."""
+
+    shard: int
+    offset: int
+    end: int
+    name: str = ""
+
+
 class Bundle:
     """A TensorFlow bundle, opened for reading.
 
@@ -112,6 +122,47 @@ class Bundle:
         if not entry.slices:
             return entry.size
         return sum(part.size for part in self._slices_of(name, entry))
+
+    def ranges(self) -> list[ByteRange]:
+        """Return where each tensor, and each slice of one, lies in the data files, in their order; nothing is read."""
+        found, seen = [], set()
+        for name, entry in self.entries.items():
+            if not entry.slices:
+                found.append((name, entry))
+            for extents in entry.slices:
+                key = slice_key(name.encode("utf-8", "surrogateescape"), extents)
+                if key in self._slice_entries and key not in seen:
+                    seen.add(key)
+                    found.append((f"{name}[{_format_slice(extents)}]", self._slice_entries[key]))
+        found += [("a slice of no tensor", entry) for key, entry in self._slice_entries.items() if key not in seen]
+        ranges = [ByteRange(e.shard, e.offset, e.offset + e.size, name) for name, e in found if e.size]
+        return sorted(ranges, key=lambda r: (r.shard, r.offset, r.end, r.name))
+
+    def overlaps(self) -> Iterator[tuple[ByteRange, ByteRange]]:
+        """Yield each range of bytes that another one reaches into, after that other one."""
+        furthest: ByteRange | None = None
+        for here in self.ranges():
+            if furthest is None or here.shard != furthest.shard:
+                furthest = here
+                continue
+            if here.offset < furthest.end:
+                yield furthest, here
+            if here.end > furthest.end:
+                furthest = here
+
+    def gaps(self) -> Iterator[ByteRange]:
+        """Yield the runs of bytes in which no tensor lies, at the end of a data file too."""
+        ends: dict[int, int] = {}
+        for here in self.ranges():
+            end = ends.get(here.shard, 0)
+            if here.offset > end:
+                yield ByteRange(here.shard, end, here.offset)
+            ends[here.shard] = max(end, here.end)
+        for shard, end in ends.items():
+            path = self.data_path(shard)
+            size = path.stat().st_size if path.exists() else 0
+            if size > end:
+                yield ByteRange(shard, end, size)
 
     def tensor(self, name: str) -> BundleTensor:
         """Return a view of the numeric tensor `name`; raises `BadInputError` if there is none."""

@@ -1,0 +1,120 @@
+"""`kvtools migrate`: tables from any dialect into any other."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from kvtools.cli.account import print_account
+from kvtools.cli.options import (
+    DEFAULT_MEMORY,
+    AsJson,
+    BatchRows,
+    Compression,
+    CompressionLevel,
+    DialectName,
+    Dim,
+    EngineName,
+    Force,
+    KeyDtype,
+    Memory,
+    Parts,
+    ValueDtype,
+    Workers,
+    engine_named,
+    open_source,
+    write_options,
+)
+from kvtools.cli.progress import progress_bar
+
+from kvtools.dialects.detect import dialect_for, dialect_named
+from kvtools.errors import BadInputError
+from kvtools.migrate import plan_tables, write_tables
+
+
+def run(
+    source: Annotated[
+        str, typer.Argument(metavar="SRC", help="A checkpoint prefix, file or folder of any dialect, or a URL.")
+    ],
+    output: Annotated[str, typer.Argument(metavar="DST", help="What to write: a prefix, file, folder or URL.")],
+    to: Annotated[
+        str | None,
+        typer.Option("--to", metavar="DIALECT", help="The dialect to write, if DST's suffix does not tell it."),
+    ] = None,
+    table: Annotated[
+        list[str] | None,
+        typer.Option("--table", metavar="NAME", help="Only this table, and no dense variables; may be repeated."),
+    ] = None,
+    parts: Parts = None,
+    compression: Compression = None,
+    compression_level: CompressionLevel = None,
+    batch_rows: BatchRows = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read the output again and compare every row, before it is in place.")
+    ] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Write nothing if anything would be lost; exit 3.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be written and what would be lost; write nothing.")
+    ] = False,
+    force: Force = False,
+    workers: Workers = None,
+    engine: EngineName = "local",
+    memory: Memory = DEFAULT_MEMORY,
+    dialect: DialectName = None,
+    key_dtype: KeyDtype = None,
+    value_dtype: ValueDtype = None,
+    dim: Dim = None,
+    as_json: AsJson = False,
+) -> None:
+    """Move tables to another dialect: every row, with its slots, frequency and version where DST can hold them.
+
+    DST appears whole or not at all. What its dialect cannot hold is left out and named at the end. Types are
+    changed only to ones that hold every number exactly; for others see `kvtools cast`.
+
+    \b
+    Examples:
+      kvtools migrate model.ckpt-100 tables.h5
+      kvtools migrate model.ckpt-100 moved/model.ckpt --to tfplugin --parts 4 --verify
+      kvtools migrate model.ckpt-100 tables.parquet --table user_emb --compression zstd
+      kvtools migrate model.ckpt-100 tables.npz --dry-run --json
+    """
+    target = dialect_named(to) if to else dialect_for(output)
+    runs_on = engine_named(engine)
+    options = write_options(
+        force=force,
+        memory=memory,
+        compression=compression,
+        compression_level=compression_level,
+        batch_rows=batch_rows,
+    )
+    checkpoint = open_source(source, dialect, key_dtype, value_dtype, dim, memory)
+    tables = checkpoint.select(table or [])
+    if not tables:
+        raise BadInputError(
+            f"migrating '{source}': it has no key-value tables, only {len(checkpoint.variables)} dense variables; see"
+            " `kvtools inspect`, or say --dialect if this is not what it is"
+        )
+    beside = None if table else checkpoint
+    if dry_run:
+        account = plan_tables(tables, output, target, beside=beside, parts=parts, strict=strict)
+    else:
+        with progress_bar("migrating") as progress:
+            account = write_tables(
+                tables,
+                output,
+                target,
+                beside=beside,
+                parts=parts,
+                options=options,
+                workers=workers,
+                engine=runs_on,
+                progress=progress,
+                strict=strict,
+                verify=verify,
+            )
+    print_account(
+        account,
+        as_json=as_json,
+        planned=dry_run,
+        **{"source": source, "from": checkpoint.dialect, "dry_run": dry_run},
+    )

@@ -1,0 +1,99 @@
+"""Write tables whose columns are runs of plain bytes at known places of files: what such dialects' writers share.
+
+The number of rows is known beforehand, so every column has its place before the first row comes, and rows may be
+written in any order, from any process.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from kvtools.dialects.bundle.checksum import of_runs
+from kvtools.dialects.bundle.writer import Region, RegionWriter, Runs
+from kvtools.dialects.bundle_output import plain_columns
+from kvtools.dialects.interface import Array, Chunk
+from kvtools.dialects.writing import ShardWriter, TableWriter
+
+
+class RawShard(ShardWriter):
+    """Writes rows of a table to its columns' places in one file or in several."""
+
+    def __init__(self, regions: Mapping[str, Region]) -> None:
+        self._regions = regions
+        self._writers: dict[str, RegionWriter] = {}
+
+    def write(self, part: int, start: int, chunk: Chunk) -> None:
+        """Write a chunk; see `ShardWriter.write`."""
+        for column, rows in plain_columns(chunk).items():
+            region = self._regions[column]
+            if region.path not in self._writers:
+                self._writers[region.path] = RegionWriter(region.path)
+            self._writers[region.path].write(region, start, rows)
+
+    def finish(self) -> dict[str, Runs]:
+        """Return what was written, for `RawTableWriter.absorb`."""
+        written: dict[str, Runs] = {}
+        for writer in self._writers.values():
+            written.update(writer.finish())
+        self._writers = {}
+        return written
+
+
+class RawTableWriter(TableWriter):
+    """One table of one part being written to places in files that exist and have their full length.
+
+    Args:
+        regions: the place of each column, by the names of `plain_columns`; an extra array is "extra:<name>".
+    """
+
+    random_access: ClassVar[bool] = True
+    distributable: ClassVar[bool] = True
+
+    def __init__(self, regions: Mapping[str, Region]) -> None:
+        self.regions = dict(regions)
+        self.crc32c: dict[str, int] = {}  # by region's name, once closed
+        self._runs: dict[str, Runs] = {}
+
+    def shard(self) -> RawShard:
+        """Return a writer for one task."""
+        return RawShard({name: region for name, region in self.regions.items() if not name.startswith("extra:")})
+
+    def absorb(self, result: Any) -> None:
+        """Take over what a shard wrote."""
+        for name, runs in result.items():
+            self._runs.setdefault(name, []).extend(runs)
+
+    def extra(self, name: str, array: Array) -> None:
+        """Write an extra array, whole."""
+        region = self.regions[f"extra:{name}"]
+        writer = RegionWriter(region.path)
+        writer.write(region, 0, np.asarray(array))
+        self.absorb(writer.finish())
+
+    def close(self) -> None:
+        """End the table; raises `ValueError` if rows are missing."""
+        for region in self.regions.values():
+            runs, row = sorted(self._runs.get(region.name, [])), 0
+            for first, count, _ in runs:
+                if first != row:
+                    break
+                row += count
+            if row != region.rows:
+                raise ValueError(f"writing '{region.name}': rows {row} on of {region.rows} were not written once each")
+            self.crc32c[region.name] = of_runs((crc, count * region.row_bytes) for _, count, crc in runs)
+
+
+def create_column(path: Path, header: bytes, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Region:
+    """Make a file of `header` and room for rows of `shape` [rows, ...]; return the rows' place."""
+    region = Region(str(path), str(path), len(header), shape[0], shape[1:], dtype)
+    with path.open("xb") as file:
+        file.write(header)
+        file.flush()
+        os.truncate(file.fileno(), len(header) + dtype.itemsize * math.prod(shape))
+    return region

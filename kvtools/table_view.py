@@ -1,0 +1,92 @@
+"""Tables made of other tables: what clip, cast, reshard, merge, split and rename write is a view of what they read."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from kvtools.dialects.interface import (
+    KEYS_AND_VALUES,
+    Array,
+    Checkpoint,
+    Chunk,
+    Columns,
+    TableReader,
+    TableSchema,
+    row_bytes,
+)
+from kvtools.errors import BadInputError
+from kvtools.row_mask import RowMask
+
+
+class TableView(TableReader):
+    """A table that is another one, but for its schema; what else differs is for a subclass to say."""
+
+    def __init__(self, source: TableReader, schema: TableSchema) -> None:
+        self.source = source
+        self.schema = schema
+
+    def read_part(self, part: int, columns: Columns, rows: int, verify: bool) -> Iterator[Chunk]:
+        """Yield the rows of one part; see `TableReader.read_part`."""
+        return self.source.read_part(part, columns, rows, verify)
+
+    def take(self, rows: Array, columns: Columns = KEYS_AND_VALUES) -> Chunk:
+        """Copy the rows of these numbers; see `TableReader.take`."""
+        return self.source.take(rows, columns)
+
+    def extra(self, name: str) -> Array:
+        """Return an extra array; see `TableReader.extra`."""
+        return self.source.extra(name)
+
+
+class MaskedTable(TableView):
+    """The rows of a table that a mask keeps, in their order and in their parts."""
+
+    def __init__(self, source: TableReader, mask: RowMask) -> None:
+        rows = mask.kept_rows()
+        schema = dataclasses.replace(source.schema, part_rows=rows, bytes=sum(rows) * row_bytes(source.schema))
+        super().__init__(source, schema)
+        self.mask = mask
+
+    def read_part(self, part: int, columns: Columns, rows: int, verify: bool) -> Iterator[Chunk]:
+        """Yield the rows kept of one part; a part of which nothing is kept is not read."""
+        if not self.schema.part_rows[part]:
+            return
+        at = 0
+        for chunk in self.source.read_part(part, columns, rows, verify):
+            kept = self.mask.get(part, at, len(chunk))
+            at += len(chunk)
+            if kept.all():
+                yield chunk
+            elif kept.any():
+                yield chunk.take(np.flatnonzero(kept))
+
+    def take(self, rows: Array, columns: Columns = KEYS_AND_VALUES) -> Chunk:
+        """Copy the rows of these numbers; see `TableReader.take`."""
+        return self.source.take(self.mask.rows_of(rows), columns)
+
+
+def changed_tables(
+    checkpoint: Checkpoint, names: Sequence[str], change: Callable[[TableReader], TableReader]
+) -> list[TableReader]:
+    """Return all tables of a checkpoint, those of these names (all if none) changed, the others as they are.
+
+    Raises:
+        UnknownTableError: the checkpoint has no such table.
+        BadInputError: it has no table at all.
+    """
+    chosen = {table.schema.name for table in checkpoint.select(names)}
+    if not chosen:
+        raise BadInputError(
+            f"changing '{checkpoint.path}': it has no key-value table that kvtools knows; see `kvtools inspect`"
+        )
+    return [change(table) if name in chosen else table for name, table in checkpoint.tables.items()]
+
+
+def replace_schema(table: TableReader, **fields: Any) -> TableSchema:
+    """Return the schema of a table with these fields, its bytes counted anew."""
+    schema = dataclasses.replace(table.schema, **fields)
+    return dataclasses.replace(schema, bytes=schema.rows * row_bytes(schema))
