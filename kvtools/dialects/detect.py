@@ -21,6 +21,8 @@ _MODULES = (
     "hdf5",
     "parquet",
     "arrow",
+    "npz",
+    "safetensors",
     "tensorflow",
 )
 """The modules of this package that are dialects, in the order in which they look at a path."""
