@@ -21,6 +21,8 @@ _MODULES = (
     "sok",
     "sok_legacy",
     "hdf5",
+    "parquet",
+    "arrow",
     "npz",
     "safetensors",
     "tensorflow",
