@@ -11,13 +11,13 @@ import numpy as np
 from kvtools.clip import row_norms
 from kvtools.dialects.interface import (
     ALL_COLUMNS,
-    KEYS,
     Array,
     Checkpoint,
     Progress,
     TableReader,
     TableSchema,
 )
+from kvtools.get import rows_of_keys
 from kvtools.json_numbers import json_numbers
 
 
@@ -83,22 +83,15 @@ def find_rows(tables: Sequence[TableReader], keys: Sequence[int], *, progress: P
 
 
 def _find_in_table(table: TableReader, keys: list[int], progress: Progress | None) -> list[KeyRow]:
-    limits = np.iinfo(table.schema.key_dtype)
-    fitting = [key for key in keys if limits.min <= key <= limits.max]
-    if not fitting:
+    rows = rows_of_keys(table, np.array(keys, object), progress=progress)
+    rows = rows[rows >= 0]
+    if not len(rows):
         return []
-    wanted = np.array(fitting, table.schema.key_dtype)
-    rows, position = [], 0
-    for chunk in table.chunks(KEYS, rows=1 << 18):
-        rows.append(position + np.flatnonzero(np.isin(chunk.keys, wanted)))
-        position += len(chunk.keys)
-        if progress:
-            progress(table.schema.name, position, table.schema.rows)
-    hits = table.take(np.concatenate(rows) if rows else np.empty(0, np.int64), ALL_COLUMNS)
+    hits = table.take(rows, ALL_COLUMNS)
     assert hits.values is not None
     norms = row_norms(hits.values, "l2")
     slot_norms = {name: row_norms(slot, "l2") for name, slot in hits.slots.items()}
-    result = [
+    return [
         KeyRow(
             table=table.schema.name,
             key=int(hits.keys[i]),
@@ -110,8 +103,6 @@ def _find_in_table(table: TableReader, keys: list[int], progress: Progress | Non
         )
         for i in range(len(hits.keys))
     ]
-    order = {key: number for number, key in enumerate(keys)}
-    return sorted(result, key=lambda row: order[row.key])
 
 
 def describe_row(row: KeyRow) -> dict[str, Any]:
