@@ -64,6 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments = _prepared(arguments, requested)
         result = app(arguments, prog_name="kvtools", standalone_mode=False)
         sys.stdout.flush()
+        if result == 130:  # how Typer tells of an interrupt
+            return _fail("interrupted", 130)
         return result if isinstance(result, int) else 0
     except KvtoolsError as error:
         return _fail(str(error), error.exit_code)

@@ -49,6 +49,9 @@ def run(
     compression: Compression = None,
     compression_level: CompressionLevel = None,
     batch_rows: BatchRows = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read the output again and compare every row, before it is in place.")
+    ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Write nothing if anything would be lost; exit 3.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be written and what would be lost; write nothing.")
@@ -71,7 +74,7 @@ def run(
     \b
     Examples:
       kvtools migrate model.ckpt-100 tables.h5
-      kvtools migrate model.ckpt-100 moved/model.ckpt --to tfplugin --parts 4
+      kvtools migrate model.ckpt-100 moved/model.ckpt --to tfplugin --parts 4 --verify
       kvtools migrate model.ckpt-100 tables.parquet --table user_emb --compression zstd
       kvtools migrate model.ckpt-100 tables.npz --dry-run --json
     """
@@ -107,6 +110,7 @@ def run(
                 engine=runs_on,
                 progress=progress,
                 strict=strict,
+                verify=verify,
             )
     print_account(
         account,

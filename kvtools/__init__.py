@@ -11,10 +11,27 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import os
+    from typing import Any
 
+    from kvtools.array_table import table_from_arrays
     from kvtools.dialects.interface import Checkpoint
+    from kvtools.migrate import write_tables
 
 __version__ = "0.1.0"
+__all__ = ["open", "table_from_arrays", "write_tables"]
+
+_LOADED_WHEN_USED = {
+    "table_from_arrays": "kvtools.array_table",
+    "write_tables": "kvtools.migrate",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LOADED_WHEN_USED:
+        raise AttributeError(f"module 'kvtools' has no attribute '{name}'")
+    import importlib
+
+    return getattr(importlib.import_module(_LOADED_WHEN_USED[name]), name)
 
 
 def open(

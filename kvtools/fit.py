@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from kvtools.dialects.dialect import Dialect
-from kvtools.dialects.interface import Array, Chunk, SlotSchema, TableSchema, VersionUnit, numpy_dtype, row_bytes
+from kvtools.dialects.dialect import Dialect, Holds
+from kvtools.dialects.interface import (
+    KEYS_AND_VALUES,
+    Array,
+    Chunk,
+    Columns,
+    SlotSchema,
+    TableReader,
+    TableSchema,
+    VersionUnit,
+    numpy_dtype,
+    row_bytes,
+)
 from kvtools.errors import BadInputError
 
 _SECONDS_PER_DAY = 86_400
@@ -49,7 +61,7 @@ class Fit:
         return Chunk(
             keys=self._integers(chunk.keys, schema.key_dtype, "key"),
             values=None if chunk.values is None else as_type(chunk.values, schema.value_dtype),
-            slots={slot.name: as_type(chunk.slots[slot.name], slot.dtype) for slot in schema.slots},
+            slots={slot.name: as_type(chunk.slots[slot.name], slot.dtype) for slot in schema.slots if chunk.slots},
             freqs=self._counter(chunk.freqs, schema.freq_dtype),
             versions=self._versions(chunk.versions),
             part=chunk.part,
@@ -165,7 +177,7 @@ def fit(source: TableSchema, dialect: Dialect, *, parts: int | None = None) -> F
         freq_dtype=freq_dtype,
         version_dtype=version_dtype,
         version_unit=unit,
-        partition=holds.partition or (source.partition if wanted == source.parts else source.partition or "floor_mod"),
+        partition=_partition(source, holds, wanted),
         checksums=None,
         extras=extras,
         metadata=_metadata(source, dialect, losses),
@@ -183,6 +195,12 @@ def as_type(numbers: Array, dtype: str) -> Array:
     """
     wanted = numpy_dtype(dtype)
     return numbers if numbers.dtype == wanted else numbers.astype(wanted)
+
+
+def _partition(source: TableSchema, holds: Holds, parts: int) -> str | None:
+    if holds.partition is not None:
+        return holds.partition(source) if callable(holds.partition) else holds.partition
+    return source.partition if parts == source.parts else source.partition or "floor_mod"
 
 
 def _fitting(dtype: str, allowed: tuple[str, ...], within: dict[str, tuple[str, ...]]) -> str | None:
@@ -243,3 +261,27 @@ def _metadata(source: TableSchema, dialect: Dialect, losses: list[str]) -> dict[
         if name == "initializer" and name not in kept:
             losses.append("the initializer of new rows: the dialect does not record it")
     return kept
+
+
+class FittedTable(TableReader):
+    """A table as it is written: the rows of `reader`, in its order and parts, converted by `fit`."""
+
+    def __init__(self, reader: TableReader, fit: Fit) -> None:
+        self._reader = reader
+        self._fit = fit
+        self.schema = dataclasses.replace(
+            fit.schema, part_rows=reader.schema.part_rows, checksums=reader.schema.checksums
+        )
+
+    def read_part(self, part: int, columns: Columns, rows: int, verify: bool) -> Iterator[Chunk]:
+        """Yield the converted rows of one part; see `TableReader.read_part`."""
+        for chunk in self._reader.read_part(part, columns, rows, verify):
+            yield self._fit.convert(chunk)
+
+    def take(self, rows: Array, columns: Columns = KEYS_AND_VALUES) -> Chunk:
+        """Copy converted rows; see `TableReader.take`."""
+        return self._fit.convert(self._reader.take(rows, columns))
+
+    def extra(self, name: str) -> Array:
+        """Return an extra array; see `TableReader.extra`."""
+        return self._reader.extra(name)

@@ -21,14 +21,24 @@ from typing import Any
 
 import numpy as np
 
-from kvtools.dialects.detect import dialect_named, writable_dialects
+from kvtools.dialects.detect import dialect_named, open_checkpoint, writable_dialects
 from kvtools.dialects.dialect import Dialect
-from kvtools.dialects.interface import KEYS, Array, Checkpoint, Columns, Progress, TableReader, VariableSchema
+from kvtools.dialects.interface import (
+    KEYS,
+    Array,
+    Checkpoint,
+    Columns,
+    OpenOptions,
+    Progress,
+    TableReader,
+    VariableSchema,
+)
 from kvtools.dialects.writing import CheckpointWriter, ShardWriter, TableWriter, WriteOptions
+from kvtools.diff import compare_tables
 from kvtools.engine import Engine, run_all, started
 from kvtools.errors import BadInputError, CheckFailedError, OutputError, UsageError
-from kvtools.fit import Fit, fit
-from kvtools.partition import owners
+from kvtools.fit import Fit, FittedTable, fit
+from kvtools.partition import RULES, owners
 from kvtools.replace_output import check_free, check_replaceable, replace_files, replace_folder
 
 _KEY_ROWS = 1 << 18
@@ -102,6 +112,7 @@ def write_tables(
     engine: Engine = "local",
     progress: Progress | None = None,
     strict: bool = False,
+    verify: bool = False,
 ) -> Account:
     """Write `tables` to `output` in dialect `to`; the output appears whole or not at all.
 
@@ -116,9 +127,11 @@ def write_tables(
         engine: where the shards run; see `kvtools.engine`.
         progress: called as rows are written.
         strict: write nothing if anything would be lost.
+        verify: open what was written, before it takes its place, and compare every row with the source by key.
 
     Raises:
-        CheckFailedError: with `strict`, the dialect cannot hold everything; the message says what.
+        CheckFailedError: with `strict`, the dialect cannot hold everything, or with `verify`, what was written is not
+            what the source has; the message says what. Nothing is at `output` then, unless it is a URL.
         UsageError: the dialect cannot be written, two tables have one name, or a number makes no sense.
         BadInputError: a table has something that the dialect cannot hold and that is no column to leave out.
         CorruptFileError: the source's data is damaged.
@@ -131,7 +144,7 @@ def write_tables(
         ```
     """
     options = options or WriteOptions()
-    plan = _plan(tables, output, to, beside, parts)
+    plan = _plan(tables, output, to, beside, parts, options)
     dialect = plan.dialect
     assert dialect.write is not None
     check_output(output, dialect, force=options.force)
@@ -150,7 +163,53 @@ def write_tables(
         account = dataclasses.replace(plan.account, tables=accounts)
         if strict:
             _check_lossless(account)
+        if verify:
+            account = _verify(account, staging, dialect, tables, plan.fits, options, workers, progress)
     return account
+
+
+def _verify(
+    account: Account,
+    staging: str,
+    dialect: Dialect,
+    tables: Sequence[TableReader],
+    fits: Sequence[Fit],
+    options: WriteOptions,
+    workers: int | None,
+    progress: Progress | None,
+) -> Account:
+    """Compare what was written with the source, every row; return the account that says so."""
+    written = open_checkpoint(staging, OpenOptions(dialect=dialect.name, memory=options.memory))
+    where = "delete it" if dialect.output_kind(account.output) == "url" else "nothing was put there"
+    accounts = []
+    for table, fitted, said in zip(tables, fits, account.tables, strict=True):
+        name = fitted.schema.name
+
+        def advance(_: str, done: int, total: int, name: str = name) -> None:
+            if progress:
+                progress(f"{name} again", done, total)
+
+        if name not in written.tables:
+            raise CheckFailedError(f"verifying '{account.output}': table '{name}' is not there again; {where}")
+        diff = compare_tables(
+            written.table(name), FittedTable(table, fitted), memory=options.memory, workers=workers, progress=advance
+        )
+        if not diff.same:
+            found = [
+                f"{diff.added} rows missing" if diff.added else "",
+                f"{diff.removed} rows too many" if diff.removed else "",
+                f"{diff.changed} rows differ" if diff.changed else "",
+                f"columns {', '.join(diff.only_in_b)} missing" if diff.only_in_b else "",
+                f"columns {', '.join(diff.only_in_a)} too many" if diff.only_in_a else "",
+                f"{', '.join(diff.extras)} differ" if diff.extras else "",
+            ]
+            raise CheckFailedError(
+                f"verifying table '{name}' of '{account.output}': {', '.join(filter(None, found))}, compared with the"
+                f" source; {where}: check the disk and report this if it happens again"
+            )
+        check = "every row read again and compared with the source, by key"
+        accounts.append(dataclasses.replace(said, checks=(*said.checks, check)))
+    return dataclasses.replace(account, tables=tuple(accounts))
 
 
 def plan_tables(
@@ -160,6 +219,7 @@ def plan_tables(
     *,
     beside: Checkpoint | None = None,
     parts: int | Mapping[str, int] | None = None,
+    options: WriteOptions | None = None,
     strict: bool = False,
 ) -> Account:
     """Return the account of what `write_tables` would do, having read and written nothing: `rows_read` is 0.
@@ -167,7 +227,7 @@ def plan_tables(
     What depends on the rows themselves, such as frequencies that are cut, only the writing finds. `bytes` are those of
     the columns, before any compression. Arguments and errors are those of `write_tables`.
     """
-    account = _plan(tables, output, to, beside, parts).account
+    account = _plan(tables, output, to, beside, parts, options or WriteOptions()).account
     if strict:
         _check_lossless(account)
     return account
@@ -189,13 +249,9 @@ def _plan(
     to: str | Dialect,
     beside: Checkpoint | None,
     parts: int | Mapping[str, int] | None,
+    options: WriteOptions,
 ) -> _Plan:
-    dialect = dialect_named(to) if isinstance(to, str) else to
-    if dialect.write is None:
-        raise UsageError(
-            f"writing '{output}': kvtools reads {dialect.name} and does not write it; choose --to from"
-            f" {', '.join(writable_dialects())}"
-        )
+    dialect = _writable(output, to)
     wanted = {table.schema.name: parts for table in tables} if isinstance(parts, int) else dict(parts or {})
     too_few = next((number for number in wanted.values() if number < 1), None)
     if too_few is not None:
@@ -204,7 +260,9 @@ def _plan(
     twice = next((name for name, count in counts.items() if count > 1), None)
     if twice is not None:
         raise UsageError(f"writing '{output}': two tables are called '{twice}'; rename one, see `kvtools rename`")
-    fits = tuple(fit(table.schema, dialect, parts=wanted.get(table.schema.name)) for table in tables)
+    fits = tuple(
+        _partitioned(fit(table.schema, dialect, parts=wanted.get(table.schema.name)), options) for table in tables
+    )
     losses: list[str] = []
     variables = beside.variables if beside else ()
     if variables and not dialect.holds.variables:
@@ -238,8 +296,24 @@ def _check_lossless(account: Account) -> None:
         )
 
 
-def check_output(output: str | os.PathLike[str], dialect: Dialect, *, force: bool) -> None:
-    """Raise `OutputError` if something is at `output` that may not be replaced."""
+def _writable(output: str | os.PathLike[str], to: str | Dialect) -> Dialect:
+    dialect = dialect_named(to) if isinstance(to, str) else to
+    if dialect.write is None:
+        raise UsageError(
+            f"writing '{output}': kvtools reads {dialect.name} and does not write it; choose --to from"
+            f" {', '.join(writable_dialects())}"
+        )
+    return dialect
+
+
+def check_output(output: str | os.PathLike[str], to: str | Dialect, *, force: bool) -> None:
+    """Raise what is known beforehand to keep dialect `to` from being written to `output`.
+
+    Raises:
+        UsageError: the dialect cannot be written.
+        OutputError: something is there that may not be replaced.
+    """
+    dialect = _writable(output, to)
     kind = dialect.output_kind(str(output))
     if kind in ("prefix", "file"):
         check_free(Path(output).absolute(), force=force)
@@ -282,6 +356,18 @@ def _routed(keys: Array, parts: int, route: str | None, at: Mapping[int, int]) -
         start = end
 
 
+def _partitioned(fitted: Fit, options: WriteOptions) -> Fit:
+    """Take the rule that the user asked for, where the dialect's parts own keys."""
+    if options.partition is None or fitted.schema.partition is None:
+        return fitted
+    if options.partition not in RULES:
+        raise UsageError(
+            f"writing table '{fitted.source.name}': there is no partition rule '{options.partition}'; expected one of"
+            f" {', '.join(RULES)}"
+        )
+    return dataclasses.replace(fitted, schema=dataclasses.replace(fitted.schema, partition=options.partition))
+
+
 def _write_table(
     writer: CheckpointWriter,
     table: TableReader,
@@ -292,8 +378,9 @@ def _write_table(
     progress: Progress | None,
 ) -> TableAccount:
     source, parts = table.schema, fitted.schema.parts
-    route = dialect.holds.partition or source.partition or "floor_mod"
-    if parts > 1 and (dialect.holds.partition is not None or parts != source.parts):
+    rule = fitted.schema.partition
+    route = rule or source.partition or "floor_mod"
+    if parts > 1 and (rule is not None or parts != source.parts):
         counts = _count_rows(table, fitted, parts, route, workers)
     elif parts == source.parts:
         counts = np.diag(np.array(source.part_rows, np.int64))

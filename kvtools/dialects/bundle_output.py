@@ -72,17 +72,17 @@ class BundleTableWriter(TableWriter):
         self.bundle = bundle
         self._encode = encode
         self._regions: dict[tuple[int, str], list[Region]] = {}
-        self._extras: dict[str, str] = {}
+        self._extras: dict[str, list[str]] = {}
 
     def column(self, part: int, column: str, tensor: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
         """Send a column of a part to a tensor of this shape [rows, ...], beside where it goes already."""
         self._regions.setdefault((part, column), []).append(self.bundle.reserve(tensor, dtype, shape))
 
     def place_extra(self, name: str, tensor: str) -> None:
-        """Say which tensor an extra array goes to."""
-        self._extras[name] = tensor
+        """Say which tensor an extra array goes to, beside where it goes already."""
+        self._extras.setdefault(name, []).append(tensor)
 
-    def shard(self) -> BundleShard:
+    def shard(self) -> ShardWriter:
         """Return a writer for one task."""
         return BundleShard(self.bundle.data_path, self._regions, self._encode)
 
@@ -92,7 +92,8 @@ class BundleTableWriter(TableWriter):
 
     def extra(self, name: str, array: Array) -> None:
         """Write an extra array."""
-        self.bundle.array(self._extras[name], array)
+        for tensor in self._extras[name]:
+            self.bundle.array(tensor, array)
 
     def close(self) -> None:
         """End the table; the bundle checks that all its rows were written when it is closed."""

@@ -14,8 +14,11 @@ from kvtools.errors import BadInputError, UsageError
 _MODULES = (
     "savedmodel",
     "tfplugin",
+    "tfplus",
+    "deeprec",
     "sok",
     "sok_legacy",
+    "hdf5",
     "tensorflow",
 )
 """The modules of this package that are dialects, in the order in which they look at a path."""

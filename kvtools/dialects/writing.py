@@ -26,11 +26,13 @@ from kvtools.dialects.interface import DEFAULT_MEMORY, Array, Chunk, TableSchema
 @dataclass(frozen=True)
 class WriteOptions:
     """What a user may ask of a writer. `compression` and `compression_level` are the format's own names and default
-    to what the dialect thinks best; `batch_rows` is the rows of a row group, HDF5 chunk or pipeline."""
+    to what the dialect thinks best; `batch_rows` is the rows of a row group, HDF5 chunk or pipeline. `partition` is the
+    rule by which parts own keys (`kvtools.partition`), where that is not to be the dialect's usual one."""
 
     compression: str | None = None
     compression_level: int | None = None
     batch_rows: int | None = None
+    partition: str | None = None
     memory: int = DEFAULT_MEMORY
     force: bool = False
 

@@ -120,7 +120,7 @@ def test_refused(sample_path: Path, save_plain: Save, tmp_path: Path) -> None:
         reshard(checkpoint, sample_path / "model.ckpt-7", 2)
     with pytest.raises(UnknownTableError, match="no such table"):
         reshard(checkpoint, tmp_path / "b", 2, tables=["nothing"])
-    with pytest.raises(UsageError, match=r"does not write it; say --to and one of .*tfplugin"):
+    with pytest.raises(UsageError, match=r"does not write it; choose --to from .*tfplugin"):
         reshard(checkpoint, tmp_path / "b", 2, to="tensorflow")
     plain = open_checkpoint(save_plain(tmp_path / "plain", {"w": np.zeros(3)}))
     with pytest.raises(BadInputError, match="no key-value table"):

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from kvtools.cli.main import main
+
+import kvtools
+
+Capture = pytest.CaptureFixture[str]
+
+
+def test_text(sample_path: Path, tmp_path: Path, capsys: Capture) -> None:
+    assert main(["migrate", str(sample_path), str(tmp_path / "out"), "--to", "tfplugin", "--parts", "2"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert captured.out.splitlines() == [
+        "table      rows read  rows written  parts  bytes",
+        "ads/emb           11            11      2  704 B",
+        "empty_emb          0             0      2    0 B",
+        "user_emb           5             5      2  140 B",
+        "2 dense variables",
+        "checked: all tables: as many rows read and written as the source says it has",
+        "checked: all tables: CRC-32C of every column read",
+        "nothing left out",
+        f"wrote {tmp_path}/out (tfplugin)",
+    ]
+    assert [table.parts for table in kvtools.open(tmp_path / "out").tables.values()] == [2, 2, 2]
+
+
+def test_json_and_verify(sample_path: Path, tmp_path: Path, capsys: Capture) -> None:
+    arguments = ["migrate", str(sample_path), str(tmp_path / "out"), "--to", "tfplugin", "--json", "--verify"]
+    assert main(arguments) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert list(report) == [
+        *["output", "dialect", "tables", "variables", "losses", "lossless"],
+        *["source", "from", "dry_run"],
+    ]
+    assert (report["from"], report["dialect"], report["lossless"], report["dry_run"]) == (
+        "tfplugin",
+        "tfplugin",
+        True,
+        False,
+    )
+    fields = ["name", "rows_read", "rows_written", "parts", "bytes", "losses", "changes", "checks"]
+    assert [list(table) for table in report["tables"]] == [fields] * 3
+    assert "every row read again and compared with the source, by key" in report["tables"][0]["checks"]
+
+
+def test_one_table_goes_without_the_dense_variables(sample_path: Path, tmp_path: Path, capsys: Capture) -> None:
+    arguments = ["migrate", str(sample_path), str(tmp_path / "out"), "--to", "tfplugin", "--table", "user_emb"]
+    assert main([*arguments, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["variables"], report["lossless"]) == (0, True)
+    checkpoint = kvtools.open(tmp_path / "out")
+    assert (list(checkpoint.tables), checkpoint.variables) == (["user_emb"], ())
+    assert main([*arguments, "--force", "--table", "nope"]) == 1
+    assert "no such table; it has 'ads/emb', 'empty_emb', 'user_emb'" in capsys.readouterr().err
+
+
+def test_a_dry_run_says_what_would_be_and_writes_nothing(sample_path: Path, tmp_path: Path, capsys: Capture) -> None:
+    assert main(["migrate", str(sample_path), str(tmp_path / "out"), "--to", "tfplugin", "--dry-run"]) == 0
+    output = capsys.readouterr().out
+    assert "table      rows  parts  bytes\nads/emb      11      3  704 B\n" in output
+    assert output.endswith(f"nothing left out\nwould write {tmp_path}/out (tfplugin)\n") and "checked" not in output
+    assert [file.name for file in tmp_path.iterdir()] == ["sample"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["out"], 2, "its name does not tell the dialect; say --to one of"),
+        (["out", "--to", "nope"], 2, "there is none; expected one of"),
+        (["out", "--to", "tensorflow"], 2, "kvtools reads tensorflow and does not write it"),
+        (["out", "--to", "tfplugin", "--parts", "0"], 2, "got 0 parts"),
+        (["out", "--to", "tfplugin", "--batch-rows", "0"], 2, "got --batch-rows 0"),
+        (["out", "--to", "tfplugin", "--memory", "much"], 2, "got --memory 'much'"),
+        (["out", "--to", "tfplugin", "--engine", "spark"], 2, "expected local or ray"),
+        (["out", "--to", "tfplugin", "--workers", "0"], 2, "got 0 workers"),
+        (["no/out", "--to", "tfplugin"], 1, "there is no folder"),
+        (["sample/model.ckpt-7", "--to", "tfplugin"], 1, "exists; name another place, or add --force"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_one_line(
+    arguments: list[str],
+    status: int,
+    message: str,
+    sample_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["migrate", "sample", *arguments]) == status
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1 and message in captured.err
+    assert [file.name for file in tmp_path.iterdir()] == ["sample"]
+    assert len(list(sample_path.iterdir())) == 3
+
+
+def test_a_checkpoint_without_tables_is_told(tmp_path: Path, save_plain: object, capsys: Capture) -> None:
+    import numpy as np
+
+    save_plain(tmp_path / "a", {"w": np.zeros(3)})  # type: ignore[operator]
+    assert main(["migrate", str(tmp_path / "a"), str(tmp_path / "b"), "--to", "tfplugin"]) == 1
+    assert "it has no key-value tables, only 1 dense variables" in capsys.readouterr().err

@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvtools
+from kvtools.dialects.bundle_output import plain_columns
+from kvtools.dialects.detect import dialect_for, open_checkpoint
+from kvtools.dialects.dialect import Dialect
+from kvtools.dialects.interface import Chunk, TableReader
+from kvtools.dialects.tfplugin import DIALECT, Writer
+from kvtools.dialects.writing import WriteOptions
+from kvtools.diff import compare_tables
+from kvtools.errors import BadInputError, CheckFailedError, CorruptFileError, OutputError, UsageError
+from kvtools.migrate import plan_tables, write_tables
+from kvtools.partition import owners
+
+
+def table(name: str = "emb", n: int = 20, *, parts: int = 1, **more: Any) -> TableReader:
+    return kvtools.table_from_arrays(
+        name,
+        np.arange(-n // 2, n - n // 2),
+        np.arange(3 * n, dtype=np.float32).reshape(n, 3),
+        slots={"Adam.m": np.ones((n, 3), np.float32)},
+        parts=parts,
+        **more,
+    )
+
+
+def holding(**changes: Any) -> Dialect:
+    """The layout of tfplugin, as if it held less."""
+    return dataclasses.replace(DIALECT, holds=dataclasses.replace(DIALECT.holds, **changes))
+
+
+def test_the_account_says_what_was_done(tmp_path: Path, sample_path: Path) -> None:
+    checkpoint = open_checkpoint(sample_path)
+    account = write_tables(checkpoint.select([]), tmp_path / "out", "tfplugin", beside=checkpoint)
+    assert account.lossless and account.variables == 2
+    assert [(one.name, one.rows_read, one.rows_written, one.parts) for one in account.tables] == [
+        ("ads/emb", 11, 11, 3),
+        ("empty_emb", 0, 0, 1),
+        ("user_emb", 5, 5, 1),
+    ]
+    assert account.tables[0].checks == (
+        "as many rows read and written as the source says it has",
+        "CRC-32C of every column read",
+    )
+    written = open_checkpoint(tmp_path / "out")
+    assert written.variables == checkpoint.variables
+    assert all(compare_tables(one, written.table(one.schema.name)).same for one in checkpoint.tables.values())
+
+
+@pytest.mark.parametrize("parts", [1, 2, 5])
+@pytest.mark.parametrize("workers", [1, 4])
+def test_parts_are_those_of_the_rule(tmp_path: Path, sample_path: Path, parts: int, workers: int) -> None:
+    tables = open_checkpoint(sample_path).select([])
+    account = write_tables(tables, tmp_path / "out", "tfplugin", parts=parts, workers=workers, verify=True)
+    assert all(
+        one.parts == parts and "every row read again and compared with the source, by key" in one.checks
+        for one in account.tables
+    )
+    for written in open_checkpoint(tmp_path / "out").tables.values():
+        assert written.parts == parts
+        for part in range(parts):
+            assert all((owners(chunk.keys, parts, "floor_mod") == part).all() for chunk in written.chunks(part=part))
+
+
+def test_a_plan_reads_and_writes_nothing(tmp_path: Path) -> None:
+    source = table(parts=3)
+    source.read_part = None  # type: ignore[assignment, method-assign]
+    account = plan_tables([source], tmp_path / "out", holding(slots=False))
+    assert account.tables[0].losses == ("optimizer slots Adam.m: the dialect has none",)
+    assert (account.tables[0].rows_read, account.tables[0].rows_written, account.tables[0].bytes) == (0, 20, 400)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_strict_refuses_what_would_be_lost(tmp_path: Path, sample_path: Path) -> None:
+    checkpoint = open_checkpoint(sample_path)
+    target = holding(slots=False, freq_dtypes=(), variables=False)
+    for write in (write_tables, plan_tables):
+        with pytest.raises(CheckFailedError) as raised:
+            write(checkpoint.select(["ads/emb"]), tmp_path / "out", target, beside=checkpoint, strict=True)
+        message = str(raised.value)
+        assert "2 dense variables, 32 bytes" in message
+        assert "table 'ads/emb': optimizer slots Adam.m, Adam.v" in message and "frequencies" in message
+    assert [file.name for file in tmp_path.iterdir()] == ["sample"]
+
+
+def test_frequencies_that_a_type_cuts_are_counted(tmp_path: Path) -> None:
+    freqs = np.arange(20) * 1000
+    within = write_tables([table(freqs=freqs)], tmp_path / "a", "tfplugin")
+    assert within.lossless and within.tables[0].changes == ("frequencies were int64, are uint32",)
+    freqs[3], freqs[5] = -1, 2**32
+    cut = write_tables([table(freqs=freqs)], tmp_path / "b", "tfplugin", verify=True)
+    assert cut.tables[0].losses == ("2 frequencies outside uint32 were written as the nearest that it has",)
+    (chunk,) = open_checkpoint(tmp_path / "b").table("emb").chunks()
+    assert chunk.freqs is not None and chunk.freqs[[3, 5]].tolist() == [0, 2**32 - 1]
+    with pytest.raises(CheckFailedError, match="2 frequencies outside uint32"):
+        write_tables([table(freqs=freqs)], tmp_path / "c", "tfplugin", strict=True)
+    assert not list(tmp_path.glob("c*"))
+
+
+def test_versions_of_days_become_seconds(tmp_path: Path) -> None:
+    source = table(versions=np.full(20, 19_000, np.int32), version_unit="days")
+    account = write_tables([source], tmp_path / "a", "tfplugin", verify=True)
+    assert account.tables[0].changes == ("versions were days, are seconds",)
+    (chunk,) = open_checkpoint(tmp_path / "a").table("emb").chunks()
+    assert chunk.versions is not None and set(chunk.versions.tolist()) == {19_000 * 86_400}
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_key_that_does_not_fit_is_named_and_nothing_is_written(tmp_path: Path, workers: int, parts: int) -> None:
+    keys = np.array([1, 2, 2**31, 5])
+    source = kvtools.table_from_arrays("emb", keys, np.zeros((4, 1), np.float32), parts=parts)
+    with pytest.raises(BadInputError, match=r"table 'emb'.* key 2147483648 does not fit int32, expected -2147483648"):
+        write_tables([source], tmp_path / "a", holding(key_dtypes=("int32",)), workers=workers)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_usage(tmp_path: Path, sample_path: Path) -> None:
+    one = table()
+    with pytest.raises(UsageError, match="two tables are called 'emb'; rename one"):
+        write_tables([one, table()], tmp_path / "a", "tfplugin")
+    with pytest.raises(UsageError, match="got 0 parts"):
+        write_tables([one], tmp_path / "a", "tfplugin", parts=0)
+    with pytest.raises(UsageError, match=r"reads savedmodel and does not write it; choose --to from .*tfplugin"):
+        write_tables([one], tmp_path / "a", "savedmodel")
+    with pytest.raises(UsageError, match="there is none; expected one of"):
+        write_tables([one], tmp_path / "a", "nope")
+    with pytest.raises(UsageError, match="got 0 workers"):
+        write_tables([one], tmp_path / "a", "tfplugin", workers=0)
+    with pytest.raises(OutputError, match="there is no folder"):
+        write_tables([one], tmp_path / "no" / "a", "tfplugin")
+    assert [file.name for file in tmp_path.iterdir()] == ["sample"]
+
+
+@pytest.mark.parametrize("name", ["model.ckpt-7", "tables", "a.b/c", "x.zip", "ftp://host/a"])
+def test_a_name_that_tells_no_dialect(name: str) -> None:
+    with pytest.raises(UsageError, match=r"its name does not tell the dialect; say --to one of .*tfplugin"):
+        dialect_for(name)
+
+
+class Liar(Writer):
+    """Writes a value that it was not given."""
+
+    def table(self, schema: Any, keys: Any) -> Any:
+        writer = super().table(schema, keys)
+        writer._encode = lambda chunk: _lie(chunk)
+        return writer
+
+
+def _lie(chunk: Chunk) -> dict[str, np.ndarray]:
+    columns = dict(plain_columns(chunk))
+    columns["values"] = columns["values"].copy()
+    columns["values"][-1, -1] += 1
+    return columns
+
+
+def test_verify_finds_a_row_that_differs_and_puts_nothing_in_place(tmp_path: Path) -> None:
+    with pytest.raises(CheckFailedError, match=r"verifying table 'emb'.*: 1 rows differ.*nothing was put there"):
+        write_tables([table()], tmp_path / "a", dataclasses.replace(DIALECT, write=Liar), verify=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_source_leaves_the_old_output(tmp_path: Path, sample_path: Path) -> None:
+    write_tables([table()], tmp_path / "out", "tfplugin")
+    before = {file.name: file.read_bytes() for file in tmp_path.glob("out*")}
+    data = sample_path / "model.ckpt-7.data-00000-of-00001"
+    damaged = bytearray(data.read_bytes())
+    damaged[700] ^= 1
+    data.write_bytes(bytes(damaged))
+    with pytest.raises(CorruptFileError, match="checksum mismatch"):
+        checkpoint = open_checkpoint(sample_path)
+        write_tables(
+            checkpoint.select([]), tmp_path / "out", "tfplugin", beside=checkpoint, options=WriteOptions(force=True)
+        )
+    assert {file.name: file.read_bytes() for file in tmp_path.glob("out*")} == before
+    assert not list(tmp_path.glob(".out*"))
+
+
+SLOW = """
+import os, sys, time
+from kvtools.dialects.column_table import ColumnTable
+read = ColumnTable.read_part
+def slowly(self, part, columns, rows, verify):
+    for chunk in read(self, part, columns, 1, verify):
+        if columns.values:
+            os.write(1, b"reading\\n")
+            time.sleep(float(sys.argv[1]))
+        yield chunk
+ColumnTable.read_part = slowly
+from kvtools.cli.main import main
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.fixture
+def begin(tmp_path: Path, sample_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts `kvtools migrate sample out`, slowed down, and returns when it has begun to read."""
+    started = []
+
+    def start(pause: float, *more: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", SLOW, str(pause), "migrate", "sample", "out", "--to", "tfplugin", *more],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        assert process.stdout is not None and process.stdout.readline() == "reading\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+Begin = Callable[..., "subprocess.Popen[str]"]
+
+
+def test_a_killed_run_leaves_nothing_that_the_next_one_minds(tmp_path: Path, begin: Begin) -> None:
+    process = begin(60)
+    leftovers = list(tmp_path.glob(".out.kvtools-*"))
+    assert len(leftovers) == 1 and not list(tmp_path.glob("out*"))
+    process.kill()
+    process.communicate()
+    assert list(tmp_path.glob(".out.kvtools-*")) == leftovers and not list(tmp_path.glob("out*"))
+    done = subprocess.run(
+        [sys.executable, "-m", "kvtools.cli.main", "migrate", "sample", "out", "--to", "tfplugin"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["out.data-00000-of-00001", "out.index", "sample"]
+    assert list(open_checkpoint(tmp_path / "out").tables) == ["ads/emb", "empty_emb", "user_emb"]
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_an_interrupt_leaves_nothing(tmp_path: Path, begin: Begin, workers: str) -> None:
+    process = begin(0.5, "--workers", workers, "--parts", "1")
+    began = time.monotonic()
+    os.kill(process.pid, signal.SIGINT)
+    _, error = process.communicate()
+    assert (process.returncode, error) == (130, "kvtools: interrupted\n")
+    # Eleven rows at half a second each: threads stop after the row that they are at.
+    assert time.monotonic() - began < 4
+    assert [file.name for file in tmp_path.iterdir()] == ["sample"]
+
+
+def test_a_run_beside_another_to_the_same_place_leaves_its_files_alone(tmp_path: Path, begin: Begin) -> None:
+    begin(60)
+    write_tables([table()], tmp_path / "out", "tfplugin")
+    assert len(list(tmp_path.glob(".out.kvtools-*"))) == 1
