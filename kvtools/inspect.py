@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from kvtools.clip import row_norms
 from kvtools.dialects.interface import (
     ALL_COLUMNS,
     Array,
@@ -19,6 +18,7 @@ from kvtools.dialects.interface import (
 )
 from kvtools.get import rows_of_keys
 from kvtools.json_numbers import json_numbers
+from kvtools.row_norms import row_norms
 
 
 @dataclass(frozen=True)

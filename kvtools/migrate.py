@@ -153,6 +153,7 @@ def write_tables(
         _check_lossless(plan.account)
     with started(engine), _staging(str(output), dialect, options) as staging:
         with dialect.write(staging, options) as writer:
+            writer.plan([fitted.schema for fitted in plan.fits])
             accounts = tuple(
                 _write_table(writer, table, fitted, dialect, workers, engine, progress)
                 for table, fitted in zip(tables, plan.fits, strict=True)
@@ -378,9 +379,9 @@ def _write_table(
     progress: Progress | None,
 ) -> TableAccount:
     source, parts = table.schema, fitted.schema.parts
-    rule = fitted.schema.partition
-    route = rule or source.partition or "floor_mod"
-    if parts > 1 and (rule is not None or parts != source.parts):
+    route = fitted.schema.partition or source.partition or "floor_mod"
+    # Where parts own keys, a row that stood in the wrong one goes to its own; elsewhere rows stay where they are.
+    if parts > 1 and (dialect.holds.partition is not None or parts != source.parts):
         counts = _count_rows(table, fitted, parts, route, workers)
     elif parts == source.parts:
         counts = np.diag(np.array(source.part_rows, np.int64))

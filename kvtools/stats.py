@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvtools.clip import row_norms
 from kvtools.dialects.interface import (
     ALL_COLUMNS,
     DEFAULT_MEMORY,
@@ -31,6 +30,7 @@ from kvtools.engine import Engine, default_workers, run_all
 from kvtools.histogram import FrequencyHistogram, NormHistogram, VersionHistogram, norm_bins
 from kvtools.json_numbers import json_numbers
 from kvtools.key_join import count_repeated
+from kvtools.row_norms import row_norms
 
 Array = npt.NDArray[Any]
 

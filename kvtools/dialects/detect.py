@@ -19,6 +19,8 @@ _MODULES = (
     "sok",
     "sok_legacy",
     "hdf5",
+    "npz",
+    "safetensors",
     "tensorflow",
 )
 """The modules of this package that are dialects, in the order in which they look at a path."""

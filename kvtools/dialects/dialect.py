@@ -63,6 +63,7 @@ class Holds:
     slots: bool = True
     slot_dtypes: tuple[str, ...] | None = None
     slot_width_is_dim: bool = False
+    slot_dtype_is_value: bool = False
     freq_dtypes: tuple[str, ...] = ()
     version_dtypes: tuple[str, ...] = ()
     version_units: tuple[VersionUnit, ...] | None = None
