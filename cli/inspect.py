@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy.typing as npt
 import typer
+from kvtools.cli.key_arguments import are_keys, spread_option
 from kvtools.cli.layout import columns, shown, size
 from kvtools.cli.options import (
     AsJson,
@@ -33,7 +33,6 @@ from kvtools.inspect import (
     sample_rows,
 )
 
-_NUMBERS = re.compile(r"[+-]?\d+(,[+-]?\d+)*,?")
 _VARIABLES_SHOWN = 10
 _VALUES_SHOWN = 8
 _MOST_ROWS = 1_000_000
@@ -120,34 +119,15 @@ def run(
         )
 
 
-def spread_keys(arguments: Sequence[str]) -> list[str]:
-    """Let `--keys` take all the numbers that follow it, which the parser knows only as one option each.
-
-    >>> spread_keys(["inspect", "a", "--keys", "5", "-7", "--json"])
-    ['inspect', 'a', '--keys=5', '--keys=-7', '--json']
-    """
-    spread: list[str] = []
-    after_keys = False
-    for number, argument in enumerate(arguments):
-        if argument == "--":
-            return spread + list(arguments[number:])
-        if argument == "--keys":
-            following = arguments[number + 1] if number + 1 < len(arguments) else ""
-            after_keys = bool(_NUMBERS.fullmatch(following))
-            if not after_keys:
-                spread.append(argument)
-        elif after_keys and _NUMBERS.fullmatch(argument):
-            spread.append(f"--keys={argument}")
-        else:
-            after_keys = False
-            spread.append(argument)
-    return spread
+def prepare_arguments(arguments: Sequence[str]) -> list[str]:
+    """Let `--keys` take all the numbers that follow it."""
+    return spread_option(arguments, "--keys")
 
 
 def _parse_keys(texts: Sequence[str]) -> list[int]:
     keys = []
     for text in texts:
-        if not _NUMBERS.fullmatch(text) or len(text) > 10_000:
+        if not are_keys(text) or len(text) > 10_000:
             raise UsageError(
                 f"looking up keys: got --keys {text[:60]!r}, expected integers; string keys are not stored as such"
             )
