@@ -261,6 +261,11 @@ def _plan(
     twice = next((name for name, count in counts.items() if count > 1), None)
     if twice is not None:
         raise UsageError(f"writing '{output}': two tables are called '{twice}'; rename one, see `kvtools rename`")
+    if dialect.output == "file_or_folder" and dialect.output_kind(str(output)) == "file" and len(tables) != 1:
+        raise UsageError(
+            f"writing '{output}': got {len(tables)} tables, expected one in a single {dialect.name} file; choose one"
+            f" with --table, or name a folder, one that does not end in {' or '.join(dialect.suffixes)}"
+        )
     fits = tuple(
         _partitioned(fit(table.schema, dialect, parts=wanted.get(table.schema.name)), options) for table in tables
     )
