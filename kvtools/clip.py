@@ -32,6 +32,7 @@ from kvtools.key_join import row_numbers
 from kvtools.key_list import KeyList
 from kvtools.migrate import Account, write_tables
 from kvtools.row_mask import RowMask
+from kvtools.row_norms import any_in_row, as_floats, row_norms, rows_not_finite
 from kvtools.table_view import MaskedTable, changed_tables
 from kvtools.top_rows import keep_top, sortable
 
@@ -66,69 +67,9 @@ class Clip:
         """Return which rows of `values` [n, dim] are kept, bool [n]."""
         if self.norm == "abs":
             # Neither below nor, for a NaN, comparable.
-            return _any_in_row(~(np.abs(_wide(values)) < self.threshold))
+            return any_in_row(~(np.abs(as_floats(values)) < self.threshold))
         below: npt.NDArray[np.bool_] = row_norms(values, self.norm) < self.threshold
         return ~below
-
-
-def row_norms(values: npt.NDArray[Any], norm: Literal["abs", "l2"]) -> npt.NDArray[Any]:
-    """Return the norm of each row of `values` [n, dim], any type of number, as float32 or float64 [n].
-
-    The Euclidean norm is summed in float64, and scaled where that could under- or overflow. A row with a NaN
-    has norm NaN; one with an infinity and no NaN has norm infinity.
-
-    >>> row_norms(np.array([[3.0, -4.0]]), "l2").tolist()
-    [5.0]
-    """
-    values = _wide(values)
-    if norm == "abs":
-        largest: npt.NDArray[Any] = np.maximum(values.max(axis=1), -values.min(axis=1))
-        return largest
-    if values.dtype == np.float64:
-        scale = np.maximum(values.max(axis=1), -values.min(axis=1))
-        usable = np.isfinite(scale) & (scale > 0)
-        divisor = np.where(usable, scale, 1.0)
-        with np.errstate(over="ignore"):  # an infinite row overflows to what it should be
-            scaled = values / divisor[:, None]
-            return np.asarray(np.sqrt(np.einsum("ij,ij->i", scaled, scaled)) * divisor)
-    wide = values.astype(np.float64)
-    return np.asarray(np.sqrt(np.einsum("ij,ij->i", wide, wide)))
-
-
-def _wide(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return numbers as float32 or float64, whichever holds them."""
-    if values.dtype in (np.float32, np.float64):
-        return values
-    return values.astype(np.float32 if values.dtype.itemsize < 4 else np.float64)
-
-
-def non_finite_rows(values: npt.NDArray[Any]) -> int:
-    """Count the rows of `values` [n, dim] that hold a NaN or an infinity.
-
-    >>> non_finite_rows(np.array([[1.0, np.nan], [0.0, 0.0]]))
-    1
-    """
-    return int(np.count_nonzero(_non_finite(values)))
-
-
-def _non_finite(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    if values.dtype.kind in "iu":
-        return np.zeros(len(values), np.bool_)
-    finite = np.isfinite(values)
-    return np.zeros(len(values), np.bool_) if finite.all() else _any_in_row(~finite)
-
-
-def _any_in_row(marks: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Return `marks.any(axis=1)` [n] of [n, dim]: several marks at once, as NumPy goes through short rows slowly."""
-    dim = marks.shape[1]
-    word = next(np.dtype(f"u{size}") for size in (8, 4, 2, 1) if dim % size == 0)
-    words = np.ascontiguousarray(marks).view(word)
-    if words.shape[1] > 32:
-        return np.asarray(words.any(axis=1))
-    found = words[:, 0].copy()
-    for column in range(1, words.shape[1]):
-        found |= words[:, column]
-    return np.asarray(found != 0)
 
 
 @dataclass(frozen=True)
@@ -265,7 +206,7 @@ def choose_rows(
                 failed[name] = failed.get(name, 0) + len(chunk) - int(np.count_nonzero(passed))
                 kept &= passed
             if chunk.values is not None:
-                non_finite += int(np.count_nonzero(_non_finite(chunk.values) & kept))
+                non_finite += int(np.count_nonzero(rows_not_finite(chunk.values) & kept))
             if oldest is not None and criteria.age is not None and criteria.age.timed:
                 undated += int(np.count_nonzero((chunk.versions == 0) & kept))
             mask.put(part, at, kept)
@@ -438,4 +379,4 @@ def _scores(chunk: Chunk, top: Top) -> Array:
     assert chunk.values is not None
     norms = row_norms(chunk.values, top.by)
     # A row that is not finite is the last to be cut, whatever else is in it.
-    return sortable(np.where(_non_finite(chunk.values), np.nan, norms))
+    return sortable(np.where(rows_not_finite(chunk.values), np.nan, norms))

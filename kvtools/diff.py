@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvtools.clip import row_norms
 from kvtools.dialects.interface import (
     DEFAULT_MEMORY,
     KEYS,
@@ -32,6 +31,7 @@ from kvtools.dialects.interface import (
 from kvtools.engine import run_all
 from kvtools.errors import UsageError
 from kvtools.key_join import row_numbers, sorted_buckets
+from kvtools.row_norms import row_norms
 
 _KEY_ROWS = 1 << 18
 _FEW = 5

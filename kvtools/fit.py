@@ -150,7 +150,8 @@ def fit(source: TableSchema, dialect: Dialect, *, parts: int | None = None) -> F
         if holds.slot_width_is_dim and slot.width != source.dim:
             losses.append(f"slot {slot.name}: it is {slot.width} wide, the dialect's slots are as wide as the value")
             continue
-        dtype = value_type(slot.dtype, holds.slot_dtypes or holds.value_dtypes, f"slot {slot.name}")
+        slot_dtypes = (value_dtype,) if holds.slot_dtype_is_value else holds.slot_dtypes or holds.value_dtypes
+        dtype = value_type(slot.dtype, slot_dtypes, f"slot {slot.name}")
         slots.append(SlotSchema(slot.name, slot.width, dtype))
     freq_dtype = _counter_type(source.freq_dtype, holds.freq_dtypes, "frequencies", losses, changes)
     version_dtype, unit = _version_type(source, holds.version_dtypes, holds.version_units, losses, changes)

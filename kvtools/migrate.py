@@ -153,6 +153,7 @@ def write_tables(
         _check_lossless(plan.account)
     with started(engine), _staging(str(output), dialect, options) as staging:
         with dialect.write(staging, options) as writer:
+            writer.plan([fitted.schema for fitted in plan.fits])
             accounts = tuple(
                 _write_table(writer, table, fitted, dialect, workers, engine, progress)
                 for table, fitted in zip(tables, plan.fits, strict=True)
@@ -260,6 +261,11 @@ def _plan(
     twice = next((name for name, count in counts.items() if count > 1), None)
     if twice is not None:
         raise UsageError(f"writing '{output}': two tables are called '{twice}'; rename one, see `kvtools rename`")
+    if dialect.output == "file_or_folder" and dialect.output_kind(str(output)) == "file" and len(tables) != 1:
+        raise UsageError(
+            f"writing '{output}': got {len(tables)} tables, expected one in a single {dialect.name} file; choose one"
+            f" with --table, or name a folder, one that does not end in {' or '.join(dialect.suffixes)}"
+        )
     fits = tuple(
         _partitioned(fit(table.schema, dialect, parts=wanted.get(table.schema.name)), options) for table in tables
     )
@@ -378,9 +384,9 @@ def _write_table(
     progress: Progress | None,
 ) -> TableAccount:
     source, parts = table.schema, fitted.schema.parts
-    rule = fitted.schema.partition
-    route = rule or source.partition or "floor_mod"
-    if parts > 1 and (rule is not None or parts != source.parts):
+    route = fitted.schema.partition or source.partition or "floor_mod"
+    # Where parts own keys, a row that stood in the wrong one goes to its own; elsewhere rows stay where they are.
+    if parts > 1 and (dialect.holds.partition is not None or parts != source.parts):
         counts = _count_rows(table, fitted, parts, route, workers)
     elif parts == source.parts:
         counts = np.diag(np.array(source.part_rows, np.int64))

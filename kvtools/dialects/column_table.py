@@ -52,7 +52,7 @@ class ColumnTable(TableReader):
         extras: Mapping[str, Column] | None = None,
     ) -> None:
         checked = bool(parts) and all(isinstance(part.values, BundleTensor) for part in parts)
-        self.schema = dataclasses.replace(schema, checksums="CRC-32C" if checked else None)
+        self.schema = dataclasses.replace(schema, checksums="CRC-32C" if checked else schema.checksums)
         self._parts = tuple(parts)
         self._decode_keys = decode_keys
         self._extras = dict(extras or {})

@@ -63,6 +63,7 @@ class Holds:
     slots: bool = True
     slot_dtypes: tuple[str, ...] | None = None
     slot_width_is_dim: bool = False
+    slot_dtype_is_value: bool = False
     freq_dtypes: tuple[str, ...] = ()
     version_dtypes: tuple[str, ...] = ()
     version_units: tuple[VersionUnit, ...] | None = None
@@ -80,7 +81,7 @@ class Dialect:
 
     `write(staging, options)` is given a path (or URL) that nobody else reads yet: `output` says whether the dialect
     makes a bundle "prefix" (several files that start with the name), one "file", a "folder", or fills a "url". Where
-    it can make either, "file_or_folder", a file is meant by a name that ends in one of `suffixes`.
+    it can make either, "file_or_folder", a file, of one table, is meant by a name that ends in one of `suffixes`.
     """
 
     name: str

@@ -294,6 +294,30 @@ class TableReader(ABC):
             position += len(chunk.keys)
         return keys
 
+    def to_numpy(self, columns: Sequence[str] | None = None, *, limit: int | None = None) -> Chunk:
+        """Return all rows, or the first `limit`, as one chunk of NumPy columns; see `kvtools.convert.to_numpy`."""
+        from kvtools.convert import to_numpy
+
+        return to_numpy(self, columns, limit=limit)
+
+    def to_arrow(self, columns: Sequence[str] | None = None, *, limit: int | None = None) -> Any:
+        """Return all rows, or the first `limit`, as a `pyarrow.Table`; see `kvtools.convert.to_arrow`."""
+        from kvtools.convert import to_arrow
+
+        return to_arrow(self, columns, limit=limit)
+
+    def to_pandas(
+        self,
+        columns: Sequence[str] | None = None,
+        *,
+        limit: int | None = None,
+        vectors: Literal["columns", "arrays"] = "columns",
+    ) -> Any:
+        """Return all rows, or the first `limit`, as a `pandas.DataFrame`; see `kvtools.convert.to_pandas`."""
+        from kvtools.convert import to_pandas
+
+        return to_pandas(self, columns, limit=limit, vectors=vectors)
+
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         if self.origin is None:
             return super().__reduce_ex__(protocol)

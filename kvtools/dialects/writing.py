@@ -5,6 +5,7 @@ number of rows of every part is known beforehand, rows come already routed to th
 place that is renamed when the writer has closed without an error.
 
     with dialect.write(staging, options) as writer:
+        writer.plan(schemas)
         table = writer.table(schema)              # once per table; one table at a time
         shard = table.shard()                     # one per task, maybe in another process
         shard.write(part, start, chunk)           # rows start .. start + n of a part
@@ -15,7 +16,7 @@ place that is renamed when the writer has closed without an error.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ClassVar
@@ -81,6 +82,12 @@ class TableWriter(ABC):
 
 class CheckpointWriter(ABC):
     """A checkpoint being written to a staging place; a context manager that syncs and closes its files."""
+
+    def plan(self, schemas: Sequence[TableSchema]) -> None:  # noqa: B027  most layouts need no table of contents
+        """Take notice of all tables that will come, before the first, for a layout that begins with what is in it.
+
+        The schemas are those that `table` gets, but for `part_rows` where the dialect has many parts.
+        """
 
     @abstractmethod
     def table(self, schema: TableSchema, keys: Callable[[], Iterator[tuple[int, Array]]]) -> TableWriter:

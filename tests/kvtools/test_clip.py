@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtools.clip import Clip, non_finite_rows, row_norms
+from kvtools.clip import Clip
 from kvtools.errors import UsageError
+from kvtools.row_norms import non_finite_rows, row_norms
 
 DTYPES = [np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvtools.dialects.bundle import Bundle
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.interface import TableReader
 from kvtools.dialects.writing import WriteOptions
@@ -97,6 +98,18 @@ def test_other_tables_and_variables_are_carried_along(sample_path: Path, tmp_pat
     for variable in before.variables:
         for was, now in zip(before.read_variable(variable.name), after.read_variable(variable.name), strict=True):
             assert np.array_equal(was, now)
+
+
+def test_every_part_gets_the_initial_rows(
+    save_plain: Save, make_sample: Make, table_tensors: Tensors, tmp_path: Path
+) -> None:
+    rows = np.arange(12, dtype=np.float32).reshape(3, 4)
+    path = save_plain(tmp_path / "a", table_tensors(make_sample("emb")) | {"emb-init": rows})
+    reshard(open_checkpoint(path), tmp_path / "b", 2)
+    bundle = Bundle(tmp_path / "b")
+    for part in range(2):
+        assert np.array_equal(bundle.tensor(f"emb/part_{part}-init").read(), rows)
+    assert np.array_equal(open_checkpoint(tmp_path / "b").table("emb").extra("initial_values"), rows)
 
 
 def test_in_place(sample_path: Path) -> None:
