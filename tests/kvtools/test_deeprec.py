@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -474,3 +475,38 @@ def test_source_that_changes_while_it_is_read_is_refused(make_table: Make, tmp_p
     with pytest.raises(BadInputError, match="changed while it was read"):
         write_tables([table], tmp_path / "out", "deeprec")
     assert not list(tmp_path.iterdir())
+
+
+def test_memory_does_not_grow_with_the_table(make_table: Make, save_plain: Save, tmp_path: Path) -> None:
+    rows, rng = 500_000, np.random.default_rng(0)
+    keys = rng.permutation(rows)
+    tensors = {f"emb/part_0-{name}": array for name, array in of_keys(keys, 1).items()}
+    tensors |= {f"emb/part_0/Adam-{name}": array for name, array in of_keys(rng.permutation(rows), 2).items()}
+    path = save_plain(tmp_path / "a", tensors)
+    size = sum(array.nbytes for array in tensors.values())
+    del tensors
+    tracemalloc.start()
+    try:
+        table = only_table(path, memory=1 << 20)
+        tracemalloc.reset_peak()
+        write_tables([table], tmp_path / "out", "deeprec", parts=2, options=WriteOptions(memory=1 << 20), workers=1)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 24 << 20 < size / 1.5
+    got = only_table(tmp_path / "out")
+    for chunk in got.chunks():
+        np.testing.assert_array_equal(chunk.slots["Adam"], rows_of(chunk.keys, 8, 2))
+    assert list(got.check()) == []
+
+
+def of_keys(keys: np.ndarray, factor: float) -> Tensors:
+    order = np.argsort(keys % 1000, kind="stable")
+    none = np.empty(0, np.int64)
+    return {
+        "keys": keys[order],
+        "values": rows_of(keys[order], 8, factor),
+        "freqs": none,
+        "versions": none,
+        "partition_offset": offsets_of(keys),
+    }
