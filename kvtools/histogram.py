@@ -46,30 +46,37 @@ _TIME_WIDTHS = (1, 10, 60, 600, 3600, 6 * 3600, 86400, 7 * 86400)
 
 
 def norm_bins(norms: Array) -> Array:
-    """Return the number of the bin of each finite norm of 0 or more, [n], as `np.searchsorted(edges, norms, "right")`.
+    """Return the number of the bin of each norm of 0 or more, [n], as `np.searchsorted(edges, norms, "right")`.
 
     float32 norms are compared with the edges as float32, as `kvtools.clip` compares them with a threshold.
 
     >>> norm_bins(np.array([0.0, 1e-20, 1.0])).tolist()
     [0, 1, 201]
     """
-    table, edges, word, shift = _norm_lookup(norms.dtype.name)
-    bins: Array = table[np.ascontiguousarray(norms).view(word) >> shift]
-    return bins + (norms >= edges[bins])
+    first, _, above, shift = _norm_lookup(norms.dtype)
+    bits: Array = np.ascontiguousarray(norms).view(np.int32 if norms.dtype.itemsize == 4 else np.int64)
+    bins: Array = first.take(np.right_shift(bits, shift))
+    bins += norms >= above.take(bins)
+    return bins
+
+
+def near_an_edge(norms: Array, bins: Array, error: float) -> Array:
+    """Tell which norms, bool [n], are of another bin than `bins` if they are wrong by this share of themselves."""
+    _, below, above, _ = _norm_lookup(norms.dtype)
+    return (norms * (1 - error) < below.take(bins)) | (norms * (1 + error) >= above.take(bins))
 
 
 @functools.cache
-def _norm_lookup(dtype: str) -> tuple[Array, Array, np.dtype[Any], int]:
-    """Return the bin in which each group of floats begins, the upper edge of each bin, and how to find the group."""
-    word, mantissa, exponent = (np.uint32, 23, 8) if dtype == "float32" else (np.uint64, 52, 11)
+def _norm_lookup(dtype: np.dtype[Any]) -> tuple[Array, Array, Array, int]:
+    """Return the bin in which each group of floats begins, the edges of each bin, and by what to shift to the group."""
+    word, mantissa, exponent = (np.uint32, 23, 8) if dtype == np.float32 else (np.uint64, 52, 11)
     shift = mantissa - _SUB_BITS
     edges = NORM_EDGES.astype(dtype)
     groups: Array = np.arange(1 << (exponent + _SUB_BITS), dtype=word)
-    firsts = (groups << word(shift)).view(dtype)
-    firsts = np.nan_to_num(firsts, nan=np.inf, posinf=np.inf)
-    table = np.searchsorted(edges, firsts, side="right").astype(np.int16)
+    firsts = np.nan_to_num((groups << word(shift)).view(dtype), nan=np.inf, posinf=np.inf)
+    first = np.searchsorted(edges, firsts, side="right").astype(np.intp)
     # Nothing is in a bin above the last, not even infinity: no comparison with NaN is true.
-    return table, np.append(edges, np.nan).astype(dtype), np.dtype(word), shift
+    return first, np.append(dtype.type(0), edges), np.append(edges, dtype.type(np.nan)), shift
 
 
 @dataclass
@@ -182,21 +189,27 @@ class FrequencyHistogram:
         return int(self.sums.sum())
 
     def add(self, freqs: Array) -> None:
-        """Count frequencies [n] of any real type; below 0 or NaN counts as 0."""
+        """Count frequencies [n] of any real type; fractions are dropped, below 0 or NaN counts as 0."""
         if not len(freqs):
             return
-        numbers = np.nan_to_num(freqs.astype(np.float64), nan=0.0, posinf=2.0**63).clip(0.0, 2.0**63)
-        bins = np.minimum(numbers, _EXACT - 1).astype(np.int64)
-        large = np.flatnonzero(numbers >= _EXACT)
-        if len(large):
-            mantissa, exponent = np.frexp(numbers[large])  # number = mantissa * 2**exponent, mantissa in [0.5, 1)
-            octave = exponent.astype(np.int64) - 1 - _FIRST_OCTAVE
-            inside = ((mantissa - 0.5) * (2 * _SUB_BINS)).astype(np.int64)
-            bins[large] = _EXACT + octave * _SUB_BINS + inside
-        self.counts += np.bincount(bins, minlength=_FREQ_BINS)
-        self.sums += np.bincount(bins, weights=numbers, minlength=_FREQ_BINS)
-        self.smallest = min(self.smallest, float(numbers.min()))
-        self.largest = max(self.largest, float(numbers.max()))
+        if freqs.dtype.kind not in "iu":
+            freqs = np.nan_to_num(freqs.astype(np.float64)).clip(0, 2.0**62).astype(np.int64)
+        lowest, highest = int(freqs.min()), int(freqs.max())
+        if lowest < 0:
+            freqs, lowest, highest = freqs.clip(0), 0, max(0, highest)
+        few = freqs if highest < _EXACT else freqs[freqs < _EXACT]
+        counts = np.bincount(few.astype(np.intp))
+        self.counts[: len(counts)] += counts
+        self.sums[: len(counts)] += counts * np.arange(len(counts))
+        if highest >= _EXACT:
+            many = freqs[freqs >= _EXACT].astype(np.float64)
+            mantissa, exponent = np.frexp(many)  # number = mantissa * 2**exponent, mantissa in [0.5, 1)
+            octave = np.minimum(exponent.astype(np.intp) - 1, 63) - _FIRST_OCTAVE
+            bins = octave * _SUB_BINS + ((mantissa - 0.5) * (2 * _SUB_BINS)).astype(np.intp)
+            self.counts[_EXACT:] += np.bincount(bins, minlength=_FREQ_BINS - _EXACT)
+            self.sums[_EXACT:] += np.bincount(bins, weights=many, minlength=_FREQ_BINS - _EXACT)
+        self.smallest = min(self.smallest, lowest)
+        self.largest = max(self.largest, highest)
 
     def merge(self, other: FrequencyHistogram) -> None:
         """Count what another histogram counted, too."""
@@ -294,17 +307,20 @@ class VersionHistogram:
         """Count versions [n] of any integer type."""
         if versions.dtype.kind not in "iu":
             versions = np.nan_to_num(versions.astype(np.float64)).clip(-(2.0**62), 2.0**62).astype(np.int64)
-        if versions.dtype.itemsize < 8:
+        if versions.dtype.itemsize < 4:
             versions = versions.astype(np.int64)
-        dated = versions[versions != 0]
-        self.unset += len(versions) - len(dated)
+        dated = versions
+        if not versions.all():
+            dated = versions[versions != 0]
+            self.unset += len(versions) - len(dated)
         if not len(dated):
             return
-        low, high = int(dated.min()), int(dated.max())
-        self._cover(low, high)
-        bins = dated // dated.dtype.type(self.width) - dated.dtype.type(low // self.width)
-        at = low // self.width - self.start // self.width
-        counts = np.bincount(bins.astype(np.int64))
+        low = int(dated.min())
+        self._cover(low, int(dated.max()))
+        first = low // self.width
+        bins = dated // dated.dtype.type(self.width) - dated.dtype.type(first)
+        at = first - self.start // self.width
+        counts = np.bincount(bins.astype(np.intp))
         self.counts[at : at + len(counts)] += counts
 
     def merge(self, other: VersionHistogram) -> None:

@@ -6,10 +6,12 @@ what they give adds up to the table's statistics (`TableStats.merge`).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import threading
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +29,7 @@ from kvtools.dialects.interface import (
     row_bytes,
 )
 from kvtools.engine import Engine, default_workers, run_all
-from kvtools.histogram import FrequencyHistogram, NormHistogram, VersionHistogram, norm_bins
+from kvtools.histogram import FrequencyHistogram, NormHistogram, VersionHistogram, near_an_edge, norm_bins
 from kvtools.json_numbers import json_numbers
 from kvtools.key_join import count_repeated
 from kvtools.row_norms import row_norms
@@ -135,11 +137,10 @@ class ColumnStats:
         word, mantissa = _FLOAT_BITS[values.dtype.name]
         bits = values.view(word) << word(1)
         top = np.maximum.reduceat(bits.ravel(), np.arange(0, bits.size, bits.shape[1])) >> word(1)
-        # A denormal number is one of mantissa bits alone. Zero becomes the largest number, which is none.
-        bits -= word(1)
-        limit = word((1 << (mantissa + 1)) - 1)
-        if bits.min() < limit:
-            denormal = bits < limit
+        # A denormal number has bits in its mantissa alone.
+        first_normal = word(1 << (mantissa + 1))
+        if bits.min() < first_normal and ((bits > 0) & (bits < first_normal)).any():
+            denormal = (bits > 0) & (bits < first_normal)
             self.denormal_elements += int(np.count_nonzero(denormal))
             self.denormal_rows += int(np.count_nonzero(denormal.any(axis=1)))
         largest: Array = top.view(values.dtype)
@@ -164,8 +165,9 @@ class ColumnStats:
         if deviations < 1e-3 * total:  # nearly all the same: too little is left of the difference of two large numbers
             self._add_moments(numbers.astype(np.float64).ravel())
         else:
-            self.smallest = min(self.smallest, float(numbers.min()))
-            self.largest = max(self.largest, float(numbers.max()))
+            if largest > min(-self.smallest, self.largest):  # else no number is beyond those that were seen
+                self.smallest = min(self.smallest, float(numbers.min()))
+                self.largest = max(self.largest, float(numbers.max()))
             self._merge_moments(numbers.size, mean, deviations)
         return squares
 
@@ -199,10 +201,10 @@ class ColumnStats:
             self.l2.add(norms)
             return
         info = np.finfo(numbers.dtype)
-        norms = np.sqrt(squares.astype(np.float64))
-        error = numbers.shape[1] * float(info.eps)
-        bins = norm_bins(norms * (1 - error))
-        unsure = (bins != norm_bins(norms * (1 + error))) | ((squares < float(info.tiny) * 1e8) & (largest > 0))
+        norms = np.sqrt(squares, dtype=np.float64)
+        bins = norm_bins(norms)
+        unsure = near_an_edge(norms, bins, numbers.shape[1] * float(info.eps))
+        unsure |= (squares < float(info.tiny) * 1e8) & (largest > 0)
         again = np.flatnonzero(unsure)
         if len(again):
             norms[again] = row_norms(numbers[again], "l2")
@@ -267,6 +269,7 @@ class StatsTask:
     reader: TableReader
     part: int | None
     memory: int
+    threads: int = 1
 
 
 def count_shard(task: StatsTask, progress: Progress | None = None) -> TableStats:
@@ -278,10 +281,26 @@ def count_shard(task: StatsTask, progress: Progress | None = None) -> TableStats
         keys = (chunk.keys for chunk in table.chunks(KEYS, rows=_KEY_ROWS, verify=False))
         stats.repeated_keys = count_repeated(keys, table.rows, memory=task.memory)
         return stats
-    for chunk in table.chunks(ALL_COLUMNS, part=task.part):
-        stats.add(chunk)
-        if progress:
-            progress(table.schema.name, len(chunk), table.rows)
+    # Each thread counts every so-manieth chunk by itself, so that sums do not depend on which of them is quicker.
+    counted = [stats, *(TableStats.empty(table.schema) for _ in range(1, task.threads))]
+    at_work: list[Future[None] | None] = [None] * task.threads
+    pool = ThreadPoolExecutor(task.threads, thread_name_prefix="kvtools-stats") if task.threads > 1 else None
+    with pool or contextlib.nullcontext():
+        for number, chunk in enumerate(table.chunks(ALL_COLUMNS, part=task.part)):
+            turn = number % task.threads
+            before = at_work[turn]
+            if before is not None:
+                before.result()
+            if pool is None:
+                stats.add(chunk)
+            else:
+                at_work[turn] = pool.submit(counted[turn].add, chunk)
+            if progress:
+                progress(table.schema.name, len(chunk), table.rows)
+        for last in filter(None, at_work):
+            last.result()
+    for other in counted[1:]:
+        stats.merge(other)
     return stats
 
 
@@ -312,9 +331,14 @@ def table_stats(
         print(stats.values.zero_rows, stats.values.l2.below(1e-6))
         ```
     """
-    at_once = max(1, min(workers or default_workers(), len(tables)))
+    processors = workers or default_workers()
+    at_once = max(1, min(processors, len(tables)))
+    parts = sum(table.schema.parts for table in tables)
+    threads = max(1, processors // max(parts, 1)) if engine == "local" else 1
     tasks = [
-        StatsTask(table, part, memory // at_once) for table in tables for part in (None, *range(table.schema.parts))
+        StatsTask(table, part, memory // at_once, threads)
+        for table in tables
+        for part in (None, *range(table.schema.parts))
     ]
     done: dict[str, int] = {}
     lock = threading.Lock()

@@ -7,6 +7,7 @@ The layout is specified in `docs/dialects/deeprec.md`.
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -367,56 +368,81 @@ class BucketShard(ShardWriter):
         table: str,
         path: str,
         regions: Mapping[tuple[int, str], list[Region]],
-        starts: Mapping[int, npt.NDArray[np.int64]],
+        starts: npt.NDArray[np.int64],
         memory: int,
     ) -> None:
+        self.memory = memory
         self._table = table
         self._path = path
         self._regions = regions
         self._starts = starts
-        self._memory = memory
-        self._at: dict[int, npt.NDArray[np.int64]] = {}  # by part, where the next row of each bucket goes
-        self._held: dict[int, list[Mapping[str, Array]]] = {}
-        self._bytes: dict[int, int] = {}
+        self._at = starts[:, :-1].copy()  # where the next row of each bucket goes, [parts, 1000]
+        self._parts: set[int] = set()
+        self._buffer: dict[str, Array] = {}
+        self._sorted: Array = np.empty(0, np.uint8)
+        self._bucket: Array = np.empty(0, np.uint16)  # part * 1000 + bucket of the rows in the buffer
+        self._rows = 0
         self._writer: RegionWriter | None = None
 
     def write(self, part: int, start: int, chunk: Chunk) -> None:
         """Take a chunk; see `ShardWriter.write`."""
         columns = plain_columns(chunk)
-        self._held.setdefault(part, []).append(columns)
-        self._bytes[part] = self._bytes.get(part, 0) + sum(column.nbytes for column in columns.values())
-        while sum(self._bytes.values()) > self._memory:
-            self._flush(max(self._bytes, key=lambda part: self._bytes[part]))
+        if not self._buffer:
+            self._allocate(columns)
+        self._parts.add(part)
+        done = 0
+        while done < len(chunk):
+            n = min(len(chunk) - done, len(self._bucket) - self._rows)
+            to, rows = slice(self._rows, self._rows + n), slice(done, done + n)
+            for name, column in columns.items():
+                self._buffer[name][to] = column[rows]
+            self._bucket[to] = buckets_of(chunk.keys[rows]) + part * BUCKETS
+            self._rows += n
+            done += n
+            if self._rows == len(self._bucket):
+                self._flush()
 
     def finish(self) -> Any:
         """Write what is left; return what was written, for `BundleTableWriter.absorb`."""
-        for part in list(self._held):
-            self._flush(part)
-        for part, at in self._at.items():
-            if not np.array_equal(at, self._starts[part][1:]):
-                self._raise_changed()
+        self._flush()
+        if any(not np.array_equal(self._at[part], self._starts[part, 1:]) for part in self._parts):
+            self._raise_changed()
+        self._buffer, self._sorted = {}, np.empty(0, np.uint8)
         writer, self._writer = self._writer, None
         return writer.finish() if writer else {}
 
-    def _flush(self, part: int) -> None:
-        held = self._held.pop(part)
-        del self._bytes[part]
+    def _allocate(self, columns: Mapping[str, Array]) -> None:
+        widths = [column.itemsize * math.prod(column.shape[1:]) for column in columns.values()]
+        # Each row also takes its bucket, and its place in the order that they are sorted into.
+        capacity = max(1, min(self.memory // (sum(widths) + max(widths) + 32), int(self._starts[:, -1].sum())))
+        self._buffer = {name: np.empty((capacity, *rows.shape[1:]), rows.dtype) for name, rows in columns.items()}
+        self._sorted = np.empty(capacity * max(widths), np.uint8)
+        # Of 16 bits where they suffice: those are sorted by radix.
+        self._bucket = np.empty(capacity, np.uint16 if self._starts.shape[0] * BUCKETS <= 1 << 16 else np.uint32)
+
+    def _flush(self) -> None:
+        n = self._rows
+        if n == 0:
+            return
+        self._rows = 0
         if self._writer is None:
             self._writer = RegionWriter(self._path)
-        starts = self._starts[part]
-        at = self._at.setdefault(part, starts[:-1].copy())
-        bucket = buckets_of(np.concatenate([columns["keys"] for columns in held])).astype(np.uint16)
-        order = np.argsort(bucket, kind="stable")
-        counts = np.bincount(bucket, minlength=BUCKETS)
-        if (at + counts > starts[1:]).any():
+        order = np.argsort(self._bucket[:n], kind="stable")
+        counts = np.bincount(self._bucket[:n], minlength=self._at.size).reshape(self._at.shape)
+        if (self._at + counts > self._starts[:, 1:]).any():
             self._raise_changed()
-        runs = _runs(at, counts)
-        for name in held[0]:
-            rows = np.concatenate([columns[name] for columns in held])[order]
-            for region in self._regions[part, name]:
-                for to, first, last in runs:
-                    self._writer.write(region, to, rows[first:last])
-        at += counts
+        first_rows = np.cumsum(counts.sum(axis=1)) - counts.sum(axis=1)
+        runs = {int(part): _runs(self._at[part], counts[part]) for part in np.flatnonzero(counts.any(axis=1))}
+        for name, column in self._buffer.items():
+            size = n * column.itemsize * math.prod(column.shape[1:])
+            rows = self._sorted[:size].view(column.dtype).reshape(n, *column.shape[1:])
+            np.take(column[:n], order, axis=0, out=rows, mode="clip")
+            for part, of_part in runs.items():
+                own = rows[first_rows[part] :]
+                for region in self._regions[part, name]:
+                    for to, first, last in of_part:
+                        self._writer.write(region, to, own[first:last])
+        self._at += counts
 
     def _raise_changed(self) -> None:
         raise BadInputError(
@@ -458,7 +484,9 @@ class DeepRecTableWriter(BundleTableWriter):
         counts = np.zeros((schema.parts, BUCKETS), np.int64)
         for part, some in keys:
             counts[part] += np.bincount(buckets_of(some), minlength=BUCKETS)
-        self._starts = {part: np.append(0, np.cumsum(counts[part])) for part in range(schema.parts)}
+        self._starts = np.zeros((schema.parts, BUCKETS + 1), np.int64)
+        np.cumsum(counts, axis=1, out=self._starts[:, 1:])
+        self._shards: list[BucketShard] = []
         suffixes = INCREMENT if schema.metadata.get("increment") else FULL
         for part, rows in enumerate(schema.part_rows):
             if rows > _LARGEST_OFFSET:
@@ -466,9 +494,9 @@ class DeepRecTableWriter(BundleTableWriter):
                     f"writing table '{schema.name}' as {NAME}: part {part} has {rows} rows, expected at most"
                     f" {_LARGEST_OFFSET}, the largest offset that DeepRec holds; write more parts"
                 )
-            if self._starts[part][-1] != rows:
+            if self._starts[part, -1] != rows:
                 raise BadInputError(
-                    f"writing table '{schema.name}' as {NAME}: part {part} has {self._starts[part][-1]} keys, expected"
+                    f"writing table '{schema.name}' as {NAME}: part {part} has {self._starts[part, -1]} keys, expected"
                     f" {rows}; the source changed while it was read, try again"
                 )
             self._variable(part, "", schema.dim, schema.value_dtype, suffixes)
@@ -491,11 +519,11 @@ class DeepRecTableWriter(BundleTableWriter):
         self.bundle.array(name + suffixes.offsets, self._starts[part].astype(np.int32))
 
     def shard(self) -> BucketShard:
-        """Return a writer for one task."""
-        at_once = min(self._schema.parts, os.cpu_count() or 1)
-        # A column is there three times while it is sorted: as it came, put together, and in order.
-        memory = max(4 << 20, self._memory // 4 // at_once)
-        return BucketShard(self._schema.name, self.bundle.data_path, self._regions, self._starts, memory)
+        """Return a writer for one task; those that are written at once share the memory."""
+        self._shards.append(BucketShard(self._schema.name, self.bundle.data_path, self._regions, self._starts, 0))
+        for shard in self._shards:
+            shard.memory = self._memory // 2 // min(len(self._shards), os.cpu_count() or 1)
+        return self._shards[-1]
 
     def extra(self, name: str, array: Array) -> None:
         """Take a list of filtered keys, or of their frequencies or versions; they are written when all are there."""

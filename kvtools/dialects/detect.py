@@ -16,6 +16,8 @@ _MODULES = (
     "tfplugin",
     "tfplus",
     "deeprec",
+    "tfra_files",
+    "tfra",
     "sok",
     "sok_legacy",
     "hdf5",

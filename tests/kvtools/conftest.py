@@ -62,9 +62,8 @@ def _make_table(
         {slot: draw(slot_width or dim) for slot in slots},
         freqs=count(freq_dtype),
         versions=count(version_dtype),
-        version_unit="steps" if version_dtype else "unknown",
         part_rows=np.diff(cuts).tolist(),
-        **others,
+        **{"version_unit": "steps" if version_dtype else "unknown", **others},
     )
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,16 @@ from kvtools.clip import Clip
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.interface import KEYS_AND_VALUES, Array, Chunk, Columns, SlotSchema, TableReader, TableSchema
 from kvtools.key_join import count_repeated
-from kvtools.stats import NORM_THRESHOLDS, ColumnStats, TableStats, clip_savings, describe_stats, table_stats
+from kvtools.stats import (
+    NORM_THRESHOLDS,
+    ColumnStats,
+    StatsTask,
+    TableStats,
+    clip_savings,
+    count_shard,
+    describe_stats,
+    table_stats,
+)
 
 DTYPES = {
     "float16": np.dtype(np.float16),
@@ -278,3 +288,22 @@ def test_ray_gives_the_same(
     for table in tables:
         name = table.schema.name
         assert describe_stats(table.schema, here[name]) == describe_stats(table.schema, there[name])
+
+
+def test_threads_within_a_part_give_the_same_each_time() -> None:
+    table, whole = array_table(np.random.default_rng(8), (4000,))
+    assert whole.values is not None
+    tasks = [StatsTask(table, 0, 1 << 20, threads) for threads in (1, 3, 3, 3)]
+    table.chunk_rows = lambda columns: 100  # type: ignore[method-assign]
+    alone, *threaded = [describe_stats(table.schema, count_shard(task)) for task in tasks]
+    assert threaded[0] == threaded[1] == threaded[2]
+    assert alone["clip"] == threaded[0]["clip"] and alone["freqs"] == threaded[0]["freqs"]
+    check_column(count_shard(tasks[1]).values, whole.values)
+
+
+def test_an_error_in_a_thread_ends_the_work() -> None:
+    table, whole = array_table(np.random.default_rng(9), (4000,))
+    table.chunk_rows = lambda columns: 100  # type: ignore[method-assign]
+    table.arrays[0] = dataclasses.replace(whole, slots={"other": whole.slots["m"]})
+    with pytest.raises(KeyError, match="other"):
+        count_shard(StatsTask(table, 0, 1 << 20, threads=3))
