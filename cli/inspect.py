@@ -3,98 +3,131 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
+import numpy.typing as npt
 import typer
+from kvtools.cli.key_arguments import are_keys, spread_option
 from kvtools.cli.layout import columns, shown, size
+from kvtools.cli.options import (
+    AsJson,
+    DialectName,
+    Dim,
+    KeyDtype,
+    SourcePath,
+    Tables,
+    ValueDtype,
+    open_source,
+)
 from kvtools.cli.progress import progress_bar
 
-from kvtools.dialects.detect import open_checkpoint
-from kvtools.errors import UsageError
-from kvtools.inspect import KeyRow, describe, describe_row, describe_table, find_rows
+from kvtools.errors import BadInputError, UsageError, one_line
+from kvtools.inspect import (
+    KeyRow,
+    describe,
+    describe_row,
+    describe_table,
+    find_rows,
+    first_rows,
+    sample_rows,
+)
 
-_NUMBERS = re.compile(r"[+-]?\d+(,[+-]?\d+)*,?")
 _VARIABLES_SHOWN = 10
 _VALUES_SHOWN = 8
+_MOST_ROWS = 1_000_000
 
 
 def run(
-    path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="A checkpoint prefix, its folder, or a SavedModel folder.")
-    ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    path: SourcePath,
+    as_json: AsJson = False,
     tables_only: Annotated[bool, typer.Option("--tables", help="List only the tables.")] = False,
     keys: Annotated[
         list[str] | None,
         typer.Option("--keys", metavar="K...", help="Show the rows of these keys, in each table with them."),
     ] = None,
-    table: Annotated[
-        list[str] | None, typer.Option("--table", metavar="NAME", help="Only this table; may be repeated.")
+    head: Annotated[int | None, typer.Option("--head", metavar="N", help="Show each table's first N rows.")] = None,
+    sample: Annotated[
+        int | None, typer.Option("--sample", metavar="N", help="Show N rows of each table, drawn at random.")
     ] = None,
+    seed: Annotated[int, typer.Option("--seed", metavar="S", help="Which rows --sample draws.")] = 0,
+    slots: Annotated[
+        bool, typer.Option("--slots", help="Show the optimizer slots: their widths and types, and their numbers.")
+    ] = False,
+    parts: Annotated[
+        bool, typer.Option("--parts", help="Show the rows of each part, the extra arrays and what versions count.")
+    ] = False,
+    table: Tables = None,
+    dialect: DialectName = None,
+    key_dtype: KeyDtype = None,
+    value_dtype: ValueDtype = None,
+    dim: Dim = None,
 ) -> None:
-    """Show what is in a checkpoint: its key-value tables, its dense variables, the rows of single keys.
+    """Show what is in a checkpoint: its key-value tables, its dense variables, some of its rows.
 
-    Only the index is read, so it answers at once whatever the size. With --keys, the tables' keys are
-    read too, and the rows that were asked for.
+    Only the index is read, so it answers at once whatever the size. With --head or --sample, the rows shown are read
+    too; with --keys, all keys and the rows that were asked for.
 
     \b
     Examples:
       kvtools inspect model.ckpt-100
       kvtools inspect exported_savedmodel --json
       kvtools inspect model.ckpt-100 --table user_emb --keys 17 -3
+      kvtools inspect model.ckpt-100 --sample 5 --slots
+      kvtools inspect model.ckpt-100 --tables --parts
     """
+    if sum(option is not None for option in (keys or None, head, sample)) > 1:
+        raise UsageError("inspecting: got more than one of --keys, --head and --sample, expected one of them")
+    for option, count in (("--head", head), ("--sample", sample)):
+        if count is not None and not 1 <= count <= _MOST_ROWS:
+            raise UsageError(f"inspecting: got {option} {count}, expected 1 to {_MOST_ROWS}")
     wanted = _parse_keys(keys) if keys else []
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_source(path, dialect, key_dtype, value_dtype, dim, lenient=True)
+    for name in table or []:
+        if name in checkpoint.broken:
+            raise checkpoint.broken[name]
     tables = checkpoint.select(table or [])
     rows: list[KeyRow] = []
     if wanted:
         with progress_bar("reading keys of") as progress:
             rows = find_rows(tables, wanted, progress=progress)
+    elif head is not None:
+        rows = [row for reader in tables for row in first_rows(reader, head)]
+    elif sample is not None:
+        rows = [row for reader in tables for row in sample_rows(reader, sample, seed=seed)]
+    show_rows = bool(wanted) or head is not None or sample is not None
     report = describe(checkpoint)
     report["tables"] = [describe_table(reader.schema) for reader in tables]
+    if table:
+        report["unreadable"] = []
     if tables_only:
         report["variables"] = []
     if as_json:
-        if wanted:
-            report["rows"] = [describe_row(row) for row in rows]
+        if show_rows:
+            report["rows"] = [describe_row(row, slots=slots) for row in rows]
         print(json.dumps(report))
-    elif wanted:
-        _print_rows(rows, wanted)
+    elif show_rows:
+        _print_rows(rows, wanted, show_slots=slots)
     else:
-        _print_report(report, list_variables=not tables_only)
+        _print_report(report, list_variables=not tables_only, show_slots=slots, show_parts=parts)
+    if report["unreadable"]:
+        count = len(report["unreadable"])
+        raise BadInputError(
+            f"inspecting '{checkpoint.path}': {count} of {count + len(tables)} tables cannot be read"
+            + (f"; the first is '{report['unreadable'][0]['table']}'" if count > 1 else "")
+            + f": {report['unreadable'][0]['error']}"
+        )
 
 
-def spread_keys(arguments: Sequence[str]) -> list[str]:
-    """Let `--keys` take all the numbers that follow it, which the parser knows only as one option each.
-
-    >>> spread_keys(["inspect", "a", "--keys", "5", "-7", "--json"])
-    ['inspect', 'a', '--keys=5', '--keys=-7', '--json']
-    """
-    spread: list[str] = []
-    after_keys = False
-    for number, argument in enumerate(arguments):
-        if argument == "--":
-            return spread + list(arguments[number:])
-        if argument == "--keys":
-            following = arguments[number + 1] if number + 1 < len(arguments) else ""
-            after_keys = bool(_NUMBERS.fullmatch(following))
-            if not after_keys:
-                spread.append(argument)
-        elif after_keys and _NUMBERS.fullmatch(argument):
-            spread.append(f"--keys={argument}")
-        else:
-            after_keys = False
-            spread.append(argument)
-    return spread
+def prepare_arguments(arguments: Sequence[str]) -> list[str]:
+    """Let `--keys` take all the numbers that follow it."""
+    return spread_option(arguments, "--keys")
 
 
 def _parse_keys(texts: Sequence[str]) -> list[int]:
     keys = []
     for text in texts:
-        if not _NUMBERS.fullmatch(text) or len(text) > 10_000:
+        if not are_keys(text) or len(text) > 10_000:
             raise UsageError(
                 f"looking up keys: got --keys {text[:60]!r}, expected integers; string keys are not stored as such"
             )
@@ -105,9 +138,10 @@ def _parse_keys(texts: Sequence[str]) -> list[int]:
     return keys
 
 
-def _print_report(report: dict[str, Any], *, list_variables: bool) -> None:
+def _print_report(report: dict[str, Any], *, list_variables: bool, show_slots: bool, show_parts: bool) -> None:
     print(f"{report['path']} ({report['dialect']})")
-    if report["tables"]:
+    tables, unreadable = report["tables"], report["unreadable"]
+    if tables:
         print()
         print(
             columns(
@@ -124,13 +158,22 @@ def _print_report(report: dict[str, Any], *, list_variables: bool) -> None:
                         shown(", ".join(table["slots"])) or "-",
                         size(table["bytes"]),
                     ]
-                    for table in report["tables"]
+                    for table in tables
                 ],
                 right=frozenset({4, 5, 6, 8}),
             )
         )
-    else:
+    elif not unreadable:
         print("no key-value tables")
+    for table in tables:
+        for note in table["notes"]:
+            print(f"note: {shown(table['name'])}: {shown(note)}")
+    for broken in unreadable:
+        print(f"unreadable: {shown(broken['table'])}: {one_line(broken['error'])}")
+    if show_slots:
+        _print_slots(tables)
+    if show_parts:
+        _print_parts(tables)
     if not list_variables:
         return
     variables = sorted(report["variables"], key=lambda variable: -variable["bytes"])
@@ -157,28 +200,71 @@ def _print_report(report: dict[str, Any], *, list_variables: bool) -> None:
         print(f"and {len(variables) - _VARIABLES_SHOWN} smaller ones; --json lists all")
 
 
-def _print_rows(rows: Sequence[KeyRow], wanted: Sequence[int]) -> None:
+def _print_slots(tables: Sequence[dict[str, Any]]) -> None:
+    lines = [
+        [shown(table["name"]), shown(slot["name"]), slot["dtype"], str(slot["width"])]
+        for table in tables
+        for slot in table["slot_columns"]
+    ]
+    print()
+    print(columns(["table", "slot", "dtype", "width"], lines, right=frozenset({3})) if lines else "no slots")
+
+
+def _print_parts(tables: Sequence[dict[str, Any]]) -> None:
+    lines, extras = [], []
+    for table in tables:
+        name = shown(table["name"])
+        freqs, versions = table["freq_dtype"] or "-", table["version_dtype"] or "-"
+        unit = table["version_unit"] or "-"
+        rule = table["partition"] or "-"
+        for part, rows in enumerate(table["part_rows"]):
+            lines.append([name, str(part), f"{rows:,}", rule, freqs, versions, unit])
+            name = freqs = versions = unit = rule = ""
+        extras += [
+            [shown(table["name"]), shown(extra["name"]), extra["dtype"], str(extra["shape"])]
+            for extra in table["extras"]
+        ]
+    header = ["table", "part", "rows", "partition", "freqs", "versions", "unit"]
+    print()
+    print(columns(header, lines, right=frozenset({1, 2})))
+    if extras:
+        print()
+        print(columns(["table", "extra", "dtype", "shape"], extras))
+
+
+def _print_rows(rows: Sequence[KeyRow], wanted: Sequence[int], *, show_slots: bool) -> None:
     if rows:
+        lines = []
+        for row in rows:
+            lines.append(
+                [
+                    shown(row.table),
+                    str(row.key),
+                    "-" if row.freq is None else str(row.freq),
+                    "-" if row.version is None else str(row.version),
+                    f"{row.l2:.6g}",
+                    ", ".join(f"{shown(name)} {norm:.6g}" for name, norm in row.slots_l2.items()) or "-",
+                    _numbers(row.value),
+                ]
+            )
+            if show_slots:
+                lines += [["", "", "", "", "", f"  {shown(name)}", _numbers(slot)] for name, slot in row.slots.items()]
         print(
             columns(
                 ["table", "key", "freq", "version", "|value|", "slot norms", "value"],
-                [
-                    [
-                        shown(row.table),
-                        str(row.key),
-                        "-" if row.freq is None else str(row.freq),
-                        "-" if row.version is None else str(row.version),
-                        f"{row.l2:.6g}",
-                        ", ".join(f"{shown(name)} {norm:.6g}" for name, norm in row.slots_l2.items()) or "-",
-                        " ".join(f"{float(value):.6g}" for value in row.value[:_VALUES_SHOWN])
-                        + (" ..." if len(row.value) > _VALUES_SHOWN else ""),
-                    ]
-                    for row in rows
-                ],
+                lines,
                 right=frozenset({1, 2, 3, 4}),
             )
         )
+    elif not wanted:
+        print("no rows")
     found = {row.key for row in rows}
     missing = [str(key) for key in dict.fromkeys(wanted) if key not in found]
     if missing:
         print(f"in no table: {', '.join(missing)}")
+
+
+def _numbers(row: npt.NDArray[Any]) -> str:
+    return " ".join(f"{float(value):.6g}" for value in row[:_VALUES_SHOWN]) + (
+        " ..." if len(row) > _VALUES_SHOWN else ""
+    )

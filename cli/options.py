@@ -83,7 +83,7 @@ def write_options(
     """Return what these options ask of a writer."""
     if batch_rows is not None and batch_rows < 1:
         raise UsageError(f"got --batch-rows {batch_rows}, expected 1 or more")
-    return WriteOptions(compression, compression_level, batch_rows, bytes_of(memory), force)
+    return WriteOptions(compression, compression_level, batch_rows, memory=bytes_of(memory), force=force)
 
 
 def bytes_of(text: str) -> int:

@@ -1,15 +1,43 @@
-"""Which rows a clipped export keeps: those whose values are not all but zero."""
+"""Which rows are worth their memory: the rules by which `kvtools clip` and `kvtools export` leave rows out."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from dataclasses import dataclass
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from kvtools.errors import UsageError
+from kvtools.dialects.interface import (
+    Array,
+    Checkpoint,
+    Chunk,
+    Columns,
+    Progress,
+    TableReader,
+    TableSchema,
+    VersionUnit,
+    row_bytes,
+)
+from kvtools.dialects.writing import WriteOptions
+from kvtools.engine import run_all
+from kvtools.errors import BadInputError, UsageError
+from kvtools.key_join import row_numbers
+from kvtools.key_list import KeyList
+from kvtools.migrate import Account, write_tables
+from kvtools.row_mask import RowMask
+from kvtools.row_norms import any_in_row, as_floats, row_norms, rows_not_finite
+from kvtools.table_view import MaskedTable, changed_tables
+from kvtools.top_rows import keep_top, sortable
+
+_SECONDS_PER_DAY = 86_400
+_KEY_ROWS = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -37,41 +65,318 @@ class Clip:
 
     def keep(self, values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
         """Return which rows of `values` [n, dim] are kept, bool [n]."""
+        if self.norm == "abs":
+            # Neither below nor, for a NaN, comparable.
+            return any_in_row(~(np.abs(as_floats(values)) < self.threshold))
         below: npt.NDArray[np.bool_] = row_norms(values, self.norm) < self.threshold
         return ~below
 
 
-def row_norms(values: npt.NDArray[Any], norm: Literal["abs", "l2"]) -> npt.NDArray[Any]:
-    """Return the norm of each row of `values` [n, dim], any float type, as float32 or float64 [n].
+@dataclass(frozen=True)
+class Age:
+    """Cut rows whose version lies further back than `amount` from `now`.
 
-    The Euclidean norm is summed in float64, and scaled where that could under- or overflow. A row with a NaN
-    has norm NaN; one with an infinity and no NaN has norm infinity.
-
-    >>> row_norms(np.array([[3.0, -4.0]]), "l2").tolist()
-    [5.0]
+    `timed` says that `amount` is in seconds and that versions are times; else both are steps. `now` is Unix seconds,
+    or a step; the present, or the table's largest version, if None.
     """
-    if values.dtype.itemsize < 4:
-        values = values.astype(np.float32)
-    if norm == "abs":
-        largest: npt.NDArray[Any] = np.maximum(values.max(axis=1), -values.min(axis=1))
-        return largest
-    if values.dtype == np.float64:
-        scale = np.maximum(values.max(axis=1), -values.min(axis=1))
-        usable = np.isfinite(scale) & (scale > 0)
-        divisor = np.where(usable, scale, 1.0)
-        with np.errstate(over="ignore"):  # an infinite row overflows to what it should be
-            scaled = values / divisor[:, None]
-            return np.asarray(np.sqrt(np.einsum("ij,ij->i", scaled, scaled)) * divisor)
-    wide = values.astype(np.float64)
-    return np.asarray(np.sqrt(np.einsum("ij,ij->i", wide, wide)))
+
+    amount: int
+    timed: bool
+    now: int | None = None
 
 
-def non_finite_rows(values: npt.NDArray[Any]) -> int:
-    """Count the rows of `values` [n, dim] that hold a NaN or an infinity.
+@dataclass(frozen=True)
+class Top:
+    """Keep the `rows` rows with the highest `by`; of equal ones those with the smallest keys."""
 
-    >>> non_finite_rows(np.array([[1.0, np.nan], [0.0, 0.0]]))
-    1
+    rows: int
+    by: Literal["freq", "l2", "abs", "version"]
+
+
+@dataclass(frozen=True)
+class Criteria:
+    """Which rows to keep: those that pass all of these; `top` then chooses among them.
+
+    norms         cut rows below these thresholds
+    min_freq      cut rows seen less often
+    age           cut rows last written long ago
+    keep_keys     cut rows whose key is not listed
+    drop_keys     cut rows whose key is listed
+    top           keep so many of the rest
+    version_unit  what versions count, where the files do not say
     """
-    if values.dtype.itemsize < 4:
-        values = values.astype(np.float32)
-    return int(np.count_nonzero(~np.isfinite(values).all(axis=1)))
+
+    norms: tuple[Clip, ...] = ()
+    min_freq: int | None = None
+    age: Age | None = None
+    keep_keys: KeyList | None = None
+    drop_keys: KeyList | None = None
+    top: Top | None = None
+    version_unit: VersionUnit | None = None
+
+    def __post_init__(self) -> None:
+        if self.min_freq is not None and self.min_freq < 0:
+            raise UsageError(f"clipping by frequency: got {self.min_freq}, expected 0 or more")
+        if self.top is not None and self.top.rows < 0:
+            raise UsageError(f"clipping to the top rows: got {self.top.rows}, expected 0 or more")
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing would be cut."""
+        return dataclasses.replace(self, version_unit=None) == Criteria()
+
+    @property
+    def columns(self) -> Columns:
+        """What has to be read to decide."""
+        by = self.top.by if self.top else None
+        return Columns(
+            values=bool(self.norms) or by in ("l2", "abs"),
+            freqs=self.min_freq is not None or by == "freq",
+            versions=self.age is not None or by == "version",
+        )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which rows of a table are kept, and why the others are not.
+
+    `failed` counts the rows that each criterion cuts; a row may fail several. `non_finite` rows hold a NaN or an
+    infinity and were kept by the norms; `undated` rows have version 0, no time, and were kept by the age.
+    """
+
+    table: str
+    rows: int
+    kept: int
+    bytes: int
+    bytes_saved: int
+    failed: Mapping[str, int]
+    non_finite: int
+    undated: int
+    mask: RowMask = field(repr=False, compare=False)
+
+    @property
+    def cut(self) -> int:
+        """How many rows are left out."""
+        return self.rows - self.kept
+
+
+def choose_rows(
+    table: TableReader,
+    criteria: Criteria,
+    *,
+    memory: int = 1 << 30,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Choice:
+    """Decide which rows of a table are kept; reads no more columns than the criteria are about.
+
+    A row with a NaN or an infinity passes every norm, and comes first where the top rows by a norm are chosen.
+
+    Args:
+        table: the table.
+        criteria: what a row must pass.
+        memory: bytes to stay within; what needs more goes to temporary files.
+        workers: how many parts to read at once.
+        progress: called as rows are read.
+
+    Raises:
+        BadInputError: the table has no frequencies or versions, or its versions' unit is unknown.
+
+    Example:
+        ```python
+        table = kvtools.open("model.ckpt-100").table("user_emb")
+        print(choose_rows(table, Criteria(norms=(Clip("abs", 1e-6),), min_freq=2)).cut)
+        ```
+    """
+    schema = table.schema
+    _check_columns(schema, criteria)
+    oldest = _oldest_version(table, criteria)
+    mask = RowMask(schema.part_rows, memory=memory)
+    scores = row_numbers(schema.rows, memory=memory).view(np.uint64) if criteria.top else None
+    starts = np.cumsum([0, *schema.part_rows])
+    lock, done = threading.Lock(), 0
+
+    def read(part: int) -> tuple[dict[str, int], int, int]:
+        nonlocal done
+        failed: dict[str, int] = {}
+        non_finite = undated = at = 0
+        for chunk in table.chunks(criteria.columns, part=part, rows=_chunk_rows(table, criteria)):
+            kept = np.ones(len(chunk), np.bool_)
+            for name, passed in _passes(chunk, criteria, oldest).items():
+                failed[name] = failed.get(name, 0) + len(chunk) - int(np.count_nonzero(passed))
+                kept &= passed
+            if chunk.values is not None:
+                non_finite += int(np.count_nonzero(rows_not_finite(chunk.values) & kept))
+            if oldest is not None and criteria.age is not None and criteria.age.timed:
+                undated += int(np.count_nonzero((chunk.versions == 0) & kept))
+            mask.put(part, at, kept)
+            if scores is not None and criteria.top is not None:
+                scores[starts[part] + at : starts[part] + at + len(chunk)] = _scores(chunk, criteria.top)
+            at += len(chunk)
+            with lock:
+                done += len(chunk)
+                if progress:
+                    progress(schema.name, done, schema.rows)
+        return failed, non_finite, undated
+
+    failed: dict[str, int] = {}
+    non_finite = undated = 0
+    for part_failed, part_non_finite, part_undated in run_all(read, range(schema.parts), workers=workers):
+        for name, count in part_failed.items():
+            failed[name] = failed.get(name, 0) + count
+        non_finite += part_non_finite
+        undated += part_undated
+    if criteria.top is not None and scores is not None:
+        failed["top-k"] = keep_top(table, mask, scores, criteria.top.rows, memory=memory)
+    kept = sum(mask.kept_rows())
+    size = row_bytes(schema)
+    return Choice(
+        table=schema.name,
+        rows=schema.rows,
+        kept=kept,
+        bytes=kept * size,
+        bytes_saved=(schema.rows - kept) * size,
+        failed=failed,
+        non_finite=non_finite,
+        undated=undated,
+        mask=mask,
+    )
+
+
+def choose_all(
+    checkpoint: Checkpoint,
+    criteria: Criteria,
+    *,
+    tables: Sequence[str] = (),
+    memory: int = 1 << 30,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> list[Choice]:
+    """Decide for these tables of a checkpoint, all if `tables` is empty; see `choose_rows`."""
+    chosen = checkpoint.select(tables)
+    if not chosen:
+        raise BadInputError(f"clipping '{checkpoint.path}': it has no key-value table; see `kvtools inspect`")
+    for table in chosen:  # before any row is read
+        _check_columns(table.schema, criteria)
+    return [choose_rows(table, criteria, memory=memory, workers=workers, progress=progress) for table in chosen]
+
+
+def write_chosen(
+    checkpoint: Checkpoint,
+    choices: Sequence[Choice],
+    output: str | os.PathLike[str],
+    *,
+    to: str | None = None,
+    options: WriteOptions | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Account:
+    """Write a checkpoint without the rows that were cut; other tables and the dense variables are carried along.
+
+    Slots, frequencies and versions stay with their rows.
+
+    Args:
+        checkpoint: what the choices were made from.
+        choices: from `choose_all`.
+        output: where to write.
+        to: the dialect to write; that of `checkpoint` if None.
+        options: what to ask of the writer.
+        workers: how many parts to work on at once.
+        progress: called as rows are written.
+
+    Raises:
+        OutputError: `output` exists, or cannot be written.
+    """
+    masks = {choice.table: choice.mask for choice in choices}
+    return write_tables(
+        changed_tables(checkpoint, list(masks), lambda table: MaskedTable(table, masks[table.schema.name])),
+        output,
+        to or checkpoint.dialect,
+        beside=checkpoint,
+        options=options,
+        workers=workers,
+        progress=progress,
+    )
+
+
+def _chunk_rows(table: TableReader, criteria: Criteria) -> int:
+    columns = criteria.columns
+    return table.chunk_rows(columns) if columns.values else _KEY_ROWS
+
+
+def _check_columns(schema: TableSchema, criteria: Criteria) -> None:
+    for wanted, there, what in (
+        (criteria.columns.freqs, schema.has_freqs, "frequencies"),
+        (criteria.columns.versions, schema.has_versions, "versions"),
+    ):
+        if wanted and not there:
+            raise BadInputError(
+                f"clipping table '{schema.name}' by {what}: it has none; name the tables that have them with --table"
+            )
+    if criteria.age is None:
+        return
+    unit = criteria.version_unit or schema.version_unit
+    doing = f"clipping table '{schema.name}' by age"
+    if unit == "unknown":
+        raise BadInputError(f"{doing}: nothing says what its versions count; say --version-unit seconds, days or steps")
+    if (unit == "steps") == criteria.age.timed:
+        expected = "a number of steps such as 100000" if unit == "steps" else "a time such as 30d or 12h"
+        raise UsageError(f"{doing}: its versions count {unit}, so --older-than is {expected}; see also --version-unit")
+
+
+def _oldest_version(table: TableReader, criteria: Criteria) -> int | None:
+    """Return the smallest version that is not too old, or None if age is no criterion."""
+    age = criteria.age
+    if age is None:
+        return None
+    if age.timed:
+        now = int(time.time()) if age.now is None else age.now
+        # A day is too old when all of it is.
+        days = (criteria.version_unit or table.schema.version_unit) == "days"
+        return (now - age.amount) // _SECONDS_PER_DAY if days else now - age.amount
+    if age.now is not None:
+        return age.now - age.amount
+    largest = None
+    for chunk in table.chunks(Columns(versions=True), rows=_KEY_ROWS):
+        if len(chunk) and chunk.versions is not None:
+            largest = max(int(chunk.versions.max()), int(chunk.versions[0]) if largest is None else largest)
+    return None if largest is None else largest - age.amount
+
+
+def _passes(chunk: Chunk, criteria: Criteria, oldest: int | None) -> dict[str, Array]:
+    """Return, by criterion, which rows of a chunk pass it, bool [n]."""
+    passes: dict[str, Array] = {}
+    for clip in criteria.norms:
+        assert chunk.values is not None
+        passes["max-abs" if clip.norm == "abs" else "l2"] = clip.keep(chunk.values)
+    if criteria.min_freq is not None:
+        assert chunk.freqs is not None
+        passes["min-freq"] = _at_least(chunk.freqs, criteria.min_freq)
+    if oldest is not None:
+        assert chunk.versions is not None
+        passes["older-than"] = _at_least(chunk.versions, oldest)
+        if criteria.age is not None and criteria.age.timed:
+            passes["older-than"] |= chunk.versions == 0
+    if criteria.keep_keys is not None:
+        passes["keys-file"] = criteria.keep_keys.contains(chunk.keys)
+    if criteria.drop_keys is not None:
+        passes["drop-keys-file"] = ~criteria.drop_keys.contains(chunk.keys)
+    return passes
+
+
+def _at_least(numbers: Array, least: int) -> Array:
+    limits = np.iinfo(numbers.dtype)
+    if least > limits.max:
+        return np.zeros(len(numbers), np.bool_)
+    return np.asarray(numbers >= numbers.dtype.type(max(least, limits.min)))
+
+
+def _scores(chunk: Chunk, top: Top) -> Array:
+    if top.by == "freq" or top.by == "version":
+        column = chunk.freqs if top.by == "freq" else chunk.versions
+        assert column is not None
+        return sortable(column)
+    assert chunk.values is not None
+    norms = row_norms(chunk.values, top.by)
+    # A row that is not finite is the last to be cut, whatever else is in it.
+    return sortable(np.where(rows_not_finite(chunk.values), np.nan, norms))

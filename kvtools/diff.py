@@ -15,21 +15,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvtools.clip import row_norms
 from kvtools.dialects.interface import (
     DEFAULT_MEMORY,
     KEYS,
     Array,
+    Checkpoint,
     Chunk,
     Columns,
     Progress,
     TableReader,
+    VariableSchema,
     numpy_dtype,
     row_bytes,
 )
 from kvtools.engine import run_all
 from kvtools.errors import UsageError
 from kvtools.key_join import row_numbers, sorted_buckets
+from kvtools.row_norms import row_norms
 
 _KEY_ROWS = 1 << 18
 _FEW = 5
@@ -108,6 +110,49 @@ class TableDiff:
         return self.same_rows and not (self.only_in_a or self.only_in_b or self.extras)
 
 
+@dataclass(frozen=True)
+class VariableDiff:
+    """What changed in a dense variable: how many numbers (or strings), and how far; `numbers` is None for strings."""
+
+    name: str
+    shape_a: tuple[int, ...]
+    shape_b: tuple[int, ...]
+    changed: int
+    numbers: ColumnDiff | None = None
+
+    @property
+    def same(self) -> bool:
+        """Whether both hold the same."""
+        return self.shape_a == self.shape_b and not self.changed
+
+
+@dataclass(frozen=True)
+class CheckpointDiff:
+    """What changed between two checkpoints; the names are of tables and variables that only one of them has."""
+
+    path_a: str
+    path_b: str
+    dialect_a: str
+    dialect_b: str
+    tables: tuple[TableDiff, ...]
+    variables: tuple[VariableDiff, ...]
+    tables_only_in_a: tuple[str, ...] = ()
+    tables_only_in_b: tuple[str, ...] = ()
+    variables_only_in_a: tuple[str, ...] = ()
+    variables_only_in_b: tuple[str, ...] = ()
+
+    @property
+    def same(self) -> bool:
+        """Whether both hold the same tables and variables, in whatever form."""
+        alone = (
+            self.tables_only_in_a,
+            self.tables_only_in_b,
+            self.variables_only_in_a,
+            self.variables_only_in_b,
+        )
+        return not any(alone) and all(table.same for table in self.tables) and all(v.same for v in self.variables)
+
+
 def compare_tables(
     a: TableReader,
     b: TableReader,
@@ -184,6 +229,66 @@ def compare_tables(
         extras=_different_extras(a, b),
         schema=_form(a, b),
     )
+
+
+def compare_checkpoints(
+    a: Checkpoint,
+    b: Checkpoint,
+    *,
+    tables: Sequence[str] = (),
+    rtol: float = 0.0,
+    atol: float = 0.0,
+    memory: int = DEFAULT_MEMORY,
+    top: int = 0,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> CheckpointDiff:
+    """Compare the tables and the dense variables of two checkpoints, matched by name.
+
+    Args:
+        a: the checkpoint before; b: the one after; of any dialects.
+        tables: compare these tables alone, and no variables; "x=y" compares table x of `a` with y of `b`.
+        rtol, atol, memory, top, workers, progress: as for `compare_tables`; the tolerance is for variables too.
+
+    Raises:
+        UnknownTableError: a name in `tables` is of no table.
+
+    Example:
+        ```python
+        diff = compare_checkpoints(kvtools.open("model.ckpt-100"), kvtools.open("tables.h5"))
+        print(diff.same, [table.changed for table in diff.tables])
+        ```
+    """
+    pairs = [_pair(a, b, name) for name in tables] or [(name, name) for name in a.tables if name in b.tables]
+    found = [
+        compare_tables(
+            a.table(of_a),
+            b.table(of_b),
+            rtol=rtol,
+            atol=atol,
+            memory=memory,
+            top=top,
+            workers=workers,
+            progress=progress,
+        )
+        for of_a, of_b in pairs
+    ]
+    variables: list[VariableDiff] = []
+    alone: dict[str, tuple[str, ...]] = {}
+    if not tables:
+        of_a, of_b = {v.name: v for v in a.variables}, {v.name: v for v in b.variables}
+        variables = [
+            _compare_variables(a, b, variable, of_b[name], rtol, atol)
+            for name, variable in of_a.items()
+            if name in of_b
+        ]
+        alone = {
+            "tables_only_in_a": tuple(name for name in a.tables if name not in b.tables),
+            "tables_only_in_b": tuple(name for name in b.tables if name not in a.tables),
+            "variables_only_in_a": tuple(name for name in of_a if name not in of_b),
+            "variables_only_in_b": tuple(name for name in of_b if name not in of_a),
+        }
+    return CheckpointDiff(str(a.path), str(b.path), a.dialect, b.dialect, tuple(found), tuple(variables), **alone)
 
 
 @dataclass
@@ -553,3 +658,35 @@ def _form(a: TableReader, b: TableReader) -> tuple[str, ...]:
     slots = {slot.name: slot for slot in two.slots}
     pairs += [(f"slot {s.name}", s.dtype, slots[s.name].dtype) for s in one.slots if s.name in slots]
     return tuple(f"{what}: {was} -> {now}" for what, was, now in pairs if was != now and None not in (was, now))
+
+
+def _pair(a: Checkpoint, b: Checkpoint, text: str) -> tuple[str, str]:
+    """Return the two tables that "x" or "x=y" names; a name may have "=" in it."""
+    if text in a.tables or "=" not in text:
+        return text, text
+    cuts = [at for at, character in enumerate(text) if character == "="]
+    names = [(text[:at], text[at + 1 :]) for at in cuts]
+    return next((pair for pair in names if pair[0] in a.tables and pair[1] in b.tables), names[0])
+
+
+def _compare_variables(
+    a: Checkpoint, b: Checkpoint, of_a: VariableSchema, of_b: VariableSchema, rtol: float, atol: float
+) -> VariableDiff:
+    strings = of_a.dtype == "string"
+    if of_a.shape != of_b.shape or strings != (of_b.dtype == "string"):
+        return VariableDiff(of_a.name, of_a.shape, of_b.shape, max(1, math.prod(of_a.shape)))
+    sums, changed = _ColumnSums(), 0
+    left = (rows.reshape(-1) for rows in a.read_variable(of_a.name))
+    right = (rows.reshape(-1) for rows in b.read_variable(of_b.name))
+    for x, y in _rechunked(left, right):
+        if strings:
+            changed += int(np.count_nonzero(x != y))
+            continue
+        before, after = x[:, None], y[:, None]
+        exact = before.dtype.kind in "iub" or not (rtol or atol)
+        different = _different_bits(before, after) if exact else _beyond(before, after, rtol, atol)
+        changed += int(np.count_nonzero(different))
+        if different.any():
+            sums.add(before[different], after[different])
+    numbers = None if strings else sums.result(of_a.name)
+    return VariableDiff(of_a.name, of_a.shape, of_b.shape, changed, numbers)

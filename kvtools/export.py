@@ -34,13 +34,14 @@ from typing import Any
 import numpy as np
 
 from kvtools import __version__
-from kvtools.clip import Clip, non_finite_rows
+from kvtools.clip import Clip
 from kvtools.dialects.bundle import Bundle, BundleWriter
 from kvtools.dialects.interface import DEFAULT_MEMORY, KEYS, KEYS_AND_VALUES, Array, Checkpoint, Progress, TableReader
 from kvtools.dialects.savedmodel import FORMAT, MANIFEST
 from kvtools.errors import BadInputError, MissingDependencyError, OutputError, one_line
 from kvtools.key_join import repeated_rows
 from kvtools.replace_output import check_replaceable, replace_folder
+from kvtools.row_norms import non_finite_rows
 
 _MODEL_FILE = "saved_model.pb"
 _NOT_IN_SIGNATURES = re.compile(r"[^A-Za-z0-9_]")

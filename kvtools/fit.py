@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kvtools.dialects.dialect import Dialect
+from kvtools.dialects.dialect import Dialect, Holds
 from kvtools.dialects.interface import (
     KEYS_AND_VALUES,
     Array,
@@ -150,7 +150,8 @@ def fit(source: TableSchema, dialect: Dialect, *, parts: int | None = None) -> F
         if holds.slot_width_is_dim and slot.width != source.dim:
             losses.append(f"slot {slot.name}: it is {slot.width} wide, the dialect's slots are as wide as the value")
             continue
-        dtype = value_type(slot.dtype, holds.slot_dtypes or holds.value_dtypes, f"slot {slot.name}")
+        slot_dtypes = (value_dtype,) if holds.slot_dtype_is_value else holds.slot_dtypes or holds.value_dtypes
+        dtype = value_type(slot.dtype, slot_dtypes, f"slot {slot.name}")
         slots.append(SlotSchema(slot.name, slot.width, dtype))
     freq_dtype = _counter_type(source.freq_dtype, holds.freq_dtypes, "frequencies", losses, changes)
     version_dtype, unit = _version_type(source, holds.version_dtypes, holds.version_units, losses, changes)
@@ -177,7 +178,7 @@ def fit(source: TableSchema, dialect: Dialect, *, parts: int | None = None) -> F
         freq_dtype=freq_dtype,
         version_dtype=version_dtype,
         version_unit=unit,
-        partition=holds.partition or (source.partition if wanted == source.parts else source.partition or "floor_mod"),
+        partition=_partition(source, holds, wanted),
         checksums=None,
         extras=extras,
         metadata=_metadata(source, dialect, losses),
@@ -195,6 +196,12 @@ def as_type(numbers: Array, dtype: str) -> Array:
     """
     wanted = numpy_dtype(dtype)
     return numbers if numbers.dtype == wanted else numbers.astype(wanted)
+
+
+def _partition(source: TableSchema, holds: Holds, parts: int) -> str | None:
+    if holds.partition is not None:
+        return holds.partition(source) if callable(holds.partition) else holds.partition
+    return source.partition if parts == source.parts else source.partition or "floor_mod"
 
 
 def _fitting(dtype: str, allowed: tuple[str, ...], within: dict[str, tuple[str, ...]]) -> str | None:

@@ -28,6 +28,19 @@ def json_numbers(values: npt.NDArray[Any]) -> Any:
     return _named(values.tolist())
 
 
+def json_ready(value: Any) -> Any:
+    """Return a value made of dicts, lists, tuples, numbers and strings with its non-finite numbers named.
+
+    >>> json_ready({"a": (1, float("inf"))})
+    {'a': [1, 'Infinity']}
+    """
+    if isinstance(value, dict):
+        return {name: json_ready(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_ready(item) for item in value]
+    return _named(value) if isinstance(value, float) else value
+
+
 def _named(value: Any) -> Any:
     if isinstance(value, list):
         return [_named(item) for item in value]

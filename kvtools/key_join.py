@@ -86,6 +86,26 @@ def repeated_rows(keys: Iterable[Array], rows: int, *, memory: int) -> Array:
     return np.sort(np.concatenate(found))
 
 
+def count_repeated(keys: Iterable[Array], rows: int, *, memory: int) -> int:
+    """Return how many rows have a key that stands again in a later row; faster than `repeated_rows`, which says which.
+
+    >>> count_repeated([np.array([5, 7, 5]), np.array([5])], 4, memory=1 << 20)
+    2
+    """
+    if rows * 16 > memory:
+        return sum(
+            int(np.count_nonzero(bucket.keys[1:] == bucket.keys[:-1]))
+            for (bucket,) in sorted_buckets([keys], rows, memory=memory)
+        )
+    arrays = list(keys)
+    if not arrays:
+        return 0
+    joined = np.concatenate(arrays)
+    del arrays
+    joined.sort()
+    return int(np.count_nonzero(joined[1:] == joined[:-1]))
+
+
 def row_numbers(rows: int, *, memory: int) -> Array:
     """Return an uninitialised int64 [rows], in a temporary file that nobody else sees if it is large."""
     if rows * 8 <= memory // 4:

@@ -38,7 +38,7 @@ from kvtools.diff import compare_tables
 from kvtools.engine import Engine, run_all, started
 from kvtools.errors import BadInputError, CheckFailedError, OutputError, UsageError
 from kvtools.fit import Fit, FittedTable, fit
-from kvtools.partition import owners
+from kvtools.partition import RULES, owners
 from kvtools.replace_output import check_free, check_replaceable, replace_files, replace_folder
 
 _KEY_ROWS = 1 << 18
@@ -144,7 +144,7 @@ def write_tables(
         ```
     """
     options = options or WriteOptions()
-    plan = _plan(tables, output, to, beside, parts)
+    plan = _plan(tables, output, to, beside, parts, options)
     dialect = plan.dialect
     assert dialect.write is not None
     check_output(output, dialect, force=options.force)
@@ -153,6 +153,7 @@ def write_tables(
         _check_lossless(plan.account)
     with started(engine), _staging(str(output), dialect, options) as staging:
         with dialect.write(staging, options) as writer:
+            writer.plan([fitted.schema for fitted in plan.fits])
             accounts = tuple(
                 _write_table(writer, table, fitted, dialect, workers, engine, progress)
                 for table, fitted in zip(tables, plan.fits, strict=True)
@@ -219,6 +220,7 @@ def plan_tables(
     *,
     beside: Checkpoint | None = None,
     parts: int | Mapping[str, int] | None = None,
+    options: WriteOptions | None = None,
     strict: bool = False,
 ) -> Account:
     """Return the account of what `write_tables` would do, having read and written nothing: `rows_read` is 0.
@@ -226,7 +228,7 @@ def plan_tables(
     What depends on the rows themselves, such as frequencies that are cut, only the writing finds. `bytes` are those of
     the columns, before any compression. Arguments and errors are those of `write_tables`.
     """
-    account = _plan(tables, output, to, beside, parts).account
+    account = _plan(tables, output, to, beside, parts, options or WriteOptions()).account
     if strict:
         _check_lossless(account)
     return account
@@ -248,13 +250,9 @@ def _plan(
     to: str | Dialect,
     beside: Checkpoint | None,
     parts: int | Mapping[str, int] | None,
+    options: WriteOptions,
 ) -> _Plan:
-    dialect = dialect_named(to) if isinstance(to, str) else to
-    if dialect.write is None:
-        raise UsageError(
-            f"writing '{output}': kvtools reads {dialect.name} and does not write it; choose --to from"
-            f" {', '.join(writable_dialects())}"
-        )
+    dialect = _writable(output, to)
     wanted = {table.schema.name: parts for table in tables} if isinstance(parts, int) else dict(parts or {})
     too_few = next((number for number in wanted.values() if number < 1), None)
     if too_few is not None:
@@ -263,7 +261,14 @@ def _plan(
     twice = next((name for name, count in counts.items() if count > 1), None)
     if twice is not None:
         raise UsageError(f"writing '{output}': two tables are called '{twice}'; rename one, see `kvtools rename`")
-    fits = tuple(fit(table.schema, dialect, parts=wanted.get(table.schema.name)) for table in tables)
+    if dialect.output == "file_or_folder" and dialect.output_kind(str(output)) == "file" and len(tables) != 1:
+        raise UsageError(
+            f"writing '{output}': got {len(tables)} tables, expected one in a single {dialect.name} file; choose one"
+            f" with --table, or name a folder, one that does not end in {' or '.join(dialect.suffixes)}"
+        )
+    fits = tuple(
+        _partitioned(fit(table.schema, dialect, parts=wanted.get(table.schema.name)), options) for table in tables
+    )
     losses: list[str] = []
     variables = beside.variables if beside else ()
     if variables and not dialect.holds.variables:
@@ -297,8 +302,24 @@ def _check_lossless(account: Account) -> None:
         )
 
 
-def check_output(output: str | os.PathLike[str], dialect: Dialect, *, force: bool) -> None:
-    """Raise `OutputError` if something is at `output` that may not be replaced."""
+def _writable(output: str | os.PathLike[str], to: str | Dialect) -> Dialect:
+    dialect = dialect_named(to) if isinstance(to, str) else to
+    if dialect.write is None:
+        raise UsageError(
+            f"writing '{output}': kvtools reads {dialect.name} and does not write it; choose --to from"
+            f" {', '.join(writable_dialects())}"
+        )
+    return dialect
+
+
+def check_output(output: str | os.PathLike[str], to: str | Dialect, *, force: bool) -> None:
+    """Raise what is known beforehand to keep dialect `to` from being written to `output`.
+
+    Raises:
+        UsageError: the dialect cannot be written.
+        OutputError: something is there that may not be replaced.
+    """
+    dialect = _writable(output, to)
     kind = dialect.output_kind(str(output))
     if kind in ("prefix", "file"):
         check_free(Path(output).absolute(), force=force)
@@ -341,6 +362,18 @@ def _routed(keys: Array, parts: int, route: str | None, at: Mapping[int, int]) -
         start = end
 
 
+def _partitioned(fitted: Fit, options: WriteOptions) -> Fit:
+    """Take the rule that the user asked for, where the dialect's parts own keys."""
+    if options.partition is None or fitted.schema.partition is None:
+        return fitted
+    if options.partition not in RULES:
+        raise UsageError(
+            f"writing table '{fitted.source.name}': there is no partition rule '{options.partition}'; expected one of"
+            f" {', '.join(RULES)}"
+        )
+    return dataclasses.replace(fitted, schema=dataclasses.replace(fitted.schema, partition=options.partition))
+
+
 def _write_table(
     writer: CheckpointWriter,
     table: TableReader,
@@ -351,7 +384,8 @@ def _write_table(
     progress: Progress | None,
 ) -> TableAccount:
     source, parts = table.schema, fitted.schema.parts
-    route = dialect.holds.partition or source.partition or "floor_mod"
+    route = fitted.schema.partition or source.partition or "floor_mod"
+    # Where parts own keys, a row that stood in the wrong one goes to its own; elsewhere rows stay where they are.
     if parts > 1 and (dialect.holds.partition is not None or parts != source.parts):
         counts = _count_rows(table, fitted, parts, route, workers)
     elif parts == source.parts:

@@ -140,7 +140,8 @@ def check(
     if not tables:
         checks += _check_whole(checkpoint, findings)
         for variable in [*checkpoint.variables, *checkpoint.bookkeeping]:
-            findings += _check_variable(checkpoint, variable.name)
+            told = {finding.message for finding in findings}
+            findings += (f for f in _check_variable(checkpoint, variable.name) if f.message not in told)
             checks += 1
         variables = len(checkpoint.variables)
     rank = {"error": 0, "warning": 1, "info": 2}

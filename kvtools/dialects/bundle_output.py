@@ -82,7 +82,7 @@ class BundleTableWriter(TableWriter):
         """Say which tensor an extra array goes to, beside where it goes already."""
         self._extras.setdefault(name, []).append(tensor)
 
-    def shard(self) -> BundleShard:
+    def shard(self) -> ShardWriter:
         """Return a writer for one task."""
         return BundleShard(self.bundle.data_path, self._regions, self._encode)
 
@@ -138,8 +138,9 @@ def variable_chunks(bundle: Bundle, name: str) -> Iterator[Array]:
     """Yield a dense tensor's rows in chunks, checked; a scalar whole, strings as one object array of bytes."""
     entry = bundle.entries[name]
     if entry.dtype == 7:
+        found = bundle.strings(name)  # first: it fails where the shape claims more strings than there are bytes
         strings = np.empty(entry.shape, object)
-        strings.reshape(-1)[:] = bundle.strings(name)
+        strings.reshape(-1)[:] = found
         yield strings
         return
     tensor = bundle.tensor(name)

@@ -6,7 +6,7 @@ import math
 import mmap
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -157,3 +157,54 @@ class RawColumn:
                 except OSError as error:
                     raise BadInputError(f"opening '{self.path}': {error.strerror or error}") from error
             return self._descriptor
+
+
+class CheckedColumn(RawColumn):
+    """A `RawColumn` whose bytes have a checksum, which is checked as its last row goes by.
+
+    Args:
+        path, dtype, row_shape, offset, rows: see `RawColumn`.
+        name: what messages call the column.
+        checksum: continues the checksum over bytes.
+        start: the checksum of what comes before the rows.
+        expected: the checksum at the end.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        dtype: np.dtype[Any],
+        row_shape: tuple[int, ...],
+        *,
+        offset: int,
+        rows: int,
+        name: str,
+        checksum: Callable[[int, Any], int],
+        expected: int,
+        start: int = 0,
+    ) -> None:
+        super().__init__(path, dtype, row_shape, offset=offset, rows=rows)
+        self.name = name
+        self._checksum = checksum
+        self._start = start
+        self._expected = expected
+
+    def chunks(self, chunk_rows: int, *, verify: bool = True) -> Iterator[Array]:
+        """Yield copies of all rows in order; raises `CorruptFileError` instead of the last if the checksum differs."""
+        crc, seen = self._start, 0
+        if verify and self.rows == 0:
+            self._check(crc)
+        for chunk in super().chunks(chunk_rows):
+            seen += len(chunk)
+            if verify:
+                crc = self._checksum(crc, chunk.reshape(-1).view(np.uint8))
+                if seen == self.rows:
+                    self._check(crc)
+            yield chunk
+
+    def _check(self, crc: int) -> None:
+        if crc != self._expected:
+            raise CorruptFileError(
+                f"reading '{self.name}': checksum mismatch: got {crc:#010x}, expected {self._expected:#010x}; the file"
+                " is damaged, copy it again from its source"
+            )

@@ -13,6 +13,7 @@ import numpy as np
 from kvtools.dialects.bundle import BundleTensor
 from kvtools.dialects.column import Column
 from kvtools.dialects.interface import (
+    CHUNK_BYTES,
     DEFAULT_MEMORY,
     KEYS_AND_VALUES,
     Array,
@@ -51,7 +52,7 @@ class ColumnTable(TableReader):
         extras: Mapping[str, Column] | None = None,
     ) -> None:
         checked = bool(parts) and all(isinstance(part.values, BundleTensor) for part in parts)
-        self.schema = dataclasses.replace(schema, checksums="CRC-32C" if checked else None)
+        self.schema = dataclasses.replace(schema, checksums="CRC-32C" if checked else schema.checksums)
         self._parts = tuple(parts)
         self._decode_keys = decode_keys
         self._extras = dict(extras or {})
@@ -87,8 +88,14 @@ class ColumnTable(TableReader):
         return self._chunk(arrays)
 
     def extra(self, name: str) -> Array:
-        """Return an extra array; see `TableReader.extra`."""
-        return self._extras[name].read()
+        """Return an extra array, checked; see `TableReader.extra`."""
+        column = self._extras[name]
+        array = np.empty((column.rows, *column.row_shape), column.dtype)
+        start = 0
+        for rows in column.chunks(max(1, CHUNK_BYTES // max(1, column.dtype.itemsize * _width(column)))):
+            array[start : start + len(rows)] = rows
+            start += len(rows)
+        return array
 
     def _chunk(self, arrays: dict[Any, Array], part: int = 0) -> Chunk:
         keys = arrays[("keys", "")]

@@ -14,9 +14,17 @@ from kvtools.errors import BadInputError, UsageError
 _MODULES = (
     "savedmodel",
     "tfplugin",
+    "tfplus",
+    "deeprec",
+    "tfra_files",
+    "tfra",
     "sok",
     "sok_legacy",
     "hdf5",
+    "parquet",
+    "arrow",
+    "npz",
+    "safetensors",
     "tensorflow",
 )
 """The modules of this package that are dialects, in the order in which they look at a path."""

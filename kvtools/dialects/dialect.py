@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from kvtools.dialects.bundle import Bundle
-from kvtools.dialects.interface import Checkpoint, OpenOptions, VersionUnit
+from kvtools.dialects.interface import Checkpoint, OpenOptions, TableSchema, VersionUnit
 from kvtools.dialects.location import Location, locate
 from kvtools.dialects.writing import CheckpointWriter, WriteOptions
 from kvtools.errors import BadInputError
@@ -53,9 +53,9 @@ class Holds:
 
     Types are listed with the preferred ones first. No `freq_dtypes` or `version_dtypes` means that the dialect has no
     such column; `version_units` None means that it records the unit, whatever it is.
-    `partition` is the rule by which its parts own keys; None where any row may stand in any part. `many_parts` is
-    False where a table is always one part. `empty_dim` is False where only rows tell how wide a row is. `extras` and
-    `metadata` are None where any can be held.
+    `partition` is the rule by which its parts own keys, or a function that chooses it for a source's schema; None
+    where any row may stand in any part. `many_parts` is False where a table is always one part. `empty_dim` is False
+    where only rows tell how wide a row is. `extras` and `metadata` are None where any can be held.
     """
 
     key_dtypes: tuple[str, ...]
@@ -63,10 +63,11 @@ class Holds:
     slots: bool = True
     slot_dtypes: tuple[str, ...] | None = None
     slot_width_is_dim: bool = False
+    slot_dtype_is_value: bool = False
     freq_dtypes: tuple[str, ...] = ()
     version_dtypes: tuple[str, ...] = ()
     version_units: tuple[VersionUnit, ...] | None = None
-    partition: str | None = None
+    partition: str | Callable[[TableSchema], str] | None = None
     many_parts: bool = True
     empty_dim: bool = True
     extras: frozenset[str] | None = frozenset()
@@ -80,7 +81,7 @@ class Dialect:
 
     `write(staging, options)` is given a path (or URL) that nobody else reads yet: `output` says whether the dialect
     makes a bundle "prefix" (several files that start with the name), one "file", a "folder", or fills a "url". Where
-    it can make either, "file_or_folder", a file is meant by a name that ends in one of `suffixes`.
+    it can make either, "file_or_folder", a file, of one table, is meant by a name that ends in one of `suffixes`.
     """
 
     name: str

@@ -278,7 +278,7 @@ class TableReader(ABC):
         """Copy the rows of these int64 numbers [n], in their order, without checking checksums."""
 
     def extra(self, name: str) -> Array:
-        """Return the array of this name from `schema.extras`; it may be a read-only view of a file."""
+        """Return the array of this name from `schema.extras`, checked against its checksums; it may be read-only."""
         raise KeyError(name)
 
     def check(self) -> Iterator[Finding]:
@@ -293,6 +293,30 @@ class TableReader(ABC):
             keys[position : position + len(chunk.keys)] = chunk.keys
             position += len(chunk.keys)
         return keys
+
+    def to_numpy(self, columns: Sequence[str] | None = None, *, limit: int | None = None) -> Chunk:
+        """Return all rows, or the first `limit`, as one chunk of NumPy columns; see `kvtools.convert.to_numpy`."""
+        from kvtools.convert import to_numpy
+
+        return to_numpy(self, columns, limit=limit)
+
+    def to_arrow(self, columns: Sequence[str] | None = None, *, limit: int | None = None) -> Any:
+        """Return all rows, or the first `limit`, as a `pyarrow.Table`; see `kvtools.convert.to_arrow`."""
+        from kvtools.convert import to_arrow
+
+        return to_arrow(self, columns, limit=limit)
+
+    def to_pandas(
+        self,
+        columns: Sequence[str] | None = None,
+        *,
+        limit: int | None = None,
+        vectors: Literal["columns", "arrays"] = "columns",
+    ) -> Any:
+        """Return all rows, or the first `limit`, as a `pandas.DataFrame`; see `kvtools.convert.to_pandas`."""
+        from kvtools.convert import to_pandas
+
+        return to_pandas(self, columns, limit=limit, vectors=vectors)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         if self.origin is None:

@@ -8,24 +8,34 @@ from __future__ import annotations
 
 import math
 import os
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from kvtools.dialects.bundle.checksum import of_runs
+from kvtools.dialects.bundle.checksum import CASTAGNOLI, ZIP, extend, of_runs
 from kvtools.dialects.bundle.writer import Region, RegionWriter, Runs
 from kvtools.dialects.bundle_output import plain_columns
 from kvtools.dialects.interface import Array, Chunk
 from kvtools.dialects.writing import ShardWriter, TableWriter
 
 
+def crc32(crc: int, data: Any) -> int:
+    """Continue a zip file's CRC-32 over `data`, as `bundle.checksum.extend` does a CRC-32C."""
+    return zlib.crc32(data, crc)
+
+
+_CHECKSUMS = {CASTAGNOLI: extend, ZIP: crc32}
+
+
 class RawShard(ShardWriter):
     """Writes rows of a table to its columns' places in one file or in several."""
 
-    def __init__(self, regions: Mapping[str, Region]) -> None:
+    def __init__(self, regions: Mapping[str, Region], polynomial: int) -> None:
         self._regions = regions
+        self._polynomial = polynomial
         self._writers: dict[str, RegionWriter] = {}
 
     def write(self, part: int, start: int, chunk: Chunk) -> None:
@@ -33,7 +43,7 @@ class RawShard(ShardWriter):
         for column, rows in plain_columns(chunk).items():
             region = self._regions[column]
             if region.path not in self._writers:
-                self._writers[region.path] = RegionWriter(region.path)
+                self._writers[region.path] = RegionWriter(region.path, _CHECKSUMS[self._polynomial])
             self._writers[region.path].write(region, start, rows)
 
     def finish(self) -> dict[str, Runs]:
@@ -50,19 +60,22 @@ class RawTableWriter(TableWriter):
 
     Args:
         regions: the place of each column, by the names of `plain_columns`; an extra array is "extra:<name>".
+        polynomial: that of the checksum to take of each column.
     """
 
     random_access: ClassVar[bool] = True
     distributable: ClassVar[bool] = True
 
-    def __init__(self, regions: Mapping[str, Region]) -> None:
+    def __init__(self, regions: Mapping[str, Region], polynomial: int = CASTAGNOLI) -> None:
         self.regions = dict(regions)
-        self.crc32c: dict[str, int] = {}  # by region's name, once closed
+        self.checksums: dict[str, int] = {}  # by region's name, once closed
+        self._polynomial = polynomial
         self._runs: dict[str, Runs] = {}
 
     def shard(self) -> RawShard:
         """Return a writer for one task."""
-        return RawShard({name: region for name, region in self.regions.items() if not name.startswith("extra:")})
+        columns = {name: region for name, region in self.regions.items() if not name.startswith("extra:")}
+        return RawShard(columns, self._polynomial)
 
     def absorb(self, result: Any) -> None:
         """Take over what a shard wrote."""
@@ -72,7 +85,7 @@ class RawTableWriter(TableWriter):
     def extra(self, name: str, array: Array) -> None:
         """Write an extra array, whole."""
         region = self.regions[f"extra:{name}"]
-        writer = RegionWriter(region.path)
+        writer = RegionWriter(region.path, _CHECKSUMS[self._polynomial])
         writer.write(region, 0, np.asarray(array))
         self.absorb(writer.finish())
 
@@ -86,7 +99,8 @@ class RawTableWriter(TableWriter):
                 row += count
             if row != region.rows:
                 raise ValueError(f"writing '{region.name}': rows {row} on of {region.rows} were not written once each")
-            self.crc32c[region.name] = of_runs((crc, count * region.row_bytes) for _, count, crc in runs)
+            sized = ((crc, count * region.row_bytes) for _, count, crc in runs)
+            self.checksums[region.name] = of_runs(sized, self._polynomial)
 
 
 def create_column(path: Path, header: bytes, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Region:

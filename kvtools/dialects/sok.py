@@ -26,9 +26,10 @@ from kvtools.dialects.interface import (
     TableSchema,
     numpy_dtype,
 )
+from kvtools.dialects.named_columns import check_options
 from kvtools.dialects.raw_output import RawTableWriter, create_column
 from kvtools.dialects.writing import CheckpointWriter, WriteOptions
-from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError, OutputError, UsageError
+from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError, OutputError
 
 NAME = "sok"
 KEY_DTYPES = ("int64", "int32", "uint32", "uint64")
@@ -200,13 +201,6 @@ def _open_table(folder: Path, base: str, columns: list[str], options: OpenOption
     else:
         dim = numbers // rows
         notes.append(f"the width {dim} is that of {numbers} numbers for {rows} keys; the format does not record it")
-    for option, wanted, got in (
-        ("--key-dtype", options.key_dtype, keys.dtype),
-        ("--value-dtype", options.value_dtype, weights.dtype),
-        ("--dim", options.dim, dim),
-    ):
-        if wanted is not None and wanted != got:
-            raise UsageError(f"{doing}: got {option} {wanted}, its files say {got}; leave the option out")
     name = keys.table if keys.table and flat_name(keys.table) == base else base
     slots: dict[str, RawColumn] = {}
     schemas, incomplete = [], []
@@ -247,6 +241,7 @@ def _open_table(folder: Path, base: str, columns: list[str], options: OpenOption
         notes=(*notes, *incomplete),
         bytes=sum((folder / f"{base}-{column}").stat().st_size for column in columns),
     )
+    check_options(schema, options, doing)
     table = SokTable(schema, [part])
     table.incomplete = tuple(incomplete)
     return table

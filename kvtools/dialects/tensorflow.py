@@ -16,6 +16,8 @@ from kvtools.errors import KvtoolsError
 NAME = "tensorflow"
 _BOOKKEEPING = frozenset({"_CHECKPOINTABLE_OBJECT_GRAPH"})
 _OVERLAPS_TOLD = 10
+_LONGEST_PADDING = 4096
+"""Writers may align tensors; no more bytes than this lie between them for it."""
 
 
 def bundle_checkpoint(
@@ -54,10 +56,10 @@ def _check_layout(bundle: Bundle) -> Iterator[Finding]:
             "error",
             "overlap",
             "",
-            f"'{bundle.data_path(one.shard)}': '{two.name}' begins at byte {two.offset}, inside '{one.name}' that ends at"
-            f" {one.end}; one of them is wrong, write the checkpoint again",
+            f"'{bundle.data_path(one.shard)}': '{two.name}' begins at byte {two.offset}, inside '{one.name}', which"
+            f" ends at {one.end}; one of them is wrong, write the checkpoint again",
         )
-    gaps = list(bundle.gaps())
+    gaps = [gap for gap in bundle.gaps() if gap.end - gap.offset >= _LONGEST_PADDING]
     if gaps:
         unused = sum(gap.end - gap.offset for gap in gaps)
         where = f"{unused:,} bytes of the data files, in {len(gaps):,} runs, are in no tensor"

@@ -338,6 +338,7 @@ DIALECT = Dialect(
     holds=Holds(
         key_dtypes=KEY_DTYPES,
         value_dtypes=VALUE_DTYPES,
+        slot_dtype_is_value=True,
         freq_dtypes=("uint32",),
         version_dtypes=("uint32",),
         version_units=("seconds", "steps", "unknown"),

@@ -5,6 +5,7 @@ number of rows of every part is known beforehand, rows come already routed to th
 place that is renamed when the writer has closed without an error.
 
     with dialect.write(staging, options) as writer:
+        writer.plan(schemas)
         table = writer.table(schema)              # once per table; one table at a time
         shard = table.shard()                     # one per task, maybe in another process
         shard.write(part, start, chunk)           # rows start .. start + n of a part
@@ -15,7 +16,7 @@ place that is renamed when the writer has closed without an error.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ClassVar
@@ -26,11 +27,13 @@ from kvtools.dialects.interface import DEFAULT_MEMORY, Array, Chunk, TableSchema
 @dataclass(frozen=True)
 class WriteOptions:
     """What a user may ask of a writer. `compression` and `compression_level` are the format's own names and default
-    to what the dialect thinks best; `batch_rows` is the rows of a row group, HDF5 chunk or pipeline."""
+    to what the dialect thinks best; `batch_rows` is the rows of a row group, HDF5 chunk or pipeline. `partition` is the
+    rule by which parts own keys (`kvtools.partition`), where that is not to be the dialect's usual one."""
 
     compression: str | None = None
     compression_level: int | None = None
     batch_rows: int | None = None
+    partition: str | None = None
     memory: int = DEFAULT_MEMORY
     force: bool = False
 
@@ -79,6 +82,12 @@ class TableWriter(ABC):
 
 class CheckpointWriter(ABC):
     """A checkpoint being written to a staging place; a context manager that syncs and closes its files."""
+
+    def plan(self, schemas: Sequence[TableSchema]) -> None:  # noqa: B027  most layouts need no table of contents
+        """Take notice of all tables that will come, before the first, for a layout that begins with what is in it.
+
+        The schemas are those that `table` gets, but for `part_rows` where the dialect has many parts.
+        """
 
     @abstractmethod
     def table(self, schema: TableSchema, keys: Callable[[], Iterator[tuple[int, Array]]]) -> TableWriter:

@@ -43,7 +43,7 @@ def test_json_and_verify(sample_path: Path, tmp_path: Path, capsys: Capture) -> 
         True,
         False,
     )
-    fields = ["name", "rows_read", "rows_written", "parts", "bytes", "losses", "changes", "checks"]
+    fields = ["name", "rows_read", "rows_written", "parts", "bytes", "part_rows", "losses", "changes", "checks"]
     assert [list(table) for table in report["tables"]] == [fields] * 3
     assert "every row read again and compared with the source, by key" in report["tables"][0]["checks"]
 

@@ -12,7 +12,13 @@ import round_trip
 from kvtools.dialects.writing import WriteOptions
 from kvtools.migrate import write_tables
 
-OUTPUTS = {"sample.h5": "hdf5"}
+OUTPUTS = {
+    "sample.h5": "hdf5",
+    "sample.parquet": "parquet",
+    "sample_parquet": "parquet",
+    "sample.arrow": "arrow",
+    "sample_arrow": "arrow",
+}
 
 
 def main() -> None:

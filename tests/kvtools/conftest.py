@@ -2,74 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from kvtools.dialects.interface import (
-    ALL_COLUMNS,
-    Array,
-    Chunk,
-    Columns,
-    ExtraSchema,
-    SlotSchema,
-    TableReader,
-    TableSchema,
-    numpy_dtype,
-    row_bytes,
-)
+from kvtools.array_table import ArrayTable
+from kvtools.dialects.interface import ALL_COLUMNS, Array, TableReader, numpy_dtype, row_bytes
 
 
-@dataclass
-class ArrayTable(TableReader):
-    """A table of arrays in memory, cut into parts of these rows."""
+class PlainTable(ArrayTable):
+    """A table of arrays in memory that are at hand: what was written, to compare with what is read."""
 
-    name: str
-    keys: Array
-    values: Array
-    slot_arrays: dict[str, Array] = field(default_factory=dict)
-    freqs: Array | None = None
-    versions: Array | None = None
-    extras: dict[str, Array] = field(default_factory=dict)
-    part_rows: tuple[int, ...] | None = None
-    metadata: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def schema(self) -> TableSchema:  # type: ignore[override]
-        return TableSchema(
-            name=self.name,
-            dialect="arrays",
-            key_dtype=self.keys.dtype.name,
-            value_dtype=self.values.dtype.name,
-            dim=self.values.shape[1],
-            part_rows=self.part_rows or (len(self.keys),),
-            slots=tuple(SlotSchema(name, a.shape[1], a.dtype.name) for name, a in self.slot_arrays.items()),
-            freq_dtype=None if self.freqs is None else self.freqs.dtype.name,
-            version_dtype=None if self.versions is None else self.versions.dtype.name,
-            version_unit="steps" if self.versions is not None else "unknown",
-            extras=tuple(ExtraSchema(name, a.dtype.name, a.shape) for name, a in self.extras.items()),
-            metadata=self.metadata,
-        )
-
-    def read_part(self, part: int, columns: Columns, rows: int, verify: bool) -> Iterator[Chunk]:
-        ends = np.cumsum([0, *self.schema.part_rows])
-        for start in range(int(ends[part]), int(ends[part + 1]), rows):
-            yield self.take(np.arange(start, min(start + rows, ends[part + 1])), columns)
-
-    def take(self, rows: Array, columns: Columns = ALL_COLUMNS) -> Chunk:
-        return Chunk(
-            self.keys[rows],
-            self.values[rows] if columns.values else None,
-            {name: array[rows] for name, array in self.slot_arrays.items()} if columns.slots else {},
-            self.freqs[rows] if columns.freqs and self.freqs is not None else None,
-            self.versions[rows] if columns.versions and self.versions is not None else None,
-        )
-
-    def extra(self, name: str) -> Array:
-        return self.extras[name]
+    def __init__(self, name: str, keys: Array, values: Array, slots: dict[str, Array], **others: Any) -> None:
+        super().__init__(name, keys, values, slots=slots, **others)
+        self.name = name
+        self.keys = keys
+        self.values = values
+        self.slot_arrays = slots
+        self.freqs: Array | None = others.get("freqs")
+        self.versions: Array | None = others.get("versions")
 
 
 def _make_table(
@@ -85,7 +38,7 @@ def _make_table(
     parts: int = 1,
     seed: int = 0,
     **others: Any,
-) -> ArrayTable:
+) -> PlainTable:
     rng = np.random.default_rng(seed)
     limits = np.iinfo(key_dtype)
     extreme = [limits.min, limits.max, 0, 1, -1, -7, limits.max - 1]
@@ -102,19 +55,19 @@ def _make_table(
         return None if counter is None else rng.integers(0, np.iinfo(counter).max, rows, dtype=counter, endpoint=True)
 
     cuts = np.linspace(0, rows, parts + 1).astype(int)
-    return ArrayTable(
+    return PlainTable(
         name,
         keys,
         draw(dim),
         {slot: draw(slot_width or dim) for slot in slots},
-        count(freq_dtype),
-        count(version_dtype),
-        part_rows=tuple(np.diff(cuts).tolist()),
-        **others,
+        freqs=count(freq_dtype),
+        versions=count(version_dtype),
+        part_rows=np.diff(cuts).tolist(),
+        **{"version_unit": "steps" if version_dtype else "unknown", **others},
     )
 
 
-def _same_rows(got: TableReader, expected: ArrayTable, *, rows: int | None = None, any_order: bool = False) -> None:
+def _same_rows(got: TableReader, expected: PlainTable, *, rows: int | None = None, any_order: bool = False) -> None:
     """Check all columns of a table, streamed and taken, bit by bit."""
     schema, wanted = got.schema, expected.schema
     assert (schema.key_dtype, schema.value_dtype, schema.rows) == (wanted.key_dtype, wanted.value_dtype, wanted.rows)
@@ -154,7 +107,7 @@ def _same_rows(got: TableReader, expected: ArrayTable, *, rows: int | None = Non
 
 
 @pytest.fixture(scope="session")
-def make_table() -> Callable[..., ArrayTable]:
+def make_table() -> Callable[..., PlainTable]:
     """Draw a table with extreme keys among its own."""
     return _make_table
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from kvtools.array_table import ArrayTable
 from kvtools.dialects.detect import open_checkpoint
-from kvtools.dialects.interface import ALL_COLUMNS, KEYS, Checkpoint, TableReader
+from kvtools.dialects.interface import ALL_COLUMNS, KEYS, Checkpoint, Chunk, TableReader
 from kvtools.dialects.writing import WriteOptions
 from kvtools.migrate import Account, write_tables
 
@@ -120,11 +120,9 @@ def check_same(got: TableReader, expected: TableReader) -> None:
         assert getattr(a, field) == getattr(b, field), field
     for rows in (None, 7):
         for part in range(b.parts):
-            pairs = itertools.zip_longest(got.chunks(rows=rows, part=part), expected.chunks(rows=rows, part=part))
-            for one, other in pairs:
-                assert one is not None and other is not None
-                check_same_chunk(one, other)
-                assert one.part == other.part == part
+            chunks = list(got.chunks(rows=rows, part=part))
+            assert all(chunk.part == part and 0 < len(chunk) <= (rows or b.rows) for chunk in chunks)
+            check_same_chunk(joined(chunks), joined(list(expected.chunks(rows=rows, part=part))))
     assert same_bytes(got.all_keys(), expected.all_keys())
     wanted = np.random.default_rng(1).integers(0, b.rows, 30) if b.rows else np.zeros(0, np.int64)
     check_same_chunk(got.take(wanted, ALL_COLUMNS), expected.take(wanted, ALL_COLUMNS))
@@ -134,8 +132,28 @@ def check_same(got: TableReader, expected: TableReader) -> None:
         assert same_bytes(got.extra(extra.name), expected.extra(extra.name))
 
 
+def joined(chunks: list[Chunk]) -> Chunk | None:
+    """Make one chunk of several."""
+
+    def column(columns: list[Any]) -> Any:
+        return None if columns[0] is None else np.concatenate(columns)
+
+    if not chunks:
+        return None
+    return Chunk(
+        column([chunk.keys for chunk in chunks]),
+        column([chunk.values for chunk in chunks]),
+        {name: column([chunk.slots[name] for chunk in chunks]) for name in chunks[0].slots},
+        column([chunk.freqs for chunk in chunks]),
+        column([chunk.versions for chunk in chunks]),
+    )
+
+
 def check_same_chunk(a: Any, b: Any) -> None:
     """Check that two chunks are the same to the byte."""
+    if a is None or b is None:
+        assert a is b
+        return
     assert same_bytes(a.keys, b.keys)
     assert same_bytes(a.values, b.values)
     assert same_bytes(a.freqs, b.freqs)

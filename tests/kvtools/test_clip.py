@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtools.clip import Clip, non_finite_rows, row_norms
+from kvtools.clip import Clip
 from kvtools.errors import UsageError
+from kvtools.row_norms import non_finite_rows, row_norms
 
 DTYPES = [np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]
 
@@ -72,3 +73,22 @@ def test_rows_that_are_not_finite_are_kept_and_counted(norm: Any, dtype: np.dtyp
 def test_senseless_thresholds_are_refused(threshold: float) -> None:
     with pytest.raises(UsageError, match="expected a finite number of 0 or more"):
         Clip("abs", threshold)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64])
+def test_norms_of_whole_numbers(dtype: Any) -> None:
+    values = np.array([[np.iinfo(dtype).min, 0], [3, -4], [0, 0]], dtype)
+    assert row_norms(values, "abs").tolist() == [-float(np.iinfo(dtype).min), 4, 0]
+    assert Clip("abs", 4.5).keep(values).tolist() == [True, False, False]
+    assert Clip("l2", 5).keep(values).tolist() == [True, True, False]
+    assert non_finite_rows(values) == 0
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3, 7, 8, 12, 300])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_keep_is_the_norm_not_below_the_threshold_in_any_width(dtype: np.dtype[Any], dim: int) -> None:
+    values = np.random.default_rng(dim).normal(size=(50, dim)).astype(dtype)
+    values[3, -1], values[4, 0] = np.nan, np.inf
+    expected = [not reference_norm(row, "abs") < 1 for row in values]
+    assert Clip("abs", 1.0).keep(values).tolist() == expected
+    assert non_finite_rows(values) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -12,9 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.interface import (
     KEYS_AND_VALUES,
     Array,
+    Checkpoint,
     Chunk,
     Columns,
     ExtraSchema,
@@ -22,8 +25,8 @@ from kvtools.dialects.interface import (
     TableReader,
     TableSchema,
 )
-from kvtools.diff import compare_tables
-from kvtools.errors import UsageError
+from kvtools.diff import compare_checkpoints, compare_tables
+from kvtools.errors import CorruptFileError, UnknownTableError, UsageError
 
 
 class ArrayTable(TableReader):
@@ -261,3 +264,41 @@ def test_little_memory_gives_the_same_answer() -> None:
     assert small.movers == plenty.movers and small.added_keys == plenty.added_keys
     assert small.mean_change == pytest.approx(plenty.mean_change)
     assert small.added == len(set(keys.tolist()) - set(range(20_000))) > 0
+
+
+def save(save_plain: Any, prefix: Path, **tensors: Any) -> Checkpoint:
+    return open_checkpoint(save_plain(prefix, tensors))
+
+
+def test_dense_variables(save_plain: Any, tmp_path: Path) -> None:
+    ones = np.ones((3, 2), np.float32)
+    a = save(save_plain, tmp_path / "a", w=ones, gone=ones, n=np.arange(3), s="x", t="x", shape=ones)
+    b = save(save_plain, tmp_path / "b", w=ones * 3, new=ones, n=np.arange(3), s="y", t="x", shape=ones[:2])
+    diff = compare_checkpoints(a, b)
+    assert not diff.same
+    assert (diff.variables_only_in_a, diff.variables_only_in_b) == (("gone",), ("new",))
+    changed = {variable.name: variable for variable in diff.variables if not variable.same}
+    assert sorted(changed) == ["s", "shape", "w"]
+    assert changed["w"].changed == 6 and changed["w"].numbers is not None and changed["w"].numbers.max_change == 2
+    assert changed["s"].numbers is None and changed["shape"].shape_b == (2, 2)
+    assert compare_checkpoints(a, a).same and not compare_checkpoints(a, b, rtol=10).same
+
+
+def test_tables_of_other_names(save_plain: Any, make_sample: Any, table_tensors: Any, tmp_path: Path) -> None:
+    a = save(save_plain, tmp_path / "a", **table_tensors(make_sample("x=1")), **table_tensors(make_sample("gone")))
+    b = save(save_plain, tmp_path / "b", **table_tensors(make_sample("y=2"), parts=3), w=np.ones(1))
+    diff = compare_checkpoints(a, b)
+    assert diff.tables == () and (diff.tables_only_in_a, diff.tables_only_in_b) == (("gone", "x=1"), ("y=2",))
+    renamed = compare_checkpoints(a, b, tables=["x=1=y=2"])
+    assert renamed.same and [(t.name_a, t.name_b, t.unchanged) for t in renamed.tables] == [("x=1", "y=2", 50)]
+    assert compare_checkpoints(a, a, tables=["x=1"]).same
+    with pytest.raises(UnknownTableError):
+        compare_checkpoints(a, b, tables=["x=1"])
+
+
+def test_damaged_rows_are_no_difference(sample_path: Path) -> None:
+    whole = open_checkpoint(Path(__file__).parent.parent / "data" / "sample")
+    data = next(sample_path.glob("*.data-*"))
+    data.write_bytes(data.read_bytes()[:40] + b"\xff" + data.read_bytes()[41:])
+    with pytest.raises(CorruptFileError):
+        compare_checkpoints(whole, open_checkpoint(sample_path))

@@ -10,12 +10,12 @@ import pytest
 
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.errors import CorruptFileError
-from kvtools.inspect import describe, describe_row, find_rows
+from kvtools.inspect import describe, describe_row, find_rows, first_rows, sample_rows
 
 
 def test_description(sample_path: Path) -> None:
     report = describe(open_checkpoint(sample_path))
-    assert list(report) == ["path", "dialect", "tables", "variables"]
+    assert list(report) == ["path", "dialect", "tables", "variables", "unreadable"]
     assert report["tables"][0] == {
         "name": "ads/emb",
         "dialect": "tfplugin",
@@ -26,6 +26,17 @@ def test_description(sample_path: Path) -> None:
         "parts": 3,
         "slots": ["Adam.m", "Adam.v"],
         "bytes": 1718,
+        "slot_columns": [
+            {"name": "Adam.m", "width": 4, "dtype": "float32"},
+            {"name": "Adam.v", "width": 4, "dtype": "float32"},
+        ],
+        "freq_dtype": "uint32",
+        "version_dtype": "uint32",
+        "version_unit": "seconds",
+        "partition": "floor_mod",
+        "part_rows": [3, 4, 4],
+        "extras": [],
+        "notes": [],
     }
     assert report["variables"][0] == {
         "name": "dense/kernel",
@@ -104,3 +115,34 @@ def test_keys_are_checked_against_their_checksum(sample_path: Path) -> None:
     checkpoint = open_checkpoint(sample_path)
     with pytest.raises(CorruptFileError, match=r"'ads/emb/part_2-keys'.*checksum mismatch"):
         find_rows(checkpoint.select(["ads/emb"]), [1])
+
+
+def test_first_rows_are_those_of_the_stream(sample_path: Path) -> None:
+    table = open_checkpoint(sample_path).table("ads/emb")
+    keys = table.all_keys().tolist()
+    for count in (1, 3, 5, 11, 100):
+        rows = first_rows(table, count)
+        assert [row.key for row in rows] == keys[:count]
+    assert np.array_equal(rows[0].slots["Adam.v"], 2 * rows[0].value)
+    assert describe_row(rows[0], slots=True)["slots"]["Adam.v"] == (2 * rows[0].value).tolist()
+    assert first_rows(open_checkpoint(sample_path).table("empty_emb"), 3) == []
+
+
+def test_sample_is_the_same_for_the_same_seed(sample_path: Path) -> None:
+    checkpoint = open_checkpoint(sample_path)
+    table = checkpoint.table("ads/emb")
+    draws = {seed: [row.key for row in sample_rows(table, 4, seed=seed)] for seed in range(20)}
+    assert draws[0] == [row.key for row in sample_rows(table, 4)]
+    assert all(len(set(keys)) == 4 for keys in draws.values())
+    assert len({tuple(keys) for keys in draws.values()}) > 10
+    assert {key for keys in draws.values() for key in keys} == set(table.all_keys().tolist())
+    assert [row.key for row in sample_rows(table, 50)] == table.all_keys().tolist()
+    assert sample_rows(checkpoint.table("empty_emb"), 4) == []
+
+
+def test_sample_is_uniform(sample_path: Path) -> None:
+    table = open_checkpoint(sample_path).table("ads/emb")
+    counts = dict.fromkeys(table.all_keys().tolist(), 0)
+    for seed in range(1100):
+        counts[sample_rows(table, 1, seed=seed)[0].key] += 1
+    assert all(60 < count < 140 for count in counts.values())

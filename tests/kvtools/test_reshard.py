@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvtools.dialects.bundle import Bundle
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.interface import TableReader
 from kvtools.dialects.writing import WriteOptions
@@ -99,6 +100,18 @@ def test_other_tables_and_variables_are_carried_along(sample_path: Path, tmp_pat
             assert np.array_equal(was, now)
 
 
+def test_every_part_gets_the_initial_rows(
+    save_plain: Save, make_sample: Make, table_tensors: Tensors, tmp_path: Path
+) -> None:
+    rows = np.arange(12, dtype=np.float32).reshape(3, 4)
+    path = save_plain(tmp_path / "a", table_tensors(make_sample("emb")) | {"emb-init": rows})
+    reshard(open_checkpoint(path), tmp_path / "b", 2)
+    bundle = Bundle(tmp_path / "b")
+    for part in range(2):
+        assert np.array_equal(bundle.tensor(f"emb/part_{part}-init").read(), rows)
+    assert np.array_equal(open_checkpoint(tmp_path / "b").table("emb").extra("initial_values"), rows)
+
+
 def test_in_place(sample_path: Path) -> None:
     prefix = sample_path / "model.ckpt-7"
     before = part_rows(open_checkpoint(prefix).table("user_emb"), 0)
@@ -120,7 +133,7 @@ def test_refused(sample_path: Path, save_plain: Save, tmp_path: Path) -> None:
         reshard(checkpoint, sample_path / "model.ckpt-7", 2)
     with pytest.raises(UnknownTableError, match="no such table"):
         reshard(checkpoint, tmp_path / "b", 2, tables=["nothing"])
-    with pytest.raises(UsageError, match=r"does not write it; say --to and one of .*tfplugin"):
+    with pytest.raises(UsageError, match=r"does not write it; choose --to from .*tfplugin"):
         reshard(checkpoint, tmp_path / "b", 2, to="tensorflow")
     plain = open_checkpoint(save_plain(tmp_path / "plain", {"w": np.zeros(3)}))
     with pytest.raises(BadInputError, match="no key-value table"):

@@ -14,7 +14,8 @@ from typing import Any
 import google_crc32c
 
 _MASK_DELTA = 0xA282EAD8
-_POLYNOMIAL = 0x82F63B78  # Castagnoli, bits reversed
+CASTAGNOLI = 0x82F63B78  # the polynomial of CRC-32C, bits reversed
+ZIP = 0xEDB88320  # that of zlib's and zip's CRC-32
 
 
 def extend(crc: int, data: Any) -> int:
@@ -35,50 +36,53 @@ def masked(crc: int) -> int:
     return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
 
 
-def combine(first: int, second: int, second_bytes: int) -> int:
-    """Return the CRC-32C of two runs of bytes, one after the other, from theirs and the second's length.
+def combine(first: int, second: int, second_bytes: int, polynomial: int = CASTAGNOLI) -> int:
+    """Return the CRC of two runs of bytes, one after the other, from theirs and the second's length.
 
     Appending n zero bytes is a linear map of the 32 bits over GF(2); it is put together from those of 1, 2, 4, ...
     bytes. Method: Mark Adler, zlib's `crc32_combine`.
 
     >>> hex(combine(extend(0, b"12345"), extend(0, b"6789"), 4))
     '0xe3069283'
+    >>> import zlib
+    >>> combine(zlib.crc32(b"12345"), zlib.crc32(b"6789"), 4, ZIP) == zlib.crc32(b"123456789")
+    True
     """
     power = 0
     while second_bytes:
         if second_bytes & 1:
-            first = _times(_zero_bytes(power), first)
+            first = _times(_zero_bytes(power, polynomial), first)
         second_bytes >>= 1
         power += 1
     return first ^ second
 
 
-def of_runs(runs: Iterable[tuple[int, int]]) -> int:
-    """Return the CRC-32C of runs of bytes one after the other, each given as (checksum, length).
+def of_runs(runs: Iterable[tuple[int, int]], polynomial: int = CASTAGNOLI) -> int:
+    """Return the CRC of runs of bytes one after the other, each given as (checksum, length).
 
     >>> hex(of_runs([(extend(0, b"123"), 3), (extend(0, b"456"), 3), (extend(0, b"789"), 3)]))
     '0xe3069283'
     """
     crc = 0
     for run, size in runs:
-        crc = combine(crc, run, size)
+        crc = combine(crc, run, size, polynomial)
     return crc
 
 
 _Matrix = tuple[int, ...]
 
 
-@functools.lru_cache(maxsize=64)
-def _zero_bytes(power: int) -> _Matrix:
+@functools.lru_cache(maxsize=128)
+def _zero_bytes(power: int, polynomial: int) -> _Matrix:
     """Return the map that appends 2^power zero bytes, as its 32 columns."""
     if power > 0:
-        half = _zero_bytes(power - 1)
+        half = _zero_bytes(power - 1, polynomial)
         return tuple(_times(half, column) for column in half)
     columns = []
     for bit in range(32):
         crc = 1 << bit
         for _ in range(8):
-            crc = crc >> 1 ^ (_POLYNOMIAL if crc & 1 else 0)
+            crc = crc >> 1 ^ (polynomial if crc & 1 else 0)
         columns.append(crc)
     return tuple(columns)
 

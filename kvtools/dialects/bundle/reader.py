@@ -53,7 +53,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class ByteRange:
-    """Bytes `offset` to `end` of data file number `shard`; `name` is that of the tensor or slice there."""
+    """Bytes `offset` to `end` of data file number `shard`, and the tensor, or slice of one, that lies there."""
 
     shard: int
     offset: int
@@ -190,6 +190,8 @@ class Bundle:
         order = "big" if self.header.big_endian else "little"
         count = math.prod(entry.shape)
         try:
+            if count > entry.size:
+                raise WireError(f"it claims {count} strings in {entry.size} bytes")
             lengths, position, crc = [], 0, 0
             for _ in range(count):
                 length, position = read_varint(data, position)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -56,10 +56,15 @@ class Region:
 class RegionWriter:
     """Fills regions of one data file; what one task holds.
 
+    Args:
+        path: the file.
+        checksum: continues a checksum of runs over bytes; CRC-32C if left out.
+
     Example: see `BundleWriter`.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, checksum: Callable[[int, Any], int] = extend) -> None:
+        self._checksum = checksum
         self._file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         self._runs: dict[str, list[list[int]]] = {}  # by tensor, [first row, rows, crc] as they were begun
         self._at: dict[tuple[str, int], list[int]] = {}  # the run that ends at this row of the tensor
@@ -80,7 +85,7 @@ class RegionWriter:
             run = [start, 0, 0]
             self._runs.setdefault(region.name, []).append(run)
         run[1] += len(rows)
-        run[2] = extend(run[2], data)
+        run[2] = self._checksum(run[2], data)
         self._at[region.name, start + len(rows)] = run
 
     def finish(self) -> dict[str, Runs]:

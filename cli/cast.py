@@ -1,0 +1,114 @@
+"""`kvtools cast`: other types for values, slots and keys."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+import typer
+from kvtools.cli.account import print_account
+from kvtools.cli.layout import columns, shown
+from kvtools.cli.options import (
+    DEFAULT_MEMORY,
+    AsJson,
+    DialectName,
+    Dim,
+    Force,
+    Memory,
+    OutputPath,
+    SourcePath,
+    Tables,
+    To,
+    Workers,
+    open_source,
+    write_options,
+)
+from kvtools.cli.progress import progress_bar
+
+from kvtools.cast import ColumnCost, cast
+
+
+def run(
+    path: SourcePath,
+    out: OutputPath,
+    value_dtype: Annotated[
+        str | None,
+        typer.Option("--value-dtype", metavar="T", help="The values' new type: float32, float16, bfloat16, float64."),
+    ] = None,
+    slot_dtype: Annotated[
+        str | None,
+        typer.Option(
+            "--slot-dtype", metavar="T", help="The slots' new type; that of the values where they have it now."
+        ),
+    ] = None,
+    key_dtype: Annotated[
+        str | None, typer.Option("--key-dtype", metavar="T", help="The keys' new type: int64, int32, uint64, uint32.")
+    ] = None,
+    to: To = None,
+    table: Tables = None,
+    force: Force = False,
+    memory: Memory = DEFAULT_MEMORY,
+    workers: Workers = None,
+    dialect: DialectName = None,
+    source_key_dtype: Annotated[
+        str | None, typer.Option("--source-key-dtype", metavar="T", help="As --key-dtype of the other commands.")
+    ] = None,
+    source_value_dtype: Annotated[
+        str | None, typer.Option("--source-value-dtype", metavar="T", help="As --value-dtype of the other commands.")
+    ] = None,
+    dim: Dim = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change the types of values, optimizer slots and keys, and say what was lost by it.
+
+    Numbers are rounded to nearest, ties to even. The largest rounding error, and how many numbers became
+    infinite or zero, are told for each column. A key that the new type does not hold is an error. OUT
+    appears whole or not at all; it may be PATH itself with --force.
+
+    Where the files do not record the types that they are in, --source-key-dtype and --source-value-dtype
+    say them.
+
+    \b
+    Examples:
+      kvtools cast model.ckpt-100 half/model.ckpt-100 --value-dtype bfloat16
+      kvtools cast model.ckpt-100 half.ckpt-100 --value-dtype float16 --slot-dtype float32 --to tfra
+      kvtools cast model.ckpt-100 model.ckpt-100 --key-dtype int64 --table user_emb --force
+    """
+    checkpoint = open_source(path, dialect, source_key_dtype, source_value_dtype, dim, memory)
+    options = write_options(force=force, memory=memory)
+    with progress_bar("casting") as progress:
+        account, costs = cast(
+            checkpoint,
+            out,
+            value_dtype=value_dtype,
+            slot_dtype=slot_dtype,
+            key_dtype=key_dtype,
+            to=to,
+            tables=table or (),
+            options=options,
+            workers=workers,
+            progress=progress,
+        )
+    if not as_json and any(costs.values()):
+        _print_costs(costs)
+    described = {name: [dataclasses.asdict(cost) for cost in costs[name]] for name in costs}
+    print_account(account, as_json=as_json, casts=described)
+
+
+def _print_costs(costs: Mapping[str, Sequence[ColumnCost]]) -> None:
+    rows = [
+        [
+            shown(name),
+            shown(cost.column),
+            f"{cost.was} to {cost.became}",
+            f"{cost.max_error:.3g}",
+            f"{cost.overflowed:,}",
+            f"{cost.vanished:,}",
+        ]
+        for name, of_table in costs.items()
+        for cost in of_table
+    ]
+    header = ["table", "column", "cast", "largest error", "became infinite", "became zero"]
+    print(columns(header, rows, right=frozenset({3, 4, 5})))
+    print()

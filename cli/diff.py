@@ -1,0 +1,186 @@
+"""`kvtools diff`: what changed between two checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from kvtools.cli.layout import columns, shown
+from kvtools.cli.options import (
+    DEFAULT_MEMORY,
+    AsJson,
+    Dim,
+    KeyDtype,
+    Memory,
+    ValueDtype,
+    Workers,
+    bytes_of,
+    open_source,
+)
+from kvtools.cli.progress import progress_bar
+
+from kvtools.diff import CheckpointDiff, ColumnDiff, compare_checkpoints
+from kvtools.errors import UsageError
+from kvtools.json_numbers import json_ready
+
+_NAMES_SHOWN = 10
+
+
+def run(
+    a: Annotated[str, typer.Argument(metavar="A", help="The checkpoint before: of any dialect.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The checkpoint after: of any dialect.")],
+    table: Annotated[
+        list[str] | None,
+        typer.Option("--table", metavar="NAME", help="Only this table, or A_NAME=B_NAME; may be repeated."),
+    ] = None,
+    rtol: Annotated[float, typer.Option("--rtol", metavar="R", help="Numbers may be off by R times their size.")] = 0.0,
+    atol: Annotated[float, typer.Option("--atol", metavar="D", help="Numbers may be off by D.")] = 0.0,
+    top: Annotated[int, typer.Option("--top", metavar="N", help="Name the N rows of a table that moved most.")] = 0,
+    exit_zero: Annotated[bool, typer.Option("--exit-zero", help="Exit with 0 also where they differ.")] = False,
+    dialect_a: Annotated[str | None, typer.Option("--dialect-a", metavar="NAME", help="The dialect of A.")] = None,
+    dialect_b: Annotated[str | None, typer.Option("--dialect-b", metavar="NAME", help="The dialect of B.")] = None,
+    key_dtype: KeyDtype = None,
+    value_dtype: ValueDtype = None,
+    dim: Dim = None,
+    memory: Memory = DEFAULT_MEMORY,
+    workers: Workers = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare two checkpoints, of any dialects: rows added, removed and changed, and how far they moved.
+
+    Rows are matched by key, tables and dense variables by name. Without --rtol and --atol, numbers are the
+    same if their bits are. The exit status is 0 if nothing differs and 3 if something does.
+
+    \b
+    Examples:
+      kvtools diff model.ckpt-100 model.ckpt-200 --top 10
+      kvtools diff model.ckpt-100 tables.h5
+      kvtools diff old.ckpt new.ckpt --table user=towers/user --rtol 1e-3
+    """
+    if top < 0:
+        raise UsageError(f"comparing checkpoints: got --top {top}, expected 0 or more")
+    before = open_source(a, dialect_a, key_dtype, value_dtype, dim, memory)
+    after = open_source(b, dialect_b, key_dtype, value_dtype, dim, memory)
+    with progress_bar("comparing") as progress:
+        diff = compare_checkpoints(
+            before,
+            after,
+            tables=table or [],
+            rtol=rtol,
+            atol=atol,
+            memory=bytes_of(memory),
+            top=top,
+            workers=workers,
+            progress=progress,
+        )
+    if as_json:
+        print(json.dumps(json_ready({**dataclasses.asdict(diff), "same": diff.same})))
+    else:
+        _print(diff)
+    if not (diff.same or exit_zero):
+        raise typer.Exit(3)
+
+
+def _print(diff: CheckpointDiff) -> None:
+    print(f"a: {diff.path_a} ({diff.dialect_a})")
+    print(f"b: {diff.path_b} ({diff.dialect_b})")
+    if diff.tables:
+        print()
+        _print_tables(diff)
+    _print_changes(diff)
+    _print_movers(diff)
+    lines = [
+        *(f"{shown(t.name_a)}: only in a: {', '.join(map(shown, t.only_in_a))}" for t in diff.tables if t.only_in_a),
+        *(f"{shown(t.name_a)}: only in b: {', '.join(map(shown, t.only_in_b))}" for t in diff.tables if t.only_in_b),
+        *(f"{shown(t.name_a)}: differs: {shown(extra)}" for t in diff.tables for extra in t.extras),
+        *(f"{shown(t.name_a)}: added keys {_few(t.added_keys, t.added)}" for t in diff.tables if t.added),
+        *(f"{shown(t.name_a)}: removed keys {_few(t.removed_keys, t.removed)}" for t in diff.tables if t.removed),
+        *_alone("tables", "a", diff.tables_only_in_a),
+        *_alone("tables", "b", diff.tables_only_in_b),
+        *_alone("dense variables", "a", diff.variables_only_in_a),
+        *_alone("dense variables", "b", diff.variables_only_in_b),
+        *(f"{shown(t.name_a)}: in form alone: {'; '.join(map(shown, t.schema))}" for t in diff.tables if t.schema),
+    ]
+    if lines:
+        print()
+        print("\n".join(lines))
+    print()
+    if diff.same:
+        rows = sum(table.rows_a for table in diff.tables)
+        print(f"the same: {len(diff.tables)} tables, {rows:,} rows, {len(diff.variables)} dense variables")
+    else:
+        print("different")
+
+
+def _print_tables(diff: CheckpointDiff) -> None:
+    rows = [
+        [
+            shown(t.name_a if t.name_a == t.name_b else f"{t.name_a} = {t.name_b}"),
+            f"{t.rows_a:,}",
+            f"{t.rows_b:,}",
+            f"{t.added:,}",
+            f"{t.removed:,}",
+            f"{t.changed:,}",
+            f"{t.unchanged:,}",
+        ]
+        for t in diff.tables
+    ]
+    header = ["table", "rows a", "rows b", "added", "removed", "changed", "unchanged"]
+    print(columns(header, rows, right=frozenset(range(1, 7))))
+
+
+def _print_changes(diff: CheckpointDiff) -> None:
+    header = ["changed", "rows", "max", "mean", "L2", "relative", "non-finite"]
+    right = frozenset(range(1, 7))
+    rows = [
+        [shown(f"{t.name_a} {name.replace('slot:', 'slot ')}"), *_numbers(column)]
+        for t in diff.tables
+        for name, column in t.columns.items()
+        if column.changed
+    ]
+    if rows:
+        print()
+        print(columns(header, rows, right=right))
+    changed = [variable for variable in diff.variables if not variable.same]
+    if changed:
+        header[:2] = ["changed variable", "numbers"]
+        rows = []
+        for v in changed:
+            if v.shape_a != v.shape_b:
+                rows.append([f"{shown(v.name)} {list(v.shape_a)} -> {list(v.shape_b)}", *["-"] * 6])
+            elif v.numbers is None:
+                rows.append([shown(v.name), f"{v.changed:,}", *["-"] * 5])
+            else:
+                rows.append([shown(v.name), *_numbers(v.numbers)])
+        print()
+        print(columns(header, rows, right=right))
+
+
+def _print_movers(diff: CheckpointDiff) -> None:
+    rows = [
+        [shown(t.name_a), str(m.key), f"{m.l2_change:.6g}", f"{m.l2_before:.6g}", f"{m.l2_after:.6g}"]
+        for t in diff.tables
+        for m in t.movers
+    ]
+    if rows:
+        print()
+        print(columns(["moved most", "key", "|change|", "|before|", "|after|"], rows, right=frozenset({1, 2, 3, 4})))
+
+
+def _numbers(column: ColumnDiff) -> list[str]:
+    changes = (column.max_change, column.mean_change, column.l2_change, column.relative_change)
+    return [f"{column.changed:,}", *(f"{change:.6g}" for change in changes), f"{column.non_finite:,}"]
+
+
+def _few(keys: Sequence[int], count: int) -> str:
+    return ", ".join(map(str, keys)) + (", ..." if count > len(keys) else "")
+
+
+def _alone(what: str, where: str, names: Sequence[str]) -> list[str]:
+    if not names:
+        return []
+    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    return [f"{what} only in {where}: {', '.join(map(shown, names[:_NAMES_SHOWN]))}{more}"]

@@ -1,0 +1,108 @@
+"""`kvtools rename`: other names for tables, slots and variables."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Annotated
+
+import typer
+from kvtools.cli.account import print_account
+from kvtools.cli.layout import shown
+from kvtools.cli.options import (
+    DEFAULT_MEMORY,
+    AsJson,
+    DialectName,
+    Dim,
+    Force,
+    KeyDtype,
+    Memory,
+    OutputPath,
+    SourcePath,
+    To,
+    ValueDtype,
+    Workers,
+    open_source,
+    write_options,
+)
+from kvtools.cli.progress import progress_bar
+
+from kvtools.errors import UsageError
+from kvtools.rename import Renames, rename
+
+
+def run(
+    path: SourcePath,
+    out: OutputPath,
+    table: Annotated[
+        list[str] | None, typer.Option("--table", metavar="OLD=NEW", help="Rename a table; may be repeated.")
+    ] = None,
+    slot: Annotated[
+        list[str] | None,
+        typer.Option("--slot", metavar="OLD=NEW", help="Rename a slot of every table that has it; may be repeated."),
+    ] = None,
+    variable: Annotated[
+        list[str] | None,
+        typer.Option("--variable", metavar="OLD=NEW", help="Rename a dense variable; may be repeated."),
+    ] = None,
+    regex: Annotated[
+        bool,
+        typer.Option("--regex", help=r"OLD are regular expressions that match whole names; NEW may have \1."),
+    ] = False,
+    strip_prefix: Annotated[
+        str, typer.Option("--strip-prefix", metavar="TEXT", help="Take this off the tables' names.")
+    ] = "",
+    add_prefix: Annotated[
+        str, typer.Option("--add-prefix", metavar="TEXT", help="Put this before the tables' names.")
+    ] = "",
+    to: To = None,
+    force: Force = False,
+    memory: Memory = DEFAULT_MEMORY,
+    workers: Workers = None,
+    dialect: DialectName = None,
+    key_dtype: KeyDtype = None,
+    value_dtype: ValueDtype = None,
+    dim: Dim = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change the names of tables, optimizer slots and dense variables; the rows stay as they are.
+
+    A name that nothing has, and one that two would have, are errors. OUT appears whole or not at all; it
+    may be PATH itself with --force.
+
+    \b
+    Examples:
+      kvtools rename model.ckpt-100 new/model.ckpt-100 --table emb=user_emb
+      kvtools rename model.ckpt-100 new.ckpt-100 --strip-prefix tower/ --slot m=Adam.m --slot v=Adam.v
+      kvtools rename model.ckpt-100 new.ckpt-100 --regex --table '(.*)_embedding=emb/\\1'
+      kvtools rename model.ckpt-100 model.ckpt-100 --variable dense/kernel=top/kernel --force
+    """
+    checkpoint = open_source(path, dialect, key_dtype, value_dtype, dim, memory)
+    slots = {name for reader in checkpoint.tables.values() for name in reader.slots}
+    renames = Renames(
+        tables=_pairs("--table", table, checkpoint.tables),
+        slots=_pairs("--slot", slot, slots),
+        variables=_pairs("--variable", variable, {dense.name for dense in checkpoint.variables}),
+        strip_prefix=strip_prefix,
+        add_prefix=add_prefix,
+        regex=regex,
+    )
+    options = write_options(force=force, memory=memory)
+    with progress_bar("renaming") as progress:
+        account, renamed = rename(checkpoint, out, renames, to=to, options=options, workers=workers, progress=progress)
+    if not as_json:
+        for old, new in renamed.items():
+            print(f"{shown(old)} -> {shown(new)}")
+        print()
+    print_account(account, as_json=as_json, renamed=renamed)
+
+
+def _pairs(option: str, texts: Sequence[str] | None, known: Collection[str]) -> tuple[tuple[str, str], ...]:
+    """Split OLD=NEW where OLD is a name that there is, since names may have a `=` too; else at the first."""
+    pairs = []
+    for text in texts or ():
+        places = [place for place, character in enumerate(text) if character == "="]
+        if not places:
+            raise UsageError(f"renaming: got {option} {text!r}, expected OLD=NEW")
+        place = next((place for place in places if text[:place] in known), places[0])
+        pairs.append((text[:place], text[place + 1 :]))
+    return tuple(pairs)

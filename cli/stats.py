@@ -1,0 +1,232 @@
+"""`kvtools stats`: what the rows of the tables are like."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime, timedelta, timezone
+from typing import Annotated, Any
+
+import typer
+from kvtools.cli.bars import bar_chart, percent, shows_blocks
+from kvtools.cli.layout import columns, shown, size
+from kvtools.cli.options import (
+    DEFAULT_MEMORY,
+    AsJson,
+    DialectName,
+    Dim,
+    EngineName,
+    KeyDtype,
+    Memory,
+    SourcePath,
+    Tables,
+    ValueDtype,
+    Workers,
+    bytes_of,
+    engine_named,
+    open_source,
+)
+from kvtools.cli.progress import progress_bar
+
+from kvtools.dialects.interface import TableSchema, VersionUnit
+from kvtools.histogram import BINS_PER_DECADE, NormHistogram, VersionHistogram
+from kvtools.stats import TableStats, describe_stats, table_stats
+
+_BARS = 16
+_DAY = 86400
+
+
+def run(
+    path: SourcePath,
+    table: Tables = None,
+    as_json: AsJson = False,
+    ascii_only: Annotated[
+        bool, typer.Option("--ascii", help="Draw with # even where the terminal has better.")
+    ] = False,
+    dialect: DialectName = None,
+    key_dtype: KeyDtype = None,
+    value_dtype: ValueDtype = None,
+    dim: Dim = None,
+    memory: Memory = DEFAULT_MEMORY,
+    workers: Workers = None,
+    engine: EngineName = "local",
+) -> None:
+    """Show what the rows of each table are like, and what leaving rows out would save.
+
+    Norms, frequencies and ages as histograms; zero rows, NaN, infinities, denormal numbers and repeated keys; what
+    each clip threshold would cut; how even the parts are. Reads every byte once.
+
+    \b
+    Examples:
+      kvtools stats model.ckpt-100
+      kvtools stats model.ckpt-100 --table user_emb --json
+      kvtools stats model.ckpt-100 --workers 8 --memory 4GiB
+    """
+    where = engine_named(engine)
+    checkpoint = open_source(path, dialect, key_dtype, value_dtype, dim, memory)
+    tables = checkpoint.select(table or [])
+    with progress_bar("reading") as progress:
+        stats = table_stats(tables, memory=bytes_of(memory), workers=workers, engine=where, progress=progress)
+    if as_json:
+        described = [describe_stats(reader.schema, stats[reader.schema.name]) for reader in tables]
+        print(json.dumps({"path": str(checkpoint.path), "dialect": checkpoint.dialect, "tables": described}))
+        return
+    print(f"{checkpoint.path} ({checkpoint.dialect})")
+    if not tables:
+        print("no key-value tables")
+    blocks = shows_blocks() and not ascii_only
+    for reader in tables:
+        print()
+        _print_table(reader.schema, stats[reader.schema.name], blocks)
+
+
+def _print_table(schema: TableSchema, stats: TableStats, blocks: bool) -> None:
+    found = describe_stats(schema, stats)
+    rows, values = stats.rows, stats.values
+    print(
+        f"{shown(schema.name)}: {rows:,} rows of {schema.dim} {schema.value_dtype}, {size(schema.bytes)},"
+        f" {found['row_bytes']} B a row"
+    )
+    if not rows:
+        return
+    if values.elements:
+        print(
+            f"values from {values.smallest:.6g} to {values.largest:.6g}, mean {values.mean:.6g}, std {values.std:.6g}"
+        )
+    print()
+    print(_counts(stats))
+    if stats.values.l2.rows:
+        print("\nEuclidean norm of the values")
+        print(bar_chart(_norm_bars(stats.values.l2), blocks=blocks))
+    if stats.freqs is not None:
+        freqs = found["freqs"]
+        print("\nfrequency")
+        bars = [("0" if low == 0 else _range(low, high - 1), n) for low, high, n in stats.freqs.bars()]
+        print(bar_chart(bars, blocks=blocks))
+        if freqs["top_1_percent_share"] is not None:
+            print(
+                f"  the top 1% of the keys have {_share(freqs['top_1_percent_share'])} of all frequency,"
+                f" the top 10% have {_share(freqs['top_10_percent_share'])}"
+                + ("" if freqs["zipf_exponent"] is None else f"; Zipf exponent {freqs['zipf_exponent']:.2f}")
+            )
+    if stats.versions is not None:
+        _print_versions(stats.versions, blocks)
+    print("\nwhat clipping would cut")
+    print(_savings(found["clip"], rows))
+    if schema.parts > 1:
+        skew = found["parts"]
+        print(f"\n{schema.parts} parts, the largest {skew['max_over_mean']:.3f} times the mean, coefficient of")
+        print(f"variation {skew['coefficient_of_variation']:.3f}")
+        if schema.parts <= _BARS:
+            print(bar_chart([(f"part {i}", n) for i, n in enumerate(schema.part_rows)], blocks=blocks))
+    if schema.slots:
+        print("\nEuclidean norm of the slots")
+        print(_slots(found["slots"]))
+
+
+def _counts(stats: TableStats) -> str:
+    values = stats.values
+    counts = [
+        ("all zero", values.zero_rows, None),
+        ("with NaN", values.nan_rows, values.nan_elements),
+        ("with an infinity", values.inf_rows, values.inf_elements),
+        ("with denormal numbers", values.denormal_rows, values.denormal_elements),
+        ("of a key that comes again", stats.repeated_keys, None),
+    ]
+    return columns(
+        ["rows", "count", "share", "numbers"],
+        [
+            [name, f"{count:,}", percent(count, stats.rows), "" if numbers is None else f"{numbers:,}"]
+            for name, count, numbers in counts
+        ],
+        right=frozenset({1, 2, 3}),
+    )
+
+
+def _norm_bars(norms: NormHistogram) -> list[tuple[str, int]]:
+    """Return bars of a decade, or of less where that leaves few enough."""
+    bars: list[tuple[float, float, int]] = []
+    for bins in (1, 2, 5, BINS_PER_DECADE):
+        bars = norms.bars(bins)
+        if len(bars) <= _BARS:
+            break
+    return [(f"{low:.3g} .. {high:.3g}", rows) for low, high, rows in bars]
+
+
+def _range(low: int, high: int) -> str:
+    return f"{low:,}" if low == high else f"{low:,} .. {high:,}"
+
+
+def _share(share: float) -> str:
+    return f"{100 * share:.1f}%"
+
+
+def _print_versions(versions: VersionHistogram, blocks: bool) -> None:
+    unit = {"seconds": "time of the last update", "days": "day of the last update", "steps": "step of the last update"}
+    print(f"\n{unit.get(versions.unit, 'version')}")
+    width = versions.readable_width(_BARS)
+    bars = [(version_range(low, high, versions.unit), rows) for low, high, rows in versions.bars(width)]
+    if versions.unset:
+        bars.insert(0, ("never set", versions.unset))
+    print(bar_chart(bars, blocks=blocks))
+
+
+def version_range(low: int, high: int, unit: VersionUnit) -> str:
+    """Write the versions from `low` to below `high`: Unix time as dates in UTC.
+
+    >>> version_range(1_700_006_400, 1_700_092_800, "seconds"), version_range(100, 200, "steps")
+    ('2023-11-15', '100 .. 199')
+    """
+    if unit == "unknown" or unit == "steps":
+        return _range(low, high - 1)
+    scale = 1 if unit == "seconds" else _DAY
+    try:
+        start, end = (datetime.fromtimestamp(0, timezone.utc) + timedelta(seconds=v * scale) for v in (low, high))
+    except OverflowError:
+        return _range(low, high - 1)
+    if (end - start) % timedelta(days=1) or start.time() != datetime.min.time():
+        style = "%H:%M:%S" if (end - start) % timedelta(minutes=1) else "%H:%M"
+        return f"{start:%Y-%m-%d} {start.strftime(style)}"
+    last = end - timedelta(days=1)
+    return f"{start:%Y-%m-%d}" if last == start else f"{start:%Y-%m-%d} .. {last:%Y-%m-%d}"
+
+
+def _savings(clip: dict[str, list[dict[str, Any]]], rows: int) -> str:
+    """Print the three rules side by side, each with its own thresholds."""
+
+    def cells(savings: Sequence[dict[str, Any]], number: int) -> list[str]:
+        if number >= len(savings):
+            return ["", "", "", ""]
+        found = savings[number]
+        threshold = f"{found['threshold']:g}" if isinstance(found["threshold"], float) else str(found["threshold"])
+        return [threshold, f"{found['rows']:,}", percent(found["rows"], rows), size(found["bytes"])]
+
+    rules = [("max |x| below", clip["abs"]), ("norm below", clip["l2"])]
+    if clip["freq"]:
+        rules.append(("freq below", clip["freq"][: len(clip["abs"]) + 6]))
+    header = [cell for name, _ in rules for cell in (name, "rows", "share", "saved")]
+    lines = [
+        [cell for _, savings in rules for cell in cells(savings, number)]
+        for number in range(max(len(savings) for _, savings in rules))
+    ]
+    return columns(header, lines, right=frozenset(range(len(header))))
+
+
+def _slots(slots: Sequence[dict[str, Any]]) -> str:
+    def number(value: Any) -> str:
+        return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+    return columns(
+        ["slot", "width", "type", "zero rows", "NaN", "inf", "min", "median", "p99", "max"],
+        [
+            [
+                shown(slot["name"]),
+                str(slot["width"]),
+                slot["dtype"],
+                *(f"{slot[name]:,}" for name in ("zero_rows", "nan_rows", "inf_rows")),
+                *(number(slot["l2"][name]) for name in ("min", "median", "p99", "max")),
+            ]
+            for slot in slots
+        ],
+        right=frozenset({1, *range(3, 10)}),
+    )

@@ -1,0 +1,376 @@
+"""Tables out of columns that have nothing but names: those that kvtools wrote, and what strangers call theirs.
+
+What kvtools writes: `<table>.keys`, `<table>.values`, `<table>.freqs`, `<table>.versions`, `<table>.slot.<slot>` and
+`<table>.<extra>`, and a description of all tables, JSON, that says which column is called what:
+
+    {"format": 1, "tables": [{..., "columns": {"keys": "ads/emb.keys", "values": "ads/emb.values"}}]}
+
+where the other fields are those of `table_record.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvtools.dialects.column import Column
+from kvtools.dialects.column_table import ColumnTable, Part
+from kvtools.dialects.dialect import Holds
+from kvtools.dialects.interface import (
+    Array,
+    OpenOptions,
+    TableReader,
+    TableSchema,
+    VariableSchema,
+    numpy_dtype,
+    row_bytes,
+)
+from kvtools.dialects.table_record import (
+    COUNTER_DTYPES,
+    KEY_DTYPES,
+    VALUE_DTYPES,
+    is_count,
+    json_object,
+    table_json,
+    table_schema,
+)
+from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError, UsageError
+
+FORMAT = 1
+
+HOLDS = Holds(
+    key_dtypes=KEY_DTYPES,
+    value_dtypes=VALUE_DTYPES,
+    freq_dtypes=COUNTER_DTYPES,
+    version_dtypes=COUNTER_DTYPES,
+    many_parts=False,
+    extras=None,
+    metadata=None,
+)
+"""What tables of named columns hold: everything, in one part."""
+
+_KINDS = {
+    "keys": ("keys", "key", "ids", "id", "indices"),
+    "values": ("values", "value", "weights", "weight", "embeddings", "embedding", "vectors"),
+    "freqs": ("freqs", "freq", "frequencies", "counts"),
+    "versions": ("versions", "version"),
+}
+_KIND_OF = {word: kind for kind, words in _KINDS.items() for word in words}
+_NAMED = re.compile(rf"(?:(?P<table>.*)[._/:-])?(?P<word>{'|'.join(_KIND_OF)})", re.S | re.I)
+_SPECIAL = re.compile("[\\x00-\\x1f\\x7f\\ud800-\\udfff]")  # what zip files or JSON readers trip over
+_SMALL_INTEGERS = ("int8", "int16", "uint8", "uint16")
+
+
+@dataclass(frozen=True)
+class Container:
+    """What columns lie in, and how it is opened; `checksums` is what `TableSchema` says of them."""
+
+    path: Path
+    dialect: str
+    options: OpenOptions
+    checksums: str | None
+
+
+class ConvertedColumn:
+    """A column whose stored numbers are read as another type: bfloat16 kept as uint16, or the other byte order."""
+
+    def __init__(self, column: Column, dtype: np.dtype[Any], convert: Callable[[Array], Array]) -> None:
+        self._column = column
+        self._convert = convert
+        self.dtype = dtype
+        self.name = column.name
+        self.rows = column.rows
+        self.row_shape = column.row_shape
+
+    def chunks(self, chunk_rows: int, *, verify: bool = True) -> Iterator[Array]:
+        """Yield all rows; see `Column.chunks`."""
+        return map(self._convert, self._column.chunks(chunk_rows, verify=verify))
+
+    def take(self, rows: Array) -> Array:
+        """Copy rows; see `Column.take`."""
+        return self._convert(self._column.take(rows))
+
+    def read(self) -> Array:
+        """Return all rows; see `Column.read`."""
+        return self._convert(self._column.read())
+
+
+class RowNumbers:
+    """The column 0, 1, 2, ...: the keys of a matrix whose rows are looked up by number."""
+
+    def __init__(self, rows: int) -> None:
+        self.name = "row numbers"
+        self.dtype = np.dtype(np.int64)
+        self.rows = rows
+        self.row_shape: tuple[int, ...] = ()
+
+    def chunks(self, chunk_rows: int, *, verify: bool = True) -> Iterator[Array]:
+        """Yield all numbers; see `Column.chunks`."""
+        for start in range(0, self.rows, chunk_rows):
+            yield np.arange(start, min(start + chunk_rows, self.rows))
+
+    def take(self, rows: Array) -> Array:
+        """Return the numbers of these rows."""
+        return np.array(rows, np.int64)
+
+    def read(self) -> Array:
+        """Return all numbers."""
+        return np.arange(self.rows)
+
+
+def column_names(schema: TableSchema) -> dict[str, str]:
+    """Return what the columns of a table are called, by the names of `plain_columns`; extras are "extra:<name>".
+
+    >>> column_names(TableSchema("emb", "npz", "int64", "float32", 4, (7,)))
+    {'keys': 'emb.keys', 'values': 'emb.values'}
+    """
+    names = {"keys": "keys", "values": "values"}
+    if schema.has_freqs:
+        names["freqs"] = "freqs"
+    if schema.has_versions:
+        names["versions"] = "versions"
+    names.update({f"slot:{slot.name}": f"slot.{slot.name}" for slot in schema.slots})
+    names.update({f"extra:{extra.name}": extra.name for extra in schema.extras})
+    return {place: _SPECIAL.sub("_", f"{schema.name}.{name}") for place, name in names.items()}
+
+
+def column_shapes(schema: TableSchema) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return the type and the shape of each column of a table, by the names of `plain_columns`."""
+    rows = schema.rows
+    shapes: dict[str, tuple[str, tuple[int, ...]]] = {
+        "keys": (schema.key_dtype, (rows,)),
+        "values": (schema.value_dtype, (rows, schema.dim)),
+    }
+    if schema.freq_dtype:
+        shapes["freqs"] = schema.freq_dtype, (rows,)
+    if schema.version_dtype:
+        shapes["versions"] = schema.version_dtype, (rows,)
+    shapes.update({f"slot:{slot.name}": (slot.dtype, (rows, slot.width)) for slot in schema.slots})
+    shapes.update({f"extra:{extra.name}": (extra.dtype, extra.shape) for extra in schema.extras})
+    return shapes
+
+
+def describe_tables(schemas: Sequence[TableSchema], **others: Any) -> str:
+    """Return the description of all tables, and what else the container wants to say, in ASCII."""
+    tables = [{**json.loads(table_json(schema)), "columns": column_names(schema)} for schema in schemas]
+    return json.dumps({"format": FORMAT, "tables": tables, **others}, separators=(",", ":"))
+
+
+def read_description(text: str | bytes, doing: str) -> dict[str, Any]:
+    """Return what `describe_tables` wrote.
+
+    Raises:
+        BadInputError: a format of a later kvtools.
+        CorruptFileError: it is no such description.
+    """
+    description = json_object(text, doing)
+    number, tables = description.get("format"), description.get("tables")
+    if is_count(number) and number > FORMAT:
+        raise BadInputError(f"{doing}: got format {number}, expected at most {FORMAT}; update kvtools")
+    if number != FORMAT or not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise CorruptFileError(
+            f"{doing}: got a description of format {json.dumps(number)[:20]} whose tables are {json.dumps(tables)[:60]}"
+            f", expected format {FORMAT} and a list of objects; write it again"
+        )
+    return description
+
+
+def described_tables(
+    records: Sequence[Mapping[str, Any]],
+    columns: Mapping[str, Column],
+    container: Container,
+) -> tuple[dict[str, TableReader], dict[str, KvtoolsError]]:
+    """Return the tables that kvtools described, by name, and those that are broken (`OpenOptions.lenient`).
+
+    Raises:
+        CorruptFileError: a description is wrong, or a column is missing or of another type or shape.
+        UsageError: an option contradicts a description.
+    """
+    tables: dict[str, TableReader] = {}
+    broken: dict[str, KvtoolsError] = {}
+    for number, record in enumerate(records):
+        name = record.get("name") if isinstance(record.get("name"), str) else f"number {number}"
+        doing = f"opening table '{name}' of '{container.path}'"
+        try:
+            schema = table_schema(json.dumps(record), container.dialect, doing)
+            if schema.parts != 1:
+                raise CorruptFileError(f"{doing}: it has {schema.parts} parts, expected one; write it again")
+            if schema.name in tables:
+                raise CorruptFileError(f"{doing}: it is described twice; write it again")
+            schema = dataclasses.replace(schema, checksums=container.checksums)
+            check_options(schema, container.options, doing)
+            tables[schema.name] = _described(schema, record.get("columns"), columns, doing)
+        except KvtoolsError as error:
+            if not container.options.lenient:
+                raise
+            broken[str(name)] = error
+    return tables, broken
+
+
+def _described(schema: TableSchema, names: Any, columns: Mapping[str, Column], doing: str) -> ColumnTable:
+    found: dict[str, Column] = {}
+    for place, (dtype, shape) in column_shapes(schema).items():
+        name = names.get(place) if isinstance(names, dict) else None
+        if not isinstance(name, str) or name not in columns:
+            raise CorruptFileError(f"{doing}: there is no array {name!r} for its {place}; write it again")
+        column = columns[name]
+        if dtype == "bfloat16" and column.dtype == np.uint16:
+            column = ConvertedColumn(column, numpy_dtype(dtype), _as_bfloat16)
+        if column.dtype.name != dtype or (column.rows, *column.row_shape) != shape:
+            raise CorruptFileError(
+                f"{doing}: array '{name}' is {column.dtype.name} {[column.rows, *column.row_shape]}, expected {dtype}"
+                f" {list(shape)}; write it again"
+            )
+        found[place] = column
+    part = Part(
+        schema.rows,
+        found["keys"],
+        found["values"],
+        {slot.name: found[f"slot:{slot.name}"] for slot in schema.slots},
+        found.get("freqs"),
+        found.get("versions"),
+    )
+    extras = {extra.name: found[f"extra:{extra.name}"] for extra in schema.extras}
+    return ColumnTable(schema, [part], extras=extras)
+
+
+def inferred_tables(columns: Mapping[str, Column], container: Container) -> tuple[dict[str, TableReader], set[str]]:
+    """Return the tables that a stranger's arrays seem to be, and the names of the arrays that they are made of.
+
+    Arrays that are called `keys` and `values`, or `<table>.keys` and `<table>.values`, make a table; so do `ids`,
+    `weights`, `embeddings` and the like. Where there are none, each matrix of numbers is a table whose keys are its
+    row numbers. The notes of a table say what was taken for what.
+
+    Raises:
+        BadInputError: arrays that are called so and are no keys and rows; or no array that could be a table.
+        UsageError: an option contradicts the arrays.
+    """
+    groups: dict[str, dict[str, str]] = {}
+    for name in columns:
+        found = _NAMED.fullmatch(name)
+        if found:
+            table, kind = found["table"] or container.path.stem, _KIND_OF[found["word"].lower()]
+            groups.setdefault(table, {}).setdefault(kind, name)
+    tables: dict[str, TableReader] = {}
+    used: set[str] = set()
+    for table, names in groups.items():
+        if {"keys", "values"} <= names.keys():
+            tables[table] = _inferred(table, names, columns, container, used)
+    if not tables:
+        for name, column in columns.items():
+            if len(column.row_shape) == 1 and column.row_shape[0] > 0 and column.dtype.name in VALUE_DTYPES:
+                note = f"the keys are the row numbers of array '{name}': it has no keys beside it"
+                part = Part(column.rows, RowNumbers(column.rows), column)
+                tables[name] = _table(name, part, (note,), container)
+                used.add(name)
+    return tables, used
+
+
+def _inferred(
+    table: str, names: Mapping[str, str], columns: Mapping[str, Column], container: Container, used: set[str]
+) -> ColumnTable:
+    """Return the table of the arrays of these names, and add those that it is made of to `used`."""
+    doing = f"opening table '{table}' of '{container.path}'"
+    keys, values = columns[names["keys"]], columns[names["values"]]
+    if keys.dtype.name not in (*KEY_DTYPES, *_SMALL_INTEGERS) or keys.row_shape:
+        raise BadInputError(
+            f"{doing}: array '{names['keys']}' is {_shape(keys)}, expected integers [rows] as keys; rename it if it is"
+            " none"
+        )
+    if keys.dtype.name in _SMALL_INTEGERS:
+        keys = ConvertedColumn(keys, np.dtype(np.int32), _as_int32)
+    if values.dtype.name not in VALUE_DTYPES or len(values.row_shape) != 1 or values.row_shape[0] < 1:
+        raise BadInputError(
+            f"{doing}: array '{names['values']}' is {_shape(values)}, expected numbers [rows, dim]; rename it if it is"
+            " no table's"
+        )
+    if keys.rows != values.rows:
+        raise BadInputError(
+            f"{doing}: array '{names['keys']}' has {keys.rows} keys and '{names['values']}' {values.rows} rows,"
+            " expected as many; they are of different tables, or one is cut"
+        )
+    used |= {names["keys"], names["values"]}
+    notes = [f"keys are array '{names['keys']}' and values array '{names['values']}', by their names"]
+    counters: dict[str, Column] = {}
+    for kind in ("freqs", "versions"):
+        if kind in names:
+            column = columns[names[kind]]
+            if column.dtype.name in COUNTER_DTYPES and not column.row_shape and column.rows == keys.rows:
+                counters[kind] = column
+                used.add(names[kind])
+                notes.append(f"{kind} are array '{names[kind]}', by its name")
+            else:
+                notes.append(f"array '{names[kind]}' was left out: it is {_shape(column)}, expected a count per key")
+    part = Part(keys.rows, keys, values, {}, counters.get("freqs"), counters.get("versions"))
+    return _table(table, part, tuple(notes), container)
+
+
+def _table(name: str, part: Part, notes: tuple[str, ...], container: Container) -> ColumnTable:
+    schema = TableSchema(
+        name=name,
+        dialect=container.dialect,
+        key_dtype=part.keys.dtype.name,
+        value_dtype=part.values.dtype.name,
+        dim=part.values.row_shape[0],
+        part_rows=(part.rows,),
+        freq_dtype=None if part.freqs is None else part.freqs.dtype.name,
+        version_dtype=None if part.versions is None else part.versions.dtype.name,
+        checksums=container.checksums,
+        notes=notes,
+    )
+    check_options(schema, container.options, f"opening table '{name}' of '{container.path}'")
+    return ColumnTable(dataclasses.replace(schema, bytes=schema.rows * row_bytes(schema)), [part])
+
+
+def check_options(schema: TableSchema, options: OpenOptions, doing: str) -> None:
+    """Raise `UsageError` where the options contradict what the format records."""
+    for option, wanted, got in (
+        ("--key-dtype", options.key_dtype, schema.key_dtype),
+        ("--value-dtype", options.value_dtype, schema.value_dtype),
+        ("--dim", options.dim, schema.dim),
+    ):
+        if wanted is not None and wanted != got:
+            raise UsageError(f"{doing}: got {option} {wanted}, it says {got}; leave the option out")
+
+
+def variables_of(
+    columns: Mapping[str, Column], shapes: Mapping[str, tuple[int, ...]], used: set[str]
+) -> tuple[VariableSchema, ...]:
+    """Return the arrays that are part of no table, as dense variables; a scalar has shape ()."""
+    return tuple(
+        VariableSchema(name, column.dtype.name, shapes[name], _bytes(column))
+        for name, column in columns.items()
+        if name not in used
+    )
+
+
+def variable_chunks(columns: Mapping[str, Column], shapes: Mapping[str, tuple[int, ...]], name: str) -> Iterator[Array]:
+    """Yield the rows of an array in chunks; see `Checkpoint.read_variable`."""
+    column = columns[name]
+    row = _bytes(column) // max(1, column.rows)
+    for chunk in column.chunks(max(1, (2 << 20) // max(1, row))):
+        yield chunk if shapes[name] else chunk.reshape(())
+
+
+def _shape(column: Column) -> str:
+    return f"{column.dtype.name} {[column.rows, *column.row_shape]}"
+
+
+def _bytes(column: Column) -> int:
+    return column.rows * column.dtype.itemsize * math.prod(column.row_shape)
+
+
+def _as_int32(stored: Array) -> Array:
+    return stored.astype(np.int32)
+
+
+def _as_bfloat16(stored: Array) -> Array:
+    return stored.view(numpy_dtype("bfloat16"))

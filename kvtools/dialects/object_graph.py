@@ -1,0 +1,100 @@
+"""The object graph of an object-based checkpoint, as far as a writer must know it: which tensors hang where.
+
+`_CHECKPOINTABLE_OBJECT_GRAPH` is one string, a serialized `TrackableObjectGraph`: node 0 is the root, a node has named
+children (by node number) and attributes with the tensor that each is saved as. TensorFlow finds what to restore by it.
+Format: https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/protobuf/trackable_object_graph.proto
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvtools.dialects.bundle.wire import WireError, put_varint, read_fields
+from kvtools.errors import CorruptFileError
+
+OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+_ATTRIBUTES = "/.ATTRIBUTES/"
+_CHILD, _ATTRIBUTE, _NODE_ID, _LOCAL_NAME, _ATTRIBUTE_NAME, _TENSOR, _HAS_VALUES = 1, 2, 1, 2, 1, 3, 5
+
+
+def extend_object_graph(graph: bytes, tensors: Iterable[str]) -> bytes:
+    """Return `graph` with an object and an attribute for each of `tensors` that it has not yet.
+
+    Args:
+        graph: a serialized graph, or nothing.
+        tensors: what attributes are saved as, `<path>/.ATTRIBUTES/<attribute>`: a tensor's name, or what the names of
+            an object's tensors begin with.
+
+    Raises:
+        CorruptFileError: `graph` is no object graph.
+
+    Example:
+        >>> graph = extend_object_graph(b"", ["m/v/.ATTRIBUTES/VARIABLE_VALUE"])
+        >>> extend_object_graph(graph, ["m/v/.ATTRIBUTES/VARIABLE_VALUE"]) == graph
+        True
+    """
+    try:
+        nodes = [bytearray(value) for number, value in read_fields(graph) if number == 1 and isinstance(value, bytes)]
+        nodes = nodes or [bytearray(_NEW)]
+        children = [_children(bytes(node), len(nodes)) for node in nodes]
+        attributes = [_attributes(bytes(node)) for node in nodes]
+    except (WireError, UnicodeDecodeError) as error:
+        raise CorruptFileError(
+            f"reading '{OBJECT_GRAPH}': got malformed bytes ({error}), expected an object graph; write the checkpoint"
+            " again"
+        ) from error
+    for tensor in tensors:
+        path, _, attribute = f"/{tensor}".rpartition(_ATTRIBUTES)
+        at = 0
+        for local_name in path.split("/")[1:]:
+            child = children[at].get(local_name)
+            if child is None:
+                child = children[at][local_name] = len(nodes)
+                nodes.append(bytearray(_NEW))
+                children.append({})
+                attributes.append(set())
+                nodes[at] += _message(_CHILD, _number(_NODE_ID, child) + _text(_LOCAL_NAME, local_name))
+            at = child
+        if tensor not in attributes[at]:
+            attributes[at].add(tensor)
+            record = _text(_ATTRIBUTE_NAME, attribute) + _text(_TENSOR, tensor)
+            nodes[at] += _message(_ATTRIBUTE, record)
+    return b"".join(_message(1, bytes(node)) for node in nodes)
+
+
+def _children(node: bytes, nodes: int) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for number, value in read_fields(node):
+        if number == _CHILD and isinstance(value, bytes):
+            record = dict(read_fields(value))
+            child, local_name = record.get(_NODE_ID, 0), record.get(_LOCAL_NAME, b"")
+            if not isinstance(child, int) or child >= nodes or not isinstance(local_name, bytes):
+                raise WireError("a child that is no node")
+            found[local_name.decode()] = child
+    return found
+
+
+def _attributes(node: bytes) -> set[str]:
+    found: set[str] = set()
+    for number, value in read_fields(node):
+        if number == _ATTRIBUTE and isinstance(value, bytes):
+            tensor = dict(read_fields(value)).get(_TENSOR, b"")
+            if isinstance(tensor, bytes):
+                found.add(tensor.decode())
+    return found
+
+
+def _number(field: int, value: int) -> bytes:
+    return put_varint(field << 3) + put_varint(value)
+
+
+def _message(field: int, value: bytes) -> bytes:
+    return put_varint(field << 3 | 2) + put_varint(len(value)) + value
+
+
+def _text(field: int, value: str) -> bytes:
+    return _message(field, value.encode())
+
+
+_NEW = _message(_HAS_VALUES, _number(1, 1))
+"""A node that TensorFlow restores: it, or what hangs below it, has values."""

@@ -1,0 +1,67 @@
+"""Arrow files with pyarrow and pandas, both ways."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.feather as feather
+import pytest
+import round_trip
+from round_trip import check_same, same_bytes, write
+
+from kvtools.array_table import ArrayTable
+from kvtools.dialects.detect import open_checkpoint
+from kvtools.errors import BadInputError, CorruptFileError
+
+RNG = np.random.default_rng(0)
+KEYS = RNG.integers(-(2**62), 2**62, 50)
+VALUES = RNG.normal(size=(50, 4)).astype(np.float32)
+
+
+def test_pyarrow_maps_what_we_wrote(tmp_path: Path) -> None:
+    table = ArrayTable("emb", KEYS, VALUES, slots={"Adam.m": VALUES * 2}, freqs=np.arange(50), part_rows=(20, 30))
+    write([table], tmp_path / "emb.arrow", "arrow")
+    read = pa.ipc.open_file(pa.memory_map(str(tmp_path / "emb.arrow"))).read_all()
+    assert read.column_names == ["key", "value", "slot_Adam.m", "freq"]
+    assert same_bytes(read["key"].to_numpy(), KEYS)
+    assert same_bytes(read["value"].combine_chunks().flatten().to_numpy().reshape(-1, 4), VALUES)
+
+
+def test_pandas_reads_what_we_wrote(tmp_path: Path) -> None:
+    write([ArrayTable("emb", KEYS, VALUES)], tmp_path / "emb.feather", "arrow", compression="lz4")
+    frame = pd.read_feather(tmp_path / "emb.feather")
+    assert same_bytes(frame["key"].to_numpy(), KEYS)
+    assert same_bytes(np.stack(frame["value"]), VALUES)
+
+
+@pytest.mark.parametrize("compression", ["uncompressed", "lz4", "zstd"])
+def test_feather_files_of_pandas_are_tables(tmp_path: Path, compression: str) -> None:
+    frame = pd.DataFrame({"key": KEYS, "value": list(VALUES)})
+    feather.write_feather(frame, tmp_path / "emb.feather", compression=compression, chunksize=7)
+    table = open_checkpoint(tmp_path / "emb.feather").table("emb")
+    check_same(table, ArrayTable("emb", KEYS, VALUES))
+
+
+def test_batches_of_one_column_are_read_alone(tmp_path: Path) -> None:
+    table = round_trip.table("emb", 400, dim=64)
+    write([table], tmp_path / "emb.arrow", "arrow")
+    path = tmp_path / "emb.arrow"
+    whole = bytearray(path.read_bytes())
+    values = next(table.chunks()).values.tobytes()
+    whole[whole.index(values[:64])] ^= 1
+    path.write_bytes(whole)
+    got = open_checkpoint(path).table("emb")
+    assert same_bytes(got.all_keys(), table.all_keys())  # the damaged column is not touched
+    with pytest.raises(CorruptFileError, match=r"column 'value' .* checksum mismatch"):
+        list(got.chunks())
+
+
+def test_the_stream_format_is_told_apart(tmp_path: Path) -> None:
+    table = pa.table({"key": KEYS})
+    with pa.ipc.new_stream(str(tmp_path / "a.arrow"), table.schema) as stream:
+        stream.write_table(table)
+    with pytest.raises(BadInputError):
+        open_checkpoint(tmp_path / "a.arrow")
