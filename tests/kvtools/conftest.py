@@ -37,14 +37,17 @@ def _make_table(
     version_dtype: str | None = None,
     parts: int = 1,
     seed: int = 0,
+    keys: Array | None = None,
     **others: Any,
 ) -> PlainTable:
+    rows = rows if keys is None else len(keys)
     rng = np.random.default_rng(seed)
     limits = np.iinfo(key_dtype)
     extreme = [limits.min, limits.max, 0, 1, -1, -7, limits.max - 1]
     drawn = rng.integers(limits.min, limits.max, rows, dtype=key_dtype, endpoint=True)
     first = np.array([key for key in extreme if limits.min <= key <= limits.max], key_dtype)
-    keys = np.array(list(dict.fromkeys([*first.tolist(), *drawn.tolist()]))[:rows], key_dtype)
+    if keys is None:
+        keys = np.array(list(dict.fromkeys([*first.tolist(), *drawn.tolist()]))[:rows], key_dtype)
     dtype = numpy_dtype(value_dtype)
 
     def draw(width: int) -> Array:
