@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy.typing as npt
 import typer
+from kvtools.cli.key_arguments import are_keys, spread_option
 from kvtools.cli.layout import columns, shown, size
 from kvtools.cli.options import (
     AsJson,
@@ -18,11 +18,12 @@ from kvtools.cli.options import (
     SourcePath,
     Tables,
     ValueDtype,
+    check_readable,
     open_source,
 )
 from kvtools.cli.progress import progress_bar
 
-from kvtools.errors import BadInputError, UsageError, one_line
+from kvtools.errors import UsageError, one_line
 from kvtools.inspect import (
     KeyRow,
     describe,
@@ -33,7 +34,6 @@ from kvtools.inspect import (
     sample_rows,
 )
 
-_NUMBERS = re.compile(r"[+-]?\d+(,[+-]?\d+)*,?")
 _VARIABLES_SHOWN = 10
 _VALUES_SHOWN = 8
 _MOST_ROWS = 1_000_000
@@ -84,9 +84,7 @@ def run(
             raise UsageError(f"inspecting: got {option} {count}, expected 1 to {_MOST_ROWS}")
     wanted = _parse_keys(keys) if keys else []
     checkpoint = open_source(path, dialect, key_dtype, value_dtype, dim, lenient=True)
-    for name in table or []:
-        if name in checkpoint.broken:
-            raise checkpoint.broken[name]
+    check_readable(checkpoint, table or [])
     tables = checkpoint.select(table or [])
     rows: list[KeyRow] = []
     if wanted:
@@ -111,43 +109,18 @@ def run(
         _print_rows(rows, wanted, show_slots=slots)
     else:
         _print_report(report, list_variables=not tables_only, show_slots=slots, show_parts=parts)
-    if report["unreadable"]:
-        count = len(report["unreadable"])
-        raise BadInputError(
-            f"inspecting '{checkpoint.path}': {count} of {count + len(tables)} tables cannot be read"
-            + (f"; the first is '{report['unreadable'][0]['table']}'" if count > 1 else "")
-            + f": {report['unreadable'][0]['error']}"
-        )
+    check_readable(checkpoint, table or [], any_table=True)
 
 
-def spread_keys(arguments: Sequence[str]) -> list[str]:
-    """Let `--keys` take all the numbers that follow it, which the parser knows only as one option each.
-
-    >>> spread_keys(["inspect", "a", "--keys", "5", "-7", "--json"])
-    ['inspect', 'a', '--keys=5', '--keys=-7', '--json']
-    """
-    spread: list[str] = []
-    after_keys = False
-    for number, argument in enumerate(arguments):
-        if argument == "--":
-            return spread + list(arguments[number:])
-        if argument == "--keys":
-            following = arguments[number + 1] if number + 1 < len(arguments) else ""
-            after_keys = bool(_NUMBERS.fullmatch(following))
-            if not after_keys:
-                spread.append(argument)
-        elif after_keys and _NUMBERS.fullmatch(argument):
-            spread.append(f"--keys={argument}")
-        else:
-            after_keys = False
-            spread.append(argument)
-    return spread
+def prepare_arguments(arguments: Sequence[str]) -> list[str]:
+    """Let `--keys` take all the numbers that follow it."""
+    return spread_option(arguments, "--keys")
 
 
 def _parse_keys(texts: Sequence[str]) -> list[int]:
     keys = []
     for text in texts:
-        if not _NUMBERS.fullmatch(text) or len(text) > 10_000:
+        if not are_keys(text) or len(text) > 10_000:
             raise UsageError(
                 f"looking up keys: got --keys {text[:60]!r}, expected integers; string keys are not stored as such"
             )

@@ -19,6 +19,7 @@ from kvtools import __version__
 from kvtools.errors import KvtoolsError, one_line
 
 COMMANDS = {
+    "dialects": "List the formats that are read and written, and what each holds.",
     "inspect": "Show what is in a checkpoint: tables, variables, single rows.",
     "stats": "Norms, frequencies, ages, bad numbers, and what clipping would save.",
     "verify": "Check that a checkpoint is sound.",
@@ -61,10 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     requested = next((argument for argument in arguments if not argument.startswith("-")), None)
     try:
         app = build_app(requested if requested in COMMANDS else None)
-        if requested == "inspect":
-            from kvtools.cli.inspect import spread_keys
-
-            arguments = spread_keys(arguments)
+        arguments = _prepared(arguments, requested)
         result = app(arguments, prog_name="kvtools", standalone_mode=False)
         sys.stdout.flush()
         if result == 130:  # how Typer tells of an interrupt
@@ -92,6 +90,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         hint = f"kvtools {requested}" if requested in COMMANDS else "kvtools"
         return _fail(f"{str(message()).rstrip('.')}; see `{hint} --help`", 2)
+
+
+def _prepared(arguments: Sequence[str], requested: str | None) -> list[str]:
+    """Let a command that takes what the parser cannot (negative numbers) rewrite its arguments."""
+    module = sys.modules.get(f"kvtools.cli.{requested}")
+    prepare: Callable[[Sequence[str]], list[str]] = getattr(module, "prepare_arguments", list)
+    return prepare(arguments)
 
 
 def _fail(message: str, status: int) -> int:

@@ -11,7 +11,6 @@ import numpy as np
 
 from kvtools.dialects.interface import (
     ALL_COLUMNS,
-    KEYS,
     Array,
     Checkpoint,
     Chunk,
@@ -19,6 +18,7 @@ from kvtools.dialects.interface import (
     TableReader,
     TableSchema,
 )
+from kvtools.get import rows_of_keys
 from kvtools.json_numbers import json_numbers
 from kvtools.row_norms import row_norms
 
@@ -116,21 +116,11 @@ def find_rows(tables: Sequence[TableReader], keys: Sequence[int], *, progress: P
 
 
 def _find_in_table(table: TableReader, keys: list[int], progress: Progress | None) -> list[KeyRow]:
-    limits = np.iinfo(table.schema.key_dtype)
-    fitting = [key for key in keys if limits.min <= key <= limits.max]
-    if not fitting:
+    rows = rows_of_keys(table, np.array(keys, object), progress=progress)
+    rows = rows[rows >= 0]
+    if not len(rows):
         return []
-    wanted = np.array(fitting, table.schema.key_dtype)
-    rows, position = [], 0
-    for chunk in table.chunks(KEYS, rows=1 << 18):
-        rows.append(position + np.flatnonzero(np.isin(chunk.keys, wanted)))
-        position += len(chunk.keys)
-        if progress:
-            progress(table.schema.name, position, table.schema.rows)
-    hits = table.take(np.concatenate(rows) if rows else np.empty(0, np.int64), ALL_COLUMNS)
-    result = list(_rows_of(table, hits))
-    order = {key: number for number, key in enumerate(keys)}
-    return sorted(result, key=lambda row: order[row.key])
+    return list(_rows_of(table, table.take(rows, ALL_COLUMNS)))
 
 
 def _rows_of(table: TableReader, chunk: Chunk) -> Iterator[KeyRow]:

@@ -138,8 +138,9 @@ def variable_chunks(bundle: Bundle, name: str) -> Iterator[Array]:
     """Yield a dense tensor's rows in chunks, checked; a scalar whole, strings as one object array of bytes."""
     entry = bundle.entries[name]
     if entry.dtype == 7:
+        found = bundle.strings(name)  # first: it fails where the shape claims more strings than there are bytes
         strings = np.empty(entry.shape, object)
-        strings.reshape(-1)[:] = bundle.strings(name)
+        strings.reshape(-1)[:] = found
         yield strings
         return
     tensor = bundle.tensor(name)

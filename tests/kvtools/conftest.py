@@ -37,17 +37,15 @@ def _make_table(
     version_dtype: str | None = None,
     parts: int = 1,
     seed: int = 0,
-    keys: Array | None = None,
+    own_keys: Array | None = None,
     **others: Any,
 ) -> PlainTable:
-    rows = rows if keys is None else len(keys)
     rng = np.random.default_rng(seed)
     limits = np.iinfo(key_dtype)
     extreme = [limits.min, limits.max, 0, 1, -1, -7, limits.max - 1]
     drawn = rng.integers(limits.min, limits.max, rows, dtype=key_dtype, endpoint=True)
     first = np.array([key for key in extreme if limits.min <= key <= limits.max], key_dtype)
-    if keys is None:
-        keys = np.array(list(dict.fromkeys([*first.tolist(), *drawn.tolist()]))[:rows], key_dtype)
+    keys = np.array(list(dict.fromkeys([*first.tolist(), *drawn.tolist()]))[:rows], key_dtype)
     dtype = numpy_dtype(value_dtype)
 
     def draw(width: int) -> Array:
@@ -60,7 +58,7 @@ def _make_table(
     cuts = np.linspace(0, rows, parts + 1).astype(int)
     return PlainTable(
         name,
-        keys,
+        keys if own_keys is None else own_keys,
         draw(dim),
         {slot: draw(slot_width or dim) for slot in slots},
         freqs=count(freq_dtype),

@@ -172,7 +172,8 @@ def test_round_trip(
 ) -> None:
     folder = tmp_path_factory.mktemp("round")
     table = make_table(
-        keys=np.array(keys, np.int64),
+        own_keys=np.array(keys, np.int64),
+        rows=len(keys),
         slots=("Adam", "Adam_1") if slots else (),
         freq_dtype="int64" if freqs else None,
         version_dtype="int64" if versions else None,
@@ -207,7 +208,7 @@ def test_rows_stand_in_buckets_whatever_the_buffer(
 
 
 def test_rows_of_a_bucket_keep_their_order(make_table: Make, tmp_path: Path) -> None:
-    table = make_table(keys=np.random.default_rng(0).permutation(600) * 1000 + 7, slots=())
+    table = make_table(own_keys=np.random.default_rng(0).permutation(600) * 1000 + 7, rows=600, slots=())
     write_tables([table], tmp_path / "out", "deeprec")
     np.testing.assert_array_equal(tensors_of(tmp_path / "out")["scope/emb-keys"], table.keys)
 
@@ -463,7 +464,7 @@ def test_wide_slots_and_uint64_keys_are_named(make_table: Make, tmp_path: Path) 
 
 
 def test_source_that_changes_while_it_is_read_is_refused(make_table: Make, tmp_path: Path) -> None:
-    table = make_table(keys=np.arange(20), slots=())
+    table = make_table(own_keys=np.arange(20), rows=20, slots=())
     real, calls = table.read_part, []
 
     def changing(*args: Any) -> Any:

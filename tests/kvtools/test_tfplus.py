@@ -153,7 +153,8 @@ def test_round_trip(
 ) -> None:
     folder = tmp_path_factory.mktemp("round")
     table = make_table(
-        keys=np.array(keys, np.int64),
+        own_keys=np.array(keys, np.int64),
+        rows=len(keys),
         slots=("Adam", "Adam_1") if slots else (),
         freq_dtype="uint16" if freqs or days else None,
         version_dtype="uint16" if days else None,

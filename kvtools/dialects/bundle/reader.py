@@ -190,6 +190,8 @@ class Bundle:
         order = "big" if self.header.big_endian else "little"
         count = math.prod(entry.shape)
         try:
+            if count > entry.size:
+                raise WireError(f"it claims {count} strings in {entry.size} bytes")
             lengths, position, crc = [], 0, 0
             for _ in range(count):
                 length, position = read_varint(data, position)

@@ -1,0 +1,216 @@
+"""The rows of given keys: found in one pass over a table's keys, read in the order in which they were asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtools.dialects.interface import (
+    ALL_COLUMNS,
+    DEFAULT_MEMORY,
+    KEYS,
+    KEYS_AND_VALUES,
+    Array,
+    Chunk,
+    Columns,
+    Progress,
+    TableReader,
+    row_bytes,
+)
+from kvtools.errors import BadInputError
+from kvtools.table_view import TableView, replace_schema
+
+_KEY_ROWS = 1 << 18
+_LONGEST_KEY = 40
+
+
+def keys_of_words(words: Sequence[str | bytes], source: str) -> Array:
+    """Return the keys [n] that words spell: int64 where all fit, else uint64, else Python integers.
+
+    Args:
+        words: a number each.
+        source: where they are from, for messages.
+
+    Raises:
+        BadInputError: a word is no integer, or has more digits than any key.
+
+    >>> keys_of_words(["5", "-7"], "example").tolist()
+    [5, -7]
+    """
+    longest = max(words, key=len, default="")
+    if len(longest) > _LONGEST_KEY:
+        raise BadInputError(f"reading keys from {source}: got {longest[:40]!r}..., expected 64-bit integers")
+    array = np.array(words, "S") if len(words) else np.empty(0, np.int64)
+    for dtype in (np.int64, np.uint64):
+        try:
+            return array.astype(dtype)
+        except OverflowError:
+            continue
+        except ValueError:
+            wrong = next(word for word in words if not _is_integer(word))
+            shown = wrong.decode("utf-8", "replace") if isinstance(wrong, bytes) else wrong
+            raise BadInputError(f"reading keys from {source}: got {shown!r}, expected integers") from None
+    return np.array([int(word) for word in words], object)
+
+
+def _is_integer(word: str | bytes) -> bool:
+    try:
+        int(word)
+    except ValueError:
+        return False
+    return True
+
+
+def read_keys(file: BinaryIO, source: str) -> Array:
+    """Read keys [n] from a file: one of NumPy's `.npy` with integers, or text with spaces, commas or lines between.
+
+    Raises:
+        BadInputError: it holds something else.
+
+    >>> read_keys(io.BytesIO(b"5, -7"), "example").tolist()
+    [5, -7]
+    """
+    data = file.read()
+    if not data.startswith(b"\x93NUMPY"):
+        return keys_of_words(data.replace(b",", b" ").split(), source)
+    try:
+        array: Array = np.load(io.BytesIO(data), allow_pickle=False)
+    except (ValueError, OSError, EOFError, MemoryError) as error:
+        raise BadInputError(f"reading keys from {source}: it is a damaged .npy file ({error})") from error
+    if array.dtype.kind not in "iu" or array.ndim != 1:
+        raise BadInputError(
+            f"reading keys from {source}: got {array.dtype} of shape {list(array.shape)}, expected integers [n]"
+        )
+    return array
+
+
+def rows_of_keys(table: TableReader, keys: Array, *, progress: Progress | None = None) -> npt.NDArray[np.int64]:
+    """Return the number of each key's row in a table, int64 [n], -1 where it has none, the last one of several.
+
+    Args:
+        table: its keys are streamed once, and checked against their checksums.
+        keys: integers [n], any type, any order; one outside the range of the table's key type is not in it.
+        progress: called as keys are read.
+    """
+    found = np.full(len(keys), -1, np.int64)
+    limits = np.iinfo(table.key_dtype)
+    fitting = np.flatnonzero((keys >= int(limits.min)) & (keys <= int(limits.max)))
+    if not len(fitting):
+        return found
+    wanted, which = np.unique(keys[fitting].astype(table.key_dtype), return_inverse=True)
+    rows = np.full(len(wanted), -1, np.int64)
+    start = 0
+    for chunk in table.chunks(KEYS, rows=_KEY_ROWS):
+        if len(wanted) < 8:
+            hits = np.flatnonzero(np.isin(chunk.keys, wanted))
+            at = np.searchsorted(wanted, chunk.keys[hits])
+        else:
+            at = np.minimum(np.searchsorted(wanted, chunk.keys), len(wanted) - 1)
+            hits = np.flatnonzero(wanted[at] == chunk.keys)
+            at = at[hits]
+        rows[at] = start + hits  # of equal indices the last one counts
+        start += len(chunk)
+        if progress:
+            progress(table.schema.name, start, table.rows)
+    found[fitting] = rows[which.reshape(-1)]
+    return found
+
+
+def read_rows(
+    table: TableReader, rows: Array, columns: Columns = ALL_COLUMNS, *, memory: int = DEFAULT_MEMORY
+) -> Iterator[Chunk]:
+    """Yield the rows of these numbers [n], in their order, in chunks; they are not checked against checksums.
+
+    Within a chunk the table is read in its own order, which is what a disk, and a compressed file, likes.
+    """
+    step = max(1, memory // (8 * row_bytes(table.schema, columns)))
+    for start in range(0, len(rows), step):
+        numbers = rows[start : start + step]
+        order = np.argsort(numbers, kind="stable")
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        yield table.take(numbers[order], columns).take(back)
+
+
+class ChosenRows(TableView):
+    """Some rows of a table, in a given order, as a table of one part.
+
+    Args:
+        source: the table.
+        rows: their numbers, int64 [n].
+    """
+
+    def __init__(self, source: TableReader, rows: Array) -> None:
+        super().__init__(source, replace_schema(source, part_rows=(len(rows),), partition=None))
+        self.rows_chosen = rows
+
+    def read_part(self, part: int, columns: Columns, rows: int, verify: bool) -> Iterator[Chunk]:
+        """Yield the rows; see `TableReader.read_part`."""
+        for start in range(0, len(self.rows_chosen), rows):
+            yield self.take(np.arange(start, min(start + rows, len(self.rows_chosen))), columns)
+
+    def take(self, rows: Array, columns: Columns = KEYS_AND_VALUES) -> Chunk:
+        """Copy the rows of these numbers; see `TableReader.take`."""
+        return dataclasses.replace(self.source.take(self.rows_chosen[rows], columns), part=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class ColumnChoice:
+    """Which columns to show: `columns` to read, of the slots only those named in `slots`, all if None."""
+
+    columns: Columns
+    slots: frozenset[str] | None = None
+
+    def shown(self, chunk: Chunk) -> Chunk:
+        """Return a chunk with the chosen slots only."""
+        if self.slots is None:
+            return chunk
+        slots = {name: rows for name, rows in chunk.slots.items() if name in self.slots}
+        return dataclasses.replace(chunk, slots=slots)
+
+
+def choose_columns(names: Sequence[str], tables: Sequence[TableReader]) -> ColumnChoice:
+    """Return the choice of these columns: "values", "freqs", "versions", "slots" or a slot's name; all if none.
+
+    Raises:
+        BadInputError: no table has a column of a name.
+    """
+    if not names:
+        return ColumnChoice(ALL_COLUMNS)
+    plain = {"values", "freqs", "versions", "slots"}
+    known = {slot for table in tables for slot in table.slots}
+    for name in names:
+        if name not in plain and name not in known:
+            there = ", ".join([*sorted(plain), *sorted(known)])
+            raise BadInputError(f"reading columns: got --columns {name!r}, expected some of {there}")
+    slots = frozenset(name for name in names if name in known and name not in plain)
+    columns = Columns("values" in names, "slots" in names or bool(slots), "freqs" in names, "versions" in names)
+    return ColumnChoice(columns, None if "slots" in names else slots)
+
+
+def keys_from(words: Sequence[str], file: str | None, stdin: BinaryIO) -> Array:
+    """Return the keys that are given as words, and those of a file, of `stdin` if it is called "-".
+
+    Raises:
+        BadInputError: the file cannot be read, or something is no key.
+    """
+    found: list[Any] = []
+    if words:
+        found.append(keys_of_words([key for word in words for key in word.split(",") if key], "the arguments"))
+    if file == "-":
+        found.append(read_keys(stdin, "standard input"))
+    elif file is not None:
+        try:
+            with Path(file).open("rb") as opened:
+                found.append(read_keys(opened, f"'{file}'"))
+        except OSError as error:
+            raise BadInputError(f"reading keys from '{file}': {error.strerror or error}") from error
+    if len({keys.dtype for keys in found}) > 1:
+        found = [keys.astype(object) for keys in found]
+    return np.concatenate(found) if found else np.empty(0, np.int64)

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from kvtools.cli.main import main
+
+from kvtools.dialects.detect import open_checkpoint
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.mark.parametrize("keys", [["0", "-7", "99"], ["0,-7", "99"], ["--", "0", "-7", "99"]])
+def test_text(sample_path: Path, capsys: Capture, keys: list[str]) -> None:
+    assert main(["get", str(sample_path), *keys]) == 0
+    output = capsys.readouterr()
+    lines = [line.split() for line in output.out.splitlines()]
+    assert [line[:2] for line in lines[1:]] == [["ads/emb", "0"], ["ads/emb", "-7"], ["user_emb", "0"]]
+    assert lines[2][:8] == ["ads/emb", "-7", "2", "1700000001", "2", "2.125", "2.25", "2.375"]
+    assert lines[2][8:13] == ["Adam.m", "-2", "-2.125", "-2.25", "-2.375"]
+    assert output.err == "kvtools: looking up 3 keys: 1 are in no table: 99\n"
+
+
+def test_only_negative_keys_before_options(sample_path: Path, capsys: Capture) -> None:
+    assert main(["get", str(sample_path), "-7", "-3", "--table", "ads/emb", "--columns", "freqs"]) == 0
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        ["table", "key", "freq"],
+        ["ads/emb", "-7", "2"],
+        ["ads/emb", "-3", "3"],
+    ]
+
+
+def test_json(sample_path: Path, capsys: Capture) -> None:
+    assert main(["get", str(sample_path), "5", "-7", "77", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["missing"] == [77]
+    assert [row["key"] for row in report["rows"]] == [5, -7]
+    assert report["rows"][1] == {
+        "table": "ads/emb",
+        "key": -7,
+        "value": [2, 2.125, 2.25, 2.375],
+        "freq": 2,
+        "version": 1700000001,
+        "slots": {"Adam.m": [-2, -2.125, -2.25, -2.375], "Adam.v": [4, 4.25, 4.5, 4.75]},
+    }
+    assert main(["get", str(sample_path), "77", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"rows": [], "missing": [77]}
+
+
+def test_json_lines_from_stdin(sample_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"5\n-7\n5\n")))
+    assert main(["get", str(sample_path), "--keys-file", "-", "--columns", "values", "--json-lines"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["key"] for row in rows] == [5, -7, 5] and list(rows[0]) == ["table", "key", "value"]
+
+
+def test_csv(sample_path: Path, capsys: Capture) -> None:
+    arguments = ["get", str(sample_path), "-7", "--csv", "--columns", "values,freqs,Adam.v"]
+    assert main([*arguments, "--table", "ads/emb"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert rows == [
+        {
+            "key": "-7",
+            "freq": "2",
+            **{f"value.{i}": str(2 + i / 8) for i in range(4)},
+            **{f"Adam.v.{i}": str(4 + i / 4) for i in range(4)},
+        }
+    ]
+    assert main(arguments) == 2
+
+
+def test_writing_the_rows(sample_path: Path, tmp_path: Path, capsys: Capture) -> None:
+    np.save(tmp_path / "keys.npy", np.array([42, -7, 42, 99]))
+    out = str(tmp_path / "rows")
+    arguments = [
+        "get",
+        str(sample_path),
+        "--keys-file",
+        str(tmp_path / "keys.npy"),
+        "--output",
+        out,
+        "--to",
+        "tfplugin",
+    ]
+    assert main(arguments) == 0
+    assert "wrote 2 rows" in capsys.readouterr().out
+    table = open_checkpoint(out).tables["ads/emb"]
+    assert table.all_keys().tolist() == [42, -7] and table.schema.slots
+    assert main(arguments) == 1
+    assert main([*arguments, "--force"]) == 0
+
+
+def test_missing_keys_fail_if_strict(sample_path: Path, capsys: Capture) -> None:
+    assert main(["get", str(sample_path), "0", "99", "--strict"]) == 3
+    assert "1 are in no table: 99" in capsys.readouterr().err
+    assert main(["get", str(sample_path), "0", "--strict"]) == 0
+
+
+def test_bad_usage(sample_path: Path, capsys: Capture) -> None:
+    path = str(sample_path)
+    for arguments in ([], ["5", "--json", "--csv"], ["5", "--jsonn"], ["5", "--output", "rows.unknown"]):
+        assert main(["get", path, *arguments]) == 2
+    for arguments in (["abc"], ["1.5"], ["5", "--columns", "value"], ["--keys-file", "gone"], ["5", "--table", "x"]):
+        assert main(["get", path, *arguments]) == 1
+    assert "Traceback" not in capsys.readouterr().err

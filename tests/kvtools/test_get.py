@@ -1,0 +1,107 @@
+"""Rows of keys, against a plain dictionary."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvtools.dialects.detect import open_checkpoint
+from kvtools.dialects.interface import ALL_COLUMNS, Columns
+from kvtools.errors import BadInputError
+from kvtools.get import ChosenRows, choose_columns, keys_from, keys_of_words, read_keys, read_rows, rows_of_keys
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("key_dtype", ["int64", "int32", "uint64"])
+@pytest.mark.parametrize("asked", [3, 5000])
+def test_rows_in_the_order_of_the_keys(
+    save_plain: Any, make_sample: Any, table_tensors: Any, tmp_path: Path, parts: int, key_dtype: str, asked: int
+) -> None:
+    sample = make_sample("emb", rows=300, key_dtype=key_dtype)
+    table = open_checkpoint(save_plain(tmp_path / "a", table_tensors(sample, parts=parts))).tables["emb"]
+    keys = np.random.default_rng(0).choice(sample.keys, asked)
+    rows = rows_of_keys(table, keys)
+    chunks = list(read_rows(table, rows, memory=20_000))
+    assert len(chunks) > 1 or asked == 3
+    np.testing.assert_array_equal(np.concatenate([chunk.keys for chunk in chunks]), keys)
+    reference = sample.rows()
+    for chunk in chunks:
+        for key, value in zip(chunk.keys.tolist(), chunk.values, strict=True):
+            np.testing.assert_array_equal(value, reference[key])
+
+
+def test_keys_of_any_type_and_range(sample_path: Path) -> None:
+    table = open_checkpoint(sample_path).tables["ads/emb"]
+    asked = np.array([2**64 - 1, -(2**63), 2**70, -1], object)
+    assert (rows_of_keys(table, asked) >= 0).tolist() == [False, True, False, True]
+    assert rows_of_keys(table, np.array([2**64 - 1, 5], np.uint64)).tolist()[0] == -1
+    assert rows_of_keys(table, np.array([-1, 5], np.int8)).min() >= 0
+    assert rows_of_keys(table, np.empty(0, np.int64)).tolist() == []
+    empty = open_checkpoint(sample_path).tables["empty_emb"]
+    assert rows_of_keys(empty, np.arange(20)).max() == -1
+
+
+@pytest.mark.parametrize("others", [0, 20])
+def test_the_last_row_of_a_key_counts(
+    save_plain: Any, make_sample: Any, table_tensors: Any, tmp_path: Path, others: int
+) -> None:
+    sample = make_sample("emb", rows=30)
+    sample.keys[[4, 20]] = sample.keys[9]
+    table = open_checkpoint(save_plain(tmp_path / "a", table_tensors(sample))).tables["emb"]
+    assert rows_of_keys(table, sample.keys[[9, *range(5, 5 + others)]])[0] == 20
+
+
+def test_words_become_keys() -> None:
+    assert keys_of_words(["5", "-7", "+8"], "x").dtype == np.int64
+    assert keys_of_words(["18446744073709551615", "1"], "x").dtype == np.uint64
+    assert keys_of_words(["18446744073709551615", "-1"], "x").tolist() == [2**64 - 1, -1]
+    assert keys_of_words([], "x").tolist() == []
+    for wrong in ("1.5", "abc", "9" * 50, "", "0x10"):
+        with pytest.raises(BadInputError, match="reading keys from x"):
+            keys_of_words(["1", wrong], "x")
+
+
+def npy(array: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def test_keys_files(tmp_path: Path) -> None:
+    assert read_keys(io.BytesIO(b"1 2\n-3,4,\n\n"), "x").tolist() == [1, 2, -3, 4]
+    assert read_keys(io.BytesIO(npy(np.array([7], np.uint64))), "x").tolist() == [7]
+    for wrong in (npy(np.ones(3)), npy(np.ones((2, 2), int)), npy(np.arange(9))[:-4], b"\x93NUMPY", b"key\n5", b"\xff"):
+        with pytest.raises(BadInputError, match="reading keys from x"):
+            read_keys(io.BytesIO(wrong), "x")
+    path = tmp_path / "keys"
+    path.write_text("8 9")
+    assert keys_from(["5,-7"], str(path), io.BytesIO()).tolist() == [5, -7, 8, 9]
+    assert keys_from(["-7"], "-", io.BytesIO(b"18446744073709551615")).tolist() == [-7, 2**64 - 1]
+    with pytest.raises(BadInputError, match="No such file"):
+        keys_from([], str(tmp_path / "gone"), io.BytesIO())
+
+
+def test_choosing_columns(sample_path: Path) -> None:
+    tables = open_checkpoint(sample_path).select([])
+    assert choose_columns([], tables).columns == ALL_COLUMNS
+    assert choose_columns(["values", "freqs"], tables).columns == Columns(values=True, freqs=True)
+    only_v = choose_columns(["Adam.v"], tables)
+    chunk = open_checkpoint(sample_path).tables["ads/emb"].take(np.array([0]), only_v.columns)
+    assert list(only_v.shown(chunk).slots) == ["Adam.v"]
+    with pytest.raises(BadInputError, match=r"expected some of freqs, slots, values, versions, Adam\.m, Adam\.v"):
+        choose_columns(["Adam.x"], tables)
+
+
+def test_chosen_rows_are_a_table(sample_path: Path) -> None:
+    source = open_checkpoint(sample_path).tables["ads/emb"]
+    chosen = ChosenRows(source, np.array([9, 2, 5]))
+    whole = source.take(np.array([9, 2, 5]), ALL_COLUMNS)
+    for rows in (1, 2, 10):
+        keys = np.concatenate([chunk.keys for chunk in chosen.chunks(rows=rows)])
+        np.testing.assert_array_equal(keys, whole.keys)
+    assert (chosen.rows, chosen.parts, chosen.schema.partition) == (3, 1, None)
+    np.testing.assert_array_equal(chosen.take(np.array([1])).values, whole.values[[1]])
