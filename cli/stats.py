@@ -30,8 +30,8 @@ from kvtools.cli.options import (
 from kvtools.cli.progress import progress_bar
 
 from kvtools.dialects.interface import TableSchema, VersionUnit
-from kvtools.histogram import BINS_PER_DECADE, NormHistogram, VersionHistogram
-from kvtools.stats import TableStats, describe_stats, table_stats
+from kvtools.histogram import BINS_PER_DECADE, VersionHistogram
+from kvtools.stats import ColumnStats, TableStats, describe_stats, table_stats
 
 _BARS = 16
 _DAY = 86400
@@ -100,7 +100,7 @@ def _print_table(schema: TableSchema, stats: TableStats, blocks: bool) -> None:
     print(_counts(stats))
     if stats.values.l2.rows:
         print("\nEuclidean norm of the values")
-        print(bar_chart(_norm_bars(stats.values.l2), blocks=blocks))
+        print(bar_chart(_norm_bars(stats.values), blocks=blocks))
     if stats.freqs is not None:
         freqs = found["freqs"]
         print("\nfrequency")
@@ -146,14 +146,15 @@ def _counts(stats: TableStats) -> str:
     )
 
 
-def _norm_bars(norms: NormHistogram) -> list[tuple[str, int]]:
+def _norm_bars(values: ColumnStats) -> list[tuple[str, int]]:
     """Return bars of a decade, or of less where that leaves few enough."""
     bars: list[tuple[float, float, int]] = []
     for bins in (1, 2, 5, BINS_PER_DECADE):
-        bars = norms.bars(bins)
+        bars = values.l2.bars(bins)
         if len(bars) <= _BARS:
             break
-    return [(f"{low:.3g} .. {high:.3g}", rows) for low, high, rows in bars]
+    only_zeros = values.l2.counts[0] == values.zero_rows
+    return [("0" if low == 0 and only_zeros else f"{low:.3g} .. {high:.3g}", rows) for low, high, rows in bars]
 
 
 def _range(low: int, high: int) -> str:

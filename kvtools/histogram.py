@@ -140,21 +140,22 @@ class NormHistogram:
         return float(low * (high / low) ** min(max(inside, 0.0), 1.0))
 
     def bars(self, bins_per_bar: int = 1) -> list[tuple[float, float, int]]:
-        """Return (from, to, rows) of the bins from the first to the last that is not empty, some to a bar."""
+        """Return (from, to, rows) of the bins from the first to the last that is not empty, some to a bar.
+
+        Norms below 1e-20, and those of 1e20 and more, have a bar of their own, however far the next one is.
+        """
         filled = np.flatnonzero(self.counts)
         if not len(filled):
             return []
         edges = np.concatenate([[0.0], NORM_EDGES, [math.inf]])
-        first, last = int(filled[0]), int(filled[-1])
-        bars = []
-        if first == 0:
-            bars.append((0.0, float(edges[1]), int(self.counts[0])))
-            first = 1
-        start = first - (first - 1) % bins_per_bar
-        for low in range(start, min(last, len(NORM_EDGES) - 1) + 1, bins_per_bar):
-            high = min(low + bins_per_bar, len(NORM_EDGES))
-            bars.append((float(edges[low]), float(edges[high]), int(self.counts[low:high].sum())))
-        if last == len(NORM_EDGES):
+        bars = [(0.0, float(edges[1]), int(self.counts[0]))] if self.counts[0] else []
+        between = filled[(filled > 0) & (filled < len(NORM_EDGES))]
+        if len(between):
+            first, last = int(between[0]), int(between[-1])
+            for low in range(first - (first - 1) % bins_per_bar, last + 1, bins_per_bar):
+                high = min(low + bins_per_bar, len(NORM_EDGES))
+                bars.append((float(edges[low]), float(edges[high]), int(self.counts[low:high].sum())))
+        if self.counts[-1]:
             bars.append((float(edges[-2]), math.inf, int(self.counts[-1])))
         return bars
 

@@ -30,7 +30,10 @@ from kvtools.report_plots import (
     version_plot,
     zipf_plot,
 )
-from kvtools.stats import TableStats, describe_stats, table_stats
+from kvtools.stats import ColumnStats, TableStats, describe_stats, table_stats
+
+_TABLES_PLOTTED = 40
+"""More would make a page that no browser likes."""
 
 _STYLE = """
 :root { --paper: #ffffff; --card: #f6f7f9; --ink: #1d2330; --quiet: #5d6675; --faint: #d5d9e0; --bad: #b3261e;
@@ -152,7 +155,10 @@ def render_report(
     ]
     if len(checkpoints) > 1:
         body.append(_growth(checkpoints, [schema.name for schema in schemas]))
-    body += [_table(number, schema, stats[schema.name]) for number, schema in enumerate(schemas)]
+    largest = sorted(schemas, key=lambda schema: -schema.bytes)[:_TABLES_PLOTTED]
+    plotted = {schema.name for schema in largest}
+    for number, schema in enumerate(schemas):
+        body.append(_table(number, schema, stats[schema.name], with_plots=schema.name in plotted))
     body.append(f"<footer>Written by kvtools {__version__}.</footer>")
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -211,13 +217,13 @@ def _faults(stats: TableStats) -> list[str]:
         (sum(column.inf_rows for column in columns), "rows with infinities"),
         (stats.repeated_keys, "repeated keys"),
     ]
-    return [f"{count:,} {name}" for count, name in found if count]
+    return [f"{name}: {count:,}" for count, name in found if count]
 
 
-def _table(number: int, schema: TableSchema, stats: TableStats) -> str:
+def _table(number: int, schema: TableSchema, stats: TableStats, *, with_plots: bool) -> str:
     found = describe_stats(schema, stats)
     width = row_bytes(schema)
-    freqs, versions, skew = found["freqs"], found["versions"], found["parts"]
+    freqs, skew = found["freqs"], found["parts"]
     facts = [
         (f"{stats.rows:,}", "rows"),
         (short_number(schema.bytes, binary=True), f"{width} bytes a row"),
@@ -230,13 +236,32 @@ def _table(number: int, schema: TableSchema, stats: TableStats) -> str:
         )
     if schema.parts > 1:
         facts.append((f"{skew['max_over_mean']:.2f}", "largest part over the mean"))
+    lines = [f'<section class="table" id="table-{number}">', f"<h2>{_text(schema.name)}</h2>"]
+    lines.append(
+        f'<p class="quiet">{_text(schema.key_dtype)} keys, {schema.dim} {_text(schema.value_dtype)} a row'
+        + (f", slots {_text(', '.join(slot.name for slot in schema.slots))}" if schema.slots else ", no slots")
+        + "</p>"
+    )
+    lines += [f'<p class="quiet">Note: {_text(note)}</p>' for note in schema.notes]
+    lines.append(_facts(facts))
+    if with_plots:
+        lines += ['<div class="plots">', *_plots(schema, stats, found), "</div>"]
+    else:
+        lines.append(
+            f'<p class="quiet">Only the {_TABLES_PLOTTED} largest tables have plots; name this one with --table.</p>'
+        )
+    lines += ["<h3>Numbers</h3>", _numbers(found)]
+    lines += ["<h3>What a threshold cuts</h3>", _savings(found["clip"], stats.rows), "</section>"]
+    return "\n".join(lines)
+
+
+def _plots(schema: TableSchema, stats: TableStats, found: dict[str, Any]) -> list[str]:
+    width, freqs, versions, skew = row_bytes(schema), found["freqs"], found["versions"], found["parts"]
     plots = [
         _figure(
             "How large are the rows?",
-            f"{stats.values.zero_rows:,} rows are all zero and have no place on this scale"
-            if stats.values.zero_rows
-            else "no row is all zero",
-            norm_plot(stats.values.l2, stats.values.zero_rows),
+            f"{_outside(stats.values)} have no place on this scale" if _outside(stats.values) else "no row is all zero",
+            norm_plot(stats.values.l2),
             "There is no row with a norm to plot.",
         ),
         _figure(
@@ -284,16 +309,18 @@ def _table(number: int, schema: TableSchema, stats: TableStats) -> str:
             "This table has one part.",
         )
     )
-    lines = [f'<section class="table" id="table-{number}">', f"<h2>{_text(schema.name)}</h2>"]
-    lines.append(
-        f'<p class="quiet">{_text(schema.key_dtype)} keys, {schema.dim} {_text(schema.value_dtype)} a row'
-        + (f", slots {_text(', '.join(slot.name for slot in schema.slots))}" if schema.slots else ", no slots")
-        + "</p>"
-    )
-    lines += [f'<p class="quiet">Note: {_text(note)}</p>' for note in schema.notes]
-    lines += [_facts(facts), '<div class="plots">', *plots, "</div>", "<h3>Numbers</h3>", _numbers(found)]
-    lines += ["<h3>What a threshold cuts</h3>", _savings(found["clip"], stats.rows), "</section>"]
-    return "\n".join(lines)
+    return plots
+
+
+def _outside(values: ColumnStats) -> str:
+    """Say which rows the plot of norms leaves out."""
+    left_out = [
+        (values.zero_rows, "zero rows"),
+        (int(values.l2.counts[0]) - values.zero_rows, "rows of norms below 1e-20"),
+        (int(values.l2.counts[-1]), "rows of norms above 1e20"),
+        (values.rows - values.l2.rows, "rows with NaN or infinities"),
+    ]
+    return ", ".join(f"{count:,} {name}" for count, name in left_out if count)
 
 
 def _numbers(found: dict[str, Any]) -> str:

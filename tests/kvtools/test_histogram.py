@@ -57,7 +57,9 @@ def test_norms_beyond_the_edges_have_bars_of_their_own() -> None:
     histogram = NormHistogram()
     histogram.add(np.array([0.0, 1e-30, 1e30]))
     bars = histogram.bars(10)
-    assert bars[0] == (0.0, 1e-20, 2) and bars[-1] == (1e20, float("inf"), 1)
+    assert bars == [(0.0, 1e-20, 2), (1e20, float("inf"), 1)]
+    histogram.add(np.array([0.5, 5.0]))
+    assert histogram.bars(10) == [(0.0, 1e-20, 2), (0.1, 1.0, 1), (1.0, 10.0, 1), (1e20, float("inf"), 1)]
     histogram = NormHistogram()
     assert histogram.bars() == [] and histogram.quantile(0.5) is None
 
