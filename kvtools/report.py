@@ -43,12 +43,6 @@ _STYLE = """
   :root { --paper: #14171d; --card: #1d2129; --ink: #e6e9ef; --quiet: #9aa3b2; --faint: #3a414d; --bad: #ff8a80;
     --line-0: #6ea0ff; --line-1: #ffab5c; --line-2: #5fd39b; --line-3: #e58be8; --line-4: #d9bb66; --line-5: #5fd0e3;
     --line-6: #ff8299; --line-7: #a3acba; } }
-@media print {
-  :root { --paper: #ffffff; --card: #ffffff; --ink: #000000; --quiet: #444444; --faint: #cccccc; --bad: #a00000;
-    --line-0: #2f6fde; --line-1: #e07b1a; --line-2: #2e9e6b; --line-3: #b13fb5; --line-4: #8a6d1f; --line-5: #1d9bb0;
-    --line-6: #c9405a; --line-7: #6b7280; }
-  body { font-size: 10pt; } main { max-width: none; padding: 0; }
-  section.table { break-before: page; } figure, table, .facts { break-inside: avoid; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--paper); color: var(--ink);
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "DejaVu Sans", sans-serif; }
@@ -62,7 +56,7 @@ p { margin: .3rem 0; } .quiet { color: var(--quiet); } .bad { color: var(--bad);
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: .35rem .9rem .35rem 0; border-bottom: 1px solid var(--faint); vertical-align: top; }
 th { color: var(--quiet); font-weight: 500; white-space: nowrap; }
-td { overflow-wrap: anywhere; } td.n, th.n { text-align: right; white-space: nowrap; overflow-wrap: normal; }
+td { overflow-wrap: break-word; max-width: 24rem; } td.n, th.n { text-align: right; white-space: nowrap; }
 a { color: var(--line-0); text-decoration: none; }
 .facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); gap: .8rem; margin: 1.1rem 0; }
 .facts div { background: var(--card); border-radius: 8px; padding: .7rem .9rem; }
@@ -76,6 +70,17 @@ figcaption small { display: block; font-weight: 400; color: var(--quiet); font-s
 figure svg { width: 100%; height: auto; display: block; }
 figure svg text { font-family: inherit !important; }
 footer { margin-top: 3rem; color: var(--quiet); font-size: .85rem; }
+@media print {
+  :root { --paper: #ffffff; --card: #ffffff; --ink: #000000; --quiet: #444444; --faint: #cccccc; --bad: #a00000;
+    --line-0: #2f6fde; --line-1: #e07b1a; --line-2: #2e9e6b; --line-3: #b13fb5; --line-4: #8a6d1f; --line-5: #1d9bb0;
+    --line-6: #c9405a; --line-7: #6b7280; }
+  @page { margin: 12mm; }
+  body { font-size: 9pt; } table { font-size: 7.5pt; } th, td { padding: .15rem .5rem .15rem 0; }
+  main { max-width: none; padding: 0; } .wide { overflow: visible; }
+  .plots { grid-template-columns: 1fr 1fr; gap: .5rem; } .facts { gap: .3rem; margin: .6rem 0; }
+  figure, .facts div { border: 1px solid var(--faint); padding: .5rem; } .facts b { font-size: 11pt; }
+  section.table { break-before: page; } h2 { border: 0; margin-top: 1rem; padding-top: 0; }
+  figure, tr, .facts { break-inside: avoid; } h2, h3 { break-after: avoid; } }
 """
 
 
@@ -211,10 +216,11 @@ def _overview(checkpoint: Checkpoint, schemas: Sequence[TableSchema], stats: dic
 
 def _faults(stats: TableStats) -> list[str]:
     """Say in a few words what should not be there."""
-    columns = [stats.values, *stats.slots.values()]
+    slots = stats.slots.values()
     found = [
-        (sum(column.nan_rows for column in columns), "rows with NaN"),
-        (sum(column.inf_rows for column in columns), "rows with infinities"),
+        (stats.values.nan_rows, "rows with NaN"),
+        (stats.values.inf_rows, "rows with infinities"),
+        (sum(slot.nan_rows + slot.inf_rows for slot in slots), "rows of slots with NaN or infinities"),
         (stats.repeated_keys, "repeated keys"),
     ]
     return [f"{name}: {count:,}" for count, name in found if count]
