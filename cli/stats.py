@@ -118,8 +118,10 @@ def _print_table(schema: TableSchema, stats: TableStats, blocks: bool) -> None:
     print(_savings(found["clip"], rows))
     if schema.parts > 1:
         skew = found["parts"]
-        print(f"\n{schema.parts} parts, the largest {skew['max_over_mean']:.3f} times the mean, coefficient of")
-        print(f"variation {skew['coefficient_of_variation']:.3f}")
+        print(
+            f"\n{schema.parts} parts, the largest {skew['max_over_mean']:.3f} times the mean,"
+            f" coefficient of variation {skew['coefficient_of_variation']:.3f}"
+        )
         if schema.parts <= _BARS:
             print(bar_chart([(f"part {i}", n) for i, n in enumerate(schema.part_rows)], blocks=blocks))
     if schema.slots:
@@ -173,6 +175,27 @@ def _print_versions(versions: VersionHistogram, blocks: bool) -> None:
     if versions.unset:
         bars.insert(0, ("never set", versions.unset))
     print(bar_chart(bars, blocks=blocks))
+    median, most = versions.age_of(0.5), versions.age_of(0.9)
+    if versions.newest is not None and median is not None and most is not None:
+        newest = version_range(versions.newest, versions.newest + 1, versions.unit)
+        print(
+            f"  the newest is {newest}; half of the rows are at most {_age(median, versions.unit)} older,"
+            f" 90% at most {_age(most, versions.unit)}"
+        )
+
+
+def _age(age: int, unit: VersionUnit) -> str:
+    """Write an age in its unit, that of seconds in the largest that it has two of.
+
+    >>> _age(90_000, "seconds"), _age(7200, "seconds"), _age(1_000_000, "seconds"), _age(5000, "steps")
+    ('25 hours', '2 hours', '11.6 days', '5,000 steps')
+    """
+    if unit != "seconds":
+        return f"{age:,}" + (f" {unit}" if unit != "unknown" else "")
+    for name, length in (("days", _DAY), ("hours", 3600), ("minutes", 60)):
+        if age >= 2 * length:
+            return f"{age / length:,.1f} {name}".replace(".0 ", " ")
+    return f"{age} seconds"
 
 
 def version_range(low: int, high: int, unit: VersionUnit) -> str:
@@ -207,7 +230,8 @@ def _savings(clip: dict[str, list[dict[str, Any]]], rows: int) -> str:
 
     rules = [("max |x| below", clip["abs"]), ("norm below", clip["l2"])]
     if clip["freq"]:
-        rules.append(("freq below", clip["freq"][: len(clip["abs"]) + 6]))
+        telling = sum(found["rows"] < 0.99 * rows for found in clip["freq"])
+        rules.append(("freq below", clip["freq"][: telling + 1]))
     header = [cell for name, _ in rules for cell in (name, "rows", "share", "saved")]
     lines = [
         [cell for _, savings in rules for cell in cells(savings, number)]

@@ -363,6 +363,22 @@ class VersionHistogram:
         np.add.at(rows, bins[filled].astype(np.int64), self.counts[filled])
         return [((first + i) * width, (first + i + 1) * width, int(n)) for i, n in enumerate(rows)]
 
+    def age_of(self, share: float) -> int | None:
+        """Return how much older than the newest row this share of the dated rows is at most; None if there is none.
+
+        It may be too large by the width of a bin.
+
+        >>> versions = VersionHistogram("steps")
+        >>> versions.add(np.array([10, 70, 95, 100]))
+        >>> versions.age_of(0.5), versions.age_of(1.0)
+        (5, 90)
+        """
+        if self.oldest is None or self.newest is None:
+            return None
+        seen = np.cumsum(self.counts[::-1])
+        at = len(seen) - 1 - int(np.searchsorted(seen, max(1, math.ceil(share * int(seen[-1])))))
+        return self.newest - max(self.oldest, self.start + at * self.width)
+
     def _cover(self, low: int, high: int) -> None:
         """Make room for versions from `low` to `high`."""
         low = low if self.oldest is None else min(low, self.oldest)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -139,6 +140,13 @@ def test_versions(unit: str, pieces: list[list[int]]) -> None:
     for width in (one.width, one.readable_width(16)):
         bars = one.bars(width)
         assert [rows for _, _, rows in bars] == [sum(low <= v < high for v in dated) for low, high, _ in bars]
+    for share in (0.01, 0.5, 0.9, 1.0):
+        age = one.age_of(share)
+        if dated:
+            exact = max(dated) - sorted(dated, reverse=True)[max(1, math.ceil(share * len(dated))) - 1]
+            assert age is not None and exact <= age < exact + one.width
+        else:
+            assert age is None
     assert len(one.bars(one.readable_width(16))) <= 16
 
 
