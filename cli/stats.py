@@ -23,6 +23,7 @@ from kvtools.cli.options import (
     ValueDtype,
     Workers,
     bytes_of,
+    check_readable,
     engine_named,
     open_source,
 )
@@ -63,21 +64,23 @@ def run(
       kvtools stats model.ckpt-100 --workers 8 --memory 4GiB
     """
     where = engine_named(engine)
-    checkpoint = open_source(path, dialect, key_dtype, value_dtype, dim, memory)
+    checkpoint = open_source(path, dialect, key_dtype, value_dtype, dim, memory, lenient=True)
+    check_readable(checkpoint, table or [])
     tables = checkpoint.select(table or [])
     with progress_bar("reading") as progress:
         stats = table_stats(tables, memory=bytes_of(memory), workers=workers, engine=where, progress=progress)
     if as_json:
         described = [describe_stats(reader.schema, stats[reader.schema.name]) for reader in tables]
         print(json.dumps({"path": str(checkpoint.path), "dialect": checkpoint.dialect, "tables": described}))
-        return
-    print(f"{checkpoint.path} ({checkpoint.dialect})")
-    if not tables:
-        print("no key-value tables")
-    blocks = shows_blocks() and not ascii_only
-    for reader in tables:
-        print()
-        _print_table(reader.schema, stats[reader.schema.name], blocks)
+    else:
+        print(f"{checkpoint.path} ({checkpoint.dialect})")
+        if not tables and not checkpoint.broken:
+            print("no key-value tables")
+        blocks = shows_blocks() and not ascii_only
+        for reader in tables:
+            print()
+            _print_table(reader.schema, stats[reader.schema.name], blocks)
+    check_readable(checkpoint, table or [], any_table=True)
 
 
 def _print_table(schema: TableSchema, stats: TableStats, blocks: bool) -> None:

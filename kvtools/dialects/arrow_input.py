@@ -125,9 +125,9 @@ def _described(found: BatchInput, form: InputFormat, doing: str) -> TableSchema 
     if not found.described or found.contents is None:
         return None
     text = found.schema.metadata[DESCRIPTION]
-    schema = table_schema(text, form.name, doing)
     if extend(0, text) != found.contents.table_crc:
         raise CorruptFileError(f"{doing}: checksum mismatch in its description; the file is damaged, copy it again")
+    schema = table_schema(text, form.name, doing)
     if [rows for _, rows, _ in found.contents.batches] != list(found.batch_rows):
         return None
     expected = [(column.name, column.type) for column in arrow_schema(schema, ALL_COLUMNS)]

@@ -153,6 +153,7 @@ def test_round_trip(
 ) -> None:
     folder = tmp_path_factory.mktemp("round")
     table = make_table(
+        own_keys=np.array(keys, np.int64),
         rows=len(keys),
         slots=("Adam", "Adam_1") if slots else (),
         freq_dtype="uint16" if freqs or days else None,
@@ -160,7 +161,6 @@ def test_round_trip(
         version_unit="days",
         seed=seed,
     )
-    table.keys = np.array(keys, np.int64)
     account = write_tables([table], folder / "out", "tfplus", parts=parts)
     assert account.lossless
     got = only_table(folder / "out")
