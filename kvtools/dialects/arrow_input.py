@@ -91,6 +91,8 @@ def open_files(path: Path, form: InputFormat, options: OpenOptions) -> Checkpoin
         try:
             doing = f"opening '{file}' as {form.title}"
             found = opened[file] = form.open(file, doing, options)
+            with arrow_errors(doing):
+                set(found.schema.names)  # they may be no text
             schema = _described(found, form, doing)
             if schema is not None:
                 ours.setdefault(schema.name, []).append((schema, found))
