@@ -35,8 +35,11 @@ _BY_SUFFIX = {
     ".feather": "arrow",
     ".h5": "hdf5",
     ".hdf5": "hdf5",
+    ".ipc": "arrow",
     ".npz": "npz",
+    ".parq": "parquet",
     ".parquet": "parquet",
+    ".pq": "parquet",
     ".safetensors": "safetensors",
 }
 _BY_SCHEME = dict.fromkeys(("redis", "rediss", "unix", "redis+cluster", "rediss+cluster"), "redis")

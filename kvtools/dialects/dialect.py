@@ -107,4 +107,4 @@ class Dialect:
         """Return what is made where the output is called so."""
         if self.output != "file_or_folder":
             return self.output
-        return "file" if output.endswith(self.suffixes) else "folder"
+        return "file" if output.lower().endswith(self.suffixes) else "folder"

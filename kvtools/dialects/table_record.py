@@ -67,7 +67,7 @@ def table_schema(text: str | bytes, dialect: str, doing: str) -> TableSchema:
         raise BadInputError(f"{doing}: got layout {layout}, expected at most {LAYOUT}; update kvtools")
 
     def field(name: str, holds: bool, expected: str) -> Any:
-        if not holds:
+        if not holds or name not in record:
             got = json.dumps(record.get(name))[:80]
             raise CorruptFileError(
                 f"{doing}: field '{name}' of its description is {got}, expected {expected}; write it again"
@@ -78,7 +78,7 @@ def table_schema(text: str | bytes, dialect: str, doing: str) -> TableSchema:
         return field(name, record.get(name) in among, " or ".join(among))
 
     def counter(name: str) -> Any:
-        return None if record.get(name) is None else dtype(name, COUNTER_DTYPES)
+        return field(name, record.get(name) in (None, *COUNTER_DTYPES), f"null or {' or '.join(COUNTER_DTYPES)}")
 
     field("layout", layout == LAYOUT, str(LAYOUT))
     part_rows = record.get("part_rows")

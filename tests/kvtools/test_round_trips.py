@@ -33,6 +33,7 @@ from kvtools.dialects.interface import (
 from kvtools.diff import compare_tables
 from kvtools.errors import BadInputError
 from kvtools.fit import Fit, FittedTable, fit
+from kvtools.lossless import move
 from kvtools.migrate import write_tables
 from kvtools.partition import owners
 
@@ -271,6 +272,8 @@ def test_there_and_back(first: Dialect, second: Dialect, place: Any) -> None:
     write_tables([source], there := place(first), first, workers=1)
     one = reopened(there, source, first)
     out = write_tables([one], copy := place(second), second, workers=1, verify=True)
+    if first is not second:
+        assert out.lossless or not move(first, second).lossless
     two = reopened(copy, one, second)
     again = f"{there}?prefix=again" if first.output == "url" else place(first)
     back = write_tables([two], again, first, workers=1, verify=True)
