@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from kvtools.dialects.detect import dialect_named, open_checkpoint, writable_dialects
-from kvtools.dialects.dialect import Dialect
+from kvtools.dialects.dialect import Dialect, without_password
 from kvtools.dialects.interface import (
     KEYS,
     Array,
@@ -291,7 +291,7 @@ def _plan(
         )
         for fitted in fits
     )
-    account = Account(str(output), dialect.name, accounts, len(variables), tuple(losses))
+    account = Account(without_password(str(output)), dialect.name, accounts, len(variables), tuple(losses))
     return _Plan(dialect, fits, (*variables, *bookkeeping), account)
 
 

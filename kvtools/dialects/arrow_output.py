@@ -63,9 +63,12 @@ class BatchFormat:
     options: WriteOptions
 
     def batch_rows(self, schema: TableSchema) -> int:
-        """Return how many rows make a batch: what was asked for, or about `batch_bytes` of them."""
-        rows = min(_MOST_ROWS, max(1, self.batch_bytes // row_bytes(schema)))
-        return self.options.batch_rows or rows
+        """Return how many rows make a batch: what was asked for, or about `batch_bytes` of them.
+
+        A shard holds a batch about four times over while it gathers, encodes and writes it.
+        """
+        size = min(self.batch_bytes, self.options.memory // 32)
+        return self.options.batch_rows or min(_MOST_ROWS, max(1, size // row_bytes(schema)))
 
 
 class _Output:

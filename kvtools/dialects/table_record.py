@@ -22,6 +22,7 @@ from kvtools.dialects.interface import (
     row_bytes,
 )
 from kvtools.errors import BadInputError, CorruptFileError
+from kvtools.partition import RULES
 
 LAYOUT = 1
 KEY_DTYPES = ("int64", "int32", "uint64", "uint32")
@@ -67,7 +68,7 @@ def table_schema(text: str | bytes, dialect: str, doing: str) -> TableSchema:
         raise BadInputError(f"{doing}: got layout {layout}, expected at most {LAYOUT}; update kvtools")
 
     def field(name: str, holds: bool, expected: str) -> Any:
-        if not holds:
+        if not holds or name not in record:
             got = json.dumps(record.get(name))[:80]
             raise CorruptFileError(
                 f"{doing}: field '{name}' of its description is {got}, expected {expected}; write it again"
@@ -78,7 +79,7 @@ def table_schema(text: str | bytes, dialect: str, doing: str) -> TableSchema:
         return field(name, record.get(name) in among, " or ".join(among))
 
     def counter(name: str) -> Any:
-        return None if record.get(name) is None else dtype(name, COUNTER_DTYPES)
+        return field(name, record.get(name) in (None, *COUNTER_DTYPES), f"null or {' or '.join(COUNTER_DTYPES)}")
 
     field("layout", layout == LAYOUT, str(LAYOUT))
     part_rows = record.get("part_rows")
@@ -98,7 +99,7 @@ def table_schema(text: str | bytes, dialect: str, doing: str) -> TableSchema:
         freq_dtype=counter("freq_dtype"),
         version_dtype=counter("version_dtype"),
         version_unit=dtype("version_unit", get_args(VersionUnit)),
-        partition=field("partition", partition is None or isinstance(partition, str), "a rule or null"),
+        partition=field("partition", partition in (None, *RULES), f"null or one of {', '.join(RULES)}"),
         extras=tuple(
             ExtraSchema(extra["name"], extra["dtype"], tuple(extra["shape"]))
             for extra in field("extras", extras_hold, "arrays with a name, dtype and shape")
