@@ -221,7 +221,7 @@ def _holds_line(dialect: Dialect) -> str:
     versions = f"{_listed(holds.version_dtypes)} ({', '.join(units)})" if holds.version_dtypes else "-"
     parts = "-"
     if holds.many_parts:
-        parts = holds.partition or "any"
+        parts = "by table" if callable(holds.partition) else holds.partition or "any"
     cells = [
         dialect.name,
         "yes" if dialect.write else "-",
