@@ -150,7 +150,7 @@ def render_report(
     `stats` are the tables' statistics by name; `when` is the time to show, now if None.
     """
     checkpoint = checkpoints[-1]
-    title = title or f"Embedding tables of {checkpoint.path.name or checkpoint.path}"
+    title = title or f"Embedding tables of {Path(checkpoint.path).name or checkpoint.path}"
     when = when or datetime.now(timezone.utc)
     body = [
         f"<h1>{_text(title)}</h1>",
