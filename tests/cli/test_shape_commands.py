@@ -184,3 +184,21 @@ def test_refused(sample_path: Path, tmp_path: Path, capsys: Capture, arguments: 
     assert (code, out) == (status, "") or "rows" in out
     assert code == status and message in err and len(err.splitlines()) == 1
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_the_rule_by_which_parts_own_keys_can_be_chosen(sample_path: Path, tmp_path: Path, capsys: Capture) -> None:
+    arguments = [
+        "reshard",
+        str(sample_path),
+        str(tmp_path / "out"),
+        "--parts",
+        "3",
+        "--table",
+        "ads/emb",
+        "--to",
+        "tfra",
+    ]
+    assert main([*arguments, "--partition", "low_31_bits"]) == 0
+    assert open_checkpoint(tmp_path / "out").table("ads/emb").schema.partition == "low_31_bits"
+    assert main([*arguments, "--partition", "mod_7"]) == 2
+    assert "no partition rule 'mod_7'; expected one of floor_mod" in capsys.readouterr().err
