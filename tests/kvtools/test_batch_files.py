@@ -350,3 +350,27 @@ def test_unknown_compressions_and_levels_are_usage_errors(tmp_path: Path, dialec
         with pytest.raises(UsageError, match="expected"):
             write_tables([round_trip.table()], tmp_path / "a", dialect, options=options)
     assert not list(tmp_path.iterdir())
+
+
+def test_shards_are_written_by_other_processes(tmp_path: Path) -> None:
+    ray = pytest.importorskip("ray")
+    table = round_trip.table("emb", 500, parts=3)
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    try:
+        for dialect in ("hdf5", *FORMATS):
+            write_tables([table], tmp_path / dialect, dialect, workers=2, engine="ray")
+            check_same(open_checkpoint(tmp_path / dialect).table("emb"), table)
+        with pytest.raises(UsageError, match="leave --engine out"):
+            write_tables([table], tmp_path / "emb.parquet", "parquet", workers=2, engine="ray")
+    finally:
+        ray.shutdown()
+
+
+def test_a_checkpoint_with_such_files_beside_it_stays_one(tmp_path: Path, sample_path: Path) -> None:
+    for dialect in FORMATS:
+        write([round_trip.table("emb")], sample_path / f"emb.{dialect}", dialect)
+    assert open_checkpoint(sample_path).dialect == "tfplugin"
+    for file in sample_path.glob("*.index"):
+        file.unlink()
+    (sample_path / "checkpoint").unlink()
+    assert open_checkpoint(sample_path).dialect == "parquet"
