@@ -184,6 +184,19 @@ def test_a_file_cut_anywhere_is_an_error(tmp_path: Path, dialect: str) -> None:
 
 
 @pytest.mark.parametrize("dialect", FORMATS)
+@pytest.mark.parametrize("described", [True, False])
+def test_column_names_that_are_no_text_are_an_error(tmp_path: Path, dialect: str, described: bool) -> None:
+    path = tmp_path / f"a.{dialect}"
+    if described:
+        write([round_trip.table("emb", 20)], path, dialect)
+    else:
+        write_stranger(pa.table({"key": pa.array(KEYS), "version": lists(VALUES)}), path)
+    path.write_bytes(path.read_bytes().replace(b"version", b"v\xecrsion"))
+    with pytest.raises(CorruptFileError):
+        open_checkpoint(path)
+
+
+@pytest.mark.parametrize("dialect", FORMATS)
 def test_files_of_a_table_that_do_not_fit_together(tmp_path: Path, dialect: str) -> None:
     def folder(change: Callable[[Path], None], name: str) -> Path:
         out = tmp_path / name
