@@ -11,10 +11,11 @@ from kvtools.cli.layout import columns, shown, size
 from kvtools.migrate import Account
 
 
-def print_account(account: Account, *, as_json: bool, planned: bool = False, **more: Any) -> None:
+def print_account(account: Account, *, as_json: bool, planned: bool = False, whole: bool = True, **more: Any) -> None:
     """Print an account: a table of what was written, then what was left out, changed and checked; or as JSON.
 
-    With `planned` it is one of what would be done (`kvtools.migrate.plan_tables`).
+    With `planned` it is one of what would be done (`kvtools.migrate.plan_tables`). Without `whole` the tables were
+    parts of the source's, so that nothing is said of all of it.
     """
     if as_json:
         print(json.dumps({**dataclasses.asdict(account), "lossless": account.lossless, **more}))
@@ -50,6 +51,6 @@ def print_account(account: Account, *, as_json: bool, planned: bool = False, **m
             names = [shown(name) for said, name in lines if said == line]
             whose = "all tables" if len(names) == len(account.tables) > 1 else ", ".join(names)
             print(f"{kind}: {whose}: {line}")
-    if account.lossless:
+    if account.lossless and whole:
         print("nothing left out")
     print(f"{'would write' if planned else 'wrote'} {account.output} ({account.dialect})")

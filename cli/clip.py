@@ -151,7 +151,7 @@ def run(
         account = write_chosen(checkpoint, choices, out, to=to, options=options, workers=workers, progress=progress)
     if not as_json:
         print()
-    print_account(account, as_json=as_json, clipped=described)
+    print_account(account, as_json=as_json, whole=False, clipped=described)
 
 
 def _norms(max_abs: float | None, l2: float | None) -> tuple[Clip, ...]:

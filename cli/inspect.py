@@ -18,11 +18,12 @@ from kvtools.cli.options import (
     SourcePath,
     Tables,
     ValueDtype,
+    check_readable,
     open_source,
 )
 from kvtools.cli.progress import progress_bar
 
-from kvtools.errors import BadInputError, UsageError, one_line
+from kvtools.errors import UsageError, one_line
 from kvtools.inspect import (
     KeyRow,
     describe,
@@ -83,9 +84,7 @@ def run(
             raise UsageError(f"inspecting: got {option} {count}, expected 1 to {_MOST_ROWS}")
     wanted = _parse_keys(keys) if keys else []
     checkpoint = open_source(path, dialect, key_dtype, value_dtype, dim, lenient=True)
-    for name in table or []:
-        if name in checkpoint.broken:
-            raise checkpoint.broken[name]
+    check_readable(checkpoint, table or [])
     tables = checkpoint.select(table or [])
     rows: list[KeyRow] = []
     if wanted:
@@ -110,13 +109,7 @@ def run(
         _print_rows(rows, wanted, show_slots=slots)
     else:
         _print_report(report, list_variables=not tables_only, show_slots=slots, show_parts=parts)
-    if report["unreadable"]:
-        count = len(report["unreadable"])
-        raise BadInputError(
-            f"inspecting '{checkpoint.path}': {count} of {count + len(tables)} tables cannot be read"
-            + (f"; the first is '{report['unreadable'][0]['table']}'" if count > 1 else "")
-            + f": {report['unreadable'][0]['error']}"
-        )
+    check_readable(checkpoint, table or [], any_table=True)
 
 
 def prepare_arguments(arguments: Sequence[str]) -> list[str]:

@@ -19,6 +19,7 @@ from kvtools import __version__
 from kvtools.errors import KvtoolsError, one_line
 
 COMMANDS = {
+    "dialects": "List the formats that are read and written, and what each holds.",
     "inspect": "Show what is in a checkpoint: tables, variables, single rows.",
     "stats": "Norms, frequencies, ages, bad numbers, and what clipping would save.",
     "verify": "Check that a checkpoint is sound.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from kvtools.cli.account import print_account
@@ -112,9 +112,5 @@ def run(
                 strict=strict,
                 verify=verify,
             )
-    print_account(
-        account,
-        as_json=as_json,
-        planned=dry_run,
-        **{"source": source, "from": checkpoint.dialect, "dry_run": dry_run},
-    )
+    more: dict[str, Any] = {"source": source, "from": checkpoint.dialect, "dry_run": dry_run}
+    print_account(account, as_json=as_json, planned=dry_run, **more)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -11,7 +12,7 @@ from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.interface import Checkpoint, OpenOptions
 from kvtools.dialects.writing import WriteOptions
 from kvtools.engine import Engine
-from kvtools.errors import UsageError
+from kvtools.errors import BadInputError, UsageError
 
 SourcePath = Annotated[
     str,
@@ -70,6 +71,23 @@ def open_source(
 ) -> Checkpoint:
     """Open the checkpoint that these options describe."""
     return open_checkpoint(path, OpenOptions(dialect, key_dtype, value_dtype, dim, bytes_of(memory), lenient))
+
+
+def check_readable(checkpoint: Checkpoint, tables: Sequence[str], *, any_table: bool = False) -> None:
+    """Raise what kept one of `tables` from being opened; with `any_table`, what kept any, where none is named.
+
+    A command that only reads opens a checkpoint leniently, asks before its work for the tables named, and after it
+    for all, so that one damaged table hides none of the others.
+    """
+    for name in tables:
+        if name in checkpoint.broken:
+            raise checkpoint.broken[name]
+    if any_table and not tables and checkpoint.broken:
+        count, (name, error) = len(checkpoint.broken), next(iter(checkpoint.broken.items()))
+        raise BadInputError(
+            f"reading '{checkpoint.path}': {count} of {count + len(checkpoint.tables)} tables cannot be read, '{name}':"
+            f" {error}"
+        )
 
 
 def write_options(

@@ -128,18 +128,18 @@ def _run_on_ray(function: Callable[[T], R], tasks: Sequence[T], workers: int | N
             for number, task in itertools.islice(waiting, 1):
                 running[remote.remote(task)] = number
 
-        try:
-            for _ in range(min(workers or len(tasks), len(tasks))):
+        # No more are handed over than can run: when one fails, those that run are left to their end (a cluster that
+        # `started` joined ends them), since Ray 2 may bring the whole process down when a task is cancelled that
+        # is about to end.
+        limit = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
+        for _ in range(min(limit, len(tasks))):
+            start()
+        for number in range(len(tasks)):
+            while number not in done:
+                (ready,), _ = ray.wait(list(running), num_returns=1)
+                done[running.pop(ready)] = _ray_result(ray, ready)
                 start()
-            for number in range(len(tasks)):
-                while number not in done:
-                    (ready,), _ = ray.wait(list(running), num_returns=1)
-                    done[running.pop(ready)] = _ray_result(ray, ready)
-                    start()
-                yield done.pop(number)
-        finally:
-            for task in running:
-                ray.cancel(task, force=True)
+            yield done.pop(number)
 
 
 def _ray() -> Any:

@@ -22,11 +22,12 @@ from typing import Any
 import numpy as np
 
 from kvtools.dialects.detect import dialect_named, open_checkpoint, writable_dialects
-from kvtools.dialects.dialect import Dialect
+from kvtools.dialects.dialect import Dialect, without_password
 from kvtools.dialects.interface import (
     KEYS,
     Array,
     Checkpoint,
+    Chunk,
     Columns,
     OpenOptions,
     Progress,
@@ -42,6 +43,8 @@ from kvtools.partition import RULES, owners
 from kvtools.replace_output import check_free, check_replaceable, replace_files, replace_folder
 
 _KEY_ROWS = 1 << 18
+_LARGEST_CHUNK = 16
+"""A chunk that is cut up for many parts is larger than others by up to this, so that each gets a run worth writing."""
 
 
 @dataclass(frozen=True)
@@ -288,7 +291,7 @@ def _plan(
         )
         for fitted in fits
     )
-    account = Account(str(output), dialect.name, accounts, len(variables), tuple(losses))
+    account = Account(without_password(str(output)), dialect.name, accounts, len(variables), tuple(losses))
     return _Plan(dialect, fits, (*variables, *bookkeeping), account)
 
 
@@ -334,12 +337,14 @@ def copy_shard(task: CopyTask, progress: Progress | None = None) -> CopyResult:
     total = cut = 0
     for part, starts in task.starts.items():
         at = dict(starts)
-        for chunk in task.reader.chunks(columns, part=part):
+        rows = task.reader.chunk_rows(columns)
+        if task.route is not None:
+            rows *= min(max(1, schema.parts // 8), _LARGEST_CHUNK)
+        for chunk in task.reader.chunks(columns, part=part, rows=rows):
             total += len(chunk)
             cut += task.fit.cut_freqs(chunk)
             chunk = task.fit.convert(chunk)
-            for target, rows in _routed(chunk.keys, schema.parts, task.route, at):
-                piece = chunk if rows is None else chunk.take(rows)
+            for target, piece in _routed(chunk, schema.parts, task.route, at):
                 task.shard.write(target, at[target], piece)
                 at[target] += len(piece)
             if progress:
@@ -347,18 +352,18 @@ def copy_shard(task: CopyTask, progress: Progress | None = None) -> CopyResult:
     return CopyResult(schema.name, total, cut, task.shard.finish())
 
 
-def _routed(keys: Array, parts: int, route: str | None, at: Mapping[int, int]) -> Iterator[tuple[int, Array | None]]:
-    """Yield each target part that these keys go to, with their row numbers, None for all of them."""
+def _routed(chunk: Chunk, parts: int, route: str | None, at: Mapping[int, int]) -> Iterator[tuple[int, Chunk]]:
+    """Yield each target part that rows of a chunk go to, with these rows."""
     if route is None:
-        yield next(iter(at)), None
+        yield next(iter(at)), chunk
         return
-    owner = owners(keys, parts, route)
-    order = np.argsort(owner, kind="stable")
+    owner = owners(chunk.keys, parts, route)
+    by_part = chunk.take(np.argsort(owner, kind="stable"))
     ends = np.cumsum(np.bincount(owner, minlength=parts))
     start = 0
     for target, end in enumerate(ends.tolist()):
         if end > start:
-            yield target, order[start:end]
+            yield target, by_part.take(slice(start, end))
         start = end
 
 
@@ -409,8 +414,8 @@ def _write_table(
         for part, where in targets.items():
             for chunk in table.chunks(KEYS, rows=_KEY_ROWS, part=part):
                 converted = fitted.keys(chunk.keys)
-                for target, rows in _routed(converted, parts, None if straight else route, where):
-                    yield target, converted if rows is None else converted[rows]
+                for target, piece in _routed(Chunk(converted), parts, None if straight else route, where):
+                    yield target, piece.keys
 
     output = writer.table(fitted.schema, keys)
     if engine != "local" and not output.distributable:

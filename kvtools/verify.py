@@ -395,18 +395,18 @@ def _describe(table: str, reader: TableReader, kind: tuple[str, str], rows: _Row
     check, column = kind
     if check == "misplaced-keys":
         message = (
-            f"{rows} are in another part than {reader.schema.partition} of {reader.parts} parts says; lookups will"
-            " not find them: write the table again, see `kvtools reshard`"
+            f"{rows} in another part than {reader.schema.partition} of {reader.parts} parts says, where lookups do not"
+            " look: write the table again, see `kvtools reshard`"
         )
         return Finding("error", check, table, message)
     if check == "non-finite":
-        message = f"{column}: {rows} hold NaN or infinity; go back to a checkpoint before they came, or drop the rows"
+        message = f"{column}: NaN or infinity in {rows}; go back to a checkpoint before they came, or drop the rows"
         return Finding("error", check, table, message)
     if check == "denormal":
-        message = f"{column}: {rows} hold denormal numbers, which are slow on many processors"
+        message = f"{column}: denormal numbers, which are slow on many processors, in {rows}"
         return Finding("info", check, table, message)
-    what = "frequencies" if check == "negative-freqs" else f"{column}, of squares by its name,"
-    return Finding("warning", check, table, f"{what} of {rows} are negative; look at what wrote them")
+    what = "frequencies" if check == "negative-freqs" else f"{column}, of squares by its name:"
+    return Finding("warning", check, table, f"{what} negative numbers in {rows}; look at what wrote them")
 
 
 def _repeated_keys(reader: TableReader, memory: int) -> list[Finding]:

@@ -94,6 +94,7 @@ def _restore_op(prefix: tf.Tensor, variable: KvVariable, tensor_prefix: str, par
             part_infix=part_infix,
             part=variable.part,
             parts=variable.parts,
+            initializer=variable.kv_initializer.to_json(),
         )
 
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -194,8 +195,10 @@ struct SavedPart {
   std::string prefix;
   int64_t parts = 1;
   int64_t rows = 0;
+  bool has_freqs = false;
+  bool has_versions = false;
   std::vector<kvtable::SlotSpec> slots;
-  kvtable::Initializer initializer;
+  std::optional<kvtable::Initializer> initializer;
 };
 
 class RestoreOp : public OpKernel {
@@ -205,6 +208,11 @@ class RestoreOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("part_infix", &infix_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("part", &part_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("parts", &parts_));
+    std::string json;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("initializer", &json));
+    OP_REQUIRES_OK(ctx, CatchErrors("reading the initializer of", name(), [&] {
+                     if (!json.empty()) own_initializer_ = InitializerFromJson(Json::Parse(json));
+                   }));
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -244,7 +252,7 @@ class RestoreOp : public OpKernel {
                                      ".");
     }
     saved->slots = SlotsFromJson(meta.At("slots"));
-    saved->initializer = InitializerFromJson(meta.At("initializer"));
+    if (meta.Has("initializer")) saved->initializer = InitializerFromJson(meta.At("initializer"));
     tf::DataType dtype;
     TensorShape shape;
     TF_RETURN_IF_ERROR(reader->LookupDtypeAndShape(saved->prefix + "-keys", &dtype, &shape));
@@ -270,13 +278,15 @@ class RestoreOp : public OpKernel {
       }
       return absl::OkStatus();
     };
-    TF_RETURN_IF_ERROR(check("-freqs", tf::DT_UINT32, 0));
-    TF_RETURN_IF_ERROR(check("-versions", tf::DT_UINT32, 0));
+    saved->has_freqs = reader->Contains(saved->prefix + "-freqs");
+    saved->has_versions = reader->Contains(saved->prefix + "-versions");
+    if (saved->has_freqs) TF_RETURN_IF_ERROR(check("-freqs", tf::DT_UINT32, 0));
+    if (saved->has_versions) TF_RETURN_IF_ERROR(check("-versions", tf::DT_UINT32, 0));
     TF_RETURN_IF_ERROR(check("-values", config.value_dtype, config.dim));
     for (const kvtable::SlotSpec& slot : saved->slots) {
       TF_RETURN_IF_ERROR(check("-slot-" + slot.name, config.value_dtype, slot.width));
     }
-    if (saved->initializer.kind == kvtable::Initializer::Kind::kRows) {
+    if (saved->initializer && saved->initializer->kind == kvtable::Initializer::Kind::kRows) {
       TF_RETURN_IF_ERROR(reader->LookupDtypeAndShape(saved->prefix + "-init", &dtype, &shape));
       if (dtype != config.value_dtype || shape.dims() != 2 || shape.dim_size(1) != config.dim) {
         return errors::DataLoss("Checkpoint '", where, "': tensor '", saved->prefix, "-init' is ",
@@ -285,7 +295,27 @@ class RestoreOp : public OpKernel {
       }
       Tensor rows(dtype, shape);
       TF_RETURN_IF_ERROR(reader->Lookup(saved->prefix + "-init", &rows));
-      SetInitializerRows(rows, &saved->initializer);
+      SetInitializerRows(rows, &*saved->initializer);
+    }
+    return absl::OkStatus();
+  }
+
+  // What new rows of the restored table start from: what the checkpoint says, else what the variable has.
+  absl::Status ChooseInitializer(const TableConfig& config, const std::string& where,
+                                 const TableResource& resource, const SavedPart& saved,
+                                 kvtable::Initializer* initializer) const {
+    if (saved.initializer) {
+      *initializer = *saved.initializer;
+    } else if (const std::shared_ptr<kvtable::Table> old = resource.table()) {
+      *initializer = old->initializer();
+    } else if (own_initializer_ && own_initializer_->kind != kvtable::Initializer::Kind::kRows) {
+      *initializer = *own_initializer_;
+    } else {
+      return errors::FailedPrecondition(
+          "Checkpoint '", where, "': table '", saved.prefix, "' has no initializer, and key-value variable '",
+          config.name,
+          "' has rows to draw, which it has not drawn: run its initializer (tf.global_variables_initializer) "
+          "before the restore.");
     }
     return absl::OkStatus();
   }
@@ -354,7 +384,9 @@ class RestoreOp : public OpKernel {
     std::vector<SavedPart> saved;
     TF_RETURN_IF_ERROR(FindParts(config, where, reader, &saved));
     const SavedPart& reference = LargestPart(saved);
-    std::shared_ptr<kvtable::Table> table = resource.NewTable(reference.initializer);
+    kvtable::Initializer initializer;
+    TF_RETURN_IF_ERROR(ChooseInitializer(config, where, resource, reference, &initializer));
+    std::shared_ptr<kvtable::Table> table = resource.NewTable(initializer);
     const std::vector<kvtable::SlotSpec>& slots = reference.slots;
     table->EnsureSlots(slots, *threads);
     int64_t rows = 0;
@@ -376,8 +408,8 @@ class RestoreOp : public OpKernel {
         };
         Tensor keys, freqs, versions;
         TF_RETURN_IF_ERROR(read("-keys", config.key_dtype, 0, &keys));
-        TF_RETURN_IF_ERROR(read("-freqs", tf::DT_UINT32, 0, &freqs));
-        TF_RETURN_IF_ERROR(read("-versions", tf::DT_UINT32, 0, &versions));
+        if (part.has_freqs) TF_RETURN_IF_ERROR(read("-freqs", tf::DT_UINT32, 0, &freqs));
+        if (part.has_versions) TF_RETURN_IF_ERROR(read("-versions", tf::DT_UINT32, 0, &versions));
         std::vector<Tensor> columns(slots.size() + 1);
         TF_RETURN_IF_ERROR(read("-values", config.value_dtype, config.dim, &columns[0]));
         for (size_t s = 0; s < slots.size(); ++s) {
@@ -389,8 +421,8 @@ class RestoreOp : public OpKernel {
                                                                              : OwnRows<int64_t>(keys);
         if (static_cast<int64_t>(own.size()) != keys.NumElements()) {
           Compact(own, 0, &keys);
-          Compact(own, 0, &freqs);
-          Compact(own, 0, &versions);
+          if (part.has_freqs) Compact(own, 0, &freqs);
+          if (part.has_versions) Compact(own, 0, &versions);
           for (size_t s = 0; s < columns.size(); ++s)
             Compact(own, s == 0 ? config.dim : slots[s - 1].width, &columns[s]);
         }
@@ -398,8 +430,9 @@ class RestoreOp : public OpKernel {
         for (size_t s = 0; s < columns.size(); ++s) {
           in.push_back({static_cast<int>(s), columns[s].data(), columns[s].dim_size(1)});
         }
-        table->Import(keys.data(), keys.NumElements(), in, static_cast<const uint32_t*>(freqs.data()),
-                      static_cast<const uint32_t*>(versions.data()), *threads);
+        table->Import(keys.data(), keys.NumElements(), in,
+                      part.has_freqs ? static_cast<const uint32_t*>(freqs.data()) : nullptr,
+                      part.has_versions ? static_cast<const uint32_t*>(versions.data()) : nullptr, *threads);
       }
     }
     *out = std::move(table);
@@ -456,6 +489,7 @@ class RestoreOp : public OpKernel {
   std::string infix_;
   int64_t part_ = 0;
   int64_t parts_ = 1;
+  std::optional<kvtable::Initializer> own_initializer_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("KvTableSave").Device(tf::DEVICE_CPU), SaveOp);

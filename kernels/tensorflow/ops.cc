@@ -573,12 +573,14 @@ REGISTER_OP("KvTableSave")
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
 // Replaces a table's contents by the rows of a checkpoint that belong to this part, whatever number of parts
-// wrote it.
+// wrote it. Where the checkpoint has no initializer, the table keeps its own; `initializer` is that one for a
+// table that has not been initialized.
 REGISTER_OP("KvTableRestore")
     .Attr("tensor_prefix: string")
     .Attr("part_infix: string")
     .Attr("part: int >= 0")
     .Attr("parts: int >= 1")
+    .Attr("initializer: string = ''")
     .Input("handle: resource")
     .Input("prefix: string")
     .SetIsStateful()

@@ -178,7 +178,8 @@ class _File:
 
     def groups(self, name: str) -> Iterator[tuple[str, Any]]:
         """Yield the groups in group `name` of the root."""
-        for child, group in self.file[name].items() if name in self.file else ():
+        parent = self.file.get(name)
+        for child, group in parent.items() if isinstance(parent, self.h5py.Group) else ():
             if isinstance(group, self.h5py.Group):
                 yield child, group
 

@@ -14,6 +14,7 @@ import io
 import math
 import os
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -261,9 +262,11 @@ def _zip_errors(doing: str) -> Iterator[None]:
         NotImplementedError,
         OverflowError,
         SyntaxError,
+        tokenize.TokenError,
         struct.error,
     ) as error:
-        raise CorruptFileError(f"{doing}: {error}; the archive is damaged, copy it again from its source") from error
+        reason = str(error)[:200]  # some hold the bytes of a header
+        raise CorruptFileError(f"{doing}: {reason}; the archive is damaged, copy it again from its source") from error
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import numpy as np
 
 from kvtools.dialects.bundle import Bundle
 from kvtools.dialects.column_table import ColumnTable, Part
-from kvtools.dialects.dialect import Dialect, Source
+from kvtools.dialects.dialect import Dialect, Holds, Source
 from kvtools.dialects.interface import Array, Checkpoint, OpenOptions, TableReader, TableSchema
 from kvtools.dialects.tensorflow import bundle_checkpoint, located
 from kvtools.dialects.tfplugin import KEY_DTYPES, VALUE_DTYPES
@@ -95,4 +95,5 @@ DIALECT = Dialect(
     title="a SavedModel that `kvtools export` wrote",
     sniff=sniff,
     open=open_checkpoint,
+    holds=Holds(KEY_DTYPES, VALUE_DTYPES, slots=False, many_parts=False, variables=True),
 )

@@ -22,6 +22,7 @@ from kvtools.dialects.interface import (
     row_bytes,
 )
 from kvtools.errors import BadInputError, CorruptFileError
+from kvtools.partition import RULES
 
 LAYOUT = 1
 KEY_DTYPES = ("int64", "int32", "uint64", "uint32")
@@ -98,7 +99,7 @@ def table_schema(text: str | bytes, dialect: str, doing: str) -> TableSchema:
         freq_dtype=counter("freq_dtype"),
         version_dtype=counter("version_dtype"),
         version_unit=dtype("version_unit", get_args(VersionUnit)),
-        partition=field("partition", partition is None or isinstance(partition, str), "a rule or null"),
+        partition=field("partition", partition in (None, *RULES), f"null or one of {', '.join(RULES)}"),
         extras=tuple(
             ExtraSchema(extra["name"], extra["dtype"], tuple(extra["shape"]))
             for extra in field("extras", extras_hold, "arrays with a name, dtype and shape")

@@ -37,6 +37,7 @@ def _make_table(
     version_dtype: str | None = None,
     parts: int = 1,
     seed: int = 0,
+    own_keys: Array | None = None,
     **others: Any,
 ) -> PlainTable:
     rng = np.random.default_rng(seed)
@@ -57,7 +58,7 @@ def _make_table(
     cuts = np.linspace(0, rows, parts + 1).astype(int)
     return PlainTable(
         name,
-        keys,
+        keys if own_keys is None else own_keys,
         draw(dim),
         {slot: draw(slot_width or dim) for slot in slots},
         freqs=count(freq_dtype),

@@ -113,8 +113,8 @@ def test_keys_in_the_wrong_part() -> None:
         (
             "error",
             "misplaced-keys",
-            "2 rows (keys 5, 4) are in another part than floor_mod of 3 parts says; lookups will not find them: write"
-            " the table again, see `kvtools reshard`",
+            "2 rows (keys 5, 4) in another part than floor_mod of 3 parts says, where lookups do not look: write the"
+            " table again, see `kvtools reshard`",
         )
     ]
 
@@ -135,8 +135,8 @@ def test_numbers_that_are_not_finite(dtype: Any, bad: float) -> None:
     slot[8] = bad
     messages = found(ArrayTable([part(np.arange(9) * 10, values, slots={"Adam.m": slot})]))
     assert [message[:2] for message in messages] == [("error", "non-finite")] * 2
-    assert messages[0][2].startswith("slot Adam.m: 1 row (key 80) hold NaN or infinity;")
-    assert messages[1][2].startswith("values: 2 rows (keys 20, 50) hold NaN or infinity;")
+    assert messages[0][2].startswith("slot Adam.m: NaN or infinity in 1 row (key 80);")
+    assert messages[1][2].startswith("values: NaN or infinity in 2 rows (keys 20, 50);")
 
 
 def test_largest_and_smallest_finite_numbers_are_no_fault() -> None:
@@ -151,13 +151,13 @@ def test_denormal_numbers_are_told() -> None:
     for dtype in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64):
         small = np.array([[0, 1], [-ml_dtypes.finfo(dtype).smallest_subnormal, 0]], dtype)
         (finding,) = found(ArrayTable([part([4, 5], small)]))
-        assert finding[:2] == ("info", "denormal") and finding[2].startswith("values: 1 row (key 5) hold denormal")
+        assert finding[:2] == ("info", "denormal") and finding[2].endswith("in 1 row (key 5)")
 
 
 def test_first_keys_are_named_and_the_others_counted() -> None:
     values = np.full((100_000, 8), np.nan, np.float32)
     (finding,) = found(ArrayTable([part(np.arange(100_000), values)]))
-    assert finding[2].startswith("values: 100,000 rows (keys 0, 1, 2, 3, 4, ...) hold NaN")
+    assert finding[2].startswith("values: NaN or infinity in 100,000 rows (keys 0, 1, 2, 3, 4, ...);")
 
 
 def test_negative_squares_and_counts() -> None:

@@ -1,0 +1,82 @@
+"""`kvtools report`: a page of plots about the tables."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from kvtools.cli.options import (
+    DEFAULT_MEMORY,
+    AsJson,
+    DialectName,
+    Dim,
+    EngineName,
+    Force,
+    KeyDtype,
+    Memory,
+    Tables,
+    ValueDtype,
+    Workers,
+    bytes_of,
+    check_readable,
+    engine_named,
+    open_source,
+)
+from kvtools.cli.progress import progress_bar
+
+from kvtools.report import write_report
+
+
+def run(
+    paths: Annotated[
+        list[str],
+        typer.Argument(metavar="PATH...", help="A checkpoint of any dialect; or several of one model, oldest first."),
+    ],
+    html: Annotated[Path, typer.Option("--html", metavar="OUT", help="The page to write.")],
+    title: Annotated[str | None, typer.Option("--title", metavar="TEXT", help="What stands above the page.")] = None,
+    table: Tables = None,
+    force: Force = False,
+    as_json: AsJson = False,
+    dialect: DialectName = None,
+    key_dtype: KeyDtype = None,
+    value_dtype: ValueDtype = None,
+    dim: Dim = None,
+    memory: Memory = DEFAULT_MEMORY,
+    workers: Workers = None,
+    engine: EngineName = "local",
+) -> None:
+    """Write a page of plots about the tables: norms, frequencies, ages, parts, and what clipping would save.
+
+    The page is one HTML file that needs no network: mail it, print it, keep it beside the checkpoint. Given several
+    checkpoints, it also shows how the tables grew; the plots of each table are of the last one.
+
+    \b
+    Examples:
+      kvtools report model.ckpt-100 --html report.html
+      kvtools report model.ckpt-100 model.ckpt-200 model.ckpt-300 --html growth.html --table user_emb
+    """
+    where = engine_named(engine)
+    opened = [open_source(path, dialect, key_dtype, value_dtype, dim, memory, lenient=True) for path in paths]
+    # A pattern such as model.ckpt-* names each checkpoint by several of its files.
+    checkpoints = list({checkpoint.path: checkpoint for checkpoint in opened}.values())
+    check_readable(checkpoints[-1], table or [])
+    with progress_bar("reading") as progress:
+        size = write_report(
+            checkpoints,
+            html,
+            tables=table or [],
+            title=title,
+            memory=bytes_of(memory),
+            workers=workers,
+            engine=where,
+            force=force,
+            progress=progress,
+        )
+    if as_json:
+        names = [reader.schema.name for reader in checkpoints[-1].select(table or [])]
+        print(json.dumps({"path": str(checkpoints[-1].path), "html": str(html), "bytes": size, "tables": names}))
+    else:
+        print(f"wrote {html}")
+    check_readable(checkpoints[-1], table or [], any_table=True)

@@ -1,0 +1,430 @@
+"""Make one checkpoint of several: tables of one name become one table, each key once.
+
+Which rows are kept is decided by a join of the keys alone, in bounded memory; the rows are then streamed. Where a key
+is in several sources `on_conflict` says what becomes of it:
+
+    last, first  the row of the last, or first, source that has the key
+    newest       the row with the largest version, the last of equal ones
+    sum, mean    values and slots are added up, or averaged, over the sources; frequencies are added up, and the
+                 largest version is kept
+    error        nothing is written
+
+An increment's "deleted_keys" remove keys of earlier sources. Where one source has a key twice, its last row counts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from kvtools.cast import rounded
+from kvtools.dialects.interface import (
+    DEFAULT_MEMORY,
+    KEYS,
+    KEYS_AND_VALUES,
+    Array,
+    Checkpoint,
+    Chunk,
+    Columns,
+    Progress,
+    TableReader,
+    VariableSchema,
+)
+from kvtools.dialects.writing import WriteOptions
+from kvtools.errors import BadInputError, UsageError
+from kvtools.joined_table import JoinedTable
+from kvtools.key_join import SortedKeys, row_numbers, sorted_buckets
+from kvtools.migrate import Account, check_output, write_tables
+from kvtools.row_mask import RowMask
+from kvtools.table_view import MaskedTable
+from kvtools.top_rows import sortable
+
+OnConflict = Literal["last", "first", "newest", "sum", "mean", "error"]
+_KEY_ROWS = 1 << 18
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What became of the rows of a table: `conflicts` are keys that several sources have, `repeated` rows that their
+    own source replaces later, `deleted` rows that a later source's list of deleted keys removes."""
+
+    table: str
+    sources: tuple[str, ...]
+    rows_read: int
+    rows: int
+    conflicts: int
+    repeated: int
+    deleted: int
+
+
+class MergedTable(MaskedTable):
+    """The rows of joined tables that a mask keeps; with `others`, each combined with the rows of its key.
+
+    `others[row]` is another row of the same key, which may have another one in turn; -1 ends the chain.
+    """
+
+    def __init__(self, source: JoinedTable, mask: RowMask, *, others: Array | None = None, mean: bool = False) -> None:
+        super().__init__(source, mask)
+        self._others = others
+        self._mean = mean
+        self._part_starts = np.cumsum([0, *source.schema.part_rows])
+
+    def read_part(self, part: int, columns: Columns, rows: int, verify: bool) -> Iterator[Chunk]:
+        """Yield the rows kept of one part, combined; see `TableReader.read_part`."""
+        if self._others is None:
+            yield from super().read_part(part, columns, rows, verify)
+            return
+        if not self.schema.part_rows[part]:
+            return
+        at = 0
+        for chunk in self.source.read_part(part, columns, rows, verify):
+            kept = np.flatnonzero(self.mask.get(part, at, len(chunk)))
+            if len(kept):
+                yield self._combined(chunk.take(kept), self._part_starts[part] + at + kept, columns)
+            at += len(chunk)
+
+    def take(self, rows: Array, columns: Columns = KEYS_AND_VALUES) -> Chunk:
+        """Copy the rows of these numbers, combined; see `TableReader.take`."""
+        numbers = self.mask.rows_of(rows)
+        return self._combined(self.source.take(numbers, columns), numbers, columns)
+
+    def _combined(self, chunk: Chunk, rows: Array, columns: Columns) -> Chunk:
+        if self._others is None:
+            return chunk
+        following = self._others[rows]
+        at = np.flatnonzero(following >= 0)
+        if not len(at) or columns == KEYS:
+            return chunk
+        total = _Total(chunk)
+        following = following[at]
+        while len(at):
+            total.add(at, self.source.take(following, columns))
+            following = self._others[following]
+            at, following = at[following >= 0], following[following >= 0]
+        return total.chunk(chunk, mean=self._mean)
+
+
+class _Total:
+    """Sums of a chunk's rows and other rows of their keys; counters are added up without running over."""
+
+    def __init__(self, chunk: Chunk) -> None:
+        self._count = np.ones(len(chunk), np.int64)
+        self._values = None if chunk.values is None else _widened(chunk.values)
+        self._slots = {name: _widened(slot) for name, slot in chunk.slots.items()}
+        self._freqs = None if chunk.freqs is None else chunk.freqs.copy()
+        self._versions = None if chunk.versions is None else chunk.versions.copy()
+
+    def add(self, at: Array, other: Chunk) -> None:
+        self._count[at] += 1
+        if self._values is not None and other.values is not None:
+            self._values[at] += other.values
+        for name, slot in self._slots.items():
+            slot[at] += other.slots[name]
+        if self._freqs is not None and other.freqs is not None:
+            here, room = self._freqs[at], np.iinfo(self._freqs.dtype).max - np.maximum(other.freqs, 0)
+            self._freqs[at] = np.minimum(here, room) + other.freqs
+        if self._versions is not None and other.versions is not None:
+            self._versions[at] = np.maximum(self._versions[at], other.versions)
+
+    def chunk(self, like: Chunk, *, mean: bool) -> Chunk:
+        def narrowed(total: Array, dtype: Any) -> Array:
+            return rounded(total / self._count[:, None] if mean else total, dtype.name)
+
+        return dataclasses.replace(
+            like,
+            values=None if self._values is None or like.values is None else narrowed(self._values, like.values.dtype),
+            slots={name: narrowed(slot, like.slots[name].dtype) for name, slot in self._slots.items()},
+            freqs=self._freqs,
+            versions=self._versions,
+        )
+
+
+def merge_tables(
+    name: str,
+    sources: Sequence[TableReader],
+    labels: Sequence[str],
+    *,
+    on_conflict: OnConflict = "last",
+    common: bool = False,
+    memory: int = DEFAULT_MEMORY,
+    progress: Progress | None = None,
+) -> tuple[MergedTable, Merged]:
+    """Return tables as one table `name`, with each key once.
+
+    Args:
+        name: the name of the whole.
+        sources: the tables, in the order in which later ones replace earlier ones.
+        labels: what to call each in an error.
+        on_conflict: what becomes of a key that several have.
+        common: leave out slots and counters that not all have, instead of refusing.
+        memory: bytes to stay within; what needs more goes to temporary files.
+        progress: called as keys are read.
+
+    Raises:
+        BadInputError: the tables do not agree, "newest" without versions, or "error" and a key that several have.
+        UsageError: "mean" of whole numbers.
+
+    Example:
+        ```python
+        base, increment = kvtools.open("full.ckpt").table("emb"), kvtools.open("incr.ckpt").table("emb")
+        table, merged = merge_tables("emb", [base, increment], ["full.ckpt", "incr.ckpt"])
+        ```
+    """
+    joined = JoinedTable(name, sources, labels, common=common)
+    if on_conflict == "newest" and not joined.schema.has_versions:
+        raise BadInputError(
+            f"merging into table '{name}': not all of its sources have versions; use --on-conflict last"
+        )
+    if on_conflict == "mean" and joined.value_dtype.kind in "iu":
+        raise UsageError(f"merging into table '{name}': its values are whole numbers, which have no mean of their type")
+    mask = RowMask(joined.schema.part_rows, memory=memory, kept=True)
+    versions = _versions(joined, memory) if on_conflict == "newest" else None
+    others = None
+    if on_conflict in ("sum", "mean"):
+        others = row_numbers(joined.rows, memory=memory)
+        others[:] = -1
+    counts = np.zeros(3, np.int64)
+    deleted = [_deleted_keys(source, joined.key_dtype) for source in joined.sources]
+    delete_starts = np.cumsum([0, *map(len, deleted)])
+    total = joined.rows + int(delete_starts[-1])
+    for keys, removed in sorted_buckets([_keys(joined, progress), deleted], total, memory=memory):
+        bucket = _Bucket(keys.keys, keys.rows, joined.source_of(keys.rows))
+        counts[0] += bucket.delete(mask, removed, delete_starts)
+        counts[1] += bucket.drop_repeated(mask)
+        counts[2] += bucket.settle(mask, joined, on_conflict, versions, others)
+    table = MergedTable(joined, mask, others=others, mean=on_conflict == "mean")
+    return table, Merged(
+        table=name,
+        sources=tuple(labels),
+        rows_read=joined.rows,
+        rows=table.rows,
+        conflicts=int(counts[2]),
+        repeated=int(counts[1]),
+        deleted=int(counts[0]),
+    )
+
+
+@dataclass
+class _Bucket:
+    """Rows of joined tables, sorted by key and, within a key, by row; `sources` [n] are those of the rows."""
+
+    keys: Array
+    rows: Array
+    sources: Array
+
+    def delete(self, mask: RowMask, removed: SortedKeys, starts: Array) -> int:
+        """Drop the rows whose key a later source deletes, and return how many there were."""
+        if not len(removed.keys):
+            return 0
+        at = np.searchsorted(removed.keys, self.keys, side="right") - 1
+        found = (at >= 0) & (removed.keys[at] == self.keys)
+        by = np.searchsorted(starts, removed.rows[at], side="right") - 1
+        return self._drop(mask, found & (self.sources < by))
+
+    def drop_repeated(self, mask: RowMask) -> int:
+        """Drop the rows whose key stands again later in their own source, and return how many there were."""
+        again = np.zeros(len(self.keys), np.bool_)
+        again[:-1] = (self.keys[1:] == self.keys[:-1]) & (self.sources[1:] == self.sources[:-1])
+        return self._drop(mask, again)
+
+    def settle(
+        self, mask: RowMask, joined: JoinedTable, on_conflict: OnConflict, versions: Array | None, others: Array | None
+    ) -> int:
+        """Keep one row of each key, and return how many keys had several."""
+        same = self.keys[1:] == self.keys[:-1]
+        conflicts = int(np.count_nonzero(same & ~np.concatenate([[False], same[:-1]]))) if len(same) else 0
+        if not conflicts:
+            return 0
+        later = np.concatenate([same, [False]])  # the key stands again in a later source
+        earlier = np.concatenate([[False], same])
+        if on_conflict == "error":
+            here = int(np.flatnonzero(later)[0])
+            raise BadInputError(
+                f"merging into table '{joined.schema.name}': key {self.keys[here]} is in"
+                f" {joined.labels[self.sources[here]]} and in {joined.labels[self.sources[here + 1]]}; choose what"
+                " becomes of such keys with --on-conflict"
+            )
+        if on_conflict == "first":
+            self._drop(mask, earlier)
+        elif on_conflict == "newest" and versions is not None:
+            at = np.flatnonzero(earlier | later)
+            group = np.cumsum(~earlier[at])
+            order = at[np.lexsort((at, versions[self.rows[at]], group))]
+            lost = np.zeros(len(self.keys), np.bool_)
+            lost[order[:-1]] = self.keys[order[:-1]] == self.keys[order[1:]]
+            self._drop(mask, lost)
+        else:
+            if others is not None:
+                others[self.rows[1:][same]] = self.rows[:-1][same]
+            self._drop(mask, later)
+        return conflicts
+
+    def _drop(self, mask: RowMask, drop: Array) -> int:
+        count = int(np.count_nonzero(drop))
+        if count:
+            mask.clear(self.rows[drop])
+            self.keys, self.rows, self.sources = self.keys[~drop], self.rows[~drop], self.sources[~drop]
+        return count
+
+
+def merge(
+    checkpoints: Sequence[Checkpoint],
+    output: str | os.PathLike[str],
+    *,
+    on_conflict: OnConflict = "last",
+    common: bool = False,
+    tables: Sequence[str] = (),
+    into: str | None = None,
+    parts: int | None = None,
+    to: str | None = None,
+    options: WriteOptions | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> tuple[Account, list[Merged]]:
+    """Write one checkpoint of several.
+
+    Tables that are not merged, and dense variables, are taken from the last checkpoint that has them, or from the
+    first with `on_conflict` "first".
+
+    Args:
+        checkpoints: what to read, in the order in which later ones replace earlier ones; one will do with `into`.
+        output: where to write.
+        on_conflict: what becomes of a key that several have.
+        common: leave out slots and counters that not all have, instead of refusing.
+        tables: which tables to merge; all if empty.
+        into: merge all of `tables` into one of this name, instead of each with those of its name.
+        parts: how many parts a merged table gets; as many as it has in the first checkpoint if None.
+        to: the dialect to write; that of the first checkpoint if None.
+        options: what to ask of the writer.
+        workers: how many parts to work on at once.
+        progress: called as keys are read, and as rows are written.
+
+    Returns:
+        The account, and what became of each merged table's rows.
+
+    Raises:
+        UsageError: nothing to merge, or a conflict of names.
+        BadInputError: the tables do not agree, or see `merge_tables`.
+        OutputError: `output` exists, or cannot be written.
+
+    Example:
+        ```python
+        merge([kvtools.open("full.ckpt"), kvtools.open("increment.ckpt")], "new.ckpt")
+        ```
+    """
+    options = options or WriteOptions()
+    to = to or checkpoints[0].dialect
+    check_output(output, to, force=options.force)
+    groups = _groups(checkpoints, tables, into)
+    preferred = checkpoints if on_conflict == "first" else checkpoints[::-1]
+    merged: list[Merged] = []
+    result: list[TableReader] = []
+    wanted: dict[str, int] = {}
+    for name, found in groups.items():
+        if len(found) == 1 and into is None:
+            result.append(found[0][1])
+            continue
+        labels = [f"'{checkpoint.path}'" + (f" ('{table.schema.name}')" if into else "") for checkpoint, table in found]
+        table, account = merge_tables(
+            name,
+            [table for _, table in found],
+            labels,
+            on_conflict=on_conflict,
+            common=common,
+            memory=options.memory,
+            progress=progress,
+        )
+        result.append(table)
+        merged.append(account)
+        wanted[name] = parts or found[0][1].parts
+    used = {table.schema.name for found in groups.values() for _, table in found}
+    for name in dict.fromkeys(name for checkpoint in checkpoints for name in checkpoint.tables):
+        if name in used:
+            continue
+        if name in groups:
+            raise UsageError(
+                f"merging into '{into}': there is a table of that name that is not merged; add --table {into}"
+            )
+        result.append(next(checkpoint.tables[name] for checkpoint in preferred if name in checkpoint.tables))
+    return (
+        write_tables(
+            result,
+            output,
+            to,
+            beside=_beside(preferred),
+            parts=wanted,
+            options=options,
+            workers=workers,
+            progress=progress,
+        ),
+        merged,
+    )
+
+
+def _groups(
+    checkpoints: Sequence[Checkpoint], tables: Sequence[str], into: str | None
+) -> dict[str, list[tuple[Checkpoint, TableReader]]]:
+    """Return, by the name of the whole, the tables to merge and where they are."""
+    there = list(dict.fromkeys(name for checkpoint in checkpoints for name in checkpoint.tables))
+    for name in tables:
+        if name not in there:
+            checkpoints[-1].table(name)  # raises, naming those that there are
+    names = list(dict.fromkeys(tables)) or there
+    if not names:
+        raise BadInputError(f"merging '{checkpoints[0].path}': it has no key-value table; see `kvtools inspect`")
+    if into is None and len(checkpoints) < 2:
+        raise UsageError("merging: got one checkpoint, expected several, or --into NAME to merge its own tables")
+    if into is not None:
+        found = [(ckpt, ckpt.tables[name]) for ckpt in checkpoints for name in names if name in ckpt.tables]
+        return {into: found}
+    return {name: [(ckpt, ckpt.tables[name]) for ckpt in checkpoints if name in ckpt.tables] for name in names}
+
+
+def _beside(preferred: Sequence[Checkpoint]) -> Checkpoint:
+    """Return the dense variables of all checkpoints, each of the first that has it."""
+    owners: dict[str, tuple[Checkpoint, VariableSchema]] = {}
+    for checkpoint in preferred:
+        for variable in (*checkpoint.variables, *checkpoint.bookkeeping):
+            owners.setdefault(variable.name, (checkpoint, variable))
+    bookkeeping = {variable.name for checkpoint in preferred for variable in checkpoint.bookkeeping}
+    return dataclasses.replace(
+        preferred[0],
+        variables=tuple(variable for name, (_, variable) in sorted(owners.items()) if name not in bookkeeping),
+        read_variable=lambda name: owners[name][0].read_variable(name),
+        bookkeeping=preferred[0].bookkeeping,
+    )
+
+
+def _keys(joined: JoinedTable, progress: Progress | None) -> Iterator[Array]:
+    done = 0
+    for chunk in joined.chunks(KEYS, rows=_KEY_ROWS):
+        done += len(chunk)
+        if progress:
+            progress(f"keys of {joined.schema.name}", done, joined.rows)
+        yield chunk.keys
+
+
+def _deleted_keys(source: TableReader, dtype: np.dtype[Any]) -> Array:
+    if any(extra.name == "deleted_keys" for extra in source.schema.extras):
+        return source.extra("deleted_keys").astype(dtype, copy=False)
+    return np.empty(0, dtype)
+
+
+def _versions(joined: JoinedTable, memory: int) -> Array:
+    """Return all versions in an order that uint64 keeps, [rows]."""
+    versions = row_numbers(joined.rows, memory=memory).view(np.uint64)
+    at = 0
+    for chunk in joined.chunks(Columns(versions=True), rows=_KEY_ROWS):
+        assert chunk.versions is not None
+        versions[at : at + len(chunk)] = sortable(chunk.versions)
+        at += len(chunk)
+    return versions
+
+
+def _widened(numbers: Array) -> Array:
+    return numbers.astype(np.int64 if numbers.dtype.kind in "iu" else np.float64)

@@ -1,0 +1,257 @@
+"""Merged tables against dictionaries in plain Python."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from kvtools.array_table import ArrayTable
+from kvtools.dialects.detect import open_checkpoint
+from kvtools.dialects.interface import ALL_COLUMNS, Checkpoint, TableReader
+from kvtools.dialects.writing import WriteOptions
+from kvtools.errors import BadInputError, OutputError, UnknownTableError, UsageError
+from kvtools.merge import merge, merge_tables
+
+SLOTS = ("m", "v")
+
+
+def make(
+    rows: int,
+    seed: int,
+    *,
+    key_dtype: str = "int64",
+    value_dtype: Any = np.float32,
+    parts: int = 1,
+    keys: Any = None,
+    **more: Any,
+) -> ArrayTable:
+    rng = np.random.default_rng(seed)
+    limits = np.iinfo(key_dtype)
+    edge = np.array([limits.min, limits.max, limits.max - 1, 0, 1], key_dtype)
+    if keys is None:  # extreme ones, ones that others have too, and some twice
+        keys = np.concatenate([edge, rng.integers(0, max(2 * rows, 1), max(rows - 5, 0)).astype(key_dtype)])[:rows]
+    keys = np.asarray(keys, key_dtype)
+    n = len(keys)
+    bounds = np.linspace(0, n, parts + 1).astype(int)
+    options: dict[str, Any] = {
+        "slots": {slot: rng.normal(size=(n, 3)).astype(value_dtype) for slot in SLOTS},
+        "freqs": rng.integers(0, 2**32, n).astype(np.uint32),
+        "versions": rng.integers(0, 4, n).astype(np.uint32),
+        "version_unit": "steps",
+        "part_rows": tuple(np.diff(bounds).tolist()),
+    }
+    return ArrayTable("emb", keys, rng.normal(size=(n, 3)).astype(value_dtype), **{**options, **more})
+
+
+def rows_of(table: TableReader, rows: int = 7) -> dict[int, dict[str, Any]]:
+    found: dict[int, dict[str, Any]] = {}
+    for chunk in table.chunks(rows=rows):
+        for i, key in enumerate(chunk.keys):
+            found[int(key)] = {
+                "values": chunk.values[i],
+                **{name: slot[i] for name, slot in chunk.slots.items()},
+                "freq": None if chunk.freqs is None else int(chunk.freqs[i]),
+                "version": None if chunk.versions is None else int(chunk.versions[i]),
+            }
+    return found
+
+
+def reference(tables: list[TableReader], on_conflict: str) -> dict[int, dict[str, Any]]:
+    per_key: dict[int, list[dict[str, Any]]] = {}
+    for table in tables:
+        deleted = table.extra("deleted_keys").tolist() if table.schema.extras else []
+        for key in deleted:
+            per_key.pop(key, None)
+        for key, row in rows_of(table).items():  # the last row of a key within a table
+            per_key.setdefault(key, []).append(row)
+    result = {}
+    for key, rows in per_key.items():
+        if on_conflict in ("last", "first"):
+            result[key] = rows[-1 if on_conflict == "last" else 0]
+        elif on_conflict == "newest":
+            result[key] = max(enumerate(rows), key=lambda row: (row[1]["version"], row[0]))[1]
+        else:
+            wide = {name: sum(row[name].astype(np.float64) for row in rows[::-1]) for name in ("values", *SLOTS)}
+            dtype = rows[0]["values"].dtype
+            divisor = len(rows) if on_conflict == "mean" else 1
+            result[key] = {
+                **{name: (total / divisor).astype(dtype) for name, total in wide.items()},
+                "freq": min(sum(row["freq"] for row in rows), 2**32 - 1),
+                "version": max(row["version"] for row in rows),
+            }
+    return result
+
+
+def assert_same(found: dict[int, dict[str, Any]], expected: dict[int, dict[str, Any]]) -> None:
+    assert found.keys() == expected.keys()
+    for key, row in expected.items():
+        for name, value in row.items():
+            assert np.array_equal(found[key][name], value), (key, name)
+
+
+@pytest.mark.parametrize("on_conflict", ["last", "first", "newest", "sum", "mean"])
+@pytest.mark.parametrize("key_dtype", ["int64", "int32", "uint64"])
+@pytest.mark.parametrize("memory", [1 << 14, 1 << 30], ids=["spilling", "in memory"])
+def test_each_key_once(on_conflict: Any, key_dtype: str, memory: int) -> None:
+    tables = [
+        make(rows, seed, key_dtype=key_dtype, parts=seed) for seed, rows in ((1, 500), (2, 600), (3, 0), (4, 450))
+    ]
+    merged, account = merge_tables("emb", tables, list("abcd"), on_conflict=on_conflict, memory=memory)
+    expected = reference(list(tables), on_conflict)
+    assert_same(rows_of(merged), expected)
+    assert account.rows == merged.rows == len(expected)
+    assert account.rows_read == 1550
+    assert account.repeated == sum(table.rows - len(rows_of(table)) for table in tables)
+    several = [len(rows_of(table).keys() & expected.keys()) for table in tables]
+    assert sum(several) > account.conflicts > 0
+    numbers = np.random.default_rng(0).permutation(merged.rows)[:50]
+    keys = merged.all_keys()
+    taken = pickle.loads(pickle.dumps(merged)).take(numbers, ALL_COLUMNS)
+    assert np.array_equal(taken.keys, keys[numbers])
+    for i, key in enumerate(taken.keys):
+        assert np.array_equal(taken.values[i], expected[int(key)]["values"])
+        assert int(taken.freqs[i]) == expected[int(key)]["freq"]
+
+
+@pytest.mark.parametrize("value_dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
+def test_means_are_rounded_once(value_dtype: Any) -> None:
+    tables = [make(90, seed, value_dtype=value_dtype) for seed in range(3)]
+    merged, _ = merge_tables("emb", tables, list("abc"), on_conflict="mean")
+    found, expected = rows_of(merged), reference(list(tables), "mean")
+    for key, row in expected.items():
+        np.testing.assert_allclose(found[key]["values"].astype(np.float64), row["values"].astype(np.float64), rtol=0.01)
+    assert merged.value_dtype == np.dtype(value_dtype)
+
+
+def test_an_increment_deletes_keys_of_what_is_before_it() -> None:
+    base = make(0, 1, keys=[1, 2, 3, 4, 5])
+    first = make(0, 2, keys=[2, 6], extras={"deleted_keys": np.array([2, 3, 9])})
+    second = make(0, 3, keys=[3], extras={"deleted_keys": np.array([6, 5])})
+    tables: list[TableReader] = [base, first, second]
+    for memory in (64, 1 << 30):
+        merged, account = merge_tables("emb", tables, list("abc"), memory=memory)
+        assert sorted(rows_of(merged)) == [1, 2, 3, 4]
+        assert_same(rows_of(merged), reference(tables, "last"))
+        assert account.deleted == 4 and account.conflicts == 0
+        assert merged.schema.extras == ()  # it is no increment any more
+    # Two increments make an increment, which deletes what either does.
+    merged, _ = merge_tables("emb", tables[1:], list("bc"))
+    assert sorted(merged.extra("deleted_keys").tolist()) == [2, 3, 5, 6, 9]
+    assert merged.schema.extras[0].shape == (5,)
+    base_and_both, _ = merge_tables("emb", [base, merged], list("ab"))
+    assert sorted(rows_of(base_and_both)) == [1, 2, 3, 4]
+
+
+def test_filtered_keys_stay_in_step_with_their_counters() -> None:
+    one = make(0, 1, keys=[1], extras={"filtered_keys": np.array([7, 8]), "filtered_freqs": np.array([1, 2])})
+    two = make(0, 2, keys=[2], extras={"filtered_keys": np.array([9])})
+    merged, _ = merge_tables("emb", [two, one], list("ba"))
+    assert merged.extra("filtered_keys").tolist() == [9, 7, 8]
+    assert merged.extra("filtered_freqs").tolist() == [0, 1, 2]
+    assert {extra.name: extra.shape for extra in merged.schema.extras} == {
+        "filtered_keys": (3,),
+        "filtered_freqs": (3,),
+    }
+
+
+def test_common_slots() -> None:
+    one = make(9, 1)
+    two = make(9, 2, slots={"v": np.ones((9, 3), np.float32), "x": np.ones((9, 1), np.float32)}, freqs=None)
+    with pytest.raises(BadInputError, match=r"the slots is m \[3\].*in a and v \[3\].*in b; add --slots common"):
+        merge_tables("emb", [one, two], ["a", "b"])
+    merged, _ = merge_tables("emb", [one, two], ["a", "b"], common=True, on_conflict="sum")
+    assert merged.slots == ("v",) and not merged.schema.has_freqs
+    assert all(list(chunk.slots) == ["v"] and chunk.freqs is None for chunk in merged.chunks())
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"value_dtype": np.float16}, "the values' type is float32 in a and float16 in b; cast"),
+        ({"key_dtype": "int32"}, "the keys' type is int64 in a and int32 in b; cast"),
+        ({"version_unit": "days"}, "the unit of versions is steps in a and days in b"),
+        ({"versions": None}, "having versions is True in a and False in b; add --slots common"),
+        ({"freqs": None}, "having frequencies is True"),
+    ],
+)
+def test_tables_that_do_not_agree(other: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInputError, match=message):
+        merge_tables("emb", [make(9, 1), make(9, 2, **other)], ["a", "b"])
+
+
+def test_other_refusals() -> None:
+    one, two = make(9, 1), make(9, 2)
+    with pytest.raises(BadInputError, match="key -9223372036854775808 is in a and in b; choose what"):
+        merge_tables("emb", [one, two], ["a", "b"], on_conflict="error")
+    none = make(9, 2, versions=None)
+    with pytest.raises(BadInputError, match="not all of its sources have versions"):
+        merge_tables("emb", [one, none], ["a", "b"], on_conflict="newest", common=True)
+    wide = ArrayTable("emb", np.arange(3), np.ones((3, 5), np.float32))
+    with pytest.raises(BadInputError, match="dim is 3 in a and 5 in b"):
+        merge_tables("emb", [one, wide], ["a", "b"])
+    whole = ArrayTable("emb", np.arange(3), np.ones((3, 5), np.int8))
+    with pytest.raises(UsageError, match="whole numbers"):
+        merge_tables("emb", [whole, whole], ["a", "b"], on_conflict="mean")
+
+
+def test_error_lets_disjoint_tables_pass() -> None:
+    one, two = make(0, 1, keys=[1, 2]), make(0, 2, keys=[3, 3])
+    merged, account = merge_tables("emb", [one, two], ["a", "b"], on_conflict="error")
+    assert sorted(rows_of(merged)) == [1, 2, 3] and account.repeated == 1
+
+
+def test_checkpoints(sample_path: Path, tmp_path: Path) -> None:
+    source = open_checkpoint(sample_path)
+    other = Checkpoint(
+        tmp_path,
+        "tfplugin",
+        {
+            "user_emb": ArrayTable("user_emb", np.array([0, 77], np.int32), np.ones((2, 8), ml_dtypes.bfloat16)),
+            "new": ArrayTable("new", np.array([1]), np.ones((1, 2), np.float32)),
+        },
+    )
+    account, merged = merge([source, other], tmp_path / "b", common=True, parts=2)
+    after = open_checkpoint(tmp_path / "b")
+    assert {name: (table.rows, table.parts) for name, table in after.tables.items()} == {
+        "ads/emb": (11, 3),
+        "empty_emb": (0, 1),
+        "new": (1, 1),
+        "user_emb": (6, 2),
+    }
+    assert [one.table for one in merged] == ["user_emb"] and merged[0].conflicts == 1
+    assert rows_of(after.table("user_emb"))[0]["values"].astype(float).tolist() == [1.0] * 8
+    assert [variable.name for variable in after.variables] == ["dense/kernel", "global_step"]
+    assert account.variables == 2
+    merge([source, other], tmp_path / "b", common=True, on_conflict="first", options=WriteOptions(force=True))
+    assert rows_of(open_checkpoint(tmp_path / "b").table("user_emb"))[0]["values"][0] == 3
+    with pytest.raises(OutputError, match="exists"):
+        merge([source, other], tmp_path / "b", common=True)
+    with pytest.raises(UnknownTableError, match="no such table"):
+        merge([source, other], tmp_path / "c", tables=["nothing"])
+    with pytest.raises(UsageError, match="got one checkpoint, expected several"):
+        merge([source], tmp_path / "c")
+    # A table that is not merged is the last checkpoint's.
+    merge([source, other], tmp_path / "c", tables=["ads/emb"])
+    assert open_checkpoint(tmp_path / "c").table("user_emb").rows == 2
+
+
+def test_tables_of_one_checkpoint_into_one(tmp_path: Path) -> None:
+    old, new = make(0, 1, keys=[1, 2]), make(0, 2, keys=[2, 3])
+    old.schema = dataclasses.replace(old.schema, name="old")
+    new.schema = dataclasses.replace(new.schema, name="new")
+    source = Checkpoint(tmp_path, "tfplugin", {"old": old, "new": new, "other": make(5, 3)})
+    source.tables["other"].schema = dataclasses.replace(source.tables["other"].schema, name="other")
+    merge([source], tmp_path / "b", into="emb", tables=["old", "new"])
+    after = open_checkpoint(tmp_path / "b")
+    assert {name: table.rows for name, table in after.tables.items()} == {"emb": 3, "other": 5}
+    assert np.array_equal(rows_of(after.table("emb"))[2]["values"], rows_of(new)[2]["values"])
+    with pytest.raises(UsageError, match="there is a table of that name that is not merged"):
+        merge([source], tmp_path / "c", into="other", tables=["old", "new"])
+    merge([source], tmp_path / "c", into="new", tables=["new", "old"])
+    assert np.array_equal(rows_of(open_checkpoint(tmp_path / "c").table("new"))[2]["values"], rows_of(old)[2]["values"])

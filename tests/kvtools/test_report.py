@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import dataclasses
+import re
+import warnings
+from collections.abc import Callable
+from datetime import datetime, timezone
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvtools.dialects.detect import open_checkpoint
+from kvtools.dialects.interface import Checkpoint
+from kvtools.errors import MissingDependencyError
+from kvtools.histogram import FrequencyHistogram, NormHistogram, VersionHistogram
+from kvtools.report import render_report, write_report
+from kvtools.report_plots import growth_plot, norm_plot, parts_plot, version_plot, zipf_plot
+from kvtools.stats import table_stats
+
+pytest.importorskip("matplotlib")
+
+VOID = {"meta", "br", "link", "img", "hr", "input"}
+WHEN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
+
+
+class Page(HTMLParser):
+    """Parses a page strictly: every element is closed in its turn; remembers elements, ids, attributes and texts."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.texts: list[str] = []
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def render(*checkpoints: Checkpoint, tables: tuple[str, ...] = ()) -> tuple[str, Page]:
+    readers = checkpoints[-1].select(tables)
+    html = render_report(checkpoints, [reader.schema for reader in readers], table_stats(readers), when=WHEN)
+    return html, Page(html)
+
+
+def test_page_parses_and_stands_alone(sample_path: Path) -> None:
+    html, page = render(open_checkpoint(sample_path))
+    assert page.elements.count("svg") >= 10
+    assert not {"script", "link", "img", "iframe", "object"} & set(page.elements)
+    assert "http" not in html and "//" not in re.sub(r"<time[^>]*>", "", html).replace(str(sample_path), "")
+    assert "@import" not in html
+    for name, value in page.attributes:
+        if name in ("href", "src", "xlink:href"):
+            assert value.startswith("#")
+    assert all(target.startswith("#") for target in re.findall(r"url\(([^)]*)\)", html))
+    assert "2026-01-02 03:04 UTC" in page.texts
+
+
+def test_ids_are_unique_and_links_lead_somewhere(sample_path: Path) -> None:
+    html, page = render(open_checkpoint(sample_path))
+    ids = [value for name, value in page.attributes if name == "id"]
+    assert len(ids) == len(set(ids))
+    targets = {value[1:] for name, value in page.attributes if name == "href"} | set(
+        re.findall(r"url\(#([^)]*)\)", html)
+    )
+    assert targets and targets <= set(ids)
+
+
+def test_pictures_take_the_colours_of_the_page(sample_path: Path) -> None:
+    html, _ = render(open_checkpoint(sample_path))
+    assert "prefers-color-scheme: dark" in html and "@media print" in html
+    drawn = re.sub(r"<style>.*?</style>", "", html, flags=re.S)
+    assert "var(--line-0)" in drawn and "var(--ink)" in drawn
+    assert not re.findall(r"(?:fill|stroke): #(?!ffffff)[0-9a-f]{6}", drawn)
+
+
+def test_names_are_escaped(
+    save_plain: Callable[..., Path], make_sample: Any, table_tensors: Any, tmp_path: Path
+) -> None:
+    name = "<b>&\"'$x_1$\nnext ☃ 表"
+    sample = make_sample(name, slots=("<i>m",))
+    checkpoint = open_checkpoint(save_plain(tmp_path / "<u>", table_tensors(sample, 2)))
+    broken = dataclasses.replace(checkpoint, broken={"<s>": MissingDependencyError("<script>x</script>")})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        html, page = render(checkpoint, broken)
+    assert not {"b", "i", "u", "s", "script"} & {element for element in page.elements if element != "b"}
+    assert "&lt;b&gt;&amp;&quot;&#x27;$x_1$\\nnext" in html
+    assert "<b>&" not in html and "<i>m" not in html and "<script>" not in html
+    assert "slot &lt;i&gt;m" in html
+
+
+def test_missing_columns_are_said(
+    save_plain: Callable[..., Path], make_sample: Any, table_tensors: Any, tmp_path: Path
+) -> None:
+    sample = make_sample("emb", slots=())
+    sample.freqs = sample.versions = None
+    _, page = render(open_checkpoint(save_plain(tmp_path / "a", table_tensors(sample))))
+    for text in (
+        "This table records no frequencies.",
+        "This table records no versions.",
+        "This table has one part.",
+    ):
+        assert text in page.texts
+
+
+def test_empty_tables_and_no_tables(
+    save_plain: Callable[..., Path], make_sample: Any, table_tensors: Any, tmp_path: Path
+) -> None:
+    checkpoint = open_checkpoint(save_plain(tmp_path / "a", table_tensors(make_sample("emb", rows=0), 3)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _, page = render(checkpoint)
+    assert "There is no row with a norm to plot." in page.texts
+    _, page = render(open_checkpoint(save_plain(tmp_path / "b", {"w": np.zeros(3)})))
+    assert "There are no key-value tables here." in page.texts
+
+
+@pytest.mark.parametrize("case", ["zero", "nan", "tiny", "huge", "one"])
+def test_odd_values_are_drawn_without_a_warning(
+    save_plain: Callable[..., Path], make_sample: Any, table_tensors: Any, tmp_path: Path, case: str
+) -> None:
+    sample = make_sample("emb", rows=1 if case == "one" else 20, value_dtype="float64")
+    number = {"zero": 0.0, "nan": np.nan, "tiny": 1e-300, "huge": 1e300, "one": 1.0}[case]
+    sample.values[:] = number
+    sample.freqs[:] = {"zero": 0, "huge": 2**32 - 1}.get(case, 1)
+    sample.versions[:] = {"zero": 0, "huge": 2**32 - 1}.get(case, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        render(open_checkpoint(save_plain(tmp_path / "a", table_tensors(sample, 2))))
+
+
+def test_faults_stand_in_the_overview(
+    save_plain: Callable[..., Path], make_sample: Any, table_tensors: Any, tmp_path: Path
+) -> None:
+    sample = make_sample("emb")
+    sample.values[3] = np.nan
+    sample.keys[4] = sample.keys[5]
+    html, _ = render(open_checkpoint(save_plain(tmp_path / "a", table_tensors(sample))))
+    assert "1 rows with NaN or infinities have no place on this scale" in html
+    assert '<span class="bad">rows with NaN: 1, repeated keys: 1</span>' in html
+
+
+def test_growth_names_only_tables_of_the_last_checkpoint(
+    save_plain: Callable[..., Path], make_sample: Any, table_tensors: Any, tmp_path: Path
+) -> None:
+    checkpoints = [
+        open_checkpoint(save_plain(tmp_path / f"model-{rows}", table_tensors(make_sample(name, rows=rows))))
+        for name, rows in (("gone", 5), ("emb", 10), ("emb", 25))
+    ]
+    _, page = render(*checkpoints)
+    assert "Growth by checkpoint" in page.texts and "gone" not in page.texts
+    assert {"+10", "+15"} <= set(page.texts)
+
+
+def test_plots_with_many_lines_bars_and_units() -> None:
+    many = {f"_table {number}": [number, 2 * number] for number in range(30)}
+    svg = growth_plot(["a", "b"], many, "bytes", binary=True)
+    assert "23 others" in svg and "_table 29" in svg
+    assert parts_plot([5] * 1000) is not None and parts_plot([7]) is None and parts_plot([0, 0]) is not None
+    for unit in ("seconds", "days", "steps", "unknown"):
+        versions = VersionHistogram(unit)  # type: ignore[arg-type]
+        assert version_plot(versions) is None
+        versions.add(np.array([1, 20_000, 2**62]))
+        assert version_plot(versions) is not None
+    assert zipf_plot(FrequencyHistogram()) is None and norm_plot(NormHistogram()) is None
+
+
+def test_same_input_gives_the_same_page(sample_path: Path) -> None:
+    checkpoint = open_checkpoint(sample_path)
+    pages = [re.sub(r"p\d+-", "", render(checkpoint)[0]) for _ in range(2)]
+    assert pages[0] == pages[1]
+
+
+def test_missing_matplotlib_is_named(sample_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    with pytest.raises(MissingDependencyError, match=r"kvtools\[report\]"):
+        write_report([open_checkpoint(sample_path)], tmp_path / "r.html")
+    assert not (tmp_path / "r.html").exists()
+
+
+def test_only_the_largest_of_many_tables_have_plots(sample_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvtools.report._TABLES_PLOTTED", 1)
+    html, page = render(open_checkpoint(sample_path))
+    assert page.elements.count("section") == 3 and page.elements.count("svg") == 6
+    assert html.count("name this one with --table") == 2

@@ -1,0 +1,145 @@
+"""Tables that kvtools wrote, from whatever they were before, restore into variables that train on."""
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import kvtools
+import tfplugin  # noqa: F401  makes tf.get_kv_variable
+
+v1 = tf.compat.v1
+KEYS = np.array([-(2**63), -7, 0, 3, 5, 9, 2**40, 2**63 - 1])
+ABSENT = np.array([11, 12, -1])
+
+
+def table(name="emb", **more):
+    rng = np.random.default_rng(1)
+    values = rng.normal(size=(len(KEYS), 4)).astype(np.float32)
+    return kvtools.table_from_arrays(name, KEYS, values, **more), values
+
+
+def variable(parts=None, initializer=None):
+    partitioner = v1.fixed_size_partitioner(parts) if parts else None
+    return tf.get_kv_variable("emb", 4, initializer=initializer, partitioner=partitioner)
+
+
+@pytest.mark.parametrize("parts", [None, 1, 3])
+@pytest.mark.parametrize("written", [1, 4])
+@pytest.mark.parametrize("initialized", [True, False])
+def test_a_table_without_counters_or_initializer_keeps_the_variable_s_own(tmp_path, parts, written, initialized):
+    source, values = table()
+    kvtools.write_tables([source], tmp_path / "m", "tfplugin", parts=written)
+    names = dict(tf.train.list_variables(str(tmp_path / "m")))
+    assert not any(name.endswith(("-freqs", "-versions", "-init")) for name in names)
+    with tf.Graph().as_default(), v1.Session() as session:
+        emb = variable(parts, initializer=v1.constant_initializer(0.5))
+        rows = tf.nn.embedding_lookup(emb, tf.constant(KEYS))
+        new = tf.nn.embedding_lookup(emb, tf.constant(ABSENT))
+        if initialized:
+            session.run(v1.global_variables_initializer())
+        v1.train.Saver().restore(session, str(tmp_path / "m"))
+        assert session.run(rows).tobytes() == values.tobytes()
+        assert (session.run(new) == 0.5).all()
+        saved = v1.train.Saver().save(session, str(tmp_path / "again"))
+    again = kvtools.open(saved).table("emb")
+    initializer = again.schema.metadata["initializer"]
+    assert (initializer["kind"], initializer["a"]) == ("constant", 0.5)
+    freqs = {int(k): int(f) for chunk in again.chunks() for k, f in zip(chunk.keys, chunk.freqs, strict=True)}
+    assert freqs.keys() == set(KEYS.tolist()) | set(ABSENT.tolist())
+
+
+def test_a_variable_with_rows_to_draw_has_to_have_drawn_them(tmp_path):
+    source, values = table()
+    kvtools.write_tables([source], tmp_path / "m", "tfplugin")
+    with tf.Graph().as_default(), v1.Session() as session:
+        emb = variable(initializer=v1.glorot_uniform_initializer())
+        with pytest.raises(tf.errors.FailedPreconditionError, match=r"has rows to draw.*run its initializer"):
+            v1.train.Saver().restore(session, str(tmp_path / "m"))
+        session.run(v1.global_variables_initializer())
+        drawn = session.run(tf.nn.embedding_lookup(emb, tf.constant(ABSENT)))
+        v1.train.Saver().restore(session, str(tmp_path / "m"))
+        assert session.run(tf.nn.embedding_lookup(emb, tf.constant(KEYS))).tobytes() == values.tobytes()
+        assert session.run(tf.nn.embedding_lookup(emb, tf.constant(ABSENT))).tobytes() == drawn.tobytes()
+
+
+def test_counters_come_along(tmp_path):
+    freqs, versions = np.arange(8) * 3, np.arange(8, dtype=np.uint32) + 1_700_000_000
+    source, _ = table(freqs=freqs, versions=versions, version_unit="seconds")
+    kvtools.write_tables([source], tmp_path / "m", "tfplugin", parts=2)
+    with tf.Graph().as_default(), v1.Session() as session:
+        variable(3)
+        v1.train.Saver().restore(session, str(tmp_path / "m"))
+        saved = v1.train.Saver().save(session, str(tmp_path / "again"))
+    for chunk in kvtools.open(saved).table("emb").chunks():
+        at = np.searchsorted(KEYS, chunk.keys)
+        assert np.array_equal(chunk.freqs, freqs[at]) and np.array_equal(chunk.versions, versions[at])
+
+
+def train(emb):
+    placeholder = v1.placeholder(tf.int64, [None])
+    loss = tf.reduce_sum(tf.nn.embedding_lookup(emb, placeholder) ** 2)
+    return placeholder, v1.train.AdamOptimizer(0.1).minimize(loss)
+
+
+@pytest.mark.parametrize("parts", [None, 2])
+def test_slots_come_along_and_training_goes_on_from_them(tmp_path, parts):
+    """Training, a move through arrays and another number of parts, and training give what training alone gives."""
+    batches = [KEYS[[0, 1, 2]], KEYS[[2, 3]], KEYS[[1, 1, 6]], KEYS]
+
+    def run(session, model, ids_of):
+        for ids in ids_of:
+            session.run(model[1], {model[0]: ids})
+
+    with tf.Graph().as_default(), v1.Session() as session:
+        emb = variable(parts)
+        model = train(emb)
+        session.run(v1.global_variables_initializer())
+        run(session, model, batches)
+        path = v1.train.Saver().save(session, str(tmp_path / "m"))
+        run(session, model, batches)
+        expected = session.run(tf.nn.embedding_lookup(emb, tf.constant(KEYS)))
+    checkpoint = kvtools.open(path)
+    kvtools.write_tables(
+        checkpoint.select([]), tmp_path / "moved", "tfplugin", beside=checkpoint, parts=3, verify=True, strict=True
+    )
+    with tf.Graph().as_default(), v1.Session() as session:
+        emb = variable(5)
+        model = train(emb)
+        v1.train.Saver().restore(session, str(tmp_path / "moved"))
+        run(session, model, batches)
+        got = session.run(tf.nn.embedding_lookup(emb, tf.constant(KEYS)))
+    assert got.tobytes() == expected.tobytes()
+
+
+def test_initial_rows_of_a_table_in_parts_come_along(tmp_path):
+    with tf.Graph().as_default(), v1.Session() as session:
+        emb = variable(2, initializer=v1.glorot_uniform_initializer())
+        session.run(v1.global_variables_initializer())
+        before = session.run(tf.nn.embedding_lookup(emb, tf.constant(ABSENT)))
+        path = v1.train.Saver().save(session, str(tmp_path / "m"))
+    checkpoint = kvtools.open(path)
+    kvtools.write_tables(checkpoint.select([]), tmp_path / "moved", "tfplugin", parts=3)
+    with tf.Graph().as_default(), v1.Session() as session:
+        emb = variable(4)
+        v1.train.Saver().restore(session, str(tmp_path / "moved"))
+        session.run([part.clear() for part in emb])
+        assert session.run(tf.nn.embedding_lookup(emb, tf.constant(ABSENT))).tobytes() == before.tobytes()
+
+
+def test_bfloat16_rows(tmp_path):
+    values = np.arange(32).reshape(8, 4).astype(ml_dtypes.bfloat16)
+    kvtools.write_tables([kvtools.table_from_arrays("emb", KEYS, values)], tmp_path / "m", "tfplugin")
+    with tf.Graph().as_default(), v1.Session() as session:
+        emb = tf.get_kv_variable("emb", 4, value_dtype=tf.bfloat16)
+        v1.train.Saver().restore(session, str(tmp_path / "m"))
+        assert session.run(tf.nn.embedding_lookup(emb, tf.constant(KEYS))).tobytes() == values.tobytes()
+
+
+def test_a_record_without_an_initializer_is_what_the_page_says(tmp_path):
+    source, _ = table()
+    kvtools.write_tables([source], tmp_path / "m", "tfplugin")
+    record = json.loads(tf.train.load_checkpoint(str(tmp_path / "m")).get_tensor("emb-kvmeta"))
+    assert "initializer" not in record and record["layout"] == 1
