@@ -11,7 +11,7 @@ SOURCES := $(shell find kernels kvtools cli server tfplugin -type f -not -name '
 export KVTOOLS_WERROR := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test fuzz sanitize lint types format bench bench-tools docs clean
+.PHONY: help setup demo test peers fuzz sanitize lint types format bench bench-tools docs clean
 
 help: ## list the targets
 	@echo "Start with \`make demo\`. The first run makes $(VENV), which takes some minutes."
@@ -39,8 +39,14 @@ $(STAMP): $(SOURCES)
 demo: setup ## train, inspect, export and serve a small model, end to end
 	$(BIN)/python examples/ctr_demo.py
 
-test: setup sanitize ## everything that must pass
+test: setup sanitize peers ## everything that must pass
+	@command -v redis-server >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	  apt-get update -qq && apt-get install -y -qq redis-server; } || \
+	  echo "make: without redis-server the tests of the redis dialect are skipped: install it to run them." >&2
 	$(BIN)/pytest -q
+
+peers: setup ## other engines, each in its environment, to exchange checkpoints with
+	@$(BIN)/python benchmarks/peers/tfra.py >/dev/null
 
 fuzz: setup ## change files at random and open them, for FUZZ_SECONDS (600)
 	$(BIN)/python tests/fuzz/fuzz.py

@@ -30,8 +30,8 @@ from kvtools.cli.options import (
 from kvtools.cli.progress import progress_bar
 
 from kvtools.dialects.interface import TableSchema, VersionUnit
-from kvtools.histogram import BINS_PER_DECADE, NormHistogram, VersionHistogram
-from kvtools.stats import TableStats, describe_stats, table_stats
+from kvtools.histogram import BINS_PER_DECADE, VersionHistogram
+from kvtools.stats import ColumnStats, TableStats, describe_stats, table_stats
 
 _BARS = 16
 _DAY = 86400
@@ -100,7 +100,7 @@ def _print_table(schema: TableSchema, stats: TableStats, blocks: bool) -> None:
     print(_counts(stats))
     if stats.values.l2.rows:
         print("\nEuclidean norm of the values")
-        print(bar_chart(_norm_bars(stats.values.l2), blocks=blocks))
+        print(bar_chart(_norm_bars(stats.values), blocks=blocks))
     if stats.freqs is not None:
         freqs = found["freqs"]
         print("\nfrequency")
@@ -114,12 +114,14 @@ def _print_table(schema: TableSchema, stats: TableStats, blocks: bool) -> None:
             )
     if stats.versions is not None:
         _print_versions(stats.versions, blocks)
-    print("\nwhat clipping would cut")
+    print("\nwhat `kvtools clip` would cut")
     print(_savings(found["clip"], rows))
     if schema.parts > 1:
         skew = found["parts"]
-        print(f"\n{schema.parts} parts, the largest {skew['max_over_mean']:.3f} times the mean, coefficient of")
-        print(f"variation {skew['coefficient_of_variation']:.3f}")
+        print(
+            f"\n{schema.parts} parts, the largest {skew['max_over_mean']:.3f} times the mean,"
+            f" coefficient of variation {skew['coefficient_of_variation']:.3f}"
+        )
         if schema.parts <= _BARS:
             print(bar_chart([(f"part {i}", n) for i, n in enumerate(schema.part_rows)], blocks=blocks))
     if schema.slots:
@@ -146,14 +148,15 @@ def _counts(stats: TableStats) -> str:
     )
 
 
-def _norm_bars(norms: NormHistogram) -> list[tuple[str, int]]:
+def _norm_bars(values: ColumnStats) -> list[tuple[str, int]]:
     """Return bars of a decade, or of less where that leaves few enough."""
     bars: list[tuple[float, float, int]] = []
     for bins in (1, 2, 5, BINS_PER_DECADE):
-        bars = norms.bars(bins)
+        bars = values.l2.bars(bins)
         if len(bars) <= _BARS:
             break
-    return [(f"{low:.3g} .. {high:.3g}", rows) for low, high, rows in bars]
+    only_zeros = values.l2.counts[0] == values.zero_rows
+    return [("0" if low == 0 and only_zeros else f"{low:.3g} .. {high:.3g}", rows) for low, high, rows in bars]
 
 
 def _range(low: int, high: int) -> str:
@@ -172,6 +175,27 @@ def _print_versions(versions: VersionHistogram, blocks: bool) -> None:
     if versions.unset:
         bars.insert(0, ("never set", versions.unset))
     print(bar_chart(bars, blocks=blocks))
+    median, most = versions.age_of(0.5), versions.age_of(0.9)
+    if versions.newest is not None and median is not None and most is not None:
+        newest = version_range(versions.newest, versions.newest + 1, versions.unit)
+        print(
+            f"  the newest is {newest}; half of the rows are at most {_age(median, versions.unit)} older,"
+            f" 90% at most {_age(most, versions.unit)}"
+        )
+
+
+def _age(age: int, unit: VersionUnit) -> str:
+    """Write an age in its unit, that of seconds in the largest that it has two of.
+
+    >>> _age(90_000, "seconds"), _age(7200, "seconds"), _age(1_000_000, "seconds"), _age(5000, "steps")
+    ('25 hours', '2 hours', '11.6 days', '5,000 steps')
+    """
+    if unit != "seconds":
+        return f"{age:,}" + (f" {unit}" if unit != "unknown" else "")
+    for name, length in (("days", _DAY), ("hours", 3600), ("minutes", 60)):
+        if age >= 2 * length:
+            return f"{age / length:,.1f} {name}".replace(".0 ", " ")
+    return f"{age} seconds"
 
 
 def version_range(low: int, high: int, unit: VersionUnit) -> str:
@@ -195,7 +219,7 @@ def version_range(low: int, high: int, unit: VersionUnit) -> str:
 
 
 def _savings(clip: dict[str, list[dict[str, Any]]], rows: int) -> str:
-    """Print the three rules side by side, each with its own thresholds."""
+    """Print the rules, named as the options of `kvtools clip`, side by side, each with its own thresholds."""
 
     def cells(savings: Sequence[dict[str, Any]], number: int) -> list[str]:
         if number >= len(savings):
@@ -204,9 +228,10 @@ def _savings(clip: dict[str, list[dict[str, Any]]], rows: int) -> str:
         threshold = f"{found['threshold']:g}" if isinstance(found["threshold"], float) else str(found["threshold"])
         return [threshold, f"{found['rows']:,}", percent(found["rows"], rows), size(found["bytes"])]
 
-    rules = [("max |x| below", clip["abs"]), ("norm below", clip["l2"])]
+    rules = [("--max-abs", clip["abs"]), ("--l2", clip["l2"])]
     if clip["freq"]:
-        rules.append(("freq below", clip["freq"][: len(clip["abs"]) + 6]))
+        telling = sum(found["rows"] < 0.99 * rows for found in clip["freq"])
+        rules.append(("--min-freq", clip["freq"][: telling + 1]))
     header = [cell for name, _ in rules for cell in (name, "rows", "share", "saved")]
     lines = [
         [cell for _, savings in rules for cell in cells(savings, number)]

@@ -140,21 +140,22 @@ class NormHistogram:
         return float(low * (high / low) ** min(max(inside, 0.0), 1.0))
 
     def bars(self, bins_per_bar: int = 1) -> list[tuple[float, float, int]]:
-        """Return (from, to, rows) of the bins from the first to the last that is not empty, some to a bar."""
+        """Return (from, to, rows) of the bins from the first to the last that is not empty, some to a bar.
+
+        Norms below 1e-20, and those of 1e20 and more, have a bar of their own, however far the next one is.
+        """
         filled = np.flatnonzero(self.counts)
         if not len(filled):
             return []
         edges = np.concatenate([[0.0], NORM_EDGES, [math.inf]])
-        first, last = int(filled[0]), int(filled[-1])
-        bars = []
-        if first == 0:
-            bars.append((0.0, float(edges[1]), int(self.counts[0])))
-            first = 1
-        start = first - (first - 1) % bins_per_bar
-        for low in range(start, min(last, len(NORM_EDGES) - 1) + 1, bins_per_bar):
-            high = min(low + bins_per_bar, len(NORM_EDGES))
-            bars.append((float(edges[low]), float(edges[high]), int(self.counts[low:high].sum())))
-        if last == len(NORM_EDGES):
+        bars = [(0.0, float(edges[1]), int(self.counts[0]))] if self.counts[0] else []
+        between = filled[(filled > 0) & (filled < len(NORM_EDGES))]
+        if len(between):
+            first, last = int(between[0]), int(between[-1])
+            for low in range(first - (first - 1) % bins_per_bar, last + 1, bins_per_bar):
+                high = min(low + bins_per_bar, len(NORM_EDGES))
+                bars.append((float(edges[low]), float(edges[high]), int(self.counts[low:high].sum())))
+        if self.counts[-1]:
             bars.append((float(edges[-2]), math.inf, int(self.counts[-1])))
         return bars
 
@@ -361,6 +362,22 @@ class VersionHistogram:
         filled = self.counts > 0
         np.add.at(rows, bins[filled].astype(np.int64), self.counts[filled])
         return [((first + i) * width, (first + i + 1) * width, int(n)) for i, n in enumerate(rows)]
+
+    def age_of(self, share: float) -> int | None:
+        """Return how much older than the newest row this share of the dated rows is at most; None if there is none.
+
+        It may be too large by the width of a bin.
+
+        >>> versions = VersionHistogram("steps")
+        >>> versions.add(np.array([10, 70, 95, 100]))
+        >>> versions.age_of(0.5), versions.age_of(1.0)
+        (5, 90)
+        """
+        if self.oldest is None or self.newest is None:
+            return None
+        seen = np.cumsum(self.counts[::-1])
+        at = len(seen) - 1 - int(np.searchsorted(seen, max(1, math.ceil(share * int(seen[-1])))))
+        return self.newest - max(self.oldest, self.start + at * self.width)
 
     def _cover(self, low: int, high: int) -> None:
         """Make room for versions from `low` to `high`."""

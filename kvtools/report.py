@@ -30,7 +30,10 @@ from kvtools.report_plots import (
     version_plot,
     zipf_plot,
 )
-from kvtools.stats import TableStats, describe_stats, table_stats
+from kvtools.stats import ColumnStats, TableStats, describe_stats, table_stats
+
+_TABLES_PLOTTED = 40
+"""More would make a page that no browser likes."""
 
 _STYLE = """
 :root { --paper: #ffffff; --card: #f6f7f9; --ink: #1d2330; --quiet: #5d6675; --faint: #d5d9e0; --bad: #b3261e;
@@ -40,12 +43,6 @@ _STYLE = """
   :root { --paper: #14171d; --card: #1d2129; --ink: #e6e9ef; --quiet: #9aa3b2; --faint: #3a414d; --bad: #ff8a80;
     --line-0: #6ea0ff; --line-1: #ffab5c; --line-2: #5fd39b; --line-3: #e58be8; --line-4: #d9bb66; --line-5: #5fd0e3;
     --line-6: #ff8299; --line-7: #a3acba; } }
-@media print {
-  :root { --paper: #ffffff; --card: #ffffff; --ink: #000000; --quiet: #444444; --faint: #cccccc; --bad: #a00000;
-    --line-0: #2f6fde; --line-1: #e07b1a; --line-2: #2e9e6b; --line-3: #b13fb5; --line-4: #8a6d1f; --line-5: #1d9bb0;
-    --line-6: #c9405a; --line-7: #6b7280; }
-  body { font-size: 10pt; } main { max-width: none; padding: 0; }
-  section.table { break-before: page; } figure, table, .facts { break-inside: avoid; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--paper); color: var(--ink);
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "DejaVu Sans", sans-serif; }
@@ -59,7 +56,7 @@ p { margin: .3rem 0; } .quiet { color: var(--quiet); } .bad { color: var(--bad);
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: .35rem .9rem .35rem 0; border-bottom: 1px solid var(--faint); vertical-align: top; }
 th { color: var(--quiet); font-weight: 500; white-space: nowrap; }
-td { overflow-wrap: anywhere; } td.n, th.n { text-align: right; white-space: nowrap; overflow-wrap: normal; }
+td { overflow-wrap: break-word; max-width: 24rem; } td.n, th.n { text-align: right; white-space: nowrap; }
 a { color: var(--line-0); text-decoration: none; }
 .facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); gap: .8rem; margin: 1.1rem 0; }
 .facts div { background: var(--card); border-radius: 8px; padding: .7rem .9rem; }
@@ -73,6 +70,17 @@ figcaption small { display: block; font-weight: 400; color: var(--quiet); font-s
 figure svg { width: 100%; height: auto; display: block; }
 figure svg text { font-family: inherit !important; }
 footer { margin-top: 3rem; color: var(--quiet); font-size: .85rem; }
+@media print {
+  :root { --paper: #ffffff; --card: #ffffff; --ink: #000000; --quiet: #444444; --faint: #cccccc; --bad: #a00000;
+    --line-0: #2f6fde; --line-1: #e07b1a; --line-2: #2e9e6b; --line-3: #b13fb5; --line-4: #8a6d1f; --line-5: #1d9bb0;
+    --line-6: #c9405a; --line-7: #6b7280; }
+  @page { margin: 12mm; }
+  body { font-size: 9pt; } table { font-size: 7.5pt; } th, td { padding: .15rem .5rem .15rem 0; }
+  main { max-width: none; padding: 0; } .wide { overflow: visible; }
+  .plots { grid-template-columns: 1fr 1fr; gap: .5rem; } .facts { gap: .3rem; margin: .6rem 0; }
+  figure, .facts div { border: 1px solid var(--faint); padding: .5rem; } .facts b { font-size: 11pt; }
+  section.table { break-before: page; } h2 { border: 0; margin-top: 1rem; padding-top: 0; }
+  figure, tr, .facts { break-inside: avoid; } h2, h3 { break-after: avoid; } }
 """
 
 
@@ -142,7 +150,7 @@ def render_report(
     `stats` are the tables' statistics by name; `when` is the time to show, now if None.
     """
     checkpoint = checkpoints[-1]
-    title = title or f"Embedding tables of {checkpoint.path.name or checkpoint.path}"
+    title = title or f"Embedding tables of {Path(checkpoint.path).name or checkpoint.path}"
     when = when or datetime.now(timezone.utc)
     body = [
         f"<h1>{_text(title)}</h1>",
@@ -152,7 +160,10 @@ def render_report(
     ]
     if len(checkpoints) > 1:
         body.append(_growth(checkpoints, [schema.name for schema in schemas]))
-    body += [_table(number, schema, stats[schema.name]) for number, schema in enumerate(schemas)]
+    largest = sorted(schemas, key=lambda schema: -schema.bytes)[:_TABLES_PLOTTED]
+    plotted = {schema.name for schema in largest}
+    for number, schema in enumerate(schemas):
+        body.append(_table(number, schema, stats[schema.name], with_plots=schema.name in plotted))
     body.append(f"<footer>Written by kvtools {__version__}.</footer>")
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -205,19 +216,20 @@ def _overview(checkpoint: Checkpoint, schemas: Sequence[TableSchema], stats: dic
 
 def _faults(stats: TableStats) -> list[str]:
     """Say in a few words what should not be there."""
-    columns = [stats.values, *stats.slots.values()]
+    slots = stats.slots.values()
     found = [
-        (sum(column.nan_rows for column in columns), "rows with NaN"),
-        (sum(column.inf_rows for column in columns), "rows with infinities"),
+        (stats.values.nan_rows, "rows with NaN"),
+        (stats.values.inf_rows, "rows with infinities"),
+        (sum(slot.nan_rows + slot.inf_rows for slot in slots), "slot rows with NaN or infinity"),
         (stats.repeated_keys, "repeated keys"),
     ]
-    return [f"{count:,} {name}" for count, name in found if count]
+    return [f"{name}: {count:,}" for count, name in found if count]
 
 
-def _table(number: int, schema: TableSchema, stats: TableStats) -> str:
+def _table(number: int, schema: TableSchema, stats: TableStats, *, with_plots: bool) -> str:
     found = describe_stats(schema, stats)
     width = row_bytes(schema)
-    freqs, versions, skew = found["freqs"], found["versions"], found["parts"]
+    freqs, skew = found["freqs"], found["parts"]
     facts = [
         (f"{stats.rows:,}", "rows"),
         (short_number(schema.bytes, binary=True), f"{width} bytes a row"),
@@ -230,13 +242,32 @@ def _table(number: int, schema: TableSchema, stats: TableStats) -> str:
         )
     if schema.parts > 1:
         facts.append((f"{skew['max_over_mean']:.2f}", "largest part over the mean"))
+    lines = [f'<section class="table" id="table-{number}">', f"<h2>{_text(schema.name)}</h2>"]
+    lines.append(
+        f'<p class="quiet">{_text(schema.key_dtype)} keys, {schema.dim} {_text(schema.value_dtype)} a row'
+        + (f", slots {_text(', '.join(slot.name for slot in schema.slots))}" if schema.slots else ", no slots")
+        + "</p>"
+    )
+    lines += [f'<p class="quiet">Note: {_text(note)}</p>' for note in schema.notes]
+    lines.append(_facts(facts))
+    if with_plots:
+        lines += ['<div class="plots">', *_plots(schema, stats, found), "</div>"]
+    else:
+        lines.append(
+            f'<p class="quiet">Only the {_TABLES_PLOTTED} largest tables have plots; name this one with --table.</p>'
+        )
+    lines += ["<h3>Numbers</h3>", _numbers(found)]
+    lines += ["<h3>What a threshold cuts</h3>", _savings(found["clip"], stats.rows), "</section>"]
+    return "\n".join(lines)
+
+
+def _plots(schema: TableSchema, stats: TableStats, found: dict[str, Any]) -> list[str]:
+    width, freqs, versions, skew = row_bytes(schema), found["freqs"], found["versions"], found["parts"]
     plots = [
         _figure(
             "How large are the rows?",
-            f"{stats.values.zero_rows:,} rows are all zero and have no place on this scale"
-            if stats.values.zero_rows
-            else "no row is all zero",
-            norm_plot(stats.values.l2, stats.values.zero_rows),
+            f"{_outside(stats.values)} have no place on this scale" if _outside(stats.values) else "no row is all zero",
+            norm_plot(stats.values.l2),
             "There is no row with a norm to plot.",
         ),
         _figure(
@@ -284,16 +315,18 @@ def _table(number: int, schema: TableSchema, stats: TableStats) -> str:
             "This table has one part.",
         )
     )
-    lines = [f'<section class="table" id="table-{number}">', f"<h2>{_text(schema.name)}</h2>"]
-    lines.append(
-        f'<p class="quiet">{_text(schema.key_dtype)} keys, {schema.dim} {_text(schema.value_dtype)} a row'
-        + (f", slots {_text(', '.join(slot.name for slot in schema.slots))}" if schema.slots else ", no slots")
-        + "</p>"
-    )
-    lines += [f'<p class="quiet">Note: {_text(note)}</p>' for note in schema.notes]
-    lines += [_facts(facts), '<div class="plots">', *plots, "</div>", "<h3>Numbers</h3>", _numbers(found)]
-    lines += ["<h3>What a threshold cuts</h3>", _savings(found["clip"], stats.rows), "</section>"]
-    return "\n".join(lines)
+    return plots
+
+
+def _outside(values: ColumnStats) -> str:
+    """Say which rows the plot of norms leaves out."""
+    left_out = [
+        (values.zero_rows, "zero rows"),
+        (int(values.l2.counts[0]) - values.zero_rows, "rows of norms below 1e-20"),
+        (int(values.l2.counts[-1]), "rows of norms above 1e20"),
+        (values.rows - values.l2.rows, "rows with NaN or infinities"),
+    ]
+    return ", ".join(f"{count:,} {name}" for count, name in left_out if count)
 
 
 def _numbers(found: dict[str, Any]) -> str:

@@ -57,17 +57,14 @@ _STYLE = {
 _numbers = itertools.count()
 
 
-def norm_plot(norms: NormHistogram, zero_rows: int) -> str | None:
-    """Plot how many rows have which norm; zero rows have no place on a logarithmic scale and are left to the text."""
+def norm_plot(norms: NormHistogram) -> str | None:
+    """Plot how many rows have which norm, from 1e-20 to 1e20; zero has no place on a logarithmic scale."""
     bars = [(low, high, rows) for low, high, rows in norms.bars() if low > 0 and math.isfinite(high)]
-    tiny = int(norms.counts[0]) - zero_rows
-    if not bars and not tiny:
+    if not bars:
         return None
-    if tiny > 0:
-        bars.insert(0, (bars[0][0] / 10 if bars else 1e-21, bars[0][0] if bars else 1e-20, tiny))
 
     def draw(figure: Any) -> None:
-        axes = figure.subplots()
+        axes = _axes(figure)
         edges = [bar[0] for bar in bars] + [bars[-1][1]]
         axes.stairs([bar[2] for bar in bars], edges, fill=True, color=_FIRST)
         axes.set_xscale("log")
@@ -94,7 +91,7 @@ def clip_plot(schema: TableSchema, stats: TableStats, row_bytes: int) -> str | N
     shown = slice(max(0, lowest - 3), max(highest, lowest) + 3)
 
     def draw(figure: Any) -> None:
-        axes = figure.subplots()
+        axes = _axes(figure, right=0.85)
         for name, below, color in curves:
             axes.plot(NORM_EDGES[shown], 100 * below[shown] / stats.rows, color=color, label=name, linewidth=1.8)
         axes.set_xscale("log")
@@ -114,7 +111,7 @@ def frequency_clip_plot(freqs: FrequencyHistogram, row_bytes: int) -> str | None
     thresholds = [1 << octave for octave in range(octaves + 1)]
 
     def draw(figure: Any) -> None:
-        axes = figure.subplots()
+        axes = _axes(figure, right=0.85)
         shares = [100 * freqs.below(threshold) / freqs.rows for threshold in thresholds]
         axes.plot(thresholds, shares, color=_FIRST, linewidth=1.8, marker="o", markersize=3)
         axes.set_xscale("log", base=2)
@@ -139,7 +136,7 @@ def zipf_plot(freqs: FrequencyHistogram) -> str | None:
     exponent = freqs.zipf_exponent()
 
     def draw(figure: Any) -> None:
-        axes = figure.subplots()
+        axes = _axes(figure)
         axes.plot(ranks, heights, color=_FIRST, linewidth=1.8, label="keys")
         if exponent is not None and seen > 1:
             fitted = np.unique(np.geomspace(1, seen, 100).astype(np.int64))
@@ -169,7 +166,7 @@ def version_plot(versions: VersionHistogram) -> str | None:
     labels = {"seconds": "time of the last update, UTC", "days": "day of the last update", "steps": "step"}
 
     def draw(figure: Any) -> None:
-        axes = figure.subplots()
+        axes = _axes(figure, right=0.87)
         edges = np.array([bar[0] for bar in bars] + [bars[-1][1]], np.float64) / (scale if days else 1)
         rows = np.array([bar[2] for bar in bars])
         axes.stairs(rows, edges, fill=True, color=_FIRST)
@@ -201,7 +198,7 @@ def parts_plot(part_rows: Sequence[int]) -> str | None:
     def draw(figure: Any) -> None:
         from matplotlib.ticker import MaxNLocator
 
-        axes = figure.subplots()
+        axes = _axes(figure)
         count = len(part_rows)
         if count <= _BARS:
             axes.bar(range(count), part_rows, color=_FIRST, width=0.8)
@@ -227,7 +224,7 @@ def growth_plot(labels: Sequence[str], amounts: Mapping[str, Sequence[int]], yla
         amounts = {name: amounts[name] for name in kept} | {f"{len(rest)} others": others}
 
     def draw(figure: Any) -> None:
-        axes = figure.subplots()
+        axes = _axes(figure, bottom=0.3)
         for (name, line), color in zip(amounts.items(), _LINES, strict=False):
             axes.plot(range(len(labels)), line, color=color, marker="o", markersize=4, linewidth=1.8, label=name)
         step = -(-len(labels) // 12)
@@ -254,26 +251,31 @@ def short_number(value: float, *, binary: bool = False, digits: int = 3) -> str:
     return f"{number:.{digits if abs(number) < 10**digits else 4}g}{units[unit]}"
 
 
+def _axes(figure: Any, *, right: float = 0.97, bottom: float = 0.17) -> Any:
+    """Return axes with fixed margins; to measure every label takes longer than to draw all."""
+    return figure.subplots(gridspec_kw={"left": 0.13, "right": right, "top": 0.97, "bottom": bottom})
+
+
 def _cut(text: str, length: int = 28) -> str:
     text = "".join(c if c.isprintable() else "?" for c in text)
     return text if len(text) <= length else f"...{text[3 - length :]}"
 
 
 def _short(axis: Any, *, binary: bool = False) -> None:
-    from matplotlib.ticker import FuncFormatter, MultipleLocator, NullFormatter
+    from matplotlib.ticker import FuncFormatter, MultipleLocator, NullLocator
 
     axis.set_major_formatter(FuncFormatter(lambda value, _: short_number(value, binary=binary)))
     if binary:  # round numbers of bytes are not round numbers
         axis.set_major_locator(MultipleLocator(2.0 ** math.ceil(math.log2(max(axis.get_view_interval()[1], 4) / 6))))
-    axis.set_minor_formatter(NullFormatter())
+    axis.set_minor_locator(NullLocator())
 
 
 def _powers(axis: Any) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     axis.set_major_locator(LogLocator(numticks=9))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")))
-    axis.set_minor_formatter(NullFormatter())
+    axis.set_minor_locator(NullLocator())
 
 
 def _bytes_beside(axes: Any, total: int) -> None:
@@ -291,6 +293,7 @@ def _svg(draw: Callable[[Any], None], title: str) -> str:
     """Return a figure as an SVG element for an HTML page."""
     try:
         import matplotlib as mpl
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
         from matplotlib.figure import Figure
     except ImportError:
         raise MissingDependencyError(
@@ -298,10 +301,11 @@ def _svg(draw: Callable[[Any], None], title: str) -> str:
         ) from None
     with mpl.rc_context(_STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)  # the browser's fonts are what counts
-        figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
+        figure = Figure(figsize=(_WIDTH, _HEIGHT))
         draw(figure)
         output = io.StringIO()
-        figure.savefig(output, format="svg", metadata={"Date": None})
+        # Not savefig, which draws all of it twice.
+        FigureCanvasSVG(figure).print_svg(output, metadata={"Date": None})
     return _embedded(output.getvalue(), title)
 
 

@@ -480,6 +480,8 @@ def _describe_versions(versions: VersionHistogram) -> dict[str, Any]:
         "unset": versions.unset,
         "oldest": versions.oldest,
         "newest": versions.newest,
+        "median_age": versions.age_of(0.5),
+        "p90_age": versions.age_of(0.9),
         "width": versions.width,
         "histogram": [bar for bar in _bars(versions.bars()) if bar["rows"]],
     }

@@ -185,9 +185,7 @@ def save_plain() -> Callable[..., Path]:
                 if isinstance(value, str | bytes):
                     writer.string(name, value.encode() if isinstance(value, str) else value)
                 else:
-                    writer.begin(name, value.dtype, value.shape[1:])
-                    writer.append(value)
-                    writer.end()
+                    writer.array(name, value)
         return prefix
 
     return write

@@ -22,6 +22,7 @@ PACKAGES = (
     "tf-keras==2.16.0",
     "numpy==1.26.4",
 )
+_WANTED = "\n".join(PACKAGES) + "\n"
 # Written last: an environment without it was interrupted, one with other contents is from another list of packages.
 _MARK = ENVIRONMENT / "packages.txt"
 
@@ -30,10 +31,14 @@ class PeerError(Exception):
     """TFRA cannot be used here; the message says why and what to do."""
 
 
+def is_set_up() -> bool:
+    """Whether the environment is there, with these packages."""
+    return _MARK.exists() and _MARK.read_text() == _WANTED
+
+
 def set_up() -> Path:
     """The environment's Python, after installing what is missing. Raises `PeerError` where that fails."""
-    wanted = "\n".join(PACKAGES) + "\n"
-    if _MARK.exists() and _MARK.read_text() == wanted:
+    if is_set_up():
         return PYTHON
     if not (3, 9) <= sys.version_info[:2] <= (3, 11):
         raise PeerError(f"TFRA 0.8.1 has wheels for Python 3.9 to 3.11, and this is {sys.version.split()[0]}")
@@ -44,7 +49,7 @@ def set_up() -> Path:
         subprocess.run(pip, check=True, stdout=sys.stderr)
     except (subprocess.CalledProcessError, OSError) as error:
         raise PeerError(f"TFRA could not be installed into {ENVIRONMENT}: {error}; see the lines above") from error
-    _MARK.write_text(wanted)
+    _MARK.write_text(_WANTED)
     return PYTHON
 
 

@@ -188,7 +188,7 @@ def _checksum(column: Any) -> int:
     return extend(0, np.ascontiguousarray(numbers.to_numpy(zero_copy_only=False)).view(np.uint8))
 
 
-_FORM = InputFormat(NAME, "Arrow", SUFFIXES, ArrowInput)
+_FORM = InputFormat(NAME, "Arrow", "CRC-32C", SUFFIXES, ArrowInput)
 
 DIALECT = Dialect(
     name=NAME,

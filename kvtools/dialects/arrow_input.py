@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -59,10 +60,14 @@ class BatchInput(ABC):
 
 @dataclass(frozen=True)
 class InputFormat:
-    """How files of one format are found and opened; the text that `open` is given begins its messages."""
+    """How files of one format are found and opened, and what `checksums` the columns of ours have.
+
+    The text that `open` is given begins its messages.
+    """
 
     name: str
     title: str
+    checksums: str
     suffixes: tuple[str, ...]
     open: Callable[[Path, str, OpenOptions], BatchInput]
 
@@ -170,7 +175,7 @@ def _our_table(members: list[tuple[TableSchema, BatchInput]], form: InputFormat)
     if parts:
         raise CorruptFileError(f"{doing}: got a part {min(parts)}, expected {schema.parts} parts; write it again")
     extras = {extra.name: _extra(first, extra, schema, form) for extra in schema.extras}
-    return ArrowTable(schema, ordered, column_map(schema), extras)
+    return ArrowTable(dataclasses.replace(schema, checksums=form.checksums), ordered, column_map(schema), extras)
 
 
 def _extra(found: BatchInput, extra: ExtraSchema, schema: TableSchema, form: InputFormat) -> Callable[[], Array]:

@@ -23,7 +23,7 @@ def bundle_column(
         doing: how a message begins, as in "opening table 'emb' of 'model.ckpt'".
         name: the tensor.
         dtypes: the types that it may have.
-        row_shape: the shape of its rows, None for a dimension that may be any.
+        row_shape: the shape of its rows, None for any number but 0.
         rows: how many rows it must have, None if any.
 
     Raises:
@@ -39,8 +39,10 @@ def bundle_column(
             f"{doing}: tensor '{name}' is of type {tensor.dtype.name}, expected {' or '.join(sorted(dtypes))};"
             " write the checkpoint again"
         )
-    fits = len(tensor.shape) == 1 + len(row_shape) and all(
-        want is None or got == want for got, want in zip(tensor.shape, (rows, *row_shape), strict=True)
+    fits = (
+        len(tensor.shape) == 1 + len(row_shape)
+        and rows in (None, tensor.rows)
+        and all(got > 0 if want is None else got == want for got, want in zip(tensor.row_shape, row_shape, strict=True))
     )
     if not fits:
         expected = ["any" if size is None else size for size in (rows, *row_shape)]

@@ -25,6 +25,7 @@ _MODULES = (
     "arrow",
     "npz",
     "safetensors",
+    "redis",
     "tensorflow",
 )
 """The modules of this package that are dialects, in the order in which they look at a path."""
@@ -34,11 +35,14 @@ _BY_SUFFIX = {
     ".feather": "arrow",
     ".h5": "hdf5",
     ".hdf5": "hdf5",
+    ".ipc": "arrow",
     ".npz": "npz",
+    ".parq": "parquet",
     ".parquet": "parquet",
+    ".pq": "parquet",
     ".safetensors": "safetensors",
 }
-_BY_SCHEME = {"redis": "redis", "rediss": "redis"}
+_BY_SCHEME = dict.fromkeys(("redis", "rediss", "unix", "redis+cluster", "rediss+cluster"), "redis")
 
 
 def dialects() -> dict[str, Dialect]:

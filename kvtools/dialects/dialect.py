@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -45,6 +46,15 @@ class Source:
     def bundle(self) -> Bundle | None:
         """The opened TensorFlow bundle, or None if there is none; raises `BadInputError` if it is damaged."""
         return None if self.location is None else Bundle(self.location.prefix)
+
+
+def without_password(text: str) -> str:
+    """Return a path or URL as messages show it.
+
+    >>> without_password("redis://user:secret@cache:6379/0")
+    'redis://cache:6379/0'
+    """
+    return re.sub(r"^([\w+]+://)[^/]*@", r"\1", text)
 
 
 @dataclass(frozen=True)
@@ -97,4 +107,4 @@ class Dialect:
         """Return what is made where the output is called so."""
         if self.output != "file_or_folder":
             return self.output
-        return "file" if output.endswith(self.suffixes) else "folder"
+        return "file" if output.lower().endswith(self.suffixes) else "folder"

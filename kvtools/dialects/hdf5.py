@@ -8,6 +8,7 @@ process, at the speed of the disk. Format: https://support.hdfgroup.org/document
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import mmap
@@ -398,7 +399,7 @@ def _open_table(file: _File, group: Any) -> TableReader:
         extra.name: column(group, f"extras/{safe_name(extra.name)}", extra.dtype, extra.shape)
         for extra in schema.extras
     }
-    return ColumnTable(schema, parts, extras=extras)
+    return ColumnTable(dataclasses.replace(schema, checksums="CRC-32C"), parts, extras=extras)
 
 
 def _open_stranger(file: _File, group: Any) -> TableReader:
@@ -471,6 +472,7 @@ def _open_stranger(file: _File, group: Any) -> TableReader:
         slots=tuple(SlotSchema(name, slot.row_shape[0], slot.dtype.name) for name, slot in slots.items()),
         freq_dtype=freqs.dtype.name if freqs else None,
         version_dtype=versions.dtype.name if versions else None,
+        checksums="Fletcher-32" if keys.fletcher32 and values.fletcher32 else None,
         notes=tuple(notes),
         bytes=sum(
             column.size for column in (key_column, value_column, freqs, versions, *slots.values()) if column is not None

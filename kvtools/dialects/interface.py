@@ -338,7 +338,8 @@ def no_findings() -> Iterator[Finding]:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """An opened checkpoint: `path` as resolved, the tables by name, and the dense variables beside them.
+    """An opened checkpoint: `path` as resolved (a URL without its password), the tables by name, and the dense
+    variables beside them.
 
     `read_variable(name)` yields a dense variable's rows in chunks [n, ...]; a scalar is one array of shape [], and
     strings are one object array of bytes. `bookkeeping` are tensors of the framework, no variables: they are carried
@@ -346,7 +347,7 @@ class Checkpoint:
     `check()` yields what is wrong with the files as a whole, beyond what opening them and reading tables finds.
     """
 
-    path: Path
+    path: Path | str
     dialect: str
     tables: Mapping[str, TableReader]
     variables: tuple[VariableSchema, ...] = ()

@@ -7,6 +7,7 @@ Format: https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/pro
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from kvtools.dialects.bundle.wire import WireError, put_varint, read_fields
@@ -37,29 +38,38 @@ def extend_object_graph(graph: bytes, tensors: Iterable[str]) -> bytes:
         nodes = [bytearray(value) for number, value in read_fields(graph) if number == 1 and isinstance(value, bytes)]
         nodes = nodes or [bytearray(_NEW)]
         children = [_children(bytes(node), len(nodes)) for node in nodes]
-        attributes = [_attributes(bytes(node)) for node in nodes]
+        known = {tensor for node in nodes for tensor in _attributes(bytes(node))}
     except (WireError, UnicodeDecodeError) as error:
         raise CorruptFileError(
             f"reading '{OBJECT_GRAPH}': got malformed bytes ({error}), expected an object graph; write the checkpoint"
             " again"
         ) from error
     for tensor in tensors:
+        if tensor in known:
+            continue
+        known.add(tensor)
         path, _, attribute = f"/{tensor}".rpartition(_ATTRIBUTES)
         at = 0
-        for local_name in path.split("/")[1:]:
+        for local_name in map(unescape, path.split("/")[1:]):
             child = children[at].get(local_name)
             if child is None:
                 child = children[at][local_name] = len(nodes)
                 nodes.append(bytearray(_NEW))
                 children.append({})
-                attributes.append(set())
                 nodes[at] += _message(_CHILD, _number(_NODE_ID, child) + _text(_LOCAL_NAME, local_name))
             at = child
-        if tensor not in attributes[at]:
-            attributes[at].add(tensor)
-            record = _text(_ATTRIBUTE_NAME, attribute) + _text(_TENSOR, tensor)
-            nodes[at] += _message(_ATTRIBUTE, record)
+        record = _text(_ATTRIBUTE_NAME, attribute) + _text(_TENSOR, tensor)
+        nodes[at] += _message(_ATTRIBUTE, record)
     return b"".join(_message(1, bytes(node)) for node in nodes)
+
+
+def unescape(local_name: str) -> str:
+    """Return the name of an object that its path in a tensor's name spells with ".S" for "/" and ".." for ".".
+
+    >>> unescape("a.Sb..c")
+    'a/b.c'
+    """
+    return re.sub(r"\.(\.|S)", lambda found: "/" if found[1] == "S" else ".", local_name)
 
 
 def _children(node: bytes, nodes: int) -> dict[str, int]:

@@ -167,7 +167,7 @@ def writer(staging: str, options: WriteOptions) -> BatchWriter:
     return BatchWriter(staging, BatchFormat("Parquet", SUFFIXES[0], _ROW_GROUP_BYTES, ParquetFile, options))
 
 
-_FORM = InputFormat(NAME, "Parquet", SUFFIXES, ParquetInput)
+_FORM = InputFormat(NAME, "Parquet", "CRC-32", SUFFIXES, ParquetInput)
 
 DIALECT = Dialect(
     name=NAME,

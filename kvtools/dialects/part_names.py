@@ -17,7 +17,7 @@ from kvtools.dialects.column import Column
 from kvtools.dialects.interface import OpenOptions, TableReader, TableSchema
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError
 
-_PART = re.compile(r"(?P<table>.+)/part_(?P<part>\d{1,6})(?:/(?P<slot>.+))?", re.S)
+_PART = re.compile(r"(?P<table>.+)/part_(?P<part>0|[1-9]\d{0,5})(?:/(?P<slot>.+))?", re.S)
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,10 @@ def tables_of(variables: Mapping[str, Shape]) -> list[TableNames]:
     """
     tables: dict[tuple[str, bool], TableNames] = {}
     single: list[str] = []
+    partitioned = {found["table"] for found in map(_PART.fullmatch, variables) if found and not found["slot"]}
     for variable in sorted(variables):
         found = _PART.fullmatch(variable)
-        if found and (not found["slot"] or f"{found['table']}/part_{found['part']}" in variables):
+        if found and found["table"] in partitioned:
             table = tables.setdefault((found["table"], True), TableNames(found["table"], True))
             table.parts.setdefault(int(found["part"]), {})[found["slot"] or ""] = variable
         else:

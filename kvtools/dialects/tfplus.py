@@ -78,9 +78,10 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
     shapes = {}
     for tensor, entry in bundle.entries.items():
         values = bundle.entries.get(f"{tensor.removesuffix(_KEYS)}:0-values")
-        if tensor.endswith(_KEYS) and values is not None and len(entry.shape) == 1:
+        if tensor.endswith(_KEYS) and values is not None:
+            rows = entry.shape[0] if entry.shape else 0
             width = values.shape[1] if len(values.shape) == 2 else 0
-            shapes[tensor.removesuffix(_KEYS)] = Shape(entry.shape[0], width, dtype_name(entry.dtype))
+            shapes[tensor.removesuffix(_KEYS)] = Shape(rows, width, dtype_name(entry.dtype))
     opened = open_tables(bundle.prefix, shapes, options, functools.partial(_open_table, bundle, options))
     return bundle_checkpoint(NAME, location, bundle, opened.tables, opened.tensors, opened.broken)
 

@@ -10,6 +10,7 @@ checkpoint, in which markers stand for the tables. Specified in `docs/dialects/t
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from kvtools.dialects.bundle import Bundle
 from kvtools.dialects.bundle.writer import write_fully
 from kvtools.dialects.column import RawColumn
 from kvtools.dialects.dialect import Dialect, Holds, Source
@@ -37,7 +39,7 @@ from kvtools.dialects.tfra import (
     stored_tables,
     table_columns,
 )
-from kvtools.dialects.tfra_names import of_file, of_path
+from kvtools.dialects.tfra_names import of_file, of_path, of_scope
 from kvtools.dialects.writing import CheckpointWriter, ShardWriter, TableWriter, WriteOptions
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError
 
@@ -46,6 +48,10 @@ FOLDER = "TFRADynamicEmbedding"
 _FILE = re.compile(
     r"(?P<base>.+?)(?:_mht_(?P<i>\d{1,6})of(?P<n>\d{1,6})(?:_rank(?P<rank>\d{1,6})_size(?P<size>\d{1,6}))?)?"
     r"-(?P<what>keys|values)"
+)
+_MARKER = re.compile(
+    r"(?:(?P<path>(?:.*/)?tables_of_[^/]+)/\d+/\.ATTRIBUTES/table|(?P<scoped>.+)_mht_\d+of\d+)-shard_upsert_restore",
+    re.S,
 )
 _STEP = re.compile(r"-(\d+)$")
 _STATUS = ("_frequency", "_timestamp")
@@ -100,8 +106,18 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
         tables = join_tables(NAME, stored, joining, broken)
         return Checkpoint(folder, NAME, dict(sorted(tables.items())), broken=broken)
     in_bundle, used, more = stored_tables(source.bundle, joining)
+    names = _names(source.bundle)
+    for table in stored:
+        table.saved = dataclasses.replace(table.saved, name=names.get(table.saved.base, table.saved.name))
     tables = join_tables(NAME, [*stored, *in_bundle], joining, broken)
     return bundle_checkpoint(NAME, location, source.bundle, tables, used, {**broken, **more})
+
+
+def _names(bundle: Bundle) -> dict[str, str]:
+    """Return the names, with "/", of the tables that markers stand for, by what their files are called."""
+    marked = [match for match in map(_MARKER.fullmatch, bundle.entries) if match]
+    tables = [of_path(match["path"]) if match["path"] else of_scope(match["scoped"]) for match in marked]
+    return {table.base: table.name for table in tables}
 
 
 def _folder_of(source: Source) -> Path | None:
@@ -182,8 +198,11 @@ def _open_stored(
     _refuse_strings(doing, [keys for keys, _ in files], options)
     key_dtype, value_dtype = options.key_dtype or "int64", options.value_dtype or "float32"
     sizes = [(_size(keys), _size(values)) for keys, values in files]
-    if base.endswith(_STATUS) and sum(k for k, _ in sizes) == 2 * sum(v for _, v in sizes) and key_dtype == "int64":
-        value_dtype = "int32"  # the status of a restrict policy; `tfra_names` decides whether it is one
+    if base.endswith(_STATUS) and key_dtype in KEY_DTYPES:
+        rows = sum(held for held, _ in sizes) // numpy_dtype(key_dtype).itemsize
+        if sum(value_bytes for _, value_bytes in sizes) == rows * 4:
+            # The status of a restrict policy: `tfra_names` decides whether it is one. What was said is of the rows.
+            value_dtype, options = "int32", dataclasses.replace(options, dim=None)
     if key_dtype not in KEY_DTYPES or value_dtype not in VALUE_DTYPES:
         raise BadInputError(
             f"{doing}: keys of {key_dtype} and values of {value_dtype} were asked for, expected"
@@ -376,6 +395,7 @@ DIALECT = Dialect(
         version_dtypes=("int32",),
         version_units=("seconds",),
         partition=partition_rule,
+        empty_dim=False,
         metadata=frozenset({"tfra"}),
     ),
 )

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from kvtools.dialects.object_graph import unescape
+
 SLOTS = frozenset(
     {
         *("m", "v", "vhat", "u", "momentum", "velocity", "rms", "mg", "average_gradient"),
@@ -108,15 +110,6 @@ def of_path(place: str) -> SavedTable:
 def of_file(base: str) -> SavedTable:
     """Describe a table of which there is a file: no more than the name with "/" as "_"."""
     return SavedTable(base, base, base)
-
-
-def unescape(local_name: str) -> str:
-    """Return the name that a checkpoint's object path spells with ".S" for "/" and ".." for ".".
-
-    >>> unescape("a.Sb..c")
-    'a/b.c'
-    """
-    return re.sub(r"\.(\.|S)", lambda found: "/" if found[1] == "S" else ".", local_name)
 
 
 def assign_roles(tables: Sequence[SavedTable], alike: Callable[[SavedTable, SavedTable, str], bool]) -> dict[str, Role]:

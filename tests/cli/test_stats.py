@@ -80,6 +80,7 @@ def test_bad_numbers_are_counted(
     output = capsys.readouterr().out
     lines = [line.split() for line in output.splitlines()]
     assert ["all", "zero", "1", "10%"] in lines
+    assert any(line[:1] == ["0"] and line[-2:] == ["1", "12%"] for line in lines)
     assert ["with", "NaN", "1", "10%", "4"] in lines
     assert ["with", "an", "infinity", "1", "10%", "1"] in lines
     assert ["with", "denormal", "numbers", "1", "10%", "2"] in lines

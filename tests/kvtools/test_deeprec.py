@@ -438,6 +438,7 @@ def test_broken_checkpoints_are_named(
         open_checkpoint(path)
     assert "emb" in str(caught.value)
     checkpoint = open_checkpoint(path, OpenOptions(lenient=True))
+    assert set(checkpoint.tables) <= {"good", "emb"}
     assert "good" in checkpoint.tables
     assert "emb" in checkpoint.broken
 

@@ -133,6 +133,15 @@ def test_sample_file_of_this_layout_stays_readable() -> None:
     check_same(checkpoint.table("ads/emb"), round_trip.table("ads/emb", 30, parts=2))
 
 
+def test_what_the_rows_were_checked_against_is_told(tmp_path: Path) -> None:
+    for dialect, checksums in (("hdf5", "CRC-32C"), ("arrow", "CRC-32C"), ("parquet", "CRC-32")):
+        got = write_and_open([round_trip.table()], tmp_path / dialect, dialect).table("ads/emb")
+        assert got.schema.checksums == checksums
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["keys"], file["values"] = np.arange(3), np.zeros((3, 2))
+    assert open_checkpoint(tmp_path / "a.h5").table("a").schema.checksums is None
+
+
 def test_tables_are_pickled(tmp_path: Path) -> None:
     table = round_trip.table()
     got = write_and_open([table], tmp_path / "a.h5", "hdf5").table("ads/emb")

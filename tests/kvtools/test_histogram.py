@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -57,7 +58,9 @@ def test_norms_beyond_the_edges_have_bars_of_their_own() -> None:
     histogram = NormHistogram()
     histogram.add(np.array([0.0, 1e-30, 1e30]))
     bars = histogram.bars(10)
-    assert bars[0] == (0.0, 1e-20, 2) and bars[-1] == (1e20, float("inf"), 1)
+    assert bars == [(0.0, 1e-20, 2), (1e20, float("inf"), 1)]
+    histogram.add(np.array([0.5, 5.0]))
+    assert histogram.bars(10) == [(0.0, 1e-20, 2), (0.1, 1.0, 1), (1.0, 10.0, 1), (1e20, float("inf"), 1)]
     histogram = NormHistogram()
     assert histogram.bars() == [] and histogram.quantile(0.5) is None
 
@@ -137,6 +140,13 @@ def test_versions(unit: str, pieces: list[list[int]]) -> None:
     for width in (one.width, one.readable_width(16)):
         bars = one.bars(width)
         assert [rows for _, _, rows in bars] == [sum(low <= v < high for v in dated) for low, high, _ in bars]
+    for share in (0.01, 0.5, 0.9, 1.0):
+        age = one.age_of(share)
+        if dated:
+            exact = max(dated) - sorted(dated, reverse=True)[max(1, math.ceil(share * len(dated))) - 1]
+            assert age is not None and exact <= age < exact + one.width
+        else:
+            assert age is None
     assert len(one.bars(one.readable_width(16))) <= 16
 
 

@@ -156,7 +156,8 @@ def test_faults_stand_in_the_overview(
     sample.values[3] = np.nan
     sample.keys[4] = sample.keys[5]
     html, _ = render(open_checkpoint(save_plain(tmp_path / "a", table_tensors(sample))))
-    assert '<span class="bad">1 rows with NaN, 1 repeated keys</span>' in html
+    assert "1 rows with NaN or infinities have no place on this scale" in html
+    assert '<span class="bad">rows with NaN: 1, repeated keys: 1</span>' in html
 
 
 def test_growth_names_only_tables_of_the_last_checkpoint(
@@ -181,7 +182,7 @@ def test_plots_with_many_lines_bars_and_units() -> None:
         assert version_plot(versions) is None
         versions.add(np.array([1, 20_000, 2**62]))
         assert version_plot(versions) is not None
-    assert zipf_plot(FrequencyHistogram()) is None and norm_plot(NormHistogram(), 0) is None
+    assert zipf_plot(FrequencyHistogram()) is None and norm_plot(NormHistogram()) is None
 
 
 def test_same_input_gives_the_same_page(sample_path: Path) -> None:
@@ -195,3 +196,10 @@ def test_missing_matplotlib_is_named(sample_path: Path, tmp_path: Path, monkeypa
     with pytest.raises(MissingDependencyError, match=r"kvtools\[report\]"):
         write_report([open_checkpoint(sample_path)], tmp_path / "r.html")
     assert not (tmp_path / "r.html").exists()
+
+
+def test_only_the_largest_of_many_tables_have_plots(sample_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvtools.report._TABLES_PLOTTED", 1)
+    html, page = render(open_checkpoint(sample_path))
+    assert page.elements.count("section") == 3 and page.elements.count("svg") == 6
+    assert html.count("name this one with --table") == 2

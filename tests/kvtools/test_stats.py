@@ -255,7 +255,16 @@ def test_description_is_json_and_always_has_the_same_fields() -> None:
     assert list(described[0]["freqs"]) == (
         ["total", "min", "max", "mean", "top_1_percent_share", "top_10_percent_share", "zipf_exponent", "histogram"]
     )
-    assert list(described[0]["versions"]) == ["unit", "unset", "oldest", "newest", "width", "histogram"]
+    assert list(described[0]["versions"]) == [
+        "unit",
+        "unset",
+        "oldest",
+        "newest",
+        "median_age",
+        "p90_age",
+        "width",
+        "histogram",
+    ]
     assert described[1]["freqs"] is None and described[1]["versions"] is None and described[1]["clip"]["freq"] == []
     assert described[2]["values"]["min"] is None and described[2]["values"]["l2"]["histogram"] == []
 

@@ -1,17 +1,22 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvtools.dialects.bundle import Bundle
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.interface import ALL_COLUMNS, Chunk, Columns, OpenOptions, TableReader
+from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, CorruptFileError, UsageError
 from kvtools.migrate import write_tables
+from kvtools.partition import owners
 
 SavePlain = Callable[..., Path]
 TFRA = Path(__file__).parents[1] / "data" / "tfra"
@@ -270,7 +275,7 @@ def broken_cases() -> dict[str, tuple[Callable[[dict[str, np.ndarray]], Any], st
             lambda t: t.update(
                 {k: np.zeros((len(t[k.replace("values", "keys")]), 0), np.float32) for k in t if k.endswith("values")}
             ),
-            "has shape",
+            "0 wide",
         ),
     }  # fmt: skip
 
@@ -335,3 +340,125 @@ def test_an_empty_table_is_read(tmp_path: Path, save_plain: SavePlain) -> None:
     assert (table.rows, table.parts, table.slots) == (0, 2, ("Adam.m",))
     assert list(table.chunks()) == []
     assert list(table.check()) == []
+
+
+def columns_by_key(table: TableReader) -> dict[str, dict[int, bytes]]:
+    read = whole(table)
+    assert read.values is not None
+    columns = {"values": read.values, **read.slots, "freqs": read.freqs, "versions": read.versions}
+    return {name: rows(read.keys, column) for name, column in columns.items() if column is not None}
+
+
+def round_trip(saved: Mapping[str, np.ndarray], folder: Path, save_plain: SavePlain, to: str, parts: int) -> None:
+    source = open_checkpoint(save_plain(folder / "source", saved))
+    options = WriteOptions(force=True)
+    write_tables(source.select([]), folder / "out", to, beside=source, parts=parts, options=options)
+    (one,) = source.tables.values()
+    types = OpenOptions(key_dtype=one.schema.key_dtype, value_dtype=one.schema.value_dtype, dim=one.dim)
+    (other,) = open_checkpoint(folder / "out", types).tables.values()
+    assert other.parts == parts and other.slots == one.slots
+    if one.rows:
+        assert columns_by_key(other) == columns_by_key(one)
+    assert list(other.check()) == []
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    keys=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=40, unique=True),
+    dim=st.integers(1, 5),
+    key_dtype=st.sampled_from(["int64", "int32"]),
+    value_dtype=st.sampled_from(["float32", "float64", "bfloat16", "int32", "float16", "int8", "int64"]),
+    slots=st.sampled_from([(), ("Adam_m", "Adam_v"), ("Ftrl_accum", "Ftrl_linear")]),
+    parts=st.integers(1, 4),
+    to=st.sampled_from(["tfra", "tfra_files"]),
+    seed=st.integers(0, 2**31),
+)
+def test_what_is_written_is_read_again(
+    keys: list[int],
+    dim: int,
+    key_dtype: str,
+    value_dtype: str,
+    slots: tuple[str, ...],
+    parts: int,
+    to: str,
+    seed: int,
+    tmp_path_factory: pytest.TempPathFactory,
+    save_plain: SavePlain,
+) -> None:
+    if key_dtype == "int32":
+        keys = list({key >> 32 for key in keys})
+        value_dtype = {"float16": "float32", "int8": "int32", "int64": "int32"}.get(value_dtype, value_dtype)
+    rng = np.random.default_rng(seed)
+    array = np.array(keys, key_dtype)
+    dtype = np.dtype(ml_dtypes.bfloat16) if value_dtype == "bfloat16" else np.dtype(value_dtype)
+    draw = lambda: (rng.normal(size=(len(keys), dim)) * 50).astype(dtype)  # noqa: E731
+    saved = tensors("emb/emb", array, draw())
+    for slot in slots:
+        order = rng.permutation(len(keys))
+        saved |= tensors(f"{slot.split('_')[1]}/emb_{slot}", array[order], draw())
+    round_trip(saved, tmp_path_factory.mktemp("round"), save_plain, to, parts)
+
+
+def test_status_goes_into_files_and_back(tmp_path: Path, save_plain: SavePlain) -> None:
+    saved = {
+        **tensors("emb/emb"),
+        **tensors("status/frequency/status_emb_frequency", KEYS, np.arange(8, dtype=np.int32)[:, None]),
+    }
+    source = open_checkpoint(save_plain(tmp_path / "source", saved))
+    write_tables(source.select([]), tmp_path / "out", "tfra_files")
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= {
+        "emb_mht_1of1_rank0_size1-keys",
+        "status_emb_frequency_mht_1of1_rank0_size1-values",
+    }
+    again = open_checkpoint(tmp_path / "out").table("emb")
+    assert columns_by_key(again) == columns_by_key(source.table("emb"))
+
+
+def test_names_are_those_that_tfra_gives(
+    tmp_path: Path, save_plain: SavePlain, table_tensors: Any, make_sample: Any
+) -> None:
+    names = ("ads/emb", "users/emb", "m")
+    samples = {name: make_sample(name, slots=("Adam.m", "Ftrl.accum"), rows=20) for name in names}
+    saved: dict[str, Any] = {}
+    for sample in samples.values():
+        sample.freqs, sample.versions = sample.freqs // 2, None
+        saved |= table_tensors(sample)
+    source = open_checkpoint(save_plain(tmp_path / "source", saved))
+    write_tables(source.select(list(names)), tmp_path / "out", "tfra", parts=2)
+    keys = {tensor.removesuffix("_mht_1of2-keys") for tensor in Bundle(tmp_path / "out").entries if "1of2-k" in tensor}
+    assert keys == {
+        *("ads/emb/ads_emb", "users/emb/users_emb", "m/m"),
+        *("m/ads_emb_Adam_m", "m_1/users_emb_Adam_m", "m_2/m_Adam_m"),
+        *("accum/ads_emb_Ftrl_accum", "accum_1/users_emb_Ftrl_accum", "accum_2/m_Ftrl_accum"),
+        "ads/ads/status/frequency/ads_ads_ads_status_ads_emb_frequency",
+        "users/users/status/frequency/users_users_users_status_users_emb_frequency",
+        "status/frequency/status_m_frequency",
+    }
+    again = open_checkpoint(tmp_path / "out")
+    for name, sample in samples.items():
+        read = whole(again.table(name))
+        assert read.values is not None and rows(read.keys, read.values) == rows(sample.keys, sample.values)
+        assert rows(read.keys, read.slots["Adam.m"]) == rows(sample.keys, sample.slots["Adam.m"])
+
+
+def test_int64_keys_go_where_tfra_looks_for_them(tmp_path: Path, save_plain: SavePlain) -> None:
+    source = open_checkpoint(save_plain(tmp_path / "source", tensors("emb/emb"))).table("emb")
+    for rule in (None, "floor_mod", "low_31_bits"):
+        options = WriteOptions(partition=rule, force=True)
+        write_tables([source], tmp_path / "out", "tfra", parts=3, options=options)
+        table = open_checkpoint(tmp_path / "out").table("emb")
+        assert table.schema.partition == (rule or "low_31_bits")
+        for chunk in table.chunks():
+            assert (owners(chunk.keys, 3, rule or "low_31_bits") == chunk.part).all()
+        # What is TFRA's already keeps its rule.
+        write_tables([table], tmp_path / "again", "tfra", parts=5, options=WriteOptions(force=True))
+        assert open_checkpoint(tmp_path / "again").table("emb").schema.partition == (rule or "low_31_bits")
+
+
+def test_types_that_tfra_has_no_table_for_are_refused(tmp_path: Path, save_plain: SavePlain) -> None:
+    bytes_wide = tensors("emb/emb", KEYS.astype(np.int32)[2:6], VALUES.astype(np.int8)[2:6])
+    table = open_checkpoint(save_plain(tmp_path / "source", bytes_wide)).table("emb")
+    for to in ("tfra", "tfra_files"):
+        with pytest.raises(BadInputError, match=r"int8, expected float32 or .* under int32 keys"):
+            write_tables([table], tmp_path / "out", to)
+        assert not list(tmp_path.glob("out*"))
