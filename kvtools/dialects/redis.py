@@ -252,7 +252,7 @@ def bucket_of(keys: Array, buckets: int) -> Array:
     Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
 
     >>> bucket_of(np.array([0, 1, -1]), 16).tolist()
-    [0, 1, 12]
+    [0, 5, 11]
     """
     mixed = keys.astype(np.int64 if keys.dtype.kind == "i" else np.uint64).view(np.uint64)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
