@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -387,3 +388,17 @@ def test_a_checkpoint_with_such_files_beside_it_stays_one(tmp_path: Path, sample
         file.unlink()
     (sample_path / "checkpoint").unlink()
     assert open_checkpoint(sample_path).dialect == "parquet"
+
+
+def test_more_parts_than_files_may_be_open(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = len(list(Path("/proc/self/fd").iterdir())) + 300
+    if limits[1] < few + 500:
+        pytest.skip(f"this system allows {limits[1]} open files in all")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (few, limits[1]))
+    try:
+        table = round_trip.table("emb", 3000, bare=True)
+        write_tables([table], tmp_path / "out", "arrow", parts=600)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert rows_by_key(open_checkpoint(tmp_path / "out").table("emb")) == rows_by_key(table)
