@@ -74,6 +74,11 @@ class Fit:
         limits = np.iinfo(self.schema.freq_dtype)
         return int(np.count_nonzero(chunk.freqs > limits.max) + np.count_nonzero(chunk.freqs < limits.min))
 
+    def extra(self, name: str, reader: TableReader) -> Array:
+        """Return an extra array of the source, in the target's type."""
+        dtype = next(extra.dtype for extra in self.schema.extras if extra.name == name)
+        return as_type(reader.extra(name), dtype)
+
     def keys(self, keys: Array) -> Array:
         """Return keys of the source in the target's type."""
         return self._integers(keys, self.schema.key_dtype, "key")
@@ -161,6 +166,13 @@ def fit(source: TableSchema, dialect: Dialect, *, parts: int | None = None) -> F
         for extra in source.extras
         if extra not in extras and 0 not in extra.shape
     ]
+    # New rows are copied from these: they are of the rows' type.
+    extras = tuple(
+        dataclasses.replace(extra, dtype=value_dtype)
+        if extra.name == "initial_values" and extra.dtype == source.value_dtype
+        else extra
+        for extra in extras
+    )
     wanted = source.parts if parts is None else parts
     if not holds.many_parts and wanted > 1:
         changes.append(f"{wanted} parts became one, the dialect has no parts")
@@ -284,5 +296,5 @@ class FittedTable(TableReader):
         return self._fit.convert(self._reader.take(rows, columns))
 
     def extra(self, name: str) -> Array:
-        """Return an extra array; see `TableReader.extra`."""
-        return self._reader.extra(name)
+        """Return a converted extra array; see `TableReader.extra`."""
+        return self._fit.extra(name, self._reader)

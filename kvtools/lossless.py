@@ -46,7 +46,7 @@ def with_tables() -> dict[str, Dialect]:
 def describe_dialect(dialect: Dialect) -> dict[str, Any]:
     """Return what a dialect is and holds, ready for JSON."""
     holds = {
-        name: sorted(value) if isinstance(value, frozenset) else value
+        name: sorted(value) if isinstance(value, frozenset) else "by table" if callable(value) else value
         for name, value in dataclasses.asdict(dialect.holds).items()
     }
     return {

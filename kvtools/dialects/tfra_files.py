@@ -198,8 +198,11 @@ def _open_stored(
     _refuse_strings(doing, [keys for keys, _ in files], options)
     key_dtype, value_dtype = options.key_dtype or "int64", options.value_dtype or "float32"
     sizes = [(_size(keys), _size(values)) for keys, values in files]
-    if base.endswith(_STATUS) and sum(k for k, _ in sizes) == 2 * sum(v for _, v in sizes) and key_dtype == "int64":
-        value_dtype = "int32"  # the status of a restrict policy; `tfra_names` decides whether it is one
+    if base.endswith(_STATUS) and key_dtype in KEY_DTYPES:
+        rows = sum(held for held, _ in sizes) // numpy_dtype(key_dtype).itemsize
+        if sum(value_bytes for _, value_bytes in sizes) == rows * 4:
+            # The status of a restrict policy: `tfra_names` decides whether it is one. What was said is of the rows.
+            value_dtype, options = "int32", dataclasses.replace(options, dim=None)
     if key_dtype not in KEY_DTYPES or value_dtype not in VALUE_DTYPES:
         raise BadInputError(
             f"{doing}: keys of {key_dtype} and values of {value_dtype} were asked for, expected"
@@ -392,6 +395,7 @@ DIALECT = Dialect(
         version_dtypes=("int32",),
         version_units=("seconds",),
         partition=partition_rule,
+        empty_dim=False,
         metadata=frozenset({"tfra"}),
     ),
 )
