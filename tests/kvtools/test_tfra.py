@@ -462,3 +462,15 @@ def test_types_that_tfra_has_no_table_for_are_refused(tmp_path: Path, save_plain
         with pytest.raises(BadInputError, match=r"int8, expected float32 or .* under int32 keys"):
             write_tables([table], tmp_path / "out", to)
         assert not list(tmp_path.glob("out*"))
+
+
+def test_a_damaged_record_is_told(tmp_path: Path, save_plain: SavePlain) -> None:
+    for damaged in ("{", "[]", '{"emb/emb": 1}', '{"emb/emb": ["a", 1]}'):
+        path = save_plain(tmp_path / "ckpt", {**tensors("emb/emb"), "_kvtools_tfra": damaged})
+        with pytest.raises(CorruptFileError, match="_kvtools_tfra"):
+            open_checkpoint(path)
+    record = '{"emb/emb": ["any name", "values"], "gone": ["any name", "slot:x"], "v/v": ["any name", "slot:odd"]}'
+    path = save_plain(tmp_path / "ckpt", {**tensors("emb/emb"), **tensors("v/v"), "_kvtools_tfra": record})
+    checkpoint = open_checkpoint(path)
+    assert {name: table.slots for name, table in checkpoint.tables.items()} == {"any name": ("odd",)}
+    assert not checkpoint.variables

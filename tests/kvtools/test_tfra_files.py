@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvtools import table_from_arrays
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.interface import ALL_COLUMNS, OpenOptions, TableReader
 from kvtools.errors import BadInputError, CorruptFileError
+from kvtools.migrate import write_tables
 
 SavePlain = Callable[..., Path]
 TFRA = Path(__file__).parents[1] / "data" / "tfra"
@@ -200,3 +202,29 @@ def test_markers_give_the_names_that_files_do_not(tmp_path: Path, save_plain: Sa
     assert list(checkpoint.tables) == ["deep/emb", "in_it", "wide/emb"]
     assert [variable.name for variable in checkpoint.variables] == ["dense"]
     assert all(read(table) == EXPECTED for table in checkpoint.tables.values())
+
+
+def test_a_damaged_record_is_told(tmp_path: Path) -> None:
+    folder = write(tmp_path / "folder", "e_mht_1of1")
+    entry = '{"table": "a/e", "column": "values", "key_dtype": "int64", "value_dtype": "float32", "dim": %s}'
+    (folder / "kvtools.json").write_text('{"tables": {"e": ' + entry % 3 + "}}")
+    assert read(open_checkpoint(folder).table("a/e")) == EXPECTED
+    # What is asked for comes before what is recorded.
+    assert open_checkpoint(folder, OpenOptions(value_dtype="float16")).table("a/e").dim == 6
+    entries = ("1", '{"table": "e"}', entry % "[]", entry % 0)
+    for damaged in ("{", "[]", *('{"tables": {"e": ' + one + "}}" for one in entries)):
+        (folder / "kvtools.json").write_text(damaged)
+        with pytest.raises(CorruptFileError, match=r"kvtools.json': .*; remove it"):
+            open_checkpoint(folder)
+    (folder / "kvtools.json").write_text('{"tables": {"e": ' + entry % 4 + "}}")
+    with pytest.raises(CorruptFileError, match="give another --dim"):
+        open_checkpoint(folder)
+
+
+def test_tables_whose_names_make_the_same_files_are_refused(tmp_path: Path) -> None:
+    one, two = (table_from_arrays(name, KEYS, VALUES) for name in ("a/b", "a_b"))
+    with pytest.raises(BadInputError, match="its name makes files 'a_b'"):
+        write_tables([one, two], tmp_path / "out", "tfra_files")
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(BadInputError, match="too long"):
+        write_tables([table_from_arrays("x" * 300, KEYS, VALUES)], tmp_path / "out", "tfra_files")
