@@ -40,6 +40,9 @@ demo: setup ## train, inspect, export and serve a small model, end to end
 	$(BIN)/python examples/ctr_demo.py
 
 test: setup sanitize peers ## everything that must pass
+	@command -v redis-server >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	  apt-get update -qq && apt-get install -y -qq redis-server; } || \
+	  echo "make: without redis-server the tests of the redis dialect are skipped: install it to run them." >&2
 	$(BIN)/pytest -q
 
 peers: setup ## other engines, each in its environment, to exchange checkpoints with

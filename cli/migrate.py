@@ -18,6 +18,7 @@ from kvtools.cli.options import (
     Force,
     KeyDtype,
     Memory,
+    Partition,
     Parts,
     ValueDtype,
     Workers,
@@ -46,6 +47,7 @@ def run(
         typer.Option("--table", metavar="NAME", help="Only this table, and no dense variables; may be repeated."),
     ] = None,
     parts: Parts = None,
+    partition: Partition = None,
     compression: Compression = None,
     compression_level: CompressionLevel = None,
     batch_rows: BatchRows = None,
@@ -86,6 +88,7 @@ def run(
         compression=compression,
         compression_level=compression_level,
         batch_rows=batch_rows,
+        partition=partition,
     )
     checkpoint = open_source(source, dialect, key_dtype, value_dtype, dim, memory)
     tables = checkpoint.select(table or [])

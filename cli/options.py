@@ -13,6 +13,7 @@ from kvtools.dialects.interface import Checkpoint, OpenOptions
 from kvtools.dialects.writing import WriteOptions
 from kvtools.engine import Engine
 from kvtools.errors import BadInputError, UsageError
+from kvtools.partition import RULES
 
 SourcePath = Annotated[
     str,
@@ -47,6 +48,14 @@ Parts = Annotated[
 ]
 BatchRows = Annotated[
     int | None, typer.Option("--batch-rows", metavar="N", help="Rows of a row group, chunk or pipeline of the output.")
+]
+Partition = Annotated[
+    str | None,
+    typer.Option(
+        "--partition",
+        metavar="RULE",
+        help=f"The rule by which parts own keys, if not the dialect's usual one: {', '.join(RULES)}.",
+    ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace an output that is there.")]
 Compression = Annotated[
@@ -97,11 +106,12 @@ def write_options(
     compression: str | None = None,
     compression_level: int | None = None,
     batch_rows: int | None = None,
+    partition: str | None = None,
 ) -> WriteOptions:
     """Return what these options ask of a writer."""
     if batch_rows is not None and batch_rows < 1:
         raise UsageError(f"got --batch-rows {batch_rows}, expected 1 or more")
-    return WriteOptions(compression, compression_level, batch_rows, memory=bytes_of(memory), force=force)
+    return WriteOptions(compression, compression_level, batch_rows, partition, memory=bytes_of(memory), force=force)
 
 
 def bytes_of(text: str) -> int:

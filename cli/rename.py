@@ -40,6 +40,14 @@ def run(
         list[str] | None,
         typer.Option("--slot", metavar="OLD=NEW", help="Rename a slot of every table that has it; may be repeated."),
     ] = None,
+    split_slot: Annotated[
+        list[str] | None,
+        typer.Option("--split-slot", metavar="OLD=A,B", help="Cut a slot into slots of equal width; may be repeated."),
+    ] = None,
+    join_slots: Annotated[
+        list[str] | None,
+        typer.Option("--join-slots", metavar="A,B=NEW", help="Put slots side by side as one; may be repeated."),
+    ] = None,
     variable: Annotated[
         list[str] | None,
         typer.Option("--variable", metavar="OLD=NEW", help="Rename a dense variable; may be repeated."),
@@ -66,6 +74,8 @@ def run(
 ) -> None:
     """Change the names of tables, optimizer slots and dense variables; the rows stay as they are.
 
+    Engines keep the same state in slots of different widths: --split-slot cuts one, --join-slots makes one.
+
     A name that nothing has, and one that two would have, are errors. OUT appears whole or not at all; it
     may be PATH itself with --force.
 
@@ -75,6 +85,7 @@ def run(
       kvtools rename model.ckpt-100 new.ckpt-100 --strip-prefix tower/ --slot m=Adam.m --slot v=Adam.v
       kvtools rename model.ckpt-100 new.ckpt-100 --regex --table '(.*)_embedding=emb/\\1'
       kvtools rename model.ckpt-100 model.ckpt-100 --variable dense/kernel=top/kernel --force
+      kvtools rename model.ckpt-100 new.ckpt-100 --split-slot GroupAdam=GroupAdam.m,GroupAdam.v,GroupAdam.z
     """
     checkpoint = open_source(path, dialect, key_dtype, value_dtype, dim, memory)
     slots = {name for reader in checkpoint.tables.values() for name in reader.slots}
@@ -85,6 +96,8 @@ def run(
         strip_prefix=strip_prefix,
         add_prefix=add_prefix,
         regex=regex,
+        split=tuple((old, tuple(new.split(","))) for old, new in _pairs("--split-slot", split_slot, slots)),
+        join=tuple((tuple(old.split(",")), new) for old, new in _pairs("--join-slots", join_slots, ())),
     )
     options = write_options(force=force, memory=memory)
     with progress_bar("renaming") as progress:

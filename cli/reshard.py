@@ -16,6 +16,7 @@ from kvtools.cli.options import (
     KeyDtype,
     Memory,
     OutputPath,
+    Partition,
     SourcePath,
     Tables,
     To,
@@ -36,6 +37,7 @@ def run(
     path: SourcePath,
     out: OutputPath,
     parts: Annotated[int, typer.Option("--parts", metavar="N", help="How many parts each table gets.")],
+    partition: Partition = None,
     to: To = None,
     table: Tables = None,
     force: Force = False,
@@ -60,7 +62,7 @@ def run(
       kvtools reshard model.ckpt-100 out/model.ckpt-100 --parts 4 --table user_emb --json
     """
     checkpoint = open_source(path, dialect, key_dtype, value_dtype, dim, memory)
-    options = write_options(force=force, memory=memory)
+    options = write_options(force=force, memory=memory, partition=partition)
     with progress_bar("resharding") as progress:
         account = reshard(
             checkpoint, out, parts, to=to, tables=table or (), options=options, workers=workers, progress=progress

@@ -114,7 +114,7 @@ def _print_table(schema: TableSchema, stats: TableStats, blocks: bool) -> None:
             )
     if stats.versions is not None:
         _print_versions(stats.versions, blocks)
-    print("\nwhat clipping would cut")
+    print("\nwhat `kvtools clip` would cut")
     print(_savings(found["clip"], rows))
     if schema.parts > 1:
         skew = found["parts"]
@@ -219,7 +219,7 @@ def version_range(low: int, high: int, unit: VersionUnit) -> str:
 
 
 def _savings(clip: dict[str, list[dict[str, Any]]], rows: int) -> str:
-    """Print the three rules side by side, each with its own thresholds."""
+    """Print the rules, named as the options of `kvtools clip`, side by side, each with its own thresholds."""
 
     def cells(savings: Sequence[dict[str, Any]], number: int) -> list[str]:
         if number >= len(savings):
@@ -228,10 +228,10 @@ def _savings(clip: dict[str, list[dict[str, Any]]], rows: int) -> str:
         threshold = f"{found['threshold']:g}" if isinstance(found["threshold"], float) else str(found["threshold"])
         return [threshold, f"{found['rows']:,}", percent(found["rows"], rows), size(found["bytes"])]
 
-    rules = [("max |x| below", clip["abs"]), ("norm below", clip["l2"])]
+    rules = [("--max-abs", clip["abs"]), ("--l2", clip["l2"])]
     if clip["freq"]:
         telling = sum(found["rows"] < 0.99 * rows for found in clip["freq"])
-        rules.append(("freq below", clip["freq"][: telling + 1]))
+        rules.append(("--min-freq", clip["freq"][: telling + 1]))
     header = [cell for name, _ in rules for cell in (name, "rows", "share", "saved")]
     lines = [
         [cell for _, savings in rules for cell in cells(savings, number)]

@@ -79,8 +79,8 @@ class MergedTable(MaskedTable):
         if self._others is None:
             yield from super().read_part(part, columns, rows, verify)
             return
-        if not self.schema.part_rows[part]:
-            return
+        # A part of which no row is kept is read all the same: its rows are added to others by `take`, which checks no
+        # checksums.
         at = 0
         for chunk in self.source.read_part(part, columns, rows, verify):
             kept = np.flatnonzero(self.mask.get(part, at, len(chunk)))

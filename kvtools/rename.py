@@ -13,13 +13,15 @@ from kvtools.dialects.interface import KEYS_AND_VALUES, Array, Checkpoint, Chunk
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, UsageError
 from kvtools.migrate import Account, write_tables
+from kvtools.slot_parts import with_other_slots
 from kvtools.table_view import TableView, changed_tables
 
 
 @dataclass(frozen=True)
 class Renames:
     """New names, each as (old, new). With `regex` the old ones are patterns that match a whole name, and the new ones
-    may refer to their groups as `\\1`. Prefixes are those of tables, taken off and put on after the other renames."""
+    may refer to their groups as `\\1`. Prefixes are those of tables, taken off and put on after the other renames.
+    `split` and `join` cut slots into several and put several together (`kvtools.slot_parts`), before the renames."""
 
     tables: tuple[tuple[str, str], ...] = ()
     slots: tuple[tuple[str, str], ...] = ()
@@ -27,6 +29,8 @@ class Renames:
     strip_prefix: str = ""
     add_prefix: str = ""
     regex: bool = False
+    split: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    join: tuple[tuple[tuple[str, ...], str], ...] = ()
 
 
 class RenamedTable(TableView):
@@ -91,6 +95,7 @@ def rename(
         ```
     """
     doing = f"renaming in '{checkpoint.path}'"
+    checkpoint = with_other_slots(checkpoint, renames.split, renames.join)
     tables = _renamed(checkpoint.tables, renames.tables, renames.regex, doing, "table")
     tables = _with_prefixes(tables, renames, doing)
     slot_names = {slot for table in checkpoint.tables.values() for slot in table.slots}
@@ -103,6 +108,8 @@ def rename(
         for old, new in found.items()
         if old != new
     }
+    done |= {f"slot {old}": ", ".join(new) for old, new in renames.split}
+    done |= {f"slot {', '.join(old)}": new for old, new in renames.join}
     if not done:
         raise UsageError(f"{doing}: no name would change; see `kvtools rename --help`")
     _check_distinct(tables, doing, "tables")

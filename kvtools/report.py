@@ -220,7 +220,7 @@ def _faults(stats: TableStats) -> list[str]:
     found = [
         (stats.values.nan_rows, "rows with NaN"),
         (stats.values.inf_rows, "rows with infinities"),
-        (sum(slot.nan_rows + slot.inf_rows for slot in slots), "rows of slots with NaN or infinities"),
+        (sum(slot.nan_rows + slot.inf_rows for slot in slots), "slot rows with NaN or infinity"),
         (stats.repeated_keys, "repeated keys"),
     ]
     return [f"{name}: {count:,}" for count, name in found if count]

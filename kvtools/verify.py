@@ -419,11 +419,10 @@ def _repeated_keys(reader: TableReader, memory: int) -> list[Finding]:
             repeated = np.unique(np.concatenate([repeated, keys[1:][same]]))[: _FEW + 1]
     if not count:
         return []
-    few = ", ".join(map(str, repeated[:_FEW].tolist())) + (", ..." if len(repeated) > _FEW else "")
-    message = (
-        f"{count:,} rows repeat a key of an earlier row (keys {few}); a table keeps one row of a key: merge them,"
-        " see `kvtools merge`"
-    )
+    few = "keys " * (len(repeated) > 1) or "key "
+    few += ", ".join(map(str, repeated[:_FEW].tolist())) + (", ..." if len(repeated) > _FEW else "")
+    rows = f"{count:,} rows repeat" if count > 1 else "1 row repeats"
+    message = f"{rows} a key of an earlier row ({few}); a table keeps one row of a key: merge them, see `kvtools merge`"
     return [Finding("error", "duplicate-keys", reader.schema.name, message)]
 
 

@@ -90,10 +90,9 @@ def open_files(path: Path, form: InputFormat, options: OpenOptions) -> Checkpoin
     for file in files:
         try:
             doing = f"opening '{file}' as {form.title}"
-            found = opened[file] = form.open(file, doing, options)
             with arrow_errors(doing):
-                set(found.schema.names)  # they may be no text
-            schema = _described(found, form, doing)
+                found = opened[file] = form.open(file, doing, options)
+                schema = _described(found, form, doing)
             if schema is not None:
                 ours.setdefault(schema.name, []).append((schema, found))
             else:
@@ -108,7 +107,8 @@ def open_files(path: Path, form: InputFormat, options: OpenOptions) -> Checkpoin
         try:
             if name in tables:
                 raise BadInputError(f"opening '{path}' as {form.title}: two tables are called '{name}'; rename one")
-            tables[name] = make()
+            with arrow_errors(f"opening table '{name}' of '{path}'"):
+                tables[name] = make()
         except KvtoolsError as error:
             if not options.lenient:
                 raise

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import json
+import resource
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -38,6 +39,7 @@ EXTRAS = "_extras"
 
 _LARGEST_EXTRAS = 64 << 20
 _MOST_ROWS = 1 << 20
+_MANY_FILES = 256
 
 
 class BatchFile(ABC):
@@ -152,6 +154,8 @@ class FolderShard(_Shard):
 
     def _output(self, part: int) -> _Output:
         if part not in self._outputs:
+            if len(self._outputs) == _MANY_FILES:
+                _allow_more_files()
             path = part_path(self._folder, part, self._form.suffix)
             self._outputs[part] = _Output(self._form, path, self._schema, part)
         return self._outputs[part]
@@ -258,6 +262,12 @@ class BatchWriter(CheckpointWriter):
 
     def close(self) -> None:
         """Nothing is left: each table has closed its files."""
+
+
+def _allow_more_files() -> None:
+    """Let this process have as many open files as the system allows: rows of all parts come in any order."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def part_path(folder: str, part: int, suffix: str) -> str:

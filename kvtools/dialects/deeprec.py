@@ -141,10 +141,9 @@ def _open_variable(bundle: Bundle, doing: str, variable: str, suffixes: Suffixes
     def counters(name: str, rows: int) -> BundleTensor | None:
         if name not in bundle:
             return None
-        column = bundle_column(bundle, doing, name, ("int64",))
-        if column.rows == 0 and rows:
-            return None
-        return bundle_column(bundle, doing, name, ("int64",), (), rows)
+        kept = bundle.entries[name].shape != (0,)
+        column = bundle_column(bundle, doing, name, ("int64",), (), rows if kept else None)
+        return column if kept or rows == 0 else None
 
     def offsets(name: str) -> BundleTensor | None:
         return bundle_column(bundle, doing, name, ("int32",), (), BUCKETS + 1) if name in bundle else None

@@ -178,8 +178,10 @@ class _File:
 
     def groups(self, name: str) -> Iterator[tuple[str, Any]]:
         """Yield the groups in group `name` of the root."""
-        parent = self.file.get(name)
-        for child, group in parent.items() if isinstance(parent, self.h5py.Group) else ():
+        parent = self.file.get(name, {})
+        if isinstance(parent, self.h5py.Dataset):
+            raise CorruptFileError(f"reading the groups of '{self.path}': '/{name}' is a dataset; write it again")
+        for child, group in parent.items():
             if isinstance(group, self.h5py.Group):
                 yield child, group
 

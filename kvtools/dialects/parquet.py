@@ -43,8 +43,8 @@ def sniff(source: Source) -> bool:
     if source.is_url:
         return False
     try:
-        if source.path.is_dir():
-            return has_file(source.path, SUFFIXES)
+        if source.path.is_dir():  # a TensorFlow checkpoint's folder may have such files beside it
+            return source.location is None and has_file(source.path, SUFFIXES)
         with source.path.open("rb") as file:
             return file.read(4) == _MAGIC
     except OSError:

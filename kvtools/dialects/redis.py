@@ -221,7 +221,7 @@ def _redis_errors(doing: str, kind: type[KvtoolsError] = BadInputError) -> Itera
     except redis.exceptions.ResponseError as error:
         advice = "something else has this key: name another prefix" if "WRONGTYPE" in str(error) else "see its log"
         raise kind(f"{doing}: the server answered: {error}; {advice}") from error
-    except redis.exceptions.RedisError as error:
+    except (redis.exceptions.RedisError, redis.exceptions.RedisClusterException) as error:
         raise kind(f"{doing}: {error}; check that all nodes of the cluster run") from error
 
 
@@ -252,7 +252,7 @@ def bucket_of(keys: Array, buckets: int) -> Array:
     Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
 
     >>> bucket_of(np.array([0, 1, -1]), 16).tolist()
-    [0, 1, 12]
+    [0, 5, 11]
     """
     mixed = keys.astype(np.int64 if keys.dtype.kind == "i" else np.uint64).view(np.uint64)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -745,7 +745,7 @@ class Writer(CheckpointWriter):
             generation = name.decode()
             if generation == current:
                 continue
-            for record in json.loads(text):
+            for record in self._begun(text):
                 keys = TableKeys(record["key"], record["buckets"])
                 for batch in _batches(keys.buckets):
                     commands = [("UNLINK", key) for b in batch for key in (keys.values(b), keys.state(b))]
@@ -754,13 +754,30 @@ class Writer(CheckpointWriter):
                     self._do("UNLINK", keys.extra(extra["name"]))
             self._do("HDEL", self._place.key("generations"), generation)
 
+    def _begun(self, text: bytes) -> list[dict[str, Any]]:
+        """Return the tables of a generation; raises `OutputError` if that is not what stands there."""
+        try:
+            records: list[dict[str, Any]] = json.loads(text)
+            for record in records:
+                table_schema(json.dumps(record), NAME, self._doing)
+                if not isinstance(record["key"], str) or not is_count(record["buckets"]):
+                    raise ValueError("no key")
+        except (ValueError, KeyError, TypeError, RecursionError, KvtoolsError) as error:
+            raise OutputError(
+                f"{self._doing}: key '{self._place.key('generations')}' is damaged, so what earlier runs left there is"
+                " not known; delete the key, and name another prefix"
+            ) from error
+        return records
+
     def _lock(self) -> None:
         key = self._place.key("lock")
         if self._do("SET", key, self._mine, "NX", "EX", _LOCK_SECONDS):
             return
-        text = self._do("GET", key)
-        holder = json.loads(text) if text else {}
-        if holder.get("host") == socket.gethostname() and not _is_alive(holder.get("pid", 0)):
+        try:
+            holder = json_object(self._do("GET", key) or b"{}", self._doing)
+        except CorruptFileError:
+            holder = {}
+        if holder.get("host") == socket.gethostname() and not _is_alive(holder.get("pid")):
             self._do("SET", key, self._mine, "EX", _LOCK_SECONDS)
             return
         raise OutputError(
@@ -784,7 +801,9 @@ class Writer(CheckpointWriter):
         self._client.close()
 
 
-def _is_alive(pid: int) -> bool:
+def _is_alive(pid: Any) -> bool:
+    if not is_count(pid) or not 0 < pid < 1 << 31:
+        return True  # nobody knows
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

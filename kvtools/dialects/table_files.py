@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 _VARYING = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|\d+")
+
+_FOLDERS_LOOKED_AT = 1000
 
 
 def files_below(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
@@ -19,8 +22,8 @@ def files_below(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
 
 
 def has_file(folder: Path, suffixes: tuple[str, ...]) -> bool:
-    """Tell whether there is such a file, looking no further than the first."""
-    return next(_walk(folder, suffixes), None) is not None
+    """Tell whether there is such a file, looking no further than the first, and at so many folders at the most."""
+    return next(_walk(folder, suffixes, _FOLDERS_LOOKED_AT), None) is not None
 
 
 def group_files(folder: Path, files: list[Path]) -> dict[str, list[Path]]:
@@ -55,8 +58,8 @@ def group_files(folder: Path, files: list[Path]) -> dict[str, list[Path]]:
     return groups
 
 
-def _walk(folder: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:
-    for parent, folders, files in os.walk(folder):
+def _walk(folder: Path, suffixes: tuple[str, ...], most: int | None = None) -> Iterator[Path]:
+    for parent, folders, files in itertools.islice(os.walk(folder), most):
         folders[:] = sorted(name for name in folders if name[0] not in "._")
         for name in sorted(files):
             if name[0] not in "._" and name.endswith(suffixes):

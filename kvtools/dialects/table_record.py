@@ -73,7 +73,7 @@ def table_schema(text: str | bytes, dialect: str, doing: str) -> TableSchema:
             raise CorruptFileError(
                 f"{doing}: field '{name}' of its description is {got}, expected {expected}; write it again"
             )
-        return record[name]
+        return record.get(name)
 
     def dtype(name: str, among: tuple[str, ...]) -> Any:
         return field(name, record.get(name) in among, " or ".join(among))

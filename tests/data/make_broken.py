@@ -1073,6 +1073,267 @@ put(
 )
 
 
+# --- TensorFlow Recommenders Addons ---
+
+
+def tfra(**tensors: Any) -> Maker:
+    """Write a name-based table of two parts with Adam's m; `k0`: keys of the first part, `mv1`: m's second rows."""
+
+    def make(folder: Path) -> None:
+        all_tensors: dict[str, Any] = {}
+        for slot, prefix in (("", "emb/emb"), ("m", "m/emb_Adam_m")):
+            for part in range(2):
+                keys = np.arange(part, 6, 2, dtype=np.int64)
+                rows = np.ones((3, 2), np.float32)
+                name = f"{prefix}_mht_{part + 1}of2"
+                all_tensors[f"{name}-keys"] = tensors.get(f"{slot}k{part}", keys)
+                all_tensors[f"{name}-values"] = tensors.get(f"{slot}v{part}", rows)
+        write(folder, {name: value for name, value in all_tensors.items() if value is not None})
+
+    return make
+
+
+put(
+    "tfra-values-of-fewer-rows",
+    "has shape [3] and 'emb/emb_mht_1of2-values' [2, 2]",
+    make=tfra(v0=np.ones((2, 2), np.float32)),
+)
+put(
+    "tfra-part-missing",
+    "opening table 'emb'",
+    "got 1 of 2 parts, part 1 is missing",
+    make=tfra(k1=None, v1=None, mk1=None, mv1=None),
+)
+put(
+    "tfra-keys-in-the-wrong-part",
+    "whether keys are in the right part is not checked",
+    status=0,
+    make=tfra(k0=np.arange(1, 7, 2), k1=np.arange(0, 6, 2)),
+)
+put(
+    "tfra-key-in-two-parts",
+    "1 row repeats a key of an earlier row (key 1)",
+    make=tfra(k0=np.array([0, 2, 1]), k1=np.array([1, 3, 5])),
+)
+put(
+    "tfra-parts-of-different-widths",
+    "its parts are of different types or widths",
+    make=tfra(v1=np.ones((3, 4), np.float32)),
+)
+put(
+    "tfra-slot-of-other-keys",
+    "slot Adam.m has no row for 1 of 6 keys (4)",
+    status=0,
+    make=tfra(mk0=np.array([0, 2, 8])),
+)
+
+
+def tfra_files(edit: Callable[[dict[str, bytes]], None]) -> Maker:
+    """Copy the first rows of tests/data/tfra/filesystem, with some files changed."""
+
+    def make(folder: Path) -> None:
+        source = DATA / "tfra" / "filesystem"
+        files = {
+            str(path.relative_to(source)): path.read_bytes() for path in sorted(source.rglob("*")) if path.is_file()
+        }
+        for name, data in files.items():
+            if name.endswith(("-keys", "-values")):
+                files[name] = data[: 8 * 8 if name.endswith("-keys") else 8 * 32]
+        edit(files)
+        for name, data in files.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_bytes(data)
+
+    return make
+
+
+FS = "TFRADynamicEmbedding/fs_emb_mht_1of2_rank0_size1"
+put(
+    "tfra-files-keys-truncated",
+    "has 61 bytes, expected a multiple of 8",
+    make=tfra_files(lambda f: f.update({f"{FS}-keys": f[f"{FS}-keys"][:-3]})),
+    path="TFRADynamicEmbedding",
+)
+put(
+    "tfra-files-values-truncated",
+    "has 253 bytes for 8 int64 keys",
+    make=tfra_files(lambda f: f.update({f"{FS}-values": f[f"{FS}-values"][:-3]})),
+    path="TFRADynamicEmbedding",
+)
+put(
+    "tfra-files-values-missing",
+    "and no file of its values; copy every file",
+    make=tfra_files(lambda f: f.pop(f"{FS}-values") and None),
+    path="TFRADynamicEmbedding",
+)
+put(
+    "tfra-files-part-missing",
+    "got the files of 1 of 2 shards",
+    "is missing; copy every file",
+    make=tfra_files(lambda f: [f.pop(f"{FS}-{kind}") for kind in ("keys", "values")] and None),
+    path="TFRADynamicEmbedding",
+)
+
+# --- Parquet and Arrow ---
+
+
+def copied(name: str, edit: Callable[[bytes], bytes]) -> Maker:
+    """Copy a file of tests/data/formats with its bytes changed."""
+
+    def make(folder: Path) -> None:
+        (folder / name).write_bytes(edit((DATA / "formats" / name).read_bytes()))
+
+    return make
+
+
+def parquet(columns: dict[str, Any]) -> Maker:
+    """Write a Parquet file as anybody does, with these columns."""
+
+    def make(folder: Path) -> None:
+        import pyarrow
+        from pyarrow import parquet
+
+        parquet.write_table(pyarrow.table(columns), folder / "table.parquet", compression="none")
+
+    return make
+
+
+def arrow(edit: Callable[[bytes], bytes]) -> Maker:
+    """Write an Arrow file as anybody does, with its bytes changed."""
+
+    def make(folder: Path) -> None:
+        import pyarrow
+
+        table = pyarrow.table({"key": [1, 2], "value": [[1.0], [2.0]]})
+        with pyarrow.ipc.new_file(folder / "table.arrow", table.schema) as file:
+            file.write_table(table)
+        path = folder / "table.arrow"
+        path.write_bytes(edit(path.read_bytes()))
+
+    return make
+
+
+PQ, AR = "sample.parquet", "sample.arrow"
+put(
+    "parquet-truncated",
+    "as Parquet",
+    "the file is truncated or damaged",
+    make=copied(PQ, lambda data: data[:-100]),
+    path=PQ,
+)
+put(
+    "parquet-footer-of-gigabytes",
+    "as Parquet",
+    "the file is truncated or damaged",
+    make=copied(PQ, lambda data: data[:-8] + b"\xff\xff\xff\x7fPAR1"),
+    path=PQ,
+)
+put(
+    "parquet-footer-zeroed",
+    "as Parquet",
+    "the file is truncated or damaged",
+    make=copied(PQ, lambda data: data[:-200] + bytes(192) + data[-8:]),
+    path=PQ,
+)
+put(
+    "parquet-bytes-changed",
+    "reading table 'ads/emb'",
+    "CRC checksum verification failed",
+    make=copied(PQ, lambda data: data[:1200] + b"\x55" * 8 + data[1208:]),
+    path=PQ,
+)
+put(
+    "parquet-without-keys",
+    "it cannot be told which column is the keys",
+    make=parquet({"id": ["a", "b"], "value": [[1.0], [2.0]]}),
+    path="table.parquet",
+)
+put(
+    "parquet-keys-are-null",
+    "column 'key': got 1 nulls",
+    make=parquet({"key": [1, None], "value": [[1.0], [2.0]]}),
+    path="table.parquet",
+)
+put(
+    "parquet-rows-of-different-widths",
+    "got a list of 2 numbers, expected 1 in every row",
+    make=parquet({"key": [1, 2], "value": [[1.0], [2.0, 3.0]]}),
+    path="table.parquet",
+)
+put(
+    "parquet-values-are-null",
+    "column 'value': got 1 nulls",
+    make=parquet({"key": [1, 2], "value": [[1.0], None]}),
+    path="table.parquet",
+)
+put(
+    "arrow-truncated",
+    "as Arrow",
+    "the file is truncated or damaged",
+    make=copied(AR, lambda data: data[:-100]),
+    path=AR,
+)
+put(
+    "arrow-footer-of-gigabytes",
+    "as Arrow",
+    "the file is truncated or damaged",
+    make=copied(AR, lambda data: data[:-10] + b"\xff\xff\xff\x7fARROW1"),
+    path=AR,
+)
+put(
+    "arrow-bytes-changed",
+    "checksum mismatch: got",
+    make=copied(AR, lambda data: data[:3400] + b"\x55" * 8 + data[3408:]),
+    path=AR,
+)
+put(
+    "arrow-names-no-text",
+    "as Arrow",
+    "can't decode byte 0xc1",
+    make=arrow(lambda data: data.replace(b"value", b"val\xc1e")),
+    path="table.arrow",
+)
+
+# --- What the fuzzer found ---
+
+
+def _tables_dataset(file: Any) -> None:
+    del file["tables"]
+    file["tables"] = np.zeros(3)
+
+
+def _rename_rule(attributes: Any) -> None:
+    attributes["kvtools"] = attributes["kvtools"].replace('"floor_mod"', '"emb"')
+
+
+put(
+    "npz-header-open-bracket",
+    "'emb.keys.npy'",
+    "the archive is damaged",
+    make=member("keys", b"\x93NUMPY\1\0\x10\0{'descr': (       "),
+    path="tables.npz",
+)
+put(
+    "npz-name-of-other-bytes",
+    "'emb.keys.npy'",
+    "the archive is damaged",
+    make=archive_bytes(lambda data: data[:30] + b"\xff" + data[31:]),
+    path="tables.npz",
+)
+put(
+    "hdf5-tables-are-a-dataset",
+    "'/tables' is a dataset",
+    make=hdf5(_tables_dataset),
+    path="tables.h5",
+)
+put(
+    "hdf5-unknown-rule-of-parts",
+    "field 'partition' of its description is \"emb\"",
+    make=hdf5(lambda file: _rename_rule(file["tables/emb"].attrs)),
+    path="tables.h5",
+)
+
+
 def main() -> None:
     """Write every case anew."""
     shutil.rmtree(BROKEN, ignore_errors=True)

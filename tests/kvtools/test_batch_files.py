@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -184,6 +185,19 @@ def test_a_file_cut_anywhere_is_an_error(tmp_path: Path, dialect: str) -> None:
 
 
 @pytest.mark.parametrize("dialect", FORMATS)
+@pytest.mark.parametrize("described", [True, False])
+def test_column_names_that_are_no_text_are_an_error(tmp_path: Path, dialect: str, described: bool) -> None:
+    path = tmp_path / f"a.{dialect}"
+    if described:
+        write([round_trip.table("emb", 20)], path, dialect)
+    else:
+        write_stranger(pa.table({"key": pa.array(KEYS), "version": lists(VALUES)}), path)
+    path.write_bytes(path.read_bytes().replace(b"version", b"v\xecrsion"))
+    with pytest.raises(CorruptFileError):
+        open_checkpoint(path)
+
+
+@pytest.mark.parametrize("dialect", FORMATS)
 def test_files_of_a_table_that_do_not_fit_together(tmp_path: Path, dialect: str) -> None:
     def folder(change: Callable[[Path], None], name: str) -> Path:
         out = tmp_path / name
@@ -350,3 +364,41 @@ def test_unknown_compressions_and_levels_are_usage_errors(tmp_path: Path, dialec
         with pytest.raises(UsageError, match="expected"):
             write_tables([round_trip.table()], tmp_path / "a", dialect, options=options)
     assert not list(tmp_path.iterdir())
+
+
+def test_shards_are_written_by_other_processes(tmp_path: Path) -> None:
+    ray = pytest.importorskip("ray")
+    table = round_trip.table("emb", 500, parts=3)
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    try:
+        for dialect in ("hdf5", *FORMATS):
+            write_tables([table], tmp_path / dialect, dialect, workers=2, engine="ray")
+            check_same(open_checkpoint(tmp_path / dialect).table("emb"), table)
+        with pytest.raises(UsageError, match="leave --engine out"):
+            write_tables([table], tmp_path / "emb.parquet", "parquet", workers=2, engine="ray")
+    finally:
+        ray.shutdown()
+
+
+def test_a_checkpoint_with_such_files_beside_it_stays_one(tmp_path: Path, sample_path: Path) -> None:
+    for dialect in FORMATS:
+        write([round_trip.table("emb")], sample_path / f"emb.{dialect}", dialect)
+    assert open_checkpoint(sample_path).dialect == "tfplugin"
+    for file in sample_path.glob("*.index"):
+        file.unlink()
+    (sample_path / "checkpoint").unlink()
+    assert open_checkpoint(sample_path).dialect == "parquet"
+
+
+def test_more_parts_than_files_may_be_open(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = len(list(Path("/proc/self/fd").iterdir())) + 300
+    if limits[1] < few + 500:
+        pytest.skip(f"this system allows {limits[1]} open files in all")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (few, limits[1]))
+    try:
+        table = round_trip.table("emb", 3000, bare=True)
+        write_tables([table], tmp_path / "out", "arrow", parts=600)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert rows_by_key(open_checkpoint(tmp_path / "out").table("emb")) == rows_by_key(table)

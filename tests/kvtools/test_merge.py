@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 
 from kvtools.array_table import ArrayTable
+from kvtools.dialects.bundle import Bundle
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.interface import ALL_COLUMNS, Checkpoint, TableReader
 from kvtools.dialects.writing import WriteOptions
-from kvtools.errors import BadInputError, OutputError, UnknownTableError, UsageError
+from kvtools.errors import BadInputError, CorruptFileError, OutputError, UnknownTableError, UsageError
 from kvtools.merge import merge, merge_tables
+from kvtools.migrate import write_tables
 
 SLOTS = ("m", "v")
 
@@ -255,3 +257,19 @@ def test_tables_of_one_checkpoint_into_one(tmp_path: Path) -> None:
         merge([source], tmp_path / "c", into="other", tables=["old", "new"])
     merge([source], tmp_path / "c", into="new", tables=["new", "old"])
     assert np.array_equal(rows_of(open_checkpoint(tmp_path / "c").table("new"))[2]["values"], rows_of(old)[2]["values"])
+
+
+@pytest.mark.parametrize("on_conflict", ["sum", "mean"])
+def test_rows_that_are_only_added_to_others_are_checked_too(
+    sample_path: Path, tmp_path: Path, on_conflict: Any
+) -> None:
+    other = open_checkpoint(sample_path)
+    write_tables(other.select(["user_emb"]), tmp_path / "damaged", "tfplugin")
+    bundle = Bundle(tmp_path / "damaged")
+    entry = bundle.entries["user_emb-values"]
+    data = bytearray(bundle.data_path(0).read_bytes())
+    data[entry.offset] ^= 1
+    bundle.data_path(0).write_bytes(bytes(data))
+    with pytest.raises(CorruptFileError, match="checksum mismatch"):
+        merge([open_checkpoint(tmp_path / "damaged"), other], tmp_path / "b", on_conflict=on_conflict)
+    assert not (tmp_path / "b.index").exists()

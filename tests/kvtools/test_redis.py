@@ -308,6 +308,19 @@ class TestReplacing:
             write_tables([make_table("a")], url, "redis", options=FORCE)
         assert client.keys() == [b"kvtools:meta"]
 
+    @pytest.mark.parametrize("text", ["{", "[5]", '[{"key": "a"}]', "7", "[" * 100_000])
+    def test_damaged_list_of_generations(self, url: str, client: Any, make_table: Make, text: str) -> None:
+        client.hset("kvtools:generations", "00000000", text)
+        with pytest.raises(OutputError, match="key 'kvtools:generations' is damaged"):
+            write_tables([make_table("a")], url, "redis")
+        assert client.keys() == [b"kvtools:generations"]
+
+    @pytest.mark.parametrize("text", ["{", "[]", '{"host": 5, "pid": "x"}'])
+    def test_a_lock_of_somebody_else_s(self, url: str, client: Any, make_table: Make, text: str) -> None:
+        client.set("kvtools:lock", text)
+        with pytest.raises(OutputError, match="is writing there; wait"):
+            write_tables([make_table("a")], url, "redis")
+
     def test_damaged_meta_is_replaced_by_force_only(self, url: str, client: Any, make_table: Make) -> None:
         client.set("kvtools:meta", "{")
         with pytest.raises(CorruptFileError):

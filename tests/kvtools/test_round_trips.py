@@ -31,7 +31,6 @@ from kvtools.dialects.interface import (
     TableSchema,
     numpy_dtype,
 )
-from kvtools.dialects.writing import WriteOptions
 from kvtools.diff import compare_tables
 from kvtools.errors import BadInputError
 from kvtools.fit import Fit, FittedTable, fit
@@ -289,8 +288,8 @@ def test_there_and_back(first: Dialect, second: Dialect, place: Any) -> None:
     if first is not second:
         assert out.lossless or not move(first, second).lossless
     two = reopened(copy, one, second)
-    again = there if first.output == "url" else place(first)
-    back = write_tables([two], again, first, options=WriteOptions(force=True), workers=1, verify=True)
+    again = f"{there}?prefix=again" if first.output == "url" else place(first)
+    back = write_tables([two], again, first, workers=1, verify=True)
     three = reopened(again, two, first)
     if out.lossless and back.lossless:
         # On the one server there is, the third table took the place of the first.

@@ -372,7 +372,7 @@ def with_(**arrays: Any) -> Callable[[dict[str, np.ndarray]], None]:
         (with_(values=np.zeros((2, 4))), "float64 rows"),
         (with_(values=np.zeros((2, 4), np.int32)), "of type int32"),
         (with_(values=np.zeros(2, np.float32)), r"shape \[2\]"),
-        (with_(values=np.zeros((2, 0), np.float32)), r"shape \[0, 0\]"),
+        (with_(values=np.zeros((2, 0), np.float32)), r"shape \[2, 0\]"),
         (with_(keys=np.zeros(2, np.float32)), "of type float32"),
         (with_(keys=np.zeros((2, 1), np.int64)), r"shape \[2, 1\]"),
         (with_(freq_keys=np.zeros(3, np.int64)), "3 and 2 rows"),

@@ -1,0 +1,72 @@
+"""Slots that are cut into several, and put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvtools.dialects.detect import open_checkpoint
+from kvtools.dialects.interface import ALL_COLUMNS, Columns
+from kvtools.errors import BadInputError
+from kvtools.migrate import write_tables
+from kvtools.rename import Renames, rename
+from kvtools.slot_parts import with_other_slots
+
+SAMPLE = Path(__file__).parents[1] / "data" / "tfplus"
+THIRDS = ("GroupAdam.m", "GroupAdam.v", "GroupAdam.z")
+
+
+def test_a_slot_of_tfplus_becomes_three_and_one_again(tmp_path: Path) -> None:
+    before = open_checkpoint(SAMPLE)
+    account, done = rename(before, tmp_path / "ours", Renames(split=(("GroupAdam", THIRDS),)), to="tfplugin")
+    assert account.lossless
+    assert done == {"slot GroupAdam": "GroupAdam.m, GroupAdam.v, GroupAdam.z"}
+    table = open_checkpoint(tmp_path / "ours").table("test/kv_embedding")
+    assert [(slot.name, slot.width) for slot in table.schema.slots] == [(name, 8) for name in THIRDS]
+    for old, new in zip(before.table("test/kv_embedding").chunks(), table.chunks(), strict=True):
+        np.testing.assert_array_equal(old.slots["GroupAdam"], np.hstack([new.slots[name] for name in THIRDS]))
+    rename(open_checkpoint(tmp_path / "ours"), tmp_path / "back", Renames(join=((THIRDS, "GroupAdam"),)), to="tfplus")
+    back = open_checkpoint(tmp_path / "back").table("test/kv_embedding")
+    for old, new in zip(before.table("test/kv_embedding").chunks(), back.chunks(), strict=True):
+        assert old.keys.tobytes() == new.keys.tobytes()
+        assert old.slots["GroupAdam"].tobytes() == new.slots["GroupAdam"].tobytes()
+
+
+def test_rows_that_are_taken_and_columns_that_are_not_read() -> None:
+    checkpoint = with_other_slots(open_checkpoint(SAMPLE), [("GroupAdam", THIRDS)])
+    table = checkpoint.table("test/kv_embedding")
+    whole = open_checkpoint(SAMPLE).table("test/kv_embedding").take(np.array([3, 500]), ALL_COLUMNS)
+    taken = table.take(np.array([3, 500]), ALL_COLUMNS)
+    np.testing.assert_array_equal(taken.slots["GroupAdam.v"], whole.slots["GroupAdam"][:, 8:16])
+    assert table.take(np.array([3]), Columns(values=True)).slots == {}
+
+
+def test_what_new_rows_hold_goes_along(make_table: Callable[..., Any], tmp_path: Path) -> None:
+    described = {"S": {"name": "S", "init": "constant", "constant": 0.5}}
+    table = make_table(slots=("S", "T"), metadata={"slots": described})
+    write_tables([table], tmp_path / "a", "tfplugin")
+    rename(open_checkpoint(tmp_path / "a"), tmp_path / "b", Renames(split=(("S", ("S.a", "S.b")),)))
+    schema = open_checkpoint(tmp_path / "b").table("scope/emb").schema
+    assert [(slot.name, slot.width) for slot in schema.slots] == [("S.a", 2), ("S.b", 2), ("T", 4)]
+    assert [schema.metadata["slots"][slot]["constant"] for slot in ("S.a", "S.b", "T")] == [0.5, 0.5, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"split": [("Adam", ("a", "b"))]}, "no table has slot 'Adam'; there are 'GroupAdam'"),
+        ({"split": [("GroupAdam", ("a",) * 2)]}, "expected different ones"),
+        ({"split": [("GroupAdam", ("a", ""))]}, "expected different ones"),
+        ({"split": [("GroupAdam", tuple("abcde"))]}, "is 24 wide, expected a multiple of 5"),
+        ({"join": [(("GroupAdam", "Adam"), "a")]}, "no table has slot 'GroupAdam' and 'Adam'"),
+        ({"split": [("GroupAdam", ("a", "b"))], "join": [(("a", "a"), "c")]}, "different slots of one type"),
+        ({"split": [("GroupAdam", ("a", "b", "c"))], "join": [(("a", "b"), "c")]}, "has a slot 'c' already"),
+    ],
+)
+def test_changes_that_cannot_be(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInputError, match=message):
+        with_other_slots(open_checkpoint(SAMPLE), **changes)
