@@ -9,10 +9,12 @@ policy: `tfra_names.py` finds out whose they are. Specified in `docs/dialects/tf
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -54,6 +56,9 @@ _BY_NAME = re.compile(r"(?P<place>.+)_mht_(?P<i>\d{1,6})of(?P<n>\d{1,6})-(?P<wha
 _BY_PATH = re.compile(
     r"(?P<place>(?:.*/)?tables_of_[^/]+)/(?P<i>\d{1,6})/\.ATTRIBUTES/table-(?P<what>keys|values)", re.S
 )
+RECORD = "_kvtools_tfra"
+"""A string tensor that kvtools writes where TFRA's names do not tell whose slot a table is, or what it is called."""
+
 _SAMPLE_PARTS, _SAMPLE_ROWS = 8, 256
 
 
@@ -113,7 +118,26 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
     """
     location, bundle = located(source)
     stored, used, broken = stored_tables(bundle, options)
-    return bundle_checkpoint(NAME, location, bundle, join_tables(NAME, stored, options, broken), used, broken)
+    tables = join_tables(NAME, stored, options, broken, recorded_columns(bundle))
+    return bundle_checkpoint(NAME, location, bundle, tables, used, broken)
+
+
+def recorded_columns(bundle: Bundle) -> dict[str, tuple[str, str]]:
+    """Return what a bundle that kvtools wrote records of its tables: name and column, by place."""
+    if RECORD not in bundle:
+        return {}
+    doing = f"reading tensor '{RECORD}' of '{bundle.prefix}'"
+    strings = bundle.strings(RECORD)
+    try:
+        record = json.loads(strings[0]) if len(strings) == 1 else None
+    except (ValueError, RecursionError):
+        record = None
+    if not isinstance(record, dict) or not all(
+        isinstance(entry, list) and len(entry) == 2 and all(isinstance(text, str) for text in entry)
+        for entry in record.values()
+    ):
+        raise CorruptFileError(f"{doing}: got no JSON object of names by place; write the checkpoint again")
+    return {place: (entry[0], entry[1]) for place, entry in record.items()}
 
 
 def stored_tables(bundle: Bundle, options: OpenOptions) -> tuple[list[StoredTable], set[str], dict[str, KvtoolsError]]:
@@ -130,7 +154,7 @@ def stored_tables(bundle: Bundle, options: OpenOptions) -> tuple[list[StoredTabl
         elif by_path:
             group = groups.setdefault(of_path(by_path["place"]), _Tensors())
             group.add(by_path["what"], int(by_path["i"]), tensor)
-        elif not tensor.endswith(MARKERS):
+        elif tensor != RECORD and not tensor.endswith(MARKERS):
             continue
         used.add(tensor)
     stored: list[StoredTable] = []
@@ -194,20 +218,22 @@ def _open_stored(bundle: Bundle, saved: SavedTable, found: _Tensors) -> StoredTa
 
 
 def join_tables(
-    dialect: str, stored: Sequence[StoredTable], options: OpenOptions, broken: dict[str, KvtoolsError]
+    dialect: str,
+    stored: Sequence[StoredTable],
+    options: OpenOptions,
+    broken: dict[str, KvtoolsError],
+    recorded: Mapping[str, tuple[str, str]],
 ) -> dict[str, TableReader]:
-    """Return the tables by name, slots and status joined to the tables that they belong to."""
+    """Return the tables by name, slots and status joined to the tables that they belong to.
+
+    `recorded` are the names and columns that are written down, by place; the others are told by TFRA's names.
+    """
+    for table in stored:
+        name, column = recorded.get(table.saved.place, (table.saved.name, ""))
+        if column == "values":
+            table.saved = dataclasses.replace(table.saved, name=name)
     by_place = {table.saved.place: table for table in stored}
-
-    def alike(owner: SavedTable, other: SavedTable, kind: str) -> bool:
-        one, two = by_place[owner.place], by_place[other.place]
-        if not one.readable or not two.readable or one.key_dtype != two.key_dtype:
-            return False
-        if kind == "slot":
-            return one.value_dtype == two.value_dtype and (one.dim == two.dim or not sum(one.part_rows + two.part_rows))
-        return two.value_dtype == "int32" and two.dim == 1
-
-    roles = assign_roles([table.saved for table in stored], alike)
+    roles = _roles(stored, recorded)
     names = _table_names([table.saved for table in stored if table.saved.place not in roles])
     tables: dict[str, TableReader] = {}
     for place, name in names.items():
@@ -219,6 +245,47 @@ def join_tables(
                 raise
             broken[name] = error
     return tables
+
+
+def _roles(stored: Sequence[StoredTable], recorded: Mapping[str, tuple[str, str]]) -> dict[str, Role]:
+    """Return which tables are slots or status of which others, by place."""
+    by_place = {table.saved.place: table for table in stored}
+
+    def alike(owner: SavedTable, other: SavedTable, kind: str) -> bool:
+        one, two = by_place[owner.place], by_place[other.place]
+        if not one.readable or not two.readable or one.key_dtype != two.key_dtype:
+            return False
+        if kind == "slot":
+            return one.value_dtype == two.value_dtype and (one.dim == two.dim or not sum(one.part_rows + two.part_rows))
+        return two.value_dtype == "int32" and two.dim == 1
+
+    inferred = assign_roles([table.saved for table in stored], alike)
+    roles = {place: role for place, role in inferred.items() if place not in recorded}
+    owners_of = {name: place for place, (name, column) in recorded.items() if column == "values" and place in by_place}
+    for place, (name, column) in recorded.items():
+        owner = owners_of.get(name)
+        if column == "values" or owner is None or place not in by_place:
+            continue
+        kind: Literal["slot", "freqs", "versions"]
+        kind = "freqs" if column == "freqs" else "versions" if column == "versions" else "slot"
+        if alike(by_place[owner].saved, by_place[place].saved, kind):
+            roles[place] = Role(owner, kind, column.removeprefix("slot:") if kind == "slot" else "")
+    return roles
+
+
+def names_tell(stored: Sequence[StoredTable], recorded: Mapping[str, tuple[str, str]]) -> bool:
+    """Tell whether a reader finds the recorded names and columns without the record."""
+    roles = _roles(stored, {})
+    names = _table_names([table.saved for table in stored if table.saved.place not in roles])
+    for place, (name, column) in recorded.items():
+        role = roles.get(place)
+        if role is None:
+            found = (names[place], "values")
+        else:
+            found = (names.get(role.owner, ""), f"slot:{role.slot}" if role.kind == "slot" else role.kind)
+        if found != (name, column):
+            return False
+    return True
 
 
 def _table_names(tables: Sequence[SavedTable]) -> dict[str, str]:
@@ -378,6 +445,8 @@ class Writer(BundleCheckpointWriter):
         super().__init__(staging, options)
         self._places = Places()
         self._by_path: list[str] = []
+        self._record: dict[str, tuple[str, str]] = {}
+        self._stored: list[StoredTable] = []
         self._graph = False
 
     def table(self, schema: TableSchema, keys: Callable[[], Iterator[tuple[int, Array]]]) -> BundleTableWriter:
@@ -386,6 +455,9 @@ class Writer(BundleCheckpointWriter):
         table = BundleTableWriter(self.bundle, table_columns)
         for column, place in self._places.of(schema).items():
             dtype, width = column_type(schema, column)
+            saved = of_path(place) if _is_path(place) else of_scope(place)
+            self._stored.append(StoredTable(saved, schema.key_dtype, dtype.name, width, schema.part_rows))
+            self._record[place] = (schema.name, column)
             for part, rows in enumerate(schema.part_rows):
                 keys_tensor, values_tensor = _tensors(place, part, schema.parts)
                 table.column(part, "keys", keys_tensor, numpy_dtype(schema.key_dtype), (rows,))
@@ -407,6 +479,8 @@ class Writer(BundleCheckpointWriter):
 
     def close(self) -> None:
         """Write the object graph if it is still to be written, and the index."""
+        if not names_tell(self._stored, self._record):
+            self.bundle.string(RECORD, json.dumps(self._record).encode())
         if self._by_path and not self._graph:
             self.bundle.string(OBJECT_GRAPH, extend_object_graph(b"", self._by_path))
         super().close()
@@ -472,17 +546,16 @@ class Places:
             op, _, short = slot.name.replace("/", "_").rpartition(".")
             full = "_".join(filter(None, (base, op, short)))
             places[column] = known.get(column) or f"{self._scope(short)}/{full}"
-        scope = name.rpartition("/")[0]
+        scope, within = name.rpartition("/")[0], ""
         for column, status in (("freqs", "frequency"), ("versions", "timestamp")):
             if schema.has_freqs if column == "freqs" else schema.has_versions:
-                places[column] = known.get(column) or self._status(scope, name, status)
+                within = within or self._status(scope)
+                full = f"{scope}/{within}/{name}/{status}" if scope else f"{within}/{name}/{status}"
+                places[column] = known.get(column) or f"{within}/{status}/{full.replace('/', '_')}"
         return places
 
-    def _status(self, scope: str, name: str, status: str) -> str:
-        within = f"{scope}/{scope}/status" if scope else "status"
-        within = self._scope(within)
-        full = f"{scope}/{within}/{name}/{status}" if scope else f"{within}/{name}/{status}"
-        return f"{within}/{status}/{full.replace('/', '_')}"
+    def _status(self, scope: str) -> str:
+        return self._scope(f"{scope}/{scope}/status" if scope else "status")
 
     def _scope(self, scope: str) -> str:
         """Return a name scope as TensorFlow makes it unique: m, m_1, m_2, ..."""

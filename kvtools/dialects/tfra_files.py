@@ -11,6 +11,8 @@ checkpoint, in which markers stand for the tables. Specified in `docs/dialects/t
 from __future__ import annotations
 
 import dataclasses
+import errno
+import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,7 +41,7 @@ from kvtools.dialects.tfra import (
     stored_tables,
     table_columns,
 )
-from kvtools.dialects.tfra_names import of_file, of_path, of_scope
+from kvtools.dialects.tfra_names import of_file, of_path, of_scope, status_of
 from kvtools.dialects.writing import CheckpointWriter, ShardWriter, TableWriter, WriteOptions
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError
 
@@ -54,7 +56,6 @@ _MARKER = re.compile(
     re.S,
 )
 _STEP = re.compile(r"-(\d+)$")
-_STATUS = ("_frequency", "_timestamp")
 _STRING_BYTES = 24
 _SAMPLED_STRINGS = 64
 
@@ -68,6 +69,31 @@ class _Shard:
     rank: int
     ranks: int
     named: bool
+
+
+RECORD = "kvtools.json"
+"""A file that kvtools writes beside the tables' and TFRA does not read: names, types and widths."""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """What is recorded of the files of one base: the table's name, which of its columns they are, and types."""
+
+    table: str
+    column: str
+    key_dtype: str
+    value_dtype: str
+    dim: int
+
+    def agrees(self, options: OpenOptions) -> bool:
+        """Whether the options do not ask for something else."""
+        if self.column in ("freqs", "versions"):
+            return True
+        return (
+            options.key_dtype in (None, self.key_dtype)
+            and options.value_dtype in (None, self.value_dtype)
+            and options.dim in (None, self.dim)
+        )
 
 
 def sniff(source: Source) -> bool:
@@ -92,24 +118,32 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
         )
     stored: list[StoredTable] = []
     broken: dict[str, KvtoolsError] = {}
-    for base, shards in _files(folder).items():
+    files = _files(folder)
+    recorded = _recorded(folder)
+    for base, shards in files.items():
+        known, entry = options, recorded.get(base)
+        if entry is not None and entry.agrees(options):
+            known = OpenOptions(key_dtype=entry.key_dtype, value_dtype=entry.value_dtype, dim=entry.dim)
+        elif status_of(base, files) is not None:
+            known = dataclasses.replace(options, value_dtype="int32", dim=1)
         try:
-            stored.append(_open_stored(folder, base, shards, options))
+            stored.append(_open_stored(folder, base, shards, known))
         except KvtoolsError as error:
             if not options.lenient:
                 raise
             broken[base] = error
+    columns = {base: (entry.table, entry.column) for base, entry in recorded.items()}
     location = source.location
     # What was asked for of the types was asked for of the files; the bundle's are known.
     joining = OpenOptions(memory=options.memory, lenient=options.lenient)
     if location is None or source.bundle is None or source.path == folder:
-        tables = join_tables(NAME, stored, joining, broken)
+        tables = join_tables(NAME, stored, joining, broken, columns)
         return Checkpoint(folder, NAME, dict(sorted(tables.items())), broken=broken)
     in_bundle, used, more = stored_tables(source.bundle, joining)
     names = _names(source.bundle)
     for table in stored:
         table.saved = dataclasses.replace(table.saved, name=names.get(table.saved.base, table.saved.name))
-    tables = join_tables(NAME, [*stored, *in_bundle], joining, broken)
+    tables = join_tables(NAME, [*stored, *in_bundle], joining, broken, columns)
     return bundle_checkpoint(NAME, location, source.bundle, tables, used, {**broken, **more})
 
 
@@ -164,6 +198,27 @@ def _files(folder: Path) -> dict[str, dict[_Shard, dict[str, Path]]]:
     return found
 
 
+def _recorded(folder: Path) -> dict[str, _Entry]:
+    """Return what is recorded in a folder that kvtools wrote, by base."""
+    path = folder / RECORD
+    try:
+        if not path.is_file():
+            return {}
+        entries = {base: _Entry(**entry) for base, entry in json.loads(path.read_bytes())["tables"].items()}
+    except OSError as error:
+        raise BadInputError(f"reading '{path}': {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptFileError(
+            f"reading '{path}': it is damaged ({type(error).__name__}); remove it, and say which types there are with"
+            " --key-dtype and --value-dtype"
+        ) from error
+    for base, entry in entries.items():
+        texts = (entry.table, entry.column, entry.key_dtype, entry.value_dtype)
+        if not all(isinstance(text, str) for text in texts) or type(entry.dim) is not int or entry.dim < 1:
+            raise CorruptFileError(f"reading '{path}': what it says of '{base}' makes no sense; remove it")
+    return entries
+
+
 def _open_stored(
     folder: Path, base: str, shards: Mapping[_Shard, Mapping[str, Path]], options: OpenOptions
 ) -> StoredTable:
@@ -198,11 +253,6 @@ def _open_stored(
     _refuse_strings(doing, [keys for keys, _ in files], options)
     key_dtype, value_dtype = options.key_dtype or "int64", options.value_dtype or "float32"
     sizes = [(_size(keys), _size(values)) for keys, values in files]
-    if base.endswith(_STATUS) and key_dtype in KEY_DTYPES:
-        rows = sum(held for held, _ in sizes) // numpy_dtype(key_dtype).itemsize
-        if sum(value_bytes for _, value_bytes in sizes) == rows * 4:
-            # The status of a restrict policy: `tfra_names` decides whether it is one. What was said is of the rows.
-            value_dtype, options = "int32", dataclasses.replace(options, dim=None)
     if key_dtype not in KEY_DTYPES or value_dtype not in VALUE_DTYPES:
         raise BadInputError(
             f"{doing}: keys of {key_dtype} and values of {value_dtype} were asked for, expected"
@@ -340,16 +390,37 @@ class FilesTable(TableWriter):
     random_access: ClassVar[bool] = True
     distributable: ClassVar[bool] = True
 
-    def __init__(self, folder: Path, schema: TableSchema, places: Mapping[str, str]) -> None:
+    def __init__(
+        self, folder: Path, schema: TableSchema, places: Mapping[str, str], entries: dict[str, _Entry]
+    ) -> None:
         self._targets: dict[tuple[int, str], list[_Target]] = {}
         key_bytes = numpy_dtype(schema.key_dtype).itemsize
         for column, place in places.items():
             base = of_path(place).base if "tables_of_" in place.split("/")[-1] else place.split("/")[-1]
+            if base in entries:
+                raise BadInputError(
+                    f"writing table '{schema.name}' as {NAME}: its name makes files '{base}', as table"
+                    f" '{entries[base].table}' does; rename one, see `kvtools rename`"
+                )
             dtype, width = column_type(schema, column)
+            entries[base] = _Entry(schema.name, column, schema.key_dtype, dtype.name, width)
             for part, rows in enumerate(schema.part_rows):
                 stem = f"{folder}/{base}_mht_{part + 1}of{schema.parts}_rank0_size1"
-                self._place(part, "keys", f"{stem}-keys", key_bytes, rows)
-                self._place(part, column, f"{stem}-values", width * dtype.itemsize, rows)
+                try:
+                    self._place(part, "keys", f"{stem}-keys", key_bytes, rows)
+                    self._place(part, column, f"{stem}-values", width * dtype.itemsize, rows)
+                except (ValueError, UnicodeError) as error:
+                    raise BadInputError(
+                        f"writing table '{schema.name}' as {NAME}: its name cannot be a file's ({error}); see"
+                        " `kvtools rename`"
+                    ) from error
+                except OSError as error:
+                    if error.errno != errno.ENAMETOOLONG:
+                        raise
+                    raise BadInputError(
+                        f"writing table '{schema.name}' as {NAME}: its name is too long for a file's; see"
+                        " `kvtools rename`"
+                    ) from error
 
     def _place(self, part: int, column: str, path: str, row_bytes: int, rows: int) -> None:
         with Path(path).open("xb") as file:
@@ -370,14 +441,17 @@ class Writer(CheckpointWriter):
     def __init__(self, staging: str, options: WriteOptions) -> None:
         self._folder = Path(staging)
         self._places = Places()
+        self._entries: dict[str, _Entry] = {}
 
     def table(self, schema: TableSchema, keys: Callable[[], Iterator[tuple[int, Array]]]) -> FilesTable:
         """Start a table; see `CheckpointWriter.table`."""
         check_types(schema)
-        return FilesTable(self._folder, schema, self._places.of(schema))
+        return FilesTable(self._folder, schema, self._places.of(schema), self._entries)
 
     def close(self) -> None:
-        """Nothing is left to write."""
+        """Write the record."""
+        record = {"tables": {base: dataclasses.asdict(entry) for base, entry in self._entries.items()}}
+        (self._folder / RECORD).write_text(json.dumps(record, indent=1))
 
 
 DIALECT = Dialect(

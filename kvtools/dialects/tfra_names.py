@@ -14,7 +14,7 @@ restrict_policies.py.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -186,24 +186,30 @@ def _is_optimizer(op: str) -> bool:
     return any(name in op.lower() for name in OPTIMIZERS)
 
 
+def status_of(base: str, bases: Container[str]) -> tuple[str, Literal["freqs", "versions"]] | None:
+    """Return whose status a table of this base is by its name, and which; None if it is none of `bases`'.
+
+    >>> status_of("deep_deep_status_1_emb_frequency", {"emb"})
+    ('emb', 'freqs')
+    """
+    for suffix, kind in _STATUS:
+        if not base.endswith(f"_{suffix}"):
+            continue
+        rest = base.removesuffix(f"_{suffix}")
+        for start in [0, *(match.end() for match in re.finditer("_", rest))]:
+            if rest[start:] in bases and (not start or re.search(r"(^|_)status_(\d+_)?$", rest[:start])):
+                return rest[start:], kind
+    return None
+
+
 def _status(
     table: SavedTable,
     by_base: Mapping[str, Sequence[SavedTable]],
     alike: Callable[[SavedTable, SavedTable, str], bool],
 ) -> tuple[SavedTable, Literal["freqs", "versions"]] | None:
-    for suffix, kind in _STATUS:
-        if not table.base.endswith(f"_{suffix}"):
-            continue
-        rest = table.base.removesuffix(f"_{suffix}")
-        starts = [0, *(match.end() for match in re.finditer("_", rest))]
-        for start in starts:
-            before = rest[:start]
-            if before and not re.search(r"(^|_)status_(\d+_)?$", before):
-                continue
-            there = by_base.get(rest[start:], ())
-            if len(there) == 1 and alike(there[0], table, kind):
-                return there[0], kind
-    return None
+    found = status_of(table.base, by_base)
+    there = by_base[found[0]] if found else ()
+    return (there[0], found[1]) if found and len(there) == 1 and alike(there[0], table, found[1]) else None
 
 
 def _labelled(
