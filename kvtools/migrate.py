@@ -198,9 +198,10 @@ def _reopened(
     if name is None:
         there = checkpoint.broken.get(schema.name)
         reason = f"it cannot be read back: {there}" if there else "it would read it back under another name"
+        undone = "delete it there," if dialect.output_kind(output) == "url" else "nothing was written,"
         raise BadInputError(
-            f"writing table '{schema.name}' of '{output}' as {dialect.name}: {reason}; nothing was written, rename it"
-            " first, see `kvtools rename`"
+            f"writing table '{schema.name}' of '{output}' as {dialect.name}: {reason}; {undone} rename it first, see"
+            " `kvtools rename`"
         )
     return checkpoint.tables[name], name
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from kvtools.dialects.dialect import Dialect, Source
@@ -47,8 +48,14 @@ _BY_SCHEME = dict.fromkeys(("redis", "rediss", "unix", "redis+cluster", "rediss+
 
 def dialects() -> dict[str, Dialect]:
     """Return all dialects by name, in the order in which they look at a path."""
-    found = [importlib.import_module(f"kvtools.dialects.{module}").DIALECT for module in _MODULES]
-    return {dialect.name: dialect for dialect in found}
+    return {dialect.name: dialect for dialect in _each()}
+
+
+def _each() -> Iterator[Dialect]:
+    """Yield the dialects in order, importing each only when it is its turn: most paths are told by the first few."""
+    for module in _MODULES:
+        dialect: Dialect = importlib.import_module(f"kvtools.dialects.{module}").DIALECT
+        yield dialect
 
 
 def dialect_named(name: str) -> Dialect:
@@ -110,7 +117,7 @@ def open_checkpoint(path: str | os.PathLike[str], options: OpenOptions | None = 
                 f"opening '{source.text}' as {dialect.name}: it is not {dialect.title}; leave --dialect out"
             )
     else:
-        found = next((dialect for dialect in dialects().values() if dialect.sniff(source)), None)
+        found = next((dialect for dialect in _each() if dialect.sniff(source)), None)
         if found is None:
             _explain(source)
             raise BadInputError(f"opening '{source.text}': it is in none of the dialects {', '.join(dialects())}")

@@ -168,9 +168,10 @@ class _File:
 
     def is_ours(self) -> bool:
         """Tell whether the file is in our layout; raises `BadInputError` if that is of a later version."""
+        doing = f"opening '{self.path}'"
         if _ATTRIBUTE not in self.file.attrs:
             return False
-        record = json_object(_text(self.file.attrs[_ATTRIBUTE]), f"opening '{self.path}'")
+        record = json_object(_text(_attribute(self.file, _ATTRIBUTE, doing)), doing)
         layout = record.get("layout")
         if not is_count(layout) or layout != 1:
             raise BadInputError(f"opening '{self.path}': got HDF5 layout {layout!r}, expected 1; update kvtools")
@@ -232,7 +233,7 @@ class DatasetColumn:
         self.size = self.rows * self.row_bytes
         self._chunk_rows = int(dataset.chunks[0]) if dataset.chunks else 0
         self._offset = self._contiguous_offset(stored)
-        crc = dataset.attrs.get(_CHECKSUM)
+        crc = _attribute(dataset, _CHECKSUM, f"opening dataset '{dataset.name}' of '{file.path}'")
         self._crc = None if crc is None else int(crc)
         self._check_sizes()
 
@@ -358,7 +359,7 @@ def _open_table(file: _File, group: Any) -> TableReader:
     doing = f"opening table '{group.name}' of '{file.path}'"
     if _ATTRIBUTE not in group.attrs:
         raise CorruptFileError(f"{doing}: it has no attribute '{_ATTRIBUTE}'; the file was written in part")
-    schema = table_schema(_text(group.attrs[_ATTRIBUTE]), NAME, doing)
+    schema = table_schema(_text(_attribute(group, _ATTRIBUTE, doing)), NAME, doing)
 
     def column(part: Any, name: str, dtype: str, shape: tuple[int, ...]) -> DatasetColumn:
         dataset = part.get(name)
@@ -501,12 +502,12 @@ def _variables(file: _File) -> dict[str, tuple[VariableSchema, Any]]:
         doing = f"opening variable '{link}' of '{file.path}'"
         if not isinstance(dataset, file.h5py.Dataset) or _ATTRIBUTE not in dataset.attrs:
             raise CorruptFileError(f"{doing}: it has no attribute '{_ATTRIBUTE}'; the file was written in part")
-        record = json_object(_text(dataset.attrs[_ATTRIBUTE]), doing)
+        record = json_object(_text(_attribute(dataset, _ATTRIBUTE, doing)), doing)
         name, dtype = record.get("name"), record.get("dtype")
         if not isinstance(name, str) or not isinstance(dtype, str) or dataset.shape is None:
             raise CorruptFileError(f"{doing}: its description lacks a name or type; the file is damaged, copy it again")
         if dtype == "string":
-            size = int(dataset.attrs.get("bytes", 0))
+            size = int(_attribute(dataset, "bytes", doing) or 0)
         else:
             with contextlib.suppress(TypeError):
                 if dataset.dtype != _stored_dtype(numpy_dtype(dtype)):
@@ -526,15 +527,15 @@ def _variable_chunks(file: _File, schema: VariableSchema, dataset: Any) -> Itera
             return
         yield from column.chunks(max(1, _BLOCK_BYTES // column.row_bytes))
         return
+    doing = f"reading variable '{schema.name}' of '{file.path}'"
     with file.reading(f"variable '{schema.name}'"):
+        _check_heap(file, dataset, doing)
         read = np.asarray(dataset[()], object)
     strings = np.empty(schema.shape, object)
     strings.reshape(-1)[:] = [one if isinstance(one, bytes) else np.asarray(one).tobytes() for one in read.reshape(-1)]
-    expected = dataset.attrs.get(_CHECKSUM)
+    expected = _attribute(dataset, _CHECKSUM, doing)
     if expected is not None and int(expected) != _string_checksum(strings):
-        raise CorruptFileError(
-            f"reading variable '{schema.name}' of '{file.path}': checksum mismatch; the file is damaged, copy it again"
-        )
+        raise CorruptFileError(f"{doing}: checksum mismatch; the file is damaged, copy it again")
     yield strings
 
 
@@ -611,7 +612,7 @@ class _Hdf5TableWriter(TableWriter):
         self._file = file
         self._schema = schema
         self.group = file.require_group("tables").create_group(safe_name(schema.name))
-        self.group.attrs[_ATTRIBUTE] = table_json(schema)
+        self.group.attrs[_ATTRIBUTE] = np.bytes_(table_json(schema))
         if schema.extras:
             self.group.create_group("extras")
         for part, rows in enumerate(schema.part_rows):
@@ -732,7 +733,7 @@ class Writer(CheckpointWriter):
             staging, "w", libver=_VERSION, alignment_threshold=512, alignment_interval=_ALIGNMENT, track_order=True
         )
         self._string, self._bytes = h5py.string_dtype("ascii"), h5py.vlen_dtype(np.uint8)
-        self._file.attrs[_ATTRIBUTE] = json.dumps({"layout": 1})
+        self._file.attrs[_ATTRIBUTE] = np.bytes_(json.dumps({"layout": 1}))
         for name in ("tables", "variables"):
             self._file.create_group(name, track_order=True)
 
@@ -770,7 +771,7 @@ class Writer(CheckpointWriter):
                     row += len(array)
                 else:
                     dataset[()] = stored
-        dataset.attrs[_ATTRIBUTE] = json.dumps({"name": schema.name, "dtype": schema.dtype})
+        dataset.attrs[_ATTRIBUTE] = np.bytes_(json.dumps({"name": schema.name, "dtype": schema.dtype}))
         dataset.attrs[_CHECKSUM] = np.uint32(crc)
 
     def close(self) -> None:
@@ -804,7 +805,7 @@ def _stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 def _note_dtype(dataset: Any, dtype: np.dtype[Any]) -> None:
     if _stored_dtype(dtype) != dtype:
-        dataset.attrs["dtype"] = dtype.name
+        dataset.attrs["dtype"] = dtype.name  # for others; we do not read it
 
 
 def _string_checksum(strings: Array) -> int:
@@ -812,6 +813,50 @@ def _string_checksum(strings: Array) -> int:
     for one in strings.reshape(-1):
         crc = extend(extend(crc, len(one).to_bytes(8, "little")), one)
     return crc
+
+
+def _attribute(owner: Any, name: str, doing: str) -> Any:
+    """Return an attribute, None if there is none.
+
+    One of variable length lies in the file's global heap, which has no checksum, and a damaged heap keeps the HDF5
+    library busy for ever: it is not read. Others lie in the header of their object, which has one.
+    """
+    if name not in owner.attrs:
+        return None
+    if owner.attrs.get_id(name).dtype.kind == "O":
+        raise CorruptFileError(
+            f"{doing}: attribute '{name}' of '{owner.name}' is of variable length, expected a fixed one; write it again"
+        )
+    return owner.attrs[name]
+
+
+def _check_heap(file: _File, dataset: Any, doing: str) -> None:
+    """Check the parts of the global heap that hold a dataset's strings, before the HDF5 library walks through them.
+
+    An element is its length (4 bytes), the address of a collection (8) and a number in it (4). A collection is "GCOL",
+    version (1 byte), zeros (3), its size (8), and objects: number (2), references (2), zeros (4), size (8), bytes up to
+    a multiple of 8. Number 0 is free space, whose size counts its own header. Format: "Disk Format: Level 1E - Global
+    Heap", https://support.hdfgroup.org/documentation/hdf5/latest/_f_m_t3.html
+    """
+    if dataset.dtype.kind != "O" or not dataset.size:
+        return
+    offset, size = dataset.id.get_offset(), 16 * int(dataset.size)
+    if offset is None or offset + size > file.size:
+        raise CorruptFileError(f"{doing}: its strings are not in one run of the file; write it again")
+    elements = np.frombuffer(os.pread(file.descriptor, size, offset), [("n", "<u4"), ("at", "<u8"), ("number", "<u4")])
+    for at in np.unique(elements["at"]).tolist():
+        head = os.pread(file.descriptor, 16, at) if 0 < at < file.size else b""
+        end = at + int.from_bytes(head[8:16], "little")
+        here = at + 16
+        sound = head[:4] == b"GCOL" and here <= end <= file.size
+        while sound and here + 16 <= end:
+            header = os.pread(file.descriptor, 16, here)
+            length = int.from_bytes(header[8:16], "little")
+            step = 16 + -(-length // 8) * 8 if header[:2] != b"\0\0" else length
+            sound = step >= 16 and here + step <= end
+            here += step
+        if at and not sound:
+            raise CorruptFileError(f"{doing}: its strings' heap at byte {at} is damaged, copy the file again")
 
 
 def _text(attribute: Any) -> str | bytes:

@@ -865,7 +865,7 @@ put(
 put(
     "hdf5-description-not-json",
     "its description is malformed (Expecting property name",
-    make=hdf5(lambda file: file["tables/emb"].attrs.update(kvtools="{")),
+    make=hdf5(lambda file: file["tables/emb"].attrs.update(kvtools=np.bytes_("{"))),
     path="tables.h5",
 )
 put(
@@ -877,7 +877,7 @@ put(
 put(
     "hdf5-layout-of-later-version",
     "got HDF5 layout 9, expected 1; update kvtools",
-    make=hdf5(lambda file: file.attrs.update(kvtools='{"layout": 9}')),
+    make=hdf5(lambda file: file.attrs.update(kvtools=np.bytes_('{"layout": 9}'))),
     path="tables.h5",
 )
 put("hdf5-claims-terabytes", "/keys' of int64 [274877906944], expected int64 [6]", make=hdf5(_sparse), path="tables.h5")
@@ -1303,9 +1303,15 @@ def _tables_dataset(file: Any) -> None:
 
 
 def _rename_rule(attributes: Any) -> None:
-    attributes["kvtools"] = attributes["kvtools"].replace('"floor_mod"', '"emb"')
+    attributes["kvtools"] = np.bytes_(attributes["kvtools"].replace(b'"floor_mod"', b'"emb"'))
 
 
+put(
+    "hdf5-description-of-variable-length",
+    "attribute 'kvtools' of '/tables/emb' is of variable length",
+    make=hdf5(lambda file: file["tables/emb"].attrs.update(kvtools="{}")),
+    path="tables.h5",
+)
 put(
     "npz-header-open-bracket",
     "'emb.keys.npy'",

@@ -329,8 +329,8 @@ def edit_hdf5(files: Files, rng: random.Random) -> None:
         if here.attrs and rng.random() < 0.5:
             attribute = rng.choice(sorted(here.attrs))
             value = here.attrs[attribute]
-            if isinstance(value, str) and value.startswith("{"):
-                here.attrs[attribute] = json.dumps(change_json(json.loads(value), rng))
+            if isinstance(value, bytes) and value.startswith(b"{"):
+                here.attrs[attribute] = np.bytes_(json.dumps(change_json(json.loads(value), rng)))
             elif rng.random() < 0.3:
                 del here.attrs[attribute]
             else:

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtools.histogram import NORM_EDGES, FrequencyHistogram, NormHistogram, VersionHistogram, norm_bins
@@ -122,6 +122,7 @@ versions_of = st.one_of(
 
 
 @pytest.mark.parametrize("unit", ["seconds", "days", "steps", "unknown"])
+@settings(deadline=None)
 @given(pieces=st.lists(versions_of, max_size=4))
 def test_versions(unit: str, pieces: list[list[int]]) -> None:
     one, merged = VersionHistogram(unit), VersionHistogram(unit)  # type: ignore[arg-type]

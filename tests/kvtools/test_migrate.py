@@ -265,3 +265,24 @@ def test_a_run_beside_another_to_the_same_place_leaves_its_files_alone(tmp_path:
     begin(60)
     write_tables([table()], tmp_path / "out", "tfplugin")
     assert len(list(tmp_path.glob(".out.kvtools-*"))) == 1
+
+
+def test_a_name_that_would_be_read_back_as_another_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match=r"table 'emb/part_0'.* under another name; nothing was written, rename it"):
+        write_tables([table("emb/part_0")], tmp_path / "a", "tfplus")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_that_an_engine_writes_otherwise_is_told(tmp_path: Path) -> None:
+    account = write_tables([table("scope/emb")], tmp_path / "a", "tfra_files", verify=True)
+    assert account.tables[0].changes == ("its name is 'scope_emb' there: the dialect has no '/' in names",)
+    assert list(kvtools.open(tmp_path / "a").tables) == ["scope_emb"]
+
+
+def test_initial_rows_become_of_the_type_of_the_values(tmp_path: Path) -> None:
+    rows = np.arange(6, dtype=np.int8).reshape(2, 3)
+    source = kvtools.table_from_arrays("emb", np.arange(2), rows, extras={"initial_values": rows})
+    write_tables([source], tmp_path / "a", "tfplugin", verify=True)
+    written = kvtools.open(tmp_path / "a").table("emb")
+    assert written.value_dtype == written.extra("initial_values").dtype != np.int8
+    assert np.array_equal(written.extra("initial_values"), rows)

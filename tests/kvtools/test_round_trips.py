@@ -292,8 +292,9 @@ def test_there_and_back(first: Dialect, second: Dialect, place: Any) -> None:
     back = write_tables([two], again, first, workers=1, verify=True)
     three = reopened(again, two, first)
     if out.lossless and back.lossless:
-        difference = compare_tables(one, three)
+        # On the one server there is, the third table took the place of the first.
+        difference = compare_tables(two if first.output == "url" else one, three)
         assert difference.same, difference
     else:
-        keys = np.sort(one.all_keys())
+        keys = np.sort(two.all_keys())
         assert np.array_equal(np.sort(three.all_keys()), keys)

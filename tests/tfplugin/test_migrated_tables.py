@@ -1,6 +1,7 @@
 """Tables that kvtools wrote, from whatever they were before, restore into variables that train on."""
 
 import json
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -11,6 +12,7 @@ import kvtools
 import tfplugin  # noqa: F401  makes tf.get_kv_variable
 
 v1 = tf.compat.v1
+DATA = Path(__file__).resolve().parents[1] / "data"
 KEYS = np.array([-(2**63), -7, 0, 3, 5, 9, 2**40, 2**63 - 1])
 ABSENT = np.array([11, 12, -1])
 
@@ -143,3 +145,40 @@ def test_a_record_without_an_initializer_is_what_the_page_says(tmp_path):
     kvtools.write_tables([source], tmp_path / "m", "tfplugin")
     record = json.loads(tf.train.load_checkpoint(str(tmp_path / "m")).get_tensor("emb-kvmeta"))
     assert "initializer" not in record and record["layout"] == 1
+
+
+@pytest.mark.parametrize(
+    ("engine", "name"),
+    [
+        ("tfra/v1_adam", "tower/ad_emb"),
+        ("tfplus", "test/kv_embedding"),
+        ("deeprec", "user_id_embedding"),
+        ("sok", "emb_0"),
+    ],
+)
+def test_tables_of_other_engines_restore_and_train_on(tmp_path, engine, name):
+    source = kvtools.open(DATA / engine)
+    kvtools.write_tables(source.select([]), tmp_path / "m", "tfplugin", beside=source, parts=2, verify=True)
+    chunk = source.table(name).to_numpy()
+    moved = kvtools.open(tmp_path / "m").table(name)
+    assert sorted(moved.all_keys().tolist()) == sorted(chunk.keys.tolist())
+    adam = {"Adam.m", "Adam.v"} <= set(moved.slots)
+    with tf.Graph().as_default(), v1.Session() as session:
+        emb = tf.get_kv_variable("emb", moved.dim, initializer=v1.constant_initializer(0.0))
+        ids = v1.placeholder(tf.int64, [None])
+        rows = tf.nn.embedding_lookup(emb, ids)
+        step = v1.train.AdamOptimizer(0.1).minimize(tf.reduce_sum(rows**2))
+        session.run(v1.global_variables_initializer())
+        v1.train.Saver({name: emb}).restore(session, str(tmp_path / "m"))
+        assert session.run(rows, {ids: chunk.keys}).tobytes() == chunk.values.tobytes()
+        session.run(step, {ids: chunk.keys})
+        after = session.run(rows, {ids: chunk.keys})
+        saved = v1.train.Saver({name: emb}).save(session, str(tmp_path / "after"))
+    assert np.isfinite(after).all() and not np.array_equal(after, chunk.values)
+    if adam:
+        # The step went on from the moments that the other engine left.
+        again = kvtools.open(saved).table(name).to_numpy()
+        order, before = np.argsort(again.keys), np.argsort(chunk.keys)
+        gradient = 2 * chunk.values[before]
+        expected = 0.9 * chunk.slots["Adam.m"][before] + 0.1 * gradient
+        np.testing.assert_allclose(again.slots["Adam.m"][order], expected, rtol=1e-5, atol=1e-7)
