@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvtools import _checked_io
 from kvtools.dialects.bundle import dtypes
 from kvtools.dialects.bundle.checksum import extend, masked
 from kvtools.dialects.bundle.index_table import read_table
@@ -223,22 +224,19 @@ class Bundle:
             return np.empty(0, np.uint8)
         return np.frombuffer(self._map(shard), np.uint8, size, offset)
 
-    def copy(self, shard: int, offset: int, size: int) -> Array:
-        """Return a copy of `size` bytes of a data file, uint8 [size].
+    def copy(self, shard: int, offset: int, size: int, crc: int, *, check: bool) -> tuple[Array, int]:
+        """Return a copy of `size` bytes of a data file, uint8 [size], and `crc` extended over them if `check`.
 
         A copy is faster than the pages of a map for bytes that are read once, and it is gone when it is dropped.
         """
         data = np.empty(size, np.uint8)
-        done = 0
-        while done < size:
-            count = os.preadv(self._file(shard), [data[done:]], offset + done)  # type: ignore[list-item]
-            if count == 0:
-                raise CorruptFileError(
-                    f"reading checkpoint data file '{self.data_path(shard)}': it ends at byte {offset + done}, expected"
-                    f" {offset + size}; it was cut while it was read, copy it again"
-                )
-            done += count
-        return data
+        done, crc = _checked_io.read(self._file(shard), data, offset, crc, check)
+        if done < size:
+            raise CorruptFileError(
+                f"reading checkpoint data file '{self.data_path(shard)}': it ends at byte {offset + done}, expected"
+                f" {offset + size}; it was cut while it was read, copy it again"
+            )
+        return data, crc
 
     def forget(self) -> None:
         """Give back the memory of mapped pages; they are read again when they are needed."""
@@ -433,9 +431,13 @@ class BundleTensor:
             for segment in self._segments_between(start, stop):
                 first, last = max(start, segment.start), min(stop, segment.stop)
                 offset = segment.offset + (first - segment.start) * self.row_bytes
-                raw = self.bundle.copy(segment.shard, offset, (last - first) * self.row_bytes)
-                if verify:
-                    self._check(segment, last, raw, running)
+                crc = running.pop(segment.start, 0)
+                size = (last - first) * self.row_bytes
+                raw, crc = self.bundle.copy(segment.shard, offset, size, crc, check=verify)
+                if last < segment.stop:
+                    running[segment.start] = crc
+                elif verify and masked(crc) != segment.crc32c:
+                    raise self._mismatch(segment, crc)
                 pieces.append(self._typed(raw))
             yield pieces[0] if len(pieces) == 1 else self._joined(pieces)
 
@@ -475,19 +477,9 @@ class BundleTensor:
     def _joined(self, pieces: list[Array]) -> Array:
         return np.concatenate([np.empty((0, *self.row_shape), self.dtype), *pieces])
 
-    def _check(self, segment: Segment, last: int, raw: Array, running: dict[int, int]) -> None:
-        crc = extend(running.pop(segment.start, 0), raw)
-        if last < segment.stop:
-            running[segment.start] = crc
-        elif masked(crc) != segment.crc32c:
-            raise self.bundle._mismatch(
-                self.name,
-                segment.shard,
-                segment.offset,
-                segment.size,
-                masked(crc),
-                f"{segment.crc32c:08x}",
-            )
+    def _mismatch(self, segment: Segment, crc: int) -> CorruptFileError:
+        expected = f"{segment.crc32c:08x}"
+        return self.bundle._mismatch(self.name, segment.shard, segment.offset, segment.size, masked(crc), expected)
 
     def _typed(self, raw: Array) -> Array:
         """View bytes [n * row_bytes] as rows [n, ...] in this machine's byte order."""

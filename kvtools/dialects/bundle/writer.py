@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvtools import _checked_io
 from kvtools.dialects.bundle import dtypes
 from kvtools.dialects.bundle.checksum import extend, masked, of_runs
 from kvtools.dialects.bundle.index_table import table_bytes
@@ -79,13 +80,17 @@ class RegionWriter:
         if len(rows) == 0:
             return
         data = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
-        write_fully(self._file, data, region.offset + start * region.row_bytes)
         run = self._at.pop((region.name, start), None)
         if run is None:
             run = [start, 0, 0]
             self._runs.setdefault(region.name, []).append(run)
         run[1] += len(rows)
-        run[2] = self._checksum(run[2], data)
+        offset = region.offset + start * region.row_bytes
+        if self._checksum is extend:
+            run[2] = _checked_io.write(self._file, data, offset, run[2])
+        else:
+            write_fully(self._file, data, offset)
+            run[2] = self._checksum(run[2], data)
         self._at[region.name, start + len(rows)] = run
 
     def finish(self) -> dict[str, Runs]:
@@ -193,8 +198,7 @@ class BundleWriter:
                 f" expected {self._dtype} rows of shape {self._row_shape}"
             )
         data = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
-        self._crc = extend(self._crc, data)
-        write_fully(self._file, data, self._offset)
+        self._crc = _checked_io.write(self._file, data, self._offset, self._crc)
         self._offset += data.size
 
     def end(self) -> None:
