@@ -1,5 +1,6 @@
 // kvtools._checked_io: bytes to and from files with their CRC-32C, in pieces that stay in the processor's
 // cache, without the GIL: one thread reads and checks while another writes.
+#include <fcntl.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
@@ -52,6 +53,22 @@ std::pair<size_t, uint32_t> Read(int file, Bytes data, int64_t offset, uint32_t 
   return {done, crc};
 }
 
+// Lets whole pages begin their way to the disk, so that the sync at the end has less to wait for. Only a
+// hint.
+void StartToDisk(int file, int64_t from, int64_t to) {
+#if defined(__linux__)
+  constexpr int64_t kPage = 4096;
+  from -= from % kPage;
+  to -= to % kPage;
+  if (to - from >= static_cast<int64_t>(kPiece)) {
+    nb::gil_scoped_release release;
+    sync_file_range(file, from, to - from, SYNC_FILE_RANGE_WRITE);
+  }
+#else
+  (void)file, (void)from, (void)to;
+#endif
+}
+
 uint32_t Write(int file, ConstBytes data, int64_t offset, uint32_t crc) {
   // The system lets one writer at a time into a file, and those who wait for it there keep a processor busy:
   // here they sleep, or check what they will write next.
@@ -76,6 +93,7 @@ uint32_t Write(int file, ConstBytes data, int64_t offset, uint32_t crc) {
     }
   }
   if (error != 0) ThrowErrno(error);
+  StartToDisk(file, offset, offset + static_cast<int64_t>(done));
   return crc;
 }
 
