@@ -6,9 +6,11 @@ import contextlib
 import itertools
 import logging
 import os
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from kvtools.errors import BadInputError, MissingDependencyError, UsageError
@@ -88,7 +90,8 @@ def started(engine: Engine) -> Iterator[None]:
     log.setLevel(logging.ERROR)
     address = os.environ.get("RAY_ADDRESS")
     try:
-        _join(ray, address) if address else _start(ray)
+        with _away():
+            _join(ray, address) if address else _start(ray)
     except (OSError, RuntimeError, ValueError) as error:
         where = f"the cluster at '{address}' (RAY_ADDRESS)" if address else "a cluster on this machine"
         raise BadInputError(f"running on Ray: {where} did not answer: {error}; see `ray status`") from error
@@ -97,6 +100,20 @@ def started(engine: Engine) -> Iterator[None]:
     finally:
         ray.shutdown()
         log.setLevel(level)
+
+
+@contextlib.contextmanager
+def _away() -> Iterator[None]:
+    """Be in another folder: Ray looks for modules in the folder where it is started before it looks anywhere else.
+
+    There may be a folder `kvtools` of something else in it, this package's sources for one.
+    """
+    here = Path.cwd()
+    os.chdir(tempfile.gettempdir())
+    try:
+        yield
+    finally:
+        os.chdir(here)
 
 
 def _join(ray: Any, address: str) -> None:

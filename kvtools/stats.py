@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvtools._row_stats import row_stats
 from kvtools.dialects.interface import (
     ALL_COLUMNS,
     DEFAULT_MEMORY,
@@ -103,7 +104,10 @@ class ColumnStats:
         if values.dtype.name not in _FLOAT_BITS:
             values = values.astype(np.float64)
         values = np.ascontiguousarray(values)
-        largest = self._largest_of_rows(values)
+        if values.dtype == np.float32:
+            largest, squares, total = self._measure(values)
+        else:
+            largest, squares, total = self._largest_of_rows(values), None, None
         numbers = values.astype(np.float32) if values.dtype.itemsize < 4 else values
         finite = np.isfinite(largest)
         if not finite.all():
@@ -112,7 +116,7 @@ class ColumnStats:
             numbers, largest = numbers[finite], largest[finite]
             squares = None
         else:
-            squares = self._add_plain_moments(numbers, float(largest.max()))
+            squares = self._add_plain_moments(numbers, float(largest.max()), squares, total)
         if len(numbers):
             self.zero_rows += len(largest) - int(np.count_nonzero(largest))
             self.abs.add(largest)
@@ -128,6 +132,17 @@ class ColumnStats:
         self.largest = max(self.largest, other.largest)
         self._merge_moments(other.elements, other.mean, other.squares)
 
+    def _measure(self, values: Array) -> tuple[Array, Array, float]:
+        """Return each row's largest absolute value and sum of squares, float32 [n], and the sum of all numbers.
+
+        The same as `_largest_of_rows` and the sums of `_add_plain_moments`, in one pass.
+        """
+        largest, squares = np.empty(len(values), np.float32), np.empty(len(values), np.float32)
+        total, low = row_stats(values, largest, squares)
+        if low < (1 << 24) - 1:
+            self._count_denormals(values.view(np.uint32) << np.uint32(1), np.uint32(1 << 24))
+        return largest, squares, total
+
     def _largest_of_rows(self, values: Array) -> Array:
         """Return the largest absolute value of each row, float32 or float64 [n], and count the denormal numbers.
 
@@ -139,12 +154,15 @@ class ColumnStats:
         top = np.maximum.reduceat(bits.ravel(), np.arange(0, bits.size, bits.shape[1])) >> word(1)
         # A denormal number has bits in its mantissa alone.
         first_normal = word(1 << (mantissa + 1))
-        if bits.min() < first_normal and ((bits > 0) & (bits < first_normal)).any():
-            denormal = (bits > 0) & (bits < first_normal)
-            self.denormal_elements += int(np.count_nonzero(denormal))
-            self.denormal_rows += int(np.count_nonzero(denormal.any(axis=1)))
+        if bits.min() < first_normal:
+            self._count_denormals(bits, first_normal)
         largest: Array = top.view(values.dtype)
         return largest.astype(np.float32) if values.dtype.itemsize < 4 else largest
+
+    def _count_denormals(self, bits: Array, first_normal: Any) -> None:
+        denormal = (bits > 0) & (bits < first_normal)
+        self.denormal_elements += int(np.count_nonzero(denormal))
+        self.denormal_rows += int(np.count_nonzero(denormal.any(axis=1)))
 
     def _count_non_finite(self, rows: Array) -> None:
         nan, inf = np.isnan(rows), np.isinf(rows)
@@ -153,16 +171,25 @@ class ColumnStats:
         self.nan_rows += int(np.count_nonzero(nan.any(axis=1)))
         self.inf_rows += int(np.count_nonzero(inf.any(axis=1)))
 
-    def _add_plain_moments(self, numbers: Array, largest: float) -> Array | None:
-        """Count finite numbers [n, width]; return each row's sum of squares in their own type, if that is of use."""
+    def _add_plain_moments(
+        self, numbers: Array, largest: float, squares: Array | None, total: float | None
+    ) -> Array | None:
+        """Count finite numbers [n, width]; return each row's sum of squares in their own type, if that is of use.
+
+        `squares` [n] and the numbers' `total` are given where they are known.
+        """
         if largest > 1e15 or 0 < largest < 1e-15:  # squares or sums may over- or underflow float32
             self._add_moments(numbers.astype(np.float64).ravel())
             return None
-        squares: Array = np.einsum("ij,ij->i", numbers, numbers)
-        total = float(squares.sum(dtype=np.float64))
-        mean = float(np.einsum("ij->i", numbers).sum(dtype=np.float64)) / numbers.size
-        deviations = total - numbers.size * mean * mean
-        if deviations < 1e-3 * total:  # nearly all the same: too little is left of the difference of two large numbers
+        if squares is None or total is None:
+            squares = np.asarray(np.einsum("ij,ij->i", numbers, numbers))
+            total = float(np.einsum("ij->i", numbers).sum(dtype=np.float64))
+        mean = total / numbers.size
+        of_squares = float(squares.sum(dtype=np.float64))
+        deviations = of_squares - numbers.size * mean * mean
+        if (
+            deviations < 1e-3 * of_squares
+        ):  # nearly all the same: too little is left of the difference of two large numbers
             self._add_moments(numbers.astype(np.float64).ravel())
         else:
             if largest > min(-self.smallest, self.largest):  # else no number is beyond those that were seen

@@ -123,8 +123,9 @@ def open_checkpoint(path: str | os.PathLike[str], options: OpenOptions | None = 
             raise BadInputError(f"opening '{source.text}': it is in none of the dialects {', '.join(dialects())}")
         dialect = found
     checkpoint = dialect.open(source, options)
+    path_elsewhere = source.text if source.is_url else str(source.path.absolute())  # for other processes
     for name, table in checkpoint.tables.items():
-        table.origin = Origin(source.text, options, name)
+        table.origin = Origin(path_elsewhere, options, name)
     return checkpoint
 
 

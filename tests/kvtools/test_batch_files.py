@@ -369,7 +369,9 @@ def test_unknown_compressions_and_levels_are_usage_errors(tmp_path: Path, dialec
 def test_shards_are_written_by_other_processes(tmp_path: Path) -> None:
     ray = pytest.importorskip("ray")
     table = round_trip.table("emb", 500, parts=3)
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    with pytest.MonkeyPatch.context() as elsewhere:
+        elsewhere.chdir("/")  # Ray would prefer the sources here to the installed package
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
     try:
         for dialect in ("hdf5", *FORMATS):
             write_tables([table], tmp_path / dialect, dialect, workers=2, engine="ray")

@@ -281,7 +281,9 @@ def test_empty_statistics_merge() -> None:
 @pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[None]:
     ray = pytest.importorskip("ray")
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    with pytest.MonkeyPatch.context() as elsewhere:
+        elsewhere.chdir("/")  # Ray would prefer the sources here to the installed package
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
     yield
     ray.shutdown()
 
