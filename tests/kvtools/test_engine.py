@@ -68,14 +68,19 @@ def cluster() -> Iterator[None]:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
     ray = pytest.importorskip("ray")
-    ray.init(
-        address="local",
-        num_cpus=2,
-        include_dashboard=False,
-        object_store_memory=80 << 20,
-        log_to_driver=False,
-        configure_logging=False,
-    )
+    # Its workers would take this package's sources, which are not compiled, for the installed one if it began here;
+    # elsewhere they find no module of tests.
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    with pytest.MonkeyPatch.context() as elsewhere:
+        elsewhere.chdir("/")
+        ray.init(
+            address="local",
+            num_cpus=2,
+            include_dashboard=False,
+            object_store_memory=80 << 20,
+            log_to_driver=False,
+            configure_logging=False,
+        )
     yield
     ray.shutdown()
 
