@@ -11,6 +11,7 @@ import argparse
 import datetime
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -224,7 +225,8 @@ def main() -> None:
     }
     output = args.output or ROOT / "benchmarks" / "results"
     output.mkdir(parents=True, exist_ok=True)
-    stem = f"{on['cpu'].replace(' ', '-').lower()}-{on['cpus']}cpu-tools"
+    cpu = re.sub(r"\(r\)|[^a-z0-9.]+", " ", on["cpu"].lower()).split()
+    stem = "-".join([*cpu, f"{on['cpus']}cpu", "tools"])
     (output / f"{stem}.json").write_text(json.dumps(result, indent=1) + "\n")
     (output / f"{stem}.md").write_text(markdown(result))
     print(markdown(result))

@@ -60,6 +60,10 @@ _FLOAT_BITS: dict[str, tuple[type[np.unsignedinteger[Any]], int]] = {
 """The unsigned type of the same size, and how many bits of it are the mantissa."""
 
 
+_CHUNKS = 8
+"""How many usual chunks are counted at once: much is done per chunk in Python, where only one thread is at a time."""
+
+
 @dataclass
 class ColumnStats:
     """What the rows of one column, values or a slot, are like.
@@ -313,7 +317,7 @@ def count_shard(task: StatsTask, progress: Progress | None = None) -> TableStats
     at_work: list[Future[None] | None] = [None] * task.threads
     pool = ThreadPoolExecutor(task.threads, thread_name_prefix="kvtools-stats") if task.threads > 1 else None
     with pool or contextlib.nullcontext():
-        for number, chunk in enumerate(table.chunks(ALL_COLUMNS, part=task.part)):
+        for number, chunk in enumerate(table.chunks(ALL_COLUMNS, rows=_CHUNKS * table.chunk_rows(), part=task.part)):
             turn = number % task.threads
             before = at_work[turn]
             if before is not None:
