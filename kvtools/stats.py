@@ -315,9 +315,10 @@ def count_shard(task: StatsTask, progress: Progress | None = None) -> TableStats
     # Each thread counts every so-manieth chunk by itself, so that sums do not depend on which of them is quicker.
     counted = [stats, *(TableStats.empty(table.schema) for _ in range(1, task.threads))]
     at_work: list[Future[None] | None] = [None] * task.threads
+    rows = _CHUNKS * table.chunk_rows(ALL_COLUMNS)
     pool = ThreadPoolExecutor(task.threads, thread_name_prefix="kvtools-stats") if task.threads > 1 else None
     with pool or contextlib.nullcontext():
-        for number, chunk in enumerate(table.chunks(ALL_COLUMNS, rows=_CHUNKS * table.chunk_rows(), part=task.part)):
+        for number, chunk in enumerate(table.chunks(ALL_COLUMNS, rows=rows, part=task.part)):
             turn = number % task.threads
             before = at_work[turn]
             if before is not None:
