@@ -312,7 +312,7 @@ def count_shard(task: StatsTask, progress: Progress | None = None) -> TableStats
         keys = (chunk.keys for chunk in table.chunks(KEYS, rows=_KEY_ROWS, verify=False))
         stats.repeated_keys = count_repeated(keys, table.rows, memory=task.memory)
         return stats
-    # Each thread counts every so-manieth chunk by itself, so that sums do not depend on which of them is quicker.
+    # Each of n threads counts every n-th chunk by itself, so that sums do not depend on which of them is quicker.
     counted = [stats, *(TableStats.empty(table.schema) for _ in range(1, task.threads))]
     at_work: list[Future[None] | None] = [None] * task.threads
     rows = _CHUNKS * table.chunk_rows(ALL_COLUMNS)
