@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from kvtools import _checked_io
 from kvtools.dialects.interface import Array
 from kvtools.errors import BadInputError, CorruptFileError
 
@@ -138,15 +139,13 @@ class RawColumn:
     def _copy(self, start: int, stop: int) -> Array:
         data = np.empty((stop - start, *self.row_shape), self.dtype)
         view = data.reshape(-1).view(np.uint8)
-        offset, done = self._offset + start * self.row_bytes, 0
-        while done < view.size:
-            count = os.preadv(self._file(), [view[done:]], offset + done)  # type: ignore[list-item]
-            if count == 0:
-                raise CorruptFileError(
-                    f"reading '{self.path}': it ends at byte {offset + done}, expected more; it was cut while it was"
-                    " read, copy it again"
-                )
-            done += count
+        offset = self._offset + start * self.row_bytes
+        done, _ = _checked_io.read(self._file(), view, offset, check=False)
+        if done < view.size:
+            raise CorruptFileError(
+                f"reading '{self.path}': it ends at byte {offset + done}, expected more; it was cut while it was"
+                " read, copy it again"
+            )
         return data
 
     def _file(self) -> int:

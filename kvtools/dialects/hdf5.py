@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from kvtools import _checked_io
 from kvtools.dialects.bundle.checksum import extend, of_runs
 from kvtools.dialects.bundle.writer import Region, Runs
 from kvtools.dialects.bundle_output import BundleShard, plain_columns
@@ -343,15 +344,13 @@ class DatasetColumn:
         assert self._offset is not None
         rows = np.empty((stop - start, *self.row_shape), self.dtype)
         view = rows.reshape(-1).view(np.uint8)
-        at, done = self._offset + start * self.row_bytes, 0
-        while done < view.size:
-            count = os.preadv(self._file.descriptor, [view[done:]], at + done)  # type: ignore[list-item]
-            if count == 0:
-                raise CorruptFileError(
-                    f"reading dataset '{self.name}' of '{self._file.path}': the file ends at byte {at + done}; it was"
-                    " cut while it was read, copy it again"
-                )
-            done += count
+        at = self._offset + start * self.row_bytes
+        done, _ = _checked_io.read(self._file.descriptor, view, at, check=False)
+        if done < view.size:
+            raise CorruptFileError(
+                f"reading dataset '{self.name}' of '{self._file.path}': the file ends at byte {at + done}; it was"
+                " cut while it was read, copy it again"
+            )
         return rows
 
 
