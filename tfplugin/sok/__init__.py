@@ -12,11 +12,14 @@ from tfplugin.sok.dynamic_variable import (
     incremental_model_dump,
     sparse_read_and_evict,
 )
+from tfplugin.sok.optimizer import SGD, OptimizerWrapper
 from tfplugin.sok.ranks import RankError, init, rank, size
 from tfplugin.sok.variables import filter_variables
 
 __all__ = [
+    "SGD",
     "DynamicVariable",
+    "OptimizerWrapper",
     "RankError",
     "Variable",
     "assign",
