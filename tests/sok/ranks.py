@@ -24,6 +24,7 @@ from pathlib import Path
 
 IN_RANK = Path(__file__).with_name("in_rank.py")
 HOROVODRUN = "from horovod.runner.launch import run_commandline; run_commandline()"
+START_TIMEOUT = 120.0  # the launcher imports TensorFlow twice, and then each rank does
 TAIL_LINES = 60
 
 
@@ -217,10 +218,11 @@ def _follow(process: subprocess.Popen[bytes], ranks: int, place: Path, timeout: 
         if still < min(timeout, grace):
             continue
         logs = [RankLog.read(place, rank) for rank in range(ranks)]
+        in_tests = all(log.current is not None for log in logs)
         if _one_failed(logs) and still >= grace:
             why = f"one rank failed, and the others did not end the test within {grace:g} s"
-        elif still >= timeout:
-            why = f"no rank got anywhere for {timeout:g} s"
+        elif still >= (timeout if in_tests else max(timeout, START_TIMEOUT)):
+            why = f"no rank got anywhere for {still:.0f} s"
         else:
             continue
         _show_stacks(place, logs)

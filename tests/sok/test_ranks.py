@@ -68,11 +68,11 @@ def test_hang_ends_by_the_timeout_with_the_stacks_of_each_rank(tmp_path: Path) -
         def test_last():
             pass
         """,
-        timeout=6,
+        timeout=3,
     )
     assert _outcomes(report) == {"test_hang": [None, None], "test_last": ["passed", "passed"]}
     text = report.failures()
-    assert "no rank got anywhere for 6 s" in text
+    assert "no rank got anywhere for 3 s" in text
     assert "in sleeping" in text and "in waiting" in text
 
 
