@@ -5,6 +5,7 @@ Code written for ``sparse_operation_kit`` runs with its import changed: ``import
 """
 
 from tfplugin.sok.distributed_variable import Variable
+from tfplugin.sok.dump import dump, load
 from tfplugin.sok.dynamic_variable import (
     DynamicVariable,
     assign,
@@ -20,10 +21,12 @@ __all__ = [
     "RankError",
     "Variable",
     "assign",
+    "dump",
     "export",
     "filter_variables",
     "incremental_model_dump",
     "init",
+    "load",
     "rank",
     "size",
     "sparse_read_and_evict",
