@@ -4,6 +4,8 @@ Code written for ``sparse_operation_kit`` runs with its import changed: ``import
 ``from tfplugin.sok import experiment as sok``.
 """
 
+from tfplugin.sok.all2all_dense_embedding import all2all_dense_embedding
+from tfplugin.sok.all2all_layer import All2AllDenseEmbedding
 from tfplugin.sok.distributed_variable import Variable
 from tfplugin.sok.dump import dump, load
 from tfplugin.sok.dynamic_variable import (
@@ -13,13 +15,19 @@ from tfplugin.sok.dynamic_variable import (
     incremental_model_dump,
     sparse_read_and_evict,
 )
+from tfplugin.sok.lookup_sparse import lookup_sparse
+from tfplugin.sok.optimizer import SGD, OptimizerWrapper
 from tfplugin.sok.ranks import RankError, init, rank, size
 from tfplugin.sok.variables import filter_variables
 
 __all__ = [
+    "SGD",
+    "All2AllDenseEmbedding",
     "DynamicVariable",
+    "OptimizerWrapper",
     "RankError",
     "Variable",
+    "all2all_dense_embedding",
     "assign",
     "dump",
     "export",
@@ -27,7 +35,10 @@ __all__ = [
     "incremental_model_dump",
     "init",
     "load",
+    "lookup_sparse",
     "rank",
     "size",
     "sparse_read_and_evict",
 ]
+
+from tfplugin.sok import experiment  # noqa: E402, F401 - it has the names above
