@@ -7,6 +7,7 @@ Code written for ``sparse_operation_kit`` runs with its import changed: ``import
 from tfplugin.sok.all2all_dense_embedding import all2all_dense_embedding
 from tfplugin.sok.all2all_layer import All2AllDenseEmbedding
 from tfplugin.sok.distributed_variable import Variable
+from tfplugin.sok.dump import dump, load
 from tfplugin.sok.dynamic_variable import (
     DynamicVariable,
     assign,
@@ -28,10 +29,12 @@ __all__ = [
     "Variable",
     "all2all_dense_embedding",
     "assign",
+    "dump",
     "export",
     "filter_variables",
     "incremental_model_dump",
     "init",
+    "load",
     "lookup_sparse",
     "rank",
     "size",
