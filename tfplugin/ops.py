@@ -195,6 +195,8 @@ for _name in (
     "KvTableStepVariable",
     "KvTableAssignStepVariable",
     "KvTableExport",
+    "KvTableKeys",
+    "KvTableReadColumn",
     "KvTableImport",
     "KvTablePartition",
     "KvTableSave",

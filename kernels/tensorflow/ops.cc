@@ -538,6 +538,34 @@ REGISTER_OP("KvTableExport")
       return absl::OkStatus();
     });
 
+// The keys alone, for those who read the rows in pieces.
+REGISTER_OP("KvTableKeys")
+    .Attr("Tkeys: {int64, int32, uint64}")
+    .Input("handle: resource")
+    .Output("keys: Tkeys")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(c->UnknownDim()));
+      return absl::OkStatus();
+    });
+
+// One column, the value or a slot, of keys. Inserts nothing.
+REGISTER_OP("KvTableReadColumn")
+    .Attr("Tkeys: {int64, int32, uint64}")
+    .Attr("dtype: {float, half, bfloat16, double}")
+    .Attr("column: string = ''")
+    .Attr("width: int >= 1")
+    .Input("handle: resource")
+    .Input("keys: Tkeys")
+    .Output("rows: dtype")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      int64_t width;
+      TF_RETURN_IF_ERROR(c->GetAttr("width", &width));
+      c->set_output(0, c->Matrix(c->Dim(c->input(1), 0), width));
+      return absl::OkStatus();
+    });
+
 // Writes rows with their stamps, as KvTableExport gave them.
 REGISTER_OP("KvTableImport")
     .Attr("Tkeys: {int64, int32, uint64}")

@@ -36,9 +36,11 @@ KEY_DTYPES = ("int64", "int32", "uint32", "uint64")
 VALUE_DTYPES = ("float32", "float16", "float64")
 
 _DTYPES = ("int32", "int64", "uint32", "uint64", "float16", "float32", "float64")  # by the number in a header
-_KEY, _EMBEDDING, _STATE = range(3)
+KEY, EMBEDDING, STATE = range(3)
+"""What a header says that its file holds."""
 _KINDS = ("keys", "embeddings", "optimizer state")
-_NAME_BYTES, _SLOT_BYTES, _HEADER_BYTES = 256, 32, 296
+HEADER_BYTES = 296
+_NAME_BYTES, SLOT_BYTES = 256, 32
 _KEY_FILE, _WEIGHT_FILE = "-key", "-weight"
 _FLATTEN = str.maketrans(dict.fromkeys(string.punctuation, "_"))
 
@@ -60,7 +62,7 @@ class Header:
             [
                 table.rjust(_NAME_BYTES, b" "),
                 self.kind.to_bytes(4, "big"),
-                slot.rjust(_SLOT_BYTES, b" "),
+                slot.rjust(SLOT_BYTES, b" "),
                 _DTYPES.index(self.dtype).to_bytes(4, "big"),
             ]
         )
@@ -90,10 +92,10 @@ def sniff(source: Source) -> bool:
     """Tell whether a source is a folder with a dump, or one of its files."""
     folder = _folder(source)
     names = set(folder.names)
-    for end, other, kind in ((_KEY_FILE, _WEIGHT_FILE, _KEY), (_WEIGHT_FILE, _KEY_FILE, _EMBEDDING)):
+    for end, other, kind in ((_KEY_FILE, _WEIGHT_FILE, KEY), (_WEIGHT_FILE, _KEY_FILE, EMBEDDING)):
         for name in names:
             pair = name.endswith(end) and name.removesuffix(end) + other in names
-            if pair or (name.endswith(end) and _is_header(folder.path / name, kind)):
+            if pair or (name.endswith(end) and is_file(folder.path / name, kind)):
                 return True
     return False
 
@@ -116,11 +118,11 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
     broken: dict[str, KvtoolsError] = {}
     for base, columns in files.items():
         if not {"key", "weight"} & set(columns) and not any(
-            _is_header(folder / f"{base}-{column}", _STATE) for column in columns
+            is_file(folder / f"{base}-{column}", STATE) for column in columns
         ):
             continue  # some other file that lies in the folder
         try:
-            table = _open_table(folder, base, columns, options)
+            table = open_table(folder, base, columns, options)
         except KvtoolsError as error:
             if not options.lenient:
                 raise
@@ -134,11 +136,12 @@ def _folder(source: Source) -> Source:
     """Return the folder of a source that is one file of a dump, else the source itself."""
     if source.is_url or not source.path.is_file():
         return source
-    kinds = (_KEY, _EMBEDDING, _STATE)
-    return Source(str(source.path.parent)) if any(_is_header(source.path, kind) for kind in kinds) else source
+    kinds = (KEY, EMBEDDING, STATE)
+    return Source(str(source.path.parent)) if any(is_file(source.path, kind) for kind in kinds) else source
 
 
-def _is_header(path: Path, kind: int) -> bool:
+def is_file(path: Path, kind: int) -> bool:
+    """Tell whether a file of a dump is at a path, of this kind."""
     try:
         return _read_header(path, "", kind) is not None
     except KvtoolsError:
@@ -146,17 +149,17 @@ def _is_header(path: Path, kind: int) -> bool:
 
 
 def _read_header(path: Path, doing: str, kind: int) -> Header:
-    allowed = KEY_DTYPES if kind == _KEY else VALUE_DTYPES
+    allowed = KEY_DTYPES if kind == KEY else VALUE_DTYPES
     try:
         with path.open("rb") as file:
-            data = file.read(_HEADER_BYTES)
+            data = file.read(HEADER_BYTES)
     except FileNotFoundError:
         raise BadInputError(f"{doing}: there is no '{path.name}'; copy every file of the dump") from None
     except OSError as error:
         raise BadInputError(f"{doing}: reading '{path}': {error.strerror or error}") from error
-    if len(data) < _HEADER_BYTES:
+    if len(data) < HEADER_BYTES:
         raise CorruptFileError(
-            f"{doing}: '{path}' has {len(data)} bytes, expected a header of {_HEADER_BYTES}; copy it again"
+            f"{doing}: '{path}' has {len(data)} bytes, expected a header of {HEADER_BYTES}; copy it again"
         )
     got_kind, number = int.from_bytes(data[256:260], "big"), int.from_bytes(data[292:296], "big")
     if got_kind != kind:
@@ -175,7 +178,7 @@ def _read_header(path: Path, doing: str, kind: int) -> Header:
 
 
 def _elements(path: Path, doing: str, dtype: str) -> int:
-    size, itemsize = path.stat().st_size - _HEADER_BYTES, numpy_dtype(dtype).itemsize
+    size, itemsize = path.stat().st_size - HEADER_BYTES, numpy_dtype(dtype).itemsize
     if size % itemsize:
         raise CorruptFileError(
             f"{doing}: '{path}' has {size} bytes after its header, expected a multiple of {itemsize}, {dtype}; it is"
@@ -184,10 +187,14 @@ def _elements(path: Path, doing: str, dtype: str) -> int:
     return size // itemsize
 
 
-def _open_table(folder: Path, base: str, columns: list[str], options: OpenOptions) -> SokTable:
+def open_table(folder: Path, base: str, columns: list[str], options: OpenOptions) -> SokTable:
+    """Open the table whose files are `base`-key, `base`-weight and `base`-<each of `columns`>.
+
+    Raises: see `open_checkpoint`.
+    """
     doing = f"opening table '{base}' of '{folder}'"
     key_path, weight_path = folder / f"{base}{_KEY_FILE}", folder / f"{base}{_WEIGHT_FILE}"
-    keys, weights = _read_header(key_path, doing, _KEY), _read_header(weight_path, doing, _EMBEDDING)
+    keys, weights = _read_header(key_path, doing, KEY), _read_header(weight_path, doing, EMBEDDING)
     rows, numbers = _elements(key_path, doing, keys.dtype), _elements(weight_path, doing, weights.dtype)
     notes = []
     if rows == 0 and numbers == 0:
@@ -208,7 +215,7 @@ def _open_table(folder: Path, base: str, columns: list[str], options: OpenOption
         if column in ("key", "weight"):
             continue
         path = folder / f"{base}-{column}"
-        state = _read_header(path, doing, _STATE)
+        state = _read_header(path, doing, STATE)
         slot = _slot_name(column, state.slot)
         held = _elements(path, doing, state.dtype)
         if held != rows * dim:
@@ -223,11 +230,11 @@ def _open_table(folder: Path, base: str, columns: list[str], options: OpenOption
             )
             continue
         schemas.append(SlotSchema(slot, dim, state.dtype))
-        slots[slot] = RawColumn(path, numpy_dtype(state.dtype), (dim,), offset=_HEADER_BYTES, rows=rows)
+        slots[slot] = RawColumn(path, numpy_dtype(state.dtype), (dim,), offset=HEADER_BYTES, rows=rows)
     part = Part(
         rows,
-        RawColumn(key_path, numpy_dtype(keys.dtype), offset=_HEADER_BYTES, rows=rows),
-        RawColumn(weight_path, numpy_dtype(weights.dtype), (dim,), offset=_HEADER_BYTES, rows=rows),
+        RawColumn(key_path, numpy_dtype(keys.dtype), offset=HEADER_BYTES, rows=rows),
+        RawColumn(weight_path, numpy_dtype(weights.dtype), (dim,), offset=HEADER_BYTES, rows=rows),
         slots,
     )
     schema = TableSchema(
@@ -273,19 +280,19 @@ class Writer(CheckpointWriter):
             )
         self._names[base] = schema.name
         files = {
-            "keys": ("key", Header(schema.name, _KEY, "", schema.key_dtype), (rows,)),
-            "values": ("weight", Header(schema.name, _EMBEDDING, "", schema.value_dtype), (rows, schema.dim)),
+            "keys": ("key", Header(schema.name, KEY, "", schema.key_dtype), (rows,)),
+            "values": ("weight", Header(schema.name, EMBEDDING, "", schema.value_dtype), (rows, schema.dim)),
         }
         for slot in schema.slots:
             optimizer, dot, name = slot.name.partition(".")
             column = f"{optimizer}-{name}" if dot else slot.name
-            header = Header(schema.name, _STATE, name if dot else slot.name, slot.dtype)
+            header = Header(schema.name, STATE, name if dot else slot.name, slot.dtype)
             taken = {"key", "weight", *(file[0] for file in files.values())}
-            too_long = len(header.slot.encode("utf-8", "surrogateescape")) > _SLOT_BYTES
+            too_long = len(header.slot.encode("utf-8", "surrogateescape")) > SLOT_BYTES
             if "/" in column or column in taken or too_long or _slot_name(column, header.slot) != slot.name:
                 raise BadInputError(
                     f"{doing}: slot '{slot.name}' has no place in the format, expected a name such as 'Adam.m', the"
-                    f" part after the dot of {_SLOT_BYTES} bytes at the most; leave it out, or write another dialect"
+                    f" part after the dot of {SLOT_BYTES} bytes at the most; leave it out, or write another dialect"
                 )
             files[f"slot:{slot.name}"] = (column, header, (rows, slot.width))
         regions = {}

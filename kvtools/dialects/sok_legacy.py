@@ -28,14 +28,14 @@ NAME = "sok-legacy"
 KEY_DTYPES = ("int64", "uint32")
 VALUE_DTYPES = ("float32",)
 
-_KEYS, _VALUES = "_keys.file", "_values.file"
+KEYS_FILE, VALUES_FILE = "_keys.file", "_values.file"
 _OTHER_KEY_DTYPES = ("int32", "uint64")  # never written by it, taken if asked for
 _OTHER_VALUE_DTYPES = ("float16", "float64")
 
 
 def sniff(source: Source) -> bool:
     """Tell whether a source is a folder with such files, or one of them."""
-    return any(name.endswith((_KEYS, _VALUES)) for name in _folder(source).names)
+    return any(name.endswith((KEYS_FILE, VALUES_FILE)) for name in _folder(source).names)
 
 
 def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
@@ -47,12 +47,12 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
         UsageError: an option names a type that there is not, or contradicts the sizes.
     """
     files, folder = _folder(source).names, _folder(source).path
-    names = sorted({file.removesuffix(end) for file in files for end in (_KEYS, _VALUES) if file.endswith(end)})
+    names = sorted({file.removesuffix(end) for file in files for end in (KEYS_FILE, VALUES_FILE) if file.endswith(end)})
     tables: dict[str, TableReader] = {}
     broken: dict[str, KvtoolsError] = {}
     for name in names:
         try:
-            tables[name] = _open_table(folder, name, options)
+            tables[name] = open_table(folder, name, options)
         except KvtoolsError as error:
             if not options.lenient:
                 raise
@@ -62,13 +62,14 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
 
 def _folder(source: Source) -> Source:
     """Return the folder of a source that is one of the files, else the source itself."""
-    one = not source.is_url and source.path.is_file() and source.path.name.endswith((_KEYS, _VALUES))
+    one = not source.is_url and source.path.is_file() and source.path.name.endswith((KEYS_FILE, VALUES_FILE))
     return Source(str(source.path.parent)) if one else source
 
 
-def _open_table(folder: Path, name: str, options: OpenOptions) -> ColumnTable:
+def open_table(folder: Path, name: str, options: OpenOptions) -> ColumnTable:
+    """Open the files of one variable; raises as `open_checkpoint` does."""
     doing = f"opening table '{name}' of '{folder}'"
-    paths = (folder / f"{name}{_KEYS}", folder / f"{name}{_VALUES}")
+    paths = (folder / f"{name}{KEYS_FILE}", folder / f"{name}{VALUES_FILE}")
     for path in paths:
         if not path.is_file():
             raise BadInputError(f"{doing}: there is no '{path.name}'; copy both files of the variable")
@@ -143,8 +144,8 @@ class Writer(CheckpointWriter):
                 " `kvtools rename`"
             )
         places = (
-            ("keys", _KEYS, schema.key_dtype, (schema.rows,)),
-            ("values", _VALUES, schema.value_dtype, (schema.rows, schema.dim)),
+            ("keys", KEYS_FILE, schema.key_dtype, (schema.rows,)),
+            ("values", VALUES_FILE, schema.value_dtype, (schema.rows, schema.dim)),
         )
         regions = {}
         for place, suffix, dtype, shape in places:

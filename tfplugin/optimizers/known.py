@@ -55,7 +55,9 @@ def find(optimizer: Any) -> Known | str:
             continue
         methods, describe = entry
         for method in methods:
-            if method in vars(optimizer) or any(method in vars(subclass) for subclass in cls.__mro__[:i]):
+            own_method = vars(optimizer).get(method)
+            replaced = own_method is not None and not getattr(own_method, "keeps_update", False)
+            if replaced or any(method in vars(subclass) for subclass in cls.__mro__[:i]):
                 return f"{cls.__name__} has a {method} of its own"
         return describe(optimizer)
     return f"no fused kernel for {cls.__name__}"

@@ -6,8 +6,9 @@ for this step alone, lets it apply its dense update, and writes the rows back.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -156,6 +157,19 @@ class RowUpdate:
         """Lets this step's rows go."""
         for step_variable in (self.value, *self.slots):
             step_variable.unbind()
+
+
+@contextlib.contextmanager
+def one_row_shown(variables: Sequence[Any]) -> Iterator[None]:
+    """Has step variables say that they hold one row: some optimizers compute a slot's initial value from the shape."""
+    shapes = [(v, v._shape) for v in variables if isinstance(v, StepVariable)]
+    for variable, shape in shapes:
+        variable._shape = tf.TensorShape([1, shape[1]])
+    try:
+        yield
+    finally:
+        for variable, shape in reversed(shapes):
+            variable._shape = shape
 
 
 def row_gradient(variable: KvVariable, gradient: Any) -> tuple[tf.Tensor, tf.Tensor]:

@@ -15,7 +15,7 @@ from tensorflow.python.trackable import autotrackable
 from tensorflow.python.training import optimizer as v1_optimizer
 
 from tfplugin.kv_variable import KvVariable, PartitionedKvVariable
-from tfplugin.optimizers import explanation, step_rows
+from tfplugin.optimizers import explanation, more_variables, step_rows
 from tfplugin.optimizers import fused as fusing
 from tfplugin.optimizers.hyperparameters import Step, given
 from tfplugin.optimizers.known import couples_rows, innermost
@@ -26,7 +26,8 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
 
     Where the table engine knows the optimizer, a key-value variable is updated by one fused op; otherwise the
     optimizer's own update runs on the rows that the step touched, with their slots. `explain` says which. Rows that a
-    step does not touch stay as they are. ``tf.compat.v1.train`` optimizers and those of `tfplugin.optimizers` need no
+    step does not touch stay as they are. The variables need not come all at once: the optimizer may be given others in
+    another call, through the wrapper or directly. ``tf.compat.v1.train`` optimizers and those of `tfplugin.optimizers` need no
     wrapper and work with one. Attributes that are not here are the optimizer's own (``learning_rate``,
     ``iterations``).
 
@@ -75,6 +76,7 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
         if own is not None:
             skip_nonfinite |= own.skip_nonfinite
             stochastic_rounding |= own.stochastic_rounding
+        more_variables.accept(self._core)
         fusing.set_options(self._core, fusing.Options(fused == "auto", skip_nonfinite, stochastic_rounding))
 
     @property
@@ -304,12 +306,13 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
         with self._slots_noted(), tf_ops.init_scope():
             if hasattr(core, "_create_all_weights"):  # tf_keras.optimizers.legacy
                 core._create_all_weights(variables)
-            elif not getattr(optimizer, "built", False) and not getattr(core, "_built", False):
-                if hasattr(core, "_check_variables_are_known"):  # Keras 3
-                    with tf.name_scope(optimizer.name):
-                        optimizer.build(variables)
-                else:
-                    core.build(variables)
+            elif not hasattr(core, "_check_variables_are_known"):  # tf_keras
+                core.build(variables)
+            elif getattr(optimizer, "built", False):
+                core._check_variables_are_known(variables)
+            else:
+                with tf.name_scope(optimizer.name):
+                    optimizer.build(variables)
 
     @contextlib.contextmanager
     def _slots_noted(self) -> Iterator[None]:
@@ -337,12 +340,14 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
                 made = update.add_slot(slot, constant(initializer, slot))
                 if method == "add_slot":
                     optimizer._slots.setdefault(reference._unique_id, {})[slot] = made
+                else:
+                    optimizer._kv_slots.remember(reference, slot, made)
                 return made
 
+            before[method] = vars(optimizer).get(method)
             object.__setattr__(optimizer, method, noted)
-            wrapped.append(method)
 
-        wrapped: list[str] = []
+        before: dict[str, Any] = {}
         if hasattr(optimizer, "_create_all_weights"):
             wrap("add_slot", lambda var, slot_name, initializer="zeros", shape=None: (var, slot_name, initializer))
         elif hasattr(optimizer, "_check_variables_are_known"):
@@ -363,16 +368,15 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
                     initial_value,
                 ),
             )
-        # Some compute a slot's initial value from the shape of its variable: show them one row.
-        for update in self._updates.values():
-            update.value._shape = tf.TensorShape([1, update.variable.dim])
         try:
-            yield
+            with step_rows.one_row_shown([update.value for update in self._updates.values()]):
+                yield
         finally:
-            for update in self._updates.values():
-                update.value._shape = tf.TensorShape([None, update.variable.dim])
-            for method in wrapped:
-                object.__delattr__(optimizer, method)
+            for method, own in before.items():
+                if own is None:
+                    object.__delattr__(optimizer, method)
+                else:
+                    object.__setattr__(optimizer, method, own)
 
 
 def _names(optimizer: Any) -> list[str]:

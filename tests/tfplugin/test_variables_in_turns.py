@@ -1,0 +1,77 @@
+"""One optimizer, given key-value variables and dense ones in separate calls, through its wrapper and directly."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import tfplugin
+
+OPTIMIZERS = {
+    "Keras SGD": lambda: tf.keras.optimizers.SGD(0.1, momentum=0.9),
+    "Keras Adagrad": lambda: tf.keras.optimizers.Adagrad(0.1),
+    "tf_keras SGD": lambda: tf_keras.optimizers.SGD(0.1, momentum=0.9),
+    "tf_keras Adagrad": lambda: tf_keras.optimizers.Adagrad(0.1),
+    "legacy SGD": lambda: tf_keras.optimizers.legacy.SGD(0.1, momentum=0.9),
+}
+STEPS = 4
+
+
+def _losses(table, dense, wide):
+    return tf.reduce_sum(tf.nn.embedding_lookup(table, [1, -2]) ** 2), tf.reduce_sum(dense**2) + tf.reduce_sum(wide**3)
+
+
+@pytest.mark.parametrize("turns", ["tables first", "dense first", "dense steps before the wrapper"])
+@pytest.mark.parametrize("function", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize("make_optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_separate_calls_keep_the_slots_of_all(make, make_optimizer, function, turns):
+    # These optimizers do not look at the number of the step, which each call counts.
+    def train(separate: bool):
+        table = make(initializer=1.0, value_dtype=tf.float64)
+        dense = tf.Variable(np.array([1.0, 2.0])), tf.Variable(np.array([[0.5]]))
+        optimizer = make_optimizer()
+        early = turns == "dense steps before the wrapper"
+        if separate and early:
+            with tf.GradientTape() as tape:
+                loss = _losses(table, *dense)[1]
+            optimizer.apply_gradients(zip(tape.gradient(loss, dense), dense, strict=True))
+        wrapper = tfplugin.OptimizerWrapper(optimizer)
+        if not separate and early:
+            with tf.GradientTape() as tape:
+                loss = _losses(table, *dense)[1]
+            wrapper.apply_gradients(zip(tape.gradient(loss, dense), dense, strict=True))
+
+        def step():
+            with tf.GradientTape() as tape:
+                loss = tf.add_n(_losses(table, *dense))
+            of_table, *of_dense = tape.gradient(loss, [table, *dense])
+            if not separate:
+                wrapper.apply_gradients(zip([of_table, *of_dense], [table, *dense], strict=True))
+                return
+            calls = [
+                lambda: wrapper.apply_gradients([(of_table, table)]),
+                lambda: optimizer.apply_gradients(zip(of_dense, dense, strict=True)),
+            ]
+            for call in calls if turns == "tables first" else calls[::-1]:
+                call()
+
+        run = tf.function(step) if function else step
+        for _ in range(STEPS):
+            run()
+        return [table.export()[1].numpy(), *(v.numpy() for v in dense)]
+
+    for apart, together in zip(train(True), train(False), strict=True):
+        np.testing.assert_allclose(apart, together, rtol=1e-12)
+
+
+def test_variables_that_come_late_get_slots_of_their_own(make):
+    optimizer = tf.keras.optimizers.SGD(1.0, momentum=0.5)
+    wrapper = tfplugin.OptimizerWrapper(optimizer)
+    early, late = tf.Variable(0.0), tf.Variable(0.0)
+    table = make(initializer=0.0)
+    ones = tf.IndexedSlices(tf.ones([1, 4]), tf.constant([7], tf.int64))
+    wrapper.apply_gradients([(ones, table), (tf.constant(1.0), early)])
+    wrapper.apply_gradients([(ones, table), (tf.constant(1.0), late)])
+    np.testing.assert_allclose([early.numpy(), late.numpy(), table.export()[1][0, 0].numpy()], [-1.0, -1.0, -2.5])

@@ -1,0 +1,105 @@
+"""Lets a Keras optimizer meet variables later than at its first step.
+
+A Keras 3 or tf_keras optimizer refuses variables that it was not built with. Programs that keep embeddings apart apply
+one optimizer to them and to the rest of the model in two calls, so that in neither are all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfplugin.optimizers.step_rows import one_row_shown
+
+_Key = tuple[int, str]
+
+
+class _Place:
+    """Stands for a slot where an optimizer is asked only where it puts which."""
+
+    def __init__(self, key: _Key) -> None:
+        self.key = key
+
+
+class _Slots:
+    """The slots that an optimizer has made, by variable and name. It gets them again when it asks again."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._stock = optimizer.add_variable_from_reference
+        self._made: dict[_Key, tuple[Any, Any]] = {}
+        self._only_asks = False
+        # What the optimizer has already: its lists of slots, and the number in them of each variable.
+        self._lists = {name: list(value) for name, value in vars(optimizer).items() if isinstance(value, list)}
+        self._numbers = dict(getattr(optimizer, "_index_dict", getattr(optimizer, "_trainable_variables_indices", {})))
+
+    def __call__(self, variable: Any = None, name: str | None = None, *args: Any, **kwargs: Any) -> Any:
+        variable = kwargs.pop("reference_variable", kwargs.pop("model_variable", variable))
+        name = kwargs.pop("name", kwargs.pop("variable_name", name)) or "var"
+        key = (id(variable), name)
+        if self._only_asks:
+            return _Place(key)
+        if key not in self._made:
+            # With the variable, so that its id stays its own.
+            self._made[key] = (variable, self._stock(variable, name, *args, **kwargs))
+        return self._made[key][1]
+
+    def remember(self, variable: Any, name: str, slot: Any) -> None:
+        """Notes a slot that was made elsewhere."""
+        self._made[id(variable), name] = (variable, slot)
+
+    def find(self, optimizer: Any, build: Callable[[Any], Any], variable: Any) -> None:
+        """Notes the slots that an optimizer made for a variable before this object came: its lists hold them."""
+        number = self._numbers.get(optimizer._var_key(variable))
+        if number is None:
+            return
+        self._only_asks = True
+        try:
+            build([variable])
+        finally:
+            self._only_asks = False
+        for name, slots in self._lists.items():
+            for place in getattr(optimizer, name):
+                if isinstance(place, _Place) and number < len(slots):
+                    self._made[place.key] = (variable, slots[number])
+
+
+def accept(optimizer: Any) -> None:
+    """Has this optimizer take new variables at any step, also where it is called directly. Its slots stay."""
+    if "_kv_slots" in vars(optimizer) or not hasattr(optimizer, "add_variable_from_reference"):
+        return
+    slots = _Slots(optimizer)
+    stock_build = optimizer.build
+    known: list[Any] = []
+    object.__setattr__(optimizer, "_kv_slots", slots)
+    object.__setattr__(optimizer, "add_variable_from_reference", slots)
+
+    def build(variables: Sequence[Any]) -> None:
+        _set_built(optimizer, False)
+        with one_row_shown(variables):
+            stock_build(variables)
+        _set_built(optimizer, True)
+
+    def extend(variables: Sequence[Any]) -> None:
+        ids = {id(variable) for variable in known}
+        new = [variable for variable in variables if id(variable) not in ids]
+        if not new:
+            return
+        with tf.init_scope():
+            for variable in new:
+                slots.find(optimizer, build, variable)
+            known.extend(new)
+            build(list(known))
+
+    extend.keeps_update = True  # type: ignore[attr-defined]  # for `known.find`
+    if hasattr(optimizer, "_check_variables_are_known"):  # Keras 3
+        object.__setattr__(optimizer, "_check_variables_are_known", extend)
+    else:
+        object.__setattr__(optimizer, "build", extend)
+
+
+def _set_built(optimizer: Any, built: bool) -> None:
+    for attribute in ("built", "_built"):
+        if hasattr(optimizer, attribute):
+            setattr(optimizer, attribute, built)

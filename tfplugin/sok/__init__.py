@@ -1,0 +1,44 @@
+"""The SparseOperationKit API: embeddings over the ranks of a Horovod run, on any machine.
+
+Code written for ``sparse_operation_kit`` runs with its import changed: ``import tfplugin.sok as sok``, or
+``from tfplugin.sok import experiment as sok``.
+"""
+
+from tfplugin.sok.all2all_dense_embedding import all2all_dense_embedding
+from tfplugin.sok.all2all_layer import All2AllDenseEmbedding
+from tfplugin.sok.distributed_variable import Variable
+from tfplugin.sok.dump import dump, load
+from tfplugin.sok.dynamic_variable import (
+    DynamicVariable,
+    assign,
+    export,
+    incremental_model_dump,
+    sparse_read_and_evict,
+)
+from tfplugin.sok.lookup_sparse import lookup_sparse
+from tfplugin.sok.optimizer import SGD, OptimizerWrapper
+from tfplugin.sok.ranks import RankError, init, rank, size
+from tfplugin.sok.variables import filter_variables
+
+__all__ = [
+    "SGD",
+    "All2AllDenseEmbedding",
+    "DynamicVariable",
+    "OptimizerWrapper",
+    "RankError",
+    "Variable",
+    "all2all_dense_embedding",
+    "assign",
+    "dump",
+    "export",
+    "filter_variables",
+    "incremental_model_dump",
+    "init",
+    "load",
+    "lookup_sparse",
+    "rank",
+    "size",
+    "sparse_read_and_evict",
+]
+
+from tfplugin.sok import experiment  # noqa: E402, F401 - it has the names above

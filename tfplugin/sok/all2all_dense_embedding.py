@@ -1,0 +1,47 @@
+"""`sok.all2all_dense_embedding`: a plain lookup over all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfplugin import mode
+from tfplugin.composed_pool import PooledIds
+from tfplugin.sok.exchange import Lookup, look_up
+from tfplugin.sok.exchange_ids import keys_of
+from tfplugin.sok.exchange_table import exchange_table
+
+_CALLER = "sok.all2all_dense_embedding"
+
+
+def all2all_dense_embedding(param: Any, indices: Any, *, training: bool | None = None, name: str | None = None) -> Any:
+    """Rows of ids, on whichever rank they are. Every rank calls it with ids of its own.
+
+    Args:
+      param: a `sok.Variable` or a `sok.DynamicVariable`; on a single rank any variable.
+      indices: integers of any shape, dense or ragged.
+      training: as for `lookup_sparse`.
+      name: of the exchange: the same on all ranks.
+
+    Returns:
+      [*indices.shape, dim], ragged where indices are. Its gradient is summed over the ranks.
+
+    Raises:
+      TypeError: a param or ids that do not fit.
+      tf.errors.InvalidArgumentError: on every rank, where ids of any rank are not rows of a `Variable`.
+
+    Example:
+      >>> v = sok.DynamicVariable(dimension=2, initializer="ones")
+      >>> sok.all2all_dense_embedding(v, tf.constant([[7], [-1]], tf.int64)).shape
+      TensorShape([2, 1, 2])
+    """
+    del name
+    table = exchange_table(param, _CALLER)
+    ragged = isinstance(indices, tf.RaggedTensor)
+    ids = keys_of(indices.flat_values if ragged else indices, table, _CALLER)
+    flat = PooledIds(tf.reshape(ids, [-1]), tf.constant([0], tf.int64), None, 1, None, False, None)
+    rows = look_up([Lookup(table, flat, None)], mode.training(training))[0]
+    rows = tf.reshape(rows, tf.concat([tf.shape(ids), [table.dim]], 0))
+    rows.set_shape(ids.shape.concatenate([table.dim]))
+    return indices.with_flat_values(rows) if ragged else rows

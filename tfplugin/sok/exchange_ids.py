@@ -1,0 +1,73 @@
+"""Ids of a lookup over the ranks, as users give them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfplugin.composed_pool import PooledIds
+from tfplugin.sok.exchange_table import ExchangeTable
+
+#: Dtypes whose every value is one of the wider one.
+_FITTING = {
+    tf.int64: (tf.int8, tf.int16, tf.int32, tf.uint8, tf.uint16, tf.uint32),
+    tf.int32: (tf.int8, tf.int16, tf.uint8, tf.uint16),
+    tf.uint64: (tf.uint8, tf.uint16, tf.uint32),
+}
+
+
+def keys_of(ids: Any, table: ExchangeTable, caller: str) -> tf.Tensor:
+    """Ids as a Tensor of the table's key dtype, any shape.
+
+    Raises:
+      TypeError: ids of a dtype that does not fit.
+    """
+    if isinstance(ids, (tf.SparseTensor, tf.RaggedTensor, tf.compat.v1.SparseTensorValue)):
+        raise TypeError(f"{caller}: ids of '{table.name}' must be dense here, got a {type(ids).__name__}.")
+    if not tf.is_tensor(ids) and getattr(ids, "dtype", None) is None:
+        ids = tf.convert_to_tensor(ids, table.key_dtype)
+    keys = tf.convert_to_tensor(ids)
+    if keys.dtype == table.key_dtype:
+        return keys
+    if keys.dtype in _FITTING[table.key_dtype]:
+        return tf.cast(keys, table.key_dtype)
+    raise TypeError(
+        f"{caller}: '{table.name}' has {table.key_dtype.name} keys, got ids of {keys.dtype.name}: "
+        f"cast them with tf.cast(ids, tf.{table.key_dtype.name})"
+        + (" after hashing (tf.strings.to_hash_bucket_fast)." if keys.dtype == tf.string else ".")
+    )
+
+
+def pooled_keys(sp_ids: Any, sp_weights: Any, table: ExchangeTable, caller: str) -> PooledIds:
+    """Ids and weights of a SparseTensor or a RaggedTensor [batch, None].
+
+    Raises:
+      TypeError: neither of these, or weights of another kind than the ids.
+      ValueError: of another rank.
+    """
+    if isinstance(sp_ids, tf.RaggedTensor):
+        if sp_ids.ragged_rank != 1 or sp_ids.flat_values.shape.rank not in (1, None):
+            raise ValueError(f"{caller}: a RaggedTensor of ids has shape [batch, None], got {sp_ids.shape}.")
+        segments, shape = tf.cast(sp_ids.row_splits, tf.int64), None
+    elif isinstance(sp_ids, (tf.SparseTensor, tf.compat.v1.SparseTensorValue)):
+        segments, shape = (tf.convert_to_tensor(part, tf.int64) for part in (sp_ids.indices, sp_ids.dense_shape))
+        if segments.shape[-1] not in (2, None):
+            raise ValueError(f"{caller}: a SparseTensor of ids has shape [batch, n], got {sp_ids.shape}.")
+    else:
+        raise TypeError(
+            f"{caller}: ids of '{table.name}' must be a SparseTensor or a RaggedTensor, got {type(sp_ids).__name__}."
+        )
+    weights = None
+    if sp_weights is not None:
+        if isinstance(sp_weights, tf.RaggedTensor) != isinstance(sp_ids, tf.RaggedTensor) or not isinstance(
+            sp_weights, (tf.RaggedTensor, tf.SparseTensor, tf.compat.v1.SparseTensorValue)
+        ):
+            raise TypeError(
+                f"{caller}: weights of '{table.name}' must be of the type of its ids ({type(sp_ids).__name__}), or "
+                f"None, got {type(sp_weights).__name__}."
+            )
+        weights = tf.convert_to_tensor(sp_weights.values)
+        if not weights.dtype.is_floating:
+            raise TypeError(f"{caller}: weights of '{table.name}' must be floats, got {weights.dtype.name}.")
+    return PooledIds(keys_of(sp_ids.values, table, caller), segments, shape, 1, weights, False, None)

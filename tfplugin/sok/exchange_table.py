@@ -1,0 +1,70 @@
+"""What an exchange of keys and rows needs to know about a variable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from tfplugin.kv_variable import KvVariable, PartitionedKvVariable
+from tfplugin.sok import ranks
+from tfplugin.sok.distributed_variable import ShardedVariable
+from tfplugin.sok.dynamic_variable import DynamicVariable
+
+
+@dataclass(frozen=True)
+class ExchangeTable:
+    """A variable as the ranks see it.
+
+    Attributes:
+      variable: this rank's share of it.
+      name: for messages.
+      owner: the rank that holds it all; -1 where rank ``key floor-mod size`` holds a key.
+      rows: how many rows a static variable has on all ranks together; -1 for a key-value table.
+      key_dtype: of the keys of a key-value table; tf.int64 for a static variable.
+      dtype: of the rows.
+      dim: width of a row.
+    """
+
+    variable: Any
+    name: str
+    owner: int
+    rows: int
+    key_dtype: tf.DType
+    dtype: tf.DType
+    dim: int
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether rows are found by key rather than by number."""
+        return self.rows < 0
+
+
+def exchange_table(variable: Any, caller: str) -> ExchangeTable:
+    """Describes a variable, or says why it cannot be looked up on several ranks.
+
+    Raises:
+      TypeError: not a variable that can be looked up.
+      ValueError: one that only this rank knows, where there are several.
+    """
+    if isinstance(variable, DynamicVariable):
+        return ExchangeTable(
+            variable, variable.name, variable.target_gpu, -1, variable.key_dtype, variable.dtype, variable.dim
+        )
+    if isinstance(variable, ShardedVariable):
+        rows, dim = variable.global_shape
+        return ExchangeTable(variable, variable.name, variable.target_gpu, rows, tf.int64, variable.dtype, dim)
+    if not isinstance(variable, (KvVariable, PartitionedKvVariable, tf.Variable)):
+        raise TypeError(f"{caller}: params must be sok.Variable or sok.DynamicVariable, got {type(variable).__name__}.")
+    if ranks.size() > 1:
+        raise ValueError(
+            f"{caller}: '{variable.name}' is a {type(variable).__name__}, whose rows each of the {ranks.size()} ranks "
+            "has for itself: make it with sok.Variable or sok.DynamicVariable, or look it up with tf.nn.embedding_lookup."
+        )
+    if isinstance(variable, tf.Variable):
+        if variable.shape.rank != 2 or not variable.shape.is_fully_defined():
+            raise ValueError(f"{caller}: '{variable.name}' must be of shape [rows, dim], got {variable.shape}.")
+        rows, dim = variable.shape
+        return ExchangeTable(variable, variable.name, -1, int(rows), tf.int64, variable.dtype, int(dim))
+    return ExchangeTable(variable, variable.name, -1, -1, variable.key_dtype, variable.dtype, variable.dim)

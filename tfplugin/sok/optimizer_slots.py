@@ -1,0 +1,197 @@
+"""What an optimizer keeps for a variable, whichever optimizer it is, under the names that dumps give it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.training import optimizer as v1_optimizer
+
+from tfplugin.kv_variable import KvVariable
+from tfplugin.ops import raw
+from tfplugin.optimizers import fused
+from tfplugin.optimizers.known import innermost
+from tfplugin.optimizers.wrapper import OptimizerWrapper
+from tfplugin.slots import SlotSpec
+
+#: The optimizers that SparseOperationKit dumps. It takes the last one whose name is in that of the class, which makes
+#: Adamax and AdamW "Adam".
+SOK_OPTIMIZERS = ("SGD", "Adamax", "Adadelta", "Adagrad", "Ftrl", "Adam")
+
+#: Slot names of Keras 3 and tf_keras -> those of tf_keras.optimizers.legacy, which dumps have.
+_SLOT_NAMES = {
+    "SGD": {"m": "momentum"},
+    "Adam": {"momentum": "m", "velocity": "v", "velocity_hat": "vhat", "norm": "v", "u": "v"},
+    "Adadelta": {"accumulated_grad": "accum_grad", "accumulated_delta_var": "accum_var"},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class TableSlot:
+    """A slot of a key-value variable: a column of its rows."""
+
+    variable: KvVariable
+    spec: SlotSpec
+
+    @property
+    def dtype(self) -> tf.DType:
+        """That of the rows."""
+        return self.variable.dtype
+
+    def read(self, keys: tf.Tensor) -> tf.Tensor:
+        """The slot's rows of keys [n], which it does not insert: [n, width]."""
+        return raw.kv_table_read_column(
+            self.variable.handle, keys, dtype=self.dtype, column=self.spec.name, width=self.spec.width
+        )
+
+
+def core_of(optimizer: Any) -> Any:
+    """The optimizer that updates variables, inside wrappers, those that scale the loss and those of Horovod."""
+    while True:
+        if isinstance(optimizer, OptimizerWrapper):
+            optimizer = optimizer.optimizer
+            continue
+        inner = innermost(optimizer)
+        if inner is optimizer and isinstance(inner, v1_optimizer.Optimizer):
+            inner = getattr(optimizer, "_optimizer", optimizer)  # hvd.DistributedOptimizer
+        if inner is optimizer:
+            return optimizer
+        optimizer = inner
+
+
+def file_name(optimizer: Any) -> str:
+    """What dumps call an optimizer: the name that SparseOperationKit knows, else that of its class."""
+    name = type(core_of(optimizer)).__name__
+    known = [one for one in SOK_OPTIMIZERS if one in name]
+    return known[-1] if known else name
+
+
+def slots_of(optimizer: Any, variable: Any) -> dict[str, Any]:
+    """What `optimizer` keeps for `variable`, by the names that dumps have (``"m"``, ``"v"``, ``"accumulator"``).
+
+    For a key-value variable a `TableSlot` each, also before the optimizer's first step. For another variable the
+    optimizer's own variables; nothing before they are made.
+
+    Example:
+      >>> slots_of(tf_keras.optimizers.legacy.Adam(), static_variable)
+      {'m': <tf.Variable ...>, 'v': <tf.Variable ...>}
+    """
+    core = core_of(optimizer)
+    names = _SLOT_NAMES.get(file_name(core), {})
+    if isinstance(variable, KvVariable):
+        found: dict[str, Any] = {
+            spec.name.partition(".")[2]: TableSlot(variable, spec) for spec in table_specs(core, variable)
+        }
+    elif hasattr(core, "get_slot_names"):
+        held = {
+            name: core.get_slot(variable, name) for name in core.get_slot_names() if _has_slot(core, variable, name)
+        }
+        found = {name: slot for name, slot in held.items() if slot is not None}
+    else:
+        found = _keras_slots(core, variable)
+    return {names.get(name, name): slot for name, slot in found.items()}
+
+
+def _has_slot(core: Any, variable: Any, name: str) -> bool:
+    slots = getattr(core, "_slots", {})
+    if isinstance(core, v1_optimizer.Optimizer):
+        return True
+    return name in slots.get(getattr(variable, "_unique_id", None), {})
+
+
+def table_specs(optimizer: Any, variable: KvVariable) -> tuple[SlotSpec, ...]:
+    """The slots that `optimizer` keeps in the rows of `variable`, in its order; noted if it has taken no step yet."""
+    core = core_of(optimizer)
+    specs = variable._slots_of.get(core)
+    if specs is not None:
+        return tuple(specs)
+    own_name = core.get_name() if isinstance(core, v1_optimizer.Optimizer) else type(core).__name__
+    prefix = variable.slot_prefix(core, own_name)
+    plan = fused.plan(core, variable)
+    if not isinstance(plan, str):
+        specs = tuple(fused.slot_specs(plan, variable, prefix))
+    else:
+        specs = _specs_of_stock_update(core, variable, prefix)
+    variable.attach_slots(core, specs)
+    return specs
+
+
+def _specs_of_stock_update(core: Any, variable: KvVariable, prefix: str) -> tuple[SlotSpec, ...]:
+    """The slots of an optimizer whose own update runs on the rows, found by having a copy of it make them.
+
+    The optimizer itself is left alone: a Keras one learns its variables once, and they are not all known here.
+    """
+    if not hasattr(core, "get_config"):
+        raise ValueError(
+            f"{type(core).__name__} has kept nothing for '{variable.name}' yet, and what it would keep is known only "
+            "after its first step: take one step first."
+        )
+    copy = OptimizerWrapper(type(core).from_config(core.get_config()), fused=False)
+    copy._build([(None, variable)])
+    specs = copy._updates[variable].specs
+    variable._slot_prefix_of.pop(copy._core, None)
+    return tuple(dataclasses.replace(spec, name=f"{prefix}.{spec.name.partition('.')[2]}") for spec in specs)
+
+
+def _keras_slots(core: Any, variable: Any) -> dict[str, Any]:
+    """What an optimizer of Keras 3 or tf_keras keeps for a variable: its place in each list that has one for each."""
+    if not is_built(core):
+        return {}
+    indices = getattr(core, "_trainable_variables_indices", None)  # Keras 3
+    if indices is None:
+        indices = core._index_dict
+    place = indices.get(core._var_key(variable))
+    if place is None:
+        return {}
+    owned = {id(one) for one in _listed_variables(core)}
+    slots = {}
+    for attribute in vars(core).values():
+        if not isinstance(attribute, (list, tuple)) or len(attribute) != len(indices):
+            continue
+        slot = attribute[place]
+        if id(slot) in owned and tuple(getattr(slot, "shape", ())) == tuple(variable.shape):
+            slots[_keras_slot_name(slot, variable)] = slot
+    return slots
+
+
+def _listed_variables(core: Any) -> list[Any]:
+    # The property of Keras 3 unwraps nothing, that of tf_keras may be a method.
+    listed = core._variables if hasattr(core, "_variables") else core.variables
+    return list(listed() if callable(listed) else listed)
+
+
+def _keras_slot_name(slot: Any, variable: Any) -> str:
+    """``momentum`` of ``emb_0_momentum`` (Keras 3) or ``momentum/emb`` (tf_keras)."""
+    name = str(slot.name)
+    reference = getattr(variable, "path", None) or str(variable.name)
+    for prefix in (reference.replace("/", "_") + "_", reference.replace("/", "_").replace(":", "_") + "_"):
+        if name.startswith(prefix):
+            return name.removeprefix(prefix)
+    return name.partition("/")[0]
+
+
+def is_built(optimizer: Any) -> bool:
+    """Whether a Keras optimizer has made its variables."""
+    core = core_of(optimizer)
+    return bool(getattr(core, "built", False) or getattr(core, "_built", False))
+
+
+def make_slots(optimizer: Any, variables: list[Any]) -> None:
+    """Has an optimizer make what it keeps for static variables, where that can be done before its first step.
+
+    Raises:
+      ValueError: a Keras optimizer that is not built: it learns its variables once, all together.
+    """
+    core = core_of(optimizer)
+    if not variables:
+        return
+    if hasattr(core, "_create_all_weights"):  # tf_keras.optimizers.legacy
+        core._create_all_weights(variables)
+    elif isinstance(core, v1_optimizer.Optimizer):
+        core._create_slots(variables)
+    elif not is_built(core):
+        raise ValueError(
+            f"{type(core).__name__} has no slots for '{variables[0].name}' yet: build it first with all variables that "
+            "it will train, optimizer.build(variables). (A tf_keras.optimizers.legacy one needs no build.)"
+        )
