@@ -28,6 +28,7 @@ class _All2AllDenseEmbedding:
         embedding_initializer: Any = None,
         **kwargs: Any,
     ) -> None:
+        self.key_dtype = tf.as_dtype(tf.int64 if key_dtype is None else key_dtype)
         super().__init__(**kwargs)
         sizes = {
             "max_vocabulary_size_per_gpu": max_vocabulary_size_per_gpu,
@@ -44,7 +45,6 @@ class _All2AllDenseEmbedding:
         self.nnz_per_slot = int(nnz_per_slot)
         self.dynamic_input = bool(dynamic_input)
         self.use_hashtable = bool(use_hashtable)
-        self.key_dtype = tf.as_dtype(tf.int64 if key_dtype is None else key_dtype)
         self.embedding_initializer = embedding_initializer
         self.embedding_variable = self._make_variable(f"{self.name}/embedding")  # type: ignore[attr-defined]
 
@@ -129,7 +129,11 @@ def all2all_layer_of(keras: Any) -> Any:
             mine = self.embedding_variable
             return listed if any(v is mine for v in listed) else [*listed, mine]
 
-        listing = {"variables": property(variables)}
+        def compute_dtype(self: Any) -> str:
+            """That of keys: ``keras.Sequential`` casts what it is given to the compute dtype of its first layer."""
+            return str(self.key_dtype.name)
+
+        listing = {"variables": property(variables), "compute_dtype": property(compute_dtype)}
     else:
 
         def trainable_weights(self: Any) -> list[Any]:
