@@ -77,26 +77,30 @@ void AddRange(const PlacedGradient& g, ComputeOf<T>* sums, int64_t elements, int
 
 void PoolPlaced(const std::vector<PlacedPool>& pools, const void* rows, int64_t elements,
                 ParallelFor& threads) {
-  ForBagRanges(pools, threads, [&](const PlacedPool& pool, int64_t first, int64_t last) {
-    VisitValueType(pool.bags->value_type(), [&](auto t) {
-      using T = decltype(t);
-      RowsAtPlaces<T> found(*pool.bags, pool.dim, rows, elements, pool.bags->begin(last));
-      PoolBags(*pool.bags, pool.combiner, pool.dim, first, last, found, static_cast<T*>(pool.pooled));
-    });
-  });
+  ForBagRanges(
+      pools, threads, [](const auto&) { return true; },
+      [&](const PlacedPool& pool, int64_t first, int64_t last) {
+        VisitValueType(pool.bags->value_type(), [&](auto t) {
+          using T = decltype(t);
+          RowsAtPlaces<T> found(*pool.bags, pool.dim, rows, elements, pool.bags->begin(last));
+          PoolBags(*pool.bags, pool.combiner, pool.dim, first, last, found, static_cast<T*>(pool.pooled));
+        });
+      });
 }
 
 void FindPlacedWeightsGradient(const std::vector<PlacedWeightsGradient>& pools, const void* rows,
                                int64_t elements, ParallelFor& threads) {
-  ForBagRanges(pools, threads, [&](const PlacedWeightsGradient& pool, int64_t first, int64_t last) {
-    VisitValueType(pool.bags->value_type(), [&](auto t) {
-      using T = decltype(t);
-      RowsAtPlaces<T> found(*pool.bags, pool.dim, rows, elements, pool.bags->begin(last));
-      FindWeightsGradient(*pool.bags, pool.combiner, pool.dim, first, last, found,
-                          static_cast<const T*>(pool.pooled), static_cast<const T*>(pool.gradient),
-                          static_cast<ComputeOf<T>*>(pool.weights));
-    });
-  });
+  ForBagRanges(
+      pools, threads, [](const auto&) { return true; },
+      [&](const PlacedWeightsGradient& pool, int64_t first, int64_t last) {
+        VisitValueType(pool.bags->value_type(), [&](auto t) {
+          using T = decltype(t);
+          RowsAtPlaces<T> found(*pool.bags, pool.dim, rows, elements, pool.bags->begin(last));
+          FindWeightsGradient(*pool.bags, pool.combiner, pool.dim, first, last, found,
+                              static_cast<const T*>(pool.pooled), static_cast<const T*>(pool.gradient),
+                              static_cast<ComputeOf<T>*>(pool.weights));
+        });
+      });
 }
 
 void SumPlaced(const std::vector<PlacedGradient>& gradients, ValueType type, void* rows, int64_t elements,

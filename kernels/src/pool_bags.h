@@ -59,16 +59,18 @@ void FindWeightsGradient(const Bags& bags, Combiner combiner, int64_t dim, int64
   }
 }
 
-// Calls body(job, first bag, last bag) for ranges of the bags of all jobs, each of which has `bags`.
-template <class Job, class Body>
-void ForBagRanges(const std::vector<Job>& jobs, ParallelFor& threads, const Body& body) {
+// Calls body(job, first bag, last bag) for ranges of the bags of all jobs, each of which has `bags`: for all
+// bags at once where may_be_cut(job) says no.
+template <class Job, class MayBeCut, class Body>
+void ForBagRanges(const std::vector<Job>& jobs, ParallelFor& threads, const MayBeCut& may_be_cut,
+                  const Body& body) {
   constexpr int64_t kLeastIds = 2048;  // of a task
   TaskList tasks;
   std::vector<int64_t> ranges;
   for (const Job& job : jobs) {
     const int64_t work = (job.bags->ids() + job.bags->size()) / kLeastIds;
     const int64_t most = threads.threads() == 1 ? 1 : int64_t{4} * threads.threads();
-    ranges.push_back(std::max<int64_t>(1, std::min(work, most)));
+    ranges.push_back(may_be_cut(job) ? std::max<int64_t>(1, std::min(work, most)) : 1);
     tasks.Add(ranges.size() - 1, ranges.back());
   }
   tasks.Run(threads, [&](size_t j, int64_t piece) {

@@ -25,7 +25,9 @@ class RowsInTurn {
         missing_(missing),
         bags_(bags),
         dim_(parts[0]->dim()),
-        block_(std::min(kMostBlock, std::max(kLeastBlock, kBlockBytes / (dim_ * int64_t{sizeof(T)})))),
+        block_(IsOneBatch(parts, missing)
+                   ? std::max<int64_t>(1, end - first)
+                   : std::min(kMostBlock, std::max(kLeastBlock, kBlockBytes / (dim_ * int64_t{sizeof(T)})))),
         end_(end),
         block_begin_(first),
         block_end_(first),
@@ -74,19 +76,28 @@ void WeightsGradientRange(const PooledWeightsGradient& lookup, int64_t first, in
                       static_cast<ComputeOf<T>*>(lookup.weights));
 }
 
+// Whether the bags of a lookup may be looked up range by range.
+template <class Job>
+bool MayBeCut(const Job& job) {
+  return !IsOneBatch(job.parts, job.missing);
+}
+
 }  // namespace
 
 void PoolRows(const std::vector<PooledLookup>& lookups, ParallelFor& threads) {
-  ForBagRanges(lookups, threads, [](const PooledLookup& lookup, int64_t first, int64_t last) {
-    VisitValueType(lookup.bags->value_type(), [&](auto t) { PoolRange<decltype(t)>(lookup, first, last); });
-  });
+  ForBagRanges(lookups, threads, MayBeCut<PooledLookup>,
+               [](const PooledLookup& lookup, int64_t first, int64_t last) {
+                 VisitValueType(lookup.bags->value_type(),
+                                [&](auto t) { PoolRange<decltype(t)>(lookup, first, last); });
+               });
 }
 
 void PoolWeightsGradient(const std::vector<PooledWeightsGradient>& lookups, ParallelFor& threads) {
-  ForBagRanges(lookups, threads, [](const PooledWeightsGradient& lookup, int64_t first, int64_t last) {
-    VisitValueType(lookup.bags->value_type(),
-                   [&](auto t) { WeightsGradientRange<decltype(t)>(lookup, first, last); });
-  });
+  ForBagRanges(lookups, threads, MayBeCut<PooledWeightsGradient>,
+               [](const PooledWeightsGradient& lookup, int64_t first, int64_t last) {
+                 VisitValueType(lookup.bags->value_type(),
+                                [&](auto t) { WeightsGradientRange<decltype(t)>(lookup, first, last); });
+               });
 }
 
 }  // namespace kvtable
