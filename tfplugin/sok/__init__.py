@@ -6,6 +6,7 @@ Code written for ``sparse_operation_kit`` runs with its import changed: ``import
 
 from tfplugin.sok.all2all_dense_embedding import all2all_dense_embedding
 from tfplugin.sok.all2all_layer import All2AllDenseEmbedding
+from tfplugin.sok.checkpoint import Checkpoint, CheckpointManager
 from tfplugin.sok.distributed_variable import Variable
 from tfplugin.sok.dump import dump, load
 from tfplugin.sok.dynamic_variable import (
@@ -23,6 +24,8 @@ from tfplugin.sok.variables import filter_variables
 __all__ = [
     "SGD",
     "All2AllDenseEmbedding",
+    "Checkpoint",
+    "CheckpointManager",
     "DynamicVariable",
     "OptimizerWrapper",
     "RankError",
