@@ -16,6 +16,7 @@ from tfplugin.sok.dynamic_variable import (
     incremental_model_dump,
     sparse_read_and_evict,
 )
+from tfplugin.sok.legacy_saver import Saver
 from tfplugin.sok.lookup_sparse import lookup_sparse
 from tfplugin.sok.optimizer import SGD, OptimizerWrapper
 from tfplugin.sok.ranks import RankError, init, rank, size
@@ -29,6 +30,7 @@ __all__ = [
     "DynamicVariable",
     "OptimizerWrapper",
     "RankError",
+    "Saver",
     "Variable",
     "all2all_dense_embedding",
     "assign",

@@ -31,8 +31,8 @@ class Checkpoint(tf.train.Checkpoint):
     """A `tf.train.Checkpoint` that all ranks save and restore together, as one checkpoint of the whole model.
 
     It holds the rows of every rank, and the dense variables of rank 0. Any number of ranks restores it, also a
-    ``tf.train.Checkpoint`` on a single one, where a static variable is a ``tf.Variable`` of the whole shape; ``kvtools``
-    opens it. Every rank calls each method, with the same path, which is on a filesystem that all ranks share. A
+    ``tf.train.Checkpoint`` on one, where a static variable is a ``tf.Variable`` of the whole shape; ``kvtools`` opens
+    it. Every rank calls each method, with the same path, which is on a filesystem that all ranks share. A
     checkpoint of that name stays as it was unless everything has been written by everyone. Eager mode only.
 
     Args:
