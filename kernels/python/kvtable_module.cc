@@ -67,6 +67,23 @@ ValueType ValueTypeOf(const std::string& name) {
   ThrowValue("value_dtype is " + name + "; expected float32, float16, bfloat16 or float64.");
 }
 
+constexpr std::pair<const char*, Eviction> kEvictions[] = {
+    {"lru", Eviction::kLru}, {"lfu", Eviction::kLfu}, {"custom", Eviction::kCustom}};
+
+Eviction EvictionOf(const std::string& name) {
+  for (const auto& [known, eviction] : kEvictions) {
+    if (name == known) return eviction;
+  }
+  ThrowValue("eviction is '" + name + "'; expected 'lru', 'lfu' or 'custom'.");
+}
+
+std::string NameOf(Eviction eviction) {
+  for (const auto& [name, known] : kEvictions) {
+    if (eviction == known) return name;
+  }
+  return "";
+}
+
 // ---- Arrays
 // ----------------------------------------------------------------------------------------------------------
 
@@ -310,7 +327,7 @@ class PyTable;
 
 class PyExporter {
  public:
-  PyExporter(std::shared_ptr<PyTable> table, std::vector<int> columns, int64_t chunk);
+  PyExporter(std::shared_ptr<PyTable> table, std::vector<int> columns, int64_t chunk, bool scores);
   nb::tuple Next();
   int64_t max_rows() const { return exporter_->max_rows(); }
 
@@ -319,12 +336,14 @@ class PyExporter {
   std::unique_ptr<Exporter> exporter_;
   std::vector<int> columns_;
   int64_t chunk_;
+  bool scores_;
 };
 
 class PyTable {
  public:
   PyTable(nb::handle key_dtype, nb::handle value_dtype, int64_t dim, nb::handle initializer, nb::handle slots,
-          int64_t capacity_hint, int shards, bool huge_pages, int threads)
+          int64_t capacity_hint, int64_t max_capacity, const std::string& eviction, int shards,
+          bool huge_pages, int threads)
       : key_dtype_(DtypeNamed(NameOfDtype(key_dtype))),
         value_dtype_(DtypeNamed(NameOfDtype(value_dtype))),
         bool_dtype_(DtypeNamed("bool")),
@@ -337,6 +356,8 @@ class PyTable {
     options.initializer = InitializerOf(initializer, options.value_type, value_dtype_, dim);
     options.slots = SlotsOf(slots);
     options.capacity_hint = capacity_hint;
+    options.max_capacity = max_capacity;
+    options.eviction = EvictionOf(eviction);
     options.shards = shards;
     options.huge_pages = huge_pages;
     table_ = Table::Create(options);
@@ -348,6 +369,7 @@ class PyTable {
   const nb::object& key_dtype() const { return key_dtype_; }
   const nb::object& value_dtype() const { return value_dtype_; }
   const nb::object& uint32_dtype() const { return uint32_dtype_; }
+  const nb::object& uint64_dtype() const { return uint64_dtype_; }
 
   nb::object Gather(nb::handle keys, nb::handle missing, nb::object out, nb::object found,
                     nb::object positions) {
@@ -385,8 +407,27 @@ class PyTable {
     return out;
   }
 
-  nb::object GatherOrInsert(nb::handle keys, uint32_t frequency, uint32_t version, nb::object out,
-                            nb::object inserted, nb::object positions) {
+  nb::object GatherOrInsert(nb::handle keys, uint32_t frequency, uint32_t version, double admission,
+                            uint64_t seed, nb::object out, nb::object inserted, nb::object positions) {
+    return Insert(keys, {{frequency, version}, nullptr, admission, seed, nullptr}, out, inserted, positions);
+  }
+
+  nb::tuple GatherOrInsertEvicting(nb::handle keys, uint32_t frequency, uint32_t version, double admission,
+                                   uint64_t seed, nb::object out, nb::object inserted, nb::object positions) {
+    Evicted evicted(table_->dim() * SizeOf(table_->value_type()), SizeOf(table_->key_type()));
+    const nb::object rows =
+        Insert(keys, {{frequency, version}, nullptr, admission, seed, &evicted}, out, inserted, positions);
+    const nb::object evicted_keys = OutputArray(nb::none(), {evicted.n}, key_dtype_);
+    const nb::object evicted_rows = OutputArray(nb::none(), {evicted.n, dim()}, value_dtype_);
+    const ArrayView k("keys", evicted_keys, key_dtype_, true);
+    const ArrayView r("rows", evicted_rows, value_dtype_, true);
+    std::copy(evicted.keys.begin(), evicted.keys.end(), static_cast<char*>(k.data()));
+    std::copy(evicted.values.begin(), evicted.values.end(), static_cast<char*>(r.data()));
+    return nb::make_tuple(rows, evicted_keys, evicted_rows);
+  }
+
+  nb::object Insert(nb::handle keys, Insertion insertion, nb::object out, const nb::object& inserted,
+                    const nb::object& positions) {
     const ArrayView k("keys", keys, key_dtype_, false);
     out = OutputArray(out, WithWidth(k.shape(), dim()), value_dtype_);
     const ArrayView o("out", out, value_dtype_, true);
@@ -395,8 +436,8 @@ class PyTable {
     const std::unique_ptr<ArrayView> p = Optional("positions", positions, uint64_dtype_, true, k.shape());
     {
       nb::gil_scoped_release unlocked;
-      table_->GatherOrInsert(k.data(), k.size(), {o.data(), PositionsOf(p)}, {frequency, version},
-                             f ? static_cast<bool*>(f->data()) : nullptr, *pool_);
+      insertion.inserted = f ? static_cast<bool*>(f->data()) : nullptr;
+      table_->GatherOrInsert(k.data(), k.size(), {o.data(), PositionsOf(p)}, insertion, *pool_);
     }
     return out;
   }
@@ -503,17 +544,36 @@ class PyTable {
     return table_->Remove(k.data(), k.size(), *pool_);
   }
 
+  nb::object Scores(nb::handle keys) {
+    const ArrayView k("keys", keys, key_dtype_, false);
+    const nb::object out = OutputArray(nb::none(), k.shape(), uint64_dtype_);
+    const ArrayView o("out", out, uint64_dtype_, true);
+    nb::gil_scoped_release unlocked;
+    table_->Scores(k.data(), k.size(), static_cast<uint64_t*>(o.data()), *pool_);
+    return out;
+  }
+
+  int64_t SetScores(nb::handle keys, nb::handle scores) {
+    const ArrayView k("keys", keys, key_dtype_, false);
+    const ArrayView s("scores", scores, uint64_dtype_, false);
+    s.ExpectShape("scores", k.shape());
+    nb::gil_scoped_release unlocked;
+    return table_->SetScores(k.data(), k.size(), static_cast<const uint64_t*>(s.data()), *pool_);
+  }
+
   void Import(nb::handle keys, const nb::dict& columns, const nb::object& frequencies,
-              const nb::object& versions) {
+              const nb::object& versions, const nb::object& scores) {
     const ArrayView k("keys", keys, key_dtype_, false);
     std::vector<std::unique_ptr<ArrayView>> views;
     const std::vector<ColumnIn> in = InputColumns(k.shape(), columns, &views);
     const std::unique_ptr<ArrayView> f =
         Optional("frequencies", frequencies, uint32_dtype_, false, k.shape());
     const std::unique_ptr<ArrayView> v = Optional("versions", versions, uint32_dtype_, false, k.shape());
+    const std::unique_ptr<ArrayView> s = Optional("scores", scores, uint64_dtype_, false, k.shape());
     nb::gil_scoped_release unlocked;
     table_->Import(k.data(), k.size(), in, f ? static_cast<const uint32_t*>(f->data()) : nullptr,
-                   v ? static_cast<const uint32_t*>(v->data()) : nullptr, *pool_);
+                   v ? static_cast<const uint32_t*>(v->data()) : nullptr,
+                   s ? static_cast<const uint64_t*>(s->data()) : nullptr, *pool_);
   }
 
   uint64_t EnsureSlots(nb::handle specs) {
@@ -579,6 +639,23 @@ class PyTable {
   }
 
  private:
+  // What a batch evicts, until there is the GIL to make arrays with.
+  struct Evicted : EvictedRows {
+    Evicted(int64_t value, int64_t key) : value_bytes(value), key_bytes(key) {}
+    void Allocate(int64_t count, void** keys_out, void** values_out) override {
+      keys.resize(static_cast<size_t>(count * key_bytes));
+      values.resize(static_cast<size_t>(count * value_bytes));
+      n = count;
+      *keys_out = keys.data();
+      *values_out = values.data();
+    }
+    const int64_t value_bytes;
+    const int64_t key_bytes;
+    int64_t n = 0;
+    std::vector<char> keys;
+    std::vector<char> values;
+  };
+
   static uint64_t* PositionsOf(const std::unique_ptr<ArrayView>& positions) {
     return positions ? static_cast<uint64_t*>(positions->data()) : nullptr;
   }
@@ -644,8 +721,8 @@ class PyTable {
   std::shared_ptr<ParallelFor> pool_;
 };
 
-PyExporter::PyExporter(std::shared_ptr<PyTable> table, std::vector<int> columns, int64_t chunk)
-    : table_(std::move(table)), columns_(std::move(columns)), chunk_(chunk) {
+PyExporter::PyExporter(std::shared_ptr<PyTable> table, std::vector<int> columns, int64_t chunk, bool scores)
+    : table_(std::move(table)), columns_(std::move(columns)), chunk_(chunk), scores_(scores) {
   if (chunk <= 0) ThrowValue("chunk is " + std::to_string(chunk) + "; expected at least 1.");
   exporter_ = table_->table().Export();
 }
@@ -656,6 +733,7 @@ nb::tuple PyExporter::Next() {
   const nb::object keys = OutputArray(nb::none(), shape, table_->key_dtype());
   const nb::object freqs = OutputArray(nb::none(), shape, table_->uint32_dtype());
   const nb::object versions = OutputArray(nb::none(), shape, table_->uint32_dtype());
+  const nb::object scores = OutputArray(nb::none(), {scores_ ? n : 0}, table_->uint64_dtype());
   nb::list arrays;
   int64_t rows = 0;
   {
@@ -667,6 +745,8 @@ nb::tuple PyExporter::Next() {
     buffers.keys = k.data();
     buffers.freqs = static_cast<uint32_t*>(f.data());
     buffers.versions = static_cast<uint32_t*>(v.data());
+    const ArrayView s("scores", scores, table_->uint64_dtype(), true);
+    if (scores_) buffers.scores = static_cast<uint64_t*>(s.data());
     for (int column : columns_) table_->MakeColumn(shape, column, &arrays, &views, &buffers.columns);
     nb::gil_scoped_release unlocked;
     rows = exporter_->Next(n, buffers, table_->pool());
@@ -677,6 +757,7 @@ nb::tuple PyExporter::Next() {
   for (size_t i = 0; i < columns_.size(); ++i) {
     columns[nb::int_(columns_[i])] = arrays[i][head];
   }
+  if (scores_) return nb::make_tuple(keys[head], freqs[head], versions[head], columns, scores[head]);
   return nb::make_tuple(keys[head], freqs[head], versions[head], columns);
 }
 
@@ -760,7 +841,7 @@ nb::tuple ApplyToNumPyArrays(const std::string& optimizer, const std::vector<nb:
 
 nb::object InitialValues(nb::handle keys, nb::handle value_dtype, int64_t dim, nb::handle initializer) {
   const nb::object dtype = nb::borrow(keys).attr("dtype");
-  PyTable table(dtype, value_dtype, dim, initializer, nb::list(), 0, 1, false, 1);
+  PyTable table(dtype, value_dtype, dim, initializer, nb::list(), 0, 0, "lru", 1, false, 1);
   return table.Gather(keys, nb::str("initial"), nb::none(), nb::none(), nb::none());
 }
 
@@ -798,6 +879,10 @@ Args:
     initializer: what a new key's value is: a pure function of seed, key and column. See below.
     slots: a sequence of (name, width, "constant" | "copy_value", constant); the last two may be left out.
     capacity_hint: rows to make room for at once. The table grows by itself.
+    max_capacity: the most rows that a batch leaves behind: those with the lowest score are evicted, but not those of
+        the batch itself, unless it has more keys than that. 0: no bound.
+    eviction: what a row's score is: "lru", the time of its last touch (microseconds since 1970); "lfu", how often it was
+        touched, then when (count << 32 | seconds); "custom", what set_scores said.
     shards: a power of two up to 64; 0 takes four per CPU, at least 8.
     huge_pages: ask the system for 2 MiB pages.
     threads: threads for large batches; 0 takes one per CPU.
@@ -819,10 +904,11 @@ Example:
     2
 )";
   nb::class_<PyTable>(m, "Table", table_doc.c_str())
-      .def(nb::init<nb::handle, nb::handle, int64_t, nb::handle, nb::handle, int64_t, int, bool, int>(),
+      .def(nb::init<nb::handle, nb::handle, int64_t, nb::handle, nb::handle, int64_t, int64_t,
+                    const std::string&, int, bool, int>(),
            "key_dtype"_a, "value_dtype"_a, "dim"_a, nb::kw_only(), "initializer"_a = nb::none(),
-           "slots"_a = nb::make_tuple(), "capacity_hint"_a = 0, "shards"_a = 0, "huge_pages"_a = true,
-           "threads"_a = 0)
+           "slots"_a = nb::make_tuple(), "capacity_hint"_a = 0, "max_capacity"_a = 0, "eviction"_a = "lru",
+           "shards"_a = 0, "huge_pages"_a = true, "threads"_a = 0)
       .def("__len__", [](PyTable& t) { return t.table().Size(); })
       .def_prop_ro(
           "key_dtype", [](PyTable& t) { return t.key_dtype(); }, "The keys' NumPy dtype.")
@@ -834,6 +920,15 @@ Example:
                    nb::for_getter(nb::sig("def initializer(self, /) -> dict")),
                    "The initializer as a dict. Setting it replaces the initial values of rows not yet there.")
       .def_prop_ro("slots", &PyTable::GetSlots, "A list of (name, width, init, constant).")
+      .def_prop_ro(
+          "max_capacity", [](PyTable& t) { return t.table().max_capacity(); },
+          "The most rows that a batch leaves behind; 0 where there is no bound.")
+      .def_prop_ro(
+          "eviction", [](PyTable& t) { return NameOf(t.table().eviction()); },
+          "What a row's score is: \"lru\", \"lfu\" or \"custom\".")
+      .def_prop_ro(
+          "evicted_rows", [](PyTable& t) { return t.table().EvictedCount(); },
+          "How many rows were evicted so far.")
       .def_prop_ro(
           "generation", [](PyTable& t) { return t.table().generation(); },
           "A number that changes whenever the layout of rows does.")
@@ -858,16 +953,20 @@ Example:
     array([[0., 0.]], dtype=float32)
 )")
       .def("gather_or_insert", &PyTable::GatherOrInsert, "keys"_a, nb::kw_only(), "frequency"_a = 0,
-           "version"_a = 0, "out"_a = nb::none(), "inserted"_a = nb::none(), "positions"_a = nb::none(),
+           "version"_a = 0, "admission"_a = 1.0, "seed"_a = 0, "out"_a = nb::none(),
+           "inserted"_a = nb::none(), "positions"_a = nb::none(),
            R"(Look keys up; insert absent ones with their initial value.
 
 Args:
     keys: (...) of key_dtype.
     frequency: what each occurrence of a new key adds to its frequency.
     version: the version of new rows.
+    admission: the probability that an absent key is inserted; one that is not gives zeros.
+    seed: of the admission, which is a function of seed and key: give each call another.
     out: (..., dim) of value_dtype to write to, instead of a new array.
     inserted: (...) of bool to write to: true for each occurrence of a key that was new.
-    positions: (...) of uint64 to write to: where each key's row lies, shard << 32 | row.
+    positions: (...) of uint64 to write to: where each key's row lies, shard << 32 | row; 2**64 - 1 for a key that was
+        not admitted. In a bounded table the row may be evicted at once, where the batch has more keys than the capacity.
 
 Returns:
     (..., dim) of value_dtype.
@@ -877,6 +976,57 @@ Example:
     >>> table.gather_or_insert(np.array([5, 5]))
     array([[3.],
            [3.]], dtype=float32)
+)")
+      .def("gather_or_insert_evicting", &PyTable::GatherOrInsertEvicting, "keys"_a, nb::kw_only(),
+           "frequency"_a = 0, "version"_a = 0, "admission"_a = 1.0, "seed"_a = 0, "out"_a = nb::none(),
+           "inserted"_a = nb::none(), "positions"_a = nb::none(),
+           R"(As gather_or_insert, and give back what the batch evicts.
+
+Args:
+    keys, frequency, version, admission, seed, out, inserted, positions: as for gather_or_insert.
+
+Returns:
+    (..., dim) of value_dtype; the evicted keys (n,), lowest score first, and their values (n, dim).
+
+Example:
+    >>> table = Table("int64", "float32", 1, initializer=3.0, max_capacity=1)
+    >>> _ = table.gather_or_insert(np.array([5]))
+    >>> table.gather_or_insert_evicting(np.array([6]))
+    (array([[3.]], dtype=float32), array([5]), array([[3.]], dtype=float32))
+)")
+      .def("scores", &PyTable::Scores, "keys"_a, R"(The score of each key's row.
+
+Args:
+    keys: (...) of key_dtype.
+
+Returns:
+    (...) of uint64; zeros for absent keys, and in a table without a bound.
+
+Example:
+    >>> Table("int64", "float32", 1, max_capacity=9).scores(np.array([5]))
+    array([0], dtype=uint64)
+)")
+      .def("set_scores", &PyTable::SetScores, "keys"_a, "scores"_a,
+           R"(Set the scores that "custom" eviction goes by.
+
+Args:
+    keys: (...) of key_dtype; absent ones are ignored, and of equal ones the last wins.
+    scores: (...) of uint64.
+
+Returns:
+    How many of the keys are there.
+
+Raises:
+    ValueError: the table is not bounded, or makes its scores itself.
+
+Example:
+    >>> table = Table("int64", "float32", 1, max_capacity=2, eviction="custom")
+    >>> _ = table.gather_or_insert(np.array([5, 6]))
+    >>> table.set_scores(np.array([5, 9]), np.array([7, 7], np.uint64))
+    1
+    >>> _ = table.gather_or_insert(np.array([8]))
+    >>> table.contains(np.array([5, 6, 8]))
+    array([ True, False,  True])
 )")
       .def("gather_columns", &PyTable::GatherColumns, "keys"_a, "columns"_a = nb::none(), nb::kw_only(),
            "found"_a = nb::none(), R"(Look up several columns at once without changing the table.
@@ -1065,19 +1215,22 @@ Example:
 )")
       .def(
           "export",
-          [](const std::shared_ptr<PyTable>& t, const nb::object& columns, int64_t chunk) {
-            return std::make_shared<PyExporter>(t, t->ColumnsOf(columns), chunk);
+          [](const std::shared_ptr<PyTable>& t, const nb::object& columns, int64_t chunk, bool scores) {
+            return std::make_shared<PyExporter>(t, t->ColumnsOf(columns), chunk, scores);
           },
-          "columns"_a = nb::none(), nb::kw_only(), "chunk"_a = 65536, R"(Iterate over all rows in chunks.
+          "columns"_a = nb::none(), nb::kw_only(), "chunk"_a = 65536, "scores"_a = false,
+          R"(Iterate over all rows in chunks.
 
 Rows inserted meanwhile may be left out; every other row comes once, and whole.
 
 Args:
     columns: column numbers or names; None takes all.
     chunk: rows at a time, at most.
+    scores: give the rows' scores, too; zeros in a table without a bound.
 
 Returns:
-    An iterator of (keys (n,), frequencies (n,), versions (n,), {column number: (n, width)}).
+    An iterator of (keys (n,), frequencies (n,), versions (n,), {column number: (n, width)}), and scores (n,) of uint64
+    where asked for.
 
 Example:
     >>> table = Table("int64", "float32", 1)
@@ -1086,13 +1239,15 @@ Example:
     [(array([5]), array([0], dtype=uint32), array([0], dtype=uint32), {0: array([[2.]], dtype=float32)})]
 )")
       .def("import_rows", &PyTable::Import, "keys"_a, "columns"_a, nb::kw_only(),
-           "frequencies"_a = nb::none(), "versions"_a = nb::none(),
+           "frequencies"_a = nb::none(), "versions"_a = nb::none(), "scores"_a = nb::none(),
            R"(Upsert rows with their stamps, as an export gave them.
 
 Args:
     keys: (...) of key_dtype.
     columns: a dict from column number or name to an array (..., width) of value_dtype.
     frequencies, versions: (...) of uint32; None: zeros.
+    scores: (...) of uint64, for a bounded table; None: "lru" starts from the versions as seconds, "lfu" from the
+        frequencies. What is too much goes by score, the rows of the batch like the others.
 
 Example:
     >>> table = Table("int64", "float32", 1)

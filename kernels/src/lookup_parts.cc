@@ -18,7 +18,11 @@ constexpr int64_t kMostBytes = int64_t{512}
 void LookUpOne(Table* table, const void* keys, int64_t n, const RowsOut& out, const MissingKeys& missing,
                ParallelFor& threads) {
   if (missing.insert) {
-    table->GatherOrInsert(keys, n, out, missing.stamp, nullptr, threads);
+    Insertion insertion;
+    insertion.stamp = missing.stamp;
+    insertion.admission = missing.admission;
+    insertion.admission_seed = missing.admission_seed;
+    table->GatherOrInsert(keys, n, out, insertion, threads);
   } else {
     table->Gather(keys, n, out, missing.missing, nullptr, 0, nullptr, threads);
   }
@@ -83,7 +87,9 @@ void LookUpParts(const std::vector<PartsLookup>& lookups, ParallelFor& threads) 
     const int64_t most_keys = std::max<int64_t>(1024, kMostBytes / row_bytes);
     const int64_t least = (lookup.n + most_keys - 1) / most_keys;
     const int64_t shared = std::min<int64_t>(lookup.n / kLeastKeys, int64_t{4} * threads.threads());
-    ranges.push_back(std::max<int64_t>({1, least, threads.threads() == 1 ? 1 : shared}));
+    ranges.push_back(IsOneBatch(lookup.parts, lookup.missing)
+                         ? 1
+                         : std::max<int64_t>({1, least, threads.threads() == 1 ? 1 : shared}));
     tasks.Add(ranges.size() - 1, ranges.back());
   }
   tasks.Run(threads, [&](size_t job, int64_t piece) {

@@ -29,7 +29,9 @@ class RowsInTurn {
         missing_(missing),
         bags_(bags),
         dim_(parts[0]->dim()),
-        block_(std::min(kMostBlock, std::max(kLeastBlock, kBlockBytes / (dim_ * int64_t{sizeof(T)})))),
+        block_(IsOneBatch(parts, missing)
+                   ? std::max<int64_t>(1, end - first)
+                   : std::min(kMostBlock, std::max(kLeastBlock, kBlockBytes / (dim_ * int64_t{sizeof(T)})))),
         end_(end),
         block_begin_(first),
         block_end_(first),
@@ -119,7 +121,7 @@ void ForBagRanges(const std::vector<Job>& jobs, ParallelFor& threads, const Body
   for (const Job& job : jobs) {
     const int64_t work = (job.bags->ids() + job.bags->size()) / kLeastIds;
     const int64_t most = threads.threads() == 1 ? 1 : int64_t{4} * threads.threads();
-    ranges.push_back(std::max<int64_t>(1, std::min(work, most)));
+    ranges.push_back(IsOneBatch(job.parts, job.missing) ? 1 : std::max<int64_t>(1, std::min(work, most)));
     tasks.Add(ranges.size() - 1, ranges.back());
   }
   tasks.Run(threads, [&](size_t j, int64_t piece) {

@@ -45,6 +45,8 @@
 #include <vector>
 
 #include "always_inline.h"
+#include "bounded_table.h"
+#include "check_batch.h"
 #include "copy_rows.h"
 #include "distinct_keys.h"
 #include "elements.h"
@@ -83,12 +85,6 @@ int DefaultShards() {
 
 [[noreturn]] void ThrowInvalid(const std::string& message) {
   throw Error(ErrorCode::kInvalidArgument, message);
-}
-
-void CheckBatch(int64_t n) {
-  if (n < 0 || n >= int64_t{UINT32_MAX}) {
-    ThrowInvalid("A batch of " + std::to_string(n) + " keys; expected 0 to 4294967294. Split it.");
-  }
 }
 
 class TableImpl;
@@ -194,11 +190,16 @@ class TableImpl : public Table {
     });
   }
 
-  void GatherOrInsert(const void* keys, int64_t n, const RowsOut& out, Stamp stamp, bool* inserted,
+  void GatherOrInsert(const void* keys, int64_t n, const RowsOut& out, const Insertion& insertion,
                       ParallelFor& threads) override {
     CheckBatch(n);
+    if (!(insertion.admission >= 0.0 && insertion.admission <= 1.0)) {
+      ThrowInvalid("An admission probability of " + std::to_string(insertion.admission) +
+                   "; expected 0.0 to 1.0.");
+    }
+    const bool admits_all = insertion.admission == 1.0;
     const std::shared_ptr<const InitialValue> init = initial();
-    if (inserted != nullptr) std::memset(inserted, 0, static_cast<size_t>(n));
+    if (insertion.inserted != nullptr) std::memset(insertion.inserted, 0, static_cast<size_t>(n));
     VisitKeyType(key_type_, [&](auto k) {
       using Key = decltype(k);
       const Key* const typed = static_cast<const Key*>(keys);
@@ -214,7 +215,7 @@ class TableImpl : public Table {
           const int64_t block_end = std::min(begin + kBlock, end);
           ReadValues(typed, begin, block_end, out, nullptr,
                      [&](int64_t i) { missed[count++] = static_cast<uint32_t>(i); });
-          const bool mostly_new = 2 * (count - before) > block_end - begin;
+          const bool mostly_new = admits_all && 2 * (count - before) > block_end - begin;
           begin = block_end;
           if (!mostly_new) continue;
           // The rest will hardly fare better: the insert finds what is there just as well.
@@ -228,10 +229,11 @@ class TableImpl : public Table {
         std::memmove(misses.data() + total, misses.data() + ranges.begin(r), static_cast<size_t>(count) * 4);
         total += count;
       }
+      if (!admits_all) total = KeepAdmitted(typed, misses.data(), total, out, insertion);
       if (total == 0) return;
       const ShardGroups groups(typed, misses.data(), total, shard_bits_, threads);
       RunTasks(threads, groups.size(),
-               [&](int64_t g) { InsertMissed(groups[g], *init, stamp, out, inserted); });
+               [&](int64_t g) { InsertMissed(groups[g], *init, insertion.stamp, out, insertion.inserted); });
     });
   }
 
@@ -304,6 +306,38 @@ class TableImpl : public Table {
               if (versions != nullptr) versions[i] = stamp == nullptr ? 0 : stamp->version;
             });
       });
+    });
+  }
+
+  void Locate(const void* keys, int64_t n, uint64_t* positions, ParallelFor& threads) const override {
+    CheckBatch(n);
+    VisitKeyType(key_type_, [&](auto k) {
+      using Key = decltype(k);
+      const Ranges ranges(n, kLeastKeysPerTask, threads);
+      RunTasks(threads, ranges.count(), [&](int64_t r) {
+        ReadRange(
+            static_cast<const Key*>(keys), ranges.begin(r), ranges.end(r), [](const Shard&) {},
+            [positions](int64_t i, size_t number, const Shard& shard, uint32_t row) KVTABLE_ALWAYS_INLINE {
+              positions[i] = uint64_t{number} << 32 | row;
+              return &shard;
+            },
+            [](const Shard&, const Shard*) {},
+            [positions](int64_t i, const Shard&, const Shard* there) {
+              if (there == nullptr) positions[i] = kNoPosition;
+            });
+      });
+    });
+  }
+
+  void KeysAt(const uint64_t* positions, int64_t n, void* keys) const override {
+    VisitKeyType(key_type_, [&](auto k) {
+      using Key = decltype(k);
+      for (int64_t i = 0; i < n; ++i) {
+        const Shard& shard = *shards_[positions[i] >> 32];
+        std::shared_lock<RwSpinlock> hold(shard.lock);
+        static_cast<Key*>(keys)[i] =
+            static_cast<Key>(shard.rows.StampOf(static_cast<uint32_t>(positions[i]))->key);
+      }
     });
   }
 
@@ -480,7 +514,7 @@ class TableImpl : public Table {
   std::unique_ptr<Exporter> Export() const override { return std::make_unique<ExporterImpl>(this); }
 
   void Import(const void* keys, int64_t n, const std::vector<ColumnIn>& in, const uint32_t* freqs,
-              const uint32_t* versions, ParallelFor& threads) override {
+              const uint32_t* versions, const uint64_t*, ParallelFor& threads) override {
     const char* values = nullptr;
     for (const ColumnIn& column : in) {
       if (column.column == 0) values = static_cast<const char*>(column.data);
@@ -496,6 +530,17 @@ class TableImpl : public Table {
           stamp.version = versions == nullptr ? 0 : versions[i];
           if (values != nullptr && IsZero(values + i * value_bytes_)) shard.zeroed.Mark(row);
         });
+  }
+
+  int64_t max_capacity() const override { return 0; }
+  Eviction eviction() const override { return Eviction::kLru; }
+  int64_t EvictedCount() const override { return 0; }
+  void Scores(const void*, int64_t n, uint64_t* scores, ParallelFor&) const override {
+    std::memset(scores, 0, static_cast<size_t>(n) * sizeof(uint64_t));
+  }
+  int64_t SetScores(const void*, int64_t, const uint64_t*, ParallelFor&) override {
+    throw Error(ErrorCode::kFailedPrecondition,
+                "The table keeps no scores, for it is not bounded. Make it with a max_capacity.");
   }
 
   void SetInitializer(const Initializer& initializer) override {
@@ -871,6 +916,25 @@ class TableImpl : public Table {
     return counts;
   }
 
+  // Keeps the keys of `misses` that are admitted, and writes zeros for the others.
+  template <class Key>
+  int64_t KeepAdmitted(const Key* keys, uint32_t* misses, int64_t count, const RowsOut& out,
+                       const Insertion& insertion) const {
+    // 53 bits of the hash, as a double holds them.
+    const double bound = insertion.admission * 0x1p53;
+    const uint64_t seed = Mix64(insertion.admission_seed ^ 0x9e3779b97f4a7c15ULL);
+    int64_t kept = 0;
+    for (int64_t m = 0; m < count; ++m) {
+      const uint32_t i = misses[m];
+      if (static_cast<double>(Mix64(WidenKey(keys[i]) ^ seed) >> 11) < bound) {
+        misses[kept++] = i;
+      } else {
+        std::memset(out.rows + out.PlaceOf(i) * value_bytes_, 0, static_cast<size_t>(value_bytes_));
+      }
+    }
+    return kept;
+  }
+
   // The second half of GatherOrInsert: keys that the lookup missed.
   void InsertMissed(const ShardGroups::Group& group, const InitialValue& init, Stamp stamp,
                     const RowsOut& out, bool* inserted) {
@@ -1019,6 +1083,7 @@ int64_t ExporterImpl::Next(int64_t capacity, const Buffers& out, ParallelFor& th
       }
       total += rows;
     }
+    if (out.scores != nullptr) std::memset(out.scores, 0, static_cast<size_t>(total) * sizeof(uint64_t));
     if (total > 0) return total;  // else all that were picked have gone: look further
   }
 }
@@ -1068,7 +1133,13 @@ std::unique_ptr<Table> Table::Create(const TableOptions& options) {
   if (options.capacity_hint < 0) {
     ThrowInvalid("A capacity hint of " + std::to_string(options.capacity_hint) + "; expected 0 or more.");
   }
-  return std::make_unique<TableImpl>(options);
+  if (options.max_capacity < 0) {
+    ThrowInvalid("A max_capacity of " + std::to_string(options.max_capacity) +
+                 "; expected 1 or more rows, or 0 for no bound.");
+  }
+  auto table = std::make_unique<TableImpl>(options);
+  if (options.max_capacity == 0) return table;
+  return BoundTable(std::move(table), options.max_capacity, options.eviction);
 }
 
 }  // namespace kvtable

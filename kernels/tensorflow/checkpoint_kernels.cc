@@ -432,7 +432,8 @@ class RestoreOp : public OpKernel {
         }
         table->Import(keys.data(), keys.NumElements(), in,
                       part.has_freqs ? static_cast<const uint32_t*>(freqs.data()) : nullptr,
-                      part.has_versions ? static_cast<const uint32_t*>(versions.data()) : nullptr, *threads);
+                      part.has_versions ? static_cast<const uint32_t*>(versions.data()) : nullptr, nullptr,
+                      *threads);
       }
     }
     *out = std::move(table);

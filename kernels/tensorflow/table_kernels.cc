@@ -420,7 +420,7 @@ class ImportOp : public TableOp {
     OP_REQUIRES_OK(ctx, CatchErrors("importing into", config.name, [&] {
                      table->Import(keys.data(), keys.NumElements(), {{0, rows.data()}},
                                    static_cast<const uint32_t*>(ctx->input(3).data()),
-                                   static_cast<const uint32_t*>(ctx->input(4).data()), *threads);
+                                   static_cast<const uint32_t*>(ctx->input(4).data()), nullptr, *threads);
                    }));
   }
 };

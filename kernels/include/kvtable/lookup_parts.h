@@ -20,7 +20,16 @@ struct MissingKeys {
   bool insert = false;
   Missing missing = Missing::kZeros;
   Stamp stamp;  // of new rows
+  // As in Insertion.
+  double admission = 1.0;
+  uint64_t admission_seed = 0;
 };
+
+// Whether a lookup has to reach each part as a whole: bounded tables keep the rows of a batch in place, so it
+// is not to be cut up.
+inline bool IsOneBatch(const TableParts& parts, const MissingKeys& missing) {
+  return missing.insert && parts[0]->max_capacity() > 0;
+}
 
 struct PartsLookup {
   TableParts parts;

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "kvtable/eviction.h"
 #include "kvtable/initializer.h"
 #include "kvtable/optimizer.h"
 #include "kvtable/parallel_for.h"
@@ -48,6 +49,11 @@ struct TableOptions {
   int64_t capacity_hint = 0;  // rows to make room for at once; growth is automatic
   int shards = 0;             // a power of two up to 64; 0 takes four per CPU, at least 8
   bool huge_pages = true;     // ask for 2 MiB pages where the system gives them
+  // The most rows that a batch leaves behind; 0: any number. A bounded table keeps a score for each row,
+  // which costs up to 22 bytes, and lets one batch at a time change rows. While a batch runs there may be as
+  // many rows more as it has keys.
+  int64_t max_capacity = 0;
+  Eviction eviction = Eviction::kLru;  // of a bounded table
 };
 
 // What a read-only lookup gives for a key that is not there.
@@ -77,6 +83,18 @@ struct RowsOut {
 struct Stamp {
   uint32_t frequency = 0;
   uint32_t version = 0;
+};
+
+// How a training lookup inserts missing keys.
+struct Insertion {
+  Stamp stamp;  // of new rows (frequency counted by occurrences)
+  // May be null: (n) in the order of the keys, true for each occurrence of a key that was new.
+  bool* inserted = nullptr;
+  // The probability that a missing key is inserted. One that is not gives zeros, and kNoPosition. Whether it
+  // is, is a function of seed and key: give each call another seed.
+  double admission = 1.0;
+  uint64_t admission_seed = 0;
+  EvictedRows* evicted = nullptr;  // may be null: takes the rows that this batch evicts
 };
 
 // One column of the row in a multi-column operation: 0 is the value, i + 1 is slot i. Where `width` is given,
@@ -114,6 +132,7 @@ class Exporter {
     void* keys = nullptr;          // (n) key type; each pointer may be null
     uint32_t* freqs = nullptr;     // (n)
     uint32_t* versions = nullptr;  // (n)
+    uint64_t* scores = nullptr;    // (n); zeros where the table is not bounded
     std::vector<ColumnOut> columns;
   };
   virtual ~Exporter() = default;
@@ -152,11 +171,17 @@ class Table {
   virtual void Gather(const void* keys, int64_t n, const RowsOut& out, Missing missing, const void* defaults,
                       int64_t num_defaults, bool* found, ParallelFor& threads) const = 0;
 
-  // Training lookup: a missing key is inserted with its initial value and `stamp` (frequency counted, too);
-  // rows that are there are read and not stamped. `inserted` may be null: (n) in the order of the keys, true
-  // for each occurrence of a key that was new.
-  virtual void GatherOrInsert(const void* keys, int64_t n, const RowsOut& out, Stamp stamp, bool* inserted,
+  // Training lookup: a missing key is inserted with its initial value, as `insertion` says; rows that are
+  // there are read and not stamped.
+  virtual void GatherOrInsert(const void* keys, int64_t n, const RowsOut& out, const Insertion& insertion,
                               ParallelFor& threads) = 0;
+  void GatherOrInsert(const void* keys, int64_t n, const RowsOut& out, Stamp stamp, bool* inserted,
+                      ParallelFor& threads) {
+    Insertion insertion;
+    insertion.stamp = stamp;
+    insertion.inserted = inserted;
+    GatherOrInsert(keys, n, out, insertion, threads);
+  }
 
   // Read-only, any columns. A missing key gives initial values in every column, as an insert would.
   virtual void GatherColumns(const void* keys, int64_t n, const std::vector<ColumnOut>& out, bool* found,
@@ -167,6 +192,12 @@ class Table {
   // Frequency and version columns of keys; zeros where missing. Each pointer may be null.
   virtual void GatherStamps(const void* keys, int64_t n, uint32_t* freqs, uint32_t* versions,
                             ParallelFor& threads) const = 0;
+
+  // Where each key's row lies; kNoPosition where it is missing.
+  virtual void Locate(const void* keys, int64_t n, uint64_t* positions, ParallelFor& threads) const = 0;
+
+  // The keys of rows that are there, by position.
+  virtual void KeysAt(const uint64_t* positions, int64_t n, void* keys) const = 0;
 
   // ---- Writes
   // --------------------------------------------------------------------------------------------------
@@ -225,9 +256,27 @@ class Table {
 
   virtual std::unique_ptr<Exporter> Export() const = 0;
 
-  // Upserts rows with their stamps, as an export gave them. freqs and versions may be null: zeros.
+  // Upserts rows with their stamps, as an export gave them. freqs and versions may be null: zeros. A bounded
+  // table takes `scores` along; where they are null, kLru starts from the versions, as seconds, and kLfu from
+  // the freqs.
   virtual void Import(const void* keys, int64_t n, const std::vector<ColumnIn>& in, const uint32_t* freqs,
-                      const uint32_t* versions, ParallelFor& threads) = 0;
+                      const uint32_t* versions, const uint64_t* scores, ParallelFor& threads) = 0;
+
+  // ---- Bounded tables; see eviction.h
+  // ---------------------------------------------------------------------------------------
+
+  virtual int64_t max_capacity() const = 0;  // 0: not bounded
+  virtual Eviction eviction() const = 0;
+
+  // Rows evicted so far.
+  virtual int64_t EvictedCount() const = 0;
+
+  // The score of each key's row; 0 where it is missing, or the table is not bounded.
+  virtual void Scores(const void* keys, int64_t n, uint64_t* scores, ParallelFor& threads) const = 0;
+
+  // Sets the scores of the keys that are there, and returns how many these are (occurrences; the last of
+  // equal keys wins). Throws Error(kFailedPrecondition) unless the table evicts by kCustom.
+  virtual int64_t SetScores(const void* keys, int64_t n, const uint64_t* scores, ParallelFor& threads) = 0;
 
   // Replaces the initial values of rows not yet there.
   virtual void SetInitializer(const Initializer& initializer) = 0;
