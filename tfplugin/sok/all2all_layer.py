@@ -28,6 +28,7 @@ class _All2AllDenseEmbedding:
         embedding_initializer: Any = None,
         **kwargs: Any,
     ) -> None:
+        self.key_dtype = tf.as_dtype(tf.int64 if key_dtype is None else key_dtype)
         super().__init__(**kwargs)
         sizes = {
             "max_vocabulary_size_per_gpu": max_vocabulary_size_per_gpu,
@@ -44,7 +45,6 @@ class _All2AllDenseEmbedding:
         self.nnz_per_slot = int(nnz_per_slot)
         self.dynamic_input = bool(dynamic_input)
         self.use_hashtable = bool(use_hashtable)
-        self.key_dtype = tf.as_dtype(tf.int64 if key_dtype is None else key_dtype)
         self.embedding_initializer = embedding_initializer
         self.embedding_variable = self._make_variable(f"{self.name}/embedding")  # type: ignore[attr-defined]
 
@@ -85,6 +85,12 @@ class _All2AllDenseEmbedding:
         Returns:
           [batch, slot_num, nnz_per_slot, embedding_vec_size]; with dynamic_input [None, embedding_vec_size].
         """
+        if inputs.dtype not in (self.key_dtype, tf.int32):
+            raise TypeError(
+                f"sok.All2AllDenseEmbedding '{self.name}': keys must be {self.key_dtype.name}, got "  # type: ignore[attr-defined]
+                f"{inputs.dtype.name}. (A keras.Sequential casts its inputs to floats unless it begins with "
+                f"keras.Input(shape, dtype='{self.key_dtype.name}').)"
+            )
         shape = tf.TensorShape(inputs.shape)
         wanted = tf.TensorShape([None] if self.dynamic_input else [None, self.slot_num, self.nnz_per_slot])
         if not shape.is_compatible_with(wanted):
