@@ -1,4 +1,4 @@
-"""Training over the ranks is training: it ends with the rows that stock TensorFlow has after the same global batches."""
+"""Training over the ranks ends with the rows that stock TensorFlow has after the same global batches."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def test_sgd_gives_the_rows_of_stock_tensorflow(kinds: str, weighted: bool, rank
 def test_any_number_of_ranks_gives_the_rows_of_one(make: Any, traced: bool, rank: int, size: int) -> None:
     rng = np.random.default_rng(2)
     tables, combiners = _tables("mix", rank, size)
-    batches = [[random_batch(rng, every_row=True) for _ in tables] for _ in range(STEPS)]
+    steps = STEPS if traced else 10  # eager steps are slow
+    batches = [[random_batch(rng, every_row=True) for _ in tables] for _ in range(steps)]
     train(tables, combiners, sok.OptimizerWrapper(make(0.01)), batches, rank, size, traced=traced)
     expected = reference(tables, combiners, make(0.01), batches)
     assert _largest_difference(tables, expected, rank, size) < 1e-6
@@ -83,23 +84,22 @@ MAKERS = {
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_optimizer_updates_tables_as_it_does_a_tf_variable(optimizer: str, maker: str, rank: int, size: int) -> None:
     rng = np.random.default_rng(3)
-    tables = [make_table("hbm", rank, size, 4), make_table("distributed", rank, size, 3)]
-    batches = [[random_batch(rng, every_row=True) for _ in tables] for _ in range(20)]
+    table = make_table("hbm", rank, size, 4)
+    batches = [[random_batch(rng, every_row=True)] for _ in range(20)]
     make = OPTIMIZERS[optimizer]
-    train(tables, ["sum", "mean"], sok.OptimizerWrapper(make(MAKERS[maker])), batches, rank, size)
-    expected = reference(tables, ["sum", "mean"], make(MAKERS[maker]), batches)
-    for table, rows in zip(tables, expected, strict=True):
-        held = table.held(rank, size)
-        local = table.local_rows(rank, size)
-        assert np.square(local - rows[held]).mean() < 1e-6
-        assert not np.allclose(local, table.initial[held], atol=1e-4)  # they did train
+    train([table], ["sum"], sok.OptimizerWrapper(make(MAKERS[maker])), batches, rank, size)
+    (expected,) = reference([table], ["sum"], make(MAKERS[maker]), batches)
+    held = table.held(rank, size)
+    local = table.local_rows(rank, size)
+    assert np.square(local - expected[held]).mean() < 1e-6
+    assert not np.allclose(local, table.initial[held], atol=1e-4)  # they did train
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_sok_sgd_takes_the_learning_rate_off_the_gradient(kind: str, rank: int, size: int) -> None:
     rng = np.random.default_rng(4)
     table = make_table(kind, rank, size, 4)
-    batches = [[random_batch(rng, every_row=False)] for _ in range(10)]
+    batches = [[random_batch(rng, every_row=False)] for _ in range(5)]
     optimizer = sok.SGD(lr=0.3)
     train([table], ["sum"], optimizer, batches, rank, size, traced=False)
     expected = reference([table], ["sum"], tf.keras.optimizers.SGD(0.3), batches)
