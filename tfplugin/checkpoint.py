@@ -106,6 +106,8 @@ def add_save_ops(original: Callable[..., Any], builder: Any, filename: Any, save
     if builder._write_version != saver_lib.saver_pb2.SaverDef.V2:
         raise ValueError("Key-value variables are saved in TensorFlow's V2 checkpoint format only: write_version=V2.")
     dense = [saveable for saveable in saveables if not isinstance(saveable, KvSaveable)]
+    for saveable in tables:
+        _check_whole(saveable.variable)
     filename = tf.convert_to_tensor(filename)
     scratch = tf.strings.join([filename, "_kvtmp"])
     shards = _save_ops(
@@ -164,6 +166,7 @@ def _object_prefix(path: str) -> str:
 def _save(trackables: Mapping[str, Any], file_prefix: tf.Tensor) -> list[tf.Tensor]:
     variables: list[tuple[str, KvVariable]] = []
     for path, obj in trackables.items():
+        _check_whole(obj)
         if isinstance(obj, PartitionedKvVariable):
             variables += [(f"{_object_prefix(path)}_part_{i}", part) for i, part in enumerate(obj)]
         else:
@@ -171,10 +174,23 @@ def _save(trackables: Mapping[str, Any], file_prefix: tf.Tensor) -> list[tf.Tens
     return _save_ops(file_prefix, variables)
 
 
+def _check_whole(variable: KvVariable | PartitionedKvVariable) -> None:
+    """Raises for a variable whose rows are in several processes: one alone cannot save it."""
+    if isinstance(variable, KvVariable) and variable.ranks > 1:
+        raise ValueError(
+            f"Key-value variable '{variable.name}' is spread over {variable.ranks} ranks, and this rank would save "
+            "its own rows only: save with sok.Checkpoint (or sok.dump) on all ranks. Any tf.train.Checkpoint restores what it "
+            "writes."
+        )
+
+
 def _restore(trackables: Mapping[str, Any], merged_prefix: tf.Tensor) -> None:
     for path, obj in trackables.items():
         for part in obj if isinstance(obj, PartitionedKvVariable) else [obj]:
-            _restore_op(merged_prefix, part, _object_prefix(path), "_part_")
+            if part.holds_rows:
+                _restore_op(merged_prefix, part, _object_prefix(path), "_part_")
+            else:
+                part.clear()
 
 
 def _packed(obj: Any) -> struct_pb2.Struct:

@@ -64,6 +64,10 @@ class KvVariable(trackable.Trackable):
     _should_act_as_resource_variable = True
     # Optimizers reach for the graph element of a variable in graph mode; a table has none, its handle is the target.
     _in_graph_mode = False
+    #: Processes that each have an object like this one for a part of one table; see `tfplugin.sok`.
+    ranks = 1
+    #: False in a process whose part is empty because another one has all keys.
+    holds_rows = True
 
     def __init__(
         self,

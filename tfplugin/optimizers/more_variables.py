@@ -49,6 +49,10 @@ class _Slots:
         """Notes a slot that was made elsewhere."""
         self._made[id(variable), name] = (variable, slot)
 
+    def of(self, variable: Any) -> dict[str, Any]:
+        """The slots of a variable, by name."""
+        return {name: slot for (_, name), (owner, slot) in self._made.items() if owner is variable}
+
     def find(self, optimizer: Any, build: Callable[[Any], Any], variable: Any) -> None:
         """Notes the slots that an optimizer made for a variable before this object came: its lists hold them."""
         number = self._numbers.get(optimizer._var_key(variable))

@@ -6,6 +6,7 @@ Code written for ``sparse_operation_kit`` runs with its import changed: ``import
 
 from tfplugin.sok.all2all_dense_embedding import all2all_dense_embedding
 from tfplugin.sok.all2all_layer import All2AllDenseEmbedding
+from tfplugin.sok.checkpoint import Checkpoint, CheckpointManager
 from tfplugin.sok.distributed_variable import Variable
 from tfplugin.sok.dump import dump, load
 from tfplugin.sok.dynamic_variable import (
@@ -15,6 +16,7 @@ from tfplugin.sok.dynamic_variable import (
     incremental_model_dump,
     sparse_read_and_evict,
 )
+from tfplugin.sok.legacy_saver import Saver
 from tfplugin.sok.lookup_sparse import lookup_sparse
 from tfplugin.sok.optimizer import SGD, OptimizerWrapper
 from tfplugin.sok.ranks import RankError, init, rank, size
@@ -23,9 +25,12 @@ from tfplugin.sok.variables import filter_variables
 __all__ = [
     "SGD",
     "All2AllDenseEmbedding",
+    "Checkpoint",
+    "CheckpointManager",
     "DynamicVariable",
     "OptimizerWrapper",
     "RankError",
+    "Saver",
     "Variable",
     "all2all_dense_embedding",
     "assign",

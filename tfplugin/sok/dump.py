@@ -85,14 +85,13 @@ def load(path: str | os.PathLike[str], load_vars: Variables, optimizer: Any = No
     Args:
       path: the folder, which every rank reads.
       load_vars: a `sok.DynamicVariable` or `sok.Variable`, or a list of them, named as they were when dumped.
-      optimizer: reads its slots, too, and makes them if it has taken no step yet. A Keras optimizer learns its
-        variables once: before slots of static variables can be read, ``build`` it.
+      optimizer: reads its slots, too, and makes them if it has taken no step yet.
 
     Raises:
       TypeError: something that is no variable of sok.
       kvtools.errors.BadInputError: a file is missing.
       kvtools.errors.CorruptFileError: a file is truncated or damaged.
-      ValueError: a dump of another dtype, dimension or number of rows; an optimizer that is not built.
+      ValueError: a dump of another dtype, dimension or number of rows.
       RankError: another rank failed.
 
     Example:
@@ -179,8 +178,8 @@ def _files(variable: Any, keys: Rows | None, slots: dict[str, Any], optimizer: A
     for name, slot in slots.items():
         if "/" in name or len(name.encode()) > SLOT_BYTES:
             raise ValueError(
-                f"slot '{name}' of '{variable.name}' has no place in a dump: its name must be {SLOT_BYTES} bytes at the "
-                "most, without '/'; use sok.Checkpoint."
+                f"slot '{name}' of '{variable.name}' has no place in a dump: its name must be {SLOT_BYTES} bytes at "
+                "the most, without '/'; use sok.Checkpoint."
             )
         of = file_dtype(tf.as_dtype(slot.dtype))
         read = table_rows(variable, held, slot, of) if isinstance(variable, KvVariable) else variable_rows(slot, of)

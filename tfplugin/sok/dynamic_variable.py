@@ -110,10 +110,21 @@ class DynamicVariable(KvVariable):
             trainable=trainable,
             constraint=constraint,
             capacity_hint=min(capacity_hint, max_capacity) if bounds else capacity_hint,
-            part=ranks.rank(),
-            parts=ranks.size(),
+            # A localized one is whole, in one place.
+            part=ranks.rank() if self.owner is None else 0,
+            parts=ranks.size() if self.owner is None else 1,
             **bounds,
         )
+
+    @property
+    def holds_rows(self) -> bool:
+        """Whether this rank owns any keys."""
+        return self.owner is None or self.owner == ranks.rank()
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks hold rows of the whole, or could."""
+        return self.num_gpus
 
     def _is_bounded(self, max_capacity: int) -> bool:
         return self._backend_type == "hybrid" and max_capacity > 0

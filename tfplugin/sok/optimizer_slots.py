@@ -10,7 +10,7 @@ from tensorflow.python.training import optimizer as v1_optimizer
 
 from tfplugin.kv_variable import KvVariable
 from tfplugin.ops import raw
-from tfplugin.optimizers import fused
+from tfplugin.optimizers import fused, more_variables
 from tfplugin.optimizers.known import innermost
 from tfplugin.optimizers.wrapper import OptimizerWrapper
 from tfplugin.slots import SlotSpec
@@ -136,8 +136,10 @@ def _specs_of_stock_update(core: Any, variable: KvVariable, prefix: str) -> tupl
 
 def _keras_slots(core: Any, variable: Any) -> dict[str, Any]:
     """What an optimizer of Keras 3 or tf_keras keeps for a variable: its place in each list that has one for each."""
-    if not is_built(core):
-        return {}
+    made = getattr(core, "_kv_slots", None)  # see tfplugin.optimizers.more_variables
+    slots = {} if made is None else made.of(variable)
+    if slots or not is_built(core):
+        return slots
     indices = getattr(core, "_trainable_variables_indices", None)  # Keras 3
     if indices is None:
         indices = core._index_dict
@@ -145,7 +147,6 @@ def _keras_slots(core: Any, variable: Any) -> dict[str, Any]:
     if place is None:
         return {}
     owned = {id(one) for one in _listed_variables(core)}
-    slots = {}
     for attribute in vars(core).values():
         if not isinstance(attribute, (list, tuple)) or len(attribute) != len(indices):
             continue
@@ -178,11 +179,7 @@ def is_built(optimizer: Any) -> bool:
 
 
 def make_slots(optimizer: Any, variables: list[Any]) -> None:
-    """Has an optimizer make what it keeps for static variables, where that can be done before its first step.
-
-    Raises:
-      ValueError: a Keras optimizer that is not built: it learns its variables once, all together.
-    """
+    """Has an optimizer make what it keeps for static variables, where it has not yet."""
     core = core_of(optimizer)
     if not variables:
         return
@@ -190,8 +187,10 @@ def make_slots(optimizer: Any, variables: list[Any]) -> None:
         core._create_all_weights(variables)
     elif isinstance(core, v1_optimizer.Optimizer):
         core._create_slots(variables)
-    elif not is_built(core):
-        raise ValueError(
-            f"{type(core).__name__} has no slots for '{variables[0].name}' yet: build it first with all variables that "
-            "it will train, optimizer.build(variables). (A tf_keras.optimizers.legacy one needs no build.)"
-        )
+    else:
+        # Others may come later, see there.
+        more_variables.accept(core)
+        if is_built(core) and hasattr(core, "_check_variables_are_known"):  # Keras 3
+            core._check_variables_are_known(variables)
+        else:
+            core.build(variables)

@@ -93,7 +93,8 @@ def put_in_place(scratch: Path, files: Sequence[tuple[Path, Path]], outdated: Se
     """
     aside = scratch / "replaced"
     aside.mkdir()
-    old = [path for path in {*(target for _, target in files), *outdated} if path.exists()]
+    # The last of the files first: it is the one by which a reader finds the others.
+    old = [path for path in (*(target for _, target in reversed(files)), *outdated) if path.exists()]
     moved_aside: list[tuple[Path, Path]] = []
     moved: list[tuple[Path, Path]] = []
     try:
