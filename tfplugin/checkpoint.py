@@ -179,8 +179,8 @@ def _check_whole(variable: KvVariable | PartitionedKvVariable) -> None:
     if isinstance(variable, KvVariable) and variable.ranks > 1:
         raise ValueError(
             f"Key-value variable '{variable.name}' is spread over {variable.ranks} ranks, and this rank would save "
-            "its own rows only: save with sok.Checkpoint (or sok.dump) on all ranks. Any tf.train.Checkpoint restores what it "
-            "writes."
+            "its own rows only: save with sok.Checkpoint (or sok.dump) on all ranks. Any tf.train.Checkpoint restores "
+            "what it writes."
         )
 
 

@@ -27,8 +27,8 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
     Where the table engine knows the optimizer, a key-value variable is updated by one fused op; otherwise the
     optimizer's own update runs on the rows that the step touched, with their slots. `explain` says which. Rows that a
     step does not touch stay as they are. The variables need not come all at once: the optimizer may be given others in
-    another call, through the wrapper or directly. ``tf.compat.v1.train`` optimizers and those of `tfplugin.optimizers` need no
-    wrapper and work with one. Attributes that are not here are the optimizer's own (``learning_rate``,
+    another call, through the wrapper or directly. ``tf.compat.v1.train`` optimizers and those of `tfplugin.optimizers`
+    need no wrapper and work with one. Attributes that are not here are the optimizer's own (``learning_rate``,
     ``iterations``).
 
     Args:

@@ -46,4 +46,4 @@ __all__ = [
     "sparse_read_and_evict",
 ]
 
-from tfplugin.sok import experiment  # noqa: E402, F401 - it has the names above
+from tfplugin.sok import experiment  # noqa: F401 - it has the names above

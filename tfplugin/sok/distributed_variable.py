@@ -66,7 +66,7 @@ def held_rows(rows: int, owner: int | None, rank: int, size: int) -> np.ndarray:
     return np.arange(rows if rank == owner else 0, dtype=np.int64)
 
 
-def Variable(  # noqa: N802 - a class to its callers, as tf.Variable is
+def Variable(
     initial_value: Any = None,
     trainable: bool | None = None,
     *args: Any,

@@ -26,8 +26,8 @@ class DynamicVariable(KvVariable):
     """A key-value table over all ranks: key -> row of `dimension` values. This object holds the rows of this rank.
 
     `lookup_sparse` and `all2all_dense_embedding` find each key on the rank that owns it: ``key floor-mod size``, or the
-    one rank that `mode` names. ``tf.nn.embedding_lookup`` looks keys up, and inserts them, on this rank. Every key value
-    is legal.
+    one rank that `mode` names. ``tf.nn.embedding_lookup`` looks keys up, and inserts them, on this rank. Every key
+    value is legal.
 
     Args:
       dimension: width of a row.
@@ -100,7 +100,9 @@ class DynamicVariable(KvVariable):
             options.pop(ignored, None)
         if options:
             raise ValueError(f"{what}: no such option: {', '.join(sorted(options))}.")
-        bounds = {"max_capacity": max_capacity, "eviction": EVICTION[strategy]} if self._is_bounded(max_capacity) else {}
+        bounds = (
+            {"max_capacity": max_capacity, "eviction": EVICTION[strategy]} if self._is_bounded(max_capacity) else {}
+        )
         super().__init__(
             name,
             int(dimension),

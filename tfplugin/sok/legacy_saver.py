@@ -149,8 +149,8 @@ def _open(variable: Any, folder: Path, doing: str) -> ColumnTable:
     if rest or key_dtype is None:
         raise ValueError(
             f"{doing}: '{name}{KEYS_FILE}' has {sizes[0]} bytes and '{name}{VALUES_FILE}' {sizes[1]}, which is no "
-            f"number of int64 or uint32 keys with as many rows of {dim} float32: they are truncated, or of another dimension "
-            f"than '{variable.name}'."
+            f"number of int64 or uint32 keys with as many rows of {dim} float32: they are truncated, or of another "
+            f"dimension than '{variable.name}'."
         )
     return open_table(folder, name, OpenOptions(key_dtype=key_dtype, value_dtype="float32", dim=dim))
 

@@ -175,7 +175,9 @@ def owner_of_mode(mode: str | None, what: str) -> int | None:
         return None
     prefix, colon, number = str(mode).partition(":")
     if prefix != "localized" or not colon or not number.isdigit():
-        raise ValueError(f"{what}: mode must be 'distributed' or 'localized:#' with the number of a rank, got {mode!r}.")
+        raise ValueError(
+            f"{what}: mode must be 'distributed' or 'localized:#' with the number of a rank, got {mode!r}."
+        )
     owner = int(number)
     if owner >= size():
         ranks = "only rank 0" if size() == 1 else f"ranks 0 to {size() - 1}"
