@@ -51,16 +51,21 @@ def run(
       kvtools setup-horovod --sdist horovod-0.28.1.tar.gz --json
     """
     with progress_bar("", unit="%") as bar:
-        last = ""
+        last, shown = "", 0
 
         def progress(doing: str, done: int, total: int) -> None:
-            nonlocal last
+            nonlocal last, shown
+            percent = done * 100 // total
             if bar is not None:
-                if doing != last and last:
+                if last and doing != last:
                     bar(last, 100, 100)
-                bar(doing, done * 100 // total, 100)
+                bar(doing, percent, 100)
             elif doing != last:
                 print(f"kvtools: {doing} ...", file=sys.stderr, flush=True)
+                shown = 0
+            elif percent >= shown + 25:  # a log, too, is to show that the minutes pass with work
+                print(f"kvtools: {doing}: {percent}%", file=sys.stderr, flush=True)
+                shown = percent
             last = doing
 
         try:

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -144,7 +144,7 @@ def setup_horovod(
         if not any_tensorflow:
             check_known(tensorflow.version)
         folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder / "lock"):
+        with _locked(folder / "lock", lambda: tell("waiting for another setup-horovod to end", 0, 1)):
             if not force and _is_installed():
                 tell(f"checking the installed Horovod with {RANKS} ranks", 0, 1)
                 with contextlib.suppress(HorovodBuildError):  # it may be of another TensorFlow: then build
@@ -294,7 +294,7 @@ def _checked_before(record: Path) -> str | None:
     """The version of TensorFlow with which the very files that are installed were found to work."""
     try:
         known = json.loads(record.read_text())
-        return str(known["tensorflow"]) if known["files"] == _fingerprint() else None
+        return str(known["tensorflow"]) if known["files"] and known["files"] == _fingerprint() else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -316,9 +316,13 @@ def _build_into(place: Path, log: Path, jobs: int, sdist: Path | None, progress:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
     with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_wait()
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 

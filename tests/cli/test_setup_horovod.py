@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import shutil
@@ -97,7 +98,15 @@ def test_another_tensorflow_is_noticed(tmp_path: Path, monkeypatch: pytest.Monke
     assert setup_horovod._checked_before(record) == "2.21.0"
     files[0][2] = 3
     assert setup_horovod._checked_before(record) is None
-    record.write_text("{")
+    for unreadable in ("{", "[]", '{"tensorflow": "2.21.0", "files": null}'):
+        record.write_text(unreadable)
+        assert setup_horovod._checked_before(record) is None
+
+
+def test_nothing_is_known_of_a_horovod_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = tmp_path / "checked.json"
+    monkeypatch.setattr(setup_horovod, "_fingerprint", lambda: None)
+    setup_horovod._remember(record, "2.21.0")
     assert setup_horovod._checked_before(record) is None
 
 
@@ -130,6 +139,24 @@ def test_a_failed_build_shows_the_errors_and_then_one_line(monkeypatch: pytest.M
         "  a.cc:1: error: one",
         "  b.cc:2: error: two",
         "kvtools: compiling Horovod failed; see /c/build.log",
+    ]
+
+
+def test_a_log_shows_the_steps_and_each_quarter(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    def build(*, progress: Callable[[str, int, int], None], **_: object) -> HorovodSetup:
+        progress("fetching", 0, 1)
+        for done in range(101):
+            progress("compiling", done, 100)
+        return HorovodSetup("built", "0.28.1", "2.21.0", "/x/mpi_lib.so", None, None, 300.0)
+
+    monkeypatch.setattr("kvtools.cli.setup_horovod.setup_horovod", build)
+    assert main(["setup-horovod"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "horovod 0.28.1 was built and installed, and works with tensorflow 2.21.0 (300 s)\n"
+    assert captured.err.splitlines() == [
+        "kvtools: fetching ...",
+        "kvtools: compiling ...",
+        *(f"kvtools: compiling: {percent}%" for percent in (25, 50, 75, 100)),
     ]
 
 
@@ -201,6 +228,21 @@ def test_the_cache_key_tells_apart_what_a_wheel_depends_on() -> None:
         TensorFlowBuild("2.21.0", TENSORFLOW.git_version, TENSORFLOW.compiler, ("-D_GLIBCXX_USE_CXX11_ABI=0",)),
     ]
     assert len({key, *(other.cache_key() for other in others)}) == 5
+
+
+def test_a_second_run_waits_for_the_first(caching: Path, build: list[int]) -> None:
+    caching.mkdir(parents=True)
+    told: list[str] = []
+    with (caching / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+        def progress(doing: str, done: int, total: int) -> None:
+            told.append(doing)
+            if "waiting" in doing:
+                fcntl.flock(lock, fcntl.LOCK_UN)
+
+        setup_horovod.setup_horovod(progress=progress)
+    assert told[:2] == ["asking TensorFlow", "waiting for another setup-horovod to end"]
 
 
 # What can be missing or wrong
