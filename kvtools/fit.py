@@ -24,6 +24,8 @@ from kvtools.dialects.interface import (
 )
 from kvtools.errors import BadInputError
 
+#: What the names of extras with a number for each row begin with.
+ROW_EXTRA = "eviction_scores"
 _SECONDS_PER_DAY = 86_400
 _KEYS_WITHIN = {
     "int32": ("int64",),
@@ -160,10 +162,17 @@ def fit(source: TableSchema, dialect: Dialect, *, parts: int | None = None) -> F
         slots.append(SlotSchema(slot.name, slot.width, dtype))
     freq_dtype = _counter_type(source.freq_dtype, holds.freq_dtypes, "frequencies", losses, changes)
     version_dtype, unit = _version_type(source, holds.version_dtypes, holds.version_units, losses, changes)
-    extras = tuple(extra for extra in source.extras if holds.extras is None or extra.name in holds.extras)
+    by_row = [extra for extra in source.extras if extra.name.startswith(ROW_EXTRA)]
+    if by_row:
+        losses.append(
+            f"{ROW_EXTRA.replace('_', ' ')}: they are not carried along; a variable with a max_capacity that restores"
+            " the table starts from its frequencies or versions"
+        )
+    others = [extra for extra in source.extras if extra not in by_row]
+    extras = tuple(extra for extra in others if holds.extras is None or extra.name in holds.extras)
     losses += [
         f"{extra.name.replace('_', ' ')} {list(extra.shape)}: the dialect has no place for them"
-        for extra in source.extras
+        for extra in others
         if extra not in extras and 0 not in extra.shape
     ]
     # New rows are copied from these: they are of the rows' type.
@@ -266,7 +275,8 @@ def _version_type(
 
 def _metadata(source: TableSchema, dialect: Dialect, losses: list[str]) -> dict[str, Any]:
     if dialect.holds.metadata is None:
-        return dict(source.metadata)
+        # What a table evicted by is of no use without the scores.
+        return {name: value for name, value in source.metadata.items() if name != "policies"}
     kept = {name: value for name, value in source.metadata.items() if name in dialect.holds.metadata}
     if source.dialect != dialect.name:
         kept.pop("object_path", None)

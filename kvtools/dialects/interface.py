@@ -49,7 +49,8 @@ class ExtraSchema:
 
     The names that dialects share: "initial_values" [M, dim] (new rows are copied from it), "blacklist" (keys that
     are never stored), "filtered_keys" / "filtered_freqs" / "filtered_versions" (keys seen, not yet admitted),
-    "deleted_keys" (of an increment: keys to remove).
+    "deleted_keys" (of an increment: keys to remove), "eviction_scores_<part>" (of a table with a capacity: a number for
+    each row, in the order of the rows as they are stored: it holds for this file only, and no writer takes it).
     """
 
     name: str

@@ -39,6 +39,7 @@ VALUE_DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 _META = "-kvmeta"
 _SLOT = "-slot-"
+_SCORES = "-scores"
 _COUNTERS = ("uint32",)
 _PART_FIELDS = frozenset({"layout", "name", "part", "parts", "key_dtype", "value_dtype", "dim", "slots"})
 _OBJECT_PREFIX = re.compile(r"^(?:(?P<path>.*)/)?\.ATTRIBUTES/kv(?:_part_\d+)?$", re.S)
@@ -215,6 +216,10 @@ def _open_table(bundle: Bundle, name: str, metas: list[PartMeta]) -> tuple[Colum
             )
     initial = f"{first.prefix}-init"
     extras = {"initial_values": bundle.tensor(initial)} if initial in bundle else {}
+    for meta, part in zip(metas, parts, strict=True):
+        if meta.prefix + _SCORES in bundle:
+            extras[f"eviction_scores_{meta.part}"] = _scores(bundle, doing, meta, part.rows)
+            used.add(meta.prefix + _SCORES)
     metadata = {key: first.record[key] for key in first.record.keys() - _PART_FIELDS}
     metadata["slots"] = {slot["name"]: slot for slot in first.record.get("slots", [])}
     found = _OBJECT_PREFIX.match(first.prefix)
@@ -237,6 +242,17 @@ def _open_table(bundle: Bundle, name: str, metas: list[PartMeta]) -> tuple[Colum
         bytes=sum(bundle.nbytes(tensor) for tensor in used),
     )
     return ColumnTable(schema, parts, extras=extras), used
+
+
+def _scores(bundle: Bundle, doing: str, meta: PartMeta, rows: int) -> BundleTensor:
+    """Return the scores of a part that has a capacity: a variable that restores it goes by them, nothing else does."""
+    tensor = bundle.tensor(meta.prefix + _SCORES)
+    if tensor.dtype.name != "uint64" or tensor.shape != (rows,):
+        raise CorruptFileError(
+            f"{doing}: tensor '{tensor.name}' is {tensor.dtype.name} {list(tensor.shape)}, expected uint64 [{rows}],"
+            " one for each key; the checkpoint was written in part, write it again"
+        )
+    return tensor
 
 
 def _open_part(bundle: Bundle, doing: str, meta: PartMeta) -> tuple[Part, set[str]]:

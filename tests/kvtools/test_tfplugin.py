@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import kvtools
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.interface import ALL_COLUMNS, Checkpoint, Chunk, TableReader
 from kvtools.errors import BadInputError, CorruptFileError, UnknownTableError
+from kvtools.verify import verify
 
 Save = Callable[..., Path]
 Make = Callable[..., Any]
@@ -137,6 +139,49 @@ def test_slot_that_kvmeta_does_not_name_and_init_rows(
     checkpoint = open_checkpoint(save_plain(tmp_path / "a", tensors))
     assert {slot.name for slot in checkpoint.table("emb").schema.slots} == {"Adam.m", "Adam.v"}
     assert checkpoint.variables == ()
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("target", ["tfplugin", "parquet"])
+def test_scores_of_a_table_with_a_capacity_are_shown_and_named_as_lost(
+    save_plain: Save, make_sample: Make, table_tensors: Tensors, tmp_path: Path, parts: int, target: str
+) -> None:
+    sample = make_sample("emb", rows=40)
+    tensors = table_tensors(sample, parts, policies={"max_capacity": 50, "eviction": "lru"})
+    for name in [name for name in tensors if name.endswith("-keys")]:
+        tensors[name.replace("-keys", "-scores")] = np.arange(len(tensors[name]), dtype=np.uint64)
+    path = save_plain(tmp_path / "a", tensors)
+    checkpoint = open_checkpoint(path)
+    table = checkpoint.table("emb")
+    check(table, sample, parts)
+    assert checkpoint.variables == ()
+    assert [extra.name for extra in table.schema.extras] == [f"eviction_scores_{part}" for part in range(parts)]
+    assert table.schema.metadata["policies"] == {"max_capacity": 50, "eviction": "lru"}
+    assert verify(str(path)).count("error") == 0
+
+    account = kvtools.write_tables([table], tmp_path / "b", target, parts=2)
+    assert [loss for loss in account.tables[0].losses if loss.startswith("eviction scores:")]
+    written = open_checkpoint(tmp_path / "b").table("emb")
+    assert by_key(list(written.chunks())) == reference(sample)
+    assert written.schema.extras == ()
+    assert "policies" not in written.schema.metadata
+
+
+@pytest.mark.parametrize("scores", [np.arange(39, dtype=np.uint64), np.arange(40, dtype=np.int64)])
+def test_scores_that_do_not_fit_the_keys(
+    save_plain: Save, make_sample: Make, table_tensors: Tensors, tmp_path: Path, scores: np.ndarray
+) -> None:
+    tensors = table_tensors(make_sample("emb", rows=40)) | {"emb-scores": scores}
+    with pytest.raises(CorruptFileError, match=r"'emb-scores'.*expected uint64 \[40\]"):
+        open_checkpoint(save_plain(tmp_path / "a", tensors))
+
+
+def test_damaged_scores_are_found(save_plain: Save, make_sample: Make, table_tensors: Tensors, tmp_path: Path) -> None:
+    scores = np.arange(40, dtype=np.uint64) + 2**40
+    path = save_plain(tmp_path / "a", table_tensors(make_sample("emb", rows=40)) | {"emb-scores": scores})
+    data = Path(f"{path}.data-00000-of-00001")
+    data.write_bytes(data.read_bytes().replace(scores[7].tobytes(), scores[8].tobytes(), 1))
+    assert "emb-scores" in str(verify(str(path)).findings)
 
 
 def test_sample_kept_in_the_repository(sample_path: Path, sample_values: dict[str, dict[int, np.ndarray]]) -> None:

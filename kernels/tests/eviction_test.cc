@@ -1,0 +1,211 @@
+// Bounded tables from many threads: rows stay whole, the capacity holds whenever nobody is at work, and each
+// row is evicted once.
+#include "kvtable/eviction.h"
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "hash.h"
+#include "kvtable/lookup_parts.h"
+#include "kvtable/optimizer.h"
+#include "kvtable/parallel_for.h"
+#include "kvtable/table.h"
+
+namespace kvtable {
+namespace {
+
+constexpr int64_t kDim = 5;
+constexpr int64_t kBatch = 600;
+constexpr int64_t kCapacity = 2000;
+constexpr uint64_t kKeys = 7000;
+
+class Evicted : public EvictedRows {
+ public:
+  void Allocate(int64_t n, void** keys_out, void** values_out) override {
+    keys.resize(static_cast<size_t>(n));
+    values.resize(static_cast<size_t>(n * kDim));
+    *keys_out = keys.data();
+    *values_out = values.data();
+  }
+  std::vector<int64_t> keys;
+  std::vector<float> values;
+};
+
+bool AreWhole(const std::vector<float>& rows) {
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (rows[i] != rows[i / kDim * kDim]) return false;
+  }
+  return true;
+}
+
+void MixOperations(Table* table, ParallelFor* pool, uint64_t seed, int rounds) {
+  uint64_t state = seed;
+  const auto next = [&](uint64_t below) { return Mix64(++state) % below; };
+  std::vector<int64_t> keys(kBatch);
+  std::vector<float> rows(kBatch * kDim);
+  std::vector<uint64_t> positions(kBatch);
+  std::vector<uint64_t> scores(kBatch);
+  for (int round = 0; round < rounds; ++round) {
+    for (int64_t i = 0; i < kBatch; ++i) {
+      keys[i] = static_cast<int64_t>(next(kKeys));
+      scores[i] = next(5);
+      const float number = static_cast<float>(next(1000));
+      for (int64_t j = 0; j < kDim; ++j) rows[i * kDim + j] = number;
+    }
+    switch (next(12)) {
+      case 0:
+      case 1:
+      case 2: {
+        Evicted evicted;
+        Insertion insertion;
+        insertion.admission = next(2) == 0 ? 1.0 : 0.5;
+        insertion.admission_seed = state;
+        insertion.evicted = &evicted;
+        table->GatherOrInsert(keys.data(), kBatch, {rows.data(), positions.data()}, insertion, *pool);
+        CHECK(AreWhole(rows) && AreWhole(evicted.values));
+        CHECK(std::set<int64_t>(evicted.keys.begin(), evicted.keys.end()).size() == evicted.keys.size());
+        break;
+      }
+      case 3:
+        table->Upsert(keys.data(), kBatch, rows.data(), {1, 6}, *pool);
+        break;
+      case 4:
+        table->Accumulate(keys.data(), kBatch, rows.data(), true, {1, 7}, *pool);
+        break;
+      case 5:
+        table->Apply(keys.data(), positions.data(), kBatch, rows.data(),
+                     MakeUpdate("sgd", {{"learning_rate", 0.5}}), {}, {1, 8}, *pool);
+        break;
+      case 6:
+        table->Remove(keys.data(), kBatch / 4, *pool);
+        if (next(8) == 0) table->Clear();
+        break;
+      case 7:
+        table->Import(keys.data(), kBatch, {{0, rows.data()}}, nullptr, nullptr, scores.data(), *pool);
+        break;
+      case 8:
+        if (table->eviction() == Eviction::kCustom) {
+          table->SetScores(keys.data(), kBatch, scores.data(), *pool);
+        }
+        table->Scores(keys.data(), kBatch, scores.data(), *pool);
+        CHECK(table->Memory().rows <= kCapacity + 5 * kBatch);
+        break;
+      case 9: {
+        const auto exporter = table->Export();
+        Exporter::Buffers out;
+        out.scores = scores.data();
+        out.columns = {{0, rows.data(), kDim}};
+        while (exporter->Next(kBatch, out, *pool) > 0) CHECK(AreWhole(rows));
+        break;
+      }
+      case 10:
+        table->EnsureSlots(next(2) == 0 ? std::vector<SlotSpec>{{"m", 3, SlotSpec::Init::kConstant, 7.0}}
+                                        : std::vector<SlotSpec>{},
+                           *pool);
+        break;
+      case 11:
+        table->Gather(keys.data(), kBatch, rows.data(), Missing::kZeros, nullptr, 0, nullptr, *pool);
+        CHECK(AreWhole(rows));
+        break;
+    }
+  }
+}
+
+std::unique_ptr<Table> MakeBounded(Eviction eviction, int64_t capacity) {
+  TableOptions options;
+  options.dim = kDim;
+  options.initializer.a = 0.5;
+  options.shards = 8;
+  options.max_capacity = capacity;
+  options.eviction = eviction;
+  return Table::Create(options);
+}
+
+void EveryOperationAtOnceKeepsTheCapacity(Eviction eviction) {
+  const auto table = MakeBounded(eviction, kCapacity);
+  const auto pool = MakeThreadPool(3);
+  std::vector<std::thread> threads;
+  for (uint64_t t = 0; t < 4; ++t) {
+    threads.emplace_back(
+        [&, t] { MixOperations(table.get(), t % 2 == 0 ? pool.get() : &Serial(), t << 32, 150); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(table->Size() <= kCapacity);
+}
+
+void EveryRowIsEvictedOnce() {
+  const auto table = MakeBounded(Eviction::kLfu, 1000);
+  const auto pool = MakeThreadPool(2);
+  constexpr int kThreads = 4;
+  constexpr int kRounds = 40;
+  std::atomic<int64_t> evicted_rows{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      std::vector<int64_t> keys(kBatch);
+      std::vector<float> rows(kBatch * kDim);
+      for (int round = 0; round < kRounds; ++round) {
+        for (int64_t i = 0; i < kBatch; ++i) keys[i] = ((t * kRounds + round) * kBatch + i) * 1000003;
+        Evicted evicted;
+        Insertion insertion;
+        insertion.evicted = &evicted;
+        table->GatherOrInsert(keys.data(), kBatch, rows.data(), insertion, *pool);
+        evicted_rows += static_cast<int64_t>(evicted.keys.size());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(table->Size() == 1000);
+  CHECK(evicted_rows == table->EvictedCount());
+  CHECK(evicted_rows == int64_t{kThreads} * kRounds * kBatch - 1000);
+}
+
+void LookupsOfPartsMeetInOneTable() {
+  // A thread that waits for a table inside a task of one lookup holds up nobody's tasks of another.
+  const auto a = MakeBounded(Eviction::kLru, kCapacity);
+  const auto b = MakeBounded(Eviction::kLru, kCapacity);
+  const auto pool = MakeThreadPool(3);
+  std::vector<std::thread> threads;
+  for (uint64_t t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      std::vector<int64_t> keys(20 * kBatch);
+      std::vector<float> rows(keys.size() * kDim * 3);
+      for (uint64_t round = 0; round < 30; ++round) {
+        for (size_t i = 0; i < keys.size(); ++i)
+          keys[i] = static_cast<int64_t>(Mix64(t << 40 | round << 20 | i) % kKeys);
+        MissingKeys missing;
+        missing.insert = true;
+        const int64_t n = static_cast<int64_t>(keys.size());
+        float* const out = rows.data();
+        if (round % 2 == 0) {
+          LookUpParts({{{a.get(), b.get()}, keys.data(), n, out, missing},
+                       {{b.get()}, keys.data(), n, out + n * kDim, missing},
+                       {{a.get()}, keys.data(), n, out + 2 * n * kDim, missing}},
+                      *pool);
+        } else {
+          LookUpParts({{{a.get()}, keys.data(), n, out, missing}}, *pool);
+        }
+        CHECK(AreWhole(rows));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(a->Size() <= kCapacity && b->Size() <= kCapacity);
+}
+
+}  // namespace
+}  // namespace kvtable
+
+int main() {
+  kvtable::EveryRowIsEvictedOnce();
+  kvtable::LookupsOfPartsMeetInOneTable();
+  for (const auto eviction : {kvtable::Eviction::kLru, kvtable::Eviction::kLfu, kvtable::Eviction::kCustom}) {
+    kvtable::EveryOperationAtOnceKeepsTheCapacity(eviction);
+  }
+  return 0;
+}
