@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.kvtools-installed
+HOROVOD_STAMP := $(VENV)/.horovod-installed
 CPP_FILES = $$(git ls-files 'kernels/*.h' 'kernels/*.cc' 'benchmarks/*.cc')
 SOURCES := $(shell find kernels kvtools cli server tfplugin -type f -not -name '*.pyc') pyproject.toml CMakeLists.txt constraints.txt README.md
 
@@ -11,12 +12,12 @@ SOURCES := $(shell find kernels kvtools cli server tfplugin -type f -not -name '
 export KVTOOLS_WERROR := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test peers fuzz sanitize lint types format bench bench-tools docs clean
+.PHONY: help setup setup-horovod demo test peers fuzz sanitize lint types format bench bench-tools docs clean
 
 help: ## list the targets
 	@echo "Start with \`make demo\`. The first run makes $(VENV), which takes some minutes."
 	@echo
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/^/  make /; s/:.*## /\t/' | expand -t 19
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/^/  make /; s/:.*## /\t/' | expand -t 23
 
 setup: $(STAMP) ## make .venv and install everything into it
 
@@ -36,10 +37,18 @@ $(STAMP): $(SOURCES)
 	$(BIN)/python -I -c 'import tfplugin'
 	@touch $@
 
+setup-horovod: $(HOROVOD_STAMP) ## build Horovod into .venv, once: training on several ranks
+
+# Does nothing within a second where a Horovod that works is there.
+$(HOROVOD_STAMP): $(STAMP)
+	@echo "make: building Horovod into $(VENV) if it is not there: some minutes, once"
+	$(BIN)/kvtools setup-horovod
+	@touch $@
+
 demo: setup ## train, inspect, export and serve a small model, end to end
 	$(BIN)/python examples/ctr_demo.py
 
-test: setup sanitize peers ## everything that must pass
+test: setup setup-horovod sanitize peers ## everything that must pass
 	@command -v redis-server >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
 	  apt-get update -qq && apt-get install -y -qq redis-server; } || \
 	  echo "make: without redis-server the tests of the redis dialect are skipped: install it to run them." >&2

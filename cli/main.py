@@ -35,6 +35,7 @@ COMMANDS = {
     "rename": "Change the names of tables and slots.",
     "export": "Write tables as a SavedModel that any TensorFlow server loads.",
     "serve": "Answer embedding lookups over HTTP.",
+    "setup-horovod": "Build and install Horovod, for training on several ranks.",
 }
 
 
@@ -51,7 +52,7 @@ def build_app(requested: str | None) -> typer.Typer:
     for name, summary in COMMANDS.items():
         command: Callable[..., None] = _not_loaded
         if name == requested:
-            command = importlib.import_module(f"kvtools.cli.{name}").run
+            command = importlib.import_module(_module(name)).run
         app.command(name, short_help=summary)(command)
     return app
 
@@ -94,9 +95,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _prepared(arguments: Sequence[str], requested: str | None) -> list[str]:
     """Let a command that takes what the parser cannot (negative numbers) rewrite its arguments."""
-    module = sys.modules.get(f"kvtools.cli.{requested}")
+    module = sys.modules.get(_module(requested or ""))
     prepare: Callable[[Sequence[str]], list[str]] = getattr(module, "prepare_arguments", list)
     return prepare(arguments)
+
+
+def _module(command: str) -> str:
+    return f"kvtools.cli.{command.replace('-', '_')}"
 
 
 def _fail(message: str, status: int) -> int:

@@ -8,8 +8,11 @@ from collections.abc import Callable, Iterator
 
 
 @contextlib.contextmanager
-def progress_bar(doing: str) -> Iterator[Callable[[str, int, int], None] | None]:
-    """Give a function to call with (table, rows done, rows in all), or None if stderr is no terminal."""
+def progress_bar(doing: str, unit: str = "rows") -> Iterator[Callable[[str, int, int], None] | None]:
+    """Give a function to call with (table, rows done, rows in all), or None if stderr is no terminal.
+
+    Work that is counted in something other than rows says so by `unit`.
+    """
     if not sys.stderr.isatty():
         yield None
         return
@@ -20,7 +23,7 @@ def progress_bar(doing: str) -> Iterator[Callable[[str, int, int], None] | None]
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("rows"),
+        TextColumn(unit),
         TimeRemainingColumn(),
         console=Console(stderr=True),
         transient=True,
@@ -29,7 +32,7 @@ def progress_bar(doing: str) -> Iterator[Callable[[str, int, int], None] | None]
 
         def update(table: str, done: int, total: int) -> None:
             if table not in tasks:
-                tasks[table] = bar.add_task(f"{doing} {table}".replace("[", "\\["), total=total)
+                tasks[table] = bar.add_task(f"{doing} {table}".strip().replace("[", "\\["), total=total)
             bar.update(tasks[table], completed=done)  # type: ignore[arg-type]
 
         yield update

@@ -213,6 +213,9 @@ def _deserialize_variable(cls: Any, proto: Any, **kwargs: Any) -> KvVariable:
         config["key_dtype"],
         config["value_dtype"],
         trainable=config["trainable"],
+        # Models of earlier versions say nothing of a bound.
+        max_capacity=config.get("max_capacity", 0),
+        eviction=config.get("eviction", "lru"),
         part=config["part"],
         parts=config["parts"],
         partitioned_name=config["partitioned_name"],

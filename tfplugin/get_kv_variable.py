@@ -11,7 +11,7 @@ from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.ops import variable_scope
 
 from tfplugin.initializers import KvInitializer, resolve
-from tfplugin.kv_variable import KEY_DTYPES, VALUE_DTYPES, KvVariable, PartitionedKvVariable
+from tfplugin.kv_variable import KEY_DTYPES, VALUE_DTYPES, KvVariable, PartitionedKvVariable, checked_capacity
 
 #: The first dimension that a partitioner is told a variable has when `capacity_hint` does not say.
 NOMINAL_ROWS = 1 << 20
@@ -79,6 +79,8 @@ def get_kv_variable(
     partitioner: Callable[..., Any] | None = None,
     constraint: Any = None,
     capacity_hint: int = 0,
+    max_capacity: int = 0,
+    eviction: str = "lru",
 ) -> KvVariable | PartitionedKvVariable:
     """Gets a key-value variable of this name, or makes it. Follows `tf.compat.v1.variable_scope`: prefix, reuse,
     default initializer, regularizer and partitioner.
@@ -98,6 +100,11 @@ def get_kv_variable(
       partitioner: any TensorFlow partitioner along axis 0. Keys go to part ``key floor-mod parts``.
       constraint: function of rows, applied after each update to the rows it touched.
       capacity_hint: rows to make room for at once, and the first dimension that partitioners see.
+      max_capacity: the most rows that a batch leaves behind; 0: any number. Further rows evict others, but not those of
+        their own batch, unless it has more keys than that. With a partitioner it is for all parts together: each gets
+        its share, rounded up.
+      eviction: which rows go first: ``"lru"``, those that training looked up or wrote least recently; ``"lfu"``, least
+        often; ``"custom"``, those of the lowest score that `KvVariable.set_scores` gave.
 
     Returns:
       A `KvVariable`, or a `PartitionedKvVariable` where there is a partitioner.
@@ -106,7 +113,7 @@ def get_kv_variable(
 
     Raises:
       ValueError: the name exists and reuse is off, or does not exist and reuse is on; a wrong dim; a partitioner along
-        another axis.
+        another axis; an impossible max_capacity or eviction.
       TypeError: a dtype that tables do not have.
 
     Example:
@@ -125,12 +132,14 @@ def get_kv_variable(
     trainable = True if trainable is None else trainable
     key = _key_dtype(key_dtype, full_name)
     value = _value_dtype(value_dtype, full_name)
+    max_capacity = checked_capacity(max_capacity, eviction, full_name)
 
     with tf_ops.init_scope():
         store = _store()
         found = store.get(full_name)
         if found is not None and scope.reuse:
             _check_same(found, full_name, embedding_dim, key, value)
+            _check_same_bound(found, full_name, max_capacity, eviction)
             return found
         if found is not None:
             raise ValueError(
@@ -162,6 +171,8 @@ def get_kv_variable(
                 trainable=trainable,
                 constraint=constraint,
                 capacity_hint=-(-capacity_hint // of),
+                max_capacity=-(-max_capacity // of),
+                eviction=eviction,
                 part=part,
                 parts=of,
                 partitioned_name=None if parts is None else full_name,
@@ -211,3 +222,14 @@ def _check_same(found: Any, name: str, dim: int | None, key_dtype: tf.DType, val
             raise ValueError(
                 f"Trying to share key-value variable {name}, but specified {what} {wanted.name} and found {have.name}."
             )
+
+
+def _check_same_bound(found: Any, name: str, max_capacity: int, eviction: str) -> None:
+    if max_capacity == 0:  # not said
+        return
+    parts = list(found) if isinstance(found, PartitionedKvVariable) else [found]
+    if parts[0].max_capacity != -(-max_capacity // len(parts)) or parts[0].eviction != eviction:
+        raise ValueError(
+            f"Trying to share key-value variable {name}, but specified max_capacity {max_capacity} and eviction "
+            f"{eviction!r}, and found {found.max_capacity} and {found.eviction!r}."
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 import weakref
 from collections.abc import Iterator, MutableMapping, Sequence
@@ -25,6 +26,8 @@ from tfplugin.initializers import KvInitializer
 from tfplugin.ops import raw
 from tfplugin.slots import SlotSpec, slots_json
 
+#: What a bounded table goes by when it evicts.
+EVICTIONS = ("lru", "lfu", "custom")
 KEY_DTYPES = (tf.int64, tf.int32, tf.uint64)
 VALUE_DTYPES = (tf.float32, tf.float16, tf.bfloat16, tf.float64)
 
@@ -52,6 +55,8 @@ class KvVariable(trackable.Trackable):
       dim: width of a row.
       shape: [None, dim].
       part, parts: which part of how many this is; (0, 1) when not partitioned.
+      max_capacity: the most rows that a batch leaves behind; 0: any number.
+      eviction: which rows go first: ``"lru"``, ``"lfu"`` or ``"custom"``.
       trainable, regularizer, constraint: as for ``tf.Variable``; the two functions see the rows of a batch.
 
     Example:
@@ -81,6 +86,8 @@ class KvVariable(trackable.Trackable):
         trainable: bool = True,
         constraint: Any = None,
         capacity_hint: int = 0,
+        max_capacity: int = 0,
+        eviction: str = "lru",
         part: int = 0,
         parts: int = 1,
         partitioned_name: str | None = None,
@@ -94,6 +101,8 @@ class KvVariable(trackable.Trackable):
         self.regularizer = regularizer
         self.constraint = constraint
         self.capacity_hint = int(capacity_hint)
+        self.max_capacity = checked_capacity(max_capacity, eviction, name)
+        self.eviction = eviction
         self.part = part
         self.parts = parts
         #: The name of the whole variable, of which this may be a part.
@@ -165,6 +174,9 @@ class KvVariable(trackable.Trackable):
             shape=[None, self.dim],
             dim=self.dim,
             capacity_hint=self.capacity_hint,
+            # What serves a model never inserts, and so never evicts.
+            max_capacity=0 if self._read_only else self.max_capacity,
+            eviction=self.eviction,
             read_only=self._read_only,
             name=self._name,
         )
@@ -270,7 +282,13 @@ class KvVariable(trackable.Trackable):
     # ---- Lookups ---------------------------------------------------------------------------------------------------
 
     def sparse_read(
-        self, indices: Any, name: str | None = None, *, training: bool | None = None, missing: str = "zeros"
+        self,
+        indices: Any,
+        name: str | None = None,
+        *,
+        training: bool | None = None,
+        missing: str = "zeros",
+        admission: float = 1.0,
     ) -> tf.Tensor:
         """Rows of keys.
 
@@ -280,12 +298,15 @@ class KvVariable(trackable.Trackable):
           training: True inserts missing keys with their initial value, False inserts nothing. Default: True unless
             inside `inference_mode` or a SavedModel signature.
           missing: what inference gives for a missing key: ``"zeros"`` or ``"initial"`` (its initial value).
+          admission: the probability that training inserts a missing key, drawn once for each lookup and key: the more
+            often a key comes, the sooner it is in. A key that is not admitted gives zeros and gets no gradient.
 
         Returns:
           Tensor of shape indices.shape + [dim].
 
         Raises:
           TypeError: keys of a dtype that does not fit.
+          ValueError: `missing` or `admission` out of range.
           tf.errors.FailedPreconditionError: the variable is not initialized.
         """
         if missing not in ("zeros", "initial"):
@@ -304,12 +325,54 @@ class KvVariable(trackable.Trackable):
                 remember=train and self.trainable,
                 in_backward=self._backward_token,
                 name=name,
+                **admission_attr(admission, self._name),
             )
-        if train and self.regularizer is not None and not context.executing_eagerly():
-            tf_ops.add_to_collection(tf.compat.v1.GraphKeys.REGULARIZATION_LOSSES, self.regularizer(rows))
+        self._regularize(rows, train)
         return rows
 
+    def _regularize(self, rows: tf.Tensor, train: bool) -> None:
+        if train and self.regularizer is not None and not context.executing_eagerly():
+            tf_ops.add_to_collection(tf.compat.v1.GraphKeys.REGULARIZATION_LOSSES, self.regularizer(rows))
+
     gather = sparse_read
+
+    def sparse_read_and_evict(
+        self, keys: Any, name: str | None = None, *, training: bool | None = None, admission: float = 1.0
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Rows of keys, as `sparse_read` gives them, and what this batch evicts from a table with a `max_capacity`.
+
+        Args:
+          keys, name, training, admission: as for `sparse_read`.
+
+        Returns:
+          Rows, keys.shape + [dim], with a gradient; the evicted keys [E], the first to go first; their rows [E, dim].
+
+        Example:
+          >>> v = tfplugin.get_kv_variable("recent", embedding_dim=4, max_capacity=2)
+          >>> _ = v.sparse_read([1, 2])
+          >>> rows, evicted_keys, evicted_rows = v.sparse_read_and_evict([3])
+          >>> evicted_keys.numpy()
+          array([1])
+        """
+        keys = keys_to_tensor(keys, self.key_dtype, self._name)
+        if not mode.training(training):
+            rows = self.sparse_read(keys, name, training=False)
+            return rows, tf.zeros([0], self.key_dtype), tf.zeros([0, self.dim], self.dtype)
+        if self.trainable:
+            tape.variable_accessed(self)
+        with on_device_of(self):
+            rows, _, evicted_keys, evicted_rows = raw.kv_table_gather_evict(
+                self._handle,
+                keys,
+                dtype=self.dtype,
+                dim=self.dim,
+                remember=self.trainable,
+                in_backward=self._backward_token,
+                name=name,
+                **admission_attr(admission, self._name),
+            )
+        self._regularize(rows, True)
+        return rows, evicted_keys, evicted_rows
 
     @property
     def _backward_token(self) -> str:
@@ -338,6 +401,10 @@ class KvVariable(trackable.Trackable):
     def skipped_updates(self, name: str | None = None) -> tf.Tensor:
         """How many row updates ``skip_nonfinite`` has left out since the table was initialized: scalar int64."""
         return raw.kv_table_update_counts(self._handle, name=name).skipped_updates
+
+    def evicted_rows(self, name: str | None = None) -> tf.Tensor:
+        """How many rows the table has evicted since it was initialized: scalar int64."""
+        return raw.kv_table_update_counts(self._handle, name=name).evicted_rows
 
     def size(self, name: str | None = None) -> tf.Tensor:
         """Number of rows: scalar int64."""
@@ -384,6 +451,39 @@ class KvVariable(trackable.Trackable):
             name=name,
         )
         return keys, rows
+
+    def export_since(self, unix_time: Any, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+        """Keys [N] and rows [N, dim] touched at `unix_time` (seconds since 1970, scalar) or later, in no order.
+
+        A table that evicts by ``"lru"`` knows the microsecond in which training last looked a row up or changed it, one
+        that does by ``"lfu"`` the second; other tables the second in which it was last written (inserted or updated):
+        rows of the second that `unix_time` is in are among the result.
+        """
+        return raw.kv_table_export_since(
+            self._handle,
+            _microseconds(unix_time, self._name),
+            Tkeys=self.key_dtype,
+            dtype=self.dtype,
+            dim=self.dim,
+            name=name,
+        )
+
+    def set_scores(self, keys: Any, scores: Any, name: str | None = None) -> tf.Tensor:
+        """Sets what ``"custom"`` eviction goes by: the row of the lowest score goes first. A new row has 0.
+
+        Args:
+          keys: any shape. Those that are not there are ignored; of equal ones the last wins.
+          scores: keys.shape, integers of 0 or more (below 2**64).
+          name: of the op.
+
+        Returns:
+          How many of the keys are there: scalar int64.
+
+        Raises:
+          tf.errors.FailedPreconditionError: the variable is not bounded, or makes its scores itself.
+          tf.errors.InvalidArgumentError: a negative score, or not one for each key.
+        """
+        return raw.kv_table_set_scores(self._handle, self.keys_tensor(keys), scores_tensor(scores), name=name)
 
     # ---- Slots -----------------------------------------------------------------------------------------------------
 
@@ -522,6 +622,8 @@ class KvVariable(trackable.Trackable):
             self.dtype,
             KvInitializer("constant") if self.kv_initializer.rows is not None else self.kv_initializer,
             trainable=self.trainable,
+            max_capacity=self.max_capacity,
+            eviction=self.eviction,
             part=self.part,
             parts=self.parts,
             partitioned_name=self.partitioned_name,
@@ -549,6 +651,8 @@ class KvVariable(trackable.Trackable):
                 "parts": self.parts,
                 "partitioned_name": self.partitioned_name,
                 "trainable": self.trainable,
+                "max_capacity": self.max_capacity,
+                "eviction": self.eviction,
             }
         )
 
@@ -615,6 +719,16 @@ class PartitionedKvVariable(trackable.Trackable):
         return self._parts[0].trainable
 
     @property
+    def max_capacity(self) -> int:
+        """The most rows that a batch leaves behind in all parts together; 0: any number."""
+        return sum(part.max_capacity for part in self._parts)
+
+    @property
+    def eviction(self) -> str:
+        """Which rows of a part go first."""
+        return self._parts[0].eviction
+
+    @property
     def initializer(self) -> tf.Operation | None:
         """The op that starts all parts empty (graph mode)."""
         return tf.group(*[part.initializer for part in self._parts]) if not self._parts[0]._eager else None
@@ -648,29 +762,72 @@ class PartitionedKvVariable(trackable.Trackable):
         return keys, positions, tf.dynamic_partition(flat, owner, count)
 
     def sparse_read(
-        self, indices: Any, name: str | None = None, *, training: bool | None = None, missing: str = "zeros"
+        self,
+        indices: Any,
+        name: str | None = None,
+        *,
+        training: bool | None = None,
+        missing: str = "zeros",
+        admission: float = 1.0,
     ) -> tf.Tensor:
         """Rows of keys, each from the part that owns it; as `KvVariable.sparse_read`."""
         if len(self._parts) == 1:
-            return self._parts[0].sparse_read(indices, name, training=training, missing=missing)
+            return self._parts[0].sparse_read(indices, name, training=training, missing=missing, admission=admission)
         if missing not in ("zeros", "initial"):
             raise ValueError(f"sparse_read of '{self._name}': missing must be 'zeros' or 'initial', got {missing!r}")
         train = mode.training(training)
-        if can_fuse(self._parts, train):
+        if admission == 1.0 and can_fuse(self._parts, train):
             keys = keys_to_tensor(indices, self.key_dtype, self._name)
             return gather_many([self._parts], [keys], train, missing, name)[0]
         with tf.name_scope(name or "kv_lookup"):
             keys, positions, part_keys = self._owned(indices)
             rows = [
-                part.sparse_read(owned, training=train, missing=missing)
+                part.sparse_read(owned, training=train, missing=missing, admission=admission)
                 for part, owned in zip(self._parts, part_keys, strict=True)
             ]
-            stitched = tf.dynamic_stitch(positions, rows)
-            out = tf.reshape(stitched, tf.concat([tf.shape(keys), [self.dim]], 0))
-            out.set_shape(keys.shape.concatenate([self.dim]))
-            return out
+            return self._stitched(keys, positions, rows)
 
     gather = sparse_read
+
+    def _stitched(self, keys: tf.Tensor, positions: Sequence[tf.Tensor], rows: Sequence[tf.Tensor]) -> tf.Tensor:
+        """The parts' rows in the order of `keys`."""
+        stitched = tf.dynamic_stitch(list(positions), list(rows))
+        out = tf.reshape(stitched, tf.concat([tf.shape(keys), [self.dim]], 0))
+        out.set_shape(keys.shape.concatenate([self.dim]))
+        return out
+
+    def sparse_read_and_evict(
+        self, keys: Any, name: str | None = None, *, training: bool | None = None, admission: float = 1.0
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """As `KvVariable.sparse_read_and_evict`; what the parts evict comes part after part."""
+        with tf.name_scope(name or "kv_lookup"):
+            keys, positions, part_keys = self._owned(keys)
+            read = [
+                part.sparse_read_and_evict(owned, training=training, admission=admission)
+                for part, owned in zip(self._parts, part_keys, strict=True)
+            ]
+            rows, evicted_keys, evicted_rows = zip(*read, strict=True)
+            return self._stitched(keys, positions, rows), tf.concat(evicted_keys, 0), tf.concat(evicted_rows, 0)
+
+    def evicted_rows(self) -> tf.Tensor:
+        """As `KvVariable.evicted_rows`, of all parts."""
+        return tf.add_n([part.evicted_rows() for part in self._parts])
+
+    def export_since(self, unix_time: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        """As `KvVariable.export_since`, part after part."""
+        exported = [part.export_since(unix_time) for part in self._parts]
+        return tf.concat([keys for keys, _ in exported], 0), tf.concat([rows for _, rows in exported], 0)
+
+    def set_scores(self, keys: Any, scores: Any) -> tf.Tensor:
+        """As `KvVariable.set_scores`."""
+        _, positions, part_keys = self._owned(keys)
+        flat = tf.reshape(scores_tensor(scores), [-1])
+        return tf.add_n(
+            [
+                part.set_scores(owned, tf.gather(flat, where))
+                for part, where, owned in zip(self._parts, positions, part_keys, strict=True)
+            ]
+        )
 
     def size(self, name: str | None = None) -> tf.Tensor:
         """Number of rows in all parts: scalar int64."""
@@ -780,6 +937,51 @@ def _no_dense_value(value: KvVariable | PartitionedKvVariable, *args: Any, **kwa
 
 
 tf.register_tensor_conversion_function((KvVariable, PartitionedKvVariable), _no_dense_value)
+
+
+def checked_capacity(max_capacity: Any, eviction: Any, name: str) -> int:
+    """`max_capacity` as an int.
+
+    Raises:
+      ValueError: it is not a number of 0 or more, or `eviction` is none of `EVICTIONS`.
+    """
+    if isinstance(max_capacity, bool) or int(max_capacity) != max_capacity or max_capacity < 0:
+        raise ValueError(
+            f"Key-value variable '{name}': max_capacity must be a number of rows, or 0 for any number; got "
+            f"{max_capacity!r}."
+        )
+    if eviction not in EVICTIONS:
+        raise ValueError(f"Key-value variable '{name}': eviction must be one of {EVICTIONS}, got {eviction!r}.")
+    return int(max_capacity)
+
+
+def admission_attr(admission: float, name: str) -> dict[str, float]:
+    """The attribute of a lookup that admits keys with a probability; none where all are."""
+    if admission == 1.0:
+        return {}
+    if not 0.0 <= admission <= 1.0:
+        raise ValueError(f"Lookup of key-value variable '{name}': admission must be 0 to 1, got {admission!r}.")
+    return {"admission": float(admission)}
+
+
+def scores_tensor(scores: Any) -> tf.Tensor:
+    """Scores as a Tensor of int64 or uint64."""
+    scores = scores if tf.is_tensor(scores) else tf.convert_to_tensor(np.asarray(scores))
+    if scores.dtype in (tf.int64, tf.uint64):
+        return scores
+    if not scores.dtype.is_integer and scores.shape.num_elements() != 0:
+        raise TypeError(f"set_scores: scores must be integers, got {scores.dtype.name}.")
+    return tf.cast(scores, tf.int64)
+
+
+def _microseconds(unix_time: Any, name: str) -> tf.Tensor:
+    if tf.is_tensor(unix_time):
+        return tf.cast(tf.floor(tf.cast(unix_time, tf.float64) * 1e6), tf.int64)
+    if isinstance(unix_time, bool) or not math.isfinite(unix_time):
+        raise ValueError(
+            f"export_since of key-value variable '{name}': the time must be seconds since 1970, got {unix_time!r}."
+        )
+    return tf.constant(min(max(0, math.floor(unix_time * 1e6)), 2**63 - 1), tf.int64)
 
 
 def keys_to_tensor(keys: Any, key_dtype: tf.DType, name: str) -> tf.Tensor:

@@ -46,12 +46,10 @@ def _package_dir() -> Path:
 
 def cache_dir() -> Path:
     """Where compiled ops are kept: ``$KVTOOLS_CACHE_DIR``, else the virtual environment, else ``~/.cache/kvtools``."""
-    override = os.environ.get("KVTOOLS_CACHE_DIR")
-    if override:
-        return Path(override)
-    if sys.prefix != sys.base_prefix and os.access(sys.prefix, os.W_OK):
-        return Path(sys.prefix) / "var" / "cache" / "kvtools"
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "kvtools"
+    _package_dir()  # says what to do where kvtools is missing
+    from kvtools.cache_folder import cache_folder
+
+    return cache_folder()
 
 
 def _compiler() -> str:

@@ -28,14 +28,20 @@ def _tokens(op: tf.Operation, handles: int) -> list[str]:
     return [tf.compat.as_str(token) for token in op.get_attr("in_backward")] or [""] * handles
 
 
+@tf_ops.RegisterGradient("KvTableGatherEvict")
 @tf_ops.RegisterGradient("KvTableGather")
-def _gather_gradient(op: tf.Operation, grad: tf.Tensor, _: Any) -> list[tf.IndexedSlices | None]:
-    """The gradient of a lookup: one slice per key looked up, duplicates included."""
+def _gather_gradient(op: tf.Operation, grad: tf.Tensor, *_: Any) -> list[tf.IndexedSlices | None]:
+    """The gradient of a lookup: one slice per key looked up, duplicates included; none for keys not admitted."""
     # Always a new tensor: positions are tied to it, and the ids may be another table's, too.
     keys = tf.reshape(op.inputs[1], [-1])
     where = tf.reshape(op.outputs[1], [-1]) if op.get_attr("remember") else None
     token = tf.compat.as_str(op.get_attr("in_backward"))
-    return [_slices(tf.reshape(grad, [-1, op.get_attr("dim")]), keys, where, token), None]
+    rows = tf.reshape(grad, [-1, op.get_attr("dim")])
+    if op.get_attr("admission") != 1.0 and where is not None:
+        # An update would insert them.
+        there = tf.where(where >= 0)[:, 0]
+        rows, keys, where = (tf.gather(tensor, there) for tensor in (rows, keys, where))
+    return [_slices(rows, keys, where, token), None]
 
 
 @tf_ops.RegisterGradient("KvTableGatherMany")

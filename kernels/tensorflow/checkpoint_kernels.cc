@@ -93,7 +93,13 @@ class SaveOp : public OpKernel {
            ", \"key_dtype\": " + JsonQuote(DtypeName(config.key_dtype)) +
            ", \"value_dtype\": " + JsonQuote(DtypeName(config.value_dtype)) +
            ", \"dim\": " + std::to_string(config.dim) + ", \"slots\": " + SlotsToJson(slots) +
-           ", \"initializer\": " + InitializerToJson(table.initializer()) + "}";
+           ", \"initializer\": " + InitializerToJson(table.initializer()) + Policies(table) + "}";
+  }
+
+  static std::string Policies(const kvtable::Table& table) {
+    if (table.max_capacity() == 0) return "";
+    return ", \"policies\": {\"max_capacity\": " + std::to_string(table.max_capacity()) +
+           ", \"eviction\": " + JsonQuote(EvictionName(table.eviction())) + "}";
   }
 
   static std::string DtypeName(tf::DataType dtype) {
@@ -150,6 +156,9 @@ class SaveOp : public OpKernel {
     for (const kvtable::SlotSpec& slot : slots) {
       columns.push_back({x + "-slot-" + slot.name, config.value_dtype, slot.width, Tensor()});
     }
+    const size_t last_column = 3 + slots.size();
+    const bool has_scores = table.max_capacity() > 0;
+    if (has_scores) columns.push_back({x + "-scores", tf::DT_UINT64, 0, Tensor()});
     int64_t row_bytes = 0;
     for (const Column& column : columns) {
       row_bytes += std::max<int64_t>(1, column.width) * tf::DataTypeSize(column.dtype);
@@ -163,12 +172,17 @@ class SaveOp : public OpKernel {
       for (size_t c = 0; c < columns.size(); ++c) {
         Column& column = columns[c];
         TF_RETURN_IF_ERROR(ctx->allocate_temp(column.dtype, ColumnShape(rows, column.width), &column.rows));
-        if (c >= 3) out.push_back({static_cast<int>(c) - 3, column.rows.data(), column.width});
+        if (c >= 3 && c <= last_column)
+          out.push_back({static_cast<int>(c) - 3, column.rows.data(), column.width});
       }
       std::memcpy(columns[0].rows.data(), chunk_keys.data(), chunk_keys.TotalBytes());
       table.GatherStamps(columns[0].rows.data(), rows, static_cast<uint32_t*>(columns[1].rows.data()),
                          static_cast<uint32_t*>(columns[2].rows.data()), *threads);
       table.GatherColumns(columns[0].rows.data(), rows, out, nullptr, *threads);
+      if (has_scores) {
+        table.Scores(columns[0].rows.data(), rows, static_cast<uint64_t*>(columns.back().rows.data()),
+                     *threads);
+      }
       for (const Column& column : columns) {
         if (whole) {
           TF_RETURN_IF_ERROR(writer->Add(column.tensor_name, column.rows));
@@ -197,6 +211,9 @@ struct SavedPart {
   int64_t rows = 0;
   bool has_freqs = false;
   bool has_versions = false;
+  // Scores and what they are, where the table was bounded.
+  bool has_scores = false;
+  std::string eviction;
   std::vector<kvtable::SlotSpec> slots;
   std::optional<kvtable::Initializer> initializer;
 };
@@ -282,6 +299,11 @@ class RestoreOp : public OpKernel {
     saved->has_versions = reader->Contains(saved->prefix + "-versions");
     if (saved->has_freqs) TF_RETURN_IF_ERROR(check("-freqs", tf::DT_UINT32, 0));
     if (saved->has_versions) TF_RETURN_IF_ERROR(check("-versions", tf::DT_UINT32, 0));
+    saved->has_scores = reader->Contains(saved->prefix + "-scores");
+    if (saved->has_scores) TF_RETURN_IF_ERROR(check("-scores", tf::DT_UINT64, 0));
+    if (meta.Has("policies") && meta.At("policies").Has("eviction")) {
+      saved->eviction = meta.At("policies").String("eviction");
+    }
     TF_RETURN_IF_ERROR(check("-values", config.value_dtype, config.dim));
     for (const kvtable::SlotSpec& slot : saved->slots) {
       TF_RETURN_IF_ERROR(check("-slot-" + slot.name, config.value_dtype, slot.width));
@@ -391,8 +413,9 @@ class RestoreOp : public OpKernel {
     table->EnsureSlots(slots, *threads);
     int64_t rows = 0;
     for (const SavedPart& part : saved) rows += part.rows;
-    table->Reserve(static_cast<int64_t>(saved.size()) == parts_ ? saved[part_].rows : rows / parts_,
-                   *threads);
+    int64_t own_rows = static_cast<int64_t>(saved.size()) == parts_ ? saved[part_].rows : rows / parts_;
+    if (config.max_capacity > 0) own_rows = std::min(own_rows, config.max_capacity);
+    table->Reserve(own_rows, *threads);
     for (size_t p = 0; p < saved.size(); ++p) {
       const SavedPart& part = saved[p];
       // Under the same number of parts only our own has rows for us.
@@ -406,10 +429,14 @@ class RestoreOp : public OpKernel {
           return ReadColumn(reader, part.prefix + column, dtype, part.rows, width, start, length, &whole,
                             rows_out);
         };
-        Tensor keys, freqs, versions;
+        // Scores of another kind are of no use here: the table starts from stamps then.
+        const bool with_scores =
+            config.max_capacity > 0 && part.has_scores && part.eviction == EvictionName(config.eviction);
+        Tensor keys, freqs, versions, scores;
         TF_RETURN_IF_ERROR(read("-keys", config.key_dtype, 0, &keys));
         if (part.has_freqs) TF_RETURN_IF_ERROR(read("-freqs", tf::DT_UINT32, 0, &freqs));
         if (part.has_versions) TF_RETURN_IF_ERROR(read("-versions", tf::DT_UINT32, 0, &versions));
+        if (with_scores) TF_RETURN_IF_ERROR(read("-scores", tf::DT_UINT64, 0, &scores));
         std::vector<Tensor> columns(slots.size() + 1);
         TF_RETURN_IF_ERROR(read("-values", config.value_dtype, config.dim, &columns[0]));
         for (size_t s = 0; s < slots.size(); ++s) {
@@ -423,6 +450,7 @@ class RestoreOp : public OpKernel {
           Compact(own, 0, &keys);
           if (part.has_freqs) Compact(own, 0, &freqs);
           if (part.has_versions) Compact(own, 0, &versions);
+          if (with_scores) Compact(own, 0, &scores);
           for (size_t s = 0; s < columns.size(); ++s)
             Compact(own, s == 0 ? config.dim : slots[s - 1].width, &columns[s]);
         }
@@ -432,8 +460,8 @@ class RestoreOp : public OpKernel {
         }
         table->Import(keys.data(), keys.NumElements(), in,
                       part.has_freqs ? static_cast<const uint32_t*>(freqs.data()) : nullptr,
-                      part.has_versions ? static_cast<const uint32_t*>(versions.data()) : nullptr, nullptr,
-                      *threads);
+                      part.has_versions ? static_cast<const uint32_t*>(versions.data()) : nullptr,
+                      with_scores ? static_cast<const uint64_t*>(scores.data()) : nullptr, *threads);
       }
     }
     *out = std::move(table);

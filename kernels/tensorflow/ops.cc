@@ -5,12 +5,14 @@
 #include <algorithm>
 #include <vector>
 
+#include "pooled_shapes.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
 namespace {
 
+using kvtools::PooledShapes;
 using tensorflow::shape_inference::DimensionHandle;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
@@ -55,35 +57,12 @@ absl::Status PartsShapes(InferenceContext* c) {
   return absl::OkStatus();
 }
 
-// The number of rows of a pooled lookup, as far as it is known: from the splits of ragged ids, or the shape
-// of sparse ones.
-absl::Status PooledShapes(InferenceContext* c, int first_segments) {
-  std::vector<int64_t> dims, outer;
-  TF_RETURN_IF_ERROR(c->GetAttr("dims", &dims));
-  TF_RETURN_IF_ERROR(c->GetAttr("outer", &outer));
-  int shape_input = first_segments + static_cast<int>(dims.size());
-  for (size_t t = 0; t < dims.size(); ++t) {
-    DimensionHandle rows = c->UnknownDim();
-    if (t < outer.size() && outer[t] < 0) {
-      ShapeHandle splits;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(first_segments + static_cast<int>(t)), 1, &splits));
-      TF_RETURN_IF_ERROR(c->Subtract(c->Dim(splits, 0), 1, &rows));
-    } else {
-      ShapeHandle shape;
-      TF_RETURN_IF_ERROR(c->MakeShapeFromShapeTensor(shape_input++, &shape));
-      const bool first_only = outer[t] == 1 || (c->RankKnown(shape) && c->Rank(shape) == 2);
-      if (first_only && c->RankKnown(shape) && c->Rank(shape) >= 1) rows = c->Dim(shape, 0);
-    }
-    c->set_output(static_cast<int>(t), c->Matrix(rows, dims[t]));
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 // ---- The resource ----
 
-// Lookups of a read-only table never insert, whatever their mode. `dtype` and `shape` are what TensorFlow
+// A table with a max_capacity evicts; see kvtable/eviction.h. Lookups of a read-only table never insert,
+// whatever their mode. `dtype` and `shape` are what TensorFlow
 // reads from a variable's handle op when it imports a MetaGraph.
 REGISTER_OP("KvTableHandle")
     .Attr("container: string = ''")
@@ -95,6 +74,8 @@ REGISTER_OP("KvTableHandle")
     .Attr("shape: shape")
     .Attr("dim: int >= 1")
     .Attr("capacity_hint: int = 0")
+    .Attr("max_capacity: int >= 0 = 0")
+    .Attr("eviction: {'lru', 'lfu', 'custom'} = 'lru'")
     .Attr("read_only: bool = false")
     .Output("handle: resource")
     .SetIsStateful()
@@ -147,9 +128,9 @@ REGISTER_OP("KvTableSlots")
 
 // mode: "train" inserts missing keys with their initial value; "zeros" and "initial" are read-only and give
 // that for a missing key. With `remember` positions say where each key's row lies (-1: nowhere), for an
-// update to begin at; else they are empty.
-// `in_backward`, here and below, names the update that the gradient makes at once, one for each handle; see
-// tfplugin.apply_in_backward.
+// update to begin at; else they are empty. A missing key is inserted with the probability `admission`; one
+// that is not gives zeros. `in_backward`, here and below, names the update that the gradient makes at once,
+// one for each handle; see tfplugin.apply_in_backward.
 REGISTER_OP("KvTableGather")
     .Attr("Tkeys: {int64, int32, uint64}")
     .Attr("dtype: {float, half, bfloat16, double}")
@@ -157,6 +138,7 @@ REGISTER_OP("KvTableGather")
     .Attr("mode: {'train', 'zeros', 'initial'} = 'train'")
     .Attr("remember: bool = false")
     .Attr("in_backward: string = ''")
+    .Attr("admission: float = 1.0")
     .Input("handle: resource")
     .Input("keys: Tkeys")
     .Output("rows: dtype")
@@ -166,6 +148,33 @@ REGISTER_OP("KvTableGather")
       bool remember;
       TF_RETURN_IF_ERROR(c->GetAttr("remember", &remember));
       c->set_output(1, remember ? c->input(1) : c->Vector(0));
+      return RowsShape(c, "dim");
+    });
+
+// The same in mode "train"; and what the batch evicts: keys, lowest score first, and their rows.
+REGISTER_OP("KvTableGatherEvict")
+    .Attr("Tkeys: {int64, int32, uint64}")
+    .Attr("dtype: {float, half, bfloat16, double}")
+    .Attr("dim: int >= 1")
+    .Attr("remember: bool = false")
+    .Attr("in_backward: string = ''")
+    .Attr("admission: float = 1.0")
+    .Input("handle: resource")
+    .Input("keys: Tkeys")
+    .Output("rows: dtype")
+    .Output("positions: int64")
+    .Output("evicted_keys: Tkeys")
+    .Output("evicted_rows: dtype")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      bool remember;
+      int64_t dim;
+      TF_RETURN_IF_ERROR(c->GetAttr("remember", &remember));
+      TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
+      c->set_output(1, remember ? c->input(1) : c->Vector(0));
+      const DimensionHandle n = c->UnknownDim();
+      c->set_output(2, c->Vector(n));
+      c->set_output(3, c->Matrix(n, dim));
       return RowsShape(c, "dim");
     });
 
@@ -437,15 +446,15 @@ REGISTER_OP("KvTableZeroed")
     });
 
 // How many rows an optimizer's penalty has zeroed, and how many row updates were left out because of
-// gradients that are not finite.
+// gradients that are not finite; and how many rows were evicted.
 REGISTER_OP("KvTableUpdateCounts")
     .Input("handle: resource")
     .Output("zeroed_rows: int64")
     .Output("skipped_updates: int64")
+    .Output("evicted_rows: int64")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Scalar());
-      c->set_output(1, c->Scalar());
+      for (int i = 0; i < 3; ++i) c->set_output(i, c->Scalar());
       return absl::OkStatus();
     });
 
@@ -565,6 +574,39 @@ REGISTER_OP("KvTableReadColumn")
       c->set_output(0, c->Matrix(c->Dim(c->input(1), 0), width));
       return absl::OkStatus();
     });
+
+// The rows touched at `since` or later, in microseconds since 1970. A table that evicts by LRU knows the time
+// of the last touch, one by LFU its second; others that of the last write, their version.
+REGISTER_OP("KvTableExportSince")
+    .Attr("Tkeys: {int64, int32, uint64}")
+    .Attr("dtype: {float, half, bfloat16, double}")
+    .Attr("dim: int >= 1")
+    .Input("handle: resource")
+    .Input("since: int64")
+    .Output("keys: Tkeys")
+    .Output("rows: dtype")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      int64_t dim;
+      ShapeHandle since;
+      TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 0, &since));
+      const DimensionHandle n = c->UnknownDim();
+      c->set_output(0, c->Vector(n));
+      c->set_output(1, c->Matrix(n, dim));
+      return absl::OkStatus();
+    });
+
+// Sets the scores of keys that are there, in a table that evicts by custom scores. How many there are.
+REGISTER_OP("KvTableSetScores")
+    .Attr("Tkeys: {int64, int32, uint64}")
+    .Attr("Tscores: {int64, uint64}")
+    .Input("handle: resource")
+    .Input("keys: Tkeys")
+    .Input("scores: Tscores")
+    .Output("found: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
 // Writes rows with their stamps, as KvTableExport gave them.
 REGISTER_OP("KvTableImport")

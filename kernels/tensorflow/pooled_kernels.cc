@@ -7,6 +7,7 @@
 #include "errors.h"
 #include "kvtable/pool_rows.h"
 #include "kvtable/sum_by_key.h"
+#include "segments.h"
 #include "table_list.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
@@ -35,11 +36,8 @@ class PoolOpBase : public OpKernel {
     std::vector<std::string> combiners;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("combiners", &combiners));
     for (const std::string& name : combiners) {
-      OP_REQUIRES(ctx, name == "sum" || name == "mean" || name == "sqrtn",
-                  errors::InvalidArgument("combiner must be sum, mean or sqrtn, got '", name, "'"));
-      combiners_.push_back(name == "sum"    ? kvtable::Combiner::kSum
-                           : name == "mean" ? kvtable::Combiner::kMean
-                                            : kvtable::Combiner::kSqrtN);
+      combiners_.emplace_back();
+      OP_REQUIRES_OK(ctx, ReadCombiner(name, &combiners_.back()));
     }
     const size_t tables = attrs_.parts.size();
     OP_REQUIRES(ctx,
@@ -75,17 +73,9 @@ class PoolOpBase : public OpKernel {
       in.value_type = ToValueType(dtype_);
       in.keys = keys[i].data();
       in.n = n;
-      if (outer_[t] < 0) {
-        if (segments[i].dims() != 1 || segments[i].NumElements() < 1) {
-          return errors::InvalidArgument("row splits must be a vector of 1 element or more, got shape ",
-                                         segments[i].shape().DebugString());
-        }
-        in.splits = static_cast<const int64_t*>(segments[i].data());
-        in.bags = segments[i].NumElements() - 1;
-      } else {
-        if (next_shape >= shapes.size()) return errors::InvalidArgument("a shape is missing");
-        TF_RETURN_IF_ERROR(SparseInput(segments[i], shapes[next_shape++], outer_[t], &in));
-      }
+      const bool sparse = outer_[t] >= 0;
+      if (sparse && next_shape >= shapes.size()) return errors::InvalidArgument("a shape is missing");
+      TF_RETURN_IF_ERROR(ReadSegments(segments[i], sparse ? &shapes[next_shape++] : nullptr, outer_[t], &in));
       if (weighted_[t]) {
         if (next_weights >= weights.size()) return errors::InvalidArgument("weights are missing");
         const Tensor& own = weights[next_weights++];
@@ -109,26 +99,6 @@ class PoolOpBase : public OpKernel {
         (*bags)[static_cast<size_t>(t)] = std::make_unique<kvtable::Bags>(inputs[static_cast<size_t>(t)]);
       });
     });
-  }
-
-  static absl::Status SparseInput(const Tensor& indices, const Tensor& shape, int64_t outer,
-                                  kvtable::BagsInput* in) {
-    const int64_t rank = shape.NumElements();
-    if (outer == 0) outer = rank - 1;
-    if (indices.dims() != 2 || indices.dim_size(0) != in->n || indices.dim_size(1) != rank ||
-        shape.dims() != 1 || outer < 1 || outer > rank) {
-      return errors::InvalidArgument("indices of ", in->n, " ids in a SparseTensor of rank ", rank,
-                                     " are of shape ", indices.shape().DebugString(), ", expected [", in->n,
-                                     ", ", rank, "] with rank 2 or more");
-    }
-    in->indices = static_cast<const int64_t*>(indices.data());
-    in->rank = rank;
-    in->shape = static_cast<const int64_t*>(shape.data());
-    in->outer = outer;
-    TensorShape rows;  // checks for overflow
-    for (int64_t d = 0; d < outer; ++d) TF_RETURN_IF_ERROR(rows.AddDimWithStatus(in->shape[d]));
-    in->bags = rows.num_elements();
-    return absl::OkStatus();
   }
 
   // Tensor t of an input list, checked to be (bags, dim).

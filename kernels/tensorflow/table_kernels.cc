@@ -1,5 +1,10 @@
 // Kernels of the resource itself, of lookups, writes, export and import.
 
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <string>
 #include <vector>
 
 #include "errors.h"
@@ -30,6 +35,10 @@ class HandleOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("dtype", &config_.value_dtype));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &config_.dim));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("capacity_hint", &config_.capacity_hint));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("max_capacity", &config_.max_capacity));
+    std::string eviction;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("eviction", &eviction));
+    config_.eviction = EvictionNamed(eviction);
     OP_REQUIRES_OK(ctx, ctx->GetAttr("read_only", &config_.read_only));
     if (shared_name_.empty()) shared_name_ = name();
   }
@@ -63,10 +72,23 @@ class HandleOp : public OpKernel {
                                         tf::DataTypeString(config_.key_dtype), " -> ",
                                         tf::DataTypeString(config_.value_dtype), "[", config_.dim,
                                         "]: give one of them another name."));
+    // A read-only table is the copy that a SavedModel holds.
+    OP_REQUIRES(ctx,
+                found.read_only || config_.read_only ||
+                    (found.max_capacity == config_.max_capacity && found.eviction == config_.eviction),
+                errors::InvalidArgument("Key-value variable '", config_.name, "' is there already with ",
+                                        BoundText(found), ", wanted ", BoundText(config_),
+                                        ": give one of them another name."));
     out->scalar<tf::ResourceHandle>()() = tf::MakeResourceHandle<TableResource>(ctx, container, shared_name_);
   }
 
  private:
+  static std::string BoundText(const TableConfig& config) {
+    if (config.max_capacity == 0) return "no max_capacity";
+    return "max_capacity " + std::to_string(config.max_capacity) + " and eviction " +
+           EvictionName(config.eviction);
+  }
+
   std::string container_;
   std::string shared_name_;
   bool anonymous_ = false;
@@ -191,10 +213,13 @@ class UpdateCountsOp : public TableOp {
   void Work(OpKernelContext* ctx, const TableConfig&, kvtable::Table* table, kvtable::ParallelFor*) override {
     Tensor* zeroed = nullptr;
     Tensor* skipped = nullptr;
+    Tensor* evicted = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &zeroed));
     OP_REQUIRES_OK(ctx, ctx->allocate_output(1, TensorShape({}), &skipped));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(2, TensorShape({}), &evicted));
     zeroed->scalar<int64_t>()() = table->ZeroedRows();
     skipped->scalar<int64_t>()() = table->SkippedUpdates();
+    evicted->scalar<int64_t>()() = table->EvictedCount();
   }
 };
 
@@ -221,10 +246,39 @@ class SlotsOp : public TableOp {
   }
 };
 
+// What a batch evicts, as outputs of the op.
+class EvictedOutputs : public kvtable::EvictedRows {
+ public:
+  EvictedOutputs(OpKernelContext* ctx, int64_t dim) : ctx_(ctx), dim_(dim) {}
+
+  void Allocate(int64_t n, void** keys, void** rows) override {
+    *keys = Output(2, TensorShape({n}));
+    *rows = Output(3, TensorShape({n, dim_}));
+    allocated_ = true;
+  }
+  void AllocateUnlessDone() {
+    void* none = nullptr;
+    if (!allocated_) Allocate(0, &none, &none);
+  }
+
+ private:
+  void* Output(int i, const TensorShape& shape) {
+    Tensor* out = nullptr;
+    if (!ctx_->allocate_output(i, shape, &out).ok()) throw std::bad_alloc();
+    return out->data();
+  }
+
+  OpKernelContext* const ctx_;
+  const int64_t dim_;
+  bool allocated_ = false;
+};
+
+template <bool kEvicting>
 class GatherOp : public TableOp {
  public:
   explicit GatherOp(OpKernelConstruction* ctx) : TableOp(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("mode", &mode_));
+    if (!kEvicting) OP_REQUIRES_OK(ctx, ctx->GetAttr("mode", &mode_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("admission", &admission_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("remember", &remember_));
   }
@@ -249,18 +303,31 @@ class GatherOp : public TableOp {
     const int64_t n = keys.NumElements();
     OP_REQUIRES_OK(ctx, CatchErrors("looking up", config.name, [&] {
                      const kvtable::MissingKeys missing = MissingKeysOf(mode_, config);
+                     EvictedOutputs evicted(ctx, config.dim);
                      if (missing.insert) {
-                       table->GatherOrInsert(keys.data(), n, rows, missing.stamp, nullptr, *threads);
+                       kvtable::Insertion insertion;
+                       insertion.stamp = missing.stamp;
+                       insertion.admission = admission_;
+                       if (admission_ != 1.0f) insertion.admission_seed = NextSeed(ctx);
+                       if (kEvicting) insertion.evicted = &evicted;
+                       table->GatherOrInsert(keys.data(), n, rows, insertion, *threads);
                      } else {
                        table->Gather(keys.data(), n, rows, missing.missing, nullptr, 0, nullptr, *threads);
                      }
+                     if (kEvicting) evicted.AllocateUnlessDone();
                    }));
   }
 
  private:
   tf::DataType expected_output_dtype(int i) const { return output_type(i); }
 
-  std::string mode_;
+  static uint64_t NextSeed(OpKernelContext* ctx) {
+    tf::core::RefCountPtr<TableResource> resource;
+    return tf::LookupResource(ctx, tf::HandleFromInput(ctx, 0), &resource).ok() ? resource->NextSeed() : 0;
+  }
+
+  std::string mode_ = "train";
+  float admission_ = 1.0f;
   int64_t dim_ = 0;
   bool remember_ = false;
 };
@@ -401,6 +468,126 @@ class ExportOp : public TableOp {
   int64_t width_ = 0;
 };
 
+class ExportSinceOp : public TableOp {
+ public:
+  explicit ExportSinceOp(OpKernelConstruction* ctx) : TableOp(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_));
+  }
+
+ protected:
+  void Work(OpKernelContext* ctx, const TableConfig& config, kvtable::Table* table,
+            kvtable::ParallelFor* threads) override {
+    OP_REQUIRES(
+        ctx, dim_ == config.dim && output_type(0) == config.key_dtype && output_type(1) == config.value_dtype,
+        errors::InvalidArgument(
+            "Key-value variable '", config.name, "' has ", tf::DataTypeString(config.key_dtype),
+            " keys and rows of ", tf::DataTypeString(config.value_dtype), "[", config.dim, "], wanted ",
+            tf::DataTypeString(output_type(0)), " and ", tf::DataTypeString(output_type(1)), "[", dim_, "]"));
+    OP_REQUIRES(ctx, tf::TensorShapeUtils::IsScalar(ctx->input(1).shape()),
+                errors::InvalidArgument("KvTableExportSince wants a scalar time, got ",
+                                        ctx->input(1).shape().DebugString()));
+    const uint64_t since = static_cast<uint64_t>(std::max<int64_t>(0, ctx->input(1).scalar<int64_t>()()));
+    std::vector<char> found_keys;
+    std::vector<char> found_rows;
+    OP_REQUIRES_OK(ctx, CatchErrors("exporting", config.name, [&] {
+                     FindKeys(since, table, threads, &found_keys);
+                     ReadRows(table, threads, &found_keys, &found_rows);
+                   }));
+    const int64_t n = static_cast<int64_t>(found_keys.size()) / tf::DataTypeSize(config.key_dtype);
+    Tensor* keys = nullptr;
+    Tensor* rows = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({n}), &keys));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, TensorShape({n, dim_}), &rows));
+    std::copy(found_keys.begin(), found_keys.end(), static_cast<char*>(keys->data()));
+    std::copy(found_rows.begin(), found_rows.end(), static_cast<char*>(rows->data()));
+  }
+
+ private:
+  static constexpr int64_t kChunk = 65536;  // rows looked at at a time
+  static constexpr uint64_t kMicroseconds = 1000000;
+
+  static void FindKeys(uint64_t since, const kvtable::Table* table, kvtable::ParallelFor* threads,
+                       std::vector<char>* found) {
+    const size_t key_bytes = static_cast<size_t>(kvtable::SizeOf(table->key_type()));
+    const bool has_scores = table->max_capacity() > 0 && table->eviction() != kvtable::Eviction::kCustom;
+    const bool to_the_second = !has_scores || table->eviction() == kvtable::Eviction::kLfu;
+    const uint64_t at_least = to_the_second ? since / kMicroseconds : since;
+    std::vector<char> keys(kChunk * key_bytes);
+    std::vector<uint64_t> scores(has_scores ? kChunk : 0);
+    std::vector<uint32_t> versions(has_scores ? 0 : kChunk);
+    kvtable::Exporter::Buffers out;
+    out.keys = keys.data();
+    out.scores = has_scores ? scores.data() : nullptr;
+    out.versions = has_scores ? nullptr : versions.data();
+    const std::unique_ptr<kvtable::Exporter> exporter = table->Export();
+    for (int64_t n; (n = exporter->Next(kChunk, out, *threads)) > 0;) {
+      for (size_t i = 0; i < static_cast<size_t>(n); ++i) {
+        const uint64_t touched = !has_scores     ? versions[i]
+                                 : to_the_second ? static_cast<uint32_t>(scores[i])
+                                                 : scores[i];
+        if (touched < at_least) continue;
+        found->insert(found->end(), keys.begin() + static_cast<ptrdiff_t>(i * key_bytes),
+                      keys.begin() + static_cast<ptrdiff_t>((i + 1) * key_bytes));
+      }
+    }
+  }
+
+  // Rows that have gone meanwhile are left out, keys and all.
+  static void ReadRows(const kvtable::Table* table, kvtable::ParallelFor* threads, std::vector<char>* keys,
+                       std::vector<char>* rows) {
+    const size_t key_bytes = static_cast<size_t>(kvtable::SizeOf(table->key_type()));
+    const size_t row_bytes = static_cast<size_t>(table->dim() * kvtable::SizeOf(table->value_type()));
+    const size_t n = keys->size() / key_bytes;
+    rows->resize(n * row_bytes);
+    const std::unique_ptr<bool[]> there = std::make_unique<bool[]>(n);
+    table->Gather(keys->data(), static_cast<int64_t>(n), rows->data(), kvtable::Missing::kZeros, nullptr, 0,
+                  there.get(), *threads);
+    size_t kept = 0;
+    for (size_t i = 0; i < n; ++i) {
+      if (!there[i]) continue;
+      std::memmove(keys->data() + kept * key_bytes, keys->data() + i * key_bytes, key_bytes);
+      std::memmove(rows->data() + kept * row_bytes, rows->data() + i * row_bytes, row_bytes);
+      ++kept;
+    }
+    keys->resize(kept * key_bytes);
+    rows->resize(kept * row_bytes);
+  }
+
+  int64_t dim_ = 0;
+};
+
+class SetScoresOp : public TableOp {
+ public:
+  using TableOp::TableOp;
+
+ protected:
+  void Work(OpKernelContext* ctx, const TableConfig& config, kvtable::Table* table,
+            kvtable::ParallelFor* threads) override {
+    const Tensor& keys = ctx->input(1);
+    const Tensor& scores = ctx->input(2);
+    OP_REQUIRES_OK(ctx, CheckKeys(config, keys));
+    OP_REQUIRES(ctx, scores.shape() == keys.shape(),
+                errors::InvalidArgument("Key-value variable '", config.name,
+                                        "' wants a score for each key, got ", scores.shape().DebugString(),
+                                        " for keys of shape ", keys.shape().DebugString()));
+    if (scores.dtype() == tf::DT_INT64) {
+      const auto numbers = scores.flat<int64_t>();
+      for (int64_t i = 0; i < numbers.size(); ++i) {
+        OP_REQUIRES(ctx, numbers(i) >= 0,
+                    errors::InvalidArgument("Key-value variable '", config.name,
+                                            "' wants scores of 0 or more, got ", numbers(i)));
+      }
+    }
+    Tensor* found = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &found));
+    OP_REQUIRES_OK(ctx, CatchErrors("setting scores of", config.name, [&] {
+                     found->scalar<int64_t>()() =
+                         table->SetScores(keys.data(), keys.NumElements(),
+                                          static_cast<const uint64_t*>(scores.data()), *threads);
+                   }));
+  }
+};
+
 class ImportOp : public TableOp {
  public:
   using TableOp::TableOp;
@@ -456,13 +643,16 @@ KVTOOLS_REGISTER("KvTableZeroed", AskOp<&kvtable::Table::Zeroed>);
 KVTOOLS_REGISTER("KvTableUpdateCounts", UpdateCountsOp);
 KVTOOLS_REGISTER("KvTableClear", ClearOp);
 KVTOOLS_REGISTER("KvTableSlots", SlotsOp);
-KVTOOLS_REGISTER("KvTableGather", GatherOp);
+KVTOOLS_REGISTER("KvTableGather", GatherOp<false>);
+KVTOOLS_REGISTER("KvTableGatherEvict", GatherOp<true>);
 KVTOOLS_REGISTER("KvTableContains", AskOp<&kvtable::Table::Contains>);
 KVTOOLS_REGISTER("KvTableStamps", StampsOp);
 KVTOOLS_REGISTER("KvTableUpsert", UpsertOp);
 KVTOOLS_REGISTER("KvTableAccumulate", AccumulateOp);
 KVTOOLS_REGISTER("KvTableRemove", RemoveOp);
 KVTOOLS_REGISTER("KvTableExport", ExportOp);
+KVTOOLS_REGISTER("KvTableExportSince", ExportSinceOp);
+KVTOOLS_REGISTER("KvTableSetScores", SetScoresOp);
 KVTOOLS_REGISTER("KvTableImport", ImportOp);
 #undef KVTOOLS_REGISTER
 REGISTER_KERNEL_BUILDER(Name("KvTablePartition").Device(tf::DEVICE_CPU).TypeConstraint<int64_t>("Tkeys"),

@@ -24,6 +24,8 @@ std::shared_ptr<kvtable::Table> TableResource::NewTable(const kvtable::Initializ
   options.dim = config_.dim;
   options.initializer = initializer;
   options.capacity_hint = config_.capacity_hint;
+  options.max_capacity = config_.max_capacity;
+  options.eviction = config_.eviction;
   return kvtable::Table::Create(options);
 }
 
@@ -233,6 +235,33 @@ kvtable::ValueType ToValueType(tf::DataType dtype) {
     default:
       return kvtable::ValueType::kFloat32;
   }
+}
+
+namespace {
+
+struct EvictionEntry {
+  const char* name;
+  kvtable::Eviction eviction;
+};
+
+constexpr EvictionEntry kEvictions[] = {{"lru", kvtable::Eviction::kLru},
+                                        {"lfu", kvtable::Eviction::kLfu},
+                                        {"custom", kvtable::Eviction::kCustom}};
+
+}  // namespace
+
+std::string EvictionName(kvtable::Eviction eviction) {
+  for (const EvictionEntry& entry : kEvictions) {
+    if (entry.eviction == eviction) return entry.name;
+  }
+  return "";
+}
+
+kvtable::Eviction EvictionNamed(const std::string& name) {
+  for (const EvictionEntry& entry : kEvictions) {
+    if (name == entry.name) return entry.eviction;
+  }
+  throw std::invalid_argument("unknown eviction '" + name + "'");
 }
 
 uint32_t UnixTime() { return static_cast<uint32_t>(std::time(nullptr)); }

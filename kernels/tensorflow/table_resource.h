@@ -23,6 +23,8 @@ struct TableConfig {
   tensorflow::DataType value_dtype = tensorflow::DT_FLOAT;
   int64_t dim = 0;
   int64_t capacity_hint = 0;
+  int64_t max_capacity = 0;  // 0: not bounded
+  kvtable::Eviction eviction = kvtable::Eviction::kLru;
   bool read_only = false;  // lookups never insert
 };
 
@@ -100,6 +102,10 @@ absl::Status CatchErrors(const std::string& doing, const std::string& name,
 
 kvtable::KeyType ToKeyType(tensorflow::DataType dtype);
 kvtable::ValueType ToValueType(tensorflow::DataType dtype);
+
+// "lru", "lfu" or "custom". The second throws std::invalid_argument.
+std::string EvictionName(kvtable::Eviction eviction);
+kvtable::Eviction EvictionNamed(const std::string& name);
 
 // Now, for the version column: seconds since 1970.
 uint32_t UnixTime();

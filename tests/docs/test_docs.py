@@ -10,7 +10,7 @@ PAGES = [
     "README.md",
     *(
         f"docs/{page}.md"
-        for page in ("quickstart", "kv-variable", "optimizers", "saving", "tensorflow-changes", "optimizer-rules")
+        for page in ("quickstart", "kv-variable", "optimizers", "saving", "tensorflow-changes", "optimizer-rules", "sok")
     ),
 ]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)

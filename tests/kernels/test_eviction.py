@@ -367,7 +367,7 @@ def test_bad_options():
     for admission in (-0.1, 1.1, np.nan):
         with pytest.raises(ValueError, match="admission"):
             table.gather_or_insert(np.array([1]), admission=admission)
-    with pytest.raises(ValueError, match="width|column"):
+    with pytest.raises(ValueError, match=r"width|column"):
         table.upsert_columns(np.array([1]), {3: np.ones((1, 1), np.float32)})
     assert len(table) == 0
     with pytest.raises(TypeError, match="scores"):

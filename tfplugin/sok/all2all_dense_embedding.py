@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfplugin import mode
 from tfplugin.composed_pool import PooledIds
+from tfplugin.sok import ranks
 from tfplugin.sok.exchange import Lookup, look_up
 from tfplugin.sok.exchange_ids import keys_of
 from tfplugin.sok.exchange_table import exchange_table
@@ -36,12 +37,16 @@ def all2all_dense_embedding(param: Any, indices: Any, *, training: bool | None =
       >>> sok.all2all_dense_embedding(v, tf.constant([[7], [-1]], tf.int64)).shape
       TensorShape([2, 1, 2])
     """
-    del name
     table = exchange_table(param, _CALLER)
     ragged = isinstance(indices, tf.RaggedTensor)
     ids = keys_of(indices.flat_values if ragged else indices, table, _CALLER)
-    flat = PooledIds(tf.reshape(ids, [-1]), tf.constant([0], tf.int64), None, 1, None, False, None)
-    rows = look_up([Lookup(table, flat, None)], mode.training(training))[0]
-    rows = tf.reshape(rows, tf.concat([tf.shape(ids), [table.dim]], 0))
-    rows.set_shape(ids.shape.concatenate([table.dim]))
+    train = mode.training(training)
+    if ranks.size() == 1 and table.is_dynamic and ids.dtype == table.key_dtype:
+        rows = param.sparse_read(ids, training=train)
+    else:
+        flat = tf.reshape(ids, [-1])
+        each_alone = tf.range(tf.size(flat, out_type=tf.int64) + 1)
+        found = look_up([Lookup(table, PooledIds(flat, each_alone, None, 1, None, False, None), "sum")], train, name)[0]
+        rows = tf.reshape(found, tf.concat([tf.shape(ids), [table.dim]], 0))
+        rows.set_shape(ids.shape.concatenate([table.dim]))
     return indices.with_flat_values(rows) if ragged else rows

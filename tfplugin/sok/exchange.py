@@ -1,17 +1,22 @@
-"""Lookups over all ranks: keys go to the ranks that own them, and rows come back."""
+"""Lookups over all ranks: keys go to the ranks that own them, and rows come back.
+
+For any number of tables there is one exchange of keys, one of rows, and one more for the gradient of these. A rank that
+finds something wrong with its own ids sends the error in place of keys, so that all ranks fail, and none waits.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfplugin.composed_pool import PooledIds, bags_of, pool
+from tfplugin.composed_pool import PooledIds
 from tfplugin.fused_lookup import gather_many
 from tfplugin.lookup import parts_of
+from tfplugin.lookup_many import lookup_many
 from tfplugin.ops import raw
-from tfplugin.sok import ranks
+from tfplugin.sok import exchange_gradients, ranks  # noqa: F401 - the gradients register themselves
 from tfplugin.sok.exchange_table import ExchangeTable
 
 
@@ -20,101 +25,120 @@ class Lookup(NamedTuple):
 
     Attributes:
       table: where.
-      ids: [n] and how they make rows; a plain lookup has no segments.
-      combiner: ``"sum"``, ``"mean"`` or ``"sqrtn"``; None for a plain lookup.
+      ids: [n], of int32, int64 or uint64, and how they make rows.
+      combiner: ``"sum"``, ``"mean"`` or ``"sqrtn"``.
       hotness: the most ids that a row may have; None for any number.
-      admission: the share of new keys that are admitted; 1 for all.
     """
 
     table: ExchangeTable
     ids: PooledIds
-    combiner: str | None
+    combiner: str
     hotness: int | None = None
-    admission: float = 1.0
 
 
-def look_up(lookups: Sequence[Lookup], train: bool) -> list[tf.Tensor]:
-    """Rows of each lookup: [rows of its ids, dim] combined, or [n, dim]. One exchange of keys, and one of rows."""
+def look_up(lookups: Sequence[Lookup], train: bool, name: str | None = None) -> list[tf.Tensor]:
+    """Rows of the ids of each lookup, combined: [rows of its ids, dim]."""
     world = ranks.current()
-    size = world.size
+    if world.size == 1 and all(_is_local(one) for one in lookups):
+        return _look_up_here(lookups, train, name)
     tables = [one.table for one in lookups]
-    keys, counts, places = [], [], []
-    for table, ids, *_ in lookups:
-        unique, which = tf.unique(ids.keys)
-        if table.owner < 0:
-            owners = raw.kv_table_partition(unique, parts=size)
-        else:
-            owners = tf.fill(tf.shape(unique), table.owner)
-        order = tf.argsort(owners, stable=True)
-        keys.append(_to_int64(tf.gather(unique, order)))
-        counts.append(tf.math.bincount(owners, minlength=size, maxlength=size))
-        places.append(tf.gather(tf.math.invert_permutation(order), which))
-    counts_by_rank = tf.cast(tf.stack(counts, axis=1), tf.int64)  # [size, tables]
-    shares = [tf.split(one, count, num=size) for one, count in zip(keys, counts, strict=True)]
-    message = tf.concat([part for r in range(size) for part in (counts_by_rank[r], *(share[r] for share in shares))], 0)
-    splits = len(tables) + tf.reduce_sum(counts_by_rank, 1)
-    received, received_splits = world.alltoall(message, tf.cast(splits, tf.int32), ranks.unique_name("keys"))
-
-    asked: list[list[tf.Tensor]] = [[] for _ in tables]  # by table and rank
-    asked_counts = []
-    for part in tf.split(received, received_splits, num=size):
-        asked_counts.append(part[: len(tables)])
-        for share, one in zip(asked, tf.split(part[len(tables) :], asked_counts[-1], num=len(tables)), strict=True):
-            share.append(one)
-    rows = _local_rows(tables, [tf.concat(share, 0) for share in asked], train)
-
     wide = _widest([table.dtype for table in tables])
-    row_shares = [
-        tf.split(tf.cast(one, wide), [count[t] for count in asked_counts], num=size) for t, one in enumerate(rows)
-    ]
-    reply = tf.concat([tf.reshape(share[r], [-1]) for r in range(size) for share in row_shares], 0)
-    dims = tf.constant([table.dim for table in tables], tf.int64)
-    reply_splits = tf.stack([tf.reduce_sum(count * dims) for count in asked_counts])
-    vectors, vector_splits = world.alltoall(reply, tf.cast(reply_splits, tf.int32), ranks.unique_name("rows"))
+    how = _How(lookups, tf.float64 if wide == tf.float64 else tf.float32)
+    names = [name] if name else []
+    with tf.device("CPU:0"):
+        message, splits, places = raw.kv_exchange_request(
+            [one.ids.keys for one in lookups],
+            *how.inputs,
+            rank=world.rank,
+            ranks=world.size,
+            names=[table.name for table in tables],
+            owners=[table.owner for table in tables],
+            rows=[table.rows for table in tables],
+            key_dtypes=[table.key_dtype for table in tables],
+            hotness=[-1 if one.hotness is None else one.hotness for one in lookups],
+            **how.attributes,
+        )
+        received, received_splits = world.alltoall(message, splits, ranks.unique_name("keys", names))
+        keys, counts = raw.kv_exchange_serve(
+            received,
+            received_splits,
+            Tout=[table.key_dtype for table in tables],
+            ranks=world.size,
+            local=[not table.is_dynamic and table.owner < 0 for table in tables],
+        )
+    rows = _rows_of_this_rank(tables, keys, train)
+    with tf.device("CPU:0"):
+        reply, reply_splits = raw.kv_exchange_reply([_cast(one, wide) for one in rows], counts, dims=how.dims)
+        flat, _ = world.alltoall(reply, reply_splits, ranks.unique_name("rows", names))
+        pooled = raw.kv_exchange_pool(
+            flat, places, *how.inputs, combiners=[one.combiner for one in lookups], **how.attributes
+        )
+        return [_cast(one, table.dtype) for one, table in zip(pooled, tables, strict=True)]
 
-    found: list[list[tf.Tensor]] = [[] for _ in tables]
-    for r, part in enumerate(tf.split(vectors, vector_splits, num=size)):
-        sizes = counts_by_rank[r] * dims
-        for share, one, table in zip(found, tf.split(part, sizes, num=len(tables)), tables, strict=True):
-            share.append(tf.reshape(one, [-1, table.dim]))
-    return [
-        tf.cast(_combined(tf.concat(share, 0), place, one), one.table.dtype)
-        for share, place, one in zip(found, places, lookups, strict=True)
-    ]
+
+class _How:
+    """How ids make rows: what several of the ops take."""
+
+    def __init__(self, lookups: Sequence[Lookup], weights_dtype: tf.DType) -> None:
+        ids = [one.ids for one in lookups]
+        self.inputs = (
+            [one.segments for one in ids],
+            [one.shape for one in ids if one.shape is not None],
+            [_cast(one.weights, weights_dtype) for one in ids if one.weights is not None],
+        )
+        self.dims = [one.table.dim for one in lookups]
+        self.attributes: dict[str, Any] = {
+            "dims": self.dims,
+            "outer": [-1 if one.shape is None else one.outer for one in ids],
+            "weighted": [one.weights is not None for one in ids],
+        }
 
 
-def _combined(rows: tf.Tensor, places: tf.Tensor, lookup: Lookup) -> tf.Tensor:
-    if lookup.combiner is None:
-        return tf.gather(rows, places)
-    return pool(rows, places, bags_of(lookup.ids._replace(keys=places)), lookup.combiner)
+def _is_local(lookup: Lookup) -> bool:
+    """Whether the ops for tables of one process do it. They check less."""
+    table = lookup.table
+    return table.is_dynamic and lookup.hotness is None and lookup.ids.keys.dtype == table.key_dtype
 
 
-def _local_rows(tables: Sequence[ExchangeTable], keys: Sequence[tf.Tensor], train: bool) -> list[tf.Tensor]:
-    """Rows of keys that this rank owns. Key-value tables that have their dtypes in common share an op."""
-    rows: list[tf.Tensor | None] = [None] * len(tables)
-    groups: dict[tuple[tf.DType, tf.DType, str], list[int]] = {}
+def _look_up_here(lookups: Sequence[Lookup], train: bool, name: str | None) -> list[tf.Tensor]:
+    def with_values(ids: PooledIds, values: tf.Tensor) -> Any:
+        if ids.shape is None:
+            return tf.RaggedTensor.from_row_splits(values, ids.segments, validate=False)
+        return tf.SparseTensor(ids.segments, values, ids.shape)
+
+    rows: list[tf.Tensor] = lookup_many(
+        [one.table.variable for one in lookups],
+        [with_values(one.ids, one.ids.keys) for one in lookups],
+        weights=[None if one.ids.weights is None else with_values(one.ids, one.ids.weights) for one in lookups],
+        combiners=[one.combiner for one in lookups],
+        training=train,
+        name=name,
+    )
+    return rows
+
+
+def _rows_of_this_rank(tables: Sequence[ExchangeTable], keys: Sequence[tf.Tensor], train: bool) -> list[tf.Tensor]:
+    """Rows [n, dim] of the keys, or numbers of local rows, of each table.
+
+    Key-value tables share an op where they have their dtypes in common.
+    """
+    rows: list[Any] = [None] * len(tables)
+    groups: dict[tuple[Any, ...], list[int]] = {}
     for t, (table, wanted) in enumerate(zip(tables, keys, strict=True)):
         if table.is_dynamic:
-            parts = parts_of(table.variable)
-            groups.setdefault((table.key_dtype, table.dtype, "" if parts[0]._eager else parts[0].device), []).append(t)
+            part = parts_of(table.variable)[0]
+            groups.setdefault((table.key_dtype, table.dtype, "" if part._eager else part.device), []).append(t)
         else:
-            local = wanted // ranks.size() if table.owner < 0 else wanted
-            rows[t] = table.variable.sparse_read(local)
-    for (key_dtype, *_), members in groups.items():
-        found = gather_many(
-            [parts_of(tables[t].variable) for t in members], [_from_int64(keys[t], key_dtype) for t in members], train
-        )
+            rows[t] = table.variable.sparse_read(wanted)
+    for members in groups.values():
+        found = gather_many([parts_of(tables[t].variable) for t in members], [keys[t] for t in members], train)
         for t, one in zip(members, found, strict=True):
             rows[t] = one
     return rows
 
 
-def _to_int64(keys: tf.Tensor) -> tf.Tensor:
-    return tf.bitcast(keys, tf.int64) if keys.dtype == tf.uint64 else tf.cast(keys, tf.int64)
-
-
-def _from_int64(keys: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    return tf.bitcast(keys, dtype) if dtype == tf.uint64 else tf.cast(keys, dtype)
+def _cast(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    return tensor if tensor.dtype == dtype else tf.cast(tensor, dtype)
 
 
 def _widest(dtypes: Sequence[tf.DType]) -> tf.DType:

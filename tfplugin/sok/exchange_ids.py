@@ -9,29 +9,26 @@ import tensorflow as tf
 from tfplugin.composed_pool import PooledIds
 from tfplugin.sok.exchange_table import ExchangeTable
 
-#: Dtypes whose every value is one of the wider one.
-_FITTING = {
-    tf.int64: (tf.int8, tf.int16, tf.int32, tf.uint8, tf.uint16, tf.uint32),
-    tf.int32: (tf.int8, tf.int16, tf.uint8, tf.uint16),
-    tf.uint64: (tf.uint8, tf.uint16, tf.uint32),
-}
+#: What ids travel as. Narrower integers become int64.
+_WIDE = (tf.int64, tf.int32, tf.uint64)
+_NARROW = (tf.int8, tf.int16, tf.uint8, tf.uint16, tf.uint32)
 
 
 def keys_of(ids: Any, table: ExchangeTable, caller: str) -> tf.Tensor:
-    """Ids as a Tensor of the table's key dtype, any shape.
+    """Ids as a Tensor of int32, int64 or uint64, any shape. Whether each is a key of the table is seen when it is run.
 
     Raises:
-      TypeError: ids of a dtype that does not fit.
+      TypeError: ids that are not integers.
     """
     if isinstance(ids, (tf.SparseTensor, tf.RaggedTensor, tf.compat.v1.SparseTensorValue)):
         raise TypeError(f"{caller}: ids of '{table.name}' must be dense here, got a {type(ids).__name__}.")
     if not tf.is_tensor(ids) and getattr(ids, "dtype", None) is None:
         ids = tf.convert_to_tensor(ids, table.key_dtype)
     keys = tf.convert_to_tensor(ids)
-    if keys.dtype == table.key_dtype:
+    if keys.dtype in _WIDE:
         return keys
-    if keys.dtype in _FITTING[table.key_dtype]:
-        return tf.cast(keys, table.key_dtype)
+    if keys.dtype in _NARROW:
+        return tf.cast(keys, table.key_dtype if keys.dtype.size < table.key_dtype.size else tf.int64)
     raise TypeError(
         f"{caller}: '{table.name}' has {table.key_dtype.name} keys, got ids of {keys.dtype.name}: "
         f"cast them with tf.cast(ids, tf.{table.key_dtype.name})"

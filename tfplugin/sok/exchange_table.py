@@ -60,7 +60,8 @@ def exchange_table(variable: Any, caller: str) -> ExchangeTable:
     if ranks.size() > 1:
         raise ValueError(
             f"{caller}: '{variable.name}' is a {type(variable).__name__}, whose rows each of the {ranks.size()} ranks "
-            "has for itself: make it with sok.Variable or sok.DynamicVariable, or look it up with tf.nn.embedding_lookup."
+            "has for itself: make it with sok.Variable or sok.DynamicVariable, or look it up with "
+            "tf.nn.embedding_lookup."
         )
     if isinstance(variable, tf.Variable):
         if variable.shape.rank != 2 or not variable.shape.is_fully_defined():

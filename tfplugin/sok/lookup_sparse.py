@@ -92,11 +92,9 @@ def lookup_sparse(
                 pooled_keys(ids, weights, table, _CALLER),
                 combiner or "mean",
                 None if most is None else int(most),
-                getattr(variable, "filter_ratio", 1.0) if use_low_frequency_filter else 1.0,
             )
         )
-    del name
-    rows = look_up(lookups, mode.training(training)) if lookups else []
+    rows = look_up(lookups, mode.training(training), name) if lookups else []
     return rows if several else rows[0]
 
 

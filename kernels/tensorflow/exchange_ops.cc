@@ -1,0 +1,193 @@
+// The ops of lookups over several ranks: names, signatures and shapes.
+//
+// Keys go out by KvExchangeRequest, an alltoall, and KvExchangeServe; rows come back by KvExchangeReply, an
+// alltoall, and KvExchangePool. T is the number of lookups, each of one table.
+
+#include <vector>
+
+#include "pooled_shapes.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace {
+
+using tensorflow::shape_inference::InferenceContext;
+
+absl::Status RowsShapes(InferenceContext* c) {
+  std::vector<int64_t> dims;
+  TF_RETURN_IF_ERROR(c->GetAttr("dims", &dims));
+  for (size_t t = 0; t < dims.size(); ++t) {
+    c->set_output(static_cast<int>(t), c->Matrix(c->UnknownDim(), dims[t]));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FlatShape(InferenceContext* c) {
+  c->set_output(0, c->Vector(c->UnknownDim()));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+// What this rank asks the others for: the message to each, one after the other, and their lengths. A message
+// has each key once, whatever ids have it, as kvtable/exchange_message.h says; places[t] is, for each id, at
+// which element of the rows that come back its row begins.
+//
+// owners[t]: the rank that holds table t; -1 where it is key floor-mod ranks. rows[t]: ids must be in
+// [0, rows[t]); -1 where they are keys, which must be of key_dtypes[t]. hotness[t]: the most ids of a row; -1
+// for any number. Segments, shapes and weights are as of KvTablePool. Ids that are none of what they should
+// be do not fail this op: it sends an error to all ranks, and KvExchangeServe fails on each.
+//
+// Stateful, so that nobody folds it, and with it the exchange, into a constant.
+REGISTER_OP("KvExchangeRequest")
+    .Attr("Tids: list({int64, int32, uint64}) >= 1")
+    .Attr("Tweights: {float, double} = DT_FLOAT")
+    .Attr("T: int >= 1")
+    .Attr("S: int >= 0")
+    .Attr("W: int >= 0")
+    .Attr("rank: int >= 0")
+    .Attr("ranks: int >= 1")
+    .Attr("names: list(string) >= 1")
+    .Attr("owners: list(int) >= 1")
+    .Attr("rows: list(int) >= 1")
+    .Attr("key_dtypes: list({int64, int32, uint64}) >= 1")
+    .Attr("dims: list(int) >= 1")
+    .Attr("hotness: list(int) >= 1")
+    .Attr("outer: list(int) >= 1")
+    .Attr("weighted: list(bool) >= 1")
+    .Input("ids: Tids")
+    .Input("segments: T * int64")
+    .Input("shapes: S * int64")
+    .Input("weights: W * Tweights")
+    .Output("message: int64")
+    .Output("splits: int32")
+    .Output("places: T * int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      int tables;
+      int64_t ranks;
+      TF_RETURN_IF_ERROR(c->GetAttr("T", &tables));
+      TF_RETURN_IF_ERROR(c->GetAttr("ranks", &ranks));
+      c->set_output(0, c->Vector(c->UnknownDim()));
+      c->set_output(1, c->Vector(ranks));
+      for (int t = 0; t < tables; ++t) c->set_output(2 + t, c->input(t));
+      return absl::OkStatus();
+    });
+
+// The keys of each table that the ranks ask this one for, those of rank 0 first, and their numbers (ranks,
+// T). With local[t] not keys, but the numbers of local rows: key / ranks. Fails where a rank sent an error.
+REGISTER_OP("KvExchangeServe")
+    .Attr("Tout: list({int64, int32, uint64}) >= 1")
+    .Attr("ranks: int >= 1")
+    .Attr("local: list(bool) >= 1")
+    .Input("message: int64")
+    .Input("splits: int32")
+    .Output("keys: Tout")
+    .Output("counts: int64")
+    .SetShapeFn([](InferenceContext* c) {
+      int64_t ranks;
+      TF_RETURN_IF_ERROR(c->GetAttr("ranks", &ranks));
+      const int tables = c->num_outputs() - 1;
+      for (int t = 0; t < tables; ++t) c->set_output(t, c->Vector(c->UnknownDim()));
+      c->set_output(tables, c->Matrix(ranks, tables));
+      return absl::OkStatus();
+    });
+
+// The rows of these keys, put together for each rank: its rows of table 0, of table 1, ...; and how many
+// elements each rank gets.
+REGISTER_OP("KvExchangeReply")
+    .Attr("dtype: {float, half, bfloat16, double}")
+    .Attr("T: int >= 1")
+    .Attr("dims: list(int) >= 1")
+    .Input("rows: T * dtype")
+    .Input("counts: int64")
+    .Output("flat: dtype")
+    .Output("splits: int32")
+    .SetShapeFn([](InferenceContext* c) {
+      int tables;
+      TF_RETURN_IF_ERROR(c->GetAttr("T", &tables));
+      c->set_output(1, c->Vector(c->Dim(c->input(tables), 0)));
+      return FlatShape(c);
+    });
+
+// Its gradient: taken apart again.
+REGISTER_OP("KvExchangeReplyGradient")
+    .Attr("dtype: {float, half, bfloat16, double}")
+    .Attr("T: int >= 1")
+    .Attr("dims: list(int) >= 1")
+    .Input("flat: dtype")
+    .Input("counts: int64")
+    .Output("rows: T * dtype")
+    .SetShapeFn(RowsShapes);
+
+// Pools the rows that came back. Weights are of double for double rows, else of float.
+REGISTER_OP("KvExchangePool")
+    .Attr("dtype: {float, half, bfloat16, double}")
+    .Attr("Tweights: {float, double} = DT_FLOAT")
+    .Attr("T: int >= 1")
+    .Attr("S: int >= 0")
+    .Attr("W: int >= 0")
+    .Attr("dims: list(int) >= 1")
+    .Attr("combiners: list(string) >= 1")
+    .Attr("outer: list(int) >= 1")
+    .Attr("weighted: list(bool) >= 1")
+    .Input("flat: dtype")
+    .Input("places: T * int64")
+    .Input("segments: T * int64")
+    .Input("shapes: S * int64")
+    .Input("weights: W * Tweights")
+    .Output("rows: T * dtype")
+    .SetShapeFn([](InferenceContext* c) {
+      int tables;
+      TF_RETURN_IF_ERROR(c->GetAttr("T", &tables));
+      return kvtools::PooledShapes(c, 1 + tables);
+    });
+
+// Its gradient with respect to these rows, of which there are `size` elements.
+REGISTER_OP("KvExchangePoolGradient")
+    .Attr("dtype: {float, half, bfloat16, double}")
+    .Attr("Tweights: {float, double} = DT_FLOAT")
+    .Attr("T: int >= 1")
+    .Attr("S: int >= 0")
+    .Attr("W: int >= 0")
+    .Attr("dims: list(int) >= 1")
+    .Attr("combiners: list(string) >= 1")
+    .Attr("outer: list(int) >= 1")
+    .Attr("weighted: list(bool) >= 1")
+    .Input("size: int64")
+    .Input("gradients: T * dtype")
+    .Input("places: T * int64")
+    .Input("segments: T * int64")
+    .Input("shapes: S * int64")
+    .Input("weights: W * Tweights")
+    .Output("flat: dtype")
+    .SetShapeFn(FlatShape);
+
+// Its gradient with respect to the weights.
+REGISTER_OP("KvExchangePoolWeightsGradient")
+    .Attr("dtype: {float, half, bfloat16, double}")
+    .Attr("Tweights: {float, double} = DT_FLOAT")
+    .Attr("T: int >= 1")
+    .Attr("S: int >= 0")
+    .Attr("W: int >= 1")
+    .Attr("dims: list(int) >= 1")
+    .Attr("combiners: list(string) >= 1")
+    .Attr("outer: list(int) >= 1")
+    .Attr("weighted: list(bool) >= 1")
+    .Input("flat: dtype")
+    .Input("rows: T * dtype")
+    .Input("gradients: T * dtype")
+    .Input("places: T * int64")
+    .Input("segments: T * int64")
+    .Input("shapes: S * int64")
+    .Input("weights: W * Tweights")
+    .Output("weight_gradients: W * Tweights")
+    .SetShapeFn([](InferenceContext* c) {
+      int tables, sparse, weights;
+      TF_RETURN_IF_ERROR(c->GetAttr("T", &tables));
+      TF_RETURN_IF_ERROR(c->GetAttr("S", &sparse));
+      TF_RETURN_IF_ERROR(c->GetAttr("W", &weights));
+      for (int w = 0; w < weights; ++w) c->set_output(w, c->input(1 + 4 * tables + sparse + w));
+      return absl::OkStatus();
+    });

@@ -1,0 +1,197 @@
+// Pooling of the rows that came back, and its gradients.
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "errors.h"
+#include "kvtable/placed_rows.h"
+#include "segments.h"
+#include "table_resource.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace kvtools {
+namespace {
+
+namespace tf = tensorflow;
+using tf::OpKernel;
+using tf::OpKernelConstruction;
+using tf::OpKernelContext;
+using tf::Tensor;
+using tf::TensorShape;
+
+// What the three kernels share: the attributes, and the places of each table's ids in bags.
+class ExchangePoolOpBase : public OpKernel {
+ public:
+  explicit ExchangePoolOpBase(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dims", &dims_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("outer", &outer_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("weighted", &weighted_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dtype", &dtype_));
+    std::vector<std::string> combiners;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("combiners", &combiners));
+    for (const std::string& name : combiners) {
+      combiners_.emplace_back();
+      OP_REQUIRES_OK(ctx, ReadCombiner(name, &combiners_.back()));
+    }
+    int tables, weights;
+    tf::DataType weights_dtype;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &tables));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("W", &weights));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("Tweights", &weights_dtype));
+    const size_t wanted = static_cast<size_t>(tables);
+    OP_REQUIRES(ctx,
+                dims_.size() == wanted && outer_.size() == wanted && weighted_.size() == wanted &&
+                    combiners_.size() == wanted,
+                errors::InvalidArgument("each list of attributes must have ", tables, " entries"));
+    const tf::DataType expected = dtype_ == tf::DT_DOUBLE ? tf::DT_DOUBLE : tf::DT_FLOAT;
+    OP_REQUIRES(
+        ctx, weights == 0 || weights_dtype == expected,
+        errors::InvalidArgument("weights for rows of ", tf::DataTypeString(dtype_), " are ",
+                                tf::DataTypeString(expected), ", got ", tf::DataTypeString(weights_dtype)));
+  }
+
+ protected:
+  absl::Status MakeBags(OpKernelContext* ctx, kvtable::ParallelFor* threads,
+                        std::vector<std::unique_ptr<kvtable::Bags>>* bags) const {
+    tf::OpInputList places, segments, shapes, weights;
+    TF_RETURN_IF_ERROR(ctx->input_list("places", &places));
+    TF_RETURN_IF_ERROR(ctx->input_list("segments", &segments));
+    TF_RETURN_IF_ERROR(ctx->input_list("shapes", &shapes));
+    TF_RETURN_IF_ERROR(ctx->input_list("weights", &weights));
+    int next_shape = 0, next_weights = 0;
+    std::vector<kvtable::BagsInput> inputs;
+    for (size_t t = 0; t < outer_.size(); ++t) {
+      const int i = static_cast<int>(t);
+      kvtable::BagsInput in;
+      in.key_type = kvtable::KeyType::kInt64;
+      in.value_type = ToValueType(dtype_);
+      in.keys = places[i].data();
+      in.n = places[i].NumElements();
+      const bool sparse = outer_[t] >= 0;
+      if (sparse && next_shape >= shapes.size()) return errors::InvalidArgument("a shape is missing");
+      TF_RETURN_IF_ERROR(ReadSegments(segments[i], sparse ? &shapes[next_shape++] : nullptr, outer_[t], &in));
+      if (weighted_[t]) {
+        if (next_weights >= weights.size()) return errors::InvalidArgument("weights are missing");
+        const Tensor& own = weights[next_weights++];
+        if (own.NumElements() != in.n) {
+          return errors::InvalidArgument("got ", in.n, " ids and ", own.NumElements(), " weights");
+        }
+        in.weights = own.data();
+      }
+      inputs.push_back(in);
+    }
+    bags->resize(inputs.size());
+    return CatchErrors("reading the ids of", name(), [&] {
+      threads->Run(static_cast<int64_t>(inputs.size()), [&](int64_t t) {
+        (*bags)[static_cast<size_t>(t)] = std::make_unique<kvtable::Bags>(inputs[static_cast<size_t>(t)]);
+      });
+    });
+  }
+
+  // Tensor t of an input list, checked to be (bags, dim).
+  absl::Status CheckPooled(const char* what, const Tensor& tensor, const kvtable::Bags& bags,
+                           size_t t) const {
+    if (tensor.dims() == 2 && tensor.dim_size(0) == bags.size() && tensor.dim_size(1) == dims_[t]) {
+      return absl::OkStatus();
+    }
+    return errors::InvalidArgument(what, " are of shape ", tensor.shape().DebugString(), ", expected [",
+                                   bags.size(), ", ", dims_[t], "]");
+  }
+
+  std::vector<int64_t> dims_;
+  std::vector<kvtable::Combiner> combiners_;
+  std::vector<int64_t> outer_;
+  std::vector<bool> weighted_;
+  tf::DataType dtype_;
+};
+
+class ExchangePoolOp : public ExchangePoolOpBase {
+ public:
+  using ExchangePoolOpBase::ExchangePoolOpBase;
+
+  void Compute(OpKernelContext* ctx) override {
+    KernelThreads threads(ctx);
+    std::vector<std::unique_ptr<kvtable::Bags>> bags;
+    OP_REQUIRES_OK(ctx, MakeBags(ctx, &threads, &bags));
+    const Tensor& flat = ctx->input(0);
+    std::vector<kvtable::PlacedPool> pools;
+    for (size_t t = 0; t < bags.size(); ++t) {
+      Tensor* rows = nullptr;
+      OP_REQUIRES_OK(
+          ctx, ctx->allocate_output(static_cast<int>(t), TensorShape({bags[t]->size(), dims_[t]}), &rows));
+      pools.push_back({bags[t].get(), combiners_[t], dims_[t], rows->data()});
+    }
+    OP_REQUIRES_OK(ctx, CatchErrors("combining the rows of", name(), [&] {
+                     kvtable::PoolPlaced(pools, flat.data(), flat.NumElements(), threads);
+                   }));
+  }
+};
+
+class ExchangePoolGradientOp : public ExchangePoolOpBase {
+ public:
+  using ExchangePoolOpBase::ExchangePoolOpBase;
+
+  void Compute(OpKernelContext* ctx) override {
+    KernelThreads threads(ctx);
+    std::vector<std::unique_ptr<kvtable::Bags>> bags;
+    OP_REQUIRES_OK(ctx, MakeBags(ctx, &threads, &bags));
+    tf::OpInputList gradients;
+    OP_REQUIRES_OK(ctx, ctx->input_list("gradients", &gradients));
+    std::vector<kvtable::PlacedGradient> placed;
+    for (size_t t = 0; t < bags.size(); ++t) {
+      const Tensor& gradient = gradients[static_cast<int>(t)];
+      OP_REQUIRES_OK(ctx, CheckPooled("gradients", gradient, *bags[t], t));
+      placed.push_back({bags[t].get(), combiners_[t], dims_[t], gradient.data()});
+    }
+    OP_REQUIRES(ctx, ctx->input(0).NumElements() == 1, errors::InvalidArgument("size must be one number"));
+    const int64_t size = *static_cast<const int64_t*>(ctx->input(0).data());
+    Tensor* flat = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({size}), &flat));
+    OP_REQUIRES_OK(ctx, CatchErrors("adding up the gradient of", name(), [&] {
+                     kvtable::SumPlaced(placed, ToValueType(dtype_), flat->data(), size, threads);
+                   }));
+  }
+};
+
+class ExchangePoolWeightsGradientOp : public ExchangePoolOpBase {
+ public:
+  using ExchangePoolOpBase::ExchangePoolOpBase;
+
+  void Compute(OpKernelContext* ctx) override {
+    KernelThreads threads(ctx);
+    std::vector<std::unique_ptr<kvtable::Bags>> bags;
+    OP_REQUIRES_OK(ctx, MakeBags(ctx, &threads, &bags));
+    const Tensor& flat = ctx->input(0);
+    tf::OpInputList rows, gradients, weights;
+    OP_REQUIRES_OK(ctx, ctx->input_list("rows", &rows));
+    OP_REQUIRES_OK(ctx, ctx->input_list("gradients", &gradients));
+    OP_REQUIRES_OK(ctx, ctx->input_list("weights", &weights));
+    std::vector<kvtable::PlacedWeightsGradient> placed;
+    int w = 0;
+    for (size_t t = 0; t < bags.size(); ++t) {
+      if (!weighted_[t]) continue;
+      const int i = static_cast<int>(t);
+      OP_REQUIRES_OK(ctx, CheckPooled("rows", rows[i], *bags[t], t));
+      OP_REQUIRES_OK(ctx, CheckPooled("gradients", gradients[i], *bags[t], t));
+      Tensor* out = nullptr;
+      OP_REQUIRES_OK(ctx, ctx->allocate_output(w, weights[w].shape(), &out));
+      ++w;
+      if (out->NumElements() > 0) std::memset(out->data(), 0, out->TotalBytes());
+      placed.push_back(
+          {bags[t].get(), combiners_[t], dims_[t], rows[i].data(), gradients[i].data(), out->data()});
+    }
+    OP_REQUIRES_OK(ctx, CatchErrors("finding the gradient of the weights of", name(), [&] {
+                     kvtable::FindPlacedWeightsGradient(placed, flat.data(), flat.NumElements(), threads);
+                   }));
+  }
+};
+
+REGISTER_KERNEL_BUILDER(Name("KvExchangePool").Device(tf::DEVICE_CPU), ExchangePoolOp);
+REGISTER_KERNEL_BUILDER(Name("KvExchangePoolGradient").Device(tf::DEVICE_CPU), ExchangePoolGradientOp);
+REGISTER_KERNEL_BUILDER(Name("KvExchangePoolWeightsGradient").Device(tf::DEVICE_CPU),
+                        ExchangePoolWeightsGradientOp);
+
+}  // namespace
+}  // namespace kvtools

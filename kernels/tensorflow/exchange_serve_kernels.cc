@@ -1,0 +1,244 @@
+// What a rank does for those that ask it for rows: finds the keys in their messages, and puts the rows
+// together for each.
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "errors.h"
+#include "huge_output.h"
+#include "kvtable/exchange_message.h"
+#include "table_resource.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace kvtools {
+namespace {
+
+namespace tf = tensorflow;
+using tf::OpKernel;
+using tf::OpKernelConstruction;
+using tf::OpKernelContext;
+using tf::Tensor;
+using tf::TensorShape;
+
+template <class Key>
+void CopyKeys(const int64_t* from, int64_t n, int64_t divisor, Key* to) {
+  if (divisor == 1) {
+    for (int64_t i = 0; i < n; ++i) to[i] = static_cast<Key>(from[i]);
+  } else {
+    for (int64_t i = 0; i < n; ++i) to[i] = static_cast<Key>(from[i] / divisor);
+  }
+}
+
+class ServeOp : public OpKernel {
+ public:
+  explicit ServeOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("ranks", &ranks_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("local", &local_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("Tout", &dtypes_));
+    OP_REQUIRES(ctx, local_.size() == dtypes_.size(),
+                errors::InvalidArgument("each list of attributes must have ", dtypes_.size(), " entries"));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    std::vector<kvtable::AskedKeys> asked;
+    OP_REQUIRES_OK(ctx, Read(ctx->input(0), ctx->input(1), &asked));
+    const size_t tables = dtypes_.size();
+    Tensor* counts = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(static_cast<int>(tables),
+                                             TensorShape({ranks_, static_cast<int64_t>(tables)}), &counts));
+    std::vector<Tensor*> keys(tables);
+    for (size_t t = 0; t < tables; ++t) {
+      int64_t total = 0;
+      for (int64_t r = 0; r < ranks_; ++r) {
+        const int64_t count = asked[static_cast<size_t>(r)].counts[t];
+        counts->matrix<int64_t>()(r, static_cast<int64_t>(t)) = count;
+        total += count;
+      }
+      OP_REQUIRES_OK(ctx, ctx->allocate_output(static_cast<int>(t), TensorShape({total}), &keys[t]));
+    }
+    std::vector<int64_t> written(tables);
+    for (const kvtable::AskedKeys& one : asked) {
+      const int64_t* from = one.keys;
+      for (size_t t = 0; t < tables; ++t) {
+        Copy(from, one.counts[t], local_[t] ? ranks_ : 1, keys[t], written[t]);
+        from += one.counts[t];
+        written[t] += one.counts[t];
+      }
+    }
+  }
+
+ private:
+  // The messages of all ranks; InvalidArgument where one has sent an error, or no message at all.
+  absl::Status Read(const Tensor& message, const Tensor& splits,
+                    std::vector<kvtable::AskedKeys>* asked) const {
+    if (message.dims() != 1 || splits.dims() != 1 || splits.NumElements() != ranks_) {
+      return errors::InvalidArgument("got messages of shape ", message.shape().DebugString(),
+                                     " and splits of ", splits.shape().DebugString(), ", expected those of ",
+                                     ranks_, " ranks");
+    }
+    std::string failed;
+    int failures = 0;
+    int64_t begin = 0;
+    for (int64_t r = 0; r < ranks_; ++r) {
+      const int64_t words = splits.vec<int32_t>()(r);
+      if (words < 0 || begin + words > message.NumElements()) {
+        return errors::InvalidArgument("the splits are of more than the ", message.NumElements(),
+                                       " words that came");
+      }
+      try {
+        asked->push_back(kvtable::ReadKeysMessage(message.vec<int64_t>().data() + begin, words,
+                                                  static_cast<int64_t>(dtypes_.size())));
+      } catch (const kvtable::Error& error) {
+        return errors::InvalidArgument("rank ", r, ": ", error.what());
+      }
+      if (!asked->back().error.empty()) {
+        absl::StrAppend(&failed, failures == 0 ? "" : " | ", asked->back().error);
+        ++failures;
+      }
+      begin += words;
+    }
+    if (failures == 0) return absl::OkStatus();
+    return errors::InvalidArgument("the lookup failed on ", failures, " of ", ranks_,
+                                   ranks_ == 1 ? " rank" : " ranks", ", so on none it is done. ", failed);
+  }
+
+  static void Copy(const int64_t* from, int64_t n, int64_t divisor, Tensor* keys, int64_t at) {
+    switch (keys->dtype()) {
+      case tf::DT_INT32:
+        return CopyKeys(from, n, divisor, static_cast<int32_t*>(keys->data()) + at);
+      case tf::DT_UINT64:
+        return CopyKeys(from, n, divisor, static_cast<uint64_t*>(keys->data()) + at);
+      default:
+        return CopyKeys(from, n, divisor, static_cast<int64_t*>(keys->data()) + at);
+    }
+  }
+
+  int64_t ranks_ = 1;
+  std::vector<bool> local_;
+  tf::DataTypeVector dtypes_;
+};
+
+// Where the rows of each table for each rank lie: in the table's rows, and in the flat buffer.
+struct ReplyLayout {
+  struct Piece {
+    int table;
+    int64_t in_rows;  // all in elements
+    int64_t in_flat;
+    int64_t elements;
+  };
+
+  // counts (ranks, tables)
+  absl::Status Find(const Tensor& counts, const std::vector<int64_t>& dims) {
+    if (counts.dims() != 2 || counts.dim_size(1) != static_cast<int64_t>(dims.size())) {
+      return errors::InvalidArgument("counts are of shape ", counts.shape().DebugString(),
+                                     ", expected [ranks, ", dims.size(), "]");
+    }
+    rank_elements.assign(static_cast<size_t>(counts.dim_size(0)), 0);
+    table_elements.assign(dims.size(), 0);
+    for (int64_t r = 0; r < counts.dim_size(0); ++r) {
+      for (size_t t = 0; t < dims.size(); ++t) {
+        const int64_t elements = counts.matrix<int64_t>()(r, static_cast<int64_t>(t)) * dims[t];
+        if (elements < 0) return errors::InvalidArgument("a count is negative");
+        pieces.push_back({static_cast<int>(t), table_elements[t], total, elements});
+        table_elements[t] += elements;
+        rank_elements[static_cast<size_t>(r)] += elements;
+        total += elements;
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  // Calls body(piece) for each, in parallel.
+  template <class Body>
+  void ForEachPiece(OpKernelContext* ctx, const Body& body) const {
+    KernelThreads threads(ctx);
+    threads.Run(static_cast<int64_t>(pieces.size()), [&](int64_t p) {
+      if (pieces[static_cast<size_t>(p)].elements > 0) body(pieces[static_cast<size_t>(p)]);
+    });
+  }
+
+  std::vector<Piece> pieces;
+  std::vector<int64_t> rank_elements;
+  std::vector<int64_t> table_elements;
+  int64_t total = 0;
+};
+
+class ReplyOp : public OpKernel {
+ public:
+  explicit ReplyOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dims", &dims_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    tf::OpInputList rows;
+    OP_REQUIRES_OK(ctx, ctx->input_list("rows", &rows));
+    OP_REQUIRES(ctx, rows.size() == static_cast<int>(dims_.size()),
+                errors::InvalidArgument("dims must have ", rows.size(), " entries"));
+    ReplyLayout layout;
+    OP_REQUIRES_OK(ctx, layout.Find(ctx->input(rows.size()), dims_));
+    for (int t = 0; t < rows.size(); ++t) {
+      const int64_t expected = layout.table_elements[static_cast<size_t>(t)];
+      OP_REQUIRES(
+          ctx, rows[t].NumElements() == expected,
+          errors::InvalidArgument("rows of table ", t, " are of shape ", rows[t].shape().DebugString(),
+                                  ", expected ", expected, " elements"));
+    }
+    Tensor *flat = nullptr, *splits = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({layout.total}), &flat));
+    WantHugePages(*flat);
+    const int64_t ranks = static_cast<int64_t>(layout.rank_elements.size());
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, TensorShape({ranks}), &splits));
+    for (int64_t r = 0; r < ranks; ++r) {
+      // The rank that asked has made sure that it is not too much.
+      splits->vec<int32_t>()(r) = static_cast<int32_t>(layout.rank_elements[static_cast<size_t>(r)]);
+    }
+    const int64_t size = tf::DataTypeSize(flat->dtype());
+    layout.ForEachPiece(ctx, [&](const ReplyLayout::Piece& piece) {
+      std::memcpy(static_cast<char*>(flat->data()) + piece.in_flat * size,
+                  static_cast<const char*>(rows[piece.table].data()) + piece.in_rows * size,
+                  static_cast<size_t>(piece.elements * size));
+    });
+  }
+
+ private:
+  std::vector<int64_t> dims_;
+};
+
+class ReplyGradientOp : public OpKernel {
+ public:
+  explicit ReplyGradientOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dims", &dims_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor& flat = ctx->input(0);
+    ReplyLayout layout;
+    OP_REQUIRES_OK(ctx, layout.Find(ctx->input(1), dims_));
+    OP_REQUIRES(ctx, flat.NumElements() == layout.total,
+                errors::InvalidArgument("gradients are of shape ", flat.shape().DebugString(), ", expected ",
+                                        layout.total, " elements"));
+    std::vector<Tensor*> rows(dims_.size());
+    for (size_t t = 0; t < dims_.size(); ++t) {
+      OP_REQUIRES_OK(
+          ctx, ctx->allocate_output(static_cast<int>(t),
+                                    TensorShape({layout.table_elements[t] / dims_[t], dims_[t]}), &rows[t]));
+    }
+    const int64_t size = tf::DataTypeSize(flat.dtype());
+    layout.ForEachPiece(ctx, [&](const ReplyLayout::Piece& piece) {
+      std::memcpy(static_cast<char*>(rows[static_cast<size_t>(piece.table)]->data()) + piece.in_rows * size,
+                  static_cast<const char*>(flat.data()) + piece.in_flat * size,
+                  static_cast<size_t>(piece.elements * size));
+    });
+  }
+
+ private:
+  std::vector<int64_t> dims_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("KvExchangeServe").Device(tf::DEVICE_CPU), ServeOp);
+REGISTER_KERNEL_BUILDER(Name("KvExchangeReply").Device(tf::DEVICE_CPU), ReplyOp);
+REGISTER_KERNEL_BUILDER(Name("KvExchangeReplyGradient").Device(tf::DEVICE_CPU), ReplyGradientOp);
+
+}  // namespace
+}  // namespace kvtools

@@ -1,0 +1,23 @@
+"""Where compiled things are kept between runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """Return the folder: ``$KVTOOLS_CACHE_DIR``, else one in the virtual environment, else ``~/.cache/kvtools``.
+
+    It may not exist yet.
+
+    >>> cache_folder().is_absolute()
+    True
+    """
+    override = os.environ.get("KVTOOLS_CACHE_DIR")
+    if override:
+        return Path(override).absolute()
+    if sys.prefix != sys.base_prefix and os.access(sys.prefix, os.W_OK):
+        return Path(sys.prefix) / "var" / "cache" / "kvtools"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvtools"

@@ -1,0 +1,178 @@
+"""Any key, on any number of ranks: extreme and negative ones, duplicates, shards and batches without any."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfplugin.sok as sok
+
+MIXED = {
+    "int64": [-(2**63), -(2**63) + 1, 2**63 - 2, 2**63 - 1, *range(-7, 8), 2**40, -(2**40)],
+    "uint64": [2**64 - 1, 2**64 - 2, 2**63, 2**63 + 1, 2**63 - 1, *range(8), 2**40],
+    "int32": [-(2**31), -(2**31) + 1, 2**31 - 2, 2**31 - 1, *range(-7, 8)],
+}
+STATIC = ("distributed", "localized")
+DYNAMIC = ("hbm", "hybrid")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _sok_started() -> None:
+    sok.init()
+
+
+def _variable(kind: str, rows: int, size: int) -> Any:
+    """Every row starts as [0.25, 0.25]."""
+    if kind in DYNAMIC:
+        return sok.DynamicVariable(2, "0.25", kind)
+    mode = "distributed" if kind == "distributed" else f"localized:{size - 1}"
+    return sok.Variable(np.full([rows, 2], 0.25), dtype=tf.float32, mode=mode)
+
+
+def _ragged(lists: list[list[int]]) -> tf.RaggedTensor:
+    return tf.ragged.constant(lists, tf.int64, ragged_rank=1)
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "tf.function"])
+@pytest.mark.parametrize("key_type", MIXED)
+def test_every_key_has_a_row_of_its_own(key_type: str, traced: bool, rank: int, size: int) -> None:
+    keys = np.array(MIXED[key_type], key_type)
+    of_key = np.arange(2.0 * len(keys), dtype=np.float32).reshape(-1, 2)
+    v, optimizer = sok.DynamicVariable(2, "zeros", key_type=key_type), sok.SGD(1.0)
+    held = np.array([int(key) % size == rank for key in keys])  # Python's remainder: never negative
+    sok.assign(v, keys[held], of_key[held])
+    # Every rank asks for keys of its own choice, with duplicates: the same key on several ranks, too.
+    asked = [np.random.default_rng(r).integers(len(keys), size=40) for r in range(size)]
+    ids = tf.RaggedTensor.from_row_lengths(tf.constant(keys[asked[rank]]), [0, 15, 1, 24])
+
+    def step() -> tuple[tf.Tensor, tf.Tensor]:
+        with tf.GradientTape() as tape:
+            pooled = sok.lookup_sparse(v, ids, combiners="sum")
+            loss = tf.reduce_sum(pooled)
+        optimizer.apply_gradients([(tape.gradient(loss, v), v)])
+        return pooled, sok.all2all_dense_embedding(v, tf.constant(keys))
+
+    pooled, after = (tf.function(step) if traced else step)()
+    bounds = [(0, 0), (0, 15), (15, 16), (16, 40)]
+    np.testing.assert_array_equal(pooled, [of_key[asked[rank][a:b]].sum(0) for a, b in bounds])
+    occurrences = np.bincount(np.concatenate(asked), minlength=len(keys))
+    np.testing.assert_array_equal(after, of_key - occurrences[:, None])
+    assert sorted(sok.export(v)[0].numpy().tolist()) == sorted(keys[held].tolist())
+
+
+@pytest.mark.parametrize("kind", [*STATIC, *DYNAMIC])
+def test_a_rank_may_own_no_key(kind: str, rank: int, size: int) -> None:
+    v = _variable(kind, 10 * size, size)
+    ids = _ragged([[0, size, size], [], [2 * size]])  # rank 0 owns all of them, unless it is localized
+    with tf.GradientTape() as tape:
+        pooled = sok.lookup_sparse(v, ids, combiners="sum")
+        loss = tf.reduce_sum(pooled)
+    np.testing.assert_array_equal(pooled, [[0.75, 0.75], [0, 0], [0.25, 0.25]])
+    sok.OptimizerWrapper(tf.keras.optimizers.SGD(0.5)).apply_gradients([(tape.gradient(loss, v), v)])
+    after = sok.all2all_dense_embedding(v, tf.constant([0, size, 2 * size], tf.int64))
+    expected = 0.25 - 0.5 * size * np.array([[1.0, 1], [2, 2], [1, 1]])
+    np.testing.assert_allclose(after, expected, rtol=1e-6)
+    if kind in DYNAMIC:
+        np.testing.assert_array_equal(v.size, [3 if rank == 0 else 0, 2])
+
+
+@pytest.mark.parametrize("kind", [*STATIC, *DYNAMIC])
+@pytest.mark.parametrize("without", ["samples", "ids"])
+def test_a_rank_may_have_an_empty_batch(without: str, kind: str, rank: int, size: int) -> None:
+    v = _variable(kind, 5, size)
+    lists = [[1, 2, 1], [3]] if rank > 0 else [] if without == "samples" else [[], [], []]
+    ids = _ragged(lists)
+    with tf.GradientTape() as tape:
+        pooled = sok.lookup_sparse(v, ids, combiners="mean")
+        loss = tf.reduce_sum(pooled)
+    expected = np.full([2, 2], 0.25) if rank > 0 else np.zeros([len(lists), 2])
+    np.testing.assert_array_equal(pooled, expected)
+    sok.OptimizerWrapper(tf.keras.optimizers.SGD(1.0)).apply_gradients([(tape.gradient(loss, v), v)])
+    after = sok.all2all_dense_embedding(v, tf.constant([1, 2, 3], tf.int64), training=False)
+    if size > 1:
+        trained = 0.25 - (size - 1) * np.array([2 / 3, 1 / 3, 1])
+        np.testing.assert_allclose(after, np.repeat(trained[:, None], 2, 1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["unweighted", "weighted"])
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+@pytest.mark.parametrize("kind", [*STATIC, *DYNAMIC])
+def test_empty_samples_are_exactly_zero(kind: str, combiner: str, weighted: bool, size: int) -> None:
+    v = _variable(kind, 5, size)
+    ids = _ragged([[], [1, 2], [], [], [4], []])
+    sparse = ids.to_sparse()
+    weights = tf.SparseTensor(sparse.indices, [0.5, 2.0, 3.0], sparse.dense_shape) if weighted else None
+    rows = sok.lookup_sparse(v, sparse, weights, combiners=combiner).numpy()
+    assert rows.shape == (6, 2)
+    np.testing.assert_array_equal(rows[[0, 2, 3, 5]], 0.0)
+    assert (rows[[1, 4]] > 0.2).all()
+
+
+@pytest.mark.parametrize("kind", [*STATIC, *DYNAMIC])
+def test_plain_lookups_equal_tf_gather(kind: str, rank: int, size: int) -> None:
+    rows = np.random.default_rng(5).normal(size=[9, 3]).astype(np.float32)
+    if kind in DYNAMIC:
+        v = sok.DynamicVariable(3, "zeros", kind)
+        held = np.arange(rank, 9, size)
+        sok.assign(v, held, rows[held])
+    else:
+        v = sok.Variable(rows, mode="distributed" if kind == "distributed" else "localized:0")
+    of_ranks = [np.random.default_rng(r).integers(9, size=[4, 2, 3]) for r in range(size)]
+    ids = tf.constant(of_ranks[rank], tf.int64)
+    with tf.GradientTape() as tape:
+        found = sok.all2all_dense_embedding(v, ids)
+        loss = tf.nn.l2_loss(found)
+    assert found.shape == (4, 2, 3, 3)
+    np.testing.assert_array_equal(found, tf.gather(rows, ids))
+    ragged = tf.RaggedTensor.from_row_lengths(tf.reshape(ids, [-1]), [0, 20, 4])
+    np.testing.assert_array_equal(
+        sok.all2all_dense_embedding(v, ragged).flat_values, tf.gather(rows, ragged.flat_values)
+    )
+    sok.OptimizerWrapper(tf.keras.optimizers.SGD(0.1)).apply_gradients([(tape.gradient(loss, v), v)])
+    counts = np.bincount(np.concatenate(of_ranks, axis=None), minlength=9)[:, None]
+    after = sok.all2all_dense_embedding(v, tf.range(9, dtype=tf.int64))
+    np.testing.assert_allclose(after, rows - 0.1 * counts * rows, atol=1e-6)
+
+
+@pytest.mark.parametrize("initializer", ["13", "random", "normal"])
+@pytest.mark.parametrize("var_type", DYNAMIC)
+def test_rows_never_trained_keep_their_first_value(var_type: str, initializer: str) -> None:
+    v = sok.DynamicVariable(4, initializer, var_type)
+    keys = tf.range(-6, 6, dtype=tf.int64)
+    first = sok.all2all_dense_embedding(v, keys).numpy()
+    assert (first == 13).all() if initializer == "13" else len(np.unique(first)) > 40
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.1))
+    for _ in range(3):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(sok.lookup_sparse(v, _ragged([[0, 1], [-6]]), combiners="sum"))
+        optimizer.apply_gradients([(tape.gradient(loss, v), v)])
+    after = sok.all2all_dense_embedding(v, keys).numpy()
+    trained = np.isin(keys, [0, 1, -6])
+    np.testing.assert_array_equal(after[~trained], first[~trained])
+    assert (np.abs(after[trained] - first[trained]) > 0.2).all()
+
+
+@pytest.mark.parametrize("kind", [*STATIC, *DYNAMIC])
+def test_dense_variables_are_reduced_by_horovod_beside_those_of_sok(kind: str, hvd: Any, rank: int, size: int) -> None:
+    kernel = np.array([[1.0], [-2.0]], np.float32)
+    v, dense = _variable(kind, 6, size), tf.Variable(kernel)
+    lists = [[[r, r + 1], [5]] for r in range(size)]
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(0.1))
+    with tf.GradientTape(persistent=True) as tape:
+        loss = tf.nn.l2_loss(sok.lookup_sparse(v, _ragged(lists[rank]), combiners="sum") @ dense)
+    ours, others = sok.filter_variables([v, dense])
+    reduced = hvd.DistributedGradientTape(tape, op=hvd.Sum)
+    gradients = [*tape.gradient(loss, ours), *reduced.gradient(loss, others)]
+    optimizer.apply_gradients(zip(gradients, [*ours, *others], strict=True))
+
+    table, alone = tf.Variable(np.full([6, 2], 0.25, np.float32)), tf.Variable(kernel)
+    every = _ragged([sample for share in lists for sample in share])
+    with tf.GradientTape() as tape:
+        loss = tf.nn.l2_loss(tf.nn.embedding_lookup_sparse(table, every, None, combiner="sum") @ alone)
+    gradients = [tf.convert_to_tensor(gradient) for gradient in tape.gradient(loss, [table, alone])]
+    tf.keras.optimizers.SGD(0.1).apply_gradients(zip(gradients, [table, alone], strict=True))
+    np.testing.assert_allclose(dense, alone, atol=1e-6)
+    np.testing.assert_allclose(sok.all2all_dense_embedding(v, tf.range(6, dtype=tf.int64)), table, atol=1e-6)
