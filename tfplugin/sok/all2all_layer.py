@@ -85,6 +85,12 @@ class _All2AllDenseEmbedding:
         Returns:
           [batch, slot_num, nnz_per_slot, embedding_vec_size]; with dynamic_input [None, embedding_vec_size].
         """
+        if inputs.dtype not in (self.key_dtype, tf.int32):
+            raise TypeError(
+                f"sok.All2AllDenseEmbedding '{self.name}': keys must be {self.key_dtype.name}, got "  # type: ignore[attr-defined]
+                f"{inputs.dtype.name}. (A keras.Sequential casts its inputs to floats unless it begins with "
+                f"keras.Input(shape, dtype='{self.key_dtype.name}').)"
+            )
         shape = tf.TensorShape(inputs.shape)
         wanted = tf.TensorShape([None] if self.dynamic_input else [None, self.slot_num, self.nnz_per_slot])
         if not shape.is_compatible_with(wanted):
@@ -129,11 +135,7 @@ def all2all_layer_of(keras: Any) -> Any:
             mine = self.embedding_variable
             return listed if any(v is mine for v in listed) else [*listed, mine]
 
-        def compute_dtype(self: Any) -> str:
-            """That of keys: ``keras.Sequential`` casts what it is given to the compute dtype of its first layer."""
-            return str(self.key_dtype.name)
-
-        listing = {"variables": property(variables), "compute_dtype": property(compute_dtype)}
+        listing = {"variables": property(variables)}
     else:
 
         def trainable_weights(self: Any) -> list[Any]:
