@@ -44,7 +44,8 @@ class Model:
         self.top = tf.keras.Sequential([tf.keras.layers.Dense(32, "relu"), tf.keras.layers.Dense(1)])
         self.top.build([None, 4 * WIDTH + DENSE_FEATURES])
         if hvd is not None:
-            hvd.broadcast_variables(self.top.variables, root_rank=0)
+            # Horovod wants TensorFlow's variables, which Keras 3 has in `value`.
+            hvd.broadcast_variables([v.value for v in self.top.variables], root_rank=0)
 
     @property
     def embeddings(self) -> list[sok.DynamicVariable | tf.Variable]:
@@ -80,16 +81,15 @@ def main() -> None:
     options = parse_options()
     tf.keras.utils.set_random_seed(options.seed)
     model = Model(options.seed)
-    # Two optimizers, since what they keep is saved in two places; see `save`.
     optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adam(options.learning_rate))
-    dense_optimizer = tf.keras.optimizers.Adam(options.learning_rate)
-    dense_variables = model.top.trainable_variables
-    optimizer.build([model.category])
-    dense_optimizer.build(dense_variables)
-    dense_part = tf.train.Checkpoint(top=model.top, optimizer=dense_optimizer, steps=optimizer.iterations)
+    variables = [*model.embeddings, *model.top.trainable_variables]
+    sources = [*model.embeddings, *(v.value for v in model.top.trainable_variables)]
+    checkpoint = sok.Checkpoint(
+        tables=model.tables, category=model.category, top=model.top, optimizer=optimizer.optimizer
+    )
     if options.restore:
-        dense_part.restore(str(options.restore / "dense")).assert_consumed()
-        sok.load(options.restore / "embeddings", model.embeddings, optimizer)
+        optimizer.build([model.category, *model.top.trainable_variables])
+        checkpoint.restore(str(options.restore / "model"))
 
     @tf.function(reduce_retracing=True)
     def step(ids: tf.Tensor, dense: tf.Tensor, clicks: tf.Tensor) -> tf.Tensor:
@@ -103,10 +103,7 @@ def main() -> None:
             tape = hvd.DistributedGradientTape(tape)
             for variable in model.embeddings:
                 tape.register_local_source(variable)
-        gradients = tape.gradient(loss, [*model.embeddings, *dense_variables])
-        count = len(model.embeddings)
-        optimizer.apply_gradients(zip(gradients[:count], model.embeddings, strict=True))
-        dense_optimizer.apply_gradients(zip(gradients[count:], dense_variables, strict=True))
+        optimizer.apply_gradients(zip(tape.gradient(loss, sources), variables, strict=True))
         return loss
 
     first = int(optimizer.iterations.numpy())
@@ -122,7 +119,9 @@ def main() -> None:
     rows = {table.name.split(":")[0]: int(table.size[0]) for table in model.tables}
     print(f"rank {sok.rank()} of {sok.size()}: {rows}, category {model.category.shape[0]}", flush=True)
     if options.save:
-        save(options.save, model, optimizer, dense_part)
+        path = checkpoint.write(str(options.save / "model"))  # the rows of all ranks, and the dense part of rank 0
+        if sok.rank() == 0:
+            print(f"saved {path}", flush=True)
 
 
 def score(model: Model, examples: Examples) -> None:
@@ -134,16 +133,6 @@ def score(model: Model, examples: Examples) -> None:
         clicks = np.concatenate([examples.clicks[rank :: sok.size()] for rank in range(sok.size())])
         best = auc(examples.clicks, examples.probability)
         print(f"held-out AUC {auc(clicks, scores.numpy()):.4f}, best possible {best:.4f}", flush=True)
-
-
-def save(folder: Path, model: Model, optimizer: sok.OptimizerWrapper, dense_part: tf.train.Checkpoint) -> None:
-    """Saves the rows of all ranks with their optimizer slots, and what every rank has alike."""
-    if sok.rank() == 0:
-        folder.mkdir(parents=True, exist_ok=True)
-        dense_part.write(str(folder / "dense"))
-    sok.dump(folder / "embeddings", model.embeddings, optimizer)
-    if sok.rank() == 0:
-        print(f"saved in {folder}", flush=True)
 
 
 def parse_options() -> argparse.Namespace:
