@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,9 @@ import tfplugin.sok as sok
 
 sys.path.insert(0, str(Path(__file__).parent))
 from conformance import KINDS, Table, make_table, random_batch, reference, train
+
+pytestmark = pytest.mark.skipif("KVTOOLS_LONG_TESTS" not in os.environ, reason="minutes: set KVTOOLS_LONG_TESTS=1")
+
 
 STEPS = 100
 
