@@ -13,7 +13,7 @@ import tensorflow as tf
 import tf_keras
 
 import tfplugin.sok as sok
-from kvtools.dialects import open_checkpoint
+from kvtools.dialects.detect import open_checkpoint
 from kvtools.verify import verify
 from tfplugin.sok.optimizer_slots import slots_of
 

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import tfplugin.sok as sok
-from kvtools.dialects import open_checkpoint
+from kvtools.dialects.detect import open_checkpoint
 
 
 def test_files_are_plain_keys_and_rows(tmp_path):
@@ -75,7 +75,7 @@ def test_files_that_do_not_fit_change_nothing(tmp_path):
     with pytest.raises(ValueError, match="truncated"):
         saver.restore_from_file(variable, tmp_path)
     (tmp_path / "emb_keys.file").unlink()
-    with pytest.raises(FileNotFoundError, match="emb_keys.file"):
+    with pytest.raises(FileNotFoundError, match=r"emb_keys\.file"):
         saver.restore_from_file(variable, tmp_path)
     np.testing.assert_array_equal(variable.values, np.ones((3, 2)))
 
@@ -88,5 +88,5 @@ def test_what_the_format_cannot_hold_is_told(tmp_path):
     wide.upsert(tf.constant([2**64 - 1], tf.uint64), [[1.0, 2.0]])
     with pytest.raises(ValueError, match="18446744073709551615"):
         saver.dump_to_file(wide, tmp_path)
-    with pytest.raises(TypeError, match="got Variable|got ResourceVariable"):
+    with pytest.raises(TypeError, match=r"got Variable|got ResourceVariable"):
         saver.dump_to_file(tf.Variable([[1.0]]), tmp_path)
