@@ -14,6 +14,7 @@ import tf_keras
 
 import tfplugin.sok as sok
 from kvtools.dialects.detect import open_checkpoint
+from kvtools.errors import KvtoolsError
 from kvtools.verify import verify
 from tfplugin.sok.optimizer_slots import slots_of
 
@@ -275,11 +276,10 @@ def test_a_damaged_dump_changes_nothing(dumped, damage, message):
     damage(dumped)
     dynamic, static = variables()
     sok.assign(dynamic, [1], [[1.0, 2.0, 3.0]])
-    optimizer = sok.OptimizerWrapper(legacy.Adam())
-    before = state(dynamic, static, optimizer) if False else (dynamic.export(), static.numpy())
-    with pytest.raises((ValueError, OSError), match=message):
+    before = dynamic.values.numpy(), static.numpy()
+    with pytest.raises((ValueError, OSError, KvtoolsError), match=message):
         sok.load(dumped, [static, dynamic])
-    np.testing.assert_array_equal(dynamic.values, before[0][1])
+    np.testing.assert_array_equal(dynamic.values, before[0])
     np.testing.assert_array_equal(static, before[1])
 
 
