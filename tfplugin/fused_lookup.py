@@ -83,6 +83,7 @@ def pool_many(
     combiners: Sequence[str],
     train: bool,
     name: str | None = None,
+    missing: str = "zeros",
 ) -> list[tf.Tensor]:
     """Rows of ``ids[t]`` out of table t, combined: each [rows of ids[t], dim]. Tables as in `gather_many`."""
     _watch(tables)
@@ -107,7 +108,7 @@ def pool_many(
             weighted=[one.weights is not None for one in ids],
             positive=[one.positive for one in ids],
             filled=[one.fill is not None for one in ids],
-            mode="train" if train else "zeros",
+            mode="train" if train else missing,
             in_backward=_tokens(tables),
             name=name,
         )

@@ -92,6 +92,7 @@ class KvVariable(trackable.Trackable):
         parts: int = 1,
         partitioned_name: str | None = None,
         read_only: bool = False,
+        starts_initialized: bool = False,
     ) -> None:
         self._name = name
         self.key_dtype = tf.as_dtype(key_dtype)
@@ -109,6 +110,8 @@ class KvVariable(trackable.Trackable):
         self.partitioned_name = partitioned_name
         self.kv_initializer = initializer or KvInitializer("uniform", -0.05, 0.05, 0)
         self._read_only = read_only
+        #: In a graph: whether the table is there, empty, in every session, so that nobody has to run `initializer`.
+        self._starts_initialized = starts_initialized
 
         with tf_ops.init_scope():
             self._eager = context.executing_eagerly()
@@ -178,6 +181,8 @@ class KvVariable(trackable.Trackable):
             max_capacity=0 if self._read_only else self.max_capacity,
             eviction=self.eviction,
             read_only=self._read_only,
+            initial=self.kv_initializer.to_json() if self._starts_initialized and not anonymous else "",
+            initial_rows=self.kv_initializer.known_rows if self._starts_initialized and not anonymous else b"",
             name=self._name,
         )
 
