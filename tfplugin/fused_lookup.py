@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
-from tensorflow.python.eager import context, tape
+from tensorflow.python.eager import context
 from tensorflow.python.framework import ops as tf_ops
+from tensorflow.python.ops import resource_variable_ops
 
 from tfplugin.composed_pool import PooledIds
 from tfplugin.ops import raw
@@ -41,7 +42,7 @@ def _watch(tables: Sequence[Sequence[KvVariable]]) -> None:
     for parts in tables:
         for part in parts:
             if part.trainable:
-                tape.variable_accessed(part)
+                resource_variable_ops.variable_accessed(part)
 
 
 def _tokens(tables: Sequence[Sequence[KvVariable]]) -> list[str]:

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2, variable_pb2
-from tensorflow.python.eager import context, tape
+from tensorflow.python.eager import context
 from tensorflow.python.framework import device as tf_device
 from tensorflow.python.framework import ops as tf_ops
-from tensorflow.python.ops import gen_resource_variable_ops
+from tensorflow.python.ops import gen_resource_variable_ops, resource_variable_ops
 from tensorflow.python.trackable import base as trackable
 from tensorflow.python.util import dispatch, object_identity
 
@@ -319,7 +319,7 @@ class KvVariable(trackable.Trackable):
         train = mode.training(training)
         keys = keys_to_tensor(indices, self.key_dtype, self._name)
         if self.trainable:
-            tape.variable_accessed(self)
+            resource_variable_ops.variable_accessed(self)
         with on_device_of(self):
             rows, _ = raw.kv_table_gather(
                 self._handle,
@@ -364,7 +364,7 @@ class KvVariable(trackable.Trackable):
             rows = self.sparse_read(keys, name, training=False)
             return rows, tf.zeros([0], self.key_dtype), tf.zeros([0, self.dim], self.dtype)
         if self.trainable:
-            tape.variable_accessed(self)
+            resource_variable_ops.variable_accessed(self)
         with on_device_of(self):
             rows, _, evicted_keys, evicted_rows = raw.kv_table_gather_evict(
                 self._handle,

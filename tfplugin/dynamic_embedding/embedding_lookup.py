@@ -33,10 +33,9 @@ def _one(params: Any, caller: str) -> Any:
 def _check_ids(params: Variable, ids: Any, caller: str) -> Any:
     if not hasattr(ids, "dtype"):
         ids = params.keys_tensor(ids)
-    if tf.as_dtype(ids.dtype) != params.key_dtype:
-        raise TypeError(
-            f"{caller}: {params!r} has {params.key_dtype.name} keys, got ids of {tf.as_dtype(ids.dtype).name}: cast them."
-        )
+    dtype = tf.as_dtype(ids.dtype)
+    if dtype != params.key_dtype:
+        raise TypeError(f"{caller}: {params!r} has {params.key_dtype.name} keys, got ids of {dtype.name}: cast them.")
     return ids if isinstance(ids, tf.RaggedTensor) else tf.convert_to_tensor(ids)
 
 
@@ -158,10 +157,8 @@ def _pooled(
         unique, which = tf.unique(bags.keys)
         rows, trainable = params.embedding_lookup(unique, name=name, max_norm=max_norm, return_trainable=True)
         return pool(rows, which, bags, combiner), trainable, ids
-    if isinstance(params, TrainableWrapper):
-        trainable = params
-    else:
-        trainable = _trainable(params, ids.keys, name, max_norm, caller)
+    ours = isinstance(params, TrainableWrapper)
+    trainable = params if ours else _trainable(params, ids.keys, name, max_norm, caller)
     max_norm = trainable.max_norm if max_norm is None else max_norm
     trains = ModelMode.CURRENT_SETTING == ModelMode.TRAIN and not serving() and trainable.trainable
     if max_norm is None and variable._many and variable.value_dtype.is_floating:
@@ -248,7 +245,8 @@ def safe_embedding_lookup_sparse(
     value_dtype = getattr(variable, "value_dtype", None) or getattr(variable, "dtype", None)
     if sparse_weights is not None and value_dtype is not None and sparse_weights.dtype != value_dtype:
         raise TypeError(
-            f"{caller}: weights must be of the dtype of the values, {value_dtype.name}, got {sparse_weights.dtype.name}."
+            f"{caller}: weights must be of the dtype of the values, {value_dtype.name}, got "
+            f"{sparse_weights.dtype.name}."
         )
     with _scope(name or caller):
         rows, trainable, ids = _pooled(

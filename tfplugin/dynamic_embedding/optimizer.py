@@ -129,9 +129,7 @@ def _summed_over_ranks(pairs: Pairs) -> Pairs:
         ) from error
     if hvd.size() == 1:
         return pairs
-    return [
-        (g if g is None or isinstance(v, TrainableWrapper) else hvd.allreduce(g, op=hvd.Sum), v) for g, v in pairs
-    ]
+    return [(g if g is None or isinstance(v, TrainableWrapper) else hvd.allreduce(g, op=hvd.Sum), v) for g, v in pairs]
 
 
 class _Trains:
@@ -209,9 +207,7 @@ def _with_methods(optimizer: Any, methods: type, attributes: dict[str, Any]) -> 
     return optimizer
 
 
-def DynamicEmbeddingOptimizer(  # noqa: N802 - the name that programs know
-    self: Any, bp_v2: bool = False, synchronous: bool = False, **kwargs: Any
-) -> Any:
+def DynamicEmbeddingOptimizer(self: Any, bp_v2: bool = False, synchronous: bool = False, **kwargs: Any) -> Any:
     """Lets an optimizer train what `embedding_lookup` returns with ``return_trainable=True``, and shadow variables.
 
     Applying a gradient inserts all keys that were looked up, those whose gradient is zero included, and updates each

@@ -77,7 +77,7 @@ class ShadowVariable(TrainableWrapper):
 
     @property
     def ids(self) -> Any:
-        """The keys of the latest lookup; none before the first. Functions tell them to a given ``ids`` variable only."""
+        """The keys of the latest lookup, none before the first. A `tf.function` tells them to a given ``ids`` only."""
         if self._ids_variable is not None:
             return self._ids_variable
         return tf.zeros([0], self.params.key_dtype) if self._ids is None else self._ids
@@ -144,7 +144,11 @@ def embedding_lookup(
 
 
 def embedding_lookup_unique_base(
-    ids: Any, embedding_size: int, lookup_function: Callable[[Any], Any], with_unique: bool = True, name: str | None = None
+    ids: Any,
+    embedding_size: int,
+    lookup_function: Callable[[Any], Any],
+    with_unique: bool = True,
+    name: str | None = None,
 ) -> Any:
     """Rows of ids by `lookup_function`, each id once where `with_unique`; ids.shape + [embedding_size], ragged too."""
     if isinstance(ids, tf.RaggedTensor):

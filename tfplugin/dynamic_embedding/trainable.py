@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
-from tensorflow.python.eager import tape
 from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.ops import resource_variable_ops
 
@@ -64,9 +63,7 @@ class TrainableWrapper(resource_variable_ops.BaseResourceVariable):
         )
         if not eager:
             keys = [tf.compat.v1.GraphKeys.LOCAL_VARIABLES]
-            tf_ops.add_to_collections(
-                [*keys, tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES] if trainable else keys, self
-            )
+            tf_ops.add_to_collections([*keys, tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES] if trainable else keys, self)
 
     # ---- Reads -------------------------------------------------------------------------------------------------------
 
@@ -79,7 +76,7 @@ class TrainableWrapper(resource_variable_ops.BaseResourceVariable):
         """Rows of keys, ids.shape + [dim], whose gradient comes here. Rows longer than `max_norm` are scaled down."""
         params = self.params
         if self.trainable and ModelMode.CURRENT_SETTING == ModelMode.TRAIN:
-            tape.variable_accessed(self)
+            resource_variable_ops.variable_accessed(self)
             if params._one is not None:
                 with tf_ops.device(self._op_device()):
                     rows, _ = raw.kv_table_gather(
@@ -157,7 +154,9 @@ class TrainableWrapper(resource_variable_ops.BaseResourceVariable):
     def __repr__(self) -> str:
         return f"<dynamic_embedding.{type(self).__name__} '{self.name}' of {self.params!r}>"
 
-    def assign(self, value: Any, use_locking: bool | None = None, name: str | None = None, read_value: bool = True) -> Any:
+    def assign(
+        self, value: Any, use_locking: bool | None = None, name: str | None = None, read_value: bool = True
+    ) -> Any:
         """Writes the rows of `ids`, inserting those that are not there."""
         del use_locking
         written = self.params.upsert(self.ids, value, name=name)
