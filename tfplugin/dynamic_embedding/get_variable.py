@@ -80,7 +80,8 @@ def get_variable(
                 short_file_name,
             )
             return found
-    if scope.reuse is False:
+        eager = tf.executing_eagerly()
+    if scope.reuse is False and not eager:
         raise ValueError(
             f"Dynamic embedding variable {full_name} already exists. Did you mean to set reuse=True or "
             "reuse=tf.compat.v1.AUTO_REUSE in its variable_scope?"
