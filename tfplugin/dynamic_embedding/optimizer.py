@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -15,7 +16,9 @@ from tfplugin.dynamic_embedding.slot_variable import SlotVariable, slot_variable
 from tfplugin.dynamic_embedding.trainable import TrainableWrapper
 from tfplugin.dynamic_embedding.variable import Variable
 from tfplugin.ops import raw
+from tfplugin.optimizers import fused as fusing
 from tfplugin.optimizers.known import innermost
+from tfplugin.optimizers.step_rows import sum_equal_keys
 from tfplugin.optimizers.wrapper import OptimizerWrapper
 
 Pairs = list[tuple[Any, Any]]
@@ -76,10 +79,13 @@ def _part_gradients(
     return slices
 
 
-def table_gradients(grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[Pairs, list[tuple[Variable, tf.Tensor]]]:
+def table_gradients(
+    grads_and_vars: Iterable[tuple[Any, Any]], clipnorm: float | None = None
+) -> tuple[Pairs, list[tuple[Variable, tf.Tensor]]]:
     """Gradients in which tables stand for trainables, and the keys that each variable is updated at.
 
-    All lookups of a variable are one update, in which the gradients of equal keys are summed.
+    All lookups of a variable are one update, in which the gradients of equal keys are summed. `clipnorm` is what the
+    optimizer clips the gradient of each variable to, so that it does not clip that of each table.
     """
     pairs: Pairs = []
     of_variable: dict[int, tuple[int, Variable, list[tf.IndexedSlices]]] = {}
@@ -99,6 +105,9 @@ def table_gradients(grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[Pairs, l
     for at, params, slices in of_variable.values():
         if slices:
             keys, rows, where = _joined(slices)
+            if clipnorm and params._one is None:
+                keys, rows = sum_equal_keys(keys, rows)
+                rows, where = tf.clip_by_norm(rows, clipnorm), None
             for i, gradient in enumerate(_part_gradients(params, keys, rows, where)):
                 pairs[at + i] = (gradient, params.parts[i])
             touched.append((params, keys))
@@ -117,6 +126,16 @@ def _after_update(touched: Sequence[tuple[Variable, tf.Tensor]], core: Any) -> l
 
 
 # ---- The optimizers ----
+
+_MOMENTS = {"momentum": "m", "velocity": "v", "velocity_hat": "vhat"}
+#: What tables call the slots of Keras 3's optimizers: as tf_keras and TFRA's checkpoints do.
+_KERAS_3_SLOTS = {
+    "Adam": _MOMENTS,
+    "Nadam": _MOMENTS,
+    "Lamb": _MOMENTS,
+    "SGD": {"momentum": "m"},
+    "Lion": {"momentum": "m"},
+}
 
 
 def _summed_over_ranks(pairs: Pairs) -> Pairs:
@@ -173,7 +192,7 @@ class _TablesWrapper(OptimizerWrapper):
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         pairs = list(grads_and_vars)
         pairs = _summed_over_ranks(pairs) if self.optimizer._de_synchronous else pairs
-        pairs, touched = table_gradients(pairs)
+        pairs, touched = table_gradients(pairs, getattr(self._core, "clipnorm", None))
         applied = super().apply_gradients(pairs, *args, **kwargs)
         graph = not tf.executing_eagerly() and not tf_ops.inside_function()
         ordered = [applied] if graph and isinstance(applied, (tf.Operation, tf.Tensor)) else []
@@ -239,9 +258,17 @@ def DynamicEmbeddingOptimizer(self: Any, bp_v2: bool = False, synchronous: bool 
         return optimizer
     if isinstance(optimizer, v1_optimizer.Optimizer):
         return _with_methods(optimizer, _TrainsV1, attributes)
-    if not hasattr(optimizer, "apply_gradients") or not hasattr(optimizer, "learning_rate"):
+    if (
+        isinstance(optimizer, type)
+        or not hasattr(optimizer, "apply_gradients")
+        or not hasattr(optimizer, "learning_rate")
+    ):
         raise TypeError(f"DynamicEmbeddingOptimizer wants an optimizer, got {type(self).__name__}.")
     wrapper: Callable[..., Any] = _TablesWrapper
     optimizer = _with_methods(optimizer, _TrainsKeras, attributes)
     object.__setattr__(optimizer, "_de_wrapper", wrapper(optimizer))
+    core = innermost(optimizer)
+    names = next((_KERAS_3_SLOTS[cls.__name__] for cls in type(core).__mro__ if cls.__name__ in _KERAS_3_SLOTS), {})
+    if hasattr(core, "_check_variables_are_known"):  # Keras 3
+        fusing.set_options(core, dataclasses.replace(fusing.options_of(core), slot_names=names))
     return optimizer
