@@ -35,7 +35,7 @@ from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError
 NAME = "tfplugin"
 LAYOUT = 1
 KEY_DTYPES = ("int64", "int32", "uint64")
-VALUE_DTYPES = ("float32", "float16", "bfloat16", "float64")
+VALUE_DTYPES = ("float32", "float16", "bfloat16", "float64", "int8", "int32", "int64", "bool")
 
 _META = "-kvmeta"
 _SLOT = "-slot-"
@@ -140,7 +140,7 @@ def _read_meta(bundle: Bundle, prefix: str) -> PartMeta:
     if not isinstance(key_dtype, str) or key_dtype not in KEY_DTYPES:
         raise fail("key_dtype", "int64, int32 or uint64")
     if not isinstance(value_dtype, str) or value_dtype not in VALUE_DTYPES:
-        raise fail("value_dtype", "float32, float16, bfloat16 or float64")
+        raise fail("value_dtype", f"one of {', '.join(VALUE_DTYPES)}")
     slots = record.get("slots", [])
     if not isinstance(slots, list):
         raise fail("slots", "a list")

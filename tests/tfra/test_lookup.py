@@ -296,7 +296,7 @@ def test_params_are_one_variable(name):
     assert de.embedding_lookup([v], ids, name="x").shape == (1, 2)
     with pytest.raises(ValueError, match="params must be one variable, got 2"):
         de.embedding_lookup([v, v], ids, name="x")
-    with pytest.raises(TypeError, match="must be a dynamic_embedding.Variable, got int"):
+    with pytest.raises(TypeError, match=r"must be a dynamic_embedding\.Variable, got int"):
         de.embedding_lookup(3, ids, name="x")
 
 

@@ -264,7 +264,7 @@ def test_get_variable_follows_variable_scopes(session, name):
     with tf.compat.v1.variable_scope("tower"):
         v = de.get_variable(name, dim=2)
         assert v.name == f"tower/{name}"
-        with pytest.raises(ValueError, match="already exists.*reuse"):
+        with pytest.raises(ValueError, match=r"already exists\..*reuse"):
             de.get_variable(name, dim=2)
         assert de.get_variable(f"{name}_short", short_file_name=True).name == f"{name}_short"
     for reuse in (True, tf.compat.v1.AUTO_REUSE):

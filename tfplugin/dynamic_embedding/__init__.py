@@ -4,6 +4,7 @@ Code written for ``tfra.dynamic_embedding`` runs with its import changed: ``from
 de``, or ``import tfplugin.tfra as tfra``.
 """
 
+from tfplugin.dynamic_embedding import checkpoint as _checkpoint
 from tfplugin.dynamic_embedding import shadow_ops
 from tfplugin.dynamic_embedding.creators import CuckooHashTableConfig, CuckooHashTableCreator, KVCreator
 from tfplugin.dynamic_embedding.embedding_lookup import (
@@ -48,3 +49,5 @@ __all__ = [
     "shadow_ops",
     "trainable_wrapper_filter",
 ]
+
+_checkpoint.register()

@@ -429,6 +429,13 @@ class Variable(trackable.Trackable):
 
         return checkpoint.saveables_by_name(self)
 
+    def _trackable_children(self, save_type: str = trackable.SaveType.CHECKPOINT, **kwargs: Any) -> dict[str, Any]:
+        children = dict(super()._trackable_children(save_type, **kwargs))
+        if save_type == trackable.SaveType.SAVEDMODEL and "table" not in children:
+            # Functions of the model hold the tables, whether they are saved or not.
+            children.update({f"part_{i}": part for i, part in enumerate(self.parts)})
+        return children
+
     def __deepcopy__(self, memo: Any) -> Variable:
         raise NotImplementedError(f"{self!r} cannot be deep-copied: save and restore it instead.")
 
