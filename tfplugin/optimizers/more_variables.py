@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfplugin.optimizers.step_rows import one_row_shown
+from tfplugin.optimizers.step_rows import StepVariable, one_row_shown
 
 _Key = tuple[int, str]
 
@@ -94,7 +94,9 @@ def accept(optimizer: Any) -> None:
         with tf.init_scope():
             for variable in new:
                 slots.find(held(), build, variable)
+            # Dense variables first, as `OptimizerWrapper` has them: their places name them in checkpoints.
             known.extend(new)
+            known.sort(key=lambda variable: isinstance(variable, StepVariable))
             build(list(known))
 
     extend.keeps_update = True  # type: ignore[attr-defined]  # for `known.find`
