@@ -221,6 +221,8 @@ class _Dumped:
     def read(self, optimizer: Any) -> None:
         """Puts this rank's rows in place."""
         if isinstance(self.variable, KvVariable):
+            if self.slots:
+                _make_table_slots(optimizer, self.variable)  # also where no row of the dump is this rank's
             for chunk in self._chunks():
                 write_table_rows(
                     self.variable,
