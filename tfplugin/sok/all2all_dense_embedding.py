@@ -16,6 +16,7 @@ from tfplugin.sok.exchange_table import exchange_table
 _CALLER = "sok.all2all_dense_embedding"
 
 
+@tf.autograph.experimental.do_not_convert
 def all2all_dense_embedding(param: Any, indices: Any, *, training: bool | None = None, name: str | None = None) -> Any:
     """Rows of ids, on whichever rank they are. Every rank calls it with ids of its own.
 

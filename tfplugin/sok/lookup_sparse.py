@@ -16,6 +16,7 @@ from tfplugin.sok.exchange_table import exchange_table
 _CALLER = "sok.lookup_sparse"
 
 
+@tf.autograph.experimental.do_not_convert
 def lookup_sparse(
     params: Any,
     sp_ids: Any,
