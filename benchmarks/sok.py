@@ -22,8 +22,8 @@ from typing import Any
 import cases.exchange
 import report
 from cases.case import SIZES
+from horovod_ranks import WorkersWithRanks
 from machine import machine
-from ranks import WorkersWithRanks
 from turns import KEEP_MEMORY, WorkerError, measure
 
 ROOT = Path(__file__).resolve().parent.parent

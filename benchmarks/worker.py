@@ -11,8 +11,8 @@ one of them work at a time.
 An answer {"error": "..."} leaves the worker ready for the next line. Runs in TFRA's environment too, so it needs
 nothing but TensorFlow, NumPy and the library.
 
-With --socket it is one rank of several that `horovodrun` started (`ranks.py`), and the lines go over that socket: ranks
-have no standard input of their own.
+With --socket it is one rank of several that `horovodrun` started (`horovod_ranks.py`), and the lines go over that
+socket: ranks have no standard input of their own.
 """
 
 from __future__ import annotations

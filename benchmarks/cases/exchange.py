@@ -59,10 +59,11 @@ def bounded_cases(size: Size) -> list[Case]:
             sides={
                 "unbounded": Side("kv", {"bounded": False}),
                 "LRU": Side("kv", {"bounded": True}),
+                "unbounded, inference": Side("kv", {"bounded": False, "training": False}),
                 "LRU, inference": Side("kv", {"bounded": True, "training": False}),
             },
             items=size.batch,
-            comparisons=(Comparison("LRU", "unbounded"), Comparison("LRU, inference", "unbounded")),
+            comparisons=(Comparison("LRU", "unbounded"), Comparison("LRU, inference", "unbounded, inference")),
         )
         for dim in size.exchange_dims
         for ids in ("uniform", "zipf")

@@ -66,7 +66,7 @@ class RanksWorker(Worker):
         self.versions = {**hello[0]["versions"], "horovod": hello[0]["horovod"]}
 
     def ask(self, do: str, side: str, **arguments: Any) -> dict[str, Any]:
-        """Sends one request to all ranks, and waits for all. The answer is rank 0's, with the seconds of the slowest."""
+        """Sends a request to all ranks and waits for all. The answer is rank 0's, the seconds those of the slowest."""
         for _, requests in self._connections:
             try:
                 requests.write(json.dumps({"do": do, "side": side, **arguments}) + "\n")
