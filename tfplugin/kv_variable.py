@@ -281,6 +281,7 @@ class KvVariable(trackable.Trackable):
 
     # ---- Lookups ---------------------------------------------------------------------------------------------------
 
+    @tf.autograph.experimental.do_not_convert
     def sparse_read(
         self,
         indices: Any,
@@ -761,6 +762,7 @@ class PartitionedKvVariable(trackable.Trackable):
         positions = tf.dynamic_partition(tf.range(tf.size(flat)), owner, count)
         return keys, positions, tf.dynamic_partition(flat, owner, count)
 
+    @tf.autograph.experimental.do_not_convert
     def sparse_read(
         self,
         indices: Any,
