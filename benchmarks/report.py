@@ -39,6 +39,19 @@ GROUPS = {
         "held-out quality after the same steps on the same batches.",
         "steps",
     ),
+    "exchange": (
+        "`sok.lookup_sparse` over Horovod ranks",
+        "In a `tf.function`, combiner mean, Zipf ids; milliseconds of a step, the same threads for each rank. "
+        "`one call` for all tables; `a call each`; `alltoall`: `hvd.alltoall` alone, as often and with as many bytes "
+        "as the one call needs; `one rank`: the one call without Horovod, on as many samples as a rank has.",
+        "milliseconds",
+    ),
+    "bounded": (
+        "A table with a capacity",
+        "Lookups of keys that are there, in a `tf.function`; million rows a second. `LRU` is full, and in training it "
+        "remembers the last use of each row.",
+        "rows",
+    ),
 }
 
 

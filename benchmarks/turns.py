@@ -101,8 +101,12 @@ class Workers:
 
     def __init__(self, pythons: dict[str, Path], environment: dict[str, str]) -> None:
         self.pythons = pythons
-        self._environment = environment
+        self.environment = environment
         self._running: dict[tuple[str, int], Worker] = {}
+
+    def start(self, library: str, threads: int) -> Worker:
+        """A new worker, which need not be ready yet."""
+        return Worker(self.pythons[library], library, threads, self.environment)
 
     def of(self, libraries: list[str], threads: int) -> dict[str, Worker]:
         """Workers for these libraries; those that are not there yet start together."""
@@ -112,7 +116,7 @@ class Workers:
             if running is not None and not running.alive:  # it failed in an earlier case
                 self._running.pop((library, threads)).stop()
             if (library, threads) not in self._running:
-                self._running[library, threads] = Worker(self.pythons[library], library, threads, self._environment)
+                self._running[library, threads] = self.start(library, threads)
                 new.append((library, threads))
         for key in new:
             try:

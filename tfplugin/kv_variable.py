@@ -286,6 +286,7 @@ class KvVariable(trackable.Trackable):
 
     # ---- Lookups ---------------------------------------------------------------------------------------------------
 
+    @tf.autograph.experimental.do_not_convert
     def sparse_read(
         self,
         indices: Any,
@@ -766,6 +767,7 @@ class PartitionedKvVariable(trackable.Trackable):
         positions = tf.dynamic_partition(tf.range(tf.size(flat)), owner, count)
         return keys, positions, tf.dynamic_partition(flat, owner, count)
 
+    @tf.autograph.experimental.do_not_convert
     def sparse_read(
         self,
         indices: Any,

@@ -23,6 +23,7 @@ def _one_each(values: Any, count: int, what: str, single: tuple[type, ...]) -> l
     return list(values)
 
 
+@tf.autograph.experimental.do_not_convert
 def lookup_many(
     variables: Sequence[KvVariable | PartitionedKvVariable],
     ids: Sequence[Any],

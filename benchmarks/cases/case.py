@@ -10,7 +10,7 @@ from typing import Any
 class Side:
     """One competitor of a case: a library, and what it does differently from the case's parameters."""
 
-    library: str  # kv, dense or tfra
+    library: str  # kv, dense or tfra; or, on Horovod ranks, ranks
     changes: dict[str, Any] = field(default_factory=dict)
 
 
@@ -63,6 +63,9 @@ class Size:
     scaling_dims: tuple[int, ...]
     scaling_table: int  # rows of the tables whose dim or threads vary
     ctr: dict[str, int]  # batch, steps of a turn, held_out (batches), buckets (of the dense table)
+    exchange: dict[str, int]  # tables, samples (of each rank), rows (of each table)
+    exchange_dims: tuple[int, ...]
+    exchange_hotness: tuple[int, ...]
 
 
 FULL = Size(
@@ -85,6 +88,9 @@ FULL = Size(
     scaling_dims=(4, 8, 16, 32, 64, 128, 256),
     scaling_table=1_000_000,
     ctr={"batch": 4096, "steps": 30, "held_out": 20, "buckets": 1 << 20},
+    exchange={"tables": 26, "samples": 4096, "rows": 100_000},
+    exchange_dims=(16, 64),
+    exchange_hotness=(1, 10),
 )
 
 QUICK = Size(
@@ -107,6 +113,9 @@ QUICK = Size(
     scaling_dims=(8, 64),
     scaling_table=300_000,
     ctr={"batch": 4096, "steps": 5, "held_out": 5, "buckets": 1 << 18},
+    exchange={"tables": 26, "samples": 4096, "rows": 100_000},
+    exchange_dims=(16,),
+    exchange_hotness=(1, 10),
 )
 
 # For the test of the harness: nothing here says how fast anything is.
@@ -130,6 +139,9 @@ TINY = Size(
     scaling_dims=(2, 4),
     scaling_table=1000,
     ctr={"batch": 64, "steps": 2, "held_out": 2, "buckets": 1 << 10},
+    exchange={"tables": 3, "samples": 16, "rows": 100},
+    exchange_dims=(4,),
+    exchange_hotness=(2,),
 )
 
 SIZES = {size.name: size for size in (FULL, QUICK, TINY)}

@@ -16,11 +16,14 @@ namespace {
 
 constexpr int64_t kRowsAhead = 8;
 
-void CheckPlace(int64_t place, int64_t dim, int64_t elements) {
-  if (place >= 0 && place <= elements - dim) return;
+[[noreturn]] void ThrowOutside(int64_t place, int64_t dim, int64_t elements) {
   throw Error(ErrorCode::kInvalidArgument, "a row of " + std::to_string(dim) +
                                                " elements is to lie at element " + std::to_string(place) +
                                                " of a buffer of " + std::to_string(elements) + ".");
+}
+
+inline void CheckPlace(int64_t place, int64_t dim, int64_t elements) {
+  if (place < 0 || place > elements - dim) ThrowOutside(place, dim, elements);
 }
 
 template <class T>

@@ -22,6 +22,10 @@ void PoolBags(const Bags& bags, Combiner combiner, int64_t dim, int64_t first, i
   const Compute* const weights = static_cast<const Compute*>(bags.weights());
   std::vector<Compute> sum(static_cast<size_t>(dim));
   for (int64_t bag = first; bag < last; ++bag) {
+    if (weights == nullptr && bags.end(bag) == bags.begin(bag) + 1) {  // whatever the combiner
+      std::copy_n(rows.Row(bags.begin(bag)), dim, pooled + bag * dim);
+      continue;
+    }
     std::fill(sum.begin(), sum.end(), Compute{0});
     for (int64_t i = bags.begin(bag); i < bags.end(bag);) {
       const T* row = rows.Row(i);

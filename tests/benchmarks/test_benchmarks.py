@@ -1,7 +1,7 @@
 """The benchmark harness on tables so small that nothing it measures means anything."""
 
 import doctest
-import importlib
+import importlib.util
 import json
 import subprocess
 import sys
@@ -80,6 +80,69 @@ def test_the_page_has_a_table_per_group(run):
     for block in page.split("\n\n"):
         if block.startswith("|"):
             assert len({line.count("|") for line in block.strip().splitlines()}) == 1, block
+
+
+@pytest.fixture(scope="module")
+def run_on_ranks(tmp_path_factory):
+    """The folder that a run on two ranks wrote to, and what it printed."""
+    pytest.importorskip("tfplugin")
+    if importlib.util.find_spec("horovod") is None:
+        pytest.skip("Horovod is not installed: run `make setup-horovod`")
+    folder = tmp_path_factory.mktemp("ranks")
+    command = [sys.executable, str(ROOT / "benchmarks" / "sok.py"), "--size", "tiny", "--json", "--output", str(folder)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder, done.stdout
+
+
+def test_a_run_on_ranks_puts_the_lookup_beside_the_bare_alltoall(run_on_ranks):
+    folder, printed = run_on_ranks
+    result = result_of(folder)
+    assert json.loads(printed) == result
+    assert {case["group"] for case in result["cases"]} == {"exchange", "bounded"}
+    assert "horovod" in result["versions"]["ranks"]
+    for case in result["cases"]:
+        if case["group"] == "exchange":
+            assert case["sides"].keys() == {"one call", "a call each", "alltoall", "one rank"}
+        for side in case["sides"].values():
+            assert "error" not in side and len(side["seconds"]) == result["rounds"]
+        assert all(entry["ratio"] > 0 for entry in case["ratios"]) and len(case["ratios"]) >= 2
+    (page,) = folder.glob("*-sok-tiny.md")
+    assert "## `sok.lookup_sparse` over Horovod ranks" in page.read_text()
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_the_bare_alltoall_has_the_bytes_of_the_lookup(module, ranks):
+    tf, raw = pytest.importorskip("tensorflow"), pytest.importorskip("tfplugin.ops").raw
+    exchange = module("work.exchange")
+    case = {"tables": 3, "samples": 40, "hotness": 2, "rows": 100, "ids": "zipf", "batches": 1}
+    (ids,) = exchange.ids_of(1, case)
+    _, splits, _ = raw.kv_exchange_request(
+        list(tf.constant(ids)),
+        [tf.range(0, 81, 2, dtype=tf.int64)] * 3,
+        [],
+        [],
+        rank=1,
+        ranks=ranks,
+        names=["a", "b", "c"],
+        owners=[-1] * 3,
+        rows=[-1] * 3,
+        key_dtypes=[tf.int64] * 3,
+        dims=[4] * 3,
+        hotness=[-1] * 3,
+        outer=[-1] * 3,
+        weighted=[False] * 3,
+    )
+    assert splits.numpy().tolist() == [2 + 3 + keys for keys in exchange.asked_keys(ids, ranks)]
+
+
+def test_ranks_that_cannot_start_say_why(module, monkeypatch):
+    turns, ranks = module("turns"), module("horovod_ranks")
+    monkeypatch.setattr(ranks, "HOROVODRUN", "import sys; sys.exit('no such launcher')")
+    crew = ranks.WorkersWithRanks(2, {})
+    with pytest.raises(turns.WorkerError, match="no such launcher"):
+        crew.of(["ranks"], 1)
+    crew.stop()
 
 
 def test_bytes_are_counted_in_lines_where_access_is_random(module):

@@ -60,7 +60,7 @@ def state(dynamic: Any, static: Any, optimizer: Any) -> dict[str, np.ndarray]:
     for name, slot in slots_of(optimizer, dynamic).items():
         columns[f"dynamic {name}"] = slot.read(tf.constant(keys[order], dynamic.key_dtype)).numpy()
     for name, slot in slots_of(optimizer, static).items():
-        columns[f"static {name}"] = np.array(slot)
+        columns[f"static {name}"] = tf.convert_to_tensor(slot).numpy()
     return columns
 
 
@@ -262,7 +262,7 @@ def truncate(path: Path, size: int) -> None:
     ("damage", "message"),
     [
         (lambda d: truncate(d / "dynamic_0-weight", 4), "truncated"),
-        (lambda d: truncate(d / "dynamic_0-weight", 12), "truncated"),
+        (lambda d: truncate(d / "dynamic_0-weight", 8), "truncated"),
         (lambda d: truncate(d / "static_0-key", 8), "truncated|rows"),
         (lambda d: truncate(d / "dynamic_0-key", 310), "header"),
         (lambda d: (d / "static_0-weight").unlink(), "there is no 'static_0-weight'"),
@@ -296,7 +296,7 @@ def test_a_damaged_dump_changes_nothing(dumped, damage, message):
     ],
 )
 def test_a_variable_that_the_dump_does_not_fit_is_told(dumped, make, message):
-    with pytest.raises((ValueError, TypeError, OSError), match=message):
+    with pytest.raises((ValueError, TypeError, KvtoolsError), match=message):
         sok.load(dumped, make())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
@@ -10,9 +9,6 @@ import pytest
 from ranks import launch_on_ranks
 
 pytest.importorskip("horovod", reason="Horovod is not installed: run `make setup-horovod`")
-
-pytestmark = pytest.mark.skipif("KVTOOLS_LONG_TESTS" not in os.environ, reason="minutes: set KVTOOLS_LONG_TESTS=1")
-
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "sok_two_ranks.py"
 

@@ -75,3 +75,23 @@ def test_variables_that_come_late_get_slots_of_their_own(make):
     wrapper.apply_gradients([(ones, table), (tf.constant(1.0), early)])
     wrapper.apply_gradients([(ones, table), (tf.constant(1.0), late)])
     np.testing.assert_allclose([early.numpy(), late.numpy(), table.export()[1][0, 0].numpy()], [-1.0, -1.0, -2.5])
+
+
+@pytest.mark.parametrize("first", ["table", "dense"])
+@pytest.mark.parametrize("make_optimizer", list(OPTIMIZERS.values())[:4], ids=list(OPTIMIZERS)[:4])
+def test_places_in_a_checkpoint_do_not_depend_on_tables(make, make_optimizer, first, tmp_path):
+    # A program that restores builds its optimizer with the dense variables alone.
+    ones = tf.IndexedSlices(tf.ones([1, 4]), tf.constant([7], tf.int64))
+    table, wide, one = make(initializer=0.0), tf.Variable(tf.zeros([2, 3])), tf.Variable(0.0)
+    pairs = [(ones, table), (tf.ones([2, 3]), wide), (tf.constant(1.0), one)]
+    optimizer = make_optimizer()
+    tfplugin.OptimizerWrapper(optimizer).apply_gradients(pairs if first == "table" else [*pairs[1:], pairs[0]])
+    deep = {"of": {"the": {"model": [wide, one]}}}  # farther from the root than the optimizer's list of them
+    path = tf.train.Checkpoint(deep=deep, optimizer=optimizer).write(str(tmp_path / "model"))
+
+    restored, wide, one = make_optimizer(), tf.Variable(tf.zeros([2, 3])), tf.Variable(0.0)
+    restored.build([wide, one])
+    deep = {"of": {"the": {"model": [wide, one]}}}
+    tf.train.Checkpoint(deep=deep, optimizer=restored).read(path).assert_existing_objects_matched()
+    own = [v.numpy().tolist() for v in restored.variables if tuple(v.shape) in ((2, 3), ())]
+    assert own == [v.numpy().tolist() for v in optimizer.variables if tuple(v.shape) in ((2, 3), ())]

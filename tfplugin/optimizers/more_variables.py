@@ -6,12 +6,13 @@ one optimizer to them and to the rest of the model in two calls, so that in neit
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfplugin.optimizers.step_rows import one_row_shown
+from tfplugin.optimizers.step_rows import StepVariable, one_row_shown
 
 _Key = tuple[int, str]
 
@@ -27,7 +28,7 @@ class _Slots:
     """The slots that an optimizer has made, by variable and name. It gets them again when it asks again."""
 
     def __init__(self, optimizer: Any) -> None:
-        self._stock = optimizer.add_variable_from_reference
+        self._stock = _weakly(optimizer.add_variable_from_reference)
         self._made: dict[_Key, tuple[Any, Any]] = {}
         self._only_asks = False
         # What the optimizer has already: its lists of slots, and the number in them of each variable.
@@ -74,16 +75,16 @@ def accept(optimizer: Any) -> None:
     if "_kv_slots" in vars(optimizer) or not hasattr(optimizer, "add_variable_from_reference"):
         return
     slots = _Slots(optimizer)
-    stock_build = optimizer.build
+    held, stock_build = weakref.ref(optimizer), _weakly(optimizer.build)
     known: list[Any] = []
     object.__setattr__(optimizer, "_kv_slots", slots)
     object.__setattr__(optimizer, "add_variable_from_reference", slots)
 
     def build(variables: Sequence[Any]) -> None:
-        _set_built(optimizer, False)
+        _set_built(held(), False)
         with one_row_shown(variables):
             stock_build(variables)
-        _set_built(optimizer, True)
+        _set_built(held(), True)
 
     def extend(variables: Sequence[Any]) -> None:
         ids = {id(variable) for variable in known}
@@ -92,8 +93,10 @@ def accept(optimizer: Any) -> None:
             return
         with tf.init_scope():
             for variable in new:
-                slots.find(optimizer, build, variable)
+                slots.find(held(), build, variable)
+            # Dense variables first, as `OptimizerWrapper` has them: their places name them in checkpoints.
             known.extend(new)
+            known.sort(key=lambda variable: isinstance(variable, StepVariable))
             build(list(known))
 
     extend.keeps_update = True  # type: ignore[attr-defined]  # for `known.find`
@@ -101,6 +104,16 @@ def accept(optimizer: Any) -> None:
         object.__setattr__(optimizer, "_check_variables_are_known", extend)
     else:
         object.__setattr__(optimizer, "build", extend)
+
+
+def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Calls a method of an object that this does not keep: one that holds itself lives on until a collection."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return reference()(*args, **kwargs)  # type: ignore[misc]  # who calls has the object
+
+    return call
 
 
 def _set_built(optimizer: Any, built: bool) -> None:

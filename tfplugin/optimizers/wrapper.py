@@ -139,6 +139,7 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
         """
         return explanation.explain(self._core, variables)
 
+    @tf.autograph.experimental.do_not_convert  # half the time of a first trace; Keras' own do the same
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         """Applies gradients to a list of variables, key-value ones and others."""
         pairs = list(grads_and_vars)

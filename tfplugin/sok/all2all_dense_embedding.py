@@ -9,13 +9,14 @@ import tensorflow as tf
 from tfplugin import mode
 from tfplugin.composed_pool import PooledIds
 from tfplugin.sok import ranks
-from tfplugin.sok.exchange import Lookup, look_up
+from tfplugin.sok.exchange import Lookup, fail_on_all, look_up
 from tfplugin.sok.exchange_ids import keys_of
 from tfplugin.sok.exchange_table import exchange_table
 
 _CALLER = "sok.all2all_dense_embedding"
 
 
+@tf.autograph.experimental.do_not_convert
 def all2all_dense_embedding(param: Any, indices: Any, *, training: bool | None = None, name: str | None = None) -> Any:
     """Rows of ids, on whichever rank they are. Every rank calls it with ids of its own.
 
@@ -37,11 +38,14 @@ def all2all_dense_embedding(param: Any, indices: Any, *, training: bool | None =
       >>> sok.all2all_dense_embedding(v, tf.constant([[7], [-1]], tf.int64)).shape
       TensorShape([2, 1, 2])
     """
-    table = exchange_table(param, _CALLER)
     ragged = isinstance(indices, tf.RaggedTensor)
-    ids = keys_of(indices.flat_values if ragged else indices, table, _CALLER)
     train = mode.training(training)
-    if ranks.size() == 1 and table.is_dynamic and ids.dtype == table.key_dtype:
+    try:
+        table = exchange_table(param, _CALLER)
+        ids = keys_of(indices.flat_values if ragged else indices, table, _CALLER)
+    except (TypeError, ValueError) as error:
+        return _of_any_shape(fail_on_all(error, [param], train, _CALLER, name)[0], indices)
+    if ranks.size() == 1 and table.is_dynamic and table.row_limit < 0 and ids.dtype == table.key_dtype:
         rows = param.sparse_read(ids, training=train)
     else:
         flat = tf.reshape(ids, [-1])
@@ -50,3 +54,13 @@ def all2all_dense_embedding(param: Any, indices: Any, *, training: bool | None =
         rows = tf.reshape(found, tf.concat([tf.shape(ids), [table.dim]], 0))
         rows.set_shape(ids.shape.concatenate([table.dim]))
     return indices.with_flat_values(rows) if ragged else rows
+
+
+def _of_any_shape(rows: tf.Tensor, indices: Any) -> Any:
+    """Rows of a lookup that fails when it is run, as ids of an unknown shape would have given them."""
+    if isinstance(indices, tf.RaggedTensor):
+        return indices.with_flat_values(rows)
+    shape = tf.compat.v1.placeholder_with_default(tf.shape(rows), [None])
+    shaped = tf.reshape(rows, shape)
+    shaped.set_shape(tf.TensorShape(getattr(indices, "shape", None)).concatenate(rows.shape[-1:]))
+    return shaped

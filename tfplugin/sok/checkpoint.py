@@ -79,11 +79,15 @@ class Checkpoint(tf.train.Checkpoint):
 
         Raises:
           kvtools.errors.BadInputError, kvtools.errors.CorruptFileError: a file is missing, or too short.
+          ValueError: the ranks restore different checkpoints, or some of them none.
           RankError: another rank failed.
         """
-        if ranks.size() == 1 or save_path is None:
+        if ranks.size() == 1:
             return super().read(save_path, options)
-        doing = f"sok.Checkpoint: restoring '{os.fspath(save_path)}'"
+        doing = f"sok.Checkpoint: restoring '{save_path}'"
+        _check_same_checkpoint(save_path, doing)
+        if save_path is None:
+            return super().read(save_path, options)
         with step(doing):
             require_eager("sok.Checkpoint")
             Bundle(Path(os.fspath(save_path)))  # is there, and whole, before any rank changes anything
@@ -246,6 +250,18 @@ def _merge(scratch: Path, shards: Sequence[str], prefix: Path) -> None:
 
 def _is_data_of(path: Path, name: str) -> bool:
     return path.name.startswith(f"{name}.data-") and "-of-" in path.name
+
+
+def _check_same_checkpoint(save_path: Any, doing: str) -> None:
+    """Raises on all ranks where one has found another checkpoint than others, or none: it may see files late."""
+    said = ranks.current().allgather(None if save_path is None else str(save_path))
+    with step(doing):
+        if len({path and Path(path).name for path in said}) > 1:
+            told = ", ".join(f"rank {rank}: {path or 'none'}" for rank, path in enumerate(said))
+            raise ValueError(
+                f"{doing}: every rank must restore the same checkpoint ({told}); sok.CheckpointManager gives all ranks "
+                "what rank 0 finds."
+            )
 
 
 def _check_the_same(mine: Any, doing: str) -> None:

@@ -22,6 +22,7 @@ from tfplugin.sok.row_files import (
     ColumnFile,
     Rows,
     TableFiles,
+    check_same_variables,
     file_dtype,
     held_keys,
     owned,
@@ -58,21 +59,23 @@ def dump(path: str | os.PathLike[str], dump_vars: Variables, optimizer: Any = No
     Example:
       >>> sok.dump("weights", [v, w], optimizer)
     """
-    doing = f"sok.dump to '{os.fspath(path)}'"
-    optimizer = _one_optimizer(optimizer)
+    doing = f"sok.dump to '{path}'"
     with step(doing):
         require_eager("sok.dump")
+        folder = Path(path)
+        optimizer = _one_optimizer(optimizer)
         variables = _variables(dump_vars, doing)
         for variable in variables:
             if optimizer is not None and isinstance(variable, KvVariable):
                 _make_table_slots(optimizer, variable)
         slots = [slots_of(optimizer, v) if optimizer is not None else {} for v in variables]
         _check_slots(variables, slots, optimizer, doing)
+    check_same_variables(variables, doing)
     dynamic = [v for v in variables if isinstance(v, DynamicVariable)]
     keys = dict(zip(map(id, dynamic), held_keys(dynamic), strict=True))
     with step(doing):
         tables = [_files(v, keys.get(id(v)), s, optimizer) for v, s in zip(variables, slots, strict=True)]
-    write_tables(Path(path), tables, doing)
+    write_tables(folder, tables, doing)
 
 
 def load(path: str | os.PathLike[str], load_vars: Variables, optimizer: Any = None) -> None:
@@ -97,10 +100,10 @@ def load(path: str | os.PathLike[str], load_vars: Variables, optimizer: Any = No
     Example:
       >>> sok.load("weights", [v, w], optimizer)
     """
-    doing = f"sok.load from '{os.fspath(path)}'"
-    optimizer = _one_optimizer(optimizer)
+    doing = f"sok.load from '{path}'"
     with step(doing):
         require_eager("sok.load")
+        optimizer = _one_optimizer(optimizer)
         variables = _variables(load_vars, doing)
         dumped = [_open(Path(path), v, doing) for v in variables]
         if optimizer is not None:
@@ -218,6 +221,8 @@ class _Dumped:
     def read(self, optimizer: Any) -> None:
         """Puts this rank's rows in place."""
         if isinstance(self.variable, KvVariable):
+            if self.slots:
+                _make_table_slots(optimizer, self.variable)  # also where no row of the dump is this rank's
             for chunk in self._chunks():
                 write_table_rows(
                     self.variable,

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfplugin.initializers import KvInitializer, resolve
 from tfplugin.kv_variable import KEY_DTYPES, VALUE_DTYPES, KvVariable
 from tfplugin.sok import ranks
+from tfplugin.sok.shared_folder import step
 
 _numbers = itertools.count()
 
@@ -88,6 +89,8 @@ class DynamicVariable(KvVariable):
         self._config = dict(options)
         self.owner = ranks.owner_of_mode(mode, what)
         self.num_gpus = ranks.size()
+        #: The most rows that a lookup over the ranks may leave this one with; -1 for any number.
+        self.row_limit = -1
         self.filter_ratio = _option(options, "filter_ratio", 1.0, what)
         if not 0 <= self.filter_ratio <= 1:
             raise ValueError(f"{what}: filter_ratio must be 0 to 1, got {self.filter_ratio}.")
@@ -336,23 +339,37 @@ def incremental_model_dump(
     Returns:
       Lists with the keys [N] and the rows [N, dimension] of each variable.
 
+    Raises:
+      TypeError: something that is no `DynamicVariable`, or no time.
+      ValueError: a number of thresholds other than one or that of the variables.
+      RankError: another rank failed.
+
     Example:
       >>> before = datetime.datetime.now(datetime.timezone.utc)
       >>> # ... train ...
       >>> keys, values = sok.incremental_model_dump([v], before)
     """
-    variables = [_dynamic(v, "incremental_model_dump") for v in _listed(sok_vars)]
-    times = _listed(time_threshold)
-    if len(times) not in (1, len(variables)):
+    with step("sok.incremental_model_dump"):
+        variables = [_dynamic(v, "incremental_model_dump") for v in _listed(sok_vars)]
+        times = _listed(time_threshold)
+        if len(times) not in (1, len(variables)):
+            raise ValueError(
+                f"sok.incremental_model_dump: got {len(variables)} variables and {len(times)} thresholds; give one for "
+                "all or one for each."
+            )
+        local = []
+        for variable, since in zip(variables, times * len(variables) if len(times) == 1 else times, strict=True):
+            touched = variable.export_since(_seconds(since))
+            local.append(sess.run(touched) if sess is not None else tuple(tensor.numpy() for tensor in touched))
+    of_ranks = ranks.current().allgather([variable.name for variable in variables])
+    if any(names != of_ranks[0] for names in of_ranks):
         raise ValueError(
-            f"sok.incremental_model_dump: got {len(variables)} variables and {len(times)} thresholds; give one for all "
-            "or one for each."
+            "sok.incremental_model_dump: every rank must call it with the same variables, in the same order, got "
+            + "; ".join(f"rank {rank}: {names}" for rank, names in enumerate(of_ranks))
         )
     keys, rows = [], []
-    for variable, since in zip(variables, times * len(variables) if len(times) == 1 else times, strict=True):
-        touched = variable.export_since(_seconds(since))
-        local = sess.run(touched) if sess is not None else tuple(tensor.numpy() for tensor in touched)
-        parts = ranks.current().allgather(local)
+    for one in local:
+        parts = ranks.current().allgather(one)
         keys.append(np.concatenate([part[0] for part in parts]))
         rows.append(np.concatenate([part[1] for part in parts]))
     return keys, rows

@@ -1,7 +1,8 @@
 """Lookups over all ranks: keys go to the ranks that own them, and rows come back.
 
 For any number of tables there is one exchange of keys, one of rows, and one more for the gradient of these. A rank that
-finds something wrong with its own ids sends the error in place of keys, so that all ranks fail, and none waits.
+finds something wrong with its own ids, or with how it is called, sends the error in place of keys, so that all ranks
+fail, and none waits.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from tfplugin.lookup import parts_of
 from tfplugin.lookup_many import lookup_many
 from tfplugin.ops import raw
 from tfplugin.sok import exchange_gradients, ranks  # noqa: F401 - the gradients register themselves
-from tfplugin.sok.exchange_table import ExchangeTable
+from tfplugin.sok.exchange_error import error_to_all
+from tfplugin.sok.exchange_table import ExchangeTable, exchange_table
+from tfplugin.sok.row_limit import within_limits
 
 
 class Lookup(NamedTuple):
@@ -28,16 +31,20 @@ class Lookup(NamedTuple):
       ids: [n], of int32, int64 or uint64, and how they make rows.
       combiner: ``"sum"``, ``"mean"`` or ``"sqrtn"``.
       hotness: the most ids that a row may have; None for any number.
+      admission: the probability that training inserts a missing key; see `KvVariable.sparse_read`.
     """
 
     table: ExchangeTable
     ids: PooledIds
     combiner: str
     hotness: int | None = None
+    admission: float = 1.0
 
 
-def look_up(lookups: Sequence[Lookup], train: bool, name: str | None = None) -> list[tf.Tensor]:
-    """Rows of the ids of each lookup, combined: [rows of its ids, dim]."""
+def look_up(
+    lookups: Sequence[Lookup], train: bool, name: str | None = None, error: str | None = None
+) -> list[tf.Tensor]:
+    """Rows of the ids of each lookup, combined: [rows of its ids, dim]. With an `error` it fails on all ranks."""
     world = ranks.current()
     if world.size == 1 and all(_is_local(one) for one in lookups):
         return _look_up_here(lookups, train, name)
@@ -58,6 +65,10 @@ def look_up(lookups: Sequence[Lookup], train: bool, name: str | None = None) -> 
             hotness=[-1 if one.hotness is None else one.hotness for one in lookups],
             **how.attributes,
         )
+        if error is not None:
+            of_error, splits = error_to_all(error)
+            # The first word is 0. Of constants alone TensorFlow would run the exchange while it builds the graph.
+            message = of_error + message[0]
         received, received_splits = world.alltoall(message, splits, ranks.unique_name("keys", names))
         keys, counts = raw.kv_exchange_serve(
             received,
@@ -66,7 +77,9 @@ def look_up(lookups: Sequence[Lookup], train: bool, name: str | None = None) -> 
             ranks=world.size,
             local=[not table.is_dynamic and table.owner < 0 for table in tables],
         )
-    rows = _rows_of_this_rank(tables, keys, train)
+        if train:
+            keys = within_limits(tables, keys, names)
+    rows = _rows_of_this_rank(lookups, keys, train)
     with tf.device("CPU:0"):
         reply, reply_splits = raw.kv_exchange_reply([_cast(one, wide) for one in rows], counts, dims=how.dims)
         flat, _ = world.alltoall(reply, reply_splits, ranks.unique_name("rows", names))
@@ -97,7 +110,8 @@ class _How:
 def _is_local(lookup: Lookup) -> bool:
     """Whether the ops for tables of one process do it. They check less."""
     table = lookup.table
-    return table.is_dynamic and lookup.hotness is None and lookup.ids.keys.dtype == table.key_dtype
+    same = table.is_dynamic and table.row_limit < 0 and lookup.ids.keys.dtype == table.key_dtype
+    return same and lookup.hotness is None and lookup.admission == 1.0
 
 
 def _look_up_here(lookups: Sequence[Lookup], train: bool, name: str | None) -> list[tf.Tensor]:
@@ -117,15 +131,18 @@ def _look_up_here(lookups: Sequence[Lookup], train: bool, name: str | None) -> l
     return rows
 
 
-def _rows_of_this_rank(tables: Sequence[ExchangeTable], keys: Sequence[tf.Tensor], train: bool) -> list[tf.Tensor]:
+def _rows_of_this_rank(lookups: Sequence[Lookup], keys: Sequence[tf.Tensor], train: bool) -> list[tf.Tensor]:
     """Rows [n, dim] of the keys, or numbers of local rows, of each table.
 
-    Key-value tables share an op where they have their dtypes in common.
+    Key-value tables share an op where they have their dtypes in common, unless they admit only some keys.
     """
+    tables = [one.table for one in lookups]
     rows: list[Any] = [None] * len(tables)
     groups: dict[tuple[Any, ...], list[int]] = {}
     for t, (table, wanted) in enumerate(zip(tables, keys, strict=True)):
-        if table.is_dynamic:
+        if table.is_dynamic and train and lookups[t].admission < 1.0:
+            rows[t] = table.variable.sparse_read(wanted, training=True, admission=lookups[t].admission)
+        elif table.is_dynamic:
             part = parts_of(table.variable)[0]
             groups.setdefault((table.key_dtype, table.dtype, "" if part._eager else part.device), []).append(t)
         else:
@@ -135,6 +152,41 @@ def _rows_of_this_rank(tables: Sequence[ExchangeTable], keys: Sequence[tf.Tensor
         for t, one in zip(members, found, strict=True):
             rows[t] = one
     return rows
+
+
+def fail_on_all(
+    error: Exception, variables: Sequence[Any], train: bool, caller: str, name: str | None = None
+) -> list[tf.Tensor]:
+    """What a lookup does that cannot be made on this rank: the others, who can make it, must not wait for it.
+
+    On a single rank, and in eager mode once the others know, `error` is raised. In a graph it cannot be told before the
+    graph runs, as only then do the others listen: the lookup gets built, with no ids, and fails on all ranks when run.
+
+    Args:
+      error: what is wrong.
+      variables: what is looked up: there is a result for each.
+      train, name: as for `look_up`.
+      caller: for messages.
+    """
+    world = ranks.current()
+    if world.size == 1:
+        raise error
+    text = f"rank {world.rank}: {type(error).__name__}: {error}"
+    if tf.executing_eagerly():
+        with tf.device("CPU:0"):
+            world.alltoall(*error_to_all(text), ranks.unique_name("keys", [name] if name else []))
+        raise error
+    try:
+        tables = [exchange_table(variable, caller) for variable in variables]
+    except (TypeError, ValueError):
+        raise error from None  # the results would have no shape
+    return look_up([Lookup(table, _no_ids(table), "sum") for table in tables], train, name, text)
+
+
+def _no_ids(table: ExchangeTable) -> PooledIds:
+    """A batch of no samples, of which a graph knows no size: what is computed from the rows must fit any."""
+    row_splits = tf.compat.v1.placeholder_with_default(tf.constant([0], tf.int64), [None])
+    return PooledIds(tf.zeros([0], table.key_dtype), row_splits, None, 1, None, False, None)
 
 
 def _cast(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:

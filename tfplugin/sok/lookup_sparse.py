@@ -9,13 +9,14 @@ import tensorflow as tf
 
 from tfplugin import mode
 from tfplugin.lookup import COMBINERS
-from tfplugin.sok.exchange import Lookup, look_up
+from tfplugin.sok.exchange import Lookup, fail_on_all, look_up
 from tfplugin.sok.exchange_ids import pooled_keys
 from tfplugin.sok.exchange_table import exchange_table
 
 _CALLER = "sok.lookup_sparse"
 
 
+@tf.autograph.experimental.do_not_convert
 def lookup_sparse(
     params: Any,
     sp_ids: Any,
@@ -57,7 +58,8 @@ def lookup_sparse(
       ValueError: lists of different lengths, or an unknown combiner.
       TypeError: params, ids or weights of a kind or dtype that does not fit.
       tf.errors.InvalidArgumentError: on every rank, where ids of any rank are not rows of a `Variable` or are more than
-        the hotness of their table.
+        the hotness of their table; also where another rank raised one of the above, and in place of these when a
+        `tf.function` of several ranks runs.
 
     Example:
       >>> v = sok.Variable(np.arange(15).reshape(5, 3), dtype=tf.float32)
@@ -68,6 +70,19 @@ def lookup_sparse(
     """
     several = isinstance(sp_ids, (list, tuple)) and not isinstance(sp_ids, tf.compat.v1.SparseTensorValue)
     variables = list(params) if isinstance(params, (list, tuple)) else [params]
+    train = mode.training(training)
+    try:
+        lookups = _lookups(variables, sp_ids, sp_weights, combiners, use_low_frequency_filter, hotness)
+    except (TypeError, ValueError) as error:
+        rows = fail_on_all(error, variables, train, _CALLER, name)
+    else:
+        rows = look_up(lookups, train, name) if lookups else []
+    return rows if several else rows[0]
+
+
+def _lookups(
+    variables: list[Any], sp_ids: Any, sp_weights: Any, combiners: Any, use_low_frequency_filter: bool, hotness: Any
+) -> list[Lookup]:
     if _is_hotness(sp_weights):
         if hotness is not None:
             raise ValueError(f"{_CALLER}: hotness is given twice: {sp_weights!r} and {hotness!r}.")
@@ -83,7 +98,9 @@ def lookup_sparse(
     ):
         table = exchange_table(variable, _CALLER)
         if combiner not in (None, *COMBINERS):
-            raise ValueError(f"{_CALLER}: combiner must be one of {COMBINERS} or None, got {combiner!r}.")
+            raise ValueError(
+                f"{_CALLER}: combiner of '{table.name}' must be one of {COMBINERS} or None, got {combiner!r}."
+            )
         if most is not None and (not _is_integer(most) or most < 0):
             raise ValueError(f"{_CALLER}: hotness of '{table.name}' must be 0 or more, got {most!r}.")
         lookups.append(
@@ -92,10 +109,10 @@ def lookup_sparse(
                 pooled_keys(ids, weights, table, _CALLER),
                 combiner or "mean",
                 None if most is None else int(most),
+                getattr(variable, "filter_ratio", 1.0) if use_low_frequency_filter else 1.0,
             )
         )
-    rows = look_up(lookups, mode.training(training), name) if lookups else []
-    return rows if several else rows[0]
+    return lookups
 
 
 def _one_each(values: Any, count: int, what: str) -> list[Any]:

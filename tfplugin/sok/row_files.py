@@ -129,6 +129,24 @@ def _check_the_same(layouts: Sequence[Any], doing: str) -> None:
         raise ValueError(f"{doing}: {what}; every rank must call it with the same variables, in the same order.")
 
 
+def check_same_variables(variables: Sequence[Any], doing: str) -> None:
+    """Raises, on all ranks, where they have different variables. All ranks call it.
+
+    Raises:
+      ValueError: see above.
+    """
+    kinds = [(v.name, "dynamic" if isinstance(v, DynamicVariable) else "static") for v in variables]
+    said = ranks.current().allgather(kinds)
+    for rank, theirs in enumerate(said):
+        if theirs != said[0]:
+            here, there = ([name for name, _ in one] for one in (said[0], theirs))
+            raise ValueError(
+                f"{doing}: rank 0 has {here if here != there else said[0]}, rank {rank} has "
+                f"{there if here != there else theirs}; every rank must call it with the same variables, in the same "
+                "order."
+            )
+
+
 def _make_room(path: Path, column: ColumnFile, rows: int) -> None:
     region = create_column(path, column.header, column.dtype, (rows, *column.row_shape))
     size = region.offset + rows * column.row_bytes

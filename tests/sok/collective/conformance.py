@@ -6,6 +6,7 @@ Every rank knows the whole global batch. It trains its share of it through sok, 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,11 +38,13 @@ class Batch:
 
     def ragged(self, keys: np.ndarray) -> tf.RaggedTensor:
         """[samples, None]: the keys of the rows."""
-        return tf.RaggedTensor.from_row_lengths(tf.constant(keys[self.ids]), tf.constant(self.lengths))
+        return tf.RaggedTensor.from_row_lengths(tf.constant(keys[self.ids]), tf.constant(self.lengths), validate=False)
 
     def ragged_weights(self, dtype: tf.DType) -> tf.RaggedTensor:
         """[samples, None]"""
-        return tf.RaggedTensor.from_row_lengths(tf.constant(self.weights, dtype), tf.constant(self.lengths))
+        return tf.RaggedTensor.from_row_lengths(
+            tf.constant(self.weights, dtype), tf.constant(self.lengths), validate=False
+        )
 
 
 def samples_of(rank: int, size: int) -> tuple[int, int]:
@@ -110,19 +113,21 @@ def train(
     rank: int,
     size: int,
     *,
-    weighted: bool = False,
+    weighted: Sequence[bool] = (),
     traced: bool = True,
 ) -> None:
-    """Trains this rank's share of the batches: for each step there is a batch for each table."""
+    """Trains this rank's share of the batches: for each step there is a batch for each table, which may be weighted."""
 
-    def look_up(ids: list[Any], weights: list[Any] | None) -> list[tf.Tensor]:
-        return sok.lookup_sparse([table.variable for table in tables], ids, weights, combiners)
+    def look_up(ids: list[Any], weights: list[Any]) -> list[tf.Tensor]:
+        return sok.lookup_sparse([table.variable for table in tables], ids, _one_each(weights, weighted), combiners)
 
     first, last = samples_of(rank, size)
     shares = [[batch.share(rank, size) for batch in step] for step in batches]
     step = _step([table.variable for table in tables], look_up, optimizer)
     keys = [table.keys for table in tables]
-    _run(tf.function(step, reduce_retracing=True) if traced else step, tables, keys, shares, weighted, first, last)
+    if traced:
+        step = tf.function(step, autograph=False, input_signature=_signature(tables, weighted))
+    _run(step, tables, keys, shares, weighted, first, last)
 
 
 def reference(
@@ -131,27 +136,31 @@ def reference(
     optimizer: Any,
     batches: Sequence[Sequence[Batch]],
     *,
-    weighted: bool = False,
+    weighted: Sequence[bool] = (),
 ) -> list[np.ndarray]:
     """Trains dense variables with the whole of each batch by stock TensorFlow alone, and returns their rows."""
     dense = [tf.Variable(table.initial) for table in tables]
 
-    def look_up(ids: list[Any], weights: list[Any] | None) -> list[tf.Tensor]:
-        pooled = []
+    def look_up(ids: list[Any], weights: list[Any]) -> list[tf.Tensor]:
+        pooled, weights = [], _one_each(weights, weighted)
         for number, variable in enumerate(dense):
             one = tf.nn.embedding_lookup_sparse(
-                variable, ids[number], weights[number] if weights else None, combiner=combiners[number]
+                variable, ids[number], weights and weights[number], combiner=combiners[number]
             )
             pooled.append(tf.pad(one, [[0, SAMPLES - tf.shape(one)[0]], [0, 0]]))  # it drops empty samples at the end
         return pooled
 
-    step = tf.function(_step(dense, look_up, optimizer, dense_gradients=True), reduce_retracing=True)
+    step = tf.function(
+        _step(dense, look_up, optimizer, dense_gradients=True),
+        autograph=False,
+        input_signature=_signature(tables, weighted),
+    )
     _run(step, tables, [np.arange(ROWS)] * len(tables), batches, weighted, 0, SAMPLES)
     return [variable.numpy() for variable in dense]
 
 
 def _step(variables: Sequence[Any], look_up: Any, optimizer: Any, dense_gradients: bool = False) -> Any:
-    def step(ids: list[Any], weights: list[Any] | None, targets: list[tf.Tensor]) -> None:
+    def step(ids: list[Any], weights: list[Any], targets: list[tf.Tensor]) -> None:
         with tf.GradientTape() as tape:
             pooled = look_up(ids, weights)
             losses = [tf.nn.l2_loss(one - target) for one, target in zip(pooled, targets, strict=True)]
@@ -164,12 +173,28 @@ def _step(variables: Sequence[Any], look_up: Any, optimizer: Any, dense_gradient
     return step
 
 
+def _one_each(weights: Sequence[Any], weighted: Sequence[bool]) -> list[Any] | None:
+    """The weights of the weighted tables, and None for each of the others."""
+    given = iter(weights)
+    return [next(given) if has_weights else None for has_weights in weighted] or None
+
+
+def _signature(tables: Sequence[Table], weighted: Sequence[bool]) -> list[Any]:
+    """Of a step: batches differ in all their sizes, and one trace must do for them."""
+    dtypes = [table.variable.dtype for table in tables]
+    return [
+        [tf.RaggedTensorSpec([None, None], table.keys.dtype) for table in tables],
+        [tf.RaggedTensorSpec([None, None], dtype) for dtype in itertools.compress(dtypes, weighted)],
+        [tf.TensorSpec([None, table.initial.shape[1]], table.variable.dtype) for table in tables],
+    ]
+
+
 def _run(
     step: Any,
     tables: Sequence[Table],
     keys: Sequence[np.ndarray],
     batches: Sequence[Sequence[Batch]],
-    weighted: bool,
+    weighted: Sequence[bool],
     first: int,
     last: int,
 ) -> None:
@@ -179,6 +204,9 @@ def _run(
         whole = [rng.uniform(-0.5, 0.5, [SAMPLES, table.initial.shape[1]]) for table in tables]
         step(
             [batch.ragged(key) for batch, key in zip(of_tables, keys, strict=True)],
-            [batch.ragged_weights(dtype) for batch, dtype in zip(of_tables, dtypes, strict=True)] if weighted else None,
+            [
+                batch.ragged_weights(dtype)
+                for batch, dtype in itertools.compress(zip(of_tables, dtypes, strict=True), weighted)
+            ],
             [tf.constant(target[first:last], dtype) for target, dtype in zip(whole, dtypes, strict=True)],
         )
