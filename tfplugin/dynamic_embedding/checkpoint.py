@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.saved_model import registration
 from tensorflow.python.trackable import base as trackable
+from tensorflow.python.training.saving import saveable_object_util
 
 from tfplugin.checkpoint import KvSaveable, object_prefix, restore_op, save_ops
 
@@ -65,9 +66,13 @@ def saveables_by_name(variable: Variable) -> dict[str, Callable[..., KvSaveable]
 
         return saveable
 
+    found: dict[str, Any] = {f"part_{i}": make(i) for i in range(variable.shard_num)}
     if variable.shard_num == 1:
-        return {trackable.VARIABLE_VALUE_KEY: make(0)}
-    return {f"part_{i}": make(i) for i in range(variable.shard_num)}
+        found = {trackable.VARIABLE_VALUE_KEY: make(0)}
+    if variable.names is not None:
+        names = saveable_object_util.saveable_objects_from_trackable(variable.names.table, tf1_saver=True)
+        found |= {f"names_{key}": factory for key, factory in names.items()}
+    return found
 
 
 # ---- Object-based: tf.train.Checkpoint ----
@@ -249,6 +254,11 @@ def _rewrite(variable: Variable, name: str, path: str, find: Callable[[Any], Seq
             f"Restoring dynamic embedding variable '{variable.name}': '{path}' has no table of it; it has "
             f"{', '.join(sorted(checkpoint.tables)) or 'none'}. Leave it out of the Saver's var_list, or say which "
             "table it is by a dictionary."
+        )
+    if variable.names is not None:
+        raise ValueError(
+            f"Restoring dynamic embedding variable '{variable.name}': '{path}' has no string keys that can be read: "
+            "only a checkpoint of this project does, restored with the default partitioner."
         )
     for table in tables:
         _check_fits(variable, table.schema, path)

@@ -64,6 +64,7 @@ def _scope(name: str) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext() if context.executing_eagerly() else tf.name_scope(name)
 
 
+@tf.autograph.experimental.do_not_convert
 def embedding_lookup(
     params: Any,
     ids: Any,
@@ -115,6 +116,7 @@ def _embedding_lookup(
         return (rows, trainable) if return_trainable else rows
 
 
+@tf.autograph.experimental.do_not_convert
 def embedding_lookup_unique(
     params: Any,
     ids: Any,
@@ -177,6 +179,7 @@ def _pooled(
     return pool(rows, which, bags, combiner), trainable, ids
 
 
+@tf.autograph.experimental.do_not_convert
 def embedding_lookup_sparse(
     params: Any,
     sp_ids: Any,
@@ -216,6 +219,7 @@ def embedding_lookup_sparse(
     return (rows, trainable) if return_trainable else rows
 
 
+@tf.autograph.experimental.do_not_convert
 def safe_embedding_lookup_sparse(
     embedding_weights: Any,
     sparse_ids: Any,

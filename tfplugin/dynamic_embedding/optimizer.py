@@ -54,7 +54,7 @@ def _part_gradients(
         if where is not None and positions.recall(keys) is None:
             positions.remember(keys, where)
         return [tf.IndexedSlices(rows, keys)]
-    if params._by_modulo:
+    if params._by_modulo and params.names is None:
         tables = params.shard_num
         split = raw.kv_table_split_gradients(
             [keys],
@@ -67,12 +67,11 @@ def _part_gradients(
         found = list(zip(*split, strict=True))
     else:
         columns = (rows,) if where is None else (rows, where)
-        found = [
-            (part_keys, columns[0], columns[1] if where is not None else None)
-            for part_keys, *columns, _ in params.split(keys, *columns)
-        ]
+        split = [[keys, *columns, None]] if params.shard_num == 1 else params.split(keys, *columns)
+        found = [(part_keys, columns[0], columns[1] if where is not None else None) for part_keys, *columns, _ in split]
     slices = []
-    for part_keys, part_rows, part_where in found:
+    for table, (part_keys, part_rows, part_where) in zip(params.tables, found, strict=True):
+        part_keys = part_keys if params.names is None else table.ids(part_keys)
         if where is not None:
             positions.remember(part_keys, part_where)
         slices.append(tf.IndexedSlices(part_rows, part_keys))
@@ -105,7 +104,7 @@ def table_gradients(
     for at, params, slices in of_variable.values():
         if slices:
             keys, rows, where = _joined(slices)
-            if clipnorm and params._one is None:
+            if clipnorm and params.shard_num > 1:
                 keys, rows = sum_equal_keys(keys, rows)
                 rows, where = tf.clip_by_norm(rows, clipnorm), None
             for i, gradient in enumerate(_part_gradients(params, keys, rows, where)):
@@ -115,10 +114,12 @@ def table_gradients(
 
 
 def _after_update(touched: Sequence[tuple[Variable, tf.Tensor]], core: Any) -> list[Any]:
-    """Has restrict policies note the keys. Returns ops (graph mode)."""
+    """Has the names of new string keys noted, and restrict policies note all keys. Returns ops (graph mode)."""
     noted = []
     for params, keys in touched:
         policy = params.restrict_policy
+        if params.names is not None:
+            noted.append(params.names.note(params.tables[0].ids(keys), keys))
         if policy is not None:
             policy.track_slots(list(slot_variables(params, core)))
             noted.append(policy.apply_update(tf.unique(keys)[0]))
@@ -171,6 +172,7 @@ def _slots(optimizer: Any, params: Variable) -> list[SlotVariable]:
 class _TrainsV1(_Trains):
     """For ``tf.compat.v1.train`` optimizers, and those of `tfplugin.optimizers`."""
 
+    @tf.autograph.experimental.do_not_convert
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
         pairs = list(grads_and_vars)
         if not any(isinstance(v, TrainableWrapper) for _, v in pairs):
@@ -189,6 +191,7 @@ class _TrainsV1(_Trains):
 class _TablesWrapper(OptimizerWrapper):
     """Applies gradients of trainables for a Keras optimizer."""
 
+    @tf.autograph.experimental.do_not_convert
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         pairs = list(grads_and_vars)
         pairs = _summed_over_ranks(pairs) if self.optimizer._de_synchronous else pairs
@@ -206,6 +209,7 @@ class _TrainsKeras(_Trains):
 
     _de_wrapper: _TablesWrapper
 
+    @tf.autograph.experimental.do_not_convert
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         pairs = list(grads_and_vars)
         if not any(isinstance(v, TrainableWrapper) for _, v in pairs):

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
-from tensorflow.python.framework import ops as tf_ops
 
 if TYPE_CHECKING:
     from tfplugin.dynamic_embedding.variable import Variable
@@ -104,8 +103,8 @@ class _StatusPolicy(RestrictPolicy):
             keys, rows = status.export()
             # A key that nobody trained has no status, and goes first.
             unknown, _ = table.export()
-            unknown = tf.boolean_mask(unknown, ~status.kv.contains(unknown))
-            there = table.kv.contains(keys)
+            unknown = tf.boolean_mask(unknown, ~status.contains(unknown))
+            there = table.contains(keys)
             keys, rows = tf.boolean_mask(keys, there), tf.boolean_mask(rows, there)
             excess = tf.maximum(tf.size(keys) + tf.size(unknown) - kept, 0)
             order = tf.argsort(rows[:, 0], stable=True)
@@ -139,6 +138,5 @@ class FrequencyRestrictPolicy(_StatusPolicy):
         tables = self._status.tables
         parts = [[unique, ones]] if len(tables) == 1 else self._status.split(unique, ones)
         for table, (keys, counts, *_) in zip(tables, parts, strict=True):
-            with tf_ops.device(table.kv._op_device()):
-                added.append(table.kv.accumulate(keys, counts))
+            added.append(table.add(keys, counts))
         return tf.group(*[op for op in added if op is not None])

@@ -92,6 +92,7 @@ class ShadowVariable(TrainableWrapper):
             self.exists.assign(self.params.lookup(ids, return_exists=True)[1])
         return super().rows_of(ids, max_norm)
 
+    @tf.autograph.experimental.do_not_convert
     def embedding_lookup(
         self, ids: Any, name: str | None = None, max_norm: Any = None, return_trainable: bool = False
     ) -> Any:
@@ -127,6 +128,7 @@ def _lookup(shadow: TrainableWrapper, ids: Any, max_norm: Any = None) -> Any:
     return shadow.rows_of(ids, max_norm)
 
 
+@tf.autograph.experimental.do_not_convert
 def embedding_lookup(
     shadow: ShadowVariable,
     ids: Any,
@@ -167,6 +169,7 @@ def embedding_lookup_unique_base(
         return rows
 
 
+@tf.autograph.experimental.do_not_convert
 def embedding_lookup_unique(
     shadow: ShadowVariable, ids: Any, embedding_size: int, with_unique: bool = True, name: str | None = None
 ) -> Any:

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 class SlotTable:
     """One table of a `SlotVariable`."""
 
-    def __init__(self, part: KvVariable, optimizer: Any, spec: SlotSpec) -> None:
-        self._part = part
+    def __init__(self, table: Any, optimizer: Any, spec: SlotSpec) -> None:
+        self._table = table
+        self._part: KvVariable = table.kv
         self._optimizer = optimizer
         self._spec = spec
 
@@ -31,30 +32,33 @@ class SlotTable:
 
     def gather(self, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Slot rows of keys, what the slot starts from where they are missing; and whether each is there."""
-        flat = tf.reshape(keys, [-1])
+        ids = self._table.ids(keys)
+        flat = tf.reshape(ids, [-1])
         with tf_ops.device(self._part._op_device()):
             rows = raw.kv_table_read_column(
                 self._part.handle, flat, dtype=self._part.dtype, column=self._spec.name, width=self._spec.width
             )
         shape = tf.concat([tf.shape(keys), [self._spec.width]], 0)
-        return tf.reshape(rows, shape), self._part.contains(keys)
+        return tf.reshape(rows, shape), self._part.contains(ids)
 
     def insert(self, keys: Any, values: Any, name: str | None = None) -> Any:
         """Writes the slot of keys. A key that is not there comes with its initial value."""
-        keys = tf.reshape(keys, [-1])
+        ids = tf.reshape(self._table.ids(keys), [-1])
         values = tf.reshape(tf.convert_to_tensor(values, self._part.dtype), [-1, self._spec.width])
         specs = self._specs()
         with tf.name_scope(name or "insert"):
-            columns = self._part.read_rows(keys, self._optimizer, specs)
+            noted = self._table.note(ids, keys)
+            columns = self._part.read_rows(ids, self._optimizer, specs)
             columns[1 + specs.index(self._spec)] = values
-            return self._part.write_rows(keys, columns, specs)
+            written = self._part.write_rows(ids, columns, specs)
+            return written if noted is None or tf.executing_eagerly() else tf.group(noted, written)
 
     def lookup(
         self, keys: Any, dynamic_default_values: Any = None, return_exists: bool = False, name: str | None = None
     ) -> Any:
         """As of `CuckooHashTable`."""
         del name
-        rows, exists = self.gather(self._part.keys_tensor(keys))
+        rows, exists = self.gather(keys)
         if dynamic_default_values is not None:
             rows = tf.where(exists[..., tf.newaxis], rows, tf.cast(dynamic_default_values, rows.dtype))
         return (rows, exists) if return_exists else rows
@@ -66,7 +70,8 @@ class SlotTable:
 
     def export(self, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
         """All keys [N] and their slot rows [N, width]."""
-        return self._part.export(self._spec.name, name=name)
+        ids, rows = self._part.export(self._spec.name, name=name)
+        return (ids if self._table.names is None else self._table.names.of(ids)), rows
 
     def size(self, name: str | None = None) -> tf.Tensor:
         """Number of rows: scalar int64."""
@@ -96,7 +101,7 @@ class SlotVariable:
         self.dim = spec.width
         self.devices = variable.devices
         self.shard_num = variable.shard_num
-        self.tables = [SlotTable(part, optimizer, spec) for part in variable.parts]
+        self.tables = [SlotTable(table, optimizer, spec) for table in variable.tables]
 
     @property
     def params(self) -> SlotVariable:

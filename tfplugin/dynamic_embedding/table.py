@@ -10,6 +10,7 @@ import tensorflow as tf
 from tensorflow.python.trackable import base as trackable
 
 from tfplugin.dynamic_embedding.initial_values import InitialValues, initial_values
+from tfplugin.dynamic_embedding.string_keys import KeyNames, hashes
 from tfplugin.fused_lookup import on_device_of
 from tfplugin.kv_variable import KEY_DTYPES, VALUE_DTYPES, KvVariable
 from tfplugin.ops import raw
@@ -36,6 +37,7 @@ class CuckooHashTable(trackable.Trackable):
       shard_saveable_object_fn: not used.
       part, parts, whole: which part of how many it is, and of which variable, where the default partitioner rules.
       max_capacity, eviction: see `tfplugin.get_kv_variable`.
+      names: the strings of string keys, which the tables of a variable share.
 
     Attributes:
       kv: the `tfplugin.KvVariable` that holds the rows, with the slots of optimizers beside the values.
@@ -58,6 +60,7 @@ class CuckooHashTable(trackable.Trackable):
         whole: str | None = None,
         max_capacity: int = 0,
         eviction: str = "lru",
+        names: KeyNames | None = None,
     ) -> None:
         del config, shard_saveable_object_fn
         self._name = name
@@ -69,11 +72,14 @@ class CuckooHashTable(trackable.Trackable):
             default_value = initial_values(default_value, name, width, self.value_dtype)
         self._dim = default_value.dim
         check_dtypes(self.key_dtype, self.value_dtype, name)
+        self.names = names
+        if self.key_dtype == tf.string and names is None:
+            self.names = KeyNames(name, checkpoint)
         with tf.device(device or None):
             self.kv = KvVariable(
                 name,
                 default_value.dim,
-                self.key_dtype,
+                tf.int64 if self.key_dtype == tf.string else self.key_dtype,
                 self.value_dtype,
                 default_value.initializer,
                 trainable=self.value_dtype.is_floating,
@@ -98,12 +104,22 @@ class CuckooHashTable(trackable.Trackable):
 
     # ---- What Variable asks of a table. Keys and rows have been checked. ---------------------------------------------
 
+    def ids(self, keys: Any) -> tf.Tensor:
+        """Keys as `kv` has them: itself, or the hashes of strings."""
+        if self.names is None:
+            return self.kv.keys_tensor(keys)
+        return hashes(tf.convert_to_tensor(keys, tf.string))
+
+    def note(self, ids: tf.Tensor, keys: Any) -> Any:
+        """Notes the strings of `ids`, which are about to be inserted. Returns the op, if there is one (graph mode)."""
+        return None if self.names is None else self.names.note(ids, tf.convert_to_tensor(keys, tf.string))
+
     def gather(self, keys: tf.Tensor, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
         """Rows of keys, initial values where they are missing; and where each lies, -1 where it is missing."""
         with on_device_of(self.kv):
             return raw.kv_table_gather(
                 self.kv.handle,
-                keys,
+                keys if self.names is None else hashes(keys),
                 dtype=self.value_dtype,
                 dim=self._dim,
                 mode="initial",
@@ -121,7 +137,8 @@ class CuckooHashTable(trackable.Trackable):
         `dynamic_default_values` are the rows of missing keys, instead of the initial values: of any shape that
         broadcasts to the result's.
         """
-        rows, positions = self.gather(self.kv.keys_tensor(keys), name)
+        keys = tf.convert_to_tensor(keys, tf.string) if self.names is not None else self.kv.keys_tensor(keys)
+        rows, positions = self.gather(keys, name)
         exists = positions >= 0
         if dynamic_default_values is not None:
             defaults = tf.cast(dynamic_default_values, self.value_dtype)
@@ -130,36 +147,57 @@ class CuckooHashTable(trackable.Trackable):
 
     def insert(self, keys: Any, values: Any, name: str | None = None) -> Any:
         """Writes rows, inserting keys that are not there."""
-        return self.kv.upsert(keys, values, name=name)
+        ids = self.ids(keys)
+        return _both(self.note(ids, keys), self.kv.upsert(ids, values, name=name))
 
     upsert = insert
+
+    def add(self, keys: Any, deltas: Any) -> Any:
+        """Adds to rows, once for each occurrence of a key; a missing key starts from its initial value."""
+        ids = self.ids(keys)
+        with on_device_of(self.kv):
+            return _both(self.note(ids, keys), self.kv.accumulate(ids, deltas))
+
+    def contains(self, keys: Any) -> tf.Tensor:
+        """Whether each key is there: bool, shape of keys."""
+        return self.kv.contains(self.ids(keys))
 
     def accum(self, keys: Any, values_or_deltas: Any, exists: Any, name: str | None = None) -> Any:
         """By key: where `exists` and it is there, adds; where not and it is not there, inserts; else does nothing."""
         with tf.name_scope(name or "accum"):
-            keys = tf.reshape(self.kv.keys_tensor(keys), [-1])
+            ids = tf.reshape(self.ids(keys), [-1])
             rows = tf.reshape(tf.convert_to_tensor(values_or_deltas, self.value_dtype), [-1, self._dim])
             exists = tf.reshape(tf.convert_to_tensor(exists, tf.bool), [-1])
-            there = self.kv.contains(keys)
+            there = self.kv.contains(ids)
             # Of equal new keys the first is inserted: after it, the others meet a row that is there.
             new = tf.reverse(tf.where(~(exists | there))[:, 0], [0])
             old = tf.where(exists & there)[:, 0]
-            inserted = self.kv.upsert(tf.gather(keys, new), tf.gather(rows, new))
-            added = self.kv.accumulate(tf.gather(keys, old), tf.gather(rows, old))
-            return tf.group(*[op for op in (inserted, added) if op is not None])
+            noted = None
+            if self.names is not None:
+                noted = self.note(tf.gather(ids, new), tf.gather(tf.reshape(keys, [-1]), new))
+            inserted = self.kv.upsert(tf.gather(ids, new), tf.gather(rows, new))
+            added = self.kv.accumulate(tf.gather(ids, old), tf.gather(rows, old))
+            return _both(noted, inserted, added)
 
     def remove(self, keys: Any, name: str | None = None) -> Any:
         """Removes keys, with their slots. Absent ones are ignored."""
-        removed = self.kv.remove(keys, name=name)
-        return None if tf.executing_eagerly() else removed.op
+        ids = self.ids(keys)
+        removed = self.kv.remove(ids, name=name)
+        forgotten = None if self.names is None else self.names.forget(ids)
+        return None if tf.executing_eagerly() else _both(removed.op, forgotten)
 
     def clear(self, name: str | None = None) -> Any:
         """Removes all rows."""
-        return self.kv.clear(name=name)
+        if self.names is None:
+            return self.kv.clear(name=name)
+        ids, _ = self.kv.export()
+        with tf.control_dependencies([] if tf.executing_eagerly() else [ids]):
+            return _both(self.names.forget(ids), self.kv.clear(name=name))
 
     def export(self, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
         """All keys [N] and rows [N, dim], in no particular order."""
-        return self.kv.export(name=name)
+        keys, rows = self.kv.export(name=name)
+        return (keys if self.names is None else self.names.of(keys)), rows
 
     def size(self, name: str | None = None) -> tf.Tensor:
         """Number of rows: scalar int64."""
@@ -171,8 +209,17 @@ SUPPORTED = {
     tf.int64: (*VALUE_DTYPES, *INTEGER_DTYPES),
     tf.int32: (*VALUE_DTYPES, *INTEGER_DTYPES),
     tf.uint64: (*VALUE_DTYPES, *INTEGER_DTYPES),
+    tf.string: (*VALUE_DTYPES, *INTEGER_DTYPES),
 }
-assert set(SUPPORTED) == set(KEY_DTYPES)
+assert set(SUPPORTED) == {*KEY_DTYPES, tf.string}
+
+
+def _both(*ops: Any) -> Any:
+    """Several ops as one (graph mode)."""
+    made = [op for op in ops if isinstance(op, (tf.Operation, tf.Tensor)) and not tf.executing_eagerly()]
+    if len(made) < 2:
+        return made[0] if made else None
+    return tf.group(*made)
 
 
 def check_dtypes(key_dtype: tf.DType, value_dtype: tf.DType, name: str) -> None:

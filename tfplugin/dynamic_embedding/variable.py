@@ -15,6 +15,7 @@ from tensorflow.python.training import optimizer as v1_optimizer
 from tfplugin.dynamic_embedding.creators import CuckooHashTableCreator, KVCreator
 from tfplugin.dynamic_embedding.initial_values import initial_values
 from tfplugin.dynamic_embedding.partition import default_partition_fn
+from tfplugin.dynamic_embedding.string_keys import HASHES, KeyNames
 from tfplugin.dynamic_embedding.table import check_dtypes
 from tfplugin.kv_variable import KvVariable, PartitionedKvVariable
 from tfplugin.ops import raw
@@ -30,7 +31,7 @@ class Variable(trackable.Trackable):
     applies the gradient. Slots of optimizers lie beside the values and come and go with them.
 
     Args:
-      key_dtype: tf.int64, tf.int32 or tf.uint64.
+      key_dtype: tf.int64, tf.int32 or tf.uint64; tf.string: tables hold 63-bit hashes, and the strings beside them.
       value_dtype: tf.float32, float64, float16 or bfloat16; int8, int32, int64 or bool where nothing is trained.
       dim: width of a row.
       devices: one table is made on each; default ``["/CPU:0"]``. Tables are in the host memory of the device.
@@ -107,8 +108,11 @@ class Variable(trackable.Trackable):
         check_dtypes(self.key_dtype, self.value_dtype, name)
         #: Whether keys go to tables by the rule that the table engine itself has.
         self._by_modulo = self.shard_num == 1 or partitioner is default_partition_fn
+        if self.key_dtype == tf.string and HASHES % self.shard_num:
+            self._by_modulo = False
         values = initial_values(initializer, name, self.dim, self.value_dtype)
         with tf_ops.init_scope():
+            self.names = KeyNames(name, self.checkpoint) if self.key_dtype == tf.string else None
             self._tables = [
                 self.kv_creator.create(
                     self.key_dtype,
@@ -120,14 +124,19 @@ class Variable(trackable.Trackable):
                     self.kv_creator.config,
                     device,
                     **({"part": i, "parts": self.shard_num, "whole": name} if self._by_modulo else {}),
+                    **({} if self.names is None else {"names": self.names}),
                 )
                 for i, device in enumerate(self.devices)
             ]
             #: The rows as key-value variables: what lookups and optimizers train.
             self.parts: list[KvVariable] = [table.kv for table in self._tables]
-            self._one = self.parts[0] if self.shard_num == 1 else None
+            self._one = self.parts[0] if self.shard_num == 1 and self.names is None else None
             #: Whether one op looks up in all tables.
-            self._many = self._by_modulo and (self.parts[0]._eager or len({part.device for part in self.parts}) == 1)
+            self._many = (
+                self._by_modulo
+                and self.names is None
+                and (self.parts[0]._eager or len({part.device for part in self.parts}) == 1)
+            )
             if self.checkpoint:
                 self._be_saved()
             self._restrict_policy = None if restrict_policy is None else restrict_policy(self)
@@ -143,8 +152,10 @@ class Variable(trackable.Trackable):
             for saveable in checkpoint.saveables(self):
                 tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.SAVEABLE_OBJECTS, saveable)
         if self._by_modulo:
-            whole = self._one or PartitionedKvVariable(self.name, self.parts)
+            whole = self.parts[0] if self.shard_num == 1 else PartitionedKvVariable(self.name, self.parts)
             self._track_trackable(whole, "table", overwrite=True)
+        if self.names is not None:
+            self._track_trackable(self.names, "names", overwrite=True)
 
     # ---- Properties --------------------------------------------------------------------------------------------------
 
@@ -222,7 +233,7 @@ class Variable(trackable.Trackable):
         """Rows of keys, keys.shape + [dim], initial values where they are missing; and where each lies in its table, -1
         where it is missing.
         """
-        if self._one is not None:
+        if self.shard_num == 1:
             return self._tables[0].gather(keys, name)
         if self._many:
             with tf_ops.device(self.parts[0]._op_device()):
@@ -249,6 +260,7 @@ class Variable(trackable.Trackable):
             rows.set_shape(keys.shape.concatenate([self.dim]))
             return rows, tf.reshape(positions, tf.shape(keys))
 
+    @tf.autograph.experimental.do_not_convert
     def lookup(self, keys: Any, return_exists: bool = False, name: str | None = None) -> Any:
         """Rows of keys; the initial value of those that are missing. Inserts nothing.
 
@@ -266,6 +278,7 @@ class Variable(trackable.Trackable):
         rows, positions = self.gather(self.keys_tensor(keys), name)
         return (rows, positions >= 0) if return_exists else rows
 
+    @tf.autograph.experimental.do_not_convert
     def export(self, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
         """All keys [N] and their rows [N, dim], table after table, in no particular order."""
         exported = [table.export(name=name) for table in self._tables]
@@ -281,6 +294,7 @@ class Variable(trackable.Trackable):
 
     # ---- Writes ------------------------------------------------------------------------------------------------------
 
+    @tf.autograph.experimental.do_not_convert
     def upsert(self, keys: Any, values: Any, name: str | None = None) -> Any:
         """Writes rows, inserting keys that are not there. Of equal keys the last wins.
 
@@ -303,6 +317,7 @@ class Variable(trackable.Trackable):
             parts = zip(self._tables, self.split(keys, rows), strict=True)
             return _group([table.insert(part_keys, part_rows) for table, (part_keys, part_rows, _) in parts])
 
+    @tf.autograph.experimental.do_not_convert
     def accum(self, keys: Any, old_values: Any, new_values: Any, exists: Any, name: str | None = None) -> Any:
         """Adds ``new_values - old_values`` to keys that are there, or inserts `new_values` for keys that are not.
 
@@ -338,6 +353,7 @@ class Variable(trackable.Trackable):
                 ]
             )
 
+    @tf.autograph.experimental.do_not_convert
     def remove(self, keys: Any, name: str | None = None) -> Any:
         """Removes keys with their slots. Absent ones are ignored.
 
