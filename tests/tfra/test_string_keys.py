@@ -166,3 +166,11 @@ def test_checkpoints_keep_the_strings(tmp_path, before, after):
         path = v1.train.Saver({"emb": v}).save(session, str(tmp_path / "m"))
         v1.train.Saver({"emb": w}).restore(session, path)
         assert by_key(session.run(w.export())) == EXPECTED
+        other = de.Variable(tf.string, dim=2, name="other")
+        session.run(other.upsert(["x"], [[1.0, 2.0]]))
+        saver = v1.train.Saver([v, other])
+        path = saver.save(session, str(tmp_path / "m"))
+        session.run([v.clear(), other.clear()])
+        saver.restore(session, path)
+        assert by_key(session.run(v.export())) == EXPECTED
+        assert by_key(session.run(other.export())) == {"x": [1, 2]}

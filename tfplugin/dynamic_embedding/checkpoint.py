@@ -53,7 +53,7 @@ class TableSaveable(KvSaveable):
 
 def saveables(variable: Variable, name: str | None = None) -> list[KvSaveable]:
     """What a Saver saves and restores, one for each table."""
-    return [TableSaveable(variable, i, name or variable.name) for i in range(variable.shard_num)]
+    return [TableSaveable(variable, i, name or variable.name) for i in range(len(variable.parts))]
 
 
 def saveables_by_name(variable: Variable) -> dict[str, Callable[..., KvSaveable]]:
@@ -66,13 +66,25 @@ def saveables_by_name(variable: Variable) -> dict[str, Callable[..., KvSaveable]
 
         return saveable
 
-    found: dict[str, Any] = {f"part_{i}": make(i) for i in range(variable.shard_num)}
-    if variable.shard_num == 1:
+    found: dict[str, Any] = {f"part_{i}": make(i) for i in range(len(variable.parts))}
+    if not variable.parts:
+        for i, table in enumerate(variable.tables):
+            found |= _of_mutable_table(f"part_{i}", table.table)
+    elif variable.shard_num == 1:
         found = {trackable.VARIABLE_VALUE_KEY: make(0)}
     if variable.names is not None:
-        names = saveable_object_util.saveable_objects_from_trackable(variable.names.table, tf1_saver=True)
-        found |= {f"names_{key}": factory for key, factory in names.items()}
+        found |= _of_mutable_table("names", variable.names.table)
     return found
+
+
+def _of_mutable_table(attribute: str, table: Any) -> dict[str, Any]:
+    """The same of one of TensorFlow's own tables, under the table's name where the Saver's dictionary gives none."""
+
+    def named(factory: Any) -> Any:
+        return lambda name=None, **kwargs: factory(name=name or table._name)
+
+    factories = saveable_object_util.saveable_objects_from_trackable(table, tf1_saver=True)
+    return {f"{attribute}_{key}": named(factory) for key, factory in factories.items()}
 
 
 # ---- Object-based: tf.train.Checkpoint ----
@@ -91,7 +103,7 @@ def _save_objects(trackables: Mapping[str, Variable], file_prefix: tf.Tensor) ->
 
 def _restore_objects(trackables: Mapping[str, Variable], merged_prefix: tf.Tensor) -> None:
     for path, variable in trackables.items():
-        if variable.checkpoint:
+        if variable.checkpoint and variable.parts:
             _restore_object(path.split("/.ATTRIBUTES/")[0], variable, merged_prefix)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfplugin.dynamic_embedding.string_values import StringValueTable
 from tfplugin.dynamic_embedding.table import CuckooHashTable
 
 
@@ -61,7 +62,7 @@ class CuckooHashTableCreator(KVCreator):
         device: str | None = None,
         shard_saveable_object_fn: Any = None,
         **part: Any,
-    ) -> CuckooHashTable:
+    ) -> CuckooHashTable | StringValueTable:
         """A table; see `CuckooHashTable` for the arguments."""
         self._made = {
             "key_dtype": key_dtype,
@@ -72,6 +73,8 @@ class CuckooHashTableCreator(KVCreator):
             "config": config,
             "device": device,
         }
+        if value_dtype == tf.string:
+            return StringValueTable(default_value, name or "CuckooHashTable", bool(checkpoint), device or "")
         return CuckooHashTable(
             key_dtype,
             value_dtype,

@@ -206,7 +206,7 @@ class CuckooHashTable(trackable.Trackable):
 
 #: Values by dtype of keys.
 SUPPORTED = {
-    tf.int64: (*VALUE_DTYPES, *INTEGER_DTYPES),
+    tf.int64: (*VALUE_DTYPES, *INTEGER_DTYPES, tf.string),
     tf.int32: (*VALUE_DTYPES, *INTEGER_DTYPES),
     tf.uint64: (*VALUE_DTYPES, *INTEGER_DTYPES),
     tf.string: (*VALUE_DTYPES, *INTEGER_DTYPES),

@@ -43,6 +43,8 @@ class TrainableWrapper(resource_variable_ops.BaseResourceVariable):
         self._ids = ids
         name = kwargs.get("name") or "TrainableWrapper"
         trainable = bool(kwargs.get("trainable", True)) and params.trainable and params.value_dtype.is_floating
+        if not params.parts:
+            raise TypeError(f"{params!r} has values that are not trained: read them with its lookup method.")
         table = params.parts[0]
         with tf_ops.init_scope():
             eager = tf.executing_eagerly()

@@ -32,7 +32,8 @@ class Variable(trackable.Trackable):
 
     Args:
       key_dtype: tf.int64, tf.int32 or tf.uint64; tf.string: tables hold 63-bit hashes, and the strings beside them.
-      value_dtype: tf.float32, float64, float16 or bfloat16; int8, int32, int64 or bool where nothing is trained.
+      value_dtype: tf.float32, float64, float16 or bfloat16; where nothing is trained int8, int32, int64 or bool; with
+        int64 keys also tf.string.
       dim: width of a row.
       devices: one table is made on each; default ``["/CPU:0"]``. Tables are in the host memory of the device.
       partitioner: function of (keys, number of tables) that gives the table of each key, int32.
@@ -110,7 +111,10 @@ class Variable(trackable.Trackable):
         self._by_modulo = self.shard_num == 1 or partitioner is default_partition_fn
         if self.key_dtype == tf.string and HASHES % self.shard_num:
             self._by_modulo = False
-        values = initial_values(initializer, name, self.dim, self.value_dtype)
+        if self.value_dtype == tf.string:
+            values: Any = np.broadcast_to(np.asarray("" if initializer is None else initializer, object), [self.dim])
+        else:
+            values = initial_values(initializer, name, self.dim, self.value_dtype)
         with tf_ops.init_scope():
             self.names = KeyNames(name, self.checkpoint) if self.key_dtype == tf.string else None
             self._tables = [
@@ -129,14 +133,11 @@ class Variable(trackable.Trackable):
                 for i, device in enumerate(self.devices)
             ]
             #: The rows as key-value variables: what lookups and optimizers train.
-            self.parts: list[KvVariable] = [table.kv for table in self._tables]
-            self._one = self.parts[0] if self.shard_num == 1 and self.names is None else None
+            self.parts: list[KvVariable] = [table.kv for table in self._tables if table.kv is not None]
+            self._one = self.parts[0] if self.parts and self.shard_num == 1 and self.names is None else None
             #: Whether one op looks up in all tables.
-            self._many = (
-                self._by_modulo
-                and self.names is None
-                and (self.parts[0]._eager or len({part.device for part in self.parts}) == 1)
-            )
+            one_place = bool(self.parts) and (self.parts[0]._eager or len({part.device for part in self.parts}) == 1)
+            self._many = self._by_modulo and self.names is None and one_place
             if self.checkpoint:
                 self._be_saved()
             self._restrict_policy = None if restrict_policy is None else restrict_policy(self)
@@ -151,7 +152,10 @@ class Variable(trackable.Trackable):
             # Nobody lists these tables among their variables: a Saver of everything finds them here.
             for saveable in checkpoint.saveables(self):
                 tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.SAVEABLE_OBJECTS, saveable)
-        if self._by_modulo:
+        if not self.parts:
+            for i, table in enumerate(self._tables):
+                self._track_trackable(table, f"part_{i}", overwrite=True)
+        elif self._by_modulo:
             whole = self.parts[0] if self.shard_num == 1 else PartitionedKvVariable(self.name, self.parts)
             self._track_trackable(whole, "table", overwrite=True)
         if self.names is not None:
@@ -205,6 +209,8 @@ class Variable(trackable.Trackable):
           TypeError: a tensor or array of another dtype; an array of floats is rounded to floats.
         """
         dtype = getattr(values, "dtype", None)
+        if isinstance(values, np.ndarray) and values.dtype.kind in "OSU":
+            dtype = None
         if dtype is None or (isinstance(values, np.ndarray) and values.dtype == float and self.value_dtype.is_floating):
             try:
                 return tf.convert_to_tensor(values, self.value_dtype)
@@ -336,6 +342,8 @@ class Variable(trackable.Trackable):
         Raises:
           TypeError: keys or values of another dtype.
         """
+        if self.value_dtype in (tf.string, tf.bool):
+            raise TypeError(f"{self!r} has {self.value_dtype.name} values: accum adds numbers.")
         keys = tf.reshape(self.keys_tensor(keys), [-1])
         old_rows = tf.reshape(self.values_tensor(old_values), [-1, self.dim])
         new_rows = tf.reshape(self.values_tensor(new_values), [-1, self.dim])
