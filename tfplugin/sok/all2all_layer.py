@@ -67,6 +67,7 @@ class _All2AllDenseEmbedding:
             trainable=trainable,
             name=name,
         )
+        variable.row_limit = self.max_vocabulary_size_per_gpu
         return variable
 
     @property
@@ -157,7 +158,7 @@ _DOC = """An embedding whose keys are spread over the ranks: ``key floor-mod siz
     A layer of ``tf.keras``; for models of ``tf_keras`` import it from `tfplugin.sok.tf_keras`.
 
     Args:
-      max_vocabulary_size_per_gpu: rows of a rank, where use_hashtable is False; a hash table grows beyond it.
+      max_vocabulary_size_per_gpu: the most rows of a rank.
       embedding_vec_size: width of a row.
       slot_num: feature fields that are looked up together; they share one table.
       nnz_per_slot: keys in each field.
@@ -174,7 +175,8 @@ _DOC = """An embedding whose keys are spread over the ranks: ``key floor-mod siz
 
     Raises:
       ValueError: a size that is not 1 or more; inputs of another shape.
-      tf.errors.InvalidArgumentError: on every rank, where a key is out of range (use_hashtable=False).
+      tf.errors.InvalidArgumentError: on every rank, where a key is out of range (use_hashtable=False), or where new
+        keys would give any rank more than max_vocabulary_size_per_gpu rows (True): then none of them is added.
 
     Example:
       >>> layer = sok.All2AllDenseEmbedding(1024, 8, slot_num=2, nnz_per_slot=3)

@@ -89,6 +89,8 @@ class DynamicVariable(KvVariable):
         self._config = dict(options)
         self.owner = ranks.owner_of_mode(mode, what)
         self.num_gpus = ranks.size()
+        #: The most rows that a lookup over the ranks may leave this one with; -1 for any number.
+        self.row_limit = -1
         self.filter_ratio = _option(options, "filter_ratio", 1.0, what)
         if not 0 <= self.filter_ratio <= 1:
             raise ValueError(f"{what}: filter_ratio must be 0 to 1, got {self.filter_ratio}.")

@@ -20,6 +20,7 @@ from tfplugin.ops import raw
 from tfplugin.sok import exchange_gradients, ranks  # noqa: F401 - the gradients register themselves
 from tfplugin.sok.exchange_error import error_to_all
 from tfplugin.sok.exchange_table import ExchangeTable, exchange_table
+from tfplugin.sok.row_limit import within_limits
 
 
 class Lookup(NamedTuple):
@@ -76,6 +77,8 @@ def look_up(
             ranks=world.size,
             local=[not table.is_dynamic and table.owner < 0 for table in tables],
         )
+        if train:
+            keys = within_limits(tables, keys, names)
     rows = _rows_of_this_rank(lookups, keys, train)
     with tf.device("CPU:0"):
         reply, reply_splits = raw.kv_exchange_reply([_cast(one, wide) for one in rows], counts, dims=how.dims)
@@ -107,7 +110,7 @@ class _How:
 def _is_local(lookup: Lookup) -> bool:
     """Whether the ops for tables of one process do it. They check less."""
     table = lookup.table
-    same = table.is_dynamic and lookup.ids.keys.dtype == table.key_dtype
+    same = table.is_dynamic and table.row_limit < 0 and lookup.ids.keys.dtype == table.key_dtype
     return same and lookup.hotness is None and lookup.admission == 1.0
 
 

@@ -25,6 +25,7 @@ class ExchangeTable:
       key_dtype: of the keys of a key-value table; tf.int64 for a static variable.
       dtype: of the rows.
       dim: width of a row.
+      row_limit: the most rows that a lookup may leave a rank with; -1 for any number.
     """
 
     variable: Any
@@ -34,6 +35,7 @@ class ExchangeTable:
     key_dtype: tf.DType
     dtype: tf.DType
     dim: int
+    row_limit: int = -1
 
     @property
     def is_dynamic(self) -> bool:
@@ -50,7 +52,14 @@ def exchange_table(variable: Any, caller: str) -> ExchangeTable:
     """
     if isinstance(variable, DynamicVariable):
         return ExchangeTable(
-            variable, variable.name, variable.target_gpu, -1, variable.key_dtype, variable.dtype, variable.dim
+            variable,
+            variable.name,
+            variable.target_gpu,
+            -1,
+            variable.key_dtype,
+            variable.dtype,
+            variable.dim,
+            variable.row_limit,
         )
     if isinstance(variable, ShardedVariable):
         rows, dim = variable.global_shape

@@ -176,3 +176,23 @@ def test_dense_variables_are_reduced_by_horovod_beside_those_of_sok(kind: str, h
     tf.keras.optimizers.SGD(0.1).apply_gradients(zip(gradients, [table, alone], strict=True))
     np.testing.assert_allclose(dense, alone, atol=1e-6)
     np.testing.assert_allclose(sok.all2all_dense_embedding(v, tf.range(6, dtype=tf.int64)), table, atol=1e-6)
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "tf.function"])
+@pytest.mark.parametrize("key_dtype", [tf.int64, tf.int32, tf.uint64], ids=lambda dtype: dtype.name)
+def test_a_full_vocabulary_is_an_error_on_every_rank(key_dtype: tf.DType, traced: bool, rank: int, size: int) -> None:
+    layer = sok.All2AllDenseEmbedding(4, 2, 1, 1, dynamic_input=True, key_dtype=key_dtype, embedding_initializer="ones")
+    call = tf.function(layer.call, input_signature=[tf.TensorSpec([None], key_dtype)]) if traced else layer.call
+    of_last = [size - 1 + size * number for number in range(6)]  # all of the last rank
+    call(tf.constant([*of_last[:3], *of_last[:3]], key_dtype))
+    call(tf.constant(of_last[:4] if rank == 0 else [], key_dtype))  # exactly full
+    for asking in (0, size - 1):
+        keys = of_last if rank == asking else of_last[:2]
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match=rf"may have 4 rows .*rank {size - 1} would have 2 more"
+        ):
+            call(tf.constant(keys, key_dtype))
+    assert sorted(layer.variable.indices.numpy().tolist()) == (of_last[:4] if rank == size - 1 else [])
+    np.testing.assert_array_equal(call(tf.constant(of_last[:4], key_dtype)), np.ones([4, 2]))  # goes on
+    rows = layer.call(tf.constant(of_last, key_dtype), training=False)
+    np.testing.assert_array_equal(rows, np.repeat([[1.0, 1.0], [0.0, 0.0]], [4, 2], axis=0))
