@@ -5,6 +5,7 @@ To `turns.py` it is a worker like others. A request is done when the slowest ran
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -67,6 +68,8 @@ class RanksWorker(Worker):
 
     def ask(self, do: str, side: str, **arguments: Any) -> dict[str, Any]:
         """Sends a request to all ranks and waits for all. The answer is rank 0's, the seconds those of the slowest."""
+        if not self._connections:
+            raise WorkerError(f"{self._name} were stopped")
         for _, requests in self._connections:
             try:
                 requests.write(json.dumps({"do": do, "side": side, **arguments}) + "\n")
@@ -86,6 +89,8 @@ class RanksWorker(Worker):
             except TimeoutError:
                 self.stop()
                 raise WorkerError(f"{self._name}: number {number} has not answered for {ANSWER_SECONDS:g} s") from None
+            except ConnectionError:
+                line = ""
             if not line:
                 raise WorkerError(f"{self._name}: number {number} ended: {self._last_notes()}")
             answers.append(json.loads(line))
@@ -97,7 +102,8 @@ class RanksWorker(Worker):
     def stop(self) -> None:
         """Ends all processes."""
         for lines, requests in self._connections:
-            requests.close()
+            with contextlib.suppress(OSError):  # a rank that is gone does not take what was left to send
+                requests.close()
             lines.close()
         self._connections.clear()
         self._server.close()

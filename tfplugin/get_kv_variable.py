@@ -177,7 +177,7 @@ def get_kv_variable(
                 parts=of,
                 partitioned_name=None if parts is None else full_name,
             )
-            _collect(variable, collections, trainable)
+            add_to_collections(variable, collections, trainable)
             return variable
 
         made: KvVariable | PartitionedKvVariable
@@ -203,7 +203,8 @@ def _shared_rows(init: KvInitializer) -> KvInitializer:
     return KvInitializer(init.kind, init.a, init.b, init.seed, rows)
 
 
-def _collect(variable: KvVariable, collections: Sequence[str] | None, trainable: bool) -> None:
+def add_to_collections(variable: KvVariable, collections: Sequence[str] | None, trainable: bool) -> None:
+    """In a graph, puts a variable where ``tf.compat.v1.global_variables()`` and the like find it."""
     if context.executing_eagerly():
         return
     keys = list(collections) if collections is not None else [tf.compat.v1.GraphKeys.GLOBAL_VARIABLES]

@@ -145,6 +145,28 @@ def test_ranks_that_cannot_start_say_why(module, monkeypatch):
     crew.stop()
 
 
+def test_a_rank_that_dies_is_an_error_and_no_wait(module, monkeypatch):
+    turns, ranks = module("turns"), module("horovod_ranks")
+    two_ranks = """
+import json, socket, sys
+for number in range(2):
+    channel = socket.socket(socket.AF_UNIX)
+    channel.connect(sys.argv[-1])
+    channel.sendall((json.dumps({"rank": 1 - number, "versions": {}, "horovod": "0"}) + "\\n").encode())
+    globals()[f"rank_{number}"] = channel
+rank_0.recv(1)
+sys.exit("died at work")
+"""
+    monkeypatch.setattr(ranks, "HOROVODRUN", two_ranks)
+    crew = ranks.WorkersWithRanks(2, {})
+    worker = crew.of(["ranks"], 1)["ranks"]
+    with pytest.raises(turns.WorkerError, match="ended"):
+        worker.ask("run", "a side", calls=1)
+    crew.stop()
+    with pytest.raises(turns.WorkerError, match="stopped"):
+        worker.ask("run", "a side", calls=1)
+
+
 def test_bytes_are_counted_in_lines_where_access_is_random(module):
     floor = module("floor")
     assert doctest.testmod(floor).failed == 0

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfplugin.get_kv_variable import add_to_collections
 from tfplugin.initializers import KvInitializer, resolve
 from tfplugin.kv_variable import KEY_DTYPES, VALUE_DTYPES, KvVariable
 from tfplugin.sok import ranks
@@ -120,6 +121,7 @@ class DynamicVariable(KvVariable):
             parts=ranks.size() if self.owner is None else 1,
             **bounds,
         )
+        add_to_collections(self, None, trainable)
 
     @property
     def holds_rows(self) -> bool:

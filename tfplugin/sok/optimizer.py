@@ -22,10 +22,22 @@ class OptimizerWrapper(optimizers.OptimizerWrapper):
         `tfplugin.optimizers`.
       **options: as for `tfplugin.OptimizerWrapper`.
 
+    Raises:
+      TypeError: an ``hvd.DistributedOptimizer``: it would average rows that other ranks do not have.
+
     Example:
       >>> optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(learning_rate=1.0))
       >>> optimizer.apply_gradients(zip(grads, [v]))
     """
+
+    def __init__(self, optimizer: Any, *args: Any, **options: Any) -> None:
+        if any(base.__module__.partition(".")[0] == "horovod" for base in type(optimizer).__mro__):
+            raise TypeError(
+                "sok.OptimizerWrapper: an hvd.DistributedOptimizer would average gradients of rows that other ranks do "
+                "not have. Wrap the optimizer itself, and give the hvd.DistributedOptimizer the dense variables only; "
+                "or one optimizer for all, with gradients of an hvd.DistributedGradientTape."
+            )
+        super().__init__(optimizer, *args, **options)
 
     @property
     def lr(self) -> Any:

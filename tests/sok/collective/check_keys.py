@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 import tfplugin.sok as sok
 
@@ -176,6 +177,54 @@ def test_dense_variables_are_reduced_by_horovod_beside_those_of_sok(kind: str, h
     tf.keras.optimizers.SGD(0.1).apply_gradients(zip(gradients, [table, alone], strict=True))
     np.testing.assert_allclose(dense, alone, atol=1e-6)
     np.testing.assert_allclose(sok.all2all_dense_embedding(v, tf.range(6, dtype=tf.int64)), table, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimizers", [tf_keras.optimizers, tf_keras.optimizers.legacy], ids=["tf_keras", "legacy"])
+def test_a_distributed_optimizer_of_horovod_updates_the_dense_part(
+    optimizers: Any, hvd: Any, rank: int, size: int
+) -> None:
+    v, dense = sok.DynamicVariable(2, "ones"), tf.Variable([2.0, -1.0])
+    of_rows, of_dense = sok.OptimizerWrapper(optimizers.SGD(0.5)), hvd.DistributedOptimizer(optimizers.SGD(0.5))
+    with pytest.raises(TypeError, match="DistributedOptimizer would average"):
+        sok.OptimizerWrapper(of_dense)
+
+    @tf.function
+    def step() -> None:
+        with tf.GradientTape(persistent=True) as tape:
+            pooled = sok.lookup_sparse(v, tf.ragged.constant([[rank, 7]], tf.int64), combiners="sum")
+            loss = (rank + 1.0) * tf.reduce_sum(pooled * dense)
+        of_rows.apply_gradients([(tape.gradient(loss, v), v)])
+        of_dense.minimize(loss, [dense], tape=tape)
+
+    step()
+    got = dense, sok.all2all_dense_embedding(v, tf.constant([0, 7], tf.int64))
+    for array, expected in zip(got, _after_one_step(size), strict=True):
+        np.testing.assert_allclose(array, expected, atol=1e-6)
+
+
+def test_a_distributed_optimizer_of_horovod_updates_the_dense_part_of_a_graph(hvd: Any, rank: int, size: int) -> None:
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        v, dense = sok.DynamicVariable(2, "ones", name="v"), tf.compat.v1.get_variable("dense", initializer=[2.0, -1.0])
+        pooled = sok.lookup_sparse(v, tf.ragged.constant([[rank, 7]], tf.int64), combiners="sum")
+        loss = (rank + 1.0) * tf.reduce_sum(pooled * dense)
+        sgd = tf.compat.v1.train.GradientDescentOptimizer(0.5)
+        steps = [
+            sok.OptimizerWrapper(sgd).apply_gradients([(tf.gradients(loss, v)[0], v)]),
+            hvd.DistributedOptimizer(sgd).minimize(loss, var_list=[dense]),
+        ]
+        session.run(tf.compat.v1.global_variables_initializer())
+        session.run(steps)
+        rows = sok.all2all_dense_embedding(v, tf.constant([0, 7], tf.int64))
+        got = session.run([dense, rows])
+    for array, expected in zip(got, _after_one_step(size), strict=True):
+        np.testing.assert_allclose(array, expected, atol=1e-6)
+
+
+def _after_one_step(size: int) -> tuple[np.ndarray, np.ndarray]:
+    """The dense variable, whose gradients are averaged, and the rows of 0 and 7, whose gradients are summed."""
+    numbers = np.arange(1.0, size + 1)
+    dense = np.array([2.0, -1.0])
+    return dense - 0.5 * numbers.mean() * 2, 1 - 0.5 * np.array([[1.0], [numbers.sum()]]) * dense
 
 
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "tf.function"])
