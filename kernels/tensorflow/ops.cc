@@ -336,8 +336,8 @@ REGISTER_OP("KvTablePoolWeightsGradient")
       return absl::OkStatus();
     });
 
-// Rows that were looked up for keys, wherever they came from, as a function of `handle`: their gradient goes to
-// it, one slice for each key. `positions` are those of a lookup, or empty.
+// Rows that were looked up for keys, wherever they came from, as a function of `handle`: their gradient goes
+// to it, one slice for each key. `positions` are those of a lookup, or empty.
 REGISTER_OP("KvTableTrainable")
     .Attr("Tkeys: {int64, int32, uint64, string}")
     .Attr("dtype: {float, half, bfloat16, double}")

@@ -100,15 +100,15 @@ class HandleOp : public OpKernel {
 
   void SetRows() {
     const int64_t row_bytes = config_.dim * tf::DataTypeSize(config_.value_dtype);
-    initializer_->rows = std::make_shared<const std::vector<char>>(initial_rows_.begin(), initial_rows_.end());
+    initializer_->rows =
+        std::make_shared<const std::vector<char>>(initial_rows_.begin(), initial_rows_.end());
     initializer_->num_rows = static_cast<int64_t>(initial_rows_.size()) / row_bytes;
   }
 
   absl::Status Initialize(TableResource* resource) const {
     if (!initializer_.has_value()) return absl::OkStatus();
-    const absl::Status made = CatchErrors("initializing", config_.name, [&] {
-      resource->set_table(resource->NewTable(*initializer_));
-    });
+    const absl::Status made = CatchErrors("initializing", config_.name,
+                                          [&] { resource->set_table(resource->NewTable(*initializer_)); });
     if (!made.ok()) resource->Unref();
     return made;
   }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -184,6 +186,31 @@ def test_all_dtypes_are_saved(tmp_path, key_dtype, dtype):
     assert by_key(made[1].export()) == by_key((keys, values))
     (table,) = kvtools.open(path).tables.values()
     assert (table.schema.key_dtype, table.schema.value_dtype) == (key_dtype.name, dtype.name)
+
+
+IMPORTED = """
+import sys
+import tensorflow as tf
+import tfplugin
+v1 = tf.compat.v1
+with tf.Graph().as_default(), v1.Session() as session:
+    saver = v1.train.import_meta_graph(sys.argv[1] + ".meta")
+    saver.restore(session, sys.argv[1])
+    print("ROWS", session.run("rows:0").tolist())
+"""
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+def test_another_process_imports_the_graph_and_restores(tmp_path, devices):
+    with tf.Graph().as_default(), v1.Session() as session:
+        v = de.Variable(dim=2, name=NAME, devices=["/CPU:0"] * devices)
+        tf.identity(de.embedding_lookup(v, tf.constant(KEYS), name="x"), name="rows")
+        session.run(v.upsert(KEYS, ROWS))
+        path = v1.train.Saver().save(session, str(tmp_path / "m"))
+    script = tmp_path / "imported.py"
+    script.write_text(IMPORTED)
+    done = subprocess.run([sys.executable, "-P", str(script), path], capture_output=True, text=True, check=False)
+    assert f"ROWS {ROWS.tolist()}" in done.stdout, done.stderr[-2000:]
 
 
 # ---- Checkpoints that TFRA wrote ----

@@ -44,11 +44,23 @@ class TableSaveable(KvSaveable):
         source = _Source(self._params, self._whole, marks, functools.partial(_by_name, self._whole))
         if tf.executing_eagerly():
             return source.restore(self._index, source.prefix(filename.numpy()))
-        prefix = tf.numpy_function(source.prefix, [filename], tf.string)
-        prefix.set_shape([])
+        if self._params.names is not None and self._params._by_modulo:  # no other layout has strings that can be read
+            return source.restore(self._index, filename)
+        # A graph that is imported by another process has no Python in it: it goes without where it can.
+        asks = tf.constant(True) if not self._params._by_modulo else _is_foreign(filename)
+
+        def ask() -> tf.Tensor:
+            return tf.ensure_shape(tf.numpy_function(source.prefix, [filename], tf.string), [])
+
+        prefix = tf.cond(asks, ask, lambda: tf.identity(filename))
         restored = source.restore(self._index, prefix)
+
+        def release() -> tf.Tensor:
+            with tf.control_dependencies([tf.numpy_function(source.release, [filename, prefix], [])]):
+                return tf.constant(True)
+
         with tf.control_dependencies([restored]):
-            return tf.numpy_function(source.release, [filename, prefix], [])
+            return tf.cond(asks, release, lambda: tf.constant(False)).op
 
 
 def saveables(variable: Variable, name: str | None = None) -> list[KvSaveable]:
@@ -214,6 +226,12 @@ class _Source:
 
 def _text(path: Any) -> str:
     return str(tf.compat.as_str(path.numpy() if hasattr(path, "numpy") else path))
+
+
+def _is_foreign(path: tf.Tensor) -> tf.Tensor:
+    """Whether a checkpoint looks like one of TFRA's, by TensorFlow's ops alone: bool, true rather too often."""
+    index = tf.io.read_file(tf.strings.join([path, ".index"]))
+    return tf.strings.regex_full_match(index, r"(?s)\C*(ht_\d+of\d|shard_upsert_restore|prev_global_shard_num)\C*")
 
 
 def _tensor_names(path: str) -> frozenset[str]:
