@@ -5,7 +5,7 @@ de``, or ``import tfplugin.tfra as tfra``.
 """
 
 from tfplugin.dynamic_embedding import checkpoint as _checkpoint
-from tfplugin.dynamic_embedding import shadow_ops
+from tfplugin.dynamic_embedding import keras, shadow_ops
 from tfplugin.dynamic_embedding.creators import CuckooHashTableConfig, CuckooHashTableCreator, KVCreator
 from tfplugin.dynamic_embedding.embedding_lookup import (
     embedding_lookup,
@@ -45,6 +45,7 @@ __all__ = [
     "enable_train_mode",
     "get_model_mode",
     "get_variable",
+    "keras",
     "safe_embedding_lookup_sparse",
     "shadow_ops",
     "trainable_wrapper_filter",

@@ -1,0 +1,311 @@
+"""The Keras layers of `dynamic_embedding`, for Keras 3 and for tf_keras."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from tfplugin import dynamic_embedding as de
+from tfplugin.dynamic_embedding import tf_keras as de_tf_keras
+
+KINDS = {"Keras 3": (tf.keras, de.keras), "tf_keras": (tf_keras, de_tf_keras)}
+IDS = np.array([[15, 2, 4], [4, 92, 4], [22, 4, -1]], np.int64)
+
+
+@pytest.fixture(params=KINDS.values(), ids=KINDS)
+def kinds(request):
+    return request.param
+
+
+@pytest.fixture
+def keras(kinds):
+    return kinds[0]
+
+
+@pytest.fixture
+def layers(kinds):
+    return kinds[1].layers
+
+
+def row(key: int) -> np.ndarray:
+    return np.array([key, key + 0.5], np.float32)
+
+
+def fill(layer) -> None:
+    keys = np.unique(IDS)
+    layer.params.upsert(keys, np.stack([row(key) for key in keys]))
+
+
+ROWS = np.stack([[row(key) for key in sample] for sample in IDS])
+
+# ---- Lookups ----
+
+
+@pytest.mark.parametrize("with_unique", [True, False])
+@pytest.mark.parametrize("shape", [(9,), (3, 3), (3, 1, 3)])
+def test_rows_have_the_shape_of_the_ids(layers, name, shape, with_unique):
+    layer = layers.Embedding(2, name=name, with_unique=with_unique)
+    fill(layer)
+    ids = tf.constant(IDS.reshape(shape))
+    np.testing.assert_array_equal(layer(ids), ROWS.reshape(*shape, 2))
+    np.testing.assert_array_equal(tf.function(layer)(ids), ROWS.reshape(*shape, 2))
+    assert layers.BasicEmbedding is layers.Embedding
+    assert layer.compute_output_shape(shape) == (*shape, 2)
+
+
+def test_ragged_ids_have_ragged_rows(layers, name):
+    layer = layers.Embedding(2, name=name)
+    fill(layer)
+    rows = layer(tf.ragged.constant([[15, 2], [], [4]], dtype=tf.int64))
+    assert rows.to_list() == [[row(15).tolist(), row(2).tolist()], [], [row(4).tolist()]]
+
+
+def test_a_lookup_inserts_nothing_and_gives_initial_values(layers, name):
+    layer = layers.Embedding(4, name=name)
+    rows = layer(tf.constant(IDS)).numpy()
+    assert layer.params.size().numpy() == 0 and layer.params.name == f"{name}-parameter"
+    assert 0 < np.abs(rows).max() < 0.5  # RandomNormal(stddev=0.05)
+    assert not layers.Embedding(4, name=f"{name}_zeros", initializer="zeros")(tf.constant(IDS)).numpy().any()
+
+
+COMBINERS = {"sum": np.sum, "mean": np.mean, "min": np.min, "max": np.max, "prod": np.prod, "std": np.std}
+
+
+@pytest.mark.parametrize("combiner", COMBINERS)
+def test_squashed_combines_the_rows_of_a_sample(layers, name, combiner):
+    layer = layers.SquashedEmbedding(2, combiner=combiner, name=name)
+    fill(layer)
+    np.testing.assert_allclose(layer(tf.constant(IDS)), COMBINERS[combiner](ROWS, axis=1), rtol=1e-5)
+    np.testing.assert_allclose(layer(tf.constant(IDS[0])), COMBINERS[combiner](ROWS[0], axis=0), rtol=1e-5)
+    assert layer.compute_output_shape((None, 3)) == (None, 2)
+    if combiner != "std":  # of which several dimensions are not one
+        deep = layer(tf.constant(IDS[:, np.newaxis, :]))
+        np.testing.assert_allclose(deep, COMBINERS[combiner](ROWS, axis=1), rtol=1e-5)
+
+
+def test_squashed_takes_ragged_ids_and_functions(layers, name):
+    layer = layers.SquashedEmbedding(2, combiner=lambda values, axis: -tf.reduce_sum(values, axis), name=name)
+    fill(layer)
+    rows = layer(tf.ragged.constant([[15, 2], [], [4]], dtype=tf.int64))
+    np.testing.assert_allclose(rows, -np.array([row(15) + row(2), np.zeros(2), row(4)]))
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrt_n"])
+def test_field_wise_combines_the_rows_of_a_field(layers, name, combiner):
+    layer = layers.FieldWiseEmbedding(2, 4, lambda ids: ids % 3, combiner=combiner, name=name)
+    fill(layer)
+    expected = np.zeros((3, 4, 2), np.float32)
+    for sample in range(3):
+        for field in range(4):
+            found = ROWS[sample][IDS[sample] % 3 == field]
+            if len(found):
+                divisor = {"sum": 1, "mean": len(found), "sqrt_n": len(found) ** 0.5}[combiner]
+                expected[sample, field] = found.sum(0) / divisor
+    np.testing.assert_allclose(layer(tf.constant(IDS)), expected, rtol=1e-6)
+    np.testing.assert_allclose(tf.function(layer)(tf.constant(IDS)), expected, rtol=1e-6)
+    assert layer.compute_output_shape((None, 3)) == (None, 4, 2)
+
+
+def test_rows_longer_than_max_norm_are_scaled_down(layers, name):
+    layer = layers.Embedding(2, max_norm=1.0, name=name)
+    fill(layer)
+    norms = np.linalg.norm(ROWS, axis=-1, keepdims=True)
+    np.testing.assert_allclose(layer(tf.constant(IDS)), ROWS / np.maximum(norms, 1), rtol=1e-5)
+
+
+# ---- Arguments ----
+
+
+def test_arguments_reach_the_variable(layers, name):
+    layer = layers.Embedding(
+        4,
+        key_dtype=tf.int32,
+        value_dtype=tf.float64,
+        initializer=0.25,
+        devices=["/CPU:0"] * 3,
+        name=name,
+        trainable=False,
+        bp_v2=True,
+        restrict_policy=de.TimestampRestrictPolicy,
+        init_capacity=64,
+        checkpoint=False,
+    )
+    params = layer.params
+    assert (params.key_dtype, params.value_dtype, params.dim, params.shard_num) == (tf.int32, tf.float64, 4, 3)
+    assert not params.trainable and not layer.trainable_weights and params.bp_v2 and params.init_size == 64
+    assert isinstance(params.restrict_policy, de.TimestampRestrictPolicy) and not params.checkpoint
+    assert layer(tf.constant([1], tf.int32)).numpy().tolist() == [[0.25] * 4]
+
+
+def test_layers_of_one_name_share_their_rows(layers, name):
+    layer, again = layers.Embedding(2, name=name), layers.SquashedEmbedding(2, name=name)
+    assert again.params is layer.params and again.shadow is not layer.shadow
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "said"),
+    [
+        (lambda layers: layers.Embedding("wide"), TypeError, "embedding_size must be a number, got 'wide'"),
+        (lambda layers: layers.SquashedEmbedding(2, combiner="median"), ValueError, "got 'median'"),
+        (lambda layers: layers.FieldWiseEmbedding(2, 3), ValueError, "slot_map_fn must be a function"),
+        (lambda layers: layers.FieldWiseEmbedding(2, None, abs), TypeError, "nslots must be a number, got None"),
+        (lambda layers: layers.FieldWiseEmbedding(2, 3, abs, combiner="max"), ValueError, "combiner must be one of"),
+    ],
+)
+def test_wrong_arguments_are_told(layers, make, error, said):
+    with pytest.raises(error, match=said):
+        make(layers)
+
+
+def test_wrong_ids_are_told(layers, name):
+    with pytest.raises(ValueError, match="ids are of float32, its keys of int64"):
+        layers.Embedding(2, name=name)(tf.constant([1.0]))
+    fields = layers.FieldWiseEmbedding(2, 3, lambda ids: ids, name=f"{name}_fields")
+    with pytest.raises(NotImplementedError, match=r"ids must be of shape \[batch, n\]"):
+        fields(tf.constant([1], tf.int64))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"must give fields in \[0, 3\)"):
+        fields(tf.constant([[3]], tf.int64))
+
+
+# ---- Training ----
+
+
+def model_of(keras, layer, *more):
+    optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.05))
+    model = keras.Sequential([keras.Input((3,), dtype="int64"), layer, *more, keras.layers.Dense(1)])
+    model.compile(optimizer, loss="mse")
+    return model
+
+
+@pytest.mark.parametrize("with_unique", [True, False])
+def test_fit_trains_as_with_a_dense_embedding(keras, layers, name, with_unique):
+    rng = np.random.default_rng(0)
+    ids, targets = rng.integers(0, 40, [64, 3]), rng.normal(size=(64, 1)).astype(np.float32)
+    layer = layers.Embedding(4, name=name, with_unique=with_unique, devices=["/CPU:0"] * 2)
+    model = model_of(keras, layer, keras.layers.Flatten())
+    # A table of Keras's own has its update wrong where a batch has equal ids, in Keras 3.
+    one_hot, dense = keras.layers.Lambda(lambda x: tf.one_hot(x, 40)), keras.layers.Dense(4, use_bias=False)
+    twin = keras.Sequential(
+        [keras.Input((3,), dtype="int64"), one_hot, dense, keras.layers.Flatten(), keras.layers.Dense(1)]
+    )
+    twin.compile(keras.optimizers.Adam(0.05), loss="mse")
+    twin(tf.constant(ids))
+    layer.params.upsert(np.arange(40), np.asarray(dense.get_weights()[0]))
+    model.layers[-1].set_weights(twin.layers[-1].get_weights())
+    # Adam moves rows that a batch does not have, in the dense one: every batch is the whole.
+    history = [m.fit(ids, targets, batch_size=64, epochs=5, verbose=0).history["loss"] for m in (model, twin)]
+    np.testing.assert_allclose(history[0], history[1], rtol=1e-4)
+    assert history[0][-1] < history[0][0]
+    np.testing.assert_allclose(layer.params.lookup(np.arange(40)), dense.get_weights()[0], atol=1e-4)
+    assert len(layer.params.get_slot_variables(model.optimizer)) == 2
+
+
+@pytest.mark.parametrize("kind", ["SquashedEmbedding", "FieldWiseEmbedding"])
+def test_fit_inserts_the_ids_and_lowers_the_loss(keras, layers, name, kind):
+    own = (lambda ids: ids % 2,) if kind == "FieldWiseEmbedding" else ()
+    layer = getattr(layers, kind)(4, *(2, *own) if own else (), name=name)
+    model = model_of(keras, layer, keras.layers.Flatten())
+    ids = np.arange(90).reshape(30, 3)
+    losses = model.fit(ids, np.ones([30, 1]), epochs=8, verbose=0).history["loss"]
+    assert layer.params.size().numpy() == 90 and losses[-1] < losses[0] / 2
+    assert model.evaluate(ids, np.ones([30, 1]), verbose=0) < losses[0]
+
+
+def test_the_optimizers_of_v1_train_in_fit(layers, name):
+    if layers is not de_tf_keras.layers:
+        pytest.skip("Keras 3 takes its own optimizers only")
+    layer = layers.Embedding(4, name=name)
+    model = tf_keras.Sequential([tf_keras.Input((3,), dtype="int64"), layer, tf_keras.layers.Dense(1)])
+    model.compile(de.DynamicEmbeddingOptimizer(tf.compat.v1.train.AdamOptimizer(0.01)), loss="mse")
+    model.fit(IDS, np.ones([3, 3, 1]), verbose=0)
+    assert layer.params.size().numpy() == len(np.unique(IDS))
+
+
+def test_a_frozen_layer_is_not_trained(keras, layers, name):
+    layer = layers.Embedding(4, name=name)
+    layer.trainable = False
+    model = model_of(keras, layer)
+    assert len(model.trainable_weights) == 2
+    model.fit(IDS, np.ones([3, 3, 1]), verbose=0)
+    assert layer.params.size().numpy() == 0
+
+
+def test_a_summary_counts_the_rows(keras, layers, name):
+    layer = layers.Embedding(4, name=name)
+    fill_keys = np.arange(10)
+    layer.params.upsert(fill_keys, np.zeros([10, 4], np.float32))
+    model = model_of(keras, layer)
+    lines: list[str] = []
+    model.summary(print_fn=lambda line, **_: lines.append(line))
+    assert "45" in "\n".join(lines)  # 10 * 4 + 4 + 1
+    assert sum(v is layer.shadow for v in model.trainable_variables) == 1
+
+
+# ---- Making it again ----
+
+
+def same_field(ids):
+    return ids * 0
+
+
+@pytest.mark.parametrize("kind", ["Embedding", "SquashedEmbedding", "FieldWiseEmbedding"])
+def test_it_can_be_made_again_from_its_config(layers, name, kind):
+    own = {"nslots": 3, "slot_map_fn": same_field} if kind == "FieldWiseEmbedding" else {}
+    layer = getattr(layers, kind)(
+        4,
+        **own,
+        key_dtype=tf.int32,
+        name=name,
+        restrict_policy=de.FrequencyRestrictPolicy,
+        combiner="mean",
+        max_norm=2.0,
+        with_unique=False,
+    )
+    config = layer.get_config()
+    again = type(layer).from_config({**config, "name": f"{name}_again"})
+    assert again.get_config() == {**config, "name": f"{name}_again"}
+    assert isinstance(again.params.restrict_policy, de.FrequencyRestrictPolicy)
+    assert again.params.key_dtype == tf.int32 and again.params is not layer.params
+
+
+# ---- Files ----
+
+
+@pytest.mark.parametrize("way", ["model.keras", "rows.weights.h5", "checkpoint"])
+def test_rows_are_saved_and_restored(keras, layers, name, way, tmp_path):
+    def make():
+        return model_of(keras, layers.SquashedEmbedding(4, name=name, devices=["/CPU:0"] * 2))
+
+    model = make()
+    model.fit(IDS, np.ones([3, 1]), epochs=2, verbose=0)
+    expected, old = model.predict(IDS, verbose=0), model.layers[-2].params
+    path = str(tmp_path / way)
+    if way == "model.keras":
+        model.save(path)
+    elif way == "rows.weights.h5":
+        model.save_weights(path)
+    else:
+        path = tf.train.Checkpoint(model).save(path)
+    keras.backend.clear_session()
+    if way == "model.keras":
+        model = keras.models.load_model(path, compile=False)
+        model.compile(de.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.05)), loss="mse")
+    else:
+        model = make()
+        assert not np.allclose(model.predict(IDS, verbose=0), expected)
+        if way == "rows.weights.h5":
+            model.load_weights(path)
+        else:
+            tf.train.Checkpoint(model).restore(path)
+    params = model.layers[-2].params
+    assert params is not old and params.size().numpy() == len(np.unique(IDS))
+    np.testing.assert_array_equal(model.predict(IDS, verbose=0), expected)
+    model.fit(IDS, np.ones([3, 1]), verbose=0)
+    assert not np.allclose(params.lookup(IDS), old.lookup(IDS))
+
+
+def test_rows_of_another_width_are_told(layers, name):
+    with pytest.raises(ValueError, match="rows of 2 elements, the file some of shape"):
+        layers.Embedding(2, name=name).load_own_variables({"keys": np.zeros(1), "values": np.zeros([1, 4])})

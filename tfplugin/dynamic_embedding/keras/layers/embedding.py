@@ -1,0 +1,193 @@
+"""`Embedding`: a dynamic embedding variable as a layer of Keras 3 or tf_keras.
+
+The classes here do what the layer of every Keras does; `layers_of` joins them to a Layer.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfplugin.dynamic_embedding import restrict_policies, shadow_ops
+from tfplugin.dynamic_embedding.get_variable import get_variable
+from tfplugin.dynamic_embedding.partition import default_partition_fn
+
+_POLICIES = {
+    cls.__name__: cls for cls in (restrict_policies.FrequencyRestrictPolicy, restrict_policies.TimestampRestrictPolicy)
+}
+
+
+class LayerRows(shadow_ops.ShadowVariable):
+    """What optimizers train of a layer: frozen where the layer is, and of as many rows as the variable has."""
+
+    #: Keras 3 asks its weights for it.
+    regularizer = None
+
+    def __init__(self, *, layer: Any, **kwargs: Any) -> None:
+        self._layer = weakref.ref(layer)
+        super().__init__(**kwargs)
+
+    @property
+    def trainable(self) -> bool:
+        """Whether the variable and the layer are."""
+        layer = self._layer()
+        return bool(self._trainable) and (layer is None or bool(layer.trainable))
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """[rows, dim] in eager mode, so that a model can count its parameters; else [None, dim]."""
+        rows = int(self.params.size()) if tf.executing_eagerly() else None
+        return tf.TensorShape([rows, self.params.dim])
+
+
+class EmbeddingLayer:
+    """What `Embedding` is beside a Layer."""
+
+    #: The Keras of the layer.
+    _keras: Any = None
+
+    def __init__(
+        self,
+        embedding_size: int,
+        key_dtype: Any = tf.int64,
+        value_dtype: Any = tf.float32,
+        combiner: Any = "sum",
+        initializer: Any = None,
+        devices: Any = None,
+        name: str | None = "DynamicEmbeddingLayer",
+        with_unique: bool = True,
+        short_file_name: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        try:
+            embedding_size = int(embedding_size)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"{type(self).__name__} '{name}': embedding_size must be a number, got {embedding_size!r}."
+            ) from error
+        value_dtype = tf.as_dtype(value_dtype)
+        trainable = bool(kwargs.pop("trainable", True))
+        max_norm = kwargs.pop("max_norm", None)
+        keep_distribution = bool(kwargs.pop("keep_distribution", False))
+        strategy = kwargs.pop("distribute_strategy", None)
+        of_variable = {
+            "key_dtype": key_dtype,
+            "value_dtype": value_dtype,
+            "dim": embedding_size,
+            "devices": devices,
+            "partitioner": kwargs.pop("partitioner", None) or default_partition_fn,
+            "shared_name": "layer_embedding_variable",
+            "initializer": self._initializer(initializer),
+            "trainable": trainable,
+            "checkpoint": kwargs.pop("checkpoint", True),
+            "init_size": kwargs.pop("init_capacity", None) or 0,
+            "kv_creator": kwargs.pop("kv_creator", None),
+            "restrict_policy": self._policy(kwargs.pop("restrict_policy", None)),
+            "bp_v2": kwargs.pop("bp_v2", False),
+            "short_file_name": short_file_name,
+        }
+        kwargs.pop("dtype", None)  # is that of the values
+        super().__init__(name=name, trainable=trainable, dtype=value_dtype.name, **kwargs)  # type: ignore[call-arg]
+        self.embedding_size = embedding_size
+        self.combiner = combiner
+        self.max_norm = max_norm
+        self.keep_distribution = keep_distribution
+        self.with_unique = bool(with_unique)
+        self.distribute_strategy = strategy
+        self.supports_jit = False  # Keras 3: XLA has no tables
+        self.params = get_variable(f"{name}-parameter" if name else "EmbeddingParameter", **of_variable)
+        self.shadow = LayerRows(
+            layer=self,
+            params=self.params,
+            name=f"{name}-shadow" if name else "ShadowVariable",
+            max_norm=max_norm,
+            trainable=trainable,
+            distribute_strategy=strategy,
+        )
+
+    def _initializer(self, given: Any) -> Any:
+        initializers = self._keras.initializers
+        if given is None:
+            return initializers.RandomNormal()
+        return initializers.deserialize(given) if isinstance(given, dict) else given
+
+    def _policy(self, given: Any) -> Any:
+        return _POLICIES.get(given, given) if isinstance(given, str) else given
+
+    def call(self, ids: Any) -> Any:
+        """Rows of ids, ids.shape + [embedding_size], ragged where ids are. Inserts nothing: training does.
+
+        Raises:
+          ValueError: ids of another dtype than the keys.
+        """
+        return self._rows(ids)
+
+    def _rows(self, ids: Any) -> Any:
+        return shadow_ops.embedding_lookup_unique(self.shadow, ids, self.embedding_size, self.with_unique)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """Adds the width of a row."""
+        return (*tuple(input_shape), self.embedding_size)
+
+    # ---- Making it again ---------------------------------------------------------------------------------------------
+
+    def get_config(self) -> dict[str, Any]:
+        """What it takes to make the layer again: plain data, but for functions and objects that were given."""
+        policy = self.params.restrict_policy
+        policy = None if policy is None else type(policy)
+        return {
+            "embedding_size": self.embedding_size,
+            "key_dtype": self.params.key_dtype.name,
+            "value_dtype": self.params.value_dtype.name,
+            "combiner": self.combiner,
+            "initializer": self._initializer_config(),
+            "devices": self.params.devices if self.keep_distribution else None,
+            "name": self.name,  # type: ignore[attr-defined]
+            "with_unique": self.with_unique,
+            "short_file_name": self.params.short_file_name,
+            "trainable": bool(self.trainable),  # type: ignore[attr-defined]
+            "bp_v2": self.params.bp_v2,
+            "restrict_policy": policy.__name__ if policy in _POLICIES.values() else policy,
+            "init_capacity": self.params.init_size,
+            "partitioner": None if self.params.partition_fn is default_partition_fn else self.params.partition_fn,
+            "kv_creator": self.params.kv_creator if self.keep_distribution else None,
+            "max_norm": self.max_norm,
+            "keep_distribution": self.keep_distribution,
+        }
+
+    def _initializer_config(self) -> Any:
+        given = self.params.initializer
+        if given is None or isinstance(given, (bool, int, float, str)):
+            return given
+        if isinstance(given, np.ndarray) or tf.is_tensor(given):
+            return np.asarray(given).tolist()
+        return self._keras.initializers.serialize(given)
+
+    # ---- The .keras and .weights.h5 files of Keras -------------------------------------------------------------------
+
+    def save_own_variables(self, store: Any) -> None:
+        """Writes all rows. Slots of optimizers are in SavedModels and in `tf.train.Checkpoint`."""
+        keys, values = self.params.export()
+        store["keys"], store["values"] = keys.numpy(), _storable(values.numpy())
+
+    def load_own_variables(self, store: Any) -> None:
+        """Replaces all rows by those of a file."""
+        values = np.asarray(store["values"])
+        if values.ndim != 2 or values.shape[1] != self.params.dim:
+            raise ValueError(
+                f"Layer '{self.name}' has rows of {self.params.dim} elements, the file some of shape "  # type: ignore[attr-defined]
+                f"{values.shape[1:]}: make the layer with the embedding_size that was saved."
+            )
+        keys = np.asarray(store["keys"])
+        self.params.clear()
+        self.params.upsert(
+            tf.constant(keys, self.params.key_dtype), tf.cast(tf.constant(values), self.params.value_dtype)
+        )
+
+
+def _storable(values: np.ndarray) -> np.ndarray:
+    """HDF5 has no bfloat16, of which float32 holds every value."""
+    return values.astype(np.float32) if values.dtype == tf.bfloat16.as_numpy_dtype else values

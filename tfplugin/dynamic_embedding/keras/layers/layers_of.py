@@ -1,0 +1,114 @@
+"""The embedding layers as subclasses of the Layer of a Keras."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tfplugin.dynamic_embedding.keras.layers.embedding import EmbeddingLayer
+from tfplugin.dynamic_embedding.keras.layers.field_wise_embedding import FieldWiseLayer
+from tfplugin.dynamic_embedding.keras.layers.squashed_embedding import SquashedLayer
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The layers for one Keras."""
+
+    Embedding: Any
+    SquashedEmbedding: Any
+    FieldWiseEmbedding: Any
+
+
+def _listing(layer: Any) -> dict[str, Any]:
+    """What has Keras 3 list the rows among the weights. tf_keras lists every tf.Variable that is an attribute."""
+
+    def listed(name: str) -> property:
+        def weights(self: Any) -> list[Any]:
+            mine = getattr(self, "shadow", None)
+            return [*getattr(layer, name).fget(self), *([] if mine is None else [mine])]
+
+        return property(weights, doc=getattr(layer, name).__doc__)
+
+    return {name: listed(name) for name in ("weights", "variables")}
+
+
+def layers_of(keras: Any, module: str) -> Layers:
+    """The layers for ``tf.keras`` (either kind) or ``tf_keras``. `module` is where they will be found."""
+    layer = keras.layers.Layer
+    keras_3 = not hasattr(layer, "_gather_children_attribute")
+
+    def make(name: str, bases: tuple[type, ...], doc: str, **attributes: Any) -> Any:
+        made = type(name, bases, {"__doc__": doc, "__module__": module, **attributes})
+        return keras.utils.register_keras_serializable("tfplugin.dynamic_embedding")(made)
+
+    embedding = make(
+        "Embedding", (EmbeddingLayer, layer), _EMBEDDING, _keras=keras, **(_listing(layer) if keras_3 else {})
+    )
+    return Layers(
+        embedding,
+        make("SquashedEmbedding", (SquashedLayer, embedding), _SQUASHED),
+        make("FieldWiseEmbedding", (FieldWiseLayer, embedding), _FIELD_WISE),
+    )
+
+
+_EMBEDDING = """An embedding layer without a vocabulary: any id has a row, which training inserts.
+
+    Layers of one name share their rows, as `get_variable` does, until ``clear_session``. Train it by a
+    `DynamicEmbeddingOptimizer`.
+
+    Args:
+      embedding_size: width of a row.
+      key_dtype, value_dtype: as of `Variable`.
+      combiner: of subclasses that combine rows.
+      initializer: what a missing key gives; see `Variable`. Default: ``RandomNormal()`` of Keras.
+      devices: see `Variable`.
+      name: of the layer; its variable is ``<name>-parameter``.
+      with_unique: accepted: a lookup finds equal ids once, and an update sums their gradients, either way.
+      short_file_name: see `Variable`.
+      kwargs: ``trainable``, ``bp_v2``, ``restrict_policy``, ``init_capacity``, ``partitioner``, ``kv_creator``,
+        ``checkpoint``: of the variable; ``max_norm``: rows of a larger norm are scaled down to it when they are read;
+        ``distribute_strategy``: of the `ShadowVariable`; ``keep_distribution``: whether the config has `devices` and
+        ``kv_creator``. Others are of a Keras layer.
+
+    Attributes:
+      params: the `Variable`.
+      shadow: the `ShadowVariable` that is trained; among the layer's ``trainable_weights``.
+
+    Raises:
+      TypeError: a size that is no number; dtypes that tables do not have.
+
+    Example:
+      >>> layer = de.keras.layers.Embedding(8, name="user")
+      >>> layer(tf.constant([[15, 2], [4, 92], [22, 4]], tf.int64)).shape
+      TensorShape([3, 2, 8])
+    """
+
+_SQUASHED = """An `Embedding` that combines the rows of each sample into one.
+
+    Args: as of `Embedding`, in which
+      combiner: ``"sum"``, ``"mean"``, ``"min"``, ``"max"``, ``"prod"``, ``"std"`` or others of which ``tf.math`` has a
+        ``reduce_...``; or a function of (values, axis).
+
+    Raises:
+      ValueError: an unknown combiner.
+
+    Example:
+      >>> de.keras.layers.SquashedEmbedding(8, name="basket")(tf.constant([[15, 2], [4, 92]], tf.int64)).shape
+      TensorShape([2, 8])
+    """
+
+_FIELD_WISE = """An `Embedding` that combines the rows of each sample field by field.
+
+    Args: as of `Embedding`, and
+      nslots: number of fields.
+      slot_map_fn: function from ids [batch, n] to the field of each, in [0, nslots).
+      combiner: ``"sum"``, ``"mean"`` or ``"sqrt_n"``.
+
+    Raises:
+      ValueError: `slot_map_fn` is no function; an unknown combiner.
+
+    Example:
+      >>> layer = de.keras.layers.FieldWiseEmbedding(2, 3, lambda ids: ids % 3, name="fields")
+      >>> layer(tf.constant([[23, 12, 0], [9, 13, 10]], tf.int64)).shape
+      TensorShape([2, 3, 2])
+    """
