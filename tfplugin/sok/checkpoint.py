@@ -170,12 +170,12 @@ class _Parts:
         named = []
         for name, variable in self._dynamic.items():
             if variable.owner is None:
-                named.append((f"{tables._object_prefix(name)}_part_{ranks.rank()}", variable))
+                named.append((f"{tables.object_prefix(name)}_part_{ranks.rank()}", variable))
             elif variable.owner == ranks.rank():
-                named.append((tables._object_prefix(name), variable))
+                named.append((tables.object_prefix(name), variable))
         if not named:
             return []
-        written = tables._save_ops(tf.constant(str(scratch / f"tables-{ranks.rank()}")), named)
+        written = tables.save_ops(tf.constant(str(scratch / f"tables-{ranks.rank()}")), named)
         return [Path(shard.numpy().decode()).name for shard in written]
 
     def write_common(self, scratch: Path, options: tf.train.CheckpointOptions | None) -> list[str]:
