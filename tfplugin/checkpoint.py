@@ -7,9 +7,10 @@ mechanisms to call them.
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -169,13 +170,50 @@ def object_prefix(path: str) -> str:
 
 def _save(trackables: Mapping[str, Any], file_prefix: tf.Tensor) -> list[tf.Tensor]:
     variables: list[tuple[str, KvVariable]] = []
+    shards: list[tf.Tensor] = []
     for path, obj in trackables.items():
         _check_whole(obj)
-        if isinstance(obj, PartitionedKvVariable):
+        if id(obj) in _elsewhere:
+            shards += _renamed(file_prefix, object_prefix(path), _elsewhere[id(obj)])
+        elif isinstance(obj, PartitionedKvVariable):
             variables += [(f"{object_prefix(path)}_part_{i}", part) for i, part in enumerate(obj)]
         else:
             variables.append((object_prefix(path), obj))
-    return save_ops(file_prefix, variables)
+    return shards + save_ops(file_prefix, variables)
+
+
+#: Bundles with the parts of variables, whose tensors begin "rows", by the id of the variable: what is saved of it.
+_elsewhere: dict[int, list[str]] = {}
+
+
+@contextlib.contextmanager
+def saved_elsewhere(bundles: Mapping[int, list[str]]) -> Iterator[None]:
+    """While variables (their ids) are saved by taking over bundles, one for each part, which others have written."""
+    _elsewhere.update(bundles)
+    try:
+        yield
+    finally:
+        for variable in bundles:
+            del _elsewhere[variable]
+
+
+def _renamed(file_prefix: tf.Tensor, prefix: str, bundles: Sequence[str]) -> list[tf.Tensor]:
+    """Writes each bundle again, as a part of the object whose tensors begin with `prefix`. Returns the shards."""
+    shards = []
+    for i, bundle in enumerate(bundles):
+        dtypes = tf.train.load_checkpoint(bundle).get_variable_to_dtype_map()
+        names = sorted(dtypes)
+        shard = tf.strings.join([file_prefix, f"-{tf.compat.as_str(prefix).replace('/', '_')}-part-{i}"])
+        tensors = tf.raw_ops.RestoreV2(
+            prefix=bundle, tensor_names=names, shape_and_slices=[""] * len(names), dtypes=[dtypes[n] for n in names]
+        )
+        renamed = [f"{prefix}_part_{i}{name.removeprefix('rows')}" for name in names]
+        saved = tf.raw_ops.SaveV2(
+            prefix=shard, tensor_names=renamed, shape_and_slices=[""] * len(names), tensors=tensors
+        )
+        with tf.control_dependencies([saved] if saved is not None else []):
+            shards.append(tf.identity(shard))
+    return shards
 
 
 def _check_whole(variable: KvVariable | PartitionedKvVariable) -> None:

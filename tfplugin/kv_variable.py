@@ -71,6 +71,8 @@ class KvVariable(trackable.Trackable):
     _in_graph_mode = False
     #: Processes that each have an object like this one for a part of one table; see `tfplugin.sok`.
     ranks = 1
+    #: The rank that holds it all; None where the ranks share the keys, or where there is one.
+    owner: int | None = None
     #: False in a process whose part is empty because another one has all keys.
     holds_rows = True
 

@@ -309,3 +309,71 @@ def test_rows_are_saved_and_restored(keras, layers, name, way, tmp_path):
 def test_rows_of_another_width_are_told(layers, name):
     with pytest.raises(ValueError, match="rows of 2 elements, the file some of shape"):
         layers.Embedding(2, name=name).load_own_variables({"keys": np.zeros(1), "values": np.zeros([1, 4])})
+
+
+@pytest.mark.parametrize("kind", ["Embedding", "HvdAllToAllEmbedding"])
+def test_a_saved_model_has_rows_and_slots(keras, kinds, name, kind, tmp_path):
+    def make():
+        layer = getattr(kinds[1].layers, kind)(embedding_size=4, name=name)
+        return model_of(keras, layer)
+
+    model = make()
+    model.fit(IDS, np.ones([3, 3, 1]), epochs=2, verbose=0)
+    expected = model.predict(IDS, verbose=0)
+    path = tmp_path / "model"
+    kinds[1].models.de_save_model(model, path)
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        kinds[1].models.de_hvd_save_model(model, str(path), overwrite=False)
+    served = tf.saved_model.load(str(path)).signatures["serving_default"]
+    (got,) = served(tf.constant(IDS)).values()
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
+    model.fit(IDS, np.ones([3, 3, 1]), verbose=0)
+    trained_on = model.predict(IDS, verbose=0)
+    keras.backend.clear_session()
+    model = make()
+    tf.train.Checkpoint(model).restore(str(path / "variables" / "variables"))
+    np.testing.assert_array_equal(model.predict(IDS, verbose=0), expected)
+    model.fit(IDS, np.ones([3, 3, 1]), verbose=0)
+    np.testing.assert_allclose(model.predict(IDS, verbose=0), trained_on, rtol=1e-5)
+
+
+@pytest.mark.parametrize("save_weights_only", [False, True])
+def test_the_callback_saves_the_model_of_each_epoch(keras, kinds, name, save_weights_only, tmp_path):
+    layer = kinds[1].layers.Embedding(4, name=name)
+    model = model_of(keras, layer)
+    path = str(tmp_path / "epoch-{epoch}" / "model")
+    callback = kinds[1].callbacks.DEHvdModelCheckpoint(path, save_weights_only=save_weights_only)
+    model.fit(IDS, np.ones([3, 3, 1]), epochs=2, verbose=0, callbacks=[callback])
+    assert isinstance(callback, keras.callbacks.ModelCheckpoint) and callback.model is model
+    expected = model.predict(IDS, verbose=0)
+    model.fit(IDS, np.ones([3, 3, 1]), verbose=0)
+    saved = path.format(epoch=2) if save_weights_only else f"{path.format(epoch=2)}/variables/variables"
+    tf.train.Checkpoint(model).read(saved)
+    np.testing.assert_array_equal(model.predict(IDS, verbose=0), expected)
+
+
+def test_the_callback_saves_the_best_model_only_if_asked(keras, kinds, name, tmp_path):
+    model = model_of(keras, kinds[1].layers.Embedding(4, name=name))
+    path = tmp_path / "{epoch}"
+    callback = kinds[1].callbacks.DEHvdModelCheckpoint(
+        path, monitor="loss", save_best_only=True, initial_value_threshold=0.0
+    )
+    model.fit(IDS, np.ones([3, 3, 1]), epochs=2, verbose=0, callbacks=[callback])
+    assert not list(tmp_path.iterdir())
+
+
+# ---- Over ranks; on several of them see tests/sok/collective/check_de_keras.py ----
+
+
+def test_on_one_rank_all_to_all_is_an_embedding(layers, name):
+    layer = layers.HvdAllToAllEmbedding(True, True, None, None, 2, name=name)
+    fill(layer)
+    np.testing.assert_array_equal(layer(tf.constant(IDS)), ROWS)
+    assert isinstance(layer, layers.Embedding)
+    config = {**layer.get_config(), "name": f"{name}_again"}
+    assert type(layer).from_config(config).get_config() == config
+
+
+def test_a_number_of_ranks_that_there_are_not_is_told(layers, name):
+    with pytest.raises(ValueError, match="mpi_size must be the number of ranks, 1"):
+        layers.HvdAllToAllEmbedding(embedding_size=2, name=name, mpi_size=4)

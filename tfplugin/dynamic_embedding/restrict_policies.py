@@ -65,6 +65,7 @@ class _StatusPolicy(RestrictPolicy):
             trainable=False,
             checkpoint=var.checkpoint,
             init_size=var.init_size,
+            kv_creator=var.kv_creator.for_status() if hasattr(var.kv_creator, "for_status") else None,
         )
 
     @property

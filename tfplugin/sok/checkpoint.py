@@ -21,7 +21,6 @@ from tfplugin.ops import raw
 from tfplugin.optimizers.wrapper import OptimizerWrapper
 from tfplugin.sok import ranks, sharded_checkpoint
 from tfplugin.sok.distributed_variable import ShardedVariable, held_rows
-from tfplugin.sok.dynamic_variable import DynamicVariable
 from tfplugin.sok.optimizer_slots import core_of, slots_of
 from tfplugin.sok.row_files import owned, require_eager
 from tfplugin.sok.shared_folder import put_in_place, shared_scratch, step
@@ -138,8 +137,8 @@ class _Parts:
     def __init__(self, saver: Any, doing: str) -> None:
         tensors, _, registered, graph = saver._gather_serialized_tensors()
         spread = registered.get("tfplugin.KvVariable", {})
-        self._dynamic: dict[str, DynamicVariable] = {
-            name: v for name, v in spread.items() if isinstance(v, DynamicVariable)
+        self._dynamic: dict[str, KvVariable] = {
+            name: v for name, v in spread.items() if isinstance(v, KvVariable) and v.ranks > 1
         }
         for name in self._dynamic:
             del spread[name]
@@ -156,7 +155,7 @@ class _Parts:
 
     def names(self) -> list[Any]:
         """What must be the same on all ranks."""
-        tables_ = [(name, v.dim, v.key_dtype.name, v.dtype.name, v.mode) for name, v in self._dynamic.items()]
+        tables_ = [(name, v.dim, v.key_dtype.name, v.dtype.name, v.owner) for name, v in self._dynamic.items()]
         wholes = [(name, *sharded_checkpoint.spread(obj).global_shape) for name, obj in self._static.items()]
         return [sorted(tables_), sorted(wholes)]
 
@@ -220,7 +219,7 @@ def _as_plain_variables(graph: Any) -> None:
             node.attributes.add(name=sharded_checkpoint.VALUE, checkpoint_key=key)
 
 
-def _check_no_strays(variable: DynamicVariable, doing: str) -> None:
+def _check_no_strays(variable: KvVariable, doing: str) -> None:
     """Raises where this rank holds keys that are not its own, which would be saved twice, or on the wrong rank."""
     keys = raw.kv_table_keys(variable.handle, Tkeys=variable.key_dtype).numpy()
     stray = keys[~owned(variable, keys)]

@@ -140,7 +140,9 @@ def _rows_of_this_rank(lookups: Sequence[Lookup], keys: Sequence[tf.Tensor], tra
     rows: list[Any] = [None] * len(tables)
     groups: dict[tuple[Any, ...], list[int]] = {}
     for t, (table, wanted) in enumerate(zip(tables, keys, strict=True)):
-        if table.is_dynamic and train and lookups[t].admission < 1.0:
+        if table.read is not None:
+            rows[t] = table.read(wanted)
+        elif table.is_dynamic and train and lookups[t].admission < 1.0:
             rows[t] = table.variable.sparse_read(wanted, training=True, admission=lookups[t].admission)
         elif table.is_dynamic:
             part = parts_of(table.variable)[0]

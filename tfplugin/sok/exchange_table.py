@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,7 @@ class ExchangeTable:
       dtype: of the rows.
       dim: width of a row.
       row_limit: the most rows that a lookup may leave a rank with; -1 for any number.
+      read: gives rows [n, dim] of keys [n] of this rank, where `variable` does not do it in the usual way.
     """
 
     variable: Any
@@ -36,6 +38,7 @@ class ExchangeTable:
     dtype: tf.DType
     dim: int
     row_limit: int = -1
+    read: Callable[[tf.Tensor], tf.Tensor] | None = None
 
     @property
     def is_dynamic(self) -> bool:
@@ -44,12 +47,14 @@ class ExchangeTable:
 
 
 def exchange_table(variable: Any, caller: str) -> ExchangeTable:
-    """Describes a variable, or says why it cannot be looked up on several ranks.
+    """Describes a variable (a description stays as it is), or says why it cannot be looked up on several ranks.
 
     Raises:
       TypeError: not a variable that can be looked up.
       ValueError: one that only this rank knows, where there are several.
     """
+    if isinstance(variable, ExchangeTable):
+        return variable
     if isinstance(variable, DynamicVariable):
         return ExchangeTable(
             variable,

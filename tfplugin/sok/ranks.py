@@ -138,6 +138,17 @@ def current() -> Ranks:
     return SingleRank()
 
 
+def found() -> Ranks:
+    """As `current`, and finds the ranks where nobody has, for programs that know ``hvd.init()`` only.
+
+    Raises:
+      RuntimeError: there are several processes, and ``hvd.init()`` has not been called.
+    """
+    if _current is None and launched_ranks() > 1:
+        init()
+    return current()
+
+
 def rank() -> int:
     """Number of this process, from 0."""
     return current().rank

@@ -1,5 +1,5 @@
 """Layers, saving and callbacks for models of ``tf.keras`` with dynamic embedding variables."""
 
-from tfplugin.dynamic_embedding.keras import layers
+from tfplugin.dynamic_embedding.keras import callbacks, layers, models
 
-__all__ = ["layers"]
+__all__ = ["callbacks", "layers", "models"]

@@ -9,5 +9,13 @@ _layers = _layers_of(_tf.keras, __name__)
 Embedding = BasicEmbedding = _layers.Embedding
 SquashedEmbedding = _layers.SquashedEmbedding
 FieldWiseEmbedding = _layers.FieldWiseEmbedding
+HvdAllToAllEmbedding = _layers.HvdAllToAllEmbedding
 
-__all__ = ["BasicEmbedding", "Embedding", "FieldWiseEmbedding", "SquashedEmbedding", "reduce_pooling"]
+__all__ = [
+    "BasicEmbedding",
+    "Embedding",
+    "FieldWiseEmbedding",
+    "HvdAllToAllEmbedding",
+    "SquashedEmbedding",
+    "reduce_pooling",
+]

@@ -7,6 +7,7 @@ from typing import Any
 
 from tfplugin.dynamic_embedding.keras.layers.embedding import EmbeddingLayer
 from tfplugin.dynamic_embedding.keras.layers.field_wise_embedding import FieldWiseLayer
+from tfplugin.dynamic_embedding.keras.layers.hvd_all_to_all_embedding import HvdAllToAllLayer
 from tfplugin.dynamic_embedding.keras.layers.squashed_embedding import SquashedLayer
 
 
@@ -17,6 +18,7 @@ class Layers:
     Embedding: Any
     SquashedEmbedding: Any
     FieldWiseEmbedding: Any
+    HvdAllToAllEmbedding: Any
 
 
 def _listing(layer: Any) -> dict[str, Any]:
@@ -48,6 +50,7 @@ def layers_of(keras: Any, module: str) -> Layers:
         embedding,
         make("SquashedEmbedding", (SquashedLayer, embedding), _SQUASHED),
         make("FieldWiseEmbedding", (FieldWiseLayer, embedding), _FIELD_WISE),
+        make("HvdAllToAllEmbedding", (HvdAllToAllLayer, embedding), _HVD_ALL_TO_ALL),
     )
 
 
@@ -111,4 +114,25 @@ _FIELD_WISE = """An `Embedding` that combines the rows of each sample field by f
       >>> layer = de.keras.layers.FieldWiseEmbedding(2, 3, lambda ids: ids % 3, name="fields")
       >>> layer(tf.constant([[23, 12, 0], [9, 13, 10]], tf.int64)).shape
       TensorShape([2, 3, 2])
+    """
+
+_HVD_ALL_TO_ALL = """An `Embedding` whose rows are spread over Horovod's ranks: rank ``key floor-mod size`` has a key.
+
+    Every rank calls it as often as the others, with ids of its own. Gradients are summed over the ranks. On one rank,
+    also without Horovod, it is an `Embedding`. Save it by `de_hvd_save_model` or `tfplugin.sok.Checkpoint`, on all
+    ranks.
+
+    Args:
+      with_unique, with_secondary_unique, batch_size: accepted: a key is sent once however often it occurs.
+      mpi_size: the number of ranks, which is the default; 1 for a table that each rank has for itself.
+      args, kwargs: as of `Embedding`; one device on each rank.
+
+    Raises:
+      ValueError: another `mpi_size`; several devices.
+      RuntimeError: there are several ranks, and ``hvd.init()`` has not been called.
+
+    Example:
+      >>> layer = de.keras.layers.HvdAllToAllEmbedding(embedding_size=8, name="spread")
+      >>> layer(tf.constant([[15, 2], [4, 92]], tf.int64)).shape
+      TensorShape([2, 2, 8])
     """

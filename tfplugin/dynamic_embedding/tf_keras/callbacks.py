@@ -1,0 +1,9 @@
+"""Callbacks of ``tf_keras``."""
+
+import tf_keras as _tf_keras
+
+from tfplugin.dynamic_embedding.keras.model_checkpoint import model_checkpoint_of as _model_checkpoint_of
+
+DEHvdModelCheckpoint = _model_checkpoint_of(_tf_keras, __name__)
+
+__all__ = ["DEHvdModelCheckpoint"]
