@@ -37,6 +37,13 @@ class KvSaveable(saveable_object.SaveableObject):
         )
         super().__init__(variable.handle, [spec], tensor_prefix)
 
+    def restore_op(self, filename: tf.Tensor) -> Any:
+        """Restores the variable from a checkpoint, whatever number of parts wrote it."""
+        whole = self.tensor_prefix
+        if self.variable.partitioned_name is not None:
+            whole = whole.removesuffix(f"/part_{self.variable.part}")
+        return restore_op(filename, self.variable, whole, "/part_")
+
     def restore(self, restored_tensors: Any, restored_shapes: Any) -> Any:
         """Not reached: `add_restore_ops` restores."""
         raise RuntimeError(
@@ -63,7 +70,7 @@ def _part_saveable(part: KvVariable, name: str | None = None, **kwargs: Any) -> 
     return KvSaveable(part, f"{whole}/{suffix}")
 
 
-def _save_ops(prefix: tf.Tensor, variables: Sequence[tuple[str, KvVariable]]) -> list[tf.Tensor]:
+def save_ops(prefix: tf.Tensor, variables: Sequence[tuple[str, KvVariable]]) -> list[tf.Tensor]:
     """Writes one bundle shard per device, ``prefix-<i>``. Returns the shards' prefixes, to be merged."""
     by_device: dict[str, list[tuple[str, KvVariable]]] = collections.OrderedDict()
     for tensor_prefix, variable in variables:
@@ -85,7 +92,8 @@ def _save_ops(prefix: tf.Tensor, variables: Sequence[tuple[str, KvVariable]]) ->
     return written
 
 
-def _restore_op(prefix: tf.Tensor, variable: KvVariable, tensor_prefix: str, part_infix: str) -> Any:
+def restore_op(prefix: tf.Tensor, variable: KvVariable, tensor_prefix: str, part_infix: str) -> Any:
+    """Reads the rows that belong to a variable, or to this part of it, from a checkpoint. Returns the op."""
     with tf.device(variable.device or None):
         return raw.kv_table_restore(
             variable.handle,
@@ -110,7 +118,7 @@ def add_save_ops(original: Callable[..., Any], builder: Any, filename: Any, save
         _check_whole(saveable.variable)
     filename = tf.convert_to_tensor(filename)
     scratch = tf.strings.join([filename, "_kvtmp"])
-    shards = _save_ops(
+    shards = save_ops(
         tf.strings.join([scratch, "/tables"]), [(saveable.tensor_prefix, saveable.variable) for saveable in tables]
     )
     if dense:
@@ -142,12 +150,7 @@ def add_restore_ops(
         restored.append(
             original(builder, filename, dense, restore_sequentially, reshape, preferred_shard, f"{name}_dense")
         )
-    for saveable in tables:
-        variable = saveable.variable
-        whole = saveable.tensor_prefix
-        if variable.partitioned_name is not None:
-            whole = whole.removesuffix(f"/part_{variable.part}")
-        restored.append(_restore_op(filename, variable, whole, "/part_"))
+    restored += [saveable.restore_op(filename) for saveable in tables]
     return tf.group(*[op for op in restored if op is not None], name=name)
 
 
@@ -159,7 +162,8 @@ def _is_saved_object(obj: Any) -> bool:
     return isinstance(obj, PartitionedKvVariable) or (isinstance(obj, KvVariable) and obj.partitioned_name is None)
 
 
-def _object_prefix(path: str) -> str:
+def object_prefix(path: str) -> str:
+    """What the tensors of the object at `path` begin with."""
     return f"{path}/.ATTRIBUTES/kv"
 
 
@@ -168,10 +172,10 @@ def _save(trackables: Mapping[str, Any], file_prefix: tf.Tensor) -> list[tf.Tens
     for path, obj in trackables.items():
         _check_whole(obj)
         if isinstance(obj, PartitionedKvVariable):
-            variables += [(f"{_object_prefix(path)}_part_{i}", part) for i, part in enumerate(obj)]
+            variables += [(f"{object_prefix(path)}_part_{i}", part) for i, part in enumerate(obj)]
         else:
-            variables.append((_object_prefix(path), obj))
-    return _save_ops(file_prefix, variables)
+            variables.append((object_prefix(path), obj))
+    return save_ops(file_prefix, variables)
 
 
 def _check_whole(variable: KvVariable | PartitionedKvVariable) -> None:
@@ -188,7 +192,7 @@ def _restore(trackables: Mapping[str, Any], merged_prefix: tf.Tensor) -> None:
     for path, obj in trackables.items():
         for part in obj if isinstance(obj, PartitionedKvVariable) else [obj]:
             if part.holds_rows:
-                _restore_op(merged_prefix, part, _object_prefix(path), "_part_")
+                restore_op(merged_prefix, part, object_prefix(path), "_part_")
             else:
                 part.clear()
 

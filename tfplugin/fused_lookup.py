@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
-from tensorflow.python.eager import context, tape
+from tensorflow.python.eager import context
 from tensorflow.python.framework import ops as tf_ops
+from tensorflow.python.ops import resource_variable_ops
 
 from tfplugin.composed_pool import PooledIds
 from tfplugin.ops import raw
@@ -41,7 +42,7 @@ def _watch(tables: Sequence[Sequence[KvVariable]]) -> None:
     for parts in tables:
         for part in parts:
             if part.trainable:
-                tape.variable_accessed(part)
+                resource_variable_ops.variable_accessed(part)
 
 
 def _tokens(tables: Sequence[Sequence[KvVariable]]) -> list[str]:
@@ -83,6 +84,7 @@ def pool_many(
     combiners: Sequence[str],
     train: bool,
     name: str | None = None,
+    missing: str = "zeros",
 ) -> list[tf.Tensor]:
     """Rows of ``ids[t]`` out of table t, combined: each [rows of ids[t], dim]. Tables as in `gather_many`."""
     _watch(tables)
@@ -107,7 +109,7 @@ def pool_many(
             weighted=[one.weights is not None for one in ids],
             positive=[one.positive for one in ids],
             filled=[one.fill is not None for one in ids],
-            mode="train" if train else "zeros",
+            mode="train" if train else missing,
             in_backward=_tokens(tables),
             name=name,
         )

@@ -32,6 +32,7 @@ class KvInitializer:
       b: the upper bound (excluded); or the standard deviation.
       seed: below 2**64.
       rows: for kind ``rows``, a function that gives the Tensor ``[M, dim]`` when the variable is initialized.
+      known_rows: the same rows where they are known beforehand, as bytes.
     """
 
     kind: str
@@ -39,6 +40,7 @@ class KvInitializer:
     b: float = 0.0
     seed: int = 0
     rows: Callable[[], tf.Tensor] | None = None
+    known_rows: bytes = b""
 
     def to_json(self) -> str:
         """The form that ops and checkpoints carry."""

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2, variable_pb2
-from tensorflow.python.eager import context, tape
+from tensorflow.python.eager import context
 from tensorflow.python.framework import device as tf_device
 from tensorflow.python.framework import ops as tf_ops
-from tensorflow.python.ops import gen_resource_variable_ops
+from tensorflow.python.ops import gen_resource_variable_ops, resource_variable_ops
 from tensorflow.python.trackable import base as trackable
 from tensorflow.python.util import dispatch, object_identity
 
@@ -92,6 +92,7 @@ class KvVariable(trackable.Trackable):
         parts: int = 1,
         partitioned_name: str | None = None,
         read_only: bool = False,
+        starts_initialized: bool = False,
     ) -> None:
         self._name = name
         self.key_dtype = tf.as_dtype(key_dtype)
@@ -109,6 +110,8 @@ class KvVariable(trackable.Trackable):
         self.partitioned_name = partitioned_name
         self.kv_initializer = initializer or KvInitializer("uniform", -0.05, 0.05, 0)
         self._read_only = read_only
+        #: In a graph: whether the table is there, empty, in every session, so that nobody has to run `initializer`.
+        self._starts_initialized = starts_initialized
 
         with tf_ops.init_scope():
             self._eager = context.executing_eagerly()
@@ -178,6 +181,8 @@ class KvVariable(trackable.Trackable):
             max_capacity=0 if self._read_only else self.max_capacity,
             eviction=self.eviction,
             read_only=self._read_only,
+            initial=self.kv_initializer.to_json() if self._starts_initialized and not anonymous else "",
+            initial_rows=self.kv_initializer.known_rows if self._starts_initialized and not anonymous else b"",
             name=self._name,
         )
 
@@ -315,7 +320,7 @@ class KvVariable(trackable.Trackable):
         train = mode.training(training)
         keys = keys_to_tensor(indices, self.key_dtype, self._name)
         if self.trainable:
-            tape.variable_accessed(self)
+            resource_variable_ops.variable_accessed(self)
         with on_device_of(self):
             rows, _ = raw.kv_table_gather(
                 self._handle,
@@ -360,7 +365,7 @@ class KvVariable(trackable.Trackable):
             rows = self.sparse_read(keys, name, training=False)
             return rows, tf.zeros([0], self.key_dtype), tf.zeros([0, self.dim], self.dtype)
         if self.trainable:
-            tape.variable_accessed(self)
+            resource_variable_ops.variable_accessed(self)
         with on_device_of(self):
             rows, _, evicted_keys, evicted_rows = raw.kv_table_gather_evict(
                 self._handle,

@@ -44,6 +44,17 @@ def _gather_gradient(op: tf.Operation, grad: tf.Tensor, *_: Any) -> list[tf.Inde
     return [_slices(rows, keys, where, token), None]
 
 
+@tf_ops.RegisterGradient("KvTableTrainable")
+def _trainable_gradient(op: tf.Operation, grad: tf.Tensor) -> list[tf.IndexedSlices | None]:
+    """As of a lookup, all keys in one."""
+    keys = tf.reshape(op.inputs[1], [-1])
+    rows = tf.reshape(grad, [-1, op.inputs[3].shape[-1]])
+    where = op.inputs[2]
+    if where.shape.num_elements() != 0:
+        positions.remember(keys, tf.reshape(where, [-1]))
+    return [tf.IndexedSlices(rows, keys, dense_shape=None), None, None, None]
+
+
 @tf_ops.RegisterGradient("KvTableGatherMany")
 def _gather_many_gradient(op: tf.Operation, *grads: tf.Tensor) -> list[tf.IndexedSlices | None]:
     """The same for each part of each table."""

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "float16.h"
 #include "kvtable/types.h"
@@ -31,7 +32,7 @@ struct Element<BFloat16> {
   static BFloat16 FromDouble(double x) { return ToBFloat16(static_cast<float>(x)); }
 };
 
-// Calls visit(T{}) with the type that stands for `type`.
+// Calls visit(T{}) with the type that stands for `type`, one of those that are trained.
 template <class Visit>
 decltype(auto) VisitValueType(ValueType type, const Visit& visit) {
   switch (type) {
@@ -42,9 +43,41 @@ decltype(auto) VisitValueType(ValueType type, const Visit& visit) {
     case ValueType::kFloat64:
       return visit(double{});
     case ValueType::kFloat32:
-      break;
+      return visit(float{});
+    default:
+      throw Error(ErrorCode::kInvalidArgument,
+                  "Integer and bool values are not trained or pooled: they are looked up and written.");
   }
-  return visit(float{});
+}
+
+// The same for any type.
+template <class Visit>
+decltype(auto) VisitAnyValueType(ValueType type, const Visit& visit) {
+  switch (type) {
+    case ValueType::kInt8:
+      return visit(int8_t{});
+    case ValueType::kInt32:
+      return visit(int32_t{});
+    case ValueType::kInt64:
+      return visit(int64_t{});
+    case ValueType::kBool:
+      return visit(uint8_t{});
+    default:
+      return VisitValueType(type, visit);
+  }
+}
+
+// a + b. Integers wrap around; uint8_t stands for bool.
+template <class T>
+T AddElements(T a, T b) {
+  if constexpr (std::is_same_v<T, uint8_t>) {
+    return a | b;
+  } else if constexpr (std::is_integral_v<T>) {
+    using Unsigned = std::make_unsigned_t<T>;
+    return static_cast<T>(static_cast<Unsigned>(a) + static_cast<Unsigned>(b));
+  } else {
+    return Element<T>::Store(Element<T>::Load(a) + Element<T>::Load(b));
+  }
 }
 
 // Calls visit(K{}) with int32_t or uint64_t: the 64-bit key types differ in name only.

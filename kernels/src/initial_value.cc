@@ -81,7 +81,7 @@ InitialValue::InitialValue(const Initializer& initializer, ValueType value_type,
   switch (initializer.kind) {
     case Initializer::Kind::kConstant:
       constant_.resize(static_cast<size_t>(value_bytes_));
-      VisitValueType(value_type, [&](auto t) {
+      VisitAnyValueType(value_type, [&](auto t) {
         using T = decltype(t);
         const T constant = Element<T>::FromDouble(a);
         for (int64_t j = 0; j < dim; ++j) std::memcpy(constant_.data() + j * sizeof(T), &constant, sizeof(T));

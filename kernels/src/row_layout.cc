@@ -40,7 +40,7 @@ RowLayout::RowLayout(ValueType type, int64_t dim, std::vector<SlotSpec> slot_spe
       value_copies_.push_back(static_cast<int>(i) + 1);
       continue;
     }
-    VisitValueType(type, [&](auto t) {
+    VisitAnyValueType(type, [&](auto t) {
       using T = decltype(t);
       const T constant = Element<T>::FromDouble(slots[i].constant);
       for (int64_t j = 0; j < slots[i].width; ++j) {

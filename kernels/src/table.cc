@@ -369,7 +369,7 @@ class TableImpl : public Table {
                   ParallelFor& threads) override {
     const std::shared_ptr<const InitialValue> init = initial();
     const int64_t bytes = value_bytes_;
-    VisitValueType(value_type_, [&](auto t) {
+    VisitAnyValueType(value_type_, [&](auto t) {
       using T = decltype(t);
       const T* const rows_in = static_cast<const T*>(deltas);
       const int64_t width = dim_;
@@ -391,7 +391,7 @@ class TableImpl : public Table {
             T* const value = reinterpret_cast<T*>(at);
             const T* const delta = rows_in + i * width;
             for (int64_t j = 0; j < width; ++j) {
-              value[j] = Element<T>::Store(Element<T>::Load(value[j]) + Element<T>::Load(delta[j]));
+              value[j] = AddElements<T>(value[j], delta[j]);
             }
             StampRow(shard.rows.StampOf(row), stamp);
           });
@@ -567,7 +567,7 @@ class TableImpl : public Table {
   };
 
   bool IsZero(const char* value) const {
-    return VisitValueType(value_type_, [&](auto t) {
+    return VisitAnyValueType(value_type_, [&](auto t) {
       using T = decltype(t);
       const T* const elements = reinterpret_cast<const T*>(value);
       return std::all_of(elements, elements + dim_, [](T x) { return Element<T>::Load(x) == 0; });

@@ -63,27 +63,30 @@ absl::Status PartsShapes(InferenceContext* c) {
 
 // A table with a max_capacity evicts; see kvtable/eviction.h. Lookups of a read-only table never insert,
 // whatever their mode. `dtype` and `shape` are what TensorFlow
-// reads from a variable's handle op when it imports a MetaGraph.
+// reads from a variable's handle op when it imports a MetaGraph. With `initial`, an initializer as in
+// KvTableInitialize and its rows as bytes, the table is there, empty, as soon as its resource is.
 REGISTER_OP("KvTableHandle")
     .Attr("container: string = ''")
     .Attr("shared_name: string = ''")
     .Attr("anonymous: bool = false")
     .Attr("variable: string")
     .Attr("key_dtype: {int64, int32, uint64}")
-    .Attr("dtype: {float, half, bfloat16, double}")
+    .Attr("dtype: {float, half, bfloat16, double, int8, int32, int64, bool}")
     .Attr("shape: shape")
     .Attr("dim: int >= 1")
     .Attr("capacity_hint: int = 0")
     .Attr("max_capacity: int >= 0 = 0")
     .Attr("eviction: {'lru', 'lfu', 'custom'} = 'lru'")
     .Attr("read_only: bool = false")
+    .Attr("initial: string = ''")
+    .Attr("initial_rows: string = ''")
     .Output("handle: resource")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
 // `rows` is (M, dim) for an initializer of kind `rows`, and empty otherwise.
 REGISTER_OP("KvTableInitialize")
-    .Attr("dtype: {float, half, bfloat16, double}")
+    .Attr("dtype: {float, half, bfloat16, double, int8, int32, int64, bool}")
     .Attr("initializer: string")
     .Input("handle: resource")
     .Input("rows: dtype")
@@ -133,7 +136,7 @@ REGISTER_OP("KvTableSlots")
 // one for each handle; see tfplugin.apply_in_backward.
 REGISTER_OP("KvTableGather")
     .Attr("Tkeys: {int64, int32, uint64}")
-    .Attr("dtype: {float, half, bfloat16, double}")
+    .Attr("dtype: {float, half, bfloat16, double, int8, int32, int64, bool}")
     .Attr("dim: int >= 1")
     .Attr("mode: {'train', 'zeros', 'initial'} = 'train'")
     .Attr("remember: bool = false")
@@ -182,7 +185,7 @@ REGISTER_OP("KvTableGatherEvict")
 // dims[t] elements.
 REGISTER_OP("KvTableGatherMany")
     .Attr("Tkeys: {int64, int32, uint64}")
-    .Attr("dtype: {float, half, bfloat16, double}")
+    .Attr("dtype: {float, half, bfloat16, double, int8, int32, int64, bool}")
     .Attr("H: int >= 1")
     .Attr("T: int >= 1")
     .Attr("parts: list(int) >= 1")
@@ -333,6 +336,22 @@ REGISTER_OP("KvTablePoolWeightsGradient")
       return absl::OkStatus();
     });
 
+// Rows that were looked up for keys, wherever they came from, as a function of `handle`: their gradient goes
+// to it, one slice for each key. `positions` are those of a lookup, or empty.
+REGISTER_OP("KvTableTrainable")
+    .Attr("Tkeys: {int64, int32, uint64, string}")
+    .Attr("dtype: {float, half, bfloat16, double}")
+    .Input("handle: resource")
+    .Input("keys: Tkeys")
+    .Input("positions: int64")
+    .Input("looked_up: dtype")
+    .Output("rows: dtype")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->input(3));
+      return absl::OkStatus();
+    });
+
 REGISTER_OP("KvTableContains")
     .Attr("Tkeys: {int64, int32, uint64}")
     .Input("handle: resource")
@@ -361,7 +380,7 @@ REGISTER_OP("KvTableStamps")
 
 REGISTER_OP("KvTableUpsert")
     .Attr("Tkeys: {int64, int32, uint64}")
-    .Attr("dtype: {float, half, bfloat16, double}")
+    .Attr("dtype: {float, half, bfloat16, double, int8, int32, int64, bool}")
     .Input("handle: resource")
     .Input("keys: Tkeys")
     .Input("rows: dtype")
@@ -370,7 +389,7 @@ REGISTER_OP("KvTableUpsert")
 
 REGISTER_OP("KvTableAccumulate")
     .Attr("Tkeys: {int64, int32, uint64}")
-    .Attr("dtype: {float, half, bfloat16, double}")
+    .Attr("dtype: {float, half, bfloat16, double, int8, int32, int64, bool}")
     .Input("handle: resource")
     .Input("keys: Tkeys")
     .Input("deltas: dtype")
@@ -466,7 +485,7 @@ REGISTER_OP("KvTableUpdateCounts")
 // TableResource::AttachSlots.
 REGISTER_OP("KvTableReadRows")
     .Attr("Tkeys: {int64, int32, uint64}")
-    .Attr("dtype: {float, half, bfloat16, double}")
+    .Attr("dtype: {float, half, bfloat16, double, int8, int32, int64, bool}")
     .Attr("slots: string")
     .Attr("all_slots: string")
     .Attr("generation: int >= 1")
@@ -490,7 +509,7 @@ REGISTER_OP("KvTableReadRows")
 // Writes what KvTableReadRows read, and counts one update for each key. Keys are unique.
 REGISTER_OP("KvTableWriteRows")
     .Attr("Tkeys: {int64, int32, uint64}")
-    .Attr("dtype: {float, half, bfloat16, double}")
+    .Attr("dtype: {float, half, bfloat16, double, int8, int32, int64, bool}")
     .Attr("slots: string")
     .Attr("N: int >= 1")
     .Input("handle: resource")
@@ -527,7 +546,7 @@ REGISTER_OP("KvTableAssignStepVariable")
 // All rows. `column` names a slot, or is empty for the value.
 REGISTER_OP("KvTableExport")
     .Attr("Tkeys: {int64, int32, uint64}")
-    .Attr("dtype: {float, half, bfloat16, double}")
+    .Attr("dtype: {float, half, bfloat16, double, int8, int32, int64, bool}")
     .Attr("column: string = ''")
     .Attr("width: int >= 1")
     .Input("handle: resource")
@@ -561,7 +580,7 @@ REGISTER_OP("KvTableKeys")
 // One column, the value or a slot, of keys. Inserts nothing.
 REGISTER_OP("KvTableReadColumn")
     .Attr("Tkeys: {int64, int32, uint64}")
-    .Attr("dtype: {float, half, bfloat16, double}")
+    .Attr("dtype: {float, half, bfloat16, double, int8, int32, int64, bool}")
     .Attr("column: string = ''")
     .Attr("width: int >= 1")
     .Input("handle: resource")
@@ -579,7 +598,7 @@ REGISTER_OP("KvTableReadColumn")
 // of the last touch, one by LFU its second; others that of the last write, their version.
 REGISTER_OP("KvTableExportSince")
     .Attr("Tkeys: {int64, int32, uint64}")
-    .Attr("dtype: {float, half, bfloat16, double}")
+    .Attr("dtype: {float, half, bfloat16, double, int8, int32, int64, bool}")
     .Attr("dim: int >= 1")
     .Input("handle: resource")
     .Input("since: int64")
@@ -611,7 +630,7 @@ REGISTER_OP("KvTableSetScores")
 // Writes rows with their stamps, as KvTableExport gave them.
 REGISTER_OP("KvTableImport")
     .Attr("Tkeys: {int64, int32, uint64}")
-    .Attr("dtype: {float, half, bfloat16, double}")
+    .Attr("dtype: {float, half, bfloat16, double, int8, int32, int64, bool}")
     .Input("handle: resource")
     .Input("keys: Tkeys")
     .Input("rows: dtype")

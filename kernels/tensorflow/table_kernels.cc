@@ -4,6 +4,7 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -41,6 +42,14 @@ class HandleOp : public OpKernel {
     config_.eviction = EvictionNamed(eviction);
     OP_REQUIRES_OK(ctx, ctx->GetAttr("read_only", &config_.read_only));
     if (shared_name_.empty()) shared_name_ = name();
+    std::string initial;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("initial", &initial));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("initial_rows", &initial_rows_));
+    if (initial.empty()) return;
+    OP_REQUIRES_OK(ctx, CatchErrors("reading the initializer of", config_.name, [&] {
+                     initializer_ = InitializerFromJson(Json::Parse(initial));
+                     if (initializer_->kind == kvtable::Initializer::Kind::kRows) SetRows();
+                   }));
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -59,7 +68,7 @@ class HandleOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->resource_manager()->LookupOrCreate<TableResource>(
                             container, shared_name_, &raw, [this](TableResource** created) {
                               *created = new TableResource(config_);
-                              return absl::OkStatus();
+                              return Initialize(*created);
                             }));
     resource.reset(raw);
     const TableConfig& found = resource->config();
@@ -89,6 +98,23 @@ class HandleOp : public OpKernel {
            EvictionName(config.eviction);
   }
 
+  void SetRows() {
+    const int64_t row_bytes = config_.dim * tf::DataTypeSize(config_.value_dtype);
+    initializer_->rows =
+        std::make_shared<const std::vector<char>>(initial_rows_.begin(), initial_rows_.end());
+    initializer_->num_rows = static_cast<int64_t>(initial_rows_.size()) / row_bytes;
+  }
+
+  absl::Status Initialize(TableResource* resource) const {
+    if (!initializer_.has_value()) return absl::OkStatus();
+    const absl::Status made = CatchErrors("initializing", config_.name,
+                                          [&] { resource->set_table(resource->NewTable(*initializer_)); });
+    if (!made.ok()) resource->Unref();
+    return made;
+  }
+
+  std::optional<kvtable::Initializer> initializer_;
+  std::string initial_rows_;
   std::string container_;
   std::string shared_name_;
   bool anonymous_ = false;
@@ -330,6 +356,12 @@ class GatherOp : public TableOp {
   float admission_ = 1.0f;
   int64_t dim_ = 0;
   bool remember_ = false;
+};
+
+class TrainableOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* ctx) override { ctx->set_output(0, ctx->input(3)); }
 };
 
 class StampsOp : public TableOp {
@@ -645,6 +677,7 @@ KVTOOLS_REGISTER("KvTableClear", ClearOp);
 KVTOOLS_REGISTER("KvTableSlots", SlotsOp);
 KVTOOLS_REGISTER("KvTableGather", GatherOp<false>);
 KVTOOLS_REGISTER("KvTableGatherEvict", GatherOp<true>);
+KVTOOLS_REGISTER("KvTableTrainable", TrainableOp);
 KVTOOLS_REGISTER("KvTableContains", AskOp<&kvtable::Table::Contains>);
 KVTOOLS_REGISTER("KvTableStamps", StampsOp);
 KVTOOLS_REGISTER("KvTableUpsert", UpsertOp);

@@ -232,6 +232,14 @@ kvtable::ValueType ToValueType(tf::DataType dtype) {
       return kvtable::ValueType::kBFloat16;
     case tf::DT_DOUBLE:
       return kvtable::ValueType::kFloat64;
+    case tf::DT_INT8:
+      return kvtable::ValueType::kInt8;
+    case tf::DT_INT32:
+      return kvtable::ValueType::kInt32;
+    case tf::DT_INT64:
+      return kvtable::ValueType::kInt64;
+    case tf::DT_BOOL:
+      return kvtable::ValueType::kBool;
     default:
       return kvtable::ValueType::kFloat32;
   }

@@ -35,7 +35,8 @@ from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError
 NAME = "tfplugin"
 LAYOUT = 1
 KEY_DTYPES = ("int64", "int32", "uint64")
-VALUE_DTYPES = ("float32", "float16", "bfloat16", "float64")
+SLOT_DTYPES = ("float32", "float16", "bfloat16", "float64")
+VALUE_DTYPES = (*SLOT_DTYPES, "int8", "int32", "int64", "bool")
 
 _META = "-kvmeta"
 _SLOT = "-slot-"
@@ -140,7 +141,7 @@ def _read_meta(bundle: Bundle, prefix: str) -> PartMeta:
     if not isinstance(key_dtype, str) or key_dtype not in KEY_DTYPES:
         raise fail("key_dtype", "int64, int32 or uint64")
     if not isinstance(value_dtype, str) or value_dtype not in VALUE_DTYPES:
-        raise fail("value_dtype", "float32, float16, bfloat16 or float64")
+        raise fail("value_dtype", f"one of {', '.join(VALUE_DTYPES)}")
     slots = record.get("slots", [])
     if not isinstance(slots, list):
         raise fail("slots", "a list")
@@ -280,12 +281,12 @@ def _open_part(bundle: Bundle, doing: str, meta: PartMeta) -> tuple[Part, set[st
 
     keys = column("-keys", (meta.key_dtype,), None, None)
     values = column("-values", (meta.value_dtype,), meta.dim, keys.rows)
-    slots = {slot: column(_SLOT + slot, VALUE_DTYPES, width, keys.rows) for slot, width in meta.slots}
+    slots = {slot: column(_SLOT + slot, SLOT_DTYPES, width, keys.rows) for slot, width in meta.slots}
     # A slot that kvmeta does not name is shown and carried along all the same.
     for name, entry in bundle.entries.items():
         if name.startswith(meta.prefix + _SLOT) and name not in used and len(entry.shape) == 2:
             slot = name.removeprefix(meta.prefix + _SLOT)
-            slots[slot] = column(_SLOT + slot, VALUE_DTYPES, entry.shape[1], keys.rows)
+            slots[slot] = column(_SLOT + slot, SLOT_DTYPES, entry.shape[1], keys.rows)
     if meta.prefix + "-init" in bundle:
         used.add(meta.prefix + "-init")
     part = Part(keys.rows, keys, values, slots, optional("-freqs", keys.rows), optional("-versions", keys.rows))

@@ -18,6 +18,7 @@ PAGES = [
             "tensorflow-changes",
             "optimizer-rules",
             "sok",
+            "from-tfra",
         )
     ),
 ]

@@ -271,7 +271,7 @@ class TestRefused:
             ("dim", None),
             ("key_dtype", "string"),
             ("key_dtype", ["int64"]),
-            ("value_dtype", "int8"),
+            ("value_dtype", "complex64"),
             ("slots", {}),
             ("slots", [{"name": "m", "width": 0}]),
             ("slots", [{"width": 4}]),

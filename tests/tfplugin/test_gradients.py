@@ -46,6 +46,18 @@ def test_tape(make, partitioner, function):
     assert _by_key(got) == EXPECTED
 
 
+def test_a_tape_around_a_function_gets_gradients_from_every_call_of_it(make, partitioner):
+    variable = make(dim=2, partitioner=partitioner)
+    pooled = tf.sparse.from_dense(IDS)
+    single = tf.function(lambda: _loss(variable, IDS))
+    several = tf.function(lambda: tf.reduce_sum(tf.nn.embedding_lookup_sparse(variable, pooled, None, combiner="sum")))
+    for function, expected in ((single, EXPECTED), (several, {4: [2, 2], -1: [1, 1], 9: [1, 1]})):
+        for _ in range(3):
+            with tf.GradientTape() as tape:
+                loss = function()
+            assert _by_key(tape.gradient(loss, _parts(variable))) == expected
+
+
 def test_tape_watches_trainable_variables_only(make):
     variable, frozen = make(name="a"), make(name="b", trainable=False)
     with tf.GradientTape() as tape:

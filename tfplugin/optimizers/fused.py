@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -29,11 +30,13 @@ class Options:
       fused: False runs TensorFlow's own ops on the rows of a step, whatever the optimizer.
       skip_nonfinite: leave a row alone whose gradient has a NaN or an infinity, and count it.
       stochastic_rounding: of float16 and bfloat16 rows.
+      slot_names: what tables call slots that the optimizer calls otherwise.
     """
 
     fused: bool = True
     skip_nonfinite: bool = False
     stochastic_rounding: bool = False
+    slot_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 _options: weakref.WeakKeyDictionary[Any, Options] = weakref.WeakKeyDictionary()
@@ -55,7 +58,11 @@ def plan(optimizer: Any, variable: KvVariable) -> Known | str:
         return "fused=False"
     if variable.constraint is not None:
         return "the variable has a constraint"
-    return find(optimizer)
+    known = find(optimizer)
+    names = options_of(optimizer).slot_names
+    if not names or isinstance(known, str):
+        return known
+    return dataclasses.replace(known, slots=tuple((names.get(slot, slot), start) for slot, start in known.slots))
 
 
 def slot_specs(known: Known, variable: KvVariable, prefix: str) -> list[SlotSpec]:

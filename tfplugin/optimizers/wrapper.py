@@ -319,6 +319,7 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
     def _slots_noted(self) -> Iterator[None]:
         optimizer = self._core
         by_value = {id(update.value): update for update in self._updates.values()}
+        names = fusing.options_of(optimizer).slot_names
 
         def constant(initializer: Any, slot: str) -> float:
             what = f"Slot '{slot}' of {type(optimizer).__name__}"
@@ -338,7 +339,7 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
                 update = by_value.get(id(reference))
                 if update is None:
                     return stock(*args, **kwargs)
-                made = update.add_slot(slot, constant(initializer, slot))
+                made = update.add_slot(names.get(slot, slot), constant(initializer, slot))
                 if method == "add_slot":
                     optimizer._slots.setdefault(reference._unique_id, {})[slot] = made
                 else:

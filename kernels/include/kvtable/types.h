@@ -10,12 +10,31 @@ namespace kvtable {
 // Every value of a key type is a legal key.
 enum class KeyType : uint8_t { kInt64, kInt32, kUint64 };
 
-enum class ValueType : uint8_t { kFloat32, kFloat16, kBFloat16, kFloat64 };
+// The integers and bool are for tables that are looked up and written: no optimizer trains them. A bool is a
+// byte, 0 or 1.
+enum class ValueType : uint8_t { kFloat32, kFloat16, kBFloat16, kFloat64, kInt8, kInt32, kInt64, kBool };
 
 // Bytes of one element.
 constexpr int64_t SizeOf(KeyType type) { return type == KeyType::kInt32 ? 4 : 8; }
 constexpr int64_t SizeOf(ValueType type) {
-  return type == ValueType::kFloat64 ? 8 : type == ValueType::kFloat32 ? 4 : 2;
+  switch (type) {
+    case ValueType::kFloat64:
+    case ValueType::kInt64:
+      return 8;
+    case ValueType::kFloat32:
+    case ValueType::kInt32:
+      return 4;
+    case ValueType::kInt8:
+    case ValueType::kBool:
+      return 1;
+    default:
+      return 2;
+  }
+}
+
+constexpr bool IsFloating(ValueType type) {
+  return type == ValueType::kFloat32 || type == ValueType::kFloat16 || type == ValueType::kBFloat16 ||
+         type == ValueType::kFloat64;
 }
 
 // What went wrong, in the vocabulary TensorFlow uses.

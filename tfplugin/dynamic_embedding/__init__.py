@@ -1,0 +1,53 @@
+"""The ``dynamic_embedding`` API of TensorFlow Recommenders Addons, over the tables of tfplugin.
+
+Code written for ``tfra.dynamic_embedding`` runs with its import changed: ``from tfplugin import dynamic_embedding as
+de``, or ``import tfplugin.tfra as tfra``.
+"""
+
+from tfplugin.dynamic_embedding import checkpoint as _checkpoint
+from tfplugin.dynamic_embedding import shadow_ops
+from tfplugin.dynamic_embedding.creators import CuckooHashTableConfig, CuckooHashTableCreator, KVCreator
+from tfplugin.dynamic_embedding.embedding_lookup import (
+    embedding_lookup,
+    embedding_lookup_sparse,
+    embedding_lookup_unique,
+    safe_embedding_lookup_sparse,
+)
+from tfplugin.dynamic_embedding.get_variable import get_variable
+from tfplugin.dynamic_embedding.model_mode import ModelMode, enable_inference_mode, enable_train_mode, get_model_mode
+from tfplugin.dynamic_embedding.optimizer import DynamicEmbeddingOptimizer
+from tfplugin.dynamic_embedding.restrict_policies import (
+    FrequencyRestrictPolicy,
+    RestrictPolicy,
+    TimestampRestrictPolicy,
+)
+from tfplugin.dynamic_embedding.table import CuckooHashTable
+from tfplugin.dynamic_embedding.trainable import TrainableWrapper
+from tfplugin.dynamic_embedding.trainable_wrapper_filter import trainable_wrapper_filter
+from tfplugin.dynamic_embedding.variable import Variable
+
+__all__ = [
+    "CuckooHashTable",
+    "CuckooHashTableConfig",
+    "CuckooHashTableCreator",
+    "DynamicEmbeddingOptimizer",
+    "FrequencyRestrictPolicy",
+    "KVCreator",
+    "ModelMode",
+    "RestrictPolicy",
+    "TimestampRestrictPolicy",
+    "TrainableWrapper",
+    "Variable",
+    "embedding_lookup",
+    "embedding_lookup_sparse",
+    "embedding_lookup_unique",
+    "enable_inference_mode",
+    "enable_train_mode",
+    "get_model_mode",
+    "get_variable",
+    "safe_embedding_lookup_sparse",
+    "shadow_ops",
+    "trainable_wrapper_filter",
+]
+
+_checkpoint.register()

@@ -1,0 +1,97 @@
+"""`get_variable`: dynamic embedding variables by name, under `tf.compat.v1.variable_scope`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework import ops as tf_ops
+from tensorflow.python.ops import variable_scope
+
+from tfplugin.dynamic_embedding.partition import default_partition_fn
+from tfplugin.dynamic_embedding.variable import Variable
+
+_GRAPH_ATTRIBUTE = "_tfplugin_dynamic_embedding_variables"
+
+
+def _store() -> dict[str, Variable]:
+    """Variables by name: one store for each graph, one for eager code."""
+    # Not a collection: those are written into MetaGraphs.
+    graph = tf_ops.get_default_graph()
+    if not hasattr(graph, _GRAPH_ATTRIBUTE):
+        setattr(graph, _GRAPH_ATTRIBUTE, {})
+    store: dict[str, Variable] = getattr(graph, _GRAPH_ATTRIBUTE)
+    return store
+
+
+def get_variable(
+    name: str,
+    key_dtype: Any = tf.int64,
+    value_dtype: Any = tf.float32,
+    dim: int = 1,
+    devices: Any = None,
+    partitioner: Callable[[Any, int], tf.Tensor] = default_partition_fn,
+    shared_name: str | None = "get_variable",
+    initializer: Any = None,
+    trainable: bool = True,
+    checkpoint: bool = True,
+    init_size: int = 0,
+    kv_creator: Any = None,
+    restrict_policy: Any = None,
+    bp_v2: bool = False,
+    short_file_name: bool = False,
+) -> Variable:
+    """Gets the variable of this name, or makes it. See `Variable` for the arguments.
+
+    Eager code gets the same variable each time; in a graph the variable scope says whether a name may come again.
+
+    Raises:
+      ValueError: the name exists and the scope does not allow reuse, or it exists with other dtypes or width.
+      TypeError: as of `Variable`.
+
+    Example:
+      >>> with tf.compat.v1.variable_scope("tower", reuse=tf.compat.v1.AUTO_REUSE):
+      ...     v = de.get_variable("user", dim=16)
+      >>> v.name
+      'tower/user'
+    """
+    scope = variable_scope.get_variable_scope()
+    full_name = f"{scope.name}/{name}" if scope.name and not short_file_name else name
+    with tf_ops.init_scope():
+        store = _store()
+        found = store.get(full_name)
+        if found is None:
+            found = store[full_name] = Variable(
+                key_dtype,
+                value_dtype,
+                dim,
+                devices,
+                partitioner,
+                shared_name,
+                full_name,
+                initializer,
+                trainable,
+                checkpoint,
+                init_size,
+                kv_creator,
+                restrict_policy,
+                bp_v2,
+                short_file_name,
+            )
+            return found
+        eager = tf.executing_eagerly()
+    if scope.reuse is False and not eager:
+        raise ValueError(
+            f"Dynamic embedding variable {full_name} already exists. Did you mean to set reuse=True or "
+            "reuse=tf.compat.v1.AUTO_REUSE in its variable_scope?"
+        )
+    wanted = (tf.as_dtype(key_dtype), tf.as_dtype(value_dtype), int(dim))
+    have = (found.key_dtype, found.value_dtype, found.dim)
+    for what, want, has in zip(("key_dtype", "value_dtype", "dim"), wanted, have, strict=True):
+        if want != has:
+            raise ValueError(
+                f"Dynamic embedding variable {full_name} exists with {what} {getattr(has, 'name', has)}, wanted "
+                f"{getattr(want, 'name', want)}: give one of them another name."
+            )
+    return found

@@ -1,0 +1,283 @@
+"""`DynamicEmbeddingOptimizer`: any optimizer of TensorFlow or Keras on dynamic embedding variables."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework import ops as tf_ops
+from tensorflow.python.training import optimizer as v1_optimizer
+
+from tfplugin import positions
+from tfplugin.dynamic_embedding.slot_variable import SlotVariable, slot_variables
+from tfplugin.dynamic_embedding.trainable import TrainableWrapper
+from tfplugin.dynamic_embedding.variable import Variable
+from tfplugin.ops import raw
+from tfplugin.optimizers import fused as fusing
+from tfplugin.optimizers.known import innermost
+from tfplugin.optimizers.step_rows import sum_equal_keys
+from tfplugin.optimizers.wrapper import OptimizerWrapper
+
+Pairs = list[tuple[Any, Any]]
+
+
+# ---- From gradients of lookups to gradients of tables ----
+
+
+def _slices(gradient: Any, trainable: TrainableWrapper) -> tf.IndexedSlices:
+    """Keys and rows of a gradient, which may also come dense, a row for each of the trainable's ids."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    params = trainable.params
+    rows = tf.reshape(tf.convert_to_tensor(gradient, params.value_dtype), [-1, params.dim])
+    return tf.IndexedSlices(rows, tf.reshape(params.keys_tensor(trainable.ids), [-1]))
+
+
+def _joined(slices: Sequence[tf.IndexedSlices]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
+    """Keys, rows, and where the keys lie if that is known, of all lookups of one variable."""
+    where = [positions.recall(one.indices) for one in slices]
+    if len(slices) == 1:
+        return slices[0].indices, slices[0].values, where[0]
+    keys = tf.concat([one.indices for one in slices], 0)
+    rows = tf.concat([one.values for one in slices], 0)
+    return keys, rows, None if any(one is None for one in where) else tf.concat(where, 0)
+
+
+def _part_gradients(
+    params: Variable, keys: tf.Tensor, rows: tf.Tensor, where: tf.Tensor | None
+) -> list[tf.IndexedSlices]:
+    """The gradient of each table."""
+    if params._one is not None:
+        if where is not None and positions.recall(keys) is None:
+            positions.remember(keys, where)
+        return [tf.IndexedSlices(rows, keys)]
+    if params._by_modulo and params.names is None:
+        tables = params.shard_num
+        split = raw.kv_table_split_gradients(
+            [keys],
+            [rows],
+            [tf.zeros([0], tf.int64) if where is None else where],
+            H=tables,
+            parts=[tables],
+            dims=[params.dim],
+        )
+        found = list(zip(*split, strict=True))
+    else:
+        columns = (rows,) if where is None else (rows, where)
+        split = [[keys, *columns, None]] if params.shard_num == 1 else params.split(keys, *columns)
+        found = [(part_keys, columns[0], columns[1] if where is not None else None) for part_keys, *columns, _ in split]
+    slices = []
+    for table, (part_keys, part_rows, part_where) in zip(params.tables, found, strict=True):
+        part_keys = part_keys if params.names is None else table.ids(part_keys)
+        if where is not None:
+            positions.remember(part_keys, part_where)
+        slices.append(tf.IndexedSlices(part_rows, part_keys))
+    return slices
+
+
+def table_gradients(
+    grads_and_vars: Iterable[tuple[Any, Any]], clipnorm: float | None = None
+) -> tuple[Pairs, list[tuple[Variable, tf.Tensor]]]:
+    """Gradients in which tables stand for trainables, and the keys that each variable is updated at.
+
+    All lookups of a variable are one update, in which the gradients of equal keys are summed. `clipnorm` is what the
+    optimizer clips the gradient of each variable to, so that it does not clip that of each table.
+    """
+    pairs: Pairs = []
+    of_variable: dict[int, tuple[int, Variable, list[tf.IndexedSlices]]] = {}
+    for gradient, variable in grads_and_vars:
+        if not isinstance(variable, TrainableWrapper):
+            pairs.append((gradient, variable))
+            continue
+        params = variable.params
+        if not params.trainable:
+            continue
+        if id(params) not in of_variable:
+            of_variable[id(params)] = (len(pairs), params, [])
+            pairs += [(None, part) for part in params.parts]
+        if gradient is not None:
+            of_variable[id(params)][2].append(_slices(gradient, variable))
+    touched = []
+    for at, params, slices in of_variable.values():
+        if slices:
+            keys, rows, where = _joined(slices)
+            if clipnorm and params.shard_num > 1:
+                keys, rows = sum_equal_keys(keys, rows)
+                rows, where = tf.clip_by_norm(rows, clipnorm), None
+            for i, gradient in enumerate(_part_gradients(params, keys, rows, where)):
+                pairs[at + i] = (gradient, params.parts[i])
+            touched.append((params, keys))
+    return pairs, touched
+
+
+def _after_update(touched: Sequence[tuple[Variable, tf.Tensor]], core: Any) -> list[Any]:
+    """Has the names of new string keys noted, and restrict policies note all keys. Returns ops (graph mode)."""
+    noted = []
+    for params, keys in touched:
+        policy = params.restrict_policy
+        if params.names is not None:
+            noted.append(params.names.note(params.tables[0].ids(keys), keys))
+        if policy is not None:
+            policy.track_slots(list(slot_variables(params, core)))
+            noted.append(policy.apply_update(tf.unique(keys)[0]))
+    return [op for op in noted if op is not None]
+
+
+# ---- The optimizers ----
+
+_MOMENTS = {"momentum": "m", "velocity": "v", "velocity_hat": "vhat"}
+#: What tables call the slots of Keras 3's optimizers: as tf_keras and TFRA's checkpoints do.
+_KERAS_3_SLOTS = {
+    "Adam": _MOMENTS,
+    "Nadam": _MOMENTS,
+    "Lamb": _MOMENTS,
+    "SGD": {"momentum": "m"},
+    "Lion": {"momentum": "m"},
+}
+
+
+def _summed_over_ranks(pairs: Pairs) -> Pairs:
+    """Gradients of dense variables summed over Horovod's ranks."""
+    try:
+        hvd = importlib.import_module("horovod.tensorflow")
+    except ImportError as error:
+        raise ValueError(
+            f"DynamicEmbeddingOptimizer(synchronous=True) needs Horovod ({error}): kvtools setup-horovod builds it."
+        ) from error
+    if hvd.size() == 1:
+        return pairs
+    return [(g if g is None or isinstance(v, TrainableWrapper) else hvd.allreduce(g, op=hvd.Sum), v) for g, v in pairs]
+
+
+class _Trains:
+    """What an optimizer is given beside its own methods: it takes trainables where it takes variables."""
+
+    _de_synchronous = False
+
+    def get_slot(self, var: Any, *args: Any, **kwargs: Any) -> Any:
+        """As of the optimizer; of a trainable, a `SlotVariable`."""
+        if not isinstance(var, TrainableWrapper):
+            return super().get_slot(var, *args, **kwargs)  # type: ignore[misc]
+        name = args[0] if args else kwargs.get("name", kwargs.get("slot_name"))
+        return next((slot for slot in _slots(self, var.params) if slot.slot_name == name), None)
+
+
+def _slots(optimizer: Any, params: Variable) -> list[SlotVariable]:
+    return list(slot_variables(params, innermost(optimizer)))
+
+
+class _TrainsV1(_Trains):
+    """For ``tf.compat.v1.train`` optimizers, and those of `tfplugin.optimizers`."""
+
+    @tf.autograph.experimental.do_not_convert
+    def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
+        pairs = list(grads_and_vars)
+        if not any(isinstance(v, TrainableWrapper) for _, v in pairs):
+            return super().apply_gradients(pairs, global_step, name)  # type: ignore[misc]
+        pairs = _summed_over_ranks(pairs) if self._de_synchronous else pairs
+        pairs, touched = table_gradients(pairs)
+        applied = super().apply_gradients(pairs, global_step, name)  # type: ignore[misc]
+        ordered = [applied] if applied is not None and not tf.executing_eagerly() else []
+        with tf.control_dependencies(ordered):
+            noted = _after_update(touched, innermost(self))
+        if not noted or tf.executing_eagerly():
+            return applied
+        return tf.group(applied, *noted)
+
+
+class _TablesWrapper(OptimizerWrapper):
+    """Applies gradients of trainables for a Keras optimizer."""
+
+    @tf.autograph.experimental.do_not_convert
+    def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        pairs = list(grads_and_vars)
+        pairs = _summed_over_ranks(pairs) if self.optimizer._de_synchronous else pairs
+        if all(gradient is None for gradient, _ in pairs):
+            names = ", ".join(str(variable.name) for _, variable in pairs)
+            raise ValueError(
+                f"No gradients provided for any variable: {names}. The loss has to be made of lookups of them."
+            )
+        pairs, touched = table_gradients(pairs, getattr(self._core, "clipnorm", None))
+        applied = super().apply_gradients(pairs, *args, **kwargs)
+        graph = not tf.executing_eagerly() and not tf_ops.inside_function()
+        ordered = [applied] if graph and isinstance(applied, (tf.Operation, tf.Tensor)) else []
+        with tf.control_dependencies(ordered):
+            noted = _after_update(touched, self._core)
+        return tf.group(applied, *noted) if graph and noted else applied
+
+
+class _TrainsKeras(_Trains):
+    """For optimizers of Keras 3 and tf_keras."""
+
+    _de_wrapper: _TablesWrapper
+
+    @tf.autograph.experimental.do_not_convert
+    def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        pairs = list(grads_and_vars)
+        if not any(isinstance(v, TrainableWrapper) for _, v in pairs):
+            return super().apply_gradients(pairs, *args, **kwargs)  # type: ignore[misc]
+        return self._de_wrapper.apply_gradients(pairs, *args, **kwargs)
+
+    def minimize(self, loss: Any, var_list: Any = None, tape: Any = None, **kwargs: Any) -> Any:
+        """One step: gradients of `loss` (a function, or a Tensor with its `tape`), then `apply_gradients`."""
+        return self._de_wrapper.minimize(loss, var_list, tape, **kwargs)
+
+
+def _with_methods(optimizer: Any, methods: type, attributes: dict[str, Any]) -> Any:
+    """Makes the class of this one object a subclass that has `methods` before its own; of the same name."""
+    cls = type(optimizer)
+    optimizer.__class__ = type(cls.__name__, (methods, cls), {"__module__": cls.__module__, "__doc__": cls.__doc__})
+    for name, value in attributes.items():
+        object.__setattr__(optimizer, name, value)
+    return optimizer
+
+
+def DynamicEmbeddingOptimizer(self: Any, bp_v2: bool = False, synchronous: bool = False, **kwargs: Any) -> Any:
+    """Lets an optimizer train what `embedding_lookup` returns with ``return_trainable=True``, and shadow variables.
+
+    Applying a gradient inserts all keys that were looked up, those whose gradient is zero included, and updates each
+    once. Where the table engine knows the optimizer it is one fused op; see `tfplugin.explain`.
+
+    Args:
+      self: of ``tf.compat.v1.train``, ``tf_keras.optimizers``, ``tf.keras.optimizers`` (Keras 3) or
+        `tfplugin.optimizers`.
+      bp_v2: accepted; see `Variable`.
+      synchronous: gradients of dense variables are summed over Horovod's ranks before they are applied.
+      kwargs: not used.
+
+    Returns:
+      The same optimizer, which has `minimize` and `apply_gradients`, Keras 3's too.
+
+    Raises:
+      TypeError: not an optimizer.
+
+    Example:
+      >>> optimizer = de.DynamicEmbeddingOptimizer(tf.keras.optimizers.Adam(1e-3))
+      >>> optimizer.minimize(lambda: loss(ids), var_list=[params.get_eager_trainable_by_name("user")])
+    """
+    del kwargs
+    optimizer = self.optimizer if isinstance(self, OptimizerWrapper) else self
+    attributes: dict[str, Any] = {"_de_synchronous": bool(synchronous), "_bp_v2": bool(bp_v2)}
+    if isinstance(optimizer, _Trains):
+        for name, value in attributes.items():
+            object.__setattr__(optimizer, name, value)
+        return optimizer
+    if isinstance(optimizer, v1_optimizer.Optimizer):
+        return _with_methods(optimizer, _TrainsV1, attributes)
+    if (
+        isinstance(optimizer, type)
+        or not hasattr(optimizer, "apply_gradients")
+        or not hasattr(optimizer, "learning_rate")
+    ):
+        raise TypeError(f"DynamicEmbeddingOptimizer wants an optimizer, got {type(self).__name__}.")
+    wrapper: Callable[..., Any] = _TablesWrapper
+    optimizer = _with_methods(optimizer, _TrainsKeras, attributes)
+    object.__setattr__(optimizer, "_de_wrapper", wrapper(optimizer))
+    core = innermost(optimizer)
+    names = next((_KERAS_3_SLOTS[cls.__name__] for cls in type(core).__mro__ if cls.__name__ in _KERAS_3_SLOTS), {})
+    if hasattr(core, "_check_variables_are_known"):  # Keras 3
+        fusing.set_options(core, dataclasses.replace(fusing.options_of(core), slot_names=names))
+    return optimizer

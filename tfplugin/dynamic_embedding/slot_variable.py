@@ -1,0 +1,151 @@
+"""Optimizer slots as variables of their own, though they lie in the rows of the variable that is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+from tensorflow.python.framework import ops as tf_ops
+
+from tfplugin.kv_variable import KvVariable
+from tfplugin.ops import raw
+from tfplugin.slots import SlotSpec
+
+if TYPE_CHECKING:
+    from tfplugin.dynamic_embedding.variable import Variable
+
+
+class SlotTable:
+    """One table of a `SlotVariable`."""
+
+    def __init__(self, table: Any, optimizer: Any, spec: SlotSpec) -> None:
+        self._table = table
+        self._part: KvVariable = table.kv
+        self._optimizer = optimizer
+        self._spec = spec
+
+    def _specs(self) -> tuple[SlotSpec, ...]:
+        """All slots of the optimizer, which a write goes to together."""
+        specs: tuple[SlotSpec, ...] = self._part._slots_of[self._optimizer]
+        return specs
+
+    def gather(self, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Slot rows of keys, what the slot starts from where they are missing; and whether each is there."""
+        ids = self._table.ids(keys)
+        flat = tf.reshape(ids, [-1])
+        with tf_ops.device(self._part._op_device()):
+            rows = raw.kv_table_read_column(
+                self._part.handle, flat, dtype=self._part.dtype, column=self._spec.name, width=self._spec.width
+            )
+        shape = tf.concat([tf.shape(keys), [self._spec.width]], 0)
+        return tf.reshape(rows, shape), self._part.contains(ids)
+
+    def insert(self, keys: Any, values: Any, name: str | None = None) -> Any:
+        """Writes the slot of keys. A key that is not there comes with its initial value."""
+        ids = tf.reshape(self._table.ids(keys), [-1])
+        values = tf.reshape(tf.convert_to_tensor(values, self._part.dtype), [-1, self._spec.width])
+        specs = self._specs()
+        with tf.name_scope(name or "insert"):
+            noted = self._table.note(ids, keys)
+            columns = self._part.read_rows(ids, self._optimizer, specs)
+            columns[1 + specs.index(self._spec)] = values
+            written = self._part.write_rows(ids, columns, specs)
+            return written if noted is None or tf.executing_eagerly() else tf.group(noted, written)
+
+    def lookup(
+        self, keys: Any, dynamic_default_values: Any = None, return_exists: bool = False, name: str | None = None
+    ) -> Any:
+        """As of `CuckooHashTable`."""
+        del name
+        rows, exists = self.gather(keys)
+        if dynamic_default_values is not None:
+            rows = tf.where(exists[..., tf.newaxis], rows, tf.cast(dynamic_default_values, rows.dtype))
+        return (rows, exists) if return_exists else rows
+
+    def remove(self, keys: Any, name: str | None = None) -> Any:
+        """Does nothing: a slot goes with its row."""
+        del keys
+        return None if tf.executing_eagerly() else tf.no_op(name=name)
+
+    def export(self, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+        """All keys [N] and their slot rows [N, width]."""
+        ids, rows = self._part.export(self._spec.name, name=name)
+        return (ids if self._table.names is None else self._table.names.of(ids)), rows
+
+    def size(self, name: str | None = None) -> tf.Tensor:
+        """Number of rows: scalar int64."""
+        return self._part.size(name=name)
+
+
+class SlotVariable:
+    """One slot of an optimizer for a `Variable`, read and written like a variable of its own.
+
+    It has the keys of the variable: removing, clearing and saving are done there.
+
+    Attributes:
+      name: ``<variable>/<optimizer>/<slot>``.
+      key_dtype, value_dtype, dim, devices, shard_num, tables: as of `Variable`.
+      params: itself.
+    """
+
+    trainable = False
+
+    def __init__(self, variable: Variable, optimizer: Any, spec: SlotSpec) -> None:
+        op_name, _, slot = spec.name.partition(".")
+        self.variable = variable
+        self.name = f"{variable.name}/{slot}" if variable.short_file_name else f"{variable.name}/{op_name}/{slot}"
+        self.slot_name = slot
+        self.key_dtype = variable.key_dtype
+        self.value_dtype = variable.value_dtype
+        self.dim = spec.width
+        self.devices = variable.devices
+        self.shard_num = variable.shard_num
+        self.tables = [SlotTable(table, optimizer, spec) for table in variable.tables]
+
+    @property
+    def params(self) -> SlotVariable:
+        """Itself."""
+        return self
+
+    def lookup(self, keys: Any, return_exists: bool = False, name: str | None = None) -> Any:
+        """As `Variable.lookup`; what the slot starts from where a key is missing."""
+        del name
+        keys = self.variable.keys_tensor(keys)
+        if len(self.tables) == 1:
+            rows, exists = self.tables[0].gather(keys)
+        else:
+            found = [(t.gather(k), at) for t, (k, at) in zip(self.tables, self.variable.split(keys), strict=True)]
+            places = [at for _, at in found]
+            rows = tf.dynamic_stitch(places, [part_rows for (part_rows, _), _ in found])
+            exists = tf.dynamic_stitch(places, [part_exists for (_, part_exists), _ in found])
+            rows = tf.reshape(rows, tf.concat([tf.shape(keys), [self.dim]], 0))
+            exists = tf.reshape(exists, tf.shape(keys))
+        return (rows, exists) if return_exists else rows
+
+    def upsert(self, keys: Any, values: Any, name: str | None = None) -> Any:
+        """Writes the slot of keys [n]. A key that is not there comes with its initial value."""
+        keys, values = self.variable.keys_tensor(keys), self.variable.values_tensor(values)
+        if len(self.tables) == 1:
+            return self.tables[0].insert(keys, values, name=name)
+        parts = zip(self.tables, self.variable.split(keys, tf.reshape(values, [-1, self.dim])), strict=True)
+        written = [table.insert(part_keys, rows) for table, (part_keys, rows, _) in parts]
+        return tf.group(*[op for op in written if op is not None])
+
+    def export(self, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+        """All keys [N] and their slot rows [N, dim]."""
+        exported = [table.export(name=name) for table in self.tables]
+        return tf.concat([keys for keys, _ in exported], 0), tf.concat([rows for _, rows in exported], 0)
+
+    def size(self, index: int | None = None, name: str | None = None) -> tf.Tensor:
+        """As `Variable.size`."""
+        return self.variable.size(index, name)
+
+    def __repr__(self) -> str:
+        return f"<dynamic_embedding.SlotVariable '{self.name}'>"
+
+
+def slot_variables(variable: Variable, optimizer: Any) -> Iterator[SlotVariable]:
+    """The slots that `optimizer`, the innermost one, keeps for `variable`."""
+    for spec in variable.parts[0]._slots_of.get(optimizer, ()):
+        yield SlotVariable(variable, optimizer, spec)

@@ -1,0 +1,61 @@
+"""String keys: the tables hold their hashes, and beside them is a map from each hash back to its string."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.trackable import base as trackable
+
+#: Hashes are below this number. It is close to 2**63, and a multiple of every number up to 40: so that the hash modulo
+#: the number of tables is what `tf.strings.to_hash_bucket_fast` gives for that number.
+HASHES = 1726 * 5342931457063200
+
+
+def hashes(keys: tf.Tensor) -> tf.Tensor:
+    """int64, shape of keys."""
+    return tf.strings.to_hash_bucket_fast(keys, HASHES)
+
+
+class KeyNames(trackable.Trackable):
+    """The strings of the hashes that a variable holds.
+
+    Args:
+      name: of the variable, for messages and checkpoints.
+      checkpoint: whether it is saved.
+    """
+
+    def __init__(self, name: str, checkpoint: bool) -> None:
+        self._name = name
+        self.table = tf.lookup.experimental.MutableHashTable(
+            tf.int64, tf.string, "", name=f"{name}_names".replace("/", "_"), checkpoint=checkpoint
+        )
+        if checkpoint:
+            self._track_trackable(self.table, "table")
+
+    def note(self, ids: tf.Tensor, keys: tf.Tensor) -> Any:
+        """Notes the strings `keys` of the hashes `ids`. Returns the op (graph mode).
+
+        Raises:
+          tf.errors.InvalidArgumentError: another key has the same hash.
+        """
+        ids, keys = tf.reshape(ids, [-1]), tf.reshape(keys, [-1])
+        known = tf.reshape(self.table.lookup(ids), [-1])
+        other = tf.not_equal(known, "") & tf.not_equal(known, keys)
+        check = tf.debugging.Assert(
+            tf.logical_not(tf.reduce_any(other)),
+            [
+                f"Dynamic embedding variable '{self._name}': keys that share a hash:",
+                tf.boolean_mask(keys, other),
+            ],
+        )
+        with tf.control_dependencies([] if check is None else [check]):
+            return self.table.insert(ids, keys)
+
+    def of(self, ids: tf.Tensor) -> tf.Tensor:
+        """The strings of hashes."""
+        return tf.reshape(self.table.lookup(ids), tf.shape(ids))
+
+    def forget(self, ids: tf.Tensor) -> Any:
+        """Drops hashes. Returns the op (graph mode)."""
+        return self.table.remove(tf.reshape(ids, [-1]))
