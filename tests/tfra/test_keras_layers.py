@@ -306,6 +306,24 @@ def test_rows_are_saved_and_restored(keras, layers, name, way, tmp_path):
     assert not np.allclose(params.lookup(IDS), old.lookup(IDS))
 
 
+@pytest.mark.parametrize("keys", [[], [b"a", b"", b"nul\0", "Stra\u00dfe".encode()]], ids=["none", "some"])
+def test_string_keys_are_saved_and_restored(keras, layers, name, keys, tmp_path):
+    path = str(tmp_path / "rows.weights.h5")
+
+    def model_of_strings():
+        layer = layers.Embedding(2, key_dtype=tf.string, name=name)
+        return layer, keras.Sequential([keras.Input((1,), dtype="string"), layer])
+
+    layer, model = model_of_strings()
+    rows = np.arange(2.0 * len(keys), dtype=np.float32).reshape(-1, 2)
+    layer.params.upsert(tf.constant(keys, tf.string), rows)
+    model.save_weights(path)
+    layer.params.upsert([b"other"], [[9.0, 9.0]])
+    model.load_weights(path)
+    found = dict(zip(layer.params.export()[0].numpy().tolist(), layer.params.export()[1].numpy().tolist(), strict=True))
+    assert found == dict(zip(keys, rows.tolist(), strict=True))
+
+
 def test_rows_of_another_width_are_told(layers, name):
     with pytest.raises(ValueError, match="rows of 2 elements, the file some of shape"):
         layers.Embedding(2, name=name).load_own_variables({"keys": np.zeros(1), "values": np.zeros([1, 4])})

@@ -5,6 +5,7 @@ The classes here do what the layer of every Keras does; `layers_of` joins them t
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from typing import Any
 
@@ -171,7 +172,13 @@ class EmbeddingLayer:
     def save_own_variables(self, store: Any) -> None:
         """Writes all rows. Slots of optimizers are in SavedModels and in `tf.train.Checkpoint`."""
         keys, values = self.params.export()
-        store["keys"], store["values"] = keys.numpy(), _storable(values.numpy())
+        if self.params.key_dtype == tf.string:
+            # HDF5 would take a zero byte for the end of a string.
+            store["key_lengths"] = tf.strings.length(keys).numpy()
+            store["keys"] = np.frombuffer(b"".join(keys.numpy().tolist()), np.uint8)
+        else:
+            store["keys"] = keys.numpy()
+        store["values"] = _storable(values.numpy())
 
     def load_own_variables(self, store: Any) -> None:
         """Replaces all rows by those of a file."""
@@ -182,10 +189,15 @@ class EmbeddingLayer:
                 f"{values.shape[1:]}: make the layer with the embedding_size that was saved."
             )
         keys = np.asarray(store["keys"])
+        if self.params.key_dtype == tf.string:
+            ends = np.cumsum([0, *np.asarray(store["key_lengths"])])
+            found = keys.tobytes()
+            keys = np.array([found[a:b] for a, b in itertools.pairwise(ends)], object)
         self.params.clear()
-        self.params.upsert(
-            tf.constant(keys, self.params.key_dtype), tf.cast(tf.constant(values), self.params.value_dtype)
-        )
+        if len(keys):
+            self.params.upsert(
+                tf.constant(keys, self.params.key_dtype), tf.cast(tf.constant(values), self.params.value_dtype)
+            )
 
 
 def _storable(values: np.ndarray) -> np.ndarray:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorflow as tf
+
 from tfplugin.dynamic_embedding.keras.layers.rank_part import RankPartCreator
 from tfplugin.dynamic_embedding.shadow_ops import serving
 from tfplugin.sok import ranks
@@ -44,6 +46,11 @@ class HvdAllToAllLayer:
             raise ValueError(
                 f"{type(self).__name__} '{self.name}': this rank has a variable '{params.name}' for itself: "  # type: ignore[attr-defined]
                 "give the layer another name."
+            )
+        if params.key_dtype not in (tf.int64, tf.int32, tf.uint64):
+            raise TypeError(
+                f"{type(self).__name__} '{self.name}': keys that travel between ranks are int64, int32 or uint64, got "  # type: ignore[attr-defined]
+                f"{params.key_dtype.name}: hash strings with tf.strings.to_hash_bucket_strong."
             )
         self._table = ExchangeTable(
             params,
