@@ -47,16 +47,16 @@ def de_save_model(
       >>> de.keras.models.de_save_model(model, "export/1")
     """
     del args, kwargs
-    path = Path(os.fspath(ranks.found().allgather(os.fspath(filepath))[0]))
+    path: str = ranks.found().allgather(os.fspath(filepath))[0]
     doing = f"de_save_model to '{path}'"
     with step(doing):
-        if ranks.rank() == 0 and not overwrite and path.exists():
+        if ranks.rank() == 0 and not overwrite and tf.io.gfile.exists(path):
             raise FileExistsError(f"{doing}: there is something; give another path, or overwrite=True.")
         rows = RankRows(model)
     if ranks.size() == 1:
         _save(model, path, include_optimizer, signatures, options, save_traces)
         return
-    with shared_scratch(path.parent, doing) as scratch:
+    with shared_scratch(Path(path).parent, doing) as scratch:
         with step(doing):
             rows.write_own(scratch)
         with step(doing):
@@ -69,10 +69,10 @@ def de_save_model(
 de_hvd_save_model = de_save_model
 
 
-def _save(model: Any, path: Path, include_optimizer: bool, signatures: Any, options: Any, save_traces: bool) -> None:
+def _save(model: Any, path: str, include_optimizer: bool, signatures: Any, options: Any, save_traces: bool) -> None:
     if hasattr(type(model), "_gather_children_attribute"):  # tf_keras
         model.save(
-            str(path),
+            path,
             overwrite=True,
             include_optimizer=include_optimizer,
             save_format="tf",
@@ -81,4 +81,4 @@ def _save(model: Any, path: Path, include_optimizer: bool, signatures: Any, opti
             save_traces=save_traces,
         )
     else:
-        tf.saved_model.save(model, str(path), signatures, options)
+        tf.saved_model.save(model, path, signatures, options)

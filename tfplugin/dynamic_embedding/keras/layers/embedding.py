@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.trackable import base as trackable
 
 from tfplugin.dynamic_embedding import restrict_policies, shadow_ops
 from tfplugin.dynamic_embedding.get_variable import get_variable
@@ -42,6 +43,13 @@ class LayerRows(shadow_ops.ShadowVariable):
         """[rows, dim] in eager mode, so that a model can count its parameters; else [None, dim]."""
         rows = int(self.params.size()) if tf.executing_eagerly() else None
         return tf.TensorShape([rows, self.params.dim])
+
+    def _trackable_children(self, save_type: str = trackable.SaveType.CHECKPOINT, **kwargs: Any) -> dict[str, Any]:
+        children = dict(super()._trackable_children(save_type, **kwargs))
+        if save_type == trackable.SaveType.SAVEDMODEL:
+            # What `export` of Keras 3 writes has the weights of a model, and not its layers.
+            children["params"] = self.params
+        return children
 
 
 class EmbeddingLayer:
