@@ -355,6 +355,14 @@ def test_a_saved_model_has_rows_and_slots(keras, kinds, name, kind, tmp_path):
     np.testing.assert_allclose(model.predict(IDS, verbose=0), trained_on, rtol=1e-5)
 
 
+def test_export_of_keras_3_has_the_rows(name, tmp_path):
+    model = model_of(tf.keras, de.keras.layers.SquashedEmbedding(4, name=name))
+    model.fit(IDS, np.ones([3, 1]), verbose=0)
+    model.export(str(tmp_path), verbose=False)
+    served = tf.saved_model.load(str(tmp_path))
+    np.testing.assert_allclose(served.serve(tf.constant(IDS)), model.predict(IDS, verbose=0), rtol=1e-6)
+
+
 @pytest.mark.parametrize("save_weights_only", [False, True])
 def test_the_callback_saves_the_model_of_each_epoch(keras, kinds, name, save_weights_only, tmp_path):
     layer = kinds[1].layers.Embedding(4, name=name)
