@@ -147,6 +147,17 @@ def test_the_callback_saves_on_all_ranks(kinds, rank, shared_path):
         np.testing.assert_array_equal(again.layers[-3](tf.constant(ids_of(rank))), rows)
 
 
+def test_the_broadcast_gives_all_ranks_the_dense_variables_of_one(kinds, rank, gather):
+    kinds[0].utils.set_random_seed(rank)
+    model = model_of(kinds[0], kinds[1].layers.HvdAllToAllEmbedding(embedding_size=4, name="broadcast"))
+    fit(model, rank, 1, callbacks=[kinds[1].callbacks.DEHvdBroadcastGlobalVariablesCallback()])
+    weights = gather([np.asarray(w) for w in model.layers[-1].get_weights()])
+    moments = gather([np.asarray(v) for v in model.optimizer.variables])
+    for others in (weights, moments):
+        for mine, first in zip(others[rank], others[0], strict=True):
+            np.testing.assert_array_equal(mine, first)
+
+
 def test_a_rank_alone_does_not_save_its_rows(kinds, size, tmp_path):
     model = model_of(kinds[0], kinds[1].layers.HvdAllToAllEmbedding(embedding_size=4, name="alone"))
     if size > 1:
