@@ -10,6 +10,7 @@ import tensorflow as tf
 from tensorflow.python.trackable import base as trackable
 
 from tfplugin.dynamic_embedding.initial_values import InitialValues, initial_values
+from tfplugin.dynamic_embedding.saves_files import TableFiles
 from tfplugin.dynamic_embedding.string_keys import KeyNames, hashes
 from tfplugin.fused_lookup import on_device_of
 from tfplugin.kv_variable import KEY_DTYPES, VALUE_DTYPES, KvVariable
@@ -20,7 +21,7 @@ DEFAULT_INIT_SIZE = 8192
 INTEGER_DTYPES = (tf.int8, tf.int32, tf.int64, tf.bool)
 
 
-class CuckooHashTable(trackable.Trackable):
+class CuckooHashTable(TableFiles, trackable.Trackable):
     """A table from key to row, in host memory: the whole of a `Variable` on one device.
 
     Its methods do what those of `Variable` do, for the keys that are its own. A class for another kind of table has

@@ -15,6 +15,7 @@ from tensorflow.python.training import optimizer as v1_optimizer
 from tfplugin.dynamic_embedding.creators import CuckooHashTableCreator, KVCreator
 from tfplugin.dynamic_embedding.initial_values import initial_values
 from tfplugin.dynamic_embedding.partition import default_partition_fn
+from tfplugin.dynamic_embedding.saves_files import VariableFiles
 from tfplugin.dynamic_embedding.string_keys import HASHES, KeyNames
 from tfplugin.dynamic_embedding.table import check_dtypes
 from tfplugin.kv_variable import KvVariable, PartitionedKvVariable
@@ -24,7 +25,7 @@ from tfplugin.optimizers.known import innermost
 _log = logging.getLogger("tfplugin")
 
 
-class Variable(trackable.Trackable):
+class Variable(VariableFiles, trackable.Trackable):
     """An embedding table that grows a row for each key that an optimizer trains: key -> row of `dim` values.
 
     A lookup never inserts: a missing key gives its initial value, and `DynamicEmbeddingOptimizer` inserts it when it
@@ -132,6 +133,8 @@ class Variable(trackable.Trackable):
                 )
                 for i, device in enumerate(self.devices)
             ]
+            for i, table in enumerate(self._tables):
+                table.file_name = f"{name.replace('/', '_')}_mht_{i + 1}of{self.shard_num}"
             #: The rows as key-value variables: what lookups and optimizers train.
             self.parts: list[KvVariable] = [table.kv for table in self._tables if table.kv is not None]
             self._one = self.parts[0] if self.parts and self.shard_num == 1 and self.names is None else None
