@@ -35,7 +35,7 @@ def holding(**changes: Any) -> Dialect:
         ({"metadata": frozenset()}, "all but the initializer"),
         ({"variables": False}, "all but dense variables"),
         ({"key_dtypes": ("int64",)}, "only uint64 keys that int64 has"),
-        ({"value_dtypes": ("float32",)}, "cast first: float64 values"),
+        ({"value_dtypes": ("float32",)}, "cast first: float64 values, int32 values, int64 values, bool values"),
         ({"many_parts": False, "partition": "mod_1000"}, ""),
         ({"slots": False, "variables": False}, "all but slots, dense variables"),
     ],

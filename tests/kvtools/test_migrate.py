@@ -284,10 +284,10 @@ def test_a_name_that_an_engine_writes_otherwise_is_told(tmp_path: Path) -> None:
     assert list(kvtools.open(tmp_path / "a").tables) == ["scope_emb"]
 
 
-def test_initial_rows_become_of_the_type_of_the_values(tmp_path: Path) -> None:
+def test_initial_rows_are_of_the_type_of_the_values(tmp_path: Path) -> None:
     rows = np.arange(6, dtype=np.int8).reshape(2, 3)
     source = kvtools.table_from_arrays("emb", np.arange(2), rows, extras={"initial_values": rows})
     write_tables([source], tmp_path / "a", "tfplugin", verify=True)
     written = kvtools.open(tmp_path / "a").table("emb")
-    assert written.value_dtype == written.extra("initial_values").dtype != np.int8
+    assert written.value_dtype == written.extra("initial_values").dtype == np.int8
     assert np.array_equal(written.extra("initial_values"), rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import runpy
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -235,6 +236,15 @@ def test_only_optimizers_are_wrapped(wrong):
         de.DynamicEmbeddingOptimizer(wrong)
 
 
+@pytest.mark.parametrize("make_optimizer", THREE_KINDS.values(), ids=THREE_KINDS)
+def test_a_loss_without_the_lookup_says_so(name, make_optimizer):
+    table = de.Variable(dim=1, name=name)
+    w = tf.Variable(1.0)
+    optimizer = de.DynamicEmbeddingOptimizer(make_optimizer())
+    with pytest.raises(ValueError, match="No gradients provided for any variable.*x"):
+        optimizer.minimize(lambda: w * 2.0, var_list=[table.get_trainable_by_name("x")])
+
+
 def test_wrapping_twice_is_wrapping_once(name):
     optimizer = tf.keras.optimizers.SGD(1.0)
     assert de.DynamicEmbeddingOptimizer(de.DynamicEmbeddingOptimizer(optimizer)) is optimizer
@@ -322,3 +332,47 @@ def test_an_optimizer_that_is_gone_is_forgotten(name):
         del optimizer
         gc.collect()
     assert table.parts[0].slot_names() == {"Adam.m", "Adam.v"}
+
+
+class Ranks:
+    """Stands for ``horovod.tensorflow`` with two ranks that have the same gradients."""
+
+    Sum = "sum"
+
+    def __init__(self):
+        self.reduced = 0
+
+    def size(self):
+        return 2
+
+    def allreduce(self, gradient, op):
+        assert op == self.Sum
+        self.reduced += 1
+        return gradient * 2
+
+
+@pytest.mark.parametrize("make_optimizer", [lambda: v1.train.GradientDescentOptimizer(1.0), tf.keras.optimizers.SGD])
+def test_synchronous_sums_dense_gradients_over_the_ranks(name, monkeypatch, make_optimizer):
+    ranks = Ranks()
+    monkeypatch.setitem(sys.modules, "horovod.tensorflow", ranks)
+    table, dense = de.Variable(dim=1, name=name), tf.Variable(0.0)
+    optimizer = de.DynamicEmbeddingOptimizer(make_optimizer(), synchronous=True)
+    if hasattr(optimizer, "learning_rate"):
+        optimizer.learning_rate = 1.0
+    with tf.GradientTape() as tape:
+        rows, shadow = de.embedding_lookup(table, tf.constant([1], tf.int64), name="x", return_trainable=True)
+        loss = tf.reduce_sum(rows) + dense
+    gradients = tape.gradient(loss, [shadow, dense])
+    optimizer.apply_gradients(zip(gradients, [shadow, dense], strict=True))
+    assert (ranks.reduced, dense.numpy(), table.lookup([1]).numpy().tolist()) == (1, -2, [[-1]])
+
+
+def test_synchronous_without_horovod_says_so(name, monkeypatch):
+    monkeypatch.setitem(sys.modules, "horovod.tensorflow", None)
+    table = de.Variable(dim=1, name=name)
+    optimizer = de.DynamicEmbeddingOptimizer(tf.keras.optimizers.SGD(1.0), synchronous=True)
+    with pytest.raises(ValueError, match="needs Horovod"):
+        optimizer.minimize(
+            lambda: tf.reduce_sum(de.embedding_lookup(table, tf.constant([1], tf.int64), name="x")),
+            var_list=[table.get_trainable_by_name("x")],
+        )
