@@ -13,6 +13,11 @@ from tfplugin.dynamic_embedding.embedding_lookup import (
     embedding_lookup_unique,
     safe_embedding_lookup_sparse,
 )
+from tfplugin.dynamic_embedding.file_system_saver import (
+    DynamicEmbeddingSaver,
+    FileSystemSaver,
+    FileSystemSaverConfig,
+)
 from tfplugin.dynamic_embedding.get_variable import get_variable
 from tfplugin.dynamic_embedding.model_mode import ModelMode, enable_inference_mode, enable_train_mode, get_model_mode
 from tfplugin.dynamic_embedding.optimizer import DynamicEmbeddingOptimizer
@@ -31,6 +36,9 @@ __all__ = [
     "CuckooHashTableConfig",
     "CuckooHashTableCreator",
     "DynamicEmbeddingOptimizer",
+    "DynamicEmbeddingSaver",
+    "FileSystemSaver",
+    "FileSystemSaverConfig",
     "FrequencyRestrictPolicy",
     "KVCreator",
     "ModelMode",

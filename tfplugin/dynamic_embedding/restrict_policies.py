@@ -52,6 +52,7 @@ class _StatusPolicy(RestrictPolicy):
     _kind = ""
 
     def __init__(self, var: Variable) -> None:
+        from tfplugin.dynamic_embedding.creators import CuckooHashTableCreator
         from tfplugin.dynamic_embedding.variable import Variable
 
         super().__init__(var)
@@ -65,6 +66,8 @@ class _StatusPolicy(RestrictPolicy):
             trainable=False,
             checkpoint=var.checkpoint,
             init_size=var.init_size,
+            # Where the variable is saved, so is its status.
+            kv_creator=CuckooHashTableCreator(saver=getattr(var.kv_creator, "saver", None)),
         )
 
     @property

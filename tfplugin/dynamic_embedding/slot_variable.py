@@ -97,6 +97,7 @@ class SlotVariable(VariableFiles):
         self.variable = variable
         self.name = f"{variable.name}/{slot}" if variable.short_file_name else f"{variable.name}/{op_name}/{slot}"
         self.slot_name = slot
+        self.optimizer_name = op_name
         self.key_dtype = variable.key_dtype
         self.value_dtype = variable.value_dtype
         self.dim = spec.width

@@ -8,6 +8,7 @@ There is no header, so a file can only be checked by its size. Specified in docs
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -56,6 +57,7 @@ def save(
     dirpath_env: str | None = FOLDER_VARIABLE,
     append_to_file: bool = False,
     buffer_size: int = BUFFER_SIZE,
+    finish: Callable[[str], None] | None = None,
 ) -> Any:
     """Writes tables to two files each: beside the old ones, which they replace when all have been written.
 
@@ -67,6 +69,7 @@ def save(
       dirpath_env: the environment variable that wins over `dirpath`.
       append_to_file: whether rows come behind those that the files have.
       buffer_size: rows to write at once.
+      finish: called with the folder when all files are there.
 
     Returns:
       The op (graph mode).
@@ -94,6 +97,8 @@ def save(
         for path in paths:
             tf.io.gfile.rename(_beside(path), path, overwrite=True)
         _sync(folder)
+        if finish is not None:
+            finish(folder)
 
     return _call(write, [_text(dirpath), *columns], [])
 
@@ -112,6 +117,25 @@ def _write_beside(path: str, array: np.ndarray, append: bool, buffer_size: int) 
         for start in range(0, len(array), batch):
             file.write(np.ascontiguousarray(array[start : start + batch]).tobytes())
     _sync(_beside(path))
+
+
+def replace(path: str, content: bytes, writer: int) -> None:
+    """Replaces a small file by a whole one. `writer` is a number that no other process has that writes it now."""
+    beside = f"{path}.{writer}.writing"
+    with tf.io.gfile.GFile(beside, "wb") as file:
+        file.write(content)
+    _sync(beside)
+    tf.io.gfile.rename(beside, path, overwrite=True)
+
+
+def remove_others(folder: str, name: str, devices: int, processes: int) -> None:
+    """Removes the files of a variable that were saved with other numbers of devices or processes."""
+    for file, match in list(_of_base(name, folder)):
+        if (int(match["n"]), int(match["size"] or 1)) != (devices, processes):
+            for what in ("keys", "values"):
+                path = _join(folder, f"{file.removesuffix('-keys')}-{what}")
+                with contextlib.suppress(tf.errors.NotFoundError):  # Another process may have removed it.
+                    tf.io.gfile.remove(path)
 
 
 def _sync(path: str) -> None:
@@ -195,6 +219,23 @@ def load(
         lambda i: i < tf.shape(pieces)[0], tf.autograph.experimental.do_not_convert(body), [0], parallel_iterations=1
     )
     return tf.nest.flatten(done)[0].op
+
+
+def read_all(
+    owner: str, folder: str, names: Sequence[str], key_dtype: tf.DType, value_dtype: tf.DType, dim: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The keys [n] and rows [n, dim] of files of these names, one after the other.
+
+    Raises:
+      FileNotFoundError, ValueError: as of `load`.
+    """
+    key_type, value_type = np.dtype(key_dtype.as_numpy_dtype), np.dtype(value_dtype.as_numpy_dtype)
+    keys, rows = [np.zeros(0, key_type)], [np.zeros((0, dim), value_type)]
+    for path in named(names, owner, len(names))(folder):
+        count = _rows(owner, path, key_type, value_type, dim)
+        keys.append(_read(f"{path}-keys", 0, count, key_type))
+        rows.append(_read(f"{path}-values", 0, count * dim, value_type).reshape(-1, dim))
+    return np.concatenate(keys), np.concatenate(rows)
 
 
 def named(names: Sequence[str], owner: str, tables: int) -> Callable[[str], list[str]]:

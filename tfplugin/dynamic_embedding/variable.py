@@ -158,11 +158,14 @@ class Variable(VariableFiles, trackable.Trackable):
         if not self.parts:
             for i, table in enumerate(self._tables):
                 self._track_trackable(table, f"part_{i}", overwrite=True)
-        elif self._by_modulo:
-            whole = self.parts[0] if self.shard_num == 1 else PartitionedKvVariable(self.name, self.parts)
-            self._track_trackable(whole, "table", overwrite=True)
+        elif self._by_modulo and checkpoint.file_system_saver.saver_of(self) is None:
+            self._track_trackable(self._whole(), "table", overwrite=True)
         if self.names is not None:
             self._track_trackable(self.names, "names", overwrite=True)
+
+    def _whole(self) -> KvVariable | PartitionedKvVariable:
+        """All tables, where the engine's rule shares keys out."""
+        return self.parts[0] if self.shard_num == 1 else PartitionedKvVariable(self.name, self.parts)
 
     # ---- Properties --------------------------------------------------------------------------------------------------
 
@@ -459,7 +462,9 @@ class Variable(VariableFiles, trackable.Trackable):
     def _trackable_children(self, save_type: str = trackable.SaveType.CHECKPOINT, **kwargs: Any) -> dict[str, Any]:
         children = dict(super()._trackable_children(save_type, **kwargs))
         if save_type == trackable.SaveType.SAVEDMODEL and "table" not in children:
-            # Functions of the model hold the tables, whether they are saved or not.
+            # Functions of the model hold the tables, whether they are saved or not. A model has no files beside it.
+            if self.checkpoint and self._by_modulo and self.parts:
+                children["table"] = self._whole()
             children.update({f"part_{i}": part for i, part in enumerate(self.parts)})
         return children
 
