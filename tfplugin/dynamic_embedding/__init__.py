@@ -19,6 +19,12 @@ from tfplugin.dynamic_embedding.file_system_saver import (
     FileSystemSaverConfig,
 )
 from tfplugin.dynamic_embedding.get_variable import get_variable
+from tfplugin.dynamic_embedding.hkv_table import (
+    HkvEvictStrategy,
+    HkvHashTable,
+    HkvHashTableConfig,
+    HkvHashTableCreator,
+)
 from tfplugin.dynamic_embedding.model_mode import ModelMode, enable_inference_mode, enable_train_mode, get_model_mode
 from tfplugin.dynamic_embedding.optimizer import DynamicEmbeddingOptimizer
 from tfplugin.dynamic_embedding.restrict_policies import (
@@ -40,6 +46,10 @@ __all__ = [
     "FileSystemSaver",
     "FileSystemSaverConfig",
     "FrequencyRestrictPolicy",
+    "HkvEvictStrategy",
+    "HkvHashTable",
+    "HkvHashTableConfig",
+    "HkvHashTableCreator",
     "KVCreator",
     "ModelMode",
     "RestrictPolicy",
