@@ -27,6 +27,7 @@ from tfplugin.dynamic_embedding.hkv_table import (
 )
 from tfplugin.dynamic_embedding.model_mode import ModelMode, enable_inference_mode, enable_train_mode, get_model_mode
 from tfplugin.dynamic_embedding.optimizer import DynamicEmbeddingOptimizer
+from tfplugin.dynamic_embedding.redis_table import RedisTable, RedisTableConfig, RedisTableCreator
 from tfplugin.dynamic_embedding.restrict_policies import (
     FrequencyRestrictPolicy,
     RestrictPolicy,
@@ -52,6 +53,9 @@ __all__ = [
     "HkvHashTableCreator",
     "KVCreator",
     "ModelMode",
+    "RedisTable",
+    "RedisTableConfig",
+    "RedisTableCreator",
     "RestrictPolicy",
     "TimestampRestrictPolicy",
     "TrainableWrapper",

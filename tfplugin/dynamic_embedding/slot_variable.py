@@ -104,7 +104,10 @@ class SlotVariable(VariableFiles):
         self.devices = variable.devices
         self.shard_num = variable.shard_num
         self.partition_fn = variable.partition_fn
-        self.tables = [SlotTable(table, optimizer, spec) for table in variable.tables]
+        self.tables = [
+            table.slot_table(spec) if hasattr(table, "slot_table") else SlotTable(table, optimizer, spec)
+            for table in variable.tables
+        ]
 
     @property
     def params(self) -> SlotVariable:

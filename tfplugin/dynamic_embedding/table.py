@@ -44,6 +44,8 @@ class CuckooHashTable(TableFiles, trackable.Trackable):
       kv: the `tfplugin.KvVariable` that holds the rows, with the slots of optimizers beside the values.
     """
 
+    _rows = KvVariable
+
     def __init__(
         self,
         key_dtype: Any,
@@ -77,7 +79,7 @@ class CuckooHashTable(TableFiles, trackable.Trackable):
         if self.key_dtype == tf.string and names is None:
             self.names = KeyNames(name, checkpoint)
         with tf.device(device or None):
-            self.kv = KvVariable(
+            self.kv = self._rows(
                 name,
                 default_value.dim,
                 tf.int64 if self.key_dtype == tf.string else self.key_dtype,

@@ -100,7 +100,7 @@ def save(
         if finish is not None:
             finish(folder)
 
-    return _call(write, [_text(dirpath), *columns], [])
+    return call(write, [_text(dirpath), *columns], [])
 
 
 def _beside(path: str) -> str:
@@ -200,7 +200,7 @@ def load(
         return keys, _read(f"{path}-values", start * dim, count * dim, value_type).reshape(-1, dim)
 
     where = _text(dirpath)
-    pieces = _call(plan, [where], tf.int64)
+    pieces = call(plan, [where], tf.int64)
     if tf.executing_eagerly():
         for piece in pieces:
             upsert(*(tf.constant(column) for column in read(where, piece)))
@@ -396,7 +396,7 @@ def _batch(buffer_size: int, row_bytes: int) -> int:
     return max(1, min(int(buffer_size), _BATCH_BYTES // max(1, row_bytes)))
 
 
-def _call(function: Callable[..., Any], inputs: Sequence[Any], result: Any) -> Any:
+def call(function: Callable[..., Any], inputs: Sequence[Any], result: Any) -> Any:
     """Calls a function of arrays; in a graph, the op that does. Eager code gets its exceptions as they are."""
     if tf.executing_eagerly():
         return function(*[x.numpy() if isinstance(x, tf.Tensor) else x for x in inputs])

@@ -141,6 +141,8 @@ class Variable(VariableFiles, trackable.Trackable):
             #: Whether one op looks up in all tables.
             one_place = bool(self.parts) and (self.parts[0]._eager or len({part.device for part in self.parts}) == 1)
             self._many = self._by_modulo and self.names is None and one_place
+            if any(getattr(table, "rows_elsewhere", False) for table in self._tables):
+                self._one, self._many, self.checkpoint = None, False, False
             if self.checkpoint:
                 self._be_saved()
             self._restrict_policy = None if restrict_policy is None else restrict_policy(self)
