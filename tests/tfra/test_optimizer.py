@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import runpy
 import sys
 from pathlib import Path
@@ -241,7 +240,7 @@ def test_a_loss_without_the_lookup_says_so(name, make_optimizer):
     table = de.Variable(dim=1, name=name)
     w = tf.Variable(1.0)
     optimizer = de.DynamicEmbeddingOptimizer(make_optimizer())
-    with pytest.raises(ValueError, match="No gradients provided for any variable.*x"):
+    with pytest.raises(ValueError, match=r"No gradients provided for any variable.*x"):
         optimizer.minimize(lambda: w * 2.0, var_list=[table.get_trainable_by_name("x")])
 
 
@@ -321,6 +320,39 @@ def test_an_own_partitioner_s_rows_are_trained_where_they_are(name):
     assert table.size().numpy() == len(KEYS)
 
 
+@pytest.mark.parametrize("make_model", [tf.keras.Sequential, tf_keras.Sequential], ids=["Keras 3", "tf_keras"])
+def test_keras_builds_an_optimizer_for_a_model_that_has_a_trainable(name, make_model):
+    table = de.Variable(dim=1, name=name)
+    kind = tf.keras if make_model is tf.keras.Sequential else tf_keras
+    optimizer = de.DynamicEmbeddingOptimizer(kind.optimizers.Adam(0.1))
+    weight = tf.Variable([1.0])
+    optimizer.build([table.get_trainable_by_name("x"), weight])
+    optimizer.minimize(
+        lambda: tf.reduce_sum(weight * de.embedding_lookup(table, tf.constant([1], tf.int64), name="x")) + weight[0],
+        var_list=[table.get_trainable_by_name("x"), weight],
+    )
+    np.testing.assert_allclose([weight.numpy()[0], table.lookup([1]).numpy()[0, 0]], [0.9, -0.1], rtol=1e-4)
+
+
+def test_a_tf_keras_layer_with_a_shadow_trains_in_fit(name):
+    class Lookup(tf_keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.table = de.Variable(dim=2, name=name)
+            self.shadow = de.shadow_ops.ShadowVariable(self.table, name="x")
+
+        def call(self, ids):
+            return de.shadow_ops.embedding_lookup(self.shadow, ids)
+
+    layer = Lookup()
+    model = tf_keras.Sequential([layer, tf_keras.layers.Flatten(), tf_keras.layers.Dense(1)])
+    model.compile(de.DynamicEmbeddingOptimizer(tf_keras.optimizers.Adam(0.1)), "mse")
+    model.fit(np.array([[1, 2], [3, 2]]), np.ones((2, 1)), epochs=2, verbose=0)
+    assert sorted(layer.table.export()[0].numpy().tolist()) == [1, 2, 3]
+    assert np.abs(layer.table.lookup([1, 2, 3]).numpy()).min() > 0.05
+    assert [v.params for v in layer.trainable_variables] == [layer.table]
+
+
 def test_an_optimizer_that_is_gone_is_forgotten(name):
     table = de.Variable(dim=1, name=name)
     for _ in range(2):
@@ -330,7 +362,6 @@ def test_an_optimizer_that_is_gone_is_forgotten(name):
             var_list=[table.get_trainable_by_name("x")],
         )
         del optimizer
-        gc.collect()
     assert table.parts[0].slot_names() == {"Adam.m", "Adam.v"}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from tfplugin.dynamic_embedding.variable import Variable
 from tfplugin.ops import raw
 from tfplugin.optimizers import fused as fusing
 from tfplugin.optimizers.known import innermost
+from tfplugin.optimizers.more_variables import weakly
 from tfplugin.optimizers.step_rows import sum_equal_keys
 from tfplugin.optimizers.wrapper import OptimizerWrapper
 
@@ -194,7 +196,20 @@ class _TrainsV1(_Trains):
 
 
 class _TablesWrapper(OptimizerWrapper):
-    """Applies gradients of trainables for a Keras optimizer."""
+    """Applies gradients of trainables for a Keras optimizer, which holds this object and is not held by it."""
+
+    def __init__(self, optimizer: Any) -> None:
+        object.__setattr__(self, "_self_setattr_tracking", False)
+        super().__init__(optimizer)
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer."""
+        return self._held()
+
+    @optimizer.setter
+    def optimizer(self, optimizer: Any) -> None:
+        object.__setattr__(self, "_held", weakref.ref(optimizer))
 
     @tf.autograph.experimental.do_not_convert
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
@@ -240,6 +255,19 @@ def _with_methods(optimizer: Any, methods: type, attributes: dict[str, Any]) -> 
     return optimizer
 
 
+def _build_without_trainables(optimizer: Any) -> None:
+    """Has an optimizer make no slots for trainables when Keras builds it for a model: the tables have them."""
+    if not hasattr(optimizer, "build"):  # tf_keras.optimizers.legacy
+        return
+    stock = optimizer.build if "build" in vars(optimizer) else weakly(optimizer.build)
+
+    def build(variables: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        return stock([v for v in variables if not isinstance(v, TrainableWrapper)], *args, **kwargs)
+
+    build.keeps_update = True  # type: ignore[attr-defined]  # for `known.find`
+    object.__setattr__(optimizer, "build", build)
+
+
 def DynamicEmbeddingOptimizer(self: Any, bp_v2: bool = False, synchronous: bool = False, **kwargs: Any) -> Any:
     """Lets an optimizer train what `embedding_lookup` returns with ``return_trainable=True``, and shadow variables.
 
@@ -283,6 +311,7 @@ def DynamicEmbeddingOptimizer(self: Any, bp_v2: bool = False, synchronous: bool 
     object.__setattr__(optimizer, "_de_wrapper", wrapper(optimizer))
     core = innermost(optimizer)
     names = next((_KERAS_3_SLOTS[cls.__name__] for cls in type(core).__mro__ if cls.__name__ in _KERAS_3_SLOTS), {})
+    _build_without_trainables(core)
     if hasattr(core, "_check_variables_are_known"):  # Keras 3
         fusing.set_options(core, dataclasses.replace(fusing.options_of(core), slot_names=names))
     return optimizer

@@ -28,7 +28,7 @@ class _Slots:
     """The slots that an optimizer has made, by variable and name. It gets them again when it asks again."""
 
     def __init__(self, optimizer: Any) -> None:
-        self._stock = _weakly(optimizer.add_variable_from_reference)
+        self._stock = weakly(optimizer.add_variable_from_reference)
         self._made: dict[_Key, tuple[Any, Any]] = {}
         self._only_asks = False
         # What the optimizer has already: its lists of slots, and the number in them of each variable.
@@ -75,7 +75,7 @@ def accept(optimizer: Any) -> None:
     if "_kv_slots" in vars(optimizer) or not hasattr(optimizer, "add_variable_from_reference"):
         return
     slots = _Slots(optimizer)
-    held, stock_build = weakref.ref(optimizer), _weakly(optimizer.build)
+    held, stock_build = weakref.ref(optimizer), weakly(optimizer.build)
     known: list[Any] = []
     object.__setattr__(optimizer, "_kv_slots", slots)
     object.__setattr__(optimizer, "add_variable_from_reference", slots)
@@ -106,7 +106,7 @@ def accept(optimizer: Any) -> None:
         object.__setattr__(optimizer, "build", extend)
 
 
-def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
     """Calls a method of an object that this does not keep: one that holds itself lives on until a collection."""
     reference = weakref.WeakMethod(method)
 
