@@ -37,6 +37,7 @@ from tfplugin.dynamic_embedding.table import CuckooHashTable
 from tfplugin.dynamic_embedding.trainable import TrainableWrapper
 from tfplugin.dynamic_embedding.trainable_wrapper_filter import trainable_wrapper_filter
 from tfplugin.dynamic_embedding.variable import Variable
+from tfplugin.dynamic_embedding.warm_start import GraphKeys, WarmStartHook, warm_start
 
 __all__ = [
     "CuckooHashTable",
@@ -47,6 +48,7 @@ __all__ = [
     "FileSystemSaver",
     "FileSystemSaverConfig",
     "FrequencyRestrictPolicy",
+    "GraphKeys",
     "HkvEvictStrategy",
     "HkvHashTable",
     "HkvHashTableConfig",
@@ -60,6 +62,7 @@ __all__ = [
     "TimestampRestrictPolicy",
     "TrainableWrapper",
     "Variable",
+    "WarmStartHook",
     "embedding_lookup",
     "embedding_lookup_sparse",
     "embedding_lookup_unique",
@@ -70,6 +73,7 @@ __all__ = [
     "safe_embedding_lookup_sparse",
     "shadow_ops",
     "trainable_wrapper_filter",
+    "warm_start",
 ]
 
 _checkpoint.register()

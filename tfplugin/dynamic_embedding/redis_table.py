@@ -95,7 +95,7 @@ class RedisStore:
         try:
             self._redis = importlib.import_module("redis")
         except ImportError as error:
-            raise ImportError(f"RedisTable '{owner}' needs redis-py ({error}): install tfplugin[formats].") from error
+            raise ImportError(f"RedisTable '{owner}' needs redis-py ({error}): install kvtools[formats].") from error
         self._owner = owner
         self._batch = max(1, int(parameters["keys_sending_size"]))
         self._tag = parameters["model_tag_runtime"]
