@@ -5,7 +5,7 @@ de``, or ``import tfplugin.tfra as tfra``.
 """
 
 from tfplugin.dynamic_embedding import checkpoint as _checkpoint
-from tfplugin.dynamic_embedding import shadow_ops
+from tfplugin.dynamic_embedding import shadow_ops, train
 from tfplugin.dynamic_embedding.creators import CuckooHashTableConfig, CuckooHashTableCreator, KVCreator
 from tfplugin.dynamic_embedding.embedding_lookup import (
     embedding_lookup,
@@ -72,6 +72,7 @@ __all__ = [
     "get_variable",
     "safe_embedding_lookup_sparse",
     "shadow_ops",
+    "train",
     "trainable_wrapper_filter",
     "warm_start",
 ]

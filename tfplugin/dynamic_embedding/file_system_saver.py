@@ -54,6 +54,8 @@ class FileSystemSaverConfig:
                 "FileSystemSaver takes proc_size and proc_rank together, got "
                 f"proc_size={proc_size!r}, proc_rank={proc_rank!r}."
             )
+        #: Whether somebody said which process this is.
+        self.has_rank = proc_size is not None
         self.proc_size = 1 if proc_size is None else int(proc_size)
         self.proc_rank = 0 if proc_rank is None else int(proc_rank)
         table_files.shard_names("of a FileSystemSaver", 1, self.proc_size, self.proc_rank)
