@@ -187,6 +187,24 @@ def test_a_checkpoint_leaves_the_rows_where_they_are(creator, tmp_path):
     checkpoint.restore(path)
     assert by_key(v.export()) == by_key((KEYS, ROWS))
     assert not any("kvmeta" in name for name, _ in tf.train.list_variables(path))
+    with pytest.raises(TypeError, match="are not in this process: upsert them"):
+        de.warm_start(path, [v])
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        v = de.Variable(dim=2, name="emb", kv_creator=creator())
+        w = tf.compat.v1.get_variable("w", [1], use_resource=True)
+        session.run(w.initializer)
+        for saver in (tf.compat.v1.train.Saver(), tf.compat.v1.train.Saver([v, w])):
+            saved = saver.save(session, str(tmp_path / "m"))
+            assert [name for name, _ in tf.train.list_variables(saved)] == ["w"]
+
+
+def test_rows_go_to_files_and_back(creator, tmp_path):
+    v = de.Variable(dim=2, name="emb", kv_creator=creator())
+    v.upsert(KEYS, ROWS)
+    v.save_to_file_system(str(tmp_path / "files"))
+    v.clear()
+    v.load_from_file_system(str(tmp_path / "files"))
+    assert by_key(v.export()) == by_key((KEYS, ROWS))
 
 
 def test_the_configuration_is_checked(tmp_path, monkeypatch):

@@ -141,7 +141,9 @@ class Variable(VariableFiles, trackable.Trackable):
             #: Whether one op looks up in all tables.
             one_place = bool(self.parts) and (self.parts[0]._eager or len({part.device for part in self.parts}) == 1)
             self._many = self._by_modulo and self.names is None and one_place
-            if any(getattr(table, "rows_elsewhere", False) for table in self._tables):
+            #: Whether the rows are in no table of the engine, and so in no checkpoint.
+            self.rows_elsewhere = any(getattr(table, "rows_elsewhere", False) for table in self._tables)
+            if self.rows_elsewhere:
                 self._one, self._many, self.checkpoint = None, False, False
             if self.checkpoint:
                 self._be_saved()
@@ -459,7 +461,7 @@ class Variable(VariableFiles, trackable.Trackable):
     def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
         from tfplugin.dynamic_embedding import checkpoint
 
-        return checkpoint.saveables_by_name(self)
+        return {} if self.rows_elsewhere else checkpoint.saveables_by_name(self)
 
     def _trackable_children(self, save_type: str = trackable.SaveType.CHECKPOINT, **kwargs: Any) -> dict[str, Any]:
         children = dict(super()._trackable_children(save_type, **kwargs))

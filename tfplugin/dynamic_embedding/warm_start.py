@@ -61,7 +61,7 @@ def warm_start(
 
     Raises:
       ValueError: there is no checkpoint, or `vars_to_warm_start` is something else.
-      TypeError: a variable with strings.
+      TypeError: a variable with strings, or in Redis.
 
     Example:
       >>> de.warm_start("old_model", "user.*", {"user/embedding": "embedding"})
@@ -80,6 +80,8 @@ def warm_start(
 def _start(variable: Variable, name: str, path: str) -> Any:
     if variable.names is not None or not variable.parts:
         raise TypeError(f"warm_start: {variable!r} has strings, and starts from numbers only: restore it by a Saver.")
+    if variable.rows_elsewhere:
+        raise TypeError(f"warm_start: the rows of {variable!r} are not in this process: upsert them.")
     filename = tf.constant(path)
     restored = [checkpoint.TableSaveable(variable, i, name).restore_op(filename) for i in range(len(variable.parts))]
     graph = not tf.executing_eagerly()
