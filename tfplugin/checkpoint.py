@@ -53,6 +53,18 @@ class KvSaveable(saveable_object.SaveableObject):
         )
 
 
+class BesideSaveable(saveable_object.SaveableObject):
+    """What a Saver's list has for rows that lie in files beside the checkpoint. Its specs go into the checkpoint."""
+
+    def save_beside(self, filename: tf.Tensor) -> Any:
+        """Writes the files. Returns the op (graph mode)."""
+        raise NotImplementedError(type(self).__name__)
+
+    def restore_op(self, filename: tf.Tensor) -> Any:
+        """Restores from them. Returns the op (graph mode)."""
+        raise NotImplementedError(type(self).__name__)
+
+
 def name_based_saveables(variable: KvVariable | PartitionedKvVariable) -> dict[str, Callable[..., KvSaveable]]:
     """What a v1 Saver asks a trackable for: by attribute, a function of the name that the Saver's dictionary gives.
 
@@ -109,6 +121,12 @@ def restore_op(prefix: tf.Tensor, variable: KvVariable, tensor_prefix: str, part
 
 def add_save_ops(original: Callable[..., Any], builder: Any, filename: Any, saveables: Sequence[Any]) -> Any:
     """`BaseSaverBuilder._AddSaveOps`: key-value variables as shards of their own, merged with the rest."""
+    written = [saveable.save_beside(filename) for saveable in saveables if isinstance(saveable, BesideSaveable)]
+    with tf.control_dependencies([op for op in written if op is not None]):
+        return _add_bundle_ops(original, builder, filename, saveables)
+
+
+def _add_bundle_ops(original: Callable[..., Any], builder: Any, filename: Any, saveables: Sequence[Any]) -> Any:
     tables = [saveable for saveable in saveables if isinstance(saveable, KvSaveable)]
     if not tables:
         return original(builder, filename, saveables)
@@ -142,8 +160,8 @@ def add_restore_ops(
     name: str = "restore_all",
 ) -> Any:
     """`BaseSaverBuilder._AddRestoreOps`: key-value variables read their own keys from however many parts there are."""
-    tables = [saveable for saveable in saveables if isinstance(saveable, KvSaveable)]
-    dense = [saveable for saveable in saveables if not isinstance(saveable, KvSaveable)]
+    tables = [saveable for saveable in saveables if isinstance(saveable, (KvSaveable, BesideSaveable))]
+    dense = [saveable for saveable in saveables if not isinstance(saveable, (KvSaveable, BesideSaveable))]
     if not tables:
         return original(builder, filename, saveables, restore_sequentially, reshape, preferred_shard, name)
     restored = []

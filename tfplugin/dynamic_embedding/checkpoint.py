@@ -22,6 +22,7 @@ from tensorflow.python.trackable import base as trackable
 from tensorflow.python.training.saving import saveable_object_util
 
 from tfplugin.checkpoint import KvSaveable, object_prefix, restore_op, save_ops
+from tfplugin.dynamic_embedding import file_system_saver
 
 if TYPE_CHECKING:
     from tfplugin.dynamic_embedding.variable import Variable
@@ -63,8 +64,31 @@ class TableSaveable(KvSaveable):
             return tf.cond(asks, release, lambda: tf.constant(False)).op
 
 
-def saveables(variable: Variable, name: str | None = None) -> list[KvSaveable]:
-    """What a Saver saves and restores, one for each table."""
+def _files_saveable(variable: Variable, name: str | None = None) -> file_system_saver.FilesSaveable:
+    """What a Saver saves and restores of a variable whose tables go to files."""
+    whole = name or variable.name
+    marks = (f"{whole}-kvmeta", f"{whole}/part_0-kvmeta")
+    source = _Source(variable, whole, marks, functools.partial(_by_name, whole))
+    tables = range(variable.shard_num)
+
+    def restore(filename: tf.Tensor) -> Any:
+        if tf.executing_eagerly():
+            prefix = source.prefix(filename.numpy())
+            for i in tables:
+                source.restore(i, prefix)
+                source.release(filename, prefix)
+            return None
+        prefix = tf.ensure_shape(tf.numpy_function(source.prefix, [filename], tf.string), [])
+        with tf.control_dependencies([source.restore(i, prefix) for i in tables]):
+            return tf.group(*[tf.numpy_function(source.release, [filename, prefix], []) for _ in tables])
+
+    return file_system_saver.FilesSaveable(variable, whole, restore)
+
+
+def saveables(variable: Variable, name: str | None = None) -> list[Any]:
+    """What a Saver saves and restores, one for each table, or one for all where they go to files."""
+    if file_system_saver.saver_of(variable) is not None:
+        return [_files_saveable(variable, name)]
     return [TableSaveable(variable, i, name or variable.name) for i in range(len(variable.parts))]
 
 
@@ -78,6 +102,8 @@ def saveables_by_name(variable: Variable) -> dict[str, Callable[..., KvSaveable]
 
         return saveable
 
+    if file_system_saver.saver_of(variable) is not None:
+        return {trackable.VARIABLE_VALUE_KEY: lambda name=None, **kwargs: _files_saveable(variable, name)}
     found: dict[str, Any] = {f"part_{i}": make(i) for i in range(len(variable.parts))}
     if not variable.parts:
         for i, table in enumerate(variable.tables):
@@ -107,10 +133,10 @@ def _save_objects(trackables: Mapping[str, Variable], file_prefix: tf.Tensor) ->
     parts = [
         (object_prefix(f"{path}/rows_{i}"), part)
         for path, variable in trackables.items()
-        if variable.checkpoint and not variable._by_modulo
+        if variable.checkpoint and not variable._by_modulo and file_system_saver.saver_of(variable) is None
         for i, part in enumerate(variable.parts)
     ]
-    return save_ops(file_prefix, parts) if parts else []
+    return (save_ops(file_prefix, parts) if parts else []) + file_system_saver.save_objects(trackables, file_prefix)
 
 
 def _restore_objects(trackables: Mapping[str, Variable], merged_prefix: tf.Tensor) -> None:
@@ -120,14 +146,24 @@ def _restore_objects(trackables: Mapping[str, Variable], merged_prefix: tf.Tenso
 
 
 def _restore_object(path: str, variable: Variable, filename: tf.Tensor) -> None:
-    """Restores a variable, unless its child has: that is how a checkpoint in this layout is restored."""
+    """Restores a variable, unless its child has: that is how a checkpoint in this layout is restored.
+
+    A variable whose tables go to files has no such child.
+    """
     own = object_prefix(f"{path}/table")
     source = _Source(
         variable, "rows", (f"{own}-kvmeta", f"{own}_part_0-kvmeta"), functools.partial(_by_path, path, variable.name)
     )
 
+    def restore_native() -> list[Any]:
+        if file_system_saver.saver_of(variable) is None:
+            return []
+        return [restore_op(filename, part, own, "_part_") for part in variable.parts]
+
     def restore(name: Any) -> None:
-        if not source.is_native(_text(name)):
+        if source.is_native(_text(name)):
+            restore_native()
+        else:
             prefix = source.prefix(name)
             for i in range(variable.shard_num):
                 source.restore(i, prefix)
@@ -147,7 +183,12 @@ def _restore_object(path: str, variable: Variable, filename: tf.Tensor) -> None:
             return tf.constant(False)
 
     is_native = tf.numpy_function(lambda name: source.is_native(_text(name)), [filename], tf.bool)
-    tf.cond(tf.ensure_shape(is_native, []), lambda: tf.constant(True), from_rewritten)
+
+    def from_own() -> tf.Tensor:
+        with tf.control_dependencies(restore_native()):
+            return tf.constant(True)
+
+    tf.cond(tf.ensure_shape(is_native, []), from_own, from_rewritten)
 
 
 def register() -> None:
@@ -274,8 +315,9 @@ def _rewrite(variable: Variable, name: str, path: str, find: Callable[[Any], Seq
     import kvtools
     from kvtools.rename import RenamedTable
 
-    checkpoint = kvtools.open(path)
-    tables = list(find(checkpoint))
+    beside = file_system_saver.read(variable, path)
+    checkpoint = None if beside else _opened(variable, path)
+    tables = [_from_arrays(name, beside)] if checkpoint is None else list(find(checkpoint))
     status = _status_of(variable.name)
     if not tables and status is not None:
         tables = [_StatusArrays(table, status[1]).table() for table in _by_name(status[0], checkpoint)]
@@ -306,6 +348,17 @@ def _rewrite(variable: Variable, name: str, path: str, find: Callable[[Any], Seq
                 for i in range(variable.shard_num)
             ]
     kvtools.write_tables(rewritten, output, "tfplugin", parts=1)
+
+
+def _opened(variable: Variable, path: str) -> Any:
+    """A checkpoint, and the files of TFRA's saver beside it, which do not say of which dtypes they are."""
+    import kvtools
+
+    saver = file_system_saver.saver_of(variable)
+    if saver is None:
+        return kvtools.open(path)
+    types = {"key_dtype": variable.key_dtype.name, "value_dtype": variable.value_dtype.name}
+    return kvtools.open(saver.config.save_path or path, **types)
 
 
 def _check_fits(variable: Variable, schema: Any, path: str) -> None:

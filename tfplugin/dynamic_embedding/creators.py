@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfplugin.dynamic_embedding.file_system_saver import DynamicEmbeddingSaver
 from tfplugin.dynamic_embedding.string_values import StringValueTable
 from tfplugin.dynamic_embedding.table import CuckooHashTable
 
@@ -15,10 +16,15 @@ class KVCreator:
 
     Args:
       config: of the kind of table.
-      saver: what saves the tables beside a checkpoint, where they are not saved in it.
+      saver: what saves the tables beside a checkpoint, where they are not saved in it: a `FileSystemSaver`.
+
+    Raises:
+      TypeError: the saver is none.
     """
 
-    def __init__(self, config: Any = None, saver: Any = None) -> None:
+    def __init__(self, config: Any = None, saver: DynamicEmbeddingSaver | None = None) -> None:
+        if saver is not None and not isinstance(saver, DynamicEmbeddingSaver):
+            raise TypeError(f"{type(self).__name__}: saver must be a DynamicEmbeddingSaver, got {saver!r}.")
         self.config = config
         self.saver = saver
 

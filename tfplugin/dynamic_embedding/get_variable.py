@@ -15,7 +15,7 @@ from tfplugin.dynamic_embedding.variable import Variable
 _GRAPH_ATTRIBUTE = "_tfplugin_dynamic_embedding_variables"
 
 
-def _store() -> dict[str, Variable]:
+def variables_by_name() -> dict[str, Variable]:
     """Variables by name: one store for each graph, one for eager code."""
     # Not a collection: those are written into MetaGraphs.
     graph = tf_ops.get_default_graph()
@@ -59,7 +59,7 @@ def get_variable(
     scope = variable_scope.get_variable_scope()
     full_name = f"{scope.name}/{name}" if scope.name and not short_file_name else name
     with tf_ops.init_scope():
-        store = _store()
+        store = variables_by_name()
         found = store.get(full_name)
         if found is None:
             found = store[full_name] = Variable(

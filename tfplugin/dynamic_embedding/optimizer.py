@@ -13,6 +13,7 @@ from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.training import optimizer as v1_optimizer
 
 from tfplugin import positions
+from tfplugin.dynamic_embedding import hkv_table
 from tfplugin.dynamic_embedding.slot_variable import SlotVariable, slot_variables
 from tfplugin.dynamic_embedding.trainable import TrainableWrapper
 from tfplugin.dynamic_embedding.variable import Variable
@@ -116,10 +117,14 @@ def table_gradients(
 
 
 def _after_update(touched: Sequence[tuple[Variable, tf.Tensor]], core: Any) -> list[Any]:
-    """Has the names of new string keys noted, and restrict policies note all keys. Returns ops (graph mode)."""
+    """Notes the names of new string keys, scores in bounded tables, and what restrict policies keep of all keys.
+
+    Returns ops (graph mode).
+    """
     noted = []
     for params, keys in touched:
         policy = params.restrict_policy
+        noted += hkv_table.note_updates(params, keys)
         if params.names is not None:
             noted.append(params.names.note(params.tables[0].ids(keys), keys))
         if policy is not None:

@@ -52,6 +52,7 @@ class _StatusPolicy(RestrictPolicy):
     _kind = ""
 
     def __init__(self, var: Variable) -> None:
+        from tfplugin.dynamic_embedding.creators import CuckooHashTableCreator
         from tfplugin.dynamic_embedding.variable import Variable
 
         super().__init__(var)
@@ -65,7 +66,10 @@ class _StatusPolicy(RestrictPolicy):
             trainable=False,
             checkpoint=var.checkpoint,
             init_size=var.init_size,
-            kv_creator=var.kv_creator.for_status() if hasattr(var.kv_creator, "for_status") else None,
+            # Where the variable is saved, and on the rank that has a row, so is its status.
+            kv_creator=var.kv_creator.for_status()
+            if hasattr(var.kv_creator, "for_status")
+            else CuckooHashTableCreator(saver=getattr(var.kv_creator, "saver", None)),
         )
 
     @property

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 from tensorflow.python.framework import ops as tf_ops
 
+from tfplugin.dynamic_embedding.saves_files import VariableFiles
 from tfplugin.kv_variable import KvVariable
 from tfplugin.ops import raw
 from tfplugin.slots import SlotSpec
@@ -78,7 +79,7 @@ class SlotTable:
         return self._part.size(name=name)
 
 
-class SlotVariable:
+class SlotVariable(VariableFiles):
     """One slot of an optimizer for a `Variable`, read and written like a variable of its own.
 
     It has the keys of the variable: removing, clearing and saving are done there.
@@ -96,12 +97,17 @@ class SlotVariable:
         self.variable = variable
         self.name = f"{variable.name}/{slot}" if variable.short_file_name else f"{variable.name}/{op_name}/{slot}"
         self.slot_name = slot
+        self.optimizer_name = op_name
         self.key_dtype = variable.key_dtype
         self.value_dtype = variable.value_dtype
         self.dim = spec.width
         self.devices = variable.devices
         self.shard_num = variable.shard_num
-        self.tables = [SlotTable(table, optimizer, spec) for table in variable.tables]
+        self.partition_fn = variable.partition_fn
+        self.tables = [
+            table.slot_table(spec) if hasattr(table, "slot_table") else SlotTable(table, optimizer, spec)
+            for table in variable.tables
+        ]
 
     @property
     def params(self) -> SlotVariable:

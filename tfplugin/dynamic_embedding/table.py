@@ -10,6 +10,7 @@ import tensorflow as tf
 from tensorflow.python.trackable import base as trackable
 
 from tfplugin.dynamic_embedding.initial_values import InitialValues, initial_values
+from tfplugin.dynamic_embedding.saves_files import TableFiles
 from tfplugin.dynamic_embedding.string_keys import KeyNames, hashes
 from tfplugin.fused_lookup import on_device_of
 from tfplugin.kv_variable import KEY_DTYPES, VALUE_DTYPES, KvVariable
@@ -20,7 +21,7 @@ DEFAULT_INIT_SIZE = 8192
 INTEGER_DTYPES = (tf.int8, tf.int32, tf.int64, tf.bool)
 
 
-class CuckooHashTable(trackable.Trackable):
+class CuckooHashTable(TableFiles, trackable.Trackable):
     """A table from key to row, in host memory: the whole of a `Variable` on one device.
 
     Its methods do what those of `Variable` do, for the keys that are its own. A class for another kind of table has
@@ -42,6 +43,8 @@ class CuckooHashTable(trackable.Trackable):
     Attributes:
       kv: the `tfplugin.KvVariable` that holds the rows, with the slots of optimizers beside the values.
     """
+
+    _rows = KvVariable
 
     def __init__(
         self,
@@ -76,7 +79,7 @@ class CuckooHashTable(trackable.Trackable):
         if self.key_dtype == tf.string and names is None:
             self.names = KeyNames(name, checkpoint)
         with tf.device(device or None):
-            self.kv = KvVariable(
+            self.kv = self._rows(
                 name,
                 default_value.dim,
                 tf.int64 if self.key_dtype == tf.string else self.key_dtype,

@@ -15,6 +15,7 @@ from tensorflow.python.training import optimizer as v1_optimizer
 from tfplugin.dynamic_embedding.creators import CuckooHashTableCreator, KVCreator
 from tfplugin.dynamic_embedding.initial_values import initial_values
 from tfplugin.dynamic_embedding.partition import default_partition_fn
+from tfplugin.dynamic_embedding.saves_files import VariableFiles
 from tfplugin.dynamic_embedding.string_keys import HASHES, KeyNames
 from tfplugin.dynamic_embedding.table import check_dtypes
 from tfplugin.kv_variable import KvVariable, PartitionedKvVariable
@@ -24,7 +25,7 @@ from tfplugin.optimizers.known import innermost
 _log = logging.getLogger("tfplugin")
 
 
-class Variable(trackable.Trackable):
+class Variable(VariableFiles, trackable.Trackable):
     """An embedding table that grows a row for each key that an optimizer trains: key -> row of `dim` values.
 
     A lookup never inserts: a missing key gives its initial value, and `DynamicEmbeddingOptimizer` inserts it when it
@@ -132,12 +133,18 @@ class Variable(trackable.Trackable):
                 )
                 for i, device in enumerate(self.devices)
             ]
+            for i, table in enumerate(self._tables):
+                table.file_name = f"{name.replace('/', '_')}_mht_{i + 1}of{self.shard_num}"
             #: The rows as key-value variables: what lookups and optimizers train.
             self.parts: list[KvVariable] = [table.kv for table in self._tables if table.kv is not None]
             self._one = self.parts[0] if self.parts and self.shard_num == 1 and self.names is None else None
             #: Whether one op looks up in all tables.
             one_place = bool(self.parts) and (self.parts[0]._eager or len({part.device for part in self.parts}) == 1)
             self._many = self._by_modulo and self.names is None and one_place
+            #: Whether the rows are in no table of the engine, and so in no checkpoint.
+            self.rows_elsewhere = any(getattr(table, "rows_elsewhere", False) for table in self._tables)
+            if self.rows_elsewhere:
+                self._one, self._many, self.checkpoint = None, False, False
             if self.checkpoint:
                 self._be_saved()
             self._restrict_policy = None if restrict_policy is None else restrict_policy(self)
@@ -155,11 +162,14 @@ class Variable(trackable.Trackable):
         if not self.parts:
             for i, table in enumerate(self._tables):
                 self._track_trackable(table, f"part_{i}", overwrite=True)
-        elif self._by_modulo:
-            whole = self.parts[0] if self.shard_num == 1 else PartitionedKvVariable(self.name, self.parts)
-            self._track_trackable(whole, "table", overwrite=True)
+        elif self._by_modulo and checkpoint.file_system_saver.saver_of(self) is None:
+            self._track_trackable(self._whole(), "table", overwrite=True)
         if self.names is not None:
             self._track_trackable(self.names, "names", overwrite=True)
+
+    def _whole(self) -> KvVariable | PartitionedKvVariable:
+        """All tables, where the engine's rule shares keys out."""
+        return self.parts[0] if self.shard_num == 1 else PartitionedKvVariable(self.name, self.parts)
 
     # ---- Properties --------------------------------------------------------------------------------------------------
 
@@ -451,12 +461,14 @@ class Variable(trackable.Trackable):
     def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
         from tfplugin.dynamic_embedding import checkpoint
 
-        return checkpoint.saveables_by_name(self)
+        return {} if self.rows_elsewhere else checkpoint.saveables_by_name(self)
 
     def _trackable_children(self, save_type: str = trackable.SaveType.CHECKPOINT, **kwargs: Any) -> dict[str, Any]:
         children = dict(super()._trackable_children(save_type, **kwargs))
         if save_type == trackable.SaveType.SAVEDMODEL and "table" not in children:
-            # Functions of the model hold the tables, whether they are saved or not.
+            # Functions of the model hold the tables, whether they are saved or not. A model has no files beside it.
+            if self.checkpoint and self._by_modulo and self.parts:
+                children["table"] = self._whole()
             children.update({f"part_{i}": part for i, part in enumerate(self.parts)})
         return children
 
