@@ -25,7 +25,8 @@ def test_pandas_reads_what_we_wrote(tmp_path: Path) -> None:
         write([table], path, "parquet")
         frame = pd.read_parquet(path / "ads%2Femb" if path.is_dir() else path)
         assert list(frame.columns) == ["key", "value", "slot_Adam.m", "freq"]
-        assert same_bytes(frame["key"].to_numpy(), KEYS)
+        frame = frame.set_index("key").loc[KEYS]  # parts come as they are done
+        assert len(frame) == len(KEYS)
         assert same_bytes(np.stack(frame["value"]), VALUES)
         assert same_bytes(np.stack(frame["slot_Adam.m"]), VALUES * 2)
         assert frame["freq"].tolist() == list(range(50))
