@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -45,11 +46,27 @@ class KVCreator:
         raise NotImplementedError(f"{type(self).__name__} has no create method.")
 
 
+class EngineTableCreator(KVCreator):
+    """Makes tables of the table engine, and notes in `_made` what the last one was made with."""
+
+    _made: Mapping[str, Any] = {}
+
+    def get_config(self) -> dict[str, Any]:
+        """What the last table was made with.
+
+        Raises:
+          RuntimeError: not in eager mode.
+        """
+        if not tf.executing_eagerly():
+            raise RuntimeError(f"{type(self).__name__}.get_config is for eager mode.")
+        return dict(self._made)
+
+
 class CuckooHashTableConfig:
     """Has no options."""
 
 
-class CuckooHashTableCreator(KVCreator):
+class CuckooHashTableCreator(EngineTableCreator):
     """Makes tables in host memory that grow as they need: the default.
 
     Example:
@@ -93,13 +110,3 @@ class CuckooHashTableCreator(KVCreator):
             shard_saveable_object_fn,
             **part,
         )
-
-    def get_config(self) -> dict[str, Any]:
-        """What the last table was made with.
-
-        Raises:
-          RuntimeError: not in eager mode.
-        """
-        if not tf.executing_eagerly():
-            raise RuntimeError(f"{type(self).__name__}.get_config is for eager mode.")
-        return dict(getattr(self, "_made", {}))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from tfplugin.dynamic_embedding.creators import KVCreator
+from tfplugin.dynamic_embedding.creators import EngineTableCreator
 from tfplugin.dynamic_embedding.table import CuckooHashTable
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class HkvHashTable(CuckooHashTable):
         return self._then_note(super().accum(keys, values_or_deltas, exists, name), keys)
 
 
-class HkvHashTableCreator(KVCreator):
+class HkvHashTableCreator(EngineTableCreator):
     """Makes tables of bounded size, in host memory.
 
     Args:
@@ -234,16 +234,6 @@ class HkvHashTableCreator(KVCreator):
             shard_saveable_object_fn,
             **part,
         )
-
-    def get_config(self) -> dict[str, Any]:
-        """What the last table was made with.
-
-        Raises:
-          RuntimeError: not in eager mode.
-        """
-        if not tf.executing_eagerly():
-            raise RuntimeError(f"{type(self).__name__}.get_config is for eager mode.")
-        return dict(getattr(self, "_made", {}))
 
 
 def note_updates(params: Variable, keys: tf.Tensor) -> list[Any]:

@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfplugin.dynamic_embedding.creators import KVCreator
+from tfplugin.dynamic_embedding.slot_variable import SlotTable
 from tfplugin.dynamic_embedding.table import CuckooHashTable
 from tfplugin.dynamic_embedding.table_files import call
 from tfplugin.kv_variable import KvVariable
@@ -409,8 +410,8 @@ class RedisTable(CuckooHashTable):
         return RedisSlotTable(self, spec)
 
 
-class RedisSlotTable:
-    """A slot of a `RedisTable`, with the methods of `SlotTable`."""
+class RedisSlotTable(SlotTable):
+    """A slot of a `RedisTable`."""
 
     def __init__(self, table: RedisTable, spec: SlotSpec) -> None:
         self._table = table
@@ -419,6 +420,7 @@ class RedisSlotTable:
 
     def gather(self, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """As of `SlotTable`."""
+        keys = self._table.ids(keys)
         shape = tf.concat([tf.shape(keys), [self._spec.width]], 0)
         starts = tf.fill(shape, tf.cast(self._spec.constant, self._table.value_dtype))
         rows, positions = self._table._get(self._column, keys, starts)
@@ -428,20 +430,6 @@ class RedisSlotTable:
         """Writes the slot of keys."""
         values = tf.reshape(tf.convert_to_tensor(values, self._table.value_dtype), [-1, self._spec.width])
         return self._table._put(self._column, self._table.ids(keys), values)
-
-    def lookup(
-        self, keys: Any, dynamic_default_values: Any = None, return_exists: bool = False, name: str | None = None
-    ) -> Any:
-        """As of `CuckooHashTable`."""
-        rows, exists = self.gather(self._table.ids(keys))
-        if dynamic_default_values is not None:
-            rows = tf.where(exists[..., tf.newaxis], rows, tf.cast(dynamic_default_values, rows.dtype))
-        return (rows, exists) if return_exists else rows
-
-    def remove(self, keys: Any, name: str | None = None) -> Any:
-        """Does nothing: a slot goes with its row."""
-        del keys
-        return None if tf.executing_eagerly() else tf.no_op(name=name)
 
     def export(self, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
         """All keys [N] and their slot rows [N, width]."""

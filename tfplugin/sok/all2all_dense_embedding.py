@@ -45,7 +45,7 @@ def all2all_dense_embedding(param: Any, indices: Any, *, training: bool | None =
         ids = keys_of(indices.flat_values if ragged else indices, table, _CALLER)
     except (TypeError, ValueError) as error:
         return _of_any_shape(fail_on_all(error, [param], train, _CALLER, name)[0], indices)
-    if ranks.size() == 1 and table.is_dynamic and table.row_limit < 0 and ids.dtype == table.key_dtype:
+    if ranks.size() == 1 and table.is_plain(ids.dtype):
         rows = param.sparse_read(ids, training=train)
     else:
         flat = tf.reshape(ids, [-1])

@@ -108,10 +108,8 @@ class _How:
 
 
 def _is_local(lookup: Lookup) -> bool:
-    """Whether the ops for tables of one process do it. They check less."""
-    table = lookup.table
-    same = table.is_dynamic and table.row_limit < 0 and lookup.ids.keys.dtype == table.key_dtype
-    return same and lookup.hotness is None and lookup.admission == 1.0
+    """Whether the ops for tables of one process do it."""
+    return lookup.table.is_plain(lookup.ids.keys.dtype) and lookup.hotness is None and lookup.admission == 1.0
 
 
 def _look_up_here(lookups: Sequence[Lookup], train: bool, name: str | None) -> list[tf.Tensor]:

@@ -45,6 +45,10 @@ class ExchangeTable:
         """Whether rows are found by key rather than by number."""
         return self.rows < 0
 
+    def is_plain(self, key_dtype: tf.DType) -> bool:
+        """Whether the lookups of tables of one process do for such keys. They check less than an exchange."""
+        return self.is_dynamic and self.row_limit < 0 and key_dtype == self.key_dtype
+
 
 def exchange_table(variable: Any, caller: str) -> ExchangeTable:
     """Describes a variable (a description stays as it is), or says why it cannot be looked up on several ranks.
