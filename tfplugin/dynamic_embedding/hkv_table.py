@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfplugin.dynamic_embedding.creators import EngineTableCreator
+from tfplugin.dynamic_embedding.python_ops import python_op
 from tfplugin.dynamic_embedding.table import CuckooHashTable
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ class HkvHashTable(CuckooHashTable):
         times = tf.cast(self.kv.stamps(ids)[0], tf.int64)
         if self.config.evict_strategy == HkvEvictStrategy.LFU or not self.config.step_per_epoch:
             return times
-        epoch = tf.numpy_function(self._epoch, [], tf.int64)
+        epoch = python_op(self._epoch, [], tf.int64)
         # Below 2**63, as scores are compared without a sign.
         return tf.bitwise.left_shift(tf.reshape(epoch, []), tf.constant(32, tf.int64)) + times
 
