@@ -26,7 +26,8 @@ cluster, task, folder = json.loads(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 config = v1.ConfigProto(device_filters=["/job:ps", f"/job:worker/task:{task}"])
 server = tf.distribute.Server(cluster, job_name="worker", task_index=task, config=config)
 servers = [f"/job:ps/replica:0/task:{i}/CPU:0" for i in range(len(cluster["ps"]))]
-partitioner = (lambda keys, n: tf.cast(keys % n, tf.int32)) if sys.argv[4] == "own" else de.variable.default_partition_fn
+own = lambda keys, n: tf.cast(keys % n, tf.int32)
+partitioner = own if sys.argv[4] == "own" else de.variable.default_partition_fn
 with tf.Graph().as_default():
     setter = v1.train.replica_device_setter(worker_device=f"/job:worker/task:{task}", cluster=cluster)
     with v1.device(setter):

@@ -52,6 +52,7 @@ class Variable(VariableFiles, trackable.Trackable):
 
     Raises:
       TypeError: dtypes that tables do not have; a `restrict_policy` that is no subclass of `RestrictPolicy`.
+      ValueError: a `dim` below 1; a `tf.distribute` strategy of several replicas.
 
     Example:
       >>> v = de.Variable(dim=2, name="user", initializer=0.5)
@@ -82,6 +83,13 @@ class Variable(VariableFiles, trackable.Trackable):
         # Here, because policies keep their status in a variable.
         from tfplugin.dynamic_embedding.restrict_policies import RestrictPolicy
 
+        strategy = tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
+        if strategy is not None and not isinstance(strategy, tf.distribute.OneDeviceStrategy):
+            raise ValueError(
+                f"Dynamic embedding variable '{name}' cannot be made under {type(strategy).__name__}, which would keep "
+                "copies of it apart. Train on several processes with Horovod (keras.layers.HvdAllToAllEmbedding), or "
+                "with sessions on parameter servers (devices=[...])."
+            )
         if isinstance(dim, bool) or int(dim) < 1:
             raise ValueError(f"Dynamic embedding variable '{name}': dim must be 1 or more, got {dim!r}.")
         self.key_dtype = tf.as_dtype(key_dtype)
