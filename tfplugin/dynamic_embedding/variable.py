@@ -87,7 +87,10 @@ class Variable(VariableFiles, trackable.Trackable):
         self.key_dtype = tf.as_dtype(key_dtype)
         self.value_dtype = tf.as_dtype(value_dtype)
         self.dim = int(dim)
+        self.kv_creator = kv_creator or CuckooHashTableCreator()
         self.devices = list(devices) if isinstance(devices, (list, tuple)) and devices else [devices or "/CPU:0"]
+        if getattr(self.kv_creator, "one_table", False):
+            self.devices = self.devices[:1]
         self.shard_num = len(self.devices)
         self.partition_fn = partitioner
         self.name = name
@@ -96,7 +99,6 @@ class Variable(VariableFiles, trackable.Trackable):
         self.trainable = bool(trainable)
         self.checkpoint = bool(checkpoint)
         self.init_size = int(init_size)
-        self.kv_creator = kv_creator or CuckooHashTableCreator()
         self.bp_v2 = bool(bp_v2)
         self.short_file_name = bool(short_file_name)
         self._trainable_store: dict[str, Any] = {}
@@ -117,7 +119,8 @@ class Variable(VariableFiles, trackable.Trackable):
         else:
             values = initial_values(initializer, name, self.dim, self.value_dtype)
         with tf_ops.init_scope():
-            self.names = KeyNames(name, self.checkpoint) if self.key_dtype == tf.string else None
+            key_names = getattr(self.kv_creator, "key_names", KeyNames)
+            self.names = key_names(name, self.checkpoint) if self.key_dtype == tf.string else None
             self._tables = [
                 self.kv_creator.create(
                     self.key_dtype,
