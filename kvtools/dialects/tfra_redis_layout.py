@@ -51,13 +51,23 @@ def column_name(table: str, slot: str | None = None) -> str:
 
 
 @cache
+def _tags() -> list[str]:
+    """The least number whose digits Redis puts into each hash slot: about 110,000 are tried."""
+    tags: dict[int, str] = {}
+    for text in map(str, itertools.count()):
+        tags.setdefault(binascii.crc_hqx(text.encode(), 0) % HASH_SLOTS, text)
+        if len(tags) == HASH_SLOTS:
+            return [tags[slot] for slot in range(HASH_SLOTS)]
+    raise AssertionError("numbers do not end")
+
+
 def tag_in_slot(slot: int) -> str:
     """The least number whose digits Redis puts into this hash slot.
 
     >>> tag_in_slot(0)
     '3560'
     """
-    return next(text for text in map(str, itertools.count()) if binascii.crc_hqx(text.encode(), 0) % HASH_SLOTS == slot)
+    return _tags()[slot]
 
 
 def hash_tags(slices: int, given: Sequence[str] = ()) -> list[str]:

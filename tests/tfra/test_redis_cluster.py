@@ -7,9 +7,9 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
+from redis_processes import Cluster, redis, wait_until
 
 from kvtools.dialects import tfra_redis_layout as layout
-from redis_processes import Cluster, redis, wait_until
 from tfplugin import dynamic_embedding as de
 
 KEYS = np.concatenate([[0, -1, -(2**63), 2**63 - 1], np.random.default_rng(1).integers(-(2**63), 2**63 - 1, 200)])

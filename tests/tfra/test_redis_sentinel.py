@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
 
 import numpy as np
 import pytest
-
 from redis_processes import Guarded, Server, wait_until
+
 from tfplugin import dynamic_embedding as de
 
 KEYS = np.array([0, -1, 7, 5])
@@ -37,7 +36,7 @@ def test_calls_go_on_with_the_server_that_takes_over(tmp_path):
         assert int(v.size()) == len(KEYS)
     finally:
         guarded.stop()
-    with pytest.raises(ConnectionError, match=f"what the Redis sentinels know as 'master' at 127.0.0.1:") as told:
+    with pytest.raises(ConnectionError, match="what the Redis sentinels know as 'master' at 127.0.0.1:") as told:
         v.size()
     assert SECRET not in str(told.value)
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
-
 from redis_processes import Server
+
 from tfplugin import dynamic_embedding as de
 
 redis = pytest.importorskip("redis", reason="redis-py is not installed")

@@ -1,4 +1,4 @@
-"""String keys of tables in Redis, which has them as they are. Updates go by hashes, whose strings are held meanwhile."""
+"""String keys of tables in Redis, which has them as they are. Updates go by hashes, and hold the strings meanwhile."""
 
 from __future__ import annotations
 
