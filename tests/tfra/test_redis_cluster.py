@@ -51,7 +51,7 @@ def test_rows_are_spread_over_nodes_and_found_again(mode, cluster, creator, slic
     v = de.Variable(dim=2, name="tower/emb", initializer=0.5, kv_creator=creator(storage_slice=slices))
     mode(v.upsert, KEYS, ROWS)
     assert mode(v.size) == len(KEYS) and by_key(mode(v.export)) == by_key((KEYS, ROWS))
-    held = [sum(node.client().hlen(key) for key in node.client().keys()) for node in cluster.nodes]
+    held = [sum(node.client().hlen(key) for key in node.client().scan_iter()) for node in cluster.nodes]
     assert sum(held) == len(KEYS) and sum(count > 0 for count in held) == min(slices, 3)
     rows, exists = mode(lambda keys: v.lookup(keys, return_exists=True), np.array([-1, 99]))
     np.testing.assert_array_equal(rows, [ROWS[1], [0.5, 0.5]])

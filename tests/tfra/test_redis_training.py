@@ -115,14 +115,15 @@ def test_restrict_removes_rows_slots_and_status(client, creator, key_dtype):
     (slot,) = v.get_slot_variables(optimizer)
     for table in (v, slot, v.restrict_policy.status):
         assert set(np.asarray(table.export()[0]).tolist()) == kept
-    assert {client.hlen(name) for name in client.keys()} == {2}
+    assert {client.hlen(name) for name in client.scan_iter()} == {2}
 
 
 WORKER = """
 import sys
 import tensorflow as tf
 from tfplugin import dynamic_embedding as de
-v = de.Variable(dim=1, name="shared", initializer=0.0, kv_creator=de.RedisTableCreator(de.RedisTableConfig(sys.argv[1])))
+creator = de.RedisTableCreator(de.RedisTableConfig(sys.argv[1]))
+v = de.Variable(dim=1, name="shared", initializer=0.0, kv_creator=creator)
 optimizer = de.DynamicEmbeddingOptimizer(tf.keras.optimizers.SGD(1.0))
 first = int(sys.argv[2])
 print("ready", flush=True)
