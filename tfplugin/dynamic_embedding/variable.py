@@ -305,6 +305,23 @@ class Variable(VariableFiles, trackable.Trackable):
             return exported[0]
         return tf.concat([keys for keys, _ in exported], 0), tf.concat([rows for _, rows in exported], 0)
 
+    @tf.autograph.experimental.do_not_convert
+    def export_keys_and_scores(self, split_size: int, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+        """All keys [N] and what eviction goes by, int64 [N], of tables that an `HkvHashTableCreator` made.
+
+        Args:
+          split_size: see `HkvHashTable.export_keys_and_scores`.
+          name: of the op.
+
+        Raises:
+          TypeError: the tables are others.
+          ValueError: `split_size` is no number of 1 or more.
+        """
+        if not all(hasattr(table, "export_keys_and_scores") for table in self._tables):
+            raise TypeError(f"{self!r} has no scores: give it kv_creator=HkvHashTableCreator(...).")
+        exported = [table.export_keys_and_scores(split_size, name=name) for table in self._tables]
+        return tf.concat([keys for keys, _ in exported], 0), tf.concat([scores for _, scores in exported], 0)
+
     def size(self, index: int | None = None, name: str | None = None) -> tf.Tensor:
         """Number of rows, of all tables or of table `index`: scalar int64."""
         if index is not None:
