@@ -38,7 +38,7 @@ from kvtools.dialects.interface import (
 )
 from kvtools.dialects.object_graph import OBJECT_GRAPH, extend_object_graph
 from kvtools.dialects.tensorflow import bundle_checkpoint, located
-from kvtools.dialects.tfra_names import Role, SavedTable, assign_roles, of_path, of_scope
+from kvtools.dialects.tfra_names import Role, SavedTable, assign_roles, initial_of, of_path, of_scope
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError, UsageError
 from kvtools.partition import owners
@@ -318,7 +318,7 @@ def _table(
     for place, role in sorted(roles.items(), key=lambda item: item[1].slot):
         other = by_place[place]
         if role.kind == "slot":
-            keyed[f"slot:{role.slot}"] = KeyedColumn(other.keys, other.values, "warning")
+            keyed[f"slot:{role.slot}"] = KeyedColumn(other.keys, other.values, "warning", initial_of(role.slot))
             slots.append(SlotSchema(role.slot, table.dim, other.value_dtype))
             places[f"slot:{role.slot}"] = place
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -108,6 +109,11 @@ class SlotVariable(VariableFiles):
             table.slot_table(spec) if hasattr(table, "slot_table") else SlotTable(table, optimizer, spec)
             for table in variable.tables
         ]
+
+    def _tfra_files(self) -> str:
+        # Under optimizers of Keras it calls slots by the lookup.
+        lookups = "|".join(re.escape(lookup.replace("/", "_")) for lookup in self.variable.trainable_store)
+        return f"{re.escape(self.variable.name.replace('/', '_'))}_(?:{lookups})_{re.escape(self.slot_name)}"
 
     @property
     def params(self) -> SlotVariable:
