@@ -1,6 +1,7 @@
 """Training that moves from TFRA 0.8.1 to `tfplugin.dynamic_embedding` and back, by every kind of checkpoint.
 
-The models are in tests/peers/tfra/model.py; train.py trains them in TFRA.
+The models are in tests/peers/tfra/model.py; train.py trains them in TFRA,
+train_on.py goes on there with what was saved here.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
+import kvtools
+from kvtools.dialects.writing import WriteOptions
 from tfplugin import dynamic_embedding as de
 
 Run = Callable[..., None]
@@ -164,3 +167,79 @@ def test_files_of_all_types_that_tfra_saved_are_loaded(devices: int, trained: Pa
         assert found.keys() == expected[name].keys()
         for key, row in expected[name].items():
             np.testing.assert_array_equal(found[key], row)
+
+
+# ---- And back ----
+
+
+def rewritten(checkpoint: str, output: Path, to: str, rule: str) -> None:
+    """A checkpoint in TFRA's layout, for two devices."""
+    source = kvtools.open(checkpoint)
+    kvtools.write_tables(source.select([]), output, to, beside=source, parts=2, options=WriteOptions(partition=rule))
+
+
+@pytest.fixture(scope="module")
+def trained_on(trained: Path, tfra: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, State]]:
+    """What TFRA makes of what was trained and saved here; and, by case, what was saved, and what comes of it here."""
+    folder = tmp_path_factory.mktemp("trained-here")
+    with np.load(trained / "states.npz") as file:
+        rule = "low_31_bits" if file["cuda"] else "floor_mod"
+    here: dict[str, State] = {}
+    for case, devices in (("name_based", 3), ("name_based_files", 2), ("direct", 2)):
+        with tf.Graph().as_default():
+            model = GraphModel(de, devices, case == "name_based_files")
+            model.saver.restore(model.session, str(trained / "name_based" / "model-3"))
+            model.train(range(3, 6))
+            (folder / case).mkdir()
+            path = model.saver.save(model.session, str(folder / case / "model"), global_step=6)
+            if case == "name_based":
+                rewritten(path, folder / case / "model", "tfra", rule)
+            if case == "direct":
+                for table in model.tables().values():
+                    model.session.run(table.save_to_file_system(str(folder / case / "tables")))
+            here[case] = model.state()
+            model.train(range(6, 9))
+            here[f"{case} and on"] = model.state()
+    for case in ("object_based_files", "object_based"):
+        model = EagerModel(de, 2, OPTIMIZERS["tf_keras"](), case == "object_based_files")
+        model.checkpoint.read(str(trained / "object_based" / "model")).expect_partial()
+        model.train(range(3, 6))
+        path = model.checkpoint.write(str(folder / case / "model"))
+        if case == "object_based":
+            for table in model.tables().values():
+                table.save_to_file_system(str(folder / case / "tables"))
+        here[case] = model.state()
+        model.train(range(6, 9))
+        here[f"{case} and on"] = model.state()
+    for variable in typed(de, 2, fill=True).values():
+        variable.save_to_file_system(str(folder / "types"))
+    tfra("train_on.py", folder)
+    return folder, here
+
+
+@pytest.mark.parametrize("case", ["name_based", "name_based_files", "direct", "object_based_files", "object_based"])
+def test_tfra_loads_what_was_trained_here_and_trains_on_alike(
+    case: str, trained_on: tuple[Path, dict[str, State]]
+) -> None:
+    folder, here = trained_on
+    assert_loaded(state_of(folder, case), here[case], {})
+    assert_trained_alike(state_of(folder, f"{case} and on"), here[f"{case} and on"])
+
+
+def test_tfra_s_checkpoint_reads_the_variables_that_a_file_system_saver_saved_here(
+    trained_on: tuple[Path, dict[str, State]],
+) -> None:
+    folder, here = trained_on
+    found, expected = tables(state_of(folder, "object_based_files, read")), tables(here["object_based_files"])
+    for table in ("user|values", "item|values"):
+        assert found[table].keys() == expected[table].keys()
+        for key, row in expected[table].items():
+            np.testing.assert_array_equal(found[table][key], row)
+
+
+def test_tfra_loads_files_of_all_types(trained: Path, trained_on: tuple[Path, dict[str, State]]) -> None:
+    found, expected = tables(state_of(trained_on[0], "types")), tables(state_of(trained, "types"))
+    for name, rows in expected.items():
+        assert found[name].keys() == rows.keys()
+        for key, row in rows.items():
+            np.testing.assert_array_equal(found[name][key], row)

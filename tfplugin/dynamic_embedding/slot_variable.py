@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from tensorflow.python.framework import ops as tf_ops
+from tensorflow.python.trackable import base as trackable
 
 from tfplugin.dynamic_embedding.saves_files import VariableFiles
 from tfplugin.kv_variable import KvVariable
@@ -80,10 +81,11 @@ class SlotTable:
         return self._part.size(name=name)
 
 
-class SlotVariable(VariableFiles):
+class SlotVariable(VariableFiles, trackable.Trackable):
     """One slot of an optimizer for a `Variable`, read and written like a variable of its own.
 
-    It has the keys of the variable: removing, clearing and saving are done there.
+    It has the keys of the variable: removing, clearing and saving are done there. Checkpoints, which ask optimizers for
+    their slots, find nothing to save in it.
 
     Attributes:
       name: ``<variable>/<optimizer>/<slot>``.

@@ -52,7 +52,8 @@ def main(folder: Path) -> None:
         variable.save_to_file_system(str(folder / "types"))
         for what, array in zip(("keys", "values"), variable.export(), strict=True):
             states["types"][f"{name}|{what}"] = bits(array.numpy())
-    np.savez(folder / "states.npz", **{f"{c}|{k}": a for c, s in states.items() for k, a in s.items()})
+    cuda = np.array(tf.test.is_built_with_cuda())
+    np.savez(folder / "states.npz", cuda=cuda, **{f"{c}|{k}": a for c, s in states.items() for k, a in s.items()})
 
 
 if __name__ == "__main__":
