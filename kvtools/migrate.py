@@ -42,6 +42,7 @@ from kvtools.errors import BadInputError, CheckFailedError, OutputError, UsageEr
 from kvtools.fit import Fit, FittedTable, fit
 from kvtools.partition import RULES, owners
 from kvtools.replace_output import check_free, check_replaceable, replace_files, replace_folder
+from kvtools.status_names import status_tables
 from kvtools.url_password import without_password
 
 _KEY_ROWS = 1 << 18
@@ -328,8 +329,10 @@ def _plan(
             f"writing '{output}': got {len(tables)} tables, expected one in a single {dialect.name} file; choose one"
             f" with --table, or name a folder, one that does not end in {' or '.join(dialect.suffixes)}"
         )
+    fit_schema = _without_counters if dialect.holds.status_tables and status_tables(counts) else fit
     fits = tuple(
-        _partitioned(fit(table.schema, dialect, parts=wanted.get(table.schema.name)), options) for table in tables
+        _partitioned(fit_schema(table.schema, dialect, parts=wanted.get(table.schema.name)), options)
+        for table in tables
     )
     losses: list[str] = []
     variables = beside.variables if beside else ()
@@ -352,6 +355,15 @@ def _plan(
     )
     account = Account(without_password(str(output)), dialect.name, accounts, len(variables), tuple(losses))
     return _Plan(dialect, fits, (*variables, *bookkeeping), account)
+
+
+def _without_counters(source: TableSchema, dialect: Dialect, parts: int | None) -> Fit:
+    """As `fit`, of a table among others that are status: what it counts itself, nobody would look for."""
+    fitted = fit(dataclasses.replace(source, freq_dtype=None, version_dtype=None), dialect, parts=parts)
+    if not source.has_freqs and not source.has_versions:
+        return fitted
+    change = "what it counts itself is not written: the counters are the tables whose names begin with 'status/'"
+    return dataclasses.replace(fitted, changes=(*fitted.changes, change))
 
 
 def _check_lossless(account: Account) -> None:

@@ -131,12 +131,13 @@ class KeyedColumn:
     """A column that is a table of its own: keys and rows of every part, in its own order, maybe of other keys.
 
     Engines that keep a table per optimizer slot save it so. `severity` is how bad it is when the keys differ from
-    the table's.
+    the table's. `fill` is what a row that it lacks is made of.
     """
 
     keys: Sequence[Column]
     values: Sequence[Column]
     severity: Literal["error", "warning", "info"] = "error"
+    fill: float = 0.0
 
     @property
     def rows(self) -> int:
@@ -155,7 +156,7 @@ class KeyedSlotsTable(ColumnTable):
         decode_keys, extras: as for `ColumnTable`.
 
     Where a part of a joined column has the table's keys in the table's order it is streamed along. Otherwise its rows
-    are found by key (the last one counts), and a row that it lacks is zeros: `check` tells of both.
+    are found by key (the last one counts), and a row that it lacks is its `fill`: `check` tells of both.
     """
 
     def __init__(
@@ -213,7 +214,8 @@ class KeyedSlotsTable(ColumnTable):
                     column.severity,
                     "slot-keys",
                     self.schema.name,
-                    f"{what} has no row for {len(missing)} of {self.rows} keys ({few}); they read as zeros",
+                    f"{what} has no row for {len(missing)} of {self.rows} keys ({few}); they read as "
+                    + (f"{column.fill:g}" if column.fill else "zeros"),
                 )
             surplus = self._surplus(column)
             if surplus:
@@ -223,6 +225,12 @@ class KeyedSlotsTable(ColumnTable):
                     self.schema.name,
                     f"{what} has {surplus} rows whose keys the table has not, or has twice; they are left out",
                 )
+
+    def fill(self, slots: Mapping[str, float]) -> None:
+        """Say what the rows that slots lack are made of, by the slots' names, where the file does not."""
+        for slot, number in slots.items():
+            if f"slot:{slot}" in self._keyed:
+                self._keyed[f"slot:{slot}"] = dataclasses.replace(self._keyed[f"slot:{slot}"], fill=number)
 
     def _wanted(self, columns: Columns) -> list[str]:
         return [
@@ -249,7 +257,7 @@ class KeyedSlotsTable(ColumnTable):
         column = self._keyed[name]
         at = np.asarray(self._row_numbers(name, rows, verify))
         first = column.values[0]
-        result = np.zeros((len(rows), *first.row_shape), first.dtype)
+        result = np.full((len(rows), *first.row_shape), column.fill, first.dtype)
         start = 0
         for values in column.values:
             here = np.flatnonzero((at >= start) & (at < start + values.rows))

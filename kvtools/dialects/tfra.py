@@ -38,10 +38,11 @@ from kvtools.dialects.interface import (
 )
 from kvtools.dialects.object_graph import OBJECT_GRAPH, extend_object_graph
 from kvtools.dialects.tensorflow import bundle_checkpoint, located
-from kvtools.dialects.tfra_names import Role, SavedTable, assign_roles, of_path, of_scope
+from kvtools.dialects.tfra_names import Role, SavedTable, assign_roles, initial_of, of_path, of_scope
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError, UsageError
 from kvtools.partition import owners
+from kvtools.status_names import KINDS, status_tables
 
 NAME = "tfra"
 KEY_DTYPES = ("int64", "int32")
@@ -318,7 +319,7 @@ def _table(
     for place, role in sorted(roles.items(), key=lambda item: item[1].slot):
         other = by_place[place]
         if role.kind == "slot":
-            keyed[f"slot:{role.slot}"] = KeyedColumn(other.keys, other.values, "warning")
+            keyed[f"slot:{role.slot}"] = KeyedColumn(other.keys, other.values, "warning", initial_of(role.slot))
             slots.append(SlotSchema(role.slot, table.dim, other.value_dtype))
             places[f"slot:{role.slot}"] = place
         else:
@@ -449,6 +450,10 @@ class Writer(BundleCheckpointWriter):
         self._stored: list[StoredTable] = []
         self._graph = False
 
+    def plan(self, schemas: Sequence[TableSchema]) -> None:
+        """Note which tables are status of which; see `CheckpointWriter.plan`."""
+        self._places = Places(schema.name for schema in schemas)
+
     def table(self, schema: TableSchema, keys: Callable[[], Iterator[tuple[int, Array]]]) -> BundleTableWriter:
         """Start a table; see `CheckpointWriter.table`."""
         check_types(schema)
@@ -530,8 +535,9 @@ def column_type(schema: TableSchema, column: str) -> tuple[np.dtype[Any], int]:
 class Places:
     """Gives each table, slot and status the place that TFRA would; numbers name scopes as TensorFlow does."""
 
-    def __init__(self) -> None:
+    def __init__(self, tables: Iterable[str] = ()) -> None:
         self._scopes: dict[str, int] = {}
+        self._status_of = status_tables(tables)
 
     def of(self, schema: TableSchema) -> dict[str, str]:
         """Return the place of each column of a table: "values", "slot:<name>", "freqs", "versions"."""
@@ -539,6 +545,9 @@ class Places:
         known = recorded.get("places", {}) if recorded.get("table") == schema.name else {}
         name = schema.name
         base = name.replace("/", "_")
+        if name in self._status_of:
+            owner, kind = self._status_of[name]
+            return {"values": known.get("") or self._status(owner, kind)}
         places = {"values": known.get("") or f"{name}/{base}"}
         self._scopes.setdefault(places["values"].split("/")[0], 1)
         for slot in schema.slots:
@@ -546,16 +555,20 @@ class Places:
             op, _, short = slot.name.replace("/", "_").rpartition(".")
             full = "_".join(filter(None, (base, op, short)))
             places[column] = known.get(column) or f"{self._scope(short)}/{full}"
-        scope, within = name.rpartition("/")[0], ""
-        for column, status in (("freqs", "frequency"), ("versions", "timestamp")):
+        within = ""
+        for kind, column in KINDS.items():
             if schema.has_freqs if column == "freqs" else schema.has_versions:
-                within = within or self._status(scope)
-                full = f"{scope}/{within}/{name}/{status}" if scope else f"{within}/{name}/{status}"
-                places[column] = known.get(column) or f"{within}/{status}/{full.replace('/', '_')}"
+                place = self._status(name, kind, within)
+                places[column] = known.get(column) or place
+                within = place.rpartition(f"/{kind}/")[0]
         return places
 
-    def _status(self, scope: str) -> str:
-        return self._scope(f"{scope}/{scope}/status" if scope else "status")
+    def _status(self, owner: str, kind: str, within: str = "") -> str:
+        """Return the place of a table's status. `within` is the scope, a new one if empty."""
+        scope = owner.rpartition("/")[0]
+        within = within or self._scope(f"{scope}/{scope}/status" if scope else "status")
+        full = f"{scope}/{within}/{owner}/{kind}" if scope else f"{within}/{owner}/{kind}"
+        return f"{within}/{kind}/{full.replace('/', '_')}"
 
     def _scope(self, scope: str) -> str:
         """Return a name scope as TensorFlow makes it unique: m, m_1, m_2, ..."""
@@ -589,6 +602,7 @@ DIALECT = Dialect(
         version_units=("seconds",),
         partition=partition_rule,
         metadata=frozenset({"tfra"}),
+        status_tables=True,
         variables=True,
     ),
 )

@@ -443,6 +443,10 @@ class Writer(CheckpointWriter):
         self._places = Places()
         self._entries: dict[str, _Entry] = {}
 
+    def plan(self, schemas: Sequence[TableSchema]) -> None:
+        """Note which tables are status of which; see `CheckpointWriter.plan`."""
+        self._places = Places(schema.name for schema in schemas)
+
     def table(self, schema: TableSchema, keys: Callable[[], Iterator[tuple[int, Array]]]) -> FilesTable:
         """Start a table; see `CheckpointWriter.table`."""
         check_types(schema)
@@ -471,5 +475,6 @@ DIALECT = Dialect(
         partition=partition_rule,
         empty_dim=False,
         metadata=frozenset({"tfra"}),
+        status_tables=True,
     ),
 )

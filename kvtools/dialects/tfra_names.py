@@ -140,6 +140,18 @@ def assign_roles(tables: Sequence[SavedTable], alike: Callable[[SavedTable, Save
     return _labelled(found)
 
 
+def initial_of(slot: str) -> float:
+    """Return what a slot's rows start from, by its name: the default of its optimizer, which no file records.
+
+    >>> initial_of("Adagrad.accumulator"), initial_of("Adam.m")
+    (0.1, 0.0)
+    """
+    op, _, name = slot.rpartition(".")
+    if name in ("accum", "accumulator") and any(known in op.lower() for known in ("adagrad", "ftrl")):
+        return 0.1
+    return 1.0 if (op, name) == ("RMSProp", "rms") else 0.0  # RMSprop, of Keras, starts from zeros
+
+
 def _name(scopes: Sequence[str], base: str) -> str:
     """Return `base` with "/" where the scopes that end it say so."""
     for first in range(len(scopes)):

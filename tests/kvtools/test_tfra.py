@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvtools.array_table import table_from_arrays
 from kvtools.dialects.bundle import Bundle
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.interface import ALL_COLUMNS, Chunk, Columns, OpenOptions, TableReader
@@ -439,6 +440,49 @@ def test_names_are_those_that_tfra_gives(
         read = whole(again.table(name))
         assert read.values is not None and rows(read.keys, read.values) == rows(sample.keys, sample.values)
         assert rows(read.keys, read.slots["Adam.m"]) == rows(sample.keys, sample.slots["Adam.m"])
+
+
+@pytest.mark.parametrize("to", ["tfra", "tfra_files"])
+def test_tables_of_status_go_where_tfra_looks_for_them(to: str, tmp_path: Path) -> None:
+    counts = np.arange(1, 9, dtype=np.int32)[:, None]
+    tables = [
+        table_from_arrays("item", KEYS, np.ones((8, 2), np.float32), freqs=np.arange(8, dtype=np.int32)),
+        table_from_arrays("status/ads/emb/frequency", KEYS, counts),
+        table_from_arrays("status/user/timestamp", KEYS[::-1], counts),
+        table_from_arrays("status/gone/frequency", KEYS, counts),
+        table_from_arrays("ads/emb", KEYS, np.ones((8, 2), np.float32), freqs=np.arange(8, dtype=np.int32)),
+        table_from_arrays("user", KEYS, np.ones((8, 2), np.float32)),
+    ]
+    account = write_tables(tables, tmp_path / "out", to, strict=to == "tfra", verify=to == "tfra")
+    assert "what it counts itself is not written" in account.tables[0].changes[0]
+    scoped = "ads_ads_ads_status_ads_emb_frequency"
+    if to == "tfra":
+        there = {name.rpartition("_mht_")[0] for name in Bundle(tmp_path / "out").entries if name.endswith("-keys")}
+        assert there == {
+            *("item/item", "ads/emb/ads_emb", "user/user"),
+            f"ads/ads/status/frequency/{scoped}",
+            "status/timestamp/status_user_timestamp",
+            "status/gone/frequency/status_gone_frequency",
+        }
+    else:
+        there = {path.name.rpartition("_mht_")[0] for path in (tmp_path / "out").glob("*-keys")}
+        assert there == {"item", "ads_emb", "user", scoped, "status_user_timestamp", "status_gone_frequency"}
+    read = whole(open_checkpoint(tmp_path / "out").table("status/user/timestamp"))
+    assert read.values is not None and rows(read.keys, read.values) == rows(KEYS[::-1], counts)
+
+
+def test_rows_that_slots_lack_are_what_optimizers_start_from(tmp_path: Path, save_plain: SavePlain) -> None:
+    some, row = np.array([5]), np.float32([[2, 2]])
+    names = {"Adagrad_accumulator": 0.1, "MyFtrl_accum": 0.1, "RMSProp_rms": 1.0, "RMSprop_velocity": 0.0}
+    slots = {f"{name.split('_')[1]}/emb_{name}": start for name, start in names.items()}
+    saved = tensors("emb/emb")
+    for place in slots:
+        saved |= tensors(place, some, row)
+    read = whole(open_checkpoint(save_plain(tmp_path / "ckpt", saved)).table("emb"))
+    for name, start in names.items():
+        slot = read.slots[name.replace("_", ".")]
+        expected = np.where((read.keys == 5)[:, None], 2, np.float32(start))
+        np.testing.assert_array_equal(slot, np.broadcast_to(expected, slot.shape))
 
 
 def test_int64_keys_go_where_tfra_looks_for_them(tmp_path: Path, save_plain: SavePlain) -> None:

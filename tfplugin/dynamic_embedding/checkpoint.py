@@ -342,8 +342,11 @@ def _rewrite(variable: Variable, name: str, path: str, find: Callable[[Any], Seq
             f"Restoring dynamic embedding variable '{variable.name}': '{path}' has no string keys that can be read: "
             "only a checkpoint of this project does, restored with the default partitioner."
         )
+    starts = {spec.name: spec.constant for specs in variable.parts[0]._slots_of.values() for spec in specs}
     for table in tables:
         _check_fits(variable, table.schema, path)
+        if hasattr(table, "fill"):
+            table.fill(starts)  # TFRA's slots are tables of their own, which may lack rows
     if variable._by_modulo and len(tables) == 1:
         rewritten = [RenamedTable(tables[0], name, {})]
     else:
@@ -361,14 +364,18 @@ def _rewrite(variable: Variable, name: str, path: str, find: Callable[[Any], Seq
 
 
 def _opened(variable: Variable, path: str) -> Any:
-    """A checkpoint, and the files of TFRA's saver beside it, which do not say of which dtypes they are."""
-    import kvtools
+    """A checkpoint, or the files of TFRA's saver beside it, which do not say of which dtypes they are."""
+    from kvtools.dialects.detect import open_checkpoint
+    from kvtools.dialects.interface import OpenOptions
 
     saver = file_system_saver.saver_of(variable)
-    if saver is None:
-        return kvtools.open(path)
-    types = {"key_dtype": variable.key_dtype.name, "value_dtype": variable.value_dtype.name}
-    return kvtools.open(saver.config.save_path or path, **types)
+    folder = None if saver is None else saver.config.save_path
+    if folder is None and not any(name.endswith(file_system_saver.MARKERS) for name in _tensor_names(path)):
+        return open_checkpoint(path)
+    whole = variable.status_of or variable
+    # Lenient: of other dtypes, other tables cannot be opened.
+    options = OpenOptions(key_dtype=whole.key_dtype.name, value_dtype=whole.value_dtype.name, lenient=True)
+    return open_checkpoint(folder or path, options)
 
 
 def _check_fits(variable: Variable, schema: Any, path: str) -> None:
@@ -421,4 +428,5 @@ class _StatusArrays:
         keys = [chunk.keys for chunk in chunks] or [np.zeros(0, self._table.schema.key_dtype)]
         numbers = [getattr(chunk, self._column) for chunk in chunks] or [np.zeros(0, np.int32)]
         values = np.concatenate(numbers).astype(np.int32)[:, None]
-        return _from_arrays("status", {"keys": np.concatenate(keys), "values": values})
+        known = values[:, 0] != 0  # else the key has no status: the first is 1
+        return _from_arrays("status", {"keys": np.concatenate(keys)[known], "values": values[known]})

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from tfplugin.dynamic_embedding.variable import Variable
 
 FOLDER = "TFRADynamicEmbedding"
+#: What names in a checkpoint end in where tables are beside it.
+MARKERS = ("-shard_upsert_restore", "-prev_global_shard_num")
 #: What TensorFlow adds to the prefix of a checkpoint for our way of saving objects.
 _OURS = "-DECustomSaver.Variable"
 

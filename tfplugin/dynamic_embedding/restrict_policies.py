@@ -71,6 +71,7 @@ class _StatusPolicy(RestrictPolicy):
             if hasattr(var.kv_creator, "for_status")
             else CuckooHashTableCreator(saver=getattr(var.kv_creator, "saver", None)),
         )
+        self._status.status_of = var
 
     @property
     def status(self) -> Variable:

@@ -82,6 +82,8 @@ class VariableFiles:
         """Upserts the rows of files that `save_to_file_system` wrote, TFRA's or this one.
 
         Each row goes to the table that the partitioner says, whichever file it is in. Load a variable before its slots.
+        Where there are no files of the variable's own name, those are taken that TFRA calls otherwise: status in
+        variable scopes, and slots under optimizers of Keras.
 
         Args:
           dirpath: the folder.
@@ -98,9 +100,13 @@ class VariableFiles:
           ValueError: a file's size is not what dtypes, width and the other file ask for.
           TypeError: keys or values are strings.
         """
-        names = file_name_list or table_files.shard_names(self.name, len(self.tables), proc_size, proc_rank)
-        find = table_files.all_of(self.name) if load_entire_dir else None
-        find = find or table_files.named(list(names), self.name, len(self.tables))
+        tables = len(self.tables)
+        if load_entire_dir:
+            find = table_files.all_of(self.name, self._tfra_files())
+        elif file_name_list:
+            find = table_files.named(list(file_name_list), self.name, tables)
+        else:
+            find = table_files.of(self.name, tables, proc_size, proc_rank, self._tfra_files())
         with tf.name_scope(name or "load_from_file_system"):
             return self._load_files(find, dirpath, dirpath_env, buffer_size)
 
@@ -123,7 +129,7 @@ class VariableFiles:
           FileNotFoundError, ValueError, TypeError: as of `load_from_file_system`; files of several saves.
         """
         tables = len(self.tables)
-        find = table_files.of_any_number(self.name, tables, proc_size, proc_rank)
+        find = table_files.of_any_number(self.name, tables, proc_size, proc_rank, self._tfra_files())
 
         def upsert_own(keys: tf.Tensor, rows: tf.Tensor) -> Any:
             owner = tf.reshape(tf.cast(self.partition_fn(keys, proc_size * tables), tf.int32), [-1])
@@ -131,6 +137,10 @@ class VariableFiles:
             return self.upsert(tf.boolean_mask(keys, own), tf.boolean_mask(rows, own))
 
         return self._load_files(find, dirpath, FOLDER_VARIABLE, buffer_size, upsert_own if proc_size > 1 else None)
+
+    def _tfra_files(self) -> str:
+        """What files begin with where TFRA has another name for the variable: a regular expression, or nothing."""
+        return ""
 
     def _load_files(
         self, find: Any, dirpath: Any, dirpath_env: str | None, buffer_size: int, upsert: Any = None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from tensorflow.python.framework import ops as tf_ops
+from tensorflow.python.trackable import base as trackable
 
 from tfplugin.dynamic_embedding.saves_files import VariableFiles
 from tfplugin.kv_variable import KvVariable
@@ -79,10 +81,11 @@ class SlotTable:
         return self._part.size(name=name)
 
 
-class SlotVariable(VariableFiles):
+class SlotVariable(VariableFiles, trackable.Trackable):
     """One slot of an optimizer for a `Variable`, read and written like a variable of its own.
 
-    It has the keys of the variable: removing, clearing and saving are done there.
+    It has the keys of the variable: removing, clearing and saving are done there. Checkpoints, which ask optimizers for
+    their slots, find nothing to save in it.
 
     Attributes:
       name: ``<variable>/<optimizer>/<slot>``.
@@ -108,6 +111,11 @@ class SlotVariable(VariableFiles):
             table.slot_table(spec) if hasattr(table, "slot_table") else SlotTable(table, optimizer, spec)
             for table in variable.tables
         ]
+
+    def _tfra_files(self) -> str:
+        # Under optimizers of Keras it calls slots by the lookup.
+        lookups = "|".join(re.escape(lookup.replace("/", "_")) for lookup in self.variable.trainable_store)
+        return f"{re.escape(self.variable.name.replace('/', '_'))}_(?:{lookups})_{re.escape(self.slot_name)}"
 
     @property
     def params(self) -> SlotVariable:

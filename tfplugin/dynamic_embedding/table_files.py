@@ -259,11 +259,38 @@ def named(names: Sequence[str], owner: str, tables: int) -> Callable[[str], list
     return find
 
 
-def all_of(name: str) -> Callable[[str], list[str]]:
-    """Finds all files of the variable `name`, whatever is behind ``_mht_``."""
+def of(name: str, devices: int, proc_size: int, proc_rank: int, others: str = "") -> Callable[[str], list[str]]:
+    """Finds the files of this process, or where there are none, those whose names begin with a match of `others`."""
+    shard_names(name, devices, proc_size, proc_rank)
 
     def find(folder: str) -> list[str]:
-        found = [_join(folder, file) for file, _ in _of_base(name, folder, any_shard=True)]
+        names = shard_names(_own_or_other(name, others, folder), devices, proc_size, proc_rank)
+        return named(names, name, devices)(folder)
+
+    return find
+
+
+def _own_or_other(name: str, others: str, folder: str) -> str:
+    """What the files of a variable begin with."""
+    base = name.replace("/", "_")
+    bases = {file.rpartition("_mht_")[0] for file in _list(folder) if file.endswith("-keys")}
+    found = sorted(found for found in bases if others and re.fullmatch(others, found))
+    if base in bases or not found:
+        return base
+    if len(found) > 1:
+        raise ValueError(
+            f"Loading dynamic embedding variable '{name}': '{folder}' has no files of that name, and several that may "
+            f"be meant: {', '.join(found)}. Say which by file_name_list."
+        )
+    return found[0]
+
+
+def all_of(name: str, others: str = "") -> Callable[[str], list[str]]:
+    """Finds all files of the variable `name`, whatever is behind ``_mht_``. `others` as of `of`."""
+
+    def find(folder: str) -> list[str]:
+        own = _own_or_other(name, others, folder)
+        found = [_join(folder, file) for file, _ in _of_base(own, folder, any_shard=True)]
         if not found:
             raise FileNotFoundError(_nothing(name, folder))
         return [path.removesuffix("-keys") for path in found]
@@ -271,16 +298,20 @@ def all_of(name: str) -> Callable[[str], list[str]]:
     return find
 
 
-def of_any_number(name: str, devices: int, proc_size: int, proc_rank: int) -> Callable[[str], list[str]]:
+def of_any_number(
+    name: str, devices: int, proc_size: int, proc_rank: int, others: str = ""
+) -> Callable[[str], list[str]]:
     """Finds the files of this process, or those of all where other numbers of devices or processes wrote them.
 
-    The found files hold rows of other processes, too, unless `is_own` says otherwise.
+    The found files may hold rows of other processes, too. `others` as of `of`.
     """
-    own = shard_names(name, devices, proc_size, proc_rank)
+    shard_names(name, devices, proc_size, proc_rank)
 
     def find(folder: str) -> list[str]:
+        base = _own_or_other(name, others, folder)
+        own = shard_names(base, devices, proc_size, proc_rank)
         saves: dict[tuple[int, int], dict[tuple[int, int], str]] = {}
-        for file, match in _of_base(name, folder):
+        for file, match in _of_base(base, folder):
             shard = (int(match["rank"] or 0), int(match["i"]))
             saves.setdefault((int(match["n"]), int(match["size"] or 1)), {})[shard] = file.removesuffix("-keys")
         if not saves:

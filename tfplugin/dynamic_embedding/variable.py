@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -110,6 +111,9 @@ class Variable(VariableFiles, trackable.Trackable):
         self.bp_v2 = bool(bp_v2)
         self.short_file_name = bool(short_file_name)
         self._trainable_store: dict[str, Any] = {}
+        self._restrict_policy: Any = None
+        #: The variable of which this one is the status.
+        self.status_of: Variable | None = None
         if restrict_policy is not None and not (
             isinstance(restrict_policy, type) and issubclass(restrict_policy, RestrictPolicy)
         ):
@@ -158,7 +162,8 @@ class Variable(VariableFiles, trackable.Trackable):
                 self._one, self._many, self.checkpoint = None, False, False
             if self.checkpoint:
                 self._be_saved()
-            self._restrict_policy = None if restrict_policy is None else restrict_policy(self)
+            if restrict_policy is not None:
+                self._restrict_policy = restrict_policy(self)
             status = None if self._restrict_policy is None else self._restrict_policy.status
             if isinstance(status, trackable.Trackable):
                 self._track_trackable(status, getattr(status, "name", "status"), overwrite=True)
@@ -490,6 +495,20 @@ class Variable(VariableFiles, trackable.Trackable):
         from tfplugin.dynamic_embedding import checkpoint
 
         return {} if self.rows_elsewhere else checkpoint.saveables_by_name(self)
+
+    def _tfra_files(self) -> str:
+        if self.status_of is None:
+            return ""
+        kind, base = self.name.rpartition("/")[2], re.escape(self.status_of.name.replace("/", "_"))
+        return rf"(?:(?:.+_)?status(?:_\d+)?_)?{base}_{kind}"
+
+    def _lookup_dependency(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        found = super()._lookup_dependency(name, *args, **kwargs)
+        status = None if found is not None or self._restrict_policy is None else self._restrict_policy.status
+        # TFRA calls it by the name scopes that there were.
+        if isinstance(status, Variable) and name != status.name and name.endswith(("/frequency", "/timestamp")):
+            return status
+        return found
 
     def _trackable_children(self, save_type: str = trackable.SaveType.CHECKPOINT, **kwargs: Any) -> dict[str, Any]:
         children = dict(super()._trackable_children(save_type, **kwargs))
