@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "float16.h"
+#include "host_device.h"
 #include "kvtable/types.h"
 
 namespace kvtable {
@@ -13,22 +14,22 @@ namespace kvtable {
 template <class T>
 struct Element {
   using Compute = T;
-  static Compute Load(T x) { return x; }
-  static T Store(Compute x) { return x; }
+  KVTABLE_HOST_DEVICE static Compute Load(T x) { return x; }
+  KVTABLE_HOST_DEVICE static T Store(Compute x) { return x; }
   static T FromDouble(double x) { return static_cast<T>(x); }
 };
 template <>
 struct Element<Float16> {
   using Compute = float;
-  static float Load(Float16 x) { return ToFloat(x); }
-  static Float16 Store(float x) { return ToFloat16(x); }
+  KVTABLE_HOST_DEVICE static float Load(Float16 x) { return ToFloat(x); }
+  KVTABLE_HOST_DEVICE static Float16 Store(float x) { return ToFloat16(x); }
   static Float16 FromDouble(double x) { return ToFloat16(static_cast<float>(x)); }
 };
 template <>
 struct Element<BFloat16> {
   using Compute = float;
-  static float Load(BFloat16 x) { return ToFloat(x); }
-  static BFloat16 Store(float x) { return ToBFloat16(x); }
+  KVTABLE_HOST_DEVICE static float Load(BFloat16 x) { return ToFloat(x); }
+  KVTABLE_HOST_DEVICE static BFloat16 Store(float x) { return ToBFloat16(x); }
   static BFloat16 FromDouble(double x) { return ToBFloat16(static_cast<float>(x)); }
 };
 
@@ -69,7 +70,7 @@ decltype(auto) VisitAnyValueType(ValueType type, const Visit& visit) {
 
 // a + b. Integers wrap around; uint8_t stands for bool.
 template <class T>
-T AddElements(T a, T b) {
+KVTABLE_HOST_DEVICE T AddElements(T a, T b) {
   if constexpr (std::is_same_v<T, uint8_t>) {
     return a | b;
   } else if constexpr (std::is_integral_v<T>) {
@@ -87,7 +88,9 @@ decltype(auto) VisitKeyType(KeyType type, const Visit& visit) {
 }
 
 // A key as the index holds it: int32 sign-extended, 64 bits as they are.
-inline uint64_t WidenKey(int32_t key) { return static_cast<uint64_t>(static_cast<int64_t>(key)); }
-inline uint64_t WidenKey(uint64_t key) { return key; }
+KVTABLE_HOST_DEVICE inline uint64_t WidenKey(int32_t key) {
+  return static_cast<uint64_t>(static_cast<int64_t>(key));
+}
+KVTABLE_HOST_DEVICE inline uint64_t WidenKey(uint64_t key) { return key; }
 
 }  // namespace kvtable

@@ -4,14 +4,16 @@
 #include <cstdint>
 #include <cstring>
 
+#include "host_device.h"
+
 namespace kvtable {
 
-inline uint32_t BitsOf(float f) {
+KVTABLE_HOST_DEVICE inline uint32_t BitsOf(float f) {
   uint32_t bits;
   std::memcpy(&bits, &f, sizeof(bits));
   return bits;
 }
-inline float FloatOf(uint32_t bits) {
+KVTABLE_HOST_DEVICE inline float FloatOf(uint32_t bits) {
   float f;
   std::memcpy(&f, &bits, sizeof(f));
   return f;
@@ -24,9 +26,9 @@ struct Float16 {
   uint16_t bits;
 };
 
-inline float ToFloat(BFloat16 x) { return FloatOf(static_cast<uint32_t>(x.bits) << 16); }
+KVTABLE_HOST_DEVICE inline float ToFloat(BFloat16 x) { return FloatOf(static_cast<uint32_t>(x.bits) << 16); }
 
-inline float ToFloat(Float16 x) {
+KVTABLE_HOST_DEVICE inline float ToFloat(Float16 x) {
   const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000u) << 16;
   const uint32_t magnitude = x.bits & 0x7fffu;
   if (magnitude >= 0x7c00u) return FloatOf(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);  // infinity, NaN
@@ -36,14 +38,14 @@ inline float ToFloat(Float16 x) {
   return FloatOf(sign | ((magnitude << 13) + (112u << 23)));
 }
 
-inline BFloat16 ToBFloat16(float f) {
+KVTABLE_HOST_DEVICE inline BFloat16 ToBFloat16(float f) {
   const uint32_t bits = BitsOf(f);
   if ((bits & 0x7fffffffu) > 0x7f800000u)
     return {static_cast<uint16_t>(bits >> 16 | 0x40u)};  // keep a NaN one
   return {static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16)};
 }
 
-inline Float16 ToFloat16(float f) {
+KVTABLE_HOST_DEVICE inline Float16 ToFloat16(float f) {
   const uint32_t bits = BitsOf(f);
   const uint16_t sign = static_cast<uint16_t>(bits >> 16 & 0x8000u);
   const uint32_t magnitude = bits & 0x7fffffffu;

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "host_device.h"
+
 namespace kvtable {
 
 inline constexpr int kMaxShardBits = 6;
@@ -11,7 +13,7 @@ inline constexpr int kMaxShards = 1 << kMaxShardBits;
 
 // The finalizer of splitmix64 (Stafford's "mix 13"): a bijection in which each input bit flips about half of
 // the output bits, so that sequential, strided and shifted keys spread evenly.
-inline constexpr uint64_t Mix64(uint64_t x) {
+KVTABLE_HOST_DEVICE inline constexpr uint64_t Mix64(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
   return x ^ (x >> 31);

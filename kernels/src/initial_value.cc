@@ -29,11 +29,6 @@ inline void ForEachDraw(uint64_t stream, int64_t dim, const Of& of, const Store&
   }
 }
 
-float Uniform(uint32_t bits) { return UniformOf32(bits); }
-double Uniform(uint64_t bits) { return UniformOf64(bits); }
-float Centered(uint32_t bits) { return CenteredOf32(bits); }
-double Centered(uint64_t bits) { return CenteredOf64(bits); }
-
 template <class T>
 void FillRandom(const Initializer& init, uint64_t key, int64_t dim, T* value) {
   using C = typename Element<T>::Compute;
@@ -44,23 +39,20 @@ void FillRandom(const Initializer& init, uint64_t key, int64_t dim, T* value) {
   switch (init.kind) {
     case Initializer::Kind::kUniform: {
       const C width = b - a;
-      const C below = std::max(a, std::nextafter(b, a));  // rounding must not reach b
+      const C below = std::max(a, std::nextafter(b, a));
       ForEachDraw<C>(
-          stream, dim, [&](Bits bits) { return std::min(a + width * Uniform(bits), below); },
+          stream, dim, [&](Bits bits) { return UniformDraw(bits, a, width, below); },
           [&](int64_t j, C x) { value[j] = Element<T>::Store(x); });
       return;
     }
     case Initializer::Kind::kNormal:
       ForEachDraw<C>(
-          stream, dim, [&](Bits bits) { return a + b * NormalQuantile(Centered(bits)); },
+          stream, dim, [&](Bits bits) { return NormalDraw(bits, a, b); },
           [&](int64_t j, C x) { value[j] = Element<T>::Store(x); });
       return;
     default:
       ForEachDraw<C>(
-          stream, dim,
-          [&](Bits bits) {
-            return a + b * NormalQuantile(static_cast<C>(kWithinTwoDeviations) * Centered(bits));
-          },
+          stream, dim, [&](Bits bits) { return TruncatedNormalDraw(bits, a, b); },
           [&](int64_t j, C x) { value[j] = Element<T>::Store(x); });
       return;
   }

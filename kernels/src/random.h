@@ -1,37 +1,64 @@
-// Counter-based random numbers for initial values: plain functions of (seed, key, column), free of host-only
-// calls, so that every device computes the same.
+// Counter-based random numbers for initial values: plain functions of (seed, key, column) made of additions,
+// multiplications, divisions and square roots, which IEEE 754 rounds the same everywhere. So every device
+// computes the same bits, as long as its compiler fuses no multiplication with an addition.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #include "hash.h"
+#include "host_device.h"
 
 namespace kvtable {
 
 // The stream of a key: bits j of it are Mix64(stream + (j + 1) * golden ratio), splitmix64 started at the
 // stream. A word gives two columns of 32 bits (low half first) or one column of 64.
-inline constexpr uint64_t RandomStream(uint64_t seed, uint64_t key) { return Mix64(seed ^ Mix64(key)); }
-inline constexpr uint64_t RandomWord(uint64_t stream, uint64_t j) {
+KVTABLE_HOST_DEVICE inline constexpr uint64_t RandomStream(uint64_t seed, uint64_t key) {
+  return Mix64(seed ^ Mix64(key));
+}
+KVTABLE_HOST_DEVICE inline constexpr uint64_t RandomWord(uint64_t stream, uint64_t j) {
   return Mix64(stream + (j + 1) * 0x9e3779b97f4a7c15ULL);
 }
 
 // [0, 1)
-inline float UniformOf32(uint32_t bits) { return static_cast<float>(bits >> 8) * 0x1p-24f; }
-inline double UniformOf64(uint64_t bits) { return static_cast<double>(bits >> 11) * 0x1p-53; }
+KVTABLE_HOST_DEVICE inline float UniformOf32(uint32_t bits) {
+  return static_cast<float>(bits >> 8) * 0x1p-24f;
+}
+KVTABLE_HOST_DEVICE inline double UniformOf64(uint64_t bits) {
+  return static_cast<double>(bits >> 11) * 0x1p-53;
+}
 
 // (0, 1), symmetric about one half: for the inverse normal distribution, which has no value at the ends.
 // Given as the distance from one half, (-1/2, 1/2), which keeps the precision of both tails alike.
-inline float CenteredOf32(uint32_t bits) {
+KVTABLE_HOST_DEVICE inline float CenteredOf32(uint32_t bits) {
   return (static_cast<float>(static_cast<int32_t>(bits) >> 8) + 0.5f) * 0x1p-24f;
 }
-inline double CenteredOf64(uint64_t bits) {
+KVTABLE_HOST_DEVICE inline double CenteredOf64(uint64_t bits) {
   return (static_cast<double>(static_cast<int64_t>(bits) >> 11) + 0.5) * 0x1p-53;
+}
+
+// The natural logarithm of a normal positive number, to about 2 units in the last place. The C library's own
+// differs between libraries and on a GPU. x is m 2^k with m between sqrt(1/2) and sqrt(2), and log(m) is
+// 2 artanh(s) with s = (m - 1) / (m + 1), |s| < 0.172: eleven terms of the series are enough.
+KVTABLE_HOST_DEVICE inline double NaturalLog(double x) {
+  constexpr uint64_t kSqrtHalf = 0x3fe6a09e667f3bcdULL;
+  uint64_t bits;
+  memcpy(&bits, &x, sizeof(bits));
+  const int64_t exponent = static_cast<int64_t>(bits - kSqrtHalf) >> 52;
+  bits -= static_cast<uint64_t>(exponent) << 52;
+  double m;
+  memcpy(&m, &bits, sizeof(m));
+  const double s = (m - 1.0) / (m + 1.0);
+  const double t = s * s;
+  double series = 1.0 / 21;
+  for (int term = 19; term >= 1; term -= 2) series = series * t + 1.0 / term;
+  return static_cast<double>(exponent) * 0.693147180559945309417 + 2.0 * s * series;
 }
 
 // The normal distribution's quantile at 1/2 + q, for q in (-1/2, 1/2). Wichura's algorithm AS 241 (Applied
 // Statistics 37, 1988): PPND7 for float, about 7 digits; PPND16 for double, about 16.
-inline float NormalQuantile(float q) {
+KVTABLE_HOST_DEVICE inline float NormalQuantile(float q) {
   const float distance = std::fabs(q);
   if (distance <= 0.425f) {
     const float r = 0.180625f - q * q;
@@ -39,7 +66,7 @@ inline float NormalQuantile(float q) {
            (((5.9109374720e+01f * r + 1.5929113202e+02f) * r + 5.0434271938e+01f) * r + 3.3871327179e+00f) /
            (((6.7187563600e+01f * r + 7.8757757664e+01f) * r + 1.7895169469e+01f) * r + 1.0f);
   }
-  float r = std::sqrt(-std::log(0.5f - distance));
+  float r = std::sqrt(static_cast<float>(-NaturalLog(static_cast<double>(0.5f - distance))));
   float z;
   if (r <= 5.0f) {
     r -= 1.6f;
@@ -53,7 +80,7 @@ inline float NormalQuantile(float q) {
   return q < 0 ? -z : z;
 }
 
-inline double NormalQuantile(double q) {
+KVTABLE_HOST_DEVICE inline double NormalQuantile(double q) {
   const double distance = std::fabs(q);
   if (distance <= 0.425) {
     const double r = 0.180625 - q * q;
@@ -81,7 +108,7 @@ inline double NormalQuantile(double q) {
                 r +
             1.0);
   }
-  double r = std::sqrt(-std::log(0.5 - distance));
+  double r = std::sqrt(-NaturalLog(0.5 - distance));
   double z;
   if (r <= 5.0) {
     r -= 1.6;
@@ -138,5 +165,32 @@ inline double NormalQuantile(double q) {
 // What the standard normal distribution holds within two standard deviations: a centered uniform scaled by
 // this is one of the distribution cut there.
 inline constexpr double kWithinTwoDeviations = 0.95449973610364158;
+
+// One element of an initial value, of the random bits of its column. C is float or double, Bits the unsigned
+// integer of its size.
+
+// [a, b): `width` is b - a, `below` the largest number under b, which rounding must not reach.
+KVTABLE_HOST_DEVICE inline float UniformDraw(uint32_t bits, float a, float width, float below) {
+  const float x = a + width * UniformOf32(bits);
+  return x < below ? x : below;
+}
+KVTABLE_HOST_DEVICE inline double UniformDraw(uint64_t bits, double a, double width, double below) {
+  const double x = a + width * UniformOf64(bits);
+  return x < below ? x : below;
+}
+
+KVTABLE_HOST_DEVICE inline float NormalDraw(uint32_t bits, float mean, float deviation) {
+  return mean + deviation * NormalQuantile(CenteredOf32(bits));
+}
+KVTABLE_HOST_DEVICE inline double NormalDraw(uint64_t bits, double mean, double deviation) {
+  return mean + deviation * NormalQuantile(CenteredOf64(bits));
+}
+
+KVTABLE_HOST_DEVICE inline float TruncatedNormalDraw(uint32_t bits, float mean, float deviation) {
+  return mean + deviation * NormalQuantile(static_cast<float>(kWithinTwoDeviations) * CenteredOf32(bits));
+}
+KVTABLE_HOST_DEVICE inline double TruncatedNormalDraw(uint64_t bits, double mean, double deviation) {
+  return mean + deviation * NormalQuantile(kWithinTwoDeviations * CenteredOf64(bits));
+}
 
 }  // namespace kvtable

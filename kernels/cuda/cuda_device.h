@@ -1,0 +1,112 @@
+// A CUDA device, as tables see it; ThreadsDevice says what a device does. Only nvcc compiles this.
+//
+// Memory comes from the driver's stream-ordered allocator, so neither taking nor freeing it waits for the device.
+// Pinned memory has no such allocator: taking it may take long, and freeing it waits for the table's own work.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "device_block.h"
+#include "kvtable/device_table.h"
+#include "lanes.h"
+
+namespace kvtable {
+
+inline void CheckCuda(cudaError_t status, const char* what) {
+  if (status == cudaSuccess) return;
+  throw Error(ErrorCode::kFailedPrecondition, std::string("A table on a CUDA device could not ") + what + ": " +
+                                                  cudaGetErrorString(status) + ".");
+}
+
+inline constexpr int kThreadsPerBlock = 256;
+
+template <class Body>
+__global__ void __launch_bounds__(kThreadsPerBlock) RunBody(const Body body, uint64_t n) {
+  const uint64_t thread = uint64_t{blockIdx.x} * kThreadsPerBlock + threadIdx.x;
+  const uint64_t first = thread / Warp::kCount * Warp::kCount;
+  if (first < n) body(Warp{}, first);  // the same for all lanes
+}
+
+class CudaDevice {
+ public:
+  // The current one.
+  CudaDevice() {
+    CheckCuda(cudaGetDevice(&device_), "find its device");
+    CheckCuda(cudaEventCreateWithFlags(&queued_, cudaEventDisableTiming), "make an event");
+  }
+  CudaDevice(CudaDevice&& other) noexcept
+      : device_(other.device_), stream_(other.stream_), queued_(std::exchange(other.queued_, nullptr)) {}
+  CudaDevice& operator=(CudaDevice&&) = delete;
+  ~CudaDevice() {
+    if (queued_ != nullptr) cudaEventDestroy(queued_);
+  }
+
+  void Begin(DeviceStream stream) {
+    CheckCuda(cudaGetDevice(&callers_device_), "find the current device");
+    if (callers_device_ != device_) CheckCuda(cudaSetDevice(device_), "change the device");
+    stream_ = static_cast<cudaStream_t>(stream);
+    CheckCuda(cudaStreamWaitEvent(stream_, queued_, 0), "wait for its work on another stream");
+  }
+  void End() {
+    cudaEventRecord(queued_, stream_);  // an error comes back from the next call
+    if (callers_device_ != device_) cudaSetDevice(callers_device_);
+  }
+  void Wait() {
+    cudaEventSynchronize(queued_);
+    stream_ = nullptr;
+  }
+  void WaitInside() { CheckCuda(cudaStreamSynchronize(stream_), "finish its work"); }
+
+  void* Allocate(size_t bytes, MemoryPlace place) {
+    void* memory = nullptr;
+    const cudaError_t status = place == MemoryPlace::kDevice
+                                   ? cudaMallocAsync(&memory, bytes, stream_)
+                                   : cudaHostAlloc(&memory, bytes, cudaHostAllocMapped | cudaHostAllocPortable);
+    if (status == cudaSuccess) return memory;
+    cudaGetLastError();  // forget it
+    if (status == cudaErrorMemoryAllocation) return nullptr;
+    CheckCuda(status, "get memory");
+    return nullptr;
+  }
+  void Free(void* memory, size_t /*bytes*/, MemoryPlace place) {
+    if (place == MemoryPlace::kDevice) {
+      cudaFreeAsync(memory, stream_);
+    } else {
+      cudaEventSynchronize(queued_);
+      cudaFreeHost(memory);
+    }
+  }
+  std::string MemoryLeft() const {
+    size_t left = 0;
+    size_t all = 0;
+    if (cudaMemGetInfo(&left, &all) != cudaSuccess) return "the device does not say how much is free";
+    return std::to_string(left) + " of the device's " + std::to_string(all) + " bytes are free";
+  }
+
+  void Copy(void* to, const void* from, size_t bytes) {
+    CheckCuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_), "copy memory");
+  }
+  void Fill(void* to, int byte, size_t bytes) {
+    CheckCuda(cudaMemsetAsync(to, byte, bytes, stream_), "fill memory");
+  }
+
+  template <class Body>
+  void Launch(uint64_t n, const Body& body) {
+    if (n == 0) return;
+    const uint64_t blocks = (n + kThreadsPerBlock - 1) / kThreadsPerBlock;
+    RunBody<<<static_cast<unsigned>(blocks), kThreadsPerBlock, 0, stream_>>>(body, n);
+    CheckCuda(cudaGetLastError(), "launch a kernel");
+  }
+
+ private:
+  int device_ = 0;
+  int callers_device_ = 0;
+  cudaStream_t stream_ = nullptr;
+  cudaEvent_t queued_ = nullptr;  // after all that was queued; a new one is nothing to wait for
+};
+
+}  // namespace kvtable

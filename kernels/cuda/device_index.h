@@ -1,0 +1,215 @@
+// The index of a table in device memory: key -> row number, in one 64-byte memory access per probe.
+//
+// As on the CPU (src/index.h), keys live in the bucket that their hash names or, where that is full, in the
+// next one with room; a bucket counts the keys that passed it by, so that a search for an absent key ends at
+// the first bucket with room that nobody passed. Every key value is legal, for what is valid stands in the
+// bucket's meta word.
+//
+// Many threads work on it at once. What makes that simple is that one launch does one kind of thing, and
+// launches on a table come one after the other:
+//
+//   - Searching launches change nothing, and take no precautions.
+//   - In an inserting launch buckets only fill up. Whoever inserts first searches, to the end; then he takes
+//     the lock of the first bucket with room by replacing the very meta word that he saw there. That it is
+//     still the same proves that nobody has put a key there since; all buckets before are full, without the
+//     key, and stay so; and nobody puts the key in a later bucket while this one has room. So of the threads
+//     that insert equal keys one does, and the others find it. The lock is held for two stores, by a thread
+//     that waits for nothing; storing the meta word with the new key's bit publishes the key and gives the
+//     lock back.
+//     A bucket that is full is never locked, so passers-by may count themselves in its meta word at any time.
+//   - In an erasing launch buckets only empty. Whoever clears a key's valid bit is the one who erased it. A
+//     key that stays keeps its passages counted, so that nobody's search for it ends early.
+//
+// A key inserted in a launch has row number kPending until the launch is over: rows are handed out for
+// all of a warp's new keys at once, and written by the next launch (see new_rows.h). That also tells which of
+// the batch's keys are new, to each of a key's occurrences.
+#pragma once
+
+#include <cstdint>
+
+#include "atomics.h"
+#include "hash.h"
+#include "host_device.h"
+
+namespace kvtable {
+
+inline constexpr uint32_t kNoRow = UINT32_MAX;        // the key has no row
+inline constexpr uint32_t kPending = UINT32_MAX - 1;  // the key's row is not known yet
+
+struct alignas(64) DeviceBucket {
+  static constexpr int kKeys = 5;
+
+  uint64_t keys[kKeys];
+  uint32_t rows[kKeys];
+  // Bits 0 to 4: the key there is valid. Bit 5: locked. Above: keys that passed by, which stays at the
+  // maximum once there; that costs time and no result.
+  uint32_t meta;
+
+  static constexpr uint32_t kFull = (1u << kKeys) - 1;
+  static constexpr uint32_t kLocked = 1u << kKeys;
+  static constexpr uint32_t kOnePassed = kLocked << 1;
+  static constexpr uint32_t kMostPassed = UINT32_MAX / kOnePassed;
+
+  KVTABLE_HOST_DEVICE static bool IsFull(uint32_t meta) { return (meta & kFull) == kFull; }
+  KVTABLE_HOST_DEVICE static uint32_t Passed(uint32_t meta) { return meta / kOnePassed; }
+};
+static_assert(sizeof(DeviceBucket) == 64);
+
+// A place in the index: bucket * 8 + place in it.
+using Slot = uint64_t;
+
+// The index as kernels see it: a view that owns nothing.
+struct DeviceIndex {
+  DeviceBucket* buckets = nullptr;
+  uint64_t num_buckets = 0;  // at least 1
+
+  // All 64 bits of the hash scaled to [0, num_buckets). It preserves order, so that a rebuild reads and
+  // writes front to back.
+  KVTABLE_HOST_DEVICE uint64_t HomeOf(uint64_t key) const {
+#if defined(__CUDA_ARCH__)
+    return __umul64hi(Mix64(key), num_buckets);
+#else
+    return static_cast<uint64_t>((static_cast<unsigned __int128>(Mix64(key)) * num_buckets) >> 64);
+#endif
+  }
+
+  KVTABLE_HOST_DEVICE uint64_t After(uint64_t bucket) const {
+    return bucket + 1 == num_buckets ? 0 : bucket + 1;
+  }
+
+  // ---- Searching launches
+
+  // The row of `key`, or kNoRow.
+  KVTABLE_HOST_DEVICE uint32_t Find(uint64_t key) const {
+    const uint64_t home = HomeOf(key);
+    uint64_t at = home;
+    do {
+      const DeviceBucket bucket = buckets[at];  // as a whole: four 16-byte loads of one line
+      uint32_t row = kNoRow;
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+      for (int s = 0; s < DeviceBucket::kKeys; ++s) {
+        if (bucket.keys[s] == key && (bucket.meta >> s & 1) != 0) row = bucket.rows[s];
+      }
+      if (row != kNoRow) return row;
+      if (DeviceBucket::Passed(bucket.meta) == 0) return kNoRow;
+      at = After(at);
+    } while (at != home);  // erasing can leave every bucket passed by
+    return kNoRow;
+  }
+
+  // ---- Inserting launches
+
+  // Finds `key` and returns its row, which is kPending where this launch inserted it; or inserts it, sets
+  // `*inserted` to where, and returns kPending. Needs room: fewer keys than places, whatever the launch adds.
+  KVTABLE_HOST_DEVICE uint32_t FindOrInsert(uint64_t key, Slot* inserted, bool* is_new) const {
+    const uint64_t home = HomeOf(key);
+    *is_new = false;
+    uint64_t open = 0;
+    uint32_t open_meta = 0;
+    for (;;) {
+      bool has_open = false;
+      uint64_t at = home;
+      do {
+        DeviceBucket& bucket = buckets[at];
+        const uint32_t meta = LoadAcquire(&bucket.meta);
+        for (int s = 0; s < DeviceBucket::kKeys; ++s) {
+          if ((meta >> s & 1) != 0 && bucket.keys[s] == key) return bucket.rows[s];
+        }
+        if (!DeviceBucket::IsFull(meta)) {
+          if (!has_open) {
+            has_open = true;
+            open = at;
+            open_meta = meta;
+          }
+          if (DeviceBucket::Passed(meta) == 0) break;
+        }
+        at = After(at);
+      } while (at != home);
+      if (has_open && (open_meta & DeviceBucket::kLocked) == 0) {
+        uint32_t expected = open_meta;
+        if (ReplaceAcquire(&buckets[open].meta, &expected, open_meta | DeviceBucket::kLocked)) break;
+      }
+      WaitAMoment();  // somebody was there first: what he inserted may be this key
+    }
+    DeviceBucket& bucket = buckets[open];
+    int place = 0;
+    while ((open_meta >> place & 1) != 0) ++place;
+    bucket.keys[place] = key;
+    bucket.rows[place] = kPending;
+    StoreRelease(&bucket.meta, open_meta | 1u << place);
+    for (uint64_t at = home; at != open; at = After(at)) CountPassage(at, true);
+    *inserted = open * 8 + static_cast<uint64_t>(place);
+    *is_new = true;
+    return kPending;
+  }
+
+  // Inserts a key that is not there, in a launch whose keys all differ.
+  KVTABLE_HOST_DEVICE void InsertNew(uint64_t key, uint32_t row) const {
+    const uint64_t home = HomeOf(key);
+    uint64_t at = home;
+    for (;;) {
+      DeviceBucket& bucket = buckets[at];
+      uint32_t meta = LoadRelaxed(&bucket.meta);
+      if (DeviceBucket::IsFull(meta)) {
+        at = After(at);
+        continue;
+      }
+      if ((meta & DeviceBucket::kLocked) != 0 ||
+          !ReplaceAcquire(&bucket.meta, &meta, meta | DeviceBucket::kLocked)) {
+        WaitAMoment();
+        continue;
+      }
+      int place = 0;
+      while ((meta >> place & 1) != 0) ++place;
+      bucket.keys[place] = key;
+      bucket.rows[place] = row;
+      StoreRelease(&bucket.meta, meta | 1u << place);
+      break;
+    }
+    for (uint64_t passed = home; passed != at; passed = After(passed)) CountPassage(passed, true);
+  }
+
+  // ---- Erasing launches
+
+  // Removes a key and returns its row, or kNoRow where it is not there (any more).
+  KVTABLE_HOST_DEVICE uint32_t Erase(uint64_t key) const {
+    const uint64_t home = HomeOf(key);
+    uint64_t at = home;
+    do {
+      DeviceBucket& bucket = buckets[at];
+      const uint32_t meta = LoadRelaxed(&bucket.meta);
+      for (int s = 0; s < DeviceBucket::kKeys; ++s) {
+        if ((meta >> s & 1) != 0 && bucket.keys[s] == key) {
+          return EraseAt(at, s) ? bucket.rows[s] : kNoRow;
+        }
+      }
+      if (DeviceBucket::Passed(meta) == 0) return kNoRow;
+      at = After(at);
+    } while (at != home);
+    return kNoRow;
+  }
+
+  // Removes the key at a place; false where somebody else did.
+  KVTABLE_HOST_DEVICE bool EraseAt(uint64_t bucket, int place) const {
+    const uint32_t bit = 1u << place;
+    if ((FetchAnd(&buckets[bucket].meta, ~bit) & bit) == 0) return false;
+    for (uint64_t at = HomeOf(buckets[bucket].keys[place]); at != bucket; at = After(at)) {
+      CountPassage(at, false);
+    }
+    return true;
+  }
+
+ private:
+  KVTABLE_HOST_DEVICE void CountPassage(uint64_t bucket, bool more) const {
+    uint32_t* const meta = &buckets[bucket].meta;
+    uint32_t seen = LoadRelaxed(meta);
+    do {
+      if (DeviceBucket::Passed(seen) == DeviceBucket::kMostPassed) return;
+    } while (!ReplaceRelaxed(meta, &seen,
+                             more ? seen + DeviceBucket::kOnePassed : seen - DeviceBucket::kOnePassed));
+  }
+};
+
+}  // namespace kvtable

@@ -1,0 +1,54 @@
+// The rows of a table in device memory, and the columns beside them. A row, once handed out, never moves.
+#pragma once
+
+#include <cstdint>
+
+#include "host_device.h"
+
+namespace kvtable {
+
+// What is kept beside each row. The row's key is in the index only.
+struct DeviceStamp {
+  uint32_t frequency;
+  uint32_t version;
+};
+
+// Rows lie in slabs of the same number of rows, a power of two: in device memory or, beyond what the table
+// may use of it, in pinned host memory. Stamps are in device memory always.
+struct DeviceSlab {
+  char* rows;
+  DeviceStamp* stamps;
+};
+
+// How many rows there are. Kernels read it, and count in `fresh` and `freed` what they take and give back; a
+// launch of its own settles the account afterwards (see new_rows.h), so that it stands still meanwhile.
+struct RowCounters {
+  uint32_t high_water;  // row numbers ever handed out: [0, high_water)
+  uint32_t free;        // of these, in the list of free rows
+  uint32_t fresh;       // rows that the present launch has taken
+  uint32_t freed;       // rows that it has given back
+};
+
+// The rows as kernels see them: a view that owns nothing.
+struct DeviceRows {
+  const DeviceSlab* slabs = nullptr;
+  RowCounters* counters = nullptr;
+  uint32_t* free_rows = nullptr;  // room for all that may be freed
+  int64_t row_bytes = 0;
+  int slab_bits = 0;  // log2 of a slab's rows
+
+  KVTABLE_HOST_DEVICE char* Row(uint32_t row) const {
+    return slabs[row >> slab_bits].rows + static_cast<int64_t>(row & ((1u << slab_bits) - 1)) * row_bytes;
+  }
+  KVTABLE_HOST_DEVICE DeviceStamp* StampOf(uint32_t row) const {
+    return slabs[row >> slab_bits].stamps + (row & ((1u << slab_bits) - 1));
+  }
+
+  // The row of the n-th key that is new in the present launch.
+  KVTABLE_HOST_DEVICE uint32_t Fresh(uint32_t n) const {
+    const uint32_t free = counters->free;
+    return n < free ? free_rows[free - 1 - n] : counters->high_water + (n - free);
+  }
+};
+
+}  // namespace kvtable

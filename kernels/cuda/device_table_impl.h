@@ -1,0 +1,679 @@
+// The table in device memory, over a Device: CudaDevice or, for tests, ThreadsDevice. What runs on the device
+// is in the *_kernels.h beside; here is the order in which it runs, and whose memory is whose.
+//
+// Room
+//
+// A launch cannot allocate, so before an inserting one there must be room for each key of the batch being
+// new. How many rows there are is known on the device only. The host goes by what it knows: every launch that
+// changes the number of rows ends with a word in host memory, its sequence number and the rows there were
+// then; the keys of the inserting launches since are added. Only where that sum exceeds the room, the host
+// waits to learn the exact number.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <deque>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "check_batch.h"
+#include "device_block.h"
+#include "elements.h"
+#include "erase_kernels.h"
+#include "export_kernels.h"
+#include "find_kernels.h"
+#include "initial_value.h"
+#include "insert_kernels.h"
+#include "kvtable/device_table.h"
+#include "row_layout.h"
+#include "write_kernels.h"
+
+namespace kvtable {
+
+template <class Device>
+class DeviceTableImpl : public DeviceTable {
+ public:
+  DeviceTableImpl(Device device, const DeviceTableOptions& options)
+      : device_(std::move(device)),
+        options_(options),
+        narrow_(options.key_type == KeyType::kInt32),
+        value_bytes_(options.dim * SizeOf(options.value_type)),
+        layout_(CheckedLayout(options)) {
+    rows_.row_bytes = layout_.row_bytes;
+    rows_.slab_bits = kMinSlabBits;
+    while (rows_.slab_bits < kMaxSlabBits && layout_.row_bytes << (rows_.slab_bits + 1) <= kSlabBytes) {
+      ++rows_.slab_bits;
+    }
+    device_.Begin(nullptr);
+    words_ = Allocate(sizeof(Words), MemoryPlace::kDevice, "counters");
+    device_.Fill(words_.data(), 0, sizeof(Words));
+    report_ = Allocate(sizeof(uint64_t), MemoryPlace::kPinnedHost, "a counter");
+    *report_.template as<uint64_t>() = 0;
+    rows_.counters = &words_.template as<Words>()->counters;
+    UploadFirstContents();
+    GrowIndex(kMinBuckets);
+    device_.End();
+    if (options.capacity_hint > 0) Reserve(options.capacity_hint, 0, nullptr);
+  }
+
+  // Frees nothing that the device still uses.
+  ~DeviceTableImpl() override { device_.Wait(); }
+
+  const DeviceTableOptions& options() const override { return options_; }
+
+  int64_t Size() const override {
+    std::lock_guard<std::mutex> hold(mutex_);
+    device_.Wait();
+    return RowsAtMost();
+  }
+
+  DeviceMemoryUse Memory() const override {
+    std::lock_guard<std::mutex> hold(mutex_);
+    device_.Wait();
+    DeviceMemoryUse use;
+    use.rows = RowsAtMost();
+    use.row_bytes = use.rows * layout_.row_bytes;
+    use.index_bytes = static_cast<int64_t>(buckets_.bytes());
+    use.column_bytes = static_cast<int64_t>(free_rows_.bytes());
+    for (const Block& block : stamp_blocks_) use.column_bytes += static_cast<int64_t>(block.bytes());
+    use.slack_bytes = row_capacity_ * layout_.row_bytes - use.row_bytes;
+    use.scratch_bytes = static_cast<int64_t>(scratch_.bytes() + claims_.bytes());
+    use.host_bytes = host_row_bytes_;
+    return use;
+  }
+
+  void Gather(const DeviceKeys& keys, void* out, Missing missing, const void* defaults, int64_t num_defaults,
+              bool* found, DeviceStream stream) override {
+    CheckBatch(keys.n);
+    if (missing == Missing::kDefault && keys.n > 0 && (defaults == nullptr || num_defaults <= 0)) {
+      throw Error(ErrorCode::kInvalidArgument, "Gather with Missing::kDefault got " +
+                                                   std::to_string(num_defaults) +
+                                                   " default rows; expected at least one.");
+    }
+    const Operation operation(this, stream);
+    GatherColumn(keys, nullptr, 0, value_bytes_, out,
+                 {missing, initial_, static_cast<const char*>(defaults), static_cast<uint64_t>(num_defaults)},
+                 found);
+  }
+
+  void GatherOrInsert(const DeviceKeys& keys, void* out, Stamp stamp, bool* inserted,
+                      DeviceStream stream) override {
+    const Operation operation(this, stream);
+    InsertStamped(keys, stamp, inserted);
+    CopyOut(numbers(), keys.n, nullptr, 0, value_bytes_, out);
+  }
+
+  void GatherColumns(const DeviceKeys& keys, const std::vector<ColumnOut>& out, bool* found,
+                     DeviceStream stream) override {
+    CheckBatch(keys.n);
+    for (const ColumnOut& column : out) layout_.At(column.column, column.width);
+    const Operation operation(this, stream);
+    PrepareScratch(keys.n);
+    Locate(keys, numbers(), nullptr, found, nullptr, nullptr);
+    for (const ColumnOut& column : out) {
+      const RowLayout::Column& c = layout_.At(column.column, column.width);
+      const bool is_value =
+          column.column == 0 ||
+          layout_.slots[static_cast<size_t>(column.column) - 1].init == SlotSpec::Init::kCopyValue;
+      MissingValue missing{Missing::kInitial, initial_, nullptr, 0};
+      if (!is_value) missing = {Missing::kDefault, initial_, first_slots_.data() + c.offset, 1};
+      GatherColumn(keys, numbers(), c.offset, c.bytes, column.data, missing, nullptr);
+    }
+  }
+
+  void Pointers(const DeviceKeys& keys, void** out, DeviceStream stream) override {
+    CheckBatch(keys.n);
+    const Operation operation(this, stream);
+    Locate(keys, nullptr, out, nullptr, nullptr, nullptr);
+  }
+
+  void PointersOrInsert(const DeviceKeys& keys, void** out, Stamp stamp, bool* inserted,
+                        DeviceStream stream) override {
+    const Operation operation(this, stream);
+    InsertStamped(keys, stamp, inserted);
+    device_.Launch(Count(keys.n), PointersBody{rows_, numbers(), Count(keys.n), out});
+  }
+
+  void Contains(const DeviceKeys& keys, bool* out, DeviceStream stream) override {
+    CheckBatch(keys.n);
+    const Operation operation(this, stream);
+    Locate(keys, nullptr, nullptr, out, nullptr, nullptr);
+  }
+
+  void GatherStamps(const DeviceKeys& keys, uint32_t* freqs, uint32_t* versions,
+                    DeviceStream stream) override {
+    CheckBatch(keys.n);
+    const Operation operation(this, stream);
+    Locate(keys, nullptr, nullptr, nullptr, freqs, versions);
+  }
+
+  void Upsert(const DeviceKeys& keys, const void* values, Stamp stamp, DeviceStream stream) override {
+    UpsertColumns(keys, {{0, values}}, stamp, stream);
+  }
+
+  void UpsertColumns(const DeviceKeys& keys, const std::vector<ColumnIn>& in, Stamp stamp,
+                     DeviceStream stream) override {
+    for (const ColumnIn& column : in) layout_.At(column.column, column.width);
+    const Operation operation(this, stream);
+    WriteColumns(keys, in);
+    StampRows(keys.n, nullptr, stamp);
+  }
+
+  void Accumulate(const DeviceKeys& keys, const void* deltas, bool from_zeros, Stamp stamp,
+                  DeviceStream stream) override {
+    const Operation operation(this, stream);
+    Insert(keys, from_zeros ? FirstValue::kZeros : FirstValue::kInitial, nullptr);
+    CopyValueToSlots(keys.n);
+    VisitAnyValueType(options_.value_type, [&](auto t) {
+      using T = decltype(t);
+      device_.Launch(Count(keys.n), AccumulateBody<T>{rows_, numbers(), Count(keys.n), options_.dim,
+                                                      static_cast<const T*>(deltas)});
+    });
+    StampRows(keys.n, nullptr, stamp);
+  }
+
+  void Import(const DeviceKeys& keys, const std::vector<ColumnIn>& in, const uint32_t* freqs,
+              const uint32_t* versions, DeviceStream stream) override {
+    for (const ColumnIn& column : in) layout_.At(column.column, column.width);
+    const Operation operation(this, stream);
+    const BatchClaims claims = WriteColumns(keys, in);
+    device_.Launch(Count(keys.n), AssignStampsBody{rows_, claims, numbers(), freqs, versions, Count(keys.n)});
+  }
+
+  void Remove(const DeviceKeys& keys, DeviceStream stream) override {
+    CheckBatch(keys.n);
+    const Operation operation(this, stream);
+    EnsureRoomToFree(keys.n);
+    device_.Launch(Count(keys.n), EraseBody{Batch(keys), index_, rows_});
+    Settle(0);
+  }
+
+  void RemoveIf(const RowPredicate& predicate, DeviceStream stream) override {
+    const Operation operation(this, stream);
+    EnsureRoomToFree(row_capacity_);
+    device_.Launch(index_.num_buckets, EraseIfBody{index_, rows_, predicate});
+    Settle(0);
+  }
+
+  void Clear(DeviceStream stream) override {
+    const Operation operation(this, stream);
+    device_.Fill(buckets_.data(), 0, buckets_.bytes());
+    device_.Fill(rows_.counters, 0, sizeof(RowCounters));
+    Settle(0);
+    free_at_most_ = 0;
+  }
+
+  void Reserve(int64_t rows, int64_t batch, DeviceStream stream) override {
+    if (rows < 0 || batch < 0) {
+      throw Error(ErrorCode::kInvalidArgument, "Reserve of " + std::to_string(rows) +
+                                                   " rows, for batches of " + std::to_string(batch) +
+                                                   "; expected 0 or more.");
+    }
+    CheckBatch(batch);
+    const Operation operation(this, stream);
+    PrepareScratch(batch);
+    PrepareClaims(batch);
+    GrowIndex(BucketsFor(rows + batch));
+    AddRows(rows + batch);
+  }
+
+  std::unique_ptr<DeviceExporter> Export(const RowPredicate& predicate) override {
+    std::lock_guard<std::mutex> hold(mutex_);
+    return std::make_unique<Exporter>(this, predicate, index_generation_);
+  }
+
+ private:
+  using Block = DeviceBlock<Device>;
+
+  static constexpr double kMaxLoad = 0.8;       // 64 / 5 / 0.8 = 16 bytes of index per key
+  static constexpr double kIndexGrowth = 1.25;  // a rebuild is a stream
+  static constexpr int64_t kRowGrowth =
+      8;  // by an eighth: rows never move, so growth costs nothing but calls
+  static constexpr uint64_t kMinBuckets = 64;
+  static constexpr int64_t kSlabBytes = int64_t{1} << 20;
+  static constexpr int kMinSlabBits = 6;
+  static constexpr int kMaxSlabBits = 20;
+  static constexpr int64_t kMaxRows = int64_t{kPending} - (int64_t{1} << kMaxSlabBits);
+
+  // In device memory.
+  struct Words {
+    RowCounters counters;
+    uint32_t num_new;  // rows that the last inserting launch made
+    uint32_t count;    // of whatever is counted
+  };
+
+  // Holds the table for one operation, and sends what it queues to a stream.
+  class Operation {
+   public:
+    Operation(DeviceTableImpl* table, DeviceStream stream) : hold_(table->mutex_), device_(&table->device_) {
+      device_->Begin(stream);
+    }
+    ~Operation() { device_->End(); }
+    Operation(const Operation&) = delete;
+    Operation& operator=(const Operation&) = delete;
+
+   private:
+    std::lock_guard<std::mutex> hold_;
+    Device* device_;
+  };
+
+  class Exporter : public DeviceExporter {
+   public:
+    Exporter(DeviceTableImpl* table, const RowPredicate& predicate, uint64_t generation)
+        : table_(table), predicate_(predicate), generation_(generation) {}
+
+    int64_t Next(int64_t capacity, const Buffers& out, DeviceStream stream) override {
+      return table_->ExportNext(predicate_, generation_, &next_bucket_, capacity, out, stream);
+    }
+
+   private:
+    DeviceTableImpl* table_;
+    RowPredicate predicate_;
+    uint64_t generation_;
+    uint64_t next_bucket_ = 0;
+  };
+
+  static uint64_t Count(int64_t n) { return static_cast<uint64_t>(n); }
+
+  static RowLayout CheckedLayout(const DeviceTableOptions& options) {
+    constexpr int64_t kMaxDim = int64_t{1} << 24;
+    if (options.dim <= 0 || options.dim > kMaxDim) {
+      throw Error(ErrorCode::kInvalidArgument, "Table '" + options.name + "' has dim " +
+                                                   std::to_string(options.dim) + "; expected 1 to " +
+                                                   std::to_string(kMaxDim) + ".");
+    }
+    return RowLayout(options.value_type, options.dim, options.slots);
+  }
+
+  // ---- Memory
+
+  [[noreturn]] void ThrowNoMemory(size_t bytes, const char* what) const {
+    throw Error(
+        ErrorCode::kResourceExhausted,
+        "Table '" + options_.name + "' could not get " + std::to_string(bytes) + " bytes for " + what + ": " +
+            device_.MemoryLeft() +
+            ". It is as it was. Give its rows less device memory (max_hbm), remove rows, or partition it.");
+  }
+
+  Block Allocate(size_t bytes, MemoryPlace place, const char* what) {
+    Block block(&device_, bytes, place);
+    if (block.data() == nullptr) ThrowNoMemory(bytes, what);
+    return block;
+  }
+
+  // What new rows hold.
+  void UploadFirstContents() {
+    const InitialValue made(options_.initializer, options_.value_type, options_.dim);
+    const Initializer& from = options_.initializer;
+    initial_.kind = from.kind;
+    initial_.value_type = options_.value_type;
+    initial_.dim = options_.dim;
+    initial_.value_bytes = value_bytes_;
+    initial_.a = from.a;
+    initial_.b = from.b;
+    const float a = static_cast<float>(from.a);
+    initial_.below32 = std::max(a, std::nextafter(static_cast<float>(from.b), a));
+    initial_.below64 = std::max(from.a, std::nextafter(from.b, from.a));
+    initial_.seed = from.seed;
+    std::vector<char> rows;
+    if (from.kind == Initializer::Kind::kConstant) {
+      rows.resize(static_cast<size_t>(value_bytes_));
+      made.Fill(0, rows.data());
+    } else if (from.kind == Initializer::Kind::kRows) {
+      rows = *from.rows;
+      initial_.num_rows = Count(from.num_rows);
+    }
+    if (!rows.empty()) {
+      initial_rows_ = Allocate(rows.size(), MemoryPlace::kDevice, "initial values");
+      device_.Copy(initial_rows_.data(), rows.data(), rows.size());
+      initial_.rows = initial_rows_.data();
+    }
+    std::vector<char> row(static_cast<size_t>(layout_.row_bytes));
+    layout_.InitializeSlots(row.data());
+    first_slots_ = Allocate(row.size(), MemoryPlace::kDevice, "initial values");
+    device_.Copy(first_slots_.data(), row.data(), row.size());
+  }
+
+  static uint64_t BucketsFor(int64_t rows) {
+    return static_cast<uint64_t>(static_cast<double>(rows) / (DeviceBucket::kKeys * kMaxLoad)) + 1;
+  }
+  static int64_t MostKeys(uint64_t buckets) {
+    return static_cast<int64_t>(static_cast<double>(buckets) * DeviceBucket::kKeys * kMaxLoad);
+  }
+
+  void GrowIndex(uint64_t buckets) {
+    if (buckets <= index_.num_buckets) return;
+    Block block = Allocate(buckets * sizeof(DeviceBucket), MemoryPlace::kDevice, "its index");
+    device_.Fill(block.data(), 0, block.bytes());
+    const DeviceIndex grown{block.template as<DeviceBucket>(), buckets};
+    if (index_.num_buckets > 0) device_.Launch(index_.num_buckets, RebuildBody{index_, grown});
+    buckets_ = std::move(block);
+    index_ = grown;
+    ++index_generation_;
+  }
+
+  // Makes room for this many rows in all.
+  void AddRows(int64_t rows) {
+    if (rows > kMaxRows) {
+      throw Error(ErrorCode::kResourceExhausted, "Table '" + options_.name + "' was to hold " +
+                                                     std::to_string(rows) + " rows; it can hold " +
+                                                     std::to_string(kMaxRows) + ". Partition it.");
+    }
+    if (rows <= row_capacity_) return;
+    const int64_t slab_rows = int64_t{1} << rows_.slab_bits;
+    const int64_t slab_bytes = slab_rows * layout_.row_bytes;
+    const int64_t added = (rows - row_capacity_ + slab_rows - 1) / slab_rows;
+    const int64_t left = std::max(int64_t{0}, options_.max_hbm - device_row_bytes_);
+    const int64_t in_device = std::min(added, left / slab_bytes);
+    Block device_rows;
+    Block host_rows;
+    if (in_device > 0) {
+      device_rows = Allocate(Padded(in_device * slab_bytes), MemoryPlace::kDevice, "its rows");
+    }
+    if (in_device < added) {
+      host_rows = Allocate(Padded((added - in_device) * slab_bytes), MemoryPlace::kPinnedHost,
+                           "its rows, in pinned host memory");
+    }
+    Block stamps =
+        Allocate(Count(added * slab_rows) * sizeof(DeviceStamp), MemoryPlace::kDevice, "its stamps");
+    const size_t slabs = slabs_.size() + Count(added);
+    Block table;
+    const bool moves = slabs * sizeof(DeviceSlab) > slab_table_.bytes();
+    if (moves) table = Allocate(2 * slabs * sizeof(DeviceSlab), MemoryPlace::kDevice, "its slabs");
+
+    for (int64_t s = 0; s < added; ++s) {
+      char* const at = s < in_device ? device_rows.data() + s * slab_bytes
+                                     : host_rows.data() + (s - in_device) * slab_bytes;
+      slabs_.push_back({at, stamps.template as<DeviceStamp>() + s * slab_rows});
+    }
+    if (moves) slab_table_ = std::move(table);
+    device_.Copy(slab_table_.data(), slabs_.data(), slabs * sizeof(DeviceSlab));
+    rows_.slabs = slab_table_.template as<DeviceSlab>();
+    device_row_bytes_ += in_device * slab_bytes;
+    host_row_bytes_ += (added - in_device) * slab_bytes;
+    row_blocks_.push_back(std::move(device_rows));
+    row_blocks_.push_back(std::move(host_rows));
+    stamp_blocks_.push_back(std::move(stamps));
+    row_capacity_ += added * slab_rows;
+  }
+
+  // To whole words, for ChangeElement.
+  static size_t Padded(int64_t bytes) { return (Count(bytes) + 3) / 4 * 4; }
+
+  // Rows there can be, by what is known without waiting; exact after Wait.
+  int64_t RowsAtMost() const {
+    const uint64_t report = LoadAcquire(report_.template as<uint64_t>());
+    const uint32_t sequence = static_cast<uint32_t>(report >> 32);
+    while (!queued_.empty() && static_cast<int32_t>(queued_.front().sequence - sequence) <= 0) {
+      queued_keys_ -= queued_.front().keys;
+      queued_.pop_front();
+    }
+    return static_cast<int64_t>(static_cast<uint32_t>(report)) + queued_keys_;
+  }
+
+  bool HasRoomFor(int64_t rows) const {
+    return rows <= row_capacity_ && rows <= MostKeys(index_.num_buckets);
+  }
+
+  void EnsureRoom(const DeviceKeys& keys) {
+    if (HasRoomFor(RowsAtMost() + keys.n)) return;
+    device_.WaitInside();
+    const int64_t rows = RowsAtMost();
+    const int64_t needed = rows + keys.n;
+    if (HasRoomFor(needed)) return;
+    // By more than is needed, if there is memory; by what is needed; or not at all, if the keys are there
+    // already.
+    try {
+      GrowTo(needed, true);
+      return;
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kResourceExhausted) throw;
+    }
+    try {
+      GrowTo(needed, false);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kResourceExhausted) throw;
+      const int64_t least = rows + CountMissing(keys);
+      if (!HasRoomFor(least)) GrowTo(least, false);
+    }
+  }
+
+  void GrowTo(int64_t rows, bool generously) {
+    if (rows > row_capacity_) {
+      AddRows(generously ? std::max(rows, std::min(kMaxRows, row_capacity_ + row_capacity_ / kRowGrowth))
+                         : rows);
+    }
+    if (rows > MostKeys(index_.num_buckets)) {
+      const uint64_t grown =
+          static_cast<uint64_t>(static_cast<double>(index_.num_buckets) * kIndexGrowth) + 1;
+      GrowIndex(generously ? std::max(BucketsFor(rows), grown) : BucketsFor(rows));
+    }
+  }
+
+  int64_t CountMissing(const DeviceKeys& keys) {
+    uint32_t* const count = &words_.template as<Words>()->count;
+    device_.Fill(count, 0, sizeof(uint32_t));
+    device_.Launch(Count(keys.n), CountMissingBody{Batch(keys), index_, count});
+    return ReadCount();
+  }
+
+  int64_t ReadCount() {
+    uint32_t count = 0;
+    device_.Copy(&count, &words_.template as<Words>()->count, sizeof(count));
+    device_.WaitInside();
+    return count;
+  }
+
+  void EnsureRoomToFree(int64_t rows) {
+    free_at_most_ = std::min(free_at_most_ + rows, row_capacity_);
+    const size_t bytes = Count(free_at_most_) * sizeof(uint32_t);
+    if (bytes <= free_rows_.bytes()) return;
+    Block block = Allocate(bytes + bytes / 4, MemoryPlace::kDevice, "its list of free rows");
+    if (free_rows_.data() != nullptr) device_.Copy(block.data(), free_rows_.data(), free_rows_.bytes());
+    free_rows_ = std::move(block);
+    rows_.free_rows = free_rows_.template as<uint32_t>();
+  }
+
+  // ---- Scratch memory: arrays of a batch's length, until the next operation
+
+  void PrepareScratch(int64_t n) {
+    if (n <= scratch_keys_) return;
+    const size_t keys = (Count(n) + Count(n) / 4 + 63) / 64 * 64;
+    scratch_ = Allocate(keys * (sizeof(Slot) + 2 * sizeof(uint32_t) + sizeof(bool)), MemoryPlace::kDevice,
+                        "scratch memory");
+    scratch_keys_ = static_cast<int64_t>(keys);
+  }
+  Slot* new_slots() const { return scratch_.template as<Slot>(); }
+  uint32_t* numbers() const { return reinterpret_cast<uint32_t*>(new_slots() + scratch_keys_); }
+  uint32_t* new_keys() const { return numbers() + scratch_keys_; }
+  bool* flags() const { return reinterpret_cast<bool*>(new_keys() + scratch_keys_); }
+
+  static uint64_t ClaimsFor(int64_t n) { return std::min(2 * Count(n), uint64_t{UINT32_MAX}) + 1; }
+  void PrepareClaims(int64_t n) {
+    const size_t bytes = ClaimsFor(n) * sizeof(uint64_t);
+    if (bytes > claims_.bytes()) {
+      claims_ = Allocate(bytes + bytes / 4 / 8 * 8, MemoryPlace::kDevice, "scratch memory");
+    }
+  }
+
+  // ---- Steps of operations
+
+  BatchKeys Batch(const DeviceKeys& keys) const { return {keys.keys, Count(keys.n), narrow_}; }
+
+  template <class... Addresses>
+  int Alignment(uint64_t bytes, const Addresses*... addresses) const {
+    uint64_t bits = bytes | Count(layout_.row_bytes);
+    ((bits |= reinterpret_cast<uintptr_t>(addresses)), ...);
+    return AlignmentOf(bits);
+  }
+
+  void Locate(const DeviceKeys& keys, uint32_t* out, void** pointers, bool* found, uint32_t* freqs,
+              uint32_t* versions) {
+    device_.Launch(Count(keys.n),
+                   LocateBody{Batch(keys), index_, rows_, out, pointers, found, freqs, versions});
+  }
+
+  void GatherColumn(const DeviceKeys& keys, const uint32_t* located, int64_t offset, int64_t bytes, void* out,
+                    const MissingValue& missing, bool* found) {
+    const int alignment = Alignment(Count(offset | bytes), out, missing.defaults);
+    device_.Launch(Count(keys.n), GatherBody{Batch(keys), index_, rows_, located, missing, offset, bytes,
+                                             alignment, static_cast<char*>(out), found});
+  }
+
+  void CopyOut(const uint32_t* rows, int64_t n, const uint32_t* limit, int64_t offset, int64_t bytes,
+               void* out) {
+    device_.Launch(Count(n), GatherRowsBody{rows_, rows, Count(n), limit, offset, bytes,
+                                            Alignment(Count(offset | bytes), out), static_cast<char*>(out)});
+  }
+
+  // Finds or makes the row of each key; numbers() are their rows then. A new row's slots that copy the value
+  // are the caller's to see to.
+  void Insert(const DeviceKeys& keys, FirstValue first_value, bool* inserted) {
+    CheckBatch(keys.n);
+    const uint64_t n = Count(keys.n);
+    PrepareScratch(keys.n);
+    EnsureRoom(keys);
+    device_.Launch(n, InsertBody{Batch(keys), index_, rows_, numbers(), new_keys(), new_slots(), inserted});
+    device_.Launch(n, PlaceNewBody{Batch(keys), index_, rows_, new_keys(), new_slots(), initial_, first_value,
+                                   first_slots_.data() + value_bytes_, Alignment(Count(value_bytes_)),
+                                   Alignment(Count(value_bytes_))});
+    Settle(keys.n);
+    if (!keys.distinct) device_.Launch(n, ResolveBody{Batch(keys), index_, numbers()});
+  }
+
+  void Settle(int64_t keys) {
+    queued_.push_back({++sequence_, keys});
+    queued_keys_ += keys;
+    device_.Launch(1, SettleBody{rows_.counters, &words_.template as<Words>()->num_new,
+                                 report_.template as<uint64_t>(), sequence_});
+  }
+
+  void CopyValueToSlots(int64_t n) {
+    for (size_t s = 0; s < layout_.slots.size(); ++s) {
+      if (layout_.slots[s].init != SlotSpec::Init::kCopyValue) continue;
+      const int64_t offset = layout_.columns[s + 1].offset;
+      device_.Launch(
+          Count(n), CopyValueBody{rows_, numbers(), new_keys(), &words_.template as<Words>()->num_new, offset,
+                                  value_bytes_, Alignment(Count(offset | value_bytes_))});
+    }
+  }
+
+  void InsertStamped(const DeviceKeys& keys, Stamp stamp, bool* inserted) {
+    PrepareScratch(keys.n);
+    bool* const is_new = inserted == nullptr ? flags() : inserted;
+    Insert(keys, FirstValue::kInitial, is_new);
+    CopyValueToSlots(keys.n);
+    StampRows(keys.n, is_new, stamp);
+  }
+
+  void StampRows(int64_t n, const bool* only, Stamp stamp) {
+    device_.Launch(Count(n), StampBody{rows_, numbers(), only, Count(n), stamp});
+  }
+
+  BatchClaims WriteColumns(const DeviceKeys& keys, const std::vector<ColumnIn>& in) {
+    const bool has_value =
+        std::any_of(in.begin(), in.end(), [](const ColumnIn& column) { return column.column == 0; });
+    BatchClaims claims;
+    CheckBatch(keys.n);
+    if (!keys.distinct) PrepareClaims(keys.n);
+    Insert(keys, has_value ? FirstValue::kNothing : FirstValue::kInitial, nullptr);
+    if (!keys.distinct) {
+      claims = {claims_.template as<uint64_t>(), ClaimsFor(keys.n)};
+      device_.Fill(claims.claims, 0xff, claims.count * sizeof(uint64_t));
+      device_.Launch(Count(keys.n), ClaimBody{claims, numbers(), Count(keys.n)});
+    }
+    const auto write = [&](bool slots) {
+      for (const ColumnIn& column : in) {
+        if ((column.column > 0) != slots) continue;
+        const RowLayout::Column& c = layout_.columns[static_cast<size_t>(column.column)];
+        device_.Launch(Count(keys.n), AssignBody{rows_, claims, numbers(), Count(keys.n), c.offset, c.bytes,
+                                                 Alignment(Count(c.offset | c.bytes), column.data),
+                                                 static_cast<const char*>(column.data)});
+      }
+    };
+    write(false);
+    CopyValueToSlots(keys.n);
+    write(true);
+    return claims;
+  }
+
+  int64_t ExportNext(const RowPredicate& predicate, uint64_t generation, uint64_t* next_bucket,
+                     int64_t capacity, const DeviceExporter::Buffers& out, DeviceStream stream) {
+    if (capacity < DeviceBucket::kKeys) {
+      throw Error(ErrorCode::kInvalidArgument, "An export of table '" + options_.name + "' in chunks of " +
+                                                   std::to_string(capacity) + " rows; expected at least " +
+                                                   std::to_string(DeviceBucket::kKeys) + ".");
+    }
+    for (const ColumnOut& column : out.columns) layout_.At(column.column, column.width);
+    const Operation operation(this, stream);
+    if (generation != index_generation_) {
+      throw Error(ErrorCode::kFailedPrecondition,
+                  "Table '" + options_.name +
+                      "' grew while it was exported. Export again, and insert nothing meanwhile.");
+    }
+    if (*next_bucket == index_.num_buckets) return -1;
+    const uint64_t buckets =
+        std::min(Count(capacity) / DeviceBucket::kKeys, index_.num_buckets - *next_bucket);
+    const int64_t most = static_cast<int64_t>(buckets) * DeviceBucket::kKeys;
+    PrepareScratch(most);
+    uint32_t* const count = &words_.template as<Words>()->count;
+    device_.Fill(count, 0, sizeof(uint32_t));
+    device_.Launch(buckets, ListBody{index_, rows_, predicate, *next_bucket, *next_bucket + buckets, count,
+                                     numbers(), out.keys, narrow_, out.freqs, out.versions});
+    for (const ColumnOut& column : out.columns) {
+      const RowLayout::Column& c = layout_.columns[static_cast<size_t>(column.column)];
+      CopyOut(numbers(), most, count, c.offset, c.bytes, column.data);
+    }
+    const int64_t rows = ReadCount();
+    *next_bucket += buckets;
+    return rows;
+  }
+
+  // Declared first, so that it outlives the memory.
+  mutable Device device_;
+  const DeviceTableOptions options_;
+  const bool narrow_;
+  const int64_t value_bytes_;
+  const RowLayout layout_;
+
+  mutable std::mutex mutex_;  // guards all below
+  DeviceInitialValue initial_;
+  Block initial_rows_;
+  Block first_slots_;  // a row; its value means nothing
+
+  Block buckets_;
+  DeviceIndex index_;
+  uint64_t index_generation_ = 0;
+
+  std::vector<Block> row_blocks_;
+  std::vector<Block> stamp_blocks_;
+  std::vector<DeviceSlab> slabs_;  // what slab_table_ holds
+  Block slab_table_;
+  Block free_rows_;
+  DeviceRows rows_;
+  int64_t row_capacity_ = 0;
+  int64_t device_row_bytes_ = 0;
+  int64_t host_row_bytes_ = 0;
+  int64_t free_at_most_ = 0;
+
+  Block words_;
+  Block report_;  // uint64_t in host memory; see SettleBody
+  struct Queued {
+    uint32_t sequence;
+    int64_t keys;
+  };
+  mutable std::deque<Queued> queued_;  // inserting launches that had not reported
+  mutable int64_t queued_keys_ = 0;    // their keys in all
+  uint32_t sequence_ = 0;
+
+  Block scratch_;
+  int64_t scratch_keys_ = 0;
+  Block claims_;
+};
+
+}  // namespace kvtable

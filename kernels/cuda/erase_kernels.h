@@ -1,0 +1,53 @@
+// Kernel bodies that remove keys. SettleBody (insert_kernels.h) enters the freed rows in the counters.
+#pragma once
+
+#include <cstdint>
+
+#include "batch_keys.h"
+#include "device_index.h"
+#include "device_rows.h"
+#include "host_device.h"
+#include "row_predicate.h"
+
+namespace kvtable {
+
+// Lists the row of each lane that has freed one. All lanes take part.
+template <class Lanes>
+KVTABLE_HOST_DEVICE inline void GiveBack(const Lanes& lanes, const DeviceRows& rows, uint32_t row) {
+  const uint32_t n = lanes.Count(row != kNoRow, &rows.counters->freed);
+  if (row != kNoRow) rows.free_rows[rows.counters->free + n] = row;
+}
+
+struct EraseBody {
+  BatchKeys keys;
+  DeviceIndex index;
+  DeviceRows rows;
+
+  template <class Lanes>
+  KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
+    const uint64_t i = first + lanes.lane();
+    GiveBack(lanes, rows, i < keys.n ? index.Erase(keys.At(i)) : kNoRow);
+  }
+};
+
+// Lane l has bucket first + l.
+struct EraseIfBody {
+  DeviceIndex index;
+  DeviceRows rows;
+  RowPredicate predicate;
+
+  template <class Lanes>
+  KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
+    const uint64_t b = first + lanes.lane();
+    for (int s = 0; s < DeviceBucket::kKeys; ++s) {
+      uint32_t freed = kNoRow;
+      if (b < index.num_buckets && (LoadRelaxed(&index.buckets[b].meta) >> s & 1) != 0) {
+        const uint32_t row = index.buckets[b].rows[s];
+        if (Holds(predicate, *rows.StampOf(row)) && index.EraseAt(b, s)) freed = row;
+      }
+      GiveBack(lanes, rows, freed);
+    }
+  }
+};
+
+}  // namespace kvtable

@@ -1,0 +1,59 @@
+// Lanes: the threads that run one kernel body together. A body has one key per lane, and the lanes help one
+// another with rows, so that a row is read and written in whole memory transactions.
+//
+// On a GPU the lanes are a warp, always all 32 of them: whoever has no key is there all the same. On a CPU
+// thread there is one lane, and the same bodies compile to plain loops.
+#pragma once
+
+#include <cstdint>
+
+#include "atomics.h"
+#include "host_device.h"
+
+namespace kvtable {
+
+struct OneLane {
+  static constexpr uint32_t kCount = 1;
+
+  KVTABLE_HOST_DEVICE uint32_t lane() const { return 0; }
+  // What lane `from` passes as `x`.
+  template <class T>
+  KVTABLE_HOST_DEVICE T From(uint32_t /*from*/, T x) const {
+    return x;
+  }
+  KVTABLE_HOST_DEVICE bool Any(bool x) const { return x; }
+  // Adds to the counter how many lanes are `counted`, and returns where the lane itself comes among all that
+  // ever were.
+  KVTABLE_HOST_DEVICE uint32_t Count(bool counted, uint32_t* counter) const {
+    return counted ? FetchAdd(counter, 1u) : 0;
+  }
+};
+
+#if defined(__CUDACC__)
+struct Warp {
+  static constexpr uint32_t kCount = 32;
+  static constexpr unsigned kAll = 0xffffffffu;
+
+  __device__ uint32_t lane() const { return threadIdx.x % 32; }
+  template <class T>
+  __device__ T From(uint32_t from, T x) const {
+    if constexpr (std::is_pointer_v<T>) {
+      return reinterpret_cast<T>(__shfl_sync(kAll, reinterpret_cast<unsigned long long>(x), from));
+    } else if constexpr (sizeof(T) == 8) {
+      return static_cast<T>(__shfl_sync(kAll, static_cast<unsigned long long>(x), from));
+    } else {
+      return static_cast<T>(__shfl_sync(kAll, static_cast<unsigned>(x), from));
+    }
+  }
+  __device__ bool Any(bool x) const { return __any_sync(kAll, x) != 0; }
+  __device__ uint32_t Count(bool counted, uint32_t* counter) const {
+    const unsigned mask = __ballot_sync(kAll, counted);
+    uint32_t first = 0;
+    if (mask != 0 && lane() == 0) first = FetchAdd(counter, static_cast<uint32_t>(__popc(mask)));
+    first = From(0, first);
+    return first + __popc(mask & ((1u << lane()) - 1));
+  }
+};
+#endif
+
+}  // namespace kvtable

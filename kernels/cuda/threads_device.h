@@ -1,0 +1,71 @@
+// The CPU as a device: runs kernel bodies on threads. It is there to test, without a GPU, all that the tables
+// in device memory do.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <new>
+#include <string>
+
+#include "device_block.h"
+#include "kvtable/device_table.h"
+#include "kvtable/parallel_for.h"
+#include "lanes.h"
+
+namespace kvtable {
+
+// A device, this one and CudaDevice, has memory, and queues copies, fills and launches. What is queued
+// between Begin(stream) and End() goes to that stream, after all that was queued before, on whatever stream.
+class ThreadsDevice {
+ public:
+  // Allocations beyond `memory` bytes fail.
+  explicit ThreadsDevice(ParallelFor* threads, size_t memory = SIZE_MAX)
+      : threads_(threads), memory_(memory) {}
+
+  void Begin(DeviceStream /*stream*/) {}
+  void End() {}
+  // Until all that was queued is done. The first is for between operations, and what comes before the next
+  // Begin goes to the default stream; the second is for within one.
+  void Wait() {}
+  void WaitInside() {}
+
+  // Aligned to 256 bytes; null where there is no memory.
+  void* Allocate(size_t bytes, MemoryPlace /*place*/) {
+    if (bytes > memory_ - used_) return nullptr;
+    used_ += bytes;
+    return ::operator new(bytes, std::align_val_t{256});
+  }
+  void Free(void* memory, size_t bytes, MemoryPlace /*place*/) {
+    used_ -= bytes;
+    ::operator delete(memory, std::align_val_t{256});
+  }
+  // How much memory there is, for messages.
+  std::string MemoryLeft() const {
+    return std::to_string(memory_ - used_) + " of " + std::to_string(memory_) + " bytes are free";
+  }
+
+  // Between host and device, or within it. Host memory may be reused when the call returns, or after Wait
+  // where it is written.
+  void Copy(void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }
+  void Fill(void* to, int byte, size_t bytes) { std::memset(to, byte, bytes); }
+
+  // body(lanes, first) for n keys; see lanes.h.
+  template <class Body>
+  void Launch(uint64_t n, const Body& body) {
+    constexpr uint64_t kKeysPerTask = 64;  // few, so that threads meet
+    const int64_t tasks = static_cast<int64_t>((n + kKeysPerTask - 1) / kKeysPerTask);
+    if (tasks == 0) return;
+    threads_->Run(tasks, [&](int64_t task) {
+      const uint64_t begin = static_cast<uint64_t>(task) * kKeysPerTask;
+      for (uint64_t i = begin; i < std::min(n, begin + kKeysPerTask); ++i) body(OneLane{}, i);
+    });
+  }
+
+ private:
+  ParallelFor* threads_;
+  size_t memory_;
+  size_t used_ = 0;
+};
+
+}  // namespace kvtable

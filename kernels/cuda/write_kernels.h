@@ -1,0 +1,121 @@
+// Kernel bodies that write rows whose numbers are known.
+#pragma once
+
+#include <cstdint>
+
+#include "atomics.h"
+#include "batch_claims.h"
+#include "copy_rows.h"
+#include "device_rows.h"
+#include "elements.h"
+#include "host_device.h"
+#include "kvtable/table.h"
+
+namespace kvtable {
+
+// Notes the last occurrence of each row in the batch.
+struct ClaimBody {
+  BatchClaims claims;
+  const uint32_t* numbers;  // (n)
+  uint64_t n;
+
+  template <class Lanes>
+  KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
+    const uint64_t i = first + lanes.lane();
+    if (i < n) claims.Claim(numbers[i], static_cast<uint32_t>(i));
+  }
+};
+
+// Writes a column, the last of equal keys' values.
+struct AssignBody {
+  DeviceRows rows;
+  BatchClaims claims;
+  const uint32_t* numbers;  // (n)
+  uint64_t n;
+  int64_t offset;  // of the column in a row
+  int64_t bytes;
+  int alignment;
+  const char* in;  // (n, width of column)
+
+  template <class Lanes>
+  KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
+    const uint64_t i = first + lanes.lane();
+    char* to = nullptr;
+    const char* from = nullptr;
+    if (i < n && claims.IsLast(numbers[i], static_cast<uint32_t>(i))) {
+      to = rows.Row(numbers[i]) + offset;
+      from = in + i * static_cast<uint64_t>(bytes);
+    }
+    CopyRows(lanes, to, from, bytes, alignment);
+  }
+};
+
+// Sets both stamps, the last of equal keys' stamps. Null pointers stand for zeros.
+struct AssignStampsBody {
+  DeviceRows rows;
+  BatchClaims claims;
+  const uint32_t* numbers;   // (n)
+  const uint32_t* freqs;     // (n)
+  const uint32_t* versions;  // (n)
+  uint64_t n;
+
+  template <class Lanes>
+  KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
+    const uint64_t i = first + lanes.lane();
+    if (i >= n || !claims.IsLast(numbers[i], static_cast<uint32_t>(i))) return;
+    *rows.StampOf(numbers[i]) = {freqs == nullptr ? 0 : freqs[i], versions == nullptr ? 0 : versions[i]};
+  }
+};
+
+// Stamps each occurrence's row.
+struct StampBody {
+  DeviceRows rows;
+  const uint32_t* numbers;  // (n)
+  const bool* only;         // (n) or null: the occurrences that count
+  uint64_t n;
+  Stamp stamp;
+
+  template <class Lanes>
+  KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
+    const uint64_t i = first + lanes.lane();
+    if (i >= n || (only != nullptr && !only[i])) return;
+    DeviceStamp* const row = rows.StampOf(numbers[i]);
+    if (stamp.frequency != 0) {
+      // Whoever carries the sum past the largest number sets it there afterwards, so there it ends, however
+      // many others add meanwhile.
+      const uint32_t before = FetchAdd(&row->frequency, stamp.frequency);
+      if (before > UINT32_MAX - stamp.frequency) StoreRelaxed(&row->frequency, UINT32_MAX);
+    }
+    StoreRelaxed(&row->version, stamp.version);
+  }
+};
+
+// value += delta for each occurrence, in no particular order: sums of three and more floats may differ in
+// their last bits from one run to the next.
+template <class T>
+struct AccumulateBody {
+  DeviceRows rows;
+  const uint32_t* numbers;  // (n)
+  uint64_t n;
+  int64_t dim;
+  const T* deltas;  // (n, dim)
+
+  template <class Lanes>
+  KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
+    const uint64_t i = first + lanes.lane();
+    const uint32_t mine = i < n ? numbers[i] : kNoRow;
+    const uint64_t total = static_cast<uint64_t>(dim) * Lanes::kCount;
+    for (uint64_t begin = 0; begin < total; begin += Lanes::kCount) {
+      const uint64_t at = begin + lanes.lane();
+      const uint32_t owner = static_cast<uint32_t>(at / static_cast<uint64_t>(dim));
+      const uint32_t row = lanes.From(owner, mine);
+      if (row == kNoRow) continue;
+      const uint64_t j = at - static_cast<uint64_t>(owner) * static_cast<uint64_t>(dim);
+      const T delta = deltas[(first + owner) * static_cast<uint64_t>(dim) + j];
+      ChangeElement(reinterpret_cast<T*>(rows.Row(row)) + j,
+                    [delta](T x) { return AddElements<T>(x, delta); });
+    }
+  }
+};
+
+}  // namespace kvtable

@@ -1,0 +1,161 @@
+// The key-value table in device memory: what kvtable/table.h is on the CPU, on a GPU.
+//
+// The operations, their names and their semantics are those of Table, for any key value and with duplicate
+// keys in a batch: a lookup returns the same row for each, an upsert lets the last win, an accumulate adds
+// all (in no particular order: sums of three and more floats may differ in their last bits). What differs:
+//
+//   - Arrays are in device memory, unless said otherwise: memory that kernels on the table's device can read
+//     and write.
+//   - An operation takes a stream and returns when its work is queued there. Operations on one table run in
+//   the
+//     order of the calls, whatever their streams. Arrays must stay until the work is done.
+//   - Nothing waits for the device, and nothing allocates, except where the table grows: when the rows it may
+//     have at most after a batch exceed its room, it waits for the operations before to learn how many rows
+//     there are; and a batch larger than all before makes scratch memory. Reserve makes both rare.
+//
+// Operations may be called from any number of threads; the calls come one after the other. Nothing is
+// dropped: a table takes keys until memory ends, and then throws Error(kResourceExhausted), as it was before.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kvtable/initializer.h"
+#include "kvtable/table.h"
+#include "kvtable/types.h"
+
+namespace kvtable {
+
+struct DeviceTableOptions {
+  std::string name;  // for messages
+  KeyType key_type = KeyType::kInt64;
+  ValueType value_type = ValueType::kFloat32;
+  int64_t dim = 0;  // elements of a value
+  Initializer initializer;
+  std::vector<SlotSpec> slots;
+  int64_t capacity_hint = 0;  // rows to make room for at once; growth is automatic
+  // Bytes of device memory that rows may take; what is beyond lies in pinned host memory. Index and stamps
+  // (24 bytes per row) are always in device memory.
+  int64_t max_hbm = INT64_MAX;
+};
+
+struct DeviceKeys {
+  const void* keys = nullptr;  // (n) of the table's key type
+  int64_t n = 0;
+  bool distinct = false;  // the caller knows that no key occurs twice, which saves an upsert some work
+};
+
+// A CUDA stream, or null for the default one.
+using DeviceStream = void*;
+
+// Which rows are meant.
+struct RowPredicate {
+  enum class Test : uint8_t { kAll, kFrequencyBelow, kFrequencyAtLeast, kVersionBelow, kVersionAtLeast };
+  Test test = Test::kAll;
+  uint32_t bound = 0;
+};
+
+struct DeviceMemoryUse {
+  int64_t rows = 0;           // live rows
+  int64_t row_bytes = 0;      // live rows x (value and slots)
+  int64_t index_bytes = 0;    // buckets
+  int64_t column_bytes = 0;   // stamps of all rows that there is room for, and the list of free rows
+  int64_t slack_bytes = 0;    // row bytes of room not used
+  int64_t scratch_bytes = 0;  // for the largest batch so far
+  int64_t host_bytes = 0;     // of all row bytes, in pinned host memory
+};
+
+// Reads a table in chunks. Rows may be written between them. Rows inserted meanwhile may be left out.
+class DeviceExporter {
+ public:
+  struct Buffers {
+    void* keys = nullptr;          // (n) key type; each pointer may be null
+    uint32_t* freqs = nullptr;     // (n)
+    uint32_t* versions = nullptr;  // (n)
+    std::vector<ColumnOut> columns;
+  };
+  virtual ~DeviceExporter() = default;
+
+  // Writes up to `capacity` rows, at least 5, and returns how many; -1 at the end, for a chunk may be empty.
+  // Waits for them. Throws Error(kFailedPrecondition) where the table's index was rebuilt since the export
+  // began: begin again.
+  virtual int64_t Next(int64_t capacity, const Buffers& out, DeviceStream stream) = 0;
+};
+
+class DeviceTable {
+ public:
+  virtual ~DeviceTable() = default;
+
+  virtual const DeviceTableOptions& options() const = 0;
+
+  // Waits for the operations before.
+  virtual int64_t Size() const = 0;
+  virtual DeviceMemoryUse Memory() const = 0;
+
+  // ---- Lookups
+
+  // `defaults` is used with Missing::kDefault: (num_defaults, dim), row i % num_defaults for key i. `found`
+  // may be null: (n).
+  virtual void Gather(const DeviceKeys& keys, void* out /* (n, dim) */, Missing missing, const void* defaults,
+                      int64_t num_defaults, bool* found, DeviceStream stream) = 0;
+
+  // A missing key is inserted with its initial value and stamped; rows that are there are read. `inserted`
+  // may be null: (n), true for each occurrence of a key that was new.
+  virtual void GatherOrInsert(const DeviceKeys& keys, void* out /* (n, dim) */, Stamp stamp, bool* inserted,
+                              DeviceStream stream) = 0;
+
+  // Any columns. A missing key gives zeros in every column. `found` may be null: (n).
+  virtual void GatherColumns(const DeviceKeys& keys, const std::vector<ColumnOut>& out, bool* found,
+                             DeviceStream stream) = 0;
+
+  // Where each key's row lies, null where it is missing: the value, and the slots behind it. Holds until the
+  // key is removed.
+  virtual void Pointers(const DeviceKeys& keys, void** out /* (n) */, DeviceStream stream) = 0;
+  virtual void PointersOrInsert(const DeviceKeys& keys, void** out /* (n) */, Stamp stamp, bool* inserted,
+                                DeviceStream stream) = 0;
+
+  virtual void Contains(const DeviceKeys& keys, bool* out /* (n) */, DeviceStream stream) = 0;
+
+  // Zeros where missing. Each pointer may be null.
+  virtual void GatherStamps(const DeviceKeys& keys, uint32_t* freqs, uint32_t* versions,
+                            DeviceStream stream) = 0;
+
+  // ---- Writes
+
+  // Writes the value; a new row's slots get their initial values.
+  virtual void Upsert(const DeviceKeys& keys, const void* values /* (n, dim) */, Stamp stamp,
+                      DeviceStream stream) = 0;
+
+  // Writes the named columns; columns of a new row that are not named get their initial values.
+  virtual void UpsertColumns(const DeviceKeys& keys, const std::vector<ColumnIn>& in, Stamp stamp,
+                             DeviceStream stream) = 0;
+
+  // value += delta. A missing key starts from its initial value, or from zeros where `from_zeros`.
+  virtual void Accumulate(const DeviceKeys& keys, const void* deltas /* (n, dim) */, bool from_zeros,
+                          Stamp stamp, DeviceStream stream) = 0;
+
+  // Upserts rows with their stamps, as an export gave them. freqs and versions may be null: zeros.
+  virtual void Import(const DeviceKeys& keys, const std::vector<ColumnIn>& in, const uint32_t* freqs,
+                      const uint32_t* versions, DeviceStream stream) = 0;
+
+  // Absent keys are ignored.
+  virtual void Remove(const DeviceKeys& keys, DeviceStream stream) = 0;
+  virtual void RemoveIf(const RowPredicate& predicate, DeviceStream stream) = 0;
+
+  // Removes all rows, and keeps the memory for others.
+  virtual void Clear(DeviceStream stream) = 0;
+
+  // Makes room for this many rows in all, and batches of this many keys, so that inserting them waits for
+  // nothing.
+  virtual void Reserve(int64_t rows, int64_t batch, DeviceStream stream) = 0;
+
+  virtual std::unique_ptr<DeviceExporter> Export(const RowPredicate& predicate) = 0;
+};
+
+// A table on the current CUDA device. Throws Error(kFailedPrecondition) where there is none, or where the
+// library was built without CUDA.
+std::unique_ptr<DeviceTable> MakeCudaTable(const DeviceTableOptions& options);
+
+}  // namespace kvtable
