@@ -20,9 +20,7 @@ KVTABLE_HOST_DEVICE inline void CopyChunks(const Lanes& lanes, char* to, const c
   for (uint64_t begin = 0; begin < total; begin += kAtOnce * Lanes::kCount) {
     Chunk data[kAtOnce];
     Chunk* targets[kAtOnce];
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
+    KVTABLE_UNROLL
     for (uint32_t u = 0; u < kAtOnce; ++u) {
       const uint64_t at = begin + u * Lanes::kCount + lanes.lane();
       const bool is_there = at < total;
@@ -34,9 +32,7 @@ KVTABLE_HOST_DEVICE inline void CopyChunks(const Lanes& lanes, char* to, const c
       targets[u] = is_there && target != nullptr ? target + chunk : nullptr;
       if (targets[u] != nullptr && source != nullptr) data[u] = source[chunk];
     }
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
+    KVTABLE_UNROLL
     for (uint32_t u = 0; u < kAtOnce; ++u) {
       if (targets[u] != nullptr) *targets[u] = data[u];
     }

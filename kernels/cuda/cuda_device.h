@@ -1,7 +1,8 @@
 // A CUDA device, as tables see it; ThreadsDevice says what a device does. Only nvcc compiles this.
 //
-// Memory comes from the driver's stream-ordered allocator, so neither taking nor freeing it waits for the device.
-// Pinned memory has no such allocator: taking it may take long, and freeing it waits for the table's own work.
+// Memory comes from the driver's stream-ordered allocator, so neither taking nor freeing it waits for the
+// device. Pinned memory has no such allocator: taking it may take long, and freeing it waits for the table's
+// own work.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -18,8 +19,8 @@ namespace kvtable {
 
 inline void CheckCuda(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
-  throw Error(ErrorCode::kFailedPrecondition, std::string("A table on a CUDA device could not ") + what + ": " +
-                                                  cudaGetErrorString(status) + ".");
+  throw Error(ErrorCode::kFailedPrecondition, std::string("A table on a CUDA device could not ") + what +
+                                                  ": " + cudaGetErrorString(status) + ".");
 }
 
 inline constexpr int kThreadsPerBlock = 256;
@@ -63,9 +64,10 @@ class CudaDevice {
 
   void* Allocate(size_t bytes, MemoryPlace place) {
     void* memory = nullptr;
-    const cudaError_t status = place == MemoryPlace::kDevice
-                                   ? cudaMallocAsync(&memory, bytes, stream_)
-                                   : cudaHostAlloc(&memory, bytes, cudaHostAllocMapped | cudaHostAllocPortable);
+    const cudaError_t status =
+        place == MemoryPlace::kDevice
+            ? cudaMallocAsync(&memory, bytes, stream_)
+            : cudaHostAlloc(&memory, bytes, cudaHostAllocMapped | cudaHostAllocPortable);
     if (status == cudaSuccess) return memory;
     cudaGetLastError();  // forget it
     if (status == cudaErrorMemoryAllocation) return nullptr;

@@ -86,9 +86,7 @@ struct DeviceIndex {
     do {
       const DeviceBucket bucket = buckets[at];  // as a whole: four 16-byte loads of one line
       uint32_t row = kNoRow;
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
+      KVTABLE_UNROLL
       for (int s = 0; s < DeviceBucket::kKeys; ++s) {
         if (bucket.keys[s] == key && (bucket.meta >> s & 1) != 0) row = bucket.rows[s];
       }

@@ -6,3 +6,11 @@
 #else
 #define KVTABLE_HOST_DEVICE
 #endif
+
+// Before a loop of few steps, known when compiling: unrolled on a GPU, so that what it indexes stays in
+// registers.
+#if defined(__CUDA_ARCH__)
+#define KVTABLE_UNROLL _Pragma("unroll")
+#else
+#define KVTABLE_UNROLL
+#endif
