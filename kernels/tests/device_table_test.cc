@@ -617,7 +617,7 @@ void WithoutADeviceTheErrorSaysSo() {
 }  // namespace
 }  // namespace kvtable
 
-int main() {
+int main(int argc, char** /*argv*/) {
 #if defined(KVTABLE_TEST_CUDA)
   int devices = 0;
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
@@ -628,6 +628,10 @@ int main() {
 #endif
   using kvtable::Initializer;
   using kvtable::ValueType;
+  if (argc > 1) {  // any argument: the least that touches everything, for tools that are slow
+    kvtable::MixedOperationsAgreeWithAMap(300, 30, 5);
+    return 0;
+  }
   for (uint64_t seed = 0; seed < 3; ++seed) kvtable::MixedOperationsAgreeWithAMap(3000, 120, seed << 32);
   kvtable::MixedOperationsAgreeWithAMap(30, 120, 77);
   kvtable::ThreadsThatInsertEqualKeysAgree();
