@@ -1,5 +1,5 @@
-// Which occurrence of a row in a batch counts: a hash map from row to the last place in the batch, in scratch
-// memory that is as large as the batch.
+// Which occurrence of a row in a batch counts, the last or the first: a hash map from row to place in the
+// batch, in scratch memory that is about as large as the batch.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,17 @@
 
 namespace kvtable {
 
-// A claim is row << 32 | place, in one word, so that raising it to another claim of the same row keeps the
-// later place. No row is kNoRow, so all bits set is no claim.
+// A claim is row << 32 | rank, in one word, so that raising it to another claim of the same row keeps the
+// higher rank: the place, or where the first counts, its complement. No row is kNoRow, so all bits set is no
+// claim.
 struct BatchClaims {
   static constexpr uint64_t kNone = UINT64_MAX;
 
   uint64_t* claims = nullptr;  // all kNone at first; null: no row occurs twice
   uint64_t count = 0;          // more than there are places in the batch
+  bool first = false;          // the first counts, not the last
+
+  KVTABLE_HOST_DEVICE uint32_t RankOf(uint32_t place) const { return first ? ~place : place; }
 
   KVTABLE_HOST_DEVICE uint64_t HomeOf(uint32_t row) const {
     return (static_cast<uint64_t>(static_cast<uint32_t>(Mix64(row))) * count) >> 32;
@@ -25,7 +29,7 @@ struct BatchClaims {
 
   KVTABLE_HOST_DEVICE void Claim(uint32_t row, uint32_t place) const {
     if (claims == nullptr) return;
-    const uint64_t mine = static_cast<uint64_t>(row) << 32 | place;
+    const uint64_t mine = static_cast<uint64_t>(row) << 32 | RankOf(place);
     for (uint64_t at = HomeOf(row);; at = After(at)) {
       uint64_t seen = LoadRelaxed(&claims[at]);
       if (seen == kNone && ReplaceRelaxed(&claims[at], &seen, mine)) return;
@@ -33,11 +37,11 @@ struct BatchClaims {
     }
   }
 
-  // Whether this place is the last in the batch with this row. In a launch after the claims.
-  KVTABLE_HOST_DEVICE bool IsLast(uint32_t row, uint32_t place) const {
+  // Whether this place is the one in the batch that counts for this row. In a launch after the claims.
+  KVTABLE_HOST_DEVICE bool Counts(uint32_t row, uint32_t place) const {
     if (claims == nullptr) return true;
     for (uint64_t at = HomeOf(row);; at = After(at)) {
-      if (claims[at] >> 32 == row) return static_cast<uint32_t>(claims[at]) == place;
+      if (claims[at] >> 32 == row) return static_cast<uint32_t>(claims[at]) == RankOf(place);
     }
   }
 };

@@ -575,31 +575,53 @@ class DeviceTableImpl : public DeviceTable {
     device_.Launch(Count(n), StampBody{rows_, numbers(), only, Count(n), stamp});
   }
 
-  BatchClaims WriteColumns(const DeviceKeys& keys, const std::vector<ColumnIn>& in) {
-    const bool has_value =
-        std::any_of(in.begin(), in.end(), [](const ColumnIn& column) { return column.column == 0; });
+  // Claims for a batch whose rows are in numbers().
+  BatchClaims Claim(const DeviceKeys& keys, bool first) {
     BatchClaims claims;
-    CheckBatch(keys.n);
-    if (!keys.distinct) PrepareClaims(keys.n);
-    Insert(keys, has_value ? FirstValue::kNothing : FirstValue::kInitial, nullptr);
-    if (!keys.distinct) {
-      claims = {claims_.template as<uint64_t>(), ClaimsFor(keys.n)};
-      device_.Fill(claims.claims, 0xff, claims.count * sizeof(uint64_t));
-      device_.Launch(Count(keys.n), ClaimBody{claims, numbers(), Count(keys.n)});
-    }
-    const auto write = [&](bool slots) {
-      for (const ColumnIn& column : in) {
-        if ((column.column > 0) != slots) continue;
-        const RowLayout::Column& c = layout_.columns[static_cast<size_t>(column.column)];
-        device_.Launch(Count(keys.n), AssignBody{rows_, claims, numbers(), Count(keys.n), c.offset, c.bytes,
-                                                 Alignment(Count(c.offset | c.bytes), column.data),
-                                                 static_cast<const char*>(column.data)});
-      }
-    };
-    write(false);
-    CopyValueToSlots(keys.n);
-    write(true);
+    if (keys.distinct) return claims;
+    claims = {claims_.template as<uint64_t>(), ClaimsFor(keys.n), first};
+    device_.Fill(claims.claims, 0xff, claims.count * sizeof(uint64_t));
+    device_.Launch(Count(keys.n), ClaimBody{claims, numbers(), Count(keys.n)});
     return claims;
+  }
+
+  // Returns the claims of the last occurrences.
+  BatchClaims WriteColumns(const DeviceKeys& keys, const std::vector<ColumnIn>& in) {
+    const void* value = nullptr;
+    for (const ColumnIn& column : in) {
+      if (column.column == 0) value = column.data;
+    }
+    CheckBatch(keys.n);
+    PrepareScratch(keys.n);
+    if (!keys.distinct) PrepareClaims(keys.n);
+    Insert(keys, value != nullptr ? FirstValue::kNothing : FirstValue::kInitial, flags());
+    if (value == nullptr) {
+      CopyValueToSlots(keys.n);
+    } else if (CopiesValue()) {
+      // A row comes to be with the value of its key's first occurrence, so that is what slots copy.
+      const BatchClaims firsts = Claim(keys, true);
+      for (size_t s = 0; s < layout_.slots.size(); ++s) {
+        if (layout_.slots[s].init != SlotSpec::Init::kCopyValue) continue;
+        Assign(keys.n, firsts, flags(), layout_.columns[s + 1], value);
+      }
+    }
+    const BatchClaims lasts = Claim(keys, false);
+    for (const ColumnIn& column : in) {
+      Assign(keys.n, lasts, nullptr, layout_.columns[static_cast<size_t>(column.column)], column.data);
+    }
+    return lasts;
+  }
+
+  bool CopiesValue() const {
+    return std::any_of(layout_.slots.begin(), layout_.slots.end(),
+                       [](const SlotSpec& slot) { return slot.init == SlotSpec::Init::kCopyValue; });
+  }
+
+  void Assign(int64_t n, const BatchClaims& claims, const bool* only, const RowLayout::Column& to,
+              const void* in) {
+    device_.Launch(Count(n),
+                   AssignBody{rows_, claims, numbers(), only, Count(n), to.offset, to.bytes,
+                              Alignment(Count(to.offset | to.bytes), in), static_cast<const char*>(in)});
   }
 
   int64_t ExportNext(const RowPredicate& predicate, uint64_t generation, uint64_t* next_bucket,

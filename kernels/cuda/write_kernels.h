@@ -13,7 +13,7 @@
 
 namespace kvtable {
 
-// Notes the last occurrence of each row in the batch.
+// Notes which occurrence of each row in the batch counts.
 struct ClaimBody {
   BatchClaims claims;
   const uint32_t* numbers;  // (n)
@@ -26,11 +26,12 @@ struct ClaimBody {
   }
 };
 
-// Writes a column, the last of equal keys' values.
+// Writes a column, of equal keys' values the one that counts.
 struct AssignBody {
   DeviceRows rows;
   BatchClaims claims;
   const uint32_t* numbers;  // (n)
+  const bool* only;         // (n) or null: the occurrences whose rows are written
   uint64_t n;
   int64_t offset;  // of the column in a row
   int64_t bytes;
@@ -42,7 +43,7 @@ struct AssignBody {
     const uint64_t i = first + lanes.lane();
     char* to = nullptr;
     const char* from = nullptr;
-    if (i < n && claims.IsLast(numbers[i], static_cast<uint32_t>(i))) {
+    if (i < n && (only == nullptr || only[i]) && claims.Counts(numbers[i], static_cast<uint32_t>(i))) {
       to = rows.Row(numbers[i]) + offset;
       from = in + i * static_cast<uint64_t>(bytes);
     }
@@ -50,7 +51,7 @@ struct AssignBody {
   }
 };
 
-// Sets both stamps, the last of equal keys' stamps. Null pointers stand for zeros.
+// Sets both stamps, of equal keys' stamps those that count. Null pointers stand for zeros.
 struct AssignStampsBody {
   DeviceRows rows;
   BatchClaims claims;
@@ -62,7 +63,7 @@ struct AssignStampsBody {
   template <class Lanes>
   KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
     const uint64_t i = first + lanes.lane();
-    if (i >= n || !claims.IsLast(numbers[i], static_cast<uint32_t>(i))) return;
+    if (i >= n || !claims.Counts(numbers[i], static_cast<uint32_t>(i))) return;
     *rows.StampOf(numbers[i]) = {freqs == nullptr ? 0 : freqs[i], versions == nullptr ? 0 : versions[i]};
   }
 };

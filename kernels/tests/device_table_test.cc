@@ -222,14 +222,13 @@ void MixedOperationsAgreeWithAMap(uint64_t key_space, int rounds, uint64_t seed)
       case 4: {
         table->Upsert(Batch(keys), rows.data(), stamp, nullptr);
         Finish();
-        std::set<int64_t> fresh;
         for (size_t i = 0; i < n; ++i) {
-          if (model.count(keys[i]) == 0) fresh.insert(keys[i]);
-          ModelRow& row = model[keys[i]];
-          row.value = rows[i * kDim];
+          const float value = rows[i * kDim];
+          // A row comes to be with its key's first value, which the slot copies.
+          ModelRow& row = model.emplace(keys[i], ModelRow{value, value, 0, 0}).first->second;
+          row.value = value;
           touch(&row);
         }
-        for (const int64_t key : fresh) model[key].copy = model[key].value;
         break;
       }
       case 5: {
