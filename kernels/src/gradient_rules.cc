@@ -1,22 +1,10 @@
 // Rules of gradient descent: plain, with momentum, or scaled by past gradients.
-#include "optimizers/adadelta.h"
-#include "optimizers/adagrad.h"
-#include "optimizers/adagrad_da.h"
-#include "optimizers/ftrl.h"
-#include "optimizers/keras_momentum.h"
-#include "optimizers/lion.h"
-#include "optimizers/momentum.h"
-#include "optimizers/proximal_adagrad.h"
-#include "optimizers/proximal_sgd.h"
-#include "optimizers/rmsprop.h"
-#include "optimizers/sgd.h"
+#include "optimizers/gradient_rules.h"
+
 #include "rule_functions.h"
 
 namespace kvtable {
 
-std::vector<CompiledRule> GradientRules() {
-  return Compile<Adadelta, Adagrad, AdagradDA, CenteredRmsProp, CenteredRmsPropPlain, Ftrl, KerasMomentum,
-                 Lion, Momentum, ProximalAdagrad, ProximalSgd, RmsProp, RmsPropPlain, Sgd>();
-}
+std::vector<CompiledRule> GradientRules() { return Compile(GradientRuleList{}); }
 
 }  // namespace kvtable

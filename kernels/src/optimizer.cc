@@ -214,7 +214,7 @@ GradientSum::GradientSum(ValueType value_type, int64_t dim)
       for (int64_t j = 0; j < n; ++j) to[j] += from[j];
     };
     is_finite_ = [](const void* sum, int64_t n) {
-      return LaneSum<C>(n, [=](int64_t j) { return static_cast<const C*>(sum)[j] * C{0}; }) == C{0};
+      return LaneSum<C>(WholeRow{n}, [=](int64_t j) { return static_cast<const C*>(sum)[j] * C{0}; }) == C{0};
     };
   });
   if (!same_type_) conversion_ = BestRowConversion(value_type);

@@ -23,8 +23,6 @@ template <class Rule>
 struct RuleFunctions {
   template <class C>
   using Constants = typename Rule::template Constants<C>;
-  template <class C>
-  static constexpr bool kDecaysItself = std::is_constructible_v<Constants<C>, double, double, const double*>;
 
   template <class C>
   KVTABLE_ALWAYS_INLINE static bool Run(const RowUpdater& updater, void* const* columns,
@@ -32,13 +30,14 @@ struct RuleFunctions {
     constexpr size_t kColumns = 1 + Rule::kSlots.size();
     C* typed[kColumns];
     for (size_t c = 0; c < kColumns; ++c) typed[c] = static_cast<C*>(columns[c]);
-    if (!kDecaysItself<C> && updater.decay_ != 0) {
+    if (!kDecaysItself<Rule, C> && updater.decay_ != 0) {
       const C decay = static_cast<C>(updater.decay_);
       C* __restrict const w = typed[0];
       for (int64_t j = 0; j < updater.dim_; ++j) w[j] -= w[j] * decay;
     }
     const Constants<C> constants = *std::launder(reinterpret_cast<const Constants<C>*>(updater.constants_));
-    return Rule::template Update<C>(constants, updater.dim_, typed, static_cast<const C*>(gradient));
+    return Rule::template Update<C>(constants, WholeRow{updater.dim_}, typed,
+                                    static_cast<const C*>(gradient));
   }
 
   template <class C>
@@ -78,12 +77,7 @@ struct RuleFunctions {
       using C = typename Element<decltype(t)>::Compute;
       static_assert(sizeof(Constants<C>) <= RowUpdater::kMostConstantBytes);
       static_assert(std::is_trivially_copyable_v<Constants<C>>);
-      const double* const own = update.hyperparameters.data() + 2;
-      if constexpr (kDecaysItself<C>) {
-        new (updater->constants_) Constants<C>(update.hyperparameters[0], updater->decay_, own);
-      } else {
-        new (updater->constants_) Constants<C>(update.hyperparameters[0], own);
-      }
+      new (updater->constants_) Constants<C>(MakeConstants<Rule, C>(update));
       updater->function_ = Best<C>();
     });
   }
@@ -111,7 +105,7 @@ struct RuleFunctions {
 };
 
 template <class... Rules>
-std::vector<CompiledRule> Compile() {
+std::vector<CompiledRule> Compile(RuleList<Rules...>) {
   return {{RuleFunctions<Rules>::Spec(), RuleFunctions<Rules>::Prepare}...};
 }
 

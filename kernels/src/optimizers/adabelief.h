@@ -32,14 +32,13 @@ struct AdaBelief {
     C alpha, correction, rest1, beta2, rest2, epsilon;
   };
 
-  template <class C>
-  KVTABLE_ALWAYS_INLINE static bool Update(Constants<C> k, int64_t dim, C* const* columns,
-                                           const C* gradient) {
+  template <class C, class Row>
+  KVTABLE_RULE_FUNCTION static bool Update(Constants<C> k, Row row, C* const* columns, const C* gradient) {
     C* __restrict const w = columns[0];
     C* __restrict const m = columns[1];
     C* __restrict const s = columns[2];
     const C* __restrict const g = gradient;
-    for (int64_t j = 0; j < dim; ++j) {
+    for (int64_t j = row.begin(); j < row.end(); j += row.step()) {
       m[j] += (g[j] - m[j]) * k.rest1;
       const C surprise = g[j] - m[j];
       s[j] = k.beta2 * s[j] + k.rest2 * (surprise * surprise) + k.epsilon;

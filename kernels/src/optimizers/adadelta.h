@@ -25,14 +25,13 @@ struct Adadelta {
     C lr, rho, rest, epsilon;
   };
 
-  template <class C>
-  KVTABLE_ALWAYS_INLINE static bool Update(Constants<C> k, int64_t dim, C* const* columns,
-                                           const C* gradient) {
+  template <class C, class Row>
+  KVTABLE_RULE_FUNCTION static bool Update(Constants<C> k, Row row, C* const* columns, const C* gradient) {
     C* __restrict const w = columns[0];
     C* __restrict const a = columns[1];
     C* __restrict const u = columns[2];
     const C* __restrict const g = gradient;
-    for (int64_t j = 0; j < dim; ++j) {
+    for (int64_t j = row.begin(); j < row.end(); j += row.step()) {
       a[j] = k.rho * a[j] + k.rest * (g[j] * g[j]);
       const C d = std::sqrt(u[j] + k.epsilon) / std::sqrt(a[j] + k.epsilon) * g[j];
       u[j] = k.rho * u[j] + k.rest * (d * d);

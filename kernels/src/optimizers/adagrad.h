@@ -22,13 +22,12 @@ struct Adagrad {
     C lr, epsilon, inside;
   };
 
-  template <class C>
-  KVTABLE_ALWAYS_INLINE static bool Update(Constants<C> k, int64_t dim, C* const* columns,
-                                           const C* gradient) {
+  template <class C, class Row>
+  KVTABLE_RULE_FUNCTION static bool Update(Constants<C> k, Row row, C* const* columns, const C* gradient) {
     C* __restrict const w = columns[0];
     C* __restrict const a = columns[1];
     const C* __restrict const g = gradient;
-    for (int64_t j = 0; j < dim; ++j) {
+    for (int64_t j = row.begin(); j < row.end(); j += row.step()) {
       a[j] += g[j] * g[j];
       w[j] -= k.lr * g[j] / (std::sqrt(a[j] + k.inside) + k.epsilon);
     }

@@ -24,14 +24,13 @@ struct AdagradDA {
     C lr, l1, l2;
   };
 
-  template <class C>
-  KVTABLE_ALWAYS_INLINE static bool Update(Constants<C> k, int64_t dim, C* const* columns,
-                                           const C* gradient) {
+  template <class C, class Row>
+  KVTABLE_RULE_FUNCTION static bool Update(Constants<C> k, Row row, C* const* columns, const C* gradient) {
     C* __restrict const w = columns[0];
     C* __restrict const z = columns[1];
     C* __restrict const n = columns[2];
     const C* __restrict const g = gradient;
-    for (int64_t j = 0; j < dim; ++j) {
+    for (int64_t j = row.begin(); j < row.end(); j += row.step()) {
       z[j] += g[j];
       n[j] += g[j] * g[j];
       w[j] = -k.lr * Shrink(z[j], k.l1) / (std::sqrt(n[j]) + k.l2);

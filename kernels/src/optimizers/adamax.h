@@ -27,14 +27,13 @@ struct Adamax {
     C alpha, rest1, beta2, epsilon;
   };
 
-  template <class C>
-  KVTABLE_ALWAYS_INLINE static bool Update(Constants<C> k, int64_t dim, C* const* columns,
-                                           const C* gradient) {
+  template <class C, class Row>
+  KVTABLE_RULE_FUNCTION static bool Update(Constants<C> k, Row row, C* const* columns, const C* gradient) {
     C* __restrict const w = columns[0];
     C* __restrict const m = columns[1];
     C* __restrict const u = columns[2];
     const C* __restrict const g = gradient;
-    for (int64_t j = 0; j < dim; ++j) {
+    for (int64_t j = row.begin(); j < row.end(); j += row.step()) {
       m[j] += (g[j] - m[j]) * k.rest1;
       u[j] = Larger(k.beta2 * u[j], std::fabs(g[j]));
       w[j] -= k.alpha * m[j] / (u[j] + k.epsilon);

@@ -15,6 +15,7 @@ namespace kvtable {
 
 template <bool kGroup>
 struct FtrlRule {
+  static constexpr bool kCouplesElements = kGroup;
   static constexpr Range kLearningRate = Range::kPositive;  // it is divided by
   static constexpr std::array<OptimizerSlot, 2> kSlots = {{{"accumulator", 0.1}, {"linear", 0.0}}};
 
@@ -31,24 +32,23 @@ struct FtrlRule {
     C power, inverse, twice_shrinkage, beta, l1, twice_l2, l21;
   };
 
-  template <class C>
-  KVTABLE_ALWAYS_INLINE static bool Update(Constants<C> k, int64_t dim, C* const* columns,
-                                           const C* gradient) {
+  template <class C, class Row>
+  KVTABLE_RULE_FUNCTION static bool Update(Constants<C> k, Row row, C* const* columns, const C* gradient) {
     if (k.power == C{0.5}) {
-      return Run(k, dim, columns, gradient, [](C n) KVTABLE_ALWAYS_INLINE { return std::sqrt(n); });
+      return Run(k, row, columns, gradient, [](C n) KVTABLE_ALWAYS_INLINE { return std::sqrt(n); });
     }
-    return Run(k, dim, columns, gradient, [=](C n) KVTABLE_ALWAYS_INLINE { return std::pow(n, k.power); });
+    return Run(k, row, columns, gradient, [=](C n) KVTABLE_ALWAYS_INLINE { return std::pow(n, k.power); });
   }
 
  private:
-  template <class C, class Root>
-  KVTABLE_ALWAYS_INLINE static bool Run(Constants<C> k, int64_t dim, C* const* columns, const C* gradient,
+  template <class C, class Row, class Root>
+  KVTABLE_RULE_FUNCTION static bool Run(Constants<C> k, Row row, C* const* columns, const C* gradient,
                                         const Root& root) {
     C* __restrict const w = columns[0];
     C* __restrict const n = columns[1];
     C* __restrict const z = columns[2];
     const C* __restrict const g = gradient;
-    for (int64_t j = 0; j < dim; ++j) {
+    for (int64_t j = row.begin(); j < row.end(); j += row.step()) {
       const C before = root(n[j]);
       n[j] += g[j] * g[j];
       const C after = root(n[j]);
@@ -56,7 +56,7 @@ struct FtrlRule {
       if constexpr (!kGroup) w[j] = -Shrink(z[j], k.l1) / (after * k.inverse + k.beta + k.twice_l2);
     }
     if constexpr (kGroup) {
-      return SolveGroupLasso(dim, z, w, k.l1, k.twice_l2, k.l21, [=](int64_t j) KVTABLE_ALWAYS_INLINE {
+      return SolveGroupLasso(row, z, w, k.l1, k.twice_l2, k.l21, [=](int64_t j) KVTABLE_ALWAYS_INLINE {
         return root(n[j]) * k.inverse + k.beta;
       });
     }

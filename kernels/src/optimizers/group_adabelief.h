@@ -11,6 +11,7 @@ namespace kvtable {
 
 struct GroupAdaBelief {
   static constexpr const char* kName = "group_adabelief";
+  static constexpr bool kCouplesElements = true;
   static constexpr auto kHyperparameters = WithLambdas(AdaBelief::kHyperparameters);
   static constexpr auto kSlots = WithZ(AdaBelief::kSlots);
 
@@ -25,15 +26,14 @@ struct GroupAdaBelief {
     GroupLasso<C> lasso;
   };
 
-  template <class C>
-  KVTABLE_ALWAYS_INLINE static bool Update(Constants<C> k, int64_t dim, C* const* columns,
-                                           const C* gradient) {
+  template <class C, class Row>
+  KVTABLE_RULE_FUNCTION static bool Update(Constants<C> k, Row row, C* const* columns, const C* gradient) {
     C* __restrict const w = columns[0];
     C* __restrict const m = columns[1];
     C* __restrict const s = columns[2];
     C* __restrict const z = columns[3];
     const C* __restrict const g = gradient;
-    for (int64_t j = 0; j < dim; ++j) {
+    for (int64_t j = row.begin(); j < row.end(); j += row.step()) {
       const C before = std::sqrt(s[j]) + k.plain.epsilon;
       m[j] += (g[j] - m[j]) * k.plain.rest1;
       const C surprise = g[j] - m[j];
@@ -41,7 +41,7 @@ struct GroupAdaBelief {
       const C divisor = std::sqrt(s[j]) + k.plain.epsilon;
       z[j] = k.lasso.Advance(z[j], w[j], k.alpha * m[j], before, divisor);
     }
-    return k.lasso.Solve(dim, z, w,
+    return k.lasso.Solve(row, z, w,
                          [=](int64_t j) KVTABLE_ALWAYS_INLINE { return std::sqrt(s[j]) + k.plain.epsilon; });
   }
 };

@@ -8,6 +8,7 @@ namespace kvtable {
 
 struct GroupAmsGrad {
   static constexpr const char* kName = "group_amsgrad";
+  static constexpr bool kCouplesElements = true;
   static constexpr auto kHyperparameters = WithLambdas(AmsGrad::kHyperparameters);
   static constexpr auto kSlots = WithZ(AmsGrad::kSlots);
 
@@ -19,16 +20,15 @@ struct GroupAmsGrad {
     GroupLasso<C> lasso;
   };
 
-  template <class C>
-  KVTABLE_ALWAYS_INLINE static bool Update(Constants<C> k, int64_t dim, C* const* columns,
-                                           const C* gradient) {
+  template <class C, class Row>
+  KVTABLE_RULE_FUNCTION static bool Update(Constants<C> k, Row row, C* const* columns, const C* gradient) {
     C* __restrict const w = columns[0];
     C* __restrict const m = columns[1];
     C* __restrict const v = columns[2];
     C* __restrict const vhat = columns[3];
     C* __restrict const z = columns[4];
     const C* __restrict const g = gradient;
-    for (int64_t j = 0; j < dim; ++j) {
+    for (int64_t j = row.begin(); j < row.end(); j += row.step()) {
       const C before = std::sqrt(vhat[j]) + k.plain.epsilon;
       m[j] += (g[j] - m[j]) * k.plain.rest1;
       v[j] += (g[j] * g[j] - v[j]) * k.plain.rest2;
@@ -37,7 +37,7 @@ struct GroupAmsGrad {
       z[j] = k.lasso.Advance(z[j], w[j], k.plain.alpha * m[j], before, divisor);
     }
     return k.lasso.Solve(
-        dim, z, w, [=](int64_t j) KVTABLE_ALWAYS_INLINE { return std::sqrt(vhat[j]) + k.plain.epsilon; });
+        row, z, w, [=](int64_t j) KVTABLE_ALWAYS_INLINE { return std::sqrt(vhat[j]) + k.plain.epsilon; });
   }
 };
 

@@ -13,6 +13,7 @@ namespace kvtable {
 
 struct GroupLamb {
   static constexpr const char* kName = "group_lamb";
+  static constexpr bool kCouplesElements = true;
   static constexpr auto kHyperparameters = WithLambdas(Adam::kHyperparameters);
   static constexpr auto kSlots = WithZ(Lamb::kSlots);
 
@@ -29,9 +30,8 @@ struct GroupLamb {
     GroupLasso<C> lasso;
   };
 
-  template <class C>
-  KVTABLE_ALWAYS_INLINE static bool Update(Constants<C> k, int64_t dim, C* const* columns,
-                                           const C* gradient) {
+  template <class C, class Row>
+  KVTABLE_RULE_FUNCTION static bool Update(Constants<C> k, Row row, C* const* columns, const C* gradient) {
     C* __restrict const w = columns[0];
     C* __restrict const m = columns[1];
     C* __restrict const v = columns[2];
@@ -42,23 +42,23 @@ struct GroupLamb {
     const auto v_after = [=](int64_t j)
                              KVTABLE_ALWAYS_INLINE { return v[j] + (g[j] * g[j] - v[j]) * k.rest2; };
     const C kept = C{1} - k.lasso.decay;
-    const C w_squares = LaneSum<C>(dim, [=](int64_t j) KVTABLE_ALWAYS_INLINE {
+    const C w_squares = LaneSum<C>(row, [=](int64_t j) KVTABLE_ALWAYS_INLINE {
       const C decayed = kept * w[j];
       return decayed * decayed;
     });
-    const C u_squares = LaneSum<C>(dim, [=](int64_t j) KVTABLE_ALWAYS_INLINE {
+    const C u_squares = LaneSum<C>(row, [=](int64_t j) KVTABLE_ALWAYS_INLINE {
       const C u = k.correction * m_after(j) / (std::sqrt(v_after(j)) + k.epsilon);
       return u * u;
     });
     const C rate = k.lr * TrustRatio(w_squares, u_squares) * k.correction;
-    for (int64_t j = 0; j < dim; ++j) {
+    for (int64_t j = row.begin(); j < row.end(); j += row.step()) {
       const C before = std::sqrt(v[j]) + k.epsilon;
       m[j] = m_after(j);
       v[j] = v_after(j);
       const C divisor = std::sqrt(v[j]) + k.epsilon;
       z[j] = k.lasso.Advance(z[j], w[j], rate * m[j], before, divisor);
     }
-    return k.lasso.Solve(dim, z, w,
+    return k.lasso.Solve(row, z, w,
                          [=](int64_t j) KVTABLE_ALWAYS_INLINE { return std::sqrt(v[j]) + k.epsilon; });
   }
 };

@@ -45,25 +45,26 @@ constexpr std::array<OptimizerSlot, N + 1> WithZ(const std::array<OptimizerSlot,
 }
 
 // Makes w from z. Returns whether the row is zero.
-template <class C, class Divisor>
-KVTABLE_ALWAYS_INLINE inline bool SolveGroupLasso(int64_t dim, const C* __restrict z, C* __restrict w, C l1,
+template <class C, class Row, class Divisor>
+KVTABLE_RULE_FUNCTION inline bool SolveGroupLasso(Row row, const C* __restrict z, C* __restrict w, C l1,
                                                   C twice_l2, C l21, const Divisor& divisor) {
   const auto shrunk = [=](int64_t j) KVTABLE_ALWAYS_INLINE { return Shrink(z[j], l1); };  // -s
-  const C threshold = l21 * std::sqrt(static_cast<C>(dim));
+  const C threshold = l21 * std::sqrt(static_cast<C>(row.dim));
   C scale = -1;
   bool zero;
   if (threshold > C{0}) {
-    const C squares = LaneSum<C>(dim, [=](int64_t j) KVTABLE_ALWAYS_INLINE { return shrunk(j) * shrunk(j); });
+    const C squares = LaneSum<C>(row, [=](int64_t j) KVTABLE_ALWAYS_INLINE { return shrunk(j) * shrunk(j); });
     const C norm = std::sqrt(squares);
     zero = norm <= threshold;
     scale = threshold / norm - C{1};
   } else {  // no squares: those of small numbers vanish
-    zero = LaneSum<C>(dim, [=](int64_t j) KVTABLE_ALWAYS_INLINE { return std::fabs(shrunk(j)); }) == C{0};
+    zero = LaneSum<C>(row, [=](int64_t j) KVTABLE_ALWAYS_INLINE { return std::fabs(shrunk(j)); }) == C{0};
   }
   if (zero) {
-    for (int64_t j = 0; j < dim; ++j) w[j] = C{0};
+    for (int64_t j = row.begin(); j < row.end(); j += row.step()) w[j] = C{0};
   } else {
-    for (int64_t j = 0; j < dim; ++j) w[j] = scale * shrunk(j) / (divisor(j) + twice_l2);
+    for (int64_t j = row.begin(); j < row.end(); j += row.step())
+      w[j] = scale * shrunk(j) / (divisor(j) + twice_l2);
   }
   return zero;
 }
@@ -79,13 +80,13 @@ struct GroupLasso {
         l21(static_cast<C>(lr * lambdas[2])) {}
 
   // z after a step.
-  KVTABLE_ALWAYS_INLINE C Advance(C z, C w, C step, C before, C divisor) const {
+  KVTABLE_RULE_FUNCTION C Advance(C z, C w, C step, C before, C divisor) const {
     return z + (step - (divisor - (z == C{0} ? C{0} : before) - decay * divisor) * w);
   }
 
-  template <class Divisor>
-  KVTABLE_ALWAYS_INLINE bool Solve(int64_t dim, const C* z, C* w, const Divisor& divisor) const {
-    return SolveGroupLasso(dim, z, w, l1, twice_l2, l21, divisor);
+  template <class Row, class Divisor>
+  KVTABLE_RULE_FUNCTION bool Solve(Row row, const C* z, C* w, const Divisor& divisor) const {
+    return SolveGroupLasso(row, z, w, l1, twice_l2, l21, divisor);
   }
 
   C decay, l1, twice_l2, l21;

@@ -8,6 +8,7 @@ namespace kvtable {
 
 struct GroupMomentum {
   static constexpr const char* kName = "group_momentum";
+  static constexpr bool kCouplesElements = true;
   static constexpr auto kHyperparameters = WithLambdas(Momentum::kHyperparameters);
   static constexpr auto kSlots = WithZ(Momentum::kSlots);
 
@@ -19,19 +20,18 @@ struct GroupMomentum {
     GroupLasso<C> lasso;
   };
 
-  template <class C>
-  KVTABLE_ALWAYS_INLINE static bool Update(Constants<C> k, int64_t dim, C* const* columns,
-                                           const C* gradient) {
+  template <class C, class Row>
+  KVTABLE_RULE_FUNCTION static bool Update(Constants<C> k, Row row, C* const* columns, const C* gradient) {
     C* __restrict const w = columns[0];
     C* __restrict const a = columns[1];
     C* __restrict const z = columns[2];
     const C* __restrict const g = gradient;
-    for (int64_t j = 0; j < dim; ++j) {
+    for (int64_t j = row.begin(); j < row.end(); j += row.step()) {
       a[j] = k.plain.momentum * a[j] + g[j];
       const C step = k.plain.from_gradient * g[j] + k.plain.from_accumulator * a[j];
       z[j] = k.lasso.Advance(z[j], w[j], step, C{1}, C{1});
     }
-    return k.lasso.Solve(dim, z, w, [](int64_t) KVTABLE_ALWAYS_INLINE { return C{1}; });
+    return k.lasso.Solve(row, z, w, [](int64_t) KVTABLE_ALWAYS_INLINE { return C{1}; });
   }
 };
 

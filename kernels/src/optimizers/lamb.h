@@ -12,12 +12,13 @@ namespace kvtable {
 
 // |w| / |u|, one where either is zero.
 template <class C>
-KVTABLE_ALWAYS_INLINE inline C TrustRatio(C w_squares, C u_squares) {
+KVTABLE_RULE_FUNCTION inline C TrustRatio(C w_squares, C u_squares) {
   return w_squares > C{0} && u_squares > C{0} ? std::sqrt(w_squares) / std::sqrt(u_squares) : C{1};
 }
 
 struct Lamb {
   static constexpr const char* kName = "lamb";
+  static constexpr bool kCouplesElements = true;
   static constexpr std::array<Hyperparameter, 6> kHyperparameters = {{
       {"beta_1", 0.9, Range::kFraction},
       {"beta_2", 0.999, Range::kFraction},
@@ -42,27 +43,26 @@ struct Lamb {
     C lr, correction1, correction2, rest1, rest2, epsilon, decay;
   };
 
-  template <class C>
-  KVTABLE_ALWAYS_INLINE static bool Update(Constants<C> k, int64_t dim, C* const* columns,
-                                           const C* gradient) {
+  template <class C, class Row>
+  KVTABLE_RULE_FUNCTION static bool Update(Constants<C> k, Row row, C* const* columns, const C* gradient) {
     C* __restrict const w = columns[0];
     C* __restrict const m = columns[1];
     C* __restrict const v = columns[2];
     const C* __restrict const g = gradient;
-    for (int64_t j = 0; j < dim; ++j) {
+    for (int64_t j = row.begin(); j < row.end(); j += row.step()) {
       m[j] += (g[j] - m[j]) * k.rest1;
       v[j] += (g[j] * g[j] - v[j]) * k.rest2;
     }
     const auto update = [=](int64_t j) KVTABLE_ALWAYS_INLINE {
       return k.correction1 * m[j] / (std::sqrt(k.correction2 * v[j]) + k.epsilon) + k.decay * w[j];
     };
-    const C w_squares = LaneSum<C>(dim, [=](int64_t j) KVTABLE_ALWAYS_INLINE { return w[j] * w[j]; });
-    const C u_squares = LaneSum<C>(dim, [=](int64_t j) KVTABLE_ALWAYS_INLINE {
+    const C w_squares = LaneSum<C>(row, [=](int64_t j) KVTABLE_ALWAYS_INLINE { return w[j] * w[j]; });
+    const C u_squares = LaneSum<C>(row, [=](int64_t j) KVTABLE_ALWAYS_INLINE {
       const C u = update(j);
       return u * u;
     });
     const C rate = k.lr * TrustRatio(w_squares, u_squares);
-    for (int64_t j = 0; j < dim; ++j) w[j] -= rate * update(j);
+    for (int64_t j = row.begin(); j < row.end(); j += row.step()) w[j] -= rate * update(j);
     return false;
   }
 };

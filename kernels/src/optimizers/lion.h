@@ -25,13 +25,12 @@ struct Lion {
     C lr, beta1, rest1, beta2, rest2;
   };
 
-  template <class C>
-  KVTABLE_ALWAYS_INLINE static bool Update(Constants<C> k, int64_t dim, C* const* columns,
-                                           const C* gradient) {
+  template <class C, class Row>
+  KVTABLE_RULE_FUNCTION static bool Update(Constants<C> k, Row row, C* const* columns, const C* gradient) {
     C* __restrict const w = columns[0];
     C* __restrict const m = columns[1];
     const C* __restrict const g = gradient;
-    for (int64_t j = 0; j < dim; ++j) {
+    for (int64_t j = row.begin(); j < row.end(); j += row.step()) {
       w[j] -= k.lr * Sign(k.beta1 * m[j] + k.rest1 * g[j]);
       m[j] = k.beta2 * m[j] + k.rest2 * g[j];
     }

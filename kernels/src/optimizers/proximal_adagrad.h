@@ -21,13 +21,12 @@ struct ProximalAdagrad {
     C lr, l1, l2;
   };
 
-  template <class C>
-  KVTABLE_ALWAYS_INLINE static bool Update(Constants<C> k, int64_t dim, C* const* columns,
-                                           const C* gradient) {
+  template <class C, class Row>
+  KVTABLE_RULE_FUNCTION static bool Update(Constants<C> k, Row row, C* const* columns, const C* gradient) {
     C* __restrict const w = columns[0];
     C* __restrict const a = columns[1];
     const C* __restrict const g = gradient;
-    for (int64_t j = 0; j < dim; ++j) {
+    for (int64_t j = row.begin(); j < row.end(); j += row.step()) {
       a[j] += g[j] * g[j];
       const C rate = k.lr / std::sqrt(a[j]);
       w[j] = Shrink(w[j] - rate * g[j], rate * k.l1) / (C{1} + rate * k.l2);

@@ -21,12 +21,12 @@ struct ProximalSgd {
     C lr, l1, divisor;
   };
 
-  template <class C>
-  KVTABLE_ALWAYS_INLINE static bool Update(Constants<C> k, int64_t dim, C* const* columns,
-                                           const C* gradient) {
+  template <class C, class Row>
+  KVTABLE_RULE_FUNCTION static bool Update(Constants<C> k, Row row, C* const* columns, const C* gradient) {
     C* __restrict const w = columns[0];
     const C* __restrict const g = gradient;
-    for (int64_t j = 0; j < dim; ++j) w[j] = Shrink(w[j] - k.lr * g[j], k.l1) / k.divisor;
+    for (int64_t j = row.begin(); j < row.end(); j += row.step())
+      w[j] = Shrink(w[j] - k.lr * g[j], k.l1) / k.divisor;
     return false;
   }
 };

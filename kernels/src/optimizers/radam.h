@@ -39,23 +39,22 @@ struct RectifiedAdam {
     bool rectified;
   };
 
-  template <class C>
-  KVTABLE_ALWAYS_INLINE static bool Update(Constants<C> k, int64_t dim, C* const* columns,
-                                           const C* gradient) {
+  template <class C, class Row>
+  KVTABLE_RULE_FUNCTION static bool Update(Constants<C> k, Row row, C* const* columns, const C* gradient) {
     C* __restrict const w = columns[0];
     C* __restrict const m = columns[1];
     C* __restrict const v = columns[2];
     const C* __restrict const g = gradient;
-    for (int64_t j = 0; j < dim; ++j) {
+    for (int64_t j = row.begin(); j < row.end(); j += row.step()) {
       m[j] += (g[j] - m[j]) * k.rest1;
       v[j] += (g[j] * g[j] - v[j]) * k.rest2;
     }
     if (k.rectified) {
-      for (int64_t j = 0; j < dim; ++j) {
+      for (int64_t j = row.begin(); j < row.end(); j += row.step()) {
         w[j] -= k.alpha * m[j] / (std::sqrt(k.correction * v[j]) + k.epsilon);
       }
     } else {
-      for (int64_t j = 0; j < dim; ++j) w[j] -= k.alpha * m[j];
+      for (int64_t j = row.begin(); j < row.end(); j += row.step()) w[j] -= k.alpha * m[j];
     }
     return false;
   }

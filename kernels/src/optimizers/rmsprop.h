@@ -23,15 +23,14 @@ struct RmsPropRule {
     C lr, rest, epsilon, inside, momentum;
   };
 
-  template <class C>
-  KVTABLE_ALWAYS_INLINE static bool Update(Constants<C> k, int64_t dim, C* const* columns,
-                                           const C* gradient) {
+  template <class C, class Row>
+  KVTABLE_RULE_FUNCTION static bool Update(Constants<C> k, Row row, C* const* columns, const C* gradient) {
     C* __restrict const w = columns[0];
     C* __restrict const ms = columns[1];
     C* __restrict const mom = kMomentum ? columns[2] : nullptr;
     C* __restrict const mg = kCentered ? columns[kMomentum ? 3 : 2] : nullptr;
     const C* __restrict const g = gradient;
-    for (int64_t j = 0; j < dim; ++j) {
+    for (int64_t j = row.begin(); j < row.end(); j += row.step()) {
       ms[j] += (g[j] * g[j] - ms[j]) * k.rest;
       C square = ms[j];
       if constexpr (kCentered) {

@@ -16,12 +16,11 @@ struct Sgd {
     C lr;
   };
 
-  template <class C>
-  KVTABLE_ALWAYS_INLINE static bool Update(Constants<C> k, int64_t dim, C* const* columns,
-                                           const C* gradient) {
+  template <class C, class Row>
+  KVTABLE_RULE_FUNCTION static bool Update(Constants<C> k, Row row, C* const* columns, const C* gradient) {
     C* __restrict const w = columns[0];
     const C* __restrict const g = gradient;
-    for (int64_t j = 0; j < dim; ++j) w[j] -= k.lr * g[j];
+    for (int64_t j = row.begin(); j < row.end(); j += row.step()) w[j] -= k.lr * g[j];
     return false;
   }
 };
