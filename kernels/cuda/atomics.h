@@ -96,6 +96,15 @@ KVTABLE_HOST_DEVICE inline T FetchAnd(T* p, T value) {
 }
 
 template <class T>
+KVTABLE_HOST_DEVICE inline T FetchOr(T* p, T value) {
+#if defined(__CUDA_ARCH__)
+  return KVTABLE_ATOMIC_REF(T, p).fetch_or(value, ::cuda::memory_order_relaxed);
+#else
+  return __atomic_fetch_or(p, value, __ATOMIC_RELAXED);
+#endif
+}
+
+template <class T>
 KVTABLE_HOST_DEVICE inline void RaiseTo(T* p, T value) {
 #if defined(__CUDA_ARCH__)
   KVTABLE_ATOMIC_REF(T, p).fetch_max(value, ::cuda::memory_order_relaxed);

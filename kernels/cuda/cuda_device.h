@@ -32,8 +32,16 @@ __global__ void __launch_bounds__(kThreadsPerBlock) RunBody(const Body body, uin
   if (first < n) body(Warp{}, first);  // the same for all lanes
 }
 
+// cub::DeviceRadixSort::SortPairs, in a file of its own for the time it takes to compile. With `scratch` null
+// it only says how many bytes of it are needed.
+cudaError_t SortPairsOnCuda(void* scratch, size_t* bytes, const uint32_t* firsts, uint32_t* sorted_firsts,
+                            const uint32_t* seconds, uint32_t* sorted_seconds, uint64_t n, int bits,
+                            cudaStream_t stream);
+
 class CudaDevice {
  public:
+  using Lanes = Warp;
+
   // The current one.
   CudaDevice() {
     CheckCuda(cudaGetDevice(&device_), "find its device");
@@ -94,6 +102,19 @@ class CudaDevice {
   }
   void Fill(void* to, int byte, size_t bytes) {
     CheckCuda(cudaMemsetAsync(to, byte, bytes, stream_), "fill memory");
+  }
+
+  size_t SortScratchBytes(uint64_t n) const {
+    size_t bytes = 0;
+    CheckCuda(SortPairsOnCuda(nullptr, &bytes, nullptr, nullptr, nullptr, nullptr, n, 32, stream_),
+              "measure a sort");
+    return bytes;
+  }
+  void SortPairs(void* scratch, size_t bytes, const uint32_t* firsts, uint32_t* sorted_firsts,
+                 const uint32_t* seconds, uint32_t* sorted_seconds, uint64_t n, int bits) {
+    CheckCuda(
+        SortPairsOnCuda(scratch, &bytes, firsts, sorted_firsts, seconds, sorted_seconds, n, bits, stream_),
+        "sort a batch");
   }
 
   template <class Body>

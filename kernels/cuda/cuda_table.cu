@@ -1,10 +1,12 @@
-// The table on a CUDA device: all kernels of the library are compiled here.
+// The table on a CUDA device: its kernels are compiled here, but for those in cuda_*_rules.cu and
+// cuda_sort.cu.
 #include <cuda_runtime.h>
 
 #include <memory>
 #include <string>
 
 #include "cuda_device.h"
+#include "cuda_rules.h"
 #include "device_table_impl.h"
 #include "kvtable/device_table.h"
 

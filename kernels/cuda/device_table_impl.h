@@ -27,11 +27,14 @@
 #include "erase_kernels.h"
 #include "export_kernels.h"
 #include "find_kernels.h"
+#include "gradient_kernels.h"
 #include "initial_value.h"
 #include "insert_kernels.h"
 #include "kvtable/device_table.h"
 #include "row_layout.h"
+#include "update_rows.h"
 #include "write_kernels.h"
+#include "zero_mark_kernels.h"
 
 namespace kvtable {
 
@@ -80,9 +83,11 @@ class DeviceTableImpl : public DeviceTable {
     use.row_bytes = use.rows * layout_.row_bytes;
     use.index_bytes = static_cast<int64_t>(buckets_.bytes());
     use.column_bytes = static_cast<int64_t>(free_rows_.bytes());
+    use.column_bytes += static_cast<int64_t>(marks_.bytes());
     for (const Block& block : stamp_blocks_) use.column_bytes += static_cast<int64_t>(block.bytes());
     use.slack_bytes = row_capacity_ * layout_.row_bytes - use.row_bytes;
-    use.scratch_bytes = static_cast<int64_t>(scratch_.bytes() + claims_.bytes());
+    use.scratch_bytes =
+        static_cast<int64_t>(scratch_.bytes() + claims_.bytes() + sort_scratch_.bytes() + working_.bytes());
     use.host_bytes = host_row_bytes_;
     return use;
   }
@@ -161,6 +166,7 @@ class DeviceTableImpl : public DeviceTable {
     for (const ColumnIn& column : in) layout_.At(column.column, column.width);
     const Operation operation(this, stream);
     WriteColumns(keys, in);
+    Unmark(keys.n, nullptr);
     StampRows(keys.n, nullptr, stamp);
   }
 
@@ -174,15 +180,106 @@ class DeviceTableImpl : public DeviceTable {
       device_.Launch(Count(keys.n), AccumulateBody<T>{rows_, numbers(), Count(keys.n), options_.dim,
                                                       static_cast<const T*>(deltas)});
     });
+    Unmark(keys.n, nullptr);
     StampRows(keys.n, nullptr, stamp);
+  }
+
+  void Apply(const DeviceKeys& keys, const void* gradients, const Update& update,
+             const std::vector<int>& slots, Stamp stamp, DeviceStream stream) override {
+    CheckBatch(keys.n);
+    CheckUpdate(update);
+    const OptimizerSpec& optimizer = *update.optimizer;
+    if (slots.size() != optimizer.slots.size()) {
+      throw Error(ErrorCode::kInvalidArgument, std::string("Optimizer ") + optimizer.name + " keeps " +
+                                                   std::to_string(optimizer.slots.size()) +
+                                                   " slots; got columns for " + std::to_string(slots.size()) +
+                                                   ".");
+    }
+    RowsToUpdate rows;
+    for (size_t s = 0; s < slots.size(); ++s) {
+      rows.offsets[s + 1] = layout_.At(slots[s], options_.dim).offset;
+    }
+    const WorkingMemory working =
+        WorkingMemoryFor<Device>(optimizer, options_.value_type, options_.dim, keys.n);
+    if (keys.n == 0) return;
+    const Operation operation(this, stream);
+    // All that may fail for want of memory, before anything changes.
+    PrepareScratch(keys.n);
+    EnsureRoom(keys);
+    if (!keys.distinct) PrepareSort();
+    if (Count(working.bytes) > working_.bytes()) {
+      working_ = Allocate(Count(working.bytes), MemoryPlace::kDevice, "working memory");
+    }
+    if (optimizer.zeroes_rows) PrepareMarks();
+    if (update.skip_nonfinite) EnsureRoomToFree(keys.n);
+
+    Insert(keys, FirstValue::kInitial, flags());
+    CopyValueToSlots(keys.n);
+    rows.batch = SortedByRow(keys, gradients);
+    rows.keys = Batch(keys);
+    rows.rows = rows_;
+    if (update.skip_nonfinite) {
+      bool* const skipped = reinterpret_cast<bool*>(new_keys());
+      VisitValueType(options_.value_type, [&](auto t) {
+        device_.Launch(
+            Count(keys.n) * kLanesOfRow,
+            CheckGradientsBody<decltype(t)>{rows.batch, skipped, &words_.template as<Words>()->skipped});
+      });
+      device_.Launch(Count(keys.n),
+                     EraseSkippedBody{Batch(keys), rows.batch, skipped, flags(), index_, rows_});
+      Settle(0);
+      rows.skipped = skipped;
+    }
+    rows.decay = update.hyperparameters[0] * update.hyperparameters[1];
+    rows.stochastic_rounding = update.stochastic_rounding;
+    rows.seed = update.seed;
+    rows.zero_marks = Marks();
+    rows.stamp = stamp;
+    WorkingMemory given = working;
+    given.memory = working_.data();
+    UpdateRowsBy(GradientRuleList{}, &device_, rows, update, options_.value_type, given) ||
+        UpdateRowsBy(AdamRuleList{}, &device_, rows, update, options_.value_type, given) ||
+        UpdateRowsBy(GroupRuleList{}, &device_, rows, update, options_.value_type, given);
+  }
+
+  int64_t SkippedUpdates() const override {
+    const Operation operation(this, nullptr);
+    uint64_t skipped = 0;
+    device_.Copy(&skipped, &words_.template as<Words>()->skipped, sizeof(skipped));
+    device_.WaitInside();
+    return static_cast<int64_t>(skipped);
+  }
+
+  void Zeroed(const DeviceKeys& keys, bool* out, DeviceStream stream) override {
+    CheckBatch(keys.n);
+    const Operation operation(this, stream);
+    PrepareScratch(keys.n);
+    Locate(keys, numbers(), nullptr, nullptr, nullptr, nullptr);
+    device_.Launch(Count(keys.n), ZeroedBody{Marks(), numbers(), Count(keys.n), out});
+  }
+
+  int64_t ZeroedRows() override {
+    const Operation operation(this, nullptr);
+    uint32_t* const count = &words_.template as<Words>()->count;
+    device_.Fill(count, 0, sizeof(uint32_t));
+    device_.Launch(index_.num_buckets, CountZeroedBody{Marks(), index_, count});
+    return ReadCount();
   }
 
   void Import(const DeviceKeys& keys, const std::vector<ColumnIn>& in, const uint32_t* freqs,
               const uint32_t* versions, DeviceStream stream) override {
+    CheckBatch(keys.n);
     for (const ColumnIn& column : in) layout_.At(column.column, column.width);
     const Operation operation(this, stream);
+    PrepareScratch(keys.n);
+    EnsureRoom(keys);
+    PrepareMarks();
     const BatchClaims claims = WriteColumns(keys, in);
     device_.Launch(Count(keys.n), AssignStampsBody{rows_, claims, numbers(), freqs, versions, Count(keys.n)});
+    Unmark(keys.n, nullptr);
+    for (const ColumnIn& column : in) {
+      if (column.column == 0) MarkZeros(keys.n, claims, column.data);
+    }
   }
 
   void Remove(const DeviceKeys& keys, DeviceStream stream) override {
@@ -218,6 +315,7 @@ class DeviceTableImpl : public DeviceTable {
     const Operation operation(this, stream);
     PrepareScratch(batch);
     PrepareClaims(batch);
+    PrepareSort();
     GrowIndex(BucketsFor(rows + batch));
     AddRows(rows + batch);
   }
@@ -230,6 +328,7 @@ class DeviceTableImpl : public DeviceTable {
  private:
   using Block = DeviceBlock<Device>;
 
+  static constexpr uint32_t kLanesOfRow = RowTile<typename Device::Lanes>::kCount;
   static constexpr double kMaxLoad = 0.8;       // 64 / 5 / 0.8 = 16 bytes of index per key
   static constexpr double kIndexGrowth = 1.25;  // a rebuild is a stream
   static constexpr int64_t kRowGrowth =
@@ -245,12 +344,14 @@ class DeviceTableImpl : public DeviceTable {
     RowCounters counters;
     uint32_t num_new;  // rows that the last inserting launch made
     uint32_t count;    // of whatever is counted
+    uint64_t skipped;  // row updates left out
   };
 
   // Holds the table for one operation, and sends what it queues to a stream.
   class Operation {
    public:
-    Operation(DeviceTableImpl* table, DeviceStream stream) : hold_(table->mutex_), device_(&table->device_) {
+    Operation(const DeviceTableImpl* table, DeviceStream stream)
+        : hold_(table->mutex_), device_(&table->device_) {
       device_->Begin(stream);
     }
     ~Operation() { device_->End(); }
@@ -501,6 +602,25 @@ class DeviceTableImpl : public DeviceTable {
     }
   }
 
+  // Scratch for sorting as large a batch as there is scratch memory for.
+  void PrepareSort() {
+    if (scratch_keys_ <= sortable_keys_) return;
+    sort_scratch_ =
+        Allocate(device_.SortScratchBytes(Count(scratch_keys_)), MemoryPlace::kDevice, "scratch memory");
+    sortable_keys_ = scratch_keys_;
+  }
+
+  // Makes room for the marks of all rows.
+  void PrepareMarks() {
+    const size_t bytes = (Count(row_capacity_) + 31) / 32 * sizeof(uint32_t);
+    if (bytes <= marks_.bytes()) return;
+    Block block = Allocate((bytes + bytes / 4 + 3) / 4 * 4, MemoryPlace::kDevice, "its marks of zero rows");
+    device_.Fill(block.data(), 0, block.bytes());
+    if (marks_.data() != nullptr) device_.Copy(block.data(), marks_.data(), marks_.bytes());
+    marks_ = std::move(block);
+  }
+  DeviceZeroMarks Marks() const { return {marks_.template as<uint32_t>(), marks_.bytes() * 8}; }
+
   // ---- Steps of operations
 
   BatchKeys Batch(const DeviceKeys& keys) const { return {keys.keys, Count(keys.n), narrow_}; }
@@ -568,7 +688,45 @@ class DeviceTableImpl : public DeviceTable {
     bool* const is_new = inserted == nullptr ? flags() : inserted;
     Insert(keys, FirstValue::kInitial, is_new);
     CopyValueToSlots(keys.n);
+    Unmark(keys.n, is_new);
     StampRows(keys.n, is_new, stamp);
+  }
+
+  void Unmark(int64_t n, const bool* only) {
+    if (marks_.data() == nullptr) return;
+    device_.Launch(Count(n), UnmarkBody{Marks(), numbers(), only, Count(n)});
+  }
+
+  void MarkZeros(int64_t n, const BatchClaims& claims, const void* values) {
+    MarkZerosBody body{Marks(),
+                       claims,
+                       numbers(),
+                       Count(n),
+                       static_cast<const uint8_t*>(values),
+                       Count(value_bytes_),
+                       Count(SizeOf(options_.value_type))};
+    if (!IsFloating(options_.value_type)) body.highest = 0xff;
+    device_.Launch(Count(n), body);
+  }
+
+  // The batch whose rows are in numbers(), equal rows side by side. In memory that new keys no longer need.
+  BatchGradients SortedByRow(const DeviceKeys& keys, const void* gradients) {
+    BatchGradients batch;
+    batch.row_of = numbers();
+    batch.n = Count(keys.n);
+    batch.gradients = gradients;
+    batch.dim = options_.dim;
+    if (keys.distinct) return batch;
+    uint32_t* const rows = reinterpret_cast<uint32_t*>(new_slots());
+    uint32_t* const places = rows + scratch_keys_;
+    int bits = 1;
+    while (bits < 32 && row_capacity_ >> bits != 0) ++bits;
+    device_.Launch(batch.n, PlacesBody{new_keys(), batch.n});
+    device_.SortPairs(sort_scratch_.data(), sort_scratch_.bytes(), numbers(), rows, new_keys(), places,
+                      batch.n, bits);
+    batch.row_of = rows;
+    batch.place_of = places;
+    return batch;
   }
 
   void StampRows(int64_t n, const bool* only, Stamp stamp) {
@@ -696,6 +854,10 @@ class DeviceTableImpl : public DeviceTable {
   Block scratch_;
   int64_t scratch_keys_ = 0;
   Block claims_;
+  Block sort_scratch_;
+  int64_t sortable_keys_ = 0;
+  Block working_;  // see WorkingMemory
+  Block marks_;    // of zero rows; none until one may be
 };
 
 }  // namespace kvtable

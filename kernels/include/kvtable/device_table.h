@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "kvtable/initializer.h"
+#include "kvtable/optimizer.h"
 #include "kvtable/table.h"
 #include "kvtable/types.h"
 
@@ -135,6 +136,25 @@ class DeviceTable {
   // value += delta. A missing key starts from its initial value, or from zeros where `from_zeros`.
   virtual void Accumulate(const DeviceKeys& keys, const void* deltas /* (n, dim) */, bool from_zeros,
                           Stamp stamp, DeviceStream stream) = 0;
+
+  // One training step on rows: each distinct key's row is found once and updated in place, value and slots,
+  // by the sum of the gradients of its occurrences, in the order of the batch and in what the rule computes
+  // in (float32 for 16-bit types): to the bit what Table::Apply does, but for powers (ftrl with a
+  // learning_rate_power other than -0.5). A missing key is inserted first. Each updated row is stamped once.
+  // Where keys.distinct, nothing is sorted. `slots` names the columns of the rule's slots in the rule's
+  // order, each as wide as the value. Throws Error(kInvalidArgument) as CheckUpdate does.
+  virtual void Apply(const DeviceKeys& keys, const void* gradients /* (n, dim) */, const Update& update,
+                     const std::vector<int>& slots, Stamp stamp, DeviceStream stream) = 0;
+
+  // Row updates left out so far because of gradients that are not finite (Update::skip_nonfinite). Waits for
+  // the operations before.
+  virtual int64_t SkippedUpdates() const = 0;
+
+  // Whether each key's row is zeros because an optimizer's penalty made it so, or because it came as zeros
+  // from an import; the next write to the row ends that. False for a missing key.
+  virtual void Zeroed(const DeviceKeys& keys, bool* out /* (n) */, DeviceStream stream) = 0;
+  // Waits for the operations before.
+  virtual int64_t ZeroedRows() = 0;
 
   // Upserts rows with their stamps, as an export gave them. freqs and versions may be null: zeros.
   virtual void Import(const DeviceKeys& keys, const std::vector<ColumnIn>& in, const uint32_t* freqs,

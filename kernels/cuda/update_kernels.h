@@ -1,0 +1,212 @@
+// Kernel bodies that update rows by an optimizer's rule: the rule's own source, the one that CPUs run. A tile
+// of lanes (row_lanes.h) updates a row, and sums its gradients on the way.
+//
+// UpdateHeldBody has the row's elements in registers, as what the rule computes in: a rule that does not
+// couple elements goes over the row piece by piece, one that does needs the row to fit.
+// UpdateInMemoryBody is for coupling rules and rows of any width: it updates rows where they lie or, in
+// 16-bit tables, a copy in working memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "batch_gradients.h"
+#include "batch_keys.h"
+#include "device_rows.h"
+#include "elements.h"
+#include "host_device.h"
+#include "kvtable/table.h"
+#include "optimizers/rule.h"
+#include "random.h"
+#include "row_lanes.h"
+#include "stochastic_rounding.h"
+#include "zero_mark_kernels.h"
+
+namespace kvtable {
+
+struct RowsToUpdate {
+  static constexpr size_t kMostColumns = 8;
+
+  BatchGradients batch;
+  BatchKeys keys;
+  const bool* skipped = nullptr;  // (n) by position, or null
+  DeviceRows rows;
+  int64_t offsets[kMostColumns] = {};  // of the value and the rule's slots in a row
+  double decay = 0;                    // learning rate * weight decay
+  bool stochastic_rounding = false;
+  uint64_t seed = 0;
+  DeviceZeroMarks zero_marks;
+  Stamp stamp;
+
+  // Whether a row is to be updated whose occurrences begin at position s.
+  KVTABLE_HOST_DEVICE bool Has(uint64_t s) const {
+    return batch.IsFirst(s) && (skipped == nullptr || !skipped[s]);
+  }
+
+  // The random bits of the row's stochastic rounding: those of the CPU (optimizer.cc).
+  KVTABLE_HOST_DEVICE uint64_t RandomBitsOf(uint64_t s) const {
+    return stochastic_rounding ? RandomStream(Mix64(seed), ~keys.At(batch.PlaceOf(s))) : 0;
+  }
+
+  // Writes element j of column c.
+  template <class T>
+  KVTABLE_HOST_DEVICE void Store(typename Element<T>::Compute x, uint64_t random, size_t c, int64_t j,
+                                 T* column) const {
+    if constexpr (!std::is_same_v<T, typename Element<T>::Compute>) {
+      if (stochastic_rounding) {
+        const int64_t words = (batch.dim + 1) / 2;  // of a column
+        const uint64_t word =
+            RandomWord(random, static_cast<uint64_t>(static_cast<int64_t>(c) * words + j / 2));
+        column[j] = StoreStochastically<T>(x, static_cast<uint32_t>(word >> (j % 2 * 32)));
+        return;
+      }
+    }
+    column[j] = Element<T>::Store(x);
+  }
+
+  // What is left when a row's elements are written. One lane.
+  KVTABLE_HOST_DEVICE void Finish(uint32_t row, bool zeroed) const {
+    zero_marks.Set(row, zeroed);
+    DeviceStamp* const at = rows.StampOf(row);
+    const uint32_t room = UINT32_MAX - at->frequency;
+    at->frequency += stamp.frequency < room ? stamp.frequency : room;
+    at->version = stamp.version;
+  }
+};
+
+template <class Rule, class T, int kHeld>
+struct UpdateHeldBody {
+  using C = typename Element<T>::Compute;
+  static constexpr size_t kColumns = 1 + Rule::kSlots.size();
+
+  RowsToUpdate rows;
+  typename Rule::template Constants<C> constants;
+
+  template <class Lanes>
+  KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
+    using Tile = RowTile<Lanes>;
+    const Tile tile(lanes);
+    const uint64_t s = (first + lanes.lane()) / Tile::kCount;
+    if (!rows.Has(s)) return;
+    const uint64_t end = rows.batch.EndOf(s);
+    const uint32_t number = rows.batch.row_of[s];
+    char* const row = rows.rows.Row(number);
+    const uint64_t random = rows.RandomBitsOf(s);
+    const int64_t dim = rows.batch.dim;
+    bool zeroed = false;
+    for (int64_t begin = 0; begin < dim; begin += int64_t{Tile::kCount} * kHeld) {
+      const int64_t mine = begin + tile.lane();
+      C held[kColumns][kHeld];
+      C* columns[kColumns];
+      KVTABLE_UNROLL
+      for (size_t c = 0; c < kColumns; ++c) {
+        const T* const column = reinterpret_cast<const T*>(row + rows.offsets[c]);
+        columns[c] = held[c];
+        KVTABLE_UNROLL
+        for (int j = 0; j < kHeld; ++j) {
+          const int64_t at = mine + int64_t{Tile::kCount} * j;
+          held[c][j] = at < dim ? Element<T>::Load(column[at]) : C{0};
+        }
+      }
+      C gradient[kHeld];
+      rows.batch.template Sum<T>(s, end, mine, Tile::kCount, gradient);
+      if (!kDecaysItself<Rule, C> && rows.decay != 0) {
+        const C decay = static_cast<C>(rows.decay);
+        KVTABLE_UNROLL
+        for (int j = 0; j < kHeld; ++j) held[0][j] -= held[0][j] * decay;
+      }
+      if constexpr (kCouplesElements<Rule>) {
+        zeroed = Rule::template Update<C>(constants, HeldRow<Tile, kHeld>{dim, tile}, columns, gradient);
+      } else {
+        zeroed = Rule::template Update<C>(constants, HeldPiece<kHeld>{}, columns, gradient);
+      }
+      KVTABLE_UNROLL
+      for (size_t c = 0; c < kColumns; ++c) {
+        T* const column = reinterpret_cast<T*>(row + rows.offsets[c]);
+        KVTABLE_UNROLL
+        for (int j = 0; j < kHeld; ++j) {
+          const int64_t at = mine + int64_t{Tile::kCount} * j;
+          if (at < dim) rows.template Store<T>(held[c][j], random, c, at, column);
+        }
+      }
+    }
+    if (tile.lane() == 0) rows.Finish(number, zeroed);
+  }
+};
+
+template <class Rule, class T>
+struct UpdateInMemoryBody {
+  using C = typename Element<T>::Compute;
+  static constexpr bool kConverts = !std::is_same_v<T, C>;
+  static constexpr size_t kColumns = 1 + Rule::kSlots.size();
+
+  RowsToUpdate rows;
+  typename Rule::template Constants<C> constants;
+  uint64_t tiles;  // each updates every so many-th row
+  C* working;      // (tiles, WorkingElements)
+
+  // For a tile: the summed gradient and, where they are of another type, the row's columns.
+  static constexpr int64_t WorkingElements(int64_t dim) {
+    return dim * (1 + (kConverts ? static_cast<int64_t>(kColumns) : 0));
+  }
+
+  template <class Lanes>
+  KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
+    using Tile = RowTile<Lanes>;
+    const Tile tile(lanes);
+    const uint64_t number = (first + lanes.lane()) / Tile::kCount;
+    if (number >= tiles) return;
+    const int64_t dim = rows.batch.dim;
+    C* const gradient =
+        working + number * static_cast<uint64_t>(dim * (1 + (kConverts ? int64_t{kColumns} : 0)));
+    for (uint64_t s = number; s < rows.batch.n; s += tiles) {
+      if (rows.Has(s)) UpdateRow(tile, s, gradient);
+    }
+  }
+
+ private:
+  template <class Tile>
+  KVTABLE_HOST_DEVICE void UpdateRow(const Tile& tile, uint64_t s, C* gradient) const {
+    const int64_t dim = rows.batch.dim;
+    const auto elements = RowInMemory(tile, dim);
+    const uint64_t end = rows.batch.EndOf(s);
+    const uint32_t number = rows.batch.row_of[s];
+    char* const row = rows.rows.Row(number);
+    C* columns[kColumns];
+    for (size_t c = 0; c < kColumns; ++c) {
+      T* const column = reinterpret_cast<T*>(row + rows.offsets[c]);
+      if constexpr (kConverts) {
+        columns[c] = gradient + dim * static_cast<int64_t>(c + 1);
+        for (int64_t j = elements.begin(); j < elements.end(); j += elements.step()) {
+          columns[c][j] = Element<T>::Load(column[j]);
+        }
+      } else {
+        columns[c] = column;
+      }
+    }
+    for (int64_t j = elements.begin(); j < elements.end(); j += elements.step()) {
+      C sum[1];
+      rows.batch.template Sum<T>(s, end, j, 0, sum);
+      gradient[j] = sum[0];
+    }
+    if (!kDecaysItself<Rule, C> && rows.decay != 0) {
+      const C decay = static_cast<C>(rows.decay);
+      C* const w = columns[0];
+      for (int64_t j = elements.begin(); j < elements.end(); j += elements.step()) w[j] -= w[j] * decay;
+    }
+    const bool zeroed = Rule::template Update<C>(constants, elements, columns, gradient);
+    if constexpr (kConverts) {
+      const uint64_t random = rows.RandomBitsOf(s);
+      for (size_t c = 0; c < kColumns; ++c) {
+        T* const column = reinterpret_cast<T*>(row + rows.offsets[c]);
+        for (int64_t j = elements.begin(); j < elements.end(); j += elements.step()) {
+          rows.template Store<T>(columns[c][j], random, c, j, column);
+        }
+      }
+    }
+    if (tile.lane() == 0) rows.Finish(number, zeroed);
+  }
+};
+
+}  // namespace kvtable

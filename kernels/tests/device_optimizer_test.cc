@@ -1,0 +1,411 @@
+// Training steps on the CPU's table and on the table in device memory: the same rows, slots, stamps and
+// marks, bit for bit, for every optimizer and value type. On CPU threads twice: with one lane for a row, and
+// with the 16 lanes that share a row on a GPU, each a thread of its own.
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "../cuda/device_table_impl.h"
+#include "../cuda/threads_device.h"
+#include "check.h"
+#include "elements.h"
+#include "hash.h"
+#include "kvtable/device_table.h"
+#include "kvtable/optimizer.h"
+#include "kvtable/parallel_for.h"
+#include "kvtable/table.h"
+
+namespace kvtable {
+
+// ---- Sixteen threads as the lanes of a tile
+
+// Where they meet.
+struct Meeting {
+  static constexpr int kThreads = 16;
+
+  void Meet() {
+    const int round = rounds.load(std::memory_order_acquire);
+    if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == kThreads) {
+      arrived.store(0, std::memory_order_relaxed);
+      rounds.store(round + 1, std::memory_order_release);
+      return;
+    }
+    while (rounds.load(std::memory_order_acquire) == round) std::this_thread::yield();
+  }
+
+  std::atomic<int> arrived{0};
+  std::atomic<int> rounds{0};
+  double values[kThreads] = {};  // holds a float exactly
+};
+
+struct SixteenLanes {
+  static constexpr uint32_t kCount = 16;
+  uint32_t lane() const { return number; }
+
+  uint32_t number;
+  Meeting* meeting;
+};
+
+template <>
+struct RowTile<SixteenLanes> {
+  static constexpr uint32_t kCount = 16;
+  explicit RowTile(const SixteenLanes& from) : lanes(from) {}
+  uint32_t lane() const { return lanes.number; }
+  // Step by step as a warp's shuffles.
+  template <class C>
+  C Sum(C x) const {
+    double* const values = lanes.meeting->values;
+    for (uint32_t half = 8; half > 0; half /= 2) {
+      values[lane()] = static_cast<double>(x);
+      lanes.meeting->Meet();
+      x += static_cast<C>(values[(lane() + half) % kCount]);
+      lanes.meeting->Meet();
+    }
+    values[lane()] = static_cast<double>(x);
+    lanes.meeting->Meet();
+    x = static_cast<C>(values[0]);
+    lanes.meeting->Meet();
+    return x;
+  }
+
+  SixteenLanes lanes;
+};
+
+template <class Body>
+constexpr bool kTakesTiles = false;
+template <class T>
+constexpr bool kTakesTiles<CheckGradientsBody<T>> = true;
+template <class Rule, class T, int kHeld>
+constexpr bool kTakesTiles<UpdateHeldBody<Rule, T, kHeld>> = true;
+template <class Rule, class T>
+constexpr bool kTakesTiles<UpdateInMemoryBody<Rule, T>> = true;
+
+class TilesDevice : public ThreadsDevice {
+ public:
+  using Lanes = SixteenLanes;
+  using ThreadsDevice::ThreadsDevice;
+
+  template <class Body>
+  void Launch(uint64_t n, const Body& body) {
+    if constexpr (!kTakesTiles<Body>) {
+      ThreadsDevice::Launch(n, body);
+    } else {
+      Meeting meeting;
+      std::vector<std::thread> threads;
+      for (uint32_t lane = 0; lane < 16; ++lane) {
+        threads.emplace_back([&, lane] {
+          for (uint64_t first = 0; first < n; first += 16) body(SixteenLanes{lane, &meeting}, first);
+        });
+      }
+      for (std::thread& thread : threads) thread.join();
+    }
+  }
+};
+
+namespace {
+
+ParallelFor& Pool() {
+  static const std::unique_ptr<ParallelFor> pool = MakeThreadPool(3);
+  return *pool;
+}
+
+// A value in its range for each hyperparameter that has no default, and another than the default for some.
+Update UpdateFor(const OptimizerSpec& spec, int round) {
+  std::vector<std::pair<std::string, double>> values;
+  for (const Hyperparameter& h : spec.hyperparameters) {
+    const std::string name = h.name;
+    const bool penalizes = name == "l1" || name == "l2" || name == "l21";
+    if (name == "learning_rate") {
+      values.emplace_back(name, 0.0625 + 0.01 * round);
+    } else if (name == "beta_1_power") {
+      values.emplace_back(name, std::pow(0.9, round + 1));
+    } else if (name == "beta_2_power") {
+      values.emplace_back(name, std::pow(0.999, round + 1));
+    } else if (name == "step") {
+      values.emplace_back(name, round == 0 ? 1 : 20 + round);  // radam takes both of its ways
+    } else if (std::isnan(h.fallback)) {
+      values.emplace_back(name, 0.75);
+    } else if (round % 2 == 1 && (penalizes || name == "weight_decay" || name == "lamb_weight_decay")) {
+      values.emplace_back(name, name == "l21" ? 0.4 : 0.03);
+    } else if (round % 2 == 1 && name == "learning_rate_power") {
+      values.emplace_back(name, -0.375);
+    } else if (round % 2 == 1 && h.range == Hyperparameter::Range::kFlag) {
+      values.emplace_back(name, 1.0);
+    }
+  }
+  return MakeUpdate(spec.name, values);
+}
+
+template <class Device>
+class Pair {
+ public:
+  Pair(const OptimizerSpec& spec, ValueType value_type, int64_t dim)
+      : spec_(spec), value_type_(value_type), dim_(dim), seed_(Mix64(static_cast<uint64_t>(dim))) {
+    // The rule's slots in another order than the rule's, and others between.
+    slots_ = {{"narrow", 3, SlotSpec::Init::kConstant, 1.0}, {"copy", dim, SlotSpec::Init::kCopyValue, 0.0}};
+    for (size_t s = spec.slots.size(); s-- > 0;) {
+      slots_.push_back({spec.slots[s].name, dim, SlotSpec::Init::kConstant, spec.slots[s].initial});
+      columns_.insert(columns_.begin(), static_cast<int>(slots_.size()));
+    }
+    Initializer initializer;
+    initializer.kind = Initializer::Kind::kUniform;
+    initializer.a = -1.0;
+    initializer.b = 1.0;
+    initializer.seed = 5;
+    TableOptions cpu;
+    cpu.value_type = value_type;
+    cpu.dim = dim;
+    cpu.initializer = initializer;
+    cpu.slots = slots_;
+    cpu.shards = 2;
+    cpu_ = Table::Create(cpu);
+    DeviceTableOptions device;
+    device.name = spec.name;
+    device.value_type = value_type;
+    device.dim = dim;
+    device.initializer = initializer;
+    device.slots = slots_;
+    device_ = std::make_unique<DeviceTableImpl<Device>>(Device(&Pool()), device);
+  }
+
+  void Run(int rounds, size_t n, uint64_t different) {
+    for (int round = 0; round < rounds; ++round) {
+      const bool distinct = round == 2;
+      std::vector<int64_t> keys(n);
+      for (size_t i = 0; i < n; ++i) {
+        // Some keys often; in each round some that are new.
+        const uint64_t k = distinct ? i * 2 : std::min(Next(different), Next(different));
+        keys[i] = static_cast<int64_t>(Mix64(k + static_cast<uint64_t>(round) * (different / 8)));
+      }
+      Update update = UpdateFor(spec_, round);
+      update.skip_nonfinite = round == 3;
+      update.stochastic_rounding = round % 2 == 1;
+      update.seed = static_cast<uint64_t>(round) * 77;
+      const std::vector<char> gradients = Gradients(n, update.skip_nonfinite);
+      const Stamp stamp{static_cast<uint32_t>(round), static_cast<uint32_t>(100 + round)};
+      cpu_->Apply(keys.data(), nullptr, static_cast<int64_t>(n), gradients.data(), update, columns_, stamp,
+                  Pool());
+      device_->Apply({keys.data(), static_cast<int64_t>(n), distinct}, gradients.data(), update, columns_,
+                     stamp, nullptr);
+      Compare(keys);
+      if (round == 3) CHECK(cpu_->SkippedUpdates() > 0);
+    }
+  }
+
+  void MarksEndWhereRowsAreWritten() {
+    std::vector<int64_t> keys(50);
+    for (size_t i = 0; i < keys.size(); ++i) keys[i] = static_cast<int64_t>(i);
+    const int64_t n = static_cast<int64_t>(keys.size());
+    const std::vector<char> rows = Gradients(keys.size(), false);
+    Update update = UpdateFor(spec_, 0);
+    for (size_t h = 0; h < update.hyperparameters.size(); ++h) {
+      if (std::strcmp(spec_.hyperparameters[h].name, "l21") == 0) update.hyperparameters[h] = 1e6;
+    }
+    const Stamp stamp{1, 1};
+    const auto zero_all = [&](int64_t others) {
+      cpu_->Apply(keys.data(), nullptr, n, rows.data(), update, columns_, stamp, Pool());
+      device_->Apply({keys.data(), n, false}, rows.data(), update, columns_, stamp, nullptr);
+      Compare(keys);
+      CHECK(device_->ZeroedRows() == n + others);
+    };
+    zero_all(0);
+    cpu_->Upsert(keys.data(), 10, rows.data(), stamp, Pool());
+    device_->Upsert({keys.data(), 10, false}, rows.data(), stamp, nullptr);
+    Compare(keys);
+    cpu_->Accumulate(keys.data() + 10, 5, rows.data(), false, stamp, Pool());
+    device_->Accumulate({keys.data() + 10, 5, false}, rows.data(), false, stamp, nullptr);
+    Compare(keys);
+    CHECK(device_->ZeroedRows() == n - 15);
+    // Reading ends no mark; a row that is removed and comes anew has none.
+    std::vector<char> out(rows.size());
+    const auto flags = std::make_unique<bool[]>(keys.size());
+    cpu_->Remove(keys.data() + 20, 5, Pool());
+    cpu_->GatherOrInsert(keys.data() + 15, 10, out.data(), stamp, flags.get(), Pool());
+    device_->Remove({keys.data() + 20, 5, false}, nullptr);
+    CHECK(device_->ZeroedRows() == n - 20);
+    device_->GatherOrInsert({keys.data() + 15, 10, false}, out.data(), stamp, flags.get(), nullptr);
+    Compare(keys);
+    // Rows that come as zeros are marked; of equal keys the last counts.
+    std::vector<int64_t> imported = {100, 101, 100, 102, 102};
+    std::vector<char> values(imported.size() * static_cast<size_t>(dim_ * SizeOf(value_type_)));
+    std::memcpy(values.data(), rows.data(), values.size() / 5);                          // 100: then zeros
+    std::memcpy(values.data() + values.size() / 5 * 4, rows.data(), values.size() / 5);  // 102: at last
+    const std::vector<ColumnIn> in = {{0, values.data(), dim_}};
+    cpu_->Import(imported.data(), 5, in, nullptr, nullptr, nullptr, Pool());
+    device_->Import({imported.data(), 5, false}, in, nullptr, nullptr, nullptr);
+    Compare(imported);
+    zero_all(2);
+    device_->Clear(nullptr);
+    CHECK(device_->ZeroedRows() == 0);
+  }
+
+ private:
+  uint64_t Next(uint64_t below) { return Mix64(++seed_) % below; }
+
+  std::vector<char> Gradients(size_t n, bool with_nonfinite) {
+    const size_t width = static_cast<size_t>(dim_);
+    std::vector<char> gradients(n * width * static_cast<size_t>(SizeOf(value_type_)));
+    VisitValueType(value_type_, [&](auto t) {
+      using T = decltype(t);
+      for (size_t i = 0; i < n * width; ++i) {
+        double x = (static_cast<double>(Next(1 << 20)) - (1 << 19)) / (1 << 19);
+        if (with_nonfinite && Next(12 * width) == 0) {
+          x = Next(2) == 0 ? std::numeric_limits<double>::infinity() : std::nan("");
+        }
+        const T element = Element<T>::FromDouble(x);
+        std::memcpy(&gradients[i * sizeof(T)], &element, sizeof(T));
+      }
+    });
+    return gradients;
+  }
+
+  void Compare(const std::vector<int64_t>& keys) {
+    CHECK(cpu_->Size() == device_->Size());
+    CHECK(cpu_->SkippedUpdates() == device_->SkippedUpdates());
+    CHECK(cpu_->ZeroedRows() == device_->ZeroedRows());
+    const int64_t n = static_cast<int64_t>(keys.size());
+    const DeviceKeys batch{keys.data(), n, false};
+    std::vector<std::vector<char>> rows[2];
+    std::vector<uint32_t> stamps[2][2];
+    std::unique_ptr<bool[]> flags[2][2];
+    for (int side = 0; side < 2; ++side) {
+      std::vector<ColumnOut> out;
+      rows[side].resize(1 + slots_.size());
+      for (size_t c = 0; c <= slots_.size(); ++c) {
+        const int64_t width = c == 0 ? dim_ : slots_[c - 1].width;
+        rows[side][c].resize(keys.size() * static_cast<size_t>(width * SizeOf(value_type_)));
+        out.push_back({static_cast<int>(c), rows[side][c].data(), width});
+      }
+      for (auto& column : stamps[side]) column.resize(keys.size());
+      for (auto& flag : flags[side]) flag = std::make_unique<bool[]>(keys.size());
+      if (side == 0) {
+        cpu_->GatherColumns(keys.data(), n, out, flags[0][0].get(), Pool());
+        cpu_->GatherStamps(keys.data(), n, stamps[0][0].data(), stamps[0][1].data(), Pool());
+        cpu_->Zeroed(keys.data(), n, flags[0][1].get(), Pool());
+      } else {
+        device_->GatherColumns(batch, out, flags[1][0].get(), nullptr);
+        device_->GatherStamps(batch, stamps[1][0].data(), stamps[1][1].data(), nullptr);
+        device_->Zeroed(batch, flags[1][1].get(), nullptr);
+      }
+    }
+    for (int f = 0; f < 2; ++f) {
+      CHECK(std::equal(flags[0][f].get(), flags[0][f].get() + n, flags[1][f].get()));
+      CHECK(stamps[0][f] == stamps[1][f]);
+    }
+    for (size_t c = 0; c <= slots_.size(); ++c) {
+      if (SameElements(rows[0][c], rows[1][c])) continue;
+      std::fprintf(stderr, "%s, value type %d, dim %d: column %zu differs\n", spec_.name,
+                   static_cast<int>(value_type_), static_cast<int>(dim_), c);
+      CHECK(false);
+    }
+  }
+
+  // Bit for bit; but all NaNs are equal.
+  bool SameElements(const std::vector<char>& a, const std::vector<char>& b) const {
+    if (a == b) return true;
+    return VisitValueType(value_type_, [&](auto t) {
+      using T = decltype(t);
+      for (size_t at = 0; at < a.size(); at += sizeof(T)) {
+        T x;
+        T y;
+        std::memcpy(&x, &a[at], sizeof(T));
+        std::memcpy(&y, &b[at], sizeof(T));
+        const bool nan =
+            Element<T>::Load(x) != Element<T>::Load(x) && Element<T>::Load(y) != Element<T>::Load(y);
+        if (!nan && std::memcmp(&x, &y, sizeof(T)) != 0) return false;
+      }
+      return true;
+    });
+  }
+
+  const OptimizerSpec& spec_;
+  const ValueType value_type_;
+  const int64_t dim_;
+  uint64_t seed_;
+  std::vector<SlotSpec> slots_;
+  std::vector<int> columns_;  // of the rule's slots
+  std::unique_ptr<Table> cpu_;
+  std::unique_ptr<DeviceTable> device_;
+};
+
+constexpr ValueType kTypes[] = {ValueType::kFloat32, ValueType::kFloat16, ValueType::kBFloat16,
+                                ValueType::kFloat64};
+
+void EveryOptimizerDoesWhatItDoesOnTheCpu() {
+  for (const OptimizerSpec& spec : Optimizers()) {
+    for (const ValueType type : kTypes) {
+      for (const int64_t dim : {1, 3, 16, 40}) Pair<ThreadsDevice>(spec, type, dim).Run(4, 90, 40);
+      for (const int64_t dim : {3, 40, 70}) Pair<TilesDevice>(spec, type, dim).Run(4, 16, 8);
+    }
+  }
+}
+
+void ManyThreadsShareALargeBatch() {
+  for (const char* name : {"adam", "group_adam"}) {
+    Pair<ThreadsDevice>(FindOptimizer(name), ValueType::kFloat32, 8).Run(4, 12000, 3000);
+    Pair<ThreadsDevice>(FindOptimizer(name), ValueType::kBFloat16, 8).Run(4, 12000, 3000);
+  }
+}
+
+void MarksOfZeroRows() {
+  for (const ValueType type : kTypes) {
+    Pair<ThreadsDevice>(FindOptimizer("group_adam"), type, 5).MarksEndWhereRowsAreWritten();
+  }
+}
+
+template <class Work>
+std::string ErrorOf(const Work& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+void MistakesAreErrorsAndChangeNothing() {
+  DeviceTableOptions options;
+  options.name = "t";
+  options.dim = 4;
+  options.slots = {{"m", 4, SlotSpec::Init::kConstant, 0.0}, {"narrow", 2, SlotSpec::Init::kConstant, 0.0}};
+  DeviceTableImpl<ThreadsDevice> table(ThreadsDevice(&Pool()), options);
+  const int64_t key = 1;
+  const float gradient[4] = {};
+  const auto apply = [&](DeviceTable* to, const Update& update, const std::vector<int>& slots) {
+    return ErrorOf([&] { to->Apply({&key, 1, false}, gradient, update, slots, {}, nullptr); });
+  };
+  const Update momentum = MakeUpdate("momentum", {{"learning_rate", 0.1}});
+  CHECK(apply(&table, momentum, {}).find("keeps 1 slots; got columns for 0") != std::string::npos);
+  CHECK(apply(&table, momentum, {2}).find("2 elements wide") != std::string::npos);
+  CHECK(apply(&table, momentum, {3}).find("no column 3") != std::string::npos);
+  Update wrong = momentum;
+  wrong.hyperparameters[1] = -1.0;
+  CHECK(apply(&table, wrong, {1}).find("weight_decay = -1") != std::string::npos);
+  CHECK(table.Size() == 0);
+  options.value_type = ValueType::kInt32;
+  DeviceTableImpl<ThreadsDevice> integers(ThreadsDevice(&Pool()), options);
+  CHECK(apply(&integers, MakeUpdate("sgd", {{"learning_rate", 0.1}}), {}).find("not trained") !=
+        std::string::npos);
+  CHECK(integers.Size() == 0);
+}
+
+}  // namespace
+}  // namespace kvtable
+
+int main() {
+  kvtable::EveryOptimizerDoesWhatItDoesOnTheCpu();
+  kvtable::ManyThreadsShareALargeBatch();
+  kvtable::MarksOfZeroRows();
+  kvtable::MistakesAreErrorsAndChangeNothing();
+  return 0;
+}
