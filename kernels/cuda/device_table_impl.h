@@ -30,6 +30,7 @@
 #include "initial_value.h"
 #include "insert_kernels.h"
 #include "kvtable/device_table.h"
+#include "pool_kernels.h"
 #include "row_layout.h"
 #include "write_kernels.h"
 
@@ -137,6 +138,40 @@ class DeviceTableImpl : public DeviceTable {
     const Operation operation(this, stream);
     InsertStamped(keys, stamp, inserted);
     device_.Launch(Count(keys.n), PointersBody{rows_, numbers(), Count(keys.n), out});
+  }
+
+  void GatherPooled(const DeviceKeys& keys, const DeviceBags& bags, Missing missing, void* out,
+                    DeviceStream stream) override {
+    CheckBatch(keys.n);
+    if (missing == Missing::kDefault) {
+      throw Error(ErrorCode::kInvalidArgument, "A pooled lookup of table '" + options_.name +
+                                                   "' takes zeros or initial values for missing keys; got "
+                                                   "default rows.");
+    }
+    const Operation operation(this, stream);
+    PrepareScratch(keys.n);
+    Locate(keys, numbers(), nullptr, nullptr, nullptr, nullptr);
+    Pool(keys, bags, missing, out);
+  }
+
+  void GatherPooledOrInsert(const DeviceKeys& keys, const DeviceBags& bags, Stamp stamp, void* out,
+                            DeviceStream stream) override {
+    RequireFloating();
+    const Operation operation(this, stream);
+    InsertStamped(keys, stamp, nullptr);
+    Pool(keys, bags, Missing::kZeros, out);
+  }
+
+  void SpreadGradient(const DeviceBags& bags, const void* gradient, void* out, DeviceStream stream) override {
+    const Operation operation(this, stream);
+    VisitValueType(options_.value_type, [&](auto t) {
+      using T = decltype(t);
+      using Weight = const typename Element<T>::Compute;
+      device_.Launch(Count(bags.bags * options_.dim),
+                     SpreadGradientBody<T>{bags.splits, Count(bags.bags), static_cast<Weight*>(bags.weights),
+                                           bags.combiner, Count(options_.dim),
+                                           static_cast<const T*>(gradient), static_cast<T*>(out)});
+    });
   }
 
   void Contains(const DeviceKeys& keys, bool* out, DeviceStream stream) override {
@@ -529,6 +564,28 @@ class DeviceTableImpl : public DeviceTable {
                void* out) {
     device_.Launch(Count(n), GatherRowsBody{rows_, rows, Count(n), limit, offset, bytes,
                                             Alignment(Count(offset | bytes), out), static_cast<char*>(out)});
+  }
+
+  // Throws on tables of integers before anything is done.
+  void RequireFloating() const {
+    VisitValueType(options_.value_type, [](auto) {});
+  }
+
+  void Pool(const DeviceKeys& keys, const DeviceBags& bags, Missing missing, void* out) {
+    VisitValueType(options_.value_type, [&](auto t) {
+      using T = decltype(t);
+      using Weight = const typename Element<T>::Compute;
+      device_.Launch(Count(bags.bags * options_.dim), PoolBody<T>{Batch(keys),
+                                                                  rows_,
+                                                                  numbers(),
+                                                                  {missing, initial_, nullptr, 0},
+                                                                  bags.splits,
+                                                                  Count(bags.bags),
+                                                                  static_cast<Weight*>(bags.weights),
+                                                                  bags.combiner,
+                                                                  Count(options_.dim),
+                                                                  static_cast<T*>(out)});
+    });
   }
 
   // Finds or makes the row of each key; numbers() are their rows then. A new row's slots that copy the value

@@ -145,6 +145,39 @@ class PyDeviceTable {
     table_->Pointers(batch, static_cast<void**>(out.data()), Stream(stream));
   }
 
+  void GatherPooled(const Input& keys, const Input& splits, const Output& out, const std::string& combiner,
+                    const std::optional<Input>& weights, const std::string& missing, uintptr_t stream) {
+    const DeviceKeys batch = Keys(keys, false);
+    const DeviceBags bags = BagsOf(splits, combiner, weights, batch.n);
+    Check("out", out, DtypeOf(options_.value_type), {bags.bags, options_.dim});
+    if (missing != "zeros" && missing != "initial") {
+      ThrowValue("missing is '" + missing + "'; expected 'zeros' or 'initial'.");
+    }
+    nb::gil_scoped_release released;
+    table_->GatherPooled(batch, bags, missing == "zeros" ? Missing::kZeros : Missing::kInitial, out.data(),
+                         Stream(stream));
+  }
+
+  void GatherPooledOrInsert(const Input& keys, const Input& splits, const Output& out,
+                            const std::string& combiner, const std::optional<Input>& weights,
+                            uint32_t frequency, uint32_t version, uintptr_t stream) {
+    const DeviceKeys batch = Keys(keys, false);
+    const DeviceBags bags = BagsOf(splits, combiner, weights, batch.n);
+    Check("out", out, DtypeOf(options_.value_type), {bags.bags, options_.dim});
+    nb::gil_scoped_release released;
+    table_->GatherPooledOrInsert(batch, bags, {frequency, version}, out.data(), Stream(stream));
+  }
+
+  void SpreadGradient(const Input& splits, const Input& gradient, const Output& out,
+                      const std::string& combiner, const std::optional<Input>& weights, uintptr_t stream) {
+    const int64_t n = out.ndim() > 0 ? static_cast<int64_t>(out.shape(0)) : -1;
+    const DeviceBags bags = BagsOf(splits, combiner, weights, n);
+    Check("gradient", gradient, DtypeOf(options_.value_type), {bags.bags, options_.dim});
+    Check("out", out, DtypeOf(options_.value_type), {n, options_.dim});
+    nb::gil_scoped_release released;
+    table_->SpreadGradient(bags, gradient.data(), out.data(), Stream(stream));
+  }
+
   void Contains(const Input& keys, const Output& out, uintptr_t stream) {
     const DeviceKeys batch = Keys(keys, false);
     Check("out", out, nb::dtype<bool>(), {batch.n});
@@ -278,6 +311,27 @@ class PyDeviceTable {
     const int64_t n = keys.ndim() == 1 ? static_cast<int64_t>(keys.shape(0)) : -1;
     Check("keys", keys, DtypeOf(options_.key_type), {n});
     return {keys.data(), n, distinct};
+  }
+
+  DeviceBags BagsOf(const Input& splits, const std::string& combiner, const std::optional<Input>& weights,
+                    int64_t n) const {
+    if (splits.ndim() != 1 || splits.shape(0) < 1) ThrowValue("splits must be an array of bags + 1 numbers.");
+    DeviceBags bags;
+    bags.bags = static_cast<int64_t>(splits.shape(0)) - 1;
+    Check("splits", splits, nb::dtype<int64_t>(), {bags.bags + 1});
+    bags.splits = static_cast<const int64_t*>(splits.data());
+    if (weights.has_value()) {
+      const bool wide = options_.value_type == ValueType::kFloat64;
+      Check("weights", *weights, wide ? nb::dtype<double>() : nb::dtype<float>(), {n});
+      bags.weights = weights->data();
+    }
+    if (combiner != "sum" && combiner != "mean" && combiner != "sqrtn") {
+      ThrowValue("combiner is '" + combiner + "'; expected 'sum', 'mean' or 'sqrtn'.");
+    }
+    bags.combiner = combiner == "sum"    ? Combiner::kSum
+                    : combiner == "mean" ? Combiner::kMean
+                                         : Combiner::kSqrtN;
+    return bags;
   }
 
   bool* Flags(const char* what, const std::optional<Output>& flags, int64_t n) const {
@@ -420,6 +474,21 @@ NB_MODULE(_device_table, m) {
            "Reads columns: a dict from 'value' or a slot's name to the array (n, width) that takes it.")
       .def("pointers", &PyDeviceTable::Pointers, nb::arg("keys").noconvert(), nb::arg("out").noconvert(),
            "stream"_a = 0, "Writes the address of each key's row to out, uint64 (n); 0 where it is missing.")
+      .def("gather_pooled", &PyDeviceTable::GatherPooled, nb::arg("keys").noconvert(),
+           nb::arg("splits").noconvert(), nb::arg("out").noconvert(), "combiner"_a = "mean",
+           nb::arg("weights").noconvert() = nb::none(), "missing"_a = "zeros", "stream"_a = 0,
+           "Combines the rows of each bag of keys, [splits[b], splits[b + 1]), into out (bags, dim). splits, "
+           "int64, "
+           "rise from 0 to the number of keys, which is not checked.")
+      .def("gather_pooled_or_insert", &PyDeviceTable::GatherPooledOrInsert, nb::arg("keys").noconvert(),
+           nb::arg("splits").noconvert(), nb::arg("out").noconvert(), "combiner"_a = "mean",
+           nb::arg("weights").noconvert() = nb::none(), "frequency"_a = 0, "version"_a = 0, "stream"_a = 0,
+           "The same; a missing key is inserted with its initial value, and stamped.")
+      .def(
+          "spread_gradient", &PyDeviceTable::SpreadGradient, nb::arg("splits").noconvert(),
+          nb::arg("gradient").noconvert(), nb::arg("out").noconvert(), "combiner"_a = "mean",
+          nb::arg("weights").noconvert() = nb::none(), "stream"_a = 0,
+          "Writes the gradient of each key's row (n, dim) to out, given that of what was pooled (bags, dim).")
       .def("contains", &PyDeviceTable::Contains, nb::arg("keys").noconvert(), nb::arg("out").noconvert(),
            "stream"_a = 0, "Writes to out, bool (n), whether each key is there.")
       .def("gather_stamps", &PyDeviceTable::GatherStamps, nb::arg("keys").noconvert(),

@@ -2,6 +2,7 @@
 there are a GPU and CuPy, on the GPU."""
 
 import doctest
+from itertools import pairwise
 from types import ModuleType
 
 import numpy as np
@@ -94,6 +95,32 @@ def test_the_same_calls_leave_the_same_rows(device, xp, key_dtype, value_dtype, 
     table.gather_columns(on_device(xp, pool), columns)
     for got, expected in zip(columns.values(), cpu.gather_columns(pool), strict=True):
         np.testing.assert_array_equal(on_host(got, value_dtype), expected)
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_pooled_rows_and_their_gradient_follow_the_formula(device, xp, combiner, weighted):
+    table = DeviceTable("int64", "float64", 3, device=device)
+    rng = np.random.default_rng(5)
+    keys, splits = rng.integers(-20, 20, 50), np.array([0, 4, 4, 5, 30, 50])
+    rows, weights = rng.normal(size=(40, 3)), rng.uniform(0.5, 2.0, 50)
+    table.upsert(on_device(xp, np.arange(-20, 20)), on_device(xp, rows))
+    how = {"combiner": combiner, "weights": on_device(xp, weights) if weighted else None}
+    out = xp.zeros((5, 3))
+    table.gather_pooled(on_device(xp, keys), on_device(xp, splits), out, **how)
+
+    share = np.zeros((5, 50))
+    for bag, (begin, end) in enumerate(pairwise(splits)):
+        factor = weights[begin:end] if weighted else np.ones(end - begin)
+        divisor = {"sum": 1.0, "mean": factor.sum(), "sqrtn": np.sqrt((factor**2).sum())}[combiner]
+        share[bag, begin:end] = factor / divisor if end > begin else 0
+    np.testing.assert_allclose(on_host(out, np.dtype("float64")), share @ rows[keys + 20], rtol=1e-12, atol=1e-12)
+    gradient = rng.normal(size=(5, 3))
+    spread = xp.zeros((50, 3))
+    table.spread_gradient(on_device(xp, splits), on_device(xp, gradient), spread, **how)
+    np.testing.assert_allclose(on_host(spread, np.dtype("float64")), share.T @ gradient, rtol=1e-12)
+    with pytest.raises(ValueError, match="combiner is 'max'"):
+        table.gather_pooled(on_device(xp, keys), on_device(xp, splits), out, "max")
 
 
 def test_an_export_has_every_row_once(device, xp):

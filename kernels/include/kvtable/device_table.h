@@ -22,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "kvtable/bags.h"
 #include "kvtable/initializer.h"
 #include "kvtable/table.h"
 #include "kvtable/types.h"
@@ -55,6 +56,14 @@ struct RowPredicate {
   enum class Test : uint8_t { kAll, kFrequencyBelow, kFrequencyAtLeast, kVersionBelow, kVersionAtLeast };
   Test test = Test::kAll;
   uint32_t bound = 0;
+};
+
+// Which keys are combined into one row: bag b has the keys [splits[b], splits[b + 1]) of a batch.
+struct DeviceBags {
+  const int64_t* splits = nullptr;  // (bags + 1): rising from 0 to the number of keys, which is not checked
+  int64_t bags = 0;
+  const void* weights = nullptr;  // (n), double for tables of double, else float; or null: all are 1
+  Combiner combiner = Combiner::kSum;
 };
 
 struct DeviceMemoryUse {
@@ -115,6 +124,19 @@ class DeviceTable {
   virtual void Pointers(const DeviceKeys& keys, void** out /* (n) */, DeviceStream stream) = 0;
   virtual void PointersOrInsert(const DeviceKeys& keys, void** out /* (n) */, Stamp stamp, bool* inserted,
                                 DeviceStream stream) = 0;
+
+  // Pooled lookups, of floating values: a row for each bag, summed in the order of its keys (in float for
+  // 16-bit values). Of a missing key `missing` says what counts, zeros or its initial value; or it is
+  // inserted, and stamped.
+  virtual void GatherPooled(const DeviceKeys& keys, const DeviceBags& bags, Missing missing,
+                            void* out /* (bags, dim) */, DeviceStream stream) = 0;
+  virtual void GatherPooledOrInsert(const DeviceKeys& keys, const DeviceBags& bags, Stamp stamp,
+                                    void* out /* (bags, dim) */, DeviceStream stream) = 0;
+
+  // The gradient of a pooled lookup with respect to the row of each key, given that with respect to what was
+  // pooled.
+  virtual void SpreadGradient(const DeviceBags& bags, const void* gradient /* (bags, dim) */,
+                              void* out /* (n, dim) */, DeviceStream stream) = 0;
 
   virtual void Contains(const DeviceKeys& keys, bool* out /* (n) */, DeviceStream stream) = 0;
 
