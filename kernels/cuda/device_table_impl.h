@@ -32,6 +32,7 @@
 #include "kvtable/device_table.h"
 #include "pool_kernels.h"
 #include "row_layout.h"
+#include "shrink_kernels.h"
 #include "write_kernels.h"
 
 namespace kvtable {
@@ -232,6 +233,27 @@ class DeviceTableImpl : public DeviceTable {
     const Operation operation(this, stream);
     EnsureRoomToFree(row_capacity_);
     device_.Launch(index_.num_buckets, EraseIfBody{index_, rows_, predicate});
+    Settle(0);
+  }
+
+  void Shrink(int64_t rows, ShrinkOrder order, DeviceStream stream) override {
+    if (rows < 0) {
+      throw Error(ErrorCode::kInvalidArgument, "Table '" + options_.name + "' was to shrink to " +
+                                                   std::to_string(rows) + " rows; expected 0 or more.");
+    }
+    const Operation operation(this, stream);
+    if (RowsAtMost() <= rows) return;
+    EnsureRoomToFree(row_capacity_);
+    if (selection_.data() == nullptr) {
+      selection_ = Allocate(sizeof(Selection), MemoryPlace::kDevice, "scratch memory");
+    }
+    Selection* const selection = selection_.template as<Selection>();
+    device_.Launch(1, BeginSelectionBody{rows_.counters, Count(rows), selection});
+    for (int digit = 0; digit < Selection::kDigits; ++digit) {
+      device_.Launch(index_.num_buckets, CountDigitBody{index_, rows_, order, digit, selection});
+      device_.Launch(1, PickDigitBody{digit, selection});
+    }
+    device_.Launch(index_.num_buckets, EraseSelectedBody{index_, rows_, order, selection});
     Settle(0);
   }
 
@@ -753,6 +775,7 @@ class DeviceTableImpl : public DeviceTable {
   Block scratch_;
   int64_t scratch_keys_ = 0;
   Block claims_;
+  Block selection_;
 };
 
 }  // namespace kvtable

@@ -245,6 +245,15 @@ class PyDeviceTable {
     table_->RemoveIf(predicate, Stream(stream));
   }
 
+  void Shrink(int64_t rows, const std::string& first, uintptr_t stream) {
+    if (first != "oldest" && first != "least_frequent") {
+      ThrowValue("first is '" + first + "'; expected 'oldest' or 'least_frequent'.");
+    }
+    nb::gil_scoped_release released;
+    table_->Shrink(rows, first == "oldest" ? ShrinkOrder::kOldest : ShrinkOrder::kLeastFrequent,
+                   Stream(stream));
+  }
+
   void Clear(uintptr_t stream) {
     nb::gil_scoped_release released;
     table_->Clear(Stream(stream));
@@ -510,6 +519,10 @@ NB_MODULE(_device_table, m) {
            "Removes keys; those that are not there are ignored.")
       .def("remove_if", &PyDeviceTable::RemoveIf, "column"_a, "test"_a, "bound"_a, "stream"_a = 0,
            "Removes the rows whose 'frequency' or 'version' is 'below' or 'at_least' a bound.")
+      .def("shrink", &PyDeviceTable::Shrink, "rows"_a, "first"_a = "oldest", "stream"_a = 0,
+           "Removes rows until so many are left, first the 'oldest' (by version, then frequency) or the "
+           "'least_frequent' (by frequency, then version); of equal ones those with the lowest keys, "
+           "unsigned.")
       .def("clear", &PyDeviceTable::Clear, "stream"_a = 0,
            "Removes all rows, and keeps the memory for others.")
       .def("reserve", &PyDeviceTable::Reserve, "rows"_a, "batch"_a = 0, "stream"_a = 0,

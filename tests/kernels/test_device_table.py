@@ -142,6 +142,22 @@ def test_an_export_has_every_row_once(device, xp):
     assert len(table) == 0
 
 
+def test_shrinking_takes_the_oldest_rows_first(device, xp):
+    table = DeviceTable("int64", "float32", 2, device=device)
+    for step in range(5):
+        keys = np.arange(step * 100, step * 100 + 100)
+        table.upsert(on_device(xp, keys), xp.zeros((100, 2), np.float32), frequency=9 - step, version=step)
+    table.shrink(1000)
+    assert len(table) == 500
+    table.shrink(250)
+    there = xp.zeros(500, bool)
+    table.contains(on_device(xp, np.arange(500)), there)
+    assert np.flatnonzero(on_host(there, np.dtype(bool))).tolist() == list(range(250, 500))
+    table.shrink(100, "least_frequent")
+    table.contains(on_device(xp, np.arange(500)), there)
+    assert np.flatnonzero(on_host(there, np.dtype(bool))).tolist() == [*range(250, 300), *range(350, 400)]
+
+
 def test_memory_beside_the_rows_stays_within_its_bound(device, xp):
     table = DeviceTable("int64", "float32", 8, device=device, max_hbm=2 << 20)
     for begin in range(0, 400_000, 50_000):

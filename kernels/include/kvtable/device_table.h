@@ -58,6 +58,13 @@ struct RowPredicate {
   uint32_t bound = 0;
 };
 
+// Which rows Shrink removes first; of rows whose stamps are the same, those with the lowest keys, as unsigned
+// numbers.
+enum class ShrinkOrder : uint8_t {
+  kOldest,         // the lowest version, then the lowest frequency
+  kLeastFrequent,  // the lowest frequency, then the lowest version
+};
+
 // Which keys are combined into one row: bag b has the keys [splits[b], splits[b + 1]) of a batch.
 struct DeviceBags {
   const int64_t* splits = nullptr;  // (bags + 1): rising from 0 to the number of keys, which is not checked
@@ -165,6 +172,10 @@ class DeviceTable {
   // Absent keys are ignored.
   virtual void Remove(const DeviceKeys& keys, DeviceStream stream) = 0;
   virtual void RemoveIf(const RowPredicate& predicate, DeviceStream stream) = 0;
+
+  // Removes rows until `rows` are left, where there are more. It reads the index and the stamps 17 times:
+  // call it when there is a good deal to remove, not for each batch.
+  virtual void Shrink(int64_t rows, ShrinkOrder order, DeviceStream stream) = 0;
 
   // Removes all rows, and keeps the memory for others.
   virtual void Clear(DeviceStream stream) = 0;
