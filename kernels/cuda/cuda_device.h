@@ -23,6 +23,24 @@ inline void CheckCuda(cudaError_t status, const char* what) {
                                                   ": " + cudaGetErrorString(status) + ".");
 }
 
+// Makes a device the current one for a while.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(int device) {
+    if (cudaGetDevice(&before_) != cudaSuccess || before_ == device) return;
+    changed_ = cudaSetDevice(device) == cudaSuccess;
+  }
+  ~CurrentDevice() {
+    if (changed_) cudaSetDevice(before_);
+  }
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+ private:
+  int before_ = 0;
+  bool changed_ = false;
+};
+
 inline constexpr int kThreadsPerBlock = 256;
 
 template <class Body>
@@ -66,7 +84,7 @@ class CudaDevice {
   }
   void Wait() {
     cudaEventSynchronize(queued_);
-    stream_ = nullptr;
+    stream_ = nullptr;  // the caller's stream may be gone by now
   }
   void WaitInside() { CheckCuda(cudaStreamSynchronize(stream_), "finish its work"); }
 
@@ -83,6 +101,7 @@ class CudaDevice {
     return nullptr;
   }
   void Free(void* memory, size_t /*bytes*/, MemoryPlace place) {
+    const CurrentDevice current(device_);  // a table goes outside any operation
     if (place == MemoryPlace::kDevice) {
       cudaFreeAsync(memory, stream_);
     } else {

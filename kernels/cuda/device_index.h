@@ -104,10 +104,10 @@ struct DeviceIndex {
   KVTABLE_HOST_DEVICE uint32_t FindOrInsert(uint64_t key, Slot* inserted, bool* is_new) const {
     const uint64_t home = HomeOf(key);
     *is_new = false;
-    uint64_t open = 0;
-    uint32_t open_meta = 0;
     for (;;) {
       bool has_open = false;
+      uint64_t open = 0;
+      uint32_t open_meta = DeviceBucket::kLocked;
       uint64_t at = home;
       do {
         DeviceBucket& bucket = buckets[at];
@@ -125,46 +125,31 @@ struct DeviceIndex {
         }
         at = After(at);
       } while (at != home);
-      if (has_open && (open_meta & DeviceBucket::kLocked) == 0) {
-        uint32_t expected = open_meta;
-        if (ReplaceAcquire(&buckets[open].meta, &expected, open_meta | DeviceBucket::kLocked)) break;
+      // Lock and unlock lie within one turn of the loop: threads of a warp that wait for one another meet at
+      // its end.
+      if (Append(open, open_meta, key, kPending, inserted)) {
+        for (at = home; at != open; at = After(at)) CountPassage(at, true);
+        *is_new = true;
+        return kPending;
       }
       WaitAMoment();  // somebody was there first: what he inserted may be this key
     }
-    DeviceBucket& bucket = buckets[open];
-    int place = 0;
-    while ((open_meta >> place & 1) != 0) ++place;
-    bucket.keys[place] = key;
-    bucket.rows[place] = kPending;
-    StoreRelease(&bucket.meta, open_meta | 1u << place);
-    for (uint64_t at = home; at != open; at = After(at)) CountPassage(at, true);
-    *inserted = open * 8 + static_cast<uint64_t>(place);
-    *is_new = true;
-    return kPending;
   }
 
   // Inserts a key that is not there, in a launch whose keys all differ.
   KVTABLE_HOST_DEVICE void InsertNew(uint64_t key, uint32_t row) const {
     const uint64_t home = HomeOf(key);
     uint64_t at = home;
+    Slot slot = 0;
     for (;;) {
-      DeviceBucket& bucket = buckets[at];
-      uint32_t meta = LoadRelaxed(&bucket.meta);
+      const uint32_t meta = LoadRelaxed(&buckets[at].meta);
       if (DeviceBucket::IsFull(meta)) {
         at = After(at);
-        continue;
-      }
-      if ((meta & DeviceBucket::kLocked) != 0 ||
-          !ReplaceAcquire(&bucket.meta, &meta, meta | DeviceBucket::kLocked)) {
+      } else if (Append(at, meta, key, row, &slot)) {
+        break;
+      } else {
         WaitAMoment();
-        continue;
       }
-      int place = 0;
-      while ((meta >> place & 1) != 0) ++place;
-      bucket.keys[place] = key;
-      bucket.rows[place] = row;
-      StoreRelease(&bucket.meta, meta | 1u << place);
-      break;
     }
     for (uint64_t passed = home; passed != at; passed = After(passed)) CountPassage(passed, true);
   }
@@ -200,6 +185,23 @@ struct DeviceIndex {
   }
 
  private:
+  // Puts a key into a bucket with room, if its meta word is still `meta`, and not locked.
+  KVTABLE_HOST_DEVICE bool Append(uint64_t at, uint32_t meta, uint64_t key, uint32_t row, Slot* slot) const {
+    DeviceBucket& bucket = buckets[at];
+    uint32_t expected = meta;
+    if ((meta & DeviceBucket::kLocked) != 0 ||
+        !ReplaceAcquire(&bucket.meta, &expected, meta | DeviceBucket::kLocked)) {
+      return false;
+    }
+    int place = 0;
+    while ((meta >> place & 1) != 0) ++place;
+    bucket.keys[place] = key;
+    bucket.rows[place] = row;
+    StoreRelease(&bucket.meta, meta | 1u << place);
+    *slot = at * 8 + static_cast<uint64_t>(place);
+    return true;
+  }
+
   KVTABLE_HOST_DEVICE void CountPassage(uint64_t bucket, bool more) const {
     uint32_t* const meta = &buckets[bucket].meta;
     uint32_t seen = LoadRelaxed(meta);

@@ -50,20 +50,26 @@ struct DeviceInitialValue {
     return TruncatedNormalDraw(bits, a, b);
   }
 
-  // Column j of a drawn value.
-  KVTABLE_HOST_DEVICE void StoreDrawn(uint64_t stream, int64_t j, char* value) const {
-    const uint64_t column = static_cast<uint64_t>(j);
-    if (value_type == ValueType::kFloat64) {
-      reinterpret_cast<double*>(value)[j] = Draw(RandomWord(stream, column));
-      return;
-    }
-    const float x = Draw(static_cast<uint32_t>(RandomWord(stream, column / 2) >> (column % 2 * 32)));
-    if (value_type == ValueType::kFloat32) {
-      reinterpret_cast<float*>(value)[j] = x;
-    } else if (value_type == ValueType::kFloat16) {
-      reinterpret_cast<Float16*>(value)[j] = ToFloat16(x);
+  // A column of a drawn value.
+  template <class T>
+  KVTABLE_HOST_DEVICE T Drawn(uint64_t stream, uint64_t column) const {
+    if constexpr (sizeof(T) == 8) {
+      return Draw(RandomWord(stream, column));
     } else {
-      reinterpret_cast<BFloat16*>(value)[j] = ToBFloat16(x);
+      return Element<T>::Store(
+          Draw(static_cast<uint32_t>(RandomWord(stream, column / 2) >> (column % 2 * 32))));
+    }
+  }
+
+  KVTABLE_HOST_DEVICE void StoreDrawn(uint64_t stream, uint64_t j, char* value) const {
+    if (value_type == ValueType::kFloat64) {
+      reinterpret_cast<double*>(value)[j] = Drawn<double>(stream, j);
+    } else if (value_type == ValueType::kFloat32) {
+      reinterpret_cast<float*>(value)[j] = Drawn<float>(stream, j);
+    } else if (value_type == ValueType::kFloat16) {
+      reinterpret_cast<Float16*>(value)[j] = Drawn<Float16>(stream, j);
+    } else {
+      reinterpret_cast<BFloat16*>(value)[j] = Drawn<BFloat16>(stream, j);
     }
   }
 
@@ -74,7 +80,9 @@ struct DeviceInitialValue {
       char* const to = lanes.From(owner, value);
       const uint64_t stream = RandomStream(seed, lanes.From(owner, key));
       if (to == nullptr) continue;
-      for (int64_t j = lanes.lane(); j < dim; j += Lanes::kCount) StoreDrawn(stream, j, to);
+      for (uint64_t j = lanes.lane(); j < static_cast<uint64_t>(dim); j += Lanes::kCount) {
+        StoreDrawn(stream, j, to);
+      }
     }
   }
 };

@@ -31,7 +31,9 @@
 #include "initial_value.h"
 #include "insert_kernels.h"
 #include "kvtable/device_table.h"
+#include "pool_kernels.h"
 #include "row_layout.h"
+#include "shrink_kernels.h"
 #include "update_rows.h"
 #include "write_kernels.h"
 #include "zero_mark_kernels.h"
@@ -142,6 +144,40 @@ class DeviceTableImpl : public DeviceTable {
     const Operation operation(this, stream);
     InsertStamped(keys, stamp, inserted);
     device_.Launch(Count(keys.n), PointersBody{rows_, numbers(), Count(keys.n), out});
+  }
+
+  void GatherPooled(const DeviceKeys& keys, const DeviceBags& bags, Missing missing, void* out,
+                    DeviceStream stream) override {
+    CheckBatch(keys.n);
+    if (missing == Missing::kDefault) {
+      throw Error(ErrorCode::kInvalidArgument, "A pooled lookup of table '" + options_.name +
+                                                   "' takes zeros or initial values for missing keys; got "
+                                                   "default rows.");
+    }
+    const Operation operation(this, stream);
+    PrepareScratch(keys.n);
+    Locate(keys, numbers(), nullptr, nullptr, nullptr, nullptr);
+    Pool(keys, bags, missing, out);
+  }
+
+  void GatherPooledOrInsert(const DeviceKeys& keys, const DeviceBags& bags, Stamp stamp, void* out,
+                            DeviceStream stream) override {
+    RequireFloating();
+    const Operation operation(this, stream);
+    InsertStamped(keys, stamp, nullptr);
+    Pool(keys, bags, Missing::kZeros, out);
+  }
+
+  void SpreadGradient(const DeviceBags& bags, const void* gradient, void* out, DeviceStream stream) override {
+    const Operation operation(this, stream);
+    VisitValueType(options_.value_type, [&](auto t) {
+      using T = decltype(t);
+      using Weight = const typename Element<T>::Compute;
+      device_.Launch(Count(bags.bags * options_.dim),
+                     SpreadGradientBody<T>{bags.splits, Count(bags.bags), static_cast<Weight*>(bags.weights),
+                                           bags.combiner, Count(options_.dim),
+                                           static_cast<const T*>(gradient), static_cast<T*>(out)});
+    });
   }
 
   void Contains(const DeviceKeys& keys, bool* out, DeviceStream stream) override {
@@ -294,6 +330,27 @@ class DeviceTableImpl : public DeviceTable {
     const Operation operation(this, stream);
     EnsureRoomToFree(row_capacity_);
     device_.Launch(index_.num_buckets, EraseIfBody{index_, rows_, predicate});
+    Settle(0);
+  }
+
+  void Shrink(int64_t rows, ShrinkOrder order, DeviceStream stream) override {
+    if (rows < 0) {
+      throw Error(ErrorCode::kInvalidArgument, "Table '" + options_.name + "' was to shrink to " +
+                                                   std::to_string(rows) + " rows; expected 0 or more.");
+    }
+    const Operation operation(this, stream);
+    if (RowsAtMost() <= rows) return;
+    EnsureRoomToFree(row_capacity_);
+    if (selection_.data() == nullptr) {
+      selection_ = Allocate(sizeof(Selection), MemoryPlace::kDevice, "scratch memory");
+    }
+    Selection* const selection = selection_.template as<Selection>();
+    device_.Launch(1, BeginSelectionBody{rows_.counters, Count(rows), selection});
+    for (int digit = 0; digit < Selection::kDigits; ++digit) {
+      device_.Launch(index_.num_buckets, CountDigitBody{index_, rows_, order, digit, selection});
+      device_.Launch(1, PickDigitBody{digit, selection});
+    }
+    device_.Launch(index_.num_buckets, EraseSelectedBody{index_, rows_, order, selection});
     Settle(0);
   }
 
@@ -651,6 +708,28 @@ class DeviceTableImpl : public DeviceTable {
                                             Alignment(Count(offset | bytes), out), static_cast<char*>(out)});
   }
 
+  // Throws on tables of integers before anything is done.
+  void RequireFloating() const {
+    VisitValueType(options_.value_type, [](auto) {});
+  }
+
+  void Pool(const DeviceKeys& keys, const DeviceBags& bags, Missing missing, void* out) {
+    VisitValueType(options_.value_type, [&](auto t) {
+      using T = decltype(t);
+      using Weight = const typename Element<T>::Compute;
+      device_.Launch(Count(bags.bags * options_.dim), PoolBody<T>{Batch(keys),
+                                                                  rows_,
+                                                                  numbers(),
+                                                                  {missing, initial_, nullptr, 0},
+                                                                  bags.splits,
+                                                                  Count(bags.bags),
+                                                                  static_cast<Weight*>(bags.weights),
+                                                                  bags.combiner,
+                                                                  Count(options_.dim),
+                                                                  static_cast<T*>(out)});
+    });
+  }
+
   // Finds or makes the row of each key; numbers() are their rows then. A new row's slots that copy the value
   // are the caller's to see to.
   void Insert(const DeviceKeys& keys, FirstValue first_value, bool* inserted) {
@@ -858,6 +937,7 @@ class DeviceTableImpl : public DeviceTable {
   int64_t sortable_keys_ = 0;
   Block working_;  // see WorkingMemory
   Block marks_;    // of zero rows; none until one may be
+  Block selection_;
 };
 
 }  // namespace kvtable

@@ -8,6 +8,7 @@
 #include "batch_keys.h"
 #include "device_index.h"
 #include "device_rows.h"
+#include "erase_kernels.h"
 #include "host_device.h"
 #include "row_lanes.h"
 
@@ -71,8 +72,7 @@ struct EraseSkippedBody {
     if (s < batch.n && skipped[s] && inserted[batch.PlaceOf(s)]) {
       row = index.Erase(keys.At(batch.PlaceOf(s)));
     }
-    const uint32_t n = lanes.Count(row != kNoRow, &rows.counters->freed);
-    if (row != kNoRow) rows.free_rows[rows.counters->free + n] = row;
+    GiveBack(lanes, rows, row);
   }
 };
 

@@ -27,6 +27,10 @@ struct OneLane {
   KVTABLE_HOST_DEVICE uint32_t Count(bool counted, uint32_t* counter) const {
     return counted ? FetchAdd(counter, 1u) : 0;
   }
+  // Adds one to counters[which] for each lane that is `counted`.
+  KVTABLE_HOST_DEVICE void CountEach(bool counted, uint32_t which, uint32_t* counters) const {
+    if (counted) FetchAdd(&counters[which], 1u);
+  }
 };
 
 #if defined(__CUDACC__)
@@ -52,6 +56,11 @@ struct Warp {
     if (mask != 0 && lane() == 0) first = FetchAdd(counter, static_cast<uint32_t>(__popc(mask)));
     first = From(0, first);
     return first + __popc(mask & ((1u << lane()) - 1));
+  }
+  __device__ void CountEach(bool counted, uint32_t which, uint32_t* counters) const {
+    const unsigned same = __match_any_sync(kAll, counted ? which : UINT32_MAX);
+    const bool speaks = static_cast<uint32_t>(__ffs(static_cast<int>(same))) == lane() + 1;
+    if (counted && speaks) FetchAdd(&counters[which], static_cast<uint32_t>(__popc(same)));
   }
 };
 #endif

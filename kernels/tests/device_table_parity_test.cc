@@ -12,6 +12,7 @@
 #include "hash.h"
 #include "kvtable/device_table.h"
 #include "kvtable/parallel_for.h"
+#include "kvtable/pool_rows.h"
 #include "kvtable/table.h"
 
 namespace kvtable {
@@ -102,7 +103,76 @@ class Pair {
     }
   }
 
+  // Pooled lookups of every combiner, with weights and without, over bags of any length.
+  void RunPooled(uint64_t seed) {
+    VisitValueType(value_type_, [&](auto t) { RunPooledAs<decltype(t)>(seed); });
+  }
+
  private:
+  template <class T>
+  void RunPooledAs(uint64_t seed) {
+    using Weight = typename Element<T>::Compute;
+    uint64_t state = seed;
+    const auto next = [&](uint64_t below) { return Mix64(++state) % below; };
+    for (int round = 0; round < 12; ++round) {
+      std::vector<int64_t> splits = {0};
+      for (int bag = 0; bag < 60; ++bag)
+        splits.push_back(splits.back() + static_cast<int64_t>(next(4) * next(6)));
+      const size_t n = static_cast<size_t>(splits.back());
+      std::vector<Key> keys(n);
+      for (Key& key : keys) key = static_cast<Key>(Mix64(next(200)));
+      std::vector<Weight> weights(n);
+      for (Weight& weight : weights)
+        weight = static_cast<Weight>(next(5)) / 2 - 1;  // zero and negative ones, too
+      const bool weighted = round % 2 == 0;
+      const Combiner combiner = static_cast<Combiner>(round % 3);
+
+      BagsInput input;
+      input.key_type = cpu_->key_type();
+      input.value_type = value_type_;
+      input.keys = keys.data();
+      input.n = static_cast<int64_t>(n);
+      input.bags = 60;
+      input.splits = splits.data();
+      input.weights = weighted ? weights.data() : nullptr;
+      const Bags bags(input);
+      MissingKeys missing;
+      missing.insert = round % 4 == 0;
+      missing.missing = round % 4 == 1 ? Missing::kZeros : Missing::kInitial;
+      std::vector<T> a(static_cast<size_t>(60 * dim_));
+      std::vector<T> b(a.size());
+      PoolRows({{{cpu_.get()}, &bags, combiner, a.data(), missing}}, *pool_);
+      const DeviceBags on_device{splits.data(), 60, input.weights, combiner};
+      if (missing.insert) {
+        device_->GatherPooledOrInsert({keys.data(), input.n, false}, on_device, {}, b.data(), nullptr);
+      } else {
+        device_->GatherPooled({keys.data(), input.n, false}, on_device, missing.missing, b.data(), nullptr);
+      }
+      CHECK(cpu_->Size() == device_->Size());
+      const auto same = [](const T& x, const T& y) {
+        const Weight u = Element<T>::Load(x);
+        const Weight v = Element<T>::Load(y);
+        return u == v || (u != u && v != v);  // roots of negative numbers are none
+      };
+      for (size_t i = 0; i < a.size(); ++i) CHECK(same(a[i], b[i]));
+
+      // The gradient of each key's row, against one bag at a time.
+      std::vector<T> spread(n * static_cast<size_t>(dim_));
+      device_->SpreadGradient(on_device, a.data(), spread.data(), nullptr);
+      for (int64_t bag = 0; bag < 60; ++bag) {
+        const Weight divisor = bags.Divisor<Weight>(bag, combiner);
+        for (int64_t i = bags.begin(bag); i < bags.end(bag); ++i) {
+          const Weight weight = weighted ? weights[static_cast<size_t>(i)] : 1;
+          for (int64_t j = 0; j < dim_; ++j) {
+            const Weight gradient = Element<T>::Load(a[static_cast<size_t>(bag * dim_ + j)]);
+            const T expected = Element<T>::Store(divisor == 0 ? 0 : weight / divisor * gradient);
+            CHECK(same(spread[static_cast<size_t>(i * dim_ + j)], expected));
+          }
+        }
+      }
+    }
+  }
+
   // What is there of these keys, in every column.
   void Compare(const std::vector<Key>& keys) {
     CHECK(cpu_->Size() == device_->Size());
@@ -173,6 +243,12 @@ int main() {
       kvtable::Pair<int64_t>(KeyType::kInt64, type, dim, initializer).Run(++seed << 32, 25);
       kvtable::Pair<int32_t>(KeyType::kInt32, type, dim, initializer).Run(++seed << 32, 10);
       kvtable::Pair<uint64_t>(KeyType::kUint64, type, dim, initializer).Run(++seed << 32, 10);
+      if (!kvtable::IsFloating(type)) continue;
+      Initializer drawn = initializer;
+      drawn.kind = Initializer::Kind::kUniform;
+      drawn.b = 2.0;
+      kvtable::Pair<int64_t>(KeyType::kInt64, type, dim, drawn).RunPooled(++seed << 32);
+      kvtable::Pair<int32_t>(KeyType::kInt32, type, dim, initializer).RunPooled(++seed << 32);
     }
   }
   return 0;

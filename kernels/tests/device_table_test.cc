@@ -187,7 +187,7 @@ void MixedOperationsAgreeWithAMap(uint64_t key_space, int rounds, uint64_t seed)
       row->frequency += stamp.frequency;
       row->version = stamp.version;
     };
-    switch (random.Next(12)) {
+    switch (random.Next(13)) {
       case 0: {  // lookup
         const Array<float> defaults = {10, 10, 10, 20, 20, 20};
         const Missing missing = static_cast<Missing>(random.Next(3));
@@ -320,6 +320,22 @@ void MixedOperationsAgreeWithAMap(uint64_t key_space, int rounds, uint64_t seed)
                                        : it->second.frequency < bound;
           it = goes ? model.erase(it) : std::next(it);
         }
+        break;
+      }
+      case 11: {
+        const size_t rows = model.size() - std::min(model.size(), random.Next(model.size() / 4 + 2));
+        const ShrinkOrder order = static_cast<ShrinkOrder>(random.Next(2));
+        table->Shrink(static_cast<int64_t>(rows), order, nullptr);
+        Finish();
+        // The same by sorting.
+        std::vector<std::pair<std::pair<uint32_t, uint32_t>, uint64_t>> all;
+        for (const auto& [key, row] : model) {
+          std::pair<uint32_t, uint32_t> stamps(row.version, row.frequency);
+          if (order == ShrinkOrder::kLeastFrequent) std::swap(stamps.first, stamps.second);
+          all.emplace_back(stamps, static_cast<uint64_t>(key));
+        }
+        std::sort(all.begin(), all.end());
+        for (size_t i = 0; i + rows < all.size(); ++i) model.erase(static_cast<int64_t>(all[i].second));
         break;
       }
       default:

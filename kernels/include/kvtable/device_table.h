@@ -22,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "kvtable/bags.h"
 #include "kvtable/initializer.h"
 #include "kvtable/optimizer.h"
 #include "kvtable/table.h"
@@ -56,6 +57,21 @@ struct RowPredicate {
   enum class Test : uint8_t { kAll, kFrequencyBelow, kFrequencyAtLeast, kVersionBelow, kVersionAtLeast };
   Test test = Test::kAll;
   uint32_t bound = 0;
+};
+
+// Which rows Shrink removes first; of rows whose stamps are the same, those with the lowest keys, as unsigned
+// numbers.
+enum class ShrinkOrder : uint8_t {
+  kOldest,         // the lowest version, then the lowest frequency
+  kLeastFrequent,  // the lowest frequency, then the lowest version
+};
+
+// Which keys are combined into one row: bag b has the keys [splits[b], splits[b + 1]) of a batch.
+struct DeviceBags {
+  const int64_t* splits = nullptr;  // (bags + 1): rising from 0 to the number of keys, which is not checked
+  int64_t bags = 0;
+  const void* weights = nullptr;  // (n), double for tables of double, else float; or null: all are 1
+  Combiner combiner = Combiner::kSum;
 };
 
 struct DeviceMemoryUse {
@@ -117,6 +133,19 @@ class DeviceTable {
   virtual void PointersOrInsert(const DeviceKeys& keys, void** out /* (n) */, Stamp stamp, bool* inserted,
                                 DeviceStream stream) = 0;
 
+  // Pooled lookups, of floating values: a row for each bag, summed in the order of its keys (in float for
+  // 16-bit values). Of a missing key `missing` says what counts, zeros or its initial value; or it is
+  // inserted, and stamped.
+  virtual void GatherPooled(const DeviceKeys& keys, const DeviceBags& bags, Missing missing,
+                            void* out /* (bags, dim) */, DeviceStream stream) = 0;
+  virtual void GatherPooledOrInsert(const DeviceKeys& keys, const DeviceBags& bags, Stamp stamp,
+                                    void* out /* (bags, dim) */, DeviceStream stream) = 0;
+
+  // The gradient of a pooled lookup with respect to the row of each key, given that with respect to what was
+  // pooled.
+  virtual void SpreadGradient(const DeviceBags& bags, const void* gradient /* (bags, dim) */,
+                              void* out /* (n, dim) */, DeviceStream stream) = 0;
+
   virtual void Contains(const DeviceKeys& keys, bool* out /* (n) */, DeviceStream stream) = 0;
 
   // Zeros where missing. Each pointer may be null.
@@ -163,6 +192,10 @@ class DeviceTable {
   // Absent keys are ignored.
   virtual void Remove(const DeviceKeys& keys, DeviceStream stream) = 0;
   virtual void RemoveIf(const RowPredicate& predicate, DeviceStream stream) = 0;
+
+  // Removes rows until `rows` are left, where there are more. It reads the index and the stamps 17 times:
+  // call it when there is a good deal to remove, not for each batch.
+  virtual void Shrink(int64_t rows, ShrinkOrder order, DeviceStream stream) = 0;
 
   // Removes all rows, and keeps the memory for others.
   virtual void Clear(DeviceStream stream) = 0;

@@ -1,0 +1,128 @@
+// Kernel bodies of pooled lookups: the rows of a bag of ids are combined as they are read, and never written
+// down.
+//
+// A lane has one element of one pooled row, element first + l of (bags, dim), so lanes beside each other read
+// elements beside each other whatever the width of a row, and a bag of any length is summed in the order of
+// its ids: the sums are those of the CPU, bit for bit.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "batch_keys.h"
+#include "device_rows.h"
+#include "elements.h"
+#include "find_kernels.h"
+#include "host_device.h"
+#include "kvtable/bags.h"
+
+namespace kvtable {
+
+// What a bag's sum is divided by; see Combiner.
+template <class C>
+KVTABLE_HOST_DEVICE inline C BagDivisor(const C* weights, int64_t begin, int64_t end, Combiner combiner) {
+  if (combiner == Combiner::kSum) return 1;
+  C total = 0;
+  if (weights == nullptr) {
+    total = static_cast<C>(end - begin);
+  } else {
+    for (int64_t i = begin; i < end; ++i) {
+      total += combiner == Combiner::kMean ? weights[i] : weights[i] * weights[i];
+    }
+  }
+  return combiner == Combiner::kMean ? total : std::sqrt(total);
+}
+
+template <class T>
+struct PoolBody {
+  using Compute = typename Element<T>::Compute;
+
+  BatchKeys keys;
+  DeviceRows rows;
+  const uint32_t* numbers;  // (ids): the ids' rows
+  MissingValue missing;     // for kNoRow
+  const int64_t* splits;    // (bags + 1)
+  uint64_t bags;
+  const Compute* weights;  // (ids) or null
+  Combiner combiner;
+  uint64_t dim;
+  T* out;  // (bags, dim)
+
+  template <class Lanes>
+  KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
+    const uint64_t at = first + lanes.lane();
+    if (at >= bags * dim) return;
+    const uint64_t bag = at / dim;
+    const uint64_t j = at - bag * dim;
+    const int64_t begin = splits[bag];
+    const int64_t end = splits[bag + 1];
+    if (weights == nullptr && end == begin + 1) {  // whatever the combiner
+      out[at] = ElementOf(begin, j);
+      return;
+    }
+    Compute sum = 0;
+    constexpr int kAtOnce = 4;  // loads whose latencies pass at the same time
+    int64_t i = begin;
+    for (; i + kAtOnce <= end; i += kAtOnce) {
+      T elements[kAtOnce];
+      KVTABLE_UNROLL
+      for (int u = 0; u < kAtOnce; ++u) elements[u] = ElementOf(i + u, j);
+      KVTABLE_UNROLL
+      for (int u = 0; u < kAtOnce; ++u) sum += Weighted(elements[u], i + u);
+    }
+    for (; i < end; ++i) sum += Weighted(ElementOf(i, j), i);
+    const Compute divisor = BagDivisor(weights, begin, end, combiner);
+    out[at] = Element<T>::Store(divisor == 0 ? Compute{0} : divisor == 1 ? sum : sum / divisor);
+  }
+
+ private:
+  KVTABLE_HOST_DEVICE Compute Weighted(T element, int64_t i) const {
+    const Compute x = Element<T>::Load(element);
+    return weights == nullptr ? x : weights[i] * x;
+  }
+
+  KVTABLE_HOST_DEVICE T ElementOf(int64_t i, uint64_t j) const {
+    const uint32_t row = numbers[i];
+    if (row != kNoRow) return reinterpret_cast<const T*>(rows.Row(row))[j];
+    if (missing.missing == Missing::kZeros) return T{};
+    const uint64_t key = keys.At(static_cast<uint64_t>(i));
+    const char* const ready = missing.Ready(key, static_cast<uint64_t>(i));
+    if (ready != nullptr) return reinterpret_cast<const T*>(ready)[j];
+    return missing.initial.template Drawn<T>(RandomStream(missing.initial.seed, key), j);
+  }
+};
+
+// The gradient with respect to each id's row: that of its bag's pooled row, times the id's weight, over the
+// divisor.
+template <class T>
+struct SpreadGradientBody {
+  using Compute = typename Element<T>::Compute;
+
+  const int64_t* splits;  // (bags + 1)
+  uint64_t bags;
+  const Compute* weights;  // (ids) or null
+  Combiner combiner;
+  uint64_t dim;
+  const T* gradient;  // (bags, dim)
+  T* out;             // (ids, dim)
+
+  template <class Lanes>
+  KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
+    const uint64_t at = first + lanes.lane();
+    if (at >= bags * dim) return;
+    const uint64_t bag = at / dim;
+    const uint64_t j = at - bag * dim;
+    const int64_t begin = splits[bag];
+    const int64_t end = splits[bag + 1];
+    const Compute of_bag = Element<T>::Load(gradient[at]);
+    const Compute divisor = BagDivisor(weights, begin, end, combiner);
+    for (int64_t i = begin; i < end; ++i) {
+      const Compute weight = weights == nullptr ? Compute{1} : weights[i];
+      // Where nothing was pooled no gradient counts, finite or not.
+      const Compute x = divisor == 0 ? Compute{0} : weight / divisor * of_bag;
+      out[static_cast<uint64_t>(i) * dim + j] = Element<T>::Store(x);
+    }
+  }
+};
+
+}  // namespace kvtable
