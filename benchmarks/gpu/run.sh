@@ -4,7 +4,8 @@
 #
 #   benchmarks/gpu/run.sh [OUTPUT_DIRECTORY]
 #
-# Writes check.txt, memcheck.txt, racecheck.txt and benchmark.json there (build/gpu/results where not said otherwise).
+# Writes check.txt, optimizers.txt, memcheck.txt, racecheck.txt and benchmark.json there (build/gpu/results where not
+# said otherwise).
 # KVTOOLS_GPU_BUILD names a directory that has been built already, elsewhere: then neither nvcc nor CMake is needed.
 set -eu
 root=$(cd "$(dirname "$0")/../.." && pwd)
@@ -20,7 +21,7 @@ if [ -z "${KVTOOLS_GPU_BUILD:-}" ]; then
   cmake -S "$root" -B "$build" -DKVTABLE_PYTHON=OFF -DKVTABLE_BUILD_TESTS=ON -DCMAKE_BUILD_TYPE=Release \
     -DKVTOOLS_CUDA=on -DKVTOOLS_CUDA_ARCHITECTURES="${KVTOOLS_CUDA_ARCHITECTURES:-80-real;90}" >"$build/configure.log" 2>&1 ||
     { tail -20 "$build/configure.log" >&2; exit 1; }
-  cmake --build "$build" --parallel 2 --target device_table_cuda_check device_table_benchmark >"$build/build.log" 2>&1 ||
+  cmake --build "$build" --parallel 2 --target device_table_cuda_check device_optimizer_cuda_check device_table_benchmark >"$build/build.log" 2>&1 ||
     { tail -40 "$build/build.log" >&2; exit 1; }
 fi
 check=$build/kernels/tests/device_table_cuda_check
@@ -29,6 +30,10 @@ benchmark=$build/kernels/tests/device_table_benchmark
 echo "run.sh: the table against a map, on the GPU"
 timeout 120 "$check" 2>&1 | tee "$out/check.txt"
 grep -q "There is no CUDA device" "$out/check.txt" && { echo "run.sh: no GPU here: nothing was measured." >&2; exit 1; }
+
+echo "run.sh: optimizers against the CPU's, on the GPU"
+timeout 90 "$build/kernels/tests/device_optimizer_cuda_check" >"$out/optimizers.txt" 2>&1 ||
+  { tail -5 "$out/optimizers.txt" >&2; exit 1; }
 
 for tool in memcheck racecheck; do
   echo "run.sh: the same, a small part, under compute-sanitizer --tool $tool"

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "check.h"
+#include "device_arrays.h"
 #include "hash.h"
 #include "initial_value.h"
 #include "kvtable/parallel_for.h"
@@ -29,36 +30,13 @@ namespace kvtable {
 namespace {
 
 #if defined(KVTABLE_TEST_CUDA)
-// Memory that host and device reach.
-template <class T>
-struct SharedMemory {
-  using value_type = T;
-  SharedMemory() = default;
-  template <class U>
-  SharedMemory(const SharedMemory<U>&) {}  // NOLINT(google-explicit-constructor)
-  T* allocate(size_t n) {
-    void* memory = nullptr;
-    CHECK(cudaMallocManaged(&memory, n * sizeof(T)) == cudaSuccess);
-    return static_cast<T*>(memory);
-  }
-  void deallocate(T* memory, size_t) { cudaFree(memory); }  // waits for the device
-  friend bool operator==(const SharedMemory&, const SharedMemory&) { return true; }
-  friend bool operator!=(const SharedMemory&, const SharedMemory&) { return false; }
-};
-
 std::unique_ptr<DeviceTable> Make(const DeviceTableOptions& options) { return MakeCudaTable(options); }
-
-// Before the host reads what was queued, or writes what it reads.
-void Finish() { CHECK(cudaDeviceSynchronize() == cudaSuccess); }
 
 template <class T>
 void Read(T* to, const void* row) {
   CHECK(cudaMemcpy(to, row, sizeof(T), cudaMemcpyDefault) == cudaSuccess);
 }
 #else
-template <class T>
-using SharedMemory = std::allocator<T>;
-
 ParallelFor& Pool() {
   static const std::unique_ptr<ParallelFor> pool = MakeThreadPool(3);
   return *pool;
@@ -68,24 +46,11 @@ std::unique_ptr<DeviceTable> Make(const DeviceTableOptions& options, size_t memo
   return std::make_unique<DeviceTableImpl<ThreadsDevice>>(ThreadsDevice(&Pool(), memory), options);
 }
 
-void Finish() {}
-
 template <class T>
 void Read(T* to, const void* row) {
   std::memcpy(to, row, sizeof(T));
 }
 #endif
-
-// What operations are given: arrays that the table's device can reach.
-template <class T>
-using Array = std::vector<T, SharedMemory<T>>;
-
-// A vector of bool is none.
-struct Flag {
-  bool is_set = false;
-};
-bool* Bools(Array<Flag>* flags) { return reinterpret_cast<bool*>(flags->data()); }
-static_assert(sizeof(Flag) == sizeof(bool));
 
 constexpr int64_t kExtremes[] = {std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max(), 0,
                                  -1, 1};
