@@ -148,6 +148,15 @@ def slices_of(keys: Array, slices: int, by_crc: bool = False) -> Array:
     return np.array(crcs, np.int64) % slices
 
 
+def literally(text: bytes) -> bytes:
+    """A pattern of Redis that this text matches, and no other.
+
+    >>> literally(b"a*b")
+    b'a\\\\*b'
+    """
+    return b"".join(b"\\" + bytes([c]) if c in b"*?[]\\^-" else bytes([c]) for c in text)
+
+
 def _as_in_memory(text: bytes) -> bytes:
     """As many of the first bytes of the object that holds a string as the string has."""
     return text if len(text) > _SHORT_STRING else (bytes([len(text) << 2]) + text)[: len(text)]

@@ -206,7 +206,7 @@ class RedisStore:
         if p["redis_hash_tags_runtime"] or all(client.exists(key) for key in ours):
             return ours
         theirs: dict[int, bytes] = {}
-        for key in client.scan_iter(match=_literally(prefix) + b"{*}", count=10000):
+        for key in client.scan_iter(match=layout.literally(prefix) + b"{*}", count=10000):
             field = client.hrandfield(key)
             if field is None:  # It has just gone.
                 continue
@@ -337,8 +337,3 @@ def _expire(connection: RedisConnection, hashes: Mapping[str, Sequence[bytes]], 
     """Has hashes go after a time that nobody uses them in."""
     with contextlib.suppress(ConnectionError):
         connection.ask(lambda client: [client.expire(key, seconds) for keys in hashes.values() for key in keys])
-
-
-def _literally(text: bytes) -> bytes:
-    """A glob pattern that only this text matches."""
-    return b"".join(b"\\" + bytes([c]) if c in b"*?[]\\^-" else bytes([c]) for c in text)
