@@ -334,3 +334,29 @@ def test_a_checkpoint_of_shadow_variables_under_a_legacy_optimizer(tmp_path, mak
     model, optimizer, checkpoint = made()
     checkpoint.restore(path)
     assert step(model, optimizer) == later
+
+
+@pytest.mark.parametrize("files", [False, True], ids=["in_checkpoint", "to_files"])
+@pytest.mark.parametrize("partitioner", PARTITIONERS.values(), ids=PARTITIONERS)
+@pytest.mark.parametrize(("before", "after"), [(1, 1), (3, 2)])
+def test_a_checkpoint_is_restored_in_a_graph(tmp_path, before, after, partitioner, files):
+    def made(devices):
+        return de.Variable(
+            dim=2,
+            name=NAME,
+            devices=["/CPU:0"] * devices,
+            restrict_policy=de.FrequencyRestrictPolicy,
+            kv_creator=de.CuckooHashTableCreator(saver=de.FileSystemSaver()) if files else None,
+            **partitioner,
+        )
+
+    table = made(before)
+    table.upsert(KEYS, ROWS)
+    table.restrict_policy.apply_update(tf.constant(KEYS[:3]))
+    path = tf.train.Checkpoint(v=table).save(str(tmp_path / "c"))
+    expected = by_key(table.restrict_policy.status.export())
+    with tf.Graph().as_default(), v1.Session() as session:
+        again = made(after)
+        tf.train.Checkpoint(v=again).restore(path).run_restore_ops(session)
+        assert by_key(session.run(again.export())) == EXPECTED
+        assert by_key(session.run(again.restrict_policy.status.export())) == expected
