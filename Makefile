@@ -52,7 +52,7 @@ test: setup setup-horovod sanitize peers ## everything that must pass
 	@command -v redis-server >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
 	  apt-get update -qq && apt-get install -y -qq redis-server; } || \
 	  echo "make: without redis-server the tests of the redis dialect are skipped: install it to run them." >&2
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n logical --maxprocesses 4 --dist loadfile
 
 peers: setup ## other engines, each in its environment, to exchange checkpoints with
 	@$(BIN)/python benchmarks/peers/tfra.py >/dev/null

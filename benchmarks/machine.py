@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from pathlib import Path
 from typing import Any
 
@@ -25,3 +26,13 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "load_before": os.getloadavg()[0],
     }
+
+
+def file_name(on: dict[str, Any], *kind: str) -> str:
+    """Of the results of a machine, without an ending.
+
+    >>> file_name({"cpu": "Intel(R) Xeon(R) @ 2.5GHz", "cpus": 2}, "sok")
+    'intel-xeon-2.5ghz-2cpu-sok'
+    """
+    cpu = re.sub(r"\(r\)|[^a-z0-9.]+", " ", on["cpu"].lower()).split()
+    return "-".join([*cpu, f"{on['cpus']}cpu", *kind])

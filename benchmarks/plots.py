@@ -15,13 +15,19 @@ from report import speed
 
 COLORS = {
     "kv": "#1b6ca8",
+    "de": "#5fa8d3",
     "TFRA": "#c8553d",
     "tf.gather": "#7f8c8d",
     "dense": "#7f8c8d",
     "hashed tf.Variable": "#7f8c8d",
 }
-LABELS = {"kv": "kvtools", "dense": "dense tf.Variable", "tf.gather": "tf.gather on a dense tf.Variable"}
-MARKS = {"kv": "o", "TFRA": "s", "tf.gather": "^"}
+LABELS = {
+    "kv": "kvtools",
+    "de": "its dynamic_embedding API",
+    "dense": "dense tf.Variable",
+    "tf.gather": "tf.gather on a dense tf.Variable",
+}
+MARKS = {"kv": "o", "de": "d", "TFRA": "s", "tf.gather": "^"}
 
 
 def draw(result: dict[str, Any], folder: Path) -> list[Path]:

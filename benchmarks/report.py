@@ -12,14 +12,16 @@ from turns import ratio
 GROUPS = {
     "lookup": (
         "Lookup through the TensorFlow op",
-        "Uniformly random ids that are there, in a `tf.function`; million rows a second.",
+        "Uniformly random ids that are there, in a `tf.function`; million rows a second. `de` is "
+        "`tfplugin.dynamic_embedding`, whose lookups never insert.",
         "rows",
     ),
     "train": (
         "Training step",
         "Lookup, gradient of the sum of squares and apply in one `Session.run`, ids fed; million rows a second. "
-        "Dense is a `tf.Variable` with `tf.gather`. The optimizers are those of `tf.compat.v1.train`; on the dense "
-        "variable Adam decays and moves every row at each step.",
+        "`de` is `tfplugin.dynamic_embedding`, written as for TFRA. Dense is a `tf.Variable` with `tf.gather`. The "
+        "optimizers are those of `tf.compat.v1.train`; on the dense variable Adam decays and moves every row at each "
+        "step.",
         "rows",
     ),
     "parts": ("Parts on one device", "Million rows a second.", "rows"),

@@ -31,7 +31,7 @@ import report
 from cases.case import SIZES, Case, Size
 from command_line import command_line
 from engine import table_engine
-from machine import machine
+from machine import file_name, machine
 from peers import tfra
 from turns import KEEP_MEMORY, WorkerError, Workers, measure, workers
 
@@ -58,7 +58,7 @@ def say(text: str) -> None:
 
 def pythons(with_peers: bool) -> dict[str, Path]:
     """The interpreter of each library. Without TFRA where it is not wanted or cannot be had."""
-    found = {"kv": Path(sys.executable), "dense": Path(sys.executable)}
+    found = {library: Path(sys.executable) for library in ("kv", "de", "dense")}
     if with_peers:
         try:
             found["tfra"] = tfra.set_up()
@@ -157,13 +157,13 @@ def main() -> int:
             say(f"{kind} ...")
             result["table_engine" if kind == "engine" else kind] = measure_alone(size.rounds)
 
-    # What is kept in the repository is a whole run, never a part of one.
+    # Only a whole run goes to the repository by itself: a part has a name of its own, so that it replaces none.
     whole = size.name == "full" and set(args.only) == set(KINDS) and not args.no_peers and args.malloc == "keep"
     to_repository = whole and args.output is None
     output = args.output or (RESULTS if whole else ROOT / "build" / "benchmarks")
     output.mkdir(parents=True, exist_ok=True)
-    on = result["machine"]
-    stem = f"{on['cpu'].replace(' ', '-').lower()}-{on['cpus']}cpu" + ("" if size.name == "full" else f"-{size.name}")
+    part = [] if set(args.only) == set(KINDS) else args.only
+    stem = file_name(result["machine"], *part, *([] if size.name == "full" else [size.name]))
     (output / f"{stem}.json").write_text(json.dumps(result, indent=1) + "\n")
     page = report.markdown(result)
     (output / f"{stem}.md").write_text(page)

@@ -13,7 +13,6 @@ import datetime
 import importlib.util
 import json
 import os
-import re
 import sys
 import time
 from pathlib import Path
@@ -23,7 +22,7 @@ import cases.exchange
 import report
 from cases.case import SIZES
 from horovod_ranks import WorkersWithRanks
-from machine import machine
+from machine import file_name, machine
 from turns import KEEP_MEMORY, WorkerError, measure
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -92,9 +91,7 @@ def main() -> int:
     whole = size.name == "full" and len(args.only) == 2 and args.ranks == 2 and not (args.filter or args.threads)
     output = args.output or ROOT / ("benchmarks/results" if whole else "build/benchmarks")
     output.mkdir(parents=True, exist_ok=True)
-    cpu = re.sub(r"\(r\)|[^a-z0-9.]+", " ", result["machine"]["cpu"].lower()).split()
-    kind = ["sok"] if size.name == "full" else ["sok", size.name]
-    stem = "-".join([*cpu, f"{result['machine']['cpus']}cpu", *kind])
+    stem = file_name(result["machine"], *(["sok"] if size.name == "full" else ["sok", size.name]))
     text = json.dumps(result, indent=1) + "\n"
     page = report.markdown(result)
     (output / f"{stem}.json").write_text(text)

@@ -11,7 +11,6 @@ import argparse
 import datetime
 import json
 import os
-import re
 import shutil
 import statistics
 import subprocess
@@ -23,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from machine import machine
+from machine import file_name, machine
 
 ROOT = Path(__file__).resolve().parent.parent
 KVTOOLS = str(Path(sys.executable).parent / "kvtools")
@@ -225,8 +224,7 @@ def main() -> None:
     }
     output = args.output or ROOT / "benchmarks" / "results"
     output.mkdir(parents=True, exist_ok=True)
-    cpu = re.sub(r"\(r\)|[^a-z0-9.]+", " ", on["cpu"].lower()).split()
-    stem = "-".join([*cpu, f"{on['cpus']}cpu", "tools"])
+    stem = file_name(on, "tools")
     (output / f"{stem}.json").write_text(json.dumps(result, indent=1) + "\n")
     (output / f"{stem}.md").write_text(markdown(result))
     print(markdown(result))

@@ -29,7 +29,7 @@ import time
 import traceback
 from typing import Any, TextIO
 
-LIBRARIES = ("kv", "dense", "tfra")
+LIBRARIES = ("kv", "de", "dense", "tfra")
 
 
 def answer(request: dict[str, Any], library: Any, open_sides: dict[str, Any]) -> dict[str, Any]:

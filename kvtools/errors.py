@@ -9,15 +9,22 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from kvtools.url_password import without_password
+
 
 class KvtoolsError(Exception):
-    """Base of every error that kvtools raises on purpose.
+    """Base of every error that kvtools raises on purpose. No message has the password of a URL.
 
     >>> KvtoolsError("reading 'a.index': the file is empty").exit_code
     1
+    >>> print(KvtoolsError("opening 'redis://:secret@cache/0': refused"))
+    opening 'redis://cache/0': refused
     """
 
     exit_code: ClassVar[int] = 1
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*[without_password(one) if isinstance(one, str) else one for one in args])
 
 
 class BadInputError(KvtoolsError):

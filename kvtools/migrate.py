@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from kvtools.dialects.detect import dialect_named, open_checkpoint, writable_dialects
-from kvtools.dialects.dialect import Dialect, without_password
+from kvtools.dialects.dialect import Dialect
 from kvtools.dialects.interface import (
     KEYS,
     Array,
@@ -43,6 +43,7 @@ from kvtools.fit import Fit, FittedTable, fit
 from kvtools.partition import RULES, owners
 from kvtools.replace_output import check_free, check_replaceable, replace_files, replace_folder
 from kvtools.status_names import status_tables
+from kvtools.url_password import without_password
 
 _KEY_ROWS = 1 << 18
 _LARGEST_CHUNK = 16
@@ -394,6 +395,9 @@ def check_output(output: str | os.PathLike[str], to: str | Dialect, *, force: bo
     """
     dialect = _writable(output, to)
     kind = dialect.output_kind(str(output))
+    if ("://" in str(output)) != (kind == "url"):
+        expected = "a URL" if kind == "url" else "a path"
+        raise UsageError(f"writing '{output}': {dialect.name} is written to {expected}; see `kvtools dialects`")
     if kind in ("prefix", "file"):
         check_free(Path(output).absolute(), force=force)
     elif kind == "folder":

@@ -35,6 +35,7 @@ from kvtools.engine import Engine, run_all
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError
 from kvtools.key_join import sorted_buckets
 from kvtools.partition import owners
+from kvtools.url_password import without_password
 
 _KEY_ROWS = 1 << 18
 _FEW = 5
@@ -116,7 +117,7 @@ def verify(
     except BadInputError as error:
         if not _is_there(path):
             raise
-        return Verification(path, None, (), 0, 1, (Finding("error", "open", "", str(error)),))
+        return Verification(without_password(path), None, (), 0, 1, (Finding("error", "open", "", str(error)),))
     return check(checkpoint, tables=tables, memory=options.memory, workers=workers, engine=engine, progress=progress)
 
 

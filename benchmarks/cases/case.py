@@ -10,7 +10,7 @@ from typing import Any
 class Side:
     """One competitor of a case: a library, and what it does differently from the case's parameters."""
 
-    library: str  # kv, dense or tfra; or, on Horovod ranks, ranks
+    library: str  # kv, de, dense or tfra; or, on Horovod ranks, ranks
     changes: dict[str, Any] = field(default_factory=dict)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from cases.case import Case, Comparison, Side, Size
 
 TIMES_TFRA = {("SGD", 16): 3.0, ("SGD", 64): 2.5, ("Adam", 16): 8.0, ("Adam", 64): 4.0}
+OF_NATIVE = 0.9  # asked of the dynamic_embedding API
+DE_TIMES_TFRA = {"Adam": 4.0}
 FLOOR = 0.5
 
 
@@ -24,10 +26,12 @@ def cases(size: Size) -> list[Case]:
                 "batches": size.batches,
                 "parts": 1,
             },
-            sides={"kv": Side("kv"), "dense": Side("dense"), "TFRA": Side("tfra")},
+            sides={"kv": Side("kv"), "de": Side("de"), "dense": Side("dense"), "TFRA": Side("tfra")},
             items=size.batch,
             comparisons=(
                 Comparison("kv", "TFRA", at_least=TIMES_TFRA.get((optimizer, dim)) if ids == "unique" else None),
+                Comparison("de", "kv", at_least=OF_NATIVE),
+                Comparison("de", "TFRA", at_least=DE_TIMES_TFRA.get(optimizer) if ids == "unique" else None),
                 Comparison("kv", "dense"),
             ),
             floor=FLOOR if ids == "unique" else 0.0,

@@ -608,7 +608,8 @@ class TableImpl : public Table {
     static_assert(alignof(Bucket) == kMaxShards);
     // What the search for key i has come to: null, the pointer, or the bucket to search next.
     std::array<uintptr_t, kBlock> found;
-    constexpr uintptr_t kUnfinished = 1;  // marks the last; whatever `locate` points to has an even address
+    // Marks the last: a bit that no address of a process has.
+    constexpr uintptr_t kUnfinished = uintptr_t{1} << 63;
     for (int64_t block = begin; block < end; block += kBlock) {
       const int64_t count = std::min(kBlock, end - block);
       const Key* const block_keys = keys + block;

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -46,15 +45,6 @@ class Source:
     def bundle(self) -> Bundle | None:
         """The opened TensorFlow bundle, or None if there is none; raises `BadInputError` if it is damaged."""
         return None if self.location is None else Bundle(self.location.prefix)
-
-
-def without_password(text: str) -> str:
-    """Return a path or URL as messages show it.
-
-    >>> without_password("redis://user:secret@cache:6379/0")
-    'redis://cache:6379/0'
-    """
-    return re.sub(r"^([\w+]+://)[^/]*@", r"\1", text)
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,7 @@ from kvtools.errors import (
     OutputError,
     UsageError,
 )
+from kvtools.url_password import without_password
 
 NAME = "redis"
 FORMAT = 1
@@ -141,14 +142,21 @@ def place_of(text: str) -> Place:
         'redis://cache:6379/2?prefix=ads'
     """
     doing = "reading a Redis URL"
-    parts = urllib.parse.urlsplit(text)
+    try:
+        parts = urllib.parse.urlsplit(text)
+    except ValueError as error:
+        raise UsageError(f"{doing} '{without_password(text)}': {error}; expected redis://host:port/database") from error
     scheme, plus, _ = parts.scheme.partition("+")
     options = dict(urllib.parse.parse_qsl(parts.query, keep_blank_values=True))
     prefix = options.pop("prefix", DEFAULT_PREFIX)
     try:
         port = parts.port
     except ValueError as error:
-        raise UsageError(f"{doing}: {error}; expected redis://host:port/database") from error
+        # What is taken for the port may be part of a password.
+        raise UsageError(
+            f"{doing}: its port is no number up to 65535; expected redis://host:port/database; in a password"
+            " before the host, write / ? # @ as %2F %3F %23 %40"
+        ) from error
     where = (
         parts.path if scheme == "unix" else f"{parts.hostname or 'localhost'}{f':{port}' if port else ''}{parts.path}"
     )
@@ -209,7 +217,7 @@ def _redis_errors(doing: str, kind: type[KvtoolsError] = BadInputError) -> Itera
     try:
         yield
     except redis.exceptions.AuthenticationError as error:
-        raise kind(f"{doing}: {error}; put user and password into the URL, redis://user:password@host") from error
+        raise kind(f"{doing}: {error}; put user:password@ before the host in the URL") from error
     except redis.exceptions.NoPermissionError as error:
         raise kind(f"{doing}: {error}; name a user who may run the command") from error
     except redis.exceptions.OutOfMemoryError as error:

@@ -176,6 +176,10 @@ def test_bytes_are_counted_in_lines_where_access_is_random(module):
     assert floor.step_bytes(16, slots=2, different=0.5) < floor.step_bytes(16, slots=2)
 
 
+def test_results_are_named_after_the_machine(module):
+    assert doctest.testmod(module("machine")).failed == 0
+
+
 @pytest.mark.parametrize("how", ["uniform", "unique", "zipf"])
 def test_ids_are_the_same_in_every_process(module, how):
     ids = module("ids")
@@ -219,7 +223,7 @@ def test_a_peer_that_cannot_be_installed_is_left_out(module, monkeypatch, capsys
         raise run.tfra.PeerError("no network")
 
     monkeypatch.setattr(run.tfra, "set_up", set_up)
-    assert run.pythons(with_peers=True).keys() == {"kv", "dense"}
+    assert run.pythons(with_peers=True).keys() == {"kv", "de", "dense"}
     assert "no network" in capsys.readouterr().err
 
 

@@ -9,6 +9,7 @@ import shutil
 import socket
 import struct
 import subprocess
+import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -349,7 +350,7 @@ class TestRefused:
     def test_password(self, start: Start, make_table: Make) -> None:
         port, _ = start("--requirepass", "secret")
         for user in ("", ":wrong@"):
-            with pytest.raises(BadInputError, match=r"put user and password into the URL") as caught:
+            with pytest.raises(BadInputError, match=r"put user:password@ before the host") as caught:
                 open_checkpoint(f"redis://{user}127.0.0.1:{port}")
             assert "wrong" not in str(caught.value).replace("WRONGPASS", "")
         url = f"redis://:secret@127.0.0.1:{port}"
@@ -523,3 +524,30 @@ class TestCluster:
     def test_other_databases_are_refused(self, ports: list[int]) -> None:
         with pytest.raises(BadInputError, match="connecting to"):
             open_checkpoint(f"redis://127.0.0.1:{ports[0]}/1")
+
+
+def test_a_password_is_in_no_message(start: Start, make_table: Make, tmp_path: Path) -> None:
+    """Whatever fails, and wherever the URL has it."""
+    port, _ = start("--requirepass", "s3cret")
+    source = tmp_path / "source.npz"
+    write_tables([make_table("emb", 5, 2)], source, "npz")
+    kvtools = str(Path(sys.executable).with_name("kvtools"))
+    told = ""
+    for url in (
+        f"redis://:s3cret@127.0.0.1:{port}/0",
+        f"redis://127.0.0.1:{port}/0?password=s3cret&prefix=other",
+        f"redis://:s3cret-that-is-wrong@127.0.0.1:{port}/0",
+        f"redis://:s3cret@127.0.0.1:{port}/0?prefix=a{{b",
+        f"redis://:s3cret/unquoted@127.0.0.1:{port}/0",
+        f"redis://:s3cret@127.0.0.1:{free_port()}/0",
+        "redis://:s3cret@[::1/0",
+    ):
+        for command in (["verify", url], ["migrate", str(source), url], ["migrate", str(source), url, "--to", "npz"]):
+            done = subprocess.run([kvtools, *command], capture_output=True, text=True, check=False)
+            told += done.stdout + done.stderr
+        with contextlib.suppress(BadInputError, UsageError):
+            open_checkpoint(url)
+    assert "npz is written to a path" in told and "there are no" not in told
+    assert "s3cret" not in told
+    with pytest.raises(BadInputError, match="put user:password@ before the host"):
+        open_checkpoint(f"redis://:wrong@127.0.0.1:{port}/0")

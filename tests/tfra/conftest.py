@@ -38,13 +38,13 @@ class Mode:
 
     def __init__(self, name: str, session: tf.compat.v1.Session | None = None) -> None:
         self.name = name
-        self._session = session
+        self.session = session
 
     def __call__(self, call: Callable[..., Any], *args: Any) -> Any:
         """What `call` gives for arrays, as arrays; None for an operation."""
-        if self._session is not None:
+        if self.session is not None:
             result = call(*[tf.constant(a) for a in args])
-            ran = self._session.run([] if result is None else result)
+            ran = self.session.run([] if result is None else result)
             return None if ran is None or result is None else ran
         tensors = [tf.constant(a) for a in args]
         if self.name == "function":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -132,3 +134,52 @@ def test_arguments_are_checked():
         de.HkvHashTableCreator(5)
     with pytest.raises(TypeError, match="bounded tables hold numbers, got strings"):
         de.Variable(tf.string, dim=2, name="v", kv_creator=de.HkvHashTableCreator())
+
+
+def scores_of(mode, v):
+    keys, scores = mode(lambda: v.export_keys_and_scores(1))
+    assert scores.dtype == np.int64
+    return dict(zip(keys.tolist(), scores.tolist(), strict=True))
+
+
+def test_scores_are_exported(mode, devices):
+    v = bounded(LFU, 8, devices)
+    assert scores_of(mode, v) == {}
+    upsert(mode, v, 0, 1, 2, 3)
+    assert scores_of(mode, v) == {0: 1, 1: 1, 2: 1, 3: 1}
+    upsert(mode, v, 0, 1, 4)
+    assert scores_of(mode, v) == {0: 2, 1: 2, 2: 1, 3: 1, 4: 1}
+    v = bounded(CUSTOMIZED, 8, devices, gen_scores_fn=lambda keys: keys * 2)
+    upsert(mode, v, 0, 1, 7)
+    assert scores_of(mode, v) == {0: 0, 1: 2, 7: 14}
+    v = bounded(EPOCHLFU, 8, step_per_epoch=2)
+    for _ in range(3):
+        upsert(mode, v, 1)
+    upsert(mode, v, 2)
+    assert scores_of(mode, v) == {1: (1 << 32) + 3, 2: (1 << 32) + 1}
+
+
+@pytest.mark.parametrize("strategy", [LRU, EPOCHLRU])
+def test_scores_by_time_are_microseconds(mode, strategy):
+    before = time.time() * 1e6
+    v = bounded(strategy)
+    upsert(mode, v, 1)
+    upsert(mode, v, 2)
+    scores = scores_of(mode, v)
+    assert before - 1 <= scores[1] < scores[2] <= time.time() * 1e6 + 1
+
+
+def test_scores_come_with_rows(mode):
+    v = bounded(LFU)
+    mode(v.upsert, np.array([1, 2]), np.array([[1, 2], [3, 4]], np.float32))
+    keys, rows, scores = mode(lambda: v.tables[0].export_with_scores(10))
+    assert dict(zip(keys.tolist(), rows.tolist(), strict=True)) == {1: [1, 2], 2: [3, 4]}
+    assert scores.tolist() == [1, 1]
+
+
+def test_scores_are_of_bounded_tables():
+    with pytest.raises(TypeError, match="has no scores: give it kv_creator=HkvHashTableCreator"):
+        de.Variable(dim=2, name="v").export_keys_and_scores(1)
+    for size in (0, True, 1.5):
+        with pytest.raises(ValueError, match="split_size must be a number of 1 or more"):
+            bounded(LFU).export_keys_and_scores(size)

@@ -2,50 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import shutil
-import socket
-import subprocess
-import time
 
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
+from redis_processes import Server
 
 from tfplugin import dynamic_embedding as de
 
 redis = pytest.importorskip("redis", reason="redis-py is not installed")
-BINARY = shutil.which("redis-server")
-pytestmark = pytest.mark.skipif(BINARY is None, reason="redis-server is not installed")
 
 KEYS = np.array([0, -1, 7, -(2**63), 2**63 - 1, 5, 12])
 ROWS = np.random.default_rng(0).normal(size=(len(KEYS), 2)).astype(np.float32)
-
-
-class Server:
-    def __init__(self, folder):
-        with socket.socket() as found:
-            found.bind(("127.0.0.1", 0))
-            self.port = found.getsockname()[1]
-        self.folder = folder
-        self.start()
-
-    def start(self):
-        command = [str(BINARY), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
-        self.process = subprocess.Popen([*command, "--save", "", "--appendonly", "no"], stdout=subprocess.DEVNULL)
-        end = time.monotonic() + 30
-        while time.monotonic() < end:
-            with contextlib.suppress(redis.ConnectionError):
-                redis.Redis(port=self.port).ping()
-                return
-            time.sleep(0.05)
-        raise AssertionError("redis-server does not answer")
-
-    def stop(self):
-        self.process.terminate()
-        self.process.wait()
 
 
 @pytest.fixture(scope="module")
@@ -219,6 +189,33 @@ def test_the_configuration_is_checked(tmp_path, monkeypatch):
         de.RedisTableConfig().parameters()
     with pytest.raises(TypeError, match="config must be a RedisTableConfig, got 5"):
         de.RedisTableCreator(5)
-    path.write_text("{}")
-    with pytest.raises(TypeError, match="tables in Redis hold numbers"):
-        de.Variable(tf.string, dim=2, name="v", kv_creator=de.RedisTableCreator())
+    for given, message in {
+        '{"redis_connection_mode": 3}': "redis_connection_mode must be one of .*0: 'a cluster'.*1: 'sentinels'",
+        '{"redis_host_ip": ["a", "b"], "redis_host_port": [1, 2, 3]}': "2 redis_host_ip and 3 redis_host_port",
+        '{"redis_host_port": ["6379"]}': r"redis_host_port must be a whole number or a list of such, got \['6379'\]",
+        '{"redis_host_port": [0]}': "from 1 to 65535",
+        '{"redis_connect_timeout": "1s"}': "redis_connect_timeout must be a whole number, got '1s'",
+        '{"storage_slice": 0}': "storage_slice must be from 1 to 16384",
+        '{"storage_slice": 2, "redis_hash_tags_runtime": ["{1}"]}': "1 redis_hash_tags_runtime for 2 slices",
+        '{"redis_password": 12345}': "redis_password must be a string, got another value",
+    }.items():
+        path.write_text(given)
+        with pytest.raises(ValueError, match=f"{path}': .*{message}"):
+            de.RedisTableConfig().parameters()
+
+
+def test_what_a_configuration_says_in_vain_is_told(tmp_path, caplog):
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps({"table_store_mode": 1, "using_model_lib": False, "model_tag_import": "old"}))
+    parameters = de.RedisTableConfig(str(path)).parameters()
+    assert parameters["redis_host_port"] == [6379] and "table_store_mode" not in parameters
+    for told in (
+        "table_store_mode is not used: rows stay in the server",
+        "using_model_lib, which is no parameter",
+        "model_tag_import is not used: rows of another model tag are not copied",
+    ):
+        assert told in caplog.text
+    caplog.clear()
+    path.write_text(json.dumps({"table_store_mode": 2, "redis_connection_lifetime": 5, "model_lib_abs_dir": "/x"}))
+    de.RedisTableConfig(str(path)).parameters()
+    assert caplog.text == ""

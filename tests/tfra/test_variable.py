@@ -287,3 +287,28 @@ def test_a_session_needs_no_initializer_and_initializers_clear_nothing(session, 
     session.run(v.upsert(tf.constant([1], tf.int64), [[2.0]]))
     session.run([tf.compat.v1.global_variables_initializer(), tf.compat.v1.local_variables_initializer()])
     assert session.run(v.lookup(tf.constant([1, 2], tf.int64))).tolist() == [[2], [7]]
+
+
+def test_a_strategy_that_copies_variables_is_refused(name):
+    with (
+        tf.distribute.MirroredStrategy(["/CPU:0"]).scope(),
+        pytest.raises(ValueError, match=f"'{name}' cannot be made under MirroredStrategy.*Horovod"),
+    ):
+        de.Variable(dim=2, name=name)
+    with tf.distribute.OneDeviceStrategy("/CPU:0").scope():
+        assert int(de.Variable(dim=2, name=name).size()) == 0
+
+
+def test_the_functions_that_tfra_has_for_gpus_are_those_of_tensorflow():
+    parts = de.data_flow.dynamic_partition(tf.constant([1.0, 2.0, 3.0]), tf.constant([0, 1, 0]), 2)
+    assert [part.numpy().tolist() for part in parts] == [[1, 3], [2]]
+    stitched = de.data_flow.dynamic_stitch([tf.constant([0, 2]), tf.constant([1])], parts, use_fast=False)
+    assert stitched.numpy().tolist() == [1, 2, 3]
+    sparse = tf.sparse.from_dense([[1, 0], [0, 0]])
+    filled, empty = de.math.sparse_fill_empty_rows(sparse, 7)
+    assert filled.values.numpy().tolist() == [1, 7] and empty.numpy().tolist() == [False, True]
+    assert de.math.sparse_reshape(sparse, [4]).dense_shape.numpy().tolist() == [4]
+    rows = tf.constant([[1.0], [2.0], [3.0]])
+    summed = de.math.sparse_segment_sum(rows, tf.constant([0, 2]), tf.constant([0, 2]), num_segments=3)
+    assert summed.numpy().tolist() == [[1], [0], [3]]
+    assert de.ragged_embedding_ops.safe_embedding_lookup_sparse is de.safe_embedding_lookup_sparse

@@ -5,7 +5,7 @@ de``, or ``import tfplugin.tfra as tfra``.
 """
 
 from tfplugin.dynamic_embedding import checkpoint as _checkpoint
-from tfplugin.dynamic_embedding import keras, shadow_ops, train
+from tfplugin.dynamic_embedding import data_flow, keras, math, ragged_embedding_ops, shadow_ops, train
 from tfplugin.dynamic_embedding.creators import CuckooHashTableConfig, CuckooHashTableCreator, KVCreator
 from tfplugin.dynamic_embedding.embedding_lookup import (
     embedding_lookup,
@@ -63,6 +63,7 @@ __all__ = [
     "TrainableWrapper",
     "Variable",
     "WarmStartHook",
+    "data_flow",
     "embedding_lookup",
     "embedding_lookup_sparse",
     "embedding_lookup_unique",
@@ -71,6 +72,8 @@ __all__ = [
     "get_model_mode",
     "get_variable",
     "keras",
+    "math",
+    "ragged_embedding_ops",
     "safe_embedding_lookup_sparse",
     "shadow_ops",
     "train",

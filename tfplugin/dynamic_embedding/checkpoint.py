@@ -3,7 +3,7 @@
 Variables are saved as key-value variables are, in the layout of docs/checkpoint-layout.md: their tables are such
 variables. Restored is that layout, and any other that `kvtools` reads: the tables that TFRA wrote by name, by object or
 as files beside the checkpoint, with the slots of optimizers and the status of restrict policies. Those are first
-rewritten in our layout, chunk by chunk, into a temporary folder, from which the tables restore themselves.
+rewritten in our layout, chunk by chunk, into a temporary folder beside them, from which the tables restore themselves.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from tensorflow.python.training.saving import saveable_object_util
 from tfplugin import graph_restore
 from tfplugin.checkpoint import KvSaveable, object_prefix, restore_op, save_ops
 from tfplugin.dynamic_embedding import file_system_saver
+from tfplugin.dynamic_embedding.python_ops import local, python_op
 
 if TYPE_CHECKING:
     from tfplugin.dynamic_embedding.variable import Variable
@@ -48,21 +49,22 @@ class TableSaveable(KvSaveable):
             return source.restore(self._index, source.prefix(filename.numpy()))
         if self._params.names is not None and self._params._by_modulo:  # no other layout has strings that can be read
             return source.restore(self._index, filename)
-        # A graph that is imported by another process has no Python in it: it goes without where it can.
-        asks = tf.constant(True) if not self._params._by_modulo else _is_foreign(filename)
+        with local():
+            # A graph that is imported by another process has no Python in it: it goes without where it can.
+            asks = tf.constant(True) if not self._params._by_modulo else _is_foreign(filename)
 
-        def ask() -> tf.Tensor:
-            return tf.ensure_shape(tf.numpy_function(source.prefix, [filename], tf.string), [])
+            def ask() -> tf.Tensor:
+                return tf.ensure_shape(python_op(source.prefix, [filename], tf.string), [])
 
-        prefix = tf.cond(asks, ask, lambda: tf.identity(filename))
+            prefix = ask() if not self._params._by_modulo else tf.cond(asks, ask, lambda: tf.identity(filename))
         restored = source.restore(self._index, prefix)
 
         def release() -> tf.Tensor:
-            with tf.control_dependencies([tf.numpy_function(source.release, [filename, prefix], [])]):
+            with tf.control_dependencies([python_op(source.release, [filename, prefix], [])]):
                 return tf.constant(True)
 
-        with tf.control_dependencies([restored]):
-            return tf.cond(asks, release, lambda: tf.constant(False)).op
+        with local(), tf.control_dependencies([restored]):
+            return (release() if not self._params._by_modulo else tf.cond(asks, release, lambda: tf.constant(False))).op
 
 
 def _files_saveable(variable: Variable, name: str | None = None) -> file_system_saver.FilesSaveable:
@@ -79,9 +81,9 @@ def _files_saveable(variable: Variable, name: str | None = None) -> file_system_
                 source.restore(i, prefix)
                 source.release(filename, prefix)
             return None
-        prefix = tf.ensure_shape(tf.numpy_function(source.prefix, [filename], tf.string), [])
+        prefix = tf.ensure_shape(python_op(source.prefix, [filename], tf.string), [])
         with tf.control_dependencies([source.restore(i, prefix) for i in tables]):
-            return tf.group(*[tf.numpy_function(source.release, [filename, prefix], []) for _ in tables])
+            return tf.group(*[python_op(source.release, [filename, prefix], []) for _ in tables])
 
     return file_system_saver.FilesSaveable(variable, whole, restore)
 
@@ -175,15 +177,15 @@ def _restore_object(path: str, variable: Variable, filename: tf.Tensor) -> None:
         return
 
     def from_rewritten() -> tf.Tensor:
-        prefix = tf.numpy_function(source.prefix, [filename], tf.string)
+        prefix = python_op(source.prefix, [filename], tf.string)
         prefix.set_shape([])
         restored = [source.restore(i, prefix) for i in range(variable.shard_num)]
         with tf.control_dependencies(restored):
-            releases = [tf.numpy_function(source.release, [filename, prefix], []) for _ in range(variable.shard_num)]
+            releases = [python_op(source.release, [filename, prefix], []) for _ in range(variable.shard_num)]
         with tf.control_dependencies(releases):
             return tf.constant(False)
 
-    is_native = tf.numpy_function(lambda name: source.is_native(_text(name)), [filename], tf.bool)
+    is_native = python_op(lambda name: source.is_native(_text(name)), [filename], tf.bool)
 
     def from_own() -> tf.Tensor:
         with tf.control_dependencies(restore_native()):
@@ -242,7 +244,7 @@ class _Source:
             return path.encode()
         with self._lock:
             if path not in self._copies:
-                folder = tempfile.TemporaryDirectory(prefix="tfplugin-restore-")
+                folder = _copy_folder(path)
                 _rewrite(self._variable, self._name, path, self._find, Path(folder.name) / "rows")
                 self._copies[path] = (folder, self._variable.shard_num)
             return str(Path(self._copies[path][0].name) / "rows").encode()
@@ -264,6 +266,14 @@ class _Source:
                     self._copies[path] = (folder, left - 1)
                 else:
                     folder.cleanup()
+
+
+def _copy_folder(path: str) -> tempfile.TemporaryDirectory[str]:
+    """A folder for a copy: beside the checkpoint, where all tasks of a cluster can read, if it can be written there."""
+    try:
+        return tempfile.TemporaryDirectory(prefix=".tfplugin-restore-", dir=Path(path).parent)
+    except OSError:
+        return tempfile.TemporaryDirectory(prefix="tfplugin-restore-")
 
 
 def _text(path: Any) -> str:

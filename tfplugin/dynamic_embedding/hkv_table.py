@@ -7,6 +7,8 @@ before the next one evicts by them.
 from __future__ import annotations
 
 import enum
+import shutil
+import tempfile
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -15,7 +17,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfplugin.dynamic_embedding.creators import EngineTableCreator
+from tfplugin.dynamic_embedding.python_ops import python_op
 from tfplugin.dynamic_embedding.table import CuckooHashTable
+from tfplugin.dynamic_embedding.table_files import call
+from tfplugin.fused_lookup import on_device_of
+from tfplugin.ops import raw
 
 if TYPE_CHECKING:
     from tfplugin.dynamic_embedding.variable import Variable
@@ -145,7 +151,7 @@ class HkvHashTable(CuckooHashTable):
         times = tf.cast(self.kv.stamps(ids)[0], tf.int64)
         if self.config.evict_strategy == HkvEvictStrategy.LFU or not self.config.step_per_epoch:
             return times
-        epoch = tf.numpy_function(self._epoch, [], tf.int64)
+        epoch = python_op(self._epoch, [], tf.int64)
         # Below 2**63, as scores are compared without a sign.
         return tf.bitwise.left_shift(tf.reshape(epoch, []), tf.constant(32, tf.int64)) + times
 
@@ -175,6 +181,54 @@ class HkvHashTable(CuckooHashTable):
     def accum(self, keys: Any, values_or_deltas: Any, exists: Any, name: str | None = None) -> Any:
         """As of `CuckooHashTable`."""
         return self._then_note(super().accum(keys, values_or_deltas, exists, name), keys)
+
+    # ---- Scores ------------------------------------------------------------------------------------------------------
+
+    def export_keys_and_scores(self, split_size: int, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+        """All keys [N] and what eviction goes by, int64 [N]: the row of the lowest score goes first.
+
+        LRU: microseconds since 1970. LFU: writes and updates. With epochs, LFU: the epoch in the upper 32 bits.
+        CUSTOMIZED: what `gen_scores_fn` gave at the last write.
+
+        Args:
+          split_size: accepted: the table is read in pieces of its own.
+          name: of the op.
+
+        Raises:
+          ValueError: `split_size` is no number of 1 or more.
+        """
+        keys, _, scores = self._with_scores(split_size, name)
+        return keys, scores
+
+    def export_with_scores(self, split_size: int, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """All keys [N], rows [N, dim] and scores: as `export_keys_and_scores`."""
+        return self._with_scores(split_size, name)
+
+    def _with_scores(self, split_size: int, name: str | None) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        if isinstance(split_size, bool) or not isinstance(split_size, int) or split_size < 1:
+            raise ValueError(f"Scores of '{self._name}': split_size must be a number of 1 or more, got {split_size!r}.")
+        # What is written to a checkpoint is the one place where the engine tells scores.
+        with tf.name_scope(name or "export_with_scores"):
+            made = call(lambda: np.array(tempfile.mkdtemp("_scores").encode(), object), [], tf.string)
+            folder = tf.reshape(tf.convert_to_tensor(made, tf.string), [])
+            prefix = tf.strings.join([folder, "/table"])
+            with on_device_of(self.kv):
+                saved = raw.kv_table_save(
+                    prefix, [self.kv.handle], tensor_prefixes=["t"], names=["t"], part=[0], parts=[1]
+                )
+            with tf.control_dependencies([] if saved is None else [saved]):
+                types = [self.key_dtype, self.value_dtype, tf.uint64]
+                read = tf.raw_ops.RestoreV2(
+                    prefix=prefix,
+                    tensor_names=["t-keys", "t-values", "t-scores"],
+                    shape_and_slices=["", "", ""],
+                    dtypes=types,
+                )
+            with tf.control_dependencies([] if tf.executing_eagerly() else read):
+                removed = call(lambda path: shutil.rmtree(np.asarray(path).item()), [folder], [])
+            with tf.control_dependencies([] if removed is None else [removed]):
+                keys, rows, scores = (tf.identity(x) for x in read)
+        return keys, tf.reshape(rows, [-1, self._dim]), tf.cast(scores, tf.int64)
 
 
 class HkvHashTableCreator(EngineTableCreator):

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfplugin.dynamic_embedding.python_ops import python_op
+
 #: The variable of the environment that names the folder, and wins over an argument.
 FOLDER_VARIABLE = "TFRA_SAVED_KV"
 #: Keys that are read or written at once where nobody says.
@@ -207,7 +209,7 @@ def load(
         return None
 
     def body(i: tf.Tensor) -> tf.Tensor:
-        keys, rows = tf.numpy_function(read, [where, pieces[i]], [key_dtype, value_dtype])
+        keys, rows = python_op(read, [where, pieces[i]], [key_dtype, value_dtype])
         keys.set_shape([None])
         rows.set_shape([None, dim])
         written = upsert(keys, rows)
@@ -431,7 +433,7 @@ def call(function: Callable[..., Any], inputs: Sequence[Any], result: Any) -> An
     """Calls a function of arrays; in a graph, the op that does. Eager code gets its exceptions as they are."""
     if tf.executing_eagerly():
         return function(*[x.numpy() if isinstance(x, tf.Tensor) else x for x in inputs])
-    return tf.numpy_function(function, inputs, result)
+    return python_op(function, inputs, result)
 
 
 def _check_names(owner: str, names: Sequence[str], tables: int) -> None:

@@ -7,7 +7,7 @@ there to the rows in the table.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import tensorflow as tf
 from tensorflow.python.framework import ops as tf_ops
@@ -133,6 +133,26 @@ class TrainableWrapper(resource_variable_ops.BaseResourceVariable):
 
     def _op_device(self) -> str | None:
         return None if self._eager else self.handle.device
+
+    # ---- Optimizers that do not know tables --------------------------------------------------------------------------
+
+    def refuse_plain_optimizer(self) -> NoReturn:
+        """Raises TypeError: an optimizer as it is would take the rows of a lookup for a matrix."""
+        raise TypeError(
+            f"{self!r} is trained by an optimizer as it is, which knows no tables: wrap it, as in "
+            "tfplugin.dynamic_embedding.DynamicEmbeddingOptimizer(Adam(1e-3)), and compile the model with that, or "
+            "apply the gradients by it."
+        )
+
+    @property
+    def _unique_id(self) -> str:
+        # What optimizers of Keras, and in eager mode those of TensorFlow, find the slots of a variable by: wrapped
+        # ones are given tables instead.
+        self.refuse_plain_optimizer()
+
+    @_unique_id.setter
+    def _unique_id(self, value: str) -> None:
+        """TensorFlow sets it, and nobody else reads it."""
 
     # ---- What TensorFlow asks of a variable --------------------------------------------------------------------------
 

@@ -53,6 +53,7 @@ class Variable(VariableFiles, trackable.Trackable):
 
     Raises:
       TypeError: dtypes that tables do not have; a `restrict_policy` that is no subclass of `RestrictPolicy`.
+      ValueError: a `dim` below 1; a `tf.distribute` strategy of several replicas.
 
     Example:
       >>> v = de.Variable(dim=2, name="user", initializer=0.5)
@@ -83,12 +84,22 @@ class Variable(VariableFiles, trackable.Trackable):
         # Here, because policies keep their status in a variable.
         from tfplugin.dynamic_embedding.restrict_policies import RestrictPolicy
 
+        strategy = tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
+        if strategy is not None and not isinstance(strategy, tf.distribute.OneDeviceStrategy):
+            raise ValueError(
+                f"Dynamic embedding variable '{name}' cannot be made under {type(strategy).__name__}, which would keep "
+                "copies of it apart. Train on several processes with Horovod (keras.layers.HvdAllToAllEmbedding), or "
+                "with sessions on parameter servers (devices=[...])."
+            )
         if isinstance(dim, bool) or int(dim) < 1:
             raise ValueError(f"Dynamic embedding variable '{name}': dim must be 1 or more, got {dim!r}.")
         self.key_dtype = tf.as_dtype(key_dtype)
         self.value_dtype = tf.as_dtype(value_dtype)
         self.dim = int(dim)
+        self.kv_creator = kv_creator or CuckooHashTableCreator()
         self.devices = list(devices) if isinstance(devices, (list, tuple)) and devices else [devices or "/CPU:0"]
+        if getattr(self.kv_creator, "one_table", False):
+            self.devices = self.devices[:1]
         self.shard_num = len(self.devices)
         self.partition_fn = partitioner
         self.name = name
@@ -97,7 +108,6 @@ class Variable(VariableFiles, trackable.Trackable):
         self.trainable = bool(trainable)
         self.checkpoint = bool(checkpoint)
         self.init_size = int(init_size)
-        self.kv_creator = kv_creator or CuckooHashTableCreator()
         self.bp_v2 = bool(bp_v2)
         self.short_file_name = bool(short_file_name)
         self._trainable_store: dict[str, Any] = {}
@@ -121,7 +131,8 @@ class Variable(VariableFiles, trackable.Trackable):
         else:
             values = initial_values(initializer, name, self.dim, self.value_dtype)
         with tf_ops.init_scope():
-            self.names = KeyNames(name, self.checkpoint) if self.key_dtype == tf.string else None
+            key_names = getattr(self.kv_creator, "key_names", KeyNames)
+            self.names = key_names(name, self.checkpoint) if self.key_dtype == tf.string else None
             self._tables = [
                 self.kv_creator.create(
                     self.key_dtype,
@@ -306,6 +317,23 @@ class Variable(VariableFiles, trackable.Trackable):
         if len(exported) == 1:
             return exported[0]
         return tf.concat([keys for keys, _ in exported], 0), tf.concat([rows for _, rows in exported], 0)
+
+    @tf.autograph.experimental.do_not_convert
+    def export_keys_and_scores(self, split_size: int, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+        """All keys [N] and what eviction goes by, int64 [N], of tables that an `HkvHashTableCreator` made.
+
+        Args:
+          split_size: see `HkvHashTable.export_keys_and_scores`.
+          name: of the op.
+
+        Raises:
+          TypeError: the tables are others.
+          ValueError: `split_size` is no number of 1 or more.
+        """
+        if not all(hasattr(table, "export_keys_and_scores") for table in self._tables):
+            raise TypeError(f"{self!r} has no scores: give it kv_creator=HkvHashTableCreator(...).")
+        exported = [table.export_keys_and_scores(split_size, name=name) for table in self._tables]
+        return tf.concat([keys for keys, _ in exported], 0), tf.concat([scores for _, scores in exported], 0)
 
     def size(self, index: int | None = None, name: str | None = None) -> tf.Tensor:
         """Number of rows, of all tables or of table `index`: scalar int64."""

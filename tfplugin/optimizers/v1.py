@@ -93,6 +93,9 @@ def apply_gradients(
     what it keeps per step (beta powers, the global step) moves once.
     """
     pairs = list(grads_and_vars)
+    for _, v in pairs:
+        if hasattr(v, "refuse_plain_optimizer"):
+            v.refuse_plain_optimizer()
     if not step_rows.any_key_value(pairs):
         return original(optimizer, pairs, global_step, name, **kwargs)
     if distribute_lib.has_strategy():

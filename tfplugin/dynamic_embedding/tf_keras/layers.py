@@ -10,12 +10,14 @@ Embedding = BasicEmbedding = _layers.Embedding
 SquashedEmbedding = _layers.SquashedEmbedding
 FieldWiseEmbedding = _layers.FieldWiseEmbedding
 HvdAllToAllEmbedding = _layers.HvdAllToAllEmbedding
+LayerNormalization = _tf_keras.layers.LayerNormalization
 
 __all__ = [
     "BasicEmbedding",
     "Embedding",
     "FieldWiseEmbedding",
     "HvdAllToAllEmbedding",
+    "LayerNormalization",
     "SquashedEmbedding",
     "reduce_pooling",
 ]

@@ -1,0 +1,158 @@
+"""Training tables in Redis by string keys, under restrict policies and from several processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from redis_processes import Server
+
+from tfplugin import dynamic_embedding as de
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory):
+    server = Server(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def client(running):
+    client = running.client()
+    client.flushall()
+    return client
+
+
+@pytest.fixture
+def creator(client, running, tmp_path):
+    path = tmp_path / "redis.json"
+    path.write_text(json.dumps({"redis_host_port": running.port}))
+    return de.RedisTableCreator(de.RedisTableConfig(str(path)))
+
+
+def by_key(exported):
+    keys, rows = (np.asarray(x) for x in exported)
+    assert len(set(keys.tolist())) == len(keys)
+    return {key: row.tobytes() for key, row in zip(keys.tolist(), rows, strict=True)}
+
+
+def step_of(v, optimizer):
+    def step(ids):
+        loss = lambda: tf.reduce_sum(de.embedding_lookup(v, ids, name="x") ** 2)  # noqa: E731
+        optimizer.minimize(loss, var_list=[v.get_trainable_by_name("x")])
+
+    return step
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_string_keys_train_as_in_memory(creator, traced):
+    tables = [
+        de.Variable(tf.string, dim=2, name=f"s{traced}{i}", initializer=0.5, kv_creator=kv_creator)
+        for i, kv_creator in enumerate([creator, de.CuckooHashTableCreator()])
+    ]
+    optimizers = [de.DynamicEmbeddingOptimizer(tf.keras.optimizers.Adam(0.1)) for _ in tables]
+    for v, optimizer in zip(tables, optimizers, strict=True):
+        step = step_of(v, optimizer)
+        step = tf.function(step) if traced else step
+        for i in range(4):
+            step(tf.constant(["a", "", "a", f"a longer string than that, {i}"]))
+    assert by_key(tables[0].export()) == by_key(tables[1].export())
+    slots = [
+        [by_key(slot.export()) for slot in v.get_slot_variables(o)] for v, o in zip(tables, optimizers, strict=True)
+    ]
+    assert slots[0] == slots[1] and len(slots[0]) == 2
+    assert not tables[0].names._held, "strings are held no longer than an update takes"
+    assert int(tables[0].parts[0].size()) == 0
+    tables[0].remove(tf.constant(["a"]))
+    assert b"a" not in by_key(tables[0].export())
+    assert all(b"a" not in by_key(slot.export()) for slot in tables[0].get_slot_variables(optimizers[0]))
+
+
+def test_string_keys_train_in_a_graph(creator):
+    v1 = tf.compat.v1
+    found = []
+    for kv_creator in (creator, de.CuckooHashTableCreator()):
+        with tf.Graph().as_default(), v1.Session() as session:
+            v = de.Variable(tf.string, dim=2, name="v", initializer=0.5, kv_creator=kv_creator)
+            rows = de.embedding_lookup(v, tf.constant(["a", "b", "a"]), name="x")
+            step = de.DynamicEmbeddingOptimizer(v1.train.AdamOptimizer(0.1)).minimize(tf.reduce_sum(rows**2))
+            session.run(v1.global_variables_initializer())
+            for _ in range(3):
+                session.run(step)
+            found.append(by_key(session.run(v.export())))
+            assert kv_creator is not creator or not v.names._held
+    assert found[0] == found[1] and set(found[0]) == {b"a", b"b"}
+
+
+@pytest.mark.parametrize("key_dtype", [tf.int64, tf.string], ids=lambda x: x.name)
+def test_restrict_removes_rows_slots_and_status(client, creator, key_dtype):
+    text = (lambda ids: tf.strings.as_string(ids)) if key_dtype == tf.string else lambda ids: ids
+    v = de.Variable(
+        key_dtype,
+        dim=1,
+        name=f"r_{key_dtype.name}",
+        initializer=0.5,
+        kv_creator=creator,
+        restrict_policy=de.FrequencyRestrictPolicy,
+    )
+    optimizer = de.DynamicEmbeddingOptimizer(tf.keras.optimizers.Adagrad(0.1))
+    step = step_of(v, optimizer)
+    for ids in ([1, 2, 3, 4], [2, 3], [3, 3]):
+        step(text(tf.constant(ids, tf.int64)))
+    status = dict(zip(*(x.numpy().tolist() for x in v.restrict_policy.status.export()), strict=True))
+    key = (lambda i: str(i).encode()) if key_dtype == tf.string else (lambda i: i)
+    assert status == {key(1): [1], key(2): [2], key(3): [3], key(4): [1]}
+    assert client.dbsize() == 3, "rows, a slot and the status are in Redis"
+    v.restrict(2, trigger=4)
+    assert int(v.size()) == 4
+    v.restrict(2, trigger=3)
+    kept = {key(2), key(3)}
+    (slot,) = v.get_slot_variables(optimizer)
+    for table in (v, slot, v.restrict_policy.status):
+        assert set(np.asarray(table.export()[0]).tolist()) == kept
+    assert {client.hlen(name) for name in client.scan_iter()} == {2}
+
+
+WORKER = """
+import sys
+import tensorflow as tf
+from tfplugin import dynamic_embedding as de
+creator = de.RedisTableCreator(de.RedisTableConfig(sys.argv[1]))
+v = de.Variable(dim=1, name="shared", initializer=0.0, kv_creator=creator)
+optimizer = de.DynamicEmbeddingOptimizer(tf.keras.optimizers.SGD(1.0))
+first = int(sys.argv[2])
+print("ready", flush=True)
+sys.stdin.readline()
+for _ in range(5):
+    ids = tf.range(first, first + 10, dtype=tf.int64)
+    loss = lambda: tf.reduce_sum(de.embedding_lookup(v, ids, name="x"))
+    optimizer.minimize(loss, var_list=[v.get_trainable_by_name("x")])
+"""
+
+
+def test_processes_see_the_rows_of_each_other(creator):
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-P", "-c", WORKER, creator.config.redis_config_abs_dir, str(first)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for first in (0, 10)
+    ]
+    try:
+        for worker in workers:
+            assert worker.stdout.readline() == "ready\n"
+        for worker in workers:
+            worker.communicate("\n", timeout=120)
+        assert [worker.returncode for worker in workers] == [0, 0]
+    finally:
+        for worker in workers:
+            worker.kill()
+    v = de.Variable(dim=1, name="shared", kv_creator=creator)
+    assert by_key(v.export()) == {key: np.float32([-5]).tobytes() for key in range(20)}
