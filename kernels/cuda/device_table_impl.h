@@ -626,7 +626,8 @@ class DeviceTableImpl : public DeviceTable {
   }
 
   void Settle(int64_t keys) {
-    queued_.push_back({++sequence_, keys});
+    ++sequence_;
+    if (keys > 0) queued_.push_back({sequence_, keys});
     queued_keys_ += keys;
     device_.Launch(1, SettleBody{rows_.counters, &words_.template as<Words>()->num_new,
                                  report_.template as<uint64_t>(), sequence_});
