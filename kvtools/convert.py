@@ -39,6 +39,7 @@ def to_numpy(table: TableReader, columns: Sequence[str] | None = None, *, limit:
     """
     chosen = _chosen(columns)
     rows = _rows(table, limit)
+    _ = table.key_dtype, table.value_dtype  # A table of strings refuses here, and says why.
     whole = empty_chunk(table.schema, rows, chosen)
     at = 0
     for chunk in _first(table, chosen, rows):

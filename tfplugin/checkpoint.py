@@ -21,6 +21,7 @@ from tensorflow.python.trackable import base as trackable
 from tensorflow.python.training import saver as saver_lib
 from tensorflow.python.training.saving import saveable_object
 
+from tfplugin import graph_restore
 from tfplugin.kv_variable import KvVariable, PartitionedKvVariable
 from tfplugin.ops import raw
 
@@ -248,9 +249,9 @@ def _restore(trackables: Mapping[str, Any], merged_prefix: tf.Tensor) -> None:
     for path, obj in trackables.items():
         for part in obj if isinstance(obj, PartitionedKvVariable) else [obj]:
             if part.holds_rows:
-                restore_op(merged_prefix, part, object_prefix(path), "_part_")
+                graph_restore.note(restore_op(merged_prefix, part, object_prefix(path), "_part_"))
             else:
-                part.clear()
+                graph_restore.note(part.clear())
 
 
 def _packed(obj: Any) -> struct_pb2.Struct:

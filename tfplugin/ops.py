@@ -200,6 +200,7 @@ for _name in (
     "KvTableSlots",
     "KvTableContains",
     "KvTableStamps",
+    "KvTableScores",
     "KvTableUpsert",
     "KvTableAccumulate",
     "KvTableRemove",

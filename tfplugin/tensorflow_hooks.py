@@ -2,9 +2,9 @@
 
 - The attribute ``get_kv_variable`` on ``tensorflow`` and its two ``compat`` modules.
 - Dispatch registrations of lookups for our two classes (TensorFlow's own extension point).
-- Wrappers around three methods for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1), and
-  ``BaseSaverBuilder._AddSaveOps`` and ``_AddRestoreOps``. Each passes everything that is not a key-value variable
-  through untouched.
+- Wrappers around four methods for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1),
+  ``BaseSaverBuilder._AddSaveOps`` and ``_AddRestoreOps``, and ``MultiDeviceSaver.restore`` of `tf.train.Checkpoint`.
+  Each passes everything that is not a key-value variable through untouched.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.checkpoint import functional_saver
 from tensorflow.python.training import optimizer as optimizer_lib
 from tensorflow.python.training import saver as saver_lib
 
-from tfplugin import checkpoint, lookup
+from tfplugin import checkpoint, graph_restore, lookup
 from tfplugin.get_kv_variable import get_kv_variable
 from tfplugin.optimizers import v1
 
@@ -55,6 +56,7 @@ def install() -> None:
     _wrap_method(optimizer_lib.Optimizer, "apply_gradients", v1.apply_gradients)
     _wrap_method(saver_lib.BaseSaverBuilder, "_AddSaveOps", checkpoint.add_save_ops)
     _wrap_method(saver_lib.BaseSaverBuilder, "_AddRestoreOps", checkpoint.add_restore_ops)
+    _wrap_method(functional_saver.MultiDeviceSaver, "restore", graph_restore.restore)
 
 
 def uninstall() -> None:

@@ -148,12 +148,7 @@ class DeviceTableImpl : public DeviceTable {
 
   void GatherPooled(const DeviceKeys& keys, const DeviceBags& bags, Missing missing, void* out,
                     DeviceStream stream) override {
-    CheckBatch(keys.n);
-    if (missing == Missing::kDefault) {
-      throw Error(ErrorCode::kInvalidArgument, "A pooled lookup of table '" + options_.name +
-                                                   "' takes zeros or initial values for missing keys; got "
-                                                   "default rows.");
-    }
+    CheckPooled(keys, missing);
     const Operation operation(this, stream);
     PrepareScratch(keys.n);
     Locate(keys, numbers(), nullptr, nullptr, nullptr, nullptr);
@@ -177,6 +172,23 @@ class DeviceTableImpl : public DeviceTable {
                      SpreadGradientBody<T>{bags.splits, Count(bags.bags), static_cast<Weight*>(bags.weights),
                                            bags.combiner, Count(options_.dim),
                                            static_cast<const T*>(gradient), static_cast<T*>(out)});
+    });
+  }
+
+  void WeightsGradient(const DeviceKeys& keys, const DeviceBags& bags, Missing missing, const void* pooled,
+                       const void* gradient, void* out, DeviceStream stream) override {
+    CheckPooled(keys, missing);
+    const Operation operation(this, stream);
+    PrepareScratch(keys.n);
+    Locate(keys, numbers(), nullptr, nullptr, nullptr, nullptr);
+    VisitValueType(options_.value_type, [&](auto t) {
+      using T = decltype(t);
+      using Compute = typename Element<T>::Compute;
+      device_.Launch(Count(keys.n),
+                     WeightsGradientBody<T>{Ids<T>(keys, missing), bags.splits, Count(bags.bags),
+                                            static_cast<const Compute*>(bags.weights), bags.combiner,
+                                            Count(options_.dim), static_cast<const T*>(pooled),
+                                            static_cast<const T*>(gradient), static_cast<Compute*>(out)});
     });
   }
 
@@ -708,25 +720,34 @@ class DeviceTableImpl : public DeviceTable {
                                             Alignment(Count(offset | bytes), out), static_cast<char*>(out)});
   }
 
+  void CheckPooled(const DeviceKeys& keys, Missing missing) const {
+    CheckBatch(keys.n);
+    RequireFloating();
+    if (missing != Missing::kDefault) return;
+    throw Error(ErrorCode::kInvalidArgument,
+                "A pooled lookup of table '" + options_.name +
+                    "' takes zeros or initial values for missing keys; got default rows.");
+  }
+
   // Throws on tables of integers before anything is done.
   void RequireFloating() const {
     VisitValueType(options_.value_type, [](auto) {});
+  }
+
+  // The rows of keys that have been located.
+  template <class T>
+  IdRows<T> Ids(const DeviceKeys& keys, Missing missing) const {
+    return {Batch(keys), rows_, numbers(), {missing, initial_, nullptr, 0}};
   }
 
   void Pool(const DeviceKeys& keys, const DeviceBags& bags, Missing missing, void* out) {
     VisitValueType(options_.value_type, [&](auto t) {
       using T = decltype(t);
       using Weight = const typename Element<T>::Compute;
-      device_.Launch(Count(bags.bags * options_.dim), PoolBody<T>{Batch(keys),
-                                                                  rows_,
-                                                                  numbers(),
-                                                                  {missing, initial_, nullptr, 0},
-                                                                  bags.splits,
-                                                                  Count(bags.bags),
-                                                                  static_cast<Weight*>(bags.weights),
-                                                                  bags.combiner,
-                                                                  Count(options_.dim),
-                                                                  static_cast<T*>(out)});
+      device_.Launch(Count(bags.bags * options_.dim),
+                     PoolBody<T>{Ids<T>(keys, missing), bags.splits, Count(bags.bags),
+                                 static_cast<Weight*>(bags.weights), bags.combiner, Count(options_.dim),
+                                 static_cast<T*>(out)});
     });
   }
 
@@ -746,7 +767,8 @@ class DeviceTableImpl : public DeviceTable {
   }
 
   void Settle(int64_t keys) {
-    queued_.push_back({++sequence_, keys});
+    ++sequence_;
+    if (keys > 0) queued_.push_back({sequence_, keys});
     queued_keys_ += keys;
     device_.Launch(1, SettleBody{rows_.counters, &words_.template as<Words>()->num_new,
                                  report_.template as<uint64_t>(), sequence_});

@@ -27,6 +27,11 @@ struct OneLane {
   KVTABLE_HOST_DEVICE uint32_t Count(bool counted, uint32_t* counter) const {
     return counted ? FetchAdd(counter, 1u) : 0;
   }
+  // The sum over all lanes.
+  template <class C>
+  KVTABLE_HOST_DEVICE C Sum(C x) const {
+    return x;
+  }
   // Adds one to counters[which] for each lane that is `counted`.
   KVTABLE_HOST_DEVICE void CountEach(bool counted, uint32_t which, uint32_t* counters) const {
     if (counted) FetchAdd(&counters[which], 1u);
@@ -56,6 +61,11 @@ struct Warp {
     if (mask != 0 && lane() == 0) first = FetchAdd(counter, static_cast<uint32_t>(__popc(mask)));
     first = From(0, first);
     return first + __popc(mask & ((1u << lane()) - 1));
+  }
+  template <class C>
+  __device__ C Sum(C x) const {
+    for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(kAll, x, step);
+    return x;
   }
   __device__ void CountEach(bool counted, uint32_t which, uint32_t* counters) const {
     const unsigned same = __match_any_sync(kAll, counted ? which : UINT32_MAX);

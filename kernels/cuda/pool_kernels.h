@@ -33,15 +33,31 @@ KVTABLE_HOST_DEVICE inline C BagDivisor(const C* weights, int64_t begin, int64_t
   return combiner == Combiner::kMean ? total : std::sqrt(total);
 }
 
+// The rows of a pooled lookup's ids, element by element.
 template <class T>
-struct PoolBody {
-  using Compute = typename Element<T>::Compute;
-
+struct IdRows {
   BatchKeys keys;
   DeviceRows rows;
   const uint32_t* numbers;  // (ids): the ids' rows
   MissingValue missing;     // for kNoRow
-  const int64_t* splits;    // (bags + 1)
+
+  KVTABLE_HOST_DEVICE T At(int64_t i, uint64_t j) const {
+    const uint32_t row = numbers[i];
+    if (row != kNoRow) return reinterpret_cast<const T*>(rows.Row(row))[j];
+    if (missing.missing == Missing::kZeros) return T{};
+    const uint64_t key = keys.At(static_cast<uint64_t>(i));
+    const char* const ready = missing.Ready(key, static_cast<uint64_t>(i));
+    if (ready != nullptr) return reinterpret_cast<const T*>(ready)[j];
+    return missing.initial.template Drawn<T>(RandomStream(missing.initial.seed, key), j);
+  }
+};
+
+template <class T>
+struct PoolBody {
+  using Compute = typename Element<T>::Compute;
+
+  IdRows<T> rows;
+  const int64_t* splits;  // (bags + 1)
   uint64_t bags;
   const Compute* weights;  // (ids) or null
   Combiner combiner;
@@ -57,7 +73,7 @@ struct PoolBody {
     const int64_t begin = splits[bag];
     const int64_t end = splits[bag + 1];
     if (weights == nullptr && end == begin + 1) {  // whatever the combiner
-      out[at] = ElementOf(begin, j);
+      out[at] = rows.At(begin, j);
       return;
     }
     Compute sum = 0;
@@ -66,11 +82,11 @@ struct PoolBody {
     for (; i + kAtOnce <= end; i += kAtOnce) {
       T elements[kAtOnce];
       KVTABLE_UNROLL
-      for (int u = 0; u < kAtOnce; ++u) elements[u] = ElementOf(i + u, j);
+      for (int u = 0; u < kAtOnce; ++u) elements[u] = rows.At(i + u, j);
       KVTABLE_UNROLL
       for (int u = 0; u < kAtOnce; ++u) sum += Weighted(elements[u], i + u);
     }
-    for (; i < end; ++i) sum += Weighted(ElementOf(i, j), i);
+    for (; i < end; ++i) sum += Weighted(rows.At(i, j), i);
     const Compute divisor = BagDivisor(weights, begin, end, combiner);
     out[at] = Element<T>::Store(divisor == 0 ? Compute{0} : divisor == 1 ? sum : sum / divisor);
   }
@@ -79,16 +95,6 @@ struct PoolBody {
   KVTABLE_HOST_DEVICE Compute Weighted(T element, int64_t i) const {
     const Compute x = Element<T>::Load(element);
     return weights == nullptr ? x : weights[i] * x;
-  }
-
-  KVTABLE_HOST_DEVICE T ElementOf(int64_t i, uint64_t j) const {
-    const uint32_t row = numbers[i];
-    if (row != kNoRow) return reinterpret_cast<const T*>(rows.Row(row))[j];
-    if (missing.missing == Missing::kZeros) return T{};
-    const uint64_t key = keys.At(static_cast<uint64_t>(i));
-    const char* const ready = missing.Ready(key, static_cast<uint64_t>(i));
-    if (ready != nullptr) return reinterpret_cast<const T*>(ready)[j];
-    return missing.initial.template Drawn<T>(RandomStream(missing.initial.seed, key), j);
   }
 };
 
@@ -122,6 +128,66 @@ struct SpreadGradientBody {
       const Compute x = divisor == 0 ? Compute{0} : weight / divisor * of_bag;
       out[static_cast<uint64_t>(i) * dim + j] = Element<T>::Store(x);
     }
+  }
+};
+
+// The gradient with respect to each id's weight, in lookups with weights. Lane l has id first + l, and all
+// lanes sum the products of its row: on a GPU in another order than the CPU.
+template <class T>
+struct WeightsGradientBody {
+  using Compute = typename Element<T>::Compute;
+
+  IdRows<T> rows;
+  const int64_t* splits;  // (bags + 1)
+  uint64_t bags;
+  const Compute* weights;  // (ids)
+  Combiner combiner;
+  uint64_t dim;
+  const T* pooled;    // (bags, dim)
+  const T* gradient;  // (bags, dim): with respect to these
+  Compute* out;       // (ids)
+
+  template <class Lanes>
+  KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
+    const uint64_t i = first + lanes.lane();
+    const uint64_t bag = i < rows.keys.n ? BagOf(static_cast<int64_t>(i)) : 0;
+    Compute of_row = 0;
+    Compute of_pooled = 0;
+    for (uint32_t owner = 0; owner < Lanes::kCount && first + owner < rows.keys.n; ++owner) {
+      const uint64_t at = lanes.From(owner, bag) * dim;
+      Compute row = 0;
+      Compute along = 0;
+      for (uint64_t j = lanes.lane(); j < dim; j += Lanes::kCount) {
+        const Compute g = Element<T>::Load(gradient[at + j]);
+        row += g * Element<T>::Load(rows.At(static_cast<int64_t>(first + owner), j));
+        if (combiner != Combiner::kSum) along += g * Element<T>::Load(pooled[at + j]);
+      }
+      row = lanes.Sum(row);
+      along = lanes.Sum(along);
+      if (lanes.lane() != owner) continue;
+      of_row = row;
+      of_pooled = along;
+    }
+    if (i >= rows.keys.n) return;
+    const Compute divisor = BagDivisor(weights, splits[bag], splits[bag + 1], combiner);
+    // The divisor depends on the weight, too: it shrinks what was pooled.
+    const Compute share = combiner == Combiner::kSqrtN ? weights[i] / divisor : 1;
+    out[i] = divisor == 0 ? Compute{0} : (of_row - share * of_pooled) / divisor;
+  }
+
+ private:
+  KVTABLE_HOST_DEVICE uint64_t BagOf(int64_t i) const {
+    uint64_t low = 0;  // the last bag that begins at i or before
+    uint64_t high = bags;
+    while (high - low > 1) {
+      const uint64_t middle = low + (high - low) / 2;
+      if (splits[middle] <= i) {
+        low = middle;
+      } else {
+        high = middle;
+      }
+    }
+    return low;
   }
 };
 

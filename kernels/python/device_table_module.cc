@@ -178,6 +178,20 @@ class PyDeviceTable {
     table_->SpreadGradient(bags, gradient.data(), out.data(), Stream(stream));
   }
 
+  void WeightsGradient(const Input& keys, const Input& splits, const Input& weights, const Input& pooled,
+                       const Input& gradient, const Output& out, const std::string& combiner,
+                       uintptr_t stream) {
+    const DeviceKeys batch = Keys(keys, false);
+    const DeviceBags bags = BagsOf(splits, combiner, weights, batch.n);
+    Check("pooled", pooled, DtypeOf(options_.value_type), {bags.bags, options_.dim});
+    Check("gradient", gradient, DtypeOf(options_.value_type), {bags.bags, options_.dim});
+    Check("out", out, options_.value_type == ValueType::kFloat64 ? nb::dtype<double>() : nb::dtype<float>(),
+          {batch.n});
+    nb::gil_scoped_release released;
+    table_->WeightsGradient(batch, bags, Missing::kZeros, pooled.data(), gradient.data(), out.data(),
+                            Stream(stream));
+  }
+
   void Contains(const Input& keys, const Output& out, uintptr_t stream) {
     const DeviceKeys batch = Keys(keys, false);
     Check("out", out, nb::dtype<bool>(), {batch.n});
@@ -498,6 +512,12 @@ NB_MODULE(_device_table, m) {
           nb::arg("gradient").noconvert(), nb::arg("out").noconvert(), "combiner"_a = "mean",
           nb::arg("weights").noconvert() = nb::none(), "stream"_a = 0,
           "Writes the gradient of each key's row (n, dim) to out, given that of what was pooled (bags, dim).")
+      .def("weights_gradient", &PyDeviceTable::WeightsGradient, nb::arg("keys").noconvert(),
+           nb::arg("splits").noconvert(), nb::arg("weights").noconvert(), nb::arg("pooled").noconvert(),
+           nb::arg("gradient").noconvert(), nb::arg("out").noconvert(), "combiner"_a = "mean", "stream"_a = 0,
+           "Writes the gradient of the weights (n) to out, given what the lookup pooled and the gradient of "
+           "that, both "
+           "(bags, dim).")
       .def("contains", &PyDeviceTable::Contains, nb::arg("keys").noconvert(), nb::arg("out").noconvert(),
            "stream"_a = 0, "Writes to out, bool (n), whether each key is there.")
       .def("gather_stamps", &PyDeviceTable::GatherStamps, nb::arg("keys").noconvert(),

@@ -376,6 +376,18 @@ REGISTER_OP("KvTableStamps")
       return absl::OkStatus();
     });
 
+// What eviction goes by; 0 for keys that are missing, and in tables without a capacity.
+REGISTER_OP("KvTableScores")
+    .Attr("Tkeys: {int64, int32, uint64}")
+    .Input("handle: resource")
+    .Input("keys: Tkeys")
+    .Output("scores: uint64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->input(1));
+      return absl::OkStatus();
+    });
+
 // ---- Writes ----
 
 REGISTER_OP("KvTableUpsert")

@@ -385,6 +385,24 @@ class StampsOp : public TableOp {
   }
 };
 
+class ScoresOp : public TableOp {
+ public:
+  using TableOp::TableOp;
+
+ protected:
+  void Work(OpKernelContext* ctx, const TableConfig& config, kvtable::Table* table,
+            kvtable::ParallelFor* threads) override {
+    const Tensor& keys = ctx->input(1);
+    OP_REQUIRES_OK(ctx, CheckKeys(config, keys));
+    Tensor* scores = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, keys.shape(), &scores));
+    OP_REQUIRES_OK(ctx, CatchErrors("looking up", config.name, [&] {
+                     table->Scores(keys.data(), keys.NumElements(), static_cast<uint64_t*>(scores->data()),
+                                   *threads);
+                   }));
+  }
+};
+
 class UpsertOp : public TableOp {
  public:
   using TableOp::TableOp;
@@ -680,6 +698,7 @@ KVTOOLS_REGISTER("KvTableGatherEvict", GatherOp<true>);
 KVTOOLS_REGISTER("KvTableTrainable", TrainableOp);
 KVTOOLS_REGISTER("KvTableContains", AskOp<&kvtable::Table::Contains>);
 KVTOOLS_REGISTER("KvTableStamps", StampsOp);
+KVTOOLS_REGISTER("KvTableScores", ScoresOp);
 KVTOOLS_REGISTER("KvTableUpsert", UpsertOp);
 KVTOOLS_REGISTER("KvTableAccumulate", AccumulateOp);
 KVTOOLS_REGISTER("KvTableRemove", RemoveOp);

@@ -156,6 +156,21 @@ class Pair {
       };
       for (size_t i = 0; i < a.size(); ++i) CHECK(same(a[i], b[i]));
 
+      // The gradient of the weights: nothing was inserted since, so both find the same rows.
+      if (weighted) {
+        std::vector<Weight> of_weights[2] = {std::vector<Weight>(n), std::vector<Weight>(n)};
+        if (missing.insert) missing.missing = Missing::kZeros;
+        PoolWeightsGradient(
+            {{{cpu_.get()}, &bags, combiner, a.data(), b.data(), of_weights[0].data(), missing}}, *pool_);
+        device_->WeightsGradient({keys.data(), input.n, false}, on_device, missing.missing, a.data(),
+                                 b.data(), of_weights[1].data(), nullptr);
+        for (size_t i = 0; i < n; ++i) {
+          const Weight x = of_weights[0][i];
+          const Weight y = of_weights[1][i];
+          CHECK(x == y || (x != x && y != y));
+        }
+      }
+
       // The gradient of each key's row, against one bag at a time.
       std::vector<T> spread(n * static_cast<size_t>(dim_));
       device_->SpreadGradient(on_device, a.data(), spread.data(), nullptr);

@@ -26,6 +26,7 @@ _MODULES = (
     "arrow",
     "npz",
     "safetensors",
+    "tfra_redis",
     "redis",
     "tensorflow",
 )
@@ -43,7 +44,7 @@ _BY_SUFFIX = {
     ".pq": "parquet",
     ".safetensors": "safetensors",
 }
-_BY_SCHEME = dict.fromkeys(("redis", "rediss", "unix", "redis+cluster", "rediss+cluster"), "redis")
+_BY_URL = ("tfra_redis", "redis")
 
 
 def dialects() -> dict[str, Dialect]:
@@ -82,7 +83,11 @@ def dialect_for(output: str | os.PathLike[str]) -> Dialect:
     kvtools.errors.UsageError: writing 'model.ckpt': its name does not tell the dialect; say --to one of ...
     """
     text = os.fspath(output)
-    name = _BY_SCHEME.get(text.partition("://")[0]) if "://" in text else _BY_SUFFIX.get(Path(text).suffix.lower())
+    if "://" in text:
+        source = Source(text)
+        name = next((name for name in _BY_URL if dialect_named(name).sniff(source)), None)
+    else:
+        name = _BY_SUFFIX.get(Path(text).suffix.lower())
     if name is None:
         raise UsageError(
             f"writing '{text}': its name does not tell the dialect; say --to one of {', '.join(writable_dialects())}"

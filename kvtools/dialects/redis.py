@@ -191,7 +191,7 @@ def connect(place: Place) -> Any:
     settings: dict[str, Any] = {"retry": Retry(NoBackoff(), 0), "socket_connect_timeout": 10}
     if "socket_timeout" not in place.url:
         settings["socket_timeout"] = _SOCKET_SECONDS
-    with _redis_errors(f"connecting to '{place.shown}'"):
+    with redis_errors(f"connecting to '{place.shown}'"):
         try:
             client: Any = redis.Redis.from_url(place.url, **settings)
             client.ping()
@@ -210,7 +210,7 @@ def connect(place: Place) -> Any:
 
 
 @contextlib.contextmanager
-def _redis_errors(doing: str, kind: type[KvtoolsError] = BadInputError) -> Iterator[None]:
+def redis_errors(doing: str, kind: type[KvtoolsError] = BadInputError) -> Iterator[None]:
     """Turn what redis-py raises into errors of ours."""
     import redis.exceptions
 
@@ -233,14 +233,14 @@ def _redis_errors(doing: str, kind: type[KvtoolsError] = BadInputError) -> Itera
         raise kind(f"{doing}: {error}; check that all nodes of the cluster run") from error
 
 
-def _run(
+def run(
     client: Any, commands: Iterable[Sequence[Any]], doing: str, kind: type[KvtoolsError] = BadInputError
 ) -> list[Any]:
     """Send commands at once and return their replies, in order."""
     pipeline = client.pipeline(transaction=False)
     for command in commands:
         pipeline.execute_command(*command)
-    with _redis_errors(doing, kind):
+    with redis_errors(doing, kind):
         replies: list[Any] = pipeline.execute(raise_on_error=False)
         for reply in replies:
             if isinstance(reply, Exception):
@@ -299,7 +299,7 @@ def _as_fields(rows: Array) -> list[bytes]:
     return fields
 
 
-def _joined(replies: Sequence[bytes | None], size: int, doing: str) -> Array:
+def joined(replies: Sequence[bytes | None], size: int, doing: str) -> Array:
     """Return strings of `size` bytes as rows, uint8 [n, size]; raises if one is missing or of another length."""
     if None in replies:
         raise CorruptFileError(
@@ -369,7 +369,7 @@ class RedisTable(TableReader):
         size = math.prod(extra.shape) * dtype.itemsize
         pieces: list[bytes] = []
         for number in range(-(-size // _EXTRA_BYTES)):
-            (piece,) = _run(self._client, [("HGET", self._keys.extra(name), str(number))], self._doing)
+            (piece,) = run(self._client, [("HGET", self._keys.extra(name), str(number))], self._doing)
             pieces.append(piece or b"")
         data = b"".join(pieces)
         if len(data) != size:
@@ -398,7 +398,7 @@ class RedisTable(TableReader):
             if self._ends is None:
                 sizes: list[int] = []
                 for batch in _batches(self._keys.buckets):
-                    sizes += _run(self._client, [("HLEN", self._keys.values(b)) for b in batch], self._doing)
+                    sizes += run(self._client, [("HLEN", self._keys.values(b)) for b in batch], self._doing)
                 ends = np.cumsum(np.array(sizes, np.int64))
                 if ends[-1] != self.rows:
                     raise CorruptFileError(
@@ -437,7 +437,7 @@ class RedisTable(TableReader):
         """Return the keys of these buckets' hashes, sorted in each bucket, and what follows each key: `size` bytes."""
         command = "HGETALL" if size else "HKEYS"
         commands = [("EVALSHA", _READ, 1, name(bucket), command) for bucket in buckets.tolist()]
-        replies = _run(self._client, commands, self._doing)
+        replies = run(self._client, commands, self._doing)
         counts, width = self._size_of(buckets), self.key_dtype.itemsize
         for (strings, data), count in zip(replies, counts.tolist(), strict=True):
             if strings != count * (2 if size else 1):
@@ -463,8 +463,8 @@ class RedisTable(TableReader):
         runs = [(int(buckets[a]), fields[a:b]) for a, b in itertools.pairwise(cuts) if a < b]
 
         def rows_of(name: Callable[[int], str], size: int) -> Array:
-            replies = _run(self._client, [("HMGET", name(bucket), *some) for bucket, some in runs], self._doing)
-            return _joined([row for reply in replies for row in reply], size, self._doing)
+            replies = run(self._client, [("HMGET", name(bucket), *some) for bucket, some in runs], self._doing)
+            return joined([row for reply in replies for row in reply], size, self._doing)
 
         values: Array | None = None
         if columns.values:
@@ -513,14 +513,14 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
     place = place_of(source.text)
     doing = f"opening '{place.shown}'"
     client = connect(place)
-    (text,) = _run(client, [("GET", place.key("meta"))], doing)
+    (text,) = run(client, [("GET", place.key("meta"))], doing)
     if text is None:
         raise BadInputError(
             f"{doing}: there is no key '{place.key('meta')}', so no tables of kvtools; name the database and the"
             " prefix, as in redis://localhost/0?prefix=ads"
         )
     description = _read_meta(text, doing)
-    with _redis_errors(doing):
+    with redis_errors(doing):
         held = _database_size(client)
     tables: dict[str, TableReader] = {}
     broken: dict[str, KvtoolsError] = {}
@@ -619,7 +619,7 @@ class RedisShard(ShardWriter):
         for batch in _batches(len(runs)):
             some = runs[batch.start : batch.stop]
             commands = [("EVALSHA", _WRITE, 1, name(b), rows[here].tobytes(), *sizes) for b, here in some]
-            added += sum(_run(self._client, commands, doing, OutputError))
+            added += sum(run(self._client, commands, doing, OutputError))
         return added
 
     def finish(self) -> int:
@@ -660,7 +660,7 @@ class RedisTableWriter(TableWriter):
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         for number, start in enumerate(range(0, len(data), _EXTRA_BYTES)):
             piece = data[start : start + _EXTRA_BYTES].tobytes()
-            _run(self._client, [("HSET", self._keys.extra(name), str(number), piece)], self._doing, OutputError)
+            run(self._client, [("HSET", self._keys.extra(name), str(number), piece)], self._doing, OutputError)
 
     def close(self) -> None:
         """End the table: every row is there, each under a key of its own."""
@@ -671,7 +671,7 @@ class RedisTableWriter(TableWriter):
             )
         held = 0
         for batch in _batches(self._keys.buckets):
-            held += sum(_run(self._client, [("HLEN", self._keys.values(b)) for b in batch], self._doing, OutputError))
+            held += sum(run(self._client, [("HLEN", self._keys.values(b)) for b in batch], self._doing, OutputError))
         if held != self._schema.rows:
             raise OutputError(
                 f"{self._doing}: {held} of {self._schema.rows} rows are there after writing; the server evicts keys,"
@@ -733,7 +733,7 @@ class Writer(CheckpointWriter):
         self._unlock()
 
     def _do(self, *command: Any) -> Any:
-        return _run(self._client, [command], self._doing, OutputError)[0]
+        return run(self._client, [command], self._doing, OutputError)[0]
 
     def _current(self) -> str | None:
         """Return the generation that counts, None if there is none."""
@@ -757,7 +757,7 @@ class Writer(CheckpointWriter):
                 keys = TableKeys(record["key"], record["buckets"])
                 for batch in _batches(keys.buckets):
                     commands = [("UNLINK", key) for b in batch for key in (keys.values(b), keys.state(b))]
-                    _run(self._client, commands, self._doing, OutputError)
+                    run(self._client, commands, self._doing, OutputError)
                 for extra in record["extras"]:
                     self._do("UNLINK", keys.extra(extra["name"]))
             self._do("HDEL", self._place.key("generations"), generation)

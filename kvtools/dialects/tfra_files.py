@@ -76,7 +76,7 @@ RECORD = "kvtools.json"
 
 
 @dataclass(frozen=True)
-class _Entry:
+class Entry:
     """What is recorded of the files of one base: the table's name, which of its columns they are, and types."""
 
     table: str
@@ -198,25 +198,34 @@ def _files(folder: Path) -> dict[str, dict[_Shard, dict[str, Path]]]:
     return found
 
 
-def _recorded(folder: Path) -> dict[str, _Entry]:
+def _recorded(folder: Path) -> dict[str, Entry]:
     """Return what is recorded in a folder that kvtools wrote, by base."""
     path = folder / RECORD
     try:
-        if not path.is_file():
-            return {}
-        entries = {base: _Entry(**entry) for base, entry in json.loads(path.read_bytes())["tables"].items()}
+        return entries_of(path.read_bytes(), f"reading '{path}'") if path.is_file() else {}
     except OSError as error:
         raise BadInputError(f"reading '{path}': {error.strerror or error}") from error
+
+
+def entries_of(text: bytes, doing: str) -> dict[str, Entry]:
+    """Return what a record says, by base."""
+    try:
+        entries = {base: Entry(**entry) for base, entry in json.loads(text)["tables"].items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptFileError(
-            f"reading '{path}': it is damaged ({type(error).__name__}); remove it, and say which types there are with"
+            f"{doing}: it is damaged ({type(error).__name__}); remove it, and say which types there are with"
             " --key-dtype and --value-dtype"
         ) from error
     for base, entry in entries.items():
         texts = (entry.table, entry.column, entry.key_dtype, entry.value_dtype)
         if not all(isinstance(text, str) for text in texts) or type(entry.dim) is not int or entry.dim < 1:
-            raise CorruptFileError(f"reading '{path}': what it says of '{base}' makes no sense; remove it")
+            raise CorruptFileError(f"{doing}: what it says of '{base}' makes no sense; remove it")
     return entries
+
+
+def record_of(entries: Mapping[str, Entry]) -> str:
+    """Return the text of a record."""
+    return json.dumps({"tables": {base: dataclasses.asdict(entry) for base, entry in entries.items()}}, indent=1)
 
 
 def _open_stored(
@@ -390,9 +399,7 @@ class FilesTable(TableWriter):
     random_access: ClassVar[bool] = True
     distributable: ClassVar[bool] = True
 
-    def __init__(
-        self, folder: Path, schema: TableSchema, places: Mapping[str, str], entries: dict[str, _Entry]
-    ) -> None:
+    def __init__(self, folder: Path, schema: TableSchema, places: Mapping[str, str], entries: dict[str, Entry]) -> None:
         self._targets: dict[tuple[int, str], list[_Target]] = {}
         key_bytes = numpy_dtype(schema.key_dtype).itemsize
         for column, place in places.items():
@@ -403,7 +410,7 @@ class FilesTable(TableWriter):
                     f" '{entries[base].table}' does; rename one, see `kvtools rename`"
                 )
             dtype, width = column_type(schema, column)
-            entries[base] = _Entry(schema.name, column, schema.key_dtype, dtype.name, width)
+            entries[base] = Entry(schema.name, column, schema.key_dtype, dtype.name, width)
             for part, rows in enumerate(schema.part_rows):
                 stem = f"{folder}/{base}_mht_{part + 1}of{schema.parts}_rank0_size1"
                 try:
@@ -441,7 +448,7 @@ class Writer(CheckpointWriter):
     def __init__(self, staging: str, options: WriteOptions) -> None:
         self._folder = Path(staging)
         self._places = Places()
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, Entry] = {}
 
     def plan(self, schemas: Sequence[TableSchema]) -> None:
         """Note which tables are status of which; see `CheckpointWriter.plan`."""
@@ -454,8 +461,7 @@ class Writer(CheckpointWriter):
 
     def close(self) -> None:
         """Write the record."""
-        record = {"tables": {base: dataclasses.asdict(entry) for base, entry in self._entries.items()}}
-        (self._folder / RECORD).write_text(json.dumps(record, indent=1))
+        (self._folder / RECORD).write_text(record_of(self._entries))
 
 
 DIALECT = Dialect(

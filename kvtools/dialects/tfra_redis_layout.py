@@ -105,27 +105,34 @@ def values_of(rows: Array) -> list[bytes]:
     return _pieces(rows.tobytes(), rows.itemsize * rows.shape[1], len(rows))
 
 
-def row_of(value: bytes, dtype: Any, width: int) -> Array:
-    """The row [width] of a value.
+def rows_of(values: Sequence[bytes], dtype: Any, width: int) -> Array:
+    """Rows [n, width] of values; `dtype` object: strings.
 
     Raises:
-        ValueError: its size is that of no such row.
+        ValueError: the size of one is that of no such row.
     """
     dtype = np.dtype(dtype)
-    if dtype.kind != "O":
-        if len(value) != dtype.itemsize * width:
-            raise ValueError(f"{len(value)} bytes are not {dtype.name}[{width}]")
-        return np.frombuffer(value, dtype)
-    texts, at = [], 0
-    for _ in range(width):
-        if len(value) < at + 4:
-            break
+    if dtype.kind == "O":
+        rows = np.empty((len(values), width), object)
+        for i, value in enumerate(values):
+            rows[i] = _strings_of(value, width)
+        return rows
+    wrong = next((value for value in values if len(value) != dtype.itemsize * width), None)
+    if wrong is not None:
+        raise ValueError(f"a row of {len(wrong)} bytes, which are not {dtype.name}[{width}]")
+    return np.frombuffer(b"".join(values), dtype).reshape(len(values), width)
+
+
+def _strings_of(value: bytes, width: int) -> list[bytes]:
+    texts: list[bytes] = []
+    at = 0
+    while at + 4 <= len(value) and len(texts) < width:
         end = at + 4 + struct.unpack_from("<I", value, at)[0]
         texts.append(value[at + 4 : end])
         at = end
     if len(texts) != width or at != len(value):
-        raise ValueError(f"{len(value)} bytes are not {width} strings")
-    return _objects(texts)
+        raise ValueError(f"a row of {len(value)} bytes, which are not string[{width}]")
+    return texts
 
 
 def slices_of(keys: Array, slices: int, by_crc: bool = False) -> Array:
@@ -146,6 +153,15 @@ def slices_of(keys: Array, slices: int, by_crc: bool = False) -> Array:
     else:
         return (keys.astype(np.uint64 if keys.dtype.kind == "u" else np.int64).view(np.int64) & 0xFFFFFFFF) % slices
     return np.array(crcs, np.int64) % slices
+
+
+def literally(text: bytes) -> bytes:
+    """A pattern of Redis that this text matches, and no other.
+
+    >>> literally(b"a*b")
+    b'a\\\\*b'
+    """
+    return b"".join(b"\\" + bytes([c]) if c in b"*?[]\\^-" else bytes([c]) for c in text)
 
 
 def _as_in_memory(text: bytes) -> bytes:

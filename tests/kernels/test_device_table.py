@@ -119,6 +119,17 @@ def test_pooled_rows_and_their_gradient_follow_the_formula(device, xp, combiner,
     spread = xp.zeros((50, 3))
     table.spread_gradient(on_device(xp, splits), on_device(xp, gradient), spread, **how)
     np.testing.assert_allclose(on_host(spread, np.dtype("float64")), share.T @ gradient, rtol=1e-12)
+    if weighted:  # against differences
+        of_weights = xp.zeros(50)
+        arrays = [on_device(xp, array) for array in (keys, splits, weights)]
+        table.weights_gradient(*arrays, out, on_device(xp, gradient), of_weights, combiner)
+        step, moved = 1e-6, xp.zeros((5, 3))
+        for i in (0, 4, 20, 49):
+            nudged = weights.copy()
+            nudged[i] += step
+            table.gather_pooled(*arrays[:2], moved, combiner, weights=on_device(xp, nudged))
+            slope = ((moved - out) * on_device(xp, gradient)).sum() / step
+            assert abs(float(slope) - float(of_weights[i])) < 1e-4
     with pytest.raises(ValueError, match="combiner is 'max'"):
         table.gather_pooled(on_device(xp, keys), on_device(xp, splits), out, "max")
 

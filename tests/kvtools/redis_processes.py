@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import itertools
 import shutil
@@ -55,6 +56,7 @@ class Server:
         command = [str(BINARY), *self.arguments, "--port", str(self.port), "--bind", "127.0.0.1"]
         command += ["--dir", str(self.folder), "--save", "", "--appendonly", "no"]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        atexit.register(self.process.kill)  # A test may fail before anybody stops it.
         wait_until(self.client().ping, f"redis-server at port {self.port} answers")
 
     def client(self) -> Any:

@@ -81,7 +81,7 @@ def place(redis_url: str | None, tmp_path: Path) -> Any:
             import redis
 
             redis.Redis.from_url(redis_url).flushall()
-            return f"{redis_url}/0"
+            return f"{redis_url}/0" + ("?model_tag=test" if dialect.name == "tfra_redis" else "")
         suffix = dialect.suffixes[0] if dialect.suffixes and dialect.output == "file" else ""
         return str(tmp_path / f"{next(numbers)}{suffix}")
 

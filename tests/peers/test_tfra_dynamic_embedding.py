@@ -146,6 +146,30 @@ def test_a_checkpoint_restores_what_tfra_s_wrote_and_trains_on_alike(
     assert_trained_alike(model.state(), state_of(trained, f"{case} and on"))
 
 
+@pytest.mark.parametrize("files", [False, True], ids=["in_checkpoint", "to_files"])
+@pytest.mark.parametrize("case", ["object_based", "object_based_files"])
+def test_a_checkpoint_in_a_graph_restores_what_tfra_s_wrote(case: str, files: bool, trained: Path) -> None:
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        user, item = (
+            de.Variable(
+                name=name,
+                dim=4,
+                devices=["/CPU:0"] * 3,
+                restrict_policy=de.FrequencyRestrictPolicy if name == "tower/user" else None,
+                kv_creator=MODEL["kv_creator"](de, files),
+            )
+            for name in ("tower/user", "tower/item")
+        )
+        checkpoint = tf.train.Checkpoint(model=tf.train.Checkpoint(user=user, item=item))
+        checkpoint.read(str(trained / case / "model")).expect_partial().run_restore_ops(session)
+        found = {"user|values": user, "user|status": user.restrict_policy.status, "item|values": item}
+        exported = session.run({name: table.export() for name, table in found.items()})
+    expected = state_of(trained, case)
+    for name, (keys, values) in exported.items():
+        wanted = {f"{name}|{what}": expected[f"{name}|{what}"] for what in ("keys", "values")}
+        assert_loaded({f"{name}|keys": keys, f"{name}|values": values}, wanted, {})
+
+
 def test_files_of_tfra_s_checkpoint_are_loaded_by_hand_too(trained: Path) -> None:
     model = EagerModel(de, 3, OPTIMIZERS["tf_keras"]())
     model.train(range(1))  # slots are there from the first step on

@@ -147,3 +147,33 @@ def test_saved_model_loads_in_a_process_of_its_own(tmp_path):
     np.testing.assert_allclose(got, np.load({str(tmp_path / "expected.npy")!r}), rtol=1e-6)
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], cwd=tmp_path, check=True)
+
+
+@pytest.mark.parametrize("parts", [None, 3])
+def test_a_checkpoint_is_restored_in_a_graph_and_saved_there(tmp_path, parts):
+    ids = tf.range(20, dtype=tf.int64)
+    table = tf.get_kv_variable("graph", 2, partitioner=fixed(parts))
+    for part in [table] if parts is None else table:
+        own = ids if parts is None else tf.boolean_mask(ids, ids % 3 == part.part)
+        part.upsert(own, tf.cast(tf.stack([own, own + 1], 1), tf.float32))
+    path = tf.train.Checkpoint(table=table, w=tf.Variable(7.0)).save(str(tmp_path / "eager"))
+    expected = tf.nn.embedding_lookup(table, ids).numpy()
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        again = tf.get_kv_variable("graph", 2, partitioner=fixed(parts))
+        w = tf.compat.v1.get_variable("w", [], use_resource=True)
+        checkpoint = tf.compat.v1.train.Checkpoint(table=again, w=w)
+        for _ in range(2):
+            checkpoint.restore(path).initialize_or_restore(session)
+        found = tf.nn.embedding_lookup(again, tf.range(20, dtype=tf.int64))
+        assert session.run(w) == 7.0
+        np.testing.assert_array_equal(session.run(found), expected)
+        path = checkpoint.save(str(tmp_path / "graph"), session=session)
+        tfplugin.uninstall()
+        try:
+            with pytest.raises(RuntimeError, match=r"in a graph needs .* call tfplugin.install\(\) before"):
+                checkpoint.restore(path)
+        finally:
+            tfplugin.install()
+    third = tf.get_kv_variable("graph", 2, partitioner=fixed(parts))
+    tf.train.Checkpoint(table=third).restore(path)
+    np.testing.assert_array_equal(tf.nn.embedding_lookup(third, ids), expected)

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.checkpoint import functional_saver
 from tensorflow.python.training import optimizer, saver
 from tensorflow.python.util import dispatch
 
@@ -21,6 +22,7 @@ def _state():
         optimizer.Optimizer.apply_gradients,
         saver.BaseSaverBuilder._AddSaveOps,
         saver.BaseSaverBuilder._AddRestoreOps,
+        functional_saver.MultiDeviceSaver.restore,
         tf.nn.embedding_lookup,
         v1.nn.embedding_lookup_sparse,
         tf.nn.safe_embedding_lookup_sparse,
@@ -40,13 +42,14 @@ def test_uninstall_leaves_tensorflow_as_a_process_without_tfplugin_has_it(tmp_pa
     code = """
 import tensorflow as tf
 import tensorflow.compat.v1, tensorflow.compat.v2
+from tensorflow.python.checkpoint import functional_saver
 from tensorflow.python.training import optimizer, saver
 from tensorflow.python.util import dispatch
 def state():
     out = {}
     for owner in (tf, tf.compat.v1, tf.compat.v2, tf.nn, tf.compat.v1.nn):
         out |= {(id(owner), name): id(getattr(owner, name)) for name in dir(owner) if not name.startswith("__")}
-    for owner in (optimizer.Optimizer, saver.BaseSaverBuilder):
+    for owner in (optimizer.Optimizer, saver.BaseSaverBuilder, functional_saver.MultiDeviceSaver):
         out |= {(id(owner), name): id(value) for name, value in vars(owner).items()}
     for api, targets in dispatch._TYPE_BASED_DISPATCH_SIGNATURES.items():
         out |= {(id(api), id(target)): len(signatures) for target, signatures in targets.items()}

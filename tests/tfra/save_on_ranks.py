@@ -51,9 +51,16 @@ def checkpoint(folder: str) -> None:
         names = sorted(path.name for path in Path(f"{folder}/TFRADynamicEmbedding-1").iterdir())
         assert [n for n in names if n.endswith("-keys")] == [f"emb_mht_1of1_rank{r}_size2-keys" for r in (0, 1)], names
 
-    managed = tf.train.CheckpointManager(saved, f"{folder}/managed", 3).save()
-    saved.restore(managed)
-    assert sorted(v.export()[0].numpy().tolist()) == KEYS[own()].tolist()
+    manager = tf.train.CheckpointManager(saved, f"{folder}/managed", 2)
+    managed = [manager.save() for _ in range(3)]
+    assert manager.latest_checkpoint == managed[-1] and manager.checkpoints == managed[1:]
+    assert {path.name for path in Path(f"{folder}/managed").glob("TFRA*")} == {
+        f"TFRADynamicEmbedding-{path.rpartition('-')[2]}" for path in managed[1:]
+    }
+    for path in managed[1:]:
+        v.clear()
+        saved.restore(path)
+        assert sorted(v.export()[0].numpy().tolist()) == KEYS[own()].tolist()
 
 
 def saver(folder: str) -> None:

@@ -307,3 +307,56 @@ def test_a_saved_model_reads_and_never_inserts(tmp_path, devices, partitioner):
         (got,) = loaded.signatures["serving_default"](ids).values()
         np.testing.assert_array_equal(got.numpy(), expected)
         np.testing.assert_array_equal(loaded.serve(ids).numpy(), expected)
+
+
+@pytest.mark.parametrize("make_optimizer", [tf_keras.optimizers.legacy.Adagrad, tf_keras.optimizers.legacy.Adam])
+def test_a_checkpoint_of_shadow_variables_under_a_legacy_optimizer(tmp_path, make_optimizer):
+    def made():
+        model = tf.Module()
+        model.table = de.Variable(dim=2, name=NAME, devices=["/CPU:0"] * 2)
+        model.shadow = de.shadow_ops.ShadowVariable(model.table, name="rows")
+        optimizer = de.DynamicEmbeddingOptimizer(make_optimizer(0.1))
+        return model, optimizer, tf.train.Checkpoint(model=model, optimizer=optimizer)
+
+    def step(model, optimizer):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(de.shadow_ops.embedding_lookup(model.shadow, tf.constant(KEYS[:4])) ** 2)
+        optimizer.apply_gradients([(tape.gradient(loss, model.shadow), model.shadow)])
+        return by_key(model.table.export()), slots_of(lambda x: x, model.table, optimizer)
+
+    model, optimizer, checkpoint = made()
+    model.table.upsert(KEYS, ROWS)
+    saved = step(model, optimizer)
+    path = checkpoint.save(str(tmp_path / "c"))
+    later = step(model, optimizer)
+    checkpoint.restore(path).assert_consumed()
+    assert (by_key(model.table.export()), slots_of(lambda x: x, model.table, optimizer)) == saved
+    model, optimizer, checkpoint = made()
+    checkpoint.restore(path)
+    assert step(model, optimizer) == later
+
+
+@pytest.mark.parametrize("files", [False, True], ids=["in_checkpoint", "to_files"])
+@pytest.mark.parametrize("partitioner", PARTITIONERS.values(), ids=PARTITIONERS)
+@pytest.mark.parametrize(("before", "after"), [(1, 1), (3, 2)])
+def test_a_checkpoint_is_restored_in_a_graph(tmp_path, before, after, partitioner, files):
+    def made(devices):
+        return de.Variable(
+            dim=2,
+            name=NAME,
+            devices=["/CPU:0"] * devices,
+            restrict_policy=de.FrequencyRestrictPolicy,
+            kv_creator=de.CuckooHashTableCreator(saver=de.FileSystemSaver()) if files else None,
+            **partitioner,
+        )
+
+    table = made(before)
+    table.upsert(KEYS, ROWS)
+    table.restrict_policy.apply_update(tf.constant(KEYS[:3]))
+    path = tf.train.Checkpoint(v=table).save(str(tmp_path / "c"))
+    expected = by_key(table.restrict_policy.status.export())
+    with tf.Graph().as_default(), v1.Session() as session:
+        again = made(after)
+        tf.train.Checkpoint(v=again).restore(path).run_restore_ops(session)
+        assert by_key(session.run(again.export())) == EXPECTED
+        assert by_key(session.run(again.restrict_policy.status.export())) == expected

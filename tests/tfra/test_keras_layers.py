@@ -368,7 +368,9 @@ def test_the_callback_saves_the_model_of_each_epoch(keras, kinds, name, save_wei
     layer = kinds[1].layers.Embedding(4, name=name)
     model = model_of(keras, layer)
     path = str(tmp_path / "epoch-{epoch}" / "model")
-    callback = kinds[1].callbacks.DEHvdModelCheckpoint(path, save_weights_only=save_weights_only)
+    options = tf.train.CheckpointOptions() if save_weights_only else tf.saved_model.SaveOptions()
+    callback = kinds[1].callbacks.ModelCheckpoint(path, save_weights_only=save_weights_only, options=options)
+    assert isinstance(callback, kinds[1].callbacks.DEHvdModelCheckpoint)
     model.fit(IDS, np.ones([3, 3, 1]), epochs=2, verbose=0, callbacks=[callback])
     assert isinstance(callback, keras.callbacks.ModelCheckpoint) and callback.model is model
     expected = model.predict(IDS, verbose=0)

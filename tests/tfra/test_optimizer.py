@@ -18,6 +18,7 @@ v1 = tf.compat.v1
 TESTS = Path(__file__).parents[1] / "tfplugin"
 V1 = runpy.run_path(str(TESTS / "test_optimizer_parity.py"))["OPTIMIZERS"]
 KERAS = runpy.run_path(str(TESTS / "test_keras_optimizers.py"))["OPTIMIZERS"]
+OURS = runpy.run_path(str(TESTS / "test_optimizer_classes.py"))["CLASSES"]
 THREE_KINDS = {
     "v1": lambda: v1.train.AdamOptimizer(0.1),
     "Keras 3": lambda: tf.keras.optimizers.Adam(0.1),
@@ -91,6 +92,23 @@ def test_keras_optimizers_follow_the_dense_twin(name, devices, make_optimizer):
     close(other.numpy(), twin.numpy())
     assert int(wrapped.iterations) == 8
     assert isinstance(wrapped, type(stock)) and type(wrapped).__name__ == type(stock).__name__
+
+
+@pytest.mark.parametrize("cls", OURS, ids=lambda cls: cls.__name__)
+def test_the_optimizers_of_tfplugin_follow_the_dense_twin(name, devices, cls):
+    dense = tf.Variable(INITIAL)
+    table = de.Variable(value_dtype=tf.float64, dim=4, devices=devices, name=name)
+    table.upsert(KEYS, INITIAL)
+    stock, wrapped = cls(), de.DynamicEmbeddingOptimizer(cls())
+    shadow = table.get_trainable_by_name("x")
+    for ids, factor in batches():
+        with tf.GradientTape(persistent=True) as tape:
+            loss = tf.reduce_sum(tf.sin(tf.gather(dense, ids)) * factor)
+            loss += tf.reduce_sum(tf.sin(de.embedding_lookup(table, tf.gather(KEYS, ids), name="x")) * factor)
+        stock.apply_gradients([(tape.gradient(loss, dense), dense)])
+        wrapped.apply_gradients([(tape.gradient(loss, shadow), shadow)])
+    assert np.abs(dense.numpy() - INITIAL).max() > 1e-6
+    close(table.lookup(KEYS).numpy(), dense.numpy(), 1e-9)
 
 
 @pytest.mark.parametrize("make_optimizer", THREE_KINDS.values(), ids=THREE_KINDS)

@@ -25,7 +25,7 @@ class Training:
             rows = de.embedding_lookup(self.table, self._ids, name="x")
             self.optimizer = de.DynamicEmbeddingOptimizer(v1.train.AdamOptimizer(0.1))
             self._step = self.optimizer.minimize(tf.reduce_sum(rows))
-            mode._session.run(v1.global_variables_initializer())
+            mode.session.run(v1.global_variables_initializer())
         else:
             self.optimizer = de.DynamicEmbeddingOptimizer(tf.keras.optimizers.Adam(0.1))
             shadow = self.table.get_trainable_by_name("x")
@@ -40,7 +40,7 @@ class Training:
 
     def train(self, ids):
         if self.mode.name == "graph":
-            self.mode._session.run(self._step, {self._ids: ids})
+            self.mode.session.run(self._step, {self._ids: ids})
         else:
             self._step(tf.constant(ids, tf.int64))
 

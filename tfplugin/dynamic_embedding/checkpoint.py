@@ -21,6 +21,7 @@ from tensorflow.python.saved_model import registration
 from tensorflow.python.trackable import base as trackable
 from tensorflow.python.training.saving import saveable_object_util
 
+from tfplugin import graph_restore
 from tfplugin.checkpoint import KvSaveable, object_prefix, restore_op, save_ops
 from tfplugin.dynamic_embedding import file_system_saver
 from tfplugin.dynamic_embedding.python_ops import local, python_op
@@ -190,7 +191,7 @@ def _restore_object(path: str, variable: Variable, filename: tf.Tensor) -> None:
         with tf.control_dependencies(restore_native()):
             return tf.constant(True)
 
-    tf.cond(tf.ensure_shape(is_native, []), from_own, from_rewritten)
+    graph_restore.note(tf.cond(tf.ensure_shape(is_native, []), from_own, from_rewritten))
 
 
 def register() -> None:

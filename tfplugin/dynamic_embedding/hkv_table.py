@@ -7,8 +7,6 @@ before the next one evicts by them.
 from __future__ import annotations
 
 import enum
-import shutil
-import tempfile
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -19,7 +17,6 @@ import tensorflow as tf
 from tfplugin.dynamic_embedding.creators import EngineTableCreator
 from tfplugin.dynamic_embedding.python_ops import python_op
 from tfplugin.dynamic_embedding.table import CuckooHashTable
-from tfplugin.dynamic_embedding.table_files import call
 from tfplugin.fused_lookup import on_device_of
 from tfplugin.ops import raw
 
@@ -207,28 +204,11 @@ class HkvHashTable(CuckooHashTable):
     def _with_scores(self, split_size: int, name: str | None) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         if isinstance(split_size, bool) or not isinstance(split_size, int) or split_size < 1:
             raise ValueError(f"Scores of '{self._name}': split_size must be a number of 1 or more, got {split_size!r}.")
-        # What is written to a checkpoint is the one place where the engine tells scores.
         with tf.name_scope(name or "export_with_scores"):
-            made = call(lambda: np.array(tempfile.mkdtemp("_scores").encode(), object), [], tf.string)
-            folder = tf.reshape(tf.convert_to_tensor(made, tf.string), [])
-            prefix = tf.strings.join([folder, "/table"])
+            keys, rows = self.export()
             with on_device_of(self.kv):
-                saved = raw.kv_table_save(
-                    prefix, [self.kv.handle], tensor_prefixes=["t"], names=["t"], part=[0], parts=[1]
-                )
-            with tf.control_dependencies([] if saved is None else [saved]):
-                types = [self.key_dtype, self.value_dtype, tf.uint64]
-                read = tf.raw_ops.RestoreV2(
-                    prefix=prefix,
-                    tensor_names=["t-keys", "t-values", "t-scores"],
-                    shape_and_slices=["", "", ""],
-                    dtypes=types,
-                )
-            with tf.control_dependencies([] if tf.executing_eagerly() else read):
-                removed = call(lambda path: shutil.rmtree(np.asarray(path).item()), [folder], [])
-            with tf.control_dependencies([] if removed is None else [removed]):
-                keys, rows, scores = (tf.identity(x) for x in read)
-        return keys, tf.reshape(rows, [-1, self._dim]), tf.cast(scores, tf.int64)
+                scores = raw.kv_table_scores(self.kv.handle, keys)
+        return keys, rows, tf.cast(scores, tf.int64)
 
 
 class HkvHashTableCreator(EngineTableCreator):

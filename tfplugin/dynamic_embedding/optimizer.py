@@ -171,6 +171,17 @@ class _Trains:
         name = args[0] if args else kwargs.get("name", kwargs.get("slot_name"))
         return next((slot for slot in _slots(self, var.params) if slot.slot_name == name), None)
 
+    def _create_or_restore_slot_variable(
+        self, slot_variable_position: Any, slot_name: str, variable: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """What checkpoints have of slots of a trainable is not restored by this way: they lie in the table."""
+        if not isinstance(variable, TrainableWrapper):
+            return super()._create_or_restore_slot_variable(  # type: ignore[misc]
+                slot_variable_position, slot_name, variable, *args, **kwargs
+            )
+        # TFRA's have a dense variable without rows, ours name the slot and nothing in it.
+        return None if slot_variable_position.is_simple_variable() else self.get_slot(variable, slot_name)
+
 
 def _slots(optimizer: Any, params: Variable) -> list[SlotVariable]:
     return list(slot_variables(params, innermost(optimizer)))

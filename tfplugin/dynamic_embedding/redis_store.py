@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import logging
 import threading
 import weakref
@@ -16,6 +17,8 @@ from kvtools.dialects import tfra_redis_layout as layout
 from tfplugin.dynamic_embedding.redis_config import CLUSTER, ONE_SERVER, SENTINEL
 
 _log = logging.getLogger("tfplugin")
+#: Commands that are sent at once.
+_PIPELINE = 64
 _Reply = TypeVar("_Reply")
 
 
@@ -206,7 +209,7 @@ class RedisStore:
         if p["redis_hash_tags_runtime"] or all(client.exists(key) for key in ours):
             return ours
         theirs: dict[int, bytes] = {}
-        for key in client.scan_iter(match=_literally(prefix) + b"{*}", count=10000):
+        for key in client.scan_iter(match=layout.literally(prefix) + b"{*}", count=10000):
             field = client.hrandfield(key)
             if field is None:  # It has just gone.
                 continue
@@ -248,15 +251,19 @@ class RedisStore:
     # ---- What is asked -----------------------------------------------------------------------------------------------
 
     def _send(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """The replies of commands, sent together."""
+        """The replies of commands, which are sent many at a time."""
 
-        def send(client: Any) -> list[Any]:
+        def send(client: Any, some: Sequence[tuple[Any, ...]]) -> list[Any]:
             with client.pipeline(transaction=False) as pipeline:
-                for command in commands:
+                for command in some:
                     pipeline.execute_command(*command)
                 return list(pipeline.execute())
 
-        return self._connection.ask(send) if commands else []
+        replies: list[Any] = []
+        for start in range(0, len(commands), _PIPELINE):
+            some = commands[start : start + _PIPELINE]
+            replies += self._connection.ask(lambda client, some=some: send(client, some))
+        return replies
 
     def get(self, name: str, keys: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Rows of keys [n], those of `rows` [n, width] where they are missing; and which are there.
@@ -268,20 +275,20 @@ class RedisStore:
         hashes, fields = self.hashes(name), layout.fields_of(keys)
         batches = self._batches(keys, len(hashes))
         replies = self._send([("HMGET", hashes[i], *[fields[at] for at in places]) for i, places in batches])
-        for (_, places), values in zip(batches, replies, strict=True):
-            for place, value in zip(places, values, strict=True):
-                if value is not None:
-                    found[place], rows[place] = True, self._row(name, value, rows.dtype, rows.shape[1])
+        places = [at for _, some in batches for at in some.tolist()]
+        there = [(at, row) for at, row in zip(places, itertools.chain(*replies), strict=True) if row is not None]
+        if there:
+            at = [place for place, _ in there]
+            found[at], rows[at] = True, self._rows(name, [row for _, row in there], rows.dtype, rows.shape[1])
         return rows, found
 
-    def _row(self, name: str, value: bytes, dtype: np.dtype[Any], width: int) -> np.ndarray:
+    def _rows(self, name: str, values: Sequence[bytes], dtype: Any, width: int) -> np.ndarray:
         try:
-            return layout.row_of(value, dtype, width)
+            return layout.rows_of(values, dtype, width)
         except ValueError as error:
-            shown = f"{'string' if dtype.kind == 'O' else dtype.name}[{width}]"
             raise ValueError(
-                f"RedisTable '{self._owner}': in {self.shown}, '{name}' has a row of {len(value)} bytes, which are not "
-                f"{shown}: give the variable the dtype and the width that it was written with, or another name."
+                f"RedisTable '{self._owner}': in {self.shown}, '{name}' has {error}: give the variable the dtype and "
+                "the width that it was written with, or another name."
             ) from error
 
     def put(self, columns: Sequence[tuple[str, np.ndarray]], keys: np.ndarray) -> None:
@@ -327,18 +334,10 @@ class RedisStore:
                 f"RedisTable '{self._owner}': in {self.shown}, '{name}' has a key of {len(wrong)} bytes, which is not "
                 f"{self._key_dtype.name}: give the variable the dtype that it was written with, or another name."
             )
-        rows = np.empty([len(found), width], dtype)
-        for i, value in enumerate(found.values()):
-            rows[i] = self._row(name, value, rows.dtype, width)
-        return layout.keys_of(list(found), self._key_dtype), rows
+        return layout.keys_of(list(found), self._key_dtype), self._rows(name, list(found.values()), dtype, width)
 
 
 def _expire(connection: RedisConnection, hashes: Mapping[str, Sequence[bytes]], seconds: int) -> None:
     """Has hashes go after a time that nobody uses them in."""
     with contextlib.suppress(ConnectionError):
         connection.ask(lambda client: [client.expire(key, seconds) for keys in hashes.values() for key in keys])
-
-
-def _literally(text: bytes) -> bytes:
-    """A glob pattern that only this text matches."""
-    return b"".join(b"\\" + bytes([c]) if c in b"*?[]\\^-" else bytes([c]) for c in text)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.checkpoint import checkpoint as tf_checkpoint
 from tensorflow.python.eager import context
 
 from tfplugin.dynamic_embedding import file_system_saver
@@ -88,17 +89,17 @@ class DECheckpoint(tf.train.Checkpoint):
         return [obj for obj in found if isinstance(obj, Variable) and obj.checkpoint]
 
     # What `save`, `write` and a `tf.train.CheckpointManager` all call.
-    def _write(self, file_prefix: Any, *args: Any, **kwargs: Any) -> Any:
+    def _write(self, file_prefix: Any, options: Any = None) -> Any:
         hvd = _horovod()
         if hvd is None:
-            path = super()._write(file_prefix, *args, **kwargs)
+            path = super()._write(file_prefix, options)
             _remove_outdated(path)
             return path
         doing = f"Saving checkpoint '{file_prefix}'"
         _as_rank(hvd, self._tables())
         path, error = None, None
         if hvd.rank() == 0:
-            path, error = _attempt(lambda: super(DECheckpoint, self)._write(file_prefix, *args, **kwargs))
+            path, error = _attempt(lambda: super(DECheckpoint, self)._write(file_prefix, options))
         path = _told(hvd, path)
         if path is not None and hvd.rank() != 0:
             _, error = _attempt(lambda: _save_files(self._tables(), path))
@@ -106,6 +107,9 @@ class DECheckpoint(tf.train.Checkpoint):
         error = None
         if hvd.rank() == 0:
             _, error = _attempt(lambda: _remove_outdated(path))
+        else:  # A CheckpointManager notes what there is, and what has gone.
+            told = getattr(options, "experimental_write_callbacks", None) or []
+            _, error = _attempt(lambda: tf_checkpoint._execute_callbacks(told, path))
         _agree(hvd, doing, error)
         return path
 

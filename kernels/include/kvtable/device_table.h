@@ -146,6 +146,11 @@ class DeviceTable {
   virtual void SpreadGradient(const DeviceBags& bags, const void* gradient /* (bags, dim) */,
                               void* out /* (n, dim) */, DeviceStream stream) = 0;
 
+  // The gradient with respect to the weights, which there must be: `pooled` is what the lookup gave.
+  virtual void WeightsGradient(const DeviceKeys& keys, const DeviceBags& bags, Missing missing,
+                               const void* pooled /* (bags, dim) */, const void* gradient /* (bags, dim) */,
+                               void* out /* (n) as the weights */, DeviceStream stream) = 0;
+
   virtual void Contains(const DeviceKeys& keys, bool* out /* (n) */, DeviceStream stream) = 0;
 
   // Zeros where missing. Each pointer may be null.

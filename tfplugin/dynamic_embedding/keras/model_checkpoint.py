@@ -13,20 +13,22 @@ from tfplugin.sok.checkpoint import Checkpoint
 class _SavesOnAllRanks:
     """A model that `ModelCheckpoint` is given in place of its own, to save it."""
 
-    def __init__(self, model: Any, signatures: Any) -> None:
+    def __init__(self, model: Any, signatures: Any, options: Any) -> None:
         self._model = model
         self._signatures = signatures
+        self._options = options
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
     def save(self, filepath: Any, overwrite: bool = True, options: Any = None, **kwargs: Any) -> None:
         del kwargs
+        options = options or self._options
         de_hvd_save_model(self._model, filepath, overwrite, signatures=self._signatures, options=options)
 
     def save_weights(self, filepath: Any, overwrite: bool = True, options: Any = None, **kwargs: Any) -> None:
         del overwrite, kwargs
-        Checkpoint(self._model).write(os.fspath(filepath), options)
+        Checkpoint(self._model).write(os.fspath(filepath), options or self._options)
 
 
 class _ModelCheckpoint:
@@ -34,9 +36,10 @@ class _ModelCheckpoint:
 
     _keras_3 = False
 
-    def __init__(self, filepath: Any, *args: Any, signatures: Any = None, **kwargs: Any) -> None:
+    def __init__(self, filepath: Any, *args: Any, signatures: Any = None, options: Any = None, **kwargs: Any) -> None:
         ranks.found()
         self._signatures = signatures
+        self._save_options = options
         path = os.fspath(filepath)
         # Keras 3 wants the endings of its own formats.
         weights = kwargs.get("save_weights_only", args[3] if len(args) > 3 else False)
@@ -48,7 +51,7 @@ class _ModelCheckpoint:
         model = self.model  # type: ignore[has-type]
         # Where the ranks have seen other losses, rank 0 says whether this is the best, and what the file is called.
         logs = ranks.current().allgather({name: float(value) for name, value in (logs or {}).items()})[0]
-        self.set_model(_SavesOnAllRanks(model, self._signatures))  # type: ignore[attr-defined]
+        self.set_model(_SavesOnAllRanks(model, self._signatures, self._save_options))  # type: ignore[attr-defined]
         try:
             super()._save_model(epoch, batch, logs)  # type: ignore[misc]
         finally:
@@ -71,6 +74,7 @@ _DOC = """A ``ModelCheckpoint`` for all ranks of Horovod: each has it among its 
       filepath: of a folder that all ranks share, with the placeholders of ``ModelCheckpoint``; any ending.
       args, kwargs: of ``ModelCheckpoint``. Rank 0's metrics decide.
       signatures: of the SavedModel.
+      options: a ``tf.saved_model.SaveOptions``, or with ``save_weights_only`` a ``tf.train.CheckpointOptions``.
 
     Example:
       >>> model.fit(ids, targets, callbacks=[de.keras.callbacks.DEHvdModelCheckpoint("run/{epoch}")])

@@ -67,6 +67,8 @@ def de_save_model(
 
 #: The same: `de_save_model` asks Horovod whether there are several ranks.
 de_hvd_save_model = de_save_model
+#: TFRA has it by this name, too.
+save_model = de_save_model
 
 
 def _save(model: Any, path: str, include_optimizer: bool, signatures: Any, options: Any, save_traces: bool) -> None:

@@ -7,5 +7,7 @@ from tfplugin.dynamic_embedding.keras.model_checkpoint import model_checkpoint_o
 
 DEHvdModelCheckpoint = _model_checkpoint_of(_tf_keras, __name__)
 DEHvdBroadcastGlobalVariablesCallback = _broadcast_of(_tf_keras, __name__)
+#: TFRA has it by this name, too.
+ModelCheckpoint = DEHvdModelCheckpoint
 
-__all__ = ["DEHvdBroadcastGlobalVariablesCallback", "DEHvdModelCheckpoint"]
+__all__ = ["DEHvdBroadcastGlobalVariablesCallback", "DEHvdModelCheckpoint", "ModelCheckpoint"]

@@ -20,6 +20,8 @@ class RankPartCreator(KVCreator):
         self.of = of or CuckooHashTableCreator()
         super().__init__(self.of.config, self.of.saver)
         self._rank, self._ranks = rank, ranks
+        if hasattr(self.of, "key_names"):
+            self.key_names = self.of.key_names
 
     def for_status(self) -> RankPartCreator:
         """What makes the table of a restrict policy, which lies where the rows do."""
