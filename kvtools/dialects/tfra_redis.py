@@ -48,8 +48,9 @@ def sniff(source: Source) -> bool:
 
 
 def _option(url: str) -> str | None:
-    query = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(url).query, keep_blank_values=True))
-    return query.get(OPTION)
+    # By hand: of a URL that is none, the dialect that it goes to says what is wrong.
+    query = url.partition("?")[2].partition("#")[0]
+    return dict(urllib.parse.parse_qsl(query, keep_blank_values=True)).get(OPTION)
 
 
 def _place_of(url: str) -> tuple[redis.Place, str]:

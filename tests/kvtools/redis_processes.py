@@ -115,9 +115,13 @@ class Guarded:
         lines += [f"sentinel auth-pass master {password}"] if password else []
         config.write_text("\n".join(lines) + "\n")
         self.sentinel = Server(folder, str(config), "--sentinel")
-        ask = self.sentinel.client().execute_command
-        self.fail_over = lambda: ask("SENTINEL", "FAILOVER", "master")
         wait_until(lambda: len(self.sentinel.client().sentinel_slaves("master")) == 1, "the sentinel sees the replica")
+
+    def fail_over(self) -> None:
+        """Has the replica take over, as soon as the sentinel knows enough of it."""
+
+        ask = self.sentinel.client().execute_command
+        wait_until(lambda: ask("SENTINEL", "FAILOVER", "master"), "the sentinel has the replica take over")
 
     def primary(self) -> int:
         """The port of the primary, as the sentinel knows it."""
