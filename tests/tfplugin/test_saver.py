@@ -263,7 +263,9 @@ def assert_left_as_it_was(path, error):
 
 def test_dim_mismatch_names_variable_checkpoint_and_both_dims(saved):
     message = restore_error(saved["path"], tf.errors.InvalidArgumentError, dim=16)
-    assert "model/user" in message and "dim 8" in message and "dim 16" in message and "embedding_dim=8" in message
+    # Both tables are restored at once, and neither fits: which is told of is a matter of time.
+    assert "model/user" in message or "model/item" in message
+    assert "dim 8" in message and "dim 16" in message and "embedding_dim=8" in message
 
 
 def test_key_dtype_mismatch_names_both(saved):
