@@ -28,8 +28,11 @@ check=$build/kernels/tests/device_table_cuda_check
 benchmark=$build/kernels/tests/device_table_benchmark
 
 echo "run.sh: the table against a map, on the GPU"
-timeout 120 "$check" 2>&1 | tee "$out/check.txt"
+status=0
+timeout 120 "$check" >"$out/check.txt" 2>&1 || status=$?
+cat "$out/check.txt"
 grep -q "There is no CUDA device" "$out/check.txt" && { echo "run.sh: no GPU here: nothing was measured." >&2; exit 1; }
+[ $status -eq 0 ] || { echo "run.sh: the check failed (status $status): see $out/check.txt" >&2; exit 1; }
 
 echo "run.sh: optimizers against the CPU's, on the GPU"
 timeout 90 "$build/kernels/tests/device_optimizer_cuda_check" >"$out/optimizers.txt" 2>&1 ||
