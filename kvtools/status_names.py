@@ -17,6 +17,16 @@ def status_table(name: str, kind: str) -> str:
     return f"status/{name}/{kind}"
 
 
+def status_of(name: str) -> tuple[str, str] | None:
+    """Return whose status a variable of this name is, and of which kind.
+
+    >>> status_of("status/tower/user/frequency")
+    ('tower/user', 'frequency')
+    """
+    rest, _, kind = name.rpartition("/")
+    return (rest.removeprefix("status/"), kind) if kind in KINDS and rest.startswith("status/") else None
+
+
 def status_tables(names: Iterable[str]) -> dict[str, tuple[str, str]]:
     """Return which tables are status, and of which other one and of which kind.
 

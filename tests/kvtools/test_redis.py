@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from redis_processes import free_port
 
 from kvtools.array_table import ArrayTable
 from kvtools.dialects.detect import open_checkpoint
@@ -38,15 +39,6 @@ Make = Callable[..., Any]
 Same = Callable[..., None]
 Start = Callable[..., tuple[int, str]]
 FORCE = WriteOptions(force=True)
-
-
-def free_port() -> int:
-    """A port that is free, and the port 10,000 above it too: a cluster's nodes talk there."""
-    while True:
-        with socket.socket() as low, socket.socket() as high, contextlib.suppress(OSError, OverflowError):
-            low.bind(("127.0.0.1", 0))
-            high.bind(("127.0.0.1", low.getsockname()[1] + 10_000))
-            return int(low.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

@@ -91,3 +91,21 @@ def rows_of() -> Callable[..., dict[Any, list[float]]]:
         return dict(zip(keys.tolist(), rows.tolist(), strict=True))
 
     return rows_of
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A Redis server."""
+    from redis_processes import Server  # skips where there is no redis-py
+
+    server = Server(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def client(running: Any) -> Any:
+    """A client of that server, which is empty."""
+    client = running.client()
+    client.flushall()
+    return client

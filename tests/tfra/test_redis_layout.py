@@ -11,24 +11,10 @@ import google_crc32c
 import numpy as np
 import pytest
 import tensorflow as tf
-from redis_processes import Server, redis
+from redis_processes import redis
 
 from kvtools.dialects import tfra_redis_layout as layout
 from tfplugin import dynamic_embedding as de
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory):
-    server = Server(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def client(running):
-    client = running.client()
-    client.flushall()
-    return client
 
 
 @pytest.fixture

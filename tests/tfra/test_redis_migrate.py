@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
-from redis_processes import Cluster, Server
+from redis_processes import Cluster
 
 from kvtools.array_table import ArrayTable
 from kvtools.dialects.detect import dialect_for, open_checkpoint
@@ -16,20 +16,6 @@ from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, CorruptFileError, OutputError, UsageError
 from kvtools.migrate import write_tables
 from tfplugin import dynamic_embedding as de
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory):
-    server = Server(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def client(running):
-    client = running.client()
-    client.flushall()
-    return client
 
 
 @pytest.fixture

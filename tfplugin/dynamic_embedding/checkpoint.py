@@ -49,14 +49,14 @@ class TableSaveable(KvSaveable):
             return source.restore(self._index, source.prefix(filename.numpy()))
         if self._params.names is not None and self._params._by_modulo:  # no other layout has strings that can be read
             return source.restore(self._index, filename)
+
+        def ask() -> tf.Tensor:
+            return tf.ensure_shape(python_op(source.prefix, [filename], tf.string), [])
+
         with local():
             # A graph that is imported by another process has no Python in it: it goes without where it can.
-            asks = tf.constant(True) if not self._params._by_modulo else _is_foreign(filename)
-
-            def ask() -> tf.Tensor:
-                return tf.ensure_shape(python_op(source.prefix, [filename], tf.string), [])
-
-            prefix = ask() if not self._params._by_modulo else tf.cond(asks, ask, lambda: tf.identity(filename))
+            foreign = _is_foreign(filename) if self._params._by_modulo else None
+            prefix = ask() if foreign is None else tf.cond(foreign, ask, lambda: tf.identity(filename))
         restored = source.restore(self._index, prefix)
 
         def release() -> tf.Tensor:
@@ -64,7 +64,7 @@ class TableSaveable(KvSaveable):
                 return tf.constant(True)
 
         with local(), tf.control_dependencies([restored]):
-            return (release() if not self._params._by_modulo else tf.cond(asks, release, lambda: tf.constant(False))).op
+            return (release() if foreign is None else tf.cond(foreign, release, lambda: tf.constant(False))).op
 
 
 def _files_saveable(variable: Variable, name: str | None = None) -> file_system_saver.FilesSaveable:
@@ -313,25 +313,18 @@ def _by_path(path: str, name: str, checkpoint: Any) -> list[Any]:
     return found or _by_name(name, checkpoint)
 
 
-def _status_of(name: str) -> tuple[str, str] | None:
-    """Whose status a variable is, and what kvtools calls it."""
-    for kind, column in (("frequency", "freqs"), ("timestamp", "versions")):
-        if name.startswith("status/") and name.endswith(f"/{kind}"):
-            return name.removeprefix("status/").removesuffix(f"/{kind}"), column
-    return None
-
-
 def _rewrite(variable: Variable, name: str, path: str, find: Callable[[Any], Sequence[Any]], output: Path) -> None:
     """Writes the rows of a variable in our layout: one table where the tables share it out themselves, else several."""
     import kvtools
     from kvtools.rename import RenamedTable
+    from kvtools.status_names import KINDS, status_of
 
     beside = file_system_saver.read(variable, path)
     checkpoint = None if beside else _opened(variable, path)
     tables = [_from_arrays(name, beside)] if checkpoint is None else list(find(checkpoint))
-    status = _status_of(variable.name)
+    status = status_of(variable.name)
     if not tables and status is not None:
-        tables = [_StatusArrays(table, status[1]).table() for table in _by_name(status[0], checkpoint)]
+        tables = [_StatusArrays(table, KINDS[status[1]]).table() for table in _by_name(status[0], checkpoint)]
     if not tables:
         raise ValueError(
             f"Restoring dynamic embedding variable '{variable.name}': '{path}' has no table of it; it has "

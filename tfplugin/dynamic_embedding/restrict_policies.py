@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from kvtools.status_names import status_table
+
 if TYPE_CHECKING:
     from tfplugin.dynamic_embedding.variable import Variable
 
@@ -62,7 +64,7 @@ class _StatusPolicy(RestrictPolicy):
             dim=1,
             devices=var.devices,
             partitioner=var.partition_fn,
-            name=f"status/{var.name}/{self._kind}",
+            name=status_table(var.name, self._kind),
             trainable=False,
             checkpoint=var.checkpoint,
             init_size=var.init_size,
