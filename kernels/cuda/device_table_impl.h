@@ -54,7 +54,7 @@ class DeviceTableImpl : public DeviceTable {
     while (rows_.slab_bits < kMaxSlabBits && layout_.row_bytes << (rows_.slab_bits + 1) <= kSlabBytes) {
       ++rows_.slab_bits;
     }
-    device_.Begin(nullptr);
+    device_.Begin(options_.stream);
     words_ = Allocate(sizeof(Words), MemoryPlace::kDevice, "counters");
     device_.Fill(words_.data(), 0, sizeof(Words));
     report_ = Allocate(sizeof(uint64_t), MemoryPlace::kPinnedHost, "a counter");
@@ -63,7 +63,7 @@ class DeviceTableImpl : public DeviceTable {
     UploadFirstContents();
     GrowIndex(kMinBuckets);
     device_.End();
-    if (options.capacity_hint > 0) Reserve(options.capacity_hint, 0, nullptr);
+    if (options.capacity_hint > 0) Reserve(options.capacity_hint, 0, options.stream);
   }
 
   // Frees nothing that the device still uses.
