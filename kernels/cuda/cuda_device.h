@@ -1,8 +1,8 @@
 // A CUDA device, as tables see it; ThreadsDevice says what a device does. Only nvcc compiles this.
 //
 // Memory comes from the driver's stream-ordered allocator, unless the caller has one, so neither taking nor
-// freeing it waits for the device. Pinned memory has no such allocator: taking it may take long, and freeing it waits for the table's
-// own work.
+// freeing it waits for the device. Pinned memory has no such allocator: taking it may take long, and freeing
+// it waits for the table's own work.
 #pragma once
 
 #include <cuda_runtime.h>

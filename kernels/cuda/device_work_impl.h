@@ -24,9 +24,9 @@ class DeviceWorkImpl : public DeviceWork {
     if (bytes == 0) return nullptr;
     void* const memory = state_->device.Allocate(bytes, MemoryPlace::kDevice);
     if (memory == nullptr) {
-      throw Error(ErrorCode::kResourceExhausted, "Could not get " + std::to_string(bytes) +
-                                                     " bytes of device memory for an array: " +
-                                                     state_->device.MemoryLeft() + ".");
+      throw Error(ErrorCode::kResourceExhausted,
+                  "Could not get " + std::to_string(bytes) +
+                      " bytes of device memory for an array: " + state_->device.MemoryLeft() + ".");
     }
     return std::shared_ptr<void>(memory, [state = state_, bytes, stream](void* gone) {
       const Queue behind(state.get(), stream);
@@ -55,18 +55,17 @@ class DeviceWorkImpl : public DeviceWork {
     state_->device.WaitInside();
   }
 
-  void SpreadGradient(ValueType value_type, int64_t dim, const DeviceBags& bags, const void* gradient,
-                      void* out, DeviceStream stream) override {
+  void SumRows(ValueType value_type, int64_t dim, const SumTerms& terms, const void* rows, void* out,
+               DeviceStream stream) override {
     const Queue queue(state_.get(), stream);
     VisitValueType(value_type, [&](auto t) {
       using T = decltype(t);
-      using Weight = const typename Element<T>::Compute;
-      state_->device.Launch(
-          static_cast<uint64_t>(bags.bags * dim),
-          SpreadGradientBody<T>{bags.splits, static_cast<uint64_t>(bags.bags),
-                                static_cast<Weight*>(bags.weights), bags.combiner,
-                                static_cast<uint64_t>(dim), static_cast<const T*>(gradient),
-                                static_cast<T*>(out)});
+      const uint64_t width = static_cast<uint64_t>(dim);
+      state_->device.Launch(static_cast<uint64_t>(terms.sums) * width,
+                            SumRowsBody<T>{terms.begins, terms.bags,
+                                           static_cast<const typename Element<T>::Compute*>(terms.scales),
+                                           static_cast<uint64_t>(terms.sums), width,
+                                           static_cast<const T*>(rows), static_cast<T*>(out)});
     });
   }
 

@@ -10,10 +10,11 @@ namespace kvtable {
 namespace {
 
 [[noreturn]] void Refuse(const std::string& who) {
-  throw Error(ErrorCode::kFailedPrecondition,
-              who +
-                  " was to be on a CUDA device, and this library was built without CUDA. Build it with nvcc and "
-                  "-DKVTOOLS_CUDA=on, or place it on the CPU.");
+  throw Error(
+      ErrorCode::kFailedPrecondition,
+      who +
+          " was to be on a CUDA device, and this library was built without CUDA. Build it with nvcc and "
+          "-DKVTOOLS_CUDA=on, or place it on the CPU.");
 }
 
 }  // namespace

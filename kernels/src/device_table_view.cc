@@ -69,6 +69,9 @@ class View : public Table {
         element_bytes_(SizeOf(table_->options().value_type)),
         value_bytes_(table_->options().dim * element_bytes_) {}
 
+  DeviceTable* table() const { return table_.get(); }
+  std::shared_ptr<Table> InPlace() const { return std::make_shared<View>(table_, work_, ArraysIn::kDevice); }
+
   KeyType key_type() const override { return table_->options().key_type; }
   ValueType value_type() const override { return table_->options().value_type; }
   int64_t dim() const override { return table_->options().dim; }
@@ -98,7 +101,7 @@ class View : public Table {
 
   void GatherOrInsert(const void* keys, int64_t n, const RowsOut& out, const Insertion& insertion,
                       ParallelFor& threads) override {
-    const DeviceStream stream = threads.stream();
+    const DeviceStream stream = StreamOf(threads);
     Arrays arrays(work_.get(), where_, stream);
     RowBuffer rows(this, out, n, &arrays, stream);
     DeviceInsertion device;
@@ -125,36 +128,36 @@ class View : public Table {
                      ParallelFor& threads) const override {
     const std::vector<int64_t> widths = Widths(out);
     InChunks(n, key_bytes_ + RowBytes(widths), [&](int64_t begin, int64_t count) {
-      Arrays arrays(work_.get(), where_, threads.stream());
+      Arrays arrays(work_.get(), where_, StreamOf(threads));
       std::vector<ColumnOut> columns = out;
       for (size_t c = 0; c < columns.size(); ++c) {
         const int64_t bytes = widths[c] * element_bytes_;
         columns[c].data = arrays.Out(static_cast<char*>(columns[c].data) + begin * bytes, count * bytes);
       }
       bool* const there = found == nullptr ? nullptr : arrays.Out(found + begin, count);
-      table_->GatherColumns(Batch(KeyAt(keys, begin), count, &arrays), columns, there, threads.stream());
+      table_->GatherColumns(Batch(KeyAt(keys, begin), count, &arrays), columns, there, StreamOf(threads));
       arrays.Finish();
     });
   }
 
   void Contains(const void* keys, int64_t n, bool* out, ParallelFor& threads) const override {
-    Arrays arrays(work_.get(), where_, threads.stream());
+    Arrays arrays(work_.get(), where_, StreamOf(threads));
     bool* const there = arrays.Out(out, n);
-    table_->Contains(Batch(keys, n, &arrays), there, threads.stream());
+    table_->Contains(Batch(keys, n, &arrays), there, StreamOf(threads));
     arrays.Finish();
   }
 
   void GatherStamps(const void* keys, int64_t n, uint32_t* freqs, uint32_t* versions,
                     ParallelFor& threads) const override {
-    Arrays arrays(work_.get(), where_, threads.stream());
+    Arrays arrays(work_.get(), where_, StreamOf(threads));
     uint32_t* const device_freqs = arrays.Out(freqs, n * 4);
     uint32_t* const device_versions = arrays.Out(versions, n * 4);
-    table_->GatherStamps(Batch(keys, n, &arrays), device_freqs, device_versions, threads.stream());
+    table_->GatherStamps(Batch(keys, n, &arrays), device_freqs, device_versions, StreamOf(threads));
     arrays.Finish();
   }
 
   void Locate(const void*, int64_t n, uint64_t* positions, ParallelFor& threads) const override {
-    ForgetPositions(positions, n, threads.stream());
+    ForgetPositions(positions, n, StreamOf(threads));
   }
 
   void KeysAt(const uint64_t*, int64_t, void*) const override {
@@ -170,17 +173,17 @@ class View : public Table {
 
   void UpsertColumns(const void* keys, int64_t n, const std::vector<ColumnIn>& in, Stamp stamp,
                      ParallelFor& threads) override {
-    Arrays arrays(work_.get(), where_, threads.stream());
+    Arrays arrays(work_.get(), where_, StreamOf(threads));
     const std::vector<ColumnIn> columns = ColumnsOf(in, 0, n, &arrays);
-    table_->UpsertColumns(Batch(keys, n, &arrays), columns, stamp, threads.stream());
+    table_->UpsertColumns(Batch(keys, n, &arrays), columns, stamp, StreamOf(threads));
     arrays.Finish();
   }
 
   void Accumulate(const void* keys, int64_t n, const void* deltas, bool from_zeros, Stamp stamp,
                   ParallelFor& threads) override {
-    Arrays arrays(work_.get(), where_, threads.stream());
+    Arrays arrays(work_.get(), where_, StreamOf(threads));
     const void* const device_deltas = arrays.In(deltas, n * value_bytes_);
-    table_->Accumulate(Batch(keys, n, &arrays), device_deltas, from_zeros, stamp, threads.stream());
+    table_->Accumulate(Batch(keys, n, &arrays), device_deltas, from_zeros, stamp, StreamOf(threads));
     arrays.Finish();
   }
 
@@ -188,24 +191,24 @@ class View : public Table {
   ApplyCounts Apply(const void* keys, const uint64_t* /*positions*/, int64_t n, const void* gradients,
                     const Update& update, const std::vector<int>& slots, Stamp stamp,
                     ParallelFor& threads) override {
-    Arrays arrays(work_.get(), where_, threads.stream());
+    Arrays arrays(work_.get(), where_, StreamOf(threads));
     const void* const device_gradients = arrays.In(gradients, n * value_bytes_);
-    table_->Apply(Batch(keys, n, &arrays), device_gradients, update, slots, stamp, threads.stream());
+    table_->Apply(Batch(keys, n, &arrays), device_gradients, update, slots, stamp, StreamOf(threads));
     arrays.Finish();
     return {};
   }
 
   void Zeroed(const void* keys, int64_t n, bool* out, ParallelFor& threads) const override {
-    Arrays arrays(work_.get(), where_, threads.stream());
+    Arrays arrays(work_.get(), where_, StreamOf(threads));
     bool* const there = arrays.Out(out, n);
-    table_->Zeroed(Batch(keys, n, &arrays), there, threads.stream());
+    table_->Zeroed(Batch(keys, n, &arrays), there, StreamOf(threads));
     arrays.Finish();
   }
   int64_t ZeroedRows() const override { return table_->ZeroedRows(); }
   int64_t SkippedUpdates() const override { return table_->SkippedUpdates(); }
 
   int64_t Remove(const void* keys, int64_t n, ParallelFor& threads) override {
-    const DeviceStream stream = threads.stream();
+    const DeviceStream stream = StreamOf(threads);
     Arrays arrays(work_.get(), where_, stream);
     uint64_t removed = 0;
     uint64_t* const count = static_cast<uint64_t*>(arrays.New(sizeof(removed)));
@@ -215,11 +218,11 @@ class View : public Table {
     return static_cast<int64_t>(removed);
   }
 
-  void Clear() override { table_->Clear(nullptr); }
-  void Reserve(int64_t rows, ParallelFor& threads) override { table_->Reserve(rows, 0, threads.stream()); }
+  void Clear() override { table_->Clear(table_->options().stream); }
+  void Reserve(int64_t rows, ParallelFor& threads) override { table_->Reserve(rows, 0, StreamOf(threads)); }
 
   uint64_t EnsureSlots(const std::vector<SlotSpec>& slots, ParallelFor& threads) override {
-    return table_->EnsureSlots(slots, threads.stream());
+    return table_->EnsureSlots(slots, StreamOf(threads));
   }
 
   // ---- Export and import
@@ -229,7 +232,7 @@ class View : public Table {
   void Import(const void* keys, int64_t n, const std::vector<ColumnIn>& in, const uint32_t* freqs,
               const uint32_t* versions, const uint64_t* scores, ParallelFor& threads) override {
     InChunks(n, key_bytes_ + RowBytes(Widths(in)), [&](int64_t begin, int64_t count) {
-      Arrays arrays(work_.get(), where_, threads.stream());
+      Arrays arrays(work_.get(), where_, StreamOf(threads));
       const std::vector<ColumnIn> columns = ColumnsOf(in, begin, count, &arrays);
       const uint32_t* const device_freqs = freqs == nullptr ? nullptr : arrays.In(freqs + begin, count * 4);
       const uint32_t* const device_versions =
@@ -237,7 +240,7 @@ class View : public Table {
       const uint64_t* const device_scores =
           scores == nullptr ? nullptr : arrays.In(scores + begin, count * 8);
       table_->Import(Batch(KeyAt(keys, begin), count, &arrays), columns, device_freqs, device_versions,
-                     device_scores, threads.stream());
+                     device_scores, StreamOf(threads));
       arrays.Finish();
     });
   }
@@ -249,14 +252,14 @@ class View : public Table {
   int64_t EvictedCount() const override { return table_->EvictedCount(); }
 
   void Scores(const void* keys, int64_t n, uint64_t* scores, ParallelFor& threads) const override {
-    Arrays arrays(work_.get(), where_, threads.stream());
+    Arrays arrays(work_.get(), where_, StreamOf(threads));
     uint64_t* const there = arrays.Out(scores, n * 8);
-    table_->Scores(Batch(keys, n, &arrays), there, threads.stream());
+    table_->Scores(Batch(keys, n, &arrays), there, StreamOf(threads));
     arrays.Finish();
   }
 
   int64_t SetScores(const void* keys, int64_t n, const uint64_t* scores, ParallelFor& threads) override {
-    const DeviceStream stream = threads.stream();
+    const DeviceStream stream = StreamOf(threads);
     Arrays arrays(work_.get(), where_, stream);
     const DeviceKeys batch = Batch(keys, n, &arrays);
     table_->SetScores(batch, arrays.In(scores, n * 8), stream);
@@ -268,7 +271,7 @@ class View : public Table {
   }
 
   void SetInitializer(const Initializer& initializer) override {
-    table_->SetInitializer(initializer, nullptr);
+    table_->SetInitializer(initializer, table_->options().stream);
   }
 
  private:
@@ -284,8 +287,7 @@ class View : public Table {
           throw Error(ErrorCode::kInvalidArgument, "Rows in device memory go where their keys are.");
         }
         host_.resize(static_cast<size_t>(n * row_bytes_));
-        for (int64_t i = 0; i < n && out.positions != nullptr; ++i)
-          out.positions[out.where[i]] = kNoPosition;
+        for (int64_t i = 0; i < n && out.positions != nullptr; ++i) out.positions[out.where[i]] = kNoPosition;
       } else {
         view->ForgetPositions(out.positions, n, stream);
       }
@@ -307,6 +309,10 @@ class View : public Table {
     void* device_ = nullptr;
   };
 
+  DeviceStream StreamOf(const ParallelFor& threads) const {
+    return threads.stream() != nullptr ? threads.stream() : table_->options().stream;
+  }
+
   const void* KeyAt(const void* keys, int64_t i) const {
     return static_cast<const char*>(keys) + i * key_bytes_;
   }
@@ -323,14 +329,14 @@ class View : public Table {
   // In host memory a piece at a time, so that the device's memory does not have to hold it all.
   template <class Body>
   void InChunks(int64_t n, int64_t bytes_each, const Body& body) const {
-    const int64_t most =
-        where_ == ArraysIn::kDevice ? std::max<int64_t>(n, 1) : std::max<int64_t>(1, kChunkBytes / bytes_each);
+    const int64_t most = where_ == ArraysIn::kDevice ? std::max<int64_t>(n, 1)
+                                                     : std::max<int64_t>(1, kChunkBytes / bytes_each);
     for (int64_t begin = 0; begin == 0 || begin < n; begin += most) body(begin, std::min(most, n - begin));
   }
 
   void GatherChunk(const void* keys, int64_t n, const RowsOut& out, Missing missing, const void* defaults,
                    int64_t num_defaults, bool* found, ParallelFor& threads) const {
-    const DeviceStream stream = threads.stream();
+    const DeviceStream stream = StreamOf(threads);
     Arrays arrays(work_.get(), where_, stream);
     RowBuffer rows(this, out, n, &arrays, stream);
     bool* const there = arrays.Out(found, n);
@@ -352,8 +358,9 @@ class View : public Table {
   int64_t WidthOf(int column) const {
     const std::vector<SlotSpec> slots = table_->slots();
     if (column == 0) return table_->options().dim;
-    return column < 0 || static_cast<size_t>(column) > slots.size() ? 0
-                                                                    : slots[static_cast<size_t>(column) - 1].width;
+    return column < 0 || static_cast<size_t>(column) > slots.size()
+               ? 0
+               : slots[static_cast<size_t>(column) - 1].width;
   }
 
   // Elements of the columns of an operation. What a column should be, the table checks.
@@ -431,7 +438,7 @@ class ViewExporter : public Exporter {
   // As many as there are, 0 at the end.
   int64_t Read(int64_t capacity, const Buffers& out, const std::vector<int64_t>& widths,
                ParallelFor& threads) {
-    Arrays arrays(view_->work_.get(), ArraysIn::kHost, threads.stream());
+    Arrays arrays(view_->work_.get(), ArraysIn::kHost, view_->StreamOf(threads));
     DeviceExporter::Buffers device;
     device.keys = arrays.Out(static_cast<char*>(out.keys), capacity * view_->key_bytes_);
     device.freqs = arrays.Out(out.freqs, capacity * 4);
@@ -444,7 +451,7 @@ class ViewExporter : public Exporter {
       device.columns.push_back(column);
     }
     int64_t rows = 0;
-    while (rows == 0) rows = exporter_->Next(capacity, device, threads.stream());
+    while (rows == 0) rows = exporter_->Next(capacity, device, view_->StreamOf(threads));
     if (rows < 0) return 0;
     arrays.Finish();
     return rows;
@@ -507,6 +514,16 @@ DeviceMakers& Devices() {
 std::shared_ptr<Table> ViewOf(std::shared_ptr<DeviceTable> table, std::shared_ptr<DeviceWork> work,
                               ArraysIn arrays) {
   return std::make_shared<View>(std::move(table), std::move(work), arrays);
+}
+
+DeviceTable* DeviceTableOf(Table* table) {
+  const View* const view = dynamic_cast<const View*>(table);
+  return view == nullptr ? nullptr : view->table();
+}
+
+std::shared_ptr<Table> ViewInPlace(const std::shared_ptr<Table>& table) {
+  const View* const view = dynamic_cast<const View*>(table.get());
+  return view == nullptr ? table : view->InPlace();
 }
 
 }  // namespace kvtable

@@ -8,6 +8,7 @@
 #include "errors.h"
 #include "huge_output.h"
 #include "kvtable/exchange_message.h"
+#include "register_kernel.h"
 #include "table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
@@ -236,9 +237,17 @@ class ReplyGradientOp : public OpKernel {
   std::vector<int64_t> dims_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("KvExchangeServe").Device(tf::DEVICE_CPU), ServeOp);
-REGISTER_KERNEL_BUILDER(Name("KvExchangeReply").Device(tf::DEVICE_CPU), ReplyOp);
-REGISTER_KERNEL_BUILDER(Name("KvExchangeReplyGradient").Device(tf::DEVICE_CPU), ReplyGradientOp);
+KVTOOLS_REGISTER(Name("KvExchangeServe")
+                     .HostMemory("message")
+                     .HostMemory("splits")
+                     .HostMemory("keys")
+                     .HostMemory("counts"),
+                 ServeOp);
+KVTOOLS_REGISTER(
+    Name("KvExchangeReply").HostMemory("rows").HostMemory("counts").HostMemory("flat").HostMemory("splits"),
+    ReplyOp);
+KVTOOLS_REGISTER(Name("KvExchangeReplyGradient").HostMemory("flat").HostMemory("counts").HostMemory("rows"),
+                 ReplyGradientOp);
 
 }  // namespace
 }  // namespace kvtools

@@ -136,7 +136,8 @@ class DeviceTable {
   virtual void GatherOrInsert(const DeviceKeys& keys, void* out /* (n, dim) */, Stamp stamp, bool* inserted,
                               DeviceStream stream) = 0;
 
-  // Any columns. A missing key gives initial values in every column, as an insert would. `found` may be null: (n).
+  // Any columns. A missing key gives initial values in every column, as an insert would. `found` may be null:
+  // (n).
   virtual void GatherColumns(const DeviceKeys& keys, const std::vector<ColumnOut>& out, bool* found,
                              DeviceStream stream) = 0;
 

@@ -15,9 +15,17 @@ enum class ArraysIn : uint8_t {
   kDevice,  // an operation is queued on ParallelFor::stream(), and returns at once but where it counts
 };
 
+// Where a ParallelFor has no stream, work is queued on that of the table's making.
+//
 // What differs from tables on the CPU: rows have no positions (kNoPosition, wherever they are asked for), and
 // Apply counts nothing. Exports go to host memory, whatever `arrays` says.
 std::shared_ptr<Table> ViewOf(std::shared_ptr<DeviceTable> table, std::shared_ptr<DeviceWork> work,
                               ArraysIn arrays);
+
+// What a view is of; null for a table on the CPU.
+DeviceTable* DeviceTableOf(Table* table);
+
+// The same table, for arrays in device memory; a table on the CPU is returned as it is.
+std::shared_ptr<Table> ViewInPlace(const std::shared_ptr<Table>& table);
 
 }  // namespace kvtable

@@ -5,11 +5,18 @@
 #include <cstdint>
 #include <memory>
 
-#include "kvtable/bags.h"
 #include "kvtable/device_table.h"
 #include "kvtable/types.h"
 
 namespace kvtable {
+
+// SumByKey::Terms, in device memory.
+struct SumTerms {
+  int64_t sums = 0;
+  const uint32_t* begins = nullptr;  // (sums + 1)
+  const uint32_t* bags = nullptr;
+  const void* scales = nullptr;
+};
 
 class DeviceWork {
  public:
@@ -21,15 +28,14 @@ class DeviceWork {
   // Between host and device, or within either. Waits until it is done.
   virtual void Copy(void* to, const void* from, size_t bytes, DeviceStream stream) = 0;
 
-  // The same, queued: memory of the host must stay as it is until the stream is done.
+  // The same, queued. Memory of the host that is pinned, or written to, must stay until the stream is done.
   virtual void QueueCopy(void* to, const void* from, size_t bytes, DeviceStream stream) = 0;
   virtual void Fill(void* to, int byte, size_t bytes, DeviceStream stream) = 0;
   virtual void Wait(DeviceStream stream) = 0;
 
-  // DeviceTable::SpreadGradient, for lookups of any table of this value type and dim.
-  virtual void SpreadGradient(ValueType value_type, int64_t dim, const DeviceBags& bags,
-                              const void* gradient /* (bags, dim) */, void* out /* (n, dim) */,
-                              DeviceStream stream) = 0;
+  // The sums that SumByKey::Terms describes, of rows in device memory.
+  virtual void SumRows(ValueType value_type, int64_t dim, const SumTerms& terms,
+                       const void* rows /* (, dim) */, void* out /* (sums, dim) */, DeviceStream stream) = 0;
 };
 
 // On the current CUDA device. `allocator` may be null; see DeviceTableOptions. Throws
