@@ -1,4 +1,5 @@
-// The rows of a table in device memory, and the columns beside them. A row, once handed out, never moves.
+// The rows of a table in device memory, and the columns beside them. A row keeps
+// its number for life, and its address until the slots change.
 #pragma once
 
 #include <cstdint>

@@ -32,6 +32,8 @@
 #include "insert_kernels.h"
 #include "kvtable/device_table.h"
 #include "pool_kernels.h"
+#include "relayout_kernels.h"
+#include "row_blocks.h"
 #include "row_layout.h"
 #include "shrink_kernels.h"
 #include "update_rows.h"
@@ -60,7 +62,8 @@ class DeviceTableImpl : public DeviceTable {
     report_ = Allocate(sizeof(uint64_t), MemoryPlace::kPinnedHost, "a counter");
     *report_.template as<uint64_t>() = 0;
     rows_.counters = &words_.template as<Words>()->counters;
-    UploadFirstContents();
+    initial_ = UploadInitialValue(options_.initializer, &initial_rows_);
+    first_slots_ = UploadFirstSlots(layout_);
     GrowIndex(kMinBuckets);
     device_.End();
     if (options.capacity_hint > 0) Reserve(options.capacity_hint, 0, options.stream);
@@ -70,6 +73,19 @@ class DeviceTableImpl : public DeviceTable {
   ~DeviceTableImpl() override { device_.Wait(); }
 
   const DeviceTableOptions& options() const override { return options_; }
+
+  Initializer initializer() const override {
+    std::lock_guard<std::mutex> hold(mutex_);
+    return options_.initializer;
+  }
+  std::vector<SlotSpec> slots() const override {
+    std::lock_guard<std::mutex> hold(mutex_);
+    return layout_.slots;
+  }
+  uint64_t generation() const override {
+    std::lock_guard<std::mutex> hold(mutex_);
+    return generation_;
+  }
 
   int64_t Size() const override {
     std::lock_guard<std::mutex> hold(mutex_);
@@ -87,10 +103,10 @@ class DeviceTableImpl : public DeviceTable {
     use.column_bytes = static_cast<int64_t>(free_rows_.bytes());
     use.column_bytes += static_cast<int64_t>(marks_.bytes());
     for (const Block& block : stamp_blocks_) use.column_bytes += static_cast<int64_t>(block.bytes());
-    use.slack_bytes = row_capacity_ * layout_.row_bytes - use.row_bytes;
+    use.host_bytes = host_rows_.bytes();
+    use.slack_bytes = device_rows_.bytes() + use.host_bytes - use.row_bytes;
     use.scratch_bytes =
         static_cast<int64_t>(scratch_.bytes() + claims_.bytes() + sort_scratch_.bytes() + working_.bytes());
-    use.host_bytes = host_row_bytes_;
     return use;
   }
 
@@ -118,8 +134,8 @@ class DeviceTableImpl : public DeviceTable {
   void GatherColumns(const DeviceKeys& keys, const std::vector<ColumnOut>& out, bool* found,
                      DeviceStream stream) override {
     CheckBatch(keys.n);
-    for (const ColumnOut& column : out) layout_.At(column.column, column.width);
     const Operation operation(this, stream);
+    for (const ColumnOut& column : out) layout_.At(column.column, column.width);
     PrepareScratch(keys.n);
     Locate(keys, numbers(), nullptr, found, nullptr, nullptr);
     for (const ColumnOut& column : out) {
@@ -211,8 +227,8 @@ class DeviceTableImpl : public DeviceTable {
 
   void UpsertColumns(const DeviceKeys& keys, const std::vector<ColumnIn>& in, Stamp stamp,
                      DeviceStream stream) override {
-    for (const ColumnIn& column : in) layout_.At(column.column, column.width);
     const Operation operation(this, stream);
+    for (const ColumnIn& column : in) layout_.At(column.column, column.width);
     WriteColumns(keys, in);
     Unmark(keys.n, nullptr);
     StampRows(keys.n, nullptr, stamp);
@@ -243,6 +259,7 @@ class DeviceTableImpl : public DeviceTable {
                                                    " slots; got columns for " + std::to_string(slots.size()) +
                                                    ".");
     }
+    const Operation operation(this, stream);
     RowsToUpdate rows;
     for (size_t s = 0; s < slots.size(); ++s) {
       rows.offsets[s + 1] = layout_.At(slots[s], options_.dim).offset;
@@ -250,7 +267,6 @@ class DeviceTableImpl : public DeviceTable {
     const WorkingMemory working =
         WorkingMemoryFor<Device>(optimizer, options_.value_type, options_.dim, keys.n);
     if (keys.n == 0) return;
-    const Operation operation(this, stream);
     // All that may fail for want of memory, before anything changes.
     PrepareScratch(keys.n);
     EnsureRoom(keys);
@@ -317,8 +333,8 @@ class DeviceTableImpl : public DeviceTable {
   void Import(const DeviceKeys& keys, const std::vector<ColumnIn>& in, const uint32_t* freqs,
               const uint32_t* versions, DeviceStream stream) override {
     CheckBatch(keys.n);
-    for (const ColumnIn& column : in) layout_.At(column.column, column.width);
     const Operation operation(this, stream);
+    for (const ColumnIn& column : in) layout_.At(column.column, column.width);
     PrepareScratch(keys.n);
     EnsureRoom(keys);
     PrepareMarks();
@@ -389,6 +405,22 @@ class DeviceTableImpl : public DeviceTable {
     AddRows(rows + batch);
   }
 
+  uint64_t EnsureSlots(const std::vector<SlotSpec>& slots, DeviceStream stream) override {
+    RowLayout to(options_.value_type, options_.dim, slots);
+    const Operation operation(this, stream);
+    if (to.slots == layout_.slots) return generation_;
+    ChangeLayout(std::move(to));
+    return ++generation_;
+  }
+
+  void SetInitializer(const Initializer& initializer, DeviceStream stream) override {
+    const Operation operation(this, stream);
+    Block rows;  // what is queued reads the old ones, which are freed behind it
+    initial_ = UploadInitialValue(initializer, &rows);
+    initial_rows_ = std::move(rows);
+    options_.initializer = initializer;
+  }
+
   std::unique_ptr<DeviceExporter> Export(const RowPredicate& predicate) override {
     std::lock_guard<std::mutex> hold(mutex_);
     return std::make_unique<Exporter>(this, predicate, index_generation_);
@@ -404,6 +436,8 @@ class DeviceTableImpl : public DeviceTable {
       8;  // by an eighth: rows never move, so growth costs nothing but calls
   static constexpr uint64_t kMinBuckets = 64;
   static constexpr int64_t kSlabBytes = int64_t{1} << 20;
+  static constexpr int64_t kMostBlockBytes = int64_t{64} << 20;  // of rows, where a slab is not larger
+  static constexpr int64_t kStageBytes = int64_t{8} << 20;
   static constexpr int kMinSlabBits = 6;
   static constexpr int kMaxSlabBits = 20;
   static constexpr int64_t kMaxRows = int64_t{kPending} - (int64_t{1} << kMaxSlabBits);
@@ -476,37 +510,43 @@ class DeviceTableImpl : public DeviceTable {
     return block;
   }
 
-  // What new rows hold.
-  void UploadFirstContents() {
-    const InitialValue made(options_.initializer, options_.value_type, options_.dim);
-    const Initializer& from = options_.initializer;
-    initial_.kind = from.kind;
-    initial_.value_type = options_.value_type;
-    initial_.dim = options_.dim;
-    initial_.value_bytes = value_bytes_;
-    initial_.a = from.a;
-    initial_.b = from.b;
+  // What new rows' values are; `ready` takes those that are not drawn.
+  DeviceInitialValue UploadInitialValue(const Initializer& from, Block* ready) {
+    const InitialValue made(from, options_.value_type, options_.dim);
+    DeviceInitialValue initial;
+    initial.kind = from.kind;
+    initial.value_type = options_.value_type;
+    initial.dim = options_.dim;
+    initial.value_bytes = value_bytes_;
+    initial.a = from.a;
+    initial.b = from.b;
     const float a = static_cast<float>(from.a);
-    initial_.below32 = std::max(a, std::nextafter(static_cast<float>(from.b), a));
-    initial_.below64 = std::max(from.a, std::nextafter(from.b, from.a));
-    initial_.seed = from.seed;
+    initial.below32 = std::max(a, std::nextafter(static_cast<float>(from.b), a));
+    initial.below64 = std::max(from.a, std::nextafter(from.b, from.a));
+    initial.seed = from.seed;
     std::vector<char> rows;
     if (from.kind == Initializer::Kind::kConstant) {
       rows.resize(static_cast<size_t>(value_bytes_));
       made.Fill(0, rows.data());
     } else if (from.kind == Initializer::Kind::kRows) {
       rows = *from.rows;
-      initial_.num_rows = Count(from.num_rows);
+      initial.num_rows = Count(from.num_rows);
     }
     if (!rows.empty()) {
-      initial_rows_ = Allocate(rows.size(), MemoryPlace::kDevice, "initial values");
-      device_.Copy(initial_rows_.data(), rows.data(), rows.size());
-      initial_.rows = initial_rows_.data();
+      *ready = Allocate(rows.size(), MemoryPlace::kDevice, "initial values");
+      device_.Copy(ready->data(), rows.data(), rows.size());
+      initial.rows = ready->data();
     }
-    std::vector<char> row(static_cast<size_t>(layout_.row_bytes));
-    layout_.InitializeSlots(row.data());
-    first_slots_ = Allocate(row.size(), MemoryPlace::kDevice, "initial values");
-    device_.Copy(first_slots_.data(), row.data(), row.size());
+    return initial;
+  }
+
+  // A row whose slots are those of new rows, but for those that copy the value.
+  Block UploadFirstSlots(const RowLayout& layout) {
+    std::vector<char> row(static_cast<size_t>(layout.row_bytes));
+    layout.InitializeSlots(row.data());
+    Block block = Allocate(row.size(), MemoryPlace::kDevice, "initial values");
+    device_.Copy(block.data(), row.data(), row.size());
+    return block;
   }
 
   static uint64_t BucketsFor(int64_t rows) {
@@ -538,17 +578,10 @@ class DeviceTableImpl : public DeviceTable {
     const int64_t slab_rows = int64_t{1} << rows_.slab_bits;
     const int64_t slab_bytes = slab_rows * layout_.row_bytes;
     const int64_t added = (rows - row_capacity_ + slab_rows - 1) / slab_rows;
-    const int64_t left = std::max(int64_t{0}, options_.max_hbm - device_row_bytes_);
-    const int64_t in_device = std::min(added, left / slab_bytes);
-    Block device_rows;
-    Block host_rows;
-    if (in_device > 0) {
-      device_rows = Allocate(Padded(in_device * slab_bytes), MemoryPlace::kDevice, "its rows");
-    }
-    if (in_device < added) {
-      host_rows = Allocate(Padded((added - in_device) * slab_bytes), MemoryPlace::kPinnedHost,
-                           "its rows, in pinned host memory");
-    }
+    // The first slabs are in device memory, the others are not.
+    const int64_t in_device = HasHostRows() ? 0 : std::min(added, DeviceSlabsFor(slab_bytes) - device_slabs_);
+    const int64_t host_slabs = static_cast<int64_t>(slabs_.size()) - device_slabs_;
+    RowRoom room = MakeRowRoom(device_slabs_ + in_device, host_slabs + added - in_device, slab_bytes);
     Block stamps =
         Allocate(Count(added * slab_rows) * sizeof(DeviceStamp), MemoryPlace::kDevice, "its stamps");
     const size_t slabs = slabs_.size() + Count(added);
@@ -556,20 +589,142 @@ class DeviceTableImpl : public DeviceTable {
     const bool moves = slabs * sizeof(DeviceSlab) > slab_table_.bytes();
     if (moves) table = Allocate(2 * slabs * sizeof(DeviceSlab), MemoryPlace::kDevice, "its slabs");
 
+    TakeRowRoom(std::move(room));
+    device_slabs_ += in_device;
     for (int64_t s = 0; s < added; ++s) {
-      char* const at = s < in_device ? device_rows.data() + s * slab_bytes
-                                     : host_rows.data() + (s - in_device) * slab_bytes;
-      slabs_.push_back({at, stamps.template as<DeviceStamp>() + s * slab_rows});
+      slabs_.push_back({nullptr, stamps.template as<DeviceStamp>() + s * slab_rows});
     }
+    PlaceSlabs(slab_bytes);
     if (moves) slab_table_ = std::move(table);
     device_.Copy(slab_table_.data(), slabs_.data(), slabs * sizeof(DeviceSlab));
     rows_.slabs = slab_table_.template as<DeviceSlab>();
-    device_row_bytes_ += in_device * slab_bytes;
-    host_row_bytes_ += (added - in_device) * slab_bytes;
-    row_blocks_.push_back(std::move(device_rows));
-    row_blocks_.push_back(std::move(host_rows));
     stamp_blocks_.push_back(std::move(stamps));
     row_capacity_ += added * slab_rows;
+  }
+
+  // Slabs of this size that device memory may have.
+  int64_t DeviceSlabsFor(int64_t slab_bytes) const {
+    const int64_t left = options_.max_hbm - device_rows_.BytesOfFitting(slab_bytes);
+    return PlacesIn(device_rows_, slab_bytes) + std::max(int64_t{0}, left / slab_bytes);
+  }
+  static int64_t PlacesIn(const RowBlocks<Device>& blocks, int64_t slab_bytes) {
+    return static_cast<int64_t>(blocks.Places(slab_bytes).size());
+  }
+  bool HasHostRows() const { return static_cast<int64_t>(slabs_.size()) > device_slabs_; }
+
+  // Blocks that rows need beside those they have.
+  struct RowRoom {
+    std::vector<Block> in_device;
+    std::vector<Block> on_host;
+  };
+
+  RowRoom MakeRowRoom(int64_t device_slabs, int64_t host_slabs, int64_t slab_bytes) {
+    RowRoom room;
+    room.in_device =
+        AllocateSlabs(device_slabs - PlacesIn(device_rows_, slab_bytes), slab_bytes, MemoryPlace::kDevice);
+    room.on_host =
+        AllocateSlabs(host_slabs - PlacesIn(host_rows_, slab_bytes), slab_bytes, MemoryPlace::kPinnedHost);
+    return room;
+  }
+  void TakeRowRoom(RowRoom room) {
+    device_rows_.Add(std::move(room.in_device));
+    host_rows_.Add(std::move(room.on_host));
+  }
+
+  // In blocks that are small beside a large table, so that one can go when the rows become narrower.
+  std::vector<Block> AllocateSlabs(int64_t slabs, int64_t slab_bytes, MemoryPlace place) {
+    const char* const what = place == MemoryPlace::kDevice ? "its rows" : "its rows, in pinned host memory";
+    const int64_t of_block = std::max(int64_t{1}, kMostBlockBytes / slab_bytes);
+    std::vector<Block> blocks;
+    for (; slabs > 0; slabs -= of_block) {
+      blocks.push_back(Allocate(Padded(std::min(slabs, of_block) * slab_bytes), place, what));
+    }
+    return blocks;
+  }
+
+  // Gives the slabs their places.
+  void PlaceSlabs(int64_t slab_bytes) {
+    const std::vector<char*> in_device = device_rows_.Places(slab_bytes);
+    const std::vector<char*> on_host = host_rows_.Places(slab_bytes);
+    const size_t device_slabs = Count(device_slabs_);
+    for (size_t s = 0; s < slabs_.size(); ++s) {
+      slabs_[s].rows = s < device_slabs ? in_device[s] : on_host[s - device_slabs];
+    }
+  }
+
+  // Gives all rows another layout. All memory it takes, it takes first: what wider rows need beside the
+  // memory there is, and some to stage rows in (relayout_kernels.h).
+  void ChangeLayout(RowLayout to) {
+    const int64_t slab_bytes = to.row_bytes << rows_.slab_bits;
+    const bool widens = to.row_bytes > layout_.row_bytes;
+    const int64_t slabs = static_cast<int64_t>(slabs_.size());
+    // Wider rows may have to leave device memory; others go where there is room.
+    const int64_t in_device = widens ? std::min(device_slabs_, DeviceSlabsFor(slab_bytes))
+                                     : std::min(slabs, PlacesIn(device_rows_, slab_bytes));
+    RowCounters counters;
+    device_.Copy(&counters, rows_.counters, sizeof(counters));
+    device_.WaitInside();
+    const int64_t rows = counters.high_water;
+    const int64_t group = std::min(rows, std::max(int64_t{64}, kStageBytes / layout_.row_bytes));
+
+    Block first_slots = UploadFirstSlots(to);
+    RowRoom room = MakeRowRoom(in_device, slabs - in_device, slab_bytes);
+    Block table;
+    if (slabs > 0) table = Allocate(slab_table_.bytes(), MemoryPlace::kDevice, "its slabs");
+    Block stage;
+    if (rows > 0) {
+      stage =
+          Allocate(Count(group * layout_.row_bytes), MemoryPlace::kDevice, "rows that change their slots");
+    }
+
+    const DeviceRows before = rows_;
+    const RowLayout from = std::exchange(layout_, std::move(to));
+    first_slots_ = std::move(first_slots);
+    TakeRowRoom(std::move(room));
+    device_slabs_ = in_device;
+    PlaceSlabs(slab_bytes);
+    rows_.row_bytes = layout_.row_bytes;
+    options_.slots = layout_.slots;
+    if (slabs > 0) {
+      device_.Copy(table.data(), slabs_.data(), slabs_.size() * sizeof(DeviceSlab));
+      rows_.slabs = table.template as<DeviceSlab>();
+    }
+    const int64_t groups = rows == 0 ? 0 : (rows + group - 1) / group;
+    for (int64_t g = 0; g < groups; ++g) {
+      const int64_t first = (widens ? groups - 1 - g : g) * group;
+      const uint64_t n = Count(std::min(group, rows - first));
+      device_.Launch(
+          n, StageRowsBody{before, Count(first), n, AlignmentOf(Count(from.row_bytes)), stage.data()});
+      MoveColumns(from, Count(first), n, stage.data());
+    }
+    device_.WaitInside();  // pinned memory is freed at once
+    device_rows_.KeepFirst(device_slabs_, slab_bytes);
+    host_rows_.KeepFirst(slabs - device_slabs_, slab_bytes);
+    if (slabs > 0) slab_table_ = std::move(table);
+  }
+
+  // Writes the columns of rows that lie in `stage` as they were.
+  void MoveColumns(const RowLayout& from, uint64_t first, uint64_t n, const char* stage) {
+    for (size_t c = 0; c < layout_.columns.size(); ++c) {
+      const RowLayout::Column& column = layout_.columns[c];
+      const char* source = stage;  // the value
+      int64_t stride = from.row_bytes;
+      if (c > 0) {
+        const SlotSpec& slot = layout_.slots[c - 1];
+        const auto same = std::find_if(from.slots.begin(), from.slots.end(), [&](const SlotSpec& s) {
+          return s.name == slot.name && s.width == slot.width;
+        });
+        if (same != from.slots.end()) {
+          source += from.columns[static_cast<size_t>(same - from.slots.begin()) + 1].offset;
+        } else if (slot.init != SlotSpec::Init::kCopyValue) {
+          source = first_slots_.data() + column.offset;
+          stride = 0;
+        }
+      }
+      device_.Launch(
+          n, MoveColumnBody{rows_, first, n, column.offset, column.bytes,
+                            Alignment(Count(column.offset | column.bytes | stride), source), source, stride});
+    }
   }
 
   // To whole words, for ChangeElement.
@@ -890,8 +1045,8 @@ class DeviceTableImpl : public DeviceTable {
                                                    std::to_string(capacity) + " rows; expected at least " +
                                                    std::to_string(DeviceBucket::kKeys) + ".");
     }
-    for (const ColumnOut& column : out.columns) layout_.At(column.column, column.width);
     const Operation operation(this, stream);
+    for (const ColumnOut& column : out.columns) layout_.At(column.column, column.width);
     if (generation != index_generation_) {
       throw Error(ErrorCode::kFailedPrecondition,
                   "Table '" + options_.name +
@@ -917,12 +1072,13 @@ class DeviceTableImpl : public DeviceTable {
 
   // Declared first, so that it outlives the memory.
   mutable Device device_;
-  const DeviceTableOptions options_;
+  DeviceTableOptions options_;  // slots and initializer as they are now, which mutex_ guards
   const bool narrow_;
   const int64_t value_bytes_;
-  const RowLayout layout_;
 
   mutable std::mutex mutex_;  // guards all below
+  RowLayout layout_;
+  uint64_t generation_ = 1;  // of the layout
   DeviceInitialValue initial_;
   Block initial_rows_;
   Block first_slots_;  // a row; its value means nothing
@@ -931,15 +1087,15 @@ class DeviceTableImpl : public DeviceTable {
   DeviceIndex index_;
   uint64_t index_generation_ = 0;
 
-  std::vector<Block> row_blocks_;
+  RowBlocks<Device> device_rows_;
+  RowBlocks<Device> host_rows_;
+  int64_t device_slabs_ = 0;  // the first of slabs_, which are in device memory
   std::vector<Block> stamp_blocks_;
   std::vector<DeviceSlab> slabs_;  // what slab_table_ holds
   Block slab_table_;
   Block free_rows_;
   DeviceRows rows_;
   int64_t row_capacity_ = 0;
-  int64_t device_row_bytes_ = 0;
-  int64_t host_row_bytes_ = 0;
   int64_t free_at_most_ = 0;
 
   Block words_;

@@ -118,7 +118,13 @@ class DeviceTable {
  public:
   virtual ~DeviceTable() = default;
 
+  // As the table was made, but for the slots and the initializer, which are those it has now. While another
+  // thread may change these, read them by the functions below.
   virtual const DeviceTableOptions& options() const = 0;
+  virtual Initializer initializer() const = 0;
+  virtual std::vector<SlotSpec> slots() const = 0;
+  // Changes whenever the layout of rows does.
+  virtual uint64_t generation() const = 0;
 
   // Waits for the operations before.
   virtual int64_t Size() const = 0;
@@ -142,7 +148,7 @@ class DeviceTable {
                              DeviceStream stream) = 0;
 
   // Where each key's row lies, null where it is missing: the value, and the slots behind it. Holds until the
-  // key is removed.
+  // key is removed, or EnsureSlots changes the slots.
   virtual void Pointers(const DeviceKeys& keys, void** out /* (n) */, DeviceStream stream) = 0;
   virtual void PointersOrInsert(const DeviceKeys& keys, void** out /* (n) */, Stamp stamp, bool* inserted,
                                 DeviceStream stream) = 0;
@@ -222,6 +228,20 @@ class DeviceTable {
   // Makes room for this many rows in all, and batches of this many keys, so that inserting them waits for
   // nothing.
   virtual void Reserve(int64_t rows, int64_t batch, DeviceStream stream) = 0;
+
+  // Makes the slots exactly these, in this order: a slot of the same name and width keeps its contents, a new
+  // one starts from its initial value, others are dropped. Returns the new generation; a no-op keeps it. An
+  // operation that names a column the row does not have, or gives it another width, throws
+  // Error(kFailedPrecondition).
+  //
+  // Rows change where they lie, so that it takes no second table: wider rows need what they grow by, and
+  // narrower ones nothing but some megabytes. Where there is no memory, it throws Error(kResourceExhausted)
+  // and the table is as it was. Waits for the operations before and for its own work; pointers to rows end.
+  virtual uint64_t EnsureSlots(const std::vector<SlotSpec>& slots, DeviceStream stream) = 0;
+
+  // Replaces the initial values of rows not yet there, for the operations after. Throws
+  // Error(kInvalidArgument) on parameters that make no distribution.
+  virtual void SetInitializer(const Initializer& initializer, DeviceStream stream) = 0;
 
   virtual std::unique_ptr<DeviceExporter> Export(const RowPredicate& predicate) = 0;
 };
