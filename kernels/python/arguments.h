@@ -58,14 +58,17 @@ inline ValueType ValueTypeOf(const std::string& name) {
   ThrowValue("value_dtype is " + name + "; expected float32, float16, bfloat16 or float64.");
 }
 
-inline constexpr std::pair<const char*, Eviction> kEvictions[] = {
-    {"lru", Eviction::kLru}, {"lfu", Eviction::kLfu}, {"custom", Eviction::kCustom}};
+inline constexpr std::pair<const char*, Eviction> kEvictions[] = {{"lru", Eviction::kLru},
+                                                                  {"lfu", Eviction::kLfu},
+                                                                  {"custom", Eviction::kCustom},
+                                                                  {"epoch_lru", Eviction::kEpochLru},
+                                                                  {"epoch_lfu", Eviction::kEpochLfu}};
 
 inline Eviction EvictionOf(const std::string& name) {
   for (const auto& [known, eviction] : kEvictions) {
     if (name == known) return eviction;
   }
-  ThrowValue("eviction is '" + name + "'; expected 'lru', 'lfu' or 'custom'.");
+  ThrowValue("eviction is '" + name + "'; expected 'lru', 'lfu', 'custom', 'epoch_lru' or 'epoch_lfu'.");
 }
 
 inline std::string NameOf(Eviction eviction) {

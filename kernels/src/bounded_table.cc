@@ -4,7 +4,8 @@
 //
 // `mutex_` lets in one batch at a time of those that change rows or ranks, so that "the rows of this batch"
 // is a set that nobody else adds to, and the table is within its capacity whenever nobody is in. It is taken
-// before any lock of the inner table, for the whole of a batch, and guards ranks_, clock_ and next_order_.
+// before any lock of the inner table, for the whole of a batch, and guards ranks_, clock_, next_order_ and
+// epoch_.
 // Read-only lookups don't take it: they see the inner table, which for the duration of a batch may hold more
 // rows than the capacity.
 //
@@ -17,7 +18,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <exception>
 #include <mutex>
 #include <string>
@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "check_batch.h"
+#include "eviction_score.h"
 #include "hash.h"
 #include "ranked_rows.h"
 #include "scratch.h"
@@ -34,14 +35,6 @@ namespace kvtable {
 namespace {
 
 constexpr int64_t kAhead = 16;  // ranks asked for before the one being written
-constexpr uint64_t kMicroseconds = 1000000;
-
-uint64_t Now() {
-  const auto since_1970 = std::chrono::system_clock::now().time_since_epoch();
-  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(since_1970).count());
-}
-
-uint64_t LfuScore(uint64_t count, uint64_t seconds) { return count << 32 | static_cast<uint32_t>(seconds); }
 
 // Where the rows of a batch lie, in the order of its keys.
 struct Batch {
@@ -67,8 +60,13 @@ class BoundedExporter : public Exporter {
 
 class BoundedTable : public Table {
  public:
-  BoundedTable(std::unique_ptr<Table> table, int64_t max_capacity, Eviction eviction)
-      : rows_(std::move(table)), max_capacity_(max_capacity), eviction_(eviction), ranks_(kMaxShards) {}
+  BoundedTable(std::unique_ptr<Table> table, int64_t max_capacity, Eviction eviction,
+               const EvictionClock& clock)
+      : rows_(std::move(table)),
+        max_capacity_(max_capacity),
+        eviction_(eviction),
+        now_(clock ? clock : SystemMicroseconds),
+        ranks_(kMaxShards) {}
 
   // ---- As the inner table has it
 
@@ -169,13 +167,12 @@ class BoundedTable : public Table {
     for (int64_t i = 0; i < n; ++i) {
       const uint64_t position = positions[static_cast<size_t>(i)];
       Rank& rank = ranks_.At(position);
-      const uint64_t version = versions == nullptr ? 0 : versions[i];
       if (scores != nullptr) {
         rank = {scores[i], next_order_++};
-      } else if (eviction_ == Eviction::kLru) {
-        rank = {version * kMicroseconds, next_order_++};
-      } else if (eviction_ == Eviction::kLfu) {
-        rank = {LfuScore(freqs == nullptr ? 0 : freqs[i], version), next_order_++};
+      } else if (eviction_ != Eviction::kCustom) {
+        rank = {ImportedScore(eviction_, freqs == nullptr ? 0 : freqs[i],
+                              versions == nullptr ? 0 : versions[i], epoch_),
+                next_order_++};
       } else if (rank.order == 0) {
         rank = {0, next_order_++};
       }
@@ -215,7 +212,7 @@ class BoundedTable : public Table {
   int64_t SetScores(const void* keys, int64_t n, const uint64_t* scores, ParallelFor& threads) override {
     if (eviction_ != Eviction::kCustom) {
       throw Error(ErrorCode::kFailedPrecondition, std::string("The table evicts by its own ") +
-                                                      (eviction_ == Eviction::kLru ? "LRU" : "LFU") +
+                                                      NameInMessages(eviction_) +
                                                       " scores. Make it with custom eviction to set scores.");
     }
     CheckBatch(n);
@@ -231,6 +228,17 @@ class BoundedTable : public Table {
       ++there;
     }
     return there;
+  }
+
+  void SetEpoch(uint32_t epoch) override {
+    if (!HasEpochs(eviction_)) {
+      throw Error(ErrorCode::kFailedPrecondition, std::string("The table keeps ") +
+                                                      NameInMessages(eviction_) +
+                                                      " scores. Make it with epoch LRU or epoch LFU eviction "
+                                                      "to set epochs.");
+    }
+    std::lock_guard<std::mutex> hold(mutex_);
+    epoch_ = epoch;
   }
 
   std::unique_ptr<Exporter> Export() const override { return std::make_unique<BoundedExporter>(this); }
@@ -294,25 +302,18 @@ class BoundedTable : public Table {
   void Touch(uint64_t position, bool counted) {
     Rank& rank = ranks_.At(position);
     const bool is_new = rank.order == 0;
-    switch (eviction_) {
-      case Eviction::kLru:
-        rank = {clock_, next_order_++};
-        break;
-      case Eviction::kLfu: {
-        const uint64_t count = rank.score >> 32;
-        const uint64_t grown = is_new ? 1 : std::min<uint64_t>(count + (counted ? 1 : 0), UINT32_MAX);
-        rank = {LfuScore(grown, clock_ / kMicroseconds), next_order_++};
-        break;
-      }
-      case Eviction::kCustom:
-        if (is_new) rank = {0, next_order_++};
-        break;
+    if (eviction_ == Eviction::kCustom) {
+      if (is_new) rank = {0, next_order_++};
+      return;
     }
+    uint32_t count = is_new ? 0 : CountOf(eviction_, rank.score);
+    if ((is_new || counted) && count < UINT32_MAX) ++count;
+    rank = {TouchedScore(eviction_, count, clock_, epoch_), next_order_++};
   }
 
   // After a batch has been written: its rows are touched, and what is too much goes.
   void Settle(const Batch& batch, bool counted, EvictedRows* evicted, ParallelFor& threads) {
-    clock_ = std::max(clock_ + 1, Now());
+    clock_ = std::max(clock_ + 1, now_());
     const uint64_t first_order = next_order_;
     for (int64_t i = 0; i < batch.n; ++i) {
       if (i + kAhead < batch.n && batch[i + kAhead] != kNoPosition) ranks_.Prefetch(batch[i + kAhead]);
@@ -390,12 +391,14 @@ class BoundedTable : public Table {
   const std::unique_ptr<Table> rows_;
   const int64_t max_capacity_;
   const Eviction eviction_;
+  const EvictionClock now_;
   std::atomic<int64_t> evicted_{0};
 
   mutable std::mutex mutex_;
   RankedRows ranks_;
   uint64_t clock_ = 0;       // microseconds since 1970, of the last batch
   uint64_t next_order_ = 1;  // of ranks: a row touched later comes later
+  uint32_t epoch_ = 0;
 };
 
 BoundedExporter::BoundedExporter(const BoundedTable* table) : table_(table), rows_(table->rows_->Export()) {}
@@ -417,8 +420,9 @@ int64_t BoundedExporter::Next(int64_t capacity, const Buffers& out, ParallelFor&
 
 }  // namespace
 
-std::unique_ptr<Table> BoundTable(std::unique_ptr<Table> table, int64_t max_capacity, Eviction eviction) {
-  return std::make_unique<BoundedTable>(std::move(table), max_capacity, eviction);
+std::unique_ptr<Table> BoundTable(std::unique_ptr<Table> table, int64_t max_capacity, Eviction eviction,
+                                  const EvictionClock& clock) {
+  return std::make_unique<BoundedTable>(std::move(table), max_capacity, eviction, clock);
 }
 
 }  // namespace kvtable

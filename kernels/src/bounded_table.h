@@ -8,7 +8,8 @@
 
 namespace kvtable {
 
-// `table` has no rows yet.
-std::unique_ptr<Table> BoundTable(std::unique_ptr<Table> table, int64_t max_capacity, Eviction eviction);
+// `table` has no rows yet. Without a clock it is the system's.
+std::unique_ptr<Table> BoundTable(std::unique_ptr<Table> table, int64_t max_capacity, Eviction eviction,
+                                  const EvictionClock& clock);
 
 }  // namespace kvtable

@@ -44,6 +44,7 @@
 #include <utility>
 #include <vector>
 
+#include "admission.h"
 #include "always_inline.h"
 #include "bounded_table.h"
 #include "check_batch.h"
@@ -542,6 +543,10 @@ class TableImpl : public Table {
     throw Error(ErrorCode::kFailedPrecondition,
                 "The table keeps no scores, for it is not bounded. Make it with a max_capacity.");
   }
+  void SetEpoch(uint32_t) override {
+    throw Error(ErrorCode::kFailedPrecondition,
+                "The table has no epochs, for it is not bounded. Make it with a max_capacity.");
+  }
 
   void SetInitializer(const Initializer& initializer) override {
     auto made = std::make_shared<const InitialValue>(initializer, value_type_, dim_);
@@ -921,13 +926,11 @@ class TableImpl : public Table {
   template <class Key>
   int64_t KeepAdmitted(const Key* keys, uint32_t* misses, int64_t count, const RowsOut& out,
                        const Insertion& insertion) const {
-    // 53 bits of the hash, as a double holds them.
-    const double bound = insertion.admission * 0x1p53;
-    const uint64_t seed = Mix64(insertion.admission_seed ^ 0x9e3779b97f4a7c15ULL);
+    const Admission admission(insertion.admission, insertion.admission_seed);
     int64_t kept = 0;
     for (int64_t m = 0; m < count; ++m) {
       const uint32_t i = misses[m];
-      if (static_cast<double>(Mix64(WidenKey(keys[i]) ^ seed) >> 11) < bound) {
+      if (admission.Admits(WidenKey(keys[i]))) {
         misses[kept++] = i;
       } else {
         std::memset(out.rows + out.PlaceOf(i) * value_bytes_, 0, static_cast<size_t>(value_bytes_));
@@ -1140,7 +1143,7 @@ std::unique_ptr<Table> Table::Create(const TableOptions& options) {
   }
   auto table = std::make_unique<TableImpl>(options);
   if (options.max_capacity == 0) return table;
-  return BoundTable(std::move(table), options.max_capacity, options.eviction);
+  return BoundTable(std::move(table), options.max_capacity, options.eviction, options.clock);
 }
 
 }  // namespace kvtable

@@ -89,6 +89,9 @@ void MixOperations(Table* table, ParallelFor* pool, uint64_t seed, int rounds) {
         table->Import(keys.data(), kBatch, {{0, rows.data()}}, nullptr, nullptr, scores.data(), *pool);
         break;
       case 8:
+        if (table->eviction() == Eviction::kEpochLru || table->eviction() == Eviction::kEpochLfu) {
+          table->SetEpoch(static_cast<uint32_t>(round) / 8);
+        }
         if (table->eviction() == Eviction::kCustom) {
           table->SetScores(keys.data(), kBatch, scores.data(), *pool);
         }
@@ -198,13 +201,114 @@ void LookupsOfPartsMeetInOneTable() {
   CHECK(a->Size() <= kCapacity && b->Size() <= kCapacity);
 }
 
+// A table with a clock that the test sets, in seconds.
+class Clocked {
+ public:
+  Clocked(Eviction eviction, int64_t capacity) {
+    TableOptions options;
+    options.dim = 1;
+    options.max_capacity = capacity;
+    options.eviction = eviction;
+    options.clock = [this] { return uint64_t{second} * 1000000; };
+    table = Table::Create(options);
+  }
+  void Touch(const std::vector<int64_t>& keys) {
+    std::vector<float> rows(keys.size());
+    table->GatherOrInsert(keys.data(), static_cast<int64_t>(keys.size()), rows.data(), {}, nullptr, Serial());
+  }
+  uint64_t ScoreOf(int64_t key) const {
+    uint64_t score = 0;
+    table->Scores(&key, 1, &score, Serial());
+    return score;
+  }
+  std::set<int64_t> Keys() const {
+    std::vector<int64_t> keys(100);
+    Exporter::Buffers out;
+    out.keys = keys.data();
+    const auto exporter = table->Export();
+    std::set<int64_t> all;
+    for (int64_t n; (n = exporter->Next(100, out, Serial())) > 0;) all.insert(keys.begin(), keys.begin() + n);
+    return all;
+  }
+
+  std::unique_ptr<Table> table;
+  uint32_t second = 1000;
+};
+
+void RowsOfLowerEpochsGoFirst() {
+  Clocked lru(Eviction::kEpochLru, 3);
+  lru.table->SetEpoch(7);
+  lru.Touch({1, 2});
+  lru.second = 2000;
+  lru.table->SetEpoch(6);  // it should not fall, but what it says holds
+  lru.Touch({3});
+  CHECK(lru.ScoreOf(1) == (uint64_t{7} << 32 | 1000) && lru.ScoreOf(3) == (uint64_t{6} << 32 | 2000));
+  lru.table->SetEpoch(8);
+  lru.Touch({4, 5});
+  CHECK((lru.Keys() == std::set<int64_t>{2, 4, 5}));  // 1 and 2 in the order of the batch
+  Clocked lfu(Eviction::kEpochLfu, 2);
+  lfu.Touch({1, 1, 1, 1});
+  lfu.table->SetEpoch(1);
+  lfu.Touch({2});
+  lfu.Touch({3});
+  CHECK((lfu.Keys() == std::set<int64_t>{2, 3}));
+}
+
+void CountsGoOnFromEpochToEpoch() {
+  Clocked lfu(Eviction::kEpochLfu, 2);
+  lfu.Touch({1, 1, 1});
+  lfu.table->SetEpoch(1);
+  lfu.Touch({2, 2, 1});
+  CHECK(lfu.ScoreOf(1) == (uint64_t{1} << 32 | 4) && lfu.ScoreOf(2) == (uint64_t{1} << 32 | 2));
+  lfu.Touch({3});
+  CHECK((lfu.Keys() == std::set<int64_t>{1, 3}));
+  const int64_t key = 3;
+  const uint64_t most = UINT64_MAX;
+  const float row = 0;
+  lfu.table->Import(&key, 1, {{0, &row}}, nullptr, nullptr, &most, Serial());
+  lfu.Touch({3, 3});
+  CHECK(lfu.ScoreOf(3) == (uint64_t{1} << 32 | UINT32_MAX));  // the count stays there
+}
+
+void ImportedRowsAreOfThePresentEpoch() {
+  for (const Eviction eviction : {Eviction::kEpochLru, Eviction::kEpochLfu}) {
+    Clocked from(eviction, 2);
+    from.table->SetEpoch(4);
+    const int64_t key = 9;
+    const float row = 0;
+    const uint32_t frequency = 11;
+    const uint32_t version = 500;
+    from.table->Import(&key, 1, {{0, &row}}, &frequency, &version, nullptr, Serial());
+    CHECK(from.ScoreOf(9) == (uint64_t{4} << 32 | (eviction == Eviction::kEpochLru ? 500 : 11)));
+  }
+}
+
+void OnlyTablesOfEpochsTakeThem() {
+  const auto unbounded = MakeBounded(Eviction::kEpochLru, 0);
+  const auto lru = MakeBounded(Eviction::kLru, 5);
+  for (Table* const table : {unbounded.get(), lru.get()}) {
+    ErrorCode code = ErrorCode::kInvalidArgument;
+    try {
+      table->SetEpoch(1);
+    } catch (const Error& error) {
+      code = error.code();
+    }
+    CHECK(code == ErrorCode::kFailedPrecondition);
+  }
+}
+
 }  // namespace
 }  // namespace kvtable
 
 int main() {
   kvtable::EveryRowIsEvictedOnce();
   kvtable::LookupsOfPartsMeetInOneTable();
-  for (const auto eviction : {kvtable::Eviction::kLru, kvtable::Eviction::kLfu, kvtable::Eviction::kCustom}) {
+  kvtable::RowsOfLowerEpochsGoFirst();
+  kvtable::CountsGoOnFromEpochToEpoch();
+  kvtable::ImportedRowsAreOfThePresentEpoch();
+  kvtable::OnlyTablesOfEpochsTakeThem();
+  for (const auto eviction : {kvtable::Eviction::kLru, kvtable::Eviction::kLfu, kvtable::Eviction::kCustom,
+                              kvtable::Eviction::kEpochLru, kvtable::Eviction::kEpochLfu}) {
     kvtable::EveryOperationAtOnceKeepsTheCapacity(eviction);
   }
   return 0;

@@ -1,13 +1,14 @@
 // What a bounded table evicts, and what it gives back of it.
 //
 // Below its capacity a table evicts nothing. After a batch that inserted, the rows with the lowest score go
-// until `TableOptions::max_capacity` are left; of equal scores the one that was set longer ago (kCustom:
-// whose row is older). Rows of the batch itself stay, unless the batch alone has more keys than the capacity:
-// then its earliest go, a key standing where it occurs last. (An import is no such batch: its rows stand by
-// their scores, like the others.)
+// until `max_capacity` are left; of equal scores the one that was set longer ago (kCustom: whose row is
+// older). Rows of the batch itself stay, unless the batch alone has more keys than the capacity: then its
+// earliest go, a key standing where it occurs last. (An import is no such batch: its rows stand by their
+// scores, like the others.)
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "kvtable/parallel_for.h"
 
@@ -15,17 +16,31 @@ namespace kvtable {
 
 // Where a row's score, 64 bits, comes from. Touches are training lookups, upserts, accumulates and updates;
 // read-only lookups are none.
+//
+// A count is how many times the key was looked up (in training), upserted or accumulated, each occurrence
+// counted, up to 2^32 - 1, where it stays. An update inserts a row with a count of one, and leaves the count
+// of others alone: a lookup came before it.
+//
+// An epoch is a number that the caller sets (SetEpoch; 0 until then), say once for each pass over the data.
+// Rows touched in a lower epoch go first, whatever else is said of them: so it should only rise.
 enum class Eviction : uint8_t {
   // The time of the last touch: microseconds since 1970, the same for all rows of a batch and larger from
   // batch to batch.
   kLru,
-  // How many times the key was looked up (in training), upserted or accumulated, each occurrence counted, in
-  // the high 32 bits (saturating); the second of the last touch in the low ones. An update inserts a row with
-  // a count of one, and leaves the count of others alone: a lookup came before it.
+  // The count in the high 32 bits; the second of the last touch, since 1970, in the low ones.
   kLfu,
-  // What Table::SetScores said; 0 until then.
+  // What SetScores said; 0 until then.
   kCustom,
+  // The epoch of the last touch in the high 32 bits; in the low ones its second, since 1970. Of the rows of
+  // one second the one touched longer ago goes first, as of all equal scores.
+  kEpochLru,
+  // The epoch of the last touch in the high 32 bits, the count in the low ones. It goes on from epoch to
+  // epoch.
+  kEpochLfu,
 };
+
+// Microseconds since 1970, for scores. A table counts on by itself where it stands still or goes back.
+using EvictionClock = std::function<uint64_t()>;
 
 // Takes what a batch evicts, values included.
 class EvictedRows {

@@ -54,6 +54,7 @@ struct TableOptions {
   // many rows more as it has keys.
   int64_t max_capacity = 0;
   Eviction eviction = Eviction::kLru;  // of a bounded table
+  EvictionClock clock;                 // of a bounded table; none: the system's
 };
 
 // What a read-only lookup gives for a key that is not there.
@@ -257,8 +258,8 @@ class Table {
   virtual std::unique_ptr<Exporter> Export() const = 0;
 
   // Upserts rows with their stamps, as an export gave them. freqs and versions may be null: zeros. A bounded
-  // table takes `scores` along; where they are null, kLru starts from the versions, as seconds, and kLfu from
-  // the freqs.
+  // table takes `scores` along; where they are null, rows start from their versions, as the seconds of their
+  // last touch, and their freqs, as counts, in the epoch of the table.
   virtual void Import(const void* keys, int64_t n, const std::vector<ColumnIn>& in, const uint32_t* freqs,
                       const uint32_t* versions, const uint64_t* scores, ParallelFor& threads) = 0;
 
@@ -277,6 +278,9 @@ class Table {
   // Sets the scores of the keys that are there, and returns how many these are (occurrences; the last of
   // equal keys wins). Throws Error(kFailedPrecondition) unless the table evicts by kCustom.
   virtual int64_t SetScores(const void* keys, int64_t n, const uint64_t* scores, ParallelFor& threads) = 0;
+
+  // The epoch of the touches to come. Throws Error(kFailedPrecondition) unless the table evicts by epochs.
+  virtual void SetEpoch(uint32_t epoch) = 0;
 
   // Replaces the initial values of rows not yet there.
   virtual void SetInitializer(const Initializer& initializer) = 0;
