@@ -30,6 +30,8 @@ void RequireDevice(const std::string& who) {
 
 }  // namespace
 
+bool IsBuiltWithCuda() { return true; }
+
 std::unique_ptr<DeviceTable> MakeCudaTable(const DeviceTableOptions& options) {
   RequireDevice("Table '" + options.name + "'");
   return std::make_unique<DeviceTableImpl<CudaDevice>>(CudaDevice(options.allocator), options);

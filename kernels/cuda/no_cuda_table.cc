@@ -19,6 +19,8 @@ namespace {
 
 }  // namespace
 
+bool IsBuiltWithCuda() { return false; }
+
 std::unique_ptr<DeviceTable> MakeCudaTable(const DeviceTableOptions& options) {
   Refuse("Table '" + options.name + "'");
 }

@@ -187,7 +187,7 @@ class ReplyOp : public OpKernel {
     }
     Tensor *flat = nullptr, *splits = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({layout.total}), &flat));
-    WantHugePages(*flat);
+    WantHugePages(ctx, *flat);
     const int64_t ranks = static_cast<int64_t>(layout.rank_elements.size());
     OP_REQUIRES_OK(ctx, ctx->allocate_output(1, TensorShape({ranks}), &splits));
     for (int64_t r = 0; r < ranks; ++r) {

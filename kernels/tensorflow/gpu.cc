@@ -45,3 +45,8 @@ absl::Status Gpu::Of(tf::OpKernelContext* ctx, std::shared_ptr<Gpu>* gpu) {
 }
 
 }  // namespace kvtools
+
+// For Python, which places variables.
+extern "C" __attribute__((visibility("default"))) bool kvtools_has_gpu_tables() {
+  return kvtable::HasDevices();
+}

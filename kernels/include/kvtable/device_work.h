@@ -50,4 +50,8 @@ struct DeviceMakers {
 };
 DeviceMakers& Devices();
 
+// Whether there is anyone to make them: this library was built with CUDA, or a test has put others there.
+bool HasDevices();
+bool IsBuiltWithCuda();
+
 }  // namespace kvtable
