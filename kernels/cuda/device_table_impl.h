@@ -346,19 +346,22 @@ class DeviceTableImpl : public DeviceTable {
     }
   }
 
-  void Remove(const DeviceKeys& keys, DeviceStream stream) override {
+  using DeviceTable::Remove;
+  using DeviceTable::RemoveIf;
+
+  void Remove(const DeviceKeys& keys, uint64_t* removed, DeviceStream stream) override {
     CheckBatch(keys.n);
     const Operation operation(this, stream);
     EnsureRoomToFree(keys.n);
     device_.Launch(Count(keys.n), EraseBody{Batch(keys), index_, rows_});
-    Settle(0);
+    Settle(0, removed);
   }
 
-  void RemoveIf(const RowPredicate& predicate, DeviceStream stream) override {
+  void RemoveIf(const RowPredicate& predicate, uint64_t* removed, DeviceStream stream) override {
     const Operation operation(this, stream);
     EnsureRoomToFree(row_capacity_);
     device_.Launch(index_.num_buckets, EraseIfBody{index_, rows_, predicate});
-    Settle(0);
+    Settle(0, removed);
   }
 
   void Shrink(int64_t rows, ShrinkOrder order, DeviceStream stream) override {
@@ -422,8 +425,7 @@ class DeviceTableImpl : public DeviceTable {
   }
 
   std::unique_ptr<DeviceExporter> Export(const RowPredicate& predicate) override {
-    std::lock_guard<std::mutex> hold(mutex_);
-    return std::make_unique<Exporter>(this, predicate, index_generation_);
+    return std::make_unique<Exporter>(this, predicate);
   }
 
  private:
@@ -466,20 +468,29 @@ class DeviceTableImpl : public DeviceTable {
     Device* device_;
   };
 
+  // How far an export has come: all keys with lower hashes were seen.
+  struct ExportProgress {
+    uint64_t next_hash = 0;
+    bool ended = false;
+    double share = 0;  // of all hashes, looked at for the last chunk; 0: there was none
+  };
+
   class Exporter : public DeviceExporter {
    public:
-    Exporter(DeviceTableImpl* table, const RowPredicate& predicate, uint64_t generation)
-        : table_(table), predicate_(predicate), generation_(generation) {}
+    Exporter(DeviceTableImpl* table, const RowPredicate& predicate) : table_(table), predicate_(predicate) {}
 
+    int64_t max_rows() const override {
+      std::lock_guard<std::mutex> hold(table_->mutex_);
+      return progress_.ended ? 0 : table_->RowsAtMost();
+    }
     int64_t Next(int64_t capacity, const Buffers& out, DeviceStream stream) override {
-      return table_->ExportNext(predicate_, generation_, &next_bucket_, capacity, out, stream);
+      return table_->ExportNext(predicate_, &progress_, capacity, out, stream);
     }
 
    private:
     DeviceTableImpl* table_;
     RowPredicate predicate_;
-    uint64_t generation_;
-    uint64_t next_bucket_ = 0;
+    ExportProgress progress_;
   };
 
   static uint64_t Count(int64_t n) { return static_cast<uint64_t>(n); }
@@ -564,7 +575,6 @@ class DeviceTableImpl : public DeviceTable {
     if (index_.num_buckets > 0) device_.Launch(index_.num_buckets, RebuildBody{index_, grown});
     buckets_ = std::move(block);
     index_ = grown;
-    ++index_generation_;
   }
 
   // Makes room for this many rows in all.
@@ -921,12 +931,12 @@ class DeviceTableImpl : public DeviceTable {
     if (!keys.distinct) device_.Launch(n, ResolveBody{Batch(keys), index_, numbers()});
   }
 
-  void Settle(int64_t keys) {
+  void Settle(int64_t keys, uint64_t* removed = nullptr) {
     ++sequence_;
     if (keys > 0) queued_.push_back({sequence_, keys});
     queued_keys_ += keys;
     device_.Launch(1, SettleBody{rows_.counters, &words_.template as<Words>()->num_new,
-                                 report_.template as<uint64_t>(), sequence_});
+                                 report_.template as<uint64_t>(), sequence_, removed});
   }
 
   void CopyValueToSlots(int64_t n) {
@@ -1038,36 +1048,57 @@ class DeviceTableImpl : public DeviceTable {
                               Alignment(Count(to.offset | to.bytes), in), static_cast<const char*>(in)});
   }
 
-  int64_t ExportNext(const RowPredicate& predicate, uint64_t generation, uint64_t* next_bucket,
-                     int64_t capacity, const DeviceExporter::Buffers& out, DeviceStream stream) {
-    if (capacity < DeviceBucket::kKeys) {
+  int64_t ExportNext(const RowPredicate& predicate, ExportProgress* progress, int64_t capacity,
+                     const DeviceExporter::Buffers& out, DeviceStream stream) {
+    if (capacity < 1) {
       throw Error(ErrorCode::kInvalidArgument, "An export of table '" + options_.name + "' in chunks of " +
-                                                   std::to_string(capacity) + " rows; expected at least " +
-                                                   std::to_string(DeviceBucket::kKeys) + ".");
+                                                   std::to_string(capacity) + " rows; expected at least 1.");
     }
     const Operation operation(this, stream);
     for (const ColumnOut& column : out.columns) layout_.At(column.column, column.width);
-    if (generation != index_generation_) {
-      throw Error(ErrorCode::kFailedPrecondition,
-                  "Table '" + options_.name +
-                      "' grew while it was exported. Export again, and insert nothing meanwhile.");
+    if (progress->ended) return -1;
+    const int64_t rows = std::max(int64_t{1}, RowsAtMost());
+    const int64_t room = std::min(capacity, rows);
+    PrepareScratch(room);
+    // As many hashes as very likely have room for their keys; where few rows are meant, ever more of them.
+    const double few = 4 * std::sqrt(static_cast<double>(room));
+    const double expected = room == rows
+                                ? static_cast<double>(rows)
+                                : std::max(static_cast<double>(room) / 2, static_cast<double>(room) - few);
+    double share = std::max(progress->share, expected / static_cast<double>(rows));
+    for (;; share /= 2) {
+      constexpr double kHashes = 18446744073709551616.0;  // 2^64
+      const uint64_t left = UINT64_MAX - progress->next_hash;
+      const bool is_last = share * kHashes >= static_cast<double>(left);
+      const uint64_t last_hash =
+          is_last ? UINT64_MAX : progress->next_hash + static_cast<uint64_t>(share * kHashes);
+      const int64_t n = ListRows(predicate, progress->next_hash, last_hash, room, out);
+      if (n > room) continue;  // look at fewer
+      for (const ColumnOut& column : out.columns) {
+        const RowLayout::Column& c = layout_.columns[static_cast<size_t>(column.column)];
+        CopyOut(numbers(), n, nullptr, c.offset, c.bytes, column.data);
+      }
+      device_.WaitInside();
+      progress->ended = is_last;
+      progress->next_hash = last_hash + 1;
+      progress->share = n < room / 4 ? 2 * share : share;
+      return n;
     }
-    if (*next_bucket == index_.num_buckets) return -1;
-    const uint64_t buckets =
-        std::min(Count(capacity) / DeviceBucket::kKeys, index_.num_buckets - *next_bucket);
-    const int64_t most = static_cast<int64_t>(buckets) * DeviceBucket::kKeys;
-    PrepareScratch(most);
+  }
+
+  // Lists the rows that are meant and whose keys have these hashes, in numbers(), if they are no more than
+  // `room`; and returns how many they are.
+  int64_t ListRows(const RowPredicate& predicate, uint64_t first_hash, uint64_t last_hash, int64_t room,
+                   const DeviceExporter::Buffers& out) {
     uint32_t* const count = &words_.template as<Words>()->count;
     device_.Fill(count, 0, sizeof(uint32_t));
-    device_.Launch(buckets, ListBody{index_, rows_, predicate, *next_bucket, *next_bucket + buckets, count,
-                                     numbers(), out.keys, narrow_, out.freqs, out.versions});
-    for (const ColumnOut& column : out.columns) {
-      const RowLayout::Column& c = layout_.columns[static_cast<size_t>(column.column)];
-      CopyOut(numbers(), most, count, c.offset, c.bytes, column.data);
-    }
-    const int64_t rows = ReadCount();
-    *next_bucket += buckets;
-    return rows;
+    const uint64_t first_home = index_.HomeOfHash(first_hash);
+    const uint64_t last_home = index_.HomeOfHash(last_hash);
+    device_.Launch(
+        last_home - first_home + 1,
+        ListBody{index_, rows_, predicate, first_hash, last_hash, first_home, last_home,
+                 static_cast<uint32_t>(room), count, numbers(), out.keys, narrow_, out.freqs, out.versions});
+    return ReadCount();
   }
 
   // Declared first, so that it outlives the memory.
@@ -1085,7 +1116,6 @@ class DeviceTableImpl : public DeviceTable {
 
   Block buckets_;
   DeviceIndex index_;
-  uint64_t index_generation_ = 0;
 
   RowBlocks<Device> device_rows_;
   RowBlocks<Device> host_rows_;

@@ -52,11 +52,34 @@ struct DeviceKeys {
 // A CUDA stream, or null for the default one.
 using DeviceStream = void*;
 
-// Which rows are meant.
+// Which rows are meant: those that meet every one of these conditions, which are all true at first. The
+// bounds are among what they bound.
 struct RowPredicate {
   enum class Test : uint8_t { kAll, kFrequencyBelow, kFrequencyAtLeast, kVersionBelow, kVersionAtLeast };
-  Test test = Test::kAll;
-  uint32_t bound = 0;
+
+  RowPredicate() = default;
+  // A single condition: {RowPredicate::Test::kVersionAtLeast, step}.
+  RowPredicate(Test test, uint32_t bound) {
+    const bool of_frequency = test == Test::kFrequencyBelow || test == Test::kFrequencyAtLeast;
+    uint32_t* const least = of_frequency ? &least_frequency : &least_version;
+    uint32_t* const most = of_frequency ? &most_frequency : &most_version;
+    if (test == Test::kFrequencyAtLeast || test == Test::kVersionAtLeast) {
+      *least = bound;
+    } else if (test != Test::kAll) {
+      *least = bound == 0 ? 1 : 0;  // nothing is below 0
+      *most = bound == 0 ? 0 : bound - 1;
+    }
+  }
+
+  uint32_t least_frequency = 0;
+  uint32_t most_frequency = UINT32_MAX;
+  uint32_t least_version = 0;
+  uint32_t most_version = UINT32_MAX;
+  // Of the key, as 64 bits (an int32 is sign-extended), what the mask leaves: from least to most as unsigned
+  // numbers.
+  uint64_t key_mask = UINT64_MAX;
+  uint64_t least_key = 0;
+  uint64_t most_key = UINT64_MAX;
 };
 
 // Which rows Shrink removes first; of rows whose stamps are the same, those with the lowest keys, as unsigned
@@ -84,7 +107,9 @@ struct DeviceMemoryUse {
   int64_t host_bytes = 0;     // of all row bytes, in pinned host memory
 };
 
-// Reads a table in chunks. Rows may be written between them. Rows inserted meanwhile may be left out.
+// Reads a table in chunks, of which any operation may come between: it may grow, and change its slots. A row
+// that is there throughout comes exactly once; rows that are inserted meanwhile may be left out. (A key
+// removed and inserted again meanwhile may come twice: the later one is newer.)
 class DeviceExporter {
  public:
   struct Buffers {
@@ -95,9 +120,11 @@ class DeviceExporter {
   };
   virtual ~DeviceExporter() = default;
 
-  // Writes up to `capacity` rows, at least 5, and returns how many; -1 at the end, for a chunk may be empty.
-  // Waits for them. Throws Error(kFailedPrecondition) where the table's index was rebuilt since the export
-  // began: begin again.
+  // At least the number of rows still to come, as long as nothing is inserted. Waits for nothing.
+  virtual int64_t max_rows() const = 0;
+
+  // Writes up to `capacity` rows, at least 1, and returns how many; -1 at the end, for a chunk may be empty.
+  // Waits for them. Throws Error(kFailedPrecondition) where a column is not as wide as the buffer is for.
   virtual int64_t Next(int64_t capacity, const Buffers& out, DeviceStream stream) = 0;
 };
 
@@ -200,9 +227,11 @@ class DeviceTable {
   virtual void Import(const DeviceKeys& keys, const std::vector<ColumnIn>& in, const uint32_t* freqs,
                       const uint32_t* versions, DeviceStream stream) = 0;
 
-  // Absent keys are ignored.
-  virtual void Remove(const DeviceKeys& keys, DeviceStream stream) = 0;
-  virtual void RemoveIf(const RowPredicate& predicate, DeviceStream stream) = 0;
+  // Absent keys are ignored. `removed` may be null: how many rows were there and are gone.
+  virtual void Remove(const DeviceKeys& keys, uint64_t* removed, DeviceStream stream) = 0;
+  virtual void RemoveIf(const RowPredicate& predicate, uint64_t* removed, DeviceStream stream) = 0;
+  void Remove(const DeviceKeys& keys, DeviceStream stream) { Remove(keys, nullptr, stream); }
+  void RemoveIf(const RowPredicate& predicate, DeviceStream stream) { RemoveIf(predicate, nullptr, stream); }
 
   // Removes rows until `rows` are left, where there are more. It reads the index and the stamps 17 times:
   // call it when there is a good deal to remove, not for each batch.
@@ -229,6 +258,7 @@ class DeviceTable {
   // Error(kInvalidArgument) on parameters that make no distribution.
   virtual void SetInitializer(const Initializer& initializer, DeviceStream stream) = 0;
 
+  // The table must outlive it.
   virtual std::unique_ptr<DeviceExporter> Export(const RowPredicate& predicate) = 0;
 };
 
