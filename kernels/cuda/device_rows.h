@@ -1,5 +1,6 @@
-// The rows of a table in device memory, and the columns beside them. A row keeps
-// its number for life, and its address until the slots change.
+// The rows of a table in device memory, and the columns beside them. A row's number is its place, whose address
+// stays until the slots change; a key keeps its number for life, but for hot rows that change places with cold
+// ones (hot_rows_kernels.h).
 #pragma once
 
 #include <cstdint>

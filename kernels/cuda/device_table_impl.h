@@ -28,6 +28,7 @@
 #include "export_kernels.h"
 #include "find_kernels.h"
 #include "gradient_kernels.h"
+#include "hot_rows_kernels.h"
 #include "initial_value.h"
 #include "insert_kernels.h"
 #include "kvtable/device_table.h"
@@ -105,8 +106,8 @@ class DeviceTableImpl : public DeviceTable {
     for (const Block& block : stamp_blocks_) use.column_bytes += static_cast<int64_t>(block.bytes());
     use.host_bytes = host_rows_.bytes();
     use.slack_bytes = device_rows_.bytes() + use.host_bytes - use.row_bytes;
-    use.scratch_bytes =
-        static_cast<int64_t>(scratch_.bytes() + claims_.bytes() + sort_scratch_.bytes() + working_.bytes());
+    use.scratch_bytes = static_cast<int64_t>(scratch_.bytes() + claims_.bytes() + sort_scratch_.bytes() +
+                                             working_.bytes() + moving_.bytes());
     return use;
   }
 
@@ -385,6 +386,27 @@ class DeviceTableImpl : public DeviceTable {
     Settle(0);
   }
 
+  void MoveHotRows(int64_t most, DeviceStream stream) override {
+    if (most < 0) {
+      throw Error(ErrorCode::kInvalidArgument, "Table '" + options_.name + "' was to move " +
+                                                   std::to_string(most) + " rows; expected 0 or more.");
+    }
+    const Operation operation(this, stream);
+    most = std::min(most, DeviceRowCount());
+    if (most == 0 || !HasHostRows()) return;
+    PrepareToMove(most);
+    MoveHotRowsOf(0, index_.num_buckets, most);
+  }
+
+  void InDeviceMemory(const DeviceKeys& keys, bool* out, DeviceStream stream) override {
+    CheckBatch(keys.n);
+    const Operation operation(this, stream);
+    PrepareScratch(keys.n);
+    Locate(keys, numbers(), nullptr, nullptr, nullptr, nullptr);
+    device_.Launch(Count(keys.n),
+                   InDeviceBody{numbers(), Count(keys.n), static_cast<uint32_t>(DeviceRowCount()), out});
+  }
+
   void Clear(DeviceStream stream) override {
     const Operation operation(this, stream);
     device_.Fill(buckets_.data(), 0, buckets_.bytes());
@@ -440,6 +462,9 @@ class DeviceTableImpl : public DeviceTable {
   static constexpr int64_t kSlabBytes = int64_t{1} << 20;
   static constexpr int64_t kMostBlockBytes = int64_t{64} << 20;  // of rows, where a slab is not larger
   static constexpr int64_t kStageBytes = int64_t{8} << 20;
+  static constexpr uint64_t kBatchesPerTurn = 8;
+  static constexpr uint64_t kLooksPerMove =
+      64;  // places of the index that a turn looks at for a row it may move
   static constexpr int kMinSlabBits = 6;
   static constexpr int kMaxSlabBits = 20;
   static constexpr int64_t kMaxRows = int64_t{kPending} - (int64_t{1} << kMaxSlabBits);
@@ -599,6 +624,7 @@ class DeviceTableImpl : public DeviceTable {
     const bool moves = slabs * sizeof(DeviceSlab) > slab_table_.bytes();
     if (moves) table = Allocate(2 * slabs * sizeof(DeviceSlab), MemoryPlace::kDevice, "its slabs");
 
+    if (host_slabs + added > in_device) PrepareTurns(device_slabs_ + in_device);
     TakeRowRoom(std::move(room));
     device_slabs_ += in_device;
     for (int64_t s = 0; s < added; ++s) {
@@ -686,6 +712,8 @@ class DeviceTableImpl : public DeviceTable {
       stage =
           Allocate(Count(group * layout_.row_bytes), MemoryPlace::kDevice, "rows that change their slots");
     }
+
+    if (slabs > in_device) PrepareTurns(in_device);
 
     const DeviceRows before = rows_;
     const RowLayout from = std::exchange(layout_, std::move(to));
@@ -923,12 +951,61 @@ class DeviceTableImpl : public DeviceTable {
     const uint64_t n = Count(keys.n);
     PrepareScratch(keys.n);
     EnsureRoom(keys);
+    TakeATurn();  // before any row is found
     device_.Launch(n, InsertBody{Batch(keys), index_, rows_, numbers(), new_keys(), new_slots(), inserted});
     device_.Launch(n, PlaceNewBody{Batch(keys), index_, rows_, new_keys(), new_slots(), initial_, first_value,
                                    first_slots_.data() + value_bytes_, Alignment(Count(value_bytes_)),
                                    Alignment(Count(value_bytes_))});
     Settle(keys.n);
     if (!keys.distinct) device_.Launch(n, ResolveBody{Batch(keys), index_, numbers()});
+  }
+
+  // ---- Hot rows
+
+  int64_t DeviceRowCount() const { return device_slabs_ << rows_.slab_bits; }
+
+  void PrepareToMove(int64_t most) {
+    if (most <= most_moving_) return;
+    moving_ =
+        Allocate(sizeof(HotRows) + 2 * Count(most) * sizeof(Slot), MemoryPlace::kDevice, "scratch memory");
+    most_moving_ = most;
+  }
+
+  // Where so many slabs are to be in device memory.
+  void PrepareTurns(int64_t device_slabs) {
+    PrepareToMove(std::min(options_.move_hot_rows, device_slabs << rows_.slab_bits));
+  }
+
+  void TakeATurn() {
+    if (options_.move_hot_rows <= 0 || !HasHostRows() || ++batches_ % kBatchesPerTurn != 0) return;
+    const int64_t most = std::min(options_.move_hot_rows, DeviceRowCount());
+    if (most == 0) return;
+    const uint64_t buckets =
+        std::min(index_.num_buckets, Count(most) * kLooksPerMove / DeviceBucket::kKeys + 1);
+    if (hand_ >= index_.num_buckets) hand_ = 0;
+    MoveHotRowsOf(hand_, buckets, most);
+    hand_ += buckets;
+  }
+
+  void MoveHotRowsOf(uint64_t begin, uint64_t buckets, int64_t most_rows) {
+    HotRows* const state = moving_.template as<HotRows>();
+    Slot* const hot = reinterpret_cast<Slot*>(state + 1);
+    Slot* const cold = hot + most_rows;
+    const IndexWindow window{index_, begin, buckets};
+    const uint32_t most = static_cast<uint32_t>(most_rows);
+    const uint32_t device_rows = static_cast<uint32_t>(DeviceRowCount());
+    device_.Fill(state, 0, sizeof(HotRows));
+    device_.Launch(buckets, CountPlacesBody{window, rows_, device_rows, state});
+    device_.Launch(1, BeginRanksBody{most, state});
+    for (int digit = 0; digit < StampRank::kDigits; ++digit) {
+      device_.Launch(buckets, CountStampDigitBody{window, rows_, device_rows, digit, state});
+      device_.Launch(1, PickStampDigitBody{digit, state});
+    }
+    for (const bool on_bounds : {false, true}) {
+      device_.Launch(buckets, ListMovingBody{window, rows_, device_rows, on_bounds, most, state, hot, cold});
+    }
+    device_.Launch(Count(most_rows), SwapRowsBody{index_, rows_, Marks(), most, state, hot, cold,
+                                                  AlignmentOf(Count(layout_.row_bytes))});
   }
 
   void Settle(int64_t keys, uint64_t* removed = nullptr) {
@@ -1146,6 +1223,10 @@ class DeviceTableImpl : public DeviceTable {
   Block working_;  // see WorkingMemory
   Block marks_;    // of zero rows; none until one may be
   Block selection_;
+  Block moving_;  // HotRows, and two lists of most_moving_ slots
+  int64_t most_moving_ = 0;
+  uint64_t batches_ = 0;  // that inserted or wrote
+  uint64_t hand_ = 0;     // the bucket where the next turn begins
 };
 
 }  // namespace kvtable

@@ -129,9 +129,19 @@ void Agree(DeviceTable* table, const Model& model, Random* random) {
   }
 }
 
-void MixedOperationsAgreeWithAMap(uint64_t key_space, int rounds, uint64_t seed) {
+// The same with rows so wide that few fit device memory, and change places with those that do not.
+DeviceTableOptions ModelOptionsWithHotRows() {
+  DeviceTableOptions options = ModelOptions();
+  options.slots.push_back({"wide", 4000, SlotSpec::Init::kConstant, 0.0});
+  options.max_hbm = int64_t{4} << 20;
+  options.move_hot_rows = 20;
+  return options;
+}
+
+void MixedOperationsAgreeWithAMap(const DeviceTableOptions& options, uint64_t key_space, int rounds,
+                                  uint64_t seed) {
   Random random(seed);
-  const auto table = Make(ModelOptions());
+  const auto table = Make(options);
   Model model;
   for (int round = 0; round < rounds; ++round) {
     const size_t n = random.Next(4) == 0 ? random.Next(4) : random.Next(1500);
@@ -327,6 +337,7 @@ void MixedOperationsAgreeWithAMap(uint64_t key_space, int rounds, uint64_t seed)
         }
         break;
     }
+    if (random.Next(8) == 0) table->MoveHotRows(static_cast<int64_t>(random.Next(100)), nullptr);
     if (round % 16 == 0) Agree(table.get(), model, &random);
   }
   Agree(table.get(), model, &random);
@@ -366,6 +377,7 @@ void GrowthMovesNoRowAndLosesNoKey() {
   DeviceTableOptions options;
   options.dim = 8;
   options.max_hbm = int64_t{3} << 20;  // beyond, rows are in host memory
+  options.move_hot_rows = 0;
   const auto table = Make(options);
   const Array<int64_t> first_key = {42};
   Array<void*> before(1);
@@ -612,11 +624,15 @@ int main(int argc, char** /*argv*/) {
   using kvtable::Initializer;
   using kvtable::ValueType;
   if (argc > 1) {  // any argument: the least that touches everything, for tools that are slow
-    kvtable::MixedOperationsAgreeWithAMap(300, 30, 5);
+    kvtable::MixedOperationsAgreeWithAMap(kvtable::ModelOptions(), 300, 30, 5);
+    kvtable::MixedOperationsAgreeWithAMap(kvtable::ModelOptionsWithHotRows(), 800, 30, 6);
     return 0;
   }
-  for (uint64_t seed = 0; seed < 3; ++seed) kvtable::MixedOperationsAgreeWithAMap(3000, 120, seed << 32);
-  kvtable::MixedOperationsAgreeWithAMap(30, 120, 77);
+  for (uint64_t seed = 0; seed < 3; ++seed) {
+    kvtable::MixedOperationsAgreeWithAMap(kvtable::ModelOptions(), 3000, 120, seed << 32);
+    kvtable::MixedOperationsAgreeWithAMap(kvtable::ModelOptionsWithHotRows(), 1000, 120, seed << 33);
+  }
+  kvtable::MixedOperationsAgreeWithAMap(kvtable::ModelOptions(), 30, 120, 77);
   kvtable::ThreadsThatInsertEqualKeysAgree();
   kvtable::GrowthMovesNoRowAndLosesNoKey();
   kvtable::RowsOfRemovedKeysAreUsedAgain();

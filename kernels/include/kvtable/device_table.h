@@ -41,6 +41,10 @@ struct DeviceTableOptions {
   // Bytes of device memory that rows may take; what is beyond lies in pinned host memory. Index and stamps
   // (24 bytes per row) are always in device memory.
   int64_t max_hbm = INT64_MAX;
+  // Where rows lie in host memory: after every 8 batches that insert or write, up to so many of the rows
+  // there that were touched last change places with rows in device memory that were touched longer ago. That
+  // is 22 short launches, which look at 64 places of the index for each row that may move. 0: never.
+  int64_t move_hot_rows = 4096;
 };
 
 struct DeviceKeys {
@@ -161,7 +165,9 @@ class DeviceTable {
                              DeviceStream stream) = 0;
 
   // Where each key's row lies, null where it is missing: the value, and the slots behind it. Holds until the
-  // key is removed, or EnsureSlots changes the slots.
+  // key is removed, or EnsureSlots changes the slots. In a table with rows in host memory
+  // (Memory().host_bytes) it ends at MoveHotRows, too, and, unless options().move_hot_rows is 0, with the
+  // next operation that inserts or writes.
   virtual void Pointers(const DeviceKeys& keys, void** out /* (n) */, DeviceStream stream) = 0;
   virtual void PointersOrInsert(const DeviceKeys& keys, void** out /* (n) */, Stamp stamp, bool* inserted,
                                 DeviceStream stream) = 0;
@@ -236,6 +242,15 @@ class DeviceTable {
   // Removes rows until `rows` are left, where there are more. It reads the index and the stamps 17 times:
   // call it when there is a good deal to remove, not for each batch.
   virtual void Shrink(int64_t rows, ShrinkOrder order, DeviceStream stream) = 0;
+
+  // Lets up to `most` rows in host memory change places with rows in device memory that were touched longer
+  // ago (a lower version; of one version, a lower frequency), the last touched first. What a table does by
+  // itself (options().move_hot_rows) looks at some of the index at a time; this looks at all of it, 11 times:
+  // call it when traffic changed, or after an import, not for each batch. Waits for nothing.
+  virtual void MoveHotRows(int64_t most, DeviceStream stream) = 0;
+
+  // Whether each key has a row, and in device memory.
+  virtual void InDeviceMemory(const DeviceKeys& keys, bool* out /* (n) */, DeviceStream stream) = 0;
 
   // Removes all rows, and keeps the memory for others.
   virtual void Clear(DeviceStream stream) = 0;
