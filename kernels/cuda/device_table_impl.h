@@ -37,6 +37,7 @@
 #include "row_blocks.h"
 #include "row_layout.h"
 #include "shrink_kernels.h"
+#include "splits_kernels.h"
 #include "update_rows.h"
 #include "write_kernels.h"
 #include "zero_mark_kernels.h"
@@ -165,7 +166,7 @@ class DeviceTableImpl : public DeviceTable {
 
   void GatherPooled(const DeviceKeys& keys, const DeviceBags& bags, Missing missing, void* out,
                     DeviceStream stream) override {
-    CheckPooled(keys, missing);
+    CheckPooled(keys, bags, missing);
     const Operation operation(this, stream);
     PrepareScratch(keys.n);
     Locate(keys, numbers(), nullptr, nullptr, nullptr, nullptr);
@@ -174,10 +175,47 @@ class DeviceTableImpl : public DeviceTable {
 
   void GatherPooledOrInsert(const DeviceKeys& keys, const DeviceBags& bags, Stamp stamp, void* out,
                             DeviceStream stream) override {
-    RequireFloating();
+    CheckPooled(keys, bags, Missing::kZeros);
     const Operation operation(this, stream);
     InsertStamped(keys, stamp, nullptr);
     Pool(keys, bags, Missing::kZeros, out);
+  }
+
+  void MakeSplits(const int64_t* row_ids, int64_t stride, int64_t n, int64_t bags, int64_t* splits,
+                  DeviceStream stream) override {
+    if (stride < 1 || n < 0 || bags < 0) {
+      throw Error(ErrorCode::kInvalidArgument, "Splits for table '" + options_.name + "' of " +
+                                                   std::to_string(n) + " row ids, " + std::to_string(stride) +
+                                                   " apart, in " + std::to_string(bags) +
+                                                   " bags; expected 0 or more, 1 or more, and 0 or more.");
+    }
+    const Operation operation(this, stream);
+    device_.Launch(Count(std::max(n, bags + 1)),
+                   SplitsBody{row_ids, Count(stride), Count(n), Count(bags), splits,
+                              &words_.template as<Words>()->bag_mistake});
+  }
+
+  void CheckBags(DeviceStream stream) override {
+    const Operation operation(this, stream);
+    uint64_t* const word = &words_.template as<Words>()->bag_mistake;
+    uint64_t mistake = 0;
+    device_.Copy(&mistake, word, sizeof(mistake));
+    device_.WaitInside();
+    if (mistake == 0) return;
+    device_.Fill(word, 0, sizeof(mistake));
+    const std::string at = std::to_string(BagMistake::PlaceOf(mistake));
+    if (BagMistake::KindOf(mistake) == BagMistake::kSplits) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "A pooled lookup of table '" + options_.name +
+                      "', or its gradient, got splits that do not " +
+                      "rise from 0 to the number of its keys: see those of bag " + at +
+                      ". What it gave means nothing.");
+    }
+    throw Error(ErrorCode::kInvalidArgument,
+                "Splits for table '" + options_.name +
+                    "' were to be made of row ids that do not rise from 0 to " +
+                    "less than the number of bags: see number " + at +
+                    ". Bring the indices in order (tf.sparse.reorder). What came of it means nothing.");
   }
 
   void SpreadGradient(const DeviceBags& bags, const void* gradient, void* out, DeviceStream stream) override {
@@ -185,16 +223,16 @@ class DeviceTableImpl : public DeviceTable {
     VisitValueType(options_.value_type, [&](auto t) {
       using T = decltype(t);
       using Weight = const typename Element<T>::Compute;
-      device_.Launch(Count(bags.bags * options_.dim),
-                     SpreadGradientBody<T>{bags.splits, Count(bags.bags), static_cast<Weight*>(bags.weights),
-                                           bags.combiner, Count(options_.dim),
-                                           static_cast<const T*>(gradient), static_cast<T*>(out)});
+      device_.Launch(
+          Count(bags.bags * options_.dim),
+          SpreadGradientBody<T>{Splits(bags, bags.ids), static_cast<Weight*>(bags.weights), bags.combiner,
+                                Count(options_.dim), static_cast<const T*>(gradient), static_cast<T*>(out)});
     });
   }
 
   void WeightsGradient(const DeviceKeys& keys, const DeviceBags& bags, Missing missing, const void* pooled,
                        const void* gradient, void* out, DeviceStream stream) override {
-    CheckPooled(keys, missing);
+    CheckPooled(keys, bags, missing);
     const Operation operation(this, stream);
     PrepareScratch(keys.n);
     Locate(keys, numbers(), nullptr, nullptr, nullptr, nullptr);
@@ -202,7 +240,7 @@ class DeviceTableImpl : public DeviceTable {
       using T = decltype(t);
       using Compute = typename Element<T>::Compute;
       device_.Launch(Count(keys.n),
-                     WeightsGradientBody<T>{Ids<T>(keys, missing), bags.splits, Count(bags.bags),
+                     WeightsGradientBody<T>{Ids<T>(keys, missing), Splits(bags, keys.n),
                                             static_cast<const Compute*>(bags.weights), bags.combiner,
                                             Count(options_.dim), static_cast<const T*>(pooled),
                                             static_cast<const T*>(gradient), static_cast<Compute*>(out)});
@@ -475,6 +513,7 @@ class DeviceTableImpl : public DeviceTable {
     uint32_t num_new;  // rows that the last inserting launch made
     uint32_t count;    // of whatever is counted
     uint64_t skipped;  // row updates left out
+    uint64_t bag_mistake;
   };
 
   // Holds the table for one operation, and sends what it queues to a stream.
@@ -913,9 +952,18 @@ class DeviceTableImpl : public DeviceTable {
                                             Alignment(Count(offset | bytes), out), static_cast<char*>(out)});
   }
 
-  void CheckPooled(const DeviceKeys& keys, Missing missing) const {
+  BagSplits Splits(const DeviceBags& bags, int64_t ids) const {
+    return {bags.splits, Count(bags.bags), ids, &words_.template as<Words>()->bag_mistake};
+  }
+
+  void CheckPooled(const DeviceKeys& keys, const DeviceBags& bags, Missing missing) const {
     CheckBatch(keys.n);
     RequireFloating();
+    if (bags.bags < 0 || (bags.bags == 0 && keys.n > 0)) {
+      throw Error(ErrorCode::kInvalidArgument, "A pooled lookup of table '" + options_.name + "' has " +
+                                                   std::to_string(keys.n) + " keys in " +
+                                                   std::to_string(bags.bags) + " bags.");
+    }
     if (missing != Missing::kDefault) return;
     throw Error(ErrorCode::kInvalidArgument,
                 "A pooled lookup of table '" + options_.name +
@@ -937,10 +985,10 @@ class DeviceTableImpl : public DeviceTable {
     VisitValueType(options_.value_type, [&](auto t) {
       using T = decltype(t);
       using Weight = const typename Element<T>::Compute;
-      device_.Launch(Count(bags.bags * options_.dim),
-                     PoolBody<T>{Ids<T>(keys, missing), bags.splits, Count(bags.bags),
-                                 static_cast<Weight*>(bags.weights), bags.combiner, Count(options_.dim),
-                                 static_cast<T*>(out)});
+      device_.Launch(
+          Count(bags.bags * options_.dim),
+          PoolBody<T>{Ids<T>(keys, missing), Splits(bags, keys.n), static_cast<Weight*>(bags.weights),
+                      bags.combiner, Count(options_.dim), static_cast<T*>(out)});
     });
   }
 

@@ -95,10 +95,14 @@ enum class ShrinkOrder : uint8_t {
 
 // Which keys are combined into one row: bag b has the keys [splits[b], splits[b + 1]) of a batch.
 struct DeviceBags {
-  const int64_t* splits = nullptr;  // (bags + 1): rising from 0 to the number of keys, which is not checked
+  // (bags + 1): rising from 0 to the number of keys. Others do no harm beyond the rows that come out: see
+  // CheckBags.
+  const int64_t* splits = nullptr;
   int64_t bags = 0;
   const void* weights = nullptr;  // (n), double for tables of double, else float; or null: all are 1
   Combiner combiner = Combiner::kSum;
+  // For SpreadGradient, which is not given the keys: how many there are, so that its splits are held to that.
+  int64_t ids = INT64_MAX;
 };
 
 struct DeviceMemoryUse {
@@ -179,6 +183,17 @@ class DeviceTable {
                             void* out /* (bags, dim) */, DeviceStream stream) = 0;
   virtual void GatherPooledOrInsert(const DeviceKeys& keys, const DeviceBags& bags, Stamp stamp,
                                     void* out /* (bags, dim) */, DeviceStream stream) = 0;
+
+  // The splits of sparse indices: bag b has those entries whose row id is b. Row ids are `stride` apart (the
+  // rank of a SparseTensor, whose indices are (n, rank)); they rise, from 0 to bags - 1, which CheckBags
+  // tells.
+  virtual void MakeSplits(const int64_t* row_ids, int64_t stride, int64_t n, int64_t bags,
+                          int64_t* splits /* (bags + 1) */, DeviceStream stream) = 0;
+
+  // Throws Error(kInvalidArgument) where splits or row ids that an operation was given since the last call of
+  // this are not as they have to be; what that operation gave means nothing then. Waits for the operations
+  // before.
+  virtual void CheckBags(DeviceStream stream) = 0;
 
   // The gradient of a pooled lookup with respect to the row of each key, given that with respect to what was
   // pooled.
