@@ -28,6 +28,7 @@
 #include "export_kernels.h"
 #include "find_kernels.h"
 #include "gradient_kernels.h"
+#include "hot_rows_kernels.h"
 #include "initial_value.h"
 #include "insert_kernels.h"
 #include "kvtable/device_table.h"
@@ -36,6 +37,7 @@
 #include "row_blocks.h"
 #include "row_layout.h"
 #include "shrink_kernels.h"
+#include "splits_kernels.h"
 #include "update_rows.h"
 #include "write_kernels.h"
 #include "zero_mark_kernels.h"
@@ -105,8 +107,8 @@ class DeviceTableImpl : public DeviceTable {
     for (const Block& block : stamp_blocks_) use.column_bytes += static_cast<int64_t>(block.bytes());
     use.host_bytes = host_rows_.bytes();
     use.slack_bytes = device_rows_.bytes() + use.host_bytes - use.row_bytes;
-    use.scratch_bytes =
-        static_cast<int64_t>(scratch_.bytes() + claims_.bytes() + sort_scratch_.bytes() + working_.bytes());
+    use.scratch_bytes = static_cast<int64_t>(scratch_.bytes() + claims_.bytes() + sort_scratch_.bytes() +
+                                             working_.bytes() + moving_.bytes());
     return use;
   }
 
@@ -164,7 +166,7 @@ class DeviceTableImpl : public DeviceTable {
 
   void GatherPooled(const DeviceKeys& keys, const DeviceBags& bags, Missing missing, void* out,
                     DeviceStream stream) override {
-    CheckPooled(keys, missing);
+    CheckPooled(keys, bags, missing);
     const Operation operation(this, stream);
     PrepareScratch(keys.n);
     Locate(keys, numbers(), nullptr, nullptr, nullptr, nullptr);
@@ -173,10 +175,47 @@ class DeviceTableImpl : public DeviceTable {
 
   void GatherPooledOrInsert(const DeviceKeys& keys, const DeviceBags& bags, Stamp stamp, void* out,
                             DeviceStream stream) override {
-    RequireFloating();
+    CheckPooled(keys, bags, Missing::kZeros);
     const Operation operation(this, stream);
     InsertStamped(keys, stamp, nullptr);
     Pool(keys, bags, Missing::kZeros, out);
+  }
+
+  void MakeSplits(const int64_t* row_ids, int64_t stride, int64_t n, int64_t bags, int64_t* splits,
+                  DeviceStream stream) override {
+    if (stride < 1 || n < 0 || bags < 0) {
+      throw Error(ErrorCode::kInvalidArgument, "Splits for table '" + options_.name + "' of " +
+                                                   std::to_string(n) + " row ids, " + std::to_string(stride) +
+                                                   " apart, in " + std::to_string(bags) +
+                                                   " bags; expected 0 or more, 1 or more, and 0 or more.");
+    }
+    const Operation operation(this, stream);
+    device_.Launch(Count(std::max(n, bags + 1)),
+                   SplitsBody{row_ids, Count(stride), Count(n), Count(bags), splits,
+                              &words_.template as<Words>()->bag_mistake});
+  }
+
+  void CheckBags(DeviceStream stream) override {
+    const Operation operation(this, stream);
+    uint64_t* const word = &words_.template as<Words>()->bag_mistake;
+    uint64_t mistake = 0;
+    device_.Copy(&mistake, word, sizeof(mistake));
+    device_.WaitInside();
+    if (mistake == 0) return;
+    device_.Fill(word, 0, sizeof(mistake));
+    const std::string at = std::to_string(BagMistake::PlaceOf(mistake));
+    if (BagMistake::KindOf(mistake) == BagMistake::kSplits) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "A pooled lookup of table '" + options_.name +
+                      "', or its gradient, got splits that do not " +
+                      "rise from 0 to the number of its keys: see those of bag " + at +
+                      ". What it gave means nothing.");
+    }
+    throw Error(ErrorCode::kInvalidArgument,
+                "Splits for table '" + options_.name +
+                    "' were to be made of row ids that do not rise from 0 to " +
+                    "less than the number of bags: see number " + at +
+                    ". Bring the indices in order (tf.sparse.reorder). What came of it means nothing.");
   }
 
   void SpreadGradient(const DeviceBags& bags, const void* gradient, void* out, DeviceStream stream) override {
@@ -184,16 +223,16 @@ class DeviceTableImpl : public DeviceTable {
     VisitValueType(options_.value_type, [&](auto t) {
       using T = decltype(t);
       using Weight = const typename Element<T>::Compute;
-      device_.Launch(Count(bags.bags * options_.dim),
-                     SpreadGradientBody<T>{bags.splits, Count(bags.bags), static_cast<Weight*>(bags.weights),
-                                           bags.combiner, Count(options_.dim),
-                                           static_cast<const T*>(gradient), static_cast<T*>(out)});
+      device_.Launch(
+          Count(bags.bags * options_.dim),
+          SpreadGradientBody<T>{Splits(bags, bags.ids), static_cast<Weight*>(bags.weights), bags.combiner,
+                                Count(options_.dim), static_cast<const T*>(gradient), static_cast<T*>(out)});
     });
   }
 
   void WeightsGradient(const DeviceKeys& keys, const DeviceBags& bags, Missing missing, const void* pooled,
                        const void* gradient, void* out, DeviceStream stream) override {
-    CheckPooled(keys, missing);
+    CheckPooled(keys, bags, missing);
     const Operation operation(this, stream);
     PrepareScratch(keys.n);
     Locate(keys, numbers(), nullptr, nullptr, nullptr, nullptr);
@@ -201,7 +240,7 @@ class DeviceTableImpl : public DeviceTable {
       using T = decltype(t);
       using Compute = typename Element<T>::Compute;
       device_.Launch(Count(keys.n),
-                     WeightsGradientBody<T>{Ids<T>(keys, missing), bags.splits, Count(bags.bags),
+                     WeightsGradientBody<T>{Ids<T>(keys, missing), Splits(bags, keys.n),
                                             static_cast<const Compute*>(bags.weights), bags.combiner,
                                             Count(options_.dim), static_cast<const T*>(pooled),
                                             static_cast<const T*>(gradient), static_cast<Compute*>(out)});
@@ -346,19 +385,22 @@ class DeviceTableImpl : public DeviceTable {
     }
   }
 
-  void Remove(const DeviceKeys& keys, DeviceStream stream) override {
+  using DeviceTable::Remove;
+  using DeviceTable::RemoveIf;
+
+  void Remove(const DeviceKeys& keys, uint64_t* removed, DeviceStream stream) override {
     CheckBatch(keys.n);
     const Operation operation(this, stream);
     EnsureRoomToFree(keys.n);
     device_.Launch(Count(keys.n), EraseBody{Batch(keys), index_, rows_});
-    Settle(0);
+    Settle(0, removed);
   }
 
-  void RemoveIf(const RowPredicate& predicate, DeviceStream stream) override {
+  void RemoveIf(const RowPredicate& predicate, uint64_t* removed, DeviceStream stream) override {
     const Operation operation(this, stream);
     EnsureRoomToFree(row_capacity_);
     device_.Launch(index_.num_buckets, EraseIfBody{index_, rows_, predicate});
-    Settle(0);
+    Settle(0, removed);
   }
 
   void Shrink(int64_t rows, ShrinkOrder order, DeviceStream stream) override {
@@ -380,6 +422,27 @@ class DeviceTableImpl : public DeviceTable {
     }
     device_.Launch(index_.num_buckets, EraseSelectedBody{index_, rows_, order, selection});
     Settle(0);
+  }
+
+  void MoveHotRows(int64_t most, DeviceStream stream) override {
+    if (most < 0) {
+      throw Error(ErrorCode::kInvalidArgument, "Table '" + options_.name + "' was to move " +
+                                                   std::to_string(most) + " rows; expected 0 or more.");
+    }
+    const Operation operation(this, stream);
+    most = std::min(most, DeviceRowCount());
+    if (most == 0 || !HasHostRows()) return;
+    PrepareToMove(most);
+    MoveHotRowsOf(0, index_.num_buckets, most);
+  }
+
+  void InDeviceMemory(const DeviceKeys& keys, bool* out, DeviceStream stream) override {
+    CheckBatch(keys.n);
+    const Operation operation(this, stream);
+    PrepareScratch(keys.n);
+    Locate(keys, numbers(), nullptr, nullptr, nullptr, nullptr);
+    device_.Launch(Count(keys.n),
+                   InDeviceBody{numbers(), Count(keys.n), static_cast<uint32_t>(DeviceRowCount()), out});
   }
 
   void Clear(DeviceStream stream) override {
@@ -422,8 +485,7 @@ class DeviceTableImpl : public DeviceTable {
   }
 
   std::unique_ptr<DeviceExporter> Export(const RowPredicate& predicate) override {
-    std::lock_guard<std::mutex> hold(mutex_);
-    return std::make_unique<Exporter>(this, predicate, index_generation_);
+    return std::make_unique<Exporter>(this, predicate);
   }
 
  private:
@@ -438,6 +500,9 @@ class DeviceTableImpl : public DeviceTable {
   static constexpr int64_t kSlabBytes = int64_t{1} << 20;
   static constexpr int64_t kMostBlockBytes = int64_t{64} << 20;  // of rows, where a slab is not larger
   static constexpr int64_t kStageBytes = int64_t{8} << 20;
+  static constexpr uint64_t kBatchesPerTurn = 8;
+  static constexpr uint64_t kLooksPerMove =
+      64;  // places of the index that a turn looks at for a row it may move
   static constexpr int kMinSlabBits = 6;
   static constexpr int kMaxSlabBits = 20;
   static constexpr int64_t kMaxRows = int64_t{kPending} - (int64_t{1} << kMaxSlabBits);
@@ -448,6 +513,7 @@ class DeviceTableImpl : public DeviceTable {
     uint32_t num_new;  // rows that the last inserting launch made
     uint32_t count;    // of whatever is counted
     uint64_t skipped;  // row updates left out
+    uint64_t bag_mistake;
   };
 
   // Holds the table for one operation, and sends what it queues to a stream.
@@ -466,20 +532,29 @@ class DeviceTableImpl : public DeviceTable {
     Device* device_;
   };
 
+  // How far an export has come: all keys with lower hashes were seen.
+  struct ExportProgress {
+    uint64_t next_hash = 0;
+    bool ended = false;
+    double share = 0;  // of all hashes, looked at for the last chunk; 0: there was none
+  };
+
   class Exporter : public DeviceExporter {
    public:
-    Exporter(DeviceTableImpl* table, const RowPredicate& predicate, uint64_t generation)
-        : table_(table), predicate_(predicate), generation_(generation) {}
+    Exporter(DeviceTableImpl* table, const RowPredicate& predicate) : table_(table), predicate_(predicate) {}
 
+    int64_t max_rows() const override {
+      std::lock_guard<std::mutex> hold(table_->mutex_);
+      return progress_.ended ? 0 : table_->RowsAtMost();
+    }
     int64_t Next(int64_t capacity, const Buffers& out, DeviceStream stream) override {
-      return table_->ExportNext(predicate_, generation_, &next_bucket_, capacity, out, stream);
+      return table_->ExportNext(predicate_, &progress_, capacity, out, stream);
     }
 
    private:
     DeviceTableImpl* table_;
     RowPredicate predicate_;
-    uint64_t generation_;
-    uint64_t next_bucket_ = 0;
+    ExportProgress progress_;
   };
 
   static uint64_t Count(int64_t n) { return static_cast<uint64_t>(n); }
@@ -564,7 +639,6 @@ class DeviceTableImpl : public DeviceTable {
     if (index_.num_buckets > 0) device_.Launch(index_.num_buckets, RebuildBody{index_, grown});
     buckets_ = std::move(block);
     index_ = grown;
-    ++index_generation_;
   }
 
   // Makes room for this many rows in all.
@@ -589,6 +663,7 @@ class DeviceTableImpl : public DeviceTable {
     const bool moves = slabs * sizeof(DeviceSlab) > slab_table_.bytes();
     if (moves) table = Allocate(2 * slabs * sizeof(DeviceSlab), MemoryPlace::kDevice, "its slabs");
 
+    if (host_slabs + added > in_device) PrepareTurns(device_slabs_ + in_device);
     TakeRowRoom(std::move(room));
     device_slabs_ += in_device;
     for (int64_t s = 0; s < added; ++s) {
@@ -676,6 +751,8 @@ class DeviceTableImpl : public DeviceTable {
       stage =
           Allocate(Count(group * layout_.row_bytes), MemoryPlace::kDevice, "rows that change their slots");
     }
+
+    if (slabs > in_device) PrepareTurns(in_device);
 
     const DeviceRows before = rows_;
     const RowLayout from = std::exchange(layout_, std::move(to));
@@ -875,9 +952,18 @@ class DeviceTableImpl : public DeviceTable {
                                             Alignment(Count(offset | bytes), out), static_cast<char*>(out)});
   }
 
-  void CheckPooled(const DeviceKeys& keys, Missing missing) const {
+  BagSplits Splits(const DeviceBags& bags, int64_t ids) const {
+    return {bags.splits, Count(bags.bags), ids, &words_.template as<Words>()->bag_mistake};
+  }
+
+  void CheckPooled(const DeviceKeys& keys, const DeviceBags& bags, Missing missing) const {
     CheckBatch(keys.n);
     RequireFloating();
+    if (bags.bags < 0 || (bags.bags == 0 && keys.n > 0)) {
+      throw Error(ErrorCode::kInvalidArgument, "A pooled lookup of table '" + options_.name + "' has " +
+                                                   std::to_string(keys.n) + " keys in " +
+                                                   std::to_string(bags.bags) + " bags.");
+    }
     if (missing != Missing::kDefault) return;
     throw Error(ErrorCode::kInvalidArgument,
                 "A pooled lookup of table '" + options_.name +
@@ -899,10 +985,10 @@ class DeviceTableImpl : public DeviceTable {
     VisitValueType(options_.value_type, [&](auto t) {
       using T = decltype(t);
       using Weight = const typename Element<T>::Compute;
-      device_.Launch(Count(bags.bags * options_.dim),
-                     PoolBody<T>{Ids<T>(keys, missing), bags.splits, Count(bags.bags),
-                                 static_cast<Weight*>(bags.weights), bags.combiner, Count(options_.dim),
-                                 static_cast<T*>(out)});
+      device_.Launch(
+          Count(bags.bags * options_.dim),
+          PoolBody<T>{Ids<T>(keys, missing), Splits(bags, keys.n), static_cast<Weight*>(bags.weights),
+                      bags.combiner, Count(options_.dim), static_cast<T*>(out)});
     });
   }
 
@@ -913,6 +999,7 @@ class DeviceTableImpl : public DeviceTable {
     const uint64_t n = Count(keys.n);
     PrepareScratch(keys.n);
     EnsureRoom(keys);
+    TakeATurn();  // before any row is found
     device_.Launch(n, InsertBody{Batch(keys), index_, rows_, numbers(), new_keys(), new_slots(), inserted});
     device_.Launch(n, PlaceNewBody{Batch(keys), index_, rows_, new_keys(), new_slots(), initial_, first_value,
                                    first_slots_.data() + value_bytes_, Alignment(Count(value_bytes_)),
@@ -921,12 +1008,60 @@ class DeviceTableImpl : public DeviceTable {
     if (!keys.distinct) device_.Launch(n, ResolveBody{Batch(keys), index_, numbers()});
   }
 
-  void Settle(int64_t keys) {
+  // ---- Hot rows
+
+  int64_t DeviceRowCount() const { return device_slabs_ << rows_.slab_bits; }
+
+  void PrepareToMove(int64_t most) {
+    if (most <= most_moving_) return;
+    moving_ =
+        Allocate(sizeof(HotRows) + 2 * Count(most) * sizeof(Slot), MemoryPlace::kDevice, "scratch memory");
+    most_moving_ = most;
+  }
+
+  // Where so many slabs are to be in device memory.
+  void PrepareTurns(int64_t device_slabs) {
+    PrepareToMove(std::min(options_.move_hot_rows, device_slabs << rows_.slab_bits));
+  }
+
+  void TakeATurn() {
+    if (options_.move_hot_rows <= 0 || !HasHostRows() || ++batches_ % kBatchesPerTurn != 0) return;
+    const int64_t most = std::min(options_.move_hot_rows, DeviceRowCount());
+    if (most == 0) return;
+    const uint64_t buckets =
+        std::min(index_.num_buckets, Count(most) * kLooksPerMove / DeviceBucket::kKeys + 1);
+    if (hand_ >= index_.num_buckets) hand_ = 0;
+    MoveHotRowsOf(hand_, buckets, most);
+    hand_ += buckets;
+  }
+
+  void MoveHotRowsOf(uint64_t begin, uint64_t buckets, int64_t most_rows) {
+    HotRows* const state = moving_.template as<HotRows>();
+    Slot* const hot = reinterpret_cast<Slot*>(state + 1);
+    Slot* const cold = hot + most_rows;
+    const IndexWindow window{index_, begin, buckets};
+    const uint32_t most = static_cast<uint32_t>(most_rows);
+    const uint32_t device_rows = static_cast<uint32_t>(DeviceRowCount());
+    device_.Fill(state, 0, sizeof(HotRows));
+    device_.Launch(buckets, CountPlacesBody{window, rows_, device_rows, state});
+    device_.Launch(1, BeginRanksBody{most, state});
+    for (int digit = 0; digit < StampRank::kDigits; ++digit) {
+      device_.Launch(buckets, CountStampDigitBody{window, rows_, device_rows, digit, state});
+      device_.Launch(1, PickStampDigitBody{digit, state});
+    }
+    for (const bool on_bounds : {false, true}) {
+      device_.Launch(buckets, ListMovingBody{window, rows_, device_rows, on_bounds, most, state, hot, cold});
+    }
+    device_.Launch(Count(most_rows), SwapRowsBody{index_, rows_, Marks(), most, state, hot, cold,
+                                                  AlignmentOf(Count(layout_.row_bytes))});
+  }
+
+  void Settle(int64_t keys, uint64_t* removed = nullptr) {
     ++sequence_;
     if (keys > 0) queued_.push_back({sequence_, keys});
     queued_keys_ += keys;
     device_.Launch(1, SettleBody{rows_.counters, &words_.template as<Words>()->num_new,
-                                 report_.template as<uint64_t>(), sequence_});
+                                 report_.template as<uint64_t>(), sequence_, removed});
   }
 
   void CopyValueToSlots(int64_t n) {
@@ -1038,36 +1173,57 @@ class DeviceTableImpl : public DeviceTable {
                               Alignment(Count(to.offset | to.bytes), in), static_cast<const char*>(in)});
   }
 
-  int64_t ExportNext(const RowPredicate& predicate, uint64_t generation, uint64_t* next_bucket,
-                     int64_t capacity, const DeviceExporter::Buffers& out, DeviceStream stream) {
-    if (capacity < DeviceBucket::kKeys) {
+  int64_t ExportNext(const RowPredicate& predicate, ExportProgress* progress, int64_t capacity,
+                     const DeviceExporter::Buffers& out, DeviceStream stream) {
+    if (capacity < 1) {
       throw Error(ErrorCode::kInvalidArgument, "An export of table '" + options_.name + "' in chunks of " +
-                                                   std::to_string(capacity) + " rows; expected at least " +
-                                                   std::to_string(DeviceBucket::kKeys) + ".");
+                                                   std::to_string(capacity) + " rows; expected at least 1.");
     }
     const Operation operation(this, stream);
     for (const ColumnOut& column : out.columns) layout_.At(column.column, column.width);
-    if (generation != index_generation_) {
-      throw Error(ErrorCode::kFailedPrecondition,
-                  "Table '" + options_.name +
-                      "' grew while it was exported. Export again, and insert nothing meanwhile.");
+    if (progress->ended) return -1;
+    const int64_t rows = std::max(int64_t{1}, RowsAtMost());
+    const int64_t room = std::min(capacity, rows);
+    PrepareScratch(room);
+    // As many hashes as very likely have room for their keys; where few rows are meant, ever more of them.
+    const double few = 4 * std::sqrt(static_cast<double>(room));
+    const double expected = room == rows
+                                ? static_cast<double>(rows)
+                                : std::max(static_cast<double>(room) / 2, static_cast<double>(room) - few);
+    double share = std::max(progress->share, expected / static_cast<double>(rows));
+    for (;; share /= 2) {
+      constexpr double kHashes = 18446744073709551616.0;  // 2^64
+      const uint64_t left = UINT64_MAX - progress->next_hash;
+      const bool is_last = share * kHashes >= static_cast<double>(left);
+      const uint64_t last_hash =
+          is_last ? UINT64_MAX : progress->next_hash + static_cast<uint64_t>(share * kHashes);
+      const int64_t n = ListRows(predicate, progress->next_hash, last_hash, room, out);
+      if (n > room) continue;  // look at fewer
+      for (const ColumnOut& column : out.columns) {
+        const RowLayout::Column& c = layout_.columns[static_cast<size_t>(column.column)];
+        CopyOut(numbers(), n, nullptr, c.offset, c.bytes, column.data);
+      }
+      device_.WaitInside();
+      progress->ended = is_last;
+      progress->next_hash = last_hash + 1;
+      progress->share = n < room / 4 ? 2 * share : share;
+      return n;
     }
-    if (*next_bucket == index_.num_buckets) return -1;
-    const uint64_t buckets =
-        std::min(Count(capacity) / DeviceBucket::kKeys, index_.num_buckets - *next_bucket);
-    const int64_t most = static_cast<int64_t>(buckets) * DeviceBucket::kKeys;
-    PrepareScratch(most);
+  }
+
+  // Lists the rows that are meant and whose keys have these hashes, in numbers(), if they are no more than
+  // `room`; and returns how many they are.
+  int64_t ListRows(const RowPredicate& predicate, uint64_t first_hash, uint64_t last_hash, int64_t room,
+                   const DeviceExporter::Buffers& out) {
     uint32_t* const count = &words_.template as<Words>()->count;
     device_.Fill(count, 0, sizeof(uint32_t));
-    device_.Launch(buckets, ListBody{index_, rows_, predicate, *next_bucket, *next_bucket + buckets, count,
-                                     numbers(), out.keys, narrow_, out.freqs, out.versions});
-    for (const ColumnOut& column : out.columns) {
-      const RowLayout::Column& c = layout_.columns[static_cast<size_t>(column.column)];
-      CopyOut(numbers(), most, count, c.offset, c.bytes, column.data);
-    }
-    const int64_t rows = ReadCount();
-    *next_bucket += buckets;
-    return rows;
+    const uint64_t first_home = index_.HomeOfHash(first_hash);
+    const uint64_t last_home = index_.HomeOfHash(last_hash);
+    device_.Launch(
+        last_home - first_home + 1,
+        ListBody{index_, rows_, predicate, first_hash, last_hash, first_home, last_home,
+                 static_cast<uint32_t>(room), count, numbers(), out.keys, narrow_, out.freqs, out.versions});
+    return ReadCount();
   }
 
   // Declared first, so that it outlives the memory.
@@ -1085,7 +1241,6 @@ class DeviceTableImpl : public DeviceTable {
 
   Block buckets_;
   DeviceIndex index_;
-  uint64_t index_generation_ = 0;
 
   RowBlocks<Device> device_rows_;
   RowBlocks<Device> host_rows_;
@@ -1116,6 +1271,10 @@ class DeviceTableImpl : public DeviceTable {
   Block working_;  // see WorkingMemory
   Block marks_;    // of zero rows; none until one may be
   Block selection_;
+  Block moving_;  // HotRows, and two lists of most_moving_ slots
+  int64_t most_moving_ = 0;
+  uint64_t batches_ = 0;  // that inserted or wrote
+  uint64_t hand_ = 0;     // the bucket where the next turn begins
 };
 
 }  // namespace kvtable

@@ -104,7 +104,6 @@ class View : public Table {
     const DeviceStream stream = StreamOf(threads);
     Arrays arrays(work_.get(), where_, stream);
     RowBuffer rows(this, out, n, &arrays, stream);
-#if KVTABLE_EVICTS
     DeviceInsertion device;
     device.stamp = insertion.stamp;
     device.inserted = arrays.Out(insertion.inserted, n);
@@ -120,14 +119,9 @@ class View : public Table {
       device.evicted = &evicted;
     }
     table_->GatherOrInsert(Batch(keys, n, &arrays), rows.device(), device, stream);
-#else
-    table_->GatherOrInsert(Batch(keys, n, &arrays), rows.device(), insertion.stamp, arrays.Out(insertion.inserted, n), stream);
-#endif
     arrays.Finish();
     rows.Finish();
-#if KVTABLE_EVICTS
     if (insertion.evicted != nullptr) HandOut(evicted, insertion.evicted, stream);
-#endif
   }
 
   void GatherColumns(const void* keys, int64_t n, const std::vector<ColumnOut>& out, bool* found,
@@ -219,11 +213,7 @@ class View : public Table {
     uint64_t removed = 0;
     uint64_t* const count = static_cast<uint64_t*>(arrays.New(sizeof(removed)));
     work_->Fill(count, 0, sizeof(removed), stream);
-#if KVTABLE_EVICTS
     table_->Remove(Batch(keys, n, &arrays), stream, count);
-#else
-    table_->Remove(Batch(keys, n, &arrays), stream);
-#endif
     work_->Copy(&removed, count, sizeof(removed), stream);
     return static_cast<int64_t>(removed);
   }
@@ -247,22 +237,16 @@ class View : public Table {
       const uint32_t* const device_freqs = freqs == nullptr ? nullptr : arrays.In(freqs + begin, count * 4);
       const uint32_t* const device_versions =
           versions == nullptr ? nullptr : arrays.In(versions + begin, count * 4);
-#if KVTABLE_EVICTS
       const uint64_t* const device_scores =
           scores == nullptr ? nullptr : arrays.In(scores + begin, count * 8);
       table_->Import(Batch(KeyAt(keys, begin), count, &arrays), columns, device_freqs, device_versions,
                      device_scores, StreamOf(threads));
-#else
-      (void)scores;
-      table_->Import(Batch(KeyAt(keys, begin), count, &arrays), columns, device_freqs, device_versions, StreamOf(threads));
-#endif
       arrays.Finish();
     });
   }
 
   // ---- Bounded tables
 
-#if KVTABLE_EVICTS
   void SetEpoch(uint32_t epoch) override { table_->SetEpoch(epoch); }
   int64_t max_capacity() const override { return table_->options().max_capacity; }
   Eviction eviction() const override { return table_->options().eviction; }
@@ -287,14 +271,6 @@ class View : public Table {
     return std::count(found.get(), found.get() + n, true);
   }
 
-#else
-  int64_t max_capacity() const override { return 0; }
-  Eviction eviction() const override { return Eviction::kLru; }
-  int64_t EvictedCount() const override { return 0; }
-  void Scores(const void*, int64_t, uint64_t*, ParallelFor&) const override {}
-  int64_t SetScores(const void*, int64_t, const uint64_t*, ParallelFor&) override { return 0; }
-  void SetEpoch(uint32_t) override {}
-#endif
   void SetInitializer(const Initializer& initializer) override {
     table_->SetInitializer(initializer, table_->options().stream);
   }
@@ -416,7 +392,6 @@ class View : public Table {
     return columns;
   }
 
-#if KVTABLE_EVICTS
   void HandOut(const DeviceEvicted& evicted, EvictedRows* out, DeviceStream stream) const {
     uint64_t count = 0;
     work_->Copy(&count, evicted.count, sizeof(count), stream);
@@ -428,7 +403,6 @@ class View : public Table {
     work_->Copy(values, evicted.values, count * static_cast<size_t>(value_bytes_), stream);
   }
 
-#endif
   const std::shared_ptr<DeviceTable> table_;
   const std::shared_ptr<DeviceWork> work_;
   const ArraysIn where_;
@@ -441,12 +415,8 @@ class View : public Table {
 class ViewExporter : public Exporter {
  public:
   explicit ViewExporter(const View* view)
-#if KVTABLE_EVICTS
       : view_(view), exporter_(view->table_->Export(RowPredicate())), left_(exporter_->max_rows()) {}
 
-#else
-      : view_(view), exporter_(view->table_->Export(RowPredicate())), left_(view->table_->Size()) {}
-#endif
   int64_t max_rows() const override { return left_; }
 
   int64_t Next(int64_t capacity, const Buffers& out, ParallelFor& threads) override {
@@ -474,9 +444,7 @@ class ViewExporter : public Exporter {
     device.keys = arrays.Out(static_cast<char*>(out.keys), capacity * view_->key_bytes_);
     device.freqs = arrays.Out(out.freqs, capacity * 4);
     device.versions = arrays.Out(out.versions, capacity * 4);
-#if KVTABLE_EVICTS
     device.scores = arrays.Out(out.scores, capacity * 8);
-#endif
     for (size_t c = 0; c < out.columns.size(); ++c) {
       ColumnOut column = out.columns[c];
       column.data = arrays.Out(static_cast<char*>(column.data), capacity * widths[c] * view_->element_bytes_);

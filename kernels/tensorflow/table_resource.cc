@@ -39,10 +39,8 @@ std::shared_ptr<kvtable::Table> TableResource::NewTable(const kvtable::Initializ
   options.dim = config_.dim;
   options.initializer = initializer;
   options.capacity_hint = config_.capacity_hint;
-#if KVTABLE_EVICTS
   options.max_capacity = config_.max_capacity;
   options.eviction = config_.eviction;
-#endif
   options.allocator = config_.gpu->memory();
   options.stream = stream;
   // Whoever holds the table holds the GPU that it has its memory from.
