@@ -25,6 +25,7 @@ struct ListBody {
   bool narrow;        // keys are int32_t
   uint32_t* freqs;
   uint32_t* versions;
+  uint64_t* scores;
 
   template <class Lanes>
   KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
@@ -45,6 +46,7 @@ struct ListBody {
       if (keys != nullptr) StoreKey(key, keys, narrow, n);
       if (freqs != nullptr) freqs[n] = stamp.frequency;
       if (versions != nullptr) versions[n] = stamp.version;
+      if (scores != nullptr) scores[n] = rows.ranks.ranks == nullptr ? 0 : rows.ranks.ranks[row].score;
     }
   }
 };

@@ -262,7 +262,7 @@ void MixedOperationsAgreeWithAMap(uint64_t key_space, int rounds, uint64_t seed)
           freqs[i] = static_cast<uint32_t>(random.Next(9));
           versions[i] = static_cast<uint32_t>(random.Next(9));
         }
-        table->Import(Batch(keys), {{1, rows.data(), kDim}}, freqs.data(), versions.data(), nullptr);
+        table->Import(Batch(keys), {{1, rows.data(), kDim}}, freqs.data(), versions.data(), nullptr, nullptr);
         Finish();
         for (size_t i = 0; i < n; ++i) {
           ModelRow& row = model[keys[i]];

@@ -1,0 +1,405 @@
+// Bounded tables in device memory, run on threads, beside the CPU's with the same clock: the same rows go, in
+// the same order, and what stays has the same scores, stamps and values.
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "../cuda/device_table_impl.h"
+#include "../cuda/threads_device.h"
+#include "check.h"
+#include "hash.h"
+#include "kvtable/device_table.h"
+#include "kvtable/optimizer.h"
+#include "kvtable/parallel_for.h"
+#include "kvtable/table.h"
+
+namespace kvtable {
+namespace {
+
+constexpr Eviction kEvictions[] = {Eviction::kLru, Eviction::kLfu, Eviction::kCustom, Eviction::kEpochLru,
+                                   Eviction::kEpochLfu};
+
+ParallelFor& Pool() {
+  static const auto pool = MakeThreadPool(2);
+  return *pool;
+}
+
+struct Row {
+  uint64_t score = 0;
+  uint32_t frequency = 0;
+  uint32_t version = 0;
+  std::vector<float> values;  // the slot behind it
+
+  friend bool operator==(const Row& a, const Row& b) {
+    return a.score == b.score && a.frequency == b.frequency && a.version == b.version && a.values == b.values;
+  }
+};
+using Rows = std::map<uint64_t, Row>;
+
+// What the CPU's table hands out.
+template <class Key>
+class Evicted : public EvictedRows {
+ public:
+  explicit Evicted(int64_t dim) : dim_(static_cast<size_t>(dim)) {}
+  void Allocate(int64_t n, void** keys_out, void** values_out) override {
+    keys.resize(static_cast<size_t>(n));
+    values.resize(keys.size() * dim_);
+    *keys_out = keys.data();
+    *values_out = values.data();
+  }
+  std::vector<Key> keys;
+  std::vector<float> values;
+
+ private:
+  size_t dim_;
+};
+
+struct Shape {
+  Eviction eviction;
+  int64_t capacity;
+  int64_t dim;
+  uint64_t most_keys;  // of a batch
+  uint64_t key_space;
+};
+
+template <class Key>
+class Both {
+ public:
+  Both(KeyType key_type, const Shape& shape) : shape_(shape), dim_(shape.dim) {
+    TableOptions cpu;
+    cpu.key_type = key_type;
+    cpu.dim = dim_;
+    cpu.initializer = Starts();
+    cpu.slots = {{"m", dim_, SlotSpec::Init::kConstant, 3.0}};
+    cpu.shards = 4;
+    cpu.max_capacity = shape.capacity;
+    cpu.eviction = shape.eviction;
+    cpu.clock = [this] { return now_; };
+    cpu_ = Table::Create(cpu);
+    DeviceTableOptions device;
+    device.name = "bounded";
+    device.key_type = key_type;
+    device.dim = dim_;
+    device.initializer = cpu.initializer;
+    device.slots = cpu.slots;
+    device.max_capacity = shape.capacity;
+    device.eviction = shape.eviction;
+    device.clock = cpu.clock;
+    device_ = std::make_unique<DeviceTableImpl<ThreadsDevice>>(ThreadsDevice(&Pool()), device);
+  }
+
+  void Run(uint64_t seed, int rounds) {
+    state_ = seed;
+    for (int round = 0; round < rounds; ++round) {
+      // Time stands still, goes on, or back.
+      now_ += Next(3) * Next(1500000);
+      if (Next(20) == 0) now_ -= 1000000;
+      Step(static_cast<uint32_t>(round));
+      const Rows rows = CpuRows();
+      CHECK(DeviceRows() == rows);
+      CHECK(device_->Size() == static_cast<int64_t>(rows.size()) && device_->Size() <= shape_.capacity);
+      CHECK(device_->EvictedCount() == cpu_->EvictedCount());
+    }
+  }
+
+ private:
+  static Initializer Starts() {
+    Initializer starts;
+    starts.kind = Initializer::Kind::kConstant;
+    starts.a = 2.0;
+    return starts;
+  }
+
+  uint64_t Next(uint64_t below) { return Mix64(++state_) % below; }
+
+  std::vector<Key> Keys() {
+    const uint64_t kind = Next(10);
+    size_t n =
+        kind == 0 ? 0 : 1 + Next(kind < 6 ? std::max<uint64_t>(1, shape_.most_keys / 8) : shape_.most_keys);
+    std::vector<Key> keys(n);
+    for (Key& key : keys) {
+      const uint64_t number = Next(2) == 0 ? Next(shape_.key_space) : Next(1 + shape_.key_space / 16);
+      key = number == 0 ? 0 : number == 1 ? static_cast<Key>(-1) : static_cast<Key>(Mix64(number));
+      if (number == 2) key = std::numeric_limits<Key>::min();
+      if (number == 3) key = std::numeric_limits<Key>::max();
+    }
+    return keys;
+  }
+
+  std::vector<uint64_t> Scores(size_t n) {
+    std::vector<uint64_t> scores(n);
+    for (uint64_t& score : scores) score = Next(10) == 0 ? UINT64_MAX - Next(2) : Next(6) << (Next(2) * 40);
+    return scores;
+  }
+
+  void Step(uint32_t round) {
+    std::vector<Key> keys = Keys();
+    const size_t n = keys.size();
+    const int64_t count = static_cast<int64_t>(n);
+    const size_t width = static_cast<size_t>(dim_);
+    DeviceKeys batch{keys.data(), count, false};
+    if (std::set<Key>(keys.begin(), keys.end()).size() == n) batch.distinct = Next(2) == 0;
+    std::vector<float> rows(n * width);
+    for (float& x : rows) x = static_cast<float>(Next(64));
+    const Stamp stamp{static_cast<uint32_t>(Next(3)), round};
+    std::vector<float> a(n * width);
+    std::vector<float> b(n * width);
+    const auto flags_a = std::make_unique<bool[]>(n + 1);
+    const auto flags_b = std::make_unique<bool[]>(n + 1);
+    const bool custom = shape_.eviction == Eviction::kCustom;
+    switch (Next(13)) {
+      case 0:
+      case 1:
+      case 2: {
+        Evicted<Key> gone(dim_);
+        Insertion insertion;
+        insertion.stamp = stamp;
+        insertion.inserted = flags_a.get();
+        insertion.admission = Next(2) == 0 ? 1.0 : 0.4;
+        insertion.admission_seed = round / 4;
+        insertion.evicted = &gone;
+        cpu_->GatherOrInsert(keys.data(), count, a.data(), insertion, Pool());
+        const Rows before = DeviceRows();
+        Out out(n, width);
+        DeviceInsertion same;
+        same.stamp = stamp;
+        same.inserted = flags_b.get();
+        same.admission = insertion.admission;
+        same.admission_seed = insertion.admission_seed;
+        same.evicted = &out.evicted;
+        if (Next(4) == 0) out.evicted.capacity = static_cast<int64_t>(Next(n + 1));
+        device_->GatherOrInsert(batch, b.data(), same, nullptr);
+        CHECK(std::equal(flags_a.get(), flags_a.get() + n, flags_b.get()));
+        CHECK(out.count == gone.keys.size());
+        const size_t written = std::min<size_t>(out.count, static_cast<size_t>(out.evicted.capacity));
+        CHECK(std::equal(out.keys.begin(), out.keys.begin() + static_cast<ptrdiff_t>(written),
+                         gone.keys.begin()));
+        CHECK(std::memcmp(out.values.data(), gone.values.data(), written * width * sizeof(float)) == 0);
+        CheckScores(before, keys, out, written);
+        break;
+      }
+      case 3:
+        cpu_->Upsert(keys.data(), count, rows.data(), stamp, Pool());
+        device_->Upsert(batch, rows.data(), stamp, nullptr);
+        break;
+      case 4:
+        cpu_->Accumulate(keys.data(), count, rows.data(), round % 2 == 0, stamp, Pool());
+        device_->Accumulate(batch, rows.data(), round % 2 == 0, stamp, nullptr);
+        break;
+      case 5: {
+        Update update = MakeUpdate("momentum", {{"learning_rate", 0.5}, {"momentum", 0.5}});
+        update.skip_nonfinite = Next(2) == 0;
+        for (float& x : rows) {
+          if (update.skip_nonfinite && Next(10 * width) == 0) x = std::numeric_limits<float>::infinity();
+        }
+        cpu_->Apply(keys.data(), nullptr, count, rows.data(), update, {1}, stamp, Pool());
+        device_->Apply(batch, rows.data(), update, {1}, stamp, nullptr);
+        break;
+      }
+      case 6:
+        cpu_->Remove(keys.data(), count / 2, Pool());
+        device_->Remove({keys.data(), count / 2, false}, nullptr);
+        break;
+      case 7: {
+        const std::vector<uint64_t> scores = Scores(n);
+        std::vector<uint32_t> freqs(n);
+        std::vector<uint32_t> versions(n);
+        for (uint32_t& x : freqs) x = static_cast<uint32_t>(Next(5));
+        for (uint32_t& x : versions) x = static_cast<uint32_t>(Next(2000));
+        const uint64_t* const given = Next(2) == 0 ? scores.data() : nullptr;
+        const uint32_t* const seconds = Next(3) == 0 ? nullptr : versions.data();
+        const uint32_t* const counts = Next(3) == 0 ? nullptr : freqs.data();
+        cpu_->Import(keys.data(), count, {{0, rows.data()}}, counts, seconds, given, Pool());
+        device_->Import(batch, {{0, rows.data()}}, counts, seconds, given, nullptr);
+        break;
+      }
+      case 8:
+      case 9: {
+        const std::vector<uint64_t> scores = Scores(n);
+        const Rows before = DeviceRows();
+        Out out(n, width);
+        cpu_->Upsert(keys.data(), count, rows.data(), stamp, Pool());
+        if (custom) cpu_->SetScores(keys.data(), count, scores.data(), Pool());
+        device_->InsertAndEvict(batch, rows.data(), custom ? scores.data() : nullptr, stamp, out.evicted,
+                                nullptr);
+        CHECK(out.count <= n);
+        std::set<Key> all(keys.begin(), keys.end());
+        for (const auto& entry : before) all.insert(static_cast<Key>(entry.first));
+        CHECK(all.size() - out.count == static_cast<size_t>(device_->Size()));
+        if (!custom || count <= shape_.capacity) CheckScores(before, keys, out, out.count);
+        break;
+      }
+      case 10:
+        if (custom) {
+          const std::vector<uint64_t> scores = Scores(n);
+          cpu_->SetScores(keys.data(), count, scores.data(), Pool());
+          device_->SetScores(batch, scores.data(), nullptr);
+        }
+        if (HasEpochs(shape_.eviction)) {
+          const uint32_t epoch = round / 8 + static_cast<uint32_t>(Next(2));
+          cpu_->SetEpoch(epoch);
+          device_->SetEpoch(epoch);
+        }
+        break;
+      case 11: {
+        const int64_t splits[] = {0, count / 3, count / 3, count};
+        const DeviceBags bags{splits, 3, nullptr, Combiner::kSum};
+        std::vector<float> pooled(3 * width);
+        std::vector<float> expected(3 * width);
+        cpu_->GatherOrInsert(keys.data(), count, a.data(), stamp, nullptr, Pool());
+        device_->GatherPooledOrInsert(batch, bags, stamp, pooled.data(), nullptr);
+        for (int bag = 0; bag < 3; ++bag) {
+          for (int64_t i = splits[bag]; i < splits[bag + 1]; ++i) {
+            for (size_t j = 0; j < width; ++j) {
+              expected[static_cast<size_t>(bag) * width + j] += a[static_cast<size_t>(i) * width + j];
+            }
+          }
+        }
+        CHECK(pooled == expected);
+        b = a;
+        break;
+      }
+      case 12: {
+        if (Next(6) == 0) {
+          cpu_->Clear();
+          device_->Clear(nullptr);
+        }
+        std::vector<void*> pointers(n);
+        cpu_->GatherOrInsert(keys.data(), count, a.data(), stamp, flags_a.get(), Pool());
+        device_->PointersOrInsert(batch, pointers.data(), stamp, flags_b.get(), nullptr);
+        CHECK(std::equal(flags_a.get(), flags_a.get() + n, flags_b.get()));
+        b = a;
+        break;
+      }
+    }
+    CHECK(a == b);
+    CheckScoresOf(keys);
+  }
+
+  struct Out {
+    Out(size_t n, size_t width) : keys(n), values(n * width), scores(n) {
+      evicted.keys = keys.data();
+      evicted.values = values.data();
+      evicted.scores = scores.data();
+      evicted.capacity = static_cast<int64_t>(n);
+      evicted.count = &count;
+    }
+    std::vector<Key> keys;
+    std::vector<float> values;
+    std::vector<uint64_t> scores;
+    uint64_t count = 12345;
+    DeviceEvicted evicted;
+  };
+
+  // Rows that were there before the batch come first, the lowest score first, as they were; then the batch's
+  // own.
+  void CheckScores(const Rows& before, const std::vector<Key>& keys, const Out& out, size_t n) {
+    const std::set<Key> own(keys.begin(), keys.end());
+    bool came_to_own = false;
+    for (size_t i = 0; i < n; ++i) {
+      const bool is_own = own.count(out.keys[i]) != 0;
+      if (is_own) CHECK(static_cast<int64_t>(own.size()) > shape_.capacity);
+      CHECK(is_own || !came_to_own);
+      came_to_own = is_own;
+      if (is_own) continue;
+      const Row& row = before.at(Widen(out.keys[i]));
+      CHECK(row.score == out.scores[i]);
+      CHECK(std::equal(row.values.begin(), row.values.begin() + dim_,
+                       out.values.begin() + static_cast<ptrdiff_t>(i) * dim_));
+      if (i > 0) CHECK(out.scores[i - 1] <= out.scores[i]);
+    }
+  }
+
+  void CheckScoresOf(const std::vector<Key>& keys) {
+    std::vector<uint64_t> a(keys.size());
+    std::vector<uint64_t> b(keys.size());
+    cpu_->Scores(keys.data(), static_cast<int64_t>(keys.size()), a.data(), Pool());
+    device_->Scores({keys.data(), static_cast<int64_t>(keys.size()), false}, b.data(), nullptr);
+    CHECK(a == b);
+  }
+
+  static uint64_t Widen(Key key) { return static_cast<uint64_t>(key); }
+
+  struct Chunk {
+    explicit Chunk(int64_t dim)
+        : keys(kRows),
+          freqs(kRows),
+          versions(kRows),
+          scores(kRows),
+          values(kRows * dim),
+          slots(kRows * dim) {}
+    template <class Buffers>
+    Buffers To(int64_t dim) {
+      Buffers out;
+      out.keys = keys.data();
+      out.freqs = freqs.data();
+      out.versions = versions.data();
+      out.scores = scores.data();
+      out.columns = {{0, values.data(), dim}, {1, slots.data(), dim}};
+      return out;
+    }
+    void AddTo(Rows* rows, int64_t n, int64_t dim) const {
+      for (int64_t i = 0; i < n; ++i) {
+        Row row{scores[i], freqs[i], versions[i], {}};
+        row.values.assign(values.begin() + i * dim, values.begin() + (i + 1) * dim);
+        row.values.insert(row.values.end(), slots.begin() + i * dim, slots.begin() + (i + 1) * dim);
+        CHECK(rows->emplace(Widen(keys[i]), row).second);
+      }
+    }
+    static constexpr int64_t kRows = 512;
+    std::vector<Key> keys;
+    std::vector<uint32_t> freqs;
+    std::vector<uint32_t> versions;
+    std::vector<uint64_t> scores;
+    std::vector<float> values;
+    std::vector<float> slots;
+  };
+
+  Rows CpuRows() {
+    Rows rows;
+    Chunk chunk(dim_);
+    const auto out = chunk.template To<Exporter::Buffers>(dim_);
+    const auto exporter = cpu_->Export();
+    for (int64_t n; (n = exporter->Next(Chunk::kRows, out, Serial())) > 0;) chunk.AddTo(&rows, n, dim_);
+    return rows;
+  }
+
+  Rows DeviceRows() {
+    Rows rows;
+    Chunk chunk(dim_);
+    const auto out = chunk.template To<DeviceExporter::Buffers>(dim_);
+    const auto exporter = device_->Export({});
+    for (int64_t n; (n = exporter->Next(Chunk::kRows, out, nullptr)) >= 0;) chunk.AddTo(&rows, n, dim_);
+    return rows;
+  }
+
+  const Shape shape_;
+  const int64_t dim_;
+  uint64_t state_ = 0;
+  uint64_t now_ = uint64_t{1700000000} * 1000000;
+  std::unique_ptr<Table> cpu_;
+  std::unique_ptr<DeviceTable> device_;
+};
+
+}  // namespace
+}  // namespace kvtable
+
+int main(int argc, char** argv) {
+  using namespace kvtable;
+  const int rounds = argc > 1 ? std::atoi(argv[1]) : 60;
+  uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) << 32 : 0;
+  for (const Eviction eviction : kEvictions) {
+    Both<int64_t>(KeyType::kInt64, {eviction, 1000, 3, 300, 4000}).Run(++seed << 20, rounds);
+    Both<int32_t>(KeyType::kInt32, {eviction, 90, 1, 400, 600}).Run(++seed << 20, rounds);
+    Both<uint64_t>(KeyType::kUint64, {eviction, 3000, 4, 40, 40000}).Run(++seed << 20, 2 * rounds);
+    Both<int64_t>(KeyType::kInt64, {eviction, 1, 2, 30, 20}).Run(++seed << 20, rounds);
+  }
+  return 0;
+}
