@@ -44,13 +44,14 @@ namespace kvtable {
 template <class Device>
 class DeviceTableImpl : public DeviceTable {
  public:
-  DeviceTableImpl(Device device, const DeviceTableOptions& options)
+  DeviceTableImpl(Device device, const DeviceTableOptions& options,
+                  const EvictionTuning& eviction_tuning = {})
       : device_(std::move(device)),
         options_(options),
         narrow_(options.key_type == KeyType::kInt32),
         value_bytes_(options.dim * SizeOf(options.value_type)),
         layout_(CheckedLayout(options)),
-        evictor_(options.name, options.max_capacity, options.eviction, options.clock) {
+        evictor_(options.name, options.max_capacity, options.eviction, options.clock, eviction_tuning) {
     rows_.row_bytes = layout_.row_bytes;
     rows_.slab_bits = kMinSlabBits;
     while (rows_.slab_bits < kMaxSlabBits && layout_.row_bytes << (rows_.slab_bits + 1) <= kSlabBytes) {
@@ -448,6 +449,7 @@ class DeviceTableImpl : public DeviceTable {
     PrepareScratch(batch);
     PrepareClaims(batch);
     PrepareSort();
+    if (evictor_.is_bounded()) rows = std::min(rows, evictor_.max_capacity());
     GrowIndex(BucketsFor(rows + batch));
     AddRows(rows + batch);
     PrepareEviction(batch);
@@ -878,7 +880,7 @@ class DeviceTableImpl : public DeviceTable {
     if (!evictor_.is_bounded()) return;
     PrepareClaims(n);
     PrepareSort();
-    EnsureRoomToFree(n);
+    EnsureRoomToFree(row_capacity_);
     evictor_.Prepare(&device_, row_capacity_, n,
                      [this](size_t bytes) { return Allocate(bytes, MemoryPlace::kDevice, "its scores"); });
     rows_.ranks = evictor_.ranks();
@@ -915,7 +917,7 @@ class DeviceTableImpl : public DeviceTable {
     if (!imported && keys.n > evictor_.max_capacity()) {
       evictor_.FindEarliest(&device_, Claim(keys, false), numbers(), n, sort);
     }
-    if (evicted != nullptr && evicted->capacity > 0) {
+    if (evicted != nullptr && evicted->WantsRows()) {
       const uint32_t* limit = nullptr;
       const uint32_t* const victims = evictor_.OrderVictims(&device_, rows_.counters, n, sort, &limit);
       const int64_t most = std::min(keys.n, evicted->capacity);

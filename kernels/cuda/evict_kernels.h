@@ -146,11 +146,9 @@ struct OrderSamplesBody {
 
 // The bound of a new list, which is to have about `target` rows that may go. One lane.
 struct PickBoundBody {
-  static constexpr uint64_t kLeastSamples =
-      4;  // below it: with fewer, luck would say how many rows there are
-
   EvictionView view;
   uint64_t target;
+  uint64_t least_samples;  // below it
 
   template <class Lanes>
   KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t) const {
@@ -167,7 +165,7 @@ struct PickBoundBody {
     }
     const uint64_t others = view.counters->high_water - view.counters->free - words->own;
     uint64_t at = drawn * target / others;  // a row is wanted, so there are others
-    if (at < kLeastSamples) at = kLeastSamples;
+    if (at < least_samples) at = least_samples;
     words->bound = at < drawn ? words->splitters[at] : HighestRank();
     words->listed = 0;
     words->eligible = 0;

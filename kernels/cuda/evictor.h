@@ -20,16 +20,28 @@
 
 namespace kvtable {
 
+// How much is drawn and listed. It decides how long an eviction takes, and never which rows go: tests have
+// others.
+struct EvictionTuning {
+  int64_t rows_per_sample = 16;  // until there are most_samples
+  int64_t most_samples = EvictionWords::kMostSamples;
+  uint64_t least_below_bound = 4;  // samples: with fewer, luck would say how many rows there are
+  uint64_t batches_listed = 4;     // a new list has rows for at least so many
+  int64_t most_close = 1 << 16;    // see VictimRows
+};
+
 template <class Device>
 class Evictor {
  public:
   using Block = DeviceBlock<Device>;
 
-  Evictor(const std::string& table, int64_t max_capacity, Eviction eviction, const EvictionClock& clock)
+  Evictor(const std::string& table, int64_t max_capacity, Eviction eviction, const EvictionClock& clock,
+          const EvictionTuning& tuning)
       : table_(table),
         max_capacity_(max_capacity),
         eviction_(eviction),
-        now_(clock ? clock : SystemMicroseconds) {
+        now_(clock ? clock : SystemMicroseconds),
+        tuning_(tuning) {
     if (max_capacity < 0 || max_capacity >= int64_t{kPending}) {
       throw Error(ErrorCode::kInvalidArgument,
                   "Table '" + table + "' has a max_capacity of " + std::to_string(max_capacity) +
@@ -76,7 +88,7 @@ class Evictor {
     ranks_ = {rank_block_.template as<DeviceRank>(), key_block_.template as<uint64_t>()};
     if (keys > keys_) {
       const int64_t room = (keys + keys / 4 + 63) / 64 * 64;
-      scratch_ = allocate(static_cast<size_t>(kScratchArrays * room + kMostClose) * sizeof(uint32_t));
+      scratch_ = allocate(static_cast<size_t>(kScratchArrays * room + tuning_.most_close) * sizeof(uint32_t));
       keys_ = room;
     }
     rows_ = rows;
@@ -119,14 +131,14 @@ class Evictor {
     device->Launch(view.lanes, CountEligibleBody{view});
     device->Launch(1, JudgeListBody{view, target.most_listed});
     Sample(device, view, false);
-    device->Launch(1, PickBoundBody{view, target.listed});
+    device->Launch(1, PickBoundBody{view, target.listed, tuning_.least_below_bound});
     device->Launch(view.lanes, ListLowestBody{view});
     device->Launch(1, JudgeBoundBody{view});
     device->Launch(view.lanes, ListLowestBody{view});
     Sample(device, view, true);
     device->Launch(view.lanes, CountBinsBody{view});
     device->Launch(1, PickBinBody{view});
-    const VictimRows victims{Scratch(0), Scratch(kScratchArrays), RoomForClose()};
+    const VictimRows victims{Scratch(0), Scratch(kScratchArrays), static_cast<uint32_t>(tuning_.most_close)};
     device->Launch(view.lanes, TakeVictimsBody{view, victims});
     device->Launch(view.lanes, TakeCloseBody{view, victims});
   }
@@ -192,7 +204,6 @@ class Evictor {
 
  private:
   static constexpr int64_t kScratchArrays = 5;         // of a batch's length
-  static constexpr int64_t kMostClose = 1 << 16;       // see VictimRows
   static constexpr int64_t kLanes = int64_t{1} << 17;  // that read ranks: about as many as a GPU runs
 
   struct Target {
@@ -222,23 +233,20 @@ class Evictor {
   EvictionWords* words() const { return words_.template as<EvictionWords>(); }
   RankedRowsView View() const { return {ranks_, words(), list_.template as<uint32_t>()}; }
   uint32_t* Scratch(int64_t array) const { return scratch_.template as<uint32_t>() + array * keys_; }
-  // Less in small tables, so that tests see more.
-  uint32_t RoomForClose() const {
-    return static_cast<uint32_t>(std::clamp(rows_ / 64, int64_t{8}, kMostClose));
-  }
-
   // A list that is long is read for each batch, one that is short is soon made anew: the least of both is
   // near the square root of rows x batch.
   EvictionView BeginView(const RowCounters* counters, uint64_t n, bool imported, Target* target) {
-    const double both = std::sqrt(static_cast<double>(rows_) * static_cast<double>(n)) / 2;
-    target->listed = std::max({4 * n, static_cast<uint64_t>(both), static_cast<uint64_t>(rows_) / 128});
+    recent_most_ = std::max(n, recent_most_ - recent_most_ / 16);
+    const double both = std::sqrt(static_cast<double>(rows_) * static_cast<double>(recent_most_)) / 2;
+    target->listed = std::max({tuning_.batches_listed * recent_most_, static_cast<uint64_t>(both),
+                               static_cast<uint64_t>(rows_) / 128});
     target->most_listed = static_cast<uint32_t>(std::min(4 * target->listed, uint64_t{UINT32_MAX}));
     EvictionView view;
     view.rows = View();
     view.counters = counters;
     if (!imported && eviction_ != Eviction::kCustom) view.first_own = batch_order_;
     view.num_samples =
-        static_cast<uint32_t>(std::clamp(rows_ / 16, int64_t{16}, int64_t{EvictionWords::kMostSamples}));
+        static_cast<uint32_t>(std::clamp(rows_ / tuning_.rows_per_sample, int64_t{1}, tuning_.most_samples));
     view.seed = Mix64(next_order_);
     view.lanes = static_cast<uint64_t>(std::min(kLanes, (rows_ + 31) / 32 * 32));
     return view;
@@ -253,6 +261,7 @@ class Evictor {
   const int64_t max_capacity_;
   const Eviction eviction_;
   const EvictionClock now_;
+  const EvictionTuning tuning_;
   uint32_t epoch_ = 0;
   uint64_t next_order_ = 1;   // a row touched later comes later
   uint64_t batch_order_ = 1;  // of the present batch's first key
@@ -263,8 +272,9 @@ class Evictor {
   Block list_;
   DeviceRanks ranks_;
   Block scratch_;
-  int64_t keys_ = 0;  // that scratch_ has room for
-  int64_t rows_ = 0;  // that there is room for
+  int64_t keys_ = 0;          // that scratch_ has room for
+  int64_t rows_ = 0;          // that there is room for
+  uint64_t recent_most_ = 0;  // keys of a batch, as far as it is not long ago
 };
 
 }  // namespace kvtable

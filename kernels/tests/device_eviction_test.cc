@@ -72,7 +72,8 @@ struct Shape {
 template <class Key>
 class Both {
  public:
-  Both(KeyType key_type, const Shape& shape) : shape_(shape), dim_(shape.dim) {
+  Both(KeyType key_type, const Shape& shape, const EvictionTuning& tuning = {})
+      : shape_(shape), dim_(shape.dim) {
     TableOptions cpu;
     cpu.key_type = key_type;
     cpu.dim = dim_;
@@ -92,21 +93,20 @@ class Both {
     device.max_capacity = shape.capacity;
     device.eviction = shape.eviction;
     device.clock = cpu.clock;
-    device_ = std::make_unique<DeviceTableImpl<ThreadsDevice>>(ThreadsDevice(&Pool()), device);
+    device_ = std::make_unique<DeviceTableImpl<ThreadsDevice>>(ThreadsDevice(&Pool()), device, tuning);
   }
 
   void Run(uint64_t seed, int rounds) {
     state_ = seed;
+    Fill();
     for (int round = 0; round < rounds; ++round) {
       // Time stands still, goes on, or back.
       now_ += Next(3) * Next(1500000);
       if (Next(20) == 0) now_ -= 1000000;
       Step(static_cast<uint32_t>(round));
-      const Rows rows = CpuRows();
-      CHECK(DeviceRows() == rows);
-      CHECK(device_->Size() == static_cast<int64_t>(rows.size()) && device_->Size() <= shape_.capacity);
-      CHECK(device_->EvictedCount() == cpu_->EvictedCount());
+      if (round % 4 == 0 || shape_.capacity < 100) Compare();
     }
+    Compare();
   }
 
  private:
@@ -119,17 +119,45 @@ class Both {
 
   uint64_t Next(uint64_t below) { return Mix64(++state_) % below; }
 
+  void Compare() {
+    const Rows rows = CpuRows();
+    CHECK(DeviceRows() == rows);
+    CHECK(device_->Size() == static_cast<int64_t>(rows.size()) && device_->Size() <= shape_.capacity);
+    CHECK(device_->EvictedCount() == cpu_->EvictedCount());
+  }
+
+  // Up to the capacity, with scores of all kinds.
+  void Fill() {
+    std::vector<Key> keys(static_cast<size_t>(shape_.capacity));
+    for (Key& key : keys) key = KeyOf(Next(shape_.key_space));
+    const std::vector<float> rows(keys.size() * static_cast<size_t>(dim_), 1.0f);
+    const std::vector<uint64_t> scores = Scores(keys.size());
+    const int64_t n = shape_.capacity;
+    cpu_->Import(keys.data(), n, {{0, rows.data()}}, nullptr, nullptr, scores.data(), Pool());
+    device_->Import({keys.data(), n, false}, {{0, rows.data()}}, nullptr, nullptr, scores.data(), nullptr);
+  }
+
+  static Key KeyOf(uint64_t number) {
+    switch (number) {
+      case 0:
+        return 0;
+      case 1:
+        return static_cast<Key>(-1);
+      case 2:
+        return std::numeric_limits<Key>::min();
+      case 3:
+        return std::numeric_limits<Key>::max();
+    }
+    return static_cast<Key>(Mix64(number));
+  }
+
   std::vector<Key> Keys() {
     const uint64_t kind = Next(10);
     size_t n =
         kind == 0 ? 0 : 1 + Next(kind < 6 ? std::max<uint64_t>(1, shape_.most_keys / 8) : shape_.most_keys);
     std::vector<Key> keys(n);
-    for (Key& key : keys) {
-      const uint64_t number = Next(2) == 0 ? Next(shape_.key_space) : Next(1 + shape_.key_space / 16);
-      key = number == 0 ? 0 : number == 1 ? static_cast<Key>(-1) : static_cast<Key>(Mix64(number));
-      if (number == 2) key = std::numeric_limits<Key>::min();
-      if (number == 3) key = std::numeric_limits<Key>::max();
-    }
+    for (Key& key : keys)
+      key = KeyOf(Next(2) == 0 ? Next(shape_.key_space) : Next(1 + shape_.key_space / 16));
     return keys;
   }
 
@@ -388,6 +416,124 @@ class Both {
   std::unique_ptr<DeviceTable> device_;
 };
 
+// ---- Alone
+
+class Alone {
+ public:
+  explicit Alone(Eviction eviction, int64_t capacity, size_t memory = SIZE_MAX) {
+    DeviceTableOptions options;
+    options.name = "alone";
+    options.dim = 2;
+    options.max_capacity = capacity;
+    options.eviction = eviction;
+    table = std::make_unique<DeviceTableImpl<ThreadsDevice>>(ThreadsDevice(&Pool(), memory), options);
+  }
+  void Touch(int64_t begin, int64_t end) {
+    std::vector<int64_t> keys;
+    for (int64_t key = begin; key < end; ++key) keys.push_back(key);
+    std::vector<float> rows(2 * keys.size());
+    table->GatherOrInsert({keys.data(), end - begin, true}, rows.data(), {}, nullptr, nullptr);
+  }
+  bool Has(int64_t key) {
+    bool has = false;
+    table->Contains({&key, 1, true}, &has, nullptr);
+    return has;
+  }
+  std::unique_ptr<DeviceTable> table;
+};
+
+template <class Body>
+bool Throws(ErrorCode code, const char* part, const Body& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.code() == code && std::string(error.what()).find(part) != std::string::npos;
+  }
+  return false;
+}
+
+void ATableWithoutABoundKeepsNoRanks() {
+  Alone bounded(Eviction::kLru, 1000000);
+  Alone unbounded(Eviction::kLru, 0);
+  bounded.Touch(0, 2000);
+  unbounded.Touch(0, 2000);
+  const int64_t rows = unbounded.table->Memory().slack_bytes / 8 + 2000;  // that there is room for
+  CHECK(unbounded.table->Memory().column_bytes == rows * 8);
+  CHECK(bounded.table->Memory().column_bytes >= rows * (8 + 28));
+  uint64_t score = 1;
+  const int64_t key = 5;
+  unbounded.table->Scores({&key, 1, true}, &score, nullptr);
+  CHECK(score == 0 && unbounded.table->EvictedCount() == 0);
+  uint64_t count = 7;
+  DeviceEvicted evicted;
+  evicted.count = &count;
+  const float row[2] = {1, 2};
+  unbounded.table->InsertAndEvict({&key, 1, true}, row, nullptr, {}, evicted, nullptr);
+  CHECK(count == 0);
+}
+
+void OnceThereIsRoomNothingIsAllocated() {
+  for (const Eviction eviction : kEvictions) {
+    Alone alone(eviction, 500);
+    alone.table->Reserve(500, 100, nullptr);
+    const DeviceMemoryUse before = alone.table->Memory();
+    for (int64_t i = 0; i < 30; ++i) alone.Touch(i * 70, i * 70 + 100);
+    const DeviceMemoryUse after = alone.table->Memory();
+    CHECK(after.rows == 500 && alone.table->EvictedCount() == 29 * 70 + 100 - 500);
+    CHECK(after.index_bytes == before.index_bytes && after.column_bytes == before.column_bytes &&
+          after.scratch_bytes == before.scratch_bytes &&
+          after.row_bytes + after.slack_bytes == before.row_bytes + before.slack_bytes);
+  }
+}
+
+void WithoutMemoryATableStaysAsItWas() {
+  for (size_t memory = 300000; memory < 420000; memory += 1500) {
+    std::unique_ptr<Alone> alone;
+    try {
+      alone = std::make_unique<Alone>(Eviction::kLfu, 700, memory);
+      alone->Touch(0, 100);
+    } catch (const Error& error) {
+      CHECK(error.code() == ErrorCode::kResourceExhausted);
+      continue;
+    }
+    int64_t there = 100;
+    while (there < 6000) {
+      try {
+        alone->Touch(there, there + 600);
+      } catch (const Error& error) {
+        CHECK(error.code() == ErrorCode::kResourceExhausted);
+        break;
+      }
+      there += 600;
+    }
+    CHECK(alone->table->Size() == std::min<int64_t>(there, 700));
+    CHECK(alone->Has(there - 1) && !alone->Has(there));
+    alone->Touch(there - 50, there);  // small batches go on
+    CHECK(alone->table->EvictedCount() == std::max<int64_t>(there - 700, 0));
+  }
+}
+
+void WhatATableCannotDoIsAnError() {
+  Alone lru(Eviction::kLru, 5);
+  Alone unbounded(Eviction::kCustom, 0);
+  const int64_t key = 1;
+  const uint64_t score = 3;
+  float row[2] = {};
+  const DeviceKeys keys{&key, 1, true};
+  for (DeviceTable* const table : {lru.table.get(), unbounded.table.get()}) {
+    CHECK(Throws(ErrorCode::kFailedPrecondition, "custom", [&] { table->SetScores(keys, &score, nullptr); }));
+    CHECK(Throws(ErrorCode::kFailedPrecondition, "custom",
+                 [&] { table->InsertAndEvict(keys, row, &score, {}, {}, nullptr); }));
+    CHECK(Throws(ErrorCode::kFailedPrecondition, "epoch", [&] { table->SetEpoch(1); }));
+    CHECK(table->Size() == 0);
+  }
+  DeviceInsertion insertion;
+  insertion.admission = 1.5;
+  CHECK(Throws(ErrorCode::kInvalidArgument, "1.5",
+               [&] { lru.table->GatherOrInsert(keys, row, insertion, nullptr); }));
+  CHECK(Throws(ErrorCode::kInvalidArgument, "max_capacity", [] { Alone(Eviction::kLru, -1); }));
+}
+
 }  // namespace
 }  // namespace kvtable
 
@@ -395,11 +541,22 @@ int main(int argc, char** argv) {
   using namespace kvtable;
   const int rounds = argc > 1 ? std::atoi(argv[1]) : 60;
   uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) << 32 : 0;
+  // Samples and lists so small that they mislead.
+  EvictionTuning misleading;
+  misleading.rows_per_sample = 500;
+  misleading.least_below_bound = 0;
+  misleading.batches_listed = 0;
+  misleading.most_close = 2;
   for (const Eviction eviction : kEvictions) {
     Both<int64_t>(KeyType::kInt64, {eviction, 1000, 3, 300, 4000}).Run(++seed << 20, rounds);
     Both<int32_t>(KeyType::kInt32, {eviction, 90, 1, 400, 600}).Run(++seed << 20, rounds);
     Both<uint64_t>(KeyType::kUint64, {eviction, 3000, 4, 40, 40000}).Run(++seed << 20, 2 * rounds);
     Both<int64_t>(KeyType::kInt64, {eviction, 1, 2, 30, 20}).Run(++seed << 20, rounds);
+    Both<int64_t>(KeyType::kInt64, {eviction, 2000, 1, 100, 9000}, misleading).Run(++seed << 20, 2 * rounds);
   }
+  ATableWithoutABoundKeepsNoRanks();
+  OnceThereIsRoomNothingIsAllocated();
+  WithoutMemoryATableStaysAsItWas();
+  WhatATableCannotDoIsAnError();
   return 0;
 }

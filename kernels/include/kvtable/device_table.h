@@ -43,7 +43,7 @@ struct DeviceTableOptions {
   // Bytes of device memory that rows may take; what is beyond lies in pinned host memory. Index and stamps
   // (24 bytes per row) are always in device memory.
   int64_t max_hbm = INT64_MAX;
-  // The most rows that a batch leaves behind; 0: any number. A bounded table takes 28 bytes more per row (its
+  // The most rows that a batch leaves behind; 0: any number. A bounded table takes 33 bytes more per row (its
   // score, for one), and a batch's rows come before others go: so there is room for as many more.
   int64_t max_capacity = 0;
   Eviction eviction = Eviction::kLru;  // of a bounded table
@@ -66,7 +66,11 @@ struct DeviceEvicted {
   void* values = nullptr;      // (capacity, dim)
   uint64_t* scores = nullptr;  // (capacity)
   int64_t capacity = 0;        // rows there is room for; no batch evicts more rows than it has keys
-  uint64_t* count = nullptr;   // one: how many rows went, written or not
+  uint64_t* count = nullptr;   // one: how many rows went, written or not; may be null
+
+  bool WantsRows() const {
+    return capacity > 0 && (keys != nullptr || values != nullptr || scores != nullptr);
+  }
 };
 
 // How a training lookup inserts missing keys: kvtable/table.h's Insertion, in device memory.
