@@ -1,5 +1,6 @@
-// Bounded tables in device memory, run on threads, beside the CPU's with the same clock: the same rows go, in
-// the same order, and what stays has the same scores, stamps and values.
+// Bounded tables in device memory, beside the CPU's with the same clock: the same rows go, in the same order,
+// and what stays has the same scores, stamps and values. On threads or, compiled with KVTABLE_TEST_CUDA, on a
+// GPU.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -11,14 +12,20 @@
 #include <string>
 #include <vector>
 
-#include "../cuda/device_table_impl.h"
-#include "../cuda/threads_device.h"
 #include "check.h"
+#include "device_arrays.h"
+#include "elements.h"
+#include "eviction_score.h"
 #include "hash.h"
 #include "kvtable/device_table.h"
 #include "kvtable/optimizer.h"
 #include "kvtable/parallel_for.h"
 #include "kvtable/table.h"
+
+#if !defined(KVTABLE_TEST_CUDA)
+#include "../cuda/device_table_impl.h"
+#include "../cuda/threads_device.h"
+#endif
 
 namespace kvtable {
 namespace {
@@ -30,6 +37,25 @@ ParallelFor& Pool() {
   static const auto pool = MakeThreadPool(2);
   return *pool;
 }
+
+#if defined(KVTABLE_TEST_CUDA)
+std::unique_ptr<DeviceTable> MakeTable(const DeviceTableOptions& options, bool /*misleading*/) {
+  return MakeCudaTable(options);
+}
+#else
+// `misleading`: samples and lists so small that they say little.
+std::unique_ptr<DeviceTable> MakeTable(const DeviceTableOptions& options, bool misleading,
+                                       size_t memory = SIZE_MAX) {
+  EvictionTuning tuning;
+  if (misleading) {
+    tuning.rows_per_sample = 500;
+    tuning.least_below_bound = 0;
+    tuning.batches_listed = 0;
+    tuning.most_close = 2;
+  }
+  return std::make_unique<DeviceTableImpl<ThreadsDevice> >(ThreadsDevice(&Pool(), memory), options, tuning);
+}
+#endif
 
 struct Row {
   uint64_t score = 0;
@@ -54,8 +80,8 @@ class Evicted : public EvictedRows {
     *keys_out = keys.data();
     *values_out = values.data();
   }
-  std::vector<Key> keys;
-  std::vector<float> values;
+  Array<Key> keys;
+  Array<float> values;
 
  private:
   size_t dim_;
@@ -72,8 +98,7 @@ struct Shape {
 template <class Key>
 class Both {
  public:
-  Both(KeyType key_type, const Shape& shape, const EvictionTuning& tuning = {})
-      : shape_(shape), dim_(shape.dim) {
+  Both(KeyType key_type, const Shape& shape, bool misleading = false) : shape_(shape), dim_(shape.dim) {
     TableOptions cpu;
     cpu.key_type = key_type;
     cpu.dim = dim_;
@@ -93,7 +118,7 @@ class Both {
     device.max_capacity = shape.capacity;
     device.eviction = shape.eviction;
     device.clock = cpu.clock;
-    device_ = std::make_unique<DeviceTableImpl<ThreadsDevice>>(ThreadsDevice(&Pool()), device, tuning);
+    device_ = MakeTable(device, misleading);
   }
 
   void Run(uint64_t seed, int rounds) {
@@ -117,6 +142,10 @@ class Both {
     return starts;
   }
 
+  static bool AreEqual(const Array<Flag>& a, const Array<Flag>& b) {
+    return std::equal(a.begin(), a.end(), b.begin(), [](Flag x, Flag y) { return x.is_set == y.is_set; });
+  }
+
   uint64_t Next(uint64_t below) { return Mix64(++state_) % below; }
 
   void Compare() {
@@ -128,13 +157,14 @@ class Both {
 
   // Up to the capacity, with scores of all kinds.
   void Fill() {
-    std::vector<Key> keys(static_cast<size_t>(shape_.capacity));
+    Array<Key> keys(static_cast<size_t>(shape_.capacity));
     for (Key& key : keys) key = KeyOf(Next(shape_.key_space));
-    const std::vector<float> rows(keys.size() * static_cast<size_t>(dim_), 1.0f);
-    const std::vector<uint64_t> scores = Scores(keys.size());
+    const Array<float> rows(keys.size() * static_cast<size_t>(dim_), 1.0f);
+    const Array<uint64_t> scores = Scores(keys.size());
     const int64_t n = shape_.capacity;
     cpu_->Import(keys.data(), n, {{0, rows.data()}}, nullptr, nullptr, scores.data(), Pool());
     device_->Import({keys.data(), n, false}, {{0, rows.data()}}, nullptr, nullptr, scores.data(), nullptr);
+    Finish();
   }
 
   static Key KeyOf(uint64_t number) {
@@ -151,36 +181,36 @@ class Both {
     return static_cast<Key>(Mix64(number));
   }
 
-  std::vector<Key> Keys() {
+  Array<Key> Keys() {
     const uint64_t kind = Next(10);
     size_t n =
         kind == 0 ? 0 : 1 + Next(kind < 6 ? std::max<uint64_t>(1, shape_.most_keys / 8) : shape_.most_keys);
-    std::vector<Key> keys(n);
+    Array<Key> keys(n);
     for (Key& key : keys)
       key = KeyOf(Next(2) == 0 ? Next(shape_.key_space) : Next(1 + shape_.key_space / 16));
     return keys;
   }
 
-  std::vector<uint64_t> Scores(size_t n) {
-    std::vector<uint64_t> scores(n);
+  Array<uint64_t> Scores(size_t n) {
+    Array<uint64_t> scores(n);
     for (uint64_t& score : scores) score = Next(10) == 0 ? UINT64_MAX - Next(2) : Next(6) << (Next(2) * 40);
     return scores;
   }
 
   void Step(uint32_t round) {
-    std::vector<Key> keys = Keys();
+    Array<Key> keys = Keys();
     const size_t n = keys.size();
     const int64_t count = static_cast<int64_t>(n);
     const size_t width = static_cast<size_t>(dim_);
     DeviceKeys batch{keys.data(), count, false};
     if (std::set<Key>(keys.begin(), keys.end()).size() == n) batch.distinct = Next(2) == 0;
-    std::vector<float> rows(n * width);
+    Array<float> rows(n * width);
     for (float& x : rows) x = static_cast<float>(Next(64));
     const Stamp stamp{static_cast<uint32_t>(Next(3)), round};
-    std::vector<float> a(n * width);
-    std::vector<float> b(n * width);
-    const auto flags_a = std::make_unique<bool[]>(n + 1);
-    const auto flags_b = std::make_unique<bool[]>(n + 1);
+    Array<float> a(n * width);
+    Array<float> b(n * width);
+    Array<Flag> flags_a(n);
+    Array<Flag> flags_b(n);
     const bool custom = shape_.eviction == Eviction::kCustom;
     switch (Next(13)) {
       case 0:
@@ -189,7 +219,7 @@ class Both {
         Evicted<Key> gone(dim_);
         Insertion insertion;
         insertion.stamp = stamp;
-        insertion.inserted = flags_a.get();
+        insertion.inserted = Bools(&flags_a);
         insertion.admission = Next(2) == 0 ? 1.0 : 0.4;
         insertion.admission_seed = round / 4;
         insertion.evicted = &gone;
@@ -198,15 +228,16 @@ class Both {
         Out out(n, width);
         DeviceInsertion same;
         same.stamp = stamp;
-        same.inserted = flags_b.get();
+        same.inserted = Bools(&flags_b);
         same.admission = insertion.admission;
         same.admission_seed = insertion.admission_seed;
         same.evicted = &out.evicted;
         if (Next(4) == 0) out.evicted.capacity = static_cast<int64_t>(Next(n + 1));
         device_->GatherOrInsert(batch, b.data(), same, nullptr);
-        CHECK(std::equal(flags_a.get(), flags_a.get() + n, flags_b.get()));
-        CHECK(out.count == gone.keys.size());
-        const size_t written = std::min<size_t>(out.count, static_cast<size_t>(out.evicted.capacity));
+        Finish();
+        CHECK(AreEqual(flags_a, flags_b));
+        CHECK(out.count() == gone.keys.size());
+        const size_t written = std::min<size_t>(out.count(), static_cast<size_t>(out.evicted.capacity));
         CHECK(std::equal(out.keys.begin(), out.keys.begin() + static_cast<ptrdiff_t>(written),
                          gone.keys.begin()));
         CHECK(std::memcmp(out.values.data(), gone.values.data(), written * width * sizeof(float)) == 0);
@@ -222,13 +253,13 @@ class Both {
         device_->Accumulate(batch, rows.data(), round % 2 == 0, stamp, nullptr);
         break;
       case 5: {
-        Update update = MakeUpdate("momentum", {{"learning_rate", 0.5}, {"momentum", 0.5}});
+        Update update = MakeUpdate("sgd", {{"learning_rate", 1.0}});  // whole numbers stay whole
         update.skip_nonfinite = Next(2) == 0;
         for (float& x : rows) {
           if (update.skip_nonfinite && Next(10 * width) == 0) x = std::numeric_limits<float>::infinity();
         }
-        cpu_->Apply(keys.data(), nullptr, count, rows.data(), update, {1}, stamp, Pool());
-        device_->Apply(batch, rows.data(), update, {1}, stamp, nullptr);
+        cpu_->Apply(keys.data(), nullptr, count, rows.data(), update, {}, stamp, Pool());
+        device_->Apply(batch, rows.data(), update, {}, stamp, nullptr);
         break;
       }
       case 6:
@@ -236,9 +267,9 @@ class Both {
         device_->Remove({keys.data(), count / 2, false}, nullptr);
         break;
       case 7: {
-        const std::vector<uint64_t> scores = Scores(n);
-        std::vector<uint32_t> freqs(n);
-        std::vector<uint32_t> versions(n);
+        const Array<uint64_t> scores = Scores(n);
+        Array<uint32_t> freqs(n);
+        Array<uint32_t> versions(n);
         for (uint32_t& x : freqs) x = static_cast<uint32_t>(Next(5));
         for (uint32_t& x : versions) x = static_cast<uint32_t>(Next(2000));
         const uint64_t* const given = Next(2) == 0 ? scores.data() : nullptr;
@@ -250,23 +281,24 @@ class Both {
       }
       case 8:
       case 9: {
-        const std::vector<uint64_t> scores = Scores(n);
+        const Array<uint64_t> scores = Scores(n);
         const Rows before = DeviceRows();
         Out out(n, width);
         cpu_->Upsert(keys.data(), count, rows.data(), stamp, Pool());
         if (custom) cpu_->SetScores(keys.data(), count, scores.data(), Pool());
         device_->InsertAndEvict(batch, rows.data(), custom ? scores.data() : nullptr, stamp, out.evicted,
                                 nullptr);
-        CHECK(out.count <= n);
+        Finish();
+        CHECK(out.count() <= n);
         std::set<Key> all(keys.begin(), keys.end());
         for (const auto& entry : before) all.insert(static_cast<Key>(entry.first));
-        CHECK(all.size() - out.count == static_cast<size_t>(device_->Size()));
-        if (!custom || count <= shape_.capacity) CheckScores(before, keys, out, out.count);
+        CHECK(all.size() - out.count() == static_cast<size_t>(device_->Size()));
+        if (!custom || count <= shape_.capacity) CheckScores(before, keys, out, out.count());
         break;
       }
       case 10:
         if (custom) {
-          const std::vector<uint64_t> scores = Scores(n);
+          const Array<uint64_t> scores = Scores(n);
           cpu_->SetScores(keys.data(), count, scores.data(), Pool());
           device_->SetScores(batch, scores.data(), nullptr);
         }
@@ -277,16 +309,17 @@ class Both {
         }
         break;
       case 11: {
-        const int64_t splits[] = {0, count / 3, count / 3, count};
-        const DeviceBags bags{splits, 3, nullptr, Combiner::kSum};
-        std::vector<float> pooled(3 * width);
-        std::vector<float> expected(3 * width);
+        const Array<int64_t> splits = {0, count / 3, count / 3, count};
+        const DeviceBags bags{splits.data(), 3, nullptr, Combiner::kSum};
+        Array<float> pooled(3 * width);
+        Array<float> expected(3 * width);
         cpu_->GatherOrInsert(keys.data(), count, a.data(), stamp, nullptr, Pool());
         device_->GatherPooledOrInsert(batch, bags, stamp, pooled.data(), nullptr);
-        for (int bag = 0; bag < 3; ++bag) {
+        Finish();
+        for (size_t bag = 0; bag < 3; ++bag) {
           for (int64_t i = splits[bag]; i < splits[bag + 1]; ++i) {
             for (size_t j = 0; j < width; ++j) {
-              expected[static_cast<size_t>(bag) * width + j] += a[static_cast<size_t>(i) * width + j];
+              expected[bag * width + j] += a[static_cast<size_t>(i) * width + j];
             }
           }
         }
@@ -299,14 +332,16 @@ class Both {
           cpu_->Clear();
           device_->Clear(nullptr);
         }
-        std::vector<void*> pointers(n);
-        cpu_->GatherOrInsert(keys.data(), count, a.data(), stamp, flags_a.get(), Pool());
-        device_->PointersOrInsert(batch, pointers.data(), stamp, flags_b.get(), nullptr);
-        CHECK(std::equal(flags_a.get(), flags_a.get() + n, flags_b.get()));
+        Array<void*> pointers(n);
+        cpu_->GatherOrInsert(keys.data(), count, a.data(), stamp, Bools(&flags_a), Pool());
+        device_->PointersOrInsert(batch, pointers.data(), stamp, Bools(&flags_b), nullptr);
+        Finish();
+        CHECK(AreEqual(flags_a, flags_b));
         b = a;
         break;
       }
     }
+    Finish();
     CHECK(a == b);
     CheckScoresOf(keys);
   }
@@ -317,18 +352,19 @@ class Both {
       evicted.values = values.data();
       evicted.scores = scores.data();
       evicted.capacity = static_cast<int64_t>(n);
-      evicted.count = &count;
+      evicted.count = counts.data();
     }
-    std::vector<Key> keys;
-    std::vector<float> values;
-    std::vector<uint64_t> scores;
-    uint64_t count = 12345;
+    Array<Key> keys;
+    Array<float> values;
+    Array<uint64_t> scores;
+    uint64_t count() const { return counts[0]; }
+    Array<uint64_t> counts = {12345};
     DeviceEvicted evicted;
   };
 
   // Rows that were there before the batch come first, the lowest score first, as they were; then the batch's
   // own.
-  void CheckScores(const Rows& before, const std::vector<Key>& keys, const Out& out, size_t n) {
+  void CheckScores(const Rows& before, const Array<Key>& keys, const Out& out, size_t n) {
     const std::set<Key> own(keys.begin(), keys.end());
     bool came_to_own = false;
     for (size_t i = 0; i < n; ++i) {
@@ -345,11 +381,12 @@ class Both {
     }
   }
 
-  void CheckScoresOf(const std::vector<Key>& keys) {
-    std::vector<uint64_t> a(keys.size());
-    std::vector<uint64_t> b(keys.size());
+  void CheckScoresOf(const Array<Key>& keys) {
+    Array<uint64_t> a(keys.size());
+    Array<uint64_t> b(keys.size());
     cpu_->Scores(keys.data(), static_cast<int64_t>(keys.size()), a.data(), Pool());
     device_->Scores({keys.data(), static_cast<int64_t>(keys.size()), false}, b.data(), nullptr);
+    Finish();
     CHECK(a == b);
   }
 
@@ -382,12 +419,12 @@ class Both {
       }
     }
     static constexpr int64_t kRows = 512;
-    std::vector<Key> keys;
-    std::vector<uint32_t> freqs;
-    std::vector<uint32_t> versions;
-    std::vector<uint64_t> scores;
-    std::vector<float> values;
-    std::vector<float> slots;
+    Array<Key> keys;
+    Array<uint32_t> freqs;
+    Array<uint32_t> versions;
+    Array<uint64_t> scores;
+    Array<float> values;
+    Array<float> slots;
   };
 
   Rows CpuRows() {
@@ -420,24 +457,28 @@ class Both {
 
 class Alone {
  public:
-  explicit Alone(Eviction eviction, int64_t capacity, size_t memory = SIZE_MAX) {
+  template <class... Memory>
+  explicit Alone(Eviction eviction, int64_t capacity, Memory... memory) {
     DeviceTableOptions options;
     options.name = "alone";
     options.dim = 2;
     options.max_capacity = capacity;
     options.eviction = eviction;
-    table = std::make_unique<DeviceTableImpl<ThreadsDevice>>(ThreadsDevice(&Pool(), memory), options);
+    table = MakeTable(options, false, memory...);
   }
   void Touch(int64_t begin, int64_t end) {
-    std::vector<int64_t> keys;
+    Array<int64_t> keys;
     for (int64_t key = begin; key < end; ++key) keys.push_back(key);
-    std::vector<float> rows(2 * keys.size());
+    Array<float> rows(2 * keys.size());
     table->GatherOrInsert({keys.data(), end - begin, true}, rows.data(), {}, nullptr, nullptr);
+    Finish();
   }
   bool Has(int64_t key) {
-    bool has = false;
-    table->Contains({&key, 1, true}, &has, nullptr);
-    return has;
+    const Array<int64_t> keys = {key};
+    Array<Flag> has(1);
+    table->Contains({keys.data(), 1, true}, Bools(&has), nullptr);
+    Finish();
+    return has[0].is_set;
   }
   std::unique_ptr<DeviceTable> table;
 };
@@ -460,16 +501,18 @@ void ATableWithoutABoundKeepsNoRanks() {
   const int64_t rows = unbounded.table->Memory().slack_bytes / 8 + 2000;  // that there is room for
   CHECK(unbounded.table->Memory().column_bytes == rows * 8);
   CHECK(bounded.table->Memory().column_bytes >= rows * (8 + 28));
-  uint64_t score = 1;
-  const int64_t key = 5;
-  unbounded.table->Scores({&key, 1, true}, &score, nullptr);
-  CHECK(score == 0 && unbounded.table->EvictedCount() == 0);
-  uint64_t count = 7;
+  Array<uint64_t> score = {1};
+  const Array<int64_t> key = {5};
+  unbounded.table->Scores({key.data(), 1, true}, score.data(), nullptr);
+  Finish();
+  CHECK(score[0] == 0 && unbounded.table->EvictedCount() == 0);
+  Array<uint64_t> count = {7};
   DeviceEvicted evicted;
-  evicted.count = &count;
-  const float row[2] = {1, 2};
-  unbounded.table->InsertAndEvict({&key, 1, true}, row, nullptr, {}, evicted, nullptr);
-  CHECK(count == 0);
+  evicted.count = count.data();
+  const Array<float> row(2);
+  unbounded.table->InsertAndEvict({key.data(), 1, true}, row.data(), nullptr, {}, evicted, nullptr);
+  Finish();
+  CHECK(count[0] == 0);
 }
 
 void OnceThereIsRoomNothingIsAllocated() {
@@ -486,6 +529,7 @@ void OnceThereIsRoomNothingIsAllocated() {
   }
 }
 
+#if !defined(KVTABLE_TEST_CUDA)
 void WithoutMemoryATableStaysAsItWas() {
   for (size_t memory = 300000; memory < 420000; memory += 1500) {
     std::unique_ptr<Alone> alone;
@@ -512,6 +556,7 @@ void WithoutMemoryATableStaysAsItWas() {
     CHECK(alone->table->EvictedCount() == std::max<int64_t>(there - 700, 0));
   }
 }
+#endif
 
 void WhatATableCannotDoIsAnError() {
   Alone lru(Eviction::kLru, 5);
@@ -541,22 +586,18 @@ int main(int argc, char** argv) {
   using namespace kvtable;
   const int rounds = argc > 1 ? std::atoi(argv[1]) : 60;
   uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) << 32 : 0;
-  // Samples and lists so small that they mislead.
-  EvictionTuning misleading;
-  misleading.rows_per_sample = 500;
-  misleading.least_below_bound = 0;
-  misleading.batches_listed = 0;
-  misleading.most_close = 2;
   for (const Eviction eviction : kEvictions) {
     Both<int64_t>(KeyType::kInt64, {eviction, 1000, 3, 300, 4000}).Run(++seed << 20, rounds);
     Both<int32_t>(KeyType::kInt32, {eviction, 90, 1, 400, 600}).Run(++seed << 20, rounds);
     Both<uint64_t>(KeyType::kUint64, {eviction, 3000, 4, 40, 40000}).Run(++seed << 20, 2 * rounds);
     Both<int64_t>(KeyType::kInt64, {eviction, 1, 2, 30, 20}).Run(++seed << 20, rounds);
-    Both<int64_t>(KeyType::kInt64, {eviction, 2000, 1, 100, 9000}, misleading).Run(++seed << 20, 2 * rounds);
+    Both<int64_t>(KeyType::kInt64, {eviction, 2000, 1, 100, 9000}, true).Run(++seed << 20, 2 * rounds);
   }
   ATableWithoutABoundKeepsNoRanks();
   OnceThereIsRoomNothingIsAllocated();
+#if !defined(KVTABLE_TEST_CUDA)
   WithoutMemoryATableStaysAsItWas();
+#endif
   WhatATableCannotDoIsAnError();
   return 0;
 }
