@@ -21,8 +21,8 @@
 //     key that stays keeps its passages counted, so that nobody's search for it ends early.
 //
 // A key inserted in a launch has row number kPending until the launch is over: rows are handed out for
-// all of a warp's new keys at once, and written by the next launch (see insert_kernels.h). That also tells which of
-// the batch's keys are new, to each of a key's occurrences.
+// all of a warp's new keys at once, and written by the next launch (see insert_kernels.h). That also tells
+// which of the batch's keys are new, to each of a key's occurrences.
 #pragma once
 
 #include <cstdint>

@@ -1,11 +1,12 @@
-// The rows of a table in device memory, and the columns beside them. A row's number is its place, whose address
-// stays until the slots change; a key keeps its number for life, but for hot rows that change places with cold
-// ones (hot_rows_kernels.h).
+// The rows of a table in device memory, and the columns beside them. A row's number is its place, whose
+// address stays until the slots change; a key keeps its number for life, but for hot rows that change places
+// with cold ones (hot_rows_kernels.h).
 #pragma once
 
 #include <cstdint>
 
 #include "host_device.h"
+#include "row_ranks.h"
 
 namespace kvtable {
 
@@ -38,6 +39,7 @@ struct DeviceRows {
   uint32_t* free_rows = nullptr;  // room for all that may be freed
   int64_t row_bytes = 0;
   int slab_bits = 0;  // log2 of a slab's rows
+  DeviceRanks ranks;  // of a bounded table
 
   KVTABLE_HOST_DEVICE char* Row(uint32_t row) const {
     return slabs[row >> slab_bits].rows + static_cast<int64_t>(row & ((1u << slab_bits) - 1)) * row_bytes;

@@ -25,6 +25,7 @@
 #include "device_block.h"
 #include "elements.h"
 #include "erase_kernels.h"
+#include "evictor.h"
 #include "export_kernels.h"
 #include "find_kernels.h"
 #include "gradient_kernels.h"
@@ -47,12 +48,14 @@ namespace kvtable {
 template <class Device>
 class DeviceTableImpl : public DeviceTable {
  public:
-  DeviceTableImpl(Device device, const DeviceTableOptions& options)
+  DeviceTableImpl(Device device, const DeviceTableOptions& options,
+                  const EvictionTuning& eviction_tuning = {})
       : device_(std::move(device)),
         options_(options),
         narrow_(options.key_type == KeyType::kInt32),
         value_bytes_(options.dim * SizeOf(options.value_type)),
-        layout_(CheckedLayout(options)) {
+        layout_(CheckedLayout(options)),
+        evictor_(options.name, options.max_capacity, options.eviction, options.clock, eviction_tuning) {
     rows_.row_bytes = layout_.row_bytes;
     rows_.slab_bits = kMinSlabBits;
     while (rows_.slab_bits < kMaxSlabBits && layout_.row_bytes << (rows_.slab_bits + 1) <= kSlabBytes) {
@@ -103,12 +106,13 @@ class DeviceTableImpl : public DeviceTable {
     use.row_bytes = use.rows * layout_.row_bytes;
     use.index_bytes = static_cast<int64_t>(buckets_.bytes());
     use.column_bytes = static_cast<int64_t>(free_rows_.bytes());
-    use.column_bytes += static_cast<int64_t>(marks_.bytes());
+    use.column_bytes += static_cast<int64_t>(marks_.bytes()) + evictor_.column_bytes();
     for (const Block& block : stamp_blocks_) use.column_bytes += static_cast<int64_t>(block.bytes());
     use.host_bytes = host_rows_.bytes();
     use.slack_bytes = device_rows_.bytes() + use.host_bytes - use.row_bytes;
     use.scratch_bytes = static_cast<int64_t>(scratch_.bytes() + claims_.bytes() + sort_scratch_.bytes() +
-                                             working_.bytes() + moving_.bytes());
+                                             working_.bytes() + moving_.bytes()) +
+                        evictor_.scratch_bytes();
     return use;
   }
 
@@ -126,11 +130,20 @@ class DeviceTableImpl : public DeviceTable {
                  found);
   }
 
-  void GatherOrInsert(const DeviceKeys& keys, void* out, Stamp stamp, bool* inserted,
+  using DeviceTable::GatherOrInsert;
+  void GatherOrInsert(const DeviceKeys& keys, void* out, const DeviceInsertion& insertion,
                       DeviceStream stream) override {
+    if (!(insertion.admission >= 0.0 && insertion.admission <= 1.0)) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "Table '" + options_.name + "' got an admission probability of " +
+                      std::to_string(insertion.admission) + "; expected 0.0 to 1.0.");
+    }
     const Operation operation(this, stream);
-    InsertStamped(keys, stamp, inserted);
+    const Admission admission(insertion.admission, insertion.admission_seed);
+    InsertStamped(keys, insertion.stamp, insertion.inserted,
+                  insertion.admission == 1.0 ? nullptr : &admission);
     CopyOut(numbers(), keys.n, nullptr, 0, value_bytes_, out);
+    TouchAndEvict(keys, true, nullptr, insertion.evicted);
   }
 
   void GatherColumns(const DeviceKeys& keys, const std::vector<ColumnOut>& out, bool* found,
@@ -162,6 +175,7 @@ class DeviceTableImpl : public DeviceTable {
     const Operation operation(this, stream);
     InsertStamped(keys, stamp, inserted);
     device_.Launch(Count(keys.n), PointersBody{rows_, numbers(), Count(keys.n), out});
+    TouchAndEvict(keys, true, nullptr, nullptr);
   }
 
   void GatherPooled(const DeviceKeys& keys, const DeviceBags& bags, Missing missing, void* out,
@@ -179,6 +193,7 @@ class DeviceTableImpl : public DeviceTable {
     const Operation operation(this, stream);
     InsertStamped(keys, stamp, nullptr);
     Pool(keys, bags, Missing::kZeros, out);
+    TouchAndEvict(keys, true, nullptr, nullptr);
   }
 
   void MakeSplits(const int64_t* row_ids, int64_t stride, int64_t n, int64_t bags, int64_t* splits,
@@ -268,9 +283,16 @@ class DeviceTableImpl : public DeviceTable {
                      DeviceStream stream) override {
     const Operation operation(this, stream);
     for (const ColumnIn& column : in) layout_.At(column.column, column.width);
-    WriteColumns(keys, in);
-    Unmark(keys.n, nullptr);
-    StampRows(keys.n, nullptr, stamp);
+    WriteStamped(keys, in, stamp);
+    TouchAndEvict(keys, true, nullptr, nullptr);
+  }
+
+  void InsertAndEvict(const DeviceKeys& keys, const void* values, const uint64_t* scores, Stamp stamp,
+                      const DeviceEvicted& evicted, DeviceStream stream) override {
+    const Operation operation(this, stream);
+    if (scores != nullptr) evictor_.RequireCustom();
+    WriteStamped(keys, {{0, values}}, stamp);
+    TouchAndEvict(keys, true, scores, &evicted);
   }
 
   void Accumulate(const DeviceKeys& keys, const void* deltas, bool from_zeros, Stamp stamp,
@@ -285,6 +307,7 @@ class DeviceTableImpl : public DeviceTable {
     });
     Unmark(keys.n, nullptr);
     StampRows(keys.n, nullptr, stamp);
+    TouchAndEvict(keys, true, nullptr, nullptr);
   }
 
   void Apply(const DeviceKeys& keys, const void* gradients, const Update& update,
@@ -305,7 +328,7 @@ class DeviceTableImpl : public DeviceTable {
     }
     const WorkingMemory working =
         WorkingMemoryFor<Device>(optimizer, options_.value_type, options_.dim, keys.n);
-    if (keys.n == 0) return;
+    if (keys.n == 0) return TouchAndEvict(keys, false, nullptr, nullptr);
     // All that may fail for want of memory, before anything changes.
     PrepareScratch(keys.n);
     EnsureRoom(keys);
@@ -343,6 +366,9 @@ class DeviceTableImpl : public DeviceTable {
     UpdateRowsBy(GradientRuleList{}, &device_, rows, update, options_.value_type, given) ||
         UpdateRowsBy(AdamRuleList{}, &device_, rows, update, options_.value_type, given) ||
         UpdateRowsBy(GroupRuleList{}, &device_, rows, update, options_.value_type, given);
+    if (!evictor_.is_bounded()) return;
+    if (update.skip_nonfinite) Locate(keys, numbers(), nullptr, nullptr, nullptr, nullptr);  // some have gone
+    TouchAndEvict(keys, false, nullptr, nullptr);
   }
 
   int64_t SkippedUpdates() const override {
@@ -370,7 +396,7 @@ class DeviceTableImpl : public DeviceTable {
   }
 
   void Import(const DeviceKeys& keys, const std::vector<ColumnIn>& in, const uint32_t* freqs,
-              const uint32_t* versions, DeviceStream stream) override {
+              const uint32_t* versions, const uint64_t* scores, DeviceStream stream) override {
     CheckBatch(keys.n);
     const Operation operation(this, stream);
     for (const ColumnIn& column : in) layout_.At(column.column, column.width);
@@ -383,6 +409,43 @@ class DeviceTableImpl : public DeviceTable {
     for (const ColumnIn& column : in) {
       if (column.column == 0) MarkZeros(keys.n, claims, column.data);
     }
+    if (!evictor_.is_bounded()) return;
+    const bool by_age = options_.eviction == Eviction::kCustom && scores == nullptr;
+    evictor_.Import(&device_, by_age ? Claim(keys, true) : claims, numbers(), Count(keys.n), freqs, versions,
+                    scores);
+    Evict(keys, true, nullptr);
+  }
+
+  int64_t EvictedCount() const override {
+    const Operation operation(this, nullptr);
+    uint64_t evicted = 0;
+    if (evictor_.evicted() == nullptr) return 0;
+    device_.Copy(&evicted, evictor_.evicted(), sizeof(evicted));
+    device_.WaitInside();
+    return static_cast<int64_t>(evicted);
+  }
+
+  void Scores(const DeviceKeys& keys, uint64_t* out, DeviceStream stream) override {
+    CheckBatch(keys.n);
+    const Operation operation(this, stream);
+    if (rows_.ranks.ranks == nullptr) return device_.Fill(out, 0, Count(keys.n) * sizeof(uint64_t));
+    device_.Launch(Count(keys.n), ScoresBody{Batch(keys), index_, rows_.ranks, out});
+  }
+
+  void SetScores(const DeviceKeys& keys, const uint64_t* scores, DeviceStream stream) override {
+    CheckBatch(keys.n);
+    const Operation operation(this, stream);
+    evictor_.RequireCustom();
+    PrepareScratch(keys.n);
+    PrepareClaims(keys.n);
+    if (rows_.ranks.ranks == nullptr) return;  // no row was ever inserted
+    Locate(keys, numbers(), nullptr, nullptr, nullptr, nullptr);
+    evictor_.SetScores(&device_, Claim(keys, false), numbers(), Count(keys.n), scores);
+  }
+
+  void SetEpoch(uint32_t epoch) override {
+    std::lock_guard<std::mutex> hold(mutex_);
+    evictor_.SetEpoch(epoch);
   }
 
   using DeviceTable::Remove;
@@ -449,6 +512,7 @@ class DeviceTableImpl : public DeviceTable {
     const Operation operation(this, stream);
     device_.Fill(buckets_.data(), 0, buckets_.bytes());
     device_.Fill(rows_.counters, 0, sizeof(RowCounters));
+    evictor_.Clear(&device_);
     Settle(0);
     free_at_most_ = 0;
   }
@@ -464,8 +528,10 @@ class DeviceTableImpl : public DeviceTable {
     PrepareScratch(batch);
     PrepareClaims(batch);
     PrepareSort();
+    if (evictor_.is_bounded()) rows = std::min(rows, evictor_.max_capacity());
     GrowIndex(BucketsFor(rows + batch));
     AddRows(rows + batch);
+    PrepareEviction(batch);
   }
 
   uint64_t EnsureSlots(const std::vector<SlotSpec>& slots, DeviceStream stream) override {
@@ -815,7 +881,9 @@ class DeviceTableImpl : public DeviceTable {
       queued_keys_ -= queued_.front().keys;
       queued_.pop_front();
     }
-    return static_cast<int64_t>(static_cast<uint32_t>(report)) + queued_keys_;
+    const int64_t rows = static_cast<int64_t>(static_cast<uint32_t>(report)) + queued_keys_;
+    // This is asked between batches, each of which has evicted.
+    return evictor_.is_bounded() ? std::min(rows, evictor_.max_capacity()) : rows;
   }
 
   bool HasRoomFor(int64_t rows) const {
@@ -847,8 +915,9 @@ class DeviceTableImpl : public DeviceTable {
 
   void GrowTo(int64_t rows, bool generously) {
     if (rows > row_capacity_) {
-      AddRows(generously ? std::max(rows, std::min(kMaxRows, row_capacity_ + row_capacity_ / kRowGrowth))
-                         : rows);
+      int64_t generous = std::min(kMaxRows, row_capacity_ + row_capacity_ / kRowGrowth);
+      if (evictor_.is_bounded()) generous = std::min(generous, evictor_.max_capacity() + scratch_keys_);
+      AddRows(generously ? std::max(rows, generous) : rows);
     }
     if (rows > MostKeys(index_.num_buckets)) {
       const uint64_t grown =
@@ -994,13 +1063,17 @@ class DeviceTableImpl : public DeviceTable {
 
   // Finds or makes the row of each key; numbers() are their rows then. A new row's slots that copy the value
   // are the caller's to see to.
-  void Insert(const DeviceKeys& keys, FirstValue first_value, bool* inserted) {
+  void Insert(const DeviceKeys& keys, FirstValue first_value, bool* inserted,
+              const Admission* admission = nullptr) {
     CheckBatch(keys.n);
     const uint64_t n = Count(keys.n);
     PrepareScratch(keys.n);
     EnsureRoom(keys);
+    PrepareEviction(keys.n);
     TakeATurn();  // before any row is found
-    device_.Launch(n, InsertBody{Batch(keys), index_, rows_, numbers(), new_keys(), new_slots(), inserted});
+    if (admission != nullptr) device_.Launch(n, AdmitBody{Batch(keys), index_, *admission, numbers()});
+    device_.Launch(n, InsertBody{Batch(keys), index_, rows_, numbers(), new_keys(), new_slots(), inserted,
+                                 admission != nullptr});
     device_.Launch(n, PlaceNewBody{Batch(keys), index_, rows_, new_keys(), new_slots(), initial_, first_value,
                                    first_slots_.data() + value_bytes_, Alignment(Count(value_bytes_)),
                                    Alignment(Count(value_bytes_))});
@@ -1053,7 +1126,7 @@ class DeviceTableImpl : public DeviceTable {
       device_.Launch(buckets, ListMovingBody{window, rows_, device_rows, on_bounds, most, state, hot, cold});
     }
     device_.Launch(Count(most_rows), SwapRowsBody{index_, rows_, Marks(), most, state, hot, cold,
-                                                  AlignmentOf(Count(layout_.row_bytes))});
+                                                  AlignmentOf(Count(layout_.row_bytes)), evictor_.ranked()});
   }
 
   void Settle(int64_t keys, uint64_t* removed = nullptr) {
@@ -1074,13 +1147,76 @@ class DeviceTableImpl : public DeviceTable {
     }
   }
 
-  void InsertStamped(const DeviceKeys& keys, Stamp stamp, bool* inserted) {
+  void InsertStamped(const DeviceKeys& keys, Stamp stamp, bool* inserted,
+                     const Admission* admission = nullptr) {
     PrepareScratch(keys.n);
     bool* const is_new = inserted == nullptr ? flags() : inserted;
-    Insert(keys, FirstValue::kInitial, is_new);
+    Insert(keys, FirstValue::kInitial, is_new, admission);
     CopyValueToSlots(keys.n);
     Unmark(keys.n, is_new);
     StampRows(keys.n, is_new, stamp);
+  }
+
+  void WriteStamped(const DeviceKeys& keys, const std::vector<ColumnIn>& in, Stamp stamp) {
+    WriteColumns(keys, in);
+    Unmark(keys.n, nullptr);
+    StampRows(keys.n, nullptr, stamp);
+  }
+
+  // ---- Bounded tables (evictor.h)
+
+  // All that the end of a batch needs, before it begins.
+  void PrepareEviction(int64_t n) {
+    if (!evictor_.is_bounded()) return;
+    PrepareClaims(n);
+    PrepareSort();
+    EnsureRoomToFree(row_capacity_);
+    evictor_.Prepare(&device_, row_capacity_, n,
+                     [this](size_t bytes) { return Allocate(bytes, MemoryPlace::kDevice, "its scores"); });
+    rows_.ranks = evictor_.ranks();
+    may_exceed_ = RowsAtMost() + n > evictor_.max_capacity();
+  }
+
+  // The end of a batch whose rows are in numbers().
+  void TouchAndEvict(const DeviceKeys& keys, bool counted, const uint64_t* scores,
+                     const DeviceEvicted* evicted) {
+    if (evictor_.is_bounded()) {
+      if (keys.n == 0) PrepareEviction(0);
+      evictor_.Tick(&device_);
+      evictor_.Touch(&device_, Claim(keys, options_.eviction == Eviction::kCustom), numbers(), Count(keys.n),
+                     counted, may_exceed_);
+      if (scores != nullptr) {
+        evictor_.SetScores(&device_, Claim(keys, false), numbers(), Count(keys.n), scores);
+      }
+    }
+    Evict(keys, false, evicted);
+  }
+
+  // What a batch evicts. `imported`: its rows stand by their scores.
+  void Evict(const DeviceKeys& keys, bool imported, const DeviceEvicted* evicted) {
+    uint64_t* const count = evicted == nullptr ? nullptr : evicted->count;
+    if (!evictor_.is_bounded() || !may_exceed_) {
+      if (count != nullptr) device_.Fill(count, 0, sizeof(uint64_t));
+      return;
+    }
+    const uint64_t n = Count(keys.n);
+    const auto sort = [this](auto... arguments) {
+      device_.SortPairs(sort_scratch_.data(), sort_scratch_.bytes(), arguments...);
+    };
+    evictor_.FindVictims(&device_, rows_.counters, n, imported, count);
+    if (!imported && keys.n > evictor_.max_capacity()) {
+      evictor_.FindEarliest(&device_, Claim(keys, false), numbers(), n, sort);
+    }
+    if (evicted != nullptr && evicted->WantsRows()) {
+      const uint32_t* limit = nullptr;
+      const uint32_t* const victims = evictor_.OrderVictims(&device_, rows_.counters, n, sort, &limit);
+      const int64_t most = std::min(keys.n, evicted->capacity);
+      evictor_.CopyVictims(&device_, victims, Count(most), narrow_, *evicted);
+      if (evicted->values != nullptr) CopyOut(victims, most, limit, 0, value_bytes_, evicted->values);
+    }
+    evictor_.EraseVictims(&device_, index_, rows_, n);
+    if (!imported) evictor_.UnmarkOwn(&device_, numbers(), n);
+    Settle(0);
   }
 
   void Unmark(int64_t n, const bool* only) {
@@ -1219,10 +1355,10 @@ class DeviceTableImpl : public DeviceTable {
     device_.Fill(count, 0, sizeof(uint32_t));
     const uint64_t first_home = index_.HomeOfHash(first_hash);
     const uint64_t last_home = index_.HomeOfHash(last_hash);
-    device_.Launch(
-        last_home - first_home + 1,
-        ListBody{index_, rows_, predicate, first_hash, last_hash, first_home, last_home,
-                 static_cast<uint32_t>(room), count, numbers(), out.keys, narrow_, out.freqs, out.versions});
+    device_.Launch(last_home - first_home + 1,
+                   ListBody{index_, rows_, predicate, first_hash, last_hash, first_home, last_home,
+                            static_cast<uint32_t>(room), count, numbers(), out.keys, narrow_, out.freqs,
+                            out.versions, out.scores});
     return ReadCount();
   }
 
@@ -1231,6 +1367,9 @@ class DeviceTableImpl : public DeviceTable {
   DeviceTableOptions options_;  // slots and initializer as they are now, which mutex_ guards
   const bool narrow_;
   const int64_t value_bytes_;
+
+  Evictor<Device> evictor_;  // guarded by mutex_, its policy aside
+  bool may_exceed_ = false;  // the present batch may leave more rows than a bounded table is to have
 
   mutable std::mutex mutex_;  // guards all below
   RowLayout layout_;

@@ -15,7 +15,9 @@ namespace kvtable {
 template <class Lanes>
 KVTABLE_HOST_DEVICE inline void GiveBack(const Lanes& lanes, const DeviceRows& rows, uint32_t row) {
   const uint32_t n = lanes.Count(row != kNoRow, &rows.counters->freed);
-  if (row != kNoRow) rows.free_rows[rows.counters->free + n] = row;
+  if (row == kNoRow) return;
+  rows.free_rows[rows.counters->free + n] = row;
+  rows.ranks.End(row);
 }
 
 struct EraseBody {

@@ -32,6 +32,7 @@ struct ListBody {
   bool narrow;        // keys are int32_t
   uint32_t* freqs;
   uint32_t* versions;
+  uint64_t* scores;
 
   template <class Lanes>
   KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
@@ -59,6 +60,7 @@ struct ListBody {
         if (keys != nullptr) StoreKey(key, keys, narrow, n);
         if (freqs != nullptr) freqs[n] = stamp.frequency;
         if (versions != nullptr) versions[n] = stamp.version;
+        if (scores != nullptr) scores[n] = rows.ranks.ranks == nullptr ? 0 : rows.ranks.ranks[row].score;
       }
       at = index.After(at);
       goes_on = goes_on && DeviceBucket::Passed(meta) != 0 && at != home;

@@ -132,7 +132,7 @@ struct CountMissingBody {
   }
 };
 
-// Copies a column of rows whose numbers are known.
+// Copies a column of rows whose numbers are known; zeros for kNoRow.
 struct GatherRowsBody {
   DeviceRows rows;
   const uint32_t* numbers;  // (n)
@@ -150,7 +150,7 @@ struct GatherRowsBody {
     char* to = nullptr;
     if (i < n && (limit == nullptr || i < *limit)) {
       to = out + i * static_cast<uint64_t>(bytes);
-      from = rows.Row(numbers[i]) + offset;
+      if (numbers[i] != kNoRow) from = rows.Row(numbers[i]) + offset;
     }
     CopyRows(lanes, to, from, bytes, alignment);
   }

@@ -1,5 +1,6 @@
 // Kernel bodies that insert keys, and give their rows first contents. In this order, a launch each:
 //
+//   AdmitBody      where not every key is admitted, says which are
 //   InsertBody     finds or inserts each key; new keys come out in a list, in no particular order
 //   PlaceNewBody   gives each new key its row, the slots of it and, where asked to, the initial value
 //   SettleBody     enters the new rows in the counters
@@ -10,6 +11,7 @@
 
 #include <cstdint>
 
+#include "admission.h"
 #include "atomics.h"
 #include "batch_claims.h"
 #include "batch_keys.h"
@@ -22,6 +24,22 @@
 
 namespace kvtable {
 
+// Notes the keys that an inserting launch is to leave out: those that are neither there nor admitted.
+struct AdmitBody {
+  BatchKeys keys;
+  DeviceIndex index;
+  Admission admission;
+  uint32_t* numbers;  // (n): kNoRow where left out
+
+  template <class Lanes>
+  KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
+    const uint64_t i = first + lanes.lane();
+    if (i >= keys.n) return;
+    const uint64_t key = keys.At(i);
+    numbers[i] = admission.Admits(key) ? 0 : index.Find(key);
+  }
+};
+
 struct InsertBody {
   BatchKeys keys;
   DeviceIndex index;
@@ -30,6 +48,7 @@ struct InsertBody {
   uint32_t* new_keys;  // (n): the first counters->fresh are places in the batch
   Slot* new_slots;     // (n): where these were inserted
   bool* inserted;      // (n) or null: for each occurrence of a key that was new
+  bool leaves_out;     // keys whose row is kNoRow, as AdmitBody noted
 
   template <class Lanes>
   KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
@@ -37,7 +56,8 @@ struct InsertBody {
     Slot slot = 0;
     bool is_new = false;
     uint32_t row = kNoRow;
-    if (i < keys.n) row = index.FindOrInsert(keys.At(i), &slot, &is_new);
+    const bool takes_part = i < keys.n && !(leaves_out && numbers[i] == kNoRow);
+    if (takes_part) row = index.FindOrInsert(keys.At(i), &slot, &is_new);
     const uint32_t n = lanes.Count(is_new, &rows.counters->fresh);
     if (i >= keys.n) return;
     if (is_new) {
@@ -78,6 +98,7 @@ struct PlaceNewBody {
       *rows.StampOf(number) = {0, 0};
       row = rows.Row(number);
       key = keys.At(new_keys[n]);
+      rows.ranks.Begin(number, key);
     }
     const int64_t slot_bytes = rows.row_bytes - initial.value_bytes;
     if (slot_bytes > 0) {

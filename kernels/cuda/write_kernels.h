@@ -23,7 +23,7 @@ struct ClaimBody {
   template <class Lanes>
   KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
     const uint64_t i = first + lanes.lane();
-    if (i < n) claims.Claim(numbers[i], static_cast<uint32_t>(i));
+    if (i < n && numbers[i] != kNoRow) claims.Claim(numbers[i], static_cast<uint32_t>(i));
   }
 };
 

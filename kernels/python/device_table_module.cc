@@ -244,7 +244,7 @@ class PyDeviceTable {
     const uint32_t* const freqs = stamps("frequencies", frequencies);
     const uint32_t* const stamped = stamps("versions", versions);
     nb::gil_scoped_release released;
-    table_->Import(batch, in, freqs, stamped, Stream(stream));
+    table_->Import(batch, in, freqs, stamped, nullptr, Stream(stream));
   }
 
   void Remove(const Input& keys, uintptr_t stream) {

@@ -313,7 +313,7 @@ class BoundedTable : public Table {
 
   // After a batch has been written: its rows are touched, and what is too much goes.
   void Settle(const Batch& batch, bool counted, EvictedRows* evicted, ParallelFor& threads) {
-    clock_ = std::max(clock_ + 1, now_());
+    clock_ = NextTime(clock_, now_());
     const uint64_t first_order = next_order_;
     for (int64_t i = 0; i < batch.n; ++i) {
       if (i + kAhead < batch.n && batch[i + kAhead] != kNoPosition) ranks_.Prefetch(batch[i + kAhead]);

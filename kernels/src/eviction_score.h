@@ -18,6 +18,13 @@ inline uint64_t SystemMicroseconds() {
   return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(since_1970).count());
 }
 
+// The time of the next batch: later than the last one, until the numbers end. (An import may bring any; from
+// then on it is the order of the touches that counts.)
+KVTABLE_HOST_DEVICE inline constexpr uint64_t NextTime(uint64_t last, uint64_t now) {
+  const uint64_t next = last == UINT64_MAX ? last : last + 1;
+  return next > now ? next : now;
+}
+
 inline const char* NameInMessages(Eviction eviction) {
   switch (eviction) {
     case Eviction::kLru:

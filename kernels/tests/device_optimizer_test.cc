@@ -317,7 +317,7 @@ class Pair {
     std::memcpy(values.data() + values.size() / 5 * 4, rows.data(), values.size() / 5);  // 102: at last
     const std::vector<ColumnIn> in = {{0, values.data(), dim_}};
     cpu_->Import(imported.data(), 5, in, nullptr, nullptr, nullptr, Pool());
-    device_->Import({imported.data(), 5, false}, in, nullptr, nullptr, nullptr);
+    device_->Import({imported.data(), 5, false}, in, nullptr, nullptr, nullptr, nullptr);
     Compare(imported);
     zero_all(2);
     device_->Clear(nullptr);

@@ -87,7 +87,7 @@ class Pair {
           std::vector<uint32_t> stamps(n);
           for (uint32_t& x : stamps) x = static_cast<uint32_t>(next(5));
           cpu_->Import(keys.data(), count, in, stamps.data(), nullptr, nullptr, *pool_);
-          device_->Import(batch, in, stamps.data(), nullptr, nullptr);
+          device_->Import(batch, in, stamps.data(), nullptr, nullptr, nullptr);
           break;
         }
         default: {

@@ -275,7 +275,7 @@ void MixedOperationsAgreeWithAMap(const DeviceTableOptions& options, uint64_t ke
           freqs[i] = static_cast<uint32_t>(random.Next(9));
           versions[i] = static_cast<uint32_t>(random.Next(9));
         }
-        table->Import(Batch(keys), {{1, rows.data(), kDim}}, freqs.data(), versions.data(), nullptr);
+        table->Import(Batch(keys), {{1, rows.data(), kDim}}, freqs.data(), versions.data(), nullptr, nullptr);
         Finish();
         for (size_t i = 0; i < n; ++i) {
           ModelRow& row = model[keys[i]];

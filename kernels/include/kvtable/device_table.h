@@ -14,7 +14,8 @@
 //     there are; and a batch larger than all before makes scratch memory. Reserve makes both rare.
 //
 // Operations may be called from any number of threads; the calls come one after the other. Nothing is
-// dropped: a table takes keys until memory ends, and then throws Error(kResourceExhausted), as it was before.
+// dropped but by a table with a max_capacity, which evicts to the row what Table evicts, given the same
+// clock: a table takes keys until memory ends, and then throws Error(kResourceExhausted), as it was before.
 #pragma once
 
 #include <cstddef>
@@ -24,6 +25,7 @@
 #include <vector>
 
 #include "kvtable/bags.h"
+#include "kvtable/eviction.h"
 #include "kvtable/initializer.h"
 #include "kvtable/optimizer.h"
 #include "kvtable/table.h"
@@ -61,12 +63,40 @@ struct DeviceTableOptions {
   // there that were touched last change places with rows in device memory that were touched longer ago. That
   // is 22 short launches, which look at 64 places of the index for each row that may move. 0: never.
   int64_t move_hot_rows = 4096;
+  // The most rows that a batch leaves behind; 0: any number. A bounded table takes 33 bytes more per row (its
+  // score, for one), and a batch's rows come before others go: so there is room for as many more.
+  int64_t max_capacity = 0;
+  Eviction eviction = Eviction::kLru;  // of a bounded table
+  EvictionClock clock;                 // of a bounded table; none: the system's
 };
 
 struct DeviceKeys {
   const void* keys = nullptr;  // (n) of the table's key type
   int64_t n = 0;
   bool distinct = false;  // the caller knows that no key occurs twice, which saves an upsert some work
+};
+
+// What a batch evicts goes here, the lowest score first; of a batch with more keys than the capacity, its own
+// earliest rows come last. All is in device memory.
+struct DeviceEvicted {
+  void* keys = nullptr;        // (capacity) key type; these three may be null
+  void* values = nullptr;      // (capacity, dim)
+  uint64_t* scores = nullptr;  // (capacity)
+  int64_t capacity = 0;        // rows there is room for; no batch evicts more rows than it has keys
+  uint64_t* count = nullptr;   // one: how many rows went, written or not; may be null
+
+  bool WantsRows() const {
+    return capacity > 0 && (keys != nullptr || values != nullptr || scores != nullptr);
+  }
+};
+
+// How a training lookup inserts missing keys: kvtable/table.h's Insertion, in device memory.
+struct DeviceInsertion {
+  Stamp stamp;
+  bool* inserted = nullptr;                // (n) or null: true for each occurrence of a key that was new
+  double admission = 1.0;                  // the probability that a missing key is inserted; else zeros
+  uint64_t admission_seed = 0;             // give each call another
+  const DeviceEvicted* evicted = nullptr;  // null: what goes is lost
 };
 
 // Which rows are meant: those that meet every one of these conditions, which are all true at first. The
@@ -137,6 +167,7 @@ class DeviceExporter {
     void* keys = nullptr;          // (n) key type; each pointer may be null
     uint32_t* freqs = nullptr;     // (n)
     uint32_t* versions = nullptr;  // (n)
+    uint64_t* scores = nullptr;    // (n); zeros where the table is not bounded
     std::vector<ColumnOut> columns;
   };
   virtual ~DeviceExporter() = default;
@@ -172,10 +203,16 @@ class DeviceTable {
   virtual void Gather(const DeviceKeys& keys, void* out /* (n, dim) */, Missing missing, const void* defaults,
                       int64_t num_defaults, bool* found, DeviceStream stream) = 0;
 
-  // A missing key is inserted with its initial value and stamped; rows that are there are read. `inserted`
-  // may be null: (n), true for each occurrence of a key that was new.
-  virtual void GatherOrInsert(const DeviceKeys& keys, void* out /* (n, dim) */, Stamp stamp, bool* inserted,
-                              DeviceStream stream) = 0;
+  // A missing key is inserted with its initial value and stamped, as `insertion` says; rows that are there
+  // are read.
+  virtual void GatherOrInsert(const DeviceKeys& keys, void* out /* (n, dim) */,
+                              const DeviceInsertion& insertion, DeviceStream stream) = 0;
+  void GatherOrInsert(const DeviceKeys& keys, void* out, Stamp stamp, bool* inserted, DeviceStream stream) {
+    DeviceInsertion insertion;
+    insertion.stamp = stamp;
+    insertion.inserted = inserted;
+    GatherOrInsert(keys, out, insertion, stream);
+  }
 
   // Any columns. A missing key gives initial values in every column, as an insert would. `found` may be null:
   // (n).
@@ -183,7 +220,7 @@ class DeviceTable {
                              DeviceStream stream) = 0;
 
   // Where each key's row lies, null where it is missing: the value, and the slots behind it. Holds until the
-  // key is removed, or EnsureSlots changes the slots. In a table with rows in host memory
+  // key is removed or evicted, or EnsureSlots changes the slots. In a table with rows in host memory
   // (Memory().host_bytes) it ends at MoveHotRows, too, and, unless options().move_hot_rows is 0, with the
   // next operation that inserts or writes.
   virtual void Pointers(const DeviceKeys& keys, void** out /* (n) */, DeviceStream stream) = 0;
@@ -231,6 +268,12 @@ class DeviceTable {
   virtual void Upsert(const DeviceKeys& keys, const void* values /* (n, dim) */, Stamp stamp,
                       DeviceStream stream) = 0;
 
+  // The same, and hands out what the batch evicts. `scores` may be null: (n), those of the keys, the last of
+  // equal keys' counting; they need kCustom.
+  virtual void InsertAndEvict(const DeviceKeys& keys, const void* values /* (n, dim) */,
+                              const uint64_t* scores, Stamp stamp, const DeviceEvicted& evicted,
+                              DeviceStream stream) = 0;
+
   // Writes the named columns; columns of a new row that are not named get their initial values.
   virtual void UpsertColumns(const DeviceKeys& keys, const std::vector<ColumnIn>& in, Stamp stamp,
                              DeviceStream stream) = 0;
@@ -258,9 +301,27 @@ class DeviceTable {
   // Waits for the operations before.
   virtual int64_t ZeroedRows() = 0;
 
-  // Upserts rows with their stamps, as an export gave them. freqs and versions may be null: zeros.
+  // Upserts rows with their stamps, as an export gave them. freqs and versions may be null: zeros. A bounded
+  // table takes `scores` along; where they are null, it goes by the stamps, as Table::Import does.
   virtual void Import(const DeviceKeys& keys, const std::vector<ColumnIn>& in, const uint32_t* freqs,
-                      const uint32_t* versions, DeviceStream stream) = 0;
+                      const uint32_t* versions, const uint64_t* scores, DeviceStream stream) = 0;
+
+  // ---- Bounded tables; see kvtable/eviction.h
+
+  // Rows evicted so far. Waits for the operations before.
+  virtual int64_t EvictedCount() const = 0;
+
+  // The score of each key's row; 0 where it is missing, or the table is not bounded.
+  virtual void Scores(const DeviceKeys& keys, uint64_t* out /* (n) */, DeviceStream stream) = 0;
+
+  // Sets the scores of the keys that are there, the last of equal keys' counting. Throws
+  // Error(kFailedPrecondition) unless the table evicts by kCustom.
+  virtual void SetScores(const DeviceKeys& keys, const uint64_t* scores /* (n) */, DeviceStream stream) = 0;
+
+  // The epoch of the operations to come. Throws Error(kFailedPrecondition) unless the table evicts by epochs.
+  virtual void SetEpoch(uint32_t epoch) = 0;
+
+  // ---- Rows that go, and room
 
   // Absent keys are ignored. `removed` may be null: how many rows were there and are gone.
   virtual void Remove(const DeviceKeys& keys, uint64_t* removed, DeviceStream stream) = 0;
