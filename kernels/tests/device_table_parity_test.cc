@@ -8,6 +8,7 @@
 
 #include "../cuda/threads_table.h"
 #include "check.h"
+#include "elements.h"
 #include "hash.h"
 #include "kvtable/device_table.h"
 #include "kvtable/parallel_for.h"
