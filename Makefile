@@ -12,7 +12,7 @@ SOURCES := $(shell find kernels kvtools cli server tfplugin -type f -not -name '
 export KVTOOLS_WERROR := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup setup-horovod demo test peers fuzz sanitize lint types format bench bench-tools bench-sok docs clean
+.PHONY: help setup setup-horovod demo test peers fuzz sanitize lint types format bench bench-tools bench-sok bench-gpu docs clean
 
 help: ## list the targets
 	@echo "Start with \`make demo\`. The first run makes $(VENV), which takes some minutes."
@@ -87,6 +87,10 @@ bench-tools: setup ## the offline tools on 4 GB, beside cat and a script by hand
 
 bench-sok: setup setup-horovod ## sok.lookup_sparse on two ranks, beside hvd.alltoall alone
 	$(BIN)/python benchmarks/sok.py
+
+# On a machine with a GPU and nvcc: `make setup` is not needed there.
+bench-gpu: ## on a GPU: the tests of its tables, and their speed, in nine minutes
+	@PYTHON=$$(test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON)) benchmarks/gpu/run.sh
 
 docs: setup ## the documentation as a site in site/
 	$(BIN)/mkdocs build -q --strict --site-dir site

@@ -2,10 +2,10 @@
 
     python benchmarks/gpu/torch_step.py [--tables 26] [--dim 32] [--rows 1000000] [--batch 65536] [--device cuda]
 
-Prints one JSON object, of the same shape: per law of ids and stage, seconds (medians, by CUDA events) and bytes a second
-beside those of a copy. The ids are the same, number for number. A stage more: `backward` makes the sparse gradients,
-which a table needs not. Where PyTorch or a GPU is missing, the object has `unavailable` with the reason, and no results.
-`--device cpu` shows that the script works, and nothing else.
+Prints one JSON object, of the same shape: per law of ids and stage, seconds (medians, by CUDA events) and bytes a
+second beside those of a copy. The ids are the same, number for number. A stage more: `backward` makes the sparse
+gradients, which a table does not need. Where PyTorch or a GPU is missing, the object has `unavailable` with the reason,
+and no results. `--device cpu` shows that the script works, and nothing else.
 """
 
 from __future__ import annotations

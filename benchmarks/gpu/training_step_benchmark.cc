@@ -160,7 +160,7 @@ class TrainingStep {
              uint64_t checksum) const {
     std::printf(
         "%s\n  {\"ids\": \"%s\", \"stage\": \"%s\", \"seconds\": %.4g, \"bytes\": %.4g, \"roofline\": %.4g, "
-        "\"distinct\": %.0f, \"checksum\": \"%llu\"}",
+        "\"distinct\": %.2f, \"checksum\": \"%llu\"}",
         std::exchange(first_, false) ? "" : ",", ids, stage, seconds, bytes, bytes / seconds / bandwidth_,
         distinct, static_cast<unsigned long long>(checksum));
     std::fflush(stdout);
