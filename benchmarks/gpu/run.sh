@@ -30,6 +30,13 @@ ended() {
   echo "$1: $2" >>"$out/checks.txt"
 }
 
+# failed NAME STATUS: says the end of what it printed.
+failed() {
+  tail -5 "$out/$1.txt" >&2
+  if [ "$2" -eq 124 ]; then ended "$1" "failed: it ran out of time"; else ended "$1" "failed with status $2"; fi
+  status=1
+}
+
 # Runs a command for so many seconds at most, and not beyond what is left of nine minutes.
 within() {
   left=$((begin + 530 - $(date +%s)))
@@ -66,7 +73,7 @@ if [ -z "${KVTOOLS_GPU_BUILD:-}" ]; then
   # shellcheck disable=SC2086
   cmake --build "$build" --parallel "$(nproc)" --target $targets >"$build/build.log" 2>&1 || { tail -40 "$build/build.log" >&2; exit 1; }
   if [ $module = ON ]; then
-    cmake --install "$build" --prefix "$build/site/kvtools" >>"$build/build.log" 2>&1
+    cmake --install "$build" --prefix "$build/site/kvtools" >>"$build/build.log" 2>&1 || { tail -5 "$build/build.log" >&2; exit 1; }
     cp "$root/kvtools/__init__.py" "$build/site/kvtools/"
   fi
 fi
@@ -81,13 +88,7 @@ check() {
   echo "run.sh: $name ..."
   code=0
   within "$seconds" "$@" >"$out/$name.txt" 2>&1 || code=$?
-  if [ $code -eq 0 ]; then
-    ended "$name" "passed"
-  else
-    tail -5 "$out/$name.txt" >&2
-    ended "$name" "failed with status $code"
-    status=1
-  fi
+  if [ $code -eq 0 ]; then ended "$name" "passed"; else failed "$name" $code; fi
 }
 
 check "table" 90 "$programs/device_table_cuda_check"
@@ -127,7 +128,8 @@ for tool in memcheck racecheck; do
   within 60 compute-sanitizer --tool $tool --error-exitcode 9 "$programs/device_table_cuda_check" small >"$out/$tool.txt" 2>&1 || code=$?
   case $code in
     0) ended "$tool" "passed" ;;
-    9) tail -5 "$out/$tool.txt" >&2; ended "$tool" "failed"; status=1 ;;  # a finding
+    9) failed $tool 9 ;;  # a finding
+    124) ended "$tool" "unavailable: it ran out of time" ;;
     *) ended "$tool" "unavailable: this machine refuses compute-sanitizer (status $code)" ;;
   esac
 done
@@ -140,13 +142,9 @@ measure() {
   seconds=$2
   shift 2
   within "$seconds" "$@" >"$out/$name.json" 2>"$out/$name.txt" || code=$?
-  if [ $code -eq 0 ]; then
-    ended "$name" "passed"
-  else
-    tail -5 "$out/$name.txt" >&2
-    ended "$name" "failed with status $code"
-    status=1
-  fi
+  [ $code -eq 0 ] || { failed "$name" $code; return; }
+  reason=$(sed -n 's/.*"unavailable": "\(.*\)"}$/\1/p' "$out/$name.json")
+  ended "$name" "${reason:+unavailable: }${reason:-passed}"
 }
 
 measure "training_step" 60 "$programs/training_step_benchmark"

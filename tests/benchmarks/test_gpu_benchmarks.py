@@ -185,6 +185,7 @@ def test_one_command_puts_everything_into_one_file(run_script):
     assert checks["table"] == checks["optimizers"] == checks["benchmark"] == checks["training_step"] == "passed"
     assert checks["grid"].startswith("unavailable: kvtools._device_table was not built")
     assert {"memcheck", "racecheck"} <= checks.keys()
+    assert checks["torch_step"] == "unavailable: " + result["torch_step"]["unavailable"]
     assert len(result["table"]["results"]) == 2 * 2 * (len(OPERATIONS) + 1)
     assert len(result["training_step"]["results"]) == 6
     assert "PyTorch" in result["torch_step"]["unavailable"]
