@@ -213,7 +213,7 @@ class View : public Table {
     uint64_t removed = 0;
     uint64_t* const count = static_cast<uint64_t*>(arrays.New(sizeof(removed)));
     work_->Fill(count, 0, sizeof(removed), stream);
-    table_->Remove(Batch(keys, n, &arrays), stream, count);
+    table_->Remove(Batch(keys, n, &arrays), count, stream);
     work_->Copy(&removed, count, sizeof(removed), stream);
     return static_cast<int64_t>(removed);
   }
