@@ -54,8 +54,8 @@ class DeviceTableImpl : public DeviceTable {
         options_(options),
         narrow_(options.key_type == KeyType::kInt32),
         value_bytes_(options.dim * SizeOf(options.value_type)),
-        layout_(CheckedLayout(options)),
-        evictor_(options.name, options.max_capacity, options.eviction, options.clock, eviction_tuning) {
+        evictor_(options.name, options.max_capacity, options.eviction, options.clock, eviction_tuning),
+        layout_(CheckedLayout(options)) {
     rows_.row_bytes = layout_.row_bytes;
     rows_.slab_bits = kMinSlabBits;
     while (rows_.slab_bits < kMaxSlabBits && layout_.row_bytes << (rows_.slab_bits + 1) <= kSlabBytes) {

@@ -488,6 +488,19 @@ NB_MODULE(_device_table, m) {
     }
   });
 
+  m.def(
+      "stand_in_for_gpus",
+      [] {
+        static const std::unique_ptr<kvtable::ParallelFor> threads = kvtable::MakeThreadPool(2);
+        kvtable::Devices().table = [](const kvtable::DeviceTableOptions& options) {
+          return kvtable::MakeThreadsTable(options, threads.get());
+        };
+        kvtable::Devices().work = [](kvtable::DeviceAllocator* allocator) {
+          return kvtable::MakeThreadsWork(allocator, threads.get());
+        };
+      },
+      "Makes the tables of GPUs, in this process, on the CPU's threads from now on: to test without a GPU.");
+
   nb::class_<PyDeviceExporter>(m, "Exporter", "Reads a table in chunks; see DeviceTable.export.")
       .def(
           "next",

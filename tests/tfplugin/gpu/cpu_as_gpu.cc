@@ -1,15 +1,9 @@
 // A device of type GPU whose memory and queue are the CPU's: with it TensorFlow places, copies and runs as on a
-// machine with a GPU. Tables on it are those of GPUs, on threads. What it cannot run is TensorFlow's own CUDA
-// kernels: they fail.
+// machine with a GPU, but for its own CUDA kernels, which fail. Tables on it are those of GPUs, on the CPU's threads
+// (kvtools._device_table.stand_in_for_gpus).
 #include <cstdlib>
 #include <cstring>
-#include <memory>
 
-#include "device_table_impl.h"
-#include "device_work_impl.h"
-#include "kvtable/device_work.h"
-#include "kvtable/parallel_for.h"
-#include "threads_device.h"
 #include "tensorflow/c/experimental/stream_executor/stream_executor.h"
 
 struct SP_Stream_st {};
@@ -143,28 +137,7 @@ void DestroyPlatformFns(SP_PlatformFns*) {}
 
 }  // namespace
 
-namespace {
-
-kvtable::ParallelFor& Threads() {
-  static const std::unique_ptr<kvtable::ParallelFor> threads = kvtable::MakeThreadPool(2);
-  return *threads;
-}
-
-std::unique_ptr<kvtable::DeviceTable> MakeTable(const kvtable::DeviceTableOptions& options) {
-  using Table = kvtable::DeviceTableImpl<kvtable::ThreadsDevice>;
-  return std::make_unique<Table>(kvtable::ThreadsDevice(&Threads(), SIZE_MAX, options.allocator), options);
-}
-
-std::unique_ptr<kvtable::DeviceWork> MakeWork(kvtable::DeviceAllocator* allocator) {
-  using Work = kvtable::DeviceWorkImpl<kvtable::ThreadsDevice>;
-  return std::make_unique<Work>(kvtable::ThreadsDevice(&Threads(), SIZE_MAX, allocator));
-}
-
-}  // namespace
-
 void SE_InitPlugin(SE_PlatformRegistrationParams* params, TF_Status*) {
-  kvtable::Devices().table = MakeTable;
-  kvtable::Devices().work = MakeWork;
   params->platform->struct_size = SP_PLATFORM_STRUCT_SIZE;
   params->platform->name = "CPU_AS_GPU";
   params->platform->type = "GPU";
