@@ -21,8 +21,8 @@
 //     key that stays keeps its passages counted, so that nobody's search for it ends early.
 //
 // A key inserted in a launch has row number kPending until the launch is over: rows are handed out for
-// all of a warp's new keys at once, and written by the next launch (see new_rows.h). That also tells which of
-// the batch's keys are new, to each of a key's occurrences.
+// all of a warp's new keys at once, and written by the next launch (see insert_kernels.h). That also tells
+// which of the batch's keys are new, to each of a key's occurrences.
 #pragma once
 
 #include <cstdint>
@@ -63,13 +63,15 @@ struct DeviceIndex {
   DeviceBucket* buckets = nullptr;
   uint64_t num_buckets = 0;  // at least 1
 
+  KVTABLE_HOST_DEVICE uint64_t HomeOf(uint64_t key) const { return HomeOfHash(Mix64(key)); }
+
   // All 64 bits of the hash scaled to [0, num_buckets). It preserves order, so that a rebuild reads and
-  // writes front to back.
-  KVTABLE_HOST_DEVICE uint64_t HomeOf(uint64_t key) const {
+  // writes front to back, and so that an export goes by ranges of hashes whatever the number of buckets.
+  KVTABLE_HOST_DEVICE uint64_t HomeOfHash(uint64_t hash) const {
 #if defined(__CUDA_ARCH__)
-    return __umul64hi(Mix64(key), num_buckets);
+    return __umul64hi(hash, num_buckets);
 #else
-    return static_cast<uint64_t>((static_cast<unsigned __int128>(Mix64(key)) * num_buckets) >> 64);
+    return static_cast<uint64_t>((static_cast<unsigned __int128>(hash) * num_buckets) >> 64);
 #endif
   }
 

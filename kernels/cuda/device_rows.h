@@ -1,4 +1,6 @@
-// The rows of a table in device memory, and the columns beside them. A row, once handed out, never moves.
+// The rows of a table in device memory, and the columns beside them. A row's number is its place, whose
+// address stays until the slots change; a key keeps its number for life, but for hot rows that change places
+// with cold ones (hot_rows_kernels.h).
 #pragma once
 
 #include <cstdint>
@@ -22,7 +24,7 @@ struct DeviceSlab {
 };
 
 // How many rows there are. Kernels read it, and count in `fresh` and `freed` what they take and give back; a
-// launch of its own settles the account afterwards (see new_rows.h), so that it stands still meanwhile.
+// launch of its own settles the account afterwards (see insert_kernels.h), so that it stands still meanwhile.
 struct RowCounters {
   uint32_t high_water;  // row numbers ever handed out: [0, high_water)
   uint32_t free;        // of these, in the list of free rows

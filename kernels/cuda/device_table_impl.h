@@ -29,12 +29,16 @@
 #include "export_kernels.h"
 #include "find_kernels.h"
 #include "gradient_kernels.h"
+#include "hot_rows_kernels.h"
 #include "initial_value.h"
 #include "insert_kernels.h"
 #include "kvtable/device_table.h"
 #include "pool_kernels.h"
+#include "relayout_kernels.h"
+#include "row_blocks.h"
 #include "row_layout.h"
 #include "shrink_kernels.h"
+#include "splits_kernels.h"
 #include "update_rows.h"
 #include "write_kernels.h"
 #include "zero_mark_kernels.h"
@@ -63,7 +67,8 @@ class DeviceTableImpl : public DeviceTable {
     report_ = Allocate(sizeof(uint64_t), MemoryPlace::kPinnedHost, "a counter");
     *report_.template as<uint64_t>() = 0;
     rows_.counters = &words_.template as<Words>()->counters;
-    UploadFirstContents();
+    initial_ = UploadInitialValue(options_.initializer, &initial_rows_);
+    first_slots_ = UploadFirstSlots(layout_);
     GrowIndex(kMinBuckets);
     device_.End();
     if (options.capacity_hint > 0) Reserve(options.capacity_hint, 0, nullptr);
@@ -73,6 +78,19 @@ class DeviceTableImpl : public DeviceTable {
   ~DeviceTableImpl() override { device_.Wait(); }
 
   const DeviceTableOptions& options() const override { return options_; }
+
+  Initializer initializer() const override {
+    std::lock_guard<std::mutex> hold(mutex_);
+    return options_.initializer;
+  }
+  std::vector<SlotSpec> slots() const override {
+    std::lock_guard<std::mutex> hold(mutex_);
+    return layout_.slots;
+  }
+  uint64_t generation() const override {
+    std::lock_guard<std::mutex> hold(mutex_);
+    return generation_;
+  }
 
   int64_t Size() const override {
     std::lock_guard<std::mutex> hold(mutex_);
@@ -90,11 +108,11 @@ class DeviceTableImpl : public DeviceTable {
     use.column_bytes = static_cast<int64_t>(free_rows_.bytes());
     use.column_bytes += static_cast<int64_t>(marks_.bytes()) + evictor_.column_bytes();
     for (const Block& block : stamp_blocks_) use.column_bytes += static_cast<int64_t>(block.bytes());
-    use.slack_bytes = row_capacity_ * layout_.row_bytes - use.row_bytes;
-    use.scratch_bytes =
-        static_cast<int64_t>(scratch_.bytes() + claims_.bytes() + sort_scratch_.bytes() + working_.bytes()) +
-        evictor_.scratch_bytes();
-    use.host_bytes = host_row_bytes_;
+    use.host_bytes = host_rows_.bytes();
+    use.slack_bytes = device_rows_.bytes() + use.host_bytes - use.row_bytes;
+    use.scratch_bytes = static_cast<int64_t>(scratch_.bytes() + claims_.bytes() + sort_scratch_.bytes() +
+                                             working_.bytes() + moving_.bytes()) +
+                        evictor_.scratch_bytes();
     return use;
   }
 
@@ -131,8 +149,8 @@ class DeviceTableImpl : public DeviceTable {
   void GatherColumns(const DeviceKeys& keys, const std::vector<ColumnOut>& out, bool* found,
                      DeviceStream stream) override {
     CheckBatch(keys.n);
-    for (const ColumnOut& column : out) layout_.At(column.column, column.width);
     const Operation operation(this, stream);
+    for (const ColumnOut& column : out) layout_.At(column.column, column.width);
     PrepareScratch(keys.n);
     Locate(keys, numbers(), nullptr, found, nullptr, nullptr);
     for (const ColumnOut& column : out) {
@@ -162,7 +180,7 @@ class DeviceTableImpl : public DeviceTable {
 
   void GatherPooled(const DeviceKeys& keys, const DeviceBags& bags, Missing missing, void* out,
                     DeviceStream stream) override {
-    CheckPooled(keys, missing);
+    CheckPooled(keys, bags, missing);
     const Operation operation(this, stream);
     PrepareScratch(keys.n);
     Locate(keys, numbers(), nullptr, nullptr, nullptr, nullptr);
@@ -171,11 +189,48 @@ class DeviceTableImpl : public DeviceTable {
 
   void GatherPooledOrInsert(const DeviceKeys& keys, const DeviceBags& bags, Stamp stamp, void* out,
                             DeviceStream stream) override {
-    RequireFloating();
+    CheckPooled(keys, bags, Missing::kZeros);
     const Operation operation(this, stream);
     InsertStamped(keys, stamp, nullptr);
     Pool(keys, bags, Missing::kZeros, out);
     TouchAndEvict(keys, true, nullptr, nullptr);
+  }
+
+  void MakeSplits(const int64_t* row_ids, int64_t stride, int64_t n, int64_t bags, int64_t* splits,
+                  DeviceStream stream) override {
+    if (stride < 1 || n < 0 || bags < 0) {
+      throw Error(ErrorCode::kInvalidArgument, "Splits for table '" + options_.name + "' of " +
+                                                   std::to_string(n) + " row ids, " + std::to_string(stride) +
+                                                   " apart, in " + std::to_string(bags) +
+                                                   " bags; expected 0 or more, 1 or more, and 0 or more.");
+    }
+    const Operation operation(this, stream);
+    device_.Launch(Count(std::max(n, bags + 1)),
+                   SplitsBody{row_ids, Count(stride), Count(n), Count(bags), splits,
+                              &words_.template as<Words>()->bag_mistake});
+  }
+
+  void CheckBags(DeviceStream stream) override {
+    const Operation operation(this, stream);
+    uint64_t* const word = &words_.template as<Words>()->bag_mistake;
+    uint64_t mistake = 0;
+    device_.Copy(&mistake, word, sizeof(mistake));
+    device_.WaitInside();
+    if (mistake == 0) return;
+    device_.Fill(word, 0, sizeof(mistake));
+    const std::string at = std::to_string(BagMistake::PlaceOf(mistake));
+    if (BagMistake::KindOf(mistake) == BagMistake::kSplits) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "A pooled lookup of table '" + options_.name +
+                      "', or its gradient, got splits that do not " +
+                      "rise from 0 to the number of its keys: see those of bag " + at +
+                      ". What it gave means nothing.");
+    }
+    throw Error(ErrorCode::kInvalidArgument,
+                "Splits for table '" + options_.name +
+                    "' were to be made of row ids that do not rise from 0 to " +
+                    "less than the number of bags: see number " + at +
+                    ". Bring the indices in order (tf.sparse.reorder). What came of it means nothing.");
   }
 
   void SpreadGradient(const DeviceBags& bags, const void* gradient, void* out, DeviceStream stream) override {
@@ -183,16 +238,16 @@ class DeviceTableImpl : public DeviceTable {
     VisitValueType(options_.value_type, [&](auto t) {
       using T = decltype(t);
       using Weight = const typename Element<T>::Compute;
-      device_.Launch(Count(bags.bags * options_.dim),
-                     SpreadGradientBody<T>{bags.splits, Count(bags.bags), static_cast<Weight*>(bags.weights),
-                                           bags.combiner, Count(options_.dim),
-                                           static_cast<const T*>(gradient), static_cast<T*>(out)});
+      device_.Launch(
+          Count(bags.bags * options_.dim),
+          SpreadGradientBody<T>{Splits(bags, bags.ids), static_cast<Weight*>(bags.weights), bags.combiner,
+                                Count(options_.dim), static_cast<const T*>(gradient), static_cast<T*>(out)});
     });
   }
 
   void WeightsGradient(const DeviceKeys& keys, const DeviceBags& bags, Missing missing, const void* pooled,
                        const void* gradient, void* out, DeviceStream stream) override {
-    CheckPooled(keys, missing);
+    CheckPooled(keys, bags, missing);
     const Operation operation(this, stream);
     PrepareScratch(keys.n);
     Locate(keys, numbers(), nullptr, nullptr, nullptr, nullptr);
@@ -200,7 +255,7 @@ class DeviceTableImpl : public DeviceTable {
       using T = decltype(t);
       using Compute = typename Element<T>::Compute;
       device_.Launch(Count(keys.n),
-                     WeightsGradientBody<T>{Ids<T>(keys, missing), bags.splits, Count(bags.bags),
+                     WeightsGradientBody<T>{Ids<T>(keys, missing), Splits(bags, keys.n),
                                             static_cast<const Compute*>(bags.weights), bags.combiner,
                                             Count(options_.dim), static_cast<const T*>(pooled),
                                             static_cast<const T*>(gradient), static_cast<Compute*>(out)});
@@ -226,7 +281,6 @@ class DeviceTableImpl : public DeviceTable {
 
   void UpsertColumns(const DeviceKeys& keys, const std::vector<ColumnIn>& in, Stamp stamp,
                      DeviceStream stream) override {
-    for (const ColumnIn& column : in) layout_.At(column.column, column.width);
     const Operation operation(this, stream);
     WriteStamped(keys, in, stamp);
     TouchAndEvict(keys, true, nullptr, nullptr);
@@ -266,13 +320,13 @@ class DeviceTableImpl : public DeviceTable {
                                                    " slots; got columns for " + std::to_string(slots.size()) +
                                                    ".");
     }
+    const Operation operation(this, stream);
     RowsToUpdate rows;
     for (size_t s = 0; s < slots.size(); ++s) {
       rows.offsets[s + 1] = layout_.At(slots[s], options_.dim).offset;
     }
     const WorkingMemory working =
         WorkingMemoryFor<Device>(optimizer, options_.value_type, options_.dim, keys.n);
-    const Operation operation(this, stream);
     if (keys.n == 0) return TouchAndEvict(keys, false, nullptr, nullptr);
     // All that may fail for want of memory, before anything changes.
     PrepareScratch(keys.n);
@@ -343,8 +397,8 @@ class DeviceTableImpl : public DeviceTable {
   void Import(const DeviceKeys& keys, const std::vector<ColumnIn>& in, const uint32_t* freqs,
               const uint32_t* versions, const uint64_t* scores, DeviceStream stream) override {
     CheckBatch(keys.n);
-    for (const ColumnIn& column : in) layout_.At(column.column, column.width);
     const Operation operation(this, stream);
+    for (const ColumnIn& column : in) layout_.At(column.column, column.width);
     PrepareScratch(keys.n);
     EnsureRoom(keys);
     PrepareMarks();
@@ -393,19 +447,22 @@ class DeviceTableImpl : public DeviceTable {
     evictor_.SetEpoch(epoch);
   }
 
-  void Remove(const DeviceKeys& keys, DeviceStream stream) override {
+  using DeviceTable::Remove;
+  using DeviceTable::RemoveIf;
+
+  void Remove(const DeviceKeys& keys, uint64_t* removed, DeviceStream stream) override {
     CheckBatch(keys.n);
     const Operation operation(this, stream);
     EnsureRoomToFree(keys.n);
     device_.Launch(Count(keys.n), EraseBody{Batch(keys), index_, rows_});
-    Settle(0);
+    Settle(0, removed);
   }
 
-  void RemoveIf(const RowPredicate& predicate, DeviceStream stream) override {
+  void RemoveIf(const RowPredicate& predicate, uint64_t* removed, DeviceStream stream) override {
     const Operation operation(this, stream);
     EnsureRoomToFree(row_capacity_);
     device_.Launch(index_.num_buckets, EraseIfBody{index_, rows_, predicate});
-    Settle(0);
+    Settle(0, removed);
   }
 
   void Shrink(int64_t rows, ShrinkOrder order, DeviceStream stream) override {
@@ -427,6 +484,27 @@ class DeviceTableImpl : public DeviceTable {
     }
     device_.Launch(index_.num_buckets, EraseSelectedBody{index_, rows_, order, selection});
     Settle(0);
+  }
+
+  void MoveHotRows(int64_t most, DeviceStream stream) override {
+    if (most < 0) {
+      throw Error(ErrorCode::kInvalidArgument, "Table '" + options_.name + "' was to move " +
+                                                   std::to_string(most) + " rows; expected 0 or more.");
+    }
+    const Operation operation(this, stream);
+    most = std::min(most, DeviceRowCount());
+    if (most == 0 || !HasHostRows()) return;
+    PrepareToMove(most);
+    MoveHotRowsOf(0, index_.num_buckets, most);
+  }
+
+  void InDeviceMemory(const DeviceKeys& keys, bool* out, DeviceStream stream) override {
+    CheckBatch(keys.n);
+    const Operation operation(this, stream);
+    PrepareScratch(keys.n);
+    Locate(keys, numbers(), nullptr, nullptr, nullptr, nullptr);
+    device_.Launch(Count(keys.n),
+                   InDeviceBody{numbers(), Count(keys.n), static_cast<uint32_t>(DeviceRowCount()), out});
   }
 
   void Clear(DeviceStream stream) override {
@@ -455,9 +533,24 @@ class DeviceTableImpl : public DeviceTable {
     PrepareEviction(batch);
   }
 
+  uint64_t EnsureSlots(const std::vector<SlotSpec>& slots, DeviceStream stream) override {
+    RowLayout to(options_.value_type, options_.dim, slots);
+    const Operation operation(this, stream);
+    if (to.slots == layout_.slots) return generation_;
+    ChangeLayout(std::move(to));
+    return ++generation_;
+  }
+
+  void SetInitializer(const Initializer& initializer, DeviceStream stream) override {
+    const Operation operation(this, stream);
+    Block rows;  // what is queued reads the old ones, which are freed behind it
+    initial_ = UploadInitialValue(initializer, &rows);
+    initial_rows_ = std::move(rows);
+    options_.initializer = initializer;
+  }
+
   std::unique_ptr<DeviceExporter> Export(const RowPredicate& predicate) override {
-    std::lock_guard<std::mutex> hold(mutex_);
-    return std::make_unique<Exporter>(this, predicate, index_generation_);
+    return std::make_unique<Exporter>(this, predicate);
   }
 
  private:
@@ -470,6 +563,11 @@ class DeviceTableImpl : public DeviceTable {
       8;  // by an eighth: rows never move, so growth costs nothing but calls
   static constexpr uint64_t kMinBuckets = 64;
   static constexpr int64_t kSlabBytes = int64_t{1} << 20;
+  static constexpr int64_t kMostBlockBytes = int64_t{64} << 20;  // of rows, where a slab is not larger
+  static constexpr int64_t kStageBytes = int64_t{8} << 20;
+  static constexpr uint64_t kBatchesPerTurn = 8;
+  static constexpr uint64_t kLooksPerMove =
+      64;  // places of the index that a turn looks at for a row it may move
   static constexpr int kMinSlabBits = 6;
   static constexpr int kMaxSlabBits = 20;
   static constexpr int64_t kMaxRows = int64_t{kPending} - (int64_t{1} << kMaxSlabBits);
@@ -480,6 +578,7 @@ class DeviceTableImpl : public DeviceTable {
     uint32_t num_new;  // rows that the last inserting launch made
     uint32_t count;    // of whatever is counted
     uint64_t skipped;  // row updates left out
+    uint64_t bag_mistake;
   };
 
   // Holds the table for one operation, and sends what it queues to a stream.
@@ -498,20 +597,29 @@ class DeviceTableImpl : public DeviceTable {
     Device* device_;
   };
 
+  // How far an export has come: all keys with lower hashes were seen.
+  struct ExportProgress {
+    uint64_t next_hash = 0;
+    bool ended = false;
+    double share = 0;  // of all hashes, looked at for the last chunk; 0: there was none
+  };
+
   class Exporter : public DeviceExporter {
    public:
-    Exporter(DeviceTableImpl* table, const RowPredicate& predicate, uint64_t generation)
-        : table_(table), predicate_(predicate), generation_(generation) {}
+    Exporter(DeviceTableImpl* table, const RowPredicate& predicate) : table_(table), predicate_(predicate) {}
 
+    int64_t max_rows() const override {
+      std::lock_guard<std::mutex> hold(table_->mutex_);
+      return progress_.ended ? 0 : table_->RowsAtMost();
+    }
     int64_t Next(int64_t capacity, const Buffers& out, DeviceStream stream) override {
-      return table_->ExportNext(predicate_, generation_, &next_bucket_, capacity, out, stream);
+      return table_->ExportNext(predicate_, &progress_, capacity, out, stream);
     }
 
    private:
     DeviceTableImpl* table_;
     RowPredicate predicate_;
-    uint64_t generation_;
-    uint64_t next_bucket_ = 0;
+    ExportProgress progress_;
   };
 
   static uint64_t Count(int64_t n) { return static_cast<uint64_t>(n); }
@@ -542,37 +650,43 @@ class DeviceTableImpl : public DeviceTable {
     return block;
   }
 
-  // What new rows hold.
-  void UploadFirstContents() {
-    const InitialValue made(options_.initializer, options_.value_type, options_.dim);
-    const Initializer& from = options_.initializer;
-    initial_.kind = from.kind;
-    initial_.value_type = options_.value_type;
-    initial_.dim = options_.dim;
-    initial_.value_bytes = value_bytes_;
-    initial_.a = from.a;
-    initial_.b = from.b;
+  // What new rows' values are; `ready` takes those that are not drawn.
+  DeviceInitialValue UploadInitialValue(const Initializer& from, Block* ready) {
+    const InitialValue made(from, options_.value_type, options_.dim);
+    DeviceInitialValue initial;
+    initial.kind = from.kind;
+    initial.value_type = options_.value_type;
+    initial.dim = options_.dim;
+    initial.value_bytes = value_bytes_;
+    initial.a = from.a;
+    initial.b = from.b;
     const float a = static_cast<float>(from.a);
-    initial_.below32 = std::max(a, std::nextafter(static_cast<float>(from.b), a));
-    initial_.below64 = std::max(from.a, std::nextafter(from.b, from.a));
-    initial_.seed = from.seed;
+    initial.below32 = std::max(a, std::nextafter(static_cast<float>(from.b), a));
+    initial.below64 = std::max(from.a, std::nextafter(from.b, from.a));
+    initial.seed = from.seed;
     std::vector<char> rows;
     if (from.kind == Initializer::Kind::kConstant) {
       rows.resize(static_cast<size_t>(value_bytes_));
       made.Fill(0, rows.data());
     } else if (from.kind == Initializer::Kind::kRows) {
       rows = *from.rows;
-      initial_.num_rows = Count(from.num_rows);
+      initial.num_rows = Count(from.num_rows);
     }
     if (!rows.empty()) {
-      initial_rows_ = Allocate(rows.size(), MemoryPlace::kDevice, "initial values");
-      device_.Copy(initial_rows_.data(), rows.data(), rows.size());
-      initial_.rows = initial_rows_.data();
+      *ready = Allocate(rows.size(), MemoryPlace::kDevice, "initial values");
+      device_.Copy(ready->data(), rows.data(), rows.size());
+      initial.rows = ready->data();
     }
-    std::vector<char> row(static_cast<size_t>(layout_.row_bytes));
-    layout_.InitializeSlots(row.data());
-    first_slots_ = Allocate(row.size(), MemoryPlace::kDevice, "initial values");
-    device_.Copy(first_slots_.data(), row.data(), row.size());
+    return initial;
+  }
+
+  // A row whose slots are those of new rows, but for those that copy the value.
+  Block UploadFirstSlots(const RowLayout& layout) {
+    std::vector<char> row(static_cast<size_t>(layout.row_bytes));
+    layout.InitializeSlots(row.data());
+    Block block = Allocate(row.size(), MemoryPlace::kDevice, "initial values");
+    device_.Copy(block.data(), row.data(), row.size());
+    return block;
   }
 
   static uint64_t BucketsFor(int64_t rows) {
@@ -590,7 +704,6 @@ class DeviceTableImpl : public DeviceTable {
     if (index_.num_buckets > 0) device_.Launch(index_.num_buckets, RebuildBody{index_, grown});
     buckets_ = std::move(block);
     index_ = grown;
-    ++index_generation_;
   }
 
   // Makes room for this many rows in all.
@@ -604,17 +717,10 @@ class DeviceTableImpl : public DeviceTable {
     const int64_t slab_rows = int64_t{1} << rows_.slab_bits;
     const int64_t slab_bytes = slab_rows * layout_.row_bytes;
     const int64_t added = (rows - row_capacity_ + slab_rows - 1) / slab_rows;
-    const int64_t left = std::max(int64_t{0}, options_.max_hbm - device_row_bytes_);
-    const int64_t in_device = std::min(added, left / slab_bytes);
-    Block device_rows;
-    Block host_rows;
-    if (in_device > 0) {
-      device_rows = Allocate(Padded(in_device * slab_bytes), MemoryPlace::kDevice, "its rows");
-    }
-    if (in_device < added) {
-      host_rows = Allocate(Padded((added - in_device) * slab_bytes), MemoryPlace::kPinnedHost,
-                           "its rows, in pinned host memory");
-    }
+    // The first slabs are in device memory, the others are not.
+    const int64_t in_device = HasHostRows() ? 0 : std::min(added, DeviceSlabsFor(slab_bytes) - device_slabs_);
+    const int64_t host_slabs = static_cast<int64_t>(slabs_.size()) - device_slabs_;
+    RowRoom room = MakeRowRoom(device_slabs_ + in_device, host_slabs + added - in_device, slab_bytes);
     Block stamps =
         Allocate(Count(added * slab_rows) * sizeof(DeviceStamp), MemoryPlace::kDevice, "its stamps");
     const size_t slabs = slabs_.size() + Count(added);
@@ -622,20 +728,145 @@ class DeviceTableImpl : public DeviceTable {
     const bool moves = slabs * sizeof(DeviceSlab) > slab_table_.bytes();
     if (moves) table = Allocate(2 * slabs * sizeof(DeviceSlab), MemoryPlace::kDevice, "its slabs");
 
+    if (host_slabs + added > in_device) PrepareTurns(device_slabs_ + in_device);
+    TakeRowRoom(std::move(room));
+    device_slabs_ += in_device;
     for (int64_t s = 0; s < added; ++s) {
-      char* const at = s < in_device ? device_rows.data() + s * slab_bytes
-                                     : host_rows.data() + (s - in_device) * slab_bytes;
-      slabs_.push_back({at, stamps.template as<DeviceStamp>() + s * slab_rows});
+      slabs_.push_back({nullptr, stamps.template as<DeviceStamp>() + s * slab_rows});
     }
+    PlaceSlabs(slab_bytes);
     if (moves) slab_table_ = std::move(table);
     device_.Copy(slab_table_.data(), slabs_.data(), slabs * sizeof(DeviceSlab));
     rows_.slabs = slab_table_.template as<DeviceSlab>();
-    device_row_bytes_ += in_device * slab_bytes;
-    host_row_bytes_ += (added - in_device) * slab_bytes;
-    row_blocks_.push_back(std::move(device_rows));
-    row_blocks_.push_back(std::move(host_rows));
     stamp_blocks_.push_back(std::move(stamps));
     row_capacity_ += added * slab_rows;
+  }
+
+  // Slabs of this size that device memory may have.
+  int64_t DeviceSlabsFor(int64_t slab_bytes) const {
+    const int64_t left = options_.max_hbm - device_rows_.BytesOfFitting(slab_bytes);
+    return PlacesIn(device_rows_, slab_bytes) + std::max(int64_t{0}, left / slab_bytes);
+  }
+  static int64_t PlacesIn(const RowBlocks<Device>& blocks, int64_t slab_bytes) {
+    return static_cast<int64_t>(blocks.Places(slab_bytes).size());
+  }
+  bool HasHostRows() const { return static_cast<int64_t>(slabs_.size()) > device_slabs_; }
+
+  // Blocks that rows need beside those they have.
+  struct RowRoom {
+    std::vector<Block> in_device;
+    std::vector<Block> on_host;
+  };
+
+  RowRoom MakeRowRoom(int64_t device_slabs, int64_t host_slabs, int64_t slab_bytes) {
+    RowRoom room;
+    room.in_device =
+        AllocateSlabs(device_slabs - PlacesIn(device_rows_, slab_bytes), slab_bytes, MemoryPlace::kDevice);
+    room.on_host =
+        AllocateSlabs(host_slabs - PlacesIn(host_rows_, slab_bytes), slab_bytes, MemoryPlace::kPinnedHost);
+    return room;
+  }
+  void TakeRowRoom(RowRoom room) {
+    device_rows_.Add(std::move(room.in_device));
+    host_rows_.Add(std::move(room.on_host));
+  }
+
+  // In blocks that are small beside a large table, so that one can go when the rows become narrower.
+  std::vector<Block> AllocateSlabs(int64_t slabs, int64_t slab_bytes, MemoryPlace place) {
+    const char* const what = place == MemoryPlace::kDevice ? "its rows" : "its rows, in pinned host memory";
+    const int64_t of_block = std::max(int64_t{1}, kMostBlockBytes / slab_bytes);
+    std::vector<Block> blocks;
+    for (; slabs > 0; slabs -= of_block) {
+      blocks.push_back(Allocate(Padded(std::min(slabs, of_block) * slab_bytes), place, what));
+    }
+    return blocks;
+  }
+
+  // Gives the slabs their places.
+  void PlaceSlabs(int64_t slab_bytes) {
+    const std::vector<char*> in_device = device_rows_.Places(slab_bytes);
+    const std::vector<char*> on_host = host_rows_.Places(slab_bytes);
+    const size_t device_slabs = Count(device_slabs_);
+    for (size_t s = 0; s < slabs_.size(); ++s) {
+      slabs_[s].rows = s < device_slabs ? in_device[s] : on_host[s - device_slabs];
+    }
+  }
+
+  // Gives all rows another layout. All memory it takes, it takes first: what wider rows need beside the
+  // memory there is, and some to stage rows in (relayout_kernels.h).
+  void ChangeLayout(RowLayout to) {
+    const int64_t slab_bytes = to.row_bytes << rows_.slab_bits;
+    const bool widens = to.row_bytes > layout_.row_bytes;
+    const int64_t slabs = static_cast<int64_t>(slabs_.size());
+    // Wider rows may have to leave device memory; others go where there is room.
+    const int64_t in_device = widens ? std::min(device_slabs_, DeviceSlabsFor(slab_bytes))
+                                     : std::min(slabs, PlacesIn(device_rows_, slab_bytes));
+    RowCounters counters;
+    device_.Copy(&counters, rows_.counters, sizeof(counters));
+    device_.WaitInside();
+    const int64_t rows = counters.high_water;
+    const int64_t group = std::min(rows, std::max(int64_t{64}, kStageBytes / layout_.row_bytes));
+
+    Block first_slots = UploadFirstSlots(to);
+    RowRoom room = MakeRowRoom(in_device, slabs - in_device, slab_bytes);
+    Block table;
+    if (slabs > 0) table = Allocate(slab_table_.bytes(), MemoryPlace::kDevice, "its slabs");
+    Block stage;
+    if (rows > 0) {
+      stage =
+          Allocate(Count(group * layout_.row_bytes), MemoryPlace::kDevice, "rows that change their slots");
+    }
+
+    if (slabs > in_device) PrepareTurns(in_device);
+
+    const DeviceRows before = rows_;
+    const RowLayout from = std::exchange(layout_, std::move(to));
+    first_slots_ = std::move(first_slots);
+    TakeRowRoom(std::move(room));
+    device_slabs_ = in_device;
+    PlaceSlabs(slab_bytes);
+    rows_.row_bytes = layout_.row_bytes;
+    options_.slots = layout_.slots;
+    if (slabs > 0) {
+      device_.Copy(table.data(), slabs_.data(), slabs_.size() * sizeof(DeviceSlab));
+      rows_.slabs = table.template as<DeviceSlab>();
+    }
+    const int64_t groups = rows == 0 ? 0 : (rows + group - 1) / group;
+    for (int64_t g = 0; g < groups; ++g) {
+      const int64_t first = (widens ? groups - 1 - g : g) * group;
+      const uint64_t n = Count(std::min(group, rows - first));
+      device_.Launch(
+          n, StageRowsBody{before, Count(first), n, AlignmentOf(Count(from.row_bytes)), stage.data()});
+      MoveColumns(from, Count(first), n, stage.data());
+    }
+    device_.WaitInside();  // pinned memory is freed at once
+    device_rows_.KeepFirst(device_slabs_, slab_bytes);
+    host_rows_.KeepFirst(slabs - device_slabs_, slab_bytes);
+    if (slabs > 0) slab_table_ = std::move(table);
+  }
+
+  // Writes the columns of rows that lie in `stage` as they were.
+  void MoveColumns(const RowLayout& from, uint64_t first, uint64_t n, const char* stage) {
+    for (size_t c = 0; c < layout_.columns.size(); ++c) {
+      const RowLayout::Column& column = layout_.columns[c];
+      const char* source = stage;  // the value
+      int64_t stride = from.row_bytes;
+      if (c > 0) {
+        const SlotSpec& slot = layout_.slots[c - 1];
+        const auto same = std::find_if(from.slots.begin(), from.slots.end(), [&](const SlotSpec& s) {
+          return s.name == slot.name && s.width == slot.width;
+        });
+        if (same != from.slots.end()) {
+          source += from.columns[static_cast<size_t>(same - from.slots.begin()) + 1].offset;
+        } else if (slot.init != SlotSpec::Init::kCopyValue) {
+          source = first_slots_.data() + column.offset;
+          stride = 0;
+        }
+      }
+      device_.Launch(
+          n, MoveColumnBody{rows_, first, n, column.offset, column.bytes,
+                            Alignment(Count(column.offset | column.bytes | stride), source), source, stride});
+    }
   }
 
   // To whole words, for ChangeElement.
@@ -789,9 +1020,18 @@ class DeviceTableImpl : public DeviceTable {
                                             Alignment(Count(offset | bytes), out), static_cast<char*>(out)});
   }
 
-  void CheckPooled(const DeviceKeys& keys, Missing missing) const {
+  BagSplits Splits(const DeviceBags& bags, int64_t ids) const {
+    return {bags.splits, Count(bags.bags), ids, &words_.template as<Words>()->bag_mistake};
+  }
+
+  void CheckPooled(const DeviceKeys& keys, const DeviceBags& bags, Missing missing) const {
     CheckBatch(keys.n);
     RequireFloating();
+    if (bags.bags < 0 || (bags.bags == 0 && keys.n > 0)) {
+      throw Error(ErrorCode::kInvalidArgument, "A pooled lookup of table '" + options_.name + "' has " +
+                                                   std::to_string(keys.n) + " keys in " +
+                                                   std::to_string(bags.bags) + " bags.");
+    }
     if (missing != Missing::kDefault) return;
     throw Error(ErrorCode::kInvalidArgument,
                 "A pooled lookup of table '" + options_.name +
@@ -813,10 +1053,10 @@ class DeviceTableImpl : public DeviceTable {
     VisitValueType(options_.value_type, [&](auto t) {
       using T = decltype(t);
       using Weight = const typename Element<T>::Compute;
-      device_.Launch(Count(bags.bags * options_.dim),
-                     PoolBody<T>{Ids<T>(keys, missing), bags.splits, Count(bags.bags),
-                                 static_cast<Weight*>(bags.weights), bags.combiner, Count(options_.dim),
-                                 static_cast<T*>(out)});
+      device_.Launch(
+          Count(bags.bags * options_.dim),
+          PoolBody<T>{Ids<T>(keys, missing), Splits(bags, keys.n), static_cast<Weight*>(bags.weights),
+                      bags.combiner, Count(options_.dim), static_cast<T*>(out)});
     });
   }
 
@@ -829,6 +1069,7 @@ class DeviceTableImpl : public DeviceTable {
     PrepareScratch(keys.n);
     EnsureRoom(keys);
     PrepareEviction(keys.n);
+    TakeATurn();  // before any row is found
     if (admission != nullptr) device_.Launch(n, AdmitBody{Batch(keys), index_, *admission, numbers()});
     device_.Launch(n, InsertBody{Batch(keys), index_, rows_, numbers(), new_keys(), new_slots(), inserted,
                                  admission != nullptr});
@@ -839,12 +1080,60 @@ class DeviceTableImpl : public DeviceTable {
     if (!keys.distinct) device_.Launch(n, ResolveBody{Batch(keys), index_, numbers()});
   }
 
-  void Settle(int64_t keys) {
+  // ---- Hot rows
+
+  int64_t DeviceRowCount() const { return device_slabs_ << rows_.slab_bits; }
+
+  void PrepareToMove(int64_t most) {
+    if (most <= most_moving_) return;
+    moving_ =
+        Allocate(sizeof(HotRows) + 2 * Count(most) * sizeof(Slot), MemoryPlace::kDevice, "scratch memory");
+    most_moving_ = most;
+  }
+
+  // Where so many slabs are to be in device memory.
+  void PrepareTurns(int64_t device_slabs) {
+    PrepareToMove(std::min(options_.move_hot_rows, device_slabs << rows_.slab_bits));
+  }
+
+  void TakeATurn() {
+    if (options_.move_hot_rows <= 0 || !HasHostRows() || ++batches_ % kBatchesPerTurn != 0) return;
+    const int64_t most = std::min(options_.move_hot_rows, DeviceRowCount());
+    if (most == 0) return;
+    const uint64_t buckets =
+        std::min(index_.num_buckets, Count(most) * kLooksPerMove / DeviceBucket::kKeys + 1);
+    if (hand_ >= index_.num_buckets) hand_ = 0;
+    MoveHotRowsOf(hand_, buckets, most);
+    hand_ += buckets;
+  }
+
+  void MoveHotRowsOf(uint64_t begin, uint64_t buckets, int64_t most_rows) {
+    HotRows* const state = moving_.template as<HotRows>();
+    Slot* const hot = reinterpret_cast<Slot*>(state + 1);
+    Slot* const cold = hot + most_rows;
+    const IndexWindow window{index_, begin, buckets};
+    const uint32_t most = static_cast<uint32_t>(most_rows);
+    const uint32_t device_rows = static_cast<uint32_t>(DeviceRowCount());
+    device_.Fill(state, 0, sizeof(HotRows));
+    device_.Launch(buckets, CountPlacesBody{window, rows_, device_rows, state});
+    device_.Launch(1, BeginRanksBody{most, state});
+    for (int digit = 0; digit < StampRank::kDigits; ++digit) {
+      device_.Launch(buckets, CountStampDigitBody{window, rows_, device_rows, digit, state});
+      device_.Launch(1, PickStampDigitBody{digit, state});
+    }
+    for (const bool on_bounds : {false, true}) {
+      device_.Launch(buckets, ListMovingBody{window, rows_, device_rows, on_bounds, most, state, hot, cold});
+    }
+    device_.Launch(Count(most_rows), SwapRowsBody{index_, rows_, Marks(), evictor_.View(), most, state, hot,
+                                                  cold, AlignmentOf(Count(layout_.row_bytes))});
+  }
+
+  void Settle(int64_t keys, uint64_t* removed = nullptr) {
     ++sequence_;
     if (keys > 0) queued_.push_back({sequence_, keys});
     queued_keys_ += keys;
     device_.Launch(1, SettleBody{rows_.counters, &words_.template as<Words>()->num_new,
-                                 report_.template as<uint64_t>(), sequence_});
+                                 report_.template as<uint64_t>(), sequence_, removed});
   }
 
   void CopyValueToSlots(int64_t n) {
@@ -868,6 +1157,7 @@ class DeviceTableImpl : public DeviceTable {
   }
 
   void WriteStamped(const DeviceKeys& keys, const std::vector<ColumnIn>& in, Stamp stamp) {
+    for (const ColumnIn& column : in) layout_.At(column.column, column.width);
     WriteColumns(keys, in);
     Unmark(keys.n, nullptr);
     StampRows(keys.n, nullptr, stamp);
@@ -1019,66 +1309,86 @@ class DeviceTableImpl : public DeviceTable {
                               Alignment(Count(to.offset | to.bytes), in), static_cast<const char*>(in)});
   }
 
-  int64_t ExportNext(const RowPredicate& predicate, uint64_t generation, uint64_t* next_bucket,
-                     int64_t capacity, const DeviceExporter::Buffers& out, DeviceStream stream) {
-    if (capacity < DeviceBucket::kKeys) {
+  int64_t ExportNext(const RowPredicate& predicate, ExportProgress* progress, int64_t capacity,
+                     const DeviceExporter::Buffers& out, DeviceStream stream) {
+    if (capacity < 1) {
       throw Error(ErrorCode::kInvalidArgument, "An export of table '" + options_.name + "' in chunks of " +
-                                                   std::to_string(capacity) + " rows; expected at least " +
-                                                   std::to_string(DeviceBucket::kKeys) + ".");
+                                                   std::to_string(capacity) + " rows; expected at least 1.");
     }
-    for (const ColumnOut& column : out.columns) layout_.At(column.column, column.width);
     const Operation operation(this, stream);
-    if (generation != index_generation_) {
-      throw Error(ErrorCode::kFailedPrecondition,
-                  "Table '" + options_.name +
-                      "' grew while it was exported. Export again, and insert nothing meanwhile.");
+    for (const ColumnOut& column : out.columns) layout_.At(column.column, column.width);
+    if (progress->ended) return -1;
+    const int64_t rows = std::max(int64_t{1}, RowsAtMost());
+    const int64_t room = std::min(capacity, rows);
+    PrepareScratch(room);
+    // As many hashes as very likely have room for their keys; where few rows are meant, ever more of them.
+    const double few = 4 * std::sqrt(static_cast<double>(room));
+    const double expected = room == rows
+                                ? static_cast<double>(rows)
+                                : std::max(static_cast<double>(room) / 2, static_cast<double>(room) - few);
+    double share = std::max(progress->share, expected / static_cast<double>(rows));
+    for (;; share /= 2) {
+      constexpr double kHashes = 18446744073709551616.0;  // 2^64
+      const uint64_t left = UINT64_MAX - progress->next_hash;
+      const bool is_last = share * kHashes >= static_cast<double>(left);
+      const uint64_t last_hash =
+          is_last ? UINT64_MAX : progress->next_hash + static_cast<uint64_t>(share * kHashes);
+      const int64_t n = ListRows(predicate, progress->next_hash, last_hash, room, out);
+      if (n > room) continue;  // look at fewer
+      for (const ColumnOut& column : out.columns) {
+        const RowLayout::Column& c = layout_.columns[static_cast<size_t>(column.column)];
+        CopyOut(numbers(), n, nullptr, c.offset, c.bytes, column.data);
+      }
+      device_.WaitInside();
+      progress->ended = is_last;
+      progress->next_hash = last_hash + 1;
+      progress->share = n < room / 4 ? 2 * share : share;
+      return n;
     }
-    if (*next_bucket == index_.num_buckets) return -1;
-    const uint64_t buckets =
-        std::min(Count(capacity) / DeviceBucket::kKeys, index_.num_buckets - *next_bucket);
-    const int64_t most = static_cast<int64_t>(buckets) * DeviceBucket::kKeys;
-    PrepareScratch(most);
+  }
+
+  // Lists the rows that are meant and whose keys have these hashes, in numbers(), if they are no more than
+  // `room`; and returns how many they are.
+  int64_t ListRows(const RowPredicate& predicate, uint64_t first_hash, uint64_t last_hash, int64_t room,
+                   const DeviceExporter::Buffers& out) {
     uint32_t* const count = &words_.template as<Words>()->count;
     device_.Fill(count, 0, sizeof(uint32_t));
-    device_.Launch(buckets, ListBody{index_, rows_, predicate, *next_bucket, *next_bucket + buckets, count,
-                                     numbers(), out.keys, narrow_, out.freqs, out.versions, out.scores});
-    for (const ColumnOut& column : out.columns) {
-      const RowLayout::Column& c = layout_.columns[static_cast<size_t>(column.column)];
-      CopyOut(numbers(), most, count, c.offset, c.bytes, column.data);
-    }
-    const int64_t rows = ReadCount();
-    *next_bucket += buckets;
-    return rows;
+    const uint64_t first_home = index_.HomeOfHash(first_hash);
+    const uint64_t last_home = index_.HomeOfHash(last_hash);
+    device_.Launch(last_home - first_home + 1,
+                   ListBody{index_, rows_, predicate, first_hash, last_hash, first_home, last_home,
+                            static_cast<uint32_t>(room), count, numbers(), out.keys, narrow_, out.freqs,
+                            out.versions, out.scores});
+    return ReadCount();
   }
 
   // Declared first, so that it outlives the memory.
   mutable Device device_;
-  const DeviceTableOptions options_;
+  DeviceTableOptions options_;  // slots and initializer as they are now, which mutex_ guards
   const bool narrow_;
   const int64_t value_bytes_;
-  const RowLayout layout_;
-
-  Evictor<Device> evictor_;  // guarded by mutex_, its policy aside
-  bool may_exceed_ = false;  // the present batch may leave more rows than a bounded table is to have
 
   mutable std::mutex mutex_;  // guards all below
+  RowLayout layout_;
+  Evictor<Device> evictor_;
+  bool may_exceed_ = false;  // the present batch may leave more rows than a bounded table is to have
+  uint64_t generation_ = 1;  // of the layout
   DeviceInitialValue initial_;
   Block initial_rows_;
   Block first_slots_;  // a row; its value means nothing
 
   Block buckets_;
   DeviceIndex index_;
-  uint64_t index_generation_ = 0;
 
-  std::vector<Block> row_blocks_;
+  RowBlocks<Device> device_rows_;
+  RowBlocks<Device> host_rows_;
+  int64_t device_slabs_ = 0;  // the first of slabs_, which are in device memory
   std::vector<Block> stamp_blocks_;
   std::vector<DeviceSlab> slabs_;  // what slab_table_ holds
   Block slab_table_;
   Block free_rows_;
   DeviceRows rows_;
   int64_t row_capacity_ = 0;
-  int64_t device_row_bytes_ = 0;
-  int64_t host_row_bytes_ = 0;
   int64_t free_at_most_ = 0;
 
   Block words_;
@@ -1099,6 +1409,10 @@ class DeviceTableImpl : public DeviceTable {
   Block working_;  // see WorkingMemory
   Block marks_;    // of zero rows; none until one may be
   Block selection_;
+  Block moving_;  // HotRows, and two lists of most_moving_ slots
+  int64_t most_moving_ = 0;
+  uint64_t batches_ = 0;  // that inserted or wrote
+  uint64_t hand_ = 0;     // the bucket where the next turn begins
 };
 
 }  // namespace kvtable

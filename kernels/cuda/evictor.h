@@ -53,6 +53,7 @@ class Evictor {
   int64_t max_capacity() const { return max_capacity_; }
   Eviction eviction() const { return eviction_; }
   DeviceRanks ranks() const { return ranks_; }
+  RankedRowsView View() const { return {ranks_, words(), list_.template as<uint32_t>()}; }
 
   int64_t column_bytes() const {
     return static_cast<int64_t>(rank_block_.bytes() + key_block_.bytes() + list_.bytes());
@@ -231,7 +232,6 @@ class Evictor {
   }
 
   EvictionWords* words() const { return words_.template as<EvictionWords>(); }
-  RankedRowsView View() const { return {ranks_, words(), list_.template as<uint32_t>()}; }
   uint32_t* Scratch(int64_t array) const { return scratch_.template as<uint32_t>() + array * keys_; }
   // A list that is long is read for each batch, one that is short is soon made anew: the least of both is
   // near the square root of rows x batch.

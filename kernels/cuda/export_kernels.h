@@ -1,5 +1,8 @@
-// The kernel body that lists what is in a range of buckets. Copying the rows' columns comes after
-// (GatherRowsBody).
+// The kernel body that lists the rows whose keys have hashes in a range. Copying the rows' columns comes
+// after (GatherRowsBody).
+//
+// Hashes of different keys differ (Mix64 is a bijection), so a range holds as few keys as one likes, and it
+// means the same keys however many buckets the index has: that is how an export goes on while a table grows.
 #pragma once
 
 #include <cstdint>
@@ -7,18 +10,22 @@
 #include "batch_keys.h"
 #include "device_index.h"
 #include "device_rows.h"
+#include "hash.h"
 #include "host_device.h"
 #include "row_predicate.h"
 
 namespace kvtable {
 
-// Lane l has bucket begin + first + l. The outputs have room for all keys of the buckets.
+// Lane l has the keys at home in bucket `first_home + first + l`, wherever they were put.
 struct ListBody {
   DeviceIndex index;
   DeviceRows rows;
   RowPredicate predicate;
-  uint64_t begin;
-  uint64_t end;
+  uint64_t first_hash;  // the range; both are in it
+  uint64_t last_hash;
+  uint64_t first_home;  // of the range
+  uint64_t last_home;
+  uint32_t capacity;  // of the outputs; more rows are counted only
   uint32_t* count;    // 0 at first
   uint32_t* numbers;  // rows
   void* keys;         // each may be null
@@ -29,24 +36,34 @@ struct ListBody {
 
   template <class Lanes>
   KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
-    const uint64_t b = begin + first + lanes.lane();
-    for (int s = 0; s < DeviceBucket::kKeys; ++s) {
-      uint32_t row = kNoRow;
-      uint64_t key = 0;
-      DeviceStamp stamp{0, 0};
-      if (b < end && (index.buckets[b].meta >> s & 1) != 0) {
-        row = index.buckets[b].rows[s];
-        key = index.buckets[b].keys[s];
-        stamp = *rows.StampOf(row);
-        if (!Holds(predicate, stamp)) row = kNoRow;
+    const uint64_t home = first_home + first + lanes.lane();
+    bool goes_on = home <= last_home;
+    uint64_t at = home;
+    while (lanes.Any(goes_on)) {
+      const uint32_t meta = goes_on ? index.buckets[at].meta : 0;
+      for (int s = 0; s < DeviceBucket::kKeys; ++s) {
+        uint32_t row = kNoRow;
+        uint64_t key = 0;
+        DeviceStamp stamp{0, 0};
+        if ((meta >> s & 1) != 0) {
+          key = index.buckets[at].keys[s];
+          const uint64_t hash = Mix64(key);
+          if (hash >= first_hash && hash <= last_hash && index.HomeOfHash(hash) == home) {
+            row = index.buckets[at].rows[s];
+            stamp = *rows.StampOf(row);
+            if (!Holds(predicate, key, stamp)) row = kNoRow;
+          }
+        }
+        const uint32_t n = lanes.Count(row != kNoRow, count);
+        if (row == kNoRow || n >= capacity) continue;
+        numbers[n] = row;
+        if (keys != nullptr) StoreKey(key, keys, narrow, n);
+        if (freqs != nullptr) freqs[n] = stamp.frequency;
+        if (versions != nullptr) versions[n] = stamp.version;
+        if (scores != nullptr) scores[n] = rows.ranks.ranks == nullptr ? 0 : rows.ranks.ranks[row].score;
       }
-      const uint32_t n = lanes.Count(row != kNoRow, count);
-      if (row == kNoRow) continue;
-      numbers[n] = row;
-      if (keys != nullptr) StoreKey(key, keys, narrow, n);
-      if (freqs != nullptr) freqs[n] = stamp.frequency;
-      if (versions != nullptr) versions[n] = stamp.version;
-      if (scores != nullptr) scores[n] = rows.ranks.ranks == nullptr ? 0 : rows.ranks.ranks[row].score;
+      at = index.After(at);
+      goes_on = goes_on && DeviceBucket::Passed(meta) != 0 && at != home;
     }
   }
 };

@@ -141,6 +141,7 @@ struct SettleBody {
   uint32_t* num_new;  // how many rows were taken
   uint64_t* report;   // in host memory: sequence << 32 | rows
   uint32_t sequence;
+  uint64_t* removed;  // how many were given back; may be null
 
   template <class Lanes>
   KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t) const {
@@ -149,6 +150,7 @@ struct SettleBody {
     counters->free += counters->freed - reused;
     counters->high_water += counters->fresh - reused;
     *num_new = counters->fresh;
+    if (removed != nullptr) *removed = counters->freed;
     counters->fresh = 0;
     counters->freed = 0;
     const uint64_t rows = counters->high_water - counters->free;

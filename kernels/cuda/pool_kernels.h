@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "bag_splits.h"
 #include "batch_keys.h"
 #include "device_rows.h"
 #include "elements.h"
@@ -57,8 +58,7 @@ struct PoolBody {
   using Compute = typename Element<T>::Compute;
 
   IdRows<T> rows;
-  const int64_t* splits;  // (bags + 1)
-  uint64_t bags;
+  BagSplits bags;
   const Compute* weights;  // (ids) or null
   Combiner combiner;
   uint64_t dim;
@@ -67,11 +67,12 @@ struct PoolBody {
   template <class Lanes>
   KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
     const uint64_t at = first + lanes.lane();
-    if (at >= bags * dim) return;
+    if (at >= bags.bags * dim) return;
     const uint64_t bag = at / dim;
     const uint64_t j = at - bag * dim;
-    const int64_t begin = splits[bag];
-    const int64_t end = splits[bag + 1];
+    if (j == 0) bags.Check(bag);
+    const int64_t begin = bags.Begin(bag);
+    const int64_t end = bags.End(bag);
     if (weights == nullptr && end == begin + 1) {  // whatever the combiner
       out[at] = rows.At(begin, j);
       return;
@@ -104,8 +105,7 @@ template <class T>
 struct SpreadGradientBody {
   using Compute = typename Element<T>::Compute;
 
-  const int64_t* splits;  // (bags + 1)
-  uint64_t bags;
+  BagSplits bags;
   const Compute* weights;  // (ids) or null
   Combiner combiner;
   uint64_t dim;
@@ -115,11 +115,12 @@ struct SpreadGradientBody {
   template <class Lanes>
   KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
     const uint64_t at = first + lanes.lane();
-    if (at >= bags * dim) return;
+    if (at >= bags.bags * dim) return;
     const uint64_t bag = at / dim;
     const uint64_t j = at - bag * dim;
-    const int64_t begin = splits[bag];
-    const int64_t end = splits[bag + 1];
+    if (j == 0) bags.Check(bag);
+    const int64_t begin = bags.Begin(bag);
+    const int64_t end = bags.End(bag);
     const Compute of_bag = Element<T>::Load(gradient[at]);
     const Compute divisor = BagDivisor(weights, begin, end, combiner);
     for (int64_t i = begin; i < end; ++i) {
@@ -138,8 +139,7 @@ struct WeightsGradientBody {
   using Compute = typename Element<T>::Compute;
 
   IdRows<T> rows;
-  const int64_t* splits;  // (bags + 1)
-  uint64_t bags;
+  BagSplits bags;          // at least one
   const Compute* weights;  // (ids)
   Combiner combiner;
   uint64_t dim;
@@ -169,7 +169,7 @@ struct WeightsGradientBody {
       of_pooled = along;
     }
     if (i >= rows.keys.n) return;
-    const Compute divisor = BagDivisor(weights, splits[bag], splits[bag + 1], combiner);
+    const Compute divisor = BagDivisor(weights, bags.Begin(bag), bags.End(bag), combiner);
     // The divisor depends on the weight, too: it shrinks what was pooled.
     const Compute share = combiner == Combiner::kSqrtN ? weights[i] / divisor : 1;
     out[i] = divisor == 0 ? Compute{0} : (of_row - share * of_pooled) / divisor;
@@ -178,10 +178,10 @@ struct WeightsGradientBody {
  private:
   KVTABLE_HOST_DEVICE uint64_t BagOf(int64_t i) const {
     uint64_t low = 0;  // the last bag that begins at i or before
-    uint64_t high = bags;
+    uint64_t high = bags.bags;
     while (high - low > 1) {
       const uint64_t middle = low + (high - low) / 2;
-      if (splits[middle] <= i) {
+      if (bags.splits[middle] <= i) {
         low = middle;
       } else {
         high = middle;

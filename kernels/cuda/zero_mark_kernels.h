@@ -16,7 +16,7 @@ struct DeviceZeroMarks {
   uint64_t rows = 0;  // that there is memory for; no row beyond is marked
 
   KVTABLE_HOST_DEVICE bool Has(uint32_t row) const {
-    return row < rows && (words[row / 32] >> (row % 32) & 1) != 0;
+    return row < rows && (LoadRelaxed(&words[row / 32]) >> (row % 32) & 1) != 0;
   }
   KVTABLE_HOST_DEVICE void Set(uint32_t row, bool zeroed) const {
     if (row >= rows) return;

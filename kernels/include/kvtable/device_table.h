@@ -43,6 +43,10 @@ struct DeviceTableOptions {
   // Bytes of device memory that rows may take; what is beyond lies in pinned host memory. Index and stamps
   // (24 bytes per row) are always in device memory.
   int64_t max_hbm = INT64_MAX;
+  // Where rows lie in host memory: after every 8 batches that insert or write, up to so many of the rows
+  // there that were touched last change places with rows in device memory that were touched longer ago. That
+  // is 22 short launches, which look at 64 places of the index for each row that may move. 0: never.
+  int64_t move_hot_rows = 4096;
   // The most rows that a batch leaves behind; 0: any number. A bounded table takes 33 bytes more per row (its
   // score, for one), and a batch's rows come before others go: so there is room for as many more.
   int64_t max_capacity = 0;
@@ -82,11 +86,34 @@ struct DeviceInsertion {
   const DeviceEvicted* evicted = nullptr;  // null: what goes is lost
 };
 
-// Which rows are meant.
+// Which rows are meant: those that meet every one of these conditions, which are all true at first. The
+// bounds are among what they bound.
 struct RowPredicate {
   enum class Test : uint8_t { kAll, kFrequencyBelow, kFrequencyAtLeast, kVersionBelow, kVersionAtLeast };
-  Test test = Test::kAll;
-  uint32_t bound = 0;
+
+  RowPredicate() = default;
+  // A single condition: {RowPredicate::Test::kVersionAtLeast, step}.
+  RowPredicate(Test test, uint32_t bound) {
+    const bool of_frequency = test == Test::kFrequencyBelow || test == Test::kFrequencyAtLeast;
+    uint32_t* const least = of_frequency ? &least_frequency : &least_version;
+    uint32_t* const most = of_frequency ? &most_frequency : &most_version;
+    if (test == Test::kFrequencyAtLeast || test == Test::kVersionAtLeast) {
+      *least = bound;
+    } else if (test != Test::kAll) {
+      *least = bound == 0 ? 1 : 0;  // nothing is below 0
+      *most = bound == 0 ? 0 : bound - 1;
+    }
+  }
+
+  uint32_t least_frequency = 0;
+  uint32_t most_frequency = UINT32_MAX;
+  uint32_t least_version = 0;
+  uint32_t most_version = UINT32_MAX;
+  // Of the key, as 64 bits (an int32 is sign-extended), what the mask leaves: from least to most as unsigned
+  // numbers.
+  uint64_t key_mask = UINT64_MAX;
+  uint64_t least_key = 0;
+  uint64_t most_key = UINT64_MAX;
 };
 
 // Which rows Shrink removes first; of rows whose stamps are the same, those with the lowest keys, as unsigned
@@ -98,10 +125,14 @@ enum class ShrinkOrder : uint8_t {
 
 // Which keys are combined into one row: bag b has the keys [splits[b], splits[b + 1]) of a batch.
 struct DeviceBags {
-  const int64_t* splits = nullptr;  // (bags + 1): rising from 0 to the number of keys, which is not checked
+  // (bags + 1): rising from 0 to the number of keys. Others do no harm beyond the rows that come out: see
+  // CheckBags.
+  const int64_t* splits = nullptr;
   int64_t bags = 0;
   const void* weights = nullptr;  // (n), double for tables of double, else float; or null: all are 1
   Combiner combiner = Combiner::kSum;
+  // For SpreadGradient, which is not given the keys: how many there are, so that its splits are held to that.
+  int64_t ids = INT64_MAX;
 };
 
 struct DeviceMemoryUse {
@@ -114,7 +145,9 @@ struct DeviceMemoryUse {
   int64_t host_bytes = 0;     // of all row bytes, in pinned host memory
 };
 
-// Reads a table in chunks. Rows may be written between them. Rows inserted meanwhile may be left out.
+// Reads a table in chunks, of which any operation may come between: it may grow, and change its slots. A row
+// that is there throughout comes exactly once; rows that are inserted meanwhile may be left out. (A key
+// removed and inserted again meanwhile may come twice: the later one is newer.)
 class DeviceExporter {
  public:
   struct Buffers {
@@ -126,9 +159,11 @@ class DeviceExporter {
   };
   virtual ~DeviceExporter() = default;
 
-  // Writes up to `capacity` rows, at least 5, and returns how many; -1 at the end, for a chunk may be empty.
-  // Waits for them. Throws Error(kFailedPrecondition) where the table's index was rebuilt since the export
-  // began: begin again.
+  // At least the number of rows still to come, as long as nothing is inserted. Waits for nothing.
+  virtual int64_t max_rows() const = 0;
+
+  // Writes up to `capacity` rows, at least 1, and returns how many; -1 at the end, for a chunk may be empty.
+  // Waits for them. Throws Error(kFailedPrecondition) where a column is not as wide as the buffer is for.
   virtual int64_t Next(int64_t capacity, const Buffers& out, DeviceStream stream) = 0;
 };
 
@@ -136,7 +171,13 @@ class DeviceTable {
  public:
   virtual ~DeviceTable() = default;
 
+  // As the table was made, but for the slots and the initializer, which are those it has now. While another
+  // thread may change these, read them by the functions below.
   virtual const DeviceTableOptions& options() const = 0;
+  virtual Initializer initializer() const = 0;
+  virtual std::vector<SlotSpec> slots() const = 0;
+  // Changes whenever the layout of rows does.
+  virtual uint64_t generation() const = 0;
 
   // Waits for the operations before.
   virtual int64_t Size() const = 0;
@@ -165,7 +206,9 @@ class DeviceTable {
                              DeviceStream stream) = 0;
 
   // Where each key's row lies, null where it is missing: the value, and the slots behind it. Holds until the
-  // key is removed, or evicted.
+  // key is removed or evicted, or EnsureSlots changes the slots. In a table with rows in host memory
+  // (Memory().host_bytes) it ends at MoveHotRows, too, and, unless options().move_hot_rows is 0, with the
+  // next operation that inserts or writes.
   virtual void Pointers(const DeviceKeys& keys, void** out /* (n) */, DeviceStream stream) = 0;
   virtual void PointersOrInsert(const DeviceKeys& keys, void** out /* (n) */, Stamp stamp, bool* inserted,
                                 DeviceStream stream) = 0;
@@ -177,6 +220,17 @@ class DeviceTable {
                             void* out /* (bags, dim) */, DeviceStream stream) = 0;
   virtual void GatherPooledOrInsert(const DeviceKeys& keys, const DeviceBags& bags, Stamp stamp,
                                     void* out /* (bags, dim) */, DeviceStream stream) = 0;
+
+  // The splits of sparse indices: bag b has those entries whose row id is b. Row ids are `stride` apart (the
+  // rank of a SparseTensor, whose indices are (n, rank)); they rise, from 0 to bags - 1, which CheckBags
+  // tells.
+  virtual void MakeSplits(const int64_t* row_ids, int64_t stride, int64_t n, int64_t bags,
+                          int64_t* splits /* (bags + 1) */, DeviceStream stream) = 0;
+
+  // Throws Error(kInvalidArgument) where splits or row ids that an operation was given since the last call of
+  // this are not as they have to be; what that operation gave means nothing then. Waits for the operations
+  // before.
+  virtual void CheckBags(DeviceStream stream) = 0;
 
   // The gradient of a pooled lookup with respect to the row of each key, given that with respect to what was
   // pooled.
@@ -255,13 +309,24 @@ class DeviceTable {
 
   // ---- Rows that go, and room
 
-  // Absent keys are ignored.
-  virtual void Remove(const DeviceKeys& keys, DeviceStream stream) = 0;
-  virtual void RemoveIf(const RowPredicate& predicate, DeviceStream stream) = 0;
+  // Absent keys are ignored. `removed` may be null: how many rows were there and are gone.
+  virtual void Remove(const DeviceKeys& keys, uint64_t* removed, DeviceStream stream) = 0;
+  virtual void RemoveIf(const RowPredicate& predicate, uint64_t* removed, DeviceStream stream) = 0;
+  void Remove(const DeviceKeys& keys, DeviceStream stream) { Remove(keys, nullptr, stream); }
+  void RemoveIf(const RowPredicate& predicate, DeviceStream stream) { RemoveIf(predicate, nullptr, stream); }
 
   // Removes rows until `rows` are left, where there are more. It reads the index and the stamps 17 times:
   // call it when there is a good deal to remove, not for each batch.
   virtual void Shrink(int64_t rows, ShrinkOrder order, DeviceStream stream) = 0;
+
+  // Lets up to `most` rows in host memory change places with rows in device memory that were touched longer
+  // ago (a lower version; of one version, a lower frequency), the last touched first. What a table does by
+  // itself (options().move_hot_rows) looks at some of the index at a time; this looks at all of it, 11 times:
+  // call it when traffic changed, or after an import, not for each batch. Waits for nothing.
+  virtual void MoveHotRows(int64_t most, DeviceStream stream) = 0;
+
+  // Whether each key has a row, and in device memory.
+  virtual void InDeviceMemory(const DeviceKeys& keys, bool* out /* (n) */, DeviceStream stream) = 0;
 
   // Removes all rows, and keeps the memory for others.
   virtual void Clear(DeviceStream stream) = 0;
@@ -270,6 +335,21 @@ class DeviceTable {
   // nothing.
   virtual void Reserve(int64_t rows, int64_t batch, DeviceStream stream) = 0;
 
+  // Makes the slots exactly these, in this order: a slot of the same name and width keeps its contents, a new
+  // one starts from its initial value, others are dropped. Returns the new generation; a no-op keeps it. An
+  // operation that names a column the row does not have, or gives it another width, throws
+  // Error(kFailedPrecondition).
+  //
+  // Rows change where they lie, so that it takes no second table: wider rows need what they grow by, and
+  // narrower ones nothing but some megabytes. Where there is no memory, it throws Error(kResourceExhausted)
+  // and the table is as it was. Waits for the operations before and for its own work; pointers to rows end.
+  virtual uint64_t EnsureSlots(const std::vector<SlotSpec>& slots, DeviceStream stream) = 0;
+
+  // Replaces the initial values of rows not yet there, for the operations after. Throws
+  // Error(kInvalidArgument) on parameters that make no distribution.
+  virtual void SetInitializer(const Initializer& initializer, DeviceStream stream) = 0;
+
+  // The table must outlive it.
   virtual std::unique_ptr<DeviceExporter> Export(const RowPredicate& predicate) = 0;
 };
 

@@ -1,0 +1,225 @@
+// Rows that change places between device and host memory, on threads.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "../cuda/device_table_impl.h"
+#include "../cuda/threads_device.h"
+#include "check.h"
+#include "hash.h"
+#include "kvtable/device_table.h"
+#include "kvtable/parallel_for.h"
+
+namespace kvtable {
+namespace {
+
+ParallelFor& Pool() {
+  static const std::unique_ptr<ParallelFor> pool = MakeThreadPool(3);
+  return *pool;
+}
+
+constexpr int64_t kDim = 512;           // 2 KiB: 512 rows a slab
+constexpr int64_t kInDevice = 2 * 512;  // rows
+
+std::unique_ptr<DeviceTable> Make(ValueType type, int64_t move_hot_rows) {
+  DeviceTableOptions options;
+  options.name = "hot";
+  options.value_type = type;
+  options.dim = kDim * 4 / SizeOf(type);
+  options.max_hbm = int64_t{2} << 20;
+  options.move_hot_rows = move_hot_rows;
+  return std::make_unique<DeviceTableImpl<ThreadsDevice>>(ThreadsDevice(&Pool()), options);
+}
+
+int64_t KeyOf(size_t i) {
+  if (i == 0) return std::numeric_limits<int64_t>::min();
+  if (i == 1) return std::numeric_limits<int64_t>::max();
+  return static_cast<int64_t>(i) * 977;
+}
+
+std::vector<int64_t> Keys(size_t n) {
+  std::vector<int64_t> keys(n);
+  for (size_t i = 0; i < n; ++i) keys[i] = KeyOf(i);
+  return keys;
+}
+
+DeviceKeys Batch(const std::vector<int64_t>& keys) {
+  return {keys.data(), static_cast<int64_t>(keys.size()), true};
+}
+
+// Rows of bytes that say which key they are of.
+std::vector<uint8_t> RowsOf(size_t n) {
+  std::vector<uint8_t> rows(n * kDim * 4);
+  for (size_t i = 0; i < n; ++i) {
+    for (size_t b = 0; b < kDim * 4; ++b) rows[i * kDim * 4 + b] = static_cast<uint8_t>(Mix64(i * 3 + b / 7));
+  }
+  return rows;
+}
+
+std::vector<char> InDevice(DeviceTable* table, const std::vector<int64_t>& keys) {
+  const auto flags = std::make_unique<bool[]>(keys.size());
+  table->InDeviceMemory(Batch(keys), flags.get(), nullptr);
+  return std::vector<char>(flags.get(), flags.get() + keys.size());
+}
+
+// With all stamps different, it is known to the row which move.
+void TheHottestMoveUpAndTheColdestDown(ValueType type, int64_t most) {
+  const size_t n = 3000;
+  const auto table = Make(type, 0);
+  const std::vector<int64_t> keys = Keys(n);
+  const std::vector<uint8_t> rows = RowsOf(n);
+  std::vector<uint32_t> freqs(n);
+  std::vector<uint32_t> versions(n);
+  std::vector<std::pair<uint64_t, size_t>> order(n);  // coldest first
+  for (size_t i = 0; i < n; ++i) {
+    freqs[i] = static_cast<uint32_t>(i);
+    versions[i] = static_cast<uint32_t>(Mix64(i) % 50);
+    order[i] = {uint64_t{versions[i]} << 32 | freqs[i], i};
+  }
+  std::sort(order.begin(), order.end());
+  for (size_t begin = 0; begin < n; begin += 500) {
+    table->Import({&keys[begin], 500, true}, {{0, &rows[begin * kDim * 4]}}, &freqs[begin], &versions[begin],
+                  nullptr, nullptr);
+  }
+  CHECK(table->Memory().host_bytes > 0);
+  const std::vector<char> before = InDevice(table.get(), keys);
+  CHECK(std::count(before.begin(), before.end(), 1) == kInDevice);
+  table->MoveHotRows(most, nullptr);
+  const std::vector<char> after = InDevice(table.get(), keys);
+
+  // The last kInDevice of the order are to be in device memory: those that are not move, the hottest first.
+  std::vector<char> expected = before;
+  std::vector<size_t> up;
+  std::vector<size_t> down;
+  for (size_t o = 0; o < n; ++o) {
+    const size_t i = order[o].second;
+    if (o + kInDevice < n && before[i] != 0) down.push_back(i);
+    if (o + kInDevice >= n && before[i] == 0) up.push_back(i);
+  }
+  CHECK(up.size() == down.size());
+  const size_t moved = std::min(up.size(), static_cast<size_t>(most));
+  for (size_t m = 0; m < moved; ++m) {
+    expected[up[up.size() - 1 - m]] = 1;
+    expected[down[m]] = 0;
+  }
+  CHECK(after == expected);
+  std::vector<uint8_t> out(rows.size());
+  std::vector<uint32_t> stamps[2] = {std::vector<uint32_t>(n), std::vector<uint32_t>(n)};
+  table->Gather(Batch(keys), out.data(), Missing::kZeros, nullptr, 0, nullptr, nullptr);
+  table->GatherStamps(Batch(keys), stamps[0].data(), stamps[1].data(), nullptr);
+  CHECK(out == rows && stamps[0] == freqs && stamps[1] == versions);
+}
+
+void EqualStampsMoveNothing() {
+  const auto table = Make(ValueType::kFloat32, 0);
+  const std::vector<int64_t> keys = Keys(3000);
+  table->Import(Batch(keys), {}, nullptr, nullptr, nullptr, nullptr);
+  const std::vector<char> before = InDevice(table.get(), keys);
+  table->MoveHotRows(INT64_MAX, nullptr);
+  CHECK(InDevice(table.get(), keys) == before);
+}
+
+void MarksOfZeroRowsGoAlong() {
+  const size_t n = 2000;
+  const auto table = Make(ValueType::kFloat32, 0);
+  const std::vector<int64_t> keys = Keys(n);
+  std::vector<uint8_t> rows = RowsOf(n);
+  std::vector<uint32_t> versions(n);
+  for (size_t i = 0; i < n; ++i) {
+    versions[i] = static_cast<uint32_t>(Mix64(i) % 9);
+    if (i % 3 == 0) std::fill_n(&rows[i * kDim * 4], kDim * 4, uint8_t{0});
+  }
+  table->Import(Batch(keys), {{0, rows.data()}}, nullptr, versions.data(), nullptr, nullptr);
+  const std::vector<char> before = InDevice(table.get(), keys);
+  table->MoveHotRows(INT64_MAX, nullptr);
+  CHECK(InDevice(table.get(), keys) != before);
+  const auto zeroed = std::make_unique<bool[]>(n);
+  table->Zeroed(Batch(keys), zeroed.get(), nullptr);
+  for (size_t i = 0; i < n; ++i) CHECK(zeroed[i] == (i % 3 == 0));
+  CHECK(table->ZeroedRows() == static_cast<int64_t>((n + 2) / 3));
+}
+
+// Of batches in which few keys are most of the occurrences, those keys' rows come to device memory, although
+// they were inserted last; and a pointer holds until the next batch.
+void HotKeysOfATableThatTrainsLieInDeviceMemory(bool steps) {
+  const size_t n = 8000;
+  const auto table = Make(ValueType::kFloat32, 64);
+  std::vector<int64_t> keys = Keys(n);
+  std::reverse(keys.begin(), keys.end());
+  std::vector<float> row(kDim * n);
+  for (size_t begin = 0; begin < n; begin += 1000) {
+    table->GatherOrInsert({&keys[begin], 1000, true}, row.data(), {0, 0}, nullptr, nullptr);
+  }
+  std::reverse(keys.begin(), keys.end());
+  const std::vector<int64_t> hot(keys.begin(), keys.begin() + 300);
+  const std::vector<char> before = InDevice(table.get(), hot);
+  CHECK(std::count(before.begin(), before.end(), 1) == 0);
+  uint64_t state = 1;
+  std::vector<int64_t> batch(400);
+  const std::vector<float> ones(batch.size() * kDim, 1.0f);
+  for (uint32_t step = 1; step <= 600; ++step) {
+    for (int64_t& key : batch) {
+      const double u = static_cast<double>(Mix64(++state) >> 11) / 9007199254740992.0;
+      key = KeyOf(static_cast<size_t>(std::pow(static_cast<double>(n), u)) - 1);  // density 1 / rank
+    }
+    table->Accumulate({batch.data(), 400, false}, ones.data(), true, {1, steps ? step / 16 : 0}, nullptr);
+  }
+  const std::vector<char> after = InDevice(table.get(), hot);
+  CHECK(std::count(after.begin(), after.end(), 1) >= 285);
+  std::vector<void*> pointers(hot.size());
+  table->PointersOrInsert(Batch(hot), pointers.data(), {1, 600}, nullptr, nullptr);
+  std::vector<float> out(hot.size() * kDim);
+  table->Gather(Batch(hot), out.data(), Missing::kZeros, nullptr, 0, nullptr, nullptr);
+  for (size_t i = 0; i < hot.size(); ++i) {
+    CHECK(*static_cast<float*>(pointers[i]) == out[i * kDim] && out[i * kDim] > 1.0f);
+  }
+}
+
+void NothingMovesUnlessAskedTo() {
+  const auto table = Make(ValueType::kFloat32, 0);
+  const std::vector<int64_t> keys = Keys(3000);
+  std::vector<float> rows(keys.size() * kDim);
+  table->GatherOrInsert(Batch(keys), rows.data(), {}, nullptr, nullptr);
+  const std::vector<char> before = InDevice(table.get(), keys);
+  const std::vector<int64_t> last(keys.end() - 500, keys.end());
+  for (uint32_t step = 1; step < 40; ++step) {
+    table->GatherOrInsert(Batch(last), rows.data(), {1, step}, nullptr, nullptr);
+    table->Upsert(Batch(last), rows.data(), {1, step}, nullptr);
+  }
+  CHECK(InDevice(table.get(), keys) == before);
+  // And nothing can where all rows are in device memory, or none is, or there is no row.
+  for (const int64_t max_hbm : {int64_t{0}, INT64_MAX}) {
+    DeviceTableOptions options;
+    options.dim = 1;
+    options.max_hbm = max_hbm;
+    const auto other = std::make_unique<DeviceTableImpl<ThreadsDevice>>(ThreadsDevice(&Pool()), options);
+    other->MoveHotRows(10, nullptr);
+    other->GatherOrInsert(Batch(keys), rows.data(), {}, nullptr, nullptr);
+    other->MoveHotRows(10, nullptr);
+    const std::vector<char> flags = InDevice(other.get(), keys);
+    CHECK(std::count(flags.begin(), flags.end(), 1) == (max_hbm == 0 ? 0 : 3000));
+    CHECK(InDevice(other.get(), {5}) == std::vector<char>{0});
+  }
+}
+
+}  // namespace
+}  // namespace kvtable
+
+int main() {
+  using kvtable::ValueType;
+  for (const int64_t most : {int64_t{0}, int64_t{1}, int64_t{100}, INT64_MAX}) {
+    kvtable::TheHottestMoveUpAndTheColdestDown(ValueType::kFloat32, most);
+    kvtable::TheHottestMoveUpAndTheColdestDown(ValueType::kInt8, most);
+  }
+  kvtable::EqualStampsMoveNothing();
+  kvtable::MarksOfZeroRowsGoAlong();
+  kvtable::HotKeysOfATableThatTrainsLieInDeviceMemory(true);
+  kvtable::HotKeysOfATableThatTrainsLieInDeviceMemory(false);
+  kvtable::NothingMovesUnlessAskedTo();
+  return 0;
+}
