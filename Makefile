@@ -12,7 +12,7 @@ SOURCES := $(shell find kernels kvtools cli server tfplugin -type f -not -name '
 export KVTOOLS_WERROR := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup setup-horovod demo test peers fuzz sanitize lint types format bench bench-tools bench-sok docs clean
+.PHONY: help setup setup-horovod demo test peers fuzz sanitize lint types format bench bench-tools bench-sok bench-gpu docs clean
 
 help: ## list the targets
 	@echo "Start with \`make demo\`. The first run makes $(VENV), which takes some minutes."
@@ -33,7 +33,7 @@ $(STAMP): $(SOURCES)
 	  else echo "make: Python's headers are needed: install python3-dev (python3-devel) and run again." >&2; exit 1; fi; }
 	@echo "make: fetching packages and building kvtools into $(VENV): some minutes, once"
 	$(BIN)/pip install -q -c constraints.txt scikit-build-core nanobind cmake ninja
-	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -C cmake.define.KVTABLE_WERROR=ON '.[formats,ray,report,serve,tensorflow,test]'
+	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -C cmake.define.KVTABLE_WERROR=ON -C cmake.define.KVTOOLS_DEVICE_TABLE=ON '.[formats,ray,report,serve,tensorflow,test]'
 	$(BIN)/python -I -c 'import tfplugin'
 	@touch $@
 
@@ -87,6 +87,10 @@ bench-tools: setup ## the offline tools on 4 GB, beside cat and a script by hand
 
 bench-sok: setup setup-horovod ## sok.lookup_sparse on two ranks, beside hvd.alltoall alone
 	$(BIN)/python benchmarks/sok.py
+
+# On a machine with a GPU and nvcc: `make setup` is not needed there.
+bench-gpu: ## on a GPU: the tests of its tables, and their speed, in nine minutes
+	@PYTHON=$$(test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON)) benchmarks/gpu/run.sh
 
 docs: setup ## the documentation as a site in site/
 	$(BIN)/mkdocs build -q --strict --site-dir site

@@ -22,7 +22,7 @@ from tensorflow.python.training import saver as saver_lib
 from tensorflow.python.training.saving import saveable_object
 
 from tfplugin import graph_restore
-from tfplugin.kv_variable import KvVariable, PartitionedKvVariable
+from tfplugin.kv_variable import KvVariable, PartitionedKvVariable, cpu_device
 from tfplugin.ops import raw
 
 # ---- Name-based: tf.compat.v1.train.Saver --------------------------------------------------------
@@ -91,8 +91,9 @@ def save_ops(prefix: tf.Tensor, variables: Sequence[tuple[str, KvVariable]]) -> 
         by_device.setdefault(variable.device or "", []).append((tensor_prefix, variable))
     written = []
     for number, (device, group) in enumerate(by_device.items()):
-        with tf.device(device or None):
+        with tf.device(cpu_device(device) or None):
             shard = tf.strings.join([prefix, f"-{number}"])
+        with tf.device(device or None):
             save = raw.kv_table_save(
                 shard,
                 [variable.handle for _, variable in group],
@@ -101,8 +102,8 @@ def save_ops(prefix: tf.Tensor, variables: Sequence[tuple[str, KvVariable]]) -> 
                 part=[variable.part for _, variable in group],
                 parts=[variable.parts for _, variable in group],
             )
-            with tf.control_dependencies([save] if save is not None else []):
-                written.append(tf.identity(shard))
+        with tf.device(cpu_device(device) or None), tf.control_dependencies([save] if save is not None else []):
+            written.append(tf.identity(shard))
     return written
 
 

@@ -20,7 +20,7 @@ from tensorflow.python.ops import gen_resource_variable_ops, resource_variable_o
 from tensorflow.python.trackable import base as trackable
 from tensorflow.python.util import dispatch, object_identity
 
-from tfplugin import mode
+from tfplugin import library, mode
 from tfplugin.fused_lookup import can_fuse, gather_many, on_device_of
 from tfplugin.initializers import KvInitializer
 from tfplugin.ops import raw
@@ -32,8 +32,16 @@ KEY_DTYPES = (tf.int64, tf.int32, tf.uint64)
 VALUE_DTYPES = (tf.float32, tf.float16, tf.bfloat16, tf.float64)
 
 
-def _cpu_device(device: str) -> str:
-    """The CPU of the task that `device` names: tables live in host memory."""
+def table_device(device: str | None) -> str:
+    """Where a table goes that is wanted on `device`: to a GPU if it is named and can have tables, else to a CPU."""
+    spec = tf_device.DeviceSpec.from_string(device or "")
+    if spec.device_type in (None, "CPU") or (spec.device_type == "GPU" and library.has_gpu_tables()):
+        return spec.to_string()
+    return cpu_device(device)
+
+
+def cpu_device(device: str | None) -> str:
+    """The CPU of the task that `device` names."""
     spec = tf_device.DeviceSpec.from_string(device or "")
     if spec.device_type in (None, "CPU"):
         return spec.to_string()
@@ -131,7 +139,9 @@ class KvVariable(trackable.Trackable):
             self._in_backward: Any = None
             self._graph_key = tf_ops.get_default_graph()._graph_key
             if self._eager:
-                with tf.device("CPU:0"):
+                # The scope's device. Without one TensorFlow would take a GPU wherever there is one: tables stay with
+                # the CPU, which has the memory, unless they are told to go there.
+                with tf.device("CPU:0"), tf.device(table_device(context.context().device_name) or None):
                     self._handle = self._make_handle(anonymous=True)
                 self._unique_id = f"{name}_{tf_ops.uid()}"
                 self._shared_name = self._unique_id
@@ -167,7 +177,7 @@ class KvVariable(trackable.Trackable):
             dtype=self.dtype, shape=[0, self.dim], shared_name=f"{name}/placement", name=f"{name}/placement"
         )
         # After the probe: to ignore colocation is to ignore device functions, too.
-        with tf_ops.colocate_with(None, ignore_existing=True), tf_ops.device(_cpu_device(probe.device)):
+        with tf_ops.colocate_with(None, ignore_existing=True), tf_ops.device(table_device(probe.device)):
             yield probe
 
     def _make_handle(self, *, anonymous: bool) -> tf.Tensor:
@@ -191,7 +201,7 @@ class KvVariable(trackable.Trackable):
     def initialize(self) -> tf.Operation | None:
         """(Re)starts the table empty. Runs at once in eager mode; gives the op in a graph."""
         init = self.kv_initializer
-        rows = init.rows() if init.rows is not None else tf.zeros([0, self.dim], self.dtype)
+        rows = init.rows() if init.rows is not None else tf.constant(np.zeros([0, self.dim], self.dtype.as_numpy_dtype))
         return raw.kv_table_initialize(self._handle, rows, initializer=init.to_json())
 
     # ---- What TensorFlow asks of a variable -------------------------------------------------------------------------
@@ -365,7 +375,7 @@ class KvVariable(trackable.Trackable):
         keys = keys_to_tensor(keys, self.key_dtype, self._name)
         if not mode.training(training):
             rows = self.sparse_read(keys, name, training=False)
-            return rows, tf.zeros([0], self.key_dtype), tf.zeros([0, self.dim], self.dtype)
+            return rows, tf.zeros([0], self.key_dtype), tf.constant(np.zeros([0, self.dim], self.dtype.as_numpy_dtype))
         if self.trainable:
             resource_variable_ops.variable_accessed(self)
         with on_device_of(self):
@@ -603,7 +613,7 @@ class KvVariable(trackable.Trackable):
             op = raw.kv_table_apply(
                 self._handle,
                 keys,
-                tf.zeros([0], tf.int64) if positions is None else positions,
+                tf.constant([], tf.int64) if positions is None else positions,
                 gradients,
                 list(hyperparameters),
                 optimizer=rule,

@@ -170,3 +170,10 @@ def load() -> ModuleType:
             f"tfplugin: {path} does not load into TensorFlow {tf.version.VERSION}: {error.message}. "
             f"Delete {path.parent} and import again to rebuild it."
         ) from error
+
+
+def has_gpu_tables() -> bool:
+    """Whether tables can be in a GPU's memory: kvtools was built with CUDA (``-C cmake.define.KVTOOLS_CUDA=on``)."""
+    function = ctypes.CDLL(str(library_path())).kvtools_has_gpu_tables
+    function.restype = ctypes.c_bool
+    return bool(function())

@@ -1,21 +1,19 @@
-// How fast a table on a CUDA device is, beside what the device's memory allows; prints one JSON object.
+// How fast a table in device memory is, beside what the device's memory allows; prints one JSON object.
 //
-//   device_table_benchmark [--millions N] [--batch N] [--dims 8,32,64]
+//   device_table_benchmark [--rows N] [--batch N] [--dims 8,32,64] [--loads 0.5,0.75,1]
 //
 // The method is the one HierarchicalKV's benchmark uses, so that numbers can be held against its table:
-// 64-bit keys and float32 rows; the table is filled with consecutive keys to a part of the rows it has room
-// for; a timed batch has 60% keys of the batch inserted last and 40% that are not there, all different; nine
-// warm-ups; the time is one call and a wait for its stream, the better of two. Beside it: batches of new keys
-// only, of hits all over the table, and of keys after Zipf's law (exponent 1.05), where some occur very
+// 64-bit keys and float32 rows; the table is filled with consecutive keys to a part ("load") of the rows it
+// has room for; a timed batch has 60% keys of the batch inserted last and 40% that are not there, all
+// different; nine warm-ups; the time is one call and a wait for its stream, the better of two. Names are
+// those of its operations; a star means that the call gives pointers to rows in place of values. Beside it:
+// batches of new keys only, of hits all over the table, and of keys after Zipf's law, where some occur very
 // often.
 //
-// "bytes" is the least that an operation must move: keys, one 64-byte bucket for each, rows read and written.
-// "roofline" is how much of the measured bandwidth of a device-to-device copy that comes to.
-#include <cuda_runtime.h>
-
+// "bytes" is the least that an operation must move: keys, one 64-byte bucket for each that is different, rows
+// read and written. "roofline" is how much of the measured bandwidth of a copy within the device's memory
+// that comes to.
 #include <algorithm>
-#include <chrono>
-#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -23,254 +21,303 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "benchmark_device.h"
+#include "benchmark_ids.h"
 #include "hash.h"
 #include "kvtable/device_table.h"
 
 namespace kvtable {
 namespace {
 
-void Check(cudaError_t status) {
-  if (status == cudaSuccess) return;
-  std::fprintf(stderr, "device_table_benchmark: %s\n", cudaGetErrorString(status));
-  std::exit(1);
-}
+constexpr int kWarmUps = 9;
+constexpr int kTimed = 2;
+constexpr Stamp kOld{1, 1};
+constexpr Stamp kNew{1, 2};  // of rows that are to be found by their stamp
 
-// An array in device memory.
-template <class T>
-class Array {
- public:
-  explicit Array(int64_t n) : n_(n) {
-    Check(cudaMalloc(reinterpret_cast<void**>(&data_), static_cast<size_t>(n) * sizeof(T)));
-    Check(cudaMemset(data_, 0, static_cast<size_t>(n) * sizeof(T)));
-  }
-  ~Array() { cudaFree(data_); }
-  Array(const Array&) = delete;
-  Array& operator=(const Array&) = delete;
-
-  void Set(const std::vector<T>& from) {
-    Check(cudaMemcpy(data_, from.data(), from.size() * sizeof(T), cudaMemcpyHostToDevice));
-  }
-  T* data() const { return data_; }
-  int64_t size() const { return n_; }
-
- private:
-  T* data_ = nullptr;
-  int64_t n_;
-};
-
-double Seconds(const std::function<void()>& queue) {
-  Check(cudaDeviceSynchronize());
-  const auto begin = std::chrono::steady_clock::now();
-  queue();
-  Check(cudaStreamSynchronize(nullptr));
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
-// Bytes read and written per second.
-double CopyBandwidth() {
-  constexpr size_t kBytes = size_t{2} << 30;
-  Array<char> from(kBytes);
-  Array<char> to(kBytes);
-  double best = 1e9;
-  for (int i = 0; i < 10; ++i) {
-    best =
-        std::min(best, Seconds([&] {
-                   Check(cudaMemcpyAsync(to.data(), from.data(), kBytes, cudaMemcpyDeviceToDevice, nullptr));
-                 }));
-  }
-  return 2.0 * static_cast<double>(kBytes) / best;
-}
+using Keys = std::vector<uint64_t>;
 
 class Benchmark {
  public:
   Benchmark(int64_t dim, int64_t rows, int64_t batch, double bandwidth)
       : dim_(dim),
         rows_(rows),
-        batch_(batch),
+        batch_(std::min(batch, rows / 2)),
         bandwidth_(bandwidth),
         keys_(batch),
-        values_(batch * dim),
+        values_(std::max<int64_t>(batch * dim, 2 * batch)),
         found_(batch) {
     DeviceTableOptions options;
     options.name = "benchmark";
     options.key_type = KeyType::kUint64;
     options.dim = dim;
-    table_ = MakeCudaTable(options);
-    table_->Reserve(rows, 2 * batch, nullptr);
+    table_ = MakeTable(options);
+    table_->Reserve(rows, 2 * batch_, nullptr);
   }
 
   void Run(double load) {
+    load_ = load;
     Fill(static_cast<int64_t>(load * static_cast<double>(rows_)));
-    const double n = static_cast<double>(batch_);
-    const double row = static_cast<double>(dim_) * 4;
-    const auto mixed = [&](int64_t run) { return MixedKeys(run); };
-    Report(load, "find", mixed, n * (8 + 64 + 0.6 * row + row), [&] { Find(); });
-    Report(load, "find*", mixed, n * (8 + 64 + 8),
-           [&] { table_->Pointers(Batch(true), reinterpret_cast<void**>(values_.data()), nullptr); });
+    Lookups();
+    WritesToRowsThatAreThere();
+    Inserts();
+    WholeTable();
+    Removals();
+    Memory();
+  }
+
+ private:
+  // What an operation must move for a batch, beside the row bytes that it reads or writes.
+  struct Traffic {
+    double rows_read = 0;  // of the table or of the batch, as parts of the batch
+    double rows_written = 0;
+    double new_keys = 0;    // whose buckets are written, too
+    double more_bytes = 0;  // of each key
+  };
+
+  enum class After { kNothing, kRemoveTheBatch, kRefill };
+
+  void Lookups() {
+    const auto mixed = [&](uint64_t run) { return MixedKeys(run); };
+    const auto hits = [&](uint64_t run) { return UniformIds(Size(), Filled(), run); };
+    const auto zipf = [&](uint64_t run) { return ZipfIds(Size(), Filled(), run); };
+    const auto find = [&] {
+      table_->Gather(Batch(false), values_.data(), Missing::kZeros, nullptr, 0, found_.data(), nullptr);
+    };
+    Report("find", mixed, {0.6, 1, 0, 1}, find);
+    Report("find*", mixed, {0, 0, 0, 8}, [&] { table_->Pointers(Batch(false), Pointers(), nullptr); });
+    Report("find, hits all over", hits, {1, 1, 0, 1}, find);
+    Report("find, Zipf", zipf, {1, 1, 0, 1}, find);
+    Report("contains", mixed, {0, 0, 0, 1}, [&] { table_->Contains(Batch(false), found_.data(), nullptr); });
+  }
+
+  void WritesToRowsThatAreThere() {
+    const auto last = [&](uint64_t run) { return LastKeys(run); };
+    const auto zipf = [&](uint64_t run) { return ZipfIds(Size(), Filled(), run); };
+    Report("assign", last, {1, 1, 0, 8}, [&] { Upsert(true); });
+    Report("assign, Zipf", zipf, {1, 1, 0, 8}, [&] { Upsert(false); });
+    Report("accum, Zipf", zipf, {2, 1, 0, 8},
+           [&] { table_->Accumulate(Batch(false), values_.data(), true, kOld, nullptr); });
+    Report("find_or_insert, Zipf", zipf, {1, 1, 0, 8},
+           [&] { table_->GatherOrInsert(Batch(false), values_.data(), kOld, nullptr, nullptr); });
+  }
+
+  void Inserts() {
+    const auto mixed = [&](uint64_t run) { return MixedKeys(run); };
+    const auto fresh = [&](uint64_t run) { return NewKeys(run); };
+    const auto after = After::kRemoveTheBatch;
+    Report("insert_or_assign", mixed, {1, 1, 0.4, 8}, [&] { Upsert(true); }, after);
+    Report("insert_or_assign, may repeat", mixed, {1, 1, 0.4, 8}, [&] { Upsert(false); }, after);
+    Report("insert_or_assign, all new", fresh, {1, 1, 1, 8}, [&] { Upsert(true); }, after);
     Report(
-        load, "find, hits all over", [&](int64_t run) { return RandomHits(run); }, n * (8 + 64 + 2 * row),
-        [&] { Find(); });
-    Report(load, "find, Zipf", [&](int64_t run) { return ZipfKeys(run); }, 0, [&] { Find(); });
+        "accum_or_assign", mixed, {1.6, 1, 0.4, 8},
+        [&] { table_->Accumulate(Batch(false), values_.data(), true, kOld, nullptr); }, after);
     Report(
-        load, "accumulate, Zipf", [&](int64_t run) { return ZipfKeys(run); }, 0,
-        [&] { table_->Accumulate(Batch(false), values_.data(), true, {1, 1}, nullptr); });
-    // These insert: what they added goes again, so that the load stays.
+        "find_or_insert", mixed, {0.6, 1.4, 0.4, 8},
+        [&] { table_->GatherOrInsert(Batch(true), values_.data(), kOld, nullptr, nullptr); }, after);
     Report(
-        load, "insert_or_assign", mixed, n * (8 + 64 + 2 * row + 0.4 * 64),
-        [&] { table_->Upsert(Batch(true), values_.data(), {1, 1}, nullptr); }, true);
+        "find_or_insert*", mixed, {0, 0.4, 0.4, 16},
+        [&] { table_->PointersOrInsert(Batch(true), Pointers(), kOld, nullptr, nullptr); }, after);
+  }
+
+  // Speeds are in rows of the table.
+  void WholeTable() {
+    const RowPredicate is_new{RowPredicate::Test::kVersionAtLeast, kNew.version};
+    const double row = RowBytes();
+    ReportWhole("size", 0, 0, [&] { table_->Size(); });
+    ReportWhole("export_batch", 64.0 / 5 + 8 + 8 + 2 * row, 0, [&] { Export({}); });
+    // A batch of rows are what is wanted.
+    const double share = static_cast<double>(batch_) / static_cast<double>(filled_ + batch_);
+    ReportWhole("export_batch_if", 64.0 / 5 + 8 + share * (8 + 2 * row), batch_, [&] { Export(is_new); });
+    ReportWhole("erase_if", 64.0 / 5 + 8, batch_, [&] { table_->RemoveIf(is_new, nullptr); });
+  }
+
+  void Removals() {
     Report(
-        load, "insert_or_assign, may repeat", mixed, n * (8 + 64 + 2 * row + 0.4 * 64),
-        [&] { table_->Upsert(Batch(false), values_.data(), {1, 1}, nullptr); }, true);
-    Report(
-        load, "find_or_insert", mixed, n * (8 + 64 + 2 * row + 0.4 * (64 + row)),
-        [&] { table_->GatherOrInsert(Batch(true), values_.data(), {1, 1}, nullptr, nullptr); }, true);
-    Report(
-        load, "insert, all new", [&](int64_t run) { return NewKeys(run); }, n * (8 + 64 + 64 + 2 * row),
-        [&] { table_->Upsert(Batch(true), values_.data(), {1, 1}, nullptr); }, true);
-    Report(
-        load, "find_or_insert, Zipf", [&](int64_t run) { return ZipfKeys(run); }, 0,
-        [&] { table_->GatherOrInsert(Batch(false), values_.data(), {1, 1}, nullptr, nullptr); });
+        "erase", [&](uint64_t run) { return MixedKeys(run); }, {0, 0, 0.6, 0},
+        [&] { table_->Remove(Batch(false), nullptr); }, After::kRefill);
   }
 
   void Memory() const {
     const DeviceMemoryUse use = table_->Memory();
     std::printf(
-        ",\n  {\"dim\": %lld, \"operation\": \"memory\", \"rows\": %lld, \"overhead_bytes_per_row\": %.2f}",
-        static_cast<long long>(dim_), static_cast<long long>(use.rows),
+        ",\n  {\"dim\": %lld, \"load\": %.2f, \"operation\": \"memory\", \"rows\": %lld, "
+        "\"overhead_bytes_per_row\": %.2f}",
+        static_cast<long long>(dim_), load_, static_cast<long long>(use.rows),
         static_cast<double>(use.index_bytes + use.column_bytes) / static_cast<double>(use.rows));
   }
 
- private:
-  using Keys = std::vector<uint64_t>;
-
   DeviceKeys Batch(bool distinct) const { return {keys_.data(), batch_, distinct}; }
+  void** Pointers() const { return reinterpret_cast<void**>(values_.data()); }
+  size_t Size() const { return static_cast<size_t>(batch_); }
+  uint64_t Filled() const { return static_cast<uint64_t>(filled_); }
+  double RowBytes() const { return static_cast<double>(dim_) * sizeof(float); }
 
-  void Find() {
-    table_->Gather(Batch(false), values_.data(), Missing::kZeros, nullptr, 0, found_.data(), nullptr);
+  void Upsert(bool distinct) { table_->Upsert(Batch(distinct), values_.data(), kOld, nullptr); }
+
+  void Export(const RowPredicate& predicate) {
+    const auto exporter = table_->Export(predicate);
+    DeviceExporter::Buffers out;
+    out.keys = keys_.data();
+    out.columns = {{0, values_.data(), dim_}};
+    while (exporter->Next(batch_, out, nullptr) >= 0) {
+    }
   }
 
   void Fill(int64_t rows) {
-    Keys keys(static_cast<size_t>(batch_));
+    Keys keys(Size());
     while (filled_ < rows) {
       const int64_t n = std::min(batch_, rows - filled_);
       for (int64_t i = 0; i < n; ++i) keys[static_cast<size_t>(i)] = static_cast<uint64_t>(filled_ + i);
       keys_.Set(keys);
-      table_->Upsert({keys_.data(), n, true}, values_.data(), {1, 1}, nullptr);
-      Check(cudaDeviceSynchronize());
+      table_->Upsert({keys_.data(), n, true}, values_.data(), kOld, nullptr);
+      WaitForDevice();
       filled_ += n;
     }
   }
 
-  Keys NewKeys(int64_t run) const {
-    Keys keys(static_cast<size_t>(batch_));
-    for (size_t i = 0; i < keys.size(); ++i)
-      keys[i] = (uint64_t{1} << 40) + static_cast<uint64_t>(run * batch_) + i;
-    return keys;
-  }
-  Keys MixedKeys(int64_t run) const {
-    Keys keys = NewKeys(run);
-    const size_t hits = keys.size() * 6 / 10;
-    for (size_t i = 0; i < hits; ++i) keys[i] = static_cast<uint64_t>(filled_) - keys.size() + i;
-    Shuffle(&keys, run);
-    return keys;
-  }
-  Keys RandomHits(int64_t run) const {
-    Keys keys(static_cast<size_t>(batch_));
-    for (size_t i = 0; i < keys.size(); ++i) {
-      keys[i] = Mix64(static_cast<uint64_t>(run) << 40 | i) % static_cast<uint64_t>(filled_);
-    }
-    return keys;
-  }
-  Keys ZipfKeys(int64_t run) const {
-    // The inverse of the distribution function of the continuous law.
-    constexpr double kExponent = 1.05;
-    const double most = std::pow(static_cast<double>(filled_), 1 - kExponent);
-    Keys keys(static_cast<size_t>(batch_));
-    for (size_t i = 0; i < keys.size(); ++i) {
-      const double u = static_cast<double>(Mix64(static_cast<uint64_t>(run) << 40 | i) >> 11) * 0x1p-53;
-      const double rank = std::pow(1 - u * (1 - most), 1 / (1 - kExponent));
-      keys[i] = Mix64(static_cast<uint64_t>(rank)) % static_cast<uint64_t>(filled_);
-    }
-    return keys;
-  }
-  static void Shuffle(Keys* keys, int64_t run) {
-    for (size_t i = keys->size() - 1; i > 0; --i) {
-      std::swap((*keys)[i], (*keys)[Mix64(static_cast<uint64_t>(run) << 40 | i) % (i + 1)]);
-    }
-  }
-
-  void Report(double load, const char* operation, const std::function<Keys(int64_t)>& make, double bytes,
-              const std::function<void()>& queue, bool inserts = false) {
-    double best = 1e9;
-    for (int64_t run = 0; run < 11; ++run) {
-      keys_.Set(make(inserts ? ++runs_ : run));
-      const double seconds = Seconds(queue);
-      if (run >= 9) best = std::min(best, seconds);
-      if (!inserts) continue;
-      table_->Remove(Batch(false), nullptr);
-      Refill();
-    }
-    const double rate = static_cast<double>(batch_) / best;
-    std::printf(
-        ",\n  {\"dim\": %lld, \"rows\": %lld, \"load\": %.2f, \"operation\": \"%s\", \"keys_per_second\": "
-        "%.4g, "
-        "\"hkv_unit\": %.3f",
-        static_cast<long long>(dim_), static_cast<long long>(rows_), load, operation, rate,
-        rate / (1024.0 * 1024.0 * 1024.0));
-    if (bytes > 0) std::printf(", \"bytes\": %.4g, \"roofline\": %.3f", bytes, bytes / best / bandwidth_);
-    std::printf("}");
-    std::fflush(stdout);
-  }
-
-  // Puts the keys back that the removal of a mixed batch took along.
+  // Puts the keys back that a removal took along.
   void Refill() {
     const int64_t rows = filled_;
     filled_ = std::max(int64_t{0}, filled_ - batch_);
     Fill(rows);
   }
 
+  Keys NewKeys(uint64_t run) const {
+    Keys keys(Size());
+    for (size_t i = 0; i < keys.size(); ++i) keys[i] = (uint64_t{1} << 40) + run * keys.size() + i;
+    return keys;
+  }
+  Keys LastKeys(uint64_t run) const {
+    Keys keys(Size());
+    for (size_t i = 0; i < keys.size(); ++i) keys[i] = Filled() - keys.size() + i;
+    Shuffle(&keys, run);
+    return keys;
+  }
+  Keys MixedKeys(uint64_t run) const {
+    Keys keys = NewKeys(run);
+    const size_t hits = keys.size() * 6 / 10;
+    for (size_t i = 0; i < hits; ++i) keys[i] = Filled() - keys.size() + i;
+    Shuffle(&keys, run);
+    return keys;
+  }
+  static void Shuffle(Keys* keys, uint64_t run) {
+    for (size_t i = keys->size() - 1; i > 0; --i)
+      std::swap((*keys)[i], (*keys)[Mix64(run << 40 | i) % (i + 1)]);
+  }
+
+  // `queue` works on the batch that `make` made for this run.
+  void Report(const char* operation, const std::function<Keys(uint64_t)>& make, const Traffic& traffic,
+              const std::function<void()>& queue, After after = After::kNothing) {
+    double best = 1e9;
+    int64_t distinct = 0;
+    for (int run = 0; run < kWarmUps + kTimed; ++run) {
+      const Keys keys = make(++runs_);
+      keys_.Set(keys);
+      const double seconds = Seconds(queue);
+      if (run >= kWarmUps) best = std::min(best, seconds);
+      if (run == kWarmUps) distinct = CountDistinct(keys);
+      if (after == After::kRemoveTheBatch) table_->Remove(Batch(false), nullptr);
+      if (after != After::kNothing) Refill();
+    }
+    // Of keys that repeat, bucket and row of the table are moved once; what the caller gives or gets, each
+    // time.
+    const double n = static_cast<double>(batch_);
+    const double rows = static_cast<double>(distinct) * traffic.rows_read + n * traffic.rows_written;
+    const double buckets = static_cast<double>(distinct) * (1 + traffic.new_keys);
+    Print(operation, batch_, best, n * (8 + traffic.more_bytes) + 64 * buckets + RowBytes() * rows);
+  }
+
+  // `more` rows with a new stamp are inserted before.
+  void ReportWhole(const char* operation, double bytes_per_row, int64_t more,
+                   const std::function<void()>& queue) {
+    const RowPredicate is_new{RowPredicate::Test::kVersionAtLeast, kNew.version};
+    double best = 1e9;
+    for (int run = 0; run < 1 + kTimed; ++run) {
+      if (more > 0) {
+        keys_.Set(NewKeys(++runs_));
+        table_->Upsert(Batch(true), values_.data(), kNew, nullptr);
+      }
+      const double seconds = Seconds(queue);
+      if (run >= 1) best = std::min(best, seconds);
+      if (more > 0) table_->RemoveIf(is_new, nullptr);
+    }
+    Print(operation, filled_ + more, best, bytes_per_row * static_cast<double>(filled_ + more));
+  }
+
+  void Print(const char* operation, int64_t keys, double seconds, double bytes) const {
+    const double time = std::max(seconds, 1e-9);
+    const double rate = static_cast<double>(keys) / time;
+    std::printf(
+        "%s\n  {\"dim\": %lld, \"rows\": %lld, \"load\": %.2f, \"operation\": \"%s\", \"keys\": %lld, "
+        "\"seconds\": %.4g, \"keys_per_second\": %.4g, \"hkv_unit\": %.4g, \"bytes\": %.4g, "
+        "\"roofline\": %.4g}",
+        std::exchange(first_, false) ? "" : ",", static_cast<long long>(dim_), static_cast<long long>(rows_),
+        load_, operation, static_cast<long long>(keys), time, rate, rate / (1024.0 * 1024.0 * 1024.0), bytes,
+        bytes / time / bandwidth_);
+    std::fflush(stdout);
+  }
+
   int64_t dim_;
   int64_t rows_;
   int64_t batch_;
   double bandwidth_;
-  Array<uint64_t> keys_;
-  Array<float> values_;
-  Array<bool> found_;
+  DeviceArray<uint64_t> keys_;
+  DeviceArray<float> values_;
+  DeviceArray<bool> found_;
   std::unique_ptr<DeviceTable> table_;
+  double load_ = 0;
   int64_t filled_ = 0;
-  int64_t runs_ = 0;
+  uint64_t runs_ = 0;
+  inline static bool first_ = true;  // of what is printed
 };
 
+std::vector<double> Numbers(const char* at) {
+  std::vector<double> numbers;
+  while (*at != '\0') {
+    char* end = nullptr;
+    numbers.push_back(std::strtod(at, &end));
+    if (end == at || numbers.back() <= 0) return {};
+    at = *end == ',' ? end + 1 : end;
+  }
+  return numbers;
+}
+
 int Main(int argc, char** argv) {
-  int64_t millions = 64;
-  int64_t batch = 1 << 20;
-  std::vector<int64_t> dims = {8, 32, 64};
-  for (int i = 1; i + 1 < argc; i += 2) {
-    if (std::strcmp(argv[i], "--millions") == 0) millions = std::atoll(argv[i + 1]);
-    if (std::strcmp(argv[i], "--batch") == 0) batch = std::atoll(argv[i + 1]);
-    if (std::strcmp(argv[i], "--dims") == 0) {
-      dims.clear();
-      for (const char* at = argv[i + 1]; *at != '\0';) {
-        char* end = nullptr;
-        dims.push_back(std::strtoll(at, &end, 10));
-        at = *end == ',' ? end + 1 : end;
-      }
+  double rows = 64e6;
+  double batch = 1 << 20;
+  std::vector<double> dims = {8, 32, 64};
+  std::vector<double> loads = {0.5, 0.75, 1.0};
+  for (int i = 1; i < argc; i += 2) {
+    const std::vector<double> given = i + 1 < argc ? Numbers(argv[i + 1]) : std::vector<double>();
+    const std::string name = argv[i];
+    if (given.empty()) {
+      std::fprintf(stderr, "device_table_benchmark: %s needs a number greater than 0\n", argv[i]);
+      return 2;
+    }
+    if (name == "--rows") {
+      rows = given[0];
+    } else if (name == "--batch") {
+      batch = given[0];
+    } else if (name == "--dims") {
+      dims = given;
+    } else if (name == "--loads") {
+      loads = given;
+    } else {
+      std::fprintf(stderr, "device_table_benchmark: %s; expected --rows, --batch, --dims or --loads\n",
+                   argv[i]);
+      return 2;
     }
   }
-  cudaDeviceProp device;
-  Check(cudaGetDeviceProperties(&device, 0));
   const double bandwidth = CopyBandwidth();
-  std::printf(
-      "{\"device\": \"%s\", \"copy_bytes_per_second\": %.4g, \"batch\": %lld, \"results\": [\n  "
-      "{\"operation\": "
-      "\"copy\"}",
-      device.name, bandwidth, static_cast<long long>(batch));
-  for (const int64_t dim : dims) {
-    Benchmark benchmark(dim, millions * 1000000, batch, bandwidth);
-    for (const double load : {0.5, 0.75, 1.0}) benchmark.Run(load);
-    benchmark.Memory();
+  std::printf("{\"device\": \"%s\", \"copy_bytes_per_second\": %.4g, \"batch\": %lld, \"results\": [",
+              DeviceName().c_str(), bandwidth, static_cast<long long>(batch));
+  for (const double dim : dims) {
+    Benchmark benchmark(static_cast<int64_t>(dim), static_cast<int64_t>(rows), static_cast<int64_t>(batch),
+                        bandwidth);
+    for (const double load : loads) benchmark.Run(load);
   }
   std::printf("\n]}\n");
   return 0;

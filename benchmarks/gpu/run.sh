@@ -1,58 +1,163 @@
 #!/bin/sh
-# All that needs a GPU, in one command, in less than nine minutes: builds the table for CUDA devices, checks it on this
-# machine's GPU, again under compute-sanitizer where there is one, and measures it.
+# All that needs a GPU, in one command, in less than nine minutes: builds the tables for CUDA devices, checks them on this
+# machine's GPU (the C++ checks, the grid of tests/kernels through kvtools._device_table, a small part under
+# compute-sanitizer), and measures them beside PyTorch.
 #
 #   benchmarks/gpu/run.sh [OUTPUT_DIRECTORY]
 #
-# Writes check.txt, optimizers.txt, memcheck.txt, racecheck.txt and benchmark.json there (build/gpu/results where not
-# said otherwise).
-# KVTOOLS_GPU_BUILD names a directory that has been built already, elsewhere: then neither nvcc nor CMake is needed.
+# Writes there (build/gpu/results where not said otherwise) what each part printed, checks.txt with how each ended, and one
+# JSON file of all, named after the chip and the day. What cannot run says "unavailable: ..." and why; the rest goes on. The
+# exit status is 0 where nothing failed.
+#
+# PYTHON names the interpreter (python3). KVTOOLS_GPU_BUILD names a directory that this script has built already, on another
+# machine: then neither nvcc nor CMake is needed. KVTOOLS_GPU_ONLY_BUILD=1 builds, and does no more.
 set -eu
 root=$(cd "$(dirname "$0")/../.." && pwd)
+python=${PYTHON:-python3}
+case $python in */*) python=$(cd "$(dirname "$python")" && pwd)/$(basename "$python") ;; esac
 build=${KVTOOLS_GPU_BUILD:-$root/build/gpu}
 out=${1:-$root/build/gpu/results}
-mkdir -p "$out"
+mkdir -p "$build" "$out"
+build=$(cd "$build" && pwd)
+out=$(cd "$out" && pwd)
+begin=$(date +%s)
+status=0
+: >"$out/checks.txt"
+
+# ended NAME OUTCOME
+ended() {
+  echo "run.sh: $1: $2"
+  echo "$1: $2" >>"$out/checks.txt"
+}
+
+# failed NAME STATUS: says the end of what it printed.
+failed() {
+  tail -5 "$out/$1.txt" >&2
+  if [ "$2" -eq 124 ]; then ended "$1" "failed: it ran out of time"; else ended "$1" "failed with status $2"; fi
+  status=1
+}
+
+# Runs a command for so many seconds at most, and not beyond what is left of nine minutes.
+within() {
+  left=$((begin + 530 - $(date +%s)))
+  [ "$left" -gt 1 ] || return 124
+  [ "$1" -lt "$left" ] && left=$1
+  shift
+  timeout "$left" "$@"
+}
+
+# Why the grid cannot be built or run in Python; nothing where it can.
+python_lacks() {
+  command -v "$python" >/dev/null || { echo "there is no $python"; return; }
+  "$python" - "$@" <<'END'
+import importlib.util, os, sys, sysconfig
+missing = [name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]
+if missing:
+    print(f"Python has no {', '.join(missing)}")
+elif "nanobind" in sys.argv and not os.path.exists(sysconfig.get_path("include") + "/Python.h"):
+    print("Python's headers are not installed")
+END
+}
 
 if [ -z "${KVTOOLS_GPU_BUILD:-}" ]; then
-  mkdir -p "$build"
   for tool in nvcc cmake; do
     command -v $tool >/dev/null || { echo "run.sh: $tool is not on the PATH. Install it, or name a build in KVTOOLS_GPU_BUILD." >&2; exit 1; }
   done
-  cmake -S "$root" -B "$build" -DKVTABLE_PYTHON=OFF -DKVTABLE_BUILD_TESTS=ON -DCMAKE_BUILD_TYPE=Release \
-    -DKVTOOLS_CUDA=on -DKVTOOLS_CUDA_ARCHITECTURES="${KVTOOLS_CUDA_ARCHITECTURES:-80-real;90}" >"$build/configure.log" 2>&1 ||
-    { tail -20 "$build/configure.log" >&2; exit 1; }
-  cmake --build "$build" --parallel 2 --target device_table_cuda_check device_optimizer_cuda_check device_table_benchmark >"$build/build.log" 2>&1 ||
-    { tail -40 "$build/build.log" >&2; exit 1; }
+  targets="device_table_cuda_check device_optimizer_cuda_check device_table_benchmark training_step_benchmark"
+  module=OFF
+  [ -n "$(python_lacks nanobind)" ] || module=ON
+  [ $module = OFF ] || targets="$targets _kvtable _checked_io _row_stats _device_table"
+  cmake -S "$root" -B "$build" -DKVTABLE_PYTHON=$module -DPython_EXECUTABLE="$(command -v "$python")" -DKVTABLE_BUILD_TESTS=ON \
+    -DCMAKE_BUILD_TYPE=Release -DKVTOOLS_CUDA=on -DKVTOOLS_CUDA_ARCHITECTURES="${KVTOOLS_CUDA_ARCHITECTURES:-80-real;90}" \
+    >"$build/configure.log" 2>&1 || { tail -20 "$build/configure.log" >&2; exit 1; }
+  # shellcheck disable=SC2086
+  cmake --build "$build" --parallel "$(nproc)" --target $targets >"$build/build.log" 2>&1 || { tail -40 "$build/build.log" >&2; exit 1; }
+  if [ $module = ON ]; then
+    cmake --install "$build" --prefix "$build/site/kvtools" >>"$build/build.log" 2>&1 || { tail -5 "$build/build.log" >&2; exit 1; }
+    cp "$root/kvtools/__init__.py" "$build/site/kvtools/"
+  fi
 fi
-check=$build/kernels/tests/device_table_cuda_check
-benchmark=$build/kernels/tests/device_table_benchmark
+[ -z "${KVTOOLS_GPU_ONLY_BUILD:-}" ] || exit 0
+programs=$build/kernels/tests
 
-echo "run.sh: the table against a map, on the GPU"
-status=0
-timeout 120 "$check" >"$out/check.txt" 2>&1 || status=$?
-cat "$out/check.txt"
-grep -q "There is no CUDA device" "$out/check.txt" && { echo "run.sh: no GPU here: nothing was measured." >&2; exit 1; }
-[ $status -eq 0 ] || { echo "run.sh: the check failed (status $status): see $out/check.txt" >&2; exit 1; }
+# check NAME SECONDS PROGRAM [ARGUMENT...]: one that exits 0 where all is well.
+check() {
+  name=$1
+  seconds=$2
+  shift 2
+  echo "run.sh: $name ..."
+  code=0
+  within "$seconds" "$@" >"$out/$name.txt" 2>&1 || code=$?
+  if [ $code -eq 0 ]; then ended "$name" "passed"; else failed "$name" $code; fi
+}
 
-echo "run.sh: optimizers against the CPU's, on the GPU"
-timeout 90 "$build/kernels/tests/device_optimizer_cuda_check" >"$out/optimizers.txt" 2>&1 ||
-  { tail -5 "$out/optimizers.txt" >&2; exit 1; }
+check "table" 90 "$programs/device_table_cuda_check"
+if grep -q "There is no CUDA device" "$out/table.txt"; then
+  echo "run.sh: no GPU here: nothing was measured." >&2
+  exit 1
+fi
+check "optimizers" 90 "$programs/device_optimizer_cuda_check"
+
+# In $out, where no other kvtools lies beside.
+on_site() {
+  env -C "$out" PYTHONPATH="$build/site:$root/tests/kernels" "$@"
+}
+lacks=$(python_lacks numpy ml_dtypes pytest)
+[ -n "$lacks" ] || [ -d "$build/site/kvtools" ] || lacks="kvtools._device_table was not built. $(python_lacks nanobind)"
+[ -n "$lacks" ] || lacks=$(on_site "$python" - 2>&1 <<'END' | tail -1
+import kvtools._device_table
+from device_arrays import DEVICES
+if "cuda" not in DEVICES:
+    print("neither CuPy nor PyTorch is there and sees the GPU")
+END
+)
+if [ -n "$lacks" ]; then
+  ended "grid" "unavailable: $lacks"
+else
+  check "grid" 120 env -C "$out" PYTHONPATH="$build/site" "$python" -m pytest -q -p no:cacheprovider -k "cuda or gpu" \
+    -c "$root/pyproject.toml" --rootdir "$root" --confcutdir "$root/tests/kernels" \
+    "$root/tests/kernels/test_device_grid.py" "$root/tests/kernels/test_device_table.py"
+fi
 
 for tool in memcheck racecheck; do
-  echo "run.sh: the same, a small part, under compute-sanitizer --tool $tool"
+  code=0
   if ! command -v compute-sanitizer >/dev/null; then
-    echo "unavailable: there is no compute-sanitizer on the PATH" | tee "$out/$tool.txt"
-  elif timeout 90 compute-sanitizer --tool $tool --error-exitcode 9 "$check" small >"$out/$tool.txt" 2>&1; then
-    tail -1 "$out/$tool.txt"
-  else
-    status=$?
-    tail -5 "$out/$tool.txt"
-    # 9 is a finding; any other status is the tool itself that this machine refuses.
-    [ $status -ne 9 ] || exit 1
-    echo "unavailable on this machine (status $status)" | tee -a "$out/$tool.txt"
+    ended "$tool" "unavailable: there is no compute-sanitizer on the PATH"
+    continue
   fi
+  within 60 compute-sanitizer --tool $tool --error-exitcode 9 "$programs/device_table_cuda_check" small >"$out/$tool.txt" 2>&1 || code=$?
+  case $code in
+    0) ended "$tool" "passed" ;;
+    9) failed $tool 9 ;;  # a finding
+    124) ended "$tool" "unavailable: it ran out of time" ;;
+    *) ended "$tool" "unavailable: this machine refuses compute-sanitizer (status $code)" ;;
+  esac
 done
 
-echo "run.sh: the benchmark"
-timeout 240 "$benchmark" >"$out/benchmark.json"
-echo "run.sh: results are in $out"
+# measure NAME SECONDS PROGRAM: one that prints JSON.
+measure() {
+  echo "run.sh: $1 ..."
+  code=0
+  name=$1
+  seconds=$2
+  shift 2
+  within "$seconds" "$@" >"$out/$name.json" 2>"$out/$name.txt" || code=$?
+  [ $code -eq 0 ] || { failed "$name" $code; return; }
+  reason=$(sed -n 's/.*"unavailable": "\(.*\)"}$/\1/p' "$out/$name.json")
+  ended "$name" "${reason:+unavailable: }${reason:-passed}"
+}
+
+measure "training_step" 60 "$programs/training_step_benchmark"
+if command -v "$python" >/dev/null; then
+  measure "torch_step" 60 "$python" "$root/benchmarks/gpu/torch_step.py"
+else
+  ended "torch_step" "unavailable: there is no $python"
+fi
+measure "benchmark" 200 "$programs/device_table_benchmark"
+
+if command -v "$python" >/dev/null; then
+  echo "run.sh: all results are in $("$python" "$root/benchmarks/gpu/merge.py" "$out")"
+else
+  echo "run.sh: results are in $out; benchmarks/gpu/merge.py makes one file of them where there is Python"
+fi
+exit $status

@@ -1,8 +1,8 @@
 // A CUDA device, as tables see it; ThreadsDevice says what a device does. Only nvcc compiles this.
 //
-// Memory comes from the driver's stream-ordered allocator, so neither taking nor freeing it waits for the
-// device. Pinned memory has no such allocator: taking it may take long, and freeing it waits for the table's
-// own work.
+// Memory comes from the driver's stream-ordered allocator, unless the caller has one, so neither taking nor
+// freeing it waits for the device. Pinned memory has no such allocator: taking it may take long, and freeing
+// it waits for the table's own work.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -60,13 +60,16 @@ class CudaDevice {
  public:
   using Lanes = Warp;
 
-  // The current one.
-  CudaDevice() {
+  // The current one. Where `allocator` is null, memory comes from the driver.
+  explicit CudaDevice(DeviceAllocator* allocator = nullptr) : allocator_(allocator) {
     CheckCuda(cudaGetDevice(&device_), "find its device");
     CheckCuda(cudaEventCreateWithFlags(&queued_, cudaEventDisableTiming), "make an event");
   }
   CudaDevice(CudaDevice&& other) noexcept
-      : device_(other.device_), stream_(other.stream_), queued_(std::exchange(other.queued_, nullptr)) {}
+      : allocator_(other.allocator_),
+        device_(other.device_),
+        stream_(other.stream_),
+        queued_(std::exchange(other.queued_, nullptr)) {}
   CudaDevice& operator=(CudaDevice&&) = delete;
   ~CudaDevice() {
     if (queued_ != nullptr) cudaEventDestroy(queued_);
@@ -89,6 +92,7 @@ class CudaDevice {
   void WaitInside() { CheckCuda(cudaStreamSynchronize(stream_), "finish its work"); }
 
   void* Allocate(size_t bytes, MemoryPlace place) {
+    if (place == MemoryPlace::kDevice && allocator_ != nullptr) return allocator_->Allocate(bytes);
     void* memory = nullptr;
     const cudaError_t status =
         place == MemoryPlace::kDevice
@@ -102,7 +106,9 @@ class CudaDevice {
   }
   void Free(void* memory, size_t /*bytes*/, MemoryPlace place) {
     const CurrentDevice current(device_);  // a table goes outside any operation
-    if (place == MemoryPlace::kDevice) {
+    if (place == MemoryPlace::kDevice && allocator_ != nullptr) {
+      allocator_->Free(memory);
+    } else if (place == MemoryPlace::kDevice) {
       cudaFreeAsync(memory, stream_);
     } else {
       cudaEventSynchronize(queued_);
@@ -145,6 +151,7 @@ class CudaDevice {
   }
 
  private:
+  DeviceAllocator* allocator_;
   int device_ = 0;
   int callers_device_ = 0;
   cudaStream_t stream_ = nullptr;

@@ -54,14 +54,14 @@ class DeviceTableImpl : public DeviceTable {
         options_(options),
         narrow_(options.key_type == KeyType::kInt32),
         value_bytes_(options.dim * SizeOf(options.value_type)),
-        layout_(CheckedLayout(options)),
-        evictor_(options.name, options.max_capacity, options.eviction, options.clock, eviction_tuning) {
+        evictor_(options.name, options.max_capacity, options.eviction, options.clock, eviction_tuning),
+        layout_(CheckedLayout(options)) {
     rows_.row_bytes = layout_.row_bytes;
     rows_.slab_bits = kMinSlabBits;
     while (rows_.slab_bits < kMaxSlabBits && layout_.row_bytes << (rows_.slab_bits + 1) <= kSlabBytes) {
       ++rows_.slab_bits;
     }
-    device_.Begin(nullptr);
+    device_.Begin(options_.stream);
     words_ = Allocate(sizeof(Words), MemoryPlace::kDevice, "counters");
     device_.Fill(words_.data(), 0, sizeof(Words));
     report_ = Allocate(sizeof(uint64_t), MemoryPlace::kPinnedHost, "a counter");
@@ -71,7 +71,7 @@ class DeviceTableImpl : public DeviceTable {
     first_slots_ = UploadFirstSlots(layout_);
     GrowIndex(kMinBuckets);
     device_.End();
-    if (options.capacity_hint > 0) Reserve(options.capacity_hint, 0, nullptr);
+    if (options.capacity_hint > 0) Reserve(options.capacity_hint, 0, options.stream);
   }
 
   // Frees nothing that the device still uses.
@@ -282,6 +282,7 @@ class DeviceTableImpl : public DeviceTable {
   void UpsertColumns(const DeviceKeys& keys, const std::vector<ColumnIn>& in, Stamp stamp,
                      DeviceStream stream) override {
     const Operation operation(this, stream);
+    for (const ColumnIn& column : in) layout_.At(column.column, column.width);
     WriteStamped(keys, in, stamp);
     TouchAndEvict(keys, true, nullptr, nullptr);
   }
@@ -1124,8 +1125,8 @@ class DeviceTableImpl : public DeviceTable {
     for (const bool on_bounds : {false, true}) {
       device_.Launch(buckets, ListMovingBody{window, rows_, device_rows, on_bounds, most, state, hot, cold});
     }
-    device_.Launch(Count(most_rows), SwapRowsBody{index_, rows_, Marks(), evictor_.View(), most, state, hot,
-                                                  cold, AlignmentOf(Count(layout_.row_bytes))});
+    device_.Launch(Count(most_rows), SwapRowsBody{index_, rows_, Marks(), most, state, hot, cold,
+                                                  AlignmentOf(Count(layout_.row_bytes)), evictor_.ranked()});
   }
 
   void Settle(int64_t keys, uint64_t* removed = nullptr) {
@@ -1157,7 +1158,6 @@ class DeviceTableImpl : public DeviceTable {
   }
 
   void WriteStamped(const DeviceKeys& keys, const std::vector<ColumnIn>& in, Stamp stamp) {
-    for (const ColumnIn& column : in) layout_.At(column.column, column.width);
     WriteColumns(keys, in);
     Unmark(keys.n, nullptr);
     StampRows(keys.n, nullptr, stamp);
@@ -1368,10 +1368,11 @@ class DeviceTableImpl : public DeviceTable {
   const bool narrow_;
   const int64_t value_bytes_;
 
+  Evictor<Device> evictor_;  // guarded by mutex_, its policy aside
+  bool may_exceed_ = false;  // the present batch may leave more rows than a bounded table is to have
+
   mutable std::mutex mutex_;  // guards all below
   RowLayout layout_;
-  Evictor<Device> evictor_;
-  bool may_exceed_ = false;  // the present batch may leave more rows than a bounded table is to have
   uint64_t generation_ = 1;  // of the layout
   DeviceInitialValue initial_;
   Block initial_rows_;

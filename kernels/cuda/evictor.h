@@ -53,7 +53,7 @@ class Evictor {
   int64_t max_capacity() const { return max_capacity_; }
   Eviction eviction() const { return eviction_; }
   DeviceRanks ranks() const { return ranks_; }
-  RankedRowsView View() const { return {ranks_, words(), list_.template as<uint32_t>()}; }
+  RankedRowsView ranked() const { return {ranks_, words(), list_.template as<uint32_t>()}; }
 
   int64_t column_bytes() const {
     return static_cast<int64_t>(rank_block_.bytes() + key_block_.bytes() + list_.bytes());
@@ -106,19 +106,19 @@ class Evictor {
     }
     batch_order_ = next_order_;
     next_order_ += n;
-    device->Launch(n, TouchBody{View(), claims, numbers, n, eviction_, counted, epoch_, batch_order_,
+    device->Launch(n, TouchBody{ranked(), claims, numbers, n, eviction_, counted, epoch_, batch_order_,
                                 evicts && eviction_ == Eviction::kCustom});
   }
 
   void SetScores(Device* device, const BatchClaims& claims, const uint32_t* numbers, uint64_t n,
                  const uint64_t* scores) {
-    device->Launch(n, SetScoresBody{View(), claims, numbers, n, scores});
+    device->Launch(n, SetScoresBody{ranked(), claims, numbers, n, scores});
   }
 
   void Import(Device* device, const BatchClaims& claims, const uint32_t* numbers, uint64_t n,
               const uint32_t* freqs, const uint32_t* versions, const uint64_t* scores) {
-    device->Launch(n, ImportRanksBody{View(), claims, numbers, n, eviction_, freqs, versions, scores, epoch_,
-                                      next_order_});
+    device->Launch(n, ImportRanksBody{ranked(), claims, numbers, n, eviction_, freqs, versions, scores,
+                                      epoch_, next_order_});
     next_order_ += n;
     device->Fill(&words()->own, 0, sizeof(uint32_t));
   }
@@ -160,7 +160,7 @@ class Evictor {
   const uint32_t* OrderVictims(Device* device, const RowCounters* counters, uint64_t n, const Sort& sort,
                                const uint32_t** limit) {
     EvictionView view;
-    view.rows = View();
+    view.rows = ranked();
     view.counters = counters;
     uint32_t* order = Scratch(3);
     uint32_t* sorted = Scratch(4);
@@ -180,7 +180,7 @@ class Evictor {
   void CopyVictims(Device* device, const uint32_t* victims, uint64_t n, bool narrow,
                    const DeviceEvicted& out) {
     EvictionView view;
-    view.rows = View();
+    view.rows = ranked();
     device->Launch(n, CopyVictimsBody{view, victims, n, out.keys, narrow, out.scores});
   }
 
@@ -242,7 +242,7 @@ class Evictor {
                                static_cast<uint64_t>(rows_) / 128});
     target->most_listed = static_cast<uint32_t>(std::min(4 * target->listed, uint64_t{UINT32_MAX}));
     EvictionView view;
-    view.rows = View();
+    view.rows = ranked();
     view.counters = counters;
     if (!imported && eviction_ != Eviction::kCustom) view.first_own = batch_order_;
     view.num_samples =

@@ -16,6 +16,7 @@
 #include "find_kernels.h"
 #include "host_device.h"
 #include "kvtable/bags.h"
+#include "kvtable/sum_by_key.h"
 
 namespace kvtable {
 
@@ -129,6 +130,38 @@ struct SpreadGradientBody {
       const Compute x = divisor == 0 ? Compute{0} : weight / divisor * of_bag;
       out[static_cast<uint64_t>(i) * dim + j] = Element<T>::Store(x);
     }
+  }
+};
+
+// The gradient with respect to the different keys' rows: see SumByKey::Terms. A lane has one element of one
+// sum, and adds in the order of the ids.
+template <class T>
+struct SumRowsBody {
+  using Compute = typename Element<T>::Compute;
+
+  const uint32_t* begins;  // (sums + 1)
+  const uint32_t* bags;
+  const Compute* scales;
+  uint64_t sums;
+  uint64_t dim;
+  const T* rows;  // (bags, dim)
+  T* out;         // (sums, dim)
+
+  template <class Lanes>
+  KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
+    const uint64_t at = first + lanes.lane();
+    if (at >= sums * dim) return;
+    const uint64_t k = at / dim;
+    const uint64_t j = at - k * dim;
+    const uint32_t begin = begins[k];
+    Compute sum = 0;
+    for (uint32_t i = begin; i < begins[k + 1]; ++i) {
+      const uint32_t bag = bags[i];
+      const Compute term =
+          bag == SumByKey::Terms::kNothing ? 0 : scales[i] * Element<T>::Load(rows[bag * dim + j]);
+      sum = i == begin ? term : sum + term;
+    }
+    out[at] = Element<T>::Store(sum);
   }
 };
 

@@ -22,8 +22,8 @@ class ThreadsDevice {
   using Lanes = OneLane;  // that kernel bodies run on
 
   // Allocations beyond `memory` bytes fail.
-  explicit ThreadsDevice(ParallelFor* threads, size_t memory = SIZE_MAX)
-      : threads_(threads), memory_(memory) {}
+  explicit ThreadsDevice(ParallelFor* threads, size_t memory = SIZE_MAX, DeviceAllocator* allocator = nullptr)
+      : threads_(threads), memory_(memory), allocator_(allocator) {}
 
   void Begin(DeviceStream /*stream*/) {}
   void End() {}
@@ -33,13 +33,17 @@ class ThreadsDevice {
   void WaitInside() {}
 
   // Aligned to 256 bytes; null where there is no memory.
-  void* Allocate(size_t bytes, MemoryPlace /*place*/) {
+  void* Allocate(size_t bytes, MemoryPlace place) {
     if (bytes > memory_ - used_) return nullptr;
-    used_ += bytes;
-    return ::operator new(bytes, std::align_val_t{256});
+    void* const memory = place == MemoryPlace::kDevice && allocator_ != nullptr
+                             ? allocator_->Allocate(bytes)
+                             : ::operator new(bytes, std::align_val_t{256});
+    if (memory != nullptr) used_ += bytes;
+    return memory;
   }
-  void Free(void* memory, size_t bytes, MemoryPlace /*place*/) {
+  void Free(void* memory, size_t bytes, MemoryPlace place) {
     used_ -= bytes;
+    if (place == MemoryPlace::kDevice && allocator_ != nullptr) return allocator_->Free(memory);
     ::operator delete(memory, std::align_val_t{256});
   }
   // How much memory there is, for messages.
@@ -81,6 +85,7 @@ class ThreadsDevice {
  private:
   ParallelFor* threads_;
   size_t memory_;
+  DeviceAllocator* allocator_;
   size_t used_ = 0;
 };
 

@@ -12,6 +12,7 @@
 
 #include "kvtable/eviction.h"
 #include "kvtable/initializer.h"
+#include "kvtable/optimizer.h"
 #include "kvtable/table.h"
 #include "kvtable/types.h"
 
@@ -289,6 +290,17 @@ inline std::vector<SlotSpec> SlotsOf(nb::handle specs) {
     slots.push_back(std::move(slot));
   }
   return slots;
+}
+
+// ---- Optimizers
+// ------------------------------------------------------------------------------------------------------
+
+inline Update UpdateOf(const std::string& optimizer, const nb::dict& hyperparameters) {
+  std::vector<std::pair<std::string, double>> named;
+  for (auto [name, value] : hyperparameters) {
+    named.emplace_back(nb::cast<std::string>(name), nb::cast<double>(nb::float_(value)));
+  }
+  return MakeUpdate(optimizer, named);
 }
 
 }  // namespace kvtable

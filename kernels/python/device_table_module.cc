@@ -4,6 +4,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <memory>
 #include <optional>
@@ -11,8 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "../cuda/device_table_impl.h"
-#include "../cuda/threads_device.h"
+#include "../cuda/threads_table.h"
 #include "arguments.h"
 #include "kvtable/device_table.h"
 #include "kvtable/parallel_for.h"
@@ -73,7 +73,7 @@ class PyDeviceTable {
       table_ = MakeCudaTable(options_);
     } else {
       pool_ = MakeThreadPool(2);
-      table_ = std::make_unique<DeviceTableImpl<ThreadsDevice>>(ThreadsDevice(pool_.get()), options_);
+      table_ = MakeThreadsTable(options_, pool_.get());
     }
   }
 
@@ -110,10 +110,8 @@ class PyDeviceTable {
       how = Missing::kDefault;
       num_defaults = defaults->ndim() > 0 ? static_cast<int64_t>(defaults->shape(0)) : 0;
       Check("defaults", *defaults, DtypeOf(options_.value_type), {num_defaults, options_.dim});
-    } else if (missing == "initial") {
-      how = Missing::kInitial;
-    } else if (missing != "zeros") {
-      ThrowValue("missing is '" + missing + "'; expected 'zeros' or 'initial'.");
+    } else {
+      how = MissingOf(missing);
     }
     nb::gil_scoped_release released;
     table_->Gather(batch, out.data(), how, defaults.has_value() ? defaults->data() : nullptr, num_defaults,
@@ -145,17 +143,24 @@ class PyDeviceTable {
     table_->Pointers(batch, static_cast<void**>(out.data()), Stream(stream));
   }
 
+  void PointersOrInsert(const Input& keys, const Output& out, uint32_t frequency, uint32_t version,
+                        const std::optional<Output>& inserted, uintptr_t stream) {
+    const DeviceKeys batch = Keys(keys, false);
+    Check("out", out, nb::dtype<uint64_t>(), {batch.n});
+    bool* const flags = Flags("inserted", inserted, batch.n);
+    nb::gil_scoped_release released;
+    table_->PointersOrInsert(batch, static_cast<void**>(out.data()), {frequency, version}, flags,
+                             Stream(stream));
+  }
+
   void GatherPooled(const Input& keys, const Input& splits, const Output& out, const std::string& combiner,
                     const std::optional<Input>& weights, const std::string& missing, uintptr_t stream) {
     const DeviceKeys batch = Keys(keys, false);
     const DeviceBags bags = BagsOf(splits, combiner, weights, batch.n);
     Check("out", out, DtypeOf(options_.value_type), {bags.bags, options_.dim});
-    if (missing != "zeros" && missing != "initial") {
-      ThrowValue("missing is '" + missing + "'; expected 'zeros' or 'initial'.");
-    }
+    const Missing how = MissingOf(missing);
     nb::gil_scoped_release released;
-    table_->GatherPooled(batch, bags, missing == "zeros" ? Missing::kZeros : Missing::kInitial, out.data(),
-                         Stream(stream));
+    table_->GatherPooled(batch, bags, how, out.data(), Stream(stream));
   }
 
   void GatherPooledOrInsert(const Input& keys, const Input& splits, const Output& out,
@@ -180,16 +185,16 @@ class PyDeviceTable {
 
   void WeightsGradient(const Input& keys, const Input& splits, const Input& weights, const Input& pooled,
                        const Input& gradient, const Output& out, const std::string& combiner,
-                       uintptr_t stream) {
+                       const std::string& missing, uintptr_t stream) {
     const DeviceKeys batch = Keys(keys, false);
     const DeviceBags bags = BagsOf(splits, combiner, weights, batch.n);
     Check("pooled", pooled, DtypeOf(options_.value_type), {bags.bags, options_.dim});
     Check("gradient", gradient, DtypeOf(options_.value_type), {bags.bags, options_.dim});
     Check("out", out, options_.value_type == ValueType::kFloat64 ? nb::dtype<double>() : nb::dtype<float>(),
           {batch.n});
+    const Missing how = MissingOf(missing);
     nb::gil_scoped_release released;
-    table_->WeightsGradient(batch, bags, Missing::kZeros, pooled.data(), gradient.data(), out.data(),
-                            Stream(stream));
+    table_->WeightsGradient(batch, bags, how, pooled.data(), gradient.data(), out.data(), Stream(stream));
   }
 
   void Contains(const Input& keys, const Output& out, uintptr_t stream) {
@@ -230,6 +235,39 @@ class PyDeviceTable {
     Check("deltas", deltas, DtypeOf(options_.value_type), {batch.n, options_.dim});
     nb::gil_scoped_release released;
     table_->Accumulate(batch, deltas.data(), from_zeros, {frequency, version}, Stream(stream));
+  }
+
+  void Apply(const std::string& optimizer, const Input& keys, const Input& gradients,
+             const nb::dict& hyperparameters, const std::vector<std::string>& slots, bool distinct,
+             bool stochastic_rounding, uint64_t seed, bool skip_nonfinite, uint32_t frequency,
+             uint32_t version, uintptr_t stream) {
+    const DeviceKeys batch = Keys(keys, distinct);
+    Check("gradients", gradients, DtypeOf(options_.value_type), {batch.n, options_.dim});
+    Update update = UpdateOf(optimizer, hyperparameters);
+    update.stochastic_rounding = stochastic_rounding;
+    update.seed = seed;
+    update.skip_nonfinite = skip_nonfinite;
+    std::vector<int> columns;
+    for (const std::string& slot : slots) columns.push_back(ColumnNamed(slot).first);
+    nb::gil_scoped_release released;
+    table_->Apply(batch, gradients.data(), update, columns, {frequency, version}, Stream(stream));
+  }
+
+  int64_t SkippedUpdates() const {
+    nb::gil_scoped_release released;
+    return table_->SkippedUpdates();
+  }
+
+  void Zeroed(const Input& keys, const Output& out, uintptr_t stream) {
+    const DeviceKeys batch = Keys(keys, false);
+    Check("out", out, nb::dtype<bool>(), {batch.n});
+    nb::gil_scoped_release released;
+    table_->Zeroed(batch, static_cast<bool*>(out.data()), Stream(stream));
+  }
+
+  int64_t ZeroedRows() {
+    nb::gil_scoped_release released;
+    return table_->ZeroedRows();
   }
 
   void Import(const Input& keys, const nb::dict& columns, const std::optional<Input>& frequencies,
@@ -278,9 +316,11 @@ class PyDeviceTable {
     table_->Reserve(rows, batch, Stream(stream));
   }
 
-  std::unique_ptr<DeviceExporter> Export() {
+  std::unique_ptr<DeviceExporter> Export(const std::optional<std::string>& column, const std::string& test,
+                                         uint32_t bound) {
+    const RowPredicate predicate = column.has_value() ? Predicate(*column, test, bound) : RowPredicate{};
     nb::gil_scoped_release released;
-    return table_->Export({});
+    return table_->Export(predicate);
   }
 
   int64_t ExportNext(DeviceExporter* exporter, const Output& keys, const nb::dict& columns,
@@ -363,6 +403,13 @@ class PyDeviceTable {
     return static_cast<bool*>(flags->data());
   }
 
+  static Missing MissingOf(const std::string& missing) {
+    if (missing != "zeros" && missing != "initial") {
+      ThrowValue("missing is '" + missing + "'; expected 'zeros' or 'initial'.");
+    }
+    return missing == "zeros" ? Missing::kZeros : Missing::kInitial;
+  }
+
   // By name: "value", or a slot's.
   std::pair<int, int64_t> ColumnNamed(const std::string& name) const {
     if (name == "value") return {0, options_.dim};
@@ -441,6 +488,19 @@ NB_MODULE(_device_table, m) {
     }
   });
 
+  m.def(
+      "stand_in_for_gpus",
+      [] {
+        static const std::unique_ptr<kvtable::ParallelFor> threads = kvtable::MakeThreadPool(2);
+        kvtable::Devices().table = [](const kvtable::DeviceTableOptions& options) {
+          return kvtable::MakeThreadsTable(options, threads.get());
+        };
+        kvtable::Devices().work = [](kvtable::DeviceAllocator* allocator) {
+          return kvtable::MakeThreadsWork(allocator, threads.get());
+        };
+      },
+      "Makes the tables of GPUs, in this process, on the CPU's threads from now on: to test without a GPU.");
+
   nb::class_<PyDeviceExporter>(m, "Exporter", "Reads a table in chunks; see DeviceTable.export.")
       .def(
           "next",
@@ -497,6 +557,10 @@ NB_MODULE(_device_table, m) {
            "Reads columns: a dict from 'value' or a slot's name to the array (n, width) that takes it.")
       .def("pointers", &PyDeviceTable::Pointers, nb::arg("keys").noconvert(), nb::arg("out").noconvert(),
            "stream"_a = 0, "Writes the address of each key's row to out, uint64 (n); 0 where it is missing.")
+      .def("pointers_or_insert", &PyDeviceTable::PointersOrInsert, nb::arg("keys").noconvert(),
+           nb::arg("out").noconvert(), "frequency"_a = 0, "version"_a = 0,
+           nb::arg("inserted").noconvert() = nb::none(), "stream"_a = 0,
+           "The same; a missing key is inserted with its initial value, and stamped.")
       .def("gather_pooled", &PyDeviceTable::GatherPooled, nb::arg("keys").noconvert(),
            nb::arg("splits").noconvert(), nb::arg("out").noconvert(), "combiner"_a = "mean",
            nb::arg("weights").noconvert() = nb::none(), "missing"_a = "zeros", "stream"_a = 0,
@@ -514,7 +578,8 @@ NB_MODULE(_device_table, m) {
           "Writes the gradient of each key's row (n, dim) to out, given that of what was pooled (bags, dim).")
       .def("weights_gradient", &PyDeviceTable::WeightsGradient, nb::arg("keys").noconvert(),
            nb::arg("splits").noconvert(), nb::arg("weights").noconvert(), nb::arg("pooled").noconvert(),
-           nb::arg("gradient").noconvert(), nb::arg("out").noconvert(), "combiner"_a = "mean", "stream"_a = 0,
+           nb::arg("gradient").noconvert(), nb::arg("out").noconvert(), "combiner"_a = "mean",
+           "missing"_a = "zeros", "stream"_a = 0,
            "Writes the gradient of the weights (n) to out, given what the lookup pooled and the gradient of "
            "that, both "
            "(bags, dim).")
@@ -532,6 +597,22 @@ NB_MODULE(_device_table, m) {
       .def("accumulate", &PyDeviceTable::Accumulate, nb::arg("keys").noconvert(),
            nb::arg("deltas").noconvert(), "from_zeros"_a = false, "frequency"_a = 0, "version"_a = 0,
            "stream"_a = 0, "Adds deltas (n, dim), those of equal keys, too.")
+      .def("apply", &PyDeviceTable::Apply, "optimizer"_a, nb::arg("keys").noconvert(),
+           nb::arg("gradients").noconvert(), "hyperparameters"_a, nb::kw_only(),
+           "slots"_a = std::vector<std::string>(), "distinct"_a = false, "stochastic_rounding"_a = false,
+           "seed"_a = 0, "skip_nonfinite"_a = false, "frequency"_a = 1, "version"_a = 0, "stream"_a = 0,
+           "One training step: updates value and slots of each distinct key by the sum of its gradients "
+           "(n, dim). A missing key is inserted first. slots: the columns of the optimizer's slots, in its "
+           "order.")
+      .def_prop_ro("skipped_updates", &PyDeviceTable::SkippedUpdates,
+                   "Row updates left out so far because of gradients that are not finite. Waits for all that "
+                   "was queued.")
+      .def("zeroed", &PyDeviceTable::Zeroed, nb::arg("keys").noconvert(), nb::arg("out").noconvert(),
+           "stream"_a = 0,
+           "Writes to out, bool (n), which rows an optimizer's penalty has zeroed, or an import brought as "
+           "zeros.")
+      .def_prop_ro("zeroed_rows", &PyDeviceTable::ZeroedRows,
+                   "How many rows `zeroed` is true for. Waits for all that was queued.")
       .def("import_rows", &PyDeviceTable::Import, nb::arg("keys").noconvert(), "columns"_a,
            nb::arg("frequencies").noconvert() = nb::none(), nb::arg("versions").noconvert() = nb::none(),
            "stream"_a = 0, "Writes rows with their stamps, as an export gave them.")
@@ -549,6 +630,11 @@ NB_MODULE(_device_table, m) {
            "Makes room for rows in all, and for batches of so many keys.")
       .def(
           "export",
-          [](nb::object self) { return PyDeviceExporter{self, nb::cast<PyDeviceTable*>(self)->Export()}; },
-          "Begins to read the whole table in chunks: see Exporter.next.");
+          [](nb::object self, const std::optional<std::string>& column, const std::string& test,
+             uint32_t bound) {
+            return PyDeviceExporter{self, nb::cast<PyDeviceTable*>(self)->Export(column, test, bound)};
+          },
+          "column"_a = nb::none(), "test"_a = "at_least", "bound"_a = 0,
+          "Begins to read the whole table in chunks, or the rows that remove_if would remove: see "
+          "Exporter.next.");
 }

@@ -49,14 +49,6 @@ std::shared_ptr<ParallelFor> PoolOf(int threads) {
 // ---- Table
 // -----------------------------------------------------------------------------------------------------------
 
-Update UpdateOf(const std::string& optimizer, const nb::dict& hyperparameters) {
-  std::vector<std::pair<std::string, double>> named;
-  for (auto [name, value] : hyperparameters) {
-    named.emplace_back(nb::cast<std::string>(name), nb::cast<double>(nb::float_(value)));
-  }
-  return MakeUpdate(optimizer, named);
-}
-
 class PyTable;
 
 class PyExporter {

@@ -15,19 +15,6 @@ constexpr int64_t kLeastKeys = 4096;  // of a task: the parts share them
 constexpr int64_t kMostBytes = int64_t{512}
                                << 10;  // of a task's rows: they stay in cache until all parts wrote theirs
 
-void LookUpOne(Table* table, const void* keys, int64_t n, const RowsOut& out, const MissingKeys& missing,
-               ParallelFor& threads) {
-  if (missing.insert) {
-    Insertion insertion;
-    insertion.stamp = missing.stamp;
-    insertion.admission = missing.admission;
-    insertion.admission_seed = missing.admission_seed;
-    table->GatherOrInsert(keys, n, out, insertion, threads);
-  } else {
-    table->Gather(keys, n, out, missing.missing, nullptr, 0, nullptr, threads);
-  }
-}
-
 // Keys [begin, end), each from its part.
 void LookUpRange(const PartsLookup& lookup, int64_t begin, int64_t end) {
   const int64_t n = end - begin;
@@ -71,6 +58,19 @@ void LookUpRange(const PartsLookup& lookup, int64_t begin, int64_t end) {
 }
 
 }  // namespace
+
+void LookUpOne(Table* table, const void* keys, int64_t n, const RowsOut& out, const MissingKeys& missing,
+               ParallelFor& threads) {
+  if (missing.insert) {
+    Insertion insertion;
+    insertion.stamp = missing.stamp;
+    insertion.admission = missing.admission;
+    insertion.admission_seed = missing.admission_seed;
+    table->GatherOrInsert(keys, n, out, insertion, threads);
+  } else {
+    table->Gather(keys, n, out, missing.missing, nullptr, 0, nullptr, threads);
+  }
+}
 
 void LookUpParts(const PartsLookup& lookup) { LookUpRange(lookup, 0, lookup.n); }
 

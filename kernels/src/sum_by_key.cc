@@ -147,12 +147,7 @@ struct SumByKey::Sorted {
     const int64_t count = unique[static_cast<size_t>(b)];
     if (count == 0) return;
     const int64_t to = unique_begin[static_cast<size_t>(b)];
-    const uint64_t* const found = keys.get() + bucket_begin[static_cast<size_t>(b)];
-    VisitKeyType(bags.key_type(), [&](auto k) {
-      using Key = decltype(k);
-      Key* const out = static_cast<Key*>(share.keys) + to;
-      for (int64_t i = 0; i < count; ++i) out[i] = static_cast<Key>(found[i]);
-    });
+    WriteKeys(b, share.keys);
     VisitValueType(bags.value_type(), [&](auto t) {
       using T = decltype(t);
       using Compute = ComputeOf<T>;
@@ -166,6 +161,60 @@ struct SumByKey::Sorted {
         Sum<T>(b, sums.data());
         for (size_t j = 0; j < elements; ++j) out[j] = Element<T>::Store(sums[j]);
       }
+    });
+  }
+
+  Terms TermsOf(int64_t part) const {
+    Terms terms;
+    const int64_t first_bucket = part << bits;
+    const int64_t last_bucket = first_bucket + BucketsPerPart();
+    const size_t ids =
+        bucket_begin[static_cast<size_t>(last_bucket)] - bucket_begin[static_cast<size_t>(first_bucket)];
+    const size_t count = static_cast<size_t>(counts[static_cast<size_t>(part)]);
+    terms.keys.resize(count * static_cast<size_t>(SizeOf(bags.key_type())));
+    terms.begins.resize(count + 1);
+    terms.bags.resize(ids);
+    for (int64_t b = first_bucket; b < last_bucket; ++b) {
+      WriteKeys(b, terms.keys.data());
+      const int64_t to = unique_begin[static_cast<size_t>(b)];
+      EachId(b, [&](uint32_t i) { ++terms.begins[static_cast<size_t>(to + number[i]) + 1]; });
+    }
+    for (size_t k = 0; k < count; ++k) terms.begins[k + 1] += terms.begins[k];
+    const auto place = [&](auto t) {
+      using Compute = decltype(t);
+      terms.scales.resize(ids * sizeof(Compute));
+      Compute* const scales = reinterpret_cast<Compute*>(terms.scales.data());
+      const Compute* const weights = static_cast<const Compute*>(bags.weights());
+      const Compute* const divisor_of = divisors<Compute>();
+      std::vector<uint32_t> next(terms.begins.begin(), terms.begins.end() - 1);
+      for (int64_t b = first_bucket; b < last_bucket; ++b) {
+        const int64_t to = unique_begin[static_cast<size_t>(b)];
+        EachId(b, [&](uint32_t i) {
+          const Compute divisor = divisor_of == nullptr ? 1 : divisor_of[bag_of[i]];
+          const uint32_t at = next[static_cast<size_t>(to + number[i])]++;
+          terms.bags[at] = divisor == 0 ? Terms::kNothing : bag_of[i];
+          scales[at] = divisor == 0 ? 0 : (weights == nullptr ? 1 : weights[id[i]]) / divisor;
+        });
+      }
+    };
+    bags.value_type() == ValueType::kFloat64 ? place(double{}) : place(float{});
+    return terms;
+  }
+
+  template <class Body>
+  void EachId(int64_t b, const Body& body) const {
+    const uint32_t last = bucket_begin[static_cast<size_t>(b) + 1];
+    for (uint32_t i = bucket_begin[static_cast<size_t>(b)]; i < last; ++i) body(i);
+  }
+
+  // The different keys of a bucket, where they belong in their part's.
+  void WriteKeys(int64_t b, void* keys_out) const {
+    const int64_t count = unique[static_cast<size_t>(b)];
+    const uint64_t* const found = keys.get() + bucket_begin[static_cast<size_t>(b)];
+    VisitKeyType(bags.key_type(), [&](auto k) {
+      using Key = decltype(k);
+      Key* const out = static_cast<Key*>(keys_out) + unique_begin[static_cast<size_t>(b)];
+      for (int64_t i = 0; i < count; ++i) out[i] = static_cast<Key>(found[i]);
     });
   }
 
@@ -254,5 +303,7 @@ void SumByKey::Write(const std::vector<std::vector<Share>>& shares, ParallelFor&
     sorted_[g]->Write(b, shares[g][static_cast<size_t>(b >> sorted_[g]->bits)]);
   });
 }
+
+SumByKey::Terms SumByKey::TermsOf(size_t g, int64_t part) const { return sorted_[g]->TermsOf(part); }
 
 }  // namespace kvtable

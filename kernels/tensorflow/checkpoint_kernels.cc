@@ -13,6 +13,7 @@
 
 #include "errors.h"
 #include "kvtable/part_of.h"
+#include "register_kernel.h"
 #include "table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor_slice.h"
@@ -119,7 +120,7 @@ class SaveOp : public OpKernel {
                                  kvtable::ParallelFor* threads, Tensor* keys) {
     const std::unique_ptr<kvtable::Exporter> exporter = table.Export();
     const int64_t room = exporter->max_rows();
-    TF_RETURN_IF_ERROR(ctx->allocate_temp(config.key_dtype, TensorShape({room}), keys));
+    TF_RETURN_IF_ERROR(ctx->allocate_temp(config.key_dtype, TensorShape({room}), keys, OnHost()));
     int64_t n = 0;
     while (n < room) {
       kvtable::Exporter::Buffers out;
@@ -171,7 +172,8 @@ class SaveOp : public OpKernel {
       std::vector<kvtable::ColumnOut> out;
       for (size_t c = 0; c < columns.size(); ++c) {
         Column& column = columns[c];
-        TF_RETURN_IF_ERROR(ctx->allocate_temp(column.dtype, ColumnShape(rows, column.width), &column.rows));
+        TF_RETURN_IF_ERROR(
+            ctx->allocate_temp(column.dtype, ColumnShape(rows, column.width), &column.rows, OnHost()));
         if (c >= 3 && c <= last_column)
           out.push_back({static_cast<int>(c) - 3, column.rows.data(), column.width});
       }
@@ -408,7 +410,7 @@ class RestoreOp : public OpKernel {
     const SavedPart& reference = LargestPart(saved);
     kvtable::Initializer initializer;
     TF_RETURN_IF_ERROR(ChooseInitializer(config, where, resource, reference, &initializer));
-    std::shared_ptr<kvtable::Table> table = resource.NewTable(initializer);
+    std::shared_ptr<kvtable::Table> table = resource.NewTable(initializer, threads->stream());
     const std::vector<kvtable::SlotSpec>& slots = reference.slots;
     table->EnsureSlots(slots, *threads);
     int64_t rows = 0;
@@ -521,8 +523,8 @@ class RestoreOp : public OpKernel {
   std::optional<kvtable::Initializer> own_initializer_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("KvTableSave").Device(tf::DEVICE_CPU), SaveOp);
-REGISTER_KERNEL_BUILDER(Name("KvTableRestore").Device(tf::DEVICE_CPU), RestoreOp);
+KVTOOLS_REGISTER(Name("KvTableSave"), SaveOp);
+KVTOOLS_REGISTER(Name("KvTableRestore"), RestoreOp);
 
 }  // namespace
 }  // namespace kvtools

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "errors.h"
+#include "register_kernel.h"
 #include "table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
@@ -28,7 +29,7 @@ class KeysOp : public OpKernel {
     const std::unique_ptr<kvtable::Exporter> exporter = table->Export();
     const int64_t room = exporter->max_rows();
     Tensor keys;
-    OP_REQUIRES_OK(ctx, ctx->allocate_temp(config.key_dtype, TensorShape({room}), &keys));
+    OP_REQUIRES_OK(ctx, ctx->allocate_temp(config.key_dtype, TensorShape({room}), &keys, OnHost()));
     KernelThreads threads(ctx);
     int64_t n = 0;
     OP_REQUIRES_OK(ctx, CatchErrors("listing the keys of", config.name, [&] {
@@ -95,8 +96,8 @@ class ReadColumnOp : public OpKernel {
   int64_t width_ = 0;
 };
 
-REGISTER_KERNEL_BUILDER(Name("KvTableKeys").Device(tf::DEVICE_CPU), KeysOp);
-REGISTER_KERNEL_BUILDER(Name("KvTableReadColumn").Device(tf::DEVICE_CPU), ReadColumnOp);
+KVTOOLS_REGISTER(Name("KvTableKeys").HostMemory("keys"), KeysOp);
+KVTOOLS_REGISTER(Name("KvTableReadColumn").HostMemory("keys").HostMemory("rows"), ReadColumnOp);
 
 }  // namespace
 }  // namespace kvtools

@@ -7,6 +7,7 @@
 
 #include "errors.h"
 #include "kvtable/placed_rows.h"
+#include "register_kernel.h"
 #include "segments.h"
 #include "table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -188,10 +189,33 @@ class ExchangePoolWeightsGradientOp : public ExchangePoolOpBase {
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("KvExchangePool").Device(tf::DEVICE_CPU), ExchangePoolOp);
-REGISTER_KERNEL_BUILDER(Name("KvExchangePoolGradient").Device(tf::DEVICE_CPU), ExchangePoolGradientOp);
-REGISTER_KERNEL_BUILDER(Name("KvExchangePoolWeightsGradient").Device(tf::DEVICE_CPU),
-                        ExchangePoolWeightsGradientOp);
+KVTOOLS_REGISTER(Name("KvExchangePool")
+                     .HostMemory("flat")
+                     .HostMemory("places")
+                     .HostMemory("segments")
+                     .HostMemory("shapes")
+                     .HostMemory("weights")
+                     .HostMemory("rows"),
+                 ExchangePoolOp);
+KVTOOLS_REGISTER(Name("KvExchangePoolGradient")
+                     .HostMemory("size")
+                     .HostMemory("gradients")
+                     .HostMemory("places")
+                     .HostMemory("segments")
+                     .HostMemory("shapes")
+                     .HostMemory("weights")
+                     .HostMemory("flat"),
+                 ExchangePoolGradientOp);
+KVTOOLS_REGISTER(Name("KvExchangePoolWeightsGradient")
+                     .HostMemory("flat")
+                     .HostMemory("rows")
+                     .HostMemory("gradients")
+                     .HostMemory("places")
+                     .HostMemory("segments")
+                     .HostMemory("shapes")
+                     .HostMemory("weights")
+                     .HostMemory("weight_gradients"),
+                 ExchangePoolWeightsGradientOp);
 
 }  // namespace
 }  // namespace kvtools

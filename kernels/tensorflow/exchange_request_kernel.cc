@@ -8,6 +8,7 @@
 #include "errors.h"
 #include "kvtable/distinct_by_part.h"
 #include "kvtable/exchange_message.h"
+#include "register_kernel.h"
 #include "segments.h"
 #include "table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -258,7 +259,15 @@ class RequestOp : public OpKernel {
   std::vector<bool> weighted_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("KvExchangeRequest").Device(tf::DEVICE_CPU), RequestOp);
+KVTOOLS_REGISTER(Name("KvExchangeRequest")
+                     .HostMemory("ids")
+                     .HostMemory("segments")
+                     .HostMemory("shapes")
+                     .HostMemory("weights")
+                     .HostMemory("message")
+                     .HostMemory("splits")
+                     .HostMemory("places"),
+                 RequestOp);
 
 }  // namespace
 }  // namespace kvtools

@@ -8,6 +8,7 @@
 #include "errors.h"
 #include "huge_output.h"
 #include "kvtable/exchange_message.h"
+#include "register_kernel.h"
 #include "table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
@@ -186,7 +187,7 @@ class ReplyOp : public OpKernel {
     }
     Tensor *flat = nullptr, *splits = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({layout.total}), &flat));
-    WantHugePages(*flat);
+    WantHugePages(ctx, *flat);
     const int64_t ranks = static_cast<int64_t>(layout.rank_elements.size());
     OP_REQUIRES_OK(ctx, ctx->allocate_output(1, TensorShape({ranks}), &splits));
     for (int64_t r = 0; r < ranks; ++r) {
@@ -236,9 +237,17 @@ class ReplyGradientOp : public OpKernel {
   std::vector<int64_t> dims_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("KvExchangeServe").Device(tf::DEVICE_CPU), ServeOp);
-REGISTER_KERNEL_BUILDER(Name("KvExchangeReply").Device(tf::DEVICE_CPU), ReplyOp);
-REGISTER_KERNEL_BUILDER(Name("KvExchangeReplyGradient").Device(tf::DEVICE_CPU), ReplyGradientOp);
+KVTOOLS_REGISTER(Name("KvExchangeServe")
+                     .HostMemory("message")
+                     .HostMemory("splits")
+                     .HostMemory("keys")
+                     .HostMemory("counts"),
+                 ServeOp);
+KVTOOLS_REGISTER(
+    Name("KvExchangeReply").HostMemory("rows").HostMemory("counts").HostMemory("flat").HostMemory("splits"),
+    ReplyOp);
+KVTOOLS_REGISTER(Name("KvExchangeReplyGradient").HostMemory("flat").HostMemory("counts").HostMemory("rows"),
+                 ReplyGradientOp);
 
 }  // namespace
 }  // namespace kvtools

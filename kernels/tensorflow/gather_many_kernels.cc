@@ -1,11 +1,15 @@
 // Lookups of several tables, or of the parts of one, in one op; and their gradient.
 
+#include <numeric>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "errors.h"
 #include "huge_output.h"
 #include "kvtable/lookup_parts.h"
 #include "kvtable/split_by_part.h"
+#include "register_kernel.h"
 #include "table_list.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
@@ -41,7 +45,7 @@ class GatherManyOp : public OpKernel {
       Tensor* rows = nullptr;
       Tensor* positions = nullptr;
       OP_REQUIRES_OK(ctx, ctx->allocate_output(t, shape, &rows));
-      WantHugePages(*rows);
+      WantHugePages(ctx, *rows);
       OP_REQUIRES_OK(ctx, ctx->allocate_output(attrs_.tables() + t,
                                                remember_ ? keys[t].shape() : TensorShape({0}), &positions));
       const kvtable::RowsOut out(rows->data(),
@@ -50,8 +54,15 @@ class GatherManyOp : public OpKernel {
                          MissingKeysOf(mode_, tables.config(t))});
     }
     KernelThreads threads(ctx);
-    OP_REQUIRES_OK(
-        ctx, CatchErrors("looking up", tables.Names(), [&] { kvtable::LookUpParts(lookups, threads); }));
+    const absl::Status done =
+        CatchErrors("looking up", tables.Names(), [&] { LookUp(ctx, tables, lookups, &threads); });
+    OP_REQUIRES_OK(ctx, done);
+  }
+
+ protected:
+  virtual void LookUp(OpKernelContext*, const TableList&, const std::vector<kvtable::PartsLookup>& lookups,
+                      kvtable::ParallelFor* threads) {
+    kvtable::LookUpParts(lookups, *threads);
   }
 
  private:
@@ -62,9 +73,68 @@ class GatherManyOp : public OpKernel {
   tf::DataType dtype_;
 };
 
+// On a GPU, one table after the other: each lookup has all of the GPU. Parts of one variable on one GPU have
+// no use there, so those who have them all the same pay for the copies: their keys are sorted on the host.
+class GatherManyOnGpuOp : public GatherManyOp {
+ public:
+  using GatherManyOp::GatherManyOp;
+
+ protected:
+  void LookUp(OpKernelContext* ctx, const TableList& tables, const std::vector<kvtable::PartsLookup>& lookups,
+              kvtable::ParallelFor* threads) override {
+    for (size_t t = 0; t < lookups.size(); ++t) {
+      const kvtable::PartsLookup& lookup = lookups[t];
+      if (lookup.parts.size() == 1) {
+        kvtable::LookUpOne(lookup.parts[0], lookup.keys, lookup.n, lookup.out, lookup.missing, *threads);
+      } else {
+        LookUpOnHost(ctx, tables.host_parts(static_cast<int>(t)), lookup, threads);
+      }
+    }
+  }
+
+ private:
+  static void LookUpOnHost(OpKernelContext* ctx, const kvtable::TableParts& parts,
+                           const kvtable::PartsLookup& lookup, kvtable::ParallelFor* threads) {
+    std::shared_ptr<Gpu> gpu;
+    const absl::Status found = Gpu::Of(ctx, &gpu);
+    if (!found.ok()) throw std::runtime_error(std::string(found.message()));
+    const size_t n = static_cast<size_t>(lookup.n);
+    const size_t key_bytes = static_cast<size_t>(kvtable::SizeOf(parts[0]->key_type()));
+    const size_t row_bytes = static_cast<size_t>(parts[0]->dim() * kvtable::SizeOf(parts[0]->value_type()));
+    std::vector<char> keys(n * key_bytes);
+    gpu->work()->Copy(keys.data(), lookup.keys, keys.size(), threads->stream());
+    const kvtable::SplitByPart split(parts[0]->key_type(), keys.data(), lookup.n,
+                                     static_cast<int64_t>(parts.size()), *threads);
+    std::vector<std::vector<char>> part_keys;
+    std::vector<std::vector<uint32_t>> places;
+    std::vector<kvtable::SplitByPart::Share> shares;
+    std::vector<uint32_t> all(n);
+    std::iota(all.begin(), all.end(), 0U);
+    for (size_t p = 0; p < parts.size(); ++p) {
+      const size_t count = static_cast<size_t>(split.count(static_cast<int64_t>(p)));
+      part_keys.emplace_back(count * key_bytes);
+      places.emplace_back(count);
+      shares.push_back({part_keys.back().data(), places.back().data(), nullptr});
+    }
+    split.Write(all.data(), sizeof(uint32_t), nullptr, shares, *threads);
+    std::vector<char> rows(n * row_bytes);
+    for (size_t p = 0; p < parts.size(); ++p) {
+      const int64_t count = split.count(static_cast<int64_t>(p));
+      if (count == 0) continue;
+      kvtable::LookUpOne(parts[p], part_keys[p].data(), count,
+                         kvtable::RowsOut(rows.data(), nullptr, places[p].data()), lookup.missing, *threads);
+    }
+    gpu->work()->Copy(lookup.out.rows, rows.data(), rows.size(), threads->stream());
+    if (lookup.out.positions != nullptr) {
+      gpu->work()->Fill(lookup.out.positions, 0xff, n * sizeof(uint64_t), threads->stream());
+    }
+  }
+};
+
 class SplitGradientsOp : public OpKernel {
  public:
-  explicit SplitGradientsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+  explicit SplitGradientsOp(OpKernelConstruction* ctx)
+      : OpKernel(ctx), on_gpu_(ctx->device_type() == tf::DEVICE_GPU) {
     OP_REQUIRES_OK(ctx, attrs_.Read(ctx));
   }
 
@@ -82,8 +152,12 @@ class SplitGradientsOp : public OpKernel {
                   errors::InvalidArgument("gradients of ", n, " keys are of shape ",
                                           gradients[t].shape().DebugString(), ", expected rows of ", dim));
       const bool remembered = positions[t].NumElements() == n;
-      Split(ctx, keys[t], gradients[t], remembered ? &positions[t] : nullptr, dim,
-            attrs_.parts[static_cast<size_t>(t)], h, &threads);
+      const int64_t parts = attrs_.parts[static_cast<size_t>(t)];
+      if (on_gpu_ && parts > 1) {
+        OP_REQUIRES_OK(ctx, SplitOnHost(ctx, keys[t], gradients[t], dim, parts, h, &threads));
+      } else {
+        Split(ctx, keys[t], gradients[t], remembered ? &positions[t] : nullptr, dim, parts, h, &threads);
+      }
       if (!ctx->status().ok()) return;
       h += static_cast<int>(attrs_.parts[static_cast<size_t>(t)]);
     }
@@ -109,7 +183,7 @@ class SplitGradientsOp : public OpKernel {
       Tensor *part_keys = nullptr, *part_rows = nullptr, *part_positions = nullptr;
       OP_REQUIRES_OK(ctx, ctx->allocate_output(first + p, TensorShape({count}), &part_keys));
       OP_REQUIRES_OK(ctx, ctx->allocate_output(all + first + p, TensorShape({count, dim}), &part_rows));
-      WantHugePages(*part_rows);
+      WantHugePages(ctx, *part_rows);
       OP_REQUIRES_OK(
           ctx, ctx->allocate_output(2 * all + first + p, TensorShape({positions == nullptr ? 0 : count}),
                                     &part_positions));
@@ -119,6 +193,44 @@ class SplitGradientsOp : public OpKernel {
     split.Write(rows.data(), dim * tf::DataTypeSize(rows.dtype()),
                 positions == nullptr ? nullptr : static_cast<const uint64_t*>(positions->data()), shares,
                 *threads);
+  }
+
+  // Of a GPU's arrays; see GatherManyOnGpuOp.
+  static absl::Status SplitOnHost(OpKernelContext* ctx, const Tensor& keys, const Tensor& rows, int64_t dim,
+                                  int64_t parts, int first, kvtable::ParallelFor* threads) {
+    std::shared_ptr<Gpu> gpu;
+    TF_RETURN_IF_ERROR(Gpu::Of(ctx, &gpu));
+    const int64_t n = keys.NumElements();
+    const int all = ctx->num_outputs() / 3;
+    Tensor host_keys, host_rows;
+    TF_RETURN_IF_ERROR(ctx->allocate_temp(keys.dtype(), TensorShape({n}), &host_keys, OnHost()));
+    TF_RETURN_IF_ERROR(ctx->allocate_temp(rows.dtype(), TensorShape({n, dim}), &host_rows, OnHost()));
+    gpu->work()->QueueCopy(host_keys.data(), keys.data(), keys.TotalBytes(), threads->stream());
+    gpu->work()->Copy(host_rows.data(), rows.data(), rows.TotalBytes(), threads->stream());
+    const kvtable::SplitByPart split(ToKeyType(keys.dtype()), host_keys.data(), n, parts, *threads);
+    std::vector<Tensor> kept(static_cast<size_t>(2 * parts));  // until they are copied
+    std::vector<kvtable::SplitByPart::Share> shares;
+    for (int64_t p = 0; p < parts; ++p) {
+      const int64_t count = split.count(p);
+      Tensor& part_keys = kept[static_cast<size_t>(2 * p)];
+      Tensor& part_rows = kept[static_cast<size_t>(2 * p + 1)];
+      TF_RETURN_IF_ERROR(ctx->allocate_temp(keys.dtype(), TensorShape({count}), &part_keys, OnHost()));
+      TF_RETURN_IF_ERROR(ctx->allocate_temp(rows.dtype(), TensorShape({count, dim}), &part_rows, OnHost()));
+      shares.push_back({part_keys.data(), part_rows.data(), nullptr});
+    }
+    split.Write(host_rows.data(), dim * tf::DataTypeSize(rows.dtype()), nullptr, shares, *threads);
+    for (int p = 0; p < static_cast<int>(parts); ++p) {
+      for (int column = 0; column < 2; ++column) {
+        const Tensor& from = kept[static_cast<size_t>(2 * p + column)];
+        Tensor* to = nullptr;
+        TF_RETURN_IF_ERROR(ctx->allocate_output(column * all + first + p, from.shape(), &to));
+        gpu->work()->QueueCopy(to->data(), from.data(), from.TotalBytes(), threads->stream());
+      }
+      Tensor* none = nullptr;
+      TF_RETURN_IF_ERROR(ctx->allocate_output(2 * all + first + p, TensorShape({0}), &none));
+    }
+    gpu->work()->Wait(threads->stream());
+    return absl::OkStatus();
   }
 
   static void SetReshaped(OpKernelContext* ctx, int output, const Tensor& tensor, const TensorShape& shape) {
@@ -131,11 +243,13 @@ class SplitGradientsOp : public OpKernel {
     ctx->set_output(output, reshaped);
   }
 
+  const bool on_gpu_;
   TableListAttrs attrs_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("KvTableGatherMany").Device(tf::DEVICE_CPU), GatherManyOp);
-REGISTER_KERNEL_BUILDER(Name("KvTableSplitGradients").Device(tf::DEVICE_CPU), SplitGradientsOp);
+REGISTER_KERNEL_BUILDER(Name("KvTableGatherMany").Device(tf::DEVICE_GPU), GatherManyOnGpuOp);
+KVTOOLS_REGISTER(Name("KvTableSplitGradients"), SplitGradientsOp);
 
 }  // namespace
 }  // namespace kvtools

@@ -13,6 +13,7 @@
 
 #include "errors.h"
 #include "kvtable/optimizer.h"
+#include "register_kernel.h"
 #include "table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/register_types.h"
@@ -276,10 +277,12 @@ void SumEqualRows(const std::vector<int64_t>& indices, const T* rows, int64_t di
 }
 
 // The same update on ordinary variables. Holds the locks of all of them while it runs, as TensorFlow's own
-// training ops do, and gives a variable whose buffer a reader still holds another one first.
+// training ops do, and gives a variable whose buffer a reader still holds another one first. Variables on a
+// GPU come to the host for it and go back.
 class ApplyDenseOp : public OpKernel {
  public:
-  explicit ApplyDenseOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+  explicit ApplyDenseOp(OpKernelConstruction* ctx)
+      : OpKernel(ctx), on_gpu_(ctx->device_type() == tf::DEVICE_GPU) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("dtype", &dtype_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("variable", &name_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("sparse", &sparse_));
@@ -359,27 +362,44 @@ class ApplyDenseOp : public OpKernel {
           SumEqualRows(at, gradients.flat<float>().data(), dim, &unique, &sums);
       }
     }
-    std::vector<void*> columns;
-    for (const auto& variable : variables) {
-      OP_REQUIRES_OK(ctx, MakeExclusive(ctx, variable.get()));
-      columns.push_back(variable->tensor()->data());
-    }
     KernelThreads threads(ctx);
+    std::shared_ptr<Gpu> gpu;
+    if (on_gpu_) OP_REQUIRES_OK(ctx, Gpu::Of(ctx, &gpu));
+    std::vector<void*> columns;
+    std::vector<Tensor> copies(on_gpu_ ? variables.size() : 0);  // on the host, where the rules run
+    for (size_t i = 0; i < variables.size(); ++i) {
+      tf::Var* const variable = variables[i].get();
+      OP_REQUIRES_OK(ctx, MakeExclusive(ctx, variable, gpu.get()));
+      Tensor* const tensor = variable->tensor();
+      if (on_gpu_) {
+        OP_REQUIRES_OK(ctx, ctx->allocate_temp(tensor->dtype(), tensor->shape(), &copies[i], OnHost()));
+        gpu->work()->Copy(copies[i].data(), tensor->data(), tensor->TotalBytes(), threads.stream());
+      }
+      columns.push_back(on_gpu_ ? copies[i].data() : tensor->data());
+    }
     const int64_t n = sparse_ ? static_cast<int64_t>(unique.size()) : rows;
     OP_REQUIRES_OK(ctx, CatchErrors("updating", name_, [&] {
                      kvtable::ApplyToArrays(update, ToValueType(dtype_), dim, columns,
                                             sparse_ ? unique.data() : nullptr, n,
                                             sparse_ ? sums.data() : gradients.data(), threads);
+                     for (size_t i = 0; i < copies.size(); ++i) {
+                       gpu->work()->Copy(variables[i]->tensor()->data(), copies[i].data(),
+                                         copies[i].TotalBytes(), threads.stream());
+                     }
                    }));
   }
 
  private:
-  absl::Status MakeExclusive(OpKernelContext* ctx, tf::Var* variable) const {
+  absl::Status MakeExclusive(OpKernelContext* ctx, tf::Var* variable, Gpu* gpu) const {
     Tensor* const tensor = variable->tensor();
     if (!tensor->RefCountIsOne()) {
       Tensor copy;
       TF_RETURN_IF_ERROR(ctx->allocate_temp(tensor->dtype(), tensor->shape(), &copy));
-      std::memcpy(copy.data(), tensor->data(), tensor->TotalBytes());
+      if (gpu == nullptr) {
+        std::memcpy(copy.data(), tensor->data(), tensor->TotalBytes());
+      } else {
+        gpu->work()->QueueCopy(copy.data(), tensor->data(), tensor->TotalBytes(), StreamOf(ctx));
+      }
       *tensor = copy;
     }
     // From now on readers copy: sparse updates come often, and each would copy the whole otherwise.
@@ -387,6 +407,7 @@ class ApplyDenseOp : public OpKernel {
     return absl::OkStatus();
   }
 
+  const bool on_gpu_;
   tf::DataType dtype_ = tf::DT_FLOAT;
   std::string name_;
   bool sparse_ = false;
@@ -430,14 +451,14 @@ class AssignStepVariableOp : public OpKernel {
   }
 };
 
-#define KVTOOLS_REGISTER(name, kernel) REGISTER_KERNEL_BUILDER(Name(name).Device(tf::DEVICE_CPU), kernel)
-KVTOOLS_REGISTER("KvTableApply", ApplyOp);
-KVTOOLS_REGISTER("KvApplyDense", ApplyDenseOp);
-KVTOOLS_REGISTER("KvTableReadRows", ReadRowsOp);
-KVTOOLS_REGISTER("KvTableWriteRows", WriteRowsOp);
-KVTOOLS_REGISTER("KvTableStepVariable", StepVariableOp);
-KVTOOLS_REGISTER("KvTableAssignStepVariable", AssignStepVariableOp);
-#undef KVTOOLS_REGISTER
+KVTOOLS_REGISTER(Name("KvTableApply").HostMemory("hyperparameters"), ApplyOp);
+KVTOOLS_REGISTER(
+    Name("KvApplyDense").HostMemory("indices").HostMemory("gradients").HostMemory("hyperparameters"),
+    ApplyDenseOp);
+KVTOOLS_REGISTER(Name("KvTableReadRows"), ReadRowsOp);
+KVTOOLS_REGISTER(Name("KvTableWriteRows"), WriteRowsOp);
+KVTOOLS_REGISTER(Name("KvTableStepVariable"), StepVariableOp);
+KVTOOLS_REGISTER(Name("KvTableAssignStepVariable"), AssignStepVariableOp);
 
 }  // namespace
 }  // namespace kvtools

@@ -7,6 +7,7 @@
 #include "errors.h"
 #include "kvtable/pool_rows.h"
 #include "kvtable/sum_by_key.h"
+#include "register_kernel.h"
 #include "segments.h"
 #include "table_list.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -24,7 +25,8 @@ using tf::TensorShape;
 // What the three kernels share: the attributes, and the ids of each table in bags.
 class PoolOpBase : public OpKernel {
  public:
-  explicit PoolOpBase(OpKernelConstruction* ctx) : OpKernel(ctx) {
+  explicit PoolOpBase(OpKernelConstruction* ctx)
+      : OpKernel(ctx), on_gpu_(ctx->device_type() == tf::DEVICE_GPU) {
     OP_REQUIRES_OK(ctx, attrs_.Read(ctx));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("outer", &outer_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("weighted", &weighted_));
@@ -111,6 +113,8 @@ class PoolOpBase : public OpKernel {
                                    bags.size(), ", ", attrs_.dims[t], "]");
   }
 
+  bool on_gpu() const { return on_gpu_; }
+
   TableListAttrs attrs_;
   std::vector<kvtable::Combiner> combiners_;
   std::vector<int64_t> outer_;
@@ -120,6 +124,55 @@ class PoolOpBase : public OpKernel {
   tf::DataType key_dtype_;
   tf::DataType dtype_;
   tf::DataType weights_dtype_;
+
+ private:
+  const bool on_gpu_;
+};
+
+size_t RowBytes(const kvtable::TableParts& parts) {
+  return static_cast<size_t>(parts[0]->dim() * kvtable::SizeOf(parts[0]->value_type()));
+}
+
+// The ids of one lookup in a GPU's memory. They come by way of the host, where they are checked and put into
+// bags; rows never do, but those of variables in several parts.
+class BagsOnGpu {
+ public:
+  BagsOnGpu(kvtable::DeviceWork* work, kvtable::DeviceStream stream, const kvtable::Bags& bags,
+            kvtable::Combiner combiner) {
+    const size_t ids = static_cast<size_t>(bags.ids());
+    const size_t key_bytes = ids * static_cast<size_t>(kvtable::SizeOf(bags.key_type()));
+    const size_t weight_bytes = bags.weights() == nullptr ? 0 : ids * WeightBytes(bags);
+    const size_t splits = static_cast<size_t>(bags.size()) + 1;
+    // By way of memory that is not pinned, so that nobody has to wait for the copy.
+    std::vector<char> packed(splits * sizeof(int64_t) + (key_bytes + 7) / 8 * 8 + weight_bytes);
+    int64_t* const begins = reinterpret_cast<int64_t*>(packed.data());
+    for (int64_t b = 0; b < bags.size(); ++b) begins[b] = bags.begin(b);
+    begins[splits - 1] = bags.ids();
+    char* const keys = packed.data() + splits * sizeof(int64_t);
+    if (key_bytes > 0) std::memcpy(keys, bags.keys(), key_bytes);
+    char* const weights = keys + (key_bytes + 7) / 8 * 8;
+    if (weight_bytes > 0) std::memcpy(weights, bags.weights(), weight_bytes);
+    memory_ = work->NewArray(packed.size(), stream);
+    work->QueueCopy(memory_.get(), packed.data(), packed.size(), stream);
+    const char* const there = static_cast<const char*>(memory_.get());
+    keys_ = {there + (keys - packed.data()), bags.ids()};
+    bags_.splits = reinterpret_cast<const int64_t*>(there);
+    bags_.bags = bags.size();
+    bags_.combiner = combiner;
+    if (bags.weights() != nullptr) bags_.weights = there + (weights - packed.data());
+  }
+
+  const kvtable::DeviceKeys& keys() const { return keys_; }
+  const kvtable::DeviceBags& bags() const { return bags_; }
+
+  static size_t WeightBytes(const kvtable::Bags& bags) {
+    return bags.value_type() == kvtable::ValueType::kFloat64 ? sizeof(double) : sizeof(float);
+  }
+
+ private:
+  std::shared_ptr<void> memory_;
+  kvtable::DeviceKeys keys_;
+  kvtable::DeviceBags bags_;
 };
 
 class PoolOp : public PoolOpBase {
@@ -142,11 +195,37 @@ class PoolOp : public PoolOpBase {
       lookups.push_back({tables.parts(i), bags[t].get(), combiners_[t], rows->data(),
                          MissingKeysOf(mode_, tables.config(i))});
     }
-    OP_REQUIRES_OK(ctx,
-                   CatchErrors("looking up", tables.Names(), [&] { kvtable::PoolRows(lookups, threads); }));
+    std::shared_ptr<Gpu> gpu;
+    if (on_gpu()) OP_REQUIRES_OK(ctx, Gpu::Of(ctx, &gpu));
+    OP_REQUIRES_OK(ctx, CatchErrors("looking up", tables.Names(), [&] {
+                     if (gpu == nullptr) return kvtable::PoolRows(lookups, threads);
+                     for (size_t t = 0; t < lookups.size(); ++t) {
+                       PoolOnGpu(gpu->work(), lookups[t], tables.host_parts(static_cast<int>(t)), &threads);
+                     }
+                   }));
   }
 
  private:
+  static void PoolOnGpu(kvtable::DeviceWork* work, const kvtable::PooledLookup& lookup,
+                        const kvtable::TableParts& host_parts, kvtable::ParallelFor* threads) {
+    if (lookup.parts.size() > 1) {
+      kvtable::PooledLookup on_host = lookup;
+      on_host.parts = host_parts;
+      std::vector<char> rows(static_cast<size_t>(lookup.bags->size()) * RowBytes(lookup.parts));
+      on_host.rows = rows.data();
+      kvtable::PoolRows({on_host}, *threads);
+      return work->Copy(lookup.rows, rows.data(), rows.size(), threads->stream());
+    }
+    const BagsOnGpu bags(work, threads->stream(), *lookup.bags, lookup.combiner);
+    kvtable::DeviceTable* const table = kvtable::DeviceTableOf(lookup.parts[0]);
+    if (lookup.missing.insert) {
+      table->GatherPooledOrInsert(bags.keys(), bags.bags(), lookup.missing.stamp, lookup.rows,
+                                  threads->stream());
+    } else {
+      table->GatherPooled(bags.keys(), bags.bags(), lookup.missing.missing, lookup.rows, threads->stream());
+    }
+  }
+
   std::string mode_;
 };
 
@@ -160,6 +239,8 @@ class PoolGradientOp : public PoolOpBase {
     OP_REQUIRES_OK(ctx, MakeBags(ctx, &threads, &bags));
     tf::OpInputList gradients;
     OP_REQUIRES_OK(ctx, ctx->input_list("gradients", &gradients));
+    std::shared_ptr<Gpu> gpu;
+    if (on_gpu()) OP_REQUIRES_OK(ctx, Gpu::Of(ctx, &gpu));
     std::vector<kvtable::PooledGradient> sums;
     for (size_t t = 0; t < bags.size(); ++t) {
       const Tensor& gradient = gradients[static_cast<int>(t)];
@@ -168,11 +249,43 @@ class PoolGradientOp : public PoolOpBase {
     }
     OP_REQUIRES_OK(ctx, CatchErrors("adding up the gradient of", name(), [&] {
                      const kvtable::SumByKey by_key(std::move(sums), threads);
-                     Write(ctx, by_key, &threads);
+                     if (gpu == nullptr) return Write(ctx, by_key, &threads);
+                     for (size_t t = 0, h = 0; t < bags.size(); ++t) {
+                       for (int64_t p = 0; p < attrs_.parts[t]; ++p, ++h) {
+                         const absl::Status written =
+                             SumOnGpu(ctx, gpu->work(), by_key.TermsOf(t, p), static_cast<int>(h),
+                                      gradients[static_cast<int>(t)], attrs_.dims[t]);
+                         if (!written.ok()) return ctx->CtxFailure(written);
+                       }
+                     }
                    }));
   }
 
  private:
+  absl::Status SumOnGpu(OpKernelContext* ctx, kvtable::DeviceWork* work,
+                        const kvtable::SumByKey::Terms& terms, int h, const Tensor& gradient,
+                        int64_t dim) const {
+    const int64_t count = static_cast<int64_t>(terms.begins.size()) - 1;
+    Tensor *keys = nullptr, *rows = nullptr;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(h, TensorShape({count}), &keys));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(ctx->num_outputs() / 2 + h, TensorShape({count, dim}), &rows));
+    const kvtable::DeviceStream stream = StreamOf(ctx);
+    const auto upload = [&](const void* from, size_t bytes) {
+      std::shared_ptr<void> there = work->NewArray(bytes, stream);
+      work->QueueCopy(there.get(), from, bytes, stream);
+      return there;
+    };
+    const auto begins = upload(terms.begins.data(), terms.begins.size() * sizeof(uint32_t));
+    const auto bags = upload(terms.bags.data(), terms.bags.size() * sizeof(uint32_t));
+    const auto scales = upload(terms.scales.data(), terms.scales.size());
+    work->QueueCopy(keys->data(), terms.keys.data(), terms.keys.size(), stream);
+    work->SumRows(ToValueType(dtype_), dim,
+                  {count, static_cast<const uint32_t*>(begins.get()),
+                   static_cast<const uint32_t*>(bags.get()), scales.get()},
+                  gradient.data(), rows->data(), stream);
+    return absl::OkStatus();
+  }
+
   void Write(OpKernelContext* ctx, const kvtable::SumByKey& by_key, kvtable::ParallelFor* threads) {
     const int handles = ctx->num_outputs() / 2;
     int h = 0;
@@ -223,17 +336,74 @@ class PoolWeightsGradientOp : public PoolOpBase {
       lookups.push_back({tables.parts(i), bags[t].get(), combiners_[t], rows[i].data(), gradients[i].data(),
                          out->data(), missing});
     }
-    OP_REQUIRES_OK(ctx, CatchErrors("looking up", tables.Names(),
-                                    [&] { kvtable::PoolWeightsGradient(lookups, threads); }));
+    std::shared_ptr<Gpu> gpu;
+    if (on_gpu()) OP_REQUIRES_OK(ctx, Gpu::Of(ctx, &gpu));
+    OP_REQUIRES_OK(ctx, CatchErrors("looking up", tables.Names(), [&] {
+                     if (gpu == nullptr) return kvtable::PoolWeightsGradient(lookups, threads);
+                     size_t i = 0;
+                     for (size_t t = 0; t < bags.size(); ++t) {
+                       if (!weighted_[t]) continue;
+                       FindOnGpu(gpu->work(), lookups[i++], tables.host_parts(static_cast<int>(t)), &threads);
+                     }
+                   }));
   }
 
  private:
+  static void FindOnGpu(kvtable::DeviceWork* work, const kvtable::PooledWeightsGradient& lookup,
+                        const kvtable::TableParts& host_parts, kvtable::ParallelFor* threads) {
+    const kvtable::DeviceStream stream = threads->stream();
+    const kvtable::Bags& bags = *lookup.bags;
+    if (lookup.parts.size() > 1) {
+      const size_t bytes = static_cast<size_t>(bags.size()) * RowBytes(lookup.parts);
+      std::vector<char> rows(bytes), gradient(bytes);
+      work->Copy(rows.data(), lookup.rows, bytes, stream);
+      work->Copy(gradient.data(), lookup.gradient, bytes, stream);
+      kvtable::PooledWeightsGradient on_host = lookup;
+      on_host.parts = host_parts;
+      on_host.rows = rows.data();
+      on_host.gradient = gradient.data();
+      return kvtable::PoolWeightsGradient({on_host}, *threads);
+    }
+    const BagsOnGpu there(work, stream, bags, lookup.combiner);
+    const size_t each = BagsOnGpu::WeightBytes(bags);
+    const std::shared_ptr<void> found = work->NewArray(static_cast<size_t>(bags.ids()) * each, stream);
+    kvtable::DeviceTableOf(lookup.parts[0])
+        ->WeightsGradient(there.keys(), there.bags(), lookup.missing.missing, lookup.rows, lookup.gradient,
+                          found.get(), stream);
+    std::vector<char> in_bags(static_cast<size_t>(bags.ids()) * each);
+    work->Copy(in_bags.data(), found.get(), in_bags.size(), stream);
+    for (int64_t i = 0; i < bags.ids(); ++i) {
+      if (bags.source(i) == kvtable::Bags::kFiller) continue;
+      std::memcpy(static_cast<char*>(lookup.weights) + bags.source(i) * each,
+                  in_bags.data() + static_cast<size_t>(i) * each, each);
+    }
+  }
+
   std::string mode_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("KvTablePool").Device(tf::DEVICE_CPU), PoolOp);
-REGISTER_KERNEL_BUILDER(Name("KvTablePoolGradient").Device(tf::DEVICE_CPU), PoolGradientOp);
-REGISTER_KERNEL_BUILDER(Name("KvTablePoolWeightsGradient").Device(tf::DEVICE_CPU), PoolWeightsGradientOp);
+KVTOOLS_REGISTER(Name("KvTablePool")
+                     .HostMemory("keys")
+                     .HostMemory("segments")
+                     .HostMemory("shapes")
+                     .HostMemory("weights")
+                     .HostMemory("fill_keys"),
+                 PoolOp);
+KVTOOLS_REGISTER(Name("KvTablePoolGradient")
+                     .HostMemory("keys")
+                     .HostMemory("segments")
+                     .HostMemory("shapes")
+                     .HostMemory("weights")
+                     .HostMemory("fill_keys"),
+                 PoolGradientOp);
+KVTOOLS_REGISTER(Name("KvTablePoolWeightsGradient")
+                     .HostMemory("keys")
+                     .HostMemory("segments")
+                     .HostMemory("shapes")
+                     .HostMemory("weights")
+                     .HostMemory("fill_keys")
+                     .HostMemory("weight_gradients"),
+                 PoolWeightsGradientOp);
 
 }  // namespace
 }  // namespace kvtools

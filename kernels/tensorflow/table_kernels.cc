@@ -11,6 +11,7 @@
 #include "errors.h"
 #include "huge_output.h"
 #include "kvtable/part_of.h"
+#include "register_kernel.h"
 #include "table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_handle.h"
@@ -27,7 +28,8 @@ using tf::TensorShape;
 
 class HandleOp : public OpKernel {
  public:
-  explicit HandleOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+  explicit HandleOp(OpKernelConstruction* ctx)
+      : OpKernel(ctx), on_gpu_(ctx->device_type() == tf::DEVICE_GPU) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("container", &container_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("shared_name", &shared_name_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("anonymous", &anonymous_));
@@ -55,10 +57,12 @@ class HandleOp : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     Tensor* out = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &out));
+    TableConfig config = config_;
+    if (on_gpu_) OP_REQUIRES_OK(ctx, Gpu::Of(ctx, &config.gpu));
     if (anonymous_) {
       // The table goes when the last handle to it does.
       out->scalar<tf::ResourceHandle>()() =
-          tf::ResourceHandle::MakeRefCountingHandle(new TableResource(config_), ctx->device()->name());
+          tf::ResourceHandle::MakeRefCountingHandle(new TableResource(config), ctx->device()->name());
       return;
     }
     tf::core::RefCountPtr<TableResource> resource;
@@ -66,9 +70,9 @@ class HandleOp : public OpKernel {
     const std::string container =
         container_.empty() ? ctx->resource_manager()->default_container() : container_;
     OP_REQUIRES_OK(ctx, ctx->resource_manager()->LookupOrCreate<TableResource>(
-                            container, shared_name_, &raw, [this](TableResource** created) {
-                              *created = new TableResource(config_);
-                              return Initialize(*created);
+                            container, shared_name_, &raw, [&](TableResource** created) {
+                              *created = new TableResource(config);
+                              return Initialize(*created, StreamOf(ctx));
                             }));
     resource.reset(raw);
     const TableConfig& found = resource->config();
@@ -105,14 +109,16 @@ class HandleOp : public OpKernel {
     initializer_->num_rows = static_cast<int64_t>(initial_rows_.size()) / row_bytes;
   }
 
-  absl::Status Initialize(TableResource* resource) const {
+  absl::Status Initialize(TableResource* resource, kvtable::DeviceStream stream) const {
     if (!initializer_.has_value()) return absl::OkStatus();
-    const absl::Status made = CatchErrors("initializing", config_.name,
-                                          [&] { resource->set_table(resource->NewTable(*initializer_)); });
+    const absl::Status made = CatchErrors("initializing", config_.name, [&] {
+      resource->set_table(resource->NewTable(*initializer_, stream));
+    });
     if (!made.ok()) resource->Unref();
     return made;
   }
 
+  const bool on_gpu_;
   std::optional<kvtable::Initializer> initializer_;
   std::string initial_rows_;
   std::string container_;
@@ -143,8 +149,9 @@ class InitializeOp : public OpKernel {
                                           rows.shape().DebugString()));
       SetInitializerRows(rows, &initializer);
     }
-    OP_REQUIRES_OK(ctx, CatchErrors("initializing", config.name,
-                                    [&] { resource->set_table(resource->NewTable(initializer)); }));
+    OP_REQUIRES_OK(ctx, CatchErrors("initializing", config.name, [&] {
+                     resource->set_table(resource->NewTable(initializer, StreamOf(ctx)));
+                   }));
   }
 
  private:
@@ -322,7 +329,7 @@ class GatherOp : public TableOp {
     OP_REQUIRES_OK(ctx, shape.AddDimWithStatus(config.dim));
     Tensor* out = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &out));
-    WantHugePages(*out);
+    WantHugePages(ctx, *out);
     Tensor* positions = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(1, remember_ ? keys.shape() : TensorShape({0}), &positions));
     const kvtable::RowsOut rows(out->data(), remember_ ? static_cast<uint64_t*>(positions->data()) : nullptr);
@@ -488,10 +495,10 @@ class ExportOp : public TableOp {
     Tensor keys, rows, freqs, versions;
     const std::unique_ptr<kvtable::Exporter> exporter = table->Export();
     const int64_t room = exporter->max_rows();
-    OP_REQUIRES_OK(ctx, ctx->allocate_temp(config.key_dtype, TensorShape({room}), &keys));
-    OP_REQUIRES_OK(ctx, ctx->allocate_temp(config.value_dtype, TensorShape({room, width}), &rows));
-    OP_REQUIRES_OK(ctx, ctx->allocate_temp(tf::DT_UINT32, TensorShape({room}), &freqs));
-    OP_REQUIRES_OK(ctx, ctx->allocate_temp(tf::DT_UINT32, TensorShape({room}), &versions));
+    OP_REQUIRES_OK(ctx, ctx->allocate_temp(config.key_dtype, TensorShape({room}), &keys, OnHost()));
+    OP_REQUIRES_OK(ctx, ctx->allocate_temp(config.value_dtype, TensorShape({room, width}), &rows, OnHost()));
+    OP_REQUIRES_OK(ctx, ctx->allocate_temp(tf::DT_UINT32, TensorShape({room}), &freqs, OnHost()));
+    OP_REQUIRES_OK(ctx, ctx->allocate_temp(tf::DT_UINT32, TensorShape({room}), &versions, OnHost()));
     int64_t n = 0;
     OP_REQUIRES_OK(ctx, CatchErrors("exporting", config.name, [&] {
                      const int64_t key_bytes = tf::DataTypeSize(config.key_dtype);
@@ -683,36 +690,44 @@ class PartitionOp : public OpKernel {
   int64_t parts_ = 1;
 };
 
-#define KVTOOLS_REGISTER(name, kernel) REGISTER_KERNEL_BUILDER(Name(name).Device(tf::DEVICE_CPU), kernel)
-KVTOOLS_REGISTER("KvTableHandle", HandleOp);
-KVTOOLS_REGISTER("KvTableInitialize", InitializeOp);
-KVTOOLS_REGISTER("KvTableIsInitialized", IsInitializedOp);
-KVTOOLS_REGISTER("KvTableSize", SizeOp);
-KVTOOLS_REGISTER("KvTableMemory", MemoryOp);
-KVTOOLS_REGISTER("KvTableZeroed", AskOp<&kvtable::Table::Zeroed>);
-KVTOOLS_REGISTER("KvTableUpdateCounts", UpdateCountsOp);
-KVTOOLS_REGISTER("KvTableClear", ClearOp);
-KVTOOLS_REGISTER("KvTableSlots", SlotsOp);
-KVTOOLS_REGISTER("KvTableGather", GatherOp<false>);
-KVTOOLS_REGISTER("KvTableGatherEvict", GatherOp<true>);
-KVTOOLS_REGISTER("KvTableTrainable", TrainableOp);
-KVTOOLS_REGISTER("KvTableContains", AskOp<&kvtable::Table::Contains>);
-KVTOOLS_REGISTER("KvTableStamps", StampsOp);
-KVTOOLS_REGISTER("KvTableScores", ScoresOp);
-KVTOOLS_REGISTER("KvTableUpsert", UpsertOp);
-KVTOOLS_REGISTER("KvTableAccumulate", AccumulateOp);
-KVTOOLS_REGISTER("KvTableRemove", RemoveOp);
-KVTOOLS_REGISTER("KvTableExport", ExportOp);
-KVTOOLS_REGISTER("KvTableExportSince", ExportSinceOp);
-KVTOOLS_REGISTER("KvTableSetScores", SetScoresOp);
-KVTOOLS_REGISTER("KvTableImport", ImportOp);
-#undef KVTOOLS_REGISTER
-REGISTER_KERNEL_BUILDER(Name("KvTablePartition").Device(tf::DEVICE_CPU).TypeConstraint<int64_t>("Tkeys"),
-                        PartitionOp<int64_t>);
-REGISTER_KERNEL_BUILDER(Name("KvTablePartition").Device(tf::DEVICE_CPU).TypeConstraint<int32_t>("Tkeys"),
-                        PartitionOp<int32_t>);
-REGISTER_KERNEL_BUILDER(Name("KvTablePartition").Device(tf::DEVICE_CPU).TypeConstraint<uint64_t>("Tkeys"),
-                        PartitionOp<uint64_t>);
+KVTOOLS_REGISTER(Name("KvTableHandle"), HandleOp);
+KVTOOLS_REGISTER(Name("KvTableInitialize").HostMemory("rows"), InitializeOp);
+KVTOOLS_REGISTER(Name("KvTableIsInitialized").HostMemory("initialized"), IsInitializedOp);
+KVTOOLS_REGISTER(Name("KvTableSize").HostMemory("size"), SizeOp);
+KVTOOLS_REGISTER(Name("KvTableMemory").HostMemory("bytes"), MemoryOp);
+KVTOOLS_REGISTER(Name("KvTableZeroed"), AskOp<&kvtable::Table::Zeroed>);
+KVTOOLS_REGISTER(Name("KvTableUpdateCounts")
+                     .HostMemory("zeroed_rows")
+                     .HostMemory("skipped_updates")
+                     .HostMemory("evicted_rows"),
+                 UpdateCountsOp);
+KVTOOLS_REGISTER(Name("KvTableClear"), ClearOp);
+KVTOOLS_REGISTER(Name("KvTableSlots"), SlotsOp);
+KVTOOLS_REGISTER(Name("KvTableGather"), GatherOp<false>);
+KVTOOLS_REGISTER(Name("KvTableGatherEvict"), GatherOp<true>);
+KVTOOLS_REGISTER(Name("KvTableTrainable"), TrainableOp);
+KVTOOLS_REGISTER(Name("KvTableContains"), AskOp<&kvtable::Table::Contains>);
+KVTOOLS_REGISTER(Name("KvTableStamps"), StampsOp);
+KVTOOLS_REGISTER(Name("KvTableScores"), ScoresOp);
+KVTOOLS_REGISTER(Name("KvTableUpsert"), UpsertOp);
+KVTOOLS_REGISTER(Name("KvTableAccumulate"), AccumulateOp);
+KVTOOLS_REGISTER(Name("KvTableRemove").HostMemory("removed"), RemoveOp);
+KVTOOLS_REGISTER(
+    Name("KvTableExport").HostMemory("keys").HostMemory("rows").HostMemory("freqs").HostMemory("versions"),
+    ExportOp);
+KVTOOLS_REGISTER(Name("KvTableExportSince").HostMemory("since").HostMemory("keys").HostMemory("rows"),
+                 ExportSinceOp);
+KVTOOLS_REGISTER(Name("KvTableSetScores").HostMemory("keys").HostMemory("scores").HostMemory("found"),
+                 SetScoresOp);
+KVTOOLS_REGISTER(Name("KvTableImport"), ImportOp);
+#define KVTOOLS_PARTITION(K)                                                                      \
+  KVTOOLS_REGISTER(                                                                               \
+      Name("KvTablePartition").TypeConstraint<K>("Tkeys").HostMemory("keys").HostMemory("owner"), \
+      PartitionOp<K>)
+KVTOOLS_PARTITION(int64_t);
+KVTOOLS_PARTITION(int32_t);
+KVTOOLS_PARTITION(uint64_t);
+#undef KVTOOLS_PARTITION
 
 }  // namespace
 }  // namespace kvtools

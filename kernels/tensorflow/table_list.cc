@@ -49,6 +49,17 @@ absl::Status TableList::Find(tf::OpKernelContext* ctx, const TableListAttrs& att
   return absl::OkStatus();
 }
 
+kvtable::TableParts TableList::host_parts(int table) const {
+  size_t h = 0;
+  for (int t = 0; t < table; ++t) h += parts(t).size();
+  kvtable::TableParts found;
+  for (size_t p = 0; p < parts(table).size(); ++p) {
+    held_.push_back(resources_[h + p]->table());
+    found.push_back(held_.back().get());
+  }
+  return found;
+}
+
 std::string TableList::Names() const {
   const std::string& first = configs_[0].name;
   return configs_.size() == 1 ? first : first + "' and " + std::to_string(configs_.size() - 1) + " others'";

@@ -28,6 +28,8 @@ class TableList {
                     tensorflow::DataType key_dtype, tensorflow::DataType dtype);
 
   const kvtable::TableParts& parts(int table) const { return parts_[static_cast<size_t>(table)]; }
+  // The same for arrays in host memory, of tables in a GPU's.
+  kvtable::TableParts host_parts(int table) const;
   const TableConfig& config(int table) const { return configs_[static_cast<size_t>(table)]; }
   // For messages: the first variable's name, and how many others there are.
   std::string Names() const;
@@ -36,7 +38,8 @@ class TableList {
   std::vector<tensorflow::core::RefCountPtr<TableResource>> resources_;
   std::vector<std::shared_ptr<kvtable::Table>> tables_;
   std::vector<kvtable::TableParts> parts_;
-  std::vector<TableConfig> configs_;  // of each table's first part
+  mutable std::vector<std::shared_ptr<kvtable::Table>> held_;  // for host_parts
+  std::vector<TableConfig> configs_;                           // of each table's first part
 };
 
 }  // namespace kvtools

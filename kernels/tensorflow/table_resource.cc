@@ -17,21 +17,47 @@ namespace kvtools {
 
 namespace tf = tensorflow;
 
-std::shared_ptr<kvtable::Table> TableResource::NewTable(const kvtable::Initializer& initializer) const {
-  kvtable::TableOptions options;
-  options.key_type = ToKeyType(config_.key_dtype);
-  options.value_type = ToValueType(config_.value_dtype);
+std::shared_ptr<kvtable::Table> TableResource::NewTable(const kvtable::Initializer& initializer,
+                                                        kvtable::DeviceStream stream) const {
+  const kvtable::KeyType key_type = ToKeyType(config_.key_dtype);
+  const kvtable::ValueType value_type = ToValueType(config_.value_dtype);
+  if (config_.gpu == nullptr) {
+    kvtable::TableOptions options;
+    options.key_type = key_type;
+    options.value_type = value_type;
+    options.dim = config_.dim;
+    options.initializer = initializer;
+    options.capacity_hint = config_.capacity_hint;
+    options.max_capacity = config_.max_capacity;
+    options.eviction = config_.eviction;
+    return kvtable::Table::Create(options);
+  }
+  kvtable::DeviceTableOptions options;
+  options.name = config_.name;
+  options.key_type = key_type;
+  options.value_type = value_type;
   options.dim = config_.dim;
   options.initializer = initializer;
   options.capacity_hint = config_.capacity_hint;
   options.max_capacity = config_.max_capacity;
   options.eviction = config_.eviction;
-  return kvtable::Table::Create(options);
+  options.allocator = config_.gpu->memory();
+  options.stream = stream;
+  // Whoever holds the table holds the GPU that it has its memory from.
+  struct GpuTable {
+    std::shared_ptr<Gpu> gpu;
+    std::unique_ptr<kvtable::DeviceTable> table;
+  };
+  auto made = std::make_shared<GpuTable>(GpuTable{config_.gpu, kvtable::Devices().table(options)});
+  std::shared_ptr<kvtable::DeviceTable> table(made, made->table.get());
+  std::shared_ptr<kvtable::DeviceWork> work(config_.gpu, config_.gpu->work());
+  return kvtable::ViewOf(std::move(table), std::move(work), kvtable::ArraysIn::kHost);
 }
 
 void TableResource::set_table(std::shared_ptr<kvtable::Table> table) {
   std::lock_guard<std::mutex> lock(slots_mu_);
   slots_generation_ = 0;
+  std::atomic_store(&table_there_, kvtable::ViewInPlace(table));
   std::atomic_store(&table_, std::move(table));
 }
 
@@ -75,7 +101,7 @@ std::vector<int> TableResource::AttachSlots(kvtable::Table* table, const std::ve
                    << "' drops the slots of optimizers that are gone: " << dropped
                    << ". Those that came instead start fresh.";
     }
-    if (newer && table == table_.get()) slots_generation_ = generation;
+    if (newer && (table == table_.get() || table == table_there_.get())) slots_generation_ = generation;
   }
   std::vector<int> columns;
   for (const kvtable::SlotSpec& slot : own) {
@@ -91,9 +117,25 @@ int64_t TableResource::MemoryUsed() const {
   return use.row_bytes + use.index_bytes + use.column_bytes + use.slack_bytes;
 }
 
+namespace {
+
+// Whether all of a kernel's inputs and outputs lie in host memory.
+bool IsOnHost(tf::OpKernelContext* ctx) {
+  for (int i = 0; i < ctx->num_inputs(); ++i) {
+    if (ctx->input_memory_type(i) == tf::DEVICE_MEMORY) return false;
+  }
+  for (int i = 0; i < ctx->num_outputs(); ++i) {
+    if (ctx->output_memory_type(i) == tf::DEVICE_MEMORY) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
 KernelThreads::KernelThreads(tf::OpKernelContext* ctx)
     : pool_(ctx->device()->tensorflow_cpu_worker_threads()->workers),
-      threads_(std::max(1, ctx->device()->tensorflow_cpu_worker_threads()->num_threads)) {}
+      threads_(std::max(1, ctx->device()->tensorflow_cpu_worker_threads()->num_threads)),
+      stream_(StreamOf(ctx)) {}
 
 void KernelThreads::Run(int64_t tasks, const std::function<void(int64_t)>& body) {
   if (tasks <= 1 || threads_ == 1) {
@@ -146,7 +188,8 @@ absl::Status LookupTable(tf::OpKernelContext* ctx, int input, tf::core::RefCount
                                       "checkpoint first. (",
                                       found.message(), ")");
   }
-  *table = (*resource)->table();
+  const bool there = (*resource)->config().gpu != nullptr && !IsOnHost(ctx);
+  *table = there ? (*resource)->table_there() : (*resource)->table();
   if (*table == nullptr) {
     return errors::FailedPrecondition(
         "Key-value variable '", (*resource)->config().name,

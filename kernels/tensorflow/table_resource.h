@@ -8,7 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "gpu.h"
 #include "json.h"
+#include "kvtable/device_table_view.h"
 #include "kvtable/lookup_parts.h"
 #include "kvtable/table.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -25,7 +27,8 @@ struct TableConfig {
   int64_t capacity_hint = 0;
   int64_t max_capacity = 0;  // 0: not bounded
   kvtable::Eviction eviction = kvtable::Eviction::kLru;
-  bool read_only = false;  // lookups never insert
+  bool read_only = false;    // lookups never insert
+  std::shared_ptr<Gpu> gpu;  // that the table is on; null: the CPU
 };
 
 // A table that may not have been initialized yet. The pointer is replaced as a whole by an initializer or a
@@ -39,8 +42,12 @@ class TableResource : public tensorflow::ResourceBase {
   std::shared_ptr<kvtable::Table> table() const { return std::atomic_load(&table_); }
   void set_table(std::shared_ptr<kvtable::Table> table);
 
-  // An empty table of this config.
-  std::shared_ptr<kvtable::Table> NewTable(const kvtable::Initializer& initializer) const;
+  // The table, for a kernel whose keys and rows lie in the memory of the table's device.
+  std::shared_ptr<kvtable::Table> table_there() const { return std::atomic_load(&table_there_); }
+
+  // An empty table of this config. `stream` is of the kernel that makes it.
+  std::shared_ptr<kvtable::Table> NewTable(const kvtable::Initializer& initializer,
+                                           kvtable::DeviceStream stream) const;
 
   // Gives `table` the slots that a step of an optimizer needs, and returns their column numbers in the order
   // of `own`.
@@ -63,24 +70,29 @@ class TableResource : public tensorflow::ResourceBase {
  private:
   const TableConfig config_;
   std::shared_ptr<kvtable::Table> table_;
+  std::shared_ptr<kvtable::Table> table_there_;
   std::mutex slots_mu_;
   std::atomic<uint64_t> next_seed_{0};
   int64_t slots_generation_ = 0;  // the newest that `table_` was given; guarded by slots_mu_
 };
 
-// Lends the threads of the intra-op pool of the kernel's device to the table engine.
+// Lends the threads of the intra-op pool of the kernel's device, or its stream, to the table engine.
 class KernelThreads : public kvtable::ParallelFor {
  public:
   explicit KernelThreads(tensorflow::OpKernelContext* ctx);
   int threads() const override { return threads_; }
   void Run(int64_t tasks, const std::function<void(int64_t)>& body) override;
+  void* stream() const override { return stream_; }
 
  private:
   tensorflow::thread::ThreadPool* pool_;
   int threads_;
+  kvtable::DeviceStream stream_;
 };
 
-// The table behind input 0, initialized; FailedPrecondition naming the variable where it is not.
+// The table behind an input, initialized; FailedPrecondition naming the variable where it is not. Of a table
+// in a GPU's memory it is what takes arrays where the kernel has them: on the device, unless all of its
+// inputs and outputs are registered as HostMemory.
 absl::Status LookupTable(tensorflow::OpKernelContext* ctx, int input,
                          tensorflow::core::RefCountPtr<TableResource>* resource,
                          std::shared_ptr<kvtable::Table>* table);

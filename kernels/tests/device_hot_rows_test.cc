@@ -30,7 +30,8 @@ std::unique_ptr<DeviceTable> Make(ValueType type, int64_t move_hot_rows) {
   DeviceTableOptions options;
   options.name = "hot";
   options.value_type = type;
-  options.dim = kDim * 4 / SizeOf(type);
+  options.dim = kDim * 4 / SizeOf(type) - 1;
+  options.slots = {{"count", 1, SlotSpec::Init::kConstant, 0.0}};
   options.max_hbm = int64_t{2} << 20;
   options.move_hot_rows = move_hot_rows;
   return std::make_unique<DeviceTableImpl<ThreadsDevice>>(ThreadsDevice(&Pool()), options);
@@ -52,11 +53,15 @@ DeviceKeys Batch(const std::vector<int64_t>& keys) {
   return {keys.data(), static_cast<int64_t>(keys.size()), true};
 }
 
+float InitialOf(int64_t key) { return static_cast<float>(key % 1000); }
+
+size_t ValueBytes(ValueType type) { return static_cast<size_t>(kDim * 4 - SizeOf(type)); }
+
 // Rows of bytes that say which key they are of.
-std::vector<uint8_t> RowsOf(size_t n) {
-  std::vector<uint8_t> rows(n * kDim * 4);
+std::vector<uint8_t> RowsOf(size_t n, size_t bytes) {
+  std::vector<uint8_t> rows(n * bytes);
   for (size_t i = 0; i < n; ++i) {
-    for (size_t b = 0; b < kDim * 4; ++b) rows[i * kDim * 4 + b] = static_cast<uint8_t>(Mix64(i * 3 + b / 7));
+    for (size_t b = 0; b < bytes; ++b) rows[i * bytes + b] = static_cast<uint8_t>(Mix64(i * 3 + b / 7));
   }
   return rows;
 }
@@ -72,7 +77,8 @@ void TheHottestMoveUpAndTheColdestDown(ValueType type, int64_t most) {
   const size_t n = 3000;
   const auto table = Make(type, 0);
   const std::vector<int64_t> keys = Keys(n);
-  const std::vector<uint8_t> rows = RowsOf(n);
+  const size_t bytes = ValueBytes(type);
+  const std::vector<uint8_t> rows = RowsOf(n, bytes);
   std::vector<uint32_t> freqs(n);
   std::vector<uint32_t> versions(n);
   std::vector<std::pair<uint64_t, size_t>> order(n);  // coldest first
@@ -83,8 +89,8 @@ void TheHottestMoveUpAndTheColdestDown(ValueType type, int64_t most) {
   }
   std::sort(order.begin(), order.end());
   for (size_t begin = 0; begin < n; begin += 500) {
-    table->Import({&keys[begin], 500, true}, {{0, &rows[begin * kDim * 4]}}, &freqs[begin], &versions[begin],
-                  nullptr, nullptr);
+    table->Import({&keys[begin], 500, true}, {{0, &rows[begin * bytes]}}, &freqs[begin], &versions[begin],
+                  nullptr);
   }
   CHECK(table->Memory().host_bytes > 0);
   const std::vector<char> before = InDevice(table.get(), keys);
@@ -118,7 +124,7 @@ void TheHottestMoveUpAndTheColdestDown(ValueType type, int64_t most) {
 void EqualStampsMoveNothing() {
   const auto table = Make(ValueType::kFloat32, 0);
   const std::vector<int64_t> keys = Keys(3000);
-  table->Import(Batch(keys), {}, nullptr, nullptr, nullptr, nullptr);
+  table->Import(Batch(keys), {}, nullptr, nullptr, nullptr);
   const std::vector<char> before = InDevice(table.get(), keys);
   table->MoveHotRows(INT64_MAX, nullptr);
   CHECK(InDevice(table.get(), keys) == before);
@@ -128,13 +134,14 @@ void MarksOfZeroRowsGoAlong() {
   const size_t n = 2000;
   const auto table = Make(ValueType::kFloat32, 0);
   const std::vector<int64_t> keys = Keys(n);
-  std::vector<uint8_t> rows = RowsOf(n);
+  const size_t bytes = ValueBytes(ValueType::kFloat32);
+  std::vector<uint8_t> rows = RowsOf(n, bytes);
   std::vector<uint32_t> versions(n);
   for (size_t i = 0; i < n; ++i) {
     versions[i] = static_cast<uint32_t>(Mix64(i) % 9);
-    if (i % 3 == 0) std::fill_n(&rows[i * kDim * 4], kDim * 4, uint8_t{0});
+    if (i % 3 == 0) std::fill_n(&rows[i * bytes], bytes, uint8_t{0});
   }
-  table->Import(Batch(keys), {{0, rows.data()}}, nullptr, versions.data(), nullptr, nullptr);
+  table->Import(Batch(keys), {{0, rows.data()}}, nullptr, versions.data(), nullptr);
   const std::vector<char> before = InDevice(table.get(), keys);
   table->MoveHotRows(INT64_MAX, nullptr);
   CHECK(InDevice(table.get(), keys) != before);
@@ -151,9 +158,10 @@ void HotKeysOfATableThatTrainsLieInDeviceMemory(bool steps) {
   const auto table = Make(ValueType::kFloat32, 64);
   std::vector<int64_t> keys = Keys(n);
   std::reverse(keys.begin(), keys.end());
-  std::vector<float> row(kDim * n);
+  std::vector<float> rows;
+  for (const int64_t key : keys) rows.insert(rows.end(), kDim - 1, InitialOf(key));
   for (size_t begin = 0; begin < n; begin += 1000) {
-    table->GatherOrInsert({&keys[begin], 1000, true}, row.data(), {0, 0}, nullptr, nullptr);
+    table->Upsert({&keys[begin], 1000, true}, &rows[begin * (kDim - 1)], {0, 0}, nullptr);
   }
   std::reverse(keys.begin(), keys.end());
   const std::vector<int64_t> hot(keys.begin(), keys.begin() + 300);
@@ -161,22 +169,21 @@ void HotKeysOfATableThatTrainsLieInDeviceMemory(bool steps) {
   CHECK(std::count(before.begin(), before.end(), 1) == 0);
   uint64_t state = 1;
   std::vector<int64_t> batch(400);
-  const std::vector<float> ones(batch.size() * kDim, 1.0f);
+  const std::vector<float> ones(batch.size(), 1.0f);
   for (uint32_t step = 1; step <= 600; ++step) {
     for (int64_t& key : batch) {
       const double u = static_cast<double>(Mix64(++state) >> 11) / 9007199254740992.0;
       key = KeyOf(static_cast<size_t>(std::pow(static_cast<double>(n), u)) - 1);  // density 1 / rank
     }
-    table->Accumulate({batch.data(), 400, false}, ones.data(), true, {1, steps ? step / 16 : 0}, nullptr);
+    table->UpsertColumns({batch.data(), 400, false}, {{1, ones.data()}}, {1, steps ? step / 16 : 0}, nullptr);
   }
   const std::vector<char> after = InDevice(table.get(), hot);
   CHECK(std::count(after.begin(), after.end(), 1) >= 285);
   std::vector<void*> pointers(hot.size());
   table->PointersOrInsert(Batch(hot), pointers.data(), {1, 600}, nullptr, nullptr);
-  std::vector<float> out(hot.size() * kDim);
-  table->Gather(Batch(hot), out.data(), Missing::kZeros, nullptr, 0, nullptr, nullptr);
   for (size_t i = 0; i < hot.size(); ++i) {
-    CHECK(*static_cast<float*>(pointers[i]) == out[i * kDim] && out[i * kDim] > 1.0f);
+    const float* const values = static_cast<float*>(pointers[i]);
+    CHECK(values[0] == InitialOf(hot[i]) && values[kDim - 2] == values[0] && values[kDim - 1] == 1.0f);
   }
 }
 

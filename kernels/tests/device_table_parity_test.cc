@@ -6,9 +6,9 @@
 #include <memory>
 #include <vector>
 
-#include "../cuda/device_table_impl.h"
-#include "../cuda/threads_device.h"
+#include "../cuda/threads_table.h"
 #include "check.h"
+#include "elements.h"
 #include "hash.h"
 #include "kvtable/device_table.h"
 #include "kvtable/parallel_for.h"
@@ -37,7 +37,7 @@ class Pair {
     device.dim = dim;
     device.initializer = initializer;
     device.slots = Slots();
-    device_ = std::make_unique<DeviceTableImpl<ThreadsDevice>>(ThreadsDevice(pool_.get()), device);
+    device_ = MakeThreadsTable(device, pool_.get());
   }
 
   void Run(uint64_t seed, int rounds) {

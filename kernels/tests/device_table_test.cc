@@ -22,8 +22,7 @@
 #if defined(KVTABLE_TEST_CUDA)
 #include <cuda_runtime.h>
 #else
-#include "../cuda/device_table_impl.h"
-#include "../cuda/threads_device.h"
+#include "../cuda/threads_table.h"
 #endif
 
 namespace kvtable {
@@ -43,7 +42,7 @@ ParallelFor& Pool() {
 }
 
 std::unique_ptr<DeviceTable> Make(const DeviceTableOptions& options, size_t memory = SIZE_MAX) {
-  return std::make_unique<DeviceTableImpl<ThreadsDevice>>(ThreadsDevice(&Pool(), memory), options);
+  return MakeThreadsTable(options, &Pool(), memory);
 }
 
 template <class T>

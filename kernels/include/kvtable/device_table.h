@@ -18,6 +18,7 @@
 // clock: a table takes keys until memory ends, and then throws Error(kResourceExhausted), as it was before.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -32,6 +33,19 @@
 
 namespace kvtable {
 
+// A CUDA stream, or null for the default one.
+using DeviceStream = void*;
+
+// Where device memory comes from, for those who have taken it all beforehand (as TensorFlow does).
+class DeviceAllocator {
+ public:
+  virtual ~DeviceAllocator() = default;
+  // Aligned to 256 bytes; null where there is no memory.
+  virtual void* Allocate(size_t bytes) = 0;
+  // Given back while the device may still use it: others get it for what they queue behind that.
+  virtual void Free(void* memory) = 0;
+};
+
 struct DeviceTableOptions {
   std::string name;  // for messages
   KeyType key_type = KeyType::kInt64;
@@ -43,6 +57,8 @@ struct DeviceTableOptions {
   // Bytes of device memory that rows may take; what is beyond lies in pinned host memory. Index and stamps
   // (24 bytes per row) are always in device memory.
   int64_t max_hbm = INT64_MAX;
+  DeviceAllocator* allocator = nullptr;  // of device memory; it must outlive the table. Null: the driver's
+  DeviceStream stream = nullptr;         // of the work of making the table
   // Where rows lie in host memory: after every 8 batches that insert or write, up to so many of the rows
   // there that were touched last change places with rows in device memory that were touched longer ago. That
   // is 22 short launches, which look at 64 places of the index for each row that may move. 0: never.
@@ -59,9 +75,6 @@ struct DeviceKeys {
   int64_t n = 0;
   bool distinct = false;  // the caller knows that no key occurs twice, which saves an upsert some work
 };
-
-// A CUDA stream, or null for the default one.
-using DeviceStream = void*;
 
 // What a batch evicts goes here, the lowest score first; of a batch with more keys than the capacity, its own
 // earliest rows come last. All is in device memory.
@@ -201,7 +214,8 @@ class DeviceTable {
     GatherOrInsert(keys, out, insertion, stream);
   }
 
-  // Any columns. A missing key gives zeros in every column. `found` may be null: (n).
+  // Any columns. A missing key gives initial values in every column, as an insert would. `found` may be null:
+  // (n).
   virtual void GatherColumns(const DeviceKeys& keys, const std::vector<ColumnOut>& out, bool* found,
                              DeviceStream stream) = 0;
 

@@ -31,6 +31,10 @@ inline bool IsOneBatch(const TableParts& parts, const MissingKeys& missing) {
   return missing.insert && parts[0]->max_capacity() > 0;
 }
 
+// Table::Gather or GatherOrInsert, as `missing` says.
+void LookUpOne(Table* table, const void* keys, int64_t n, const RowsOut& out, const MissingKeys& missing,
+               ParallelFor& threads);
+
 struct PartsLookup {
   TableParts parts;
   const void* keys;  // (n) of the tables' key type

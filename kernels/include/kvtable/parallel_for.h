@@ -20,6 +20,9 @@ class ParallelFor {
   // returned. An exception of a body is rethrown here, after the others have finished. Bodies don't call Run
   // themselves.
   virtual void Run(int64_t tasks, const std::function<void(int64_t)>& body) = 0;
+
+  // Where tables in device memory queue their work: a DeviceStream.
+  virtual void* stream() const { return nullptr; }
 };
 
 // Runs every body on the calling thread.

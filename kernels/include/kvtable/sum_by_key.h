@@ -40,6 +40,18 @@ class SumByKey {
   // Writes keys and sums: shares[g][part].
   void Write(const std::vector<std::vector<Share>>& shares, ParallelFor& threads) const;
 
+  // What is to be summed, for whoever sums elsewhere: key k of a part is the sum of scales[i] x the gradient
+  // of bag bags[i], for i in [begins[k], begins[k + 1]) and in this order; kNothing is a bag that adds
+  // nothing. Writes no sums.
+  struct Terms {
+    static constexpr uint32_t kNothing = UINT32_MAX;
+    std::vector<char> keys;        // (count) of the key type
+    std::vector<uint32_t> begins;  // (count + 1)
+    std::vector<uint32_t> bags;    // (ids of the part)
+    std::vector<char> scales;      // (ids of the part): double for rows of double, else float
+  };
+  Terms TermsOf(size_t g, int64_t part) const;
+
  private:
   struct Sorted;
   std::vector<PooledGradient> gradients_;

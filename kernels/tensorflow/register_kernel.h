@@ -1,0 +1,9 @@
+// One kernel for CPU and GPU. What the builder names as HostMemory lies there for the kernel on a GPU, too; a
+// kernel for which that is all of its tensors works on a GPU's table through copies.
+#pragma once
+
+#include "tensorflow/core/framework/op_kernel.h"
+
+#define KVTOOLS_REGISTER(builder, ...)                                            \
+  REGISTER_KERNEL_BUILDER(builder.Device(::tensorflow::DEVICE_CPU), __VA_ARGS__); \
+  REGISTER_KERNEL_BUILDER(builder.Device(::tensorflow::DEVICE_GPU), __VA_ARGS__)
