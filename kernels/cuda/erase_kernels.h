@@ -45,8 +45,7 @@ struct EraseIfBody {
       uint32_t freed = kNoRow;
       if (b < index.num_buckets && (LoadRelaxed(&index.buckets[b].meta) >> s & 1) != 0) {
         const uint32_t row = index.buckets[b].rows[s];
-        if (Holds(predicate, index.buckets[b].keys[s], *rows.StampOf(row)) && index.EraseAt(b, s))
-          freed = row;
+        if (Holds(predicate, rows, index.buckets[b].keys[s], row) && index.EraseAt(b, s)) freed = row;
       }
       GiveBack(lanes, rows, freed);
     }

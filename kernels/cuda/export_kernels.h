@@ -44,23 +44,21 @@ struct ListBody {
       for (int s = 0; s < DeviceBucket::kKeys; ++s) {
         uint32_t row = kNoRow;
         uint64_t key = 0;
-        DeviceStamp stamp{0, 0};
         if ((meta >> s & 1) != 0) {
           key = index.buckets[at].keys[s];
           const uint64_t hash = Mix64(key);
           if (hash >= first_hash && hash <= last_hash && index.HomeOfHash(hash) == home) {
             row = index.buckets[at].rows[s];
-            stamp = *rows.StampOf(row);
-            if (!Holds(predicate, key, stamp)) row = kNoRow;
+            if (!Holds(predicate, rows, key, row)) row = kNoRow;
           }
         }
         const uint32_t n = lanes.Count(row != kNoRow, count);
         if (row == kNoRow || n >= capacity) continue;
         numbers[n] = row;
         if (keys != nullptr) StoreKey(key, keys, narrow, n);
-        if (freqs != nullptr) freqs[n] = stamp.frequency;
-        if (versions != nullptr) versions[n] = stamp.version;
-        if (scores != nullptr) scores[n] = rows.ranks.ranks == nullptr ? 0 : rows.ranks.ranks[row].score;
+        if (freqs != nullptr) freqs[n] = rows.StampOf(row)->frequency;
+        if (versions != nullptr) versions[n] = rows.StampOf(row)->version;
+        if (scores != nullptr) scores[n] = ScoreOf(rows, row);
       }
       at = index.After(at);
       goes_on = goes_on && DeviceBucket::Passed(meta) != 0 && at != home;

@@ -267,19 +267,7 @@ struct SwapRowsBody {
       down = rows.Row(to);
     }
     SwapRows(lanes, up, down, rows.row_bytes, alignment);
-    if (ranked.ranks.ranks == nullptr) return;
-    DeviceRank of_up{};
-    DeviceRank of_down{};
-    if (i < pairs) {
-      uint64_t* const keys = ranked.ranks.keys;
-      const uint64_t key = keys[from];
-      keys[from] = keys[to];
-      keys[to] = key;
-      of_up = ranked.ranks.ranks[from].Bare();
-      of_down = ranked.ranks.ranks[to].Bare();
-    }
-    ranked.Set(lanes, i < pairs, to, of_up);
-    ranked.Set(lanes, i < pairs, from, of_down);
+    ranked.Swap(lanes, i < pairs, from, to);
   }
 };
 

@@ -1,4 +1,4 @@
-// Whether a row is meant, by its key and its stamp.
+// Whether a row is meant, by its key, its stamp and its score.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +9,21 @@
 
 namespace kvtable {
 
-KVTABLE_HOST_DEVICE inline bool Holds(const RowPredicate& predicate, uint64_t key, const DeviceStamp& stamp) {
+KVTABLE_HOST_DEVICE inline uint64_t ScoreOf(const DeviceRows& rows, uint32_t row) {
+  return rows.ranks.ranks == nullptr ? 0 : rows.ranks.ranks[row].score;
+}
+
+KVTABLE_HOST_DEVICE inline bool Holds(const RowPredicate& predicate, const DeviceRows& rows, uint64_t key,
+                                      uint32_t row) {
+  const DeviceStamp stamp = *rows.StampOf(row);
   const uint64_t masked = key & predicate.key_mask;
-  return stamp.frequency >= predicate.least_frequency && stamp.frequency <= predicate.most_frequency &&
-         stamp.version >= predicate.least_version && stamp.version <= predicate.most_version &&
-         masked >= predicate.least_key && masked <= predicate.most_key;
+  const bool holds = stamp.frequency >= predicate.least_frequency &&
+                     stamp.frequency <= predicate.most_frequency &&
+                     stamp.version >= predicate.least_version && stamp.version <= predicate.most_version &&
+                     masked >= predicate.least_key && masked <= predicate.most_key;
+  if (!holds || (predicate.least_score == 0 && predicate.most_score == UINT64_MAX)) return holds;
+  const uint64_t score = ScoreOf(rows, row);
+  return score >= predicate.least_score && score <= predicate.most_score;
 }
 
 }  // namespace kvtable

@@ -189,7 +189,7 @@ void ConditionsChooseRows(KeyType key_type, uint64_t seed) {
       versions.push_back(stamps.version);
     }
     const int64_t n = static_cast<int64_t>(keys.size());
-    table->Import({keys.data(), n, true}, {}, freqs.data(), versions.data(), nullptr);
+    table->Import({keys.data(), n, true}, {}, freqs.data(), versions.data(), nullptr, nullptr);
 
     RowPredicate predicate;
     const auto bounds = [&](auto* least, auto* most, uint64_t below) {
@@ -253,6 +253,47 @@ void ConditionsChooseRows(KeyType key_type, uint64_t seed) {
   }
 }
 
+void ScoresChooseRowsOfABoundedTable() {
+  DeviceTableOptions options;
+  options.dim = 1;
+  options.max_capacity = 1000;
+  options.eviction = Eviction::kCustom;
+  const auto table = std::make_unique<DeviceTableImpl<ThreadsDevice>>(ThreadsDevice(&Pool()), options);
+  std::vector<int64_t> keys(900);
+  std::vector<uint64_t> scores(keys.size());
+  for (size_t i = 0; i < keys.size(); ++i) {
+    keys[i] = static_cast<int64_t>(i) * 31;
+    scores[i] = i == 5 ? UINT64_MAX : i;
+  }
+  const std::vector<float> rows(keys.size());
+  const DeviceKeys batch{keys.data(), static_cast<int64_t>(keys.size()), true};
+  table->Upsert(batch, rows.data(), {}, nullptr);
+  table->SetScores(batch, scores.data(), nullptr);
+  RowPredicate predicate;
+  predicate.least_score = 100;
+  predicate.most_score = 149;
+  predicate.key_mask = 1;
+  predicate.most_key = 0;
+  std::vector<int64_t> exported(keys.size());
+  std::vector<uint64_t> of_exported(keys.size());
+  DeviceExporter::Buffers out;
+  out.keys = exported.data();
+  out.scores = of_exported.data();
+  const auto exporter = table->Export(predicate);
+  int64_t n = 0;
+  for (int64_t m; (m = exporter->Next(1000, out, nullptr)) >= 0; n += m) {
+    for (size_t i = 0; i < static_cast<size_t>(m); ++i) {
+      CHECK(exported[i] == static_cast<int64_t>(of_exported[i]) * 31 && exported[i] % 2 == 0);
+    }
+  }
+  CHECK(n == 25);
+  uint64_t removed = 0;
+  predicate = {};
+  predicate.least_score = 850;
+  table->RemoveIf(predicate, &removed, nullptr);
+  CHECK(removed == 51 && table->Size() == 849);
+}
+
 }  // namespace
 }  // namespace kvtable
 
@@ -266,6 +307,7 @@ int main() {
   for (const int64_t capacity : {1, 2, 7, 1000}) kvtable::KeysThatPassedTheEndComeOnce(capacity);
   kvtable::AnEmptyTableHasNothingToExport();
   kvtable::AWidthThatChangedIsAnError();
+  kvtable::ScoresChooseRowsOfABoundedTable();
   kvtable::ConditionsChooseRows<int64_t>(KeyType::kInt64, 1);
   kvtable::ConditionsChooseRows<int32_t>(KeyType::kInt32, 2);
   kvtable::ConditionsChooseRows<uint64_t>(KeyType::kUint64, 3);

@@ -90,7 +90,7 @@ void TheHottestMoveUpAndTheColdestDown(ValueType type, int64_t most) {
   std::sort(order.begin(), order.end());
   for (size_t begin = 0; begin < n; begin += 500) {
     table->Import({&keys[begin], 500, true}, {{0, &rows[begin * bytes]}}, &freqs[begin], &versions[begin],
-                  nullptr);
+                  nullptr, nullptr);
   }
   CHECK(table->Memory().host_bytes > 0);
   const std::vector<char> before = InDevice(table.get(), keys);
@@ -124,7 +124,7 @@ void TheHottestMoveUpAndTheColdestDown(ValueType type, int64_t most) {
 void EqualStampsMoveNothing() {
   const auto table = Make(ValueType::kFloat32, 0);
   const std::vector<int64_t> keys = Keys(3000);
-  table->Import(Batch(keys), {}, nullptr, nullptr, nullptr);
+  table->Import(Batch(keys), {}, nullptr, nullptr, nullptr, nullptr);
   const std::vector<char> before = InDevice(table.get(), keys);
   table->MoveHotRows(INT64_MAX, nullptr);
   CHECK(InDevice(table.get(), keys) == before);
@@ -141,7 +141,7 @@ void MarksOfZeroRowsGoAlong() {
     versions[i] = static_cast<uint32_t>(Mix64(i) % 9);
     if (i % 3 == 0) std::fill_n(&rows[i * bytes], bytes, uint8_t{0});
   }
-  table->Import(Batch(keys), {{0, rows.data()}}, nullptr, versions.data(), nullptr);
+  table->Import(Batch(keys), {{0, rows.data()}}, nullptr, versions.data(), nullptr, nullptr);
   const std::vector<char> before = InDevice(table.get(), keys);
   table->MoveHotRows(INT64_MAX, nullptr);
   CHECK(InDevice(table.get(), keys) != before);
@@ -187,6 +187,65 @@ void HotKeysOfATableThatTrainsLieInDeviceMemory(bool steps) {
   }
 }
 
+// A bounded table with rows in host memory that change places, beside one whose rows do not: the same rows
+// are left, with the same scores.
+void EvictionsAreTheSameWhereverRowsLie(Eviction eviction) {
+  uint64_t now = 1000000;
+  DeviceTableOptions options;
+  options.name = "bounded";
+  options.dim = kDim;
+  options.max_capacity = 1600;
+  options.eviction = eviction;
+  options.clock = [&now] { return now; };
+  const auto still = std::make_unique<DeviceTableImpl<ThreadsDevice>>(ThreadsDevice(&Pool()), options);
+  options.max_hbm = int64_t{2} << 20;
+  options.move_hot_rows = 30;
+  const auto moving = std::make_unique<DeviceTableImpl<ThreadsDevice>>(ThreadsDevice(&Pool()), options);
+  uint64_t state = 9;
+  const auto next = [&](uint64_t below) { return Mix64(++state) % below; };
+  for (uint32_t step = 0; step < 60; ++step) {
+    now += next(3) * 700000;
+    std::vector<int64_t> keys(1 + next(500));
+    std::vector<float> rows;
+    std::vector<uint64_t> scores;
+    for (int64_t& key : keys) {
+      key = KeyOf(next(next(2) == 0 ? 500 : 4000));
+      rows.insert(rows.end(), kDim, static_cast<float>(next(100)));
+      scores.push_back(next(1000));
+    }
+    const DeviceKeys batch{keys.data(), static_cast<int64_t>(keys.size()), false};
+    const uint64_t kind = next(4);
+    for (DeviceTable* const table :
+         {static_cast<DeviceTable*>(still.get()), static_cast<DeviceTable*>(moving.get())}) {
+      if (kind == 0) {
+        std::vector<float> out(rows.size());
+        table->GatherOrInsert(batch, out.data(), {1, step}, nullptr, nullptr);
+      } else {
+        table->Upsert(batch, rows.data(), {1, step}, nullptr);
+      }
+      if (eviction == Eviction::kCustom) table->SetScores(batch, scores.data(), nullptr);
+      if (kind == 2) table->Remove({keys.data(), batch.n / 4, false}, nullptr);
+    }
+    if (kind == 3) moving->MoveHotRows(200, nullptr);
+    std::vector<int64_t> all = Keys(4000);
+    std::vector<float> values[2];
+    std::vector<uint64_t> of_rows[2];
+    int side = 0;
+    for (DeviceTable* const table :
+         {static_cast<DeviceTable*>(still.get()), static_cast<DeviceTable*>(moving.get())}) {
+      const std::vector<int64_t>& some = step % 10 == 9 ? all : keys;
+      values[side].resize(some.size() * kDim);
+      of_rows[side].resize(some.size());
+      table->Gather(Batch(some), values[side].data(), Missing::kZeros, nullptr, 0, nullptr, nullptr);
+      table->Scores(Batch(some), of_rows[side].data(), nullptr);
+      ++side;
+    }
+    CHECK(still->Size() == moving->Size() && values[0] == values[1] && of_rows[0] == of_rows[1]);
+  }
+  CHECK(moving->EvictedCount() > 0 && moving->EvictedCount() == still->EvictedCount());
+  CHECK(moving->Memory().host_bytes > 0);
+}
+
 void NothingMovesUnlessAskedTo() {
   const auto table = Make(ValueType::kFloat32, 0);
   const std::vector<int64_t> keys = Keys(3000);
@@ -227,6 +286,9 @@ int main() {
   kvtable::MarksOfZeroRowsGoAlong();
   kvtable::HotKeysOfATableThatTrainsLieInDeviceMemory(true);
   kvtable::HotKeysOfATableThatTrainsLieInDeviceMemory(false);
+  for (const auto eviction : {kvtable::Eviction::kLru, kvtable::Eviction::kLfu, kvtable::Eviction::kCustom}) {
+    kvtable::EvictionsAreTheSameWhereverRowsLie(eviction);
+  }
   kvtable::NothingMovesUnlessAskedTo();
   return 0;
 }

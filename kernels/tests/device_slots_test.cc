@@ -100,7 +100,7 @@ class Pair {
             device_->UpsertColumns(batch, in, stamp, nullptr);
           } else {
             cpu_->Import(keys.data(), n, in, nullptr, nullptr, nullptr, Pool());
-            device_->Import(batch, in, nullptr, nullptr, nullptr);
+            device_->Import(batch, in, nullptr, nullptr, nullptr, nullptr);
           }
           break;
         }

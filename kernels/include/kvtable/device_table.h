@@ -122,6 +122,8 @@ struct RowPredicate {
   uint32_t most_frequency = UINT32_MAX;
   uint32_t least_version = 0;
   uint32_t most_version = UINT32_MAX;
+  uint64_t least_score = 0;  // all scores are 0 where the table is not bounded
+  uint64_t most_score = UINT64_MAX;
   // Of the key, as 64 bits (an int32 is sign-extended), what the mask leaves: from least to most as unsigned
   // numbers.
   uint64_t key_mask = UINT64_MAX;
