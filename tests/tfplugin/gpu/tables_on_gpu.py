@@ -6,6 +6,7 @@ TensorFlow's own GPU kernels want a real one.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 
@@ -34,15 +35,22 @@ def _on_the_gpu(device: str | None) -> str:
 kv_variable.table_device = _on_the_gpu
 assert checkpoint.cpu_device is kv_variable.cpu_device
 
+# Eager steps that would run wherever TensorFlow likes: on the GPU.
+_op_device = kv_variable.KvVariable._op_device
+kv_variable.KvVariable._op_device = lambda self: _op_device(self) or "/device:CPU:0"
+
 _make_graph = tf_ops.Graph.__init__
 
 
 def _make_graph_on_the_cpu(graph: tf.Graph) -> None:
     _make_graph(graph)
-    graph._add_device_to_stack(lambda op: op.device or "/device:CPU:0")
+    graph._add_device_to_stack(lambda op: op.device if op.type.startswith("Kv") and op.device else "/device:CPU:0")
 
 
 tf_ops.Graph.__init__ = _make_graph_on_the_cpu
+# Nothing else goes to the GPU for being colocated with a table, as an optimizer's scalars do.
+tf_ops.Graph.colocate_with = lambda *args, **kwargs: contextlib.nullcontext()
+tf_ops.Graph._colocate_with_for_gradient = lambda *args, **kwargs: contextlib.nullcontext()
 
 
 @pytest.fixture(autouse=True)
