@@ -54,8 +54,8 @@ class DeviceTableImpl : public DeviceTable {
         options_(options),
         narrow_(options.key_type == KeyType::kInt32),
         value_bytes_(options.dim * SizeOf(options.value_type)),
-        evictor_(options.name, options.max_capacity, options.eviction, options.clock, eviction_tuning),
-        layout_(CheckedLayout(options)) {
+        layout_(CheckedLayout(options)),
+        evictor_(options.name, options.max_capacity, options.eviction, options.clock, eviction_tuning) {
     rows_.row_bytes = layout_.row_bytes;
     rows_.slab_bits = kMinSlabBits;
     while (rows_.slab_bits < kMaxSlabBits && layout_.row_bytes << (rows_.slab_bits + 1) <= kSlabBytes) {
@@ -282,7 +282,6 @@ class DeviceTableImpl : public DeviceTable {
   void UpsertColumns(const DeviceKeys& keys, const std::vector<ColumnIn>& in, Stamp stamp,
                      DeviceStream stream) override {
     const Operation operation(this, stream);
-    for (const ColumnIn& column : in) layout_.At(column.column, column.width);
     WriteStamped(keys, in, stamp);
     TouchAndEvict(keys, true, nullptr, nullptr);
   }
@@ -1125,8 +1124,8 @@ class DeviceTableImpl : public DeviceTable {
     for (const bool on_bounds : {false, true}) {
       device_.Launch(buckets, ListMovingBody{window, rows_, device_rows, on_bounds, most, state, hot, cold});
     }
-    device_.Launch(Count(most_rows), SwapRowsBody{index_, rows_, Marks(), most, state, hot, cold,
-                                                  AlignmentOf(Count(layout_.row_bytes)), evictor_.ranked()});
+    device_.Launch(Count(most_rows), SwapRowsBody{index_, rows_, Marks(), evictor_.ranked(), most, state, hot,
+                                                  cold, AlignmentOf(Count(layout_.row_bytes))});
   }
 
   void Settle(int64_t keys, uint64_t* removed = nullptr) {
@@ -1158,6 +1157,7 @@ class DeviceTableImpl : public DeviceTable {
   }
 
   void WriteStamped(const DeviceKeys& keys, const std::vector<ColumnIn>& in, Stamp stamp) {
+    for (const ColumnIn& column : in) layout_.At(column.column, column.width);
     WriteColumns(keys, in);
     Unmark(keys.n, nullptr);
     StampRows(keys.n, nullptr, stamp);
@@ -1368,11 +1368,10 @@ class DeviceTableImpl : public DeviceTable {
   const bool narrow_;
   const int64_t value_bytes_;
 
-  Evictor<Device> evictor_;  // guarded by mutex_, its policy aside
-  bool may_exceed_ = false;  // the present batch may leave more rows than a bounded table is to have
-
   mutable std::mutex mutex_;  // guards all below
   RowLayout layout_;
+  Evictor<Device> evictor_;
+  bool may_exceed_ = false;  // the present batch may leave more rows than a bounded table is to have
   uint64_t generation_ = 1;  // of the layout
   DeviceInitialValue initial_;
   Block initial_rows_;

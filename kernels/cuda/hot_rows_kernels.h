@@ -233,12 +233,12 @@ struct SwapRowsBody {
   DeviceIndex index;
   DeviceRows rows;
   DeviceZeroMarks marks;
+  RankedRowsView ranked;  // of a bounded table
   uint32_t most;
   const HotRows* state;
   const Slot* hot;
   const Slot* cold;
   int alignment;
-  RankedRowsView ranked;  // of a bounded table
 
   template <class Lanes>
   KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
@@ -248,8 +248,8 @@ struct SwapRowsBody {
     const uint64_t i = first + lanes.lane();
     char* up = nullptr;
     char* down = nullptr;
-    uint32_t from = 0;
-    uint32_t to = 0;
+    uint32_t from = kNoRow;
+    uint32_t to = kNoRow;
     if (i < pairs) {
       uint32_t* const of_hot = &index.buckets[hot[i] / 8].rows[hot[i] % 8];
       uint32_t* const of_cold = &index.buckets[cold[i] / 8].rows[cold[i] % 8];
@@ -267,19 +267,7 @@ struct SwapRowsBody {
       down = rows.Row(to);
     }
     SwapRows(lanes, up, down, rows.row_bytes, alignment);
-    if (ranked.ranks.ranks == nullptr) return;
-    DeviceRank of_up{};
-    DeviceRank of_down{};
-    if (i < pairs) {
-      uint64_t* const keys = ranked.ranks.keys;
-      const uint64_t key = keys[from];
-      keys[from] = keys[to];
-      keys[to] = key;
-      of_up = ranked.ranks.ranks[from].Bare();
-      of_down = ranked.ranks.ranks[to].Bare();
-    }
-    ranked.Set(lanes, i < pairs, to, of_up);
-    ranked.Set(lanes, i < pairs, from, of_down);
+    ranked.Swap(lanes, i < pairs, from, to);
   }
 };
 

@@ -70,6 +70,23 @@ struct RankedRowsView {
     const uint32_t n = lanes.Count(joins, &words->listed);
     if (joins) list[n] = row;
   }
+
+  // Two rows change their numbers, between batches. All lanes take part.
+  template <class Lanes>
+  KVTABLE_HOST_DEVICE void Swap(const Lanes& lanes, bool swaps, uint32_t a, uint32_t b) const {
+    if (ranks.ranks == nullptr) return;
+    DeviceRank of_a{0, 0};
+    DeviceRank of_b{0, 0};
+    if (swaps) {
+      of_a = ranks.ranks[a].Bare();
+      of_b = ranks.ranks[b].Bare();
+      const uint64_t key = ranks.keys[a];
+      ranks.keys[a] = ranks.keys[b];
+      ranks.keys[b] = key;
+    }
+    Set(lanes, swaps, a, of_b);
+    Set(lanes, swaps, b, of_a);
+  }
 };
 
 // One lane.

@@ -240,7 +240,8 @@ class Both {
         const size_t written = std::min<size_t>(out.count(), static_cast<size_t>(out.evicted.capacity));
         CHECK(std::equal(out.keys.begin(), out.keys.begin() + static_cast<ptrdiff_t>(written),
                          gone.keys.begin()));
-        CHECK(std::memcmp(out.values.data(), gone.values.data(), written * width * sizeof(float)) == 0);
+        CHECK(std::equal(out.values.begin(), out.values.begin() + static_cast<ptrdiff_t>(written * width),
+                         gone.values.begin()));
         CheckScores(before, keys, out, written);
         break;
       }
