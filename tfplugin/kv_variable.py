@@ -139,9 +139,10 @@ class KvVariable(trackable.Trackable):
             self._in_backward: Any = None
             self._graph_key = tf_ops.get_default_graph()._graph_key
             if self._eager:
-                # The scope's device. Without one TensorFlow would take a GPU wherever there is one: tables stay with
-                # the CPU, which has the memory, unless they are told to go there.
-                with tf.device("CPU:0"), tf.device(table_device(context.context().device_name) or None):
+                # The scope's device. Where it names none TensorFlow takes a GPU if there is one; a table stays with the
+                # CPU, which has the memory, unless it is told to go there.
+                device = table_device(context.context().device_name)
+                with tf.device("CPU:0"), tf.device(device or None):
                     self._handle = self._make_handle(anonymous=True)
                 self._unique_id = f"{name}_{tf_ops.uid()}"
                 self._shared_name = self._unique_id

@@ -54,8 +54,8 @@ class DeviceTableImpl : public DeviceTable {
         options_(options),
         narrow_(options.key_type == KeyType::kInt32),
         value_bytes_(options.dim * SizeOf(options.value_type)),
-        layout_(CheckedLayout(options)),
-        evictor_(options.name, options.max_capacity, options.eviction, options.clock, eviction_tuning) {
+        evictor_(options.name, options.max_capacity, options.eviction, options.clock, eviction_tuning),
+        layout_(CheckedLayout(options)) {
     rows_.row_bytes = layout_.row_bytes;
     rows_.slab_bits = kMinSlabBits;
     while (rows_.slab_bits < kMaxSlabBits && layout_.row_bytes << (rows_.slab_bits + 1) <= kSlabBytes) {
@@ -282,6 +282,7 @@ class DeviceTableImpl : public DeviceTable {
   void UpsertColumns(const DeviceKeys& keys, const std::vector<ColumnIn>& in, Stamp stamp,
                      DeviceStream stream) override {
     const Operation operation(this, stream);
+    for (const ColumnIn& column : in) layout_.At(column.column, column.width);
     WriteStamped(keys, in, stamp);
     TouchAndEvict(keys, true, nullptr, nullptr);
   }
@@ -1157,7 +1158,6 @@ class DeviceTableImpl : public DeviceTable {
   }
 
   void WriteStamped(const DeviceKeys& keys, const std::vector<ColumnIn>& in, Stamp stamp) {
-    for (const ColumnIn& column : in) layout_.At(column.column, column.width);
     WriteColumns(keys, in);
     Unmark(keys.n, nullptr);
     StampRows(keys.n, nullptr, stamp);
@@ -1368,10 +1368,11 @@ class DeviceTableImpl : public DeviceTable {
   const bool narrow_;
   const int64_t value_bytes_;
 
+  Evictor<Device> evictor_;  // guarded by mutex_, its policy aside
+  bool may_exceed_ = false;  // the present batch may leave more rows than a bounded table is to have
+
   mutable std::mutex mutex_;  // guards all below
   RowLayout layout_;
-  Evictor<Device> evictor_;
-  bool may_exceed_ = false;  // the present batch may leave more rows than a bounded table is to have
   uint64_t generation_ = 1;  // of the layout
   DeviceInitialValue initial_;
   Block initial_rows_;

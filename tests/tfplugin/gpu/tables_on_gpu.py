@@ -1,0 +1,51 @@
+"""A pytest plug-in: tests of key-value variables run as they are, and their tables are on a GPU.
+
+The GPU is the CPU (cpu_as_gpu.cc, whose library ``KVTOOLS_CPU_AS_GPU`` names), so everything else stays on the CPU:
+TensorFlow's own GPU kernels want a real one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import tensorflow as tf
+from tensorflow.python.framework import device as tf_device
+from tensorflow.python.framework import load_library
+from tensorflow.python.framework import ops as tf_ops
+
+load_library.load_pluggable_device_library(os.environ["KVTOOLS_CPU_AS_GPU"])
+
+from tfplugin import checkpoint, kv_variable  # noqa: E402
+
+from kvtools import _device_table  # noqa: E402
+
+_device_table.stand_in_for_gpus()
+
+_wanted = kv_variable.table_device
+
+
+def _on_the_gpu(device: str | None) -> str:
+    spec = tf_device.DeviceSpec.from_string(_wanted(device))
+    return spec.replace(device_type="GPU", device_index=0).to_string()
+
+
+kv_variable.table_device = _on_the_gpu
+assert checkpoint.cpu_device is kv_variable.cpu_device
+
+_make_graph = tf_ops.Graph.__init__
+
+
+def _make_graph_on_the_cpu(graph: tf.Graph) -> None:
+    _make_graph(graph)
+    graph._add_device_to_stack(lambda op: op.device or "/device:CPU:0")
+
+
+tf_ops.Graph.__init__ = _make_graph_on_the_cpu
+
+
+@pytest.fixture(autouse=True)
+def others_on_the_cpu() -> Iterator[None]:
+    with tf.device("/device:CPU:0"):
+        yield
