@@ -1125,8 +1125,8 @@ class DeviceTableImpl : public DeviceTable {
     for (const bool on_bounds : {false, true}) {
       device_.Launch(buckets, ListMovingBody{window, rows_, device_rows, on_bounds, most, state, hot, cold});
     }
-    device_.Launch(Count(most_rows), SwapRowsBody{index_, rows_, Marks(), most, state, hot, cold,
-                                                  AlignmentOf(Count(layout_.row_bytes)), evictor_.ranked()});
+    device_.Launch(Count(most_rows), SwapRowsBody{index_, rows_, Marks(), evictor_.ranked(), most, state, hot,
+                                                  cold, AlignmentOf(Count(layout_.row_bytes))});
   }
 
   void Settle(int64_t keys, uint64_t* removed = nullptr) {

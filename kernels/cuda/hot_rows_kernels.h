@@ -233,12 +233,12 @@ struct SwapRowsBody {
   DeviceIndex index;
   DeviceRows rows;
   DeviceZeroMarks marks;
+  RankedRowsView ranked;  // of a bounded table
   uint32_t most;
   const HotRows* state;
   const Slot* hot;
   const Slot* cold;
   int alignment;
-  RankedRowsView ranked;  // of a bounded table
 
   template <class Lanes>
   KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
@@ -248,8 +248,8 @@ struct SwapRowsBody {
     const uint64_t i = first + lanes.lane();
     char* up = nullptr;
     char* down = nullptr;
-    uint32_t from = 0;
-    uint32_t to = 0;
+    uint32_t from = kNoRow;
+    uint32_t to = kNoRow;
     if (i < pairs) {
       uint32_t* const of_hot = &index.buckets[hot[i] / 8].rows[hot[i] % 8];
       uint32_t* const of_cold = &index.buckets[cold[i] / 8].rows[cold[i] % 8];

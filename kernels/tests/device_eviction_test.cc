@@ -118,8 +118,6 @@ class Both {
     device.max_capacity = shape.capacity;
     device.eviction = shape.eviction;
     device.clock = cpu.clock;
-    device.max_hbm = shape.capacity * dim_ * 4;  // half of the rows change places now and then
-    device.move_hot_rows = 20;
     device_ = MakeTable(device, misleading);
   }
 
