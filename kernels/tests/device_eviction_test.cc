@@ -585,7 +585,12 @@ void WhatATableCannotDoIsAnError() {
 
 int main(int argc, char** argv) {
   using namespace kvtable;
-  const int rounds = argc > 1 ? std::atoi(argv[1]) : 60;
+#if defined(KVTABLE_TEST_FEW_ROUNDS)
+  int rounds = 12;
+#else
+  int rounds = 40;
+#endif
+  if (argc > 1) rounds = std::atoi(argv[1]);
   uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) << 32 : 0;
   for (const Eviction eviction : kEvictions) {
     Both<int64_t>(KeyType::kInt64, {eviction, 1000, 3, 300, 4000}).Run(++seed << 20, rounds);
