@@ -8,7 +8,7 @@
 // different; nine warm-ups; the time is one call and a wait for its stream, the better of two. Names are
 // those of its operations; a star means that the call gives pointers to rows in place of values. Beside it:
 // batches of new keys only, of hits all over the table, and of keys after Zipf's law, where some occur very
-// often.
+// often. Of HierarchicalKV's operations insert_and_evict is left out: it needs a table with a capacity.
 //
 // "bytes" is the least that an operation must move: keys, one 64-byte bucket for each that is different, rows
 // read and written. "roofline" is how much of the measured bandwidth of a copy within the device's memory

@@ -59,11 +59,14 @@ elif "nanobind" in sys.argv and not os.path.exists(sysconfig.get_path("include")
 END
 }
 
+# device_table, ...: each C++ test that has a GPU's side is built as ..._cuda_check.
+tests=$(cd "$root/kernels/tests" && grep -l KVTABLE_TEST_CUDA device_*_test.cc | sed 's/_test\.cc$//')
+
 if [ -z "${KVTOOLS_GPU_BUILD:-}" ]; then
   for tool in nvcc cmake; do
     command -v $tool >/dev/null || { echo "run.sh: $tool is not on the PATH. Install it, or name a build in KVTOOLS_GPU_BUILD." >&2; exit 1; }
   done
-  targets="device_table_cuda_check device_optimizer_cuda_check device_table_benchmark training_step_benchmark"
+  targets="device_table_benchmark training_step_benchmark $(for test in $tests; do echo "${test}_cuda_check"; done)"
   module=OFF
   [ -n "$(python_lacks nanobind)" ] || module=ON
   [ $module = OFF ] || targets="$targets _kvtable _checked_io _row_stats _device_table"
@@ -91,12 +94,13 @@ check() {
   if [ $code -eq 0 ]; then ended "$name" "passed"; else failed "$name" $code; fi
 }
 
-check "table" 90 "$programs/device_table_cuda_check"
-if grep -q "There is no CUDA device" "$out/table.txt"; then
-  echo "run.sh: no GPU here: nothing was measured." >&2
-  exit 1
-fi
-check "optimizers" 90 "$programs/device_optimizer_cuda_check"
+for test in $tests; do
+  check "$test" 90 "$programs/${test}_cuda_check"
+  if grep -q "There is no CUDA device" "$out/$test.txt"; then
+    echo "run.sh: no GPU here: nothing was measured." >&2
+    exit 1
+  fi
+done
 
 # In $out, where no other kvtools lies beside.
 on_site() {

@@ -160,7 +160,9 @@ def run_script(programs, tmp_path):
         build, out = tmp_path / "build", tmp_path / "results"
         folder = build / "kernels" / "tests"
         folder.mkdir(parents=True)
-        scripts = {"device_table_cuda_check": check, "device_optimizer_cuda_check": "exit 0"}
+        tests = (ROOT / "kernels" / "tests").glob("device_*_test.cc")
+        scripts = {path.stem.removesuffix("_test") + "_cuda_check": "exit 0" for path in tests}
+        scripts["device_table_cuda_check"] = check
         scripts |= {name: f'exec "{programs[name]}" {" ".join(TINY[name])}' for name in PROGRAMS}
         for name, script in scripts.items():
             (folder / name).write_text(f"#!/bin/sh\n{script}\n")
@@ -182,7 +184,13 @@ def test_one_command_puts_everything_into_one_file(run_script):
     assert done.returncode == 0, done.stderr
     assert result["chip"] == "CPU threads"
     checks = result["checks"]
-    assert checks["table"] == checks["optimizers"] == checks["benchmark"] == checks["training_step"] == "passed"
+    assert (
+        checks["device_table"]
+        == checks["device_optimizer"]
+        == checks["benchmark"]
+        == checks["training_step"]
+        == "passed"
+    )
     assert checks["grid"].startswith("unavailable: kvtools._device_table was not built")
     assert {"memcheck", "racecheck"} <= checks.keys()
     assert checks["torch_step"] == "unavailable: " + result["torch_step"]["unavailable"]
@@ -196,7 +204,7 @@ def test_a_check_that_fails_fails_the_command_and_stops_nothing(run_script):
     done, result = run_script("echo 'a row differs' >&2; exit 3")
     assert done.returncode == 1
     assert "a row differs" in done.stderr
-    assert result["checks"]["table"] == "failed with status 3"
+    assert result["checks"]["device_table"] == "failed with status 3"
     assert result["table"]["results"]
 
 
