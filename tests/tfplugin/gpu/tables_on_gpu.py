@@ -24,11 +24,11 @@ from kvtools import _device_table  # noqa: E402
 
 _device_table.stand_in_for_gpus()
 
-_wanted = kv_variable.table_device
+wanted_device = kv_variable.table_device
 
 
 def _on_the_gpu(device: str | None) -> str:
-    spec = tf_device.DeviceSpec.from_string(_wanted(device))
+    spec = tf_device.DeviceSpec.from_string(wanted_device(device))
     return spec.replace(device_type="GPU", device_index=0).to_string()
 
 

@@ -1,0 +1,67 @@
+"""Where tables go, and that checkpoints go between CPU and GPU. Run by `test_gpu.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tables_on_gpu
+import tensorflow as tf
+
+import tfplugin
+from tfplugin import kv_variable
+
+v1 = tf.compat.v1
+
+
+@pytest.fixture(autouse=True)
+def as_users_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_variable, "table_device", tables_on_gpu.wanted_device)
+
+
+def make(device: str, name: str = "v", **kwargs: object) -> kv_variable.KvVariable:
+    with tf.device(device):
+        return tfplugin.get_kv_variable(name, embedding_dim=4, initializer=tf.keras.initializers.RandomNormal(seed=3), **kwargs)
+
+
+def test_a_table_is_on_the_gpu_where_the_scope_says_so() -> None:
+    assert make("/GPU:0").handle.device.endswith("GPU:0")
+    assert make("/CPU:0").handle.device.endswith("CPU:0")
+    with tf.device(None):  # where TensorFlow's own variables would go to the GPU
+        assert tfplugin.get_kv_variable("v", embedding_dim=4).handle.device.endswith("CPU:0")
+
+
+def test_the_same_rows_as_on_the_cpu() -> None:
+    keys = tf.constant([[5, -1, 2**63 - 1], [-(2**63), 5, 0]], tf.int64)
+    rows = [tf.nn.embedding_lookup(make(device), keys).numpy() for device in ("/CPU:0", "/GPU:0")]
+    np.testing.assert_array_equal(*rows)
+
+
+@pytest.mark.parametrize(("first", "second"), [("/CPU:0", "/GPU:0"), ("/GPU:0", "/CPU:0"), ("/GPU:0", "/GPU:0")])
+def test_a_checkpoint_goes_from_one_to_the_other_and_trains_on(first: str, second: str, tmp_path: Path) -> None:
+    keys = np.array([3, -7, 3, 11], np.int64)
+
+    def step(table: kv_variable.KvVariable, optimizer: v1.train.Optimizer) -> tf.Operation:
+        with tf.device("/CPU:0"):
+            loss = tf.reduce_sum(tf.nn.embedding_lookup(table, keys) ** 2)
+            return optimizer.minimize(loss, var_list=[table])
+
+    def run(device: str, steps: int, restore: str | None) -> tuple[np.ndarray, str]:
+        with tf.Graph().as_default(), v1.Session() as session:
+            table = make(device, max_capacity=100)
+            train = step(table, v1.train.AdamOptimizer(0.1))
+            session.run(v1.global_variables_initializer())
+            saver = v1.train.Saver()
+            if restore is not None:
+                saver.restore(session, restore)
+            for _ in range(steps):
+                session.run(train)
+            found, rows = session.run(table.export())
+            path = saver.save(session, str(tmp_path / f"{device[1:4]}-{steps}-{restore is None}"))
+        order = np.argsort(found)
+        return rows[order], path
+
+    _, saved = run(first, 2, None)
+    rows, _ = run(second, 3, saved)
+    np.testing.assert_array_equal(rows, run("/CPU:0", 3, run("/CPU:0", 2, None)[1])[0])
