@@ -91,15 +91,15 @@ check() {
   echo "run.sh: $name ..."
   code=0
   within "$seconds" "$@" >"$out/$name.txt" 2>&1 || code=$?
+  if grep -q "There is no CUDA device" "$out/$name.txt"; then
+    echo "run.sh: no GPU here: nothing was measured." >&2
+    exit 1
+  fi
   if [ $code -eq 0 ]; then ended "$name" "passed"; else failed "$name" $code; fi
 }
 
 for test in $tests; do
   check "$test" 90 "$programs/${test}_cuda_check"
-  if grep -q "There is no CUDA device" "$out/$test.txt"; then
-    echo "run.sh: no GPU here: nothing was measured." >&2
-    exit 1
-  fi
 done
 
 # In $out, where no other kvtools lies beside.
