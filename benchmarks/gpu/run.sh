@@ -120,7 +120,8 @@ if [ -n "$lacks" ]; then
 else
   check "grid" 120 env -C "$out" PYTHONPATH="$build/site" "$python" -m pytest -q -p no:cacheprovider -k "cuda or gpu" \
     -c "$root/pyproject.toml" --rootdir "$root" --confcutdir "$root/tests/kernels" \
-    "$root/tests/kernels/test_device_grid.py" "$root/tests/kernels/test_device_table.py"
+    "$root/tests/kernels/test_device_grid.py" "$root/tests/kernels/test_device_table.py" \
+    "$root/tests/kernels/test_device_eviction.py"
 fi
 
 for tool in memcheck racecheck; do

@@ -1,10 +1,11 @@
-// What Python passes to the modules: dtypes, NumPy arrays, initializers and slots.
+// What Python passes to the modules: dtypes, NumPy arrays, initializers and slots; and what errors it gets.
 #pragma once
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
 #include <cstring>
+#include <exception>
 #include <memory>
 #include <string>
 #include <utility>
@@ -24,6 +25,19 @@ inline std::string TextOf(nb::handle object) { return nb::cast<std::string>(nb::
 
 [[noreturn]] inline void ThrowType(const std::string& message) { throw nb::type_error(message.c_str()); }
 [[noreturn]] inline void ThrowValue(const std::string& message) { throw nb::value_error(message.c_str()); }
+
+// What an error of the engine is in Python. Modules in one process share such translators: so that it does
+// not matter which was imported last, all register this one.
+inline void TranslateError(const std::exception_ptr& error, void*) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& e) {
+    PyObject* const type = e.code() == ErrorCode::kInvalidArgument     ? PyExc_ValueError
+                           : e.code() == ErrorCode::kResourceExhausted ? PyExc_MemoryError
+                                                                       : PyExc_RuntimeError;
+    PyErr_SetString(type, e.what());
+  }
+}
 
 // ---- Dtypes
 // ----------------------------------------------------------------------------------------------------------
@@ -290,6 +304,17 @@ inline std::vector<SlotSpec> SlotsOf(nb::handle specs) {
     slots.push_back(std::move(slot));
   }
   return slots;
+}
+
+// As SlotsOf takes them, each whole.
+inline nb::list ListOf(const std::vector<SlotSpec>& slots) {
+  nb::list list;
+  for (const SlotSpec& slot : slots) {
+    list.append(nb::make_tuple(slot.name, slot.width,
+                               slot.init == SlotSpec::Init::kConstant ? "constant" : "copy_value",
+                               slot.constant));
+  }
+  return list;
 }
 
 // ---- Optimizers

@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -51,11 +52,45 @@ std::string TextOf(nb::dlpack::dtype dtype) {
   return name == "bool" ? name : name + std::to_string(dtype.bits);
 }
 
+// (least, most), each a number or None; None: all. What is below 0 is taken modulo 2**64 where `wraps`.
+template <class T>
+void ReadRange(const char* what, nb::handle range, bool wraps, T* least, T* most) {
+  if (range.is_none()) return;
+  const auto refuse = [&] {
+    ThrowValue(std::string(what) + " is " + kvtable::TextOf(nb::repr(range)) +
+               "; expected (least, most), each None or a whole number from 0 to " +
+               std::to_string(std::numeric_limits<T>::max()) + ".");
+  };
+  if (!nb::isinstance<nb::tuple>(range) || nb::len(range) != 2) refuse();
+  T* const bounds[] = {least, most};
+  for (size_t i = 0; i < 2; ++i) {
+    const nb::object bound = range[i];
+    if (bound.is_none()) continue;
+    if (!nb::isinstance<nb::int_>(bound)) refuse();
+    T number = 0;
+    const nb::object wrapped = wraps ? nb::object(nb::int_(bound) & nb::int_(UINT64_MAX)) : bound;
+    if (!nb::try_cast(wrapped, number)) refuse();
+    *bounds[i] = number;
+  }
+}
+
+RowPredicate PredicateOf(nb::handle frequency, nb::handle version, nb::handle score, nb::handle key,
+                         const nb::int_& key_mask) {
+  RowPredicate predicate;
+  ReadRange("frequency", frequency, false, &predicate.least_frequency, &predicate.most_frequency);
+  ReadRange("version", version, false, &predicate.least_version, &predicate.most_version);
+  ReadRange("score", score, false, &predicate.least_score, &predicate.most_score);
+  ReadRange("key", key, true, &predicate.least_key, &predicate.most_key);
+  predicate.key_mask = nb::cast<uint64_t>(key_mask & nb::int_(UINT64_MAX));
+  return predicate;
+}
+
 class PyDeviceTable {
  public:
   PyDeviceTable(nb::handle key_dtype, nb::handle value_dtype, int64_t dim, const std::string& device,
                 nb::handle initializer, nb::handle slots, int64_t capacity_hint,
-                std::optional<int64_t> max_hbm, const std::string& name)
+                std::optional<int64_t> max_hbm, int64_t max_capacity, const std::string& eviction,
+                std::optional<int64_t> move_hot_rows, const std::string& name)
       : is_cuda_(device == "cuda") {
     if (device != "cuda" && device != "threads")
       ThrowValue("device is '" + device + "'; expected 'cuda' or 'threads'.");
@@ -63,11 +98,14 @@ class PyDeviceTable {
     options_.key_type = KeyTypeOf(NameOfDtype(key_dtype));
     options_.value_type = ValueTypeOf(NameOfDtype(value_dtype));
     options_.dim = dim;
-    options_.initializer =
-        InitializerOf(initializer, options_.value_type, DtypeNamed(NameOfDtype(value_dtype)), dim);
+    value_dtype_ = DtypeNamed(NameOfDtype(value_dtype));
+    options_.initializer = InitializerOf(initializer, options_.value_type, value_dtype_, dim);
     if (!slots.is_none()) options_.slots = SlotsOf(slots);
     options_.capacity_hint = capacity_hint;
     if (max_hbm.has_value()) options_.max_hbm = *max_hbm;
+    options_.max_capacity = max_capacity;
+    options_.eviction = EvictionOf(eviction);
+    if (move_hot_rows.has_value()) options_.move_hot_rows = *move_hot_rows;
     nb::gil_scoped_release released;
     if (is_cuda_) {
       table_ = MakeCudaTable(options_);
@@ -75,6 +113,36 @@ class PyDeviceTable {
       pool_ = MakeThreadPool(2);
       table_ = MakeThreadsTable(options_, pool_.get());
     }
+  }
+
+  int64_t MaxCapacity() const { return options_.max_capacity; }
+  std::string EvictionName() const { return NameOf(options_.eviction); }
+  uint64_t Generation() const {
+    nb::gil_scoped_release released;
+    return table_->generation();
+  }
+
+  nb::dict GetInitializer() const {
+    Initializer initializer;
+    {
+      nb::gil_scoped_release released;
+      initializer = table_->initializer();
+    }
+    return DictOf(initializer, options_.value_type, value_dtype_, options_.dim);
+  }
+
+  void SetInitializer(nb::handle spec, uintptr_t stream) {
+    const Initializer initializer = InitializerOf(spec, options_.value_type, value_dtype_, options_.dim);
+    nb::gil_scoped_release released;
+    table_->SetInitializer(initializer, Stream(stream));
+  }
+
+  nb::list GetSlots() const { return ListOf(Slots()); }
+
+  uint64_t EnsureSlots(nb::handle specs, uintptr_t stream) {
+    const std::vector<SlotSpec> slots = SlotsOf(specs);
+    nb::gil_scoped_release released;
+    return table_->EnsureSlots(slots, Stream(stream));
   }
 
   int64_t Size() const {
@@ -119,12 +187,22 @@ class PyDeviceTable {
   }
 
   void GatherOrInsert(const Input& keys, const Output& out, uint32_t frequency, uint32_t version,
-                      const std::optional<Output>& inserted, bool distinct, uintptr_t stream) {
+                      const std::optional<Output>& inserted, bool distinct, uintptr_t stream,
+                      double admission, uint64_t seed, const std::optional<Output>& evicted_keys,
+                      const std::optional<Output>& evicted_values,
+                      const std::optional<Output>& evicted_scores,
+                      const std::optional<Output>& evicted_count) {
     const DeviceKeys batch = Keys(keys, distinct);
     Check("out", out, DtypeOf(options_.value_type), {batch.n, options_.dim});
-    bool* const flags = Flags("inserted", inserted, batch.n);
+    const DeviceEvicted evicted = EvictedOf(evicted_keys, evicted_values, evicted_scores, evicted_count);
+    DeviceInsertion insertion;
+    insertion.stamp = {frequency, version};
+    insertion.inserted = Flags("inserted", inserted, batch.n);
+    insertion.admission = admission;
+    insertion.admission_seed = seed;
+    if (evicted.WantsRows() || evicted.count != nullptr) insertion.evicted = &evicted;
     nb::gil_scoped_release released;
-    table_->GatherOrInsert(batch, out.data(), {frequency, version}, flags, Stream(stream));
+    table_->GatherOrInsert(batch, out.data(), insertion, Stream(stream));
   }
 
   void GatherColumns(const Input& keys, const nb::dict& columns, const std::optional<Output>& found,
@@ -173,10 +251,31 @@ class PyDeviceTable {
     table_->GatherPooledOrInsert(batch, bags, {frequency, version}, out.data(), Stream(stream));
   }
 
+  void MakeSplits(const Input& row_ids, const Output& out, uintptr_t stream) {
+    const bool wide = row_ids.ndim() == 2;  // (n, rank): the first of each
+    const int64_t n = row_ids.ndim() > 0 ? static_cast<int64_t>(row_ids.shape(0)) : -1;
+    const int64_t stride = wide ? static_cast<int64_t>(row_ids.shape(1)) : 1;
+    if (stride < 1)
+      ThrowValue("row_ids has shape (" + std::to_string(n) + ", 0); expected (n) or (n, rank).");
+    Check("row_ids", row_ids, nb::dtype<int64_t>(), wide ? Shape{n, stride} : Shape{n});
+    if (out.ndim() != 1 || out.shape(0) < 1) ThrowValue("out must be an array of bags + 1 numbers.");
+    const int64_t bags = static_cast<int64_t>(out.shape(0)) - 1;
+    Check("out", out, nb::dtype<int64_t>(), {bags + 1});
+    nb::gil_scoped_release released;
+    table_->MakeSplits(static_cast<const int64_t*>(row_ids.data()), stride, n, bags,
+                       static_cast<int64_t*>(out.data()), Stream(stream));
+  }
+
+  void CheckBags(uintptr_t stream) {
+    nb::gil_scoped_release released;
+    table_->CheckBags(Stream(stream));
+  }
+
   void SpreadGradient(const Input& splits, const Input& gradient, const Output& out,
                       const std::string& combiner, const std::optional<Input>& weights, uintptr_t stream) {
     const int64_t n = out.ndim() > 0 ? static_cast<int64_t>(out.shape(0)) : -1;
-    const DeviceBags bags = BagsOf(splits, combiner, weights, n);
+    DeviceBags bags = BagsOf(splits, combiner, weights, n);
+    bags.ids = n;
     Check("gradient", gradient, DtypeOf(options_.value_type), {bags.bags, options_.dim});
     Check("out", out, DtypeOf(options_.value_type), {n, options_.dim});
     nb::gil_scoped_release released;
@@ -221,6 +320,19 @@ class PyDeviceTable {
     table_->Upsert(batch, values.data(), {frequency, version}, Stream(stream));
   }
 
+  void InsertAndEvict(const Input& keys, const Input& values, const std::optional<Input>& scores,
+                      uint32_t frequency, uint32_t version, bool distinct, uintptr_t stream,
+                      const std::optional<Output>& evicted_keys, const std::optional<Output>& evicted_values,
+                      const std::optional<Output>& evicted_scores,
+                      const std::optional<Output>& evicted_count) {
+    const DeviceKeys batch = Keys(keys, distinct);
+    Check("values", values, DtypeOf(options_.value_type), {batch.n, options_.dim});
+    const auto* const given = Numbers<uint64_t>("scores", scores, batch.n);
+    const DeviceEvicted evicted = EvictedOf(evicted_keys, evicted_values, evicted_scores, evicted_count);
+    nb::gil_scoped_release released;
+    table_->InsertAndEvict(batch, values.data(), given, {frequency, version}, evicted, Stream(stream));
+  }
+
   void UpsertColumns(const Input& keys, const nb::dict& columns, uint32_t frequency, uint32_t version,
                      bool distinct, uintptr_t stream) {
     const DeviceKeys batch = Keys(keys, distinct);
@@ -248,7 +360,8 @@ class PyDeviceTable {
     update.seed = seed;
     update.skip_nonfinite = skip_nonfinite;
     std::vector<int> columns;
-    for (const std::string& slot : slots) columns.push_back(ColumnNamed(slot).first);
+    const std::vector<SlotSpec> there = Slots();
+    for (const std::string& slot : slots) columns.push_back(ColumnNamed(slot, there).first);
     nb::gil_scoped_release released;
     table_->Apply(batch, gradients.data(), update, columns, {frequency, version}, Stream(stream));
   }
@@ -271,30 +384,63 @@ class PyDeviceTable {
   }
 
   void Import(const Input& keys, const nb::dict& columns, const std::optional<Input>& frequencies,
-              const std::optional<Input>& versions, uintptr_t stream) {
+              const std::optional<Input>& versions, uintptr_t stream, const std::optional<Input>& scores) {
     const DeviceKeys batch = Keys(keys, false);
     const std::vector<ColumnIn> in = InputColumns(columns, batch.n);
-    const auto stamps = [&](const char* what, const std::optional<Input>& array) -> const uint32_t* {
-      if (!array.has_value()) return nullptr;
-      Check(what, *array, nb::dtype<uint32_t>(), {batch.n});
-      return static_cast<const uint32_t*>(array->data());
-    };
-    const uint32_t* const freqs = stamps("frequencies", frequencies);
-    const uint32_t* const stamped = stamps("versions", versions);
+    const auto* const freqs = Numbers<uint32_t>("frequencies", frequencies, batch.n);
+    const auto* const stamped = Numbers<uint32_t>("versions", versions, batch.n);
+    const auto* const given = Numbers<uint64_t>("scores", scores, batch.n);
     nb::gil_scoped_release released;
-    table_->Import(batch, in, freqs, stamped, nullptr, Stream(stream));
+    table_->Import(batch, in, freqs, stamped, given, Stream(stream));
   }
 
-  void Remove(const Input& keys, uintptr_t stream) {
+  int64_t EvictedRows() const {
+    nb::gil_scoped_release released;
+    return table_->EvictedCount();
+  }
+
+  void Scores(const Input& keys, const Output& out, uintptr_t stream) {
     const DeviceKeys batch = Keys(keys, false);
+    Check("out", out, nb::dtype<uint64_t>(), {batch.n});
     nb::gil_scoped_release released;
-    table_->Remove(batch, Stream(stream));
+    table_->Scores(batch, static_cast<uint64_t*>(out.data()), Stream(stream));
   }
 
-  void RemoveIf(const std::string& column, const std::string& test, uint32_t bound, uintptr_t stream) {
-    const RowPredicate predicate = Predicate(column, test, bound);
+  void SetScores(const Input& keys, const Input& scores, uintptr_t stream) {
+    const DeviceKeys batch = Keys(keys, false);
+    Check("scores", scores, nb::dtype<uint64_t>(), {batch.n});
     nb::gil_scoped_release released;
-    table_->RemoveIf(predicate, Stream(stream));
+    table_->SetScores(batch, static_cast<const uint64_t*>(scores.data()), Stream(stream));
+  }
+
+  void SetEpoch(uint32_t epoch) {
+    nb::gil_scoped_release released;
+    table_->SetEpoch(epoch);
+  }
+
+  void Remove(const Input& keys, const std::optional<Output>& removed, uintptr_t stream) {
+    const DeviceKeys batch = Keys(keys, false);
+    auto* const count = Numbers<uint64_t>("removed", removed, 1);
+    nb::gil_scoped_release released;
+    table_->Remove(batch, count, Stream(stream));
+  }
+
+  void RemoveIf(const RowPredicate& predicate, const std::optional<Output>& removed, uintptr_t stream) {
+    auto* const count = Numbers<uint64_t>("removed", removed, 1);
+    nb::gil_scoped_release released;
+    table_->RemoveIf(predicate, count, Stream(stream));
+  }
+
+  void MoveHotRows(int64_t most, uintptr_t stream) {
+    nb::gil_scoped_release released;
+    table_->MoveHotRows(most, Stream(stream));
+  }
+
+  void InDeviceMemory(const Input& keys, const Output& out, uintptr_t stream) {
+    const DeviceKeys batch = Keys(keys, false);
+    Check("out", out, nb::dtype<bool>(), {batch.n});
+    nb::gil_scoped_release released;
+    table_->InDeviceMemory(batch, static_cast<bool*>(out.data()), Stream(stream));
   }
 
   void Shrink(int64_t rows, const std::string& first, uintptr_t stream) {
@@ -316,27 +462,21 @@ class PyDeviceTable {
     table_->Reserve(rows, batch, Stream(stream));
   }
 
-  std::unique_ptr<DeviceExporter> Export(const std::optional<std::string>& column, const std::string& test,
-                                         uint32_t bound) {
-    const RowPredicate predicate = column.has_value() ? Predicate(*column, test, bound) : RowPredicate{};
+  std::unique_ptr<DeviceExporter> Export(const RowPredicate& predicate) {
     nb::gil_scoped_release released;
     return table_->Export(predicate);
   }
 
   int64_t ExportNext(DeviceExporter* exporter, const Output& keys, const nb::dict& columns,
                      const std::optional<Output>& frequencies, const std::optional<Output>& versions,
-                     uintptr_t stream) {
+                     uintptr_t stream, const std::optional<Output>& scores) {
     DeviceExporter::Buffers out;
     const int64_t capacity = keys.ndim() == 1 ? static_cast<int64_t>(keys.shape(0)) : -1;
     Check("keys", keys, DtypeOf(options_.key_type), {capacity});
     out.keys = keys.data();
-    const auto stamps = [&](const char* what, const std::optional<Output>& array) -> uint32_t* {
-      if (!array.has_value()) return nullptr;
-      Check(what, *array, nb::dtype<uint32_t>(), {capacity});
-      return static_cast<uint32_t*>(array->data());
-    };
-    out.freqs = stamps("frequencies", frequencies);
-    out.versions = stamps("versions", versions);
+    out.freqs = Numbers<uint32_t>("frequencies", frequencies, capacity);
+    out.versions = Numbers<uint32_t>("versions", versions, capacity);
+    out.scores = Numbers<uint64_t>("scores", scores, capacity);
     out.columns = Columns(columns, capacity);
     nb::gil_scoped_release released;
     return exporter->Next(capacity, out, Stream(stream));
@@ -403,6 +543,42 @@ class PyDeviceTable {
     return static_cast<bool*>(flags->data());
   }
 
+  // Null where there is no array.
+  template <class T>
+  const T* Numbers(const char* what, const std::optional<Input>& array, int64_t n) const {
+    if (!array.has_value()) return nullptr;
+    Check(what, *array, nb::dtype<T>(), {n});
+    return static_cast<const T*>(array->data());
+  }
+  template <class T>
+  T* Numbers(const char* what, const std::optional<Output>& array, int64_t n) const {
+    if (!array.has_value()) return nullptr;
+    Check(what, *array, nb::dtype<T>(), {n});
+    return static_cast<T*>(array->data());
+  }
+
+  // The three arrays of rows have room for equally many.
+  DeviceEvicted EvictedOf(const std::optional<Output>& keys, const std::optional<Output>& values,
+                          const std::optional<Output>& scores, const std::optional<Output>& count) const {
+    DeviceEvicted evicted;
+    for (const std::optional<Output>* array : {&keys, &values, &scores}) {
+      if (!array->has_value()) continue;
+      evicted.capacity = (*array)->ndim() > 0 ? static_cast<int64_t>((*array)->shape(0)) : -1;
+      break;
+    }
+    if (keys.has_value()) {
+      Check("evicted_keys", *keys, DtypeOf(options_.key_type), {evicted.capacity});
+      evicted.keys = keys->data();
+    }
+    if (values.has_value()) {
+      Check("evicted_values", *values, DtypeOf(options_.value_type), {evicted.capacity, options_.dim});
+      evicted.values = values->data();
+    }
+    evicted.scores = Numbers<uint64_t>("evicted_scores", scores, evicted.capacity);
+    evicted.count = Numbers<uint64_t>("evicted_count", count, 1);
+    return evicted;
+  }
+
   static Missing MissingOf(const std::string& missing) {
     if (missing != "zeros" && missing != "initial") {
       ThrowValue("missing is '" + missing + "'; expected 'zeros' or 'initial'.");
@@ -410,22 +586,29 @@ class PyDeviceTable {
     return missing == "zeros" ? Missing::kZeros : Missing::kInitial;
   }
 
+  // Those there are now.
+  std::vector<SlotSpec> Slots() const {
+    nb::gil_scoped_release released;
+    return table_->slots();
+  }
+
   // By name: "value", or a slot's.
-  std::pair<int, int64_t> ColumnNamed(const std::string& name) const {
+  std::pair<int, int64_t> ColumnNamed(const std::string& name, const std::vector<SlotSpec>& slots) const {
     if (name == "value") return {0, options_.dim};
-    for (size_t s = 0; s < options_.slots.size(); ++s) {
-      if (options_.slots[s].name == name) return {static_cast<int>(s) + 1, options_.slots[s].width};
+    for (size_t s = 0; s < slots.size(); ++s) {
+      if (slots[s].name == name) return {static_cast<int>(s) + 1, slots[s].width};
     }
     std::string have = "'value'";
-    for (const SlotSpec& slot : options_.slots) have += ", '" + slot.name + "'";
+    for (const SlotSpec& slot : slots) have += ", '" + slot.name + "'";
     ThrowValue("The table has no column '" + name + "'; it has " + have + ".");
   }
 
   std::vector<ColumnOut> Columns(const nb::dict& columns, int64_t n) const {
+    const std::vector<SlotSpec> slots = Slots();
     std::vector<ColumnOut> out;
     for (auto [key, value] : columns) {
       const std::string name = kvtable::TextOf(key);
-      const auto [column, width] = ColumnNamed(name);
+      const auto [column, width] = ColumnNamed(name, slots);
       const Output array = nb::cast<Output>(value, false);
       Check(name.c_str(), array, DtypeOf(options_.value_type), {n, width});
       out.push_back({column, array.data(), width});
@@ -434,10 +617,11 @@ class PyDeviceTable {
   }
 
   std::vector<ColumnIn> InputColumns(const nb::dict& columns, int64_t n) const {
+    const std::vector<SlotSpec> slots = Slots();
     std::vector<ColumnIn> in;
     for (auto [key, value] : columns) {
       const std::string name = kvtable::TextOf(key);
-      const auto [column, width] = ColumnNamed(name);
+      const auto [column, width] = ColumnNamed(name, slots);
       const Input array = nb::cast<Input>(value, false);
       Check(name.c_str(), array, DtypeOf(options_.value_type), {n, width});
       in.push_back({column, array.data(), width});
@@ -445,20 +629,9 @@ class PyDeviceTable {
     return in;
   }
 
-  static RowPredicate Predicate(const std::string& column, const std::string& test, uint32_t bound) {
-    const bool below = test == "below";
-    if ((column != "frequency" && column != "version") || (!below && test != "at_least")) {
-      ThrowValue("The rows where '" + column + "' is '" + test +
-                 "'; expected 'frequency' or 'version', and 'below' or 'at_least'.");
-    }
-    if (column == "frequency") {
-      return {below ? RowPredicate::Test::kFrequencyBelow : RowPredicate::Test::kFrequencyAtLeast, bound};
-    }
-    return {below ? RowPredicate::Test::kVersionBelow : RowPredicate::Test::kVersionAtLeast, bound};
-  }
-
   const bool is_cuda_;
-  DeviceTableOptions options_;
+  nb::object value_dtype_;
+  DeviceTableOptions options_;         // but for slots and initializer, as the table is
   std::unique_ptr<ParallelFor> pool_;  // outlives the table
   std::unique_ptr<DeviceTable> table_;
 };
@@ -477,16 +650,7 @@ NB_MODULE(_device_table, m) {
   using kvtable::PyDeviceTable;
   m.doc() = "Tables in the memory of a CUDA device, over arrays of any library that speaks DLPack.";
 
-  nb::register_exception_translator([](const std::exception_ptr& error, void*) {
-    try {
-      std::rethrow_exception(error);
-    } catch (const kvtable::Error& e) {
-      PyObject* const type = e.code() == kvtable::ErrorCode::kInvalidArgument     ? PyExc_ValueError
-                             : e.code() == kvtable::ErrorCode::kResourceExhausted ? PyExc_MemoryError
-                                                                                  : PyExc_RuntimeError;
-      PyErr_SetString(type, e.what());
-    }
-  });
+  nb::register_exception_translator(kvtable::TranslateError);
 
   m.def(
       "stand_in_for_gpus",
@@ -506,16 +670,33 @@ NB_MODULE(_device_table, m) {
           "next",
           [](PyDeviceExporter& self, const kvtable::Output& keys, const nb::dict& columns,
              const std::optional<kvtable::Output>& frequencies,
-             const std::optional<kvtable::Output>& versions, uintptr_t stream) {
+             const std::optional<kvtable::Output>& versions, uintptr_t stream,
+             const std::optional<kvtable::Output>& scores) {
             return nb::cast<PyDeviceTable*>(self.table)
-                ->ExportNext(self.exporter.get(), keys, columns, frequencies, versions, stream);
+                ->ExportNext(self.exporter.get(), keys, columns, frequencies, versions, stream, scores);
           },
           nb::arg("keys").noconvert(), "columns"_a = nb::dict(),
           nb::arg("frequencies").noconvert() = nb::none(), nb::arg("versions").noconvert() = nb::none(),
-          "stream"_a = 0,
+          "stream"_a = 0, nb::kw_only(), nb::arg("scores").noconvert() = nb::none(),
           "Writes as many rows as keys has room for, at most, and returns how many; -1 at the end. A chunk "
-          "may be "
-          "empty.");
+          "may be empty. columns: a dict from 'value' or a slot's name to an array (n, width); frequencies "
+          "and versions: uint32 (n); scores: uint64 (n), zeros where the table is not bounded.")
+      .def_prop_ro(
+          "max_rows", [](PyDeviceExporter& self) { return self.exporter->max_rows(); },
+          "At least the number of rows still to come, as long as nothing is inserted.");
+
+  static const std::string predicate_doc =
+      "A row is meant where all that is given holds. Each range is (least, most), both among what is "
+      "meant; None "
+      "in place of one is no bound. frequency and version: of the stamps, to 2**32 - 1; score: to 2**64 - 1, "
+      "and 0 "
+      "for all rows of a table that is not bounded; key: the bits of the key (an int32 is sign-extended) "
+      "that "
+      "are in "
+      "key_mask, as a number from 0 to 2**64 - 1 (a negative key counts as itself + 2**64). Raises "
+      "ValueError "
+      "on a "
+      "range that is none.";
 
   nb::class_<PyDeviceTable>(
       m, "DeviceTable",
@@ -534,12 +715,45 @@ NB_MODULE(_device_table, m) {
       ">>> table.gather_or_insert(np.array([7, -1, 7]), out)\n"
       ">>> out.tolist(), len(table)\n"
       "([[0.5, 0.5], [0.5, 0.5], [0.5, 0.5]], 2)\n")
-      .def(nb::init<nb::handle, nb::handle, int64_t, const std::string&, nb::handle, nb::handle, int64_t,
-                    std::optional<int64_t>, const std::string&>(),
-           "key_dtype"_a, "value_dtype"_a, "dim"_a, nb::kw_only(), "device"_a = "cuda",
-           "initializer"_a = nb::none(), "slots"_a = nb::none(), "capacity_hint"_a = 0,
-           "max_hbm"_a = nb::none(), "name"_a = "",
-           "max_hbm: bytes of rows in device memory; what is beyond lies in pinned host memory.")
+      .def(
+          nb::init<nb::handle, nb::handle, int64_t, const std::string&, nb::handle, nb::handle, int64_t,
+                   std::optional<int64_t>, int64_t, const std::string&, std::optional<int64_t>,
+                   const std::string&>(),
+          "key_dtype"_a, "value_dtype"_a, "dim"_a, nb::kw_only(), "device"_a = "cuda",
+          "initializer"_a = nb::none(), "slots"_a = nb::none(), "capacity_hint"_a = 0,
+          "max_hbm"_a = nb::none(), "max_capacity"_a = 0, "eviction"_a = "lru",
+          "move_hot_rows"_a = nb::none(), "name"_a = "",
+          "max_hbm: bytes of rows in device memory; what is beyond lies in pinned host memory. "
+          "max_capacity: the "
+          "most rows that a batch leaves behind; 0: no bound. eviction: what a row's score is: 'lru', 'lfu', "
+          "'custom', 'epoch_lru' or 'epoch_lfu'. move_hot_rows: how many rows in host memory may change "
+          "places with "
+          "rows in device memory after every 8 batches that insert or write; 0: never; None: 4096.")
+      .def_prop_ro("max_capacity", &PyDeviceTable::MaxCapacity,
+                   "The most rows that a batch leaves behind; 0 where there is no bound.")
+      .def_prop_ro("eviction", &PyDeviceTable::EvictionName,
+                   "What a row's score is: 'lru', 'lfu', 'custom', 'epoch_lru' or 'epoch_lfu'.")
+      .def_prop_ro("evicted_rows", &PyDeviceTable::EvictedRows,
+                   "How many rows were evicted so far. Waits for all that was queued.")
+      .def_prop_ro("slots", &PyDeviceTable::GetSlots, "A list of (name, width, init, constant).")
+      .def_prop_ro("generation", &PyDeviceTable::Generation,
+                   "A number that changes whenever the layout of rows does.")
+      .def(
+          "ensure_slots", &PyDeviceTable::EnsureSlots, "slots"_a, "stream"_a = 0,
+          "Makes the slots exactly these, in this order, and returns the generation: a slot of the same name "
+          "and "
+          "width keeps its contents, a new one starts from its initial contents, others are dropped. Waits "
+          "for all "
+          "that was queued, and for its own work. Raises MemoryError where there is none: the table is as it "
+          "was.\n\n"
+          ">>> table = DeviceTable('int64', 'float32', 2, device='threads')\n"
+          ">>> table.ensure_slots([('m', 2, 'constant', 0.1)]) == table.generation\n"
+          "True\n"
+          ">>> table.slots\n"
+          "[('m', 2, 'constant', 0.1)]\n")
+      .def_prop_ro("initializer", &PyDeviceTable::GetInitializer, "The initializer as a dict.")
+      .def("set_initializer", &PyDeviceTable::SetInitializer, nb::arg("initializer").none(), "stream"_a = 0,
+           "Replaces the initial values of rows not yet there.")
       .def("__len__", &PyDeviceTable::Size, "The number of rows. Waits for all that was queued.")
       .def("memory", &PyDeviceTable::Memory, "Bytes by what they are for. Waits for all that was queued.")
       .def("gather", &PyDeviceTable::Gather, nb::arg("keys").noconvert(), nb::arg("out").noconvert(),
@@ -550,8 +764,16 @@ NB_MODULE(_device_table, m) {
            "defaults[i % len(defaults)].")
       .def("gather_or_insert", &PyDeviceTable::GatherOrInsert, nb::arg("keys").noconvert(),
            nb::arg("out").noconvert(), "frequency"_a = 0, "version"_a = 0,
-           nb::arg("inserted").noconvert() = nb::none(), "distinct"_a = false, "stream"_a = 0,
-           "Reads values into out; a missing key is inserted with its initial value, and stamped.")
+           nb::arg("inserted").noconvert() = nb::none(), "distinct"_a = false, "stream"_a = 0, nb::kw_only(),
+           "admission"_a = 1.0, "seed"_a = 0, nb::arg("evicted_keys").noconvert() = nb::none(),
+           nb::arg("evicted_values").noconvert() = nb::none(),
+           nb::arg("evicted_scores").noconvert() = nb::none(),
+           nb::arg("evicted_count").noconvert() = nb::none(),
+           "Reads values into out; a missing key is inserted with its initial value, and stamped. admission: "
+           "the "
+           "probability that it is, else it gives zeros; a function of seed and key, so give each call "
+           "another seed. "
+           "evicted_keys and the rest: as for insert_and_evict.")
       .def("gather_columns", &PyDeviceTable::GatherColumns, nb::arg("keys").noconvert(), "columns"_a,
            nb::arg("found").noconvert() = nb::none(), "stream"_a = 0,
            "Reads columns: a dict from 'value' or a slot's name to the array (n, width) that takes it.")
@@ -566,7 +788,7 @@ NB_MODULE(_device_table, m) {
            nb::arg("weights").noconvert() = nb::none(), "missing"_a = "zeros", "stream"_a = 0,
            "Combines the rows of each bag of keys, [splits[b], splits[b + 1]), into out (bags, dim). splits, "
            "int64, "
-           "rise from 0 to the number of keys, which is not checked.")
+           "rise from 0 to the number of keys: check_bags tells whether they do.")
       .def("gather_pooled_or_insert", &PyDeviceTable::GatherPooledOrInsert, nb::arg("keys").noconvert(),
            nb::arg("splits").noconvert(), nb::arg("out").noconvert(), "combiner"_a = "mean",
            nb::arg("weights").noconvert() = nb::none(), "frequency"_a = 0, "version"_a = 0, "stream"_a = 0,
@@ -583,6 +805,24 @@ NB_MODULE(_device_table, m) {
            "Writes the gradient of the weights (n) to out, given what the lookup pooled and the gradient of "
            "that, both "
            "(bags, dim).")
+      .def(
+          "make_splits", &PyDeviceTable::MakeSplits, nb::arg("row_ids").noconvert(),
+          nb::arg("out").noconvert(), "stream"_a = 0,
+          "Writes to out, int64 (bags + 1), the splits of sparse indices: bag b has the entries whose row id "
+          "is b. "
+          "row_ids: int64 (n), or (n, rank), of which the first column counts; they rise, from 0 to bags - "
+          "1: "
+          "check_bags tells whether they do.\n\n"
+          ">>> table = DeviceTable('int64', 'float32', 2, device='threads')\n"
+          ">>> splits = np.empty(4, np.int64)\n"
+          ">>> table.make_splits(np.array([0, 2, 2]), splits)\n"
+          ">>> splits.tolist()\n"
+          "[0, 1, 1, 3]\n")
+      .def(
+          "check_bags", &PyDeviceTable::CheckBags, "stream"_a = 0,
+          "Raises ValueError where splits or row ids that an operation was given since the last call of this "
+          "are not "
+          "as they have to be; what that operation gave means nothing then. Waits for all that was queued.")
       .def("contains", &PyDeviceTable::Contains, nb::arg("keys").noconvert(), nb::arg("out").noconvert(),
            "stream"_a = 0, "Writes to out, bool (n), whether each key is there.")
       .def("gather_stamps", &PyDeviceTable::GatherStamps, nb::arg("keys").noconvert(),
@@ -591,6 +831,27 @@ NB_MODULE(_device_table, m) {
       .def("upsert", &PyDeviceTable::Upsert, nb::arg("keys").noconvert(), nb::arg("values").noconvert(),
            "frequency"_a = 0, "version"_a = 0, "distinct"_a = false, "stream"_a = 0,
            "Writes values (n, dim); of equal keys the last wins. distinct: there are none, which saves work.")
+      .def("insert_and_evict", &PyDeviceTable::InsertAndEvict, nb::arg("keys").noconvert(),
+           nb::arg("values").noconvert(), nb::arg("scores").noconvert() = nb::none(), "frequency"_a = 0,
+           "version"_a = 0, "distinct"_a = false, "stream"_a = 0, nb::kw_only(),
+           nb::arg("evicted_keys").noconvert() = nb::none(),
+           nb::arg("evicted_values").noconvert() = nb::none(),
+           nb::arg("evicted_scores").noconvert() = nb::none(),
+           nb::arg("evicted_count").noconvert() = nb::none(),
+           "As upsert, and hands out the rows that the batch evicts, the lowest score first. scores: uint64 "
+           "(n), the "
+           "keys', for a table that evicts by 'custom'. evicted_keys (m), evicted_values (m, dim), "
+           "evicted_scores, "
+           "uint64 (m): what takes them, each as long as the others; no batch evicts more rows than it has "
+           "keys, and "
+           "those beyond m are not written. evicted_count: uint64 (1), how many went.\n\n"
+           ">>> table = DeviceTable('int64', 'float32', 1, device='threads', max_capacity=1)\n"
+           ">>> table.upsert(np.array([5]), np.array([[2.0]], np.float32))\n"
+           ">>> gone, count = np.zeros(1, np.int64), np.zeros(1, np.uint64)\n"
+           ">>> table.insert_and_evict(np.array([6]), np.array([[3.0]], np.float32), evicted_keys=gone,\n"
+           "...                        evicted_count=count)\n"
+           ">>> gone.tolist(), count.tolist(), len(table)\n"
+           "([5], [1], 1)\n")
       .def("upsert_columns", &PyDeviceTable::UpsertColumns, nb::arg("keys").noconvert(), "columns"_a,
            "frequency"_a = 0, "version"_a = 0, "distinct"_a = false, "stream"_a = 0,
            "Writes the named columns; others of a new row get their initial values.")
@@ -615,11 +876,52 @@ NB_MODULE(_device_table, m) {
                    "How many rows `zeroed` is true for. Waits for all that was queued.")
       .def("import_rows", &PyDeviceTable::Import, nb::arg("keys").noconvert(), "columns"_a,
            nb::arg("frequencies").noconvert() = nb::none(), nb::arg("versions").noconvert() = nb::none(),
-           "stream"_a = 0, "Writes rows with their stamps, as an export gave them.")
-      .def("remove", &PyDeviceTable::Remove, nb::arg("keys").noconvert(), "stream"_a = 0,
-           "Removes keys; those that are not there are ignored.")
-      .def("remove_if", &PyDeviceTable::RemoveIf, "column"_a, "test"_a, "bound"_a, "stream"_a = 0,
-           "Removes the rows whose 'frequency' or 'version' is 'below' or 'at_least' a bound.")
+           "stream"_a = 0, nb::kw_only(), nb::arg("scores").noconvert() = nb::none(),
+           "Writes rows with their stamps, uint32 (n), as an export gave them. scores: uint64 (n), for a "
+           "bounded table; "
+           "None: 'lru' starts from the versions as seconds, 'lfu' from the frequencies.")
+      .def("scores", &PyDeviceTable::Scores, nb::arg("keys").noconvert(), nb::arg("out").noconvert(),
+           "stream"_a = 0,
+           "Reads the score of each key's row, uint64 (n); zeros where a key is missing, or the table is not "
+           "bounded.")
+      .def("set_scores", &PyDeviceTable::SetScores, nb::arg("keys").noconvert(),
+           nb::arg("scores").noconvert(), "stream"_a = 0,
+           "Sets the scores, uint64 (n), of the keys that are there; of equal keys the last wins. Raises "
+           "RuntimeError "
+           "unless the table evicts by 'custom'.")
+      .def("set_epoch", &PyDeviceTable::SetEpoch, "epoch"_a,
+           "Sets the epoch of the operations to come: rows last touched in a lower one are evicted first. "
+           "Raises "
+           "RuntimeError unless the table evicts by 'epoch_lru' or 'epoch_lfu'.")
+      .def("remove", &PyDeviceTable::Remove, nb::arg("keys").noconvert(),
+           nb::arg("removed").noconvert() = nb::none(), "stream"_a = 0,
+           "Removes keys; those that are not there are ignored. Writes to removed, uint64 (1), how many were "
+           "there.")
+      .def(
+          "remove_if",
+          [](PyDeviceTable& self, nb::handle frequency, nb::handle version, nb::handle score, nb::handle key,
+             const nb::int_& key_mask, const std::optional<kvtable::Output>& removed, uintptr_t stream) {
+            self.RemoveIf(kvtable::PredicateOf(frequency, version, score, key, key_mask), removed, stream);
+          },
+          nb::kw_only(), "frequency"_a = nb::none(), "version"_a = nb::none(), "score"_a = nb::none(),
+          "key"_a = nb::none(), "key_mask"_a = -1, nb::arg("removed").noconvert() = nb::none(),
+          "stream"_a = 0,
+          ("Removes the rows that are meant, and writes to removed, uint64 (1), how many. " + predicate_doc +
+           "\n\n"
+           ">>> table = DeviceTable('int64', 'float32', 1, device='threads')\n"
+           ">>> table.upsert(np.array([5, 6]), np.zeros((2, 1), np.float32), version=3)\n"
+           ">>> table.remove_if(version=(None, 3), key=(6, None))\n"
+           ">>> len(table)\n"
+           "1\n")
+              .c_str())
+      .def(
+          "move_hot_rows", &PyDeviceTable::MoveHotRows, "most"_a, "stream"_a = 0,
+          "Lets up to so many rows in host memory change places with rows in device memory that were touched "
+          "longer "
+          "ago, the last touched first. It reads the whole index: call it when traffic changed.")
+      .def("in_device_memory", &PyDeviceTable::InDeviceMemory, nb::arg("keys").noconvert(),
+           nb::arg("out").noconvert(), "stream"_a = 0,
+           "Writes to out, bool (n), whether each key has a row, and in device memory.")
       .def("shrink", &PyDeviceTable::Shrink, "rows"_a, "first"_a = "oldest", "stream"_a = 0,
            "Removes rows until so many are left, first the 'oldest' (by version, then frequency) or the "
            "'least_frequent' (by frequency, then version); of equal ones those with the lowest keys, "
@@ -630,11 +932,15 @@ NB_MODULE(_device_table, m) {
            "Makes room for rows in all, and for batches of so many keys.")
       .def(
           "export",
-          [](nb::object self, const std::optional<std::string>& column, const std::string& test,
-             uint32_t bound) {
-            return PyDeviceExporter{self, nb::cast<PyDeviceTable*>(self)->Export(column, test, bound)};
+          [](nb::object self, nb::handle frequency, nb::handle version, nb::handle score, nb::handle key,
+             const nb::int_& key_mask) {
+            const kvtable::RowPredicate predicate =
+                kvtable::PredicateOf(frequency, version, score, key, key_mask);
+            return PyDeviceExporter{self, nb::cast<PyDeviceTable*>(self)->Export(predicate)};
           },
-          "column"_a = nb::none(), "test"_a = "at_least", "bound"_a = 0,
-          "Begins to read the whole table in chunks, or the rows that remove_if would remove: see "
-          "Exporter.next.");
+          nb::kw_only(), "frequency"_a = nb::none(), "version"_a = nb::none(), "score"_a = nb::none(),
+          "key"_a = nb::none(), "key_mask"_a = -1,
+          ("Begins to read the whole table in chunks, or the rows that are meant: see Exporter.next. " +
+           predicate_doc)
+              .c_str());
 }

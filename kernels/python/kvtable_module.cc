@@ -316,15 +316,7 @@ class PyTable {
     return DictOf(table_->initializer(), table_->value_type(), value_dtype_, table_->dim());
   }
 
-  nb::list GetSlots() const {
-    nb::list list;
-    for (const SlotSpec& slot : table_->slots()) {
-      list.append(nb::make_tuple(slot.name, slot.width,
-                                 slot.init == SlotSpec::Init::kConstant ? "constant" : "copy_value",
-                                 slot.constant));
-    }
-    return list;
-  }
+  nb::list GetSlots() const { return ListOf(table_->slots()); }
 
   nb::dict Memory() const {
     MemoryUse use;
@@ -583,14 +575,7 @@ constexpr const char* kInitializerDoc = R"(``initializer`` is None (zeros), a nu
 NB_MODULE(_kvtable, m) {
   m.doc() = "The table engine: a concurrent map from integer keys to embedding rows with optimizer slots.";
 
-  nb::register_exception_translator([](const std::exception_ptr& p, void*) {
-    try {
-      std::rethrow_exception(p);
-    } catch (const Error& e) {
-      PyErr_SetString(e.code() == ErrorCode::kResourceExhausted ? PyExc_MemoryError : PyExc_ValueError,
-                      e.what());
-    }
-  });
+  nb::register_exception_translator(TranslateError);
 
   static const std::string table_doc =
       std::string(R"(A map from integer keys to rows, each a value and its optimizer slots.
@@ -608,7 +593,8 @@ Args:
     max_capacity: the most rows that a batch leaves behind: those with the lowest score are evicted, but not those of
         the batch itself, unless it has more keys than that. 0: no bound.
     eviction: what a row's score is: "lru", the time of its last touch (microseconds since 1970); "lfu", how often it was
-        touched, then when (count << 32 | seconds); "custom", what set_scores said.
+        touched, then when (count << 32 | seconds); "custom", what set_scores said; "epoch_lru" and "epoch_lfu", in
+        which epoch (set_epoch) it was last touched, then when, or how often (epoch << 32 | seconds or count).
     shards: a power of two up to 64; 0 takes four per CPU, at least 8.
     huge_pages: ask the system for 2 MiB pages.
     threads: threads for large batches; 0 takes one per CPU.
@@ -651,7 +637,7 @@ Example:
           "The most rows that a batch leaves behind; 0 where there is no bound.")
       .def_prop_ro(
           "eviction", [](PyTable& t) { return NameOf(t.table().eviction()); },
-          "What a row's score is: \"lru\", \"lfu\" or \"custom\".")
+          "What a row's score is: \"lru\", \"lfu\", \"custom\", \"epoch_lru\" or \"epoch_lfu\".")
       .def_prop_ro(
           "evicted_rows", [](PyTable& t) { return t.table().EvictedCount(); },
           "How many rows were evicted so far.")
@@ -743,7 +729,7 @@ Returns:
     How many of the keys are there.
 
 Raises:
-    ValueError: the table is not bounded, or makes its scores itself.
+    RuntimeError: the table is not bounded, or makes its scores itself.
 
 Example:
     >>> table = Table("int64", "float32", 1, max_capacity=2, eviction="custom")
@@ -753,6 +739,30 @@ Example:
     >>> _ = table.gather_or_insert(np.array([8]))
     >>> table.contains(np.array([5, 6, 8]))
     array([ True, False,  True])
+)")
+      .def(
+          "set_epoch",
+          [](PyTable& t, uint32_t epoch) {
+            nb::gil_scoped_release unlocked;
+            t.table().SetEpoch(epoch);
+          },
+          "epoch"_a,
+          R"(Set the epoch of the touches to come: rows last touched in a lower one are evicted first.
+
+Args:
+    epoch: 0 to 2**32 - 1, which should only rise; 0 until this is called.
+
+Raises:
+    RuntimeError: the table is not bounded, or has no epochs.
+
+Example:
+    >>> table = Table("int64", "float32", 1, max_capacity=2, eviction="epoch_lfu")
+    >>> _ = table.gather_or_insert(np.array([5, 5]))
+    >>> table.set_epoch(1)
+    >>> _ = table.gather_or_insert(np.array([6]))
+    >>> _ = table.gather_or_insert(np.array([7]))
+    >>> table.contains(np.array([5, 6, 7]))
+    array([False,  True,  True])
 )")
       .def("gather_columns", &PyTable::GatherColumns, "keys"_a, "columns"_a = nb::none(), nb::kw_only(),
            "found"_a = nb::none(), R"(Look up several columns at once without changing the table.
@@ -870,7 +880,8 @@ Returns:
     How many rows were updated, and how many were skipped.
 
 Raises:
-    ValueError: an optimizer, hyperparameter or shape that does not fit; nothing is changed then.
+    ValueError: an optimizer, hyperparameter or shape that does not fit; RuntimeError: a slot that is not as wide as the
+        value. Nothing is changed then.
 
 Example:
     >>> table = Table("int64", "float32", 1)

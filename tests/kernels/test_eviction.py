@@ -267,10 +267,30 @@ def test_lfu_counts_saturate():
 def test_only_custom_scores_can_be_set():
     for policy in ("lru", "lfu"):
         table = Table("int64", "float32", 1, max_capacity=2, eviction=policy)
-        with pytest.raises(ValueError, match="custom eviction"):
+        with pytest.raises(RuntimeError, match="custom eviction"):
             table.set_scores(np.array([1]), np.array([1], np.uint64))
-    with pytest.raises(ValueError, match="not bounded"):
+    with pytest.raises(RuntimeError, match="not bounded"):
         Table("int64", "float32", 1).set_scores(np.array([1]), np.array([1], np.uint64))
+
+
+@pytest.mark.parametrize("policy", ["epoch_lru", "epoch_lfu"])
+def test_rows_of_an_earlier_epoch_go_first(policy):
+    table = Table("int64", "float32", 1, max_capacity=3, eviction=policy)
+    table.gather_or_insert(np.array([1, 1, 1, 2]))
+    table.set_epoch(7)
+    table.gather_or_insert(np.array([3]))
+    assert (table.scores(np.array([1, 2, 3])) >> np.uint64(32)).tolist() == [0, 0, 7]
+    first = table.gather_or_insert_evicting(np.array([4]))[1].tolist()
+    assert first == ([1] if policy == "epoch_lru" else [2])  # touched in one batch; counted three times and once
+    assert table.gather_or_insert_evicting(np.array([5]))[1].tolist() == ([2] if policy == "epoch_lru" else [1])
+
+
+def test_only_tables_with_epochs_take_one():
+    for policy in POLICIES:
+        with pytest.raises(RuntimeError, match="epoch LFU eviction"):
+            Table("int64", "float32", 1, max_capacity=2, eviction=policy).set_epoch(1)
+    with pytest.raises(RuntimeError, match="not bounded"):
+        Table("int64", "float32", 1).set_epoch(1)
 
 
 def test_scores_of_64_bits():
