@@ -7,7 +7,7 @@ CUDA ?= off
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.kvtools-installed
 HOROVOD_STAMP := $(VENV)/.horovod-installed
-CPP_FILES = $$(git ls-files 'kernels/*.h' 'kernels/*.cc' 'benchmarks/*.h' 'benchmarks/*.cc')
+CPP_FILES = $$(git ls-files 'kernels/*.h' 'kernels/*.cc' 'benchmarks/*.h' 'benchmarks/*.cc' 'tests/*.cc')
 SOURCES := $(shell find kernels kvtools cli server tfplugin -type f -not -name '*.pyc') pyproject.toml CMakeLists.txt constraints.txt README.md
 
 # Warnings are errors for those who develop here, not for those who install.

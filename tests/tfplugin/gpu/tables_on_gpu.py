@@ -20,9 +20,8 @@ load_library.load_pluggable_device_library(os.environ["KVTOOLS_CPU_AS_GPU"])
 
 tf.device("/device:CPU:0").__enter__()
 
-from tfplugin import checkpoint, kv_variable  # noqa: E402
-
 from kvtools import _device_table  # noqa: E402
+from tfplugin import checkpoint, kv_variable  # noqa: E402
 
 _device_table.stand_in_for_gpus()
 
