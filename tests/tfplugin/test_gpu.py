@@ -1,8 +1,8 @@
 """Tables on a GPU, in TensorFlow: the tests of key-value variables once more, with their tables placed on `/GPU:0`.
 
 The GPU is made of the CPU (`gpu/cpu_as_gpu.cc`): TensorFlow places ops on it, copies to it and runs the GPU kernels of
-`kernels/tensorflow`. What these call runs on threads. What cannot be shown without a GPU is that the CUDA code under them
-runs: `benchmarks/gpu/run.sh` does that, where there is one.
+`kernels/tensorflow`. What these call runs on threads. What cannot be shown without a GPU is that the CUDA code under
+them runs: `benchmarks/gpu/run.sh` does that, where there is one.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ load_library.load_pluggable_device_library(os.environ["KVTOOLS_CPU_AS_GPU"])
 tf.device("/device:CPU:0").__enter__()
 
 from kvtools import _device_table  # noqa: E402
-from tfplugin import checkpoint, kv_variable  # noqa: E402
+from tfplugin import kv_variable  # noqa: E402
 
 _device_table.stand_in_for_gpus()
 
@@ -34,7 +34,6 @@ def _on_the_gpu(device: str | None) -> str:
 
 
 kv_variable.table_device = _on_the_gpu
-assert checkpoint.cpu_device is kv_variable.cpu_device
 
 # Eager steps that would run wherever TensorFlow likes: on the GPU.
 _op_device = kv_variable.KvVariable._op_device
