@@ -147,7 +147,7 @@ class KvVariable(trackable.Trackable):
                 # The scope's device. Where it names none TensorFlow takes a GPU if there is one; a table stays with the
                 # CPU, which has the memory, unless it is told to go there.
                 device = table_device(context.context().device_name)
-                with tf.device("CPU:0"), tf.device(device or None):
+                with tf.device("CPU:0"), tf.device(device) if device else contextlib.nullcontext():
                     self._handle = self._make_handle(anonymous=True)
                 self._unique_id = f"{name}_{tf_ops.uid()}"
                 self._shared_name = self._unique_id
@@ -404,7 +404,8 @@ class KvVariable(trackable.Trackable):
         return self._in_backward.token if self._in_backward is not None else ""
 
     def _op_device(self) -> str | None:
-        return None if self._eager else self._handle.device
+        device: str = self._handle.device
+        return None if self._eager and "GPU" not in device else device
 
     def contains(self, keys: Any, name: str | None = None) -> tf.Tensor:
         """Whether each key is there: bool, shape of keys."""

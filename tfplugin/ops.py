@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,12 @@ def _slices(rows: tf.Tensor, keys: tf.Tensor, where: tf.Tensor | None = None, to
     if where is not None:
         positions.remember(keys, where)
     return tf.IndexedSlices(rows, keys, dense_shape=None)
+
+
+def _on_the_gpu_of(op: tf.Operation) -> contextlib.AbstractContextManager[Any]:
+    """Where a lookup was, if that is a GPU: what takes no table goes to the CPU by itself."""
+    device = op.outputs[0].device
+    return tf_ops.device(device) if device and "GPU" in device else contextlib.nullcontext()
 
 
 def _tokens(op: tf.Operation, handles: int) -> list[str]:
@@ -59,14 +66,15 @@ def _trainable_gradient(op: tf.Operation, grad: tf.Tensor) -> list[tf.IndexedSli
 def _gather_many_gradient(op: tf.Operation, *grads: tf.Tensor) -> list[tf.IndexedSlices | None]:
     """The same for each part of each table."""
     handles, tables = len(op.inputs) - op.get_attr("T"), op.get_attr("T")
-    keys, rows, where = raw.kv_table_split_gradients(
-        list(op.inputs[handles:]),
-        list(grads[:tables]),
-        list(op.outputs[tables:]),
-        H=handles,
-        parts=op.get_attr("parts"),
-        dims=op.get_attr("dims"),
-    )
+    with _on_the_gpu_of(op):
+        keys, rows, where = raw.kv_table_split_gradients(
+            list(op.inputs[handles:]),
+            list(grads[:tables]),
+            list(op.outputs[tables:]),
+            H=handles,
+            parts=op.get_attr("parts"),
+            dims=op.get_attr("dims"),
+        )
     remember, tokens = op.get_attr("remember"), _tokens(op, handles)
     slices = [
         _slices(r, k, w if remember else None, token) for r, k, w, token in zip(rows, keys, where, tokens, strict=True)
@@ -144,7 +152,7 @@ def _pool_gradient(op: tf.Operation, *grads: tf.Tensor) -> list[Any]:
             # It reads rows again, so it must come before the update that the gradient of the rows is for. Eager code
             # and functions keep the order of the program.
             waits_for = [of_weights[0].op]
-    with tf.control_dependencies(waits_for):
+    with tf.control_dependencies(waits_for), _on_the_gpu_of(op):
         part_keys, part_rows = raw.kv_table_pool_gradient(list(grads), *ids, H=len(handles), **attrs)
     tokens = _tokens(op, len(handles))
     slices = [_slices(r, k, token=token) for r, k, token in zip(part_rows, part_keys, tokens, strict=True)]

@@ -247,7 +247,7 @@ class SplitGradientsOp : public OpKernel {
   TableListAttrs attrs_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("KvTableGatherMany").Device(tf::DEVICE_CPU), GatherManyOp);
+REGISTER_KERNEL_BUILDER(Name("KvTableGatherMany").Device(tf::DEVICE_CPU).Priority(1), GatherManyOp);
 REGISTER_KERNEL_BUILDER(Name("KvTableGatherMany").Device(tf::DEVICE_GPU), GatherManyOnGpuOp);
 KVTOOLS_REGISTER(Name("KvTableSplitGradients"), SplitGradientsOp);
 

@@ -30,8 +30,21 @@ def make(device: str, name: str = "v", **kwargs: object) -> kv_variable.KvVariab
 def test_a_table_is_on_the_gpu_where_the_scope_says_so() -> None:
     assert make("/GPU:0").handle.device.endswith("GPU:0")
     assert make("/CPU:0").handle.device.endswith("CPU:0")
-    with tf.device(None):  # where TensorFlow's own variables would go to the GPU
-        assert tfplugin.get_kv_variable("v", embedding_dim=4).handle.device.endswith("CPU:0")
+
+
+def test_without_a_scope_it_is_on_the_cpu_wherever_tensorflow_would_put_a_variable() -> None:
+    with tf.device(None):
+        table = tfplugin.get_kv_variable("v", embedding_dim=4)
+        assert table.handle.device.endswith("CPU:0")
+        assert tf.nn.embedding_lookup(table, [1]).device.endswith("CPU:0")
+    with tables_on_gpu.plain_graph().as_default(), v1.Session() as session:
+        table = tfplugin.get_kv_variable("v", embedding_dim=4)
+        rows = tf.nn.embedding_lookup(table, [1, 2])
+        metadata = v1.RunMetadata()
+        session.run(v1.global_variables_initializer())
+        session.run(rows, options=v1.RunOptions(output_partition_graphs=True), run_metadata=metadata)
+        placed = {n.op: n.device for graph in metadata.partition_graphs for n in graph.node if n.op.startswith("Kv")}
+        assert placed and all(device.endswith("CPU:0") for device in placed.values())
 
 
 def test_the_same_rows_as_on_the_cpu() -> None:

@@ -48,6 +48,15 @@ def _make_graph_on_the_cpu(graph: tf.Graph) -> None:
 
 
 tf_ops.Graph.__init__ = _make_graph_on_the_cpu
+
+
+def plain_graph() -> tf.Graph:
+    """One that TensorFlow places as it likes."""
+    graph = tf.Graph()
+    graph._device_function_stack.pop_obj()
+    return graph
+
+
 # Nothing else goes to the GPU for being colocated with a table, as an optimizer's scalars do.
 tf_ops.Graph.colocate_with = lambda *args, **kwargs: contextlib.nullcontext()
 tf_ops.Graph._colocate_with_for_gradient = lambda *args, **kwargs: contextlib.nullcontext()
