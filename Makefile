@@ -2,10 +2,12 @@
 
 PYTHON ?= python3
 VENV := .venv
+# on: tables on GPUs, too (needs nvcc, and some minutes more).
+CUDA ?= off
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.kvtools-installed
 HOROVOD_STAMP := $(VENV)/.horovod-installed
-CPP_FILES = $$(git ls-files 'kernels/*.h' 'kernels/*.cc' 'benchmarks/*.h' 'benchmarks/*.cc')
+CPP_FILES = $$(git ls-files 'kernels/*.h' 'kernels/*.cc' 'benchmarks/*.h' 'benchmarks/*.cc' 'tests/*.cc')
 SOURCES := $(shell find kernels kvtools cli server tfplugin -type f -not -name '*.pyc') pyproject.toml CMakeLists.txt constraints.txt README.md
 
 # Warnings are errors for those who develop here, not for those who install.
@@ -33,7 +35,7 @@ $(STAMP): $(SOURCES)
 	  else echo "make: Python's headers are needed: install python3-dev (python3-devel) and run again." >&2; exit 1; fi; }
 	@echo "make: fetching packages and building kvtools into $(VENV): some minutes, once"
 	$(BIN)/pip install -q -c constraints.txt scikit-build-core nanobind cmake ninja
-	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -C cmake.define.KVTABLE_WERROR=ON -C cmake.define.KVTOOLS_DEVICE_TABLE=ON '.[formats,ray,report,serve,tensorflow,test]'
+	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -C cmake.define.KVTABLE_WERROR=ON -C cmake.define.KVTOOLS_CUDA=$(CUDA) -C cmake.define.KVTOOLS_DEVICE_TABLE=ON '.[formats,ray,report,serve,tensorflow,test]'
 	$(BIN)/python -I -c 'import tfplugin'
 	@touch $@
 

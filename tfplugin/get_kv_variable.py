@@ -81,6 +81,7 @@ def get_kv_variable(
     capacity_hint: int = 0,
     max_capacity: int = 0,
     eviction: str = "lru",
+    max_hbm: int | None = None,
 ) -> KvVariable | PartitionedKvVariable:
     """Gets a key-value variable of this name, or makes it. Follows `tf.compat.v1.variable_scope`: prefix, reuse,
     default initializer, regularizer and partitioner.
@@ -105,6 +106,9 @@ def get_kv_variable(
         its share, rounded up.
       eviction: which rows go first: ``"lru"``, those that training looked up or wrote least recently; ``"lfu"``, least
         often; ``"custom"``, those of the lowest score that `KvVariable.set_scores` gave.
+      max_hbm: of a variable on a GPU, the bytes of its memory that rows may take, slots included; rows beyond lie in
+        pinned host memory, and those that are touched often change places with others. With a partitioner it is for
+        each part. None: no bound.
 
     Returns:
       A `KvVariable`, or a `PartitionedKvVariable` where there is a partitioner.
@@ -113,7 +117,7 @@ def get_kv_variable(
 
     Raises:
       ValueError: the name exists and reuse is off, or does not exist and reuse is on; a wrong dim; a partitioner along
-        another axis; an impossible max_capacity or eviction.
+        another axis; an impossible max_capacity, eviction or max_hbm.
       TypeError: a dtype that tables do not have.
 
     Example:
@@ -173,6 +177,7 @@ def get_kv_variable(
                 capacity_hint=-(-capacity_hint // of),
                 max_capacity=-(-max_capacity // of),
                 eviction=eviction,
+                max_hbm=max_hbm,
                 part=part,
                 parts=of,
                 partitioned_name=None if parts is None else full_name,

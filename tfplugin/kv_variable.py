@@ -65,6 +65,7 @@ class KvVariable(trackable.Trackable):
       part, parts: which part of how many this is; (0, 1) when not partitioned.
       max_capacity: the most rows that a batch leaves behind; 0: any number.
       eviction: which rows go first: ``"lru"``, ``"lfu"`` or ``"custom"``.
+      max_hbm: bytes of a GPU's memory that rows may take; None: no bound.
       trainable, regularizer, constraint: as for ``tf.Variable``; the two functions see the rows of a batch.
 
     Example:
@@ -98,6 +99,7 @@ class KvVariable(trackable.Trackable):
         capacity_hint: int = 0,
         max_capacity: int = 0,
         eviction: str = "lru",
+        max_hbm: int | None = None,
         part: int = 0,
         parts: int = 1,
         partitioned_name: str | None = None,
@@ -114,6 +116,9 @@ class KvVariable(trackable.Trackable):
         self.capacity_hint = int(capacity_hint)
         self.max_capacity = checked_capacity(max_capacity, eviction, name)
         self.eviction = eviction
+        if max_hbm is not None and max_hbm < 0:
+            raise ValueError(f"Key-value variable '{name}': max_hbm must be 0 or more bytes, got {max_hbm}.")
+        self.max_hbm = max_hbm
         self.part = part
         self.parts = parts
         #: The name of the whole variable, of which this may be a part.
@@ -193,6 +198,7 @@ class KvVariable(trackable.Trackable):
             # What serves a model never inserts, and so never evicts.
             max_capacity=0 if self._read_only else self.max_capacity,
             eviction=self.eviction,
+            max_hbm=-1 if self.max_hbm is None else self.max_hbm,
             read_only=self._read_only,
             initial=self.kv_initializer.to_json() if self._starts_initialized and not anonymous else "",
             initial_rows=self.kv_initializer.known_rows if self._starts_initialized and not anonymous else b"",

@@ -268,6 +268,12 @@ class DeviceTableImpl : public DeviceTable {
     Locate(keys, nullptr, nullptr, out, nullptr, nullptr);
   }
 
+  void Positions(const DeviceKeys& keys, uint64_t* out, DeviceStream stream) override {
+    CheckBatch(keys.n);
+    const Operation operation(this, stream);
+    device_.Launch(Count(keys.n), PositionsBody{Batch(keys), index_, out});
+  }
+
   void GatherStamps(const DeviceKeys& keys, uint32_t* freqs, uint32_t* versions,
                     DeviceStream stream) override {
     CheckBatch(keys.n);

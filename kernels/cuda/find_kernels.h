@@ -92,6 +92,21 @@ struct LocateBody {
   }
 };
 
+// Row numbers, for callers.
+struct PositionsBody {
+  BatchKeys keys;
+  DeviceIndex index;
+  uint64_t* positions;  // (n)
+
+  template <class Lanes>
+  KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
+    const uint64_t i = first + lanes.lane();
+    if (i >= keys.n) return;
+    const uint32_t row = index.Find(keys.At(i));
+    positions[i] = row == kNoRow ? kNoPosition : row;
+  }
+};
+
 // Finds the rows of keys that an inserting launch left kPending: their first occurrences have them now.
 struct ResolveBody {
   BatchKeys keys;

@@ -121,6 +121,10 @@ class View : public Table {
     table_->GatherOrInsert(Batch(keys, n, &arrays), rows.device(), device, stream);
     arrays.Finish();
     rows.Finish();
+    // Nobody begins at positions here, but they tell which keys were not admitted.
+    if (insertion.admission < 1.0 && out.positions != nullptr && out.where == nullptr) {
+      Locate(keys, n, out.positions, threads);
+    }
     if (insertion.evicted != nullptr) HandOut(evicted, insertion.evicted, stream);
   }
 
@@ -156,8 +160,11 @@ class View : public Table {
     arrays.Finish();
   }
 
-  void Locate(const void*, int64_t n, uint64_t* positions, ParallelFor& threads) const override {
-    ForgetPositions(positions, n, StreamOf(threads));
+  void Locate(const void* keys, int64_t n, uint64_t* positions, ParallelFor& threads) const override {
+    Arrays arrays(work_.get(), where_, StreamOf(threads));
+    uint64_t* const there = arrays.Out(positions, n * 8);
+    table_->Positions(Batch(keys, n, &arrays), there, StreamOf(threads));
+    arrays.Finish();
   }
 
   void KeysAt(const uint64_t*, int64_t, void*) const override {

@@ -42,6 +42,7 @@ class HandleOp : public OpKernel {
     std::string eviction;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("eviction", &eviction));
     config_.eviction = EvictionNamed(eviction);
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("max_hbm", &config_.max_hbm));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("read_only", &config_.read_only));
     if (shared_name_.empty()) shared_name_ = name();
     std::string initial;

@@ -41,6 +41,7 @@ std::shared_ptr<kvtable::Table> TableResource::NewTable(const kvtable::Initializ
   options.capacity_hint = config_.capacity_hint;
   options.max_capacity = config_.max_capacity;
   options.eviction = config_.eviction;
+  if (config_.max_hbm >= 0) options.max_hbm = config_.max_hbm;
   options.allocator = config_.gpu->memory();
   options.stream = stream;
   // Whoever holds the table holds the GPU that it has its memory from.

@@ -27,6 +27,7 @@ struct TableConfig {
   int64_t capacity_hint = 0;
   int64_t max_capacity = 0;  // 0: not bounded
   kvtable::Eviction eviction = kvtable::Eviction::kLru;
+  int64_t max_hbm = -1;      // of a table on a GPU: bytes of its memory for rows; -1: any number
   bool read_only = false;    // lookups never insert
   std::shared_ptr<Gpu> gpu;  // that the table is on; null: the CPU
 };

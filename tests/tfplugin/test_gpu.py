@@ -1,8 +1,8 @@
 """Tables on a GPU, in TensorFlow: the tests of key-value variables once more, with their tables placed on `/GPU:0`.
 
 The GPU is made of the CPU (`gpu/cpu_as_gpu.cc`): TensorFlow places ops on it, copies to it and runs the GPU kernels of
-`kernels/tensorflow`. What these call runs on threads. What cannot be shown without a GPU is that the CUDA code under them
-runs: `benchmarks/gpu/run.sh` does that, where there is one.
+`kernels/tensorflow`. What these call runs on threads. What cannot be shown without a GPU is that the CUDA code under
+them runs: `benchmarks/gpu/run.sh` does that, where there is one.
 """
 
 from __future__ import annotations
@@ -51,7 +51,17 @@ def gpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("file", FILES)
 def test_with_tables_on_a_gpu(file: str, gpu: Path) -> None:
     environment = {**os.environ, "KVTOOLS_CPU_AS_GPU": str(gpu), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "tables_on_gpu", "-o", f"pythonpath={' '.join(PATHS)}"]
+    options = [
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "-p",
+        "tables_on_gpu",
+        "-o",
+        f"pythonpath={' '.join(PATHS)}",
+    ]
     command = [sys.executable, "-P", "-m", "pytest", *options, str(HERE / file)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=HERE.parents[1])
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
@@ -82,4 +92,3 @@ def test_rows_stay_on_the_gpu() -> None:
     for op, expected in on_host.items():
         (kernel,) = [k for k in kernels.get_registered_kernels_for_op(op).kernel if k.device_type == "GPU"]
         assert set(kernel.host_memory_arg) == expected, op
-

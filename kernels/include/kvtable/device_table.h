@@ -260,6 +260,9 @@ class DeviceTable {
 
   virtual void Contains(const DeviceKeys& keys, bool* out /* (n) */, DeviceStream stream) = 0;
 
+  // Which row each key has, kNoPosition where it is missing: a number that holds as long as Pointers does.
+  virtual void Positions(const DeviceKeys& keys, uint64_t* out /* (n) */, DeviceStream stream) = 0;
+
   // Zeros where missing. Each pointer may be null.
   virtual void GatherStamps(const DeviceKeys& keys, uint32_t* freqs, uint32_t* versions,
                             DeviceStream stream) = 0;

@@ -22,7 +22,9 @@ def as_users_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def make(device: str, name: str = "v", **kwargs: object) -> kv_variable.KvVariable:
     with tf.device(device):
-        return tfplugin.get_kv_variable(name, embedding_dim=4, initializer=tf.keras.initializers.RandomNormal(seed=3), **kwargs)
+        return tfplugin.get_kv_variable(
+            name, embedding_dim=4, initializer=tf.keras.initializers.RandomNormal(seed=3), **kwargs
+        )
 
 
 def test_a_table_is_on_the_gpu_where_the_scope_says_so() -> None:

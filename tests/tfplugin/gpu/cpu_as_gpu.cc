@@ -1,6 +1,6 @@
-// A device of type GPU whose memory and queue are the CPU's: with it TensorFlow places, copies and runs as on a
-// machine with a GPU, but for its own CUDA kernels, which fail. Tables on it are those of GPUs, on the CPU's threads
-// (kvtools._device_table.stand_in_for_gpus).
+// A device of type GPU whose memory and queue are the CPU's: with it TensorFlow places, copies and runs as on
+// a machine with a GPU, but for its own CUDA kernels, which fail. Tables on it are those of GPUs, on the
+// CPU's threads (kvtools._device_table.stand_in_for_gpus).
 #include <cstdlib>
 #include <cstring>
 
@@ -46,8 +46,8 @@ void CopyOut(const SP_Device*, SP_Stream, void* to, const SP_DeviceMemoryBase* f
 void CopyIn(const SP_Device*, SP_Stream, SP_DeviceMemoryBase* to, const void* from, uint64_t n, TF_Status*) {
   std::memcpy(to->opaque, from, n);
 }
-void CopyWithin(const SP_Device*, SP_Stream, SP_DeviceMemoryBase* to, const SP_DeviceMemoryBase* from, uint64_t n,
-                TF_Status*) {
+void CopyWithin(const SP_Device*, SP_Stream, SP_DeviceMemoryBase* to, const SP_DeviceMemoryBase* from,
+                uint64_t n, TF_Status*) {
   std::memcpy(to->opaque, from->opaque, n);
 }
 void CopyOutNow(const SP_Device*, void* to, const SP_DeviceMemoryBase* from, uint64_t n, TF_Status*) {
@@ -56,13 +56,16 @@ void CopyOutNow(const SP_Device*, void* to, const SP_DeviceMemoryBase* from, uin
 void CopyInNow(const SP_Device*, SP_DeviceMemoryBase* to, const void* from, uint64_t n, TF_Status*) {
   std::memcpy(to->opaque, from, n);
 }
-void CopyWithinNow(const SP_Device*, SP_DeviceMemoryBase* to, const SP_DeviceMemoryBase* from, uint64_t n, TF_Status*) {
+void CopyWithinNow(const SP_Device*, SP_DeviceMemoryBase* to, const SP_DeviceMemoryBase* from, uint64_t n,
+                   TF_Status*) {
   std::memcpy(to->opaque, from->opaque, n);
 }
 void BlockForEvent(const SP_Device*, SP_Event, TF_Status*) {}
 void BlockUntilDone(const SP_Device*, SP_Stream, TF_Status*) {}
 void Synchronize(const SP_Device*, TF_Status*) {}
-void Zero(const SP_Device*, SP_Stream, SP_DeviceMemoryBase* at, uint64_t n, TF_Status*) { std::memset(at->opaque, 0, n); }
+void Zero(const SP_Device*, SP_Stream, SP_DeviceMemoryBase* at, uint64_t n, TF_Status*) {
+  std::memset(at->opaque, 0, n);
+}
 void Set(const SP_Device*, SP_Stream, SP_DeviceMemoryBase* at, uint8_t byte, uint64_t n, TF_Status*) {
   std::memset(at->opaque, byte, n);
 }
