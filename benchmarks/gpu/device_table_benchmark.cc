@@ -8,11 +8,15 @@
 // different; nine warm-ups; the time is one call and a wait for its stream, the better of two. Names are
 // those of its operations; a star means that the call gives pointers to rows in place of values. Beside it:
 // batches of new keys only, of hits all over the table, and of keys after Zipf's law, where some occur very
-// often. Of HierarchicalKV's operations insert_and_evict is left out: it needs a table with a capacity.
+// often.
+//
+// insert_and_evict has bounded tables of its own, full to their capacity (load 1, whatever the loads are):
+// for each of three policies, batches of new keys only and of half new keys, the others from the batch
+// before. Each new key evicts a row, which is handed out: key, value and score.
 //
 // "bytes" is the least that an operation must move: keys, one 64-byte bucket for each that is different, rows
-// read and written. "roofline" is how much of the measured bandwidth of a copy within the device's memory
-// that comes to.
+// read and written, for evicted ones, too. "roofline" is how much of the measured bandwidth of a copy within
+// the device's memory that comes to.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -49,12 +53,7 @@ class Benchmark {
         keys_(batch),
         values_(std::max<int64_t>(batch * dim, 2 * batch)),
         found_(batch) {
-    DeviceTableOptions options;
-    options.name = "benchmark";
-    options.key_type = KeyType::kUint64;
-    options.dim = dim;
-    table_ = MakeTable(options);
-    table_->Reserve(rows, 2 * batch_, nullptr);
+    NewTable({});
   }
 
   void Run(double load) {
@@ -68,6 +67,26 @@ class Benchmark {
     Memory();
   }
 
+  // In place of the table that there was.
+  void RunBounded(Eviction eviction, const std::string& policy) {
+    DeviceTableOptions options;
+    options.max_capacity = rows_;
+    options.eviction = eviction;
+    NewTable(options);
+    load_ = 1;
+    Fill(rows_);
+    const int64_t before = table_->EvictedCount();
+    InsertAndEvict("insert_and_evict, " + policy + ", all new", eviction, 0);
+    InsertAndEvict("insert_and_evict, " + policy + ", half new", eviction, Size() / 2);
+    const int64_t evicted = table_->EvictedCount() - before;
+    const int64_t expected = (kWarmUps + kTimed) * (2 * batch_ - batch_ / 2);
+    if (evicted != expected || table_->Size() != rows_) {
+      throw Error(ErrorCode::kFailedPrecondition,
+                  "insert_and_evict, " + policy + ": " + std::to_string(evicted) + " rows went; expected " +
+                      std::to_string(expected) + ". What was timed is something else.");
+    }
+  }
+
  private:
   // What an operation must move for a batch, beside the row bytes that it reads or writes.
   struct Traffic {
@@ -75,6 +94,7 @@ class Benchmark {
     double rows_written = 0;
     double new_keys = 0;    // whose buckets are written, too
     double more_bytes = 0;  // of each key
+    double evicted = 0;     // rows handed out, as a part of the batch
   };
 
   enum class After { kNothing, kRemoveTheBatch, kRefill };
@@ -122,6 +142,35 @@ class Benchmark {
         [&] { table_->PointersOrInsert(Batch(true), Pointers(), kOld, nullptr, nullptr); }, after);
   }
 
+  // `hits` keys of a batch are the last new ones of the batch before. Custom scores rise from batch to
+  // batch.
+  void InsertAndEvict(const std::string& operation, Eviction eviction, size_t hits) {
+    const bool custom = eviction == Eviction::kCustom;
+    DeviceArray<uint64_t> scores(custom ? batch_ : 1);
+    const DeviceArray<uint64_t> evicted_keys(batch_);
+    const DeviceArray<float> evicted_values(batch_ * dim_);
+    const DeviceArray<uint64_t> evicted_scores(batch_);
+    const DeviceArray<uint64_t> count(1);
+    const DeviceEvicted evicted{evicted_keys.data(), evicted_values.data(), evicted_scores.data(), batch_,
+                                count.data()};
+    const auto make = [&](uint64_t run) {
+      Keys keys(Size());
+      for (size_t i = 0; custom && i < keys.size(); ++i) keys[i] = run << 32 | Mix64(run << 40 | i) >> 32;
+      if (custom) scores.Set(keys);
+      keys = NewKeys(run);
+      const Keys last = NewKeys(run - 1);
+      std::copy(last.end() - static_cast<ptrdiff_t>(hits), last.end(), keys.begin());
+      Shuffle(&keys, run);
+      return keys;
+    };
+    const double fresh = 1 - static_cast<double>(hits) / static_cast<double>(batch_);
+    // A stamp and a score are written for each key; custom ones are read before.
+    Report(operation.c_str(), make, {1, 1, fresh, custom ? 24.0 : 16.0, fresh}, [&] {
+      table_->InsertAndEvict(Batch(true), values_.data(), custom ? scores.data() : nullptr, kOld, evicted,
+                             nullptr);
+    });
+  }
+
   // Speeds are in rows of the table.
   void WholeTable() {
     const RowPredicate is_new{RowPredicate::Test::kVersionAtLeast, kNew.version};
@@ -154,6 +203,16 @@ class Benchmark {
   size_t Size() const { return static_cast<size_t>(batch_); }
   uint64_t Filled() const { return static_cast<uint64_t>(filled_); }
   double RowBytes() const { return static_cast<double>(dim_) * sizeof(float); }
+
+  void NewTable(DeviceTableOptions options) {
+    table_.reset();
+    filled_ = 0;
+    options.name = "benchmark";
+    options.key_type = KeyType::kUint64;
+    options.dim = dim_;
+    table_ = MakeTable(options);
+    table_->Reserve(rows_, 2 * batch_, nullptr);
+  }
 
   void Upsert(bool distinct) { table_->Upsert(Batch(distinct), values_.data(), kOld, nullptr); }
 
@@ -227,7 +286,10 @@ class Benchmark {
     const double n = static_cast<double>(batch_);
     const double rows = static_cast<double>(distinct) * traffic.rows_read + n * traffic.rows_written;
     const double buckets = static_cast<double>(distinct) * (1 + traffic.new_keys);
-    Print(operation, batch_, best, n * (8 + traffic.more_bytes) + 64 * buckets + RowBytes() * rows);
+    // An evicted row: its bucket and itself are read and written; its score is read; key and score are handed
+    // out.
+    const double gone = n * traffic.evicted * (2 * 64 + 2 * RowBytes() + 8 + 16);
+    Print(operation, batch_, best, n * (8 + traffic.more_bytes) + 64 * buckets + RowBytes() * rows + gone);
   }
 
   // `more` rows with a new stamp are inserted before.
@@ -318,6 +380,9 @@ int Main(int argc, char** argv) {
     Benchmark benchmark(static_cast<int64_t>(dim), static_cast<int64_t>(rows), static_cast<int64_t>(batch),
                         bandwidth);
     for (const double load : loads) benchmark.Run(load);
+    benchmark.RunBounded(Eviction::kLru, "LRU");
+    benchmark.RunBounded(Eviction::kLfu, "LFU");
+    benchmark.RunBounded(Eviction::kCustom, "custom");
   }
   std::printf("\n]}\n");
   return 0;

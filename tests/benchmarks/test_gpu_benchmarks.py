@@ -30,6 +30,10 @@ OPERATIONS = {
     "find, hits all over", "find, Zipf", "assign, Zipf", "accum, Zipf", "find_or_insert, Zipf",
     "insert_or_assign, may repeat", "insert_or_assign, all new",
 }  # fmt: skip
+# On bounded tables of their own, which are full.
+EVICTIONS = {
+    f"insert_and_evict, {policy}, {share} new" for policy in ("LRU", "LFU", "custom") for share in ("all", "half")
+}
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +78,8 @@ def test_each_operation_is_measured_at_each_dim_and_load(programs):
     assert result["copy_bytes_per_second"] > 0
     measured = [row for row in result["results"] if row["operation"] != "memory"]
     assert sorted((row["dim"], row["load"], row["operation"]) for row in measured) == sorted(
-        (dim, load, operation) for dim in (1, 8) for load in (0.5, 1.0) for operation in OPERATIONS
+        [(dim, load, operation) for dim in (1, 8) for load in (0.5, 1.0) for operation in OPERATIONS]
+        + [(dim, 1.0, operation) for dim in (1, 8) for operation in EVICTIONS]
     )
     for row in measured:
         assert row.keys() == {
@@ -87,6 +92,15 @@ def test_each_operation_is_measured_at_each_dim_and_load(programs):
         assert row["roofline"] == pytest.approx(
             row["bytes"] / row["seconds"] / result["copy_bytes_per_second"], rel=1e-2
         )
+    for row in measured:
+        if row["operation"] in EVICTIONS:
+            _, policy, share = row["operation"].split(", ")
+            new, row_bytes = (1.0 if share == "all new" else 0.5), 4 * row["dim"]
+            # Each key: itself, stamp, score, bucket and row; a new one: its bucket again, and the row that goes for it.
+            each = 8 + 8 + (16 if policy == "custom" else 8) + 64 + 2 * row_bytes
+            assert row["bytes"] == pytest.approx(
+                row["keys"] * (each + new * (64 + 2 * 64 + 2 * row_bytes + 24)), rel=1e-3
+            )
     memory = [row for row in result["results"] if row["operation"] == "memory"]
     assert [row["rows"] for row in memory] == [2000, 4000] * 2  # what an operation inserts goes again
     for row in memory:
@@ -184,17 +198,12 @@ def test_one_command_puts_everything_into_one_file(run_script):
     assert done.returncode == 0, done.stderr
     assert result["chip"] == "CPU threads"
     checks = result["checks"]
-    assert (
-        checks["device_table"]
-        == checks["device_optimizer"]
-        == checks["benchmark"]
-        == checks["training_step"]
-        == "passed"
-    )
+    for name in ("device_table", "device_optimizer", "device_eviction", "benchmark", "training_step"):
+        assert checks[name] == "passed", name
     assert checks["grid"].startswith("unavailable: kvtools._device_table was not built")
     assert {"memcheck", "racecheck"} <= checks.keys()
     assert checks["torch_step"] == "unavailable: " + result["torch_step"]["unavailable"]
-    assert len(result["table"]["results"]) == 2 * 2 * (len(OPERATIONS) + 1)
+    assert len(result["table"]["results"]) == 2 * (2 * (len(OPERATIONS) + 1) + len(EVICTIONS))
     assert len(result["training_step"]["results"]) == 6
     assert "PyTorch" in result["torch_step"]["unavailable"]
     assert result["step_times_as_fast_as_torch"] == {}
