@@ -103,7 +103,7 @@ class View : public Table {
                       ParallelFor& threads) override {
     const DeviceStream stream = StreamOf(threads);
     Arrays arrays(work_.get(), where_, stream);
-    RowBuffer rows(this, out, n, &arrays, stream);
+    RowBuffer rows(this, out, n, &arrays);
     DeviceInsertion device;
     device.stamp = insertion.stamp;
     device.inserted = arrays.Out(insertion.inserted, n);
@@ -121,10 +121,7 @@ class View : public Table {
     table_->GatherOrInsert(Batch(keys, n, &arrays), rows.device(), device, stream);
     arrays.Finish();
     rows.Finish();
-    // Nobody begins at positions here, but they tell which keys were not admitted.
-    if (insertion.admission < 1.0 && out.positions != nullptr && out.where == nullptr) {
-      Locate(keys, n, out.positions, threads);
-    }
+    NotePositions(keys, n, out, insertion.admission >= 1.0, threads);
     if (insertion.evicted != nullptr) HandOut(evicted, insertion.evicted, stream);
   }
 
@@ -288,16 +285,13 @@ class View : public Table {
   // Where a lookup's rows go: to the caller's array, or through one whose rows find their places afterwards.
   class RowBuffer {
    public:
-    RowBuffer(const View* view, const RowsOut& out, int64_t n, Arrays* arrays, DeviceStream stream)
+    RowBuffer(const View* view, const RowsOut& out, int64_t n, Arrays* arrays)
         : out_(out), n_(n), row_bytes_(view->value_bytes_) {
       if (out.where != nullptr) {
         if (view->where_ == ArraysIn::kDevice) {
           throw Error(ErrorCode::kInvalidArgument, "Rows in device memory go where their keys are.");
         }
         host_.resize(static_cast<size_t>(n * row_bytes_));
-        for (int64_t i = 0; i < n && out.positions != nullptr; ++i) out.positions[out.where[i]] = kNoPosition;
-      } else {
-        view->ForgetPositions(out.positions, n, stream);
       }
       device_ = arrays->Out(out.where == nullptr ? out.rows : host_.data(), n * row_bytes_);
     }
@@ -346,20 +340,29 @@ class View : public Table {
                    int64_t num_defaults, bool* found, ParallelFor& threads) const {
     const DeviceStream stream = StreamOf(threads);
     Arrays arrays(work_.get(), where_, stream);
-    RowBuffer rows(this, out, n, &arrays, stream);
+    RowBuffer rows(this, out, n, &arrays);
     bool* const there = arrays.Out(found, n);
     table_->Gather(Batch(keys, n, &arrays), rows.device(), missing,
                    arrays.In(defaults, num_defaults * value_bytes_), num_defaults, there, stream);
     arrays.Finish();
     rows.Finish();
+    NotePositions(keys, n, out, false, threads);
   }
 
-  void ForgetPositions(uint64_t* positions, int64_t n, DeviceStream stream) const {
-    if (positions == nullptr) return;
-    if (where_ == ArraysIn::kHost) {
-      std::fill_n(positions, n, kNoPosition);
+  // No update begins at positions here, but they say which keys have a row.
+  void NotePositions(const void* keys, int64_t n, const RowsOut& out, bool all_are_there,
+                     ParallelFor& threads) const {
+    if (out.positions == nullptr) return;
+    if (out.where != nullptr) {
+      std::vector<uint64_t> found(static_cast<size_t>(n));
+      Locate(keys, n, found.data(), threads);
+      for (int64_t i = 0; i < n; ++i) out.positions[out.where[i]] = found[static_cast<size_t>(i)];
+    } else if (!all_are_there) {
+      Locate(keys, n, out.positions, threads);
+    } else if (where_ == ArraysIn::kHost) {
+      std::fill_n(out.positions, n, 0);
     } else {
-      work_->Fill(positions, 0xff, static_cast<size_t>(n) * sizeof(uint64_t), stream);
+      work_->Fill(out.positions, 0, static_cast<size_t>(n) * sizeof(uint64_t), StreamOf(threads));
     }
   }
 

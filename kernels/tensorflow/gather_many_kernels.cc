@@ -118,16 +118,18 @@ class GatherManyOnGpuOp : public GatherManyOp {
     }
     split.Write(all.data(), sizeof(uint32_t), nullptr, shares, *threads);
     std::vector<char> rows(n * row_bytes);
+    std::vector<uint64_t> positions(lookup.out.positions == nullptr ? 0 : n);
     for (size_t p = 0; p < parts.size(); ++p) {
       const int64_t count = split.count(static_cast<int64_t>(p));
       if (count == 0) continue;
-      kvtable::LookUpOne(parts[p], part_keys[p].data(), count,
-                         kvtable::RowsOut(rows.data(), nullptr, places[p].data()), lookup.missing, *threads);
+      kvtable::LookUpOne(
+          parts[p], part_keys[p].data(), count,
+          kvtable::RowsOut(rows.data(), positions.empty() ? nullptr : positions.data(), places[p].data()),
+          lookup.missing, *threads);
     }
     gpu->work()->Copy(lookup.out.rows, rows.data(), rows.size(), threads->stream());
-    if (lookup.out.positions != nullptr) {
-      gpu->work()->Fill(lookup.out.positions, 0xff, n * sizeof(uint64_t), threads->stream());
-    }
+    gpu->work()->Copy(lookup.out.positions, positions.data(), positions.size() * sizeof(uint64_t),
+                      threads->stream());
   }
 };
 

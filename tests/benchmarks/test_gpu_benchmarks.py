@@ -46,7 +46,7 @@ def programs(tmp_path_factory):
     commands = []
     if not (build / "CMakeCache.txt").exists():
         build = tmp_path_factory.mktemp("build")
-        options = ["-DKVTABLE_PYTHON=OFF", "-DKVTABLE_BUILD_TESTS=ON", "-DCMAKE_BUILD_TYPE=Debug"]
+        options = ["-DKVTABLE_PYTHON=OFF", "-DKVTOOLS_CUDA=off", "-DKVTABLE_BUILD_TESTS=ON", "-DCMAKE_BUILD_TYPE=Debug"]
         commands.append([cmake, "-S", ROOT, "-B", build, *options])
     commands.append([cmake, "--build", build, "--target", *(f"{name}_on_threads" for name in PROGRAMS)])
     for command in commands:

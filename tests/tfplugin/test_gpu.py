@@ -23,6 +23,7 @@ HERE = Path(__file__).parent
 PATHS = [str(HERE / "gpu"), *(str(HERE.parent / name) for name in ("kernels", "kvtools", "sok"))]
 #: Of these all ops lie on the GPU, or the tests say otherwise.
 FILES = [
+    "../tfra/test_variable.py",
     "gpu/check_placement.py",
     "test_checkpoint.py",
     "test_eviction.py",

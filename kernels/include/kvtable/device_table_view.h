@@ -17,9 +17,9 @@ enum class ArraysIn : uint8_t {
 
 // Where a ParallelFor has no stream, work is queued on that of the table's making.
 //
-// What differs from tables on the CPU: a lookup notes no positions (kNoPosition), for no update begins at
-// them, but where keys may not be admitted; KeysAt throws; and Apply counts nothing. Exports go to host
-// memory, whatever `arrays` says.
+// What differs from tables on the CPU: no update begins at positions, so a lookup that inserts notes 0 for
+// every key that has a row then; KeysAt throws; and Apply counts nothing. Exports go to host memory, whatever
+// `arrays` says.
 std::shared_ptr<Table> ViewOf(std::shared_ptr<DeviceTable> table, std::shared_ptr<DeviceWork> work,
                               ArraysIn arrays);
 
