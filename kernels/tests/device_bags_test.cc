@@ -6,8 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "../cuda/device_table_impl.h"
-#include "../cuda/threads_device.h"
+#include "../cuda/threads_table.h"
 #include "check.h"
 #include "hash.h"
 #include "kvtable/device_table.h"
@@ -26,7 +25,7 @@ std::unique_ptr<DeviceTable> Make() {
   options.name = "clicks";
   options.dim = 3;
   options.initializer.a = 1.0;
-  return std::make_unique<DeviceTableImpl<ThreadsDevice>>(ThreadsDevice(&Pool()), options);
+  return MakeThreadsTable(options, &Pool());
 }
 
 // What CheckBags says; nothing where all is well.

@@ -8,8 +8,7 @@
 #include <set>
 #include <vector>
 
-#include "../cuda/device_table_impl.h"
-#include "../cuda/threads_device.h"
+#include "../cuda/threads_table.h"
 #include "check.h"
 #include "hash.h"
 #include "kvtable/device_table.h"
@@ -29,7 +28,7 @@ std::unique_ptr<DeviceTable> Make(KeyType key_type) {
   options.key_type = key_type;
   options.dim = 2;
   options.slots = {{"m", 1, SlotSpec::Init::kConstant, 3.0}};
-  return std::make_unique<DeviceTableImpl<ThreadsDevice>>(ThreadsDevice(&Pool()), options);
+  return MakeThreadsTable(options, &Pool());
 }
 
 template <class Body>
@@ -258,7 +257,7 @@ void ScoresChooseRowsOfABoundedTable() {
   options.dim = 1;
   options.max_capacity = 1000;
   options.eviction = Eviction::kCustom;
-  const auto table = std::make_unique<DeviceTableImpl<ThreadsDevice>>(ThreadsDevice(&Pool()), options);
+  const auto table = MakeThreadsTable(options, &Pool());
   std::vector<int64_t> keys(900);
   std::vector<uint64_t> scores(keys.size());
   for (size_t i = 0; i < keys.size(); ++i) {

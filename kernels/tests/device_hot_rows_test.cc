@@ -8,8 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "../cuda/device_table_impl.h"
-#include "../cuda/threads_device.h"
+#include "../cuda/threads_table.h"
 #include "check.h"
 #include "hash.h"
 #include "kvtable/device_table.h"
@@ -34,7 +33,7 @@ std::unique_ptr<DeviceTable> Make(ValueType type, int64_t move_hot_rows) {
   options.slots = {{"count", 1, SlotSpec::Init::kConstant, 0.0}};
   options.max_hbm = int64_t{2} << 20;
   options.move_hot_rows = move_hot_rows;
-  return std::make_unique<DeviceTableImpl<ThreadsDevice>>(ThreadsDevice(&Pool()), options);
+  return MakeThreadsTable(options, &Pool());
 }
 
 int64_t KeyOf(size_t i) {
@@ -197,10 +196,10 @@ void EvictionsAreTheSameWhereverRowsLie(Eviction eviction) {
   options.max_capacity = 1600;
   options.eviction = eviction;
   options.clock = [&now] { return now; };
-  const auto still = std::make_unique<DeviceTableImpl<ThreadsDevice>>(ThreadsDevice(&Pool()), options);
+  const auto still = MakeThreadsTable(options, &Pool());
   options.max_hbm = int64_t{2} << 20;
   options.move_hot_rows = 30;
-  const auto moving = std::make_unique<DeviceTableImpl<ThreadsDevice>>(ThreadsDevice(&Pool()), options);
+  const auto moving = MakeThreadsTable(options, &Pool());
   uint64_t state = 9;
   const auto next = [&](uint64_t below) { return Mix64(++state) % below; };
   for (uint32_t step = 0; step < 60; ++step) {
@@ -263,7 +262,7 @@ void NothingMovesUnlessAskedTo() {
     DeviceTableOptions options;
     options.dim = 1;
     options.max_hbm = max_hbm;
-    const auto other = std::make_unique<DeviceTableImpl<ThreadsDevice>>(ThreadsDevice(&Pool()), options);
+    const auto other = MakeThreadsTable(options, &Pool());
     other->MoveHotRows(10, nullptr);
     other->GatherOrInsert(Batch(keys), rows.data(), {}, nullptr, nullptr);
     other->MoveHotRows(10, nullptr);

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "../cuda/device_table_impl.h"
-#include "../cuda/threads_device.h"
+#include "../cuda/threads_table.h"
 #include "check.h"
+#include "elements.h"
 #include "hash.h"
 #include "kvtable/device_table.h"
 #include "kvtable/parallel_for.h"
@@ -23,7 +23,7 @@ ParallelFor& Pool() {
 }
 
 std::unique_ptr<DeviceTable> Make(const DeviceTableOptions& options, size_t memory = SIZE_MAX) {
-  return std::make_unique<DeviceTableImpl<ThreadsDevice>>(ThreadsDevice(&Pool(), memory), options);
+  return MakeThreadsTable(options, &Pool(), memory);
 }
 
 template <class Body>
