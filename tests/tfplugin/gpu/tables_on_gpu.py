@@ -37,7 +37,7 @@ kv_variable.table_device = _on_the_gpu
 
 # Eager steps that would run wherever TensorFlow likes: on the GPU.
 _op_device = kv_variable.KvVariable._op_device
-kv_variable.KvVariable._op_device = lambda self: _op_device(self) or "/device:CPU:0"
+kv_variable.KvVariable._op_device = lambda self: "/device:CPU:0" if self._eager else _op_device(self)
 
 _make_graph = tf_ops.Graph.__init__
 
