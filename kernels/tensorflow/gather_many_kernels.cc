@@ -156,7 +156,11 @@ class SplitGradientsOp : public OpKernel {
       const bool remembered = positions[t].NumElements() == n;
       const int64_t parts = attrs_.parts[static_cast<size_t>(t)];
       if (on_gpu_ && parts > 1) {
-        OP_REQUIRES_OK(ctx, SplitOnHost(ctx, keys[t], gradients[t], dim, parts, h, &threads));
+        absl::Status split;
+        OP_REQUIRES_OK(ctx, CatchErrors("taking apart the gradient of", name(), [&] {
+                         split = SplitOnHost(ctx, keys[t], gradients[t], dim, parts, h, &threads);
+                       }));
+        OP_REQUIRES_OK(ctx, split);
       } else {
         Split(ctx, keys[t], gradients[t], remembered ? &positions[t] : nullptr, dim, parts, h, &threads);
       }

@@ -373,7 +373,10 @@ class ApplyDenseOp : public OpKernel {
       Tensor* const tensor = variable->tensor();
       if (on_gpu_) {
         OP_REQUIRES_OK(ctx, ctx->allocate_temp(tensor->dtype(), tensor->shape(), &copies[i], OnHost()));
-        gpu->work()->Copy(copies[i].data(), tensor->data(), tensor->TotalBytes(), threads.stream());
+        OP_REQUIRES_OK(ctx, CatchErrors("reading", name_, [&] {
+                         gpu->work()->Copy(copies[i].data(), tensor->data(), tensor->TotalBytes(),
+                                           threads.stream());
+                       }));
       }
       columns.push_back(on_gpu_ ? copies[i].data() : tensor->data());
     }
@@ -398,7 +401,9 @@ class ApplyDenseOp : public OpKernel {
       if (gpu == nullptr) {
         std::memcpy(copy.data(), tensor->data(), tensor->TotalBytes());
       } else {
-        gpu->work()->QueueCopy(copy.data(), tensor->data(), tensor->TotalBytes(), StreamOf(ctx));
+        TF_RETURN_IF_ERROR(CatchErrors("copying", name_, [&] {
+          gpu->work()->QueueCopy(copy.data(), tensor->data(), tensor->TotalBytes(), StreamOf(ctx));
+        }));
       }
       *tensor = copy;
     }

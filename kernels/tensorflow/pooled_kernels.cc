@@ -200,17 +200,17 @@ class PoolOp : public PoolOpBase {
     OP_REQUIRES_OK(ctx, CatchErrors("looking up", tables.Names(), [&] {
                      if (gpu == nullptr) return kvtable::PoolRows(lookups, threads);
                      for (size_t t = 0; t < lookups.size(); ++t) {
-                       PoolOnGpu(gpu->work(), lookups[t], tables.host_parts(static_cast<int>(t)), &threads);
+                       PoolOnGpu(gpu->work(), lookups[t], tables, static_cast<int>(t), &threads);
                      }
                    }));
   }
 
  private:
   static void PoolOnGpu(kvtable::DeviceWork* work, const kvtable::PooledLookup& lookup,
-                        const kvtable::TableParts& host_parts, kvtable::ParallelFor* threads) {
+                        const TableList& tables, int table_number, kvtable::ParallelFor* threads) {
     if (lookup.parts.size() > 1) {
       kvtable::PooledLookup on_host = lookup;
-      on_host.parts = host_parts;
+      on_host.parts = tables.host_parts(table_number);
       std::vector<char> rows(static_cast<size_t>(lookup.bags->size()) * RowBytes(lookup.parts));
       on_host.rows = rows.data();
       kvtable::PoolRows({on_host}, *threads);
@@ -343,14 +343,14 @@ class PoolWeightsGradientOp : public PoolOpBase {
                      size_t i = 0;
                      for (size_t t = 0; t < bags.size(); ++t) {
                        if (!weighted_[t]) continue;
-                       FindOnGpu(gpu->work(), lookups[i++], tables.host_parts(static_cast<int>(t)), &threads);
+                       FindOnGpu(gpu->work(), lookups[i++], tables, static_cast<int>(t), &threads);
                      }
                    }));
   }
 
  private:
   static void FindOnGpu(kvtable::DeviceWork* work, const kvtable::PooledWeightsGradient& lookup,
-                        const kvtable::TableParts& host_parts, kvtable::ParallelFor* threads) {
+                        const TableList& tables, int table_number, kvtable::ParallelFor* threads) {
     const kvtable::DeviceStream stream = threads->stream();
     const kvtable::Bags& bags = *lookup.bags;
     if (lookup.parts.size() > 1) {
@@ -359,7 +359,7 @@ class PoolWeightsGradientOp : public PoolOpBase {
       work->Copy(rows.data(), lookup.rows, bytes, stream);
       work->Copy(gradient.data(), lookup.gradient, bytes, stream);
       kvtable::PooledWeightsGradient on_host = lookup;
-      on_host.parts = host_parts;
+      on_host.parts = tables.host_parts(table_number);
       on_host.rows = rows.data();
       on_host.gradient = gradient.data();
       return kvtable::PoolWeightsGradient({on_host}, *threads);

@@ -181,7 +181,9 @@ class TableOp : public OpKernel {
     std::shared_ptr<kvtable::Table> table;
     OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &resource, &table));
     KernelThreads threads(ctx);
-    Work(ctx, resource->config(), table.get(), &threads);
+    // What a GPU's table waits for may fail in any call.
+    OP_REQUIRES_OK(ctx, CatchErrors("reaching", resource->config().name,
+                                    [&] { Work(ctx, resource->config(), table.get(), &threads); }));
   }
 
  protected:

@@ -19,28 +19,23 @@ namespace tf = tensorflow;
 
 std::shared_ptr<kvtable::Table> TableResource::NewTable(const kvtable::Initializer& initializer,
                                                         kvtable::DeviceStream stream) const {
-  const kvtable::KeyType key_type = ToKeyType(config_.key_dtype);
-  const kvtable::ValueType value_type = ToValueType(config_.value_dtype);
+  const auto fill = [&](auto* options) {
+    options->key_type = ToKeyType(config_.key_dtype);
+    options->value_type = ToValueType(config_.value_dtype);
+    options->dim = config_.dim;
+    options->initializer = initializer;
+    options->capacity_hint = config_.capacity_hint;
+    options->max_capacity = config_.max_capacity;
+    options->eviction = config_.eviction;
+  };
   if (config_.gpu == nullptr) {
     kvtable::TableOptions options;
-    options.key_type = key_type;
-    options.value_type = value_type;
-    options.dim = config_.dim;
-    options.initializer = initializer;
-    options.capacity_hint = config_.capacity_hint;
-    options.max_capacity = config_.max_capacity;
-    options.eviction = config_.eviction;
+    fill(&options);
     return kvtable::Table::Create(options);
   }
   kvtable::DeviceTableOptions options;
+  fill(&options);
   options.name = config_.name;
-  options.key_type = key_type;
-  options.value_type = value_type;
-  options.dim = config_.dim;
-  options.initializer = initializer;
-  options.capacity_hint = config_.capacity_hint;
-  options.max_capacity = config_.max_capacity;
-  options.eviction = config_.eviction;
   if (config_.max_hbm >= 0) options.max_hbm = config_.max_hbm;
   options.allocator = config_.gpu->memory();
   options.stream = stream;

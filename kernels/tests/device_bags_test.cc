@@ -11,14 +11,10 @@
 #include "hash.h"
 #include "kvtable/device_table.h"
 #include "kvtable/parallel_for.h"
+#include "pool.h"
 
 namespace kvtable {
 namespace {
-
-ParallelFor& Pool() {
-  static const std::unique_ptr<ParallelFor> pool = MakeThreadPool(3);
-  return *pool;
-}
 
 std::unique_ptr<DeviceTable> Make() {
   DeviceTableOptions options;

@@ -21,6 +21,7 @@
 #include "kvtable/optimizer.h"
 #include "kvtable/parallel_for.h"
 #include "kvtable/table.h"
+#include "throws.h"
 
 #if !defined(KVTABLE_TEST_CUDA)
 #include "../cuda/device_table_impl.h"
@@ -483,16 +484,6 @@ class Alone {
   }
   std::unique_ptr<DeviceTable> table;
 };
-
-template <class Body>
-bool Throws(ErrorCode code, const char* part, const Body& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.code() == code && std::string(error.what()).find(part) != std::string::npos;
-  }
-  return false;
-}
 
 void ATableWithoutABoundKeepsNoRanks() {
   Alone bounded(Eviction::kLru, 1000000);

@@ -13,14 +13,11 @@
 #include "hash.h"
 #include "kvtable/device_table.h"
 #include "kvtable/parallel_for.h"
+#include "pool.h"
+#include "throws.h"
 
 namespace kvtable {
 namespace {
-
-ParallelFor& Pool() {
-  static const std::unique_ptr<ParallelFor> pool = MakeThreadPool(3);
-  return *pool;
-}
 
 std::unique_ptr<DeviceTable> Make(KeyType key_type) {
   DeviceTableOptions options;
@@ -29,16 +26,6 @@ std::unique_ptr<DeviceTable> Make(KeyType key_type) {
   options.dim = 2;
   options.slots = {{"m", 1, SlotSpec::Init::kConstant, 3.0}};
   return MakeThreadsTable(options, &Pool());
-}
-
-template <class Body>
-bool Throws(ErrorCode code, const Body& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.code() == code;
-  }
-  return false;
 }
 
 // The value of a key's row.

@@ -13,14 +13,10 @@
 #include "hash.h"
 #include "kvtable/device_table.h"
 #include "kvtable/parallel_for.h"
+#include "pool.h"
 
 namespace kvtable {
 namespace {
-
-ParallelFor& Pool() {
-  static const std::unique_ptr<ParallelFor> pool = MakeThreadPool(3);
-  return *pool;
-}
 
 constexpr int64_t kDim = 512;           // 2 KiB: 512 rows a slab
 constexpr int64_t kInDevice = 2 * 512;  // rows

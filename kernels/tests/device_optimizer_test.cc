@@ -27,6 +27,7 @@
 #include "kvtable/optimizer.h"
 #include "kvtable/parallel_for.h"
 #include "kvtable/table.h"
+#include "pool.h"
 
 #if !defined(KVTABLE_TEST_CUDA)
 #include "../cuda/device_table_impl.h"
@@ -192,11 +193,6 @@ class TilesDevice : public ThreadsDevice {
 #endif
 
 namespace {
-
-ParallelFor& Pool() {
-  static const std::unique_ptr<ParallelFor> pool = MakeThreadPool(3);
-  return *pool;
-}
 
 #if defined(KVTABLE_TEST_CUDA)
 constexpr bool kPowersDiffer = true;  // pow of the device in the last bits from the host's

@@ -13,27 +13,14 @@
 #include "kvtable/device_table.h"
 #include "kvtable/parallel_for.h"
 #include "kvtable/table.h"
+#include "pool.h"
+#include "throws.h"
 
 namespace kvtable {
 namespace {
 
-ParallelFor& Pool() {
-  static const std::unique_ptr<ParallelFor> pool = MakeThreadPool(3);
-  return *pool;
-}
-
 std::unique_ptr<DeviceTable> Make(const DeviceTableOptions& options, size_t memory = SIZE_MAX) {
   return MakeThreadsTable(options, &Pool(), memory);
-}
-
-template <class Body>
-bool Throws(ErrorCode code, const Body& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.code() == code;
-  }
-  return false;
 }
 
 template <class Key>

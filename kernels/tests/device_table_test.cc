@@ -18,6 +18,8 @@
 #include "hash.h"
 #include "initial_value.h"
 #include "kvtable/parallel_for.h"
+#include "pool.h"
+#include "throws.h"
 
 #if defined(KVTABLE_TEST_CUDA)
 #include <cuda_runtime.h>
@@ -36,11 +38,6 @@ void Read(T* to, const void* row) {
   CHECK(cudaMemcpy(to, row, sizeof(T), cudaMemcpyDefault) == cudaSuccess);
 }
 #else
-ParallelFor& Pool() {
-  static const std::unique_ptr<ParallelFor> pool = MakeThreadPool(3);
-  return *pool;
-}
-
 std::unique_ptr<DeviceTable> Make(const DeviceTableOptions& options, size_t memory = SIZE_MAX) {
   return MakeThreadsTable(options, &Pool(), memory);
 }
@@ -525,16 +522,6 @@ void FrequencySaturates() {
   table->GatherStamps({keys.data(), 1, true}, frequency.data(), nullptr, nullptr);
   Finish();
   CHECK(frequency[0] == UINT32_MAX);
-}
-
-template <class Body>
-bool Throws(ErrorCode code, const Body& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.code() == code;
-  }
-  return false;
 }
 
 #if !defined(KVTABLE_TEST_CUDA)  // a device cannot be made small
