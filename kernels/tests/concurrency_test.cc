@@ -292,7 +292,7 @@ void ColumnsFoundByNameAreNeverAnotherSlots() {
                                    Serial());
             } else {
               Exporter::Buffers out;
-              out.columns = {{column, rows.data(), 2, schema.generation}};
+              out.columns.push_back({column, rows.data(), 2, schema.generation});
               n = table->Export()->Next(kCount, out, Serial());
             }
             for (int64_t i = 0; i < 2 * n; ++i) CHECK(rows[static_cast<size_t>(i)] == number);
