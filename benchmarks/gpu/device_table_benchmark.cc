@@ -30,7 +30,7 @@
 
 #include "benchmark_device.h"
 #include "benchmark_ids.h"
-#include "hash.h"
+#include "base/hash.h"
 #include "kvtable/device_table.h"
 
 namespace kvtable {

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "host_device.h"
+#include "base/host_device.h"
 #include "row_ranks.h"
 
 namespace kvtable {

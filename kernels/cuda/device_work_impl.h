@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "device_block.h"
-#include "elements.h"
+#include "values/elements.h"
 #include "kvtable/device_work.h"
 #include "pool_kernels.h"
 

@@ -6,7 +6,7 @@
 #include "batch_keys.h"
 #include "device_index.h"
 #include "device_rows.h"
-#include "host_device.h"
+#include "base/host_device.h"
 #include "row_predicate.h"
 
 namespace kvtable {

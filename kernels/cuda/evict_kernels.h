@@ -23,8 +23,8 @@
 #include "device_index.h"
 #include "device_rows.h"
 #include "erase_kernels.h"
-#include "hash.h"
-#include "host_device.h"
+#include "base/hash.h"
+#include "base/host_device.h"
 #include "row_ranks.h"
 #include "score_kernels.h"
 

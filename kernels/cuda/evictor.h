@@ -13,7 +13,7 @@
 #include "device_index.h"
 #include "device_rows.h"
 #include "evict_kernels.h"
-#include "eviction_score.h"
+#include "eviction/eviction_score.h"
 #include "gradient_kernels.h"
 #include "kvtable/device_table.h"
 #include "score_kernels.h"

@@ -10,8 +10,8 @@
 #include "batch_keys.h"
 #include "device_index.h"
 #include "device_rows.h"
-#include "hash.h"
-#include "host_device.h"
+#include "base/hash.h"
+#include "base/host_device.h"
 #include "row_predicate.h"
 
 namespace kvtable {

@@ -10,7 +10,7 @@
 #include "device_index.h"
 #include "device_initial_value.h"
 #include "device_rows.h"
-#include "host_device.h"
+#include "base/host_device.h"
 #include "kvtable/table.h"
 
 namespace kvtable {

@@ -9,7 +9,7 @@
 #include "device_index.h"
 #include "device_rows.h"
 #include "erase_kernels.h"
-#include "host_device.h"
+#include "base/host_device.h"
 #include "row_lanes.h"
 
 namespace kvtable {

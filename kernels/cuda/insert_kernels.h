@@ -11,7 +11,7 @@
 
 #include <cstdint>
 
-#include "admission.h"
+#include "eviction/admission.h"
 #include "atomics.h"
 #include "batch_claims.h"
 #include "batch_keys.h"
@@ -19,7 +19,7 @@
 #include "device_index.h"
 #include "device_initial_value.h"
 #include "device_rows.h"
-#include "host_device.h"
+#include "base/host_device.h"
 #include "kvtable/table.h"
 
 namespace kvtable {

@@ -10,7 +10,7 @@
 
 #include "copy_rows.h"
 #include "device_rows.h"
-#include "host_device.h"
+#include "base/host_device.h"
 
 namespace kvtable {
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "device_rows.h"
-#include "host_device.h"
+#include "base/host_device.h"
 #include "kvtable/device_table.h"
 
 namespace kvtable {

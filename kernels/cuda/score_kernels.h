@@ -14,8 +14,8 @@
 #include "batch_claims.h"
 #include "batch_keys.h"
 #include "device_index.h"
-#include "eviction_score.h"
-#include "host_device.h"
+#include "eviction/eviction_score.h"
+#include "base/host_device.h"
 #include "row_ranks.h"
 
 namespace kvtable {

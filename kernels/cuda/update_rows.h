@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "elements.h"
+#include "values/elements.h"
 #include "kvtable/optimizer.h"
 #include "optimizers/adam_rules.h"
 #include "optimizers/gradient_rules.h"

@@ -8,8 +8,8 @@
 #include "batch_claims.h"
 #include "copy_rows.h"
 #include "device_rows.h"
-#include "elements.h"
-#include "host_device.h"
+#include "values/elements.h"
+#include "base/host_device.h"
 #include "kvtable/table.h"
 
 namespace kvtable {

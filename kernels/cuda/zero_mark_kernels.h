@@ -6,7 +6,7 @@
 #include "atomics.h"
 #include "batch_claims.h"
 #include "device_index.h"
-#include "host_device.h"
+#include "base/host_device.h"
 
 namespace kvtable {
 

@@ -14,9 +14,9 @@
 
 #include "check.h"
 #include "device_arrays.h"
-#include "elements.h"
-#include "eviction_score.h"
-#include "hash.h"
+#include "values/elements.h"
+#include "eviction/eviction_score.h"
+#include "base/hash.h"
 #include "kvtable/device_table.h"
 #include "kvtable/optimizer.h"
 #include "kvtable/parallel_for.h"

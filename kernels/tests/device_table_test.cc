@@ -15,8 +15,8 @@
 
 #include "check.h"
 #include "device_arrays.h"
-#include "hash.h"
-#include "initial_value.h"
+#include "base/hash.h"
+#include "values/initial_value.h"
 #include "kvtable/parallel_for.h"
 #include "pool.h"
 #include "throws.h"
