@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "values/elements.h"
 #include "base/host_device.h"
+#include "values/elements.h"
 
 namespace kvtable {
 

@@ -3,10 +3,10 @@
 
 #include <cstdint>
 
-#include "values/elements.h"
 #include "base/hash.h"
 #include "base/host_device.h"
 #include "kvtable/initializer.h"
+#include "values/elements.h"
 #include "values/random.h"
 
 namespace kvtable {

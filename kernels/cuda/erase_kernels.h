@@ -3,10 +3,10 @@
 
 #include <cstdint>
 
+#include "base/host_device.h"
 #include "batch_keys.h"
 #include "device_index.h"
 #include "device_rows.h"
-#include "base/host_device.h"
 #include "row_predicate.h"
 
 namespace kvtable {

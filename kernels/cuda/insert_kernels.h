@@ -11,15 +11,15 @@
 
 #include <cstdint>
 
-#include "eviction/admission.h"
 #include "atomics.h"
+#include "base/host_device.h"
 #include "batch_claims.h"
 #include "batch_keys.h"
 #include "copy_rows.h"
 #include "device_index.h"
 #include "device_initial_value.h"
 #include "device_rows.h"
-#include "base/host_device.h"
+#include "eviction/admission.h"
 #include "kvtable/table.h"
 
 namespace kvtable {

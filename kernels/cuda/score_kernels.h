@@ -11,11 +11,11 @@
 #include <cstdint>
 
 #include "atomics.h"
+#include "base/host_device.h"
 #include "batch_claims.h"
 #include "batch_keys.h"
 #include "device_index.h"
 #include "eviction/eviction_score.h"
-#include "base/host_device.h"
 #include "row_ranks.h"
 
 namespace kvtable {

@@ -11,15 +11,15 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "base/host_device.h"
 #include "batch_gradients.h"
 #include "batch_keys.h"
 #include "device_rows.h"
-#include "values/elements.h"
-#include "base/host_device.h"
 #include "kvtable/table.h"
 #include "optimizers/rule.h"
-#include "values/random.h"
 #include "row_lanes.h"
+#include "values/elements.h"
+#include "values/random.h"
 #include "values/stochastic_rounding.h"
 #include "zero_mark_kernels.h"
 

@@ -25,11 +25,11 @@
 #include <utility>
 #include <vector>
 
-#include "table/check_batch.h"
-#include "eviction/eviction_score.h"
 #include "base/hash.h"
+#include "eviction/eviction_score.h"
 #include "eviction/ranked_rows.h"
 #include "memory/scratch.h"
+#include "table/check_batch.h"
 
 namespace kvtable {
 namespace {

@@ -5,12 +5,12 @@
 
 #include <algorithm>
 
-#include "lookups/distinct_keys.h"
-#include "values/elements.h"
 #include "base/hash.h"
+#include "lookups/distinct_keys.h"
 #include "lookups/owners.h"
 #include "memory/scratch.h"
 #include "threads/task_list.h"
+#include "values/elements.h"
 
 namespace kvtable {
 namespace {

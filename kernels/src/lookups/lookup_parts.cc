@@ -4,8 +4,8 @@
 #include <cstring>
 
 #include "lookups/owners.h"
-#include "threads/run_tasks.h"
 #include "memory/scratch.h"
+#include "threads/run_tasks.h"
 #include "threads/task_list.h"
 
 namespace kvtable {

@@ -6,10 +6,10 @@
 #include <string>
 #include <type_traits>
 
-#include "memory/copy_rows.h"
-#include "values/elements.h"
 #include "lookups/pool_bags.h"
+#include "memory/copy_rows.h"
 #include "threads/run_tasks.h"
+#include "values/elements.h"
 
 namespace kvtable {
 namespace {

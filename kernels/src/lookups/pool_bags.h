@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "kvtable/bags.h"
-#include "training/sum_rows.h"
 #include "threads/task_list.h"
+#include "training/sum_rows.h"
 
 namespace kvtable {
 

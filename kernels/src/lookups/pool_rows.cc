@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <vector>
 
-#include "values/elements.h"
 #include "lookups/pool_bags.h"
 #include "memory/scratch.h"
+#include "values/elements.h"
 
 namespace kvtable {
 namespace {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "memory/copy_rows.h"
 #include "lookups/owners.h"
+#include "memory/copy_rows.h"
 #include "threads/run_tasks.h"
 
 namespace kvtable {

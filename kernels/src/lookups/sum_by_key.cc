@@ -6,14 +6,14 @@
 #include <algorithm>
 #include <cstring>
 
-#include "memory/copy_rows.h"
-#include "lookups/distinct_keys.h"
-#include "values/elements.h"
 #include "base/hash.h"
+#include "lookups/distinct_keys.h"
 #include "lookups/owners.h"
+#include "memory/copy_rows.h"
 #include "memory/scratch.h"
-#include "training/sum_rows.h"
 #include "threads/task_list.h"
+#include "training/sum_rows.h"
+#include "values/elements.h"
 
 namespace kvtable {
 namespace {

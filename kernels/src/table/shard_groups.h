@@ -6,10 +6,10 @@
 #include <cstdint>
 #include <vector>
 
-#include "values/elements.h"
 #include "base/hash.h"
-#include "threads/run_tasks.h"
 #include "memory/scratch.h"
+#include "threads/run_tasks.h"
+#include "values/elements.h"
 
 namespace kvtable {
 

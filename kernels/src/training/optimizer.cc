@@ -8,13 +8,13 @@
 #include <utility>
 #include <vector>
 
-#include "values/elements.h"
+#include "memory/scratch.h"
 #include "optimizers/rule.h"
-#include "values/random.h"
+#include "threads/run_tasks.h"
 #include "training/row_updater.h"
 #include "training/rule_functions.h"
-#include "threads/run_tasks.h"
-#include "memory/scratch.h"
+#include "values/elements.h"
+#include "values/random.h"
 
 namespace kvtable {
 

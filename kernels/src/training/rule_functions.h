@@ -6,10 +6,10 @@
 #include <type_traits>
 #include <vector>
 
-#include "values/elements.h"
 #include "base/instruction_set.h"
 #include "optimizers/rule.h"
 #include "training/row_updater.h"
+#include "values/elements.h"
 
 namespace kvtable {
 

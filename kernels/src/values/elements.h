@@ -6,9 +6,9 @@
 #include <limits>
 #include <type_traits>
 
-#include "values/float16.h"
 #include "base/host_device.h"
 #include "kvtable/types.h"
+#include "values/float16.h"
 
 namespace kvtable {
 

@@ -5,8 +5,8 @@
 #include <cstring>
 #include <string>
 
-#include "values/elements.h"
 #include "base/hash.h"
+#include "values/elements.h"
 #include "values/random.h"
 
 namespace kvtable {

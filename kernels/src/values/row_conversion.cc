@@ -5,8 +5,8 @@
 #endif
 
 #include "base/always_inline.h"
-#include "values/elements.h"
 #include "base/instruction_set.h"
+#include "values/elements.h"
 #include "values/stochastic_rounding.h"
 
 namespace kvtable {

@@ -4,9 +4,9 @@
 #include <cstdint>
 
 #include "base/always_inline.h"
+#include "base/host_device.h"
 #include "values/elements.h"
 #include "values/float16.h"
-#include "base/host_device.h"
 
 namespace kvtable {
 
