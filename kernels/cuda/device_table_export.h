@@ -16,7 +16,14 @@ int64_t DeviceTableImpl<Device>::ExportNext(const RowPredicate& predicate, Expor
   }
   const Operation operation(this, stream);
   for (const ColumnOut& column : out.columns) CheckColumn(column);
-  if (progress->ended) return -1;
+  int64_t rows = 0;
+  while (rows == 0 && !progress->ended) rows = ExportRange(predicate, progress, capacity, out);
+  return rows;
+}
+
+template <class Device>
+int64_t DeviceTableImpl<Device>::ExportRange(const RowPredicate& predicate, ExportProgress* progress,
+                                             int64_t capacity, const DeviceExporter::Buffers& out) {
   const int64_t rows = std::max(int64_t{1}, RowsAtMost());
   const int64_t room = std::min(capacity, rows);
   PrepareScratch(room);

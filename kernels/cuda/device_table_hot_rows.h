@@ -28,7 +28,7 @@ void DeviceTableImpl<Device>::PrepareToMove(int64_t most) {
 }
 
 template <class Device>
-void DeviceTableImpl<Device>::TakeATurn() {
+void DeviceTableImpl<Device>::MoveHotRowsInTurn() {
   if (options_.move_hot_rows <= 0 || !HasHostRows() || ++batches_ % kBatchesPerTurn != 0) return;
   const int64_t most = std::min(options_.move_hot_rows, DeviceRowCount());
   if (most == 0) return;

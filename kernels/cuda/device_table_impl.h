@@ -434,15 +434,15 @@ class DeviceTableImpl : public DeviceTable {
   void PrepareToMove(int64_t most);
 
   // Where so many slabs are to be in device memory.
-  void PrepareTurns(int64_t device_slabs) {
+  void PrepareToMoveInTurn(int64_t device_slabs) {
     PrepareToMove(std::min(options_.move_hot_rows, device_slabs << rows_.slab_bits));
   }
 
-  void TakeATurn();
+  void MoveHotRowsInTurn();
 
   void MoveHotRowsOf(uint64_t begin, uint64_t buckets, int64_t most_rows);
 
-  void Settle(int64_t keys, uint64_t* removed = nullptr);
+  void CountRows(int64_t keys, uint64_t* removed = nullptr);
 
   void CopyValueToSlots(int64_t n);
 
@@ -488,6 +488,9 @@ class DeviceTableImpl : public DeviceTable {
 
   int64_t ExportNext(const RowPredicate& predicate, ExportProgress* progress, int64_t capacity,
                      const DeviceExporter::Buffers& out, DeviceStream stream);
+  // The rows of the next range of hashes, which may be none.
+  int64_t ExportRange(const RowPredicate& predicate, ExportProgress* progress, int64_t capacity,
+                      const DeviceExporter::Buffers& out);
 
   // Lists the rows that are meant and whose keys have these hashes, in numbers(), if they are no more than
   // `room`; and returns how many they are.
@@ -524,7 +527,7 @@ class DeviceTableImpl : public DeviceTable {
   int64_t free_at_most_ = 0;
 
   Block words_;
-  Block report_;  // uint64_t in host memory; see SettleBody
+  Block report_;  // uint64_t in host memory; see CountRowsBody
   struct Queued {
     uint32_t sequence;
     int64_t keys;

@@ -36,7 +36,7 @@ void DeviceTableImpl<Device>::Remove(const DeviceKeys& keys, uint64_t* removed, 
   const Operation operation(this, stream);
   EnsureRoomToFree(keys.n);
   device_.Launch(Count(keys.n), EraseBody{Batch(keys), index_, rows_});
-  Settle(0, removed);
+  CountRows(0, removed);
 }
 
 template <class Device>
@@ -45,7 +45,7 @@ void DeviceTableImpl<Device>::RemoveIf(const RowPredicate& predicate, uint64_t* 
   const Operation operation(this, stream);
   EnsureRoomToFree(row_capacity_);
   device_.Launch(index_.num_buckets, EraseIfBody{index_, rows_, predicate});
-  Settle(0, removed);
+  CountRows(0, removed);
 }
 
 template <class Device>
@@ -67,7 +67,7 @@ void DeviceTableImpl<Device>::Shrink(int64_t rows, ShrinkOrder order, DeviceStre
     device_.Launch(1, PickDigitBody{digit, selection});
   }
   device_.Launch(index_.num_buckets, EraseSelectedBody{index_, rows_, order, selection});
-  Settle(0);
+  CountRows(0);
 }
 
 template <class Device>
@@ -76,7 +76,7 @@ void DeviceTableImpl<Device>::Clear(DeviceStream stream) {
   device_.Fill(buckets_.data(), 0, buckets_.bytes());
   device_.Fill(rows_.counters, 0, sizeof(RowCounters));
   evictor_.Clear(&device_);
-  Settle(0);
+  CountRows(0);
   free_at_most_ = 0;
 }
 
@@ -97,7 +97,7 @@ void DeviceTableImpl<Device>::TouchAndEvict(const DeviceKeys& keys, bool counted
                                             const DeviceEvicted* evicted) {
   if (evictor_.is_bounded()) {
     if (keys.n == 0) PrepareEviction(0);
-    evictor_.Tick(&device_);
+    evictor_.AdvanceClock(&device_);
     evictor_.Touch(&device_, Claim(keys, options_.eviction == Eviction::kCustom), numbers(), Count(keys.n),
                    counted, may_exceed_);
     if (scores != nullptr) {
@@ -131,7 +131,7 @@ void DeviceTableImpl<Device>::Evict(const DeviceKeys& keys, bool imported, const
   }
   evictor_.EraseVictims(&device_, index_, rows_, n);
   if (!imported) evictor_.UnmarkOwn(&device_, numbers(), n);
-  Settle(0);
+  CountRows(0);
 }
 
 }  // namespace kvtable

@@ -123,7 +123,7 @@ void DeviceTableImpl<Device>::AddRows(int64_t rows) {
   const bool moves = slabs * sizeof(DeviceSlab) > slab_table_.bytes();
   if (moves) table = Allocate(2 * slabs * sizeof(DeviceSlab), MemoryPlace::kDevice, "its slabs");
 
-  if (host_slabs + added > in_device) PrepareTurns(device_slabs_ + in_device);
+  if (host_slabs + added > in_device) PrepareToMoveInTurn(device_slabs_ + in_device);
   TakeRowRoom(std::move(room));
   device_slabs_ += in_device;
   for (int64_t s = 0; s < added; ++s) {
@@ -283,12 +283,12 @@ void DeviceTableImpl<Device>::PrepareMarks() {
 }
 
 template <class Device>
-void DeviceTableImpl<Device>::Settle(int64_t keys, uint64_t* removed) {
+void DeviceTableImpl<Device>::CountRows(int64_t keys, uint64_t* removed) {
   ++sequence_;
   if (keys > 0) queued_.push_back({sequence_, keys});
   queued_keys_ += keys;
-  device_.Launch(1, SettleBody{rows_.counters, &words_.template as<Words>()->num_new,
-                               report_.template as<uint64_t>(), sequence_, removed});
+  device_.Launch(1, CountRowsBody{rows_.counters, &words_.template as<Words>()->num_new,
+                                  report_.template as<uint64_t>(), sequence_, removed});
 }
 
 }  // namespace kvtable

@@ -46,7 +46,7 @@ void DeviceTableImpl<Device>::ChangeLayout(RowLayout to) {
     stage = Allocate(Count(group * layout_.row_bytes), MemoryPlace::kDevice, "rows that change their slots");
   }
 
-  if (slabs > in_device) PrepareTurns(in_device);
+  if (slabs > in_device) PrepareToMoveInTurn(in_device);
 
   const DeviceRows before = rows_;
   const RowLayout from = std::exchange(layout_, std::move(to));

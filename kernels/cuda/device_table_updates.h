@@ -51,7 +51,7 @@ void DeviceTableImpl<Device>::Apply(const DeviceKeys& keys, const void* gradient
           CheckGradientsBody<decltype(t)>{rows.batch, skipped, &words_.template as<Words>()->skipped});
     });
     device_.Launch(Count(keys.n), EraseSkippedBody{Batch(keys), rows.batch, skipped, flags(), index_, rows_});
-    Settle(0);
+    CountRows(0);
     rows.skipped = skipped;
   }
   rows.decay = update.hyperparameters[0] * update.hyperparameters[1];

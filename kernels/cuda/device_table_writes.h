@@ -100,14 +100,14 @@ void DeviceTableImpl<Device>::Insert(const DeviceKeys& keys, FirstValue first_va
   PrepareScratch(keys.n);
   EnsureRoom(keys);
   PrepareEviction(keys.n);
-  TakeATurn();  // before any row is found
+  MoveHotRowsInTurn();  // before any row is found
   if (admission != nullptr) device_.Launch(n, AdmitBody{Batch(keys), index_, *admission, numbers()});
   device_.Launch(n, InsertBody{Batch(keys), index_, rows_, numbers(), new_keys(), new_slots(), inserted,
                                admission != nullptr});
   device_.Launch(n, PlaceNewBody{Batch(keys), index_, rows_, new_keys(), new_slots(), initial_, first_value,
                                  first_slots_.data() + value_bytes_, Alignment(Count(value_bytes_)),
                                  Alignment(Count(value_bytes_))});
-  Settle(keys.n);
+  CountRows(keys.n);
   if (!keys.distinct) device_.Launch(n, ResolveBody{Batch(keys), index_, numbers()});
 }
 

@@ -1,4 +1,4 @@
-// Kernel bodies that remove keys. SettleBody (insert_kernels.h) enters the freed rows in the counters.
+// Kernel bodies that remove keys. CountRowsBody (insert_kernels.h) enters the freed rows in the counters.
 #pragma once
 
 #include <cstdint>

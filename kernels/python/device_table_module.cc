@@ -48,8 +48,8 @@ NB_MODULE(_device_table, m) {
           nb::arg("keys").noconvert(), "columns"_a = nb::dict(),
           nb::arg("frequencies").noconvert() = nb::none(), nb::arg("versions").noconvert() = nb::none(),
           "stream"_a = 0, nb::kw_only(), nb::arg("scores").noconvert() = nb::none(),
-          "Writes as many rows as keys has room for, at most, and returns how many; -1 at the end. A chunk "
-          "may be empty. columns: a dict from 'value' or a slot's name to an array (n, width); frequencies "
+          "Writes as many rows as keys has room for, at most, and returns how many: 0 at the end. "
+          "columns: a dict from 'value' or a slot's name to an array (n, width); frequencies "
           "and versions: uint32 (n); scores: uint64 (n), zeros where the table is not bounded.")
       .def_prop_ro(
           "max_rows", [](PyDeviceExporter& self) { return self.exporter->max_rows(); },

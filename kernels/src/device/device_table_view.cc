@@ -122,7 +122,7 @@ class View : public Table {
     arrays.Finish();
     rows.Finish();
     NotePositions(keys, n, out, insertion.admission >= 1.0, threads);
-    if (insertion.evicted != nullptr) HandOut(evicted, insertion.evicted, stream);
+    if (insertion.evicted != nullptr) CopyEvicted(evicted, insertion.evicted, stream);
   }
 
   void GatherColumns(const void* keys, int64_t n, const std::vector<ColumnOut>& out, bool* found,
@@ -382,7 +382,7 @@ class View : public Table {
     return columns;
   }
 
-  void HandOut(const DeviceEvicted& evicted, EvictedRows* out, DeviceStream stream) const {
+  void CopyEvicted(const DeviceEvicted& evicted, EvictedRows* out, DeviceStream stream) const {
     uint64_t count = 0;
     work_->Copy(&count, evicted.count, sizeof(count), stream);
     if (count == 0) return;
@@ -415,9 +415,9 @@ class ViewExporter : public Exporter {
     if (held_ == next_held_ && capacity >= kSmallChunk) {
       rows = Read(std::min(capacity, std::max(kSmallChunk, kChunkBytes / row_bytes)), out, threads);
     } else {
-      if (held_ == next_held_) Hold(out, threads);
+      if (held_ == next_held_) ReadAhead(out, threads);
       rows = std::min(capacity, held_ - next_held_);
-      HandOut(rows, out);
+      CopyHeld(rows, out);
     }
     left_ = std::max<int64_t>(0, left_ - rows);
     if (rows == 0) left_ = 0;
@@ -438,15 +438,13 @@ class ViewExporter : public Exporter {
           arrays.Out(static_cast<char*>(column.data), capacity * column.width * view_->element_bytes_);
       device.columns.push_back(column);
     }
-    int64_t rows = 0;
-    while (rows == 0) rows = exporter_->Next(capacity, device, view_->StreamOf(threads));
-    if (rows < 0) return 0;
-    arrays.Finish();
+    const int64_t rows = exporter_->Next(capacity, device, view_->StreamOf(threads));
+    if (rows > 0) arrays.Finish();
     return rows;
   }
 
   // Reads some more than the caller has room for.
-  void Hold(const Buffers& out, ParallelFor& threads) {
+  void ReadAhead(const Buffers& out, ParallelFor& threads) {
     Buffers own;
     const auto room = [](std::vector<char>* column, int64_t bytes) {
       column->resize(static_cast<size_t>(kSmallChunk * bytes));
@@ -465,7 +463,7 @@ class ViewExporter : public Exporter {
     next_held_ = 0;
   }
 
-  void HandOut(int64_t rows, const Buffers& out) {
+  void CopyHeld(int64_t rows, const Buffers& out) {
     const auto copy = [&](void* to, const std::vector<char>& from, int64_t bytes) {
       if (to == nullptr || rows == 0) return;
       std::memcpy(to, from.data() + next_held_ * bytes, static_cast<size_t>(rows * bytes));

@@ -129,9 +129,10 @@ class BoundedTable : public Table {
     }
     Scratch<uint64_t> scratch(static_cast<size_t>(places));
     uint64_t* const positions = out.positions == nullptr ? scratch.data() : out.positions;
-    Try(keys, n, threads,
-        [&] { rows_->GatherOrInsert(keys, n, {out.rows, positions, out.where}, insertion, threads); });
-    Settle({positions, out.where, n}, true, insertion.evicted, threads);
+    RankEvenOnFailure(keys, n, threads, [&] {
+      rows_->GatherOrInsert(keys, n, {out.rows, positions, out.where}, insertion, threads);
+    });
+    TouchAndEvict({positions, out.where, n}, true, insertion.evicted, threads);
   }
 
   void Upsert(const void* keys, int64_t n, const void* values, Stamp stamp, ParallelFor& threads) override {
@@ -161,7 +162,8 @@ class BoundedTable : public Table {
               const uint32_t* versions, const uint64_t* scores, ParallelFor& threads) override {
     CheckBatch(n);
     std::lock_guard<std::mutex> hold(mutex_);
-    Try(keys, n, threads, [&] { rows_->Import(keys, n, in, freqs, versions, nullptr, threads); });
+    RankEvenOnFailure(keys, n, threads,
+                      [&] { rows_->Import(keys, n, in, freqs, versions, nullptr, threads); });
     Scratch<uint64_t> positions(static_cast<size_t>(n));
     rows_->Locate(keys, n, positions.data(), threads);
     for (int64_t i = 0; i < n; ++i) {
@@ -177,7 +179,7 @@ class BoundedTable : public Table {
         rank = {0, next_order_++};
       }
       if (eviction_ == Eviction::kLru) clock_ = std::max(clock_, rank.score);
-      ranks_.Offer(position);
+      ranks_.RankChanged(position);
     }
     std::vector<uint64_t> victims;
     TakeLowest(Excess(), [](const Rank&, uint64_t) { return false; }, &victims);
@@ -187,7 +189,7 @@ class BoundedTable : public Table {
   int64_t Remove(const void* keys, int64_t n, ParallelFor& threads) override {
     CheckBatch(n);
     std::lock_guard<std::mutex> hold(mutex_);
-    Unrank(keys, n, threads);
+    ClearRanks(keys, n, threads);
     return rows_->Remove(keys, n, threads);
   }
 
@@ -224,7 +226,7 @@ class BoundedTable : public Table {
       const uint64_t position = positions[static_cast<size_t>(i)];
       if (position == kNoPosition) continue;
       ranks_.At(position).score = scores[i];
-      ranks_.Offer(position);
+      ranks_.RankChanged(position);
       ++there;
     }
     return there;
@@ -255,7 +257,7 @@ class BoundedTable : public Table {
     }
   }
 
-  void Unrank(const void* keys, int64_t n, ParallelFor& threads) {
+  void ClearRanks(const void* keys, int64_t n, ParallelFor& threads) {
     Scratch<uint64_t> positions(static_cast<size_t>(n));
     rows_->Locate(keys, n, positions.data(), threads);
     for (int64_t i = 0; i < n; ++i) {
@@ -266,16 +268,16 @@ class BoundedTable : public Table {
 
   // A write that may fail half way through its batch: rows that came to be get their ranks even so.
   template <class Body>
-  void Try(const void* keys, int64_t n, ParallelFor& threads, const Body& body) {
+  void RankEvenOnFailure(const void* keys, int64_t n, ParallelFor& threads, const Body& body) {
     try {
       body();
     } catch (...) {
-      Adopt(keys, n, threads);
+      RankUnrankedRows(keys, n, threads);
       throw;
     }
   }
 
-  void Adopt(const void* keys, int64_t n, ParallelFor& threads) noexcept {
+  void RankUnrankedRows(const void* keys, int64_t n, ParallelFor& threads) noexcept {
     try {
       Scratch<uint64_t> positions(static_cast<size_t>(n));
       rows_->Locate(keys, n, positions.data(), threads);
@@ -283,7 +285,7 @@ class BoundedTable : public Table {
         const uint64_t position = positions[static_cast<size_t>(i)];
         if (position == kNoPosition || ranks_.At(position).order != 0) continue;
         Touch(position, false);
-        ranks_.Offer(position);
+        ranks_.RankChanged(position);
       }
     } catch (...) {  // no memory: they get their ranks when they are touched next
     }
@@ -293,10 +295,10 @@ class BoundedTable : public Table {
   void Write(const void* keys, int64_t n, bool counted, ParallelFor& threads, const Body& body) {
     CheckBatch(n);
     std::lock_guard<std::mutex> hold(mutex_);
-    Try(keys, n, threads, body);
+    RankEvenOnFailure(keys, n, threads, body);
     Scratch<uint64_t> positions(static_cast<size_t>(n));
     rows_->Locate(keys, n, positions.data(), threads);
-    Settle({positions.data(), nullptr, n}, counted, nullptr, threads);
+    TouchAndEvict({positions.data(), nullptr, n}, counted, nullptr, threads);
   }
 
   void Touch(uint64_t position, bool counted) {
@@ -312,7 +314,7 @@ class BoundedTable : public Table {
   }
 
   // After a batch has been written: its rows are touched, and what is too much goes.
-  void Settle(const Batch& batch, bool counted, EvictedRows* evicted, ParallelFor& threads) {
+  void TouchAndEvict(const Batch& batch, bool counted, EvictedRows* evicted, ParallelFor& threads) {
     clock_ = NextTime(clock_, now_());
     const uint64_t first_order = next_order_;
     for (int64_t i = 0; i < batch.n; ++i) {
@@ -335,7 +337,7 @@ class BoundedTable : public Table {
     // Under kLru the rows of a batch are above all others, and so never among the lowest.
     if (eviction_ == Eviction::kLru) return;
     for (int64_t i = 0; i < batch.n; ++i) {
-      if (batch[i] != kNoPosition) ranks_.Offer(batch[i]);
+      if (batch[i] != kNoPosition) ranks_.RankChanged(batch[i]);
     }
   }
 

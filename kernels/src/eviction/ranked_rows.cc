@@ -17,7 +17,7 @@ void RankedRows::Grow(Shard* shard, uint32_t row) {
 
 void RankedRows::Push(const Entry& entry) {
   if (heap_.size() >= most_entries_) {  // mostly entries that stand for nothing any more
-    Forget();
+    EmptyHeap();
     return;
   }
   heap_.push_back(entry);
@@ -31,7 +31,7 @@ RankedRows::Entry RankedRows::Pop() {
   return entry;
 }
 
-void RankedRows::Forget() {
+void RankedRows::EmptyHeap() {
   heap_.clear();
   bound_ = {};
 }
@@ -53,7 +53,7 @@ void RankedRows::Heapify(size_t wanted) {
 void RankedRows::Clear() {
   for (Shard& shard : shards_) Shard().swap(shard);
   std::vector<Entry>().swap(heap_);
-  Forget();
+  EmptyHeap();
 }
 
 int64_t RankedRows::bytes() const {

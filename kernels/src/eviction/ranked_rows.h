@@ -35,7 +35,7 @@ class RankedRows {
  public:
   explicit RankedRows(int shards) : shards_(static_cast<size_t>(shards)) {}
 
-  // The rank of a row, to be read or written. After it was changed, Offer(position) before the next Lowest.
+  // The rank of a row, to be read or written. After it was changed, RankChanged(position) before the next Lowest.
   Rank& At(uint64_t position) {
     Shard& shard = shards_[position >> 32];
     const uint32_t row = static_cast<uint32_t>(position);
@@ -56,7 +56,7 @@ class RankedRows {
   }
 
   // Tells of a row whose rank was changed.
-  void Offer(uint64_t position) {
+  void RankChanged(uint64_t position) {
     const Rank rank = At(position);
     if (rank.order != 0 && !(bound_ < rank)) Push({rank, position});
   }
@@ -93,7 +93,7 @@ class RankedRows {
   static void Grow(Shard* shard, uint32_t row);
   void Push(const Entry& entry);
   Entry Pop();
-  void Forget();  // the heap, until the next fill
+  void EmptyHeap();  // the heap, until the next fill
 
   template <class Visit>
   void ForEach(const Visit& visit) const {
@@ -110,7 +110,7 @@ class RankedRows {
   // Puts the lowest `wanted` rows into the heap.
   template <class Skip>
   void Fill(size_t wanted, const Skip& skip) {
-    Forget();
+    EmptyHeap();
     Rank most{UINT64_MAX, UINT64_MAX};
     ForEach([&](const Rank& rank, uint64_t position) {
       if (most < rank || skip(rank, position)) return;

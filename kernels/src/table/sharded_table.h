@@ -6,20 +6,21 @@
 // guarded by the shard's readers-writer lock, and by nothing else:
 //   - who holds it shared may read them; rows don't change under him, so every row he sees is whole;
 //   - who holds it exclusively may change them, and leaves every row whole before he lets go, also by an
-//   exception:
-//     whatever may fail (memory) happens before the first change of a row.
+//     exception: whatever may fail (memory) happens before the first change of a row.
 // Locks and their order:
-//   1. `schema_mutex_`: one EnsureSlots at a time, for the whole of it. Taken before any other, by
-//   EnsureSlots only.
+//   1. `schema_mutex_`: one EnsureSlots at a time, for the whole of it. Taken before any other, by EnsureSlots
+//      only.
 //   2. Shard locks. A lookup takes the shared locks of all shards that a block of its keys touches, in
-//   ascending order;
-//      a writer holds one exclusive lock and no other shard's. Since a writer never waits with a lock in hand
-//      and readers wait in ascending order only, nobody waits in a circle, although a waiting writer holds up
-//      readers.
+//      ascending order; a writer holds one exclusive lock and no other shard's. Since a writer never waits
+//      with a lock in hand and readers wait in ascending order only, nobody waits in a circle, although a
+//      waiting writer holds up readers.
 //   3. `state_mutex_`: guards the pointers to the current layout and initializer. A leaf: nothing is taken
-//   under it.
+//      under it.
 // Nobody calls ParallelFor::Run with a shard lock in hand: the lent threads may be busy waiting for that very
 // lock.
+//
+// EnsureSlots changes all shards or none. It takes the memory for the rows of all of them first, shard by
+// shard; a shard that gets more rows meanwhile takes memory for them in both layouts. Then nothing can fail.
 //
 // A lookup locks a block of some thousand keys at a time, a write one shard's share of its batch. So a batch
 // is not one transaction: another thread's write may come between two blocks. Each row is.
