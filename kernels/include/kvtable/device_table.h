@@ -160,8 +160,8 @@ struct DeviceMemoryUse {
 };
 
 // Reads a table in chunks, of which any operation may come between: it may grow, and change its slots. A row
-// that is there throughout comes exactly once; rows that are inserted meanwhile may be left out. (A key
-// removed and inserted again meanwhile may come twice: the later one is newer.)
+// that is there throughout comes exactly once; rows that are inserted meanwhile may be left out. No key comes
+// twice.
 class DeviceExporter {
  public:
   struct Buffers {

@@ -149,8 +149,9 @@ struct MemoryUse {
 
 class Table;
 
-// Reads a table in chunks. Rows inserted after the exporter was made may be left out; every other live row
-// comes once. (A key removed and inserted again meanwhile may come twice: the later one is newer.)
+// Reads a table in chunks, each row whole, as it is when its turn comes. Rows that were there when the
+// exporter was made come, unless they go before their turn; rows inserted since are left out (or may be, of a
+// table in device memory). No key comes twice. The table must outlive its exporters.
 class Exporter {
  public:
   struct Buffers {

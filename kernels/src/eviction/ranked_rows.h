@@ -35,7 +35,8 @@ class RankedRows {
  public:
   explicit RankedRows(int shards) : shards_(static_cast<size_t>(shards)) {}
 
-  // The rank of a row, to be read or written. After it was changed, RankChanged(position) before the next Lowest.
+  // The rank of a row, to be read or written. After it was changed, RankChanged(position) before the next
+  // Lowest.
   Rank& At(uint64_t position) {
     Shard& shard = shards_[position >> 32];
     const uint32_t row = static_cast<uint32_t>(position);

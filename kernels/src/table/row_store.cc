@@ -77,6 +77,7 @@ uint32_t RowStore::Allocate() noexcept {
     free_.pop_back();
   }
   *LiveWord(row) |= uint64_t{1} << (row % 64);
+  for (ReusedRows* rows : watching_) rows->Add(row);
   return row;
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "memory/huge_pages.h"
+#include "table/reused_rows.h"
 
 namespace kvtable {
 
@@ -56,6 +57,11 @@ class RowStore {
   }
   void Free(uint32_t row) noexcept;
   void Clear();
+  // Has Allocate add the rows it hands out to `rows`, until Unwatch.
+  void Watch(ReusedRows* rows) { watching_.push_back(rows); }
+  void Unwatch(const ReusedRows* rows) noexcept {
+    watching_.erase(std::find(watching_.begin(), watching_.end(), rows));
+  }
   // Sizes the first slab for `rows`, where no row has been handed out yet.
   void Reserve(size_t rows);
 
@@ -155,6 +161,7 @@ class RowStore {
   Region nursery_;
   std::vector<Slab> slabs_;
   std::vector<uint32_t> free_;
+  std::vector<ReusedRows*> watching_;
   std::optional<NextRows> relayout_;
   bool huge_pages_;
 };

@@ -12,16 +12,24 @@
 
 namespace kvtable {
 
+TableExporter::RowsOfShard::RowsOfShard(Shard* shard) : shard_(shard) {
+  std::lock_guard<RwSpinlock> hold(shard->lock);
+  reused_ = std::make_unique<ReusedRows>(shard->rows.high_water());
+  shard->rows.Watch(reused_.get());
+}
+
+TableExporter::RowsOfShard::~RowsOfShard() {
+  std::lock_guard<RwSpinlock> hold(shard_->lock);
+  shard_->rows.Unwatch(reused_.get());
+}
+
 TableExporter::TableExporter(const ShardedTable* table) : table_(table) {
-  for (const auto& shard : table->shards_) {
-    std::shared_lock<RwSpinlock> hold(shard->lock);
-    ends_.push_back(shard->rows.high_water());
-  }
+  for (const auto& shard : table->shards_) rows_.push_back(std::make_unique<RowsOfShard>(shard.get()));
 }
 
 int64_t TableExporter::max_rows() const {
   int64_t rows = 0;
-  for (size_t s = static_cast<size_t>(shard_); s < ends_.size(); ++s) rows += ends_[s];
+  for (size_t s = static_cast<size_t>(shard_); s < rows_.size(); ++s) rows += rows_[s]->end();
   return rows - row_;
 }
 
@@ -33,14 +41,16 @@ int64_t TableExporter::Next(int64_t capacity, const Buffers& out, ParallelFor& t
   for (;;) {
     Scratch<uint64_t> picks(static_cast<size_t>(capacity));  // shard << 32 | row
     int64_t count = 0;
-    while (count < capacity && shard_ < static_cast<int>(ends_.size())) {
+    while (count < capacity && shard_ < static_cast<int>(rows_.size())) {
       const Shard& shard = *table_->shards_[static_cast<size_t>(shard_)];
       {
         std::shared_lock<RwSpinlock> hold(shard.lock);
-        const uint32_t end = std::min(ends_[static_cast<size_t>(shard_)], shard.rows.high_water());
+        const RowsOfShard& rows = *rows_[static_cast<size_t>(shard_)];
+        const uint32_t end = std::min(rows.end(), shard.rows.high_water());
         const uint64_t high = static_cast<uint64_t>(shard_) << 32;
         if (row_ < end) {
           row_ = shard.rows.ForEachLive(row_, end, [&](uint32_t row) {
+            if (!rows.Has(row)) return true;
             if (count == capacity) return false;
             picks[static_cast<size_t>(count++)] = high | row;
             return true;
@@ -99,7 +109,8 @@ int64_t TableExporter::Write(const uint64_t* picks, int64_t count, int64_t at, c
     for (const ColumnOut& column : out.columns) columns.push_back(ShardedTable::CheckColumn(shard, column));
     for (; begin < end; ++begin) {
       const uint32_t row = static_cast<uint32_t>(picks[begin]);
-      if (row >= shard.rows.high_water() || !shard.rows.IsLive(row)) continue;
+      if (row >= shard.rows.high_water() || !shard.rows.IsLive(row) || !rows_[shard_number]->Has(row))
+        continue;
       const RowStamp& stamp = *shard.rows.StampOf(row);
       if (out.keys != nullptr) static_cast<Key*>(out.keys)[at] = static_cast<Key>(stamp.key);
       if (out.freqs != nullptr) out.freqs[at] = stamp.frequency;

@@ -2,12 +2,15 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "kvtable/table.h"
+#include "table/reused_rows.h"
 
 namespace kvtable {
 
+struct Shard;
 class ShardedTable;
 
 class TableExporter : public Exporter {
@@ -21,7 +24,22 @@ class TableExporter : public Exporter {
   int64_t Write(const uint64_t* picks, int64_t count, int64_t at, const Buffers& out) const;
 
   const ShardedTable* table_;
-  std::vector<uint32_t> ends_;  // of each shard: row numbers handed out when the export began
+  // The rows that a shard had when the export began. Guarded by the shard's lock.
+  class RowsOfShard {
+   public:
+    explicit RowsOfShard(Shard* shard);
+    ~RowsOfShard();
+    RowsOfShard(const RowsOfShard&) = delete;
+    RowsOfShard& operator=(const RowsOfShard&) = delete;
+
+    uint32_t end() const { return reused_->end(); }
+    bool Has(uint32_t row) const { return !reused_->Has(row); }
+
+   private:
+    Shard* const shard_;
+    std::unique_ptr<ReusedRows> reused_;
+  };
+  std::vector<std::unique_ptr<RowsOfShard>> rows_;  // of each shard
   int shard_ = 0;
   uint32_t row_ = 0;
 };
