@@ -22,25 +22,14 @@
 #include <vector>
 
 #include "device_block.h"
-#include "erase_kernels.h"
 #include "evictor.h"
-#include "export_kernels.h"
 #include "find_kernels.h"
-#include "gradient_kernels.h"
-#include "hot_rows_kernels.h"
 #include "insert_kernels.h"
 #include "kvtable/device_table.h"
 #include "pool_kernels.h"
-#include "relayout_kernels.h"
 #include "row_blocks.h"
-#include "shrink_kernels.h"
-#include "splits_kernels.h"
-#include "table/check_batch.h"
 #include "table/row_layout.h"
-#include "update_rows.h"
 #include "values/elements.h"
-#include "values/initial_value.h"
-#include "write_kernels.h"
 #include "zero_mark_kernels.h"
 
 namespace kvtable {

@@ -4,6 +4,7 @@
 #include "device_table_impl.h"
 #include "pool_kernels.h"
 #include "splits_kernels.h"
+#include "table/check_batch.h"
 #include "values/elements.h"
 
 namespace kvtable {

@@ -5,6 +5,7 @@
 #include "find_kernels.h"
 #include "hot_rows_kernels.h"
 #include "score_kernels.h"
+#include "table/check_batch.h"
 #include "zero_mark_kernels.h"
 
 namespace kvtable {

@@ -1,4 +1,5 @@
-// What kvtools._device_table.DeviceTable is: checks of the arrays that come by DLPack, and the calls with them.
+// What kvtools._device_table.DeviceTable is: checks of the arrays that come by DLPack, and the calls with
+// them.
 #pragma once
 
 #include <nanobind/nanobind.h>
