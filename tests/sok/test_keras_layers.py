@@ -1,4 +1,4 @@
-"""Variables of sok in layers of Keras 3 and tf_keras: listed, told apart, trained, and never left untrained in silence."""
+"""Variables of sok in layers of Keras 3 and tf_keras: listed, told apart, trained, never left untrained in silence."""
 
 from __future__ import annotations
 

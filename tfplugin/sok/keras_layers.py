@@ -100,7 +100,7 @@ def _check_pairs(optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
         if gradient is not None and _is_table(variable):
             raise ValueError(
                 f"{type(optimizer).__name__} of Keras cannot update sok.DynamicVariable '{variable.name}' by itself: "
-                "apply its gradient with sok.OptimizerWrapper(optimizer), in a training loop or train_step of your own; "
+                "apply its gradient with sok.OptimizerWrapper(optimizer), in a train_step or loop of your own; "
                 "sok.filter_variables tells such variables from others."
             )
 
