@@ -30,6 +30,7 @@ COMPRESSIONS = [{}, {"compression": "gzip"}, {"compression": "lzf"}, {"compressi
 DATA = Path(__file__).parent.parent / "data"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", COMPRESSIONS, ids=str)
 def test_every_table_comes_back_to_the_byte(tmp_path: Path, options: dict[str, object]) -> None:
     tables = [*round_trip.grid(), *(round_trip.table(name) for name in round_trip.NAMES)]
