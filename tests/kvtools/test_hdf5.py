@@ -302,6 +302,18 @@ def test_rows_in_other_files_are_not_followed(tmp_path: Path) -> None:
         open_checkpoint(tmp_path / "a.h5")
 
 
+@pytest.mark.parametrize("compression", [None, "gzip"])
+def test_external_links_are_not_followed(tmp_path: Path, compression: str | None) -> None:
+    for name in ("mine", "secret"):
+        write_tables([round_trip.table(bare=True)], tmp_path / f"{name}.h5", "hdf5", options=WriteOptions(compression))
+    with h5py.File(tmp_path / "mine.h5", "r+") as file:
+        (part,) = next(iter(file["tables"].values())).values()
+        del part["values"]
+        part["values"] = h5py.ExternalLink(str(tmp_path / "secret.h5"), part.name + "/values")
+    with pytest.raises(BadInputError, match="lie in other files"):
+        open_checkpoint(tmp_path / "mine.h5").table("ads/emb").to_numpy()
+
+
 def test_huge_hdf5_chunks_are_refused_before_they_are_read(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("keys", data=np.arange(1 << 14), chunks=(1 << 14,))
