@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.distribute import distribute_lib
@@ -11,10 +11,8 @@ from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.ops import resource_variable_ops
 from tensorflow.python.saved_model import save_context
 
+from tfplugin.dynamic_embedding.sharded_table import ShardedTable
 from tfplugin.dynamic_embedding.trainable import TrainableWrapper
-
-if TYPE_CHECKING:
-    from tfplugin.dynamic_embedding.variable import Variable
 
 
 class ShadowVariable(TrainableWrapper):
@@ -42,22 +40,20 @@ class ShadowVariable(TrainableWrapper):
 
     def __init__(
         self,
-        params: Variable,
+        params: ShardedTable,
         name: str = "ShadowVariable",
         max_norm: Any = None,
         trainable: bool = True,
         distribute_strategy: Any = None,
         **kwargs: Any,
     ) -> None:
-        from tfplugin.dynamic_embedding.variable import Variable
-
         with tf_ops.init_scope():
             if not tf.executing_eagerly():
                 raise NotImplementedError(
                     f"ShadowVariable '{name}' is for eager mode and tf.function: in a graph, take what "
                     "embedding_lookup returns with return_trainable=True."
                 )
-        if not isinstance(params, Variable):
+        if not isinstance(params, ShardedTable):
             raise TypeError(f"ShadowVariable '{name}': params must be a Variable, got {type(params).__name__}.")
         for what in ("ids", "exists"):
             given = kwargs.get(what)
@@ -101,7 +97,7 @@ class ShadowVariable(TrainableWrapper):
         return (rows, self) if return_trainable else rows
 
 
-def shadow_of(params: Variable, name: str, max_norm: Any = None) -> Any:
+def shadow_of(params: ShardedTable, name: str, max_norm: Any = None) -> Any:
     """The ShadowVariable of this name, made where there is none."""
     shadow = params.trainable_store.get(name)
     if shadow is None:

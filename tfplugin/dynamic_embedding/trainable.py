@@ -7,17 +7,15 @@ there to the rows in the table.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import tensorflow as tf
 from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.ops import resource_variable_ops
 
 from tfplugin.dynamic_embedding.model_mode import ModelMode
+from tfplugin.dynamic_embedding.sharded_table import ShardedTable
 from tfplugin.ops import raw
-
-if TYPE_CHECKING:
-    from tfplugin.dynamic_embedding.variable import Variable
 
 
 class TrainableWrapper(resource_variable_ops.BaseResourceVariable):
@@ -35,7 +33,7 @@ class TrainableWrapper(resource_variable_ops.BaseResourceVariable):
       dtype, shape: of the rows; [None, dim].
     """
 
-    def __init__(self, params: Variable, ids: Any, max_norm: Any = None, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, params: ShardedTable, ids: Any, max_norm: Any = None, *args: Any, **kwargs: Any) -> None:
         del args
         self.params = params
         self.max_norm = max_norm
