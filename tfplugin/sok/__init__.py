@@ -4,6 +4,7 @@ Code written for ``sparse_operation_kit`` runs with its import changed: ``import
 ``from tfplugin.sok import experiment as sok``.
 """
 
+from tfplugin.ranks import RankError, rank, size
 from tfplugin.sok.all2all_dense_embedding import all2all_dense_embedding
 from tfplugin.sok.all2all_layer import All2AllDenseEmbedding
 from tfplugin.sok.checkpoint import Checkpoint, CheckpointManager
@@ -16,10 +17,10 @@ from tfplugin.sok.dynamic_variable import (
     incremental_model_dump,
     sparse_read_and_evict,
 )
+from tfplugin.sok.initialize import init
 from tfplugin.sok.legacy_saver import Saver
 from tfplugin.sok.lookup_sparse import lookup_sparse
 from tfplugin.sok.optimizer import SGD, OptimizerWrapper
-from tfplugin.sok.ranks import RankError, init, rank, size
 from tfplugin.sok.variables import filter_variables
 
 __all__ = [

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfplugin.sok import ranks
+from tfplugin import ranks
 from tfplugin.sok.all2all_dense_embedding import all2all_dense_embedding
 from tfplugin.sok.distributed_variable import ShardedVariable, Variable
 from tfplugin.sok.dynamic_variable import DynamicVariable

@@ -9,7 +9,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
-from tfplugin.sok import ranks
+from tfplugin import ranks
+from tfplugin.sok.placement import owner_of_mode
 
 _numbers = itertools.count()
 
@@ -44,6 +45,10 @@ class ShardedVariable(resource_variable_ops.ResourceVariable):
     def mode(self) -> str:
         """``"distributed"`` or ``"localized:#"``."""
         return "distributed" if self.target_gpu < 0 else f"localized:{self.target_gpu}"
+
+    def describe(self) -> str:
+        """What must be the same on all ranks."""
+        return f"'{self.name}' (static, {self.dtype.name}{list(self.global_shape)}, {self.mode})"
 
     def key_map(self, indices: Any) -> tf.Tensor:
         """Local row numbers of rows of the whole that this rank holds."""
@@ -101,7 +106,7 @@ def Variable(
     """
     name = f"sok_static_Variable_{next(_numbers)}" if name is None else name
     what = f"sok.Variable '{name}'"
-    owner = ranks.owner_of_mode(mode, what)
+    owner = owner_of_mode(mode, what)
     if (initial_value is None) == (shape is None):
         raise ValueError(f"{what}: give either initial_value or shape (with an initializer).")
     if initial_value is None:

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfplugin import ranks
 from tfplugin.get_kv_variable import add_to_collections
 from tfplugin.initializers import KvInitializer, resolve
 from tfplugin.kv_variable import KEY_DTYPES, VALUE_DTYPES, KvVariable
-from tfplugin.sok import ranks
-from tfplugin.sok.shared_folder import step
+from tfplugin.ranks import step
+from tfplugin.sok.placement import owner_of_mode
 
 _numbers = itertools.count()
 
@@ -88,7 +89,7 @@ class DynamicVariable(KvVariable):
         self._mode = mode
         self._initializer_given = initializer
         self._config = dict(options)
-        self.owner = ranks.owner_of_mode(mode, what)
+        self.owner = owner_of_mode(mode, what)
         self.num_gpus = ranks.size()
         #: The most rows that a lookup over the ranks may leave this one with; -1 for any number.
         self.row_limit = -1
@@ -132,6 +133,11 @@ class DynamicVariable(KvVariable):
     def ranks(self) -> int:
         """How many ranks hold rows of the whole, or could."""
         return self.num_gpus
+
+    def describe(self) -> str:
+        """What must be the same on all ranks."""
+        mode = "distributed" if self.owner is None else f"localized:{self.owner}"
+        return f"'{self.name}' (dynamic, {self.key_dtype.name} -> {self.dtype.name}[{self.dim}], {mode})"
 
     def _is_bounded(self, max_capacity: int) -> bool:
         return self._backend_type == "hybrid" and max_capacity > 0
@@ -363,12 +369,7 @@ def incremental_model_dump(
         for variable, since in zip(variables, times * len(variables) if len(times) == 1 else times, strict=True):
             touched = variable.export_since(_seconds(since))
             local.append(sess.run(touched) if sess is not None else tuple(tensor.numpy() for tensor in touched))
-    of_ranks = ranks.current().allgather([variable.name for variable in variables])
-    if any(names != of_ranks[0] for names in of_ranks):
-        raise ValueError(
-            "sok.incremental_model_dump: every rank must call it with the same variables, in the same order, got "
-            + "; ".join(f"rank {rank}: {names}" for rank, names in enumerate(of_ranks))
-        )
+    ranks.check_same([variable.describe() for variable in variables], "sok.incremental_model_dump")
     keys, rows = [], []
     for one in local:
         parts = ranks.current().allgather(one)

@@ -12,8 +12,9 @@ import tensorflow as tf
 from kvtools.dialects.column_table import ColumnTable
 from kvtools.dialects.interface import KEYS, KEYS_AND_VALUES, OpenOptions
 from kvtools.dialects.sok_legacy import KEYS_FILE, VALUES_FILE, open_table
+from tfplugin import ranks
 from tfplugin.kv_variable import KvVariable
-from tfplugin.sok import ranks
+from tfplugin.ranks import step
 from tfplugin.sok.distributed_variable import ShardedVariable
 from tfplugin.sok.dump import check_row_numbers, own_rows, write_table_rows
 from tfplugin.sok.dynamic_variable import DynamicVariable
@@ -28,7 +29,6 @@ from tfplugin.sok.row_files import (
     variable_rows,
     write_tables,
 )
-from tfplugin.sok.shared_folder import step
 
 _FLOAT32 = np.dtype(np.float32)
 _INT64 = np.dtype(np.int64)

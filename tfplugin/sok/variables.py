@@ -1,4 +1,4 @@
-"""Telling model-parallel variables from the rest of a model."""
+"""Telling variables that the ranks share out from the rest of a model, and from those of another rank."""
 
 from __future__ import annotations
 

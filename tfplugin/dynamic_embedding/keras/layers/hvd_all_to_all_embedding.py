@@ -6,9 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfplugin import ranks
 from tfplugin.dynamic_embedding.keras.layers.rank_part import RankPartCreator
 from tfplugin.dynamic_embedding.shadow_ops import serving
-from tfplugin.sok import ranks
 from tfplugin.sok.all2all_dense_embedding import all2all_dense_embedding
 from tfplugin.sok.exchange_table import ExchangeTable
 
