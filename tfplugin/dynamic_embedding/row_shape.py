@@ -15,13 +15,14 @@ def rows_of_values(keys: tf.Tensor, values: tf.Tensor, dim: int, what: str) -> t
       what: is written to, for messages.
 
     Raises:
-      ValueError: another shape. (`tf.errors.InvalidArgumentError` where it is known only when the op runs.)
+      tf.errors.InvalidArgumentError: another shape; at once where it is known, else when the op runs.
     """
     wanted = keys.shape.concatenate([dim])
     flat = tf.TensorShape([keys.shape.num_elements(), dim])
-    fits = values.shape.is_compatible_with(wanted) or values.shape.is_compatible_with(flat)
-    if not fits:
-        raise ValueError(f"{what}: keys of shape {keys.shape} take rows of shape {wanted}, got {values.shape}.")
+    if not (values.shape.is_compatible_with(wanted) or values.shape.is_compatible_with(flat)):
+        raise tf.errors.InvalidArgumentError(
+            None, None, f"{what}: keys of shape {keys.shape} take rows of shape {wanted}, got {values.shape}."
+        )
     rows = tf.reshape(values, [-1, dim])
     if keys.shape.is_fully_defined() and values.shape.is_fully_defined():
         return rows

@@ -16,10 +16,11 @@ from tensorflow.python.training import optimizer as v1_optimizer
 from tfplugin.dynamic_embedding import checkpoint as saved_variables
 from tfplugin.dynamic_embedding import file_system_saver
 from tfplugin.dynamic_embedding.creators import CuckooHashTableCreator, KVCreator
+from tfplugin.dynamic_embedding.embedding_lookup import embedding_lookup
 from tfplugin.dynamic_embedding.partition import default_partition_fn
 from tfplugin.dynamic_embedding.restrict_policies import RestrictPolicy
 from tfplugin.dynamic_embedding.saves_files import VariableFiles
-from tfplugin.dynamic_embedding.shadow_ops import shadow_of
+from tfplugin.dynamic_embedding.shadow_variable import shadow_of
 from tfplugin.dynamic_embedding.sharded_table import ShardedTable
 from tfplugin.dynamic_embedding.slot_variable import slot_variables
 from tfplugin.kv_variable import KvVariable, PartitionedKvVariable
@@ -177,6 +178,13 @@ class Variable(VariableFiles, ShardedTable):
             return None
         return self.restrict_policy.apply_restriction(num_reserved, **kwargs)
 
+    # ---- Lookups for training ----------------------------------------------------------------------------------------
+
+    def embedding_lookup(self, ids: Any, name: str | None = None, max_norm: Any = None) -> Any:
+        """Rows of ids, and what an optimizer trains: as of `embedding_lookup` under ``<name>/embedding_lookup``."""
+        inner = None if name is None else f"{name}/embedding_lookup"
+        return embedding_lookup(self, ids, name=inner, max_norm=max_norm, return_trainable=True)
+
     # ---- Training ----------------------------------------------------------------------------------------------------
 
     def get_slot_variables(self, optimizer: Any) -> list[Any]:
@@ -194,7 +202,9 @@ class Variable(VariableFiles, ShardedTable):
         """What an optimizer trains for the lookups of this name. Before the first of them, it waits for it.
 
         Args:
-          name: as it is given to `embedding_lookup`.
+          name: as it is given to `embedding_lookup`. Of an `embedding_lookup_sparse` of name x it is
+            ``x/embedding_lookup``, of a `safe_embedding_lookup_sparse` ``x/embedding_lookup_sparse/embedding_lookup``.
+            A step of an optimizer in which there has still been no lookup of that name is an error.
 
         Returns:
           A `ShadowVariable`.
@@ -214,7 +224,7 @@ class Variable(VariableFiles, ShardedTable):
                     f"get_trainable_by_name of {self!r} is for eager mode. In a graph, take what embedding_lookup "
                     "returns with return_trainable=True, or look into trainable_store."
                 )
-        return shadow_of(self, name)
+        return shadow_of(self, name, awaited=True)
 
     get_eager_trainable_by_name = get_trainable_by_name
 
