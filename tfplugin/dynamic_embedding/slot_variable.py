@@ -13,6 +13,7 @@ from tensorflow.python.trackable import base as trackable
 from tfplugin.dynamic_embedding.saves_files import VariableFiles
 from tfplugin.kv_variable import KvVariable
 from tfplugin.ops import raw
+from tfplugin.optimizers.update_lock import locked_updates
 from tfplugin.slots import SlotSpec
 
 if TYPE_CHECKING:
@@ -51,9 +52,10 @@ class SlotTable:
         specs = self._specs()
         with tf.name_scope(name or "insert"):
             noted = self._table.note(ids, keys)
-            columns = self._part.read_rows(ids, self._optimizer, specs)
-            columns[1 + specs.index(self._spec)] = values
-            written = self._part.write_rows(ids, columns, specs)
+            with locked_updates(self._part, after=values) as finish:
+                columns = self._part.read_rows(ids, self._optimizer, specs)
+                columns[1 + specs.index(self._spec)] = values
+                written = finish(self._part.write_rows(ids, columns, specs))
             return written if noted is None or tf.executing_eagerly() else tf.group(noted, written)
 
     def lookup(
