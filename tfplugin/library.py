@@ -190,7 +190,7 @@ def library_path() -> Path:
                 _build(package, sources, flags, target)
     except OSError as error:
         raise BuildError(
-            f"tfplugin: cannot keep the compiled ops in {folder} ({error.strerror or error}): "
+            f"tfplugin: cannot write the compiled ops to {folder} ({error.strerror or error}): "
             "set KVTOOLS_CACHE_DIR to a folder that can be written and has 10 MB free."
         ) from error
     return target
