@@ -12,7 +12,7 @@ from tensorflow.python.framework import ops as tf_ops
 
 from tfplugin import backward_updates, composed_pool, library, positions
 
-#: Python wrappers of the ops in ``kernels/tensorflow/ops.cc``.
+#: Python wrappers of the ops in ``kernels/tensorflow/*_ops.cc``.
 raw = library.load()
 
 
