@@ -35,6 +35,9 @@ class _Prefixes(tf.train.experimental.PythonState):
     def serialize(self) -> str:
         return json.dumps(self.of, sort_keys=True)
 
+    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
+        """For asynchronous checkpoints: it is on the CPU."""
+
     def deserialize(self, string_value: Any) -> None:
         self.of = dict(json.loads(tf.compat.as_str(string_value)))
 

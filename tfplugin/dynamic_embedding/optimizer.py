@@ -314,7 +314,8 @@ def DynamicEmbeddingOptimizer(self: Any, bp_v2: bool = False, synchronous: bool 
     if (
         isinstance(optimizer, type)
         or not hasattr(optimizer, "apply_gradients")
-        or not hasattr(optimizer, "learning_rate")
+        # Not hasattr: it has an optimizer of tf_keras.optimizers.legacy make its hyperparameters, eagerly perhaps.
+        or "learning_rate" not in dir(optimizer)
     ):
         raise TypeError(f"DynamicEmbeddingOptimizer wants an optimizer, got {type(self).__name__}.")
     wrapper: Callable[..., Any] = _TablesWrapper
