@@ -537,6 +537,7 @@ class KvVariable(NotDense, trackable.Trackable):
         """Notes what an optimizer keeps beside each row. The table itself is changed by the next `read_rows`."""
         self._slots_of[optimizer] = tuple(specs)
         every = tuple(spec for specs_ in self._slots_of.values() for spec in specs_)
+        every += slot_binding.unclaimed(self, optimizer, specs)
         if every == self._all_slots:
             return
         self._all_slots = every
@@ -960,8 +961,8 @@ class PartitionedKvVariable(NotDense, trackable.Trackable):
 def _no_dense_value(value: KvVariable | PartitionedKvVariable, *args: Any, **kwargs: Any) -> tf.Tensor:
     raise TypeError(
         f"Key-value variable '{value.name}' has no dense value: it holds a row for each key it has met. Look rows up "
-        "with tf.nn.embedding_lookup, or take all of them with export(). tf.train.ExponentialMovingAverage averages dense "
-        "variables only: leave it out of its list."
+        "with tf.nn.embedding_lookup, or take all of them with export(). tf.train.ExponentialMovingAverage averages "
+        "dense variables only: leave it out of its list."
     )
 
 

@@ -26,9 +26,9 @@ def test_methods_of_dense_variables(make):
     table = make()
     with pytest.raises(AttributeError, match=r"has no 'numpy'.*export\(\)"):
         table.numpy()
-    with pytest.raises(AttributeError, match="'v:0' has no 'assign'.*upsert"):
+    with pytest.raises(AttributeError, match=r"'v:0' has no 'assign'.*upsert"):
         v1.assign(table, 1.0)
-    with pytest.raises(AttributeError, match="^'KvVariable' object has no attribute 'nonsense'$"):
+    with pytest.raises(AttributeError, match=r"^'KvVariable' object has no attribute 'nonsense'$"):
         _ = table.nonsense
     assert not hasattr(table, "value")
 

@@ -276,7 +276,7 @@ def test_sync_replicas_optimizer_averages_table_gradients():
 
 def test_moving_averages_say_that_a_table_has_no_dense_value(session):
     table = v1.get_kv_variable("t", embedding_dim=2)
-    with pytest.raises(TypeError, match="has no dense value.*ExponentialMovingAverage averages dense variables only"):
+    with pytest.raises(TypeError, match=r"has no dense value.*ExponentialMovingAverage averages dense variables only"):
         train.ExponentialMovingAverage(0.9).apply([table])
 
 

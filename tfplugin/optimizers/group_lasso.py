@@ -311,7 +311,7 @@ class GroupFtrl(FtrlFamily):
       l2_shrinkage_regularization_strength: adds twice this times w to the gradient.
       beta: of the paper, 0 or more.
       l21_regularization_strength: of the row, 0 or more. Of key-value variables; dense variables get plain Ftrl.
-      regularize_dense: let l21 penalize dense variables, too: a row is what lies under one index of the first dimension.
+      regularize_dense: let l21 penalize dense variables, too: a row is what lies under one index of dimension 0.
       accum_name, linear_name: None; slots of key-value variables have one name.
 
     Example:
