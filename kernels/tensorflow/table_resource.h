@@ -59,9 +59,9 @@ class TableResource : public tensorflow::ResourceBase {
   // it: the slots of optimizers that are gone. Any other only adds what it misses, so that optimizers that
   // take turns, each in a graph or function built before the next one was known, leave each other's slots
   // alone.
-  std::vector<int> AttachSlots(kvtable::Table* table, const std::vector<kvtable::SlotSpec>& own,
-                               const std::vector<kvtable::SlotSpec>& all, int64_t generation,
-                               kvtable::ParallelFor* threads);
+  kvtable::SlotColumns AttachSlots(kvtable::Table* table, const std::vector<kvtable::SlotSpec>& own,
+                                   const std::vector<kvtable::SlotSpec>& all, int64_t generation,
+                                   kvtable::ParallelFor* threads);
 
   // Another number each time: seeds the rounding of one training step.
   uint64_t NextSeed() { return next_seed_.fetch_add(1, std::memory_order_relaxed); }
