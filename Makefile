@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.kvtools-installed
 HOROVOD_STAMP := $(VENV)/.horovod-installed
 CPP_FILES = $$(git ls-files 'kernels/*.h' 'kernels/*.cc' 'benchmarks/*.h' 'benchmarks/*.cc' 'tests/*.cc')
-SOURCES := $(shell find kernels kvtools cli server tfplugin -type f -not -name '*.pyc') pyproject.toml CMakeLists.txt constraints.txt README.md
+SOURCES := $(shell find kernels kvtools cli horovod_setup server tfplugin -type f -not -name '*.pyc') pyproject.toml CMakeLists.txt constraints.txt README.md
 
 # Warnings are errors for those who develop here, not for those who install.
 export KVTOOLS_WERROR := 1
@@ -94,13 +94,13 @@ sanitize: setup ## the C++ tests under ASan, UBSan and TSan
 lint: setup types ## style and types
 	@$(BIN)/ruff check . || { echo "make lint: \`make format\` fixes some of these; change the rest by hand." >&2; exit 1; }
 	@$(BIN)/ruff format --check . || { echo "make lint: run \`make format\`." >&2; exit 1; }
-	@$(BIN)/mypy || { echo "make lint: mypy is strict on kvtools, cli and server: add or correct the types." >&2; exit 1; }
+	@$(BIN)/mypy || { echo "make lint: mypy is strict on kvtools, cli, horovod_setup and server: add or correct the types." >&2; exit 1; }
 	@$(BIN)/clang-format --dry-run -Werror $(CPP_FILES) || { echo "make lint: run \`make format\`." >&2; exit 1; }
 
-# cli/ and server/ install as kvtools.cli and kvtools.server: what mypy reads is a tree of links that looks like it.
+# cli/, horovod_setup/ and server/ install as kvtools.cli and so on: what mypy reads is a tree of links that looks like it.
 types:
 	@rm -rf build/types && mkdir -p build/types/kvtools
-	@ln -s $(CURDIR)/kvtools/* $(CURDIR)/cli $(CURDIR)/server build/types/kvtools/
+	@ln -s $(CURDIR)/kvtools/* $(CURDIR)/cli $(CURDIR)/horovod_setup $(CURDIR)/server build/types/kvtools/
 
 format: setup ## rewrite sources in the house style
 	-$(BIN)/ruff check -q --fix .

@@ -114,6 +114,9 @@ class RedisTable(CuckooHashTable):
     #: Not in the engine's tables: nobody may read them there, and checkpoints do not hold them.
     rows_elsewhere = True
 
+    def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
+        return {}
+
     def __init__(
         self,
         key_dtype: Any,
@@ -259,6 +262,9 @@ class RedisStringValueTable(RedisTable):
 
 class RedisSlotTable(SlotTable):
     """A slot of a `RedisTable`."""
+
+    def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
+        return {}
 
     def __init__(self, table: RedisTable, spec: SlotSpec) -> None:
         self._table = table
