@@ -21,7 +21,7 @@ from tensorflow.python.trackable import base as trackable
 from tensorflow.python.training import saver as saver_lib
 from tensorflow.python.training.saving import saveable_object
 
-from tfplugin import graph_restore
+from tfplugin import graph_restore, slot_binding
 from tfplugin.kv_variable import KvVariable, PartitionedKvVariable, cpu_device
 from tfplugin.ops import raw
 
@@ -262,6 +262,7 @@ def _restore(trackables: Mapping[str, Any], merged_prefix: tf.Tensor) -> None:
         for part in obj if isinstance(obj, PartitionedKvVariable) else [obj]:
             if part.holds_rows:
                 graph_restore.note(restore_op(merged_prefix, part, object_prefix(path), "_part_"))
+                slot_binding.restored(part, obj._update_uid)
             else:
                 graph_restore.note(part.clear())
 

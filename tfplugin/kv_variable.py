@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import re
 import weakref
 from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any
@@ -20,7 +19,7 @@ from tensorflow.python.ops import gen_resource_variable_ops, resource_variable_o
 from tensorflow.python.trackable import base as trackable
 from tensorflow.python.util import dispatch, object_identity
 
-from tfplugin import library, mode
+from tfplugin import library, mode, slot_binding
 from tfplugin.fused_lookup import can_fuse, gather_many, on_device_of
 from tfplugin.initializers import KvInitializer
 from tfplugin.ops import raw
@@ -531,16 +530,7 @@ class KvVariable(trackable.Trackable):
 
     def slot_prefix(self, optimizer: Any, name: str) -> str:
         """The name under which an optimizer's slots are kept, unique among the live optimizers of this variable."""
-        prefix = self._slot_prefix_of.get(optimizer)
-        if prefix is None:
-            base = re.sub(r"[./\s]", "_", name) or "Optimizer"
-            taken = set(self._slot_prefix_of.values())
-            prefix, number = base, 0
-            while prefix in taken:
-                number += 1
-                prefix = f"{base}_{number}"
-            self._slot_prefix_of[optimizer] = prefix
-        return prefix
+        return slot_binding.prefix_of(self, optimizer, name)
 
     def attach_slots(self, optimizer: Any, specs: Sequence[SlotSpec]) -> None:
         """Notes what an optimizer keeps beside each row. The table itself is changed by the next `read_rows`."""

@@ -17,6 +17,7 @@ from tfplugin.dynamic_embedding.sharded_table import ShardedTable
 from tfplugin.dynamic_embedding.table import table_name
 from tfplugin.kv_variable import KvVariable
 from tfplugin.ops import raw
+from tfplugin.optimizers.update_lock import locked_updates
 from tfplugin.slots import SlotSpec
 
 
@@ -69,9 +70,10 @@ class SlotTable(SavedColumn, trackable.Trackable):
         specs = self._specs()
         with tf.name_scope(name or "insert"):
             noted = self._table.note(ids, keys)
-            columns = self.part.read_rows(ids, self._optimizer, specs)
-            columns[1 + specs.index(self._spec)] = values
-            written = self.part.write_rows(ids, columns, specs)
+            with locked_updates(self.part, after=values) as finish:
+                columns = self.part.read_rows(ids, self._optimizer, specs)
+                columns[1 + specs.index(self._spec)] = values
+                written = finish(self.part.write_rows(ids, columns, specs))
             return written if noted is None or tf.executing_eagerly() else tf.group(noted, written)
 
     def lookup(

@@ -10,12 +10,12 @@ import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
 from tfplugin import ranks
-from tfplugin.sok.placement import owner_of_mode
+from tfplugin.sok.placement import ModelParallel, owner_of_mode
 
 _numbers = itertools.count()
 
 
-class ShardedVariable(resource_variable_ops.ResourceVariable):
+class ShardedVariable(resource_variable_ops.ResourceVariable, ModelParallel):
     """This rank's rows of a variable [rows, dim] that the ranks hold together. Made by `Variable`.
 
     It is a ``tf.Variable`` of the local rows: it trains, prints and converts as one.
@@ -58,6 +58,14 @@ class ShardedVariable(resource_variable_ops.ResourceVariable):
     def global_rows(self) -> np.ndarray:
         """The numbers, in the whole, of the local rows: int64 [local rows]."""
         return held_rows(self.global_shape[0], self.owner, self.global_gpu_id, self.num_gpus)
+
+
+class DistributedVariable(ShardedVariable):
+    """A `ShardedVariable` whose rows are spread over all ranks."""
+
+
+class LocalizedVariable(ShardedVariable):
+    """A `ShardedVariable` that one rank holds."""
 
 
 def held_rows(rows: int, owner: int | None, rank: int, size: int) -> np.ndarray:
@@ -124,7 +132,8 @@ def Variable(
         whole = _shape_of_whole(value.shape, what)
         mine = held_rows(whole[0], owner, ranks.rank(), ranks.size())
         local = tf.gather(value, mine) if tf.is_tensor(value) else tf.convert_to_tensor(value[mine], dtype)
-    return ShardedVariable(local, whole, owner, trainable, *args, dtype=dtype, name=name, **kwargs)
+    kind = DistributedVariable if owner is None else LocalizedVariable
+    return kind(local, whole, owner, trainable, *args, dtype=dtype, name=name, **kwargs)
 
 
 def _is_tensor(value: Any) -> bool:

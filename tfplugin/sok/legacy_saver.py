@@ -97,6 +97,43 @@ class Saver:
         with step(doing):
             _read(variable, table)
 
+    def load_embedding_values(self, embedding_variable: Any, tensors: Any) -> None:
+        """Writes the first rows of a variable: row r of the tensors is that of key, or row number, r.
+
+        Args:
+          embedding_variable: as for `dump_to_file`.
+          tensors: [rows, dimension], the same on all ranks, or a list of such, which follow each other. Each rank keeps
+            its own rows. Other rows stay.
+
+        Raises:
+          TypeError: something that is no variable of sok.
+          ValueError: another dimension than the variable's, or more rows than it has.
+          RankError: another rank failed.
+        """
+        doing = "sok.Saver: loading values"
+        with step(doing):
+            require_eager("sok.Saver")
+            variable = _variable(embedding_variable, doing)
+            if isinstance(tensors, (list, tuple)):
+                tensors = tf.concat(list(tensors), 0)
+            values = tf.convert_to_tensor(tensors)
+            if values.shape.rank != 2 or values.shape[1] != _dim(variable):
+                raise ValueError(
+                    f"{doing}: '{variable.name}' wants tensors [rows, {_dim(variable)}], got {values.shape}."
+                )
+            if isinstance(variable, ShardedVariable) and len(values) > variable.global_shape[0]:
+                raise ValueError(
+                    f"{doing}: '{variable.name}' has {variable.global_shape[0]} rows, the tensors {len(values)}."
+                )
+        numbers = np.arange(len(values))
+        mine = numbers[owned(variable, numbers)]
+        rows = tf.cast(tf.gather(values, mine), variable.dtype)
+        with step(doing):
+            if isinstance(variable, KvVariable):
+                variable.upsert(tf.constant(mine, variable.key_dtype), rows)
+            else:
+                variable.scatter_update(tf.IndexedSlices(rows, variable.key_map(mine)))
+
 
 def _variable(given: Any, doing: str) -> DynamicVariable | ShardedVariable:
     for attribute in ("embedding_variable", "variable"):  # of a layer

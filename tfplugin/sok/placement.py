@@ -1,8 +1,12 @@
-"""Which rank a variable of a mode is on."""
+"""What the variables of sok have in common: ranks share them out, or one of them has all."""
 
 from __future__ import annotations
 
 from tfplugin import ranks
+
+
+class ModelParallel:
+    """A variable of which each rank has some rows. What makes `filter_variables` and Keras's layers know it."""
 
 
 def owner_of_mode(mode: str | None, what: str) -> int | None:
