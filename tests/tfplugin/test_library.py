@@ -41,9 +41,9 @@ if [ -n "$link" ]; then cp {library.library_path()} "$out"; else : > "$out"; fi
 
 
 def test_processes_that_start_at_once_build_once(tmp_path, compiler):
-    processes = [importing(KVTOOLS_CACHE_DIR=str(tmp_path), CXX=compiler) for _ in range(3)]
+    processes = [importing(KVTOOLS_CACHE_DIR=str(tmp_path), CXX=compiler) for _ in range(2)]
     outputs = [process.communicate() for process in processes]
-    assert [process.returncode for process in processes] == [0, 0, 0], outputs
+    assert [process.returncode for process in processes] == [0, 0], outputs
     assert sum("building the ops" in err for _, err in outputs) == 1
     (built,) = tmp_path.rglob("libkvtools_ops.so")
     assert not list(tmp_path.rglob("build-*")), "a scratch folder was left behind"
