@@ -21,7 +21,7 @@ from tensorflow.python.trackable import base as trackable
 from tensorflow.python.training import saver as saver_lib
 from tensorflow.python.training.saving import saveable_object
 
-from tfplugin import graph_restore
+from tfplugin import graph_restore, slot_binding
 from tfplugin.kv_variable import KvVariable, PartitionedKvVariable, cpu_device
 from tfplugin.ops import raw
 
@@ -32,7 +32,7 @@ class KvSaveable(saveable_object.SaveableObject):
     """A key-value variable in a Saver's list. The wrapped builder methods below do its work."""
 
     def __init__(self, variable: KvVariable, tensor_prefix: str) -> None:
-        self.variable = variable
+        self.variable = self.rows = variable
         self.tensor_prefix = tensor_prefix
         spec = saveable_object.SaveSpec(
             variable.handle, "", f"{tensor_prefix}-values", dtype=tf.resource, device=variable.device
@@ -55,14 +55,20 @@ class KvSaveable(saveable_object.SaveableObject):
 
 
 class BesideSaveable(saveable_object.SaveableObject):
-    """What a Saver's list has for rows that lie in files beside the checkpoint. Its specs go into the checkpoint."""
+    """What a Saver's list has for rows that it reads and writes itself. Its specs go into the checkpoint.
+
+    Attributes:
+      rows: the object whose rows they are: of one object they are restored one after the other.
+    """
+
+    rows: Any = None
 
     def save_beside(self, filename: tf.Tensor) -> Any:
-        """Writes the files. Returns the op (graph mode)."""
+        """Writes what goes beside the checkpoint. Returns the op (graph mode)."""
         raise NotImplementedError(type(self).__name__)
 
     def restore_op(self, filename: tf.Tensor) -> Any:
-        """Restores from them. Returns the op (graph mode)."""
+        """Restores the rows. Returns the op (graph mode)."""
         raise NotImplementedError(type(self).__name__)
 
 
@@ -136,7 +142,7 @@ def _add_bundle_ops(original: Callable[..., Any], builder: Any, filename: Any, s
         raise ValueError("Key-value variables are saved in TensorFlow's V2 checkpoint format only: write_version=V2.")
     dense = [saveable for saveable in saveables if not isinstance(saveable, KvSaveable)]
     for saveable in tables:
-        _check_whole(saveable.variable)
+        check_whole(saveable.variable)
     filename = tf.convert_to_tensor(filename)
     scratch = tf.strings.join([filename, "_kvtmp"])
     shards = save_ops(
@@ -171,7 +177,12 @@ def add_restore_ops(
         restored.append(
             original(builder, filename, dense, restore_sequentially, reshape, preferred_shard, f"{name}_dense")
         )
-    restored += [saveable.restore_op(filename) for saveable in tables]
+    latest: dict[int, Any] = {}
+    for saveable in tables:
+        before = latest.get(id(saveable.rows)) if saveable.rows is not None else None
+        with tf.control_dependencies([] if before is None else [before]):
+            latest[id(saveable.rows)] = saveable.restore_op(filename)
+        restored.append(latest[id(saveable.rows)])
     return tf.group(*[op for op in restored if op is not None], name=name)
 
 
@@ -192,7 +203,7 @@ def _save(trackables: Mapping[str, Any], file_prefix: tf.Tensor) -> list[tf.Tens
     variables: list[tuple[str, KvVariable]] = []
     shards: list[tf.Tensor] = []
     for path, obj in trackables.items():
-        _check_whole(obj)
+        check_whole(obj)
         if id(obj) in _elsewhere:
             shards += _renamed(file_prefix, object_prefix(path), _elsewhere[id(obj)])
         elif isinstance(obj, PartitionedKvVariable):
@@ -200,6 +211,38 @@ def _save(trackables: Mapping[str, Any], file_prefix: tf.Tensor) -> list[tf.Tens
         else:
             variables.append((object_prefix(path), obj))
     return shards + save_ops(file_prefix, variables)
+
+
+def copy_to_cpu(variable: KvVariable | PartitionedKvVariable, object_map: Any) -> None:
+    """Copies a variable for an asynchronous checkpoint, which saves the copy that `object_map` has.
+
+    Called for each checkpoint, after the first one from a function that has been traced.
+    """
+    _check_whole(variable)
+    parts = list(variable) if isinstance(variable, PartitionedKvVariable) else [variable]
+    if variable not in object_map:
+        with tf.init_scope(), tf.device("CPU:0"):
+            copies = [_empty_copy(part) for part in parts]
+        whole = isinstance(variable, PartitionedKvVariable)
+        object_map[variable] = PartitionedKvVariable(variable._name, copies) if whole else copies[0]
+    copy = object_map[variable]
+    for part, to in zip(parts, copy if isinstance(copy, PartitionedKvVariable) else [copy], strict=True):
+        with tf.device(part.device or None):
+            raw.kv_table_copy(to.handle, part.handle)
+
+
+def _empty_copy(part: KvVariable) -> KvVariable:
+    return KvVariable(
+        part._name,
+        part.dim,
+        part.key_dtype,
+        part.dtype,
+        max_capacity=part.max_capacity,
+        eviction=part.eviction,
+        part=part.part,
+        parts=part.parts,
+        partitioned_name=part.partitioned_name,
+    )
 
 
 #: Bundles with the parts of variables, whose tensors begin "rows", by the id of the variable: what is saved of it.
@@ -236,7 +279,7 @@ def _renamed(file_prefix: tf.Tensor, prefix: str, bundles: Sequence[str]) -> lis
     return shards
 
 
-def _check_whole(variable: KvVariable | PartitionedKvVariable) -> None:
+def check_whole(variable: KvVariable | PartitionedKvVariable) -> None:
     """Raises for a variable whose rows are in several processes: one alone cannot save it."""
     if isinstance(variable, KvVariable) and variable.ranks > 1:
         raise ValueError(
@@ -251,6 +294,7 @@ def _restore(trackables: Mapping[str, Any], merged_prefix: tf.Tensor) -> None:
         for part in obj if isinstance(obj, PartitionedKvVariable) else [obj]:
             if part.holds_rows:
                 graph_restore.note(restore_op(merged_prefix, part, object_prefix(path), "_part_"))
+                slot_binding.restored(part, obj._update_uid)
             else:
                 graph_restore.note(part.clear())
 

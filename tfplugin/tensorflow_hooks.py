@@ -24,6 +24,8 @@ from tfplugin.get_kv_variable import get_kv_variable
 from tfplugin.optimizers import v1
 
 _undo: list[Callable[[], None]] = []
+#: Changes of parts of the plugin that are imported by themselves: what makes them, and what takes them back.
+_more: list[tuple[Callable[[], None], Callable[[], None]]] = []
 
 
 def _wrap_method(owner: type, method: str, replacement: Callable[..., Any]) -> None:
@@ -57,6 +59,18 @@ def install() -> None:
     _wrap_method(saver_lib.BaseSaverBuilder, "_AddSaveOps", checkpoint.add_save_ops)
     _wrap_method(saver_lib.BaseSaverBuilder, "_AddRestoreOps", checkpoint.add_restore_ops)
     _wrap_method(functional_saver.MultiDeviceSaver, "restore", graph_restore.restore)
+
+    for make, take_back in _more:
+        make()
+        _undo.append(take_back)
+
+
+def add(make: Callable[[], None], take_back: Callable[[], None]) -> None:
+    """Has `install` make changes also by `make`, at once if it was called, and `uninstall` take them back."""
+    _more.append((make, take_back))
+    if _undo:
+        make()
+        _undo.append(take_back)
 
 
 def uninstall() -> None:

@@ -22,18 +22,20 @@ using tf::TensorShape;
 struct FoundColumn {
   int number = 0;
   int64_t width = 0;
+  uint64_t generation = kvtable::kAnyGeneration;  // of the table's slots when it was found
 };
 
 // `name` is a slot's, or empty for the value; `width` is what the op was built for.
 absl::Status FindColumn(const TableConfig& config, const kvtable::Table& table, const std::string& name,
                         int64_t width, FoundColumn* found) {
-  *found = {0, config.dim};
+  *found = FoundColumn();
+  found->width = config.dim;
   if (!name.empty()) {
-    const std::vector<kvtable::SlotSpec> slots = table.slots();
+    const auto [slots, generation] = table.schema();
     std::string names;
     for (size_t i = 0; i < slots.size(); ++i) {
       names += (i == 0 ? "" : ", ") + slots[i].name;
-      if (slots[i].name == name) *found = {static_cast<int>(i) + 1, slots[i].width};
+      if (slots[i].name == name) *found = {static_cast<int>(i) + 1, slots[i].width, generation};
     }
     if (found->number == 0) {
       return errors::NotFound("Key-value variable '", config.name, "' has no slot '", name, "' yet; it has [",
@@ -94,7 +96,8 @@ class ExportOp : public TableKernel {
       out.keys = static_cast<char*>(keys.data()) + n * key_bytes;
       out.freqs = static_cast<uint32_t*>(freqs.data()) + n;
       out.versions = static_cast<uint32_t*>(versions.data()) + n;
-      out.columns = {{column.number, static_cast<char*>(rows.data()) + n * row_bytes, width_}};
+      out.columns = {
+          {column.number, static_cast<char*>(rows.data()) + n * row_bytes, width_, column.generation}};
       const int64_t got = exporter->Next(room - n, out, open->threads);
       if (got == 0) break;
       n += got;
@@ -164,8 +167,9 @@ class ReadColumnOp : public TableKernel {
     TF_RETURN_IF_ERROR(shape.AddDimWithStatus(width_));
     Tensor* rows = nullptr;
     TF_RETURN_IF_ERROR(ctx->allocate_output(0, shape, &rows));
-    open->table->GatherColumns(keys.data(), keys.NumElements(), {{column.number, rows->data(), width_}},
-                               nullptr, open->threads);
+    open->table->GatherColumns(keys.data(), keys.NumElements(),
+                               {{column.number, rows->data(), width_, column.generation}}, nullptr,
+                               open->threads);
     return absl::OkStatus();
   }
 

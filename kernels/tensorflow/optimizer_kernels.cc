@@ -38,7 +38,7 @@ class OptimizerOp : public TableKernel {
   virtual absl::Status Check(OpKernelContext*, const TableConfig&) { return absl::OkStatus(); }
 
   // `columns` are the slots' in the table.
-  virtual absl::Status Step(OpKernelContext* ctx, OpenTable* open, const std::vector<int>& columns) = 0;
+  virtual absl::Status Step(OpKernelContext* ctx, OpenTable* open, const kvtable::SlotColumns& columns) = 0;
 
   static absl::Status ReadSlots(OpKernelConstruction* ctx, const char* attr,
                                 std::vector<kvtable::SlotSpec>* slots) {
@@ -54,9 +54,10 @@ class OptimizerOp : public TableKernel {
     return ReadSlots(ctx, "all_slots", &all_slots_);
   }
 
-  static std::vector<int> WithValue(std::vector<int> slots) {
-    slots.insert(slots.begin(), 0);
-    return slots;
+  static std::vector<int> WithValue(const kvtable::SlotColumns& slots) {
+    std::vector<int> columns = slots.columns;
+    columns.insert(columns.begin(), 0);
+    return columns;
   }
 
   int64_t Width(const TableConfig& config, size_t i) const {
@@ -67,13 +68,13 @@ class OptimizerOp : public TableKernel {
 
  private:
   // AttachSlots, or what it returned the last time if the table has not changed its slots since.
-  std::vector<int> Columns(OpenTable* open) {
+  kvtable::SlotColumns Columns(OpenTable* open) {
     const uint64_t layout = open->table->generation();
     {
       std::lock_guard<std::mutex> lock(last_mu_);
       if (last_layout_ == layout && last_table_.lock() == open->table) return last_columns_;
     }
-    std::vector<int> columns =
+    kvtable::SlotColumns columns =
         open->resource->AttachSlots(open->table.get(), slots_, all_slots_, generation_, &open->threads);
     std::lock_guard<std::mutex> lock(last_mu_);
     // The layout from before the call: if the call changed it, the next call asks again.
@@ -89,7 +90,7 @@ class OptimizerOp : public TableKernel {
   std::mutex last_mu_;
   std::weak_ptr<kvtable::Table> last_table_;
   uint64_t last_layout_ = 0;
-  std::vector<int> last_columns_;
+  kvtable::SlotColumns last_columns_;
 };
 
 class ReadRowsOp : public OptimizerOp {
@@ -111,7 +112,7 @@ class ReadRowsOp : public OptimizerOp {
 
   const char* doing() const override { return "reading rows of"; }
 
-  absl::Status Step(OpKernelContext* ctx, OpenTable* open, const std::vector<int>& slots) override {
+  absl::Status Step(OpKernelContext* ctx, OpenTable* open, const kvtable::SlotColumns& slots) override {
     const std::vector<int> columns = WithValue(slots);
     const Tensor& keys = ctx->input(1);
     const int64_t n = keys.NumElements();
@@ -127,7 +128,7 @@ class ReadRowsOp : public OptimizerOp {
                                        tf::DataTypeString(open->config().value_dtype), ", wanted rows of ",
                                        tf::DataTypeString(out->dtype()));
       }
-      rows.push_back({columns[i], out->data(), width});
+      rows.push_back({columns[i], out->data(), width, slots.generation});
     }
     open->table->GatherColumns(keys.data(), n, rows, nullptr, open->threads);
     return absl::OkStatus();
@@ -154,12 +155,13 @@ class WriteRowsOp : public OptimizerOp {
     return absl::OkStatus();
   }
 
-  absl::Status Step(OpKernelContext* ctx, OpenTable* open, const std::vector<int>& slots) override {
+  absl::Status Step(OpKernelContext* ctx, OpenTable* open, const kvtable::SlotColumns& slots) override {
     const std::vector<int> columns = WithValue(slots);
     const Tensor& keys = ctx->input(1);
     std::vector<kvtable::ColumnIn> in;
     for (size_t i = 0; i < columns.size(); ++i) {
-      in.push_back({columns[i], ctx->input(static_cast<int>(i) + 2).data(), Width(open->config(), i)});
+      in.push_back({columns[i], ctx->input(static_cast<int>(i) + 2).data(), Width(open->config(), i),
+                    slots.generation});
     }
     open->table->UpsertColumns(keys.data(), keys.NumElements(), in, {1, UnixTime()}, open->threads);
     return absl::OkStatus();
@@ -191,7 +193,7 @@ class ApplyOp : public OptimizerOp {
     return inputs_.Make(ctx, config.name, &update);
   }
 
-  absl::Status Step(OpKernelContext* ctx, OpenTable* open, const std::vector<int>& slots) override {
+  absl::Status Step(OpKernelContext* ctx, OpenTable* open, const kvtable::SlotColumns& slots) override {
     const Tensor& keys = ctx->input(1);
     const Tensor& positions = ctx->input(2);
     kvtable::Update update;

@@ -161,7 +161,7 @@ def test_a_forked_child_works_and_exits():
         rows = table.gather_or_insert(np.arange(200_000))
         del table
         os._exit(0 if rows.shape == (200_000, 2) else 1)
-    for _ in range(200):
+    for _ in range(2000):
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
             assert status == 0
