@@ -1,4 +1,4 @@
-// The ops that write and read TensorFlow bundles.
+// The ops that write and read TensorFlow bundles, and the one that copies a table to be written later.
 
 #include "shape_functions.h"
 
@@ -41,5 +41,13 @@ REGISTER_OP("KvTableRestore")
       ShapeHandle prefix;
       return c->WithRank(c->input(1), 0, &prefix);
     });
+
+// Replaces what the table `to` holds by what `from` holds: rows with slots, stamps and scores. Rows that
+// change meanwhile are copied as they were before or after, each whole.
+REGISTER_OP("KvTableCopy")
+    .Input("to: resource")
+    .Input("from: resource")
+    .SetIsStateful()
+    .SetShapeFn(NoOutputs);
 
 }  // namespace kvtools

@@ -22,13 +22,14 @@ using tf::TensorShape;
 struct FoundColumn {
   int number = 0;
   int64_t width = 0;
-  uint64_t generation = kvtable::kAnyGeneration;  // the schema that it was found in
+  uint64_t generation = kvtable::kAnyGeneration;  // of the table's slots when it was found
 };
 
 // `name` is a slot's, or empty for the value; `width` is what the op was built for.
 absl::Status FindColumn(const TableConfig& config, const kvtable::Table& table, const std::string& name,
                         int64_t width, FoundColumn* found) {
-  *found = {0, config.dim, kvtable::kAnyGeneration};
+  *found = FoundColumn();
+  found->width = config.dim;
   if (!name.empty()) {
     const auto [slots, generation] = table.schema();
     std::string names;

@@ -34,4 +34,15 @@ void Kernel::Finish(tf::OpKernelConstruction* ctx) {
   OP_REQUIRES_OK(ctx, CaughtOf(*this, [&] { return SetUp(ctx); }));
 }
 
+void AsyncKernel::ComputeAsync(tf::OpKernelContext* ctx, DoneCallback done) {
+  const absl::Status started = CaughtOf(*this, [&] { return Start(ctx, done); });
+  if (started.ok()) return;
+  ctx->SetStatus(started);
+  done();
+}
+
+void AsyncKernel::Finish(tf::OpKernelConstruction* ctx) {
+  OP_REQUIRES_OK(ctx, CaughtOf(*this, [&] { return SetUp(ctx); }));
+}
+
 }  // namespace kvtools

@@ -1,7 +1,10 @@
-// The base of all kernels. What one returns, or throws, becomes the status of its op.
+// The bases of all kernels. What one returns, or throws, becomes the status of its op.
 #pragma once
 
+#include <string>
+
 #include "absl/status/status.h"
+#include "catch_errors.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace kvtools {
@@ -10,8 +13,11 @@ class Kernel : public tensorflow::OpKernel {
  public:
   explicit Kernel(tensorflow::OpKernelConstruction* ctx);
 
-  // Work, and the only place where exceptions of kernels are caught on their way into TensorFlow.
+  // Work, and the place where exceptions of kernels are caught on their way into TensorFlow.
   void Compute(tensorflow::OpKernelContext* ctx) final;
+
+  // Runs SetUp, for those who have made the kernel.
+  void Finish(tensorflow::OpKernelConstruction* ctx);
 
  protected:
   // Reads attributes, and whatever else is done once. Here and not in a constructor, since it may fail.
@@ -21,11 +27,36 @@ class Kernel : public tensorflow::OpKernel {
 
   bool on_gpu() const { return on_gpu_; }
 
-  // Runs SetUp, for those who have made the kernel.
-  void Finish(tensorflow::OpKernelConstruction* ctx);
-
  private:
   const bool on_gpu_;
+};
+
+// The same for what is done later, by another thread.
+class AsyncKernel : public tensorflow::AsyncOpKernel {
+ public:
+  using AsyncOpKernel::AsyncOpKernel;
+
+  void ComputeAsync(tensorflow::OpKernelContext* ctx, DoneCallback done) final;
+  void Finish(tensorflow::OpKernelConstruction* ctx);
+
+ protected:
+  virtual absl::Status SetUp(tensorflow::OpKernelConstruction*) { return absl::OkStatus(); }
+
+  // Sees to it that End is called, once; not where it fails itself.
+  virtual absl::Status Start(tensorflow::OpKernelContext* ctx, const DoneCallback& done) = 0;
+
+  // Ends the op with the status that `last`, a function of no arguments, returns; or with what it throws.
+  template <class Last>
+  void End(tensorflow::OpKernelContext* ctx, const DoneCallback& done, const Last& last) const {
+    absl::Status ended;
+    try {
+      ended = last();
+    } catch (...) {
+      ended = StatusOfException(type_string() + " '" + name() + "'");
+    }
+    ctx->SetStatus(ended);
+    done();
+  }
 };
 
 // ReadAttrs(ctx, "dim", &dim, "mode", &mode, ...)

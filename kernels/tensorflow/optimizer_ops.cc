@@ -112,4 +112,14 @@ REGISTER_OP("KvTableAssignStepVariable")
     .SetIsStateful()
     .SetShapeFn(NoOutputs);
 
+// Waits until no other update of the table is between its KvTableReadRows and its KvTableWriteRows.
+REGISTER_OP("KvTableAcquireUpdateLock")
+    .Input("handle: resource")
+    .Output("lock: resource")
+    .SetIsStateful()
+    .SetShapeFn(ScalarShape);
+
+// Lets the next one go on. It is done by itself, too, when nobody has `lock` any more.
+REGISTER_OP("KvTableReleaseUpdateLock").Input("lock: resource").SetIsStateful().SetShapeFn(NoOutputs);
+
 }  // namespace kvtools

@@ -1,7 +1,7 @@
 // Saves tables in the layout of docs/checkpoint-layout.md, a chunk of rows at a time.
 //
-// Training goes on meanwhile. Each row is whole (key, stamps, value and slots of one moment), and those are
-// saved that are there when their turn comes. So how many there are is known at the end only (row_counts.h).
+// A save reads rows as they are when their turn comes, each whole (value, slots and stamps of one moment), and
+// training goes on meanwhile.
 
 #include <algorithm>
 #include <cstring>
@@ -161,6 +161,7 @@ class SaveOp : public Kernel {
     for (const Column& column : columns) {
       row_bytes += std::max<int64_t>(1, column.width) * tf::DataTypeSize(column.dtype);
     }
+    // Each row whole, and those that are there when their turn comes. How many there are is known at the end.
     const std::unique_ptr<kvtable::Exporter> exporter = table.Export();
     const int64_t chunk = std::min(exporter->max_rows() + 1, std::max<int64_t>(1, kChunkBytes / row_bytes));
     for (Column& column : columns) {

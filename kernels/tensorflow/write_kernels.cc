@@ -115,7 +115,7 @@ class ImportOp : public TableKernel {
       return errors::InvalidArgument("Key-value variable '", config.name, "': got ", keys.NumElements(),
                                      " keys and ", ctx->input(i).NumElements(), " stamps");
     }
-    open->table->Import(keys.data(), keys.NumElements(), {{0, rows.data()}},
+    open->table->Import(keys.data(), keys.NumElements(), {{0, rows.data(), config.dim}},
                         static_cast<const uint32_t*>(ctx->input(3).data()),
                         static_cast<const uint32_t*>(ctx->input(4).data()), nullptr, open->threads);
     return absl::OkStatus();

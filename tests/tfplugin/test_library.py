@@ -48,10 +48,6 @@ def test_processes_that_start_at_once_build_once(tmp_path, compiler):
     (built,) = tmp_path.rglob("libkvtools_ops.so")
     assert not list(tmp_path.rglob("build-*")), "a scratch folder was left behind"
 
-    # Those that came second say what they wait for.
-    waited = sum("another process is building the ops" in err for _, err in outputs)
-    assert waited <= 2 and "Error" not in "".join(err for _, err in outputs)
-
     # A cached build needs no compiler, and a killed build leaves nothing that is taken for one.
     built.rename(built.with_suffix(".part"))
     process = importing(KVTOOLS_CACHE_DIR=str(tmp_path), PATH="/nonexistent", CXX="")

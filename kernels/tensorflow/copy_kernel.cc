@@ -5,47 +5,45 @@
 #include <utility>
 #include <vector>
 
+#include "catch_errors.h"
 #include "errors.h"
 #include "gpu.h"
-#include "register_kernel.h"
+#include "kernel.h"
+#include "kernel_threads.h"
 #include "table_resource.h"
-#include "tensorflow/core/framework/common_shape_fns.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/op_kernel.h"
 
 namespace kvtools {
 namespace {
 
 namespace tf = tensorflow;
-using tf::OpKernel;
 using tf::OpKernelContext;
 
 constexpr int64_t kRowsAtATime = 1 << 14;
 
-class CopyOp : public OpKernel {
+class CopyOp : public Kernel {
  public:
-  using OpKernel::OpKernel;
+  using Kernel::Kernel;
 
-  void Compute(OpKernelContext* ctx) override {
+ protected:
+  absl::Status Work(OpKernelContext* ctx) override {
     tf::core::RefCountPtr<TableResource> to;
-    OP_REQUIRES_OK(ctx, tf::LookupResource(ctx, tf::HandleFromInput(ctx, 0), &to));
+    TF_RETURN_IF_ERROR(tf::LookupResource(ctx, tf::HandleFromInput(ctx, 0), &to));
     tf::core::RefCountPtr<TableResource> from;
     std::shared_ptr<kvtable::Table> table;
-    OP_REQUIRES_OK(ctx, LookupTable(ctx, 1, &from, &table));
+    TF_RETURN_IF_ERROR(LookupTable(ctx, 1, &from, &table));
     const TableConfig& config = from->config();
-    OP_REQUIRES(
-        ctx,
-        to->config().key_dtype == config.key_dtype && to->config().value_dtype == config.value_dtype &&
-            to->config().dim == config.dim,
-        errors::InvalidArgument("Key-value variable '", config.name,
-                                "' is copied to one of other keys or rows, '", to->config().name, "'."));
-    KernelThreads threads(ctx);
-    std::shared_ptr<kvtable::Table> copy;
-    OP_REQUIRES_OK(ctx, CatchErrors("copying", config.name, [&] {
-                     copy = to->NewTable(table->initializer(), StreamOf(ctx));
-                     Copy(config, table.get(), copy.get(), &threads);
-                   }));
-    to->set_table(std::move(copy));
+    if (to->config().key_dtype != config.key_dtype || to->config().value_dtype != config.value_dtype ||
+        to->config().dim != config.dim) {
+      return errors::InvalidArgument("Key-value variable '", config.name,
+                                     "' is copied to one of other keys or rows, '", to->config().name, "'.");
+    }
+    return CatchErrors("copying", config.name, [&] {
+      KernelThreads threads(ctx);
+      std::shared_ptr<kvtable::Table> copy = to->NewTable(table->initializer(), StreamOf(ctx));
+      Copy(config, table.get(), copy.get(), &threads);
+      to->set_table(std::move(copy));
+      return absl::OkStatus();
+    });
   }
 
  private:
@@ -80,14 +78,6 @@ class CopyOp : public OpKernel {
     }
   }
 };
-
-// Replaces what the table `to` holds by what `from` holds: rows with slots, stamps and scores. Rows that
-// change meanwhile are copied as they were before or after, each whole.
-REGISTER_OP("KvTableCopy")
-    .Input("to: resource")
-    .Input("from: resource")
-    .SetIsStateful()
-    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
 KVTOOLS_REGISTER(Name("KvTableCopy"), CopyOp);
 
