@@ -18,11 +18,11 @@
 #include <utility>
 #include <vector>
 
-#include "memory/copy_rows.h"
 #include "base/hash.h"
-#include "memory/huge_pages.h"
 #include "kvtable/parallel_for.h"
 #include "kvtable/table.h"
+#include "memory/copy_rows.h"
+#include "memory/huge_pages.h"
 #include "threads/run_tasks.h"
 
 namespace kvtable {

@@ -6,8 +6,8 @@
 #include <thread>
 #include <vector>
 
-#include "check.h"
 #include "base/hash.h"
+#include "check.h"
 #include "kvtable/parallel_for.h"
 #include "kvtable/table.h"
 #include "table/rw_spinlock.h"

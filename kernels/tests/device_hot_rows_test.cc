@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "../cuda/threads_table.h"
-#include "check.h"
 #include "base/hash.h"
+#include "check.h"
 #include "kvtable/device_table.h"
 #include "kvtable/parallel_for.h"
 #include "pool.h"

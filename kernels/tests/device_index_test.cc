@@ -8,8 +8,8 @@
 #include <thread>
 #include <vector>
 
-#include "check.h"
 #include "base/hash.h"
+#include "check.h"
 
 namespace kvtable {
 namespace {

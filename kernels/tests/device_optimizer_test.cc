@@ -19,15 +19,15 @@
 #include <utility>
 #include <vector>
 
+#include "base/hash.h"
 #include "check.h"
 #include "device_arrays.h"
-#include "values/elements.h"
-#include "base/hash.h"
 #include "kvtable/device_table.h"
 #include "kvtable/optimizer.h"
 #include "kvtable/parallel_for.h"
 #include "kvtable/table.h"
 #include "pool.h"
+#include "values/elements.h"
 
 #if !defined(KVTABLE_TEST_CUDA)
 #include "../cuda/device_table_impl.h"

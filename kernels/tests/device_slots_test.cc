@@ -7,14 +7,14 @@
 #include <vector>
 
 #include "../cuda/threads_table.h"
-#include "check.h"
-#include "values/elements.h"
 #include "base/hash.h"
+#include "check.h"
 #include "kvtable/device_table.h"
 #include "kvtable/parallel_for.h"
 #include "kvtable/table.h"
 #include "pool.h"
 #include "throws.h"
+#include "values/elements.h"
 
 namespace kvtable {
 namespace {

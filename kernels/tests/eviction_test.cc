@@ -9,8 +9,8 @@
 #include <thread>
 #include <vector>
 
-#include "check.h"
 #include "base/hash.h"
+#include "check.h"
 #include "kvtable/lookup_parts.h"
 #include "kvtable/optimizer.h"
 #include "kvtable/parallel_for.h"

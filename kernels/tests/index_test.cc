@@ -6,8 +6,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "check.h"
 #include "base/hash.h"
+#include "check.h"
 
 namespace kvtable {
 namespace {
