@@ -213,6 +213,38 @@ def _save(trackables: Mapping[str, Any], file_prefix: tf.Tensor) -> list[tf.Tens
     return shards + save_ops(file_prefix, variables)
 
 
+def copy_to_cpu(variable: KvVariable | PartitionedKvVariable, object_map: Any) -> None:
+    """Copies a variable for an asynchronous checkpoint, which saves the copy that `object_map` has.
+
+    Called for each checkpoint, after the first one from a function that has been traced.
+    """
+    _check_whole(variable)
+    parts = list(variable) if isinstance(variable, PartitionedKvVariable) else [variable]
+    if variable not in object_map:
+        with tf.init_scope(), tf.device("CPU:0"):
+            copies = [_empty_copy(part) for part in parts]
+        whole = isinstance(variable, PartitionedKvVariable)
+        object_map[variable] = PartitionedKvVariable(variable._name, copies) if whole else copies[0]
+    copy = object_map[variable]
+    for part, to in zip(parts, copy if isinstance(copy, PartitionedKvVariable) else [copy], strict=True):
+        with tf.device(part.device or None):
+            raw.kv_table_copy(to.handle, part.handle)
+
+
+def _empty_copy(part: KvVariable) -> KvVariable:
+    return KvVariable(
+        part._name,
+        part.dim,
+        part.key_dtype,
+        part.dtype,
+        max_capacity=part.max_capacity,
+        eviction=part.eviction,
+        part=part.part,
+        parts=part.parts,
+        partitioned_name=part.partitioned_name,
+    )
+
+
 #: Bundles with the parts of variables, whose tensors begin "rows", by the id of the variable: what is saved of it.
 _elsewhere: dict[int, list[str]] = {}
 

@@ -22,6 +22,7 @@ from tensorflow.python.util import dispatch, object_identity
 from tfplugin import library, mode, slot_binding
 from tfplugin.fused_lookup import can_fuse, gather_many, on_device_of
 from tfplugin.initializers import KvInitializer
+from tfplugin.not_dense import NotDense
 from tfplugin.ops import raw
 from tfplugin.slots import SlotSpec, slots_json
 
@@ -48,7 +49,7 @@ def cpu_device(device: str | None) -> str:
 
 
 @dispatch.register_dispatchable_type
-class KvVariable(trackable.Trackable):
+class KvVariable(NotDense, trackable.Trackable):
     """One embedding table, or one part of a partitioned one: key -> row of ``dim`` values.
 
     Made by `get_kv_variable`. Works wherever TensorFlow takes a resource variable: ``tf.nn.embedding_lookup`` and its
@@ -225,7 +226,7 @@ class KvVariable(trackable.Trackable):
     @property
     def op(self) -> tf.Operation:
         """The handle's op (graph mode)."""
-        return self._handle.op
+        return self._handle.op  # an AttributeError in eager mode, which `NotDense` explains
 
     @property
     def graph(self) -> tf.Graph:
@@ -536,6 +537,7 @@ class KvVariable(trackable.Trackable):
         """Notes what an optimizer keeps beside each row. The table itself is changed by the next `read_rows`."""
         self._slots_of[optimizer] = tuple(specs)
         every = tuple(spec for specs_ in self._slots_of.values() for spec in specs_)
+        every += slot_binding.unclaimed(self, optimizer, specs)
         if every == self._all_slots:
             return
         self._all_slots = every
@@ -685,12 +687,17 @@ class KvVariable(trackable.Trackable):
     def _restore_from_tensors(self, restored_tensors: Any) -> None:
         return None
 
+    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
+        from tfplugin import checkpoint
+
+        checkpoint.copy_to_cpu(self, object_map)
+
     def __deepcopy__(self, memo: Any) -> KvVariable:
         raise NotImplementedError("A KvVariable cannot be deep-copied: save and restore it instead.")
 
 
 @dispatch.register_dispatchable_type
-class PartitionedKvVariable(trackable.Trackable):
+class PartitionedKvVariable(NotDense, trackable.Trackable):
     """A key-value variable in parts: ``name/part_i`` holds the keys with key floor-mod parts == i.
 
     Iterates over its parts. Everything that takes a `KvVariable` takes it.
@@ -929,6 +936,11 @@ class PartitionedKvVariable(trackable.Trackable):
 
         return checkpoint.name_based_saveables(self)
 
+    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
+        from tfplugin import checkpoint
+
+        checkpoint.copy_to_cpu(self, object_map)
+
     # In a checkpoint the parts are saved together, so that they restore into any other number; in a SavedModel each
     # is an object of its own, because functions capture its handle.
     def _trackable_children(self, save_type: str = trackable.SaveType.CHECKPOINT, **kwargs: Any) -> dict[str, Any]:
@@ -949,7 +961,8 @@ class PartitionedKvVariable(trackable.Trackable):
 def _no_dense_value(value: KvVariable | PartitionedKvVariable, *args: Any, **kwargs: Any) -> tf.Tensor:
     raise TypeError(
         f"Key-value variable '{value.name}' has no dense value: it holds a row for each key it has met. Look rows up "
-        "with tf.nn.embedding_lookup, or take all of them with export()."
+        "with tf.nn.embedding_lookup, or take all of them with export(). tf.train.ExponentialMovingAverage averages "
+        "dense variables only: leave it out of its list."
     )
 
 

@@ -218,6 +218,7 @@ for _name in (
     "KvTableUpdateCounts",
     "KvTableReadRows",
     "KvTableWriteRows",
+    "KvTableCopy",
     "KvTableAcquireUpdateLock",
     "KvTableReleaseUpdateLock",
     "KvTableStepVariable",
