@@ -430,7 +430,7 @@ def from_arrays(name: str, columns: Mapping[str, np.ndarray]) -> Any:
     import kvtools
 
     slots = {column.removeprefix("slot:"): array for column, array in columns.items() if column.startswith("slot:")}
-    return kvtools.tablefrom_arrays(name, columns["keys"], columns["values"], slots=slots or None)
+    return kvtools.table_from_arrays(name, columns["keys"], columns["values"], slots=slots or None)
 
 
 class _StatusArrays:

@@ -391,7 +391,7 @@ def _build_without_trainables(optimizer: Any) -> None:
     held = weakref.ref(optimizer)
 
     def build(variables: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-        _note_tables(held(), variables)
+        _note_tables(innermost(held()), variables)
         return stock([v for v in variables if not isinstance(v, TrainableWrapper)], *args, **kwargs)
 
     build.keeps_update = True  # type: ignore[attr-defined]  # for `known.find`
