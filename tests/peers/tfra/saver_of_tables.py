@@ -1,4 +1,4 @@
-"""Save tables and slots' tables with a ``tf.compat.v1.train.Saver`` of them, or restore them. Runs in both environments.
+"""Save tables and slots' tables with a ``tf.compat.v1.train.Saver`` of them, or restore them. Runs here and in TFRA.
 
 python saver_of_tables.py save|restore CHECKPOINT OUT.npz
 """
