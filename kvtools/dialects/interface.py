@@ -186,9 +186,9 @@ class Finding:
 class OpenOptions:
     """How to open a checkpoint: what its files do not say, and how much memory a reader may hold.
 
-    `key_dtype`, `value_dtype` and `dim` are for formats that do not record them; a format that does record them
-    takes them as a check, and raises `UsageError` where they contradict it. With `lenient`, a table that cannot be
-    opened is left out and named in `Checkpoint.broken`.
+    `key_dtype`, `value_dtype` and `dim` are for formats that do not record them; for one that does record them they are
+    a check (`contradicted_by`). With `lenient`, a table that cannot be opened is left out and named in
+    `Checkpoint.broken`.
     """
 
     dialect: str | None = None
@@ -197,6 +197,21 @@ class OpenOptions:
     dim: int | None = None
     memory: int = DEFAULT_MEMORY
     lenient: bool = False
+
+    def contradicted_by(self, schema: TableSchema) -> str | None:
+        """Return what a table says against these options, or None if it agrees.
+
+        >>> OpenOptions(dim=9).contradicted_by(TableSchema("emb", "npz", "int64", "float32", 4, (7,)))
+        'got --dim 9, it says 4; leave the option out'
+        """
+        for option, wanted, got in (
+            ("--key-dtype", self.key_dtype, schema.key_dtype),
+            ("--value-dtype", self.value_dtype, schema.value_dtype),
+            ("--dim", self.dim, schema.dim),
+        ):
+            if wanted is not None and wanted != got:
+                return f"got {option} {wanted}, it says {got}; leave the option out"
+        return None
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,7 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
     tables: dict[str, TableReader] = {}
     broken: dict[str, KvtoolsError] = {}
     used: set[str] = set()
+    slot_tensors = _slot_tensors(bundle)
     for tensor in bundle.entries:
         if tensor.endswith(_META):
             try:
@@ -93,8 +94,8 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
                 if not options.lenient:
                     raise
                 broken[tensor.removesuffix(_META)] = error
+                used |= _tensors_of(bundle, tensor.removesuffix(_META), slot_tensors)
     names = _table_names(groups)
-    slot_tensors = _slot_tensors(bundle)
     for base, metas in groups.items():
         try:
             in_order = sorted(metas, key=lambda meta: meta.part)
@@ -103,6 +104,8 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
             if not options.lenient:
                 raise
             broken[names[base]] = error
+            for meta in metas:
+                used |= _tensors_of(bundle, meta.prefix, slot_tensors)
             continue
         tables[table.schema.name] = table
         used |= tensors
@@ -198,6 +201,12 @@ def _slot_tensors(bundle: Bundle) -> dict[str, list[str]]:
             for match in re.finditer(_SLOT, name):  # a slot's name, or a part's, may have it too
                 found.setdefault(name[: match.start()], []).append(name)
     return found
+
+
+def _tensors_of(bundle: Bundle, prefix: str, slot_tensors: Mapping[str, Sequence[str]]) -> set[str]:
+    """Return the tensors that there are of a part, be it one that cannot be opened."""
+    names = {prefix + suffix for suffix in (_META, "-keys", "-values", "-freqs", "-versions", "-init", _SCORES)}
+    return {name for name in names if name in bundle} | set(slot_tensors.get(prefix, ()))
 
 
 def _open_table(

@@ -86,7 +86,8 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
             rows = entry.shape[0] if entry.shape else 0
             width = values.shape[1] if len(values.shape) == 2 else 0
             shapes[tensor.removesuffix(_KEYS)] = Shape(rows, width, dtype_name(entry.dtype))
-    opened = open_tables(bundle.prefix, shapes, options, functools.partial(_open_table, bundle, options))
+    open_table = functools.partial(_open_table, bundle, options)
+    opened = open_tables(bundle.prefix, shapes, options, open_table, functools.partial(_tensors_of, bundle))
     return bundle_checkpoint(NAME, location, bundle, opened.tables, opened.tensors, opened.broken)
 
 
@@ -103,6 +104,11 @@ class _Variable:
     delete_keys: BundleTensor | None
     increment: bool
     tensors: frozenset[str]
+
+
+def _tensors_of(bundle: Bundle, variable: str) -> frozenset[str]:
+    names = (f"{variable}:0-{suffix}" for suffix in _SUFFIXES)
+    return frozenset(name for name in names if name in bundle)
 
 
 def _open_variable(bundle: Bundle, doing: str, variable: str) -> _Variable:
@@ -134,7 +140,7 @@ def _open_variable(bundle: Bundle, doing: str, variable: str) -> _Variable:
         blacklist=optional("blacklist", of_keys),
         delete_keys=optional("delete_keys", of_keys),
         increment=full is not None and not bool(full.read()[0]),
-        tensors=frozenset(name(suffix) for suffix in _SUFFIXES if name(suffix) in bundle),
+        tensors=_tensors_of(bundle, variable),
     )
 
 
