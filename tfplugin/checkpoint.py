@@ -218,7 +218,7 @@ def copy_to_cpu(variable: KvVariable | PartitionedKvVariable, object_map: Any) -
 
     Called for each checkpoint, after the first one from a function that has been traced.
     """
-    _check_whole(variable)
+    check_whole(variable)
     parts = list(variable) if isinstance(variable, PartitionedKvVariable) else [variable]
     if variable not in object_map:
         with tf.init_scope(), tf.device("CPU:0"):
