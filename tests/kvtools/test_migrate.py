@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import kvtools
-from kvtools.dialects.bundle_output import plain_columns
 from kvtools.dialects.bundle import reader
+from kvtools.dialects.bundle_output import plain_columns
 from kvtools.dialects.detect import dialect_for, dialect_named, open_checkpoint, writable_dialects
 from kvtools.dialects.dialect import Dialect
 from kvtools.dialects.interface import Chunk, TableReader, TableSchema
@@ -215,8 +215,6 @@ def begin(tmp_path: Path, sample_path: Path) -> Iterator[Callable[..., subproces
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # What is started in a shell's background ignores interrupts, and so would its children.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         started.append(process)
         assert process.stdout is not None and process.stdout.readline() == "reading\n"
