@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 from tensorflow.python.eager import context
 from tensorflow.python.framework import ops as tf_ops
-from tensorflow.python.ops import resource_variable_ops
 
+from tfplugin import step_record
 from tfplugin.composed_pool import PooledIds
 from tfplugin.ops import raw
 
@@ -38,11 +38,10 @@ def can_fuse(parts: Sequence[KvVariable], train: bool) -> bool:
     return len(parts) == 1 or all(part._eager for part in parts) or len({part.device for part in parts}) == 1
 
 
-def _watch(tables: Sequence[Sequence[KvVariable]]) -> None:
+def _note_lookups(tables: Sequence[Sequence[KvVariable]], train: bool) -> None:
     for parts in tables:
         for part in parts:
-            if part.trainable:
-                resource_variable_ops.variable_accessed(part)
+            step_record.note_lookup(part, train)
 
 
 def _tokens(tables: Sequence[Sequence[KvVariable]]) -> list[str]:
@@ -61,7 +60,7 @@ def gather_many(
 
     All parts of all tables share device, key dtype and value dtype.
     """
-    _watch(tables)
+    _note_lookups(tables, train)
     first = tables[0][0]
     with on_device_of(first):
         rows, _ = raw.kv_table_gather_many(
@@ -87,7 +86,7 @@ def pool_many(
     missing: str = "zeros",
 ) -> list[tf.Tensor]:
     """Rows of ``ids[t]`` out of table t, combined: each [rows of ids[t], dim]. Tables as in `gather_many`."""
-    _watch(tables)
+    _note_lookups(tables, train)
     first = tables[0][0]
     # What the op computes with.
     weights_dtype = tf.float64 if first.dtype == tf.float64 else tf.float32

@@ -16,11 +16,11 @@ from tensorflow.core.framework import attr_value_pb2, variable_pb2
 from tensorflow.python.eager import context
 from tensorflow.python.framework import device as tf_device
 from tensorflow.python.framework import ops as tf_ops
-from tensorflow.python.ops import gen_resource_variable_ops, resource_variable_ops
+from tensorflow.python.ops import gen_resource_variable_ops
 from tensorflow.python.trackable import base as trackable
 from tensorflow.python.util import dispatch, object_identity
 
-from tfplugin import library, mode
+from tfplugin import library, mode, step_record
 from tfplugin.fused_lookup import can_fuse, gather_many, on_device_of
 from tfplugin.initializers import KvInitializer
 from tfplugin.ops import raw
@@ -84,6 +84,12 @@ class KvVariable(trackable.Trackable):
     owner: int | None = None
     #: False in a process whose part is empty because another one has all keys.
     holds_rows = True
+    #: For who looks it up where no optimizer updates it.
+    _how_to_train = (
+        "Have its lookups update it in the backward pass, by tfplugin.apply_in_backward(table, optimizer) before the first "
+        "step; or give the model a train_step that hands the gradients of model.trainable_weights and of the table to "
+        "tfplugin.OptimizerWrapper(optimizer).apply_gradients. If it is not to be trained, make it with trainable=False."
+    )
 
     def __init__(
         self,
@@ -253,6 +259,11 @@ class KvVariable(trackable.Trackable):
         return self.shape
 
     @property
+    def _kv_parts(self) -> tuple[KvVariable, ...]:
+        """The tables that make it up: itself."""
+        return (self,)
+
+    @property
     def synchronization(self) -> tf.VariableSynchronization:
         """As a plain variable has it."""
         return tf.VariableSynchronization.AUTO
@@ -338,8 +349,7 @@ class KvVariable(trackable.Trackable):
             raise ValueError(f"sparse_read of '{self._name}': missing must be 'zeros' or 'initial', got {missing!r}")
         train = mode.training(training)
         keys = keys_to_tensor(indices, self.key_dtype, self._name)
-        if self.trainable:
-            resource_variable_ops.variable_accessed(self)
+        step_record.note_lookup(self, train)
         with on_device_of(self):
             rows, _ = raw.kv_table_gather(
                 self._handle,
@@ -383,8 +393,7 @@ class KvVariable(trackable.Trackable):
         if not mode.training(training):
             rows = self.sparse_read(keys, name, training=False)
             return rows, tf.zeros([0], self.key_dtype), tf.constant(np.zeros([0, self.dim], self.dtype.as_numpy_dtype))
-        if self.trainable:
-            resource_variable_ops.variable_accessed(self)
+        step_record.note_lookup(self, True)
         with on_device_of(self):
             rows, _, evicted_keys, evicted_rows = raw.kv_table_gather_evict(
                 self._handle,
@@ -738,6 +747,11 @@ class PartitionedKvVariable(trackable.Trackable):
     def get_shape(self) -> tf.TensorShape:
         """[None, dim]."""
         return self.shape
+
+    @property
+    def _kv_parts(self) -> tuple[KvVariable, ...]:
+        """The parts."""
+        return tuple(self._parts)
 
     @property
     def trainable(self) -> bool:

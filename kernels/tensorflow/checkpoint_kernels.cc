@@ -11,6 +11,8 @@
 #include <set>
 #include <vector>
 
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "errors.h"
 #include "kvtable/part_of.h"
 #include "register_kernel.h"
@@ -54,6 +56,34 @@ struct Column {
   Tensor rows;
 };
 
+// What Savers put shards into until they are merged: "<checkpoint>_kvtmp".
+constexpr absl::string_view kScratch = "_kvtmp";
+
+// The checkpoint's name without the step that a Saver puts behind it.
+absl::string_view WithoutStep(absl::string_view name) {
+  const size_t dash = name.find_last_of('-');
+  if (dash == absl::string_view::npos || dash + 1 == name.size()) return name;
+  const absl::string_view step = name.substr(dash + 1);
+  return step.find_first_not_of("0123456789") == absl::string_view::npos ? name.substr(0, dash) : name;
+}
+
+// Removes the scratch folders of saves that were killed: those beside `folder`, itself one, of other steps of its Saver.
+void RemoveStaleScratch(tf::Env* env, const std::string& folder) {
+  absl::string_view name = tf::io::Basename(folder);
+  if (!absl::ConsumeSuffix(&name, kScratch)) return;
+  const std::string beside(tf::io::Dirname(folder));
+  std::vector<std::string> children;
+  if (!env->GetChildren(beside.empty() ? "." : beside, &children).ok()) return;
+  for (const std::string& child : children) {
+    absl::string_view other = child;
+    if (!absl::ConsumeSuffix(&other, kScratch) || other == name || WithoutStep(other) != WithoutStep(name)) continue;
+    const std::string path = tf::io::JoinPath(beside, child);
+    int64_t files = 0, folders = 0;
+    LOG(WARNING) << "Removing " << path << ", left by a save that did not end";
+    env->DeleteRecursively(path, &files, &folders).IgnoreError();  // another device's part of this save may be faster
+  }
+}
+
 class SaveOp : public OpKernel {
  public:
   explicit SaveOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
@@ -68,7 +98,9 @@ class SaveOp : public OpKernel {
 
   void Compute(OpKernelContext* ctx) override {
     const std::string prefix = ctx->input(0).scalar<tf::tstring>()();
-    OP_REQUIRES_OK(ctx, ctx->env()->RecursivelyCreateDir(std::string(tf::io::Dirname(prefix))));
+    const std::string folder(tf::io::Dirname(prefix));
+    RemoveStaleScratch(ctx->env(), folder);
+    OP_REQUIRES_OK(ctx, ctx->env()->RecursivelyCreateDir(folder));
     tf::BundleWriter writer(ctx->env(), prefix);
     OP_REQUIRES_OK(ctx, writer.status());
     KernelThreads threads(ctx);

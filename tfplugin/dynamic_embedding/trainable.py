@@ -13,6 +13,7 @@ import tensorflow as tf
 from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.ops import resource_variable_ops
 
+from tfplugin import step_record
 from tfplugin.dynamic_embedding.model_mode import ModelMode
 from tfplugin.ops import raw
 
@@ -78,7 +79,7 @@ class TrainableWrapper(resource_variable_ops.BaseResourceVariable):
         """Rows of keys, ids.shape + [dim], whose gradient comes here. Rows longer than `max_norm` are scaled down."""
         params = self.params
         if self.trainable and ModelMode.CURRENT_SETTING == ModelMode.TRAIN:
-            resource_variable_ops.variable_accessed(self)
+            step_record.note_lookup(self, train=True)
             if params._one is not None:
                 with tf_ops.device(self._op_device()):
                     rows, _ = raw.kv_table_gather(
@@ -120,6 +121,17 @@ class TrainableWrapper(resource_variable_ops.BaseResourceVariable):
     # ---- What pooled lookups ask of a table; see `tfplugin.fused_lookup` ---------------------------------------------
 
     _backward_token = ""
+
+    #: See `KvVariable`.
+    _how_to_train = (
+        "Compile the model with tfplugin.dynamic_embedding.DynamicEmbeddingOptimizer(optimizer), and have what is looked up "
+        "through among the trainable_weights of its layer, as the layers of tfplugin.dynamic_embedding.keras.layers do; or "
+        "give the model a train_step that hands its gradient to that optimizer."
+    )
+
+    @property
+    def _kv_parts(self) -> tuple[Any, ...]:
+        return self.params._kv_parts
 
     @property
     def dim(self) -> int:

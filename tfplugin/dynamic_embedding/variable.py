@@ -195,6 +195,10 @@ class Variable(VariableFiles, trackable.Trackable):
         return self._tables
 
     @property
+    def _kv_parts(self) -> tuple[KvVariable, ...]:
+        return tuple(self.parts)
+
+    @property
     def trainable_store(self) -> dict[str, Any]:
         """What lookups have made that optimizers can train, by the name of the lookup."""
         return self._trainable_store
