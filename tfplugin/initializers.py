@@ -128,9 +128,9 @@ def resolve(initializer: Any, name: str, dim: int, dtype: tf.DType) -> KvInitial
     of_a_matrix = next((reason for prefix, reason in _OF_A_MATRIX.items() if kind.startswith(prefix)), None)
     if of_a_matrix is not None:
         raise ValueError(
-            f"get_kv_variable('{name}'): {type(initializer).__name__} {of_a_matrix}, and a table draws each row by itself, "
-            "when its key comes. Take a random initializer, such as tf.keras.initializers.GlorotNormal(), or give the rows "
-            "that keys are to share as an array [M, dim]."
+            f"get_kv_variable('{name}'): {type(initializer).__name__} {of_a_matrix}, and a table draws each row by "
+            "itself, when its key comes. Take a random initializer, such as tf.keras.initializers.GlorotNormal(), or "
+            "give the rows that keys are to share as an array [M, dim]."
         )
     if not callable(initializer):
         raise TypeError(

@@ -1,7 +1,7 @@
 """Models of Keras 3 and tf_keras in which layers look up tables.
 
-Keras knows variables of its own kind only: an optimizer of ``compile`` never sees a table, and a file of Keras has none of
-its rows. Where that would go unnoticed it is an error here, and what Keras calls inference is inference for tables, too:
+Keras knows variables of its own kind only: an optimizer of ``compile`` never sees a table, and a file of Keras has none
+of its rows. Where that would go unnoticed it is an error, and what Keras calls inference is inference for tables, too:
 
 - a step of ``fit`` or ``train_on_batch`` that looks a table up to train it, and updates it in no way;
 - a file that would lack the rows of a table that the model holds, or has looked up;
@@ -22,7 +22,7 @@ import tensorflow as tf
 import wrapt
 
 from tfplugin import step_record
-from tfplugin.mode import inference_mode
+from tfplugin.training_mode import inference_mode
 from tfplugin.wrapped_method import defining_class, wrap_method
 
 #: What trains: in these, and in what they call, ``train_step`` is looked at.
@@ -49,8 +49,9 @@ def tables_in(value: Any) -> Iterator[Any]:
 
 
 def held_by(layer: Any) -> list[Any]:
-    """The tables that are attributes of a layer, or in a list or dictionary that is one. Those of its layers are not."""
-    attributes = [value for name, value in vars(layer).items() if not name.startswith("_self_")]  # TensorFlow's own lists
+    """The tables that are attributes of a layer, or in a list or dictionary that is one; not those of its layers."""
+    # What TensorFlow tracks is in lists of its own, once more.
+    attributes = [value for name, value in vars(layer).items() if not name.startswith("_self_")]
     return [table for value in attributes for table in tables_in(value)]
 
 
@@ -123,8 +124,9 @@ def _check_updated(model: Any, step: step_record.StepRecord) -> None:
         optimizer = type(getattr(model, "optimizer", None)).__name__
         raise ValueError(
             f"The training step of model '{model.name}' looks up key-value variable "
-            f"{_listed(_name(part, table) for part, table in left_out)}, and nothing updates it: Keras gives {optimizer} "
-            f"weights of its own kind only, so its rows would stay as they are. {left_out[0][1]._how_to_train}"
+            f"{_listed(_name(part, table) for part, table in left_out)}, and nothing updates it: Keras gives "
+            f"{optimizer} weights of its own kind only, so its rows would stay as they are. "
+            f"{left_out[0][1]._how_to_train}"
         )
 
 
@@ -171,9 +173,9 @@ def _refuse(model: Any, names: Iterable[str], what: str) -> None:
     names = list(names)
     if names:
         raise ValueError(
-            f"{what} of model '{model.name}' would lack the rows of key-value variable {_listed(names)}. Save them in a "
-            "checkpoint, tf.train.Checkpoint(model=model, table=table), which holds what training goes on from; or, to "
-            "serve the model, by tf.saved_model.save(model, path) with the table an attribute of a layer."
+            f"{what} of model '{model.name}' would lack the rows of key-value variable {_listed(names)}. Save them in "
+            "a checkpoint, tf.train.Checkpoint(model=model, table=table), from which training goes on; or, to serve "
+            "the model, by tf.saved_model.save(model, path) with the table an attribute of a layer."
         )
 
 
@@ -181,7 +183,9 @@ def _save_keras_file(original: Callable[..., Any], model: Any, *args: Any, **kwa
     """A ``.keras`` or ``.weights.h5`` file: each layer puts into it what its ``save_own_variables`` does."""
     if hasattr(model, "_flatten_layers"):
         saved = {id(part) for part, _, layer in _holders(model) if _saves_its_own(layer)}
-        _refuse(model, (n for key, n in _names_of_tables(model).items() if key not in saved), "A file of Keras's format")
+        _refuse(
+            model, (n for key, n in _names_of_tables(model).items() if key not in saved), "A file of Keras's format"
+        )
     return original(model, *args, **kwargs)
 
 

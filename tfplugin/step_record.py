@@ -1,7 +1,8 @@
 """What a step of training looks up and what it updates: how a table that nobody updates is found.
 
-TensorFlow tells gradient tapes and functions of every trainable variable that is read. A table is read by lookups, and it
-is updated by optimizers of ours only: one that has no part in the second is not in the list of any optimizer.
+A table is read by lookups, of which TensorFlow tells gradient tapes and functions as it does of any trainable variable.
+It is updated by optimizers of ours only. One that is read to be trained, and that none of these has in its list, stays
+as it is.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class StepRecord:
                     self.note_lookup(table, train=True)
 
     def left_out(self) -> list[tuple[Any, Any]]:
-        """Parts that were looked up to be trained and are in no optimizer's list, with what they were looked up through."""
+        """Parts looked up to be trained that are in no optimizer's list, each with what it was looked up through."""
         return [self.looked_up[key] for key in self.looked_up if key in self._to_train and key not in self._updated]
 
 

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from kvtools.cli.main import main
 
 from kvtools import horovod_build, setup_horovod
+from kvtools.cli.main import main
 from kvtools.errors import BadInputError, KvtoolsError, MissingDependencyError
 from kvtools.horovod_build import HorovodBuildError
 from kvtools.setup_horovod import HorovodSetup, TensorFlowBuild

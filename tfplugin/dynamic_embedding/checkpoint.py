@@ -22,9 +22,10 @@ from tensorflow.python.trackable import base as trackable
 from tensorflow.python.training.saving import saveable_object_util
 
 from tfplugin import graph_restore
-from tfplugin.checkpoint import KvSaveable, object_prefix, restore_op, save_ops
+from tfplugin.checkpoint import object_prefix
 from tfplugin.dynamic_embedding import file_system_saver
 from tfplugin.dynamic_embedding.python_ops import local, python_op
+from tfplugin.saveable import KvSaveable, restore_op, save_ops
 
 if TYPE_CHECKING:
     from tfplugin.dynamic_embedding.variable import Variable

@@ -17,8 +17,8 @@ import tensorflow as tf
 from tfplugin.dynamic_embedding.creators import EngineTableCreator
 from tfplugin.dynamic_embedding.python_ops import python_op
 from tfplugin.dynamic_embedding.table import CuckooHashTable
-from tfplugin.fused_lookup import on_device_of
 from tfplugin.ops import raw
+from tfplugin.placement import on_device_of
 
 if TYPE_CHECKING:
     from tfplugin.dynamic_embedding.variable import Variable

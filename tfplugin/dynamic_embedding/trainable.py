@@ -124,9 +124,9 @@ class TrainableWrapper(resource_variable_ops.BaseResourceVariable):
 
     #: See `KvVariable`.
     _how_to_train = (
-        "Compile the model with tfplugin.dynamic_embedding.DynamicEmbeddingOptimizer(optimizer), and have what is looked up "
-        "through among the trainable_weights of its layer, as the layers of tfplugin.dynamic_embedding.keras.layers do; or "
-        "give the model a train_step that hands its gradient to that optimizer."
+        "Take a layer of tfplugin.dynamic_embedding.keras.layers, and compile the model with "
+        "tfplugin.dynamic_embedding.DynamicEmbeddingOptimizer(optimizer); or give the model a train_step that hands "
+        "that optimizer the gradient of what is looked up through."
     )
 
     @property

@@ -19,9 +19,10 @@ from tfplugin.dynamic_embedding.partition import default_partition_fn
 from tfplugin.dynamic_embedding.saves_files import VariableFiles
 from tfplugin.dynamic_embedding.string_keys import HASHES, KeyNames
 from tfplugin.dynamic_embedding.table import check_dtypes
-from tfplugin.kv_variable import KvVariable, PartitionedKvVariable
+from tfplugin.kv_variable import KvVariable
 from tfplugin.ops import raw
 from tfplugin.optimizers.known import innermost
+from tfplugin.partitioned_kv_variable import PartitionedKvVariable
 
 _log = logging.getLogger("tfplugin")
 

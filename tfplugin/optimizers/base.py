@@ -11,12 +11,13 @@ import tensorflow as tf
 from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.training import optimizer as v1_optimizer
 
-from tfplugin.kv_variable import KvVariable, PartitionedKvVariable
+from tfplugin.kv_variable import KvVariable
 from tfplugin.ops import raw
 from tfplugin.optimizers.fused import Options, compute_dtype
 from tfplugin.optimizers.hyperparameters import Number, Step, given, number, pack
 from tfplugin.optimizers.known import Known
 from tfplugin.optimizers.step_rows import StepVariable
+from tfplugin.partitioned_kv_variable import PartitionedKvVariable
 
 # What a hyperparameter may be, in words and as a test.
 ANY = ("a finite number", lambda x: True)

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tfplugin import step_record
-from tfplugin.kv_variable import KvVariable, PartitionedKvVariable
+from tfplugin.kv_variable import KvVariable
 from tfplugin.optimizers import fused
 from tfplugin.optimizers.known import innermost
+from tfplugin.partitioned_kv_variable import PartitionedKvVariable
 
 
 class Explanation:

@@ -11,11 +11,12 @@ from tensorflow.python.trackable import autotrackable, data_structures
 from tensorflow.python.training import optimizer as v1_optimizer
 
 from tfplugin import backward_updates, step_record
-from tfplugin.kv_variable import KvVariable, PartitionedKvVariable
+from tfplugin.kv_variable import KvVariable
 from tfplugin.optimizers import fused
 from tfplugin.optimizers.hyperparameters import Step, given, number
 from tfplugin.optimizers.known import Known, find
 from tfplugin.optimizers.wrapper import OptimizerWrapper
+from tfplugin.partitioned_kv_variable import PartitionedKvVariable
 
 
 class BackwardUpdates(autotrackable.AutoTrackable):

@@ -12,7 +12,8 @@ import tensorflow as tf
 
 from tfplugin.get_kv_variable import add_to_collections
 from tfplugin.initializers import KvInitializer, resolve
-from tfplugin.kv_variable import KEY_DTYPES, VALUE_DTYPES, KvVariable
+from tfplugin.keys import KEY_DTYPES
+from tfplugin.kv_variable import VALUE_DTYPES, KvVariable
 from tfplugin.sok import ranks
 from tfplugin.sok.shared_folder import step
 

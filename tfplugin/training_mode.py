@@ -33,7 +33,7 @@ def inference_mode() -> Iterator[None]:
         _local.inference = before
 
 
-def training(explicit: bool | None) -> bool:
+def is_training(explicit: bool | None) -> bool:
     """Whether a lookup trains: its own argument, else the context.
 
     SavedModel signatures are traced for inference, and a layer of Keras that is called with ``training=False`` infers.
