@@ -2,18 +2,20 @@
 
 Each command's module is imported only when that command runs: `kvtools --help` loads neither NumPy nor
 TensorFlow. Errors are one line on stderr, and the exit status says of which kind: 2 bad usage, 1 bad input,
-3 a failed check.
+3 a failed check, 128 and the number of a signal.
 """
 
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
+
+from kvtools.cli.signals import SignalError, ended_by_signals
+from kvtools.cli.standard_output import RefusedOutputError, give_up_output, open_standard_files, standard_output
 
 from kvtools import __version__
 from kvtools.errors import KvtoolsError, one_line
@@ -39,6 +41,12 @@ COMMANDS = {
 }
 
 
+HELD_BACK = frozenset(
+    {"verify", "diff", "report", "migrate", "clip", "cast", "reshard", "merge", "split", "rename", "export"}
+)
+"""Commands whose work is a file or a verdict: they go on to their end, whoever reads what they say of it."""
+
+
 def build_app(requested: str | None) -> typer.Typer:
     """Make the command line: the command `requested` with its module, the others as mere names."""
     app = typer.Typer(
@@ -58,14 +66,15 @@ def build_app(requested: str | None) -> typer.Typer:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit status: 0, 1, 2 or 3, or 130 if interrupted."""
+    """Run the command line and return its exit status: 0, 1, 2 or 3, or 128 and the signal that ended it."""
+    open_standard_files()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     requested = next((argument for argument in arguments if not argument.startswith("-")), None)
     try:
         app = build_app(requested if requested in COMMANDS else None)
         arguments = _prepared(arguments, requested)
-        result = app(arguments, prog_name="kvtools", standalone_mode=False)
-        sys.stdout.flush()
+        with ended_by_signals(), standard_output(held_back=requested in HELD_BACK):
+            result = app(arguments, prog_name="kvtools", standalone_mode=False)
         if result == 130:  # how Typer tells of an interrupt
             return _fail("interrupted", 130)
         return result if isinstance(result, int) else 0
@@ -73,10 +82,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error), error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", 130)
-    except BrokenPipeError:
-        # Whoever read our output has gone: there is nobody to tell, and Python must not try again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    except SignalError as error:
+        return _fail(str(error), 128 + error.number)
+    except RefusedOutputError as error:
+        if not error.reader_gone:
+            return _fail(str(error), 1)
+        give_up_output()  # there is nobody to tell; what is held back is told when the work is done
+        return 0 if requested in HELD_BACK else 1
     except MemoryError:
         return _fail("out of memory; run on a machine with more of it", 1)
     except OSError as error:
@@ -105,6 +117,7 @@ def _module(command: str) -> str:
 
 
 def _fail(message: str, status: int) -> int:
+    give_up_output()
     print(f"kvtools: {one_line(message)}", file=sys.stderr)
     return status
 

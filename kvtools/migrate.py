@@ -170,49 +170,67 @@ def write_tables(
         account = dataclasses.replace(plan.account, tables=accounts)
         if strict:
             _check_lossless(account)
+        written = _Written(account.output, staging, dialect, options.memory)
         if dialect.output_kind(str(output)) != "url":
-            account = _look(account, staging, dialect, plan.fits, options)
+            account = _look(account, written, plan.fits)
         if verify:
-            account = _verify(account, staging, dialect, tables, plan.fits, options, workers, progress)
+            account = _verify(account, written, dialect, tables, plan.fits, options, workers, progress)
     return account
 
 
-def _reopened(
-    output: str, path: str, dialect: Dialect, schema: TableSchema, options: WriteOptions
-) -> tuple[TableReader, str]:
-    """Open at `path` what was written of a table; return it, and the name that it goes by there.
+class _Written:
+    """What was written at `path`, opened to be read: once for all tables that are opened alike."""
 
-    Raises:
-        BadInputError: the dialect reads it back as something else; `output` is what the user called the place.
-    """
-    told = OpenOptions(
-        dialect.name,
-        schema.key_dtype,
-        schema.value_dtype,
-        None if schema.rows or dialect.holds.empty_dim else schema.dim,
-        options.memory,
-        lenient=True,
-    )
-    checkpoint = open_checkpoint(path, told)
-    # In names of files, engines write "_" for "/".
-    alike = [name for name in checkpoint.tables if name.replace("/", "_") == schema.name.replace("/", "_")]
-    name = schema.name if schema.name in checkpoint.tables else alike[0] if len(alike) == 1 else None
-    if name is None:
-        there = checkpoint.broken.get(schema.name)
-        reason = f"it cannot be read back: {there}" if there else "it would read it back under another name"
-        undone = "delete it there," if dialect.output_kind(output) == "url" else "nothing was written,"
-        raise BadInputError(
-            f"writing table '{schema.name}' of '{output}' as {dialect.name}: {reason}; {undone} rename it first, see"
-            " `kvtools rename`"
+    def __init__(self, output: str, path: str, dialect: Dialect, memory: int) -> None:
+        self._output = output
+        self._path = path
+        self._dialect = dialect
+        self._memory = memory
+        self._opened: dict[OpenOptions, tuple[Checkpoint, dict[str, list[str]]]] = {}
+
+    def table(self, schema: TableSchema) -> tuple[TableReader, str]:
+        """Return what was written of a table, and the name that it goes by there.
+
+        Raises:
+            BadInputError: the dialect reads it back as something else.
+        """
+        dialect = self._dialect
+        told = OpenOptions(
+            dialect.name,
+            schema.key_dtype,
+            schema.value_dtype,
+            None if schema.rows or dialect.holds.empty_dim else schema.dim,
+            self._memory,
+            lenient=True,
         )
-    return checkpoint.tables[name], name
+        checkpoint, flattened = self._open(told)
+        alike = flattened.get(schema.name.replace("/", "_"), [])
+        name = schema.name if schema.name in checkpoint.tables else alike[0] if len(alike) == 1 else None
+        if name is None:
+            there = checkpoint.broken.get(schema.name)
+            reason = f"it cannot be read back: {there}" if there else "it would read it back under another name"
+            undone = "delete it there," if dialect.output_kind(self._output) == "url" else "nothing was written,"
+            raise BadInputError(
+                f"writing table '{schema.name}' of '{self._output}' as {dialect.name}: {reason}; {undone} rename it"
+                " first, see `kvtools rename`"
+            )
+        return checkpoint.tables[name], name
+
+    def _open(self, told: OpenOptions) -> tuple[Checkpoint, dict[str, list[str]]]:
+        if told not in self._opened:
+            checkpoint = open_checkpoint(self._path, told)
+            flattened: dict[str, list[str]] = {}  # in names of files, engines write "_" for "/"
+            for name in checkpoint.tables:
+                flattened.setdefault(name.replace("/", "_"), []).append(name)
+            self._opened[told] = checkpoint, flattened
+        return self._opened[told]
 
 
-def _look(account: Account, staging: str, dialect: Dialect, fits: Sequence[Fit], options: WriteOptions) -> Account:
+def _look(account: Account, written: _Written, fits: Sequence[Fit]) -> Account:
     """Open what was written, reading no rows; return the account that says what goes by another name there."""
     accounts = []
     for fitted, said in zip(fits, account.tables, strict=True):
-        table, name = _reopened(account.output, staging, dialect, fitted.schema, options)
+        table, name = written.table(fitted.schema)
         changes = list(said.changes)
         if name != fitted.schema.name:
             changes.append(f"its name is '{name}' there: the dialect has no '/' in names")
@@ -234,7 +252,7 @@ def _look(account: Account, staging: str, dialect: Dialect, fits: Sequence[Fit],
 
 def _verify(
     account: Account,
-    staging: str,
+    opened: _Written,
     dialect: Dialect,
     tables: Sequence[TableReader],
     fits: Sequence[Fit],
@@ -252,7 +270,7 @@ def _verify(
             if progress:
                 progress(f"{name} again", done, total)
 
-        written, _ = _reopened(account.output, staging, dialect, fitted.schema, options)
+        written, _ = opened.table(fitted.schema)
         diff = compare_tables(
             written, FittedTable(table, fitted), memory=options.memory, workers=workers, progress=advance
         )

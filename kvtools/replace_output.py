@@ -12,14 +12,17 @@ import fcntl
 import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from kvtools.errors import OutputError
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+_SYNCED_AT_ONCE = 16
 _INDEX = ".index"
 _BUNDLE_FILE = re.compile(r"\.index|\.data-\d{5}-of-\d{5}")
 
@@ -95,21 +98,45 @@ def replace_files(target: Path, *, force: bool = False) -> Iterator[Path]:
 
 
 def check_free(target: Path, *, force: bool) -> None:
-    """Raise `OutputError` unless no file of `target` exists, or `force` may replace those that do."""
+    """Raise `OutputError` unless no file of `target` exists, or `force` may replace those that do.
+
+    `force` replaces files and links to files: no device, pipe, socket or folder, whoever asks.
+    """
     if not target.parent.is_dir():
         raise OutputError(f"writing '{target}': there is no folder '{target.parent}'; make it first")
     if target.is_dir():
         raise OutputError(f"writing '{target}': it is a folder, expected a new file; name another place")
     there = _files_of(target)
+    for file in there:
+        _refuse_special(target, file)
     if there and not force:
         raise OutputError(f"writing '{target}': '{there[0]}' exists; name another place, or add --force to replace it")
 
 
 def _files_of(target: Path) -> list[Path]:
-    """Return the files of a prefix that exist: the file itself, and a bundle's index and data files."""
+    """Return what exists by the names of a prefix: the file itself, and a bundle's index and data files."""
     beside = [file for file in target.parent.iterdir() if file.name.startswith(f"{target.name}.")]
     bundle = [file for file in beside if _BUNDLE_FILE.fullmatch(file.name.removeprefix(target.name))]
-    return [file for file in (target, *bundle) if file.is_file() or file.is_symlink()]
+    return [file for file in (target, *bundle) if os.path.lexists(file)]
+
+
+_SPECIAL = {
+    stat.S_IFBLK: "a device",
+    stat.S_IFCHR: "a device",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+def _refuse_special(target: Path, file: Path) -> None:
+    """Raise `OutputError` where `file` is, or is a link to, what is no file: renaming over it would end it."""
+    try:
+        kind = _SPECIAL.get(stat.S_IFMT(file.stat().st_mode))
+    except OSError:
+        return  # a link to nowhere
+    if kind is not None:
+        raise OutputError(f"writing '{target}': '{file}' is {kind}, expected a new file; name another place")
 
 
 def _index_last(file: Path) -> tuple[bool, str]:
@@ -190,10 +217,13 @@ def _remove_leftovers(target: Path) -> None:
 
 
 def _sync_tree(folder: Path) -> None:
+    paths: list[Path] = []
     for parent, _, files in os.walk(folder):
-        for file in files:
-            _sync(Path(parent) / file)
-        _sync(Path(parent))
+        paths += [Path(parent), *(Path(parent) / file for file in files)]
+    # At once: a file system writes its journal for all that wait, not once for each of thousands of files.
+    with ThreadPoolExecutor(min(_SYNCED_AT_ONCE, len(paths))) as pool:
+        for _ in pool.map(_sync, paths):
+            pass
 
 
 def _sync(path: Path) -> None:

@@ -18,7 +18,7 @@ from tensorflow.python.saved_model import registration
 from tensorflow.python.training import saver as saver_lib
 from tensorflow.python.training.saving import saveable_object
 
-from tfplugin import graph_restore
+from tfplugin import graph_restore, slot_binding
 from tfplugin.kv_variable import KvVariable
 from tfplugin.partitioned_kv_variable import PartitionedKvVariable
 from tfplugin.saveable import KvSaveable, restore_op, save_ops
@@ -27,14 +27,20 @@ from tfplugin.saveable import KvSaveable, restore_op, save_ops
 
 
 class BesideSaveable(saveable_object.SaveableObject):
-    """What a Saver's list has for rows that lie in files beside the checkpoint. Its specs go into the checkpoint."""
+    """What a Saver's list has for rows that it reads and writes itself. Its specs go into the checkpoint.
+
+    Attributes:
+      rows: the object whose rows they are: of one object they are restored one after the other.
+    """
+
+    rows: Any = None
 
     def save_beside(self, filename: tf.Tensor) -> Any:
-        """Writes the files. Returns the op (graph mode)."""
+        """Writes what goes beside the checkpoint. Returns the op (graph mode)."""
         raise NotImplementedError(type(self).__name__)
 
     def restore_op(self, filename: tf.Tensor) -> Any:
-        """Restores from them. Returns the op (graph mode)."""
+        """Restores the rows. Returns the op (graph mode)."""
         raise NotImplementedError(type(self).__name__)
 
 
@@ -53,7 +59,7 @@ def _add_bundle_ops(original: Callable[..., Any], builder: Any, filename: Any, s
         raise ValueError("Key-value variables are saved in TensorFlow's V2 checkpoint format only: write_version=V2.")
     dense = [saveable for saveable in saveables if not isinstance(saveable, KvSaveable)]
     for saveable in tables:
-        _check_whole(saveable.variable)
+        check_whole(saveable.variable)
     filename = tf.convert_to_tensor(filename)
     scratch = tf.strings.join([filename, "_kvtmp"])
     shards = save_ops(
@@ -88,7 +94,12 @@ def add_restore_ops(
         restored.append(
             original(builder, filename, dense, restore_sequentially, reshape, preferred_shard, f"{name}_dense")
         )
-    restored += [saveable.restore_op(filename) for saveable in tables]
+    latest: dict[int, Any] = {}
+    for saveable in tables:
+        before = latest.get(id(saveable.rows)) if saveable.rows is not None else None
+        with tf.control_dependencies([] if before is None else [before]):
+            latest[id(saveable.rows)] = saveable.restore_op(filename)
+        restored.append(latest[id(saveable.rows)])
     return tf.group(*[op for op in restored if op is not None], name=name)
 
 
@@ -109,7 +120,7 @@ def _save(trackables: Mapping[str, Any], file_prefix: tf.Tensor) -> list[tf.Tens
     variables: list[tuple[str, KvVariable]] = []
     shards: list[tf.Tensor] = []
     for path, obj in trackables.items():
-        _check_whole(obj)
+        check_whole(obj)
         if id(obj) in _elsewhere:
             shards += _renamed(file_prefix, object_prefix(path), _elsewhere[id(obj)])
         elif isinstance(obj, PartitionedKvVariable):
@@ -153,7 +164,7 @@ def _renamed(file_prefix: tf.Tensor, prefix: str, bundles: Sequence[str]) -> lis
     return shards
 
 
-def _check_whole(variable: KvVariable | PartitionedKvVariable) -> None:
+def check_whole(variable: KvVariable | PartitionedKvVariable) -> None:
     """Raises for a variable whose rows are in several processes: one alone cannot save it."""
     if isinstance(variable, KvVariable) and variable.ranks > 1:
         raise ValueError(
@@ -168,6 +179,7 @@ def _restore(trackables: Mapping[str, Any], merged_prefix: tf.Tensor) -> None:
         for part in obj if isinstance(obj, PartitionedKvVariable) else [obj]:
             if part.holds_rows:
                 graph_restore.note(restore_op(merged_prefix, part, object_prefix(path), "_part_"))
+                slot_binding.restored(part, obj._update_uid)
             else:
                 graph_restore.note(part.clear())
 

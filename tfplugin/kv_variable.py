@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
-import weakref
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.core.framework import attr_value_pb2, variable_pb2
+from tensorflow.core.framework import variable_pb2
 from tensorflow.python.eager import context
 from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.ops import gen_resource_variable_ops
 from tensorflow.python.trackable import base as trackable
 from tensorflow.python.util import dispatch, object_identity
 
-from tfplugin import placement, saveable, step_record, training_mode
+from tfplugin import placement, saveable, slot_binding, step_record, training_mode
 from tfplugin.eviction import checked_capacity, microseconds, scores_tensor
 from tfplugin.initializers import KvInitializer
 from tfplugin.keys import keys_to_tensor
 from tfplugin.ops import raw
 from tfplugin.placement import on_device_of
+from tfplugin.row_slots import RowSlots
 from tfplugin.slots import SlotSpec, slots_json
 
 VALUE_DTYPES = (tf.float32, tf.float16, tf.bfloat16, tf.float64)
@@ -118,14 +117,7 @@ class KvVariable(trackable.Trackable):
 
         with tf_ops.init_scope():
             self._eager = context.executing_eagerly()
-            # What optimizers keep in the rows, in the order in which they came; see `attach_slots`. An optimizer is
-            # gone when its object is; in a graph its ops outlive it, and it stays as long as they do.
-            by_optimizer = weakref.WeakKeyDictionary if self._eager else dict
-            self._slots_of: MutableMapping[Any, tuple[SlotSpec, ...]] = by_optimizer()
-            self._slot_prefix_of: MutableMapping[Any, str] = by_optimizer()
-            self._all_slots: tuple[SlotSpec, ...] | None = None
-            self._slots_generation = 0
-            self._row_reads: list[tf.Operation] = []
+            self._row_slots = RowSlots(self._eager)
             #: Prefixes of the slots of optimizers that have taken steps, for the log.
             self._optimizers_seen: list[str] = []
             #: The update that the gradient of a lookup makes at once; see `apply_in_backward`.
@@ -500,38 +492,15 @@ class KvVariable(trackable.Trackable):
 
     def slot_width(self, slot: str) -> int:
         """Elements of a slot: `dim` unless its optimizer said otherwise."""
-        for specs in self._slots_of.values():
-            for spec in specs:
-                if spec.name == slot:
-                    return spec.width
-        return self.dim
+        return self._row_slots.width(slot) or self.dim
 
     def slot_prefix(self, optimizer: Any, name: str) -> str:
         """The name under which an optimizer's slots are kept, unique among the live optimizers of this variable."""
-        prefix = self._slot_prefix_of.get(optimizer)
-        if prefix is None:
-            base = re.sub(r"[./\s]", "_", name) or "Optimizer"
-            taken = set(self._slot_prefix_of.values())
-            prefix, number = base, 0
-            while prefix in taken:
-                number += 1
-                prefix = f"{base}_{number}"
-            self._slot_prefix_of[optimizer] = prefix
-        return prefix
+        return slot_binding.prefix_of(self, optimizer, name)
 
     def attach_slots(self, optimizer: Any, specs: Sequence[SlotSpec]) -> None:
         """Notes what an optimizer keeps beside each row. The table itself is changed by the next `read_rows`."""
-        self._slots_of[optimizer] = tuple(specs)
-        every = tuple(spec for specs_ in self._slots_of.values() for spec in specs_)
-        if every == self._all_slots:
-            return
-        self._all_slots = every
-        self._slots_generation += 1
-        # A graph's steps run in any order, the first of them on a table that was just restored with the slots of all:
-        # each has to know the optimizers that came after it.
-        for op in self._row_reads:
-            op._set_attr("all_slots", attr_value_pb2.AttrValue(s=slots_json(every).encode()))
-            op._set_attr("generation", attr_value_pb2.AttrValue(i=self._slots_generation))
+        self._row_slots.attach(optimizer, specs)
 
     def read_rows(self, keys: tf.Tensor, optimizer: Any, specs: Sequence[SlotSpec]) -> list[tf.Tensor]:
         """Values and slots of keys [n], for an optimizer's step: [n, dim] and [n, width] for each of `specs`.
@@ -539,14 +508,12 @@ class KvVariable(trackable.Trackable):
         Gives the rows the slots that they lack. Slots of optimizers that are gone are dropped from the table.
         """
         self.attach_slots(optimizer, specs)
-        assert self._all_slots is not None
         columns = raw.kv_table_read_rows(
             self._handle,
             keys,
             dtype=self.dtype,
             slots=slots_json(specs),
-            all_slots=slots_json(self._all_slots),
-            generation=self._slots_generation,
+            **self._row_slots.attributes(),
             widths=[self.dim, *(spec.width for spec in specs)],
             N=1 + len(specs),
         )
@@ -554,9 +521,9 @@ class KvVariable(trackable.Trackable):
         return columns
 
     def _note_step(self, op: tf.Operation | None) -> None:
-        """Keeps an op whose attributes `attach_slots` has to keep up to date."""
+        """Tells the slots of an op of the table's graph."""
         if not self._eager and op is not None and op.graph is self._handle.graph:
-            self._row_reads.append(op)
+            self._row_slots.note_step(op)
 
     def write_rows(self, keys: tf.Tensor, columns: Sequence[tf.Tensor], specs: Sequence[SlotSpec]) -> Any:
         """Writes what `read_rows` read, and counts an update for each key. Returns the op (graph mode)."""
@@ -593,7 +560,6 @@ class KvVariable(trackable.Trackable):
           The op (graph mode).
         """
         self.attach_slots(optimizer, specs)
-        assert self._all_slots is not None
         with tf_ops.colocate_with(None, ignore_existing=True), tf_ops.device(self._op_device()):
             op = raw.kv_table_apply(
                 self._handle,
@@ -604,8 +570,7 @@ class KvVariable(trackable.Trackable):
                 optimizer=rule,
                 names=list(names),
                 slots=slots_json(specs),
-                all_slots=slots_json(self._all_slots),
-                generation=self._slots_generation,
+                **self._row_slots.attributes(),
                 skip_nonfinite=skip_nonfinite,
                 stochastic_rounding=stochastic_rounding,
             )

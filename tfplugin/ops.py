@@ -218,6 +218,8 @@ for _name in (
     "KvTableUpdateCounts",
     "KvTableReadRows",
     "KvTableWriteRows",
+    "KvTableAcquireUpdateLock",
+    "KvTableReleaseUpdateLock",
     "KvTableStepVariable",
     "KvTableAssignStepVariable",
     "KvTableExport",

@@ -17,7 +17,7 @@ class KvSaveable(saveable_object.SaveableObject):
     """A key-value variable in a Saver's list. The builder methods that `checkpoint` wraps do its work."""
 
     def __init__(self, variable: Any, tensor_prefix: str) -> None:
-        self.variable = variable
+        self.variable = self.rows = variable
         self.tensor_prefix = tensor_prefix
         spec = saveable_object.SaveSpec(
             variable.handle, "", f"{tensor_prefix}-values", dtype=tf.resource, device=variable.device

@@ -26,6 +26,8 @@ from tfplugin.optimizers import v1
 from tfplugin.wrapped_method import wrap_method
 
 _undo: list[Callable[[], None]] = []
+#: Changes of parts of the plugin that are imported by themselves: what makes them, and what takes them back.
+_more: list[tuple[Callable[[], None], Callable[[], None]]] = []
 
 
 def _public_modules() -> list[Any]:
@@ -53,6 +55,18 @@ def install() -> None:
         _undo.append(wrap_method(owner, method, replacement))
     keras_models.install()
     _undo.append(keras_models.uninstall)
+
+    for make, take_back in _more:
+        make()
+        _undo.append(take_back)
+
+
+def add(make: Callable[[], None], take_back: Callable[[], None]) -> None:
+    """Has `install` make changes also by `make`, at once if it was called, and `uninstall` take them back."""
+    _more.append((make, take_back))
+    if _undo:
+        make()
+        _undo.append(take_back)
 
 
 def uninstall() -> None:

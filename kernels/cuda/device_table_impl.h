@@ -83,13 +83,9 @@ class DeviceTableImpl : public DeviceTable {
     std::lock_guard<std::mutex> hold(mutex_);
     return options_.initializer;
   }
-  std::vector<SlotSpec> slots() const override {
+  RowSchema schema() const override {
     std::lock_guard<std::mutex> hold(mutex_);
-    return layout_.slots;
-  }
-  uint64_t generation() const override {
-    std::lock_guard<std::mutex> hold(mutex_);
-    return generation_;
+    return {layout_.slots, layout_.generation};
   }
 
   int64_t Size() const override {
@@ -150,11 +146,11 @@ class DeviceTableImpl : public DeviceTable {
                      DeviceStream stream) override {
     CheckBatch(keys.n);
     const Operation operation(this, stream);
-    for (const ColumnOut& column : out) layout_.At(column.column, column.width);
+    for (const ColumnOut& column : out) CheckColumn(column);
     PrepareScratch(keys.n);
     Locate(keys, numbers(), nullptr, found, nullptr, nullptr);
     for (const ColumnOut& column : out) {
-      const RowLayout::Column& c = layout_.At(column.column, column.width);
+      const RowLayout::Column& c = layout_.columns[Count(column.column)];
       const bool is_value =
           column.column == 0 ||
           layout_.slots[static_cast<size_t>(column.column) - 1].init == SlotSpec::Init::kCopyValue;
@@ -282,13 +278,13 @@ class DeviceTableImpl : public DeviceTable {
   }
 
   void Upsert(const DeviceKeys& keys, const void* values, Stamp stamp, DeviceStream stream) override {
-    UpsertColumns(keys, {{0, values}}, stamp, stream);
+    UpsertColumns(keys, {{0, values, options_.dim}}, stamp, stream);
   }
 
   void UpsertColumns(const DeviceKeys& keys, const std::vector<ColumnIn>& in, Stamp stamp,
                      DeviceStream stream) override {
     const Operation operation(this, stream);
-    for (const ColumnIn& column : in) layout_.At(column.column, column.width);
+    for (const ColumnIn& column : in) CheckColumn(column);
     WriteStamped(keys, in, stamp);
     TouchAndEvict(keys, true, nullptr, nullptr);
   }
@@ -297,7 +293,7 @@ class DeviceTableImpl : public DeviceTable {
                       const DeviceEvicted& evicted, DeviceStream stream) override {
     const Operation operation(this, stream);
     if (scores != nullptr) evictor_.RequireCustom();
-    WriteStamped(keys, {{0, values}}, stamp);
+    WriteStamped(keys, {{0, values, options_.dim}}, stamp);
     TouchAndEvict(keys, true, scores, &evicted);
   }
 
@@ -316,21 +312,21 @@ class DeviceTableImpl : public DeviceTable {
     TouchAndEvict(keys, true, nullptr, nullptr);
   }
 
-  void Apply(const DeviceKeys& keys, const void* gradients, const Update& update,
-             const std::vector<int>& slots, Stamp stamp, DeviceStream stream) override {
+  void Apply(const DeviceKeys& keys, const void* gradients, const Update& update, const SlotColumns& slots,
+             Stamp stamp, DeviceStream stream) override {
     CheckBatch(keys.n);
     CheckUpdate(update);
     const OptimizerSpec& optimizer = *update.optimizer;
-    if (slots.size() != optimizer.slots.size()) {
+    if (slots.columns.size() != optimizer.slots.size()) {
       throw Error(ErrorCode::kInvalidArgument, std::string("Optimizer ") + optimizer.name + " keeps " +
                                                    std::to_string(optimizer.slots.size()) +
-                                                   " slots; got columns for " + std::to_string(slots.size()) +
-                                                   ".");
+                                                   " slots; got columns for " +
+                                                   std::to_string(slots.columns.size()) + ".");
     }
     const Operation operation(this, stream);
     RowsToUpdate rows;
-    for (size_t s = 0; s < slots.size(); ++s) {
-      rows.offsets[s + 1] = layout_.At(slots[s], options_.dim).offset;
+    for (size_t s = 0; s < slots.columns.size(); ++s) {
+      rows.offsets[s + 1] = layout_.At(slots.columns[s], options_.dim, slots.generation).offset;
     }
     const WorkingMemory working =
         WorkingMemoryFor<Device>(optimizer, options_.value_type, options_.dim, keys.n);
@@ -405,7 +401,7 @@ class DeviceTableImpl : public DeviceTable {
               const uint32_t* versions, const uint64_t* scores, DeviceStream stream) override {
     CheckBatch(keys.n);
     const Operation operation(this, stream);
-    for (const ColumnIn& column : in) layout_.At(column.column, column.width);
+    for (const ColumnIn& column : in) CheckColumn(column);
     PrepareScratch(keys.n);
     EnsureRoom(keys);
     PrepareMarks();
@@ -541,11 +537,10 @@ class DeviceTableImpl : public DeviceTable {
   }
 
   uint64_t EnsureSlots(const std::vector<SlotSpec>& slots, DeviceStream stream) override {
-    RowLayout to(options_.value_type, options_.dim, slots);
     const Operation operation(this, stream);
-    if (to.slots == layout_.slots) return generation_;
-    ChangeLayout(std::move(to));
-    return ++generation_;
+    RowLayout to(options_.value_type, options_.dim, slots, layout_.generation + 1, &layout_);
+    if (to.slots != layout_.slots) ChangeLayout(std::move(to));
+    return layout_.generation;
   }
 
   void SetInitializer(const Initializer& initializer, DeviceStream stream) override {
@@ -628,6 +623,12 @@ class DeviceTableImpl : public DeviceTable {
     RowPredicate predicate_;
     ExportProgress progress_;
   };
+
+  // Throws unless rows have the column that is meant.
+  template <class Column>
+  void CheckColumn(const Column& column) const {
+    layout_.At(column.column, column.width, column.generation);
+  }
 
   static uint64_t Count(int64_t n) { return static_cast<uint64_t>(n); }
 
@@ -1322,7 +1323,7 @@ class DeviceTableImpl : public DeviceTable {
                                                    std::to_string(capacity) + " rows; expected at least 1.");
     }
     const Operation operation(this, stream);
-    for (const ColumnOut& column : out.columns) layout_.At(column.column, column.width);
+    for (const ColumnOut& column : out.columns) CheckColumn(column);
     if (progress->ended) return -1;
     const int64_t rows = std::max(int64_t{1}, RowsAtMost());
     const int64_t room = std::min(capacity, rows);
@@ -1379,7 +1380,6 @@ class DeviceTableImpl : public DeviceTable {
 
   mutable std::mutex mutex_;  // guards all below
   RowLayout layout_;
-  uint64_t generation_ = 1;  // of the layout
   DeviceInitialValue initial_;
   Block initial_rows_;
   Block first_slots_;  // a row; its value means nothing

@@ -137,7 +137,7 @@ class PyDeviceTable {
     table_->SetInitializer(initializer, Stream(stream));
   }
 
-  nb::list GetSlots() const { return ListOf(Slots()); }
+  nb::list GetSlots() const { return ListOf(Schema().slots); }
 
   uint64_t EnsureSlots(nb::handle specs, uintptr_t stream) {
     const std::vector<SlotSpec> slots = SlotsOf(specs);
@@ -359,9 +359,9 @@ class PyDeviceTable {
     update.stochastic_rounding = stochastic_rounding;
     update.seed = seed;
     update.skip_nonfinite = skip_nonfinite;
-    std::vector<int> columns;
-    const std::vector<SlotSpec> there = Slots();
-    for (const std::string& slot : slots) columns.push_back(ColumnNamed(slot, there).first);
+    const RowSchema schema = Schema();
+    SlotColumns columns({}, schema.generation);
+    for (const std::string& slot : slots) columns.columns.push_back(ColumnNamed(slot, schema.slots).first);
     nb::gil_scoped_release released;
     table_->Apply(batch, gradients.data(), update, columns, {frequency, version}, Stream(stream));
   }
@@ -587,9 +587,9 @@ class PyDeviceTable {
   }
 
   // Those there are now.
-  std::vector<SlotSpec> Slots() const {
+  RowSchema Schema() const {
     nb::gil_scoped_release released;
-    return table_->slots();
+    return table_->schema();
   }
 
   // By name: "value", or a slot's.
@@ -604,27 +604,27 @@ class PyDeviceTable {
   }
 
   std::vector<ColumnOut> Columns(const nb::dict& columns, int64_t n) const {
-    const std::vector<SlotSpec> slots = Slots();
+    const RowSchema schema = Schema();
     std::vector<ColumnOut> out;
     for (auto [key, value] : columns) {
       const std::string name = kvtable::TextOf(key);
-      const auto [column, width] = ColumnNamed(name, slots);
+      const auto [column, width] = ColumnNamed(name, schema.slots);
       const Output array = nb::cast<Output>(value, false);
       Check(name.c_str(), array, DtypeOf(options_.value_type), {n, width});
-      out.push_back({column, array.data(), width});
+      out.push_back({column, array.data(), width, schema.generation});
     }
     return out;
   }
 
   std::vector<ColumnIn> InputColumns(const nb::dict& columns, int64_t n) const {
-    const std::vector<SlotSpec> slots = Slots();
+    const RowSchema schema = Schema();
     std::vector<ColumnIn> in;
     for (auto [key, value] : columns) {
       const std::string name = kvtable::TextOf(key);
-      const auto [column, width] = ColumnNamed(name, slots);
+      const auto [column, width] = ColumnNamed(name, schema.slots);
       const Input array = nb::cast<Input>(value, false);
       Check(name.c_str(), array, DtypeOf(options_.value_type), {n, width});
-      in.push_back({column, array.data(), width});
+      in.push_back({column, array.data(), width, schema.generation});
     }
     return in;
   }

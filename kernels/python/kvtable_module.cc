@@ -53,13 +53,14 @@ class PyTable;
 
 class PyExporter {
  public:
-  PyExporter(std::shared_ptr<PyTable> table, std::vector<int> columns, int64_t chunk, bool scores);
+  PyExporter(std::shared_ptr<PyTable> table, const nb::object& columns, int64_t chunk, bool scores);
   nb::tuple Next();
   int64_t max_rows() const { return exporter_->max_rows(); }
 
  private:
   std::shared_ptr<PyTable> table_;  // outlives the exporter
   std::unique_ptr<Exporter> exporter_;
+  RowSchema schema_;  // as it was when the export began
   std::vector<int> columns_;
   int64_t chunk_;
   bool scores_;
@@ -174,7 +175,10 @@ class PyTable {
     nb::list arrays;
     std::vector<std::unique_ptr<ArrayView>> views;
     std::vector<ColumnOut> outs;
-    for (int column : ColumnsOf(columns)) MakeColumn(k.shape(), column, &arrays, &views, &outs);
+    const RowSchema schema = table_->schema();
+    for (int column : ColumnsOf(columns, schema)) {
+      MakeColumn(k.shape(), column, schema, &arrays, &views, &outs);
+    }
     {
       nb::gil_scoped_release unlocked;
       table_->GatherColumns(k.data(), k.size(), outs, f ? static_cast<bool*>(f->data()) : nullptr, *pool_);
@@ -243,9 +247,9 @@ class PyTable {
     update.stochastic_rounding = stochastic_rounding;
     update.seed = seed;
     update.skip_nonfinite = skip_nonfinite;
-    const std::vector<SlotSpec> there = table_->slots();
-    std::vector<int> columns;
-    for (const nb::object& slot : slots) columns.push_back(ColumnOf(slot, there));
+    const RowSchema schema = table_->schema();
+    SlotColumns columns({}, schema.generation);
+    for (const nb::object& slot : slots) columns.columns.push_back(ColumnOf(slot, schema.slots));
     ApplyCounts counts;
     {
       nb::gil_scoped_release unlocked;
@@ -335,8 +339,8 @@ class PyTable {
   }
 
   // None (all), or a sequence of column numbers and slot names; 0 or "value" is the value.
-  std::vector<int> ColumnsOf(const nb::object& columns) const {
-    const std::vector<SlotSpec> slots = table_->slots();
+  static std::vector<int> ColumnsOf(const nb::object& columns, const RowSchema& schema) {
+    const std::vector<SlotSpec>& slots = schema.slots;
     std::vector<int> numbers;
     if (columns.is_none()) {
       for (int i = 0; i <= static_cast<int>(slots.size()); ++i) numbers.push_back(i);
@@ -347,13 +351,13 @@ class PyTable {
   }
 
   // A new array (shape..., width of the column), its memory and its place in a lookup.
-  void MakeColumn(const Shape& shape, int column, nb::list* arrays,
+  void MakeColumn(const Shape& shape, int column, const RowSchema& schema, nb::list* arrays,
                   std::vector<std::unique_ptr<ArrayView>>* views, std::vector<ColumnOut>* outs) const {
-    const int64_t width = WidthOf(column, table_->slots());
+    const int64_t width = WidthOf(column, schema.slots);
     const nb::object array = OutputArray(nb::none(), WithWidth(shape, width), value_dtype_);
     arrays->append(array);
     views->push_back(std::make_unique<ArrayView>("out", array, value_dtype_, true));
-    outs->push_back({column, views->back()->data(), width});
+    outs->push_back({column, views->back()->data(), width, schema.generation});
   }
 
  private:
@@ -409,14 +413,14 @@ class PyTable {
 
   std::vector<ColumnIn> InputColumns(const Shape& shape, const nb::dict& columns,
                                      std::vector<std::unique_ptr<ArrayView>>* views) const {
-    const std::vector<SlotSpec> slots = table_->slots();
+    const RowSchema schema = table_->schema();
     std::vector<ColumnIn> in;
     for (auto [name, array] : columns) {
-      const int column = ColumnOf(name, slots);
-      const int64_t width = WidthOf(column, slots);
+      const int column = ColumnOf(name, schema.slots);
+      const int64_t width = WidthOf(column, schema.slots);
       views->push_back(std::make_unique<ArrayView>("A column", array, value_dtype_, false));
       views->back()->ExpectShape("A column", WithWidth(shape, width));
-      in.push_back({column, views->back()->data(), width});
+      in.push_back({column, views->back()->data(), width, schema.generation});
     }
     return in;
   }
@@ -439,8 +443,12 @@ class PyTable {
   std::shared_ptr<ParallelFor> pool_;
 };
 
-PyExporter::PyExporter(std::shared_ptr<PyTable> table, std::vector<int> columns, int64_t chunk, bool scores)
-    : table_(std::move(table)), columns_(std::move(columns)), chunk_(chunk), scores_(scores) {
+PyExporter::PyExporter(std::shared_ptr<PyTable> table, const nb::object& columns, int64_t chunk, bool scores)
+    : table_(std::move(table)),
+      schema_(table_->table().schema()),
+      columns_(PyTable::ColumnsOf(columns, schema_)),
+      chunk_(chunk),
+      scores_(scores) {
   if (chunk <= 0) ThrowValue("chunk is " + std::to_string(chunk) + "; expected at least 1.");
   exporter_ = table_->table().Export();
 }
@@ -465,7 +473,7 @@ nb::tuple PyExporter::Next() {
     buffers.versions = static_cast<uint32_t*>(v.data());
     const ArrayView s("scores", scores, table_->uint64_dtype(), true);
     if (scores_) buffers.scores = static_cast<uint64_t*>(s.data());
-    for (int column : columns_) table_->MakeColumn(shape, column, &arrays, &views, &buffers.columns);
+    for (int column : columns_) table_->MakeColumn(shape, column, schema_, &arrays, &views, &buffers.columns);
     nb::gil_scoped_release unlocked;
     rows = exporter_->Next(n, buffers, table_->pool());
   }
@@ -953,7 +961,7 @@ Example:
       .def(
           "export",
           [](const std::shared_ptr<PyTable>& t, const nb::object& columns, int64_t chunk, bool scores) {
-            return std::make_shared<PyExporter>(t, t->ColumnsOf(columns), chunk, scores);
+            return std::make_shared<PyExporter>(t, columns, chunk, scores);
           },
           "columns"_a = nb::none(), nb::kw_only(), "chunk"_a = 65536, "scores"_a = false,
           R"(Iterate over all rows in chunks.
@@ -961,13 +969,16 @@ Example:
 Rows inserted meanwhile may be left out; every other row comes once, and whole.
 
 Args:
-    columns: column numbers or names; None takes all.
+    columns: column numbers or names, as the slots are when the export begins; None takes all.
     chunk: rows at a time, at most.
     scores: give the rows' scores, too; zeros in a table without a bound.
 
 Returns:
     An iterator of (keys (n,), frequencies (n,), versions (n,), {column number: (n, width)}), and scores (n,) of uint64
     where asked for.
+
+Raises:
+    RuntimeError: a slot that is asked for went away, or changed its place, since the export began.
 
 Example:
     >>> table = Table("int64", "float32", 1)

@@ -74,7 +74,7 @@ class BoundedTable : public Table {
   ValueType value_type() const override { return rows_->value_type(); }
   int64_t dim() const override { return rows_->dim(); }
   Initializer initializer() const override { return rows_->initializer(); }
-  std::vector<SlotSpec> slots() const override { return rows_->slots(); }
+  RowSchema schema() const override { return rows_->schema(); }
   uint64_t generation() const override { return rows_->generation(); }
   int64_t Size() const override { return rows_->Size(); }
   int MaxProbeLength() const override { return rows_->MaxProbeLength(); }
@@ -149,7 +149,7 @@ class BoundedTable : public Table {
   }
 
   ApplyCounts Apply(const void* keys, const uint64_t* positions, int64_t n, const void* gradients,
-                    const Update& update, const std::vector<int>& slots, Stamp stamp,
+                    const Update& update, const SlotColumns& slots, Stamp stamp,
                     ParallelFor& threads) override {
     ApplyCounts counts;
     Write(keys, n, false, threads,

@@ -76,7 +76,7 @@ class View : public Table {
   ValueType value_type() const override { return table_->options().value_type; }
   int64_t dim() const override { return table_->options().dim; }
   Initializer initializer() const override { return table_->initializer(); }
-  std::vector<SlotSpec> slots() const override { return table_->slots(); }
+  RowSchema schema() const override { return table_->schema(); }
   uint64_t generation() const override { return table_->generation(); }
   int64_t Size() const override { return table_->Size(); }
   int MaxProbeLength() const override { return 0; }  // nobody counts them there
@@ -127,13 +127,12 @@ class View : public Table {
 
   void GatherColumns(const void* keys, int64_t n, const std::vector<ColumnOut>& out, bool* found,
                      ParallelFor& threads) const override {
-    const std::vector<int64_t> widths = Widths(out);
-    InChunks(n, key_bytes_ + RowBytes(widths), [&](int64_t begin, int64_t count) {
+    InChunks(n, key_bytes_ + RowBytes(out), [&](int64_t begin, int64_t count) {
       Arrays arrays(work_.get(), where_, StreamOf(threads));
       std::vector<ColumnOut> columns = out;
-      for (size_t c = 0; c < columns.size(); ++c) {
-        const int64_t bytes = widths[c] * element_bytes_;
-        columns[c].data = arrays.Out(static_cast<char*>(columns[c].data) + begin * bytes, count * bytes);
+      for (ColumnOut& column : columns) {
+        const int64_t bytes = column.width * element_bytes_;
+        column.data = arrays.Out(static_cast<char*>(column.data) + begin * bytes, count * bytes);
       }
       bool* const there = found == nullptr ? nullptr : arrays.Out(found + begin, count);
       table_->GatherColumns(Batch(KeyAt(keys, begin), count, &arrays), columns, there, StreamOf(threads));
@@ -172,7 +171,7 @@ class View : public Table {
   // ---- Writes
 
   void Upsert(const void* keys, int64_t n, const void* values, Stamp stamp, ParallelFor& threads) override {
-    UpsertColumns(keys, n, {{0, values}}, stamp, threads);
+    UpsertColumns(keys, n, {{0, values, dim()}}, stamp, threads);
   }
 
   void UpsertColumns(const void* keys, int64_t n, const std::vector<ColumnIn>& in, Stamp stamp,
@@ -193,7 +192,7 @@ class View : public Table {
 
   // Counts nothing: SkippedUpdates knows.
   ApplyCounts Apply(const void* keys, const uint64_t* /*positions*/, int64_t n, const void* gradients,
-                    const Update& update, const std::vector<int>& slots, Stamp stamp,
+                    const Update& update, const SlotColumns& slots, Stamp stamp,
                     ParallelFor& threads) override {
     Arrays arrays(work_.get(), where_, StreamOf(threads));
     const void* const device_gradients = arrays.In(gradients, n * value_bytes_);
@@ -235,7 +234,7 @@ class View : public Table {
 
   void Import(const void* keys, int64_t n, const std::vector<ColumnIn>& in, const uint32_t* freqs,
               const uint32_t* versions, const uint64_t* scores, ParallelFor& threads) override {
-    InChunks(n, key_bytes_ + RowBytes(Widths(in)), [&](int64_t begin, int64_t count) {
+    InChunks(n, key_bytes_ + RowBytes(in), [&](int64_t begin, int64_t count) {
       Arrays arrays(work_.get(), where_, StreamOf(threads));
       const std::vector<ColumnIn> columns = ColumnsOf(in, begin, count, &arrays);
       const uint32_t* const device_freqs = freqs == nullptr ? nullptr : arrays.In(freqs + begin, count * 4);
@@ -366,38 +365,19 @@ class View : public Table {
     }
   }
 
-  int64_t WidthOf(int column) const {
-    const std::vector<SlotSpec> slots = table_->slots();
-    if (column == 0) return table_->options().dim;
-    return column < 0 || static_cast<size_t>(column) > slots.size()
-               ? 0
-               : slots[static_cast<size_t>(column) - 1].width;
-  }
-
-  // Elements of the columns of an operation. What a column should be, the table checks.
   template <class Column>
-  std::vector<int64_t> Widths(const std::vector<Column>& columns) const {
-    std::vector<int64_t> widths;
-    for (const Column& column : columns) {
-      widths.push_back(column.width > 0 ? column.width : WidthOf(column.column));
-    }
-    return widths;
-  }
-
-  int64_t RowBytes(const std::vector<int64_t>& widths) const {
+  int64_t RowBytes(const std::vector<Column>& columns) const {
     int64_t elements = 0;
-    for (int64_t width : widths) elements += width;
+    for (const Column& column : columns) elements += column.width;
     return elements * element_bytes_;
   }
 
   std::vector<ColumnIn> ColumnsOf(const std::vector<ColumnIn>& in, int64_t begin, int64_t n,
                                   Arrays* arrays) const {
-    const std::vector<int64_t> widths = Widths(in);
     std::vector<ColumnIn> columns = in;
-    for (size_t c = 0; c < columns.size(); ++c) {
-      const int64_t bytes = widths[c] * element_bytes_;
-      columns[c].data = arrays->In(static_cast<const char*>(columns[c].data) + begin * bytes, n * bytes);
-      columns[c].width = widths[c];
+    for (ColumnIn& column : columns) {
+      const int64_t bytes = column.width * element_bytes_;
+      column.data = arrays->In(static_cast<const char*>(column.data) + begin * bytes, n * bytes);
     }
     return columns;
   }
@@ -430,15 +410,14 @@ class ViewExporter : public Exporter {
   int64_t max_rows() const override { return left_; }
 
   int64_t Next(int64_t capacity, const Buffers& out, ParallelFor& threads) override {
-    const std::vector<int64_t> widths = view_->Widths(out.columns);
-    const int64_t row_bytes = view_->key_bytes_ + 16 + view_->RowBytes(widths);
+    const int64_t row_bytes = view_->key_bytes_ + 16 + view_->RowBytes(out.columns);
     int64_t rows = 0;
     if (held_ == next_held_ && capacity >= kSmallChunk) {
-      rows = Read(std::min(capacity, std::max(kSmallChunk, kChunkBytes / row_bytes)), out, widths, threads);
+      rows = Read(std::min(capacity, std::max(kSmallChunk, kChunkBytes / row_bytes)), out, threads);
     } else {
-      if (held_ == next_held_) Hold(out, widths, threads);
+      if (held_ == next_held_) Hold(out, threads);
       rows = std::min(capacity, held_ - next_held_);
-      HandOut(rows, out, widths);
+      HandOut(rows, out);
     }
     left_ = std::max<int64_t>(0, left_ - rows);
     if (rows == 0) left_ = 0;
@@ -447,18 +426,16 @@ class ViewExporter : public Exporter {
 
  private:
   // As many as there are, 0 at the end.
-  int64_t Read(int64_t capacity, const Buffers& out, const std::vector<int64_t>& widths,
-               ParallelFor& threads) {
+  int64_t Read(int64_t capacity, const Buffers& out, ParallelFor& threads) {
     Arrays arrays(view_->work_.get(), ArraysIn::kHost, view_->StreamOf(threads));
     DeviceExporter::Buffers device;
     device.keys = arrays.Out(static_cast<char*>(out.keys), capacity * view_->key_bytes_);
     device.freqs = arrays.Out(out.freqs, capacity * 4);
     device.versions = arrays.Out(out.versions, capacity * 4);
     device.scores = arrays.Out(out.scores, capacity * 8);
-    for (size_t c = 0; c < out.columns.size(); ++c) {
-      ColumnOut column = out.columns[c];
-      column.data = arrays.Out(static_cast<char*>(column.data), capacity * widths[c] * view_->element_bytes_);
-      column.width = widths[c];
+    for (ColumnOut column : out.columns) {
+      column.data =
+          arrays.Out(static_cast<char*>(column.data), capacity * column.width * view_->element_bytes_);
       device.columns.push_back(column);
     }
     int64_t rows = 0;
@@ -469,7 +446,7 @@ class ViewExporter : public Exporter {
   }
 
   // Reads some more than the caller has room for.
-  void Hold(const Buffers& out, const std::vector<int64_t>& widths, ParallelFor& threads) {
+  void Hold(const Buffers& out, ParallelFor& threads) {
     Buffers own;
     const auto room = [](std::vector<char>* column, int64_t bytes) {
       column->resize(static_cast<size_t>(kSmallChunk * bytes));
@@ -481,14 +458,14 @@ class ViewExporter : public Exporter {
     if (out.scores != nullptr) own.scores = reinterpret_cast<uint64_t*>(room(&scores_, 8));
     columns_.resize(out.columns.size());
     for (size_t c = 0; c < out.columns.size(); ++c) {
-      own.columns.push_back(
-          {out.columns[c].column, room(&columns_[c], widths[c] * view_->element_bytes_), widths[c]});
+      own.columns.push_back(out.columns[c]);
+      own.columns[c].data = room(&columns_[c], out.columns[c].width * view_->element_bytes_);
     }
-    held_ = Read(kSmallChunk, own, widths, threads);
+    held_ = Read(kSmallChunk, own, threads);
     next_held_ = 0;
   }
 
-  void HandOut(int64_t rows, const Buffers& out, const std::vector<int64_t>& widths) {
+  void HandOut(int64_t rows, const Buffers& out) {
     const auto copy = [&](void* to, const std::vector<char>& from, int64_t bytes) {
       if (to == nullptr || rows == 0) return;
       std::memcpy(to, from.data() + next_held_ * bytes, static_cast<size_t>(rows * bytes));
@@ -498,7 +475,7 @@ class ViewExporter : public Exporter {
     copy(out.versions, versions_, 4);
     copy(out.scores, scores_, 8);
     for (size_t c = 0; c < out.columns.size(); ++c) {
-      copy(out.columns[c].data, columns_[c], widths[c] * view_->element_bytes_);
+      copy(out.columns[c].data, columns_[c], out.columns[c].width * view_->element_bytes_);
     }
     next_held_ += rows;
   }

@@ -1,7 +1,9 @@
 // One C++ type per ValueType: how its elements are read, computed with, and written.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
+#include <limits>
 #include <type_traits>
 
 #include "float16.h"
@@ -32,6 +34,20 @@ struct Element<BFloat16> {
   KVTABLE_HOST_DEVICE static BFloat16 Store(float x) { return ToBFloat16(x); }
   static BFloat16 FromDouble(double x) { return ToBFloat16(static_cast<float>(x)); }
 };
+
+// Whether `x` can be an element: integers have no fractions and end somewhere, bool (uint8_t) is 0 or 1.
+template <class T>
+bool IsElement(double x) {
+  if constexpr (std::is_same_v<T, uint8_t>) {
+    return x == 0 || x == 1;
+  } else if constexpr (std::is_integral_v<T>) {
+    // 2^(bits - 1) is a double, the largest value need not be.
+    constexpr double kEnd = -static_cast<double>(std::numeric_limits<T>::min());
+    return x >= -kEnd && x < kEnd && x == std::trunc(x);
+  } else {
+    return true;
+  }
+}
 
 // Calls visit(T{}) with the type that stands for `type`, one of those that are trained.
 template <class Visit>

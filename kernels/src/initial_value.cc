@@ -70,11 +70,22 @@ InitialValue::InitialValue(const Initializer& initializer, ValueType value_type,
     : initializer_(initializer), value_type_(value_type), dim_(dim), value_bytes_(dim * SizeOf(value_type)) {
   const double a = initializer.a;
   const double b = initializer.b;
+  const bool is_drawn =
+      initializer.kind != Initializer::Kind::kConstant && initializer.kind != Initializer::Kind::kRows;
+  if (is_drawn && !IsFloating(value_type)) {
+    ThrowInvalid(
+        "random numbers are drawn for floating values, and this table has integer or bool values. Give it a "
+        "constant, or rows to choose from.");
+  }
   switch (initializer.kind) {
     case Initializer::Kind::kConstant:
       constant_.resize(static_cast<size_t>(value_bytes_));
       VisitAnyValueType(value_type, [&](auto t) {
         using T = decltype(t);
+        if (!IsElement<T>(a)) {
+          ThrowInvalid("the constant " + std::to_string(a) +
+                       " is no value of the table's integer or bool type.");
+        }
         const T constant = Element<T>::FromDouble(a);
         for (int64_t j = 0; j < dim; ++j) std::memcpy(constant_.data() + j * sizeof(T), &constant, sizeof(T));
       });

@@ -9,8 +9,9 @@
 
 namespace kvtable {
 
-RowLayout::RowLayout(ValueType type, int64_t dim, std::vector<SlotSpec> slot_specs)
-    : value_type(type), slots(std::move(slot_specs)) {
+RowLayout::RowLayout(ValueType type, int64_t dim, std::vector<SlotSpec> slot_specs, uint64_t number,
+                     const RowLayout* before)
+    : value_type(type), slots(std::move(slot_specs)), generation(number), since_(1) {
   const int64_t element = SizeOf(type);
   constexpr int64_t kMaxWidth = int64_t{1} << 24;
   value_bytes = dim * element;
@@ -31,6 +32,10 @@ RowLayout::RowLayout(ValueType type, int64_t dim, std::vector<SlotSpec> slot_spe
     if (!names.insert(slot.name).second) {
       throw Error(ErrorCode::kInvalidArgument, "Two slots are named '" + slot.name + "'; names must differ.");
     }
+    const size_t i = since_.size() - 1;
+    const bool stays = before != nullptr && i < before->slots.size() && before->slots[i].name == slot.name &&
+                       before->slots[i].width == slot.width;
+    since_.push_back(stays ? before->since_[i + 1] : generation);
     columns.push_back({row_bytes, slot.width * element});
     row_bytes += slot.width * element;
   }
@@ -42,6 +47,11 @@ RowLayout::RowLayout(ValueType type, int64_t dim, std::vector<SlotSpec> slot_spe
     }
     VisitAnyValueType(type, [&](auto t) {
       using T = decltype(t);
+      if (!IsElement<T>(slots[i].constant)) {
+        throw Error(ErrorCode::kInvalidArgument,
+                    "Slot '" + slots[i].name + "' starts from " + std::to_string(slots[i].constant) +
+                        ", which is no value of the table's integer or bool type.");
+      }
       const T constant = Element<T>::FromDouble(slots[i].constant);
       for (int64_t j = 0; j < slots[i].width; ++j) {
         std::memcpy(constants_.data() + columns[i + 1].offset - value_bytes + j * element, &constant,
@@ -51,14 +61,21 @@ RowLayout::RowLayout(ValueType type, int64_t dim, std::vector<SlotSpec> slot_spe
   }
 }
 
-const RowLayout::Column& RowLayout::At(int column, int64_t width) const {
-  if (column < 0 || column >= static_cast<int>(columns.size())) {
+const RowLayout::Column& RowLayout::At(int column, int64_t width, uint64_t found_in) const {
+  const bool is_there = column >= 0 && column < static_cast<int>(columns.size());
+  if (found_in != kAnyGeneration && (!is_there || since_[static_cast<size_t>(column)] > found_in)) {
+    throw Error(ErrorCode::kFailedPrecondition,
+                "The slots of the table have changed since column " + std::to_string(column) +
+                    " was looked up (generation " + std::to_string(found_in) + ", now " +
+                    std::to_string(generation) + "). Look the slots up again.");
+  }
+  if (!is_there) {
     throw Error(ErrorCode::kFailedPrecondition, "The table has no column " + std::to_string(column) +
                                                     ": it has " + std::to_string(slots.size()) +
                                                     " slots. Attach the slot with EnsureSlots first.");
   }
   const Column& found = columns[static_cast<size_t>(column)];
-  if (width != 0 && width * SizeOf(value_type) != found.bytes) {
+  if (width * SizeOf(value_type) != found.bytes) {
     throw Error(ErrorCode::kFailedPrecondition,
                 "Column " + std::to_string(column) + " of the table is " +
                     std::to_string(found.bytes / SizeOf(value_type)) + " elements wide; got a buffer for " +

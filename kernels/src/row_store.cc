@@ -38,22 +38,28 @@ void RowStore::PrepareAllocate() {
                                                    " rows, the most it can. Use more shards (up to 64), or "
                                                    "partition the table.");
   }
+  slabs_.reserve(slabs_.size() + 1);
   Slab added;
-  if (!InNursery(slab, row_bytes_)) {
-    added.rows =
-        Region(SlabBytes(slab, row_bytes_), huge_pages_ ? Pages::kHuge : Pages::kOrdinary, "a table's rows");
-  } else if (nursery_.data() == nullptr) {
-    nursery_ = MakeNursery(row_bytes_);
-  }
+  added.rows = MakeRows(slab, row_bytes_, &nursery_);
   const size_t stamp_bytes = rows * sizeof(RowStamp);
   added.stamps =
       Region(stamp_bytes, huge_pages_ && stamp_bytes >= kHugeStampsFrom ? Pages::kHuge : Pages::kOrdinary,
              "a table's stamps");
   added.live = Region(rows / 8, Pages::kOrdinary, "a table's liveness bits");
+  if (relayout_) relayout_->slabs.push_back(MakeRows(slab, relayout_->row_bytes, &relayout_->nursery));
   slabs_.push_back(std::move(added));
   PointAt(slab);
   capacity_ += rows;
   if (slab > 0 && InNursery(slab - 1, row_bytes_) && !InNursery(slab, row_bytes_)) nursery_.Collapse();
+}
+
+Region RowStore::MakeRows(int slab, int64_t row_bytes, Region* nursery) const {
+  if (!InNursery(slab, row_bytes)) {
+    return Region(SlabBytes(slab, row_bytes), huge_pages_ ? Pages::kHuge : Pages::kOrdinary,
+                  "a table's rows");
+  }
+  if (nursery->data() == nullptr) *nursery = MakeNursery(row_bytes);
+  return Region();
 }
 
 Region RowStore::MakeNursery(int64_t row_bytes) const {
@@ -87,6 +93,10 @@ void RowStore::Clear() {
   free_.shrink_to_fit();
   high_water_ = 0;
   capacity_ = 0;
+  if (relayout_) {
+    relayout_->slabs.clear();
+    relayout_->nursery = Region();
+  }
 }
 
 void RowStore::Reserve(size_t rows) {
@@ -100,31 +110,33 @@ void RowStore::Reserve(size_t rows) {
   while ((size_t{1} << base_bits_) < rows && base_bits_ < 30) ++base_bits_;
 }
 
-void RowStore::Relayout(int64_t row_bytes, const std::function<void(const char*, char*, uint32_t)>& convert) {
-  // All address space first, so that the copying cannot fail half way; memory is taken as it is written.
-  const int slabs = static_cast<int>(slabs_.size());
-  std::vector<Region> converted(slabs_.size());
-  Region nursery;
-  for (int k = 0; k < slabs; ++k) {
-    if (!InNursery(k, row_bytes)) {
-      converted[static_cast<size_t>(k)] =
-          Region(SlabBytes(k, row_bytes), huge_pages_ ? Pages::kHuge : Pages::kOrdinary, "a table's rows");
-    } else if (nursery.data() == nullptr) {
-      nursery = MakeNursery(row_bytes);
-    }
+void RowStore::PrepareRelayout(int64_t row_bytes) {
+  NextRows next;
+  next.row_bytes = row_bytes;
+  next.slabs.reserve(kMaxSlabs);  // so that PrepareAllocate can add to them
+  for (int k = 0; k < static_cast<int>(slabs_.size()); ++k) {
+    next.slabs.push_back(MakeRows(k, row_bytes, &next.nursery));
   }
+  relayout_ = std::move(next);
+}
+
+void RowStore::Relayout(const ConvertRows& convert) noexcept {
+  const int slabs = static_cast<int>(slabs_.size());
+  const int64_t row_bytes = relayout_->row_bytes;
   for (int k = 0; k < slabs; ++k) {
-    Region& rows = converted[static_cast<size_t>(k)];
-    char* const to = InNursery(k, row_bytes) ? nursery.data() + SlabBytes(k, row_bytes) : rows.data();
+    const Region& rows = relayout_->slabs[static_cast<size_t>(k)];
+    char* const to =
+        InNursery(k, row_bytes) ? relayout_->nursery.data() + SlabBytes(k, row_bytes) : rows.data();
     convert(SlabData(k), to, static_cast<uint32_t>(SlabUsed(k)));
     slabs_[static_cast<size_t>(k)].rows = Region();
   }
   row_bytes_ = row_bytes;
-  nursery_ = std::move(nursery);
+  nursery_ = std::move(relayout_->nursery);
   for (int k = 0; k < slabs; ++k) {
-    slabs_[static_cast<size_t>(k)].rows = std::move(converted[static_cast<size_t>(k)]);
+    slabs_[static_cast<size_t>(k)].rows = std::move(relayout_->slabs[static_cast<size_t>(k)]);
     PointAt(k);
   }
+  relayout_.reset();
   if (slabs > 0 && !InNursery(slabs - 1, row_bytes_)) nursery_.Collapse();
 }
 

@@ -1,9 +1,11 @@
 // The rows of one shard and the columns beside them. A row, once handed out, never moves.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "huge_pages.h"
@@ -46,16 +48,26 @@ class RowStore {
   void PrepareAllocate();
   // A row to be written: live, its contents undefined. Needs PrepareAllocate() first.
   uint32_t Allocate() noexcept;
-  // Makes sure that the next `rows` calls of Free cannot fail.
-  void PrepareFree(size_t rows) { free_.reserve(free_.size() + rows); }
+  // Makes sure that the next `rows` calls of Free cannot fail. Throws std::bad_alloc.
+  void PrepareFree(size_t rows) {
+    // By half again at least, so that each entry of the list is copied but a few times.
+    const size_t needed = free_.size() + rows;
+    if (needed > free_.capacity()) free_.reserve(std::max(needed, free_.capacity() + free_.capacity() / 2));
+  }
   void Free(uint32_t row) noexcept;
   void Clear();
   // Sizes the first slab for `rows`, where no row has been handed out yet.
   void Reserve(size_t rows);
 
-  // Gives rows a new size, one slab after the other: `convert(old_row, new_row, rows)` fills `rows`
-  // consecutive rows. Either throws Error(kResourceExhausted) and changes nothing, or succeeds.
-  void Relayout(int64_t row_bytes, const std::function<void(const char*, char*, uint32_t)>& convert);
+  // Rows get a new size in two steps, so that many stores change together or not at all. PrepareRelayout takes
+  // all memory, also for rows that come before the second step (address space: it is touched as it is
+  // written); it throws Error(kResourceExhausted) or std::bad_alloc, and nothing has changed then. One of the
+  // others follows it.
+  void PrepareRelayout(int64_t row_bytes);
+  // Fills `rows` consecutive rows of the new size.
+  using ConvertRows = std::function<void(const char* old_rows, char* new_rows, uint32_t rows)>;
+  void Relayout(const ConvertRows& convert) noexcept;
+  void CancelRelayout() noexcept { relayout_.reset(); }
 
   int64_t row_bytes() const { return row_bytes_; }
   // Row numbers handed out so far, removed ones included: [0, high_water).
@@ -102,6 +114,12 @@ class RowStore {
     uintptr_t live = 0;  // bytes
   };
   static constexpr int kMaxSlabs = 32 - kMinBaseBits + 1;
+  // Where rows of another size are going to lie.
+  struct NextRows {
+    int64_t row_bytes;
+    std::vector<Region> slabs;  // as Slab::rows
+    Region nursery;
+  };
 
   int SlabOf(uint32_t row) const { return 31 - __builtin_clz(row + (1u << base_bits_)) - base_bits_; }
   uint64_t* LiveWord(uint32_t row) const {
@@ -116,6 +134,8 @@ class RowStore {
     const size_t bytes = SlabBytes(slab, row_bytes);
     return huge_pages_ && bytes >= kNurseryFrom && bytes < kHugePage;
   }
+  // The memory of a slab's rows, empty for one in the nursery; makes the nursery where it is the first there.
+  Region MakeRows(int slab, int64_t row_bytes, Region* nursery) const;
   // An empty region for the nursery of rows of this size, and a slab's place in it. Slab k begins where twice
   // as many rows as slab k - 1 holds would end, so all of them fit.
   Region MakeNursery(int64_t row_bytes) const;
@@ -135,6 +155,7 @@ class RowStore {
   Region nursery_;
   std::vector<Slab> slabs_;
   std::vector<uint32_t> free_;
+  std::optional<NextRows> relayout_;
   bool huge_pages_;
 };
 

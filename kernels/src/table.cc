@@ -125,7 +125,10 @@ class TableImpl : public Table {
   ValueType value_type() const override { return value_type_; }
   int64_t dim() const override { return dim_; }
   Initializer initializer() const override { return initial()->initializer(); }
-  std::vector<SlotSpec> slots() const override { return layout()->slots; }
+  RowSchema schema() const override {
+    const std::shared_ptr<const RowLayout> now = layout();
+    return {now->slots, now->generation};
+  }
   uint64_t generation() const override { return generation_.load(std::memory_order_acquire); }
 
   int64_t Size() const override {
@@ -251,7 +254,7 @@ class TableImpl : public Table {
         ReadRange(
             typed, ranges.begin(r), ranges.end(r),
             [&](const Shard& shard) {
-              for (const ColumnOut& column : out) shard.layout->At(column.column, column.width);
+              for (const ColumnOut& column : out) CheckColumn(shard, column);
             },
             [](int64_t, size_t, const Shard& shard, uint32_t row)
                 KVTABLE_ALWAYS_INLINE -> const char* { return shard.rows.Row(row); },
@@ -400,13 +403,13 @@ class TableImpl : public Table {
   }
 
   ApplyCounts Apply(const void* keys, const uint64_t* positions, int64_t n, const void* gradients,
-                    const Update& update, const std::vector<int>& slots, Stamp stamp,
+                    const Update& update, const SlotColumns& slots, Stamp stamp,
                     ParallelFor& threads) override {
     CheckBatch(n);
-    if (slots.size() != update.optimizer->slots.size()) {
+    if (slots.columns.size() != update.optimizer->slots.size()) {
       ThrowInvalid(std::string("Optimizer ") + update.optimizer->name + " keeps " +
                    std::to_string(update.optimizer->slots.size()) + " slots; got columns for " +
-                   std::to_string(slots.size()) + ".");
+                   std::to_string(slots.columns.size()) + ".");
     }
     const RowUpdater updater(update, value_type_, dim_);
     const std::shared_ptr<const InitialValue> init = initial();
@@ -466,10 +469,10 @@ class TableImpl : public Table {
         Shard& shard = *shards_[static_cast<size_t>(group.shard)];
         int64_t count = 0;
         std::lock_guard<RwSpinlock> hold(shard.lock);
+        shard.rows.PrepareFree(static_cast<size_t>(std::min<int64_t>(group.count, shard.rows.live_rows())));
         for (int64_t i = 0; i < group.count; ++i) {
           if (i + kAhead < group.count)
             __builtin_prefetch(shard.index.Home(Mix64(group.keys[i + kAhead])), 1);
-          shard.rows.PrepareFree(1);
           count += shard.Remove(group.keys[i], Mix64(group.keys[i])) ? 1 : 0;
         }
         removed.fetch_add(count, std::memory_order_relaxed);
@@ -500,16 +503,44 @@ class TableImpl : public Table {
 
   uint64_t EnsureSlots(const std::vector<SlotSpec>& slots, ParallelFor& threads) override {
     std::lock_guard<std::mutex> one_at_a_time(schema_mutex_);
-    const auto to = std::make_shared<const RowLayout>(value_type_, dim_, slots);
-    if (layout()->slots == slots) return generation();
-    RunTasks(threads, static_cast<int64_t>(shards_.size()), [&](int64_t s) {
+    const std::shared_ptr<const RowLayout> from = layout();
+    const auto to =
+        std::make_shared<const RowLayout>(value_type_, dim_, slots, from->generation + 1, from.get());
+    if (from->slots == slots) return from->generation;
+    // All that may fail comes first, for all shards: from then on every shard changes.
+    const RowStore::ConvertRows convert = RowConverter(*from, *to);
+    const int64_t shards = static_cast<int64_t>(shards_.size());
+    int64_t prepared = 0;
+    try {
+      for (; prepared < shards; ++prepared) {
+        Shard& shard = *shards_[static_cast<size_t>(prepared)];
+        std::lock_guard<RwSpinlock> hold(shard.lock);
+        shard.rows.PrepareRelayout(to->row_bytes);
+      }
+    } catch (...) {
+      while (prepared-- > 0) {
+        Shard& shard = *shards_[static_cast<size_t>(prepared)];
+        std::lock_guard<RwSpinlock> hold(shard.lock);
+        shard.rows.CancelRelayout();
+      }
+      throw;
+    }
+    const auto change = [&](int64_t s) {
       Shard& shard = *shards_[static_cast<size_t>(s)];
       std::lock_guard<RwSpinlock> hold(shard.lock);
-      ChangeLayout(shard, to);
-    });
+      if (shard.layout == to) return;
+      shard.rows.Relayout(convert);
+      shard.layout = to;
+    };
+    try {
+      RunTasks(threads, shards, change);
+    } catch (...) {  // the threads could not be had; see to what they left
+      for (int64_t s = 0; s < shards; ++s) change(s);
+    }
     std::lock_guard<std::mutex> hold(state_mutex_);
     layout_ = to;
-    return generation_.fetch_add(1, std::memory_order_acq_rel) + 1;
+    generation_.store(to->generation, std::memory_order_release);
+    return to->generation;
   }
 
   std::unique_ptr<Exporter> Export() const override { return std::make_unique<ExporterImpl>(this); }
@@ -564,6 +595,12 @@ class TableImpl : public Table {
   std::shared_ptr<const InitialValue> initial() const {
     std::lock_guard<std::mutex> hold(state_mutex_);
     return initial_;
+  }
+
+  // Throws unless the rows of a shard have the column that is meant.
+  template <class Column>
+  static const RowLayout::Column& CheckColumn(const Shard& shard, const Column& column) {
+    return shard.layout->At(column.column, column.width, column.generation);
   }
 
   // For WriteGroup: nothing is known of where rows are.
@@ -814,7 +851,7 @@ class TableImpl : public Table {
     WriteBatch(
         keys, n, threads,
         [&](Shard& shard) {
-          for (const ColumnIn& column : in) shard.layout->At(column.column, column.width);
+          for (const ColumnIn& column : in) CheckColumn(shard, column);
           prepare(shard, n);
         },
         [](int64_t) {},
@@ -839,7 +876,7 @@ class TableImpl : public Table {
 
   // The keys of one shard in a training step.
   ApplyCounts ApplyGroup(const ShardGroups::Group& group, const uint64_t* positions, const char* gradients,
-                         const Update& update, const RowUpdater& updater, const std::vector<int>& slots,
+                         const Update& update, const RowUpdater& updater, const SlotColumns& slots,
                          Stamp stamp, const InitialValue& init) {
     const size_t n = static_cast<size_t>(group.count);
     const int64_t bytes = value_bytes_;
@@ -885,11 +922,11 @@ class TableImpl : public Table {
     if (distinct == 0) return counts;
 
     Scratch<uint64_t> scratch(updater.scratch_bytes() / 8 + 1);
-    std::vector<int64_t> offsets(1 + slots.size());
-    std::vector<void*> columns(1 + slots.size());
+    std::vector<int64_t> offsets(1 + slots.columns.size());
+    std::vector<void*> columns(1 + slots.columns.size());
     const auto check = [&](Shard& shard) {
-      for (size_t c = 0; c < slots.size(); ++c) {
-        offsets[c + 1] = shard.layout->At(slots[c], dim_).offset;
+      for (size_t c = 0; c < slots.columns.size(); ++c) {
+        offsets[c + 1] = shard.layout->At(slots.columns[c], dim_, slots.generation).offset;
       }
       if (update.optimizer->zeroes_rows) shard.zeroed.Prepare(size_t{shard.rows.high_water()} + distinct);
     };
@@ -971,12 +1008,11 @@ class TableImpl : public Table {
         });
   }
 
-  static void ChangeLayout(Shard& shard, const std::shared_ptr<const RowLayout>& to) {
-    const RowLayout& from = *shard.layout;
-    if (from.slots == to->slots) return;  // an earlier call came this far and failed
+  // What turns rows of one layout into rows of another, for as long as both are there.
+  static RowStore::ConvertRows RowConverter(const RowLayout& from, const RowLayout& to) {
     // For each new slot the old column it continues, or -1.
     std::vector<int> source;
-    for (const SlotSpec& slot : to->slots) {
+    for (const SlotSpec& slot : to.slots) {
       int at = -1;
       for (size_t i = 0; i < from.slots.size(); ++i) {
         if (from.slots[i].name == slot.name && from.slots[i].width == slot.width)
@@ -984,21 +1020,20 @@ class TableImpl : public Table {
       }
       source.push_back(at);
     }
-    shard.rows.Relayout(to->row_bytes, [&](const char* old_row, char* new_row, uint32_t rows) {
-      for (uint32_t r = 0; r < rows; ++r, old_row += from.row_bytes, new_row += to->row_bytes) {
+    return [&from, &to, source](const char* old_row, char* new_row, uint32_t rows) {
+      for (uint32_t r = 0; r < rows; ++r, old_row += from.row_bytes, new_row += to.row_bytes) {
         std::memcpy(new_row, old_row, static_cast<size_t>(from.value_bytes));
         for (size_t i = 0; i < source.size(); ++i) {
-          const RowLayout::Column& c = to->columns[i + 1];
+          const RowLayout::Column& c = to.columns[i + 1];
           if (source[i] < 0) {
-            to->InitializeSlot(static_cast<int>(i) + 1, new_row);
+            to.InitializeSlot(static_cast<int>(i) + 1, new_row);
           } else {
             std::memcpy(new_row + c.offset, old_row + from.columns[static_cast<size_t>(source[i])].offset,
                         static_cast<size_t>(c.bytes));
           }
         }
       }
-    });
-    shard.layout = to;
+    };
   }
 
   const KeyType key_type_;
@@ -1012,7 +1047,7 @@ class TableImpl : public Table {
   mutable std::mutex state_mutex_;
   std::shared_ptr<const RowLayout> layout_;  // what all shards have, or had until EnsureSlots began
   std::shared_ptr<const InitialValue> initial_;
-  std::atomic<uint64_t> generation_{1};
+  std::atomic<uint64_t> generation_{1};  // of layout_
   std::atomic<int64_t> skipped_updates_{0};
 };
 
@@ -1068,6 +1103,7 @@ int64_t ExporterImpl::Next(int64_t capacity, const Buffers& out, ParallelFor& th
       });
     });
     int64_t total = written[0];
+    const int64_t element_bytes = SizeOf(table_->value_type_);
     const auto move_down = [&](void* column, int64_t bytes, int64_t from, int64_t rows) {
       if (column == nullptr) return;
       char* const base = static_cast<char*>(column);
@@ -1080,9 +1116,8 @@ int64_t ExporterImpl::Next(int64_t capacity, const Buffers& out, ParallelFor& th
         move_down(out.keys, SizeOf(table_->key_type_), from, rows);
         move_down(out.freqs, 4, from, rows);
         move_down(out.versions, 4, from, rows);
-        const std::shared_ptr<const RowLayout> layout = table_->layout();
         for (const ColumnOut& column : out.columns) {
-          move_down(column.data, layout->At(column.column, column.width).bytes, from, rows);
+          move_down(column.data, column.width * element_bytes, from, rows);
         }
       }
       total += rows;
@@ -1103,8 +1138,7 @@ int64_t ExporterImpl::Write(const uint64_t* picks, int64_t count, int64_t at, co
     const Shard& shard = *table_->shards_[shard_number];
     std::shared_lock<RwSpinlock> hold(shard.lock);
     std::vector<RowLayout::Column> columns;
-    for (const ColumnOut& column : out.columns)
-      columns.push_back(shard.layout->At(column.column, column.width));
+    for (const ColumnOut& column : out.columns) columns.push_back(TableImpl::CheckColumn(shard, column));
     for (; begin < end; ++begin) {
       const uint32_t row = static_cast<uint32_t>(picks[begin]);
       if (row >= shard.rows.high_water() || !shard.rows.IsLive(row)) continue;

@@ -16,6 +16,7 @@
 #include "errors.h"
 #include "kvtable/part_of.h"
 #include "register_kernel.h"
+#include "row_counts.h"
 #include "table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor_slice.h"
@@ -104,18 +105,20 @@ class SaveOp : public OpKernel {
     tf::BundleWriter writer(ctx->env(), prefix);
     OP_REQUIRES_OK(ctx, writer.status());
     KernelThreads threads(ctx);
+    RowCounts counts;
     for (size_t i = 0; i < prefixes_.size(); ++i) {
       tf::core::RefCountPtr<TableResource> resource;
       std::shared_ptr<kvtable::Table> table;
       OP_REQUIRES_OK(ctx, LookupTable(ctx, static_cast<int>(i) + 1, &resource, &table));
       const TableConfig& config = resource->config();
       absl::Status saved;
-      const absl::Status ran = CatchErrors("saving", config.name,
-                                           [&] { saved = Save(ctx, i, config, *table, &threads, &writer); });
+      const absl::Status ran = CatchErrors(
+          "saving", config.name, [&] { saved = Save(ctx, i, config, *table, &threads, &writer, &counts); });
       OP_REQUIRES_OK(ctx, ran);
       OP_REQUIRES_OK(ctx, saved);
     }
     OP_REQUIRES_OK(ctx, writer.Finish());
+    OP_REQUIRES_OK(ctx, SetRowCounts(ctx->env(), prefix, counts));
   }
 
  private:
@@ -148,27 +151,34 @@ class SaveOp : public OpKernel {
     }
   }
 
-  static absl::Status ExportKeys(OpKernelContext* ctx, const TableConfig& config, const kvtable::Table& table,
-                                 kvtable::ParallelFor* threads, Tensor* keys) {
-    const std::unique_ptr<kvtable::Exporter> exporter = table.Export();
-    const int64_t room = exporter->max_rows();
-    TF_RETURN_IF_ERROR(ctx->allocate_temp(config.key_dtype, TensorShape({room}), keys, OnHost()));
-    int64_t n = 0;
-    while (n < room) {
+  // Reads rows until there are `room` of them or no more, and returns how many there are.
+  static int64_t ReadChunk(kvtable::Exporter* exporter, const std::vector<Column>& columns, int64_t room,
+                           uint64_t generation, bool has_scores, kvtable::ParallelFor* threads) {
+    const size_t slots = columns.size() - 4 - (has_scores ? 1 : 0);
+    for (int64_t n = 0;;) {
+      const auto at = [&](const Column& column) {
+        return static_cast<char*>(column.rows.data()) +
+               n * std::max<int64_t>(1, column.width) * tf::DataTypeSize(column.dtype);
+      };
       kvtable::Exporter::Buffers out;
-      out.keys = static_cast<char*>(keys->data()) + n * tf::DataTypeSize(config.key_dtype);
-      const int64_t got = exporter->Next(room - n, out, *threads);
-      if (got == 0) break;
+      out.keys = at(columns[0]);
+      out.freqs = reinterpret_cast<uint32_t*>(at(columns[1]));
+      out.versions = reinterpret_cast<uint32_t*>(at(columns[2]));
+      for (size_t c = 0; c <= slots; ++c) {
+        const Column& column = columns[3 + c];
+        out.columns.push_back({static_cast<int>(c), at(column), column.width, generation});
+      }
+      if (has_scores) out.scores = reinterpret_cast<uint64_t*>(at(columns.back()));
+      const int64_t got = n < room ? exporter->Next(room - n, out, *threads) : 0;
+      if (got == 0) return n;
       n += got;
     }
-    *keys = keys->Slice(0, n);
-    return absl::OkStatus();
   }
 
   absl::Status Save(OpKernelContext* ctx, size_t i, const TableConfig& config, const kvtable::Table& table,
-                    kvtable::ParallelFor* threads, tf::BundleWriter* writer) const {
+                    kvtable::ParallelFor* threads, tf::BundleWriter* writer, RowCounts* counts) const {
     const std::string& x = prefixes_[i];
-    const std::vector<kvtable::SlotSpec> slots = table.slots();
+    const auto [slots, generation] = table.schema();
     Tensor meta(tf::DT_STRING, TensorShape({}));
     meta.scalar<tf::tstring>()() = Meta(i, config, table, slots);
     TF_RETURN_IF_ERROR(writer->Add(x + "-kvmeta", meta));
@@ -179,9 +189,6 @@ class SaveOp : public OpKernel {
       TF_RETURN_IF_ERROR(writer->Add(x + "-init", rows));
     }
 
-    Tensor keys;
-    TF_RETURN_IF_ERROR(ExportKeys(ctx, config, table, threads, &keys));
-    const int64_t n = keys.dim_size(0);
     std::vector<Column> columns = {{x + "-keys", config.key_dtype, 0, Tensor()},
                                    {x + "-freqs", tf::DT_UINT32, 0, Tensor()},
                                    {x + "-versions", tf::DT_UINT32, 0, Tensor()},
@@ -189,45 +196,35 @@ class SaveOp : public OpKernel {
     for (const kvtable::SlotSpec& slot : slots) {
       columns.push_back({x + "-slot-" + slot.name, config.value_dtype, slot.width, Tensor()});
     }
-    const size_t last_column = 3 + slots.size();
     const bool has_scores = table.max_capacity() > 0;
     if (has_scores) columns.push_back({x + "-scores", tf::DT_UINT64, 0, Tensor()});
     int64_t row_bytes = 0;
     for (const Column& column : columns) {
       row_bytes += std::max<int64_t>(1, column.width) * tf::DataTypeSize(column.dtype);
     }
-    const int64_t chunk = std::max<int64_t>(1, kChunkBytes / row_bytes);
-    const bool whole = n <= chunk;
-    for (int64_t start = 0; start < n || (start == 0 && whole); start += chunk) {
-      const int64_t rows = std::min(chunk, n - start);
-      const Tensor chunk_keys = keys.Slice(start, start + rows);
-      std::vector<kvtable::ColumnOut> out;
-      for (size_t c = 0; c < columns.size(); ++c) {
-        Column& column = columns[c];
-        TF_RETURN_IF_ERROR(
-            ctx->allocate_temp(column.dtype, ColumnShape(rows, column.width), &column.rows, OnHost()));
-        if (c >= 3 && c <= last_column)
-          out.push_back({static_cast<int>(c) - 3, column.rows.data(), column.width});
-      }
-      std::memcpy(columns[0].rows.data(), chunk_keys.data(), chunk_keys.TotalBytes());
-      table.GatherStamps(columns[0].rows.data(), rows, static_cast<uint32_t*>(columns[1].rows.data()),
-                         static_cast<uint32_t*>(columns[2].rows.data()), *threads);
-      table.GatherColumns(columns[0].rows.data(), rows, out, nullptr, *threads);
-      if (has_scores) {
-        table.Scores(columns[0].rows.data(), rows, static_cast<uint64_t*>(columns.back().rows.data()),
-                     *threads);
-      }
-      for (const Column& column : columns) {
-        if (whole) {
-          TF_RETURN_IF_ERROR(writer->Add(column.tensor_name, column.rows));
-        } else {
-          TF_RETURN_IF_ERROR(writer->AddSlice(column.tensor_name, ColumnShape(n, column.width),
-                                              RowSlice(column.width == 0 ? 1 : 2, start, rows), column.rows));
-        }
-      }
-      if (whole) break;
+    // Each row whole, and those that are there when their turn comes. How many there are is known at the end.
+    const std::unique_ptr<kvtable::Exporter> exporter = table.Export();
+    const int64_t chunk = std::min(exporter->max_rows() + 1, std::max<int64_t>(1, kChunkBytes / row_bytes));
+    for (Column& column : columns) {
+      TF_RETURN_IF_ERROR(
+          ctx->allocate_temp(column.dtype, ColumnShape(chunk, column.width), &column.rows, OnHost()));
     }
-    return absl::OkStatus();
+    for (int64_t n = 0;;) {
+      const int64_t rows = ReadChunk(exporter.get(), columns, chunk, generation, has_scores, threads);
+      const bool is_last = rows < chunk;
+      for (const Column& column : columns) {
+        const Tensor chunk_rows = column.rows.Slice(0, rows);
+        if (n == 0 && is_last) {
+          TF_RETURN_IF_ERROR(writer->Add(column.tensor_name, chunk_rows));
+        } else if (rows > 0) {
+          TF_RETURN_IF_ERROR(writer->AddSlice(column.tensor_name, ColumnShape(kUncounted, column.width),
+                                              RowSlice(column.width == 0 ? 1 : 2, n, rows), chunk_rows));
+        }
+        if (n > 0 && is_last) (*counts)[column.tensor_name] = n + rows;
+      }
+      if (is_last) return absl::OkStatus();
+      n += rows;
+    }
   }
 
   std::vector<std::string> prefixes_;

@@ -64,8 +64,10 @@ class ReadColumnOp : public OpKernel {
                                         tf::DataTypeString(keys.dtype()), keys.shape().DebugString()));
     int column = 0;
     int64_t width = config.dim;
+    uint64_t generation = kvtable::kAnyGeneration;
     if (!column_.empty()) {
-      const std::vector<kvtable::SlotSpec> slots = table->slots();
+      const auto [slots, found_in] = table->schema();
+      generation = found_in;
       for (size_t i = 0; i < slots.size(); ++i) {
         if (slots[i].name != column_) continue;
         column = static_cast<int>(i) + 1;
@@ -86,8 +88,8 @@ class ReadColumnOp : public OpKernel {
                                         tf::DataTypeString(rows->dtype())));
     KernelThreads threads(ctx);
     OP_REQUIRES_OK(ctx, CatchErrors("reading", config.name, [&] {
-                     table->GatherColumns(keys.data(), keys.NumElements(), {{column, rows->data(), width}},
-                                          nullptr, threads);
+                     table->GatherColumns(keys.data(), keys.NumElements(),
+                                          {{column, rows->data(), width, generation}}, nullptr, threads);
                    }));
   }
 

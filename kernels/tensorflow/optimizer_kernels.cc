@@ -44,7 +44,7 @@ class OptimizerOp : public OpKernel {
     const Tensor& keys = ctx->input(1);
     OP_REQUIRES_OK(ctx, CheckKeys(config, keys));
     OP_REQUIRES_OK(ctx, Check(ctx, config));
-    std::vector<int> columns;
+    kvtable::SlotColumns columns;
     OP_REQUIRES_OK(ctx, CatchErrors("attaching slots to", config.name,
                                     [&] { columns = Columns(resource.get(), table, &threads); }));
     Work(ctx, resource.get(), table.get(), columns, &threads);
@@ -56,7 +56,7 @@ class OptimizerOp : public OpKernel {
 
   // `columns` are the slots' in the table.
   virtual void Work(OpKernelContext* ctx, TableResource* resource, kvtable::Table* table,
-                    const std::vector<int>& columns, kvtable::ParallelFor* threads) = 0;
+                    const kvtable::SlotColumns& columns, kvtable::ParallelFor* threads) = 0;
 
   void ReadSlots(OpKernelConstruction* ctx, const char* attr, std::vector<kvtable::SlotSpec>* slots) {
     std::string json;
@@ -65,9 +65,10 @@ class OptimizerOp : public OpKernel {
         ctx, CatchErrors("reading the slots of", name(), [&] { *slots = SlotsFromJson(Json::Parse(json)); }));
   }
 
-  static std::vector<int> WithValue(std::vector<int> slots) {
-    slots.insert(slots.begin(), 0);
-    return slots;
+  static std::vector<int> WithValue(const kvtable::SlotColumns& slots) {
+    std::vector<int> columns = slots.columns;
+    columns.insert(columns.begin(), 0);
+    return columns;
   }
 
   int64_t Width(const TableConfig& config, size_t i) const {
@@ -80,14 +81,15 @@ class OptimizerOp : public OpKernel {
 
  private:
   // AttachSlots, or what it returned the last time if the table has not changed its slots since.
-  std::vector<int> Columns(TableResource* resource, const std::shared_ptr<kvtable::Table>& table,
-                           kvtable::ParallelFor* threads) {
+  kvtable::SlotColumns Columns(TableResource* resource, const std::shared_ptr<kvtable::Table>& table,
+                               kvtable::ParallelFor* threads) {
     const uint64_t layout = table->generation();
     {
       std::lock_guard<std::mutex> lock(last_mu_);
       if (last_layout_ == layout && last_table_.lock() == table) return last_columns_;
     }
-    std::vector<int> columns = resource->AttachSlots(table.get(), slots_, all_slots_, generation_, threads);
+    kvtable::SlotColumns columns =
+        resource->AttachSlots(table.get(), slots_, all_slots_, generation_, threads);
     std::lock_guard<std::mutex> lock(last_mu_);
     // The layout from before the call: if the call changed it, the next call asks again.
     last_layout_ = layout;
@@ -99,7 +101,7 @@ class OptimizerOp : public OpKernel {
   std::mutex last_mu_;
   std::weak_ptr<kvtable::Table> last_table_;
   uint64_t last_layout_ = 0;
-  std::vector<int> last_columns_;
+  kvtable::SlotColumns last_columns_;
 };
 
 class ReadRowsOp : public OptimizerOp {
@@ -116,7 +118,7 @@ class ReadRowsOp : public OptimizerOp {
 
  protected:
   void Work(OpKernelContext* ctx, TableResource* resource, kvtable::Table* table,
-            const std::vector<int>& slots, kvtable::ParallelFor* threads) override {
+            const kvtable::SlotColumns& slots, kvtable::ParallelFor* threads) override {
     const TableConfig& config = resource->config();
     const std::vector<int> columns = WithValue(slots);
     const Tensor& keys = ctx->input(1);
@@ -126,7 +128,7 @@ class ReadRowsOp : public OptimizerOp {
       Tensor* out = nullptr;
       const int64_t width = Width(config, i);
       OP_REQUIRES_OK(ctx, ctx->allocate_output(static_cast<int>(i), TensorShape({n, width}), &out));
-      rows.push_back({columns[i], out->data(), width});
+      rows.push_back({columns[i], out->data(), width, slots.generation});
     }
     OP_REQUIRES_OK(ctx, CatchErrors("reading rows of", config.name,
                                     [&] { table->GatherColumns(keys.data(), n, rows, nullptr, *threads); }));
@@ -139,7 +141,7 @@ class WriteRowsOp : public OptimizerOp {
 
  protected:
   void Work(OpKernelContext* ctx, TableResource* resource, kvtable::Table* table,
-            const std::vector<int>& slots, kvtable::ParallelFor* threads) override {
+            const kvtable::SlotColumns& slots, kvtable::ParallelFor* threads) override {
     const TableConfig& config = resource->config();
     const std::vector<int> columns = WithValue(slots);
     const Tensor& keys = ctx->input(1);
@@ -151,7 +153,7 @@ class WriteRowsOp : public OptimizerOp {
       const Tensor& rows = ctx->input(static_cast<int>(i) + 2);
       const int64_t width = Width(config, i);
       OP_REQUIRES_OK(ctx, CheckRows(config, i == 0 ? "rows" : "slot rows", keys, rows, width));
-      in.push_back({columns[i], rows.data(), width});
+      in.push_back({columns[i], rows.data(), width, slots.generation});
     }
     OP_REQUIRES_OK(ctx, CatchErrors("updating rows of", config.name, [&] {
                      table->UpsertColumns(keys.data(), keys.NumElements(), in, {1, UnixTime()}, *threads);
@@ -235,7 +237,7 @@ class ApplyOp : public OptimizerOp {
   }
 
   void Work(OpKernelContext* ctx, TableResource* resource, kvtable::Table* table,
-            const std::vector<int>& slots, kvtable::ParallelFor* threads) override {
+            const kvtable::SlotColumns& slots, kvtable::ParallelFor* threads) override {
     const TableConfig& config = resource->config();
     const Tensor& keys = ctx->input(1);
     const Tensor& positions = ctx->input(2);

@@ -477,8 +477,10 @@ class ExportOp : public TableOp {
             kvtable::ParallelFor* threads) override {
     int column = 0;
     int64_t width = config.dim;
+    uint64_t generation = kvtable::kAnyGeneration;
     if (!column_.empty()) {
-      const std::vector<kvtable::SlotSpec> slots = table->slots();
+      const auto [slots, found_in] = table->schema();
+      generation = found_in;
       std::string names;
       for (size_t i = 0; i < slots.size(); ++i) {
         names += (i == 0 ? "" : ", ") + slots[i].name;
@@ -503,20 +505,21 @@ class ExportOp : public TableOp {
     OP_REQUIRES_OK(ctx, ctx->allocate_temp(tf::DT_UINT32, TensorShape({room}), &freqs, OnHost()));
     OP_REQUIRES_OK(ctx, ctx->allocate_temp(tf::DT_UINT32, TensorShape({room}), &versions, OnHost()));
     int64_t n = 0;
-    OP_REQUIRES_OK(ctx, CatchErrors("exporting", config.name, [&] {
-                     const int64_t key_bytes = tf::DataTypeSize(config.key_dtype);
-                     const int64_t row_bytes = width * tf::DataTypeSize(config.value_dtype);
-                     while (n < room) {
-                       kvtable::Exporter::Buffers out;
-                       out.keys = static_cast<char*>(keys.data()) + n * key_bytes;
-                       out.freqs = static_cast<uint32_t*>(freqs.data()) + n;
-                       out.versions = static_cast<uint32_t*>(versions.data()) + n;
-                       out.columns = {{column, static_cast<char*>(rows.data()) + n * row_bytes, width}};
-                       const int64_t got = exporter->Next(room - n, out, *threads);
-                       if (got == 0) break;
-                       n += got;
-                     }
-                   }));
+    OP_REQUIRES_OK(
+        ctx, CatchErrors("exporting", config.name, [&] {
+          const int64_t key_bytes = tf::DataTypeSize(config.key_dtype);
+          const int64_t row_bytes = width * tf::DataTypeSize(config.value_dtype);
+          while (n < room) {
+            kvtable::Exporter::Buffers out;
+            out.keys = static_cast<char*>(keys.data()) + n * key_bytes;
+            out.freqs = static_cast<uint32_t*>(freqs.data()) + n;
+            out.versions = static_cast<uint32_t*>(versions.data()) + n;
+            out.columns = {{column, static_cast<char*>(rows.data()) + n * row_bytes, width, generation}};
+            const int64_t got = exporter->Next(room - n, out, *threads);
+            if (got == 0) break;
+            n += got;
+          }
+        }));
     ctx->set_output(0, keys.Slice(0, n));
     ctx->set_output(1, rows.Slice(0, n));
     ctx->set_output(2, freqs.Slice(0, n));

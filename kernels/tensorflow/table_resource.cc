@@ -67,10 +67,12 @@ const kvtable::SlotSpec* FindSlot(const std::vector<kvtable::SlotSpec>& slots, c
 
 }  // namespace
 
-std::vector<int> TableResource::AttachSlots(kvtable::Table* table, const std::vector<kvtable::SlotSpec>& own,
-                                            const std::vector<kvtable::SlotSpec>& all, int64_t generation,
-                                            kvtable::ParallelFor* threads) {
+kvtable::SlotColumns TableResource::AttachSlots(kvtable::Table* table,
+                                                const std::vector<kvtable::SlotSpec>& own,
+                                                const std::vector<kvtable::SlotSpec>& all, int64_t generation,
+                                                kvtable::ParallelFor* threads) {
   std::vector<kvtable::SlotSpec> slots;
+  kvtable::SlotColumns columns;
   {
     std::lock_guard<std::mutex> lock(slots_mu_);
     const bool newer = generation > slots_generation_;
@@ -91,7 +93,7 @@ std::vector<int> TableResource::AttachSlots(kvtable::Table* table, const std::ve
     for (const kvtable::SlotSpec& slot : before) {
       if (FindSlot(slots, slot.name) == nullptr) dropped += (dropped.empty() ? "" : ", ") + slot.name;
     }
-    table->EnsureSlots(slots, *threads);
+    columns.generation = table->EnsureSlots(slots, *threads);
     if (!dropped.empty() && table->Size() > 0) {
       LOG(WARNING) << "Key-value variable '" << config_.name
                    << "' drops the slots of optimizers that are gone: " << dropped
@@ -99,9 +101,8 @@ std::vector<int> TableResource::AttachSlots(kvtable::Table* table, const std::ve
     }
     if (newer && (table == table_.get() || table == table_there_.get())) slots_generation_ = generation;
   }
-  std::vector<int> columns;
   for (const kvtable::SlotSpec& slot : own) {
-    columns.push_back(static_cast<int>(FindSlot(slots, slot.name) - slots.data()) + 1);
+    columns.columns.push_back(static_cast<int>(FindSlot(slots, slot.name) - slots.data()) + 1);
   }
   return columns;
 }

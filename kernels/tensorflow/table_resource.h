@@ -15,6 +15,7 @@
 #include "kvtable/table.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
+#include "update_lock.h"
 
 namespace kvtools {
 
@@ -58,12 +59,15 @@ class TableResource : public tensorflow::ResourceBase {
   // it: the slots of optimizers that are gone. Any other only adds what it misses, so that optimizers that
   // take turns, each in a graph or function built before the next one was known, leave each other's slots
   // alone.
-  std::vector<int> AttachSlots(kvtable::Table* table, const std::vector<kvtable::SlotSpec>& own,
-                               const std::vector<kvtable::SlotSpec>& all, int64_t generation,
-                               kvtable::ParallelFor* threads);
+  kvtable::SlotColumns AttachSlots(kvtable::Table* table, const std::vector<kvtable::SlotSpec>& own,
+                                   const std::vector<kvtable::SlotSpec>& all, int64_t generation,
+                                   kvtable::ParallelFor* threads);
 
   // Another number each time: seeds the rounding of one training step.
   uint64_t NextSeed() { return next_seed_.fetch_add(1, std::memory_order_relaxed); }
+
+  // What an update holds that reads rows and writes them back in two ops.
+  std::shared_ptr<UpdateLock> update_lock() const { return update_lock_; }
 
   std::string DebugString() const override { return "key-value table of " + config_.name; }
   int64_t MemoryUsed() const override;
@@ -72,6 +76,7 @@ class TableResource : public tensorflow::ResourceBase {
   const TableConfig config_;
   std::shared_ptr<kvtable::Table> table_;
   std::shared_ptr<kvtable::Table> table_there_;
+  const std::shared_ptr<UpdateLock> update_lock_ = std::make_shared<UpdateLock>();
   std::mutex slots_mu_;
   std::atomic<uint64_t> next_seed_{0};
   int64_t slots_generation_ = 0;  // the newest that `table_` was given; guarded by slots_mu_

@@ -163,8 +163,9 @@ class Both {
     const Array<float> rows(keys.size() * static_cast<size_t>(dim_), 1.0f);
     const Array<uint64_t> scores = Scores(keys.size());
     const int64_t n = shape_.capacity;
-    cpu_->Import(keys.data(), n, {{0, rows.data()}}, nullptr, nullptr, scores.data(), Pool());
-    device_->Import({keys.data(), n, false}, {{0, rows.data()}}, nullptr, nullptr, scores.data(), nullptr);
+    cpu_->Import(keys.data(), n, {{0, rows.data(), dim_}}, nullptr, nullptr, scores.data(), Pool());
+    device_->Import({keys.data(), n, false}, {{0, rows.data(), dim_}}, nullptr, nullptr, scores.data(),
+                    nullptr);
     Finish();
   }
 
@@ -277,8 +278,8 @@ class Both {
         const uint64_t* const given = Next(2) == 0 ? scores.data() : nullptr;
         const uint32_t* const seconds = Next(3) == 0 ? nullptr : versions.data();
         const uint32_t* const counts = Next(3) == 0 ? nullptr : freqs.data();
-        cpu_->Import(keys.data(), count, {{0, rows.data()}}, counts, seconds, given, Pool());
-        device_->Import(batch, {{0, rows.data()}}, counts, seconds, given, nullptr);
+        cpu_->Import(keys.data(), count, {{0, rows.data(), dim_}}, counts, seconds, given, Pool());
+        device_->Import(batch, {{0, rows.data(), dim_}}, counts, seconds, given, nullptr);
         break;
       }
       case 8:

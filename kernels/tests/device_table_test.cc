@@ -251,7 +251,7 @@ void MixedOperationsAgreeWithAMap(const DeviceTableOptions& options, uint64_t ke
         Array<float> copies(n * kDim);
         Array<float> constants(n * 2);
         table->GatherColumns(Batch(keys),
-                             {{1, copies.data(), kDim}, {2, constants.data(), 2}, {0, out.data()}},
+                             {{1, copies.data(), kDim}, {2, constants.data(), 2}, {0, out.data(), kDim}},
                              Bools(&flags), nullptr);
         Finish();
         for (size_t i = 0; i < n; ++i) {
@@ -581,7 +581,7 @@ void MistakesAreErrors() {
     table->Gather({&key, 1, true}, row, Missing::kDefault, nullptr, 0, nullptr, nullptr);
   }));
   CHECK(Throws(ErrorCode::kFailedPrecondition,
-               [&] { table->UpsertColumns({&key, 1, true}, {{1, row}}, {}, nullptr); }));
+               [&] { table->UpsertColumns({&key, 1, true}, {{1, row, 2}}, {}, nullptr); }));
   CHECK(Throws(ErrorCode::kInvalidArgument, [&] { table->Export({})->Next(0, {}, nullptr); }));
   CHECK(table->Size() == 0);
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
@@ -88,9 +88,11 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
                     raise
                 broken[tensor.removesuffix(_META)] = error
     names = _table_names(groups)
+    slot_tensors = _slot_tensors(bundle)
     for base, metas in groups.items():
         try:
-            table, tensors = _open_table(bundle, names[base], sorted(metas, key=lambda meta: meta.part))
+            in_order = sorted(metas, key=lambda meta: meta.part)
+            table, tensors = _open_table(bundle, names[base], in_order, slot_tensors)
         except KvtoolsError as error:
             if not options.lenient:
                 raise
@@ -182,7 +184,19 @@ def _table_names(groups: dict[str, list[PartMeta]]) -> dict[str, str]:
     return names
 
 
-def _open_table(bundle: Bundle, name: str, metas: list[PartMeta]) -> tuple[ColumnTable, set[str]]:
+def _slot_tensors(bundle: Bundle) -> dict[str, list[str]]:
+    """Return the tensors that may be slots, by the prefix of the part that they would be of."""
+    found: dict[str, list[str]] = {}
+    for name, entry in bundle.entries.items():
+        if len(entry.shape) == 2:
+            for match in re.finditer(_SLOT, name):  # a slot's name, or a part's, may have it too
+                found.setdefault(name[: match.start()], []).append(name)
+    return found
+
+
+def _open_table(
+    bundle: Bundle, name: str, metas: list[PartMeta], slot_tensors: Mapping[str, Sequence[str]]
+) -> tuple[ColumnTable, set[str]]:
     first = metas[0]
     doing = f"opening table '{name}' of '{bundle.prefix}'"
     numbers = [meta.part for meta in metas]
@@ -205,7 +219,7 @@ def _open_table(bundle: Bundle, name: str, metas: list[PartMeta]) -> tuple[Colum
     slot_schemas: list[tuple[SlotSchema, ...]] = []
     used: set[str] = set()
     for meta in metas:
-        part, tensors = _open_part(bundle, doing, meta)
+        part, tensors = _open_part(bundle, doing, meta, slot_tensors.get(meta.prefix, ()))
         parts.append(part)
         used |= tensors
         slot_schemas.append(tuple(SlotSchema(slot, t.row_shape[0], t.dtype.name) for slot, t in part.slots.items()))
@@ -256,7 +270,9 @@ def _scores(bundle: Bundle, doing: str, meta: PartMeta, rows: int) -> BundleTens
     return tensor
 
 
-def _open_part(bundle: Bundle, doing: str, meta: PartMeta) -> tuple[Part, set[str]]:
+def _open_part(
+    bundle: Bundle, doing: str, meta: PartMeta, slot_tensors: Sequence[str]
+) -> tuple[Part, set[str]]:
     used = {meta.prefix + _META}
 
     def column(suffix: str, dtypes: tuple[str, ...], width: int | None, rows: int | None) -> BundleTensor:
@@ -283,10 +299,10 @@ def _open_part(bundle: Bundle, doing: str, meta: PartMeta) -> tuple[Part, set[st
     values = column("-values", (meta.value_dtype,), meta.dim, keys.rows)
     slots = {slot: column(_SLOT + slot, SLOT_DTYPES, width, keys.rows) for slot, width in meta.slots}
     # A slot that kvmeta does not name is shown and carried along all the same.
-    for name, entry in bundle.entries.items():
-        if name.startswith(meta.prefix + _SLOT) and name not in used and len(entry.shape) == 2:
-            slot = name.removeprefix(meta.prefix + _SLOT)
-            slots[slot] = column(_SLOT + slot, SLOT_DTYPES, entry.shape[1], keys.rows)
+    for name in slot_tensors:
+        slot = name.removeprefix(meta.prefix + _SLOT)
+        if slot not in slots:
+            slots[slot] = column(_SLOT + slot, SLOT_DTYPES, bundle.entries[name].shape[1], keys.rows)
     if meta.prefix + "-init" in bundle:
         used.add(meta.prefix + "-init")
     part = Part(keys.rows, keys, values, slots, optional("-freqs", keys.rows), optional("-versions", keys.rows))

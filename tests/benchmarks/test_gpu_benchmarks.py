@@ -16,6 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).resolve().parents[2]
 GPU = ROOT / "benchmarks" / "gpu"
 PROGRAMS = ["device_table_benchmark", "training_step_benchmark"]
@@ -38,11 +40,11 @@ EVICTIONS = {
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory):
-    """Name -> program on the CPU's threads, from the build of `make sanitize` where there is one."""
+    """Name -> program on the CPU's threads, from the build of `make setup` where there is one."""
     cmake = shutil.which("cmake", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if cmake is None:
         pytest.skip("building the benchmarks needs cmake, which is not on the PATH")
-    build = ROOT / "build" / "sanitize" / "none"
+    build = ROOT / "build" / "setup"
     commands = []
     if not (build / "CMakeCache.txt").exists():
         build = tmp_path_factory.mktemp("build")

@@ -14,12 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from kvtools import horovod_build, setup_horovod
 from kvtools.cli.main import main
+from kvtools.horovod_setup import build as horovod_build
+from kvtools.horovod_setup import setup as setup_horovod
+from kvtools.horovod_setup.build import HorovodBuildError
+from kvtools.horovod_setup.setup import HorovodSetup, TensorFlowBuild
+
 from kvtools.errors import BadInputError, KvtoolsError, MissingDependencyError
-from kvtools.horovod_build import HorovodBuildError
-from kvtools.setup_horovod import HorovodSetup, TensorFlowBuild
 
 Capture = pytest.CaptureFixture[str]
 

@@ -50,6 +50,7 @@ def lists(values: np.ndarray) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("dialect", "options"), OPTIONS, ids=str)
 def test_every_table_comes_back_to_the_byte(tmp_path: Path, dialect: str, options: dict[str, Any]) -> None:
     tables = [*round_trip.grid(), *(round_trip.table(name) for name in round_trip.NAMES)]

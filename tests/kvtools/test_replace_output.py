@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import os
 import signal
+import socket
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvtools.errors import OutputError
-from kvtools.replace_output import replace_folder
+from kvtools.replace_output import replace_files, replace_folder
 
 
 def write(target: Path, text: str, *, force: bool = False) -> None:
@@ -125,3 +128,56 @@ def test_killed_run_leaves_the_old_one_and_the_next_cleans_up(tmp_path: Path) ->
     write(tmp_path / "out", "three", force=True)
     assert content(tmp_path / "out")["mark"] == "three"
     assert names(tmp_path) == ["out"]
+
+
+def make_special(file: Path, kind: str) -> None:
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as opened:
+            opened.bind(os.path.relpath(file))  # a socket's path is short
+    elif kind == "device":
+        try:
+            os.mknod(file, 0o600 | stat.S_IFCHR, os.makedev(1, 3))  # a null device of our own
+        except PermissionError:
+            pytest.skip("making a device is not allowed here")
+    else:
+        file.mkdir()
+
+
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("name", ["out", "out.index", "out.data-00000-of-00001"])
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device", "folder"])
+def test_what_is_no_file_is_never_replaced(tmp_path: Path, kind: str, name: str, force: bool) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    make_special(tmp_path / "elsewhere" / "it", kind)
+    (tmp_path / "link").mkdir()
+    make_special(tmp_path / name, kind)
+    (tmp_path / "link" / name).symlink_to(tmp_path / "elsewhere" / "it")
+    for folder in (tmp_path, tmp_path / "link"):
+        with pytest.raises(OutputError, match=f"is a {kind}, expected a new file"):  # noqa: SIM117
+            with replace_files(folder / "out", force=force) as staging:
+                staging.write_text("x")
+        there = (folder / name).lstat().st_mode
+        assert stat.S_ISLNK(there) if folder.name == "link" else not stat.S_ISREG(there)
+        assert not any(".kvtools-" in path.name for path in folder.iterdir())
+
+
+def test_a_pipe_that_appears_meanwhile_is_kept(tmp_path: Path) -> None:
+    with (
+        pytest.raises(OutputError, match="is a pipe"),
+        replace_files(tmp_path / "out", force=True) as staging,
+    ):
+        staging.write_text("mine")
+        os.mkfifo(tmp_path / "out")
+    assert stat.S_ISFIFO((tmp_path / "out").stat().st_mode) and names(tmp_path) == ["out"]
+
+
+def test_force_replaces_a_link_to_a_file_and_not_the_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "out").symlink_to("file")
+    with pytest.raises(OutputError, match="exists"), replace_files(tmp_path / "out"):
+        pass
+    with replace_files(tmp_path / "out", force=True) as staging:
+        staging.write_text("new")
+    assert (tmp_path / "out").read_text() == "new" and (tmp_path / "file").read_text() == "old"

@@ -20,6 +20,8 @@ import kvtools
 from kvtools.dialects.writing import WriteOptions
 from tfplugin import dynamic_embedding as de
 
+pytestmark = pytest.mark.thorough
+
 Run = Callable[..., None]
 State = Mapping[str, np.ndarray]
 

@@ -71,6 +71,7 @@ print(during != before, {key for key in before.keys() | after.keys() if before.g
     assert done.stdout.strip() == "True set()"
 
 
+@pytest.mark.thorough
 def test_the_attribute_is_on_every_way_to_import_tensorflow(tmp_path):
     code = """
 import tfplugin

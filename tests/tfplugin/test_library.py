@@ -51,12 +51,14 @@ def test_processes_that_start_at_once_build_once(tmp_path, compiler):
     assert process.returncode != 0 and "no C++ compiler" in err and "apt-get install g++" in err
 
 
+@pytest.mark.thorough
 def test_a_cached_build_is_found_without_a_compiler():
     process = importing(PATH="/nonexistent", CXX="")
     out, err = process.communicate()
     assert process.returncode == 0 and "imported" in out and "building" not in err, err
 
 
+@pytest.mark.thorough
 def test_a_cache_that_cannot_be_written_says_what_to_set():
     process = importing(KVTOOLS_CACHE_DIR="/proc/kvtools")
     _, err = process.communicate()

@@ -63,6 +63,7 @@ def saved(tmp_path):
     return {"path": path, "user": user, "item": item, "went_on": went_on}
 
 
+@pytest.mark.thorough
 def test_the_page_example_prints_the_same_rows_before_and_after_restore(tmp_path):
     done = subprocess.run(
         [sys.executable, str(HERE / "page_example.py"), str(tmp_path)], capture_output=True, text=True, check=False

@@ -13,10 +13,11 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import context as tf_context
 from tensorflow.python.saved_model import registration
 from tensorflow.python.trackable import base as trackable
 from tensorflow.python.training.saving import saveable_object_util
@@ -25,10 +26,8 @@ from tfplugin import graph_restore
 from tfplugin.checkpoint import object_prefix
 from tfplugin.dynamic_embedding import file_system_saver
 from tfplugin.dynamic_embedding.python_ops import local, python_op
+from tfplugin.dynamic_embedding.sharded_table import ShardedTable
 from tfplugin.saveable import KvSaveable, restore_op, save_ops
-
-if TYPE_CHECKING:
-    from tfplugin.dynamic_embedding.variable import Variable
 
 # ---- Name-based: tf.compat.v1.train.Saver ----
 
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 class TableSaveable(KvSaveable):
     """One table of a variable in a Saver's list."""
 
-    def __init__(self, variable: Variable, index: int, name: str) -> None:
+    def __init__(self, variable: ShardedTable, index: int, name: str) -> None:
         self._params = variable
         self._index = index
         self._whole = name
@@ -68,7 +67,7 @@ class TableSaveable(KvSaveable):
             return (release() if foreign is None else tf.cond(foreign, release, lambda: tf.constant(False))).op
 
 
-def _files_saveable(variable: Variable, name: str | None = None) -> file_system_saver.FilesSaveable:
+def _files_saveable(variable: ShardedTable, name: str | None = None) -> file_system_saver.FilesSaveable:
     """What a Saver saves and restores of a variable whose tables go to files."""
     whole = name or variable.name
     marks = (f"{whole}-kvmeta", f"{whole}/part_0-kvmeta")
@@ -89,14 +88,14 @@ def _files_saveable(variable: Variable, name: str | None = None) -> file_system_
     return file_system_saver.FilesSaveable(variable, whole, restore)
 
 
-def saveables(variable: Variable, name: str | None = None) -> list[Any]:
+def saveables(variable: ShardedTable, name: str | None = None) -> list[Any]:
     """What a Saver saves and restores, one for each table, or one for all where they go to files."""
     if file_system_saver.saver_of(variable) is not None:
         return [_files_saveable(variable, name)]
     return [TableSaveable(variable, i, name or variable.name) for i in range(len(variable.parts))]
 
 
-def saveables_by_name(variable: Variable) -> dict[str, Callable[..., KvSaveable]]:
+def saveables_by_name(variable: ShardedTable) -> dict[str, Callable[..., KvSaveable]]:
     """The same as a Saver asks for them: functions of the name that its dictionary gives."""
 
     def make(i: int) -> Callable[..., KvSaveable]:
@@ -132,7 +131,7 @@ def _of_mutable_table(attribute: str, table: Any) -> dict[str, Any]:
 # ---- Object-based: tf.train.Checkpoint ----
 
 
-def _save_objects(trackables: Mapping[str, Variable], file_prefix: tf.Tensor) -> list[tf.Tensor]:
+def _save_objects(trackables: Mapping[str, ShardedTable], file_prefix: tf.Tensor) -> list[tf.Tensor]:
     """Saves the tables of variables whose keys go to tables by another rule; the rest save themselves, as children."""
     parts = [
         (object_prefix(f"{path}/rows_{i}"), part)
@@ -143,13 +142,13 @@ def _save_objects(trackables: Mapping[str, Variable], file_prefix: tf.Tensor) ->
     return (save_ops(file_prefix, parts) if parts else []) + file_system_saver.save_objects(trackables, file_prefix)
 
 
-def _restore_objects(trackables: Mapping[str, Variable], merged_prefix: tf.Tensor) -> None:
+def _restore_objects(trackables: Mapping[str, ShardedTable], merged_prefix: tf.Tensor) -> None:
     for path, variable in trackables.items():
         if variable.checkpoint and variable.parts:
             _restore_object(path.split("/.ATTRIBUTES/")[0], variable, merged_prefix)
 
 
-def _restore_object(path: str, variable: Variable, filename: tf.Tensor) -> None:
+def _restore_object(path: str, variable: ShardedTable, filename: tf.Tensor) -> None:
     """Restores a variable, unless its child has: that is how a checkpoint in this layout is restored.
 
     A variable whose tables go to files has no such child.
@@ -197,13 +196,11 @@ def _restore_object(path: str, variable: Variable, filename: tf.Tensor) -> None:
 
 def register() -> None:
     """Tells TensorFlow how variables are saved. Done once per process."""
-    from tfplugin.dynamic_embedding.variable import Variable
-
     # The name by which TFRA's checkpoints ask for what restores a variable.
     registration.register_checkpoint_saver(
         package="DECustomSaver",
         name="Variable",
-        predicate=lambda obj: isinstance(obj, Variable),
+        predicate=lambda obj: isinstance(obj, ShardedTable),
         save_fn=_save_objects,
         restore_fn=_restore_objects,
         strict_predicate_restore=False,
@@ -224,7 +221,7 @@ class _Source:
     """
 
     def __init__(
-        self, variable: Variable, name: str, marks: Sequence[str], find: Callable[[Any], Sequence[Any]]
+        self, variable: ShardedTable, name: str, marks: Sequence[str], find: Callable[[Any], Sequence[Any]]
     ) -> None:
         self._variable = variable
         self._name = name
@@ -314,7 +311,7 @@ def _by_path(path: str, name: str, checkpoint: Any) -> list[Any]:
     return found or _by_name(name, checkpoint)
 
 
-def _rewrite(variable: Variable, name: str, path: str, find: Callable[[Any], Sequence[Any]], output: Path) -> None:
+def _rewrite(variable: ShardedTable, name: str, path: str, find: Callable[[Any], Sequence[Any]], output: Path) -> None:
     """Writes the rows of a variable in our layout: one table where the tables share it out themselves, else several."""
     import kvtools
     from kvtools.rename import RenamedTable
@@ -337,7 +334,7 @@ def _rewrite(variable: Variable, name: str, path: str, find: Callable[[Any], Seq
             f"Restoring dynamic embedding variable '{variable.name}': '{path}' has no string keys that can be read: "
             "only a checkpoint of this project does, restored with the default partitioner."
         )
-    starts = {spec.name: spec.constant for specs in variable.parts[0]._slots_of.values() for spec in specs}
+    starts = {spec.name: spec.constant for specs in variable.parts[0]._row_slots.of.values() for spec in specs}
     for table in tables:
         _check_fits(variable, table.schema, path)
         if hasattr(table, "fill"):
@@ -358,7 +355,7 @@ def _rewrite(variable: Variable, name: str, path: str, find: Callable[[Any], Seq
     kvtools.write_tables(rewritten, output, "tfplugin", parts=1)
 
 
-def _opened(variable: Variable, path: str) -> Any:
+def _opened(variable: ShardedTable, path: str) -> Any:
     """A checkpoint, or the files of TFRA's saver beside it, which do not say of which dtypes they are."""
     from kvtools.dialects.detect import open_checkpoint
     from kvtools.dialects.interface import OpenOptions
@@ -373,7 +370,33 @@ def _opened(variable: Variable, path: str) -> Any:
     return open_checkpoint(folder or path, options)
 
 
-def _check_fits(variable: Variable, schema: Any, path: str) -> None:
+def read_column(variable: ShardedTable, index: int, path: str, column: str) -> tuple[np.ndarray, np.ndarray]:
+    """Keys and rows, as arrays, that a checkpoint in any layout has for a table of a variable, or for a slot of it.
+
+    Raises:
+      ValueError: it has none that fit.
+    """
+    name = f"Table {index + 1} of {variable.shard_num} of dynamic embedding variable '{variable.name}'"
+    found = [] if variable.names is not None else list(_by_name(variable.name, _opened(variable, path)))
+    read = []
+    for table in found:
+        _check_fits(variable, table.schema, path)
+        arrays = _arrays(table)
+        wanted = f"slot:{column}" if column else "values"
+        if wanted in arrays:
+            read.append((arrays["keys"], arrays[wanted]))
+    if not read:
+        raise ValueError(
+            f"{name}: '{path}' has no {f'slot {column} of' if column else 'rows of'} it that can be read: leave it out "
+            "of the Saver's var_list."
+        )
+    keys, rows = (np.concatenate(arrays) for arrays in zip(*read, strict=True))
+    with tf_context.eager_mode():
+        own = np.asarray(variable.partition_fn(tf.constant(keys), variable.shard_num)).reshape(-1) == index
+    return keys[own], rows[own]
+
+
+def _check_fits(variable: ShardedTable, schema: Any, path: str) -> None:
     wanted = (variable.key_dtype.name, variable.value_dtype.name, variable.dim)
     if (schema.key_dtype, schema.value_dtype, schema.dim) != wanted:
         raise ValueError(

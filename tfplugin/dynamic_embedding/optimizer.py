@@ -81,6 +81,18 @@ def _part_gradients(
     return slices
 
 
+def _check_looked_up(pairs: Pairs) -> None:
+    """Raises ValueError for what `get_trainable_by_name` gave under a name that no lookup has."""
+    for gradient, variable in pairs:
+        if gradient is None and isinstance(variable, TrainableWrapper) and variable.awaited:
+            store = variable.params.trainable_store
+            names = sorted(name for name, other in store.items() if not other.awaited)
+            raise ValueError(
+                f"{variable!r} is not trained: get_trainable_by_name has it waiting for a lookup of that name, and "
+                f"there was none. The lookups of the variable are named {', '.join(map(repr, names)) or 'nothing yet'}."
+            )
+
+
 def table_gradients(
     grads_and_vars: Iterable[tuple[Any, Any]], clipnorm: float | None = None
 ) -> tuple[Pairs, list[tuple[Variable, tf.Tensor]]]:
@@ -195,6 +207,7 @@ class _TrainsV1(_Trains):
         pairs = list(grads_and_vars)
         if not any(isinstance(v, TrainableWrapper) for _, v in pairs):
             return super().apply_gradients(pairs, global_step, name)  # type: ignore[misc]
+        _check_looked_up(pairs)
         pairs = _summed_over_ranks(pairs) if self._de_synchronous else pairs
         pairs, touched = table_gradients(pairs)
         applied = super().apply_gradients(pairs, global_step, name)  # type: ignore[misc]
@@ -225,6 +238,7 @@ class _TablesWrapper(OptimizerWrapper):
     @tf.autograph.experimental.do_not_convert
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         pairs = list(grads_and_vars)
+        _check_looked_up(pairs)
         pairs = _summed_over_ranks(pairs) if self.optimizer._de_synchronous else pairs
         if all(gradient is None for gradient, _ in pairs):
             names = ", ".join(str(variable.name) for _, variable in pairs)

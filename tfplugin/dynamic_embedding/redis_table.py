@@ -37,7 +37,7 @@ class RedisRows(KvVariable):
 
     def columns(self) -> list[str]:
         """What all of them are called that are known."""
-        specs = {spec.name: spec for of_optimizer in self._slots_of.values() for spec in of_optimizer}
+        specs = {spec.name: spec for of_optimizer in self._row_slots.of.values() for spec in of_optimizer}
         return [self.column(None), *[self.column(spec) for spec in specs.values()]]
 
     def _keys(self, ids: np.ndarray) -> np.ndarray:
@@ -113,6 +113,9 @@ class RedisTable(CuckooHashTable):
     _rows = RedisRows
     #: Not in the engine's tables: nobody may read them there, and checkpoints do not hold them.
     rows_elsewhere = True
+
+    def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
+        return {}
 
     def __init__(
         self,
@@ -259,6 +262,9 @@ class RedisStringValueTable(RedisTable):
 
 class RedisSlotTable(SlotTable):
     """A slot of a `RedisTable`."""
+
+    def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
+        return {}
 
     def __init__(self, table: RedisTable, spec: SlotSpec) -> None:
         self._table = table

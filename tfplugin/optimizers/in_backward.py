@@ -47,8 +47,8 @@ class _PartUpdate:
         if isinstance(known, str):
             raise ValueError(f"apply_in_backward of '{variable.name}': {known}. Take one of tfplugin.optimizers.")
         self.rule = known.rule
-        name = optimizer.get_name() if isinstance(optimizer, v1_optimizer.Optimizer) else type(optimizer).__name__
-        self._prefix = variable.slot_prefix(optimizer, name)
+        own = isinstance(optimizer, v1_optimizer.Optimizer)
+        self._optimizer_name = optimizer.get_name() if own else type(optimizer).__name__
         with tf_ops.init_scope():
             local = variable.name.removesuffix(":0").replace("/", "_")
             self.step = tf.Variable(0, trainable=False, dtype=tf.int64, name=f"{local}_steps_in_backward")
@@ -67,7 +67,7 @@ class _PartUpdate:
             updated = fused.FusedStep(self._optimizer).apply(
                 known,
                 variable,
-                self._prefix,
+                variable.slot_prefix(self._optimizer, self._optimizer_name),
                 keys,
                 tf.cast(gradients, variable.dtype),
                 step=step,

@@ -6,9 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfplugin import training_mode
+from tfplugin import ranks, training_mode
 from tfplugin.composed_pool import PooledIds
-from tfplugin.sok import ranks
 from tfplugin.sok.exchange import Lookup, fail_on_all, look_up
 from tfplugin.sok.exchange_ids import keys_of
 from tfplugin.sok.exchange_table import exchange_table

@@ -190,9 +190,9 @@ class DeviceTable {
   // thread may change these, read them by the functions below.
   virtual const DeviceTableOptions& options() const = 0;
   virtual Initializer initializer() const = 0;
-  virtual std::vector<SlotSpec> slots() const = 0;
-  // Changes whenever the layout of rows does.
-  virtual uint64_t generation() const = 0;
+  virtual RowSchema schema() const = 0;
+  std::vector<SlotSpec> slots() const { return schema().slots; }
+  uint64_t generation() const { return schema().generation; }
 
   // Waits for the operations before.
   virtual int64_t Size() const = 0;
@@ -291,10 +291,10 @@ class DeviceTable {
   // by the sum of the gradients of its occurrences, in the order of the batch and in what the rule computes
   // in (float32 for 16-bit types): to the bit what Table::Apply does, but for powers (ftrl with a
   // learning_rate_power other than -0.5). A missing key is inserted first. Each updated row is stamped once.
-  // Where keys.distinct, nothing is sorted. `slots` names the columns of the rule's slots in the rule's
-  // order, each as wide as the value. Throws Error(kInvalidArgument) as CheckUpdate does.
+  // Where keys.distinct, nothing is sorted. `slots` are the columns of the rule's slots, each as wide as the
+  // value. Throws Error(kInvalidArgument) as CheckUpdate does.
   virtual void Apply(const DeviceKeys& keys, const void* gradients /* (n, dim) */, const Update& update,
-                     const std::vector<int>& slots, Stamp stamp, DeviceStream stream) = 0;
+                     const SlotColumns& slots, Stamp stamp, DeviceStream stream) = 0;
 
   // Row updates left out so far because of gradients that are not finite (Update::skip_nonfinite). Waits for
   // the operations before.

@@ -8,9 +8,8 @@ import tensorflow as tf
 import tf_keras
 
 from tfplugin import dynamic_embedding as de
-from tfplugin import sok
+from tfplugin import ranks
 from tfplugin.dynamic_embedding import tf_keras as de_tf_keras
-from tfplugin.sok import ranks
 
 KINDS = {"Keras 3": (tf.keras, de.keras), "tf_keras": (tf_keras, de_tf_keras)}
 KEYS = 30
@@ -182,11 +181,11 @@ def test_several_devices_are_told(kinds, size):
             kinds[1].layers.HvdAllToAllEmbedding(embedding_size=2, name="devices", devices=["/CPU:0"] * 2)
 
 
-def test_each_rank_may_have_a_table_for_itself(kinds, rank):
+def test_each_rank_may_have_a_table_for_itself(kinds, rank, size):
     layer = kinds[1].layers.HvdAllToAllEmbedding(embedding_size=1, name="own", mpi_size=1)
     layer.params.upsert([7], [[float(rank)]])
     assert layer(tf.constant([7], tf.int64)).numpy().tolist() == [[rank]]
-    assert sok.ranks.size() == ranks.size()
+    assert ranks.size() == size
 
 
 def test_the_status_of_a_restrict_policy_lies_with_the_rows(kinds, rank, size):

@@ -1,6 +1,6 @@
 """Run by each of several ranks: starts Horovod and exchanges rows with the others, in eager mode and in a tf.function.
 
-    horovodrun -np 2 --gloo -H localhost:2 python -m kvtools.horovod_alltoall
+    horovodrun -np 2 --gloo -H localhost:2 python -m kvtools.horovod_setup.alltoall
 
 A rank that received other rows than were sent to it ends with an error.
 """

@@ -1,6 +1,6 @@
 """Sees to it that Horovod is installed and works with the TensorFlow that is installed: builds it where it does not.
 
->>> from kvtools.setup_horovod import setup_horovod
+>>> from kvtools.horovod_setup.setup import setup_horovod
 >>> setup = setup_horovod()  # doctest: +SKIP
 >>> setup.action, setup.horovod, setup.tensorflow  # doctest: +SKIP
 ('kept', '0.28.1', '2.21.0')
@@ -26,9 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from kvtools.horovod_setup.build import OPTIONS, RUNTIME, VERSION, HorovodBuildError, Progress, build_wheel, pip
+
 from kvtools.cache_folder import cache_folder
 from kvtools.errors import MissingDependencyError, OutputError, UsageError
-from kvtools.horovod_build import OPTIONS, RUNTIME, VERSION, HorovodBuildError, Progress, build_wheel, pip
 
 RANKS = 2
 KNOWN_TENSORFLOW = ((2, 16), (2, 21))  # the first and the last minor version
@@ -224,7 +225,7 @@ def check_known(version: str) -> None:
 def check_alltoall() -> None:
     """Import Horovod and exchange rows between two ranks of this machine; raises `HorovodBuildError` if that fails."""
     ranks = ["-np", str(RANKS), "--gloo", "-H", f"localhost:{RANKS}"]
-    command = [sys.executable, "-c", _HOROVODRUN, *ranks, sys.executable, "-m", "kvtools.horovod_alltoall"]
+    command = [sys.executable, "-c", _HOROVODRUN, *ranks, sys.executable, "-m", "kvtools.horovod_setup.alltoall"]
     environment = {name: value for name, value in _quiet().items() if not name.startswith("HOROVOD_")}
     # In a folder of its own: `-c` and `-m` import from where they run.
     with tempfile.TemporaryDirectory() as folder:

@@ -1,12 +1,15 @@
-"""Which rank this process is, and how the ranks talk: over Horovod, or not at all where there is only one."""
+"""Which rank this process is, how the ranks talk and agree: over Horovod, or not at all where there is only one."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager import context
 from tensorflow.python.framework import ops as tf_ops
 
 
@@ -53,8 +56,9 @@ class HorovodRanks:
         return received, received_splits
 
     def allgather(self, values: Any) -> list[Any]:
-        """What every rank gave, by rank: any objects that pickle. Eager only."""
-        gathered: list[Any] = self._hvd.allgather_object(values)
+        """What every rank gave, by rank: any objects that pickle. At once, also while a graph is being made."""
+        with context.eager_mode():
+            gathered: list[Any] = self._hvd.allgather_object(values)
         return gathered
 
 
@@ -67,37 +71,26 @@ class RankError(RuntimeError):
     """Another rank failed; the message says which, and how."""
 
 
-def init(comm_tool: str = "horovod", use_legacy_optimizer: bool | None = None) -> None:
-    """Finds out which rank this process is. Call it after ``hvd.init()``; calling it again is harmless.
-
-    Without Horovod, in a process that was not started by ``horovodrun``, everything works as a single rank.
-
-    Args:
-      comm_tool: ``"horovod"``.
-      use_legacy_optimizer: accepted for code written for SparseOperationKit, which replaces ``tf.keras.optimizers``
-        where it is True. Nothing is replaced here, and every Keras optimizer works.
+def find() -> Ranks:
+    """Finds out which rank this process is, and keeps it: what `current` gives from then on.
 
     Raises:
-      ValueError: another comm_tool.
       RuntimeError: ``hvd.init()`` has not been called, or the process was started by ``horovodrun`` and Horovod is not
         installed.
-
-    Example:
-      >>> import horovod.tensorflow as hvd
-      >>> hvd.init()
-      >>> sok.init()
     """
-    del use_legacy_optimizer
-    if comm_tool != "horovod":
-        raise ValueError(f"sok.init: comm_tool must be 'horovod', got {comm_tool!r}.")
-    global _current
     hvd = _horovod()
     if hvd is None:
-        _current = SingleRank()
-        return
+        return keep(SingleRank())
     if not hvd.is_initialized():
-        raise RuntimeError("sok.init: Horovod is not initialized: call hvd.init() first, then sok.init().")
-    _current = HorovodRanks(hvd) if hvd.size() > 1 else SingleRank()
+        raise RuntimeError("Horovod is not initialized: call hvd.init() first.")
+    return keep(HorovodRanks(hvd) if hvd.size() > 1 else SingleRank())
+
+
+def keep(found: Ranks) -> Ranks:
+    """Makes these the ranks of this program."""
+    global _current
+    _current = found
+    return found
 
 
 def _horovod() -> Any:
@@ -107,8 +100,8 @@ def _horovod() -> Any:
     except ImportError as error:
         if launched_ranks() > 1:
             raise RuntimeError(
-                f"sok: this process is one of {launched_ranks()} that horovodrun started, but Horovod does not import "
-                f"here ({error}): run `kvtools setup-horovod` in this environment."
+                f"This process is one of {launched_ranks()} that horovodrun started, but Horovod does not import here "
+                f"({error}): run `kvtools setup-horovod` in this environment."
             ) from error
         return None
     return hvd
@@ -124,16 +117,16 @@ def launched_ranks() -> int:
 
 
 def current() -> Ranks:
-    """The ranks that `init` found; a single one where it was not called and there can be no other.
+    """The ranks that `find` found; a single one where it was not called and there can be no other.
 
     Raises:
-      RuntimeError: there are several processes and `init` has not been called.
+      RuntimeError: there are several processes and `find` has not been called.
     """
     if _current is not None:
         return _current
     if launched_ranks() > 1:
         raise RuntimeError(
-            f"sok: this process is one of {launched_ranks()}: call hvd.init() and sok.init() before using variables."
+            f"This process is one of {launched_ranks()} ranks: call hvd.init() and sok.init() before using variables."
         )
     return SingleRank()
 
@@ -144,9 +137,14 @@ def found() -> Ranks:
     Raises:
       RuntimeError: there are several processes, and ``hvd.init()`` has not been called.
     """
-    if _current is None and launched_ranks() > 1:
-        init()
+    if _current is None and (launched_ranks() > 1 or _horovod_runs()):
+        return find()
     return current()
+
+
+def _horovod_runs() -> bool:
+    hvd = sys.modules.get("horovod.tensorflow")
+    return hvd is not None and bool(hvd.is_initialized())
 
 
 def rank() -> int:
@@ -159,10 +157,18 @@ def size() -> int:
     return current().size
 
 
-def agree(doing: str, error: BaseException | None) -> None:
-    """Waits for all ranks and raises on every one of them where `error` is given on any. Eager only.
+# ---- Agreement: all ranks call these together ------------------------------------------------------------------------
+
+
+def agree(doing: str, error: BaseException | None, so: str = "so on none it is done") -> None:
+    """Waits for all ranks and raises on every one of them where `error` is given on any.
 
     The rank with the error raises that; the others a `RankError` that tells of it.
+
+    Args:
+      doing: what the message begins with.
+      error: what went wrong on this rank; None: nothing.
+      so: what follows from it, for the message.
 
     Raises:
       RankError: see above.
@@ -170,33 +176,61 @@ def agree(doing: str, error: BaseException | None) -> None:
     said = current().allgather(None if error is None else f"{type(error).__name__}: {error}")
     if error is not None:
         raise error
-    failed = [(number, text) for number, text in enumerate(said) if text is not None]
+    failed = [f"rank {number}: {text}" for number, text in enumerate(said) if text is not None]
     if failed:
-        told = "; ".join(f"rank {number}: {text}" for number, text in failed)
-        raise RankError(f"{doing} failed on {len(failed)} of {len(said)} ranks, so on none it is done. {told}")
+        raise RankError(f"{doing} failed on {len(failed)} of {len(said)} ranks, {so}. {'; '.join(failed)}")
 
 
-def owner_of_mode(mode: str | None, what: str) -> int | None:
-    """The rank that holds a variable of this `mode`; None where all ranks share it.
+@contextlib.contextmanager
+def step(doing: str, so: str = "so on none it is done") -> Iterator[None]:
+    """Work that each rank does on its own. Where it fails on one rank it raises on all; see `agree`.
 
     Raises:
-      ValueError: not ``None``, ``"distributed"`` or ``"localized:#"``, or a rank that there is not.
+      RankError: it failed on another rank.
+
+    Example:
+      >>> with ranks.step("saving 'model'"):
+      ...     write_own_rows()
     """
-    if mode is None or mode == "distributed":
-        return None
-    prefix, colon, number = str(mode).partition(":")
-    if prefix != "localized" or not colon or not number.isdigit():
-        raise ValueError(
-            f"{what}: mode must be 'distributed' or 'localized:#' with the number of a rank, got {mode!r}."
-        )
-    owner = int(number)
-    if owner >= size():
-        ranks = "only rank 0" if size() == 1 else f"ranks 0 to {size() - 1}"
-        raise ValueError(f"{what}: mode {mode!r} names rank {owner}, but there are {ranks}.")
-    return owner
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as failure:
+        error = failure
+    agree(doing, error, so)
 
 
-def unique_name(kind: str, names: Sequence[str] = ()) -> str:
+def check_same(mine: Sequence[Any], doing: str, what: str = "variables") -> None:
+    """Raises, on all ranks, where they do not have the same things in the same order.
+
+    Args:
+      mine: what this rank has; what can be compared, sent and printed.
+      doing: what the message begins with.
+      what: they are.
+
+    Raises:
+      ValueError: naming the first thing that differs, and the two ranks.
+    """
+    said = current().allgather(list(mine))
+    for number, theirs in enumerate(said):
+        if theirs != said[0]:
+            here, there = _first_difference(said[0], theirs)
+            raise ValueError(
+                f"{doing}: every rank must call it with the same {what}, in the same order; rank 0 has {here}, rank "
+                f"{number} {there}."
+            )
+
+
+def _first_difference(here: list[Any], there: list[Any]) -> tuple[str, str]:
+    place = next((n for n, (a, b) in enumerate(zip(here, there, strict=False)) if a != b), min(len(here), len(there)))
+    one, other = (str(things[place]) if place < len(things) else f"only {place}" for things in (here, there))
+    return one, other
+
+
+# ---- Exchanges -------------------------------------------------------------------------------------------------------
+
+
+def exchange_name(kind: str, names: Sequence[str] = ()) -> str:
     """A name for an exchange: the same on every rank that runs the same program, and used once in a graph.
 
     Eager code runs one exchange at a time, so that names may come again, which lets Horovod remember what it has

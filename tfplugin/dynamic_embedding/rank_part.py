@@ -5,6 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from tfplugin.dynamic_embedding.creators import CuckooHashTableCreator, KVCreator
+from tfplugin.dynamic_embedding.sharded_table import ShardedTable
+
+
+def be_part(variable: ShardedTable, rank: int, ranks: int) -> None:
+    """Makes the one table of a variable, which has no rows yet, and that of its status, the ones of this rank.
+
+    Raises:
+      ValueError: it has several tables.
+    """
+    if variable.shard_num != 1 or not variable.parts:
+        raise ValueError(f"{variable!r} is to be spread over {ranks} ranks: it has one table on each, got several.")
+    table = variable.parts[0]
+    table.ranks, table.part, table.parts = ranks, rank, ranks
+    status = None if variable.restrict_policy is None else variable.restrict_policy.status
+    if isinstance(status, ShardedTable):
+        be_part(status, rank, ranks)
 
 
 class RankPartCreator(KVCreator):

@@ -1,0 +1,85 @@
+"""Standard output that nobody reads, or that is full, and a command that has a file to write."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+
+def open_standard_files() -> None:
+    """Open what the caller closed (`>&-`) on the null device, so that no file of ours gets its number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if getattr(sys, name) is None:
+                setattr(sys, name, os.fdopen(opened, "w" if number else "r"))
+
+
+class RefusedOutputError(Exception):
+    """Standard output does not take what is printed: whoever read it has gone, or the disk behind it is full."""
+
+    def __init__(self, reason: OSError) -> None:
+        super().__init__(f"writing to standard output: {reason.strerror or reason}")
+        self.reader_gone = isinstance(reason, BrokenPipeError)
+
+
+class _Output:
+    """A stream whose errors are `RefusedOutputError`, so that nobody takes them for those of another file."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            raise RefusedOutputError(error) from error
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            raise RefusedOutputError(error) from error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def standard_output(*, held_back: bool) -> Iterator[None]:
+    """Raise `RefusedOutputError` where what the block prints is refused; with `held_back`, when it has ended well.
+
+    What is held back is printed when the block has ended, or failed, so that no pipe that closes cuts it short. A
+    terminal shows everything at once: it goes away with a signal, not with an error.
+    """
+    stream: Any = _Output(sys.stdout)
+    with contextlib.redirect_stdout(stream):
+        if not held_back or stream.isatty():
+            yield
+        else:
+            held = io.StringIO()
+            try:
+                with contextlib.redirect_stdout(held):
+                    yield
+            except BaseException:
+                with contextlib.suppress(RefusedOutputError):
+                    stream.write(held.getvalue())
+                raise
+            stream.write(held.getvalue())
+        stream.flush()
+
+
+def give_up_output() -> None:
+    """Print what is still to be printed, if it can be; if not, Python must not try again when it exits."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)

@@ -1,0 +1,83 @@
+"""Standard output that closes or is full, and signals: what a command writes is there, or nothing is left of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+KVTOOLS = f"{sys.executable} -P -m kvtools.cli.main"
+CLIP = f"{KVTOOLS} clip sample out/b.ckpt --max-abs 0"
+
+BLOCKED = """
+import os, signal, sys, threading
+from kvtools.dialects.column_table import ColumnTable
+read_part, lock = ColumnTable.read_part, threading.Lock()
+def once(*arguments):
+    for chunk in read_part(*arguments):
+        if lock.acquire(blocking=False):
+            os.kill(os.getpid(), int(sys.argv[1]))
+        yield chunk
+ColumnTable.read_part = once
+from kvtools.cli.main import main
+sys.exit(main(sys.argv[2:]))
+"""
+"""A run that sends itself a signal at the first rows that it reads: how busy the machine is does not matter."""
+
+
+def shell(command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    (cwd / "out").mkdir(exist_ok=True)
+    return subprocess.run(["bash", "-c", command], cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def test_a_reader_that_goes_away_does_not_stop_what_is_written(tmp_path: Path, sample_path: Path) -> None:
+    # Unbuffered, each line that is printed would meet the closed pipe; it is closed before anything is printed.
+    command = f"set -o pipefail; PYTHONUNBUFFERED=1 {CLIP} | true"
+    done = shell(command, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["b.ckpt.data-00000-of-00001", "b.ckpt.index"]
+
+
+def test_a_full_output_is_named_and_does_not_stop_what_is_written(tmp_path: Path, sample_path: Path) -> None:
+    done = shell(f"{CLIP} > /dev/full; {KVTOOLS} inspect sample > /dev/full", tmp_path)
+    message = "kvtools: writing to standard output: No space left on device"
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [message] * 2
+    assert (tmp_path / "out" / "b.ckpt.index").exists()
+
+
+def test_no_output_at_all_goes_nowhere_and_into_no_file(tmp_path: Path, sample_path: Path) -> None:
+    done = shell(f"{CLIP} >&- && {KVTOOLS} verify out/b.ckpt", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_failure_is_told_to_whoever_reads_errors_alone(tmp_path: Path, sample_path: Path) -> None:
+    data = sample_path / "model.ckpt-7.data-00000-of-00001"
+    data.write_bytes(bytes(data.stat().st_size))
+    done = shell(f"set -o pipefail; {KVTOOLS} verify sample | true", tmp_path)
+    assert done.returncode == 3 and done.stderr.startswith("kvtools: verifying ") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_signal_leaves_nothing(tmp_path: Path, sample_path: Path, number: signal.Signals, workers: str) -> None:
+    arguments = ["migrate", "sample", "out", "--to", "tfplugin", "--workers", workers]
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKED, str(int(number)), *arguments], cwd=tmp_path, capture_output=True, text=True
+    )
+    said = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}[number]
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", f"kvtools: {said}\n")
+    assert os.listdir(tmp_path) == ["sample"]
+
+
+def test_a_signal_that_is_ignored_stays_ignored(tmp_path: Path, sample_path: Path) -> None:
+    program = f"import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n{BLOCKED}"
+    arguments = ["migrate", "sample", "out", "--to", "tfplugin"]
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(int(signal.SIGHUP)), *arguments], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
