@@ -107,8 +107,14 @@ def add_restore_ops(
 
 
 def _is_saved_object(obj: Any) -> bool:
+    return isinstance(obj, (KvVariable, PartitionedKvVariable))
+
+
+def _without_parts(trackables: Mapping[str, Any]) -> dict[str, Any]:
     """Parts of a partitioned variable are saved by the whole, so that they restore into any other number of parts."""
-    return isinstance(obj, PartitionedKvVariable) or (isinstance(obj, KvVariable) and obj.partitioned_name is None)
+    wholes = [obj for obj in trackables.values() if isinstance(obj, PartitionedKvVariable)]
+    parts = {id(part) for whole in wholes for part in whole}
+    return {path: obj for path, obj in trackables.items() if id(obj) not in parts}
 
 
 def object_prefix(path: str) -> str:
@@ -119,8 +125,14 @@ def object_prefix(path: str) -> str:
 def _save(trackables: Mapping[str, Any], file_prefix: tf.Tensor) -> list[tf.Tensor]:
     variables: list[tuple[str, KvVariable]] = []
     shards: list[tf.Tensor] = []
-    for path, obj in trackables.items():
+    for path, obj in _without_parts(trackables).items():
         check_whole(obj)
+        if isinstance(obj, KvVariable) and obj.partitioned_name is not None:
+            raise ValueError(
+                f"'{tf.compat.as_str(path)}' is a part of key-value variable '{obj.partitioned_name}', and parts are "
+                "saved by the whole, which restores into any number of parts: have the checkpoint, the layer or the "
+                "module hold what get_kv_variable gave, not its parts alone."
+            )
         if id(obj) in _elsewhere:
             shards += _renamed(file_prefix, object_prefix(path), _elsewhere[id(obj)])
         elif isinstance(obj, PartitionedKvVariable):
@@ -175,7 +187,7 @@ def check_whole(variable: KvVariable | PartitionedKvVariable) -> None:
 
 
 def _restore(trackables: Mapping[str, Any], merged_prefix: tf.Tensor) -> None:
-    for path, obj in trackables.items():
+    for path, obj in _without_parts(trackables).items():
         for part in obj if isinstance(obj, PartitionedKvVariable) else [obj]:
             if part.holds_rows:
                 graph_restore.note(restore_op(merged_prefix, part, object_prefix(path), "_part_"))

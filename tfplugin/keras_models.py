@@ -209,6 +209,21 @@ def _save_weights(original: Callable[..., Any], model: Any, *args: Any, **kwargs
     return original(model, *args, **kwargs)
 
 
+def _stop_early(original: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) -> Any:
+    """``on_epoch_end`` of ``EarlyStopping``, which keeps the weights of the best epoch to put them back."""
+    model = callback.model
+    if callback.restore_best_weights and hasattr(model, "_flatten_layers"):
+        kept = {id(part) for weight in model.weights for part in getattr(weight, "_kv_parts", ())}
+        names = [name for key, name in _names_of_tables(model).items() if key not in kept]
+        if names:
+            raise ValueError(
+                f"EarlyStopping(restore_best_weights=True) would put the weights of model '{model.name}' back, and "
+                f"leave the rows of key-value variable {_listed(names)} as the last epoch made them. Save a "
+                "tf.train.Checkpoint after each epoch instead, and restore that of the best one."
+            )
+    return original(callback, *args, **kwargs)
+
+
 # ---- Checkpoints of Keras 3 ------------------------------------------------------------------------------------------
 
 
@@ -269,6 +284,7 @@ def _wrap(keras: Any) -> None:
         owner = defining_class(keras.Model, method)
         if owner is not None:
             undo.append(wrap_method(owner, method, replacement))
+    undo.append(wrap_method(keras.callbacks.EarlyStopping, "on_epoch_end", _stop_early))
     if name == "keras":
         owner = defining_class(keras.layers.Layer, "_trackable_children")
         if owner is not None and owner.__module__.startswith("keras."):

@@ -624,17 +624,11 @@ class KvVariable(trackable.Trackable):
             }
         )
 
-    # A v1 Saver asks the first of these. The second is for a part inside a SavedModel: the whole saves it.
+    # What a v1 Saver asks for. Checkpoints of objects ask `checkpoint`.
 
     def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
         own = self._name if self._eager else self._shared_name
         return {trackable.VARIABLE_VALUE_KEY: lambda name=None, **kwargs: saveable.KvSaveable(self, name or own)}
-
-    def _serialize_to_tensors(self) -> dict[str, Any]:
-        return {}
-
-    def _restore_from_tensors(self, restored_tensors: Any) -> None:
-        return None
 
     def __deepcopy__(self, memo: Any) -> KvVariable:
         raise NotImplementedError("A KvVariable cannot be deep-copied: save and restore it instead.")

@@ -3,8 +3,8 @@
 Slots are named ``<prefix>.<slot>``, and the prefix is the optimizer's: its name, with a number where another live
 optimizer of the variable has that name. In eager mode a checkpoint that is restored brings slots whose names say
 nothing of objects, so the optimizer that is restored along with the variable gets them, even where an older one is
-alive and has had the name until then (a notebook's cell run twice). An optimizer whose prefix has a number notes that in its
-checkpoints.
+alive and has had the name until then (a notebook's cell run twice). An optimizer whose prefix has a number notes that
+in its checkpoints.
 """
 
 from __future__ import annotations

@@ -203,6 +203,17 @@ def test_weights_in_the_format_of_checkpoints_have_tables_that_the_model_holds(m
         model.save_weights(str(tmp_path / "v"))
 
 
+def test_early_stopping_would_restore_half_of_the_model(keras, make):
+    table = make(name="user")
+    tfplugin.apply_in_backward(table, tfplugin.optimizers.SGD(0.1))
+    model = _model(keras, _layer(keras, table, "closure"))
+    stop = keras.callbacks.EarlyStopping(monitor="loss", restore_best_weights=True)
+    with pytest.raises(ValueError, match="leave the rows of key-value variable 'user:0' as the last epoch made them"):
+        model.fit(IDS, LABELS, verbose=0, callbacks=[stop])
+    stop.restore_best_weights = False
+    model.fit(IDS, LABELS, verbose=0, callbacks=[stop])
+
+
 @pytest.mark.parametrize("held", ["attribute", "closure"])
 def test_what_keras_exports_has_the_rows(keras, make, tmp_path, capsys, held):
     table = make(initializer=0.5)
