@@ -4,7 +4,7 @@ Keras knows variables of its own kind only: an optimizer of ``compile`` never se
 of its rows. Where that would go unnoticed it is an error, and what Keras calls inference is inference for tables, too:
 
 - a step of ``fit`` or ``train_on_batch`` that looks a table up to train it, and updates it in no way;
-- a file that would lack the rows of a table that the model holds, or has looked up;
+- a file, or the best weights of ``EarlyStopping``, that would lack the rows of a table that the model holds or looked up;
 - ``evaluate`` and ``predict`` insert no keys.
 """
 
@@ -29,8 +29,8 @@ from tfplugin.wrapped_method import defining_class, wrap_method
 _TRAINING = ("fit", "train_on_batch", "make_train_function")
 _INFERENCE = ("evaluate", "test_on_batch", "predict", "predict_on_batch")
 
-#: The parts of tables that the steps of a model have looked up, and what through.
-_looked_up: weakref.WeakKeyDictionary[Any, dict[int, tuple[weakref.ref[Any], Any]]] = weakref.WeakKeyDictionary()
+#: The parts of tables that the steps of a model have looked up, by their ids, each with the name of the table.
+_looked_up: weakref.WeakKeyDictionary[Any, dict[int, tuple[weakref.ref[Any], str]]] = weakref.WeakKeyDictionary()
 
 
 # ---- The tables of a model -------------------------------------------------------------------------------------------
@@ -38,14 +38,14 @@ _looked_up: weakref.WeakKeyDictionary[Any, dict[int, tuple[weakref.ref[Any], Any
 
 def tables_in(value: Any) -> Iterator[Any]:
     """Key-value variables and what stands for them: `value` itself, or what lists and dictionaries hold."""
-    if hasattr(type(value), "_kv_parts"):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tables_in(item)
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        for item in value:
-            yield from tables_in(item)
+    waiting, seen = [value], set()
+    while waiting:
+        value = waiting.pop()
+        if hasattr(type(value), "_kv_parts"):
+            yield value
+        elif isinstance(value, (dict, list, tuple, set, frozenset)) and id(value) not in seen:
+            seen.add(id(value))
+            waiting += value.values() if isinstance(value, dict) else value
 
 
 def held_by(layer: Any) -> list[Any]:
@@ -86,9 +86,9 @@ def _listed(names: Iterable[str]) -> str:
 
 def _train(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
     """Runs a method of a model that may run or trace ``train_step``, which is looked at meanwhile."""
-    if "train_step" in vars(model):  # within another of these methods, or the user's own
+    step, own = model.train_step, vars(model).get("train_step")
+    if hasattr(own, "_is_recorded"):  # within another of these methods
         return original(model, *args, **kwargs)
-    step = model.train_step
 
     @functools.wraps(step)
     def train_step(*step_args: Any, **step_kwargs: Any) -> Any:
@@ -97,12 +97,16 @@ def _train(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) 
         _check_updated(model, found)
         return outputs
 
+    train_step._is_recorded = True  # type: ignore[attr-defined]
     # Past what Keras makes of attributes: it is no part of the model.
     object.__setattr__(model, "train_step", train_step)
     try:
         return original(model, *args, **kwargs)
     finally:
-        object.__delattr__(model, "train_step")
+        if own is None:
+            object.__delattr__(model, "train_step")
+        else:
+            object.__setattr__(model, "train_step", own)
 
 
 def _check_updated(model: Any, step: step_record.StepRecord) -> None:
