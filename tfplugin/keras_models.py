@@ -4,7 +4,7 @@ Keras knows variables of its own kind only: an optimizer of ``compile`` never se
 of its rows. Where that would go unnoticed it is an error, and what Keras calls inference is inference for tables, too:
 
 - a step of ``fit`` or ``train_on_batch`` that looks a table up to train it, and updates it in no way;
-- a file, or the best weights of ``EarlyStopping``, that would lack the rows of a table that the model holds or looked up;
+- a file, or the best weights of ``EarlyStopping``, that would lack the rows of a table that the model has;
 - ``evaluate`` and ``predict`` insert no keys.
 """
 
