@@ -26,11 +26,14 @@ from tfplugin.training_mode import inference_mode
 from tfplugin.wrapped_method import defining_class, wrap_method
 
 #: What trains: in these, and in what they call, ``train_step`` is looked at.
-_TRAINING = ("fit", "train_on_batch", "make_train_function")
+_TRAINING = ("fit", "train_on_batch")
 _INFERENCE = ("evaluate", "test_on_batch", "predict", "predict_on_batch")
 
 #: The parts of tables that the steps of a model have looked up, by their ids, each with the name of the table.
 _looked_up: weakref.WeakKeyDictionary[Any, dict[int, tuple[weakref.ref[Any], str]]] = weakref.WeakKeyDictionary()
+
+#: What is wrong with the latest training step of a model.
+_failed: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
 # ---- The tables of a model -------------------------------------------------------------------------------------------
@@ -94,7 +97,10 @@ def _train(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) 
     def train_step(*step_args: Any, **step_kwargs: Any) -> Any:
         with step_record.recording() as found:
             outputs = step(*step_args, **step_kwargs)
-        _check_updated(model, found)
+        _note_looked_up(model, found)
+        wrong = _not_updated(model, found)
+        if wrong is not None:
+            _failed[model] = wrong
         return outputs
 
     train_step._is_recorded = True  # type: ignore[attr-defined]
@@ -109,9 +115,31 @@ def _train(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) 
             object.__setattr__(model, "train_step", own)
 
 
-def _check_updated(model: Any, step: step_record.StepRecord) -> None:
-    """Raises ValueError for a table that a step has looked up to train it, and that nobody updates."""
-    _note_looked_up(model, step)
+def _make_train_function(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Has the function that a model trains by raise ValueError for a table that it does not update.
+
+    It does so after its first step: variables that Keras makes in a trace are not there after one that failed.
+    """
+    returned = _train(original, model, *args, **kwargs)
+    function = model.train_function
+    if not hasattr(function, "_is_checked"):
+
+        def train_function(*batch: Any) -> Any:
+            _failed.pop(model, None)
+            outputs = function(*batch)
+            wrong = _failed.pop(model, None)
+            if wrong is not None:
+                model.train_function = None  # to be traced again, and looked at
+                raise ValueError(wrong)
+            return outputs
+
+        train_function._is_checked = True  # type: ignore[attr-defined]
+        model.train_function = train_function
+    return None if returned is None else model.train_function
+
+
+def _not_updated(model: Any, step: step_record.StepRecord) -> str | None:
+    """What is wrong with a step that has looked a table up to train it and does not update it; None if all is well."""
     left_out = [
         (part, table)
         for part, table in step.left_out()
@@ -119,19 +147,19 @@ def _check_updated(model: Any, step: step_record.StepRecord) -> None:
         if getattr(part, "_in_backward", None) is None or not model.trainable_weights
     ]
     if not left_out:
-        return
+        return None
     trained = {id(part) for part, _, layer in _holders(model) if layer.trainable}
     frozen = {id(part) for part, _, layer in _holders(model) if not layer.trainable} - trained
     left_out = [(part, table) for part, table in left_out if id(part) not in frozen]
-    if left_out:
-        model.train_function = None  # a function whose first trace has failed returns nothing
-        optimizer = type(getattr(model, "optimizer", None)).__name__
-        raise ValueError(
-            f"The training step of model '{model.name}' looks up key-value variable "
-            f"{_listed(_name(part, table) for part, table in left_out)}, and nothing updates it: Keras gives "
-            f"{optimizer} weights of its own kind only, so its rows would stay as they are. "
-            f"{left_out[0][1]._how_to_train}"
-        )
+    if not left_out:
+        return None
+    optimizer = type(getattr(model, "optimizer", None)).__name__
+    return (
+        f"The training step of model '{model.name}' looks up key-value variable "
+        f"{_listed(_name(part, table) for part, table in left_out)}, and nothing updates it: Keras gives "
+        f"{optimizer} weights of its own kind only, so its rows would stay as they are. "
+        f"{left_out[0][1]._how_to_train}"
+    )
 
 
 # ---- Inference -------------------------------------------------------------------------------------------------------
@@ -284,6 +312,7 @@ def _wrap(keras: Any) -> None:
         return
     undo = _undo[name] = []
     methods = [*((m, _train) for m in _TRAINING), *((m, _infer) for m in _INFERENCE)]
+    methods.append(("make_train_function", _make_train_function))
     for method, replacement in methods:
         owner = defining_class(keras.Model, method)
         if owner is not None:
