@@ -49,7 +49,7 @@ class CopyOp : public Kernel {
  private:
   static void Copy(const TableConfig& config, kvtable::Table* from, kvtable::Table* to,
                    kvtable::ParallelFor* threads) {
-    const std::vector<kvtable::SlotSpec> slots = from->slots();
+    const auto [slots, generation] = from->schema();
     to->EnsureSlots(slots, *threads);
     const std::unique_ptr<kvtable::Exporter> exporter = from->Export();
     const auto rows = static_cast<size_t>(std::min<int64_t>(kRowsAtATime, exporter->max_rows()));
@@ -66,7 +66,7 @@ class CopyOp : public Kernel {
     for (size_t i = 0; i <= slots.size(); ++i) {
       const int64_t width = i == 0 ? config.dim : slots[i - 1].width;
       columns.emplace_back(rows * static_cast<size_t>(width) * element);
-      out.columns.push_back({static_cast<int>(i), columns.back().data(), width});
+      out.columns.push_back({static_cast<int>(i), columns.back().data(), width, generation});
       in.push_back({static_cast<int>(i), columns.back().data(), width});
     }
     out.keys = keys.data();
