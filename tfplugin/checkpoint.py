@@ -21,7 +21,7 @@ from tensorflow.python.training.saving import saveable_object
 from tfplugin import graph_restore, slot_binding
 from tfplugin.kv_variable import KvVariable
 from tfplugin.partitioned_kv_variable import PartitionedKvVariable
-from tfplugin.saveable import KvSaveable, restore_op, save_ops
+from tfplugin.saveable import KvSaveable, check_whole, restore_op, save_ops
 
 # ---- Name-based: tf.compat.v1.train.Saver --------------------------------------------------------
 
@@ -174,16 +174,6 @@ def _renamed(file_prefix: tf.Tensor, prefix: str, bundles: Sequence[str]) -> lis
         with tf.control_dependencies([saved] if saved is not None else []):
             shards.append(tf.identity(shard))
     return shards
-
-
-def check_whole(variable: KvVariable | PartitionedKvVariable) -> None:
-    """Raises for a variable whose rows are in several processes: one alone cannot save it."""
-    if isinstance(variable, KvVariable) and variable.ranks > 1:
-        raise ValueError(
-            f"Key-value variable '{variable.name}' is spread over {variable.ranks} ranks, and this rank would save "
-            "its own rows only: save with sok.Checkpoint (or sok.dump) on all ranks. Any tf.train.Checkpoint restores "
-            "what it writes."
-        )
 
 
 def _restore(trackables: Mapping[str, Any], merged_prefix: tf.Tensor) -> None:

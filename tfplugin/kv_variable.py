@@ -20,6 +20,7 @@ from tfplugin import placement, saveable, slot_binding, step_record, training_mo
 from tfplugin.eviction import checked_capacity, microseconds, scores_tensor
 from tfplugin.initializers import KvInitializer
 from tfplugin.keys import keys_to_tensor
+from tfplugin.not_dense import NotDense
 from tfplugin.ops import raw
 from tfplugin.placement import on_device_of
 from tfplugin.row_slots import RowSlots
@@ -29,7 +30,7 @@ VALUE_DTYPES = (tf.float32, tf.float16, tf.bfloat16, tf.float64)
 
 
 @dispatch.register_dispatchable_type
-class KvVariable(trackable.Trackable):
+class KvVariable(NotDense, trackable.Trackable):
     """One embedding table, or one part of a partitioned one: key -> row of ``dim`` values.
 
     Made by `get_kv_variable`. Works wherever TensorFlow takes a resource variable: ``tf.nn.embedding_lookup`` and its
@@ -192,7 +193,7 @@ class KvVariable(trackable.Trackable):
     @property
     def op(self) -> tf.Operation:
         """The handle's op (graph mode)."""
-        return self._handle.op
+        return self._handle.op  # an AttributeError in eager mode, which `NotDense` explains
 
     @property
     def graph(self) -> tf.Graph:
@@ -500,7 +501,8 @@ class KvVariable(trackable.Trackable):
 
     def attach_slots(self, optimizer: Any, specs: Sequence[SlotSpec]) -> None:
         """Notes what an optimizer keeps beside each row. The table itself is changed by the next `read_rows`."""
-        self._row_slots.attach(optimizer, specs)
+        self._row_slots.of[optimizer] = tuple(specs)
+        self._row_slots.update(slot_binding.unclaimed(self, optimizer, specs))
 
     def read_rows(self, keys: tf.Tensor, optimizer: Any, specs: Sequence[SlotSpec]) -> list[tf.Tensor]:
         """Values and slots of keys [n], for an optimizer's step: [n, dim] and [n, width] for each of `specs`.
@@ -630,6 +632,34 @@ class KvVariable(trackable.Trackable):
         own = self._name if self._eager else self._shared_name
         return {trackable.VARIABLE_VALUE_KEY: lambda name=None, **kwargs: saveable.KvSaveable(self, name or own)}
 
+    # For asynchronous checkpoints, which save a copy. Asked for each, after the first by a function that was traced.
+
+    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
+        saveable.check_whole(self)
+        if self not in object_map:
+            object_map[self] = self.empty_copy()
+        self.copy_rows_to(object_map[self])
+
+    def empty_copy(self) -> KvVariable:
+        """A table like this one on a CPU, without rows."""
+        with tf.init_scope(), tf.device("CPU:0"):
+            return KvVariable(
+                self._name,
+                self.dim,
+                self.key_dtype,
+                self.dtype,
+                max_capacity=self.max_capacity,
+                eviction=self.eviction,
+                part=self.part,
+                parts=self.parts,
+                partitioned_name=self.partitioned_name,
+            )
+
+    def copy_rows_to(self, other: KvVariable) -> None:
+        """Replaces the rows of another table by those of this one."""
+        with tf.device(self.device or None):
+            raw.kv_table_copy(other.handle, self.handle)
+
     def __deepcopy__(self, memo: Any) -> KvVariable:
         raise NotImplementedError("A KvVariable cannot be deep-copied: save and restore it instead.")
 
@@ -638,7 +668,8 @@ def refuse_dense_value(value: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
     """What TensorFlow converts a variable to a tensor by: raises TypeError."""
     raise TypeError(
         f"Key-value variable '{value.name}' has no dense value: it holds a row for each key it has met. Look rows up "
-        "with tf.nn.embedding_lookup, or take all of them with export()."
+        "with tf.nn.embedding_lookup, or take all of them with export(). tf.train.ExponentialMovingAverage averages "
+        "dense variables only: leave it out of its list."
     )
 
 

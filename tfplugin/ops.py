@@ -12,7 +12,7 @@ from tensorflow.python.framework import ops as tf_ops
 
 from tfplugin import backward_updates, composed_pool, library, row_handles
 
-#: Python wrappers of the ops in ``kernels/tensorflow/ops.cc``.
+#: Python wrappers of the ops in ``kernels/tensorflow/*_ops.cc``.
 raw = library.load()
 
 
@@ -218,6 +218,7 @@ for _name in (
     "KvTableUpdateCounts",
     "KvTableReadRows",
     "KvTableWriteRows",
+    "KvTableCopy",
     "KvTableAcquireUpdateLock",
     "KvTableReleaseUpdateLock",
     "KvTableStepVariable",

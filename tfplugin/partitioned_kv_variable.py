@@ -15,11 +15,12 @@ from tfplugin.eviction import scores_tensor
 from tfplugin.fused_lookup import can_fuse, gather_many
 from tfplugin.keys import keys_to_tensor
 from tfplugin.kv_variable import KvVariable, refuse_dense_value
+from tfplugin.not_dense import NotDense
 from tfplugin.ops import raw
 
 
 @dispatch.register_dispatchable_type
-class PartitionedKvVariable(trackable.Trackable):
+class PartitionedKvVariable(NotDense, trackable.Trackable):
     """A key-value variable in parts: ``name/part_i`` holds the keys with key floor-mod parts == i.
 
     Iterates over its parts. Everything that takes a `KvVariable` takes it.
@@ -263,6 +264,12 @@ class PartitionedKvVariable(trackable.Trackable):
 
     def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
         return {f"part_{i}": functools.partial(saveable.of_part, part) for i, part in enumerate(self._parts)}
+
+    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
+        if self not in object_map:
+            object_map[self] = PartitionedKvVariable(self._name, [part.empty_copy() for part in self._parts])
+        for part, copy in zip(self._parts, object_map[self], strict=True):
+            part.copy_rows_to(copy)
 
     # In a checkpoint the parts are saved together, so that they restore into any other number; in a SavedModel each
     # is an object of its own, because functions capture its handle.

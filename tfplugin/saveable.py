@@ -82,3 +82,13 @@ def restore_op(prefix: tf.Tensor, variable: Any, tensor_prefix: str, part_infix:
             parts=variable.parts,
             initializer=variable.kv_initializer.to_json(),
         )
+
+
+def check_whole(variable: Any) -> None:
+    """Raises for a variable whose rows are in several processes: one alone cannot save it."""
+    if getattr(variable, "ranks", 1) > 1:
+        raise ValueError(
+            f"Key-value variable '{variable.name}' is spread over {variable.ranks} ranks, and this rank would save "
+            "its own rows only: save with sok.Checkpoint (or sok.dump) on all ranks. Any tf.train.Checkpoint restores "
+            "what it writes."
+        )

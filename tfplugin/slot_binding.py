@@ -2,7 +2,7 @@
 
 Slots are named ``<prefix>.<slot>``, and the prefix is the optimizer's: its name, with a number where another live
 optimizer of the variable has that name. In eager mode a checkpoint that is restored brings slots whose names say
-nothing of objects, so the optimizer that is restored along with the variable gets them, even where an older one is
+nothing of objects. So the optimizer that is restored along with the variable gets them, even where an older one is
 alive and has had the name until then (a notebook's cell run twice). An optimizer whose prefix has a number notes that
 in its checkpoints.
 """
@@ -13,10 +13,13 @@ import json
 import logging
 import re
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.trackable import base as trackable
+
+from tfplugin.slots import SlotSpec
 
 _log = logging.getLogger("tfplugin")
 
@@ -32,6 +35,9 @@ class _Prefixes(tf.train.experimental.PythonState):
     def serialize(self) -> str:
         return json.dumps(self.of, sort_keys=True)
 
+    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
+        """For asynchronous checkpoints: it is on the CPU."""
+
     def deserialize(self, string_value: Any) -> None:
         self.of = dict(json.loads(tf.compat.as_str(string_value)))
 
@@ -43,6 +49,7 @@ class _Restored:
         self.uid = -1  # of the last restore
         self.bound: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # optimizer -> restore
         self.in_functions: set[str] = set()  # prefixes that traced functions have
+        self.unclaimed: tuple[SlotSpec, ...] = ()  # slots that came and have not been asked for yet
 
 
 _restored: weakref.WeakKeyDictionary[Any, _Restored] = weakref.WeakKeyDictionary()
@@ -74,6 +81,7 @@ def restored(variable: Any, uid: int) -> None:
         return
     state = _restored.setdefault(variable, _Restored())
     state.uid = uid
+    state.unclaimed = tuple(SlotSpec(**slot) for slot in json.loads(variable.slots().numpy()))
     held = {name.partition(".")[0] for name in variable.slot_names()}
     lost = sorted(prefix for prefix in state.in_functions - held if _has_slots(variable, prefix))
     if held and lost:
@@ -84,6 +92,22 @@ def restored(variable: Any, uid: int) -> None:
             ", ".join(lost),
             ", ".join(sorted(held)),
         )
+
+
+def unclaimed(variable: Any, optimizer: Any, specs: Sequence[SlotSpec]) -> tuple[SlotSpec, ...]:
+    """Slots that a step of `optimizer`, which has `specs`, leaves to optimizers that have not taken one yet.
+
+    Of one that was restored with the table and finds its own slots there. Any other is a change of optimizers, and
+    what nobody has is dropped.
+    """
+    state = _restored.get(variable)
+    if state is None or not state.unclaimed:
+        return ()
+    found = not specs or not {spec.name for spec in specs}.isdisjoint({slot.name for slot in state.unclaimed})
+    if not found or state.uid not in _restores_of(optimizer, variable):
+        state.unclaimed = ()
+    claimed = {spec.name for every in variable._row_slots.of.values() for spec in every}
+    return tuple(slot for slot in state.unclaimed if slot.name not in claimed)
 
 
 def _has_slots(variable: Any, prefix: str) -> bool:

@@ -653,7 +653,6 @@ class ContiguousTableWriter(_Hdf5TableWriter):
         self._datasets: dict[str, Any] = {}
         self._runs: dict[str, Runs] = {}
         super().__init__(file, schema)
-        file.flush()
 
     def _column(self, part: int, group: Any, column: str, name: str, dtype: str, shape: tuple[int, ...]) -> None:
         dataset = _contiguous(group, name, numpy_dtype(dtype), shape)

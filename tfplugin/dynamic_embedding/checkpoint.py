@@ -319,7 +319,7 @@ def _rewrite(variable: ShardedTable, name: str, path: str, find: Callable[[Any],
 
     beside = file_system_saver.read(variable, path)
     checkpoint = None if beside else _opened(variable, path)
-    tables = [_from_arrays(name, beside)] if checkpoint is None else list(find(checkpoint))
+    tables = [from_arrays(name, beside)] if checkpoint is None else list(find(checkpoint))
     status = status_of(variable.name)
     if not tables and status is not None:
         tables = [_StatusArrays(table, KINDS[status[1]]).table() for table in _by_name(status[0], checkpoint)]
@@ -345,11 +345,11 @@ def _rewrite(variable: ShardedTable, name: str, path: str, find: Callable[[Any],
         columns = [_arrays(table) for table in tables]
         joined = {column: np.concatenate([each[column] for each in columns]) for column in columns[0]}
         if variable._by_modulo:
-            rewritten = [_from_arrays(name, joined)]
+            rewritten = [from_arrays(name, joined)]
         else:
             owner = np.asarray(variable.partition_fn(tf.constant(joined["keys"]), variable.shard_num))
             rewritten = [
-                _from_arrays(f"{name}/{i}", {column: array[owner == i] for column, array in joined.items()})
+                from_arrays(f"{name}/{i}", {column: array[owner == i] for column, array in joined.items()})
                 for i in range(variable.shard_num)
             ]
     kvtools.write_tables(rewritten, output, "tfplugin", parts=1)
@@ -426,7 +426,8 @@ def _numpy(dtype: str) -> Any:
     return tf.as_dtype(dtype).as_numpy_dtype
 
 
-def _from_arrays(name: str, columns: Mapping[str, np.ndarray]) -> Any:
+def from_arrays(name: str, columns: Mapping[str, np.ndarray]) -> Any:
+    """A table of these columns, as `kvtools` writes it: ``keys``, ``values``, and slots as ``slot:<name>``."""
     import kvtools
 
     slots = {column.removeprefix("slot:"): array for column, array in columns.items() if column.startswith("slot:")}
@@ -447,4 +448,4 @@ class _StatusArrays:
         numbers = [getattr(chunk, self._column) for chunk in chunks] or [np.zeros(0, np.int32)]
         values = np.concatenate(numbers).astype(np.int32)[:, None]
         known = values[:, 0] != 0  # else the key has no status: the first is 1
-        return _from_arrays("status", {"keys": np.concatenate(keys)[known], "values": values[known]})
+        return from_arrays("status", {"keys": np.concatenate(keys)[known], "values": values[known]})

@@ -355,6 +355,11 @@ class ShardedTable(trackable.Trackable):
             parts = zip(self._tables, self.split(keys), strict=True)
             return _group([table.remove(part_keys) for table, (part_keys, _) in parts])
 
+    def replace(self, keys: tf.Tensor, values: tf.Tensor) -> Any:
+        """Has these keys [n] and rows [n, dim] and no others. Rows that were there keep their slots."""
+        parts = zip(self._tables, self.split(keys, values), strict=True)
+        return _group([table.replace(part_keys, part_rows) for table, (part_keys, part_rows, _) in parts])
+
     def clear(self, name: str | None = None) -> Any:
         """Removes all rows. Returns the op (graph mode)."""
         return _group([table.clear(name=name) for table in self._tables])

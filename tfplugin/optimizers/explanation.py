@@ -41,7 +41,7 @@ _seen: weakref.WeakKeyDictionary[Any, dict[int, tuple[weakref.ref[Any] | None, s
 
 def _way(optimizer: Any, variable: Any) -> str:
     if not isinstance(variable, KvVariable):
-        return f"fused: {optimizer.rule()}" if hasattr(optimizer, "as_known") else "TensorFlow's own update"
+        return f"fused: {optimizer.rule_of(variable)}" if hasattr(optimizer, "as_known") else "TensorFlow's own update"
     if variable._in_backward is not None:
         return f"in the backward pass: {variable._in_backward.rule}"
     plan = fused.plan(optimizer, variable)

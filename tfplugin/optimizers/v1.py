@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -25,6 +26,7 @@ class _Template:
 
     _should_act_as_resource_variable = True
     _in_graph_mode = False
+    stands_for_table = True
 
     def __init__(self, variable: KvVariable, update: step_rows.RowUpdate | None) -> None:
         self.update = update
@@ -134,11 +136,11 @@ def _apply(
         _wanted_slots(optimizer, [_Template(v, updates.get(v)) for v in plans])
 
     replaced = []
-    placed: list[tuple[str, Any]] = []
     for g, v in pairs:
-        if not isinstance(v, KvVariable) or g is None:
-            if not isinstance(v, KvVariable):
-                replaced.append((g, v))
+        if not isinstance(v, KvVariable):
+            replaced.append((g, v))
+            continue
+        if g is None:
             continue
         keys, rows = step_rows.row_gradient(v, g)
         if v not in updates:
@@ -150,11 +152,6 @@ def _apply(
         if isinstance(optimizer, _FLOAT32_WHEN_DENSE) and v.dtype != tf.float32:
             rows = tf.IndexedSlices(rows, keys)
         replaced.append((rows, update.value))
-        for spec, slot in zip(update.specs, update.slots, strict=True):
-            slot_name = spec.name.removeprefix(f"{update.prefix}.")
-            key = optimizer_lib._var_key(update.value)
-            optimizer._slot_dict(slot_name)[key] = slot
-            placed.append((slot_name, key))
 
     ours = _methods(optimizer, plans, updates)
     before = {name: vars(optimizer)[name] for name in ours if name in vars(optimizer)}
@@ -167,10 +164,22 @@ def _apply(
             object.__delattr__(optimizer, name_)
         for name_, method in before.items():
             object.__setattr__(optimizer, name_, method)
-        for slot_name, key in placed:
-            optimizer._slot_dict(slot_name).pop(key, None)
         for update in updates.values():
             update.unbind()
+
+
+@contextlib.contextmanager
+def _slots_in_place(optimizer: Any, update: step_rows.RowUpdate) -> Iterator[None]:
+    """While the optimizer finds the slots of the rows that are bound where it looks for those of a variable."""
+    key = optimizer_lib._var_key(update.value)  # in a graph, the op behind it: the rows'
+    names = [spec.name.removeprefix(f"{update.prefix}.") for spec in update.specs]
+    for name, slot in zip(names, update.slots, strict=True):
+        optimizer._slot_dict(name)[key] = slot
+    try:
+        yield
+    finally:
+        for name in names:
+            optimizer._slot_dict(name).pop(key, None)
 
 
 def _methods(
@@ -187,16 +196,23 @@ def _methods(
         if others:
             create_slots(others)
 
+    def run_stock(update: step_rows.RowUpdate, gradient: tf.Tensor, stock: Callable[[tf.Tensor], Any]) -> Any:
+        def move(summed: tf.Tensor) -> Any:
+            with _slots_in_place(optimizer, update):
+                return stock(summed)
+
+        return update.run_stock(optimizer, gradient, move)
+
     def apply_to_all_rows(gradient: tf.Tensor, variable: Any) -> Any:
         update = of_value.get(id(variable))
         if update is None:
             return apply_dense(gradient, variable)
-        return update.run_stock(optimizer, gradient, lambda g: apply_dense(g, variable))
+        return run_stock(update, gradient, lambda g: apply_dense(g, variable))
 
     def apply_to_rows(rows: tf.Tensor, variable: Any, keys: tf.Tensor) -> Any:
         update = of_value.get(id(variable))
         if update is not None:
-            return update.run_stock(optimizer, rows, lambda g: apply_sparse(g, variable, tf.range(tf.shape(g)[0])))
+            return run_stock(update, rows, lambda g: apply_sparse(g, variable, tf.range(tf.shape(g)[0])))
         if not isinstance(variable, KvVariable):
             return apply_sparse(rows, variable, keys)
         if variable._in_backward is not None:  # has been updated; the empty gradient carries that
