@@ -501,7 +501,8 @@ class KvVariable(NotDense, trackable.Trackable):
 
     def attach_slots(self, optimizer: Any, specs: Sequence[SlotSpec]) -> None:
         """Notes what an optimizer keeps beside each row. The table itself is changed by the next `read_rows`."""
-        self._row_slots.attach(optimizer, specs, lambda: slot_binding.unclaimed(self, optimizer, specs))
+        self._row_slots.of[optimizer] = tuple(specs)
+        self._row_slots.update(slot_binding.unclaimed(self, optimizer, specs))
 
     def read_rows(self, keys: tf.Tensor, optimizer: Any, specs: Sequence[SlotSpec]) -> list[tf.Tensor]:
         """Values and slots of keys [n], for an optimizer's step: [n, dim] and [n, width] for each of `specs`.
@@ -631,18 +632,16 @@ class KvVariable(NotDense, trackable.Trackable):
         own = self._name if self._eager else self._shared_name
         return {trackable.VARIABLE_VALUE_KEY: lambda name=None, **kwargs: saveable.KvSaveable(self, name or own)}
 
-    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
-        """Copies the table for an asynchronous checkpoint, which saves the copy that `object_map` has.
+    # For asynchronous checkpoints, which save a copy. Asked for each, after the first by a function that was traced.
 
-        Called for each checkpoint, after the first one from a function that has been traced.
-        """
+    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
         saveable.check_whole(self)
         if self not in object_map:
-            object_map[self] = self.empty_copy_on_cpu()
+            object_map[self] = self.empty_copy()
         self.copy_rows_to(object_map[self])
 
-    def empty_copy_on_cpu(self) -> KvVariable:
-        """A table of the same kind in host memory, for a copy of the rows."""
+    def empty_copy(self) -> KvVariable:
+        """A table like this one on a CPU, without rows."""
         with tf.init_scope(), tf.device("CPU:0"):
             return KvVariable(
                 self._name,
@@ -657,7 +656,7 @@ class KvVariable(NotDense, trackable.Trackable):
             )
 
     def copy_rows_to(self, other: KvVariable) -> None:
-        """Replaces all of another table, slots included, by a copy of this one."""
+        """Replaces the rows of another table by those of this one."""
         with tf.device(self.device or None):
             raw.kv_table_copy(other.handle, self.handle)
 

@@ -266,9 +266,8 @@ class PartitionedKvVariable(NotDense, trackable.Trackable):
         return {f"part_{i}": functools.partial(saveable.of_part, part) for i, part in enumerate(self._parts)}
 
     def _copy_trackable_to_cpu(self, object_map: Any) -> None:
-        """As that of `KvVariable`."""
         if self not in object_map:
-            object_map[self] = PartitionedKvVariable(self._name, [part.empty_copy_on_cpu() for part in self._parts])
+            object_map[self] = PartitionedKvVariable(self._name, [part.empty_copy() for part in self._parts])
         for part, copy in zip(self._parts, object_map[self], strict=True):
             part.copy_rows_to(copy)
 

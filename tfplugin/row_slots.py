@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import MutableMapping
 from typing import Any
 
 import tensorflow as tf
@@ -35,13 +35,9 @@ class RowSlots:
         self.generation = 0
         self._steps: list[tf.Operation] = []
 
-    def attach(self, optimizer: Any, specs: Sequence[SlotSpec], unclaimed: Callable[[], tuple[SlotSpec, ...]]) -> None:
-        """Notes what an optimizer keeps beside each row. The table itself is changed by the next step.
-
-        `unclaimed` is asked, then, for slots that stay for optimizers to come; see `slot_binding`.
-        """
-        self.of[optimizer] = tuple(specs)
-        every = tuple(spec for of_optimizer in self.of.values() for spec in of_optimizer) + unclaimed()
+    def update(self, unclaimed: tuple[SlotSpec, ...]) -> None:
+        """Has the rows get the slots in `of`, and keep those that nobody has claimed: by the next step."""
+        every = tuple(spec for of_optimizer in self.of.values() for spec in of_optimizer) + unclaimed
         if every == self.every:
             return
         self.every = every
@@ -53,7 +49,7 @@ class RowSlots:
             op._set_attr("generation", attr_value_pb2.AttrValue(i=self.generation))
 
     def note_step(self, op: tf.Operation) -> None:
-        """Keeps an op of a graph's step, whose attributes `attach` has to keep up to date."""
+        """Keeps an op of a graph's step, whose attributes `update` has to keep up to date."""
         self._steps.append(op)
 
     def attributes(self) -> dict[str, Any]:

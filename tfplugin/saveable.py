@@ -39,17 +39,6 @@ class KvSaveable(saveable_object.SaveableObject):
         )
 
 
-def check_whole(variable: Any) -> None:
-    """Raises for a variable whose rows are in several processes: one alone cannot save it."""
-    ranks = getattr(variable, "ranks", 1)  # a partitioned variable is of one process
-    if ranks > 1:
-        raise ValueError(
-            f"Key-value variable '{variable.name}' is spread over {ranks} ranks, and this rank would save "
-            "its own rows only: save with sok.Checkpoint (or sok.dump) on all ranks. Any tf.train.Checkpoint restores "
-            "what it writes."
-        )
-
-
 def of_part(part: Any, name: str | None = None, **kwargs: Any) -> KvSaveable:
     """That of a part, under the name that a Saver's dictionary gives to the whole variable, or to this part of it."""
     # TensorFlow makes the name of an attribute by an underscore; ours are made by a slash.
@@ -92,4 +81,14 @@ def restore_op(prefix: tf.Tensor, variable: Any, tensor_prefix: str, part_infix:
             part=variable.part,
             parts=variable.parts,
             initializer=variable.kv_initializer.to_json(),
+        )
+
+
+def check_whole(variable: Any) -> None:
+    """Raises for a variable whose rows are in several processes: one alone cannot save it."""
+    if getattr(variable, "ranks", 1) > 1:
+        raise ValueError(
+            f"Key-value variable '{variable.name}' is spread over {variable.ranks} ranks, and this rank would save "
+            "its own rows only: save with sok.Checkpoint (or sok.dump) on all ranks. Any tf.train.Checkpoint restores "
+            "what it writes."
         )
