@@ -94,7 +94,7 @@ def _locked(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _say(f"another process is building the ops for TensorFlow {tf.version.VERSION}; waiting for it ...")
+            _say(f"another process builds the ops for TensorFlow {tf.version.VERSION}; waiting for it ...")
             fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             yield

@@ -38,7 +38,7 @@ class NotDense:
     def _unique_id(self) -> str:
         # The first thing that a Keras optimizer asks of a variable; in its place, some error from within would follow.
         caller = str(sys._getframe(1).f_globals.get("__name__"))
-        if caller.startswith(("keras.src.", "tf_keras.src.")):
+        if caller.startswith(("keras.src.", "tf_keras.src.optimizers.optimizer")):
             raise TypeError(f"Key-value variable '{self.name}' in the step of a Keras optimizer: {_WRAP}.")
         try:
             return str(self.__dict__["_unique_id"])

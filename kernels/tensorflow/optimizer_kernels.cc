@@ -1,6 +1,7 @@
 // Kernels of training steps on a table: one pass over rows with their slots, or rows as they are for
 // optimizers that run as TensorFlow ops.
 
+#include <algorithm>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -51,7 +52,13 @@ class OptimizerOp : public TableKernel {
   // For ops that say which slots the other optimizers have.
   absl::Status ReadAllSlots(OpKernelConstruction* ctx) {
     TF_RETURN_IF_ERROR(ctx->GetAttr("generation", &generation_));
-    return ReadSlots(ctx, "all_slots", &all_slots_);
+    TF_RETURN_IF_ERROR(ReadSlots(ctx, "all_slots", &all_slots_));
+    for (const kvtable::SlotSpec& slot : slots_) {
+      if (std::find(all_slots_.begin(), all_slots_.end(), slot) == all_slots_.end()) {
+        return errors::InvalidArgument("slot '", slot.name, "' is not among all_slots");
+      }
+    }
+    return absl::OkStatus();
   }
 
   static std::vector<int> WithValue(const kvtable::SlotColumns& slots) {

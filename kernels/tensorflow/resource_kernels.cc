@@ -58,8 +58,8 @@ class HandleOp : public Kernel {
     if (on_gpu()) TF_RETURN_IF_ERROR(Gpu::Of(ctx, &config.gpu));
     if (anonymous_) {
       // The table goes when the last handle to it does.
-      out->scalar<tf::ResourceHandle>()() =
-          tf::ResourceHandle::MakeRefCountingHandle(new TableResource(config), ctx->device()->name());
+      out->scalar<tf::ResourceHandle>()() = tf::ResourceHandle::MakeRefCountingHandle(
+          NewResource(ctx, config).release(), ctx->device()->name());
       return absl::OkStatus();
     }
     const std::string container =
@@ -68,10 +68,9 @@ class HandleOp : public Kernel {
     TableResource* raw = nullptr;
     TF_RETURN_IF_ERROR(ctx->resource_manager()->LookupOrCreate<TableResource>(
         container, shared_name_, &raw, [&](TableResource** made) {
+          // Not past TensorFlow, which holds a lock here.
           return CatchErrors("initializing", config.name, [&] {
-            tf::core::RefCountPtr<TableResource> fresh(new TableResource(config));
-            if (initializer_) fresh->set_table(fresh->NewTable(*initializer_, StreamOf(ctx)));
-            *made = fresh.release();
+            *made = NewResource(ctx, config).release();
             return absl::OkStatus();
           });
         }));
@@ -79,6 +78,13 @@ class HandleOp : public Kernel {
     TF_RETURN_IF_ERROR(CheckSame(resource->config()));
     out->scalar<tf::ResourceHandle>()() = tf::MakeResourceHandle<TableResource>(ctx, container, shared_name_);
     return absl::OkStatus();
+  }
+
+  // With its table, if the op says what that starts from.
+  tf::core::RefCountPtr<TableResource> NewResource(OpKernelContext* ctx, const TableConfig& config) const {
+    tf::core::RefCountPtr<TableResource> made(new TableResource(config));
+    if (initializer_) made->set_table(made->NewTable(*initializer_, StreamOf(ctx)));
+    return made;
   }
 
   // That the table which is there already is the one that the op describes.

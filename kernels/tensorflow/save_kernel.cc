@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "bundle_columns.h"
 #include "catch_errors.h"
 #include "errors.h"
@@ -40,6 +42,36 @@ struct Column {
   Tensor rows;
 };
 
+// What Savers put shards into until they are merged: "<checkpoint>_kvtmp".
+constexpr absl::string_view kScratch = "_kvtmp";
+
+// The checkpoint's name without the step that a Saver puts behind it.
+absl::string_view WithoutStep(absl::string_view name) {
+  const size_t dash = name.find_last_of('-');
+  if (dash == absl::string_view::npos || dash + 1 == name.size()) return name;
+  const absl::string_view step = name.substr(dash + 1);
+  return step.find_first_not_of("0123456789") == absl::string_view::npos ? name.substr(0, dash) : name;
+}
+
+// Removes the scratch folders of saves that were killed: those beside `folder`, itself one, of other steps of its Saver.
+void RemoveStaleScratch(tf::Env* env, const std::string& folder) {
+  absl::string_view name = tf::io::Basename(folder);
+  if (!absl::ConsumeSuffix(&name, kScratch)) return;
+  const std::string beside(tf::io::Dirname(folder));
+  std::vector<std::string> children;
+  if (!env->GetChildren(beside.empty() ? "." : beside, &children).ok()) return;
+  for (const std::string& child : children) {
+    absl::string_view other = child;
+    if (!absl::ConsumeSuffix(&other, kScratch) || other == name || WithoutStep(other) != WithoutStep(name))
+      continue;
+    const std::string path = tf::io::JoinPath(beside, child);
+    int64_t files = 0, folders = 0;
+    LOG(WARNING) << "Removing " << path << ", left by a save that did not end";
+    env->DeleteRecursively(path, &files, &folders)
+        .IgnoreError();  // another device's part of this save may be faster
+  }
+}
+
 class SaveOp : public Kernel {
  public:
   using Kernel::Kernel;
@@ -61,7 +93,9 @@ class SaveOp : public Kernel {
                                      ctx->input(0).shape().DebugString());
     }
     const std::string prefix = ctx->input(0).flat<tf::tstring>()(0);
-    TF_RETURN_IF_ERROR(ctx->env()->RecursivelyCreateDir(std::string(tf::io::Dirname(prefix))));
+    const std::string folder(tf::io::Dirname(prefix));
+    RemoveStaleScratch(ctx->env(), folder);
+    TF_RETURN_IF_ERROR(ctx->env()->RecursivelyCreateDir(folder));
     tf::BundleWriter writer(ctx->env(), prefix);
     TF_RETURN_IF_ERROR(writer.status());
     KernelThreads threads(ctx);

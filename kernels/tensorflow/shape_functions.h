@@ -22,6 +22,7 @@ using tensorflow::shape_inference::ShapeHandle;
 // Attribute `name`, which must be a list of `wanted` entries: one for each table, say.
 template <class Entry>
 absl::Status GetList(InferenceContext* c, const char* name, int wanted, std::vector<Entry>* list) {
+  list->clear();  // TensorFlow appends
   TF_RETURN_IF_ERROR(c->GetAttr(name, list));
   if (list->size() == static_cast<size_t>(wanted)) return absl::OkStatus();
   return absl::InvalidArgumentError(

@@ -14,13 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from kvtools.cli.main import main
+from kvtools.errors import BadInputError, KvtoolsError, MissingDependencyError
 from kvtools.horovod_setup import build as horovod_build
 from kvtools.horovod_setup import setup as setup_horovod
 from kvtools.horovod_setup.build import HorovodBuildError
 from kvtools.horovod_setup.setup import HorovodSetup, TensorFlowBuild
-
-from kvtools.errors import BadInputError, KvtoolsError, MissingDependencyError
 
 Capture = pytest.CaptureFixture[str]
 

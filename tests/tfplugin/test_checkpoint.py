@@ -222,3 +222,14 @@ def test_a_save_that_meets_removals_has_the_rows_that_are_there_each_whole(tmp_p
     tf.train.Checkpoint(table=restored).read(path)
     assert int(restored.size()) == len(column["keys"])
     assert all((stamp.numpy() > 0).all() for stamp in restored.stamps(column["keys"]))
+
+
+def test_parts_alone_are_not_saved_and_say_so(tmp_path):
+    table = tf.get_kv_variable("item", 4, partitioner=fixed(3))
+    table.upsert(range(5), np.ones([5, 4]))
+    with pytest.raises(ValueError, match=r"a part of key-value variable 'item', and parts are saved by the whole"):
+        tf.train.Checkpoint(parts=list(table)).save(str(tmp_path / "alone"))
+    path = tf.train.Checkpoint(parts=list(table), table=table).save(str(tmp_path / "both"))
+    other = tf.get_kv_variable("item", 4, partitioner=fixed(2))
+    tf.train.Checkpoint(parts=list(other), table=other).restore(path).assert_existing_objects_matched()
+    assert (other.sparse_read(range(5)) == 1).numpy().all()

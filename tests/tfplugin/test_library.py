@@ -102,7 +102,7 @@ def test_a_process_that_waits_for_another_ones_build_says_so(built, tmp_path, ca
                 said.wait(0.01)
             fcntl.flock(held, fcntl.LOCK_UN)
             assert waiting.result() == path
-    assert "another process is building the ops for TensorFlow" in err
+    assert "another process builds the ops for TensorFlow" in err
 
 
 def test_the_sources_are_compiled_in_few_pieces_that_have_each_file_once(tmp_path):

@@ -80,7 +80,7 @@ def test_numbers_come_back_as_they_were(german_numbers, number):
         tf.constant([], tf.int64),
         dtype=tf.float32,
         slots=json.dumps(slots),
-        all_slots="[]",
+        all_slots=json.dumps(slots),
         generation=1,
         widths=[4, 1],
         N=2,

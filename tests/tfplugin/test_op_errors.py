@@ -106,7 +106,6 @@ def test_no_memory_for_the_rows_that_a_rank_asks_for_is_an_error_of_all_ranks():
             hotness=[-1],
             outer=[1],
             weighted=[False],
-            Tweights=tf.float32,
         )
     with pytest.raises(tf.errors.InvalidArgumentError, match="rank 0: 'emb': there is no memory for the 1073741824"):
         raw.kv_exchange_serve(message, splits, Tout=[tf.int64], ranks=1, local=[False])
@@ -132,14 +131,6 @@ def test_a_dense_variable_without_rows():
         )
 
 
-def test_keys_of_as_many_dimensions_as_there_can_be(table):
-    keys = tf.reshape(tf.constant([1], tf.int64), [1] * 254)
-    with pytest.raises(tf.errors.InvalidArgumentError):
-        raw.kv_table_upsert(table, keys, tf.zeros([3, 4]))
-    with pytest.raises(tf.errors.InvalidArgumentError):
-        raw.kv_table_gather(table, keys, dtype=tf.float32, dim=4)
-
-
 def test_sizes_that_are_none():
     with pytest.raises(tf.errors.InvalidArgumentError, match="size must be 0 or more, got -1"):
         raw.kv_exchange_pool_gradient(
@@ -153,7 +144,6 @@ def test_sizes_that_are_none():
             combiners=["sum"],
             outer=[-1],
             weighted=[False],
-            Tweights=tf.float32,
         )
     for count in (-1, 1 << 62):
         with pytest.raises(tf.errors.InvalidArgumentError, match=f"cannot ask for {count} rows of 4"):

@@ -307,6 +307,16 @@ def test_a_loss_without_a_table_moves_the_rest(make, session, eager):
     assert session.run(table.size()) == 1
 
 
+@pytest.mark.parametrize("constraint", [None, tf.identity], ids=["fused", "generic"])
+def test_a_table_that_is_listed_twice_moves_twice(make, rows_of, constraint):
+    table, dense = make(initializer=1.0, constraint=constraint), tf.Variable(tf.ones([1, 4]))
+    for variable, keys in ((table, ([3], [3, 5])), (dense, ([0], [0, 0]))):
+        rows = [tf.IndexedSlices(tf.fill([len(k), 4], 0.5), tf.constant(k, tf.int64)) for k in keys]
+        train.GradientDescentOptimizer(1.0).apply_gradients([(rows[0], variable), (rows[1], variable)])
+    np.testing.assert_array_equal(rows_of(table, [3, 5]), [[0.0] * 4, [0.5] * 4])
+    np.testing.assert_array_equal(dense.numpy(), [[-0.5] * 4])
+
+
 def test_no_gradient_at_all_is_tensorflows_own_error(make):
     dense = tf.Variable(1.0)
     with pytest.raises(ValueError, match="No gradients provided for any variable"):

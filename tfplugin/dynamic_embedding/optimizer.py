@@ -9,12 +9,14 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.training import optimizer as v1_optimizer
 
-from tfplugin import positions
+from tfplugin import row_handles
 from tfplugin.dynamic_embedding import hkv_table
+from tfplugin.dynamic_embedding.slot_arrays import restore_slots, slot_arrays
 from tfplugin.dynamic_embedding.slot_variable import SlotVariable, slot_variables
 from tfplugin.dynamic_embedding.trainable import TrainableWrapper
 from tfplugin.dynamic_embedding.variable import Variable
@@ -42,7 +44,7 @@ def _slices(gradient: Any, trainable: TrainableWrapper) -> tf.IndexedSlices:
 
 def _joined(slices: Sequence[tf.IndexedSlices]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
     """Keys, rows, and where the keys lie if that is known, of all lookups of one variable."""
-    where = [positions.recall(one.indices) for one in slices]
+    where = [row_handles.recall(one.indices) for one in slices]
     if len(slices) == 1:
         return slices[0].indices, slices[0].values, where[0]
     keys = tf.concat([one.indices for one in slices], 0)
@@ -55,8 +57,8 @@ def _part_gradients(
 ) -> list[tf.IndexedSlices]:
     """The gradient of each table."""
     if params._one is not None:
-        if where is not None and positions.recall(keys) is None:
-            positions.remember(keys, where)
+        if where is not None and row_handles.recall(keys) is None:
+            row_handles.remember(keys, where)
         return [tf.IndexedSlices(rows, keys)]
     if params._by_modulo and params.names is None:
         tables = params.shard_num
@@ -77,7 +79,7 @@ def _part_gradients(
     for table, (part_keys, part_rows, part_where) in zip(params.tables, found, strict=True):
         part_keys = part_keys if params.names is None else table.ids(part_keys)
         if where is not None:
-            positions.remember(part_keys, part_where)
+            row_handles.remember(part_keys, part_where)
         slices.append(tf.IndexedSlices(part_rows, part_keys))
     return slices
 
@@ -246,6 +248,7 @@ class _TablesWrapper(OptimizerWrapper):
             raise ValueError(
                 f"No gradients provided for any variable: {names}. The loss has to be made of lookups of them."
             )
+        _note_tables(self._core, (variable for _, variable in pairs))
         pairs, touched = table_gradients(pairs, getattr(self._core, "clipnorm", None))
         applied = super().apply_gradients(pairs, *args, **kwargs)
         graph = not tf.executing_eagerly() and not tf_ops.inside_function()
@@ -272,6 +275,25 @@ class _TrainsKeras(_Trains):
         return self._de_wrapper.minimize(loss, var_list, tape, **kwargs)
 
     # ---- In the file of a model --------------------------------------------------------------------------------------
+
+    def save_own_variables(self, store: Any) -> None:
+        """As of the optimizer; and its slots of tables."""
+        super().save_own_variables(store)  # type: ignore[misc]
+        for number, params in enumerate(_tables_of(self)):
+            for name, column in slot_arrays(params).items():
+                # HDF5 has no bfloat16, of which float32 holds every value.
+                narrow = column.dtype == tf.bfloat16.as_numpy_dtype
+                store[f"table{number}:{name}"] = column.astype(np.float32) if narrow else column
+
+    def load_own_variables(self, store: Any) -> None:
+        """As of the optimizer; and its slots of tables."""
+        own = {name: store[name] for name in store.keys() if not name.startswith("table")}  # noqa: SIM118
+        super().load_own_variables(own)  # type: ignore[misc]
+        for number, params in enumerate(_tables_of(self)):
+            prefix = f"table{number}:"
+            names = [name for name in store.keys() if name.startswith(prefix)]  # noqa: SIM118
+            if names:
+                restore_slots(params, {name.removeprefix(prefix): np.asarray(store[name]) for name in names})
 
     def get_config(self) -> dict[str, Any]:
         """As of the optimizer, and what `DynamicEmbeddingOptimizer` was given."""
@@ -307,6 +329,19 @@ class _TrainsKeras3(_TrainsKeras):
     @loss_scale_factor.setter
     def loss_scale_factor(self, value: Any) -> None:
         vars(self)["loss_scale_factor"] = value
+
+
+def _note_tables(optimizer: Any, variables: Iterable[Any]) -> None:
+    """Notes the variables behind trainables, in the order in which a model has them."""
+    noted = vars(optimizer).setdefault("_de_tables", {})
+    for variable in variables:
+        if isinstance(variable, TrainableWrapper):
+            noted.setdefault(id(variable.params), variable.params)
+
+
+def _tables_of(optimizer: Any) -> list[Variable]:
+    """Those; none of an optimizer that has another one inside."""
+    return list(vars(optimizer).get("_de_tables", {}).values())
 
 
 _classes: dict[tuple[type, type], type] = {}
@@ -353,7 +388,10 @@ def _build_without_trainables(optimizer: Any) -> None:
     object.__setattr__(optimizer, "_de_built", True)
     stock = optimizer.build if "build" in vars(optimizer) else weakly(optimizer.build)
 
+    held = weakref.ref(optimizer)
+
     def build(variables: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        _note_tables(innermost(held()), variables)
         return stock([v for v in variables if not isinstance(v, TrainableWrapper)], *args, **kwargs)
 
     build.keeps_update = True  # type: ignore[attr-defined]  # for `known.find`

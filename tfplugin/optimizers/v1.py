@@ -127,15 +127,9 @@ def _apply(
             raise ValueError(
                 f"{coupling} couples the rows of a matrix: it cannot update key-value variable '{v.name}'."
             )
-    updates = {
-        v: step_rows.RowUpdate(v, v.slot_prefix(optimizer, optimizer.get_name()))
-        for v, plan in plans.items()
-        if isinstance(plan, str) and v._in_backward is None
-    }
-    if updates or not _prepared(optimizer):
-        _wanted_slots(optimizer, [_Template(v, updates.get(v)) for v in plans])
-
-    replaced = []
+    replaced: list[tuple[Any, Any]] = []
+    updates: list[step_rows.RowUpdate] = []
+    templates: list[_Template] = []
     for g, v in pairs:
         if not isinstance(v, KvVariable):
             replaced.append((g, v))
@@ -143,15 +137,20 @@ def _apply(
         if g is None:
             continue
         keys, rows = step_rows.row_gradient(v, g)
-        if v not in updates:
+        if v._in_backward is not None or not isinstance(plans[v], str):
+            templates.append(_Template(v, None))
             replaced.append((tf.IndexedSlices(rows, keys), v))
             continue
-        update = updates[v]
+        update = step_rows.RowUpdate(v, v.slot_prefix(optimizer, optimizer.get_name()))
         update.keys = keys
         update.stand_for_table()
+        updates.append(update)
+        templates.append(_Template(v, update))
         if isinstance(optimizer, _FLOAT32_WHEN_DENSE) and v.dtype != tf.float32:
             rows = tf.IndexedSlices(rows, keys)
         replaced.append((rows, update.value))
+    if updates or not _prepared(optimizer):
+        _wanted_slots(optimizer, templates)
 
     ours = _methods(optimizer, plans, updates)
     before = {name: vars(optimizer)[name] for name in ours if name in vars(optimizer)}
@@ -164,7 +163,7 @@ def _apply(
             object.__delattr__(optimizer, name_)
         for name_, method in before.items():
             object.__setattr__(optimizer, name_, method)
-        for update in updates.values():
+        for update in updates:
             update.unbind()
 
 
@@ -183,12 +182,12 @@ def _slots_in_place(optimizer: Any, update: step_rows.RowUpdate) -> Iterator[Non
 
 
 def _methods(
-    optimizer: Any, plans: dict[KvVariable, Any], updates: dict[KvVariable, step_rows.RowUpdate]
+    optimizer: Any, plans: dict[KvVariable, Any], updates: list[step_rows.RowUpdate]
 ) -> dict[str, Callable[..., Any]]:
     """What takes the place of an optimizer's methods during a step: tables and their rows are updated our way."""
     create_slots, apply_dense = optimizer._create_slots, optimizer._resource_apply_dense
     apply_sparse = optimizer._resource_apply_sparse_duplicate_indices
-    of_value = {id(update.value): update for update in updates.values()}
+    of_value = {id(update.value): update for update in updates}
     step = fused.FusedStep(optimizer)
 
     def create_other_slots(variables: list[Any]) -> None:

@@ -247,7 +247,7 @@ class EmbeddingLayer:
     # ---- The .keras and .weights.h5 files of Keras -------------------------------------------------------------------
 
     def save_own_variables(self, store: Any) -> None:
-        """Writes all rows. Slots of optimizers are in SavedModels and in `tf.train.Checkpoint`."""
+        """Writes all rows. Slots of optimizers are with the optimizer."""
         keys, values = self.params.export()
         if self.params.key_dtype == tf.string:
             # HDF5 would take a zero byte for the end of a string.
@@ -270,11 +270,8 @@ class EmbeddingLayer:
             ends = np.cumsum([0, *np.asarray(store["key_lengths"])])
             found = keys.tobytes()
             keys = np.array([found[a:b] for a, b in itertools.pairwise(ends)], object)
-        self.params.clear()
-        if len(keys):
-            self.params.upsert(
-                tf.constant(keys, self.params.key_dtype), tf.cast(tf.constant(values), self.params.value_dtype)
-            )
+        rows = tf.cast(tf.constant(values), self.params.value_dtype)
+        self.params.replace(tf.constant(keys, self.params.key_dtype), rows)
 
 
 def _storable(values: np.ndarray) -> np.ndarray:
