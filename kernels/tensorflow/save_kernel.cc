@@ -20,6 +20,7 @@
 #include "table_metadata.h"
 #include "table_resource.h"
 #include "tensorflow/core/platform/env.h"
+#include "tensorflow/core/platform/logging.h"
 #include "tensorflow/core/platform/path.h"
 #include "tensorflow/core/util/tensor_bundle/tensor_bundle.h"
 
@@ -62,11 +63,13 @@ void RemoveStaleScratch(tf::Env* env, const std::string& folder) {
   if (!env->GetChildren(beside.empty() ? "." : beside, &children).ok()) return;
   for (const std::string& child : children) {
     absl::string_view other = child;
-    if (!absl::ConsumeSuffix(&other, kScratch) || other == name || WithoutStep(other) != WithoutStep(name)) continue;
+    if (!absl::ConsumeSuffix(&other, kScratch) || other == name || WithoutStep(other) != WithoutStep(name))
+      continue;
     const std::string path = tf::io::JoinPath(beside, child);
     int64_t files = 0, folders = 0;
     LOG(WARNING) << "Removing " << path << ", left by a save that did not end";
-    env->DeleteRecursively(path, &files, &folders).IgnoreError();  // another device's part of this save may be faster
+    env->DeleteRecursively(path, &files, &folders)
+        .IgnoreError();  // another device's part of this save may be faster
   }
 }
 
