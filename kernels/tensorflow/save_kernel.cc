@@ -20,6 +20,7 @@
 #include "table_metadata.h"
 #include "table_resource.h"
 #include "tensorflow/core/platform/env.h"
+#include "tensorflow/core/platform/logging.h"
 #include "tensorflow/core/platform/path.h"
 #include "tensorflow/core/util/tensor_bundle/tensor_bundle.h"
 
