@@ -637,10 +637,10 @@ class KvVariable(NotDense, trackable.Trackable):
     def _copy_trackable_to_cpu(self, object_map: Any) -> None:
         saveable.check_whole(self)
         if self not in object_map:
-            object_map[self] = self.empty_copy()
-        self.copy_rows_to(object_map[self])
+            object_map[self] = self._empty_copy()
+        self._copy_rows_to(object_map[self])
 
-    def empty_copy(self) -> KvVariable:
+    def _empty_copy(self) -> KvVariable:
         """A table like this one on a CPU, without rows."""
         with tf.init_scope(), tf.device("CPU:0"):
             return KvVariable(
@@ -655,7 +655,7 @@ class KvVariable(NotDense, trackable.Trackable):
                 partitioned_name=self.partitioned_name,
             )
 
-    def copy_rows_to(self, other: KvVariable) -> None:
+    def _copy_rows_to(self, other: KvVariable) -> None:
         """Replaces the rows of another table by those of this one."""
         with tf.device(self.device or None):
             raw.kv_table_copy(other.handle, self.handle)
