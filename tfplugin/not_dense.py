@@ -30,8 +30,8 @@ _INSTEAD = {
 }
 
 
-#: Where a Keras optimizer takes a variable that it is to update, or looks for what it keeps for it. It asks for the same
-#: elsewhere, too, and rightly: where it excludes variables from weight decay.
+#: Where a Keras optimizer takes a variable that it is to update, or looks for what it keeps for it. It asks for the
+#: same elsewhere, too, and rightly: where it excludes variables from weight decay.
 _KERAS_STEP = (
     *("build", "_build_index_dict", "_check_variables_are_known", "_get_variable_index"),
     *("update_step", "_update_step"),
