@@ -10,8 +10,11 @@ from tensorflow.python.eager import context
 from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.ops import variable_scope
 
+from tfplugin.eviction import checked_capacity
 from tfplugin.initializers import KvInitializer, resolve
-from tfplugin.kv_variable import KEY_DTYPES, VALUE_DTYPES, KvVariable, PartitionedKvVariable, checked_capacity
+from tfplugin.keys import KEY_DTYPES
+from tfplugin.kv_variable import VALUE_DTYPES, KvVariable
+from tfplugin.partitioned_kv_variable import PartitionedKvVariable
 
 #: The first dimension that a partitioner is told a variable has when `capacity_hint` does not say.
 NOMINAL_ROWS = 1 << 20

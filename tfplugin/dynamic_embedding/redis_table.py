@@ -38,7 +38,7 @@ class RedisRows(KvVariable):
 
     def columns(self) -> list[str]:
         """What all of them are called that are known."""
-        specs = {spec.name: spec for of_optimizer in self._slots_of.values() for spec in of_optimizer}
+        specs = {spec.name: spec for of_optimizer in self._row_slots.of.values() for spec in of_optimizer}
         return [self.column(None), *[self.column(spec) for spec in specs.values()]]
 
     def _keys(self, ids: np.ndarray) -> np.ndarray:

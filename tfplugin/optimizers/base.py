@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.training import optimizer as v1_optimizer
 
-from tfplugin.kv_variable import KvVariable, PartitionedKvVariable
+from tfplugin.kv_variable import KvVariable
 from tfplugin.ops import raw
 from tfplugin.optimizers.argument_names import takes_other_names
 from tfplugin.optimizers.fused import Options, compute_dtype
@@ -19,6 +19,7 @@ from tfplugin.optimizers.hyperparameters import Number, Step, given, number, pac
 from tfplugin.optimizers.known import Known
 from tfplugin.optimizers.reference_variables import update_reference_variable
 from tfplugin.optimizers.step_rows import stands_for_table
+from tfplugin.partitioned_kv_variable import PartitionedKvVariable
 
 # What a hyperparameter may be, in words and as a test.
 ANY = ("a finite number", lambda x: True)

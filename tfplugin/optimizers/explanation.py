@@ -6,9 +6,11 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tfplugin.kv_variable import KvVariable, PartitionedKvVariable
+from tfplugin import step_record
+from tfplugin.kv_variable import KvVariable
 from tfplugin.optimizers import fused
 from tfplugin.optimizers.known import innermost
+from tfplugin.partitioned_kv_variable import PartitionedKvVariable
 
 
 class Explanation:
@@ -47,9 +49,10 @@ def _way(optimizer: Any, variable: Any) -> str:
 
 
 def note(optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
-    """Remembers the variables of a step, for `explain` without a list of them."""
+    """Remembers the variables of a step, for `explain` without a list of them, and for the record of the step."""
     seen = _seen.setdefault(optimizer, {})
     for _, variable in pairs:
+        step_record.note_update(variable)
         if id(variable) not in seen:
             try:
                 reference = weakref.ref(variable)
