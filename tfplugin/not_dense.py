@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import FrameType
 from typing import Any
 
 _WRAP = (
@@ -29,6 +30,28 @@ _INSTEAD = {
 }
 
 
+#: Where a Keras optimizer takes a variable that it is to update, or looks for what it keeps for it. It asks for the
+#: same elsewhere, too, and rightly: where it excludes variables from weight decay.
+_KERAS_STEP = (
+    *("build", "_build_index_dict", "_check_variables_are_known", "_get_variable_index"),
+    *("update_step", "_update_step"),
+)
+
+
+def _in_a_keras_step(asks: FrameType) -> bool:
+    """Whether `asks`, who wants to know which variable it is, is a Keras optimizer about to update a table.
+
+    That is the first thing it wants to know. Without an error there, some other one would follow from within.
+    """
+    module = str(asks.f_globals.get("__name__"))
+    if not module.startswith(("keras.src.", "tf_keras.src.optimizers.optimizer")):
+        return False
+    caller: FrameType | None = asks
+    while caller is not None and caller.f_code.co_name == "_var_key":
+        caller = caller.f_back
+    return caller is not None and caller.f_code.co_name in _KERAS_STEP
+
+
 class NotDense:
     """Says what to use in the place of methods that other variables have. They are absent to ``hasattr``."""
 
@@ -36,9 +59,7 @@ class NotDense:
 
     @property
     def _unique_id(self) -> str:
-        # The first thing that a Keras optimizer asks of a variable; in its place, some error from within would follow.
-        caller = str(sys._getframe(1).f_globals.get("__name__"))
-        if caller.startswith(("keras.src.", "tf_keras.src.optimizers.optimizer")):
+        if _in_a_keras_step(sys._getframe(1)):
             raise TypeError(f"Key-value variable '{self.name}' in the step of a Keras optimizer: {_WRAP}.")
         try:
             return str(self.__dict__["_unique_id"])

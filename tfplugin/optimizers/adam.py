@@ -314,15 +314,14 @@ class RectifiedAdam(AdamFamily):
         if not self._total_steps:
             return rate
         rate = number(rate)
-        rising = rate * (step / max(self._warmup_steps, 1.0))
         falling_steps = max(self._total_steps - self._warmup_steps, 1.0)
-        since = step - self._warmup_steps
         if isinstance(step, float) and isinstance(rate, float):
-            falling = rate + (self._min_lr - rate) / falling_steps * min(since, falling_steps)
-            return rising if step <= self._warmup_steps else falling
-        rate, since = tf.cast(rate, tf.float64), tf.cast(since, tf.float64)
-        falling = rate + (self._min_lr - rate) / falling_steps * tf.minimum(since, falling_steps)
-        return tf.where(tf.cast(step, tf.float64) <= self._warmup_steps, tf.cast(rising, tf.float64), falling)
+            if step <= self._warmup_steps:
+                return rate * (step / self._warmup_steps)
+            return rate + (self._min_lr - rate) / falling_steps * min(step - self._warmup_steps, falling_steps)
+        step, rate = (tf.constant(x, tf.float64) if isinstance(x, float) else x for x in (step, rate))
+        falling = rate + (self._min_lr - rate) / falling_steps * tf.minimum(step - self._warmup_steps, falling_steps)
+        return tf.where(step <= self._warmup_steps, rate * (step / max(self._warmup_steps, 1.0)), falling)
 
 
 class Lion(FusedOptimizer):
