@@ -23,10 +23,11 @@ from tensorflow.python.trackable import base as trackable
 from tensorflow.python.training.saving import saveable_object_util
 
 from tfplugin import graph_restore
-from tfplugin.checkpoint import KvSaveable, object_prefix, restore_op, save_ops
+from tfplugin.checkpoint import object_prefix
 from tfplugin.dynamic_embedding import file_system_saver
 from tfplugin.dynamic_embedding.python_ops import local, python_op
 from tfplugin.dynamic_embedding.sharded_table import ShardedTable
+from tfplugin.saveable import KvSaveable, restore_op, save_ops
 
 # ---- Name-based: tf.compat.v1.train.Saver ----
 
@@ -318,7 +319,7 @@ def _rewrite(variable: ShardedTable, name: str, path: str, find: Callable[[Any],
 
     beside = file_system_saver.read(variable, path)
     checkpoint = None if beside else _opened(variable, path)
-    tables = [_from_arrays(name, beside)] if checkpoint is None else list(find(checkpoint))
+    tables = [from_arrays(name, beside)] if checkpoint is None else list(find(checkpoint))
     status = status_of(variable.name)
     if not tables and status is not None:
         tables = [_StatusArrays(table, KINDS[status[1]]).table() for table in _by_name(status[0], checkpoint)]
@@ -333,7 +334,7 @@ def _rewrite(variable: ShardedTable, name: str, path: str, find: Callable[[Any],
             f"Restoring dynamic embedding variable '{variable.name}': '{path}' has no string keys that can be read: "
             "only a checkpoint of this project does, restored with the default partitioner."
         )
-    starts = {spec.name: spec.constant for specs in variable.parts[0]._slots_of.values() for spec in specs}
+    starts = {spec.name: spec.constant for specs in variable.parts[0]._row_slots.of.values() for spec in specs}
     for table in tables:
         _check_fits(variable, table.schema, path)
         if hasattr(table, "fill"):
@@ -344,11 +345,11 @@ def _rewrite(variable: ShardedTable, name: str, path: str, find: Callable[[Any],
         columns = [_arrays(table) for table in tables]
         joined = {column: np.concatenate([each[column] for each in columns]) for column in columns[0]}
         if variable._by_modulo:
-            rewritten = [_from_arrays(name, joined)]
+            rewritten = [from_arrays(name, joined)]
         else:
             owner = np.asarray(variable.partition_fn(tf.constant(joined["keys"]), variable.shard_num))
             rewritten = [
-                _from_arrays(f"{name}/{i}", {column: array[owner == i] for column, array in joined.items()})
+                from_arrays(f"{name}/{i}", {column: array[owner == i] for column, array in joined.items()})
                 for i in range(variable.shard_num)
             ]
     kvtools.write_tables(rewritten, output, "tfplugin", parts=1)
@@ -425,7 +426,8 @@ def _numpy(dtype: str) -> Any:
     return tf.as_dtype(dtype).as_numpy_dtype
 
 
-def _from_arrays(name: str, columns: Mapping[str, np.ndarray]) -> Any:
+def from_arrays(name: str, columns: Mapping[str, np.ndarray]) -> Any:
+    """A table of these columns, as `kvtools` writes it: ``keys``, ``values``, and slots as ``slot:<name>``."""
     import kvtools
 
     slots = {column.removeprefix("slot:"): array for column, array in columns.items() if column.startswith("slot:")}
@@ -446,4 +448,4 @@ class _StatusArrays:
         numbers = [getattr(chunk, self._column) for chunk in chunks] or [np.zeros(0, np.int32)]
         values = np.concatenate(numbers).astype(np.int32)[:, None]
         known = values[:, 0] != 0  # else the key has no status: the first is 1
-        return _from_arrays("status", {"keys": np.concatenate(keys)[known], "values": values[known]})
+        return from_arrays("status", {"keys": np.concatenate(keys)[known], "values": values[known]})

@@ -42,6 +42,10 @@ class ShardedTable(trackable.Trackable):
     trainable = True
     restrict_policy: Any = None
 
+    @property
+    def _kv_parts(self) -> tuple[KvVariable, ...]:
+        return tuple(self.parts)
+
     def __init__(
         self,
         key_dtype: Any,
@@ -350,6 +354,11 @@ class ShardedTable(trackable.Trackable):
         with tf.name_scope(name or "remove"):
             parts = zip(self._tables, self.split(keys), strict=True)
             return _group([table.remove(part_keys) for table, (part_keys, _) in parts])
+
+    def replace(self, keys: tf.Tensor, values: tf.Tensor) -> Any:
+        """Has these keys [n] and rows [n, dim] and no others. Rows that were there keep their slots."""
+        parts = zip(self._tables, self.split(keys, values), strict=True)
+        return _group([table.replace(part_keys, part_rows) for table, (part_keys, part_rows, _) in parts])
 
     def clear(self, name: str | None = None) -> Any:
         """Removes all rows. Returns the op (graph mode)."""
