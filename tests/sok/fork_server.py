@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,10 +36,24 @@ class ForkedProcess:
     def __init__(self, pid: int, ended: Path) -> None:
         self.pid = pid
         self._ended = ended
+        self._status: int | None = None
 
     def poll(self) -> int | None:
         """Its exit status, negative for a signal; None while it runs."""
-        return int(self._ended.read_text()) if self._ended.exists() else None
+        if self._status is None and self._ended.exists():
+            status, cpu = self._ended.read_text().split()
+            self._status = int(status)
+            _cpu["ended"] += float(cpu)
+        return self._status
+
+
+#: CPU seconds of the forks that were seen to end, and of the process that forks, which are no children of pytest's.
+_cpu = {"ended": 0.0, "server": 0.0}
+
+
+def cpu_seconds() -> float:
+    """What has been used here, so far."""
+    return sum(_cpu.values())
 
 
 class _Server:
@@ -75,7 +90,9 @@ class _Server:
         answer = self._process.stdout.readline()
         if not answer:
             raise RuntimeError("the process that starts ranks has ended: see what it printed")
-        return ForkedProcess(int(answer), ended)
+        pid, cpu = answer.split()
+        _cpu["server"] = float(cpu)
+        return ForkedProcess(int(pid), ended)
 
 
 _server: _Server | None = None
@@ -124,7 +141,7 @@ def serve() -> None:
             if pid == 0:
                 _run(request)
             running[pid] = Path(request["ended"])
-            answers.write(f"{pid}\n")
+            answers.write(f"{pid} {time.process_time()}\n")
             answers.flush()
     for pid in running:
         os.kill(pid, signal.SIGKILL)
@@ -132,12 +149,12 @@ def serve() -> None:
 
 def _note_ended(running: dict[int, Path]) -> None:
     while running:
-        pid, status = os.waitpid(-1, os.WNOHANG)
+        pid, status, used = os.wait4(-1, os.WNOHANG)
         if pid == 0:
             return
         ended = running.pop(pid)
         fresh = ended.with_suffix(".new")
-        fresh.write_text(str(os.waitstatus_to_exitcode(status)))
+        fresh.write_text(f"{os.waitstatus_to_exitcode(status)} {used.ru_utime + used.ru_stime}")
         fresh.replace(ended)
 
 
