@@ -162,8 +162,10 @@ def main(arguments: list[str]) -> int:
     os.dup2(log.fileno(), 2)
     faulthandler.enable(log)
     faulthandler.register(signal.SIGUSR1, log, all_threads=True)
-    if SIZE == 1:
-        sys.modules["horovod"] = None  # type: ignore[assignment]  # a single rank must do without
+    if SIZE == 1:  # it must do without
+        for module in [name for name in sys.modules if name.partition(".")[0] == "horovod"]:
+            del sys.modules[module]
+        sys.modules["horovod"] = None  # type: ignore[assignment]
     plugin = InStep(folder)
     plugin.tell("started", pid=os.getpid())
     options = ["-p", "no:cacheprovider", "-p", "no:faulthandler", "-rN", "--basetemp", str(folder / f"tmp-{RANK}")]

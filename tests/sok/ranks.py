@@ -17,10 +17,14 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import fork_server
 
 IN_RANK = Path(__file__).with_name("in_rank.py")
 # Without its question whether Horovod has Gloo, for which the launcher imports TensorFlow twice.
@@ -117,6 +121,95 @@ def rank_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     }
 
 
+class ForkedRanks:
+    """The ranks of a run, each a fork that has imported everything: what `horovodrun` does, for one machine.
+
+    Once a rank has failed the others are ended, as its launcher would.
+    """
+
+    def __init__(
+        self, ranks: int, script: Path, arguments: Sequence[str], folder: Path, env: Mapping[str, str] | None = None
+    ) -> None:
+        self.outputs = [folder / f"printed-{rank}.log" for rank in range(ranks)]
+        self._rendezvous: Any = None
+        places: list[dict[str, str]] = [{}]
+        if ranks > 1:
+            from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+            from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
+            from horovod.runner.http.http_server import RendezvousServer
+
+            self._rendezvous = RendezvousServer()
+            port = self._rendezvous.start()
+            slots = get_host_assignments(parse_hosts(f"localhost:{ranks}"), ranks)
+            self._rendezvous.init(slots)
+            common = create_run_env_vars("127.0.0.1", ["lo"], port)
+            places = [{**common, **create_slot_env_vars(slot)} for slot in slots]
+        self._ranks = [
+            fork_server.start(
+                script, arguments, {**rank_environment(env), **{k: str(v) for k, v in place.items()}}, output
+            )
+            for place, output in zip(places, self.outputs, strict=True)
+        ]
+        self._failed = 0.0
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """The status of the first rank that failed, 0 where none did; None while any runs."""
+        statuses = [rank.poll() for rank in self._ranks]
+        if any(status not in (None, 0) for status in statuses):
+            if not self._failed:
+                self._failed = time.monotonic()
+                self._signal(signal.SIGTERM)
+            elif time.monotonic() - self._failed > 5:
+                self._signal(signal.SIGKILL)
+        if self.returncode is None and None not in statuses:
+            self.returncode = next((status for status in statuses if status), 0)
+            if self._rendezvous is not None:
+                self._rendezvous.stop()
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        """As of `subprocess.Popen`."""
+        end = time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired("ranks", timeout)
+            time.sleep(0.01)
+        return status
+
+    def kill(self) -> None:
+        """End all ranks."""
+        self._signal(signal.SIGKILL)
+        self.wait(15)
+
+    def _signal(self, number: int) -> None:
+        for rank in self._ranks:
+            if rank.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(rank.pid, number)
+
+
+def fork_on_ranks(
+    ranks: int, script: Path | str, *args: str, folder: Path, timeout: float = 180
+) -> subprocess.CompletedProcess[str]:
+    """As `launch_on_ranks`, without `horovodrun`, and at once: the ranks have imported TensorFlow.
+
+    `folder` takes what they print; what is returned has it rank after rank.
+    """
+    place = Path(tempfile.mkdtemp(prefix="ranks-", dir=folder))
+    process = ForkedRanks(ranks, Path(script), args, place)
+    try:
+        process.wait(timeout)
+    except subprocess.TimeoutExpired as error:
+        process.kill()
+        raise subprocess.TimeoutExpired(str(script), timeout, _printed(process.outputs)) from error
+    return subprocess.CompletedProcess([str(script), *args], process.returncode or 0, _printed(process.outputs))
+
+
+def _printed(outputs: Sequence[Path]) -> str:
+    return "".join(output.read_text(errors="replace") for output in outputs if output.exists())
+
+
 def rank_command(ranks: int, command: Sequence[str]) -> list[str]:
     """The command that starts `command` on each of `ranks` ranks of this machine."""
     if ranks == 1:
@@ -148,7 +241,7 @@ def launch_on_ranks(
     try:
         out, _ = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired as error:
-        _end(process, [])
+        _end(process)
         raise subprocess.TimeoutExpired(command, timeout, process.communicate()[0]) from error
     return subprocess.CompletedProcess(command, process.returncode, out)
 
@@ -180,10 +273,10 @@ def run_on_ranks(
         (place / "done.json").write_text(json.dumps(done))
         arguments = [str(place), *(str(Path(file).resolve()) for file in files)]
         arguments += [*(["-k", keyword] if keyword else []), *(["-m", marks] if marks else [])]
-        process, printed = _start(ranks, arguments, place, env)
+        process = ForkedRanks(ranks, IN_RANK, arguments, place, env)
         stopped = _follow(process, ranks, place, timeout, grace)
         logs = [RankLog.read(place, rank) for rank in range(ranks)]
-        at = _collect(report, logs, stopped, printed.read_text(errors="replace"))
+        at = _collect(report, logs, stopped, _printed(process.outputs))
         if at is None:
             return report
         done = list(report.outcomes)[: list(report.outcomes).index(at) + 1]
@@ -191,22 +284,7 @@ def run_on_ranks(
     return report
 
 
-def _start(
-    ranks: int, arguments: Sequence[str], place: Path, env: Mapping[str, str] | None
-) -> tuple[subprocess.Popen[bytes], Path]:
-    printed = place / "launcher.log"
-    with printed.open("wb") as out:
-        process = subprocess.Popen(
-            rank_command(ranks, [sys.executable, str(IN_RANK), *arguments]),
-            env=rank_environment(env),
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    return process, printed
-
-
-def _follow(process: subprocess.Popen[bytes], ranks: int, place: Path, timeout: float, grace: float) -> str:
+def _follow(process: ForkedRanks, ranks: int, place: Path, timeout: float, grace: float) -> str:
     """Wait for the end; end it where nothing moves. Return why it was ended, empty if it ended by itself."""
     seen: list[int] = []
     moved = time.monotonic()
@@ -229,7 +307,7 @@ def _follow(process: subprocess.Popen[bytes], ranks: int, place: Path, timeout: 
         else:
             continue
         _show_stacks(place, logs)
-        _end(process, [log.pid for log in logs])
+        process.kill()
         return why
     return ""
 
@@ -255,14 +333,10 @@ def _show_stacks(place: Path, logs: Sequence[RankLog]) -> None:
             return
 
 
-def _end(process: subprocess.Popen, pids: Sequence[int]) -> None:  # type: ignore[type-arg]
-    for pid in filter(None, pids):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+def _end(process: subprocess.Popen[str]) -> None:
     # The launcher ends its ranks when it is told to end; it is given the time to.
+    process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
-        if not pids:
-            process.terminate()
         process.wait(15)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -290,7 +364,7 @@ def _collect(report: RanksReport, logs: Sequence[RankLog], stopped: str, printed
     tails = "\n".join(
         f"--- output of rank {rank} ---\n" + _tail(log.output) for rank, log in enumerate(logs) if not log.finished
     )
-    why = f"{stopped or 'a rank ended in the middle'}\n{tails}\n--- output of the launcher ---\n{_tail(printed)}"
+    why = f"{stopped or 'a rank ended in the middle'}\n{tails}\n--- printed outside of tests ---\n{_tail(printed)}"
     if at is None:
         report.broken.append(why)
         return None

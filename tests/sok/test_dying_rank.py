@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ranks import launch_on_ranks
+from ranks import fork_on_ranks, launch_on_ranks
 
 pytest.importorskip("horovod", reason="Horovod is not installed: run `make setup-horovod`")
 
@@ -19,9 +19,9 @@ STEPS = 5
 DIED_AFTER = 3  # steps
 
 
-def _run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def _run(folder: Path) -> subprocess.CompletedProcess[str]:
     folder.mkdir(exist_ok=True)
-    return launch_on_ranks(2, SCRIPT, str(folder), str(STEPS), *arguments, timeout=150)
+    return fork_on_ranks(2, SCRIPT, str(folder), str(STEPS), folder=folder, timeout=150)
 
 
 def _ended(folder: Path, rank: int) -> dict[str, Any]:
@@ -32,7 +32,8 @@ def _ended(folder: Path, rank: int) -> dict[str, Any]:
 def _die(folder: Path, death: str) -> subprocess.CompletedProcess[str]:
     """A run in which rank 1 dies. The launcher fails, well in time, and rank 0 has ended with Horovod's error."""
     started = time.monotonic()
-    done = _run(folder, death)
+    folder.mkdir(exist_ok=True)
+    done = launch_on_ranks(2, SCRIPT, str(folder), str(STEPS), death, timeout=150)
     assert done.returncode != 0
     assert time.monotonic() - started < 120
     error = _ended(folder, 0)["error"]

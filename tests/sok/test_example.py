@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from ranks import launch_on_ranks
+from ranks import fork_on_ranks, launch_on_ranks
 
 pytest.importorskip("horovod", reason="Horovod is not installed: run `make setup-horovod`")
 pytestmark = pytest.mark.thorough
@@ -14,9 +14,14 @@ pytestmark = pytest.mark.thorough
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "sok_two_ranks.py"
 
 
-def _run(ranks: int, *arguments: str) -> tuple[float, float]:
+def _run(folder: Path, ranks: int, *arguments: str, by_horovodrun: bool = False) -> tuple[float, float]:
     """The last loss and the AUC that the example prints on rank 0."""
-    done = launch_on_ranks(ranks, EXAMPLE, "--batch", "600", *arguments)
+    asked = ["--batch", "600", *arguments]
+    done = (
+        launch_on_ranks(ranks, EXAMPLE, *asked)
+        if by_horovodrun
+        else fork_on_ranks(ranks, EXAMPLE, *asked, folder=folder)
+    )
     assert done.returncode == 0, done.stdout
     for rank in range(ranks):
         assert f"rank {rank} of {ranks}: " in done.stdout
@@ -25,7 +30,9 @@ def _run(ranks: int, *arguments: str) -> tuple[float, float]:
 
 
 def test_other_numbers_of_ranks_continue_what_two_saved(tmp_path: Path) -> None:
-    _run(2, "--steps", "10", "--save", str(tmp_path))
-    uncut = _run(1, "--steps", "15")
+    _run(tmp_path, 2, "--steps", "10", "--save", str(tmp_path / "saved"), by_horovodrun=True)
+    uncut = _run(tmp_path, 1, "--steps", "15")
     for ranks in (1, 3):
-        assert _run(ranks, "--steps", "5", "--restore", str(tmp_path)) == pytest.approx(uncut, abs=3e-4)
+        assert _run(tmp_path, ranks, "--steps", "5", "--restore", str(tmp_path / "saved")) == pytest.approx(
+            uncut, abs=3e-4
+        )

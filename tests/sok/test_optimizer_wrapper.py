@@ -29,8 +29,8 @@ def step(optimizer, wrapper, dense, table):
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(tf.nn.embedding_lookup(table, [7]) ** 3) + tf.reduce_sum(dense**3)
     of_dense, of_table = tape.gradient(loss, [dense, table])
-    wrapper.apply_gradients([(of_table, table)])
     optimizer.apply_gradients([(of_dense, dense)])
+    wrapper.apply_gradients([(of_table, table)])
 
 
 def row_of(table):

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 import pytest
-from ranks import launch_on_ranks
+from ranks import fork_on_ranks, launch_on_ranks
 
 NEW, OLD = "import tfplugin.sok as sok", "from tfplugin.sok import experiment as sok"
 
@@ -81,7 +81,7 @@ print("GPU%d has of the localized one: %s" % (hvd.rank(), v.shape))
 def _printed(folder: Path, source: str, ranks: int = 1) -> str:
     script = folder / "example.py"
     script.write_text(source)
-    run = launch_on_ranks(ranks, script)
+    run = launch_on_ranks(ranks, script) if ranks > 1 else fork_on_ranks(1, script, folder=folder)
     assert run.returncode == 0, run.stdout
     return run.stdout
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ranks import launch_on_ranks
+from ranks import fork_on_ranks
 
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.verify import verify
@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What all launches have written. Each restores what those before it have saved."""
     folder = tmp_path_factory.mktemp("saved")
     for ranks, *asked in [(2, "save"), (1, "2", "save"), (3, "2", "1", "save"), (2, "3")]:
-        done = launch_on_ranks(int(ranks), SCRIPT, str(folder), *map(str, asked))
+        done = fork_on_ranks(int(ranks), SCRIPT, str(folder), *map(str, asked), folder=folder)
         assert done.returncode == 0, done.stdout
     return folder
 

@@ -1,7 +1,8 @@
 """What each test file takes, in CPU seconds: a run's summary names the dearest files, and docs/testing.md lists all.
 
-CPU seconds are those of the process and of the processes that it waited for, while a test and its fixtures ran: on a
-busy machine they stay nearly what they are alone, where seconds of the clock do not. Importing a file is not in them.
+CPU seconds are those of the process, of the processes that it waited for and of ranks that were forked, while a test and
+its fixtures ran: on a busy machine they stay nearly what they are alone, where seconds of the clock do not. Importing a
+file is not in them.
 
     pytest --costs=costs.jsonl                         write a line of JSON for each test
     python tests/suite/durations.py PAGE TEST REST     write PAGE's table from the lines of two runs
@@ -84,7 +85,9 @@ class Costs:
 def used() -> tuple[float, float]:
     """CPU seconds of this process and of its children that have ended, and the time."""
     both = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(each.ru_utime + each.ru_stime for each in both), time.monotonic()
+    forks = sys.modules.get("fork_server")  # of tests/sok: not children of this process
+    of_forks = forks.cpu_seconds() if forks is not None else 0.0
+    return sum(each.ru_utime + each.ru_stime for each in both) + of_forks, time.monotonic()
 
 
 def table(test: str, rest: str) -> str:

@@ -68,5 +68,3 @@ __all__ = [
 tf_version = [int(number) for number in re.findall(r"\d+", tf.__version__)[:3]]
 
 tensorflow_hooks.add(keras_layers.install, keras_layers.uninstall)
-
-from tfplugin.sok import experiment  # noqa: E402, F401 - it has the names above

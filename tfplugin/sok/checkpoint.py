@@ -158,7 +158,7 @@ class _Parts:
     def described(self) -> list[str]:
         """What must be the same on all ranks."""
         tables_ = [f"{name}: {v.describe()}" for name, v in self._dynamic.items()]
-        wholes = [f"{name}: {list(sharded_checkpoint.spread(v).global_shape)}" for name, v in self._static.items()]
+        wholes = [f"{name}: {sharded_checkpoint.spread(obj).describe()}" for name, obj in self._static.items()]
         return sorted([*tables_, *wholes])
 
     def write_own(self, scratch: Path) -> list[str]:

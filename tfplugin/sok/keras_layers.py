@@ -18,6 +18,7 @@ import wrapt
 
 from tfplugin.kv_variable import KvVariable
 from tfplugin.sok.placement import ModelParallel
+from tfplugin.wrapped_method import wrap_method
 
 #: Of containers in containers.
 _DEPTH = 4
@@ -189,15 +190,9 @@ def _wrap(keras: Any) -> None:
 
 def _replace(owner: type, attribute: str, replacement: Callable[..., Any]) -> Callable[[], None]:
     original = vars(owner)[attribute]
-    if isinstance(original, property):
-        assert original.fget is not None
-        getter = original.fget
-        setattr(owner, attribute, property(lambda self: replacement(getter, self), doc=original.__doc__))
-    else:
-
-        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return replacement(original, self, *args, **kwargs)
-
-        method.__doc__ = original.__doc__
-        setattr(owner, attribute, method)
+    if not isinstance(original, property):
+        return wrap_method(owner, attribute, replacement)
+    assert original.fget is not None
+    getter = original.fget
+    setattr(owner, attribute, property(lambda self: replacement(getter, self), doc=original.__doc__))
     return lambda: setattr(owner, attribute, original)

@@ -354,6 +354,23 @@ def test_a_dump_that_one_rank_calls_wrongly_fails_on_all(wrong: str, rank: int, 
     _check_a_good_call(tables, before)
 
 
+@pytest.mark.parametrize("differs", ["rows", "mode", "dimension"])
+def test_variables_that_differ_on_one_rank_are_told(differs: str, rank: int, size: int, shared_path: Path) -> None:
+    if size == 1:
+        pytest.skip("for several ranks")
+    other = differs if rank == size - 1 else ""
+    mode = "localized:0" if other == "mode" else None
+    static = sok.Variable(np.ones([6 if other == "rows" else 5, 2]), name="static", mode=mode)
+    dynamic = sok.DynamicVariable(3 if other == "dimension" else 2, name="dynamic", mode=mode)
+    for save in (
+        lambda: sok.dump(shared_path / "d", [static, dynamic]),
+        lambda: sok.Checkpoint(static=static, dynamic=dynamic).write(str(shared_path / "model")),
+    ):
+        _, text = _raised(save, FILE_ERRORS)
+        assert "every rank must call it with the same" in text and f"rank {size - 1} " in text, text
+    assert not list(shared_path.iterdir())
+
+
 def test_an_incremental_dump_that_one_rank_calls_wrongly_fails_on_all(rank: int, size: int) -> None:
     tables = _tables(size)
     wrong: list[tuple[Any, Any, str]] = [

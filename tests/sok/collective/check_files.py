@@ -138,6 +138,18 @@ def test_an_increment_has_the_keys_of_all_ranks_since_then_and_no_others(
     assert len(sok.incremental_model_dump(v, 0)[0][0]) == len({*expected, 100, 101, *(102 + r for r in range(size))})
 
 
+def test_an_increment_of_a_graph_takes_a_session_that_is_not_the_default(rank: int, size: int) -> None:
+    with tf.Graph().as_default() as graph:
+        v = sok.DynamicVariable(1, "ones", name="v")
+        row = sok.lookup_sparse(v, tf.ragged.constant([[7, 10 + rank]], tf.int64))
+        session = tf.compat.v1.Session(graph=graph)
+        session.run(v.initializer)
+        session.run(row)
+        (keys,), (rows,) = sok.incremental_model_dump(v, 0, session)
+        session.close()
+    assert sorted(keys.tolist()) == [7, *(10 + r for r in range(size))] and (rows == 1).all()
+
+
 # ---- Eviction --------------------------------------------------------------------------------------------------------
 
 
