@@ -60,7 +60,7 @@ demo: setup ## train, inspect, export and serve a small model, end to end
 test: setup setup-horovod redis ## what decides, in ten minutes
 	kernels/tests/run.sh plain build/setup $(BIN)/cmake
 	kernels/tests/run.sh thread build/thread $(BIN)/cmake $(CONCURRENCY_TESTS)
-	$(PYTEST) -m 'not thorough' --hypothesis-profile=quick
+	$(PYTEST) -m 'not thorough' --hypothesis-profile=quick --costs=build/costs-test.jsonl
 
 test-all: ## everything that must pass: `make test`, and some half an hour more
 	@$(MAKE) --no-print-directory test
@@ -68,11 +68,9 @@ test-all: ## everything that must pass: `make test`, and some half an hour more
 
 # What test-all adds to test: the whole grids, more examples of each property, sanitizers, other engines, CUDA's compiler.
 test-rest: setup setup-horovod redis peers sanitize
-	$(PYTEST) -m 'thorough or hypothesis' --hypothesis-profile=thorough
+	$(PYTEST) -m 'thorough or hypothesis' --hypothesis-profile=thorough --costs=build/costs-rest.jsonl
 
-test-durations: setup setup-horovod redis peers ## what each test file takes, in CPU seconds, into docs/testing.md
-	$(BIN)/pytest -q -m 'not thorough' --hypothesis-profile=quick --costs=build/costs-test.jsonl
-	$(BIN)/pytest -q -m 'thorough or hypothesis' --hypothesis-profile=thorough --costs=build/costs-rest.jsonl
+test-durations: ## write what each file took in the last `make test-all` into docs/testing.md
 	$(BIN)/python tests/suite/durations.py docs/testing.md build/costs-test.jsonl build/costs-rest.jsonl
 
 # Some tests are skipped without it.
@@ -82,7 +80,8 @@ redis:
 	  echo "make: without redis-server the tests of tables in Redis are skipped: install it to run them." >&2
 
 peers: setup ## other engines, each in its environment, to exchange checkpoints with
-	@$(BIN)/python benchmarks/peers/tfra.py >/dev/null
+	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 12))'; then $(BIN)/python benchmarks/peers/tfra.py >/dev/null; \
+	else echo "make: TFRA has no wheels for this Python: tests that exchange checkpoints with it are skipped." >&2; fi
 
 fuzz: setup ## change files at random and open them, for FUZZ_SECONDS (600)
 	$(BIN)/python tests/fuzz/fuzz.py

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import many_tables
 from machine import file_name, machine
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -197,7 +198,7 @@ def markdown(result: dict[str, Any]) -> str:
         lines.append(
             f"| {entry['side']} | {entry['to']} | {what} | {entry['ratio']:.2f} | ≥ {entry['at_least']:g} | {reached} |"
         )
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", many_tables.markdown(result["many_tables"])])
 
 
 def main() -> None:
@@ -221,6 +222,7 @@ def main() -> None:
         "rounds": args.rounds,
         "machine": on,
         **measure(args.gigabytes, args.rounds, say),
+        "many_tables": many_tables.measure(say),
     }
     output = args.output or ROOT / "benchmarks" / "results"
     output.mkdir(parents=True, exist_ok=True)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+
 from kvtools.cli.key_arguments import key_words, mark_negative
 from kvtools.cli.layout import columns, shown
 from kvtools.cli.options import (
@@ -27,7 +28,6 @@ from kvtools.cli.options import (
     write_options,
 )
 from kvtools.cli.progress import progress_bar
-
 from kvtools.dialects.detect import dialect_for, dialect_named
 from kvtools.dialects.interface import Array, Chunk, TableReader
 from kvtools.errors import CheckFailedError, UsageError
@@ -73,7 +73,8 @@ def run(
     """Print the rows of keys, in the order of the keys, from each table that has them.
 
     Text shows the first 8 numbers of a row; --json, --json-lines, --csv and --output have all of them.
-    Keys that are in no table are named on stderr.
+    Keys that are in no table are named on stderr; OUT is written all the same, without rows if it is
+    none of them that is found.
 
     \b
     Examples:
@@ -101,10 +102,11 @@ def run(
             missing &= rows < 0
             found.append((reader, rows[rows >= 0]))
     if output is not None and target is not None:
-        chosen = [ChosenRows(reader, _first_of_each(rows)) for reader, rows in found if len(rows)]
-        if chosen:
-            write_tables(chosen, output, target, options=write_options(force=force, memory=memory))
-            print(f"wrote {sum(reader.rows for reader in chosen):,} rows to {output} ({target.name})")
+        # A table without a hit is left out beside others; where there is no hit at all, OUT has tables without rows.
+        hits = [one for one in found if len(one[1])] or found
+        chosen = [ChosenRows(reader, _first_of_each(rows)) for reader, rows in hits]
+        write_tables(chosen, output, target, options=write_options(force=force, memory=memory))
+        print(f"wrote {sum(reader.rows for reader in chosen):,} rows to {output} ({target.name})")
     else:
         chunks = (
             (reader, choice.shown(chunk))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
 from kvtools.cli.options import AsJson
 from kvtools.cli.progress import progress_bar
 from kvtools.horovod_setup.build import HorovodBuildError

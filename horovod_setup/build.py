@@ -1,9 +1,10 @@
 """Compiles Horovod, with Gloo and for the TensorFlow that is installed, from its source package into a wheel.
 
-Horovod 0.28.1 is its last release, and three things keep it from building as it is against a TensorFlow of today:
-an optional XLA op whose headers TensorFlow no longer ships (left out here), CMake files that CMake 4 refuses, and a
-setup.py for a setuptools of its time. CMake 3 and that setuptools go into the scratch folder, never into the
-environment. Nothing of the download runs before its checksum is compared.
+Horovod 0.28.1 is its last release, and three things keep it from building as it is against a TensorFlow of today: an
+optional XLA op whose headers TensorFlow no longer ships (left out here), CMake files that CMake 4 refuses, and a
+setup.py for a setuptools of its time. Debug symbols and a second Gloo, a third of the work, are left out. CMake 3 and
+that setuptools go into the scratch folder, never into the environment. Nothing of the download runs before its
+checksum is compared.
 """
 
 from __future__ import annotations
@@ -47,6 +48,10 @@ OPTIONS = {
     "HOROVOD_CPU_OPERATIONS": "GLOO",
 }
 XLA_SOURCE = "xla_mpi_ops.cc"
+IDLE_WORK = {
+    '"-O2" "-O3" CMAKE_CXX_FLAGS_RELWITHDEBINFO': '"-O2 -g" "-O3" CMAKE_CXX_FLAGS_RELWITHDEBINFO',
+    "add_subdirectory(third_party/gloo)": "add_subdirectory(third_party/gloo EXCLUDE_FROM_ALL)",
+}
 NEEDED_BYTES = 1 << 30  # tools, sources, objects and wheel together, with room to spare
 
 _PERCENT = re.compile(r"\[ *(\d+)%\]")
@@ -104,6 +109,8 @@ def build_wheel(scratch: Path, log: Path, *, jobs: int, sdist: Path | None, prog
     source = scratch / f"horovod-{VERSION}"
     lists = source / "horovod" / "tensorflow" / "CMakeLists.txt"
     lists.write_text(without_xla(lists.read_text()))
+    lists = source / "CMakeLists.txt"
+    lists.write_text(without_idle_work(lists.read_text()))
     compile_source(source, scratch / "dist", log, environment, progress)
     wheels = list((scratch / "dist").glob("*.whl"))
     if len(wheels) != 1:
@@ -126,6 +133,21 @@ def without_xla(cmake_lists: str) -> str:
         )
     del lines[named[0]]
     return "".join(lines)
+
+
+def without_idle_work(cmake_lists: str) -> str:
+    """Change Horovod's own CMakeLists.txt so that it builds no debug symbols, and no Gloo but the one for C++17.
+
+    TensorFlow is linked with that one; the other is for PyTorch.
+    """
+    for old, new in IDLE_WORK.items():
+        if cmake_lists.count(old) != 1:
+            raise HorovodBuildError(
+                f"building Horovod: '{old}' stands {cmake_lists.count(old)} times in CMakeLists.txt, expected once:"
+                f" this is not Horovod {VERSION}"
+            )
+        cmake_lists = cmake_lists.replace(old, new)
+    return cmake_lists
 
 
 def check_archive(sdist: Path) -> None:

@@ -26,10 +26,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from kvtools.horovod_setup.build import OPTIONS, RUNTIME, VERSION, HorovodBuildError, Progress, build_wheel, pip
-
 from kvtools.cache_folder import cache_folder
 from kvtools.errors import MissingDependencyError, OutputError, UsageError
+from kvtools.horovod_setup.build import OPTIONS, RUNTIME, VERSION, HorovodBuildError, Progress, build_wheel, pip
 
 RANKS = 2
 KNOWN_TENSORFLOW = ((2, 16), (2, 21))  # the first and the last minor version

@@ -23,6 +23,7 @@ from kvtools.dialects.interface import (
     ExtraSchema,
     Progress,
     TableReader,
+    are_initial_values,
     numpy_dtype,
 )
 from kvtools.dialects.writing import WriteOptions
@@ -117,7 +118,7 @@ class CastTable(TableView):
         array = self.source.extra(name)
         if name in _KEY_EXTRAS:
             return self._keys(array)
-        if name == "initial_values" and array.dtype == numpy_dtype(self.source.schema.value_dtype):
+        if are_initial_values(name) and array.dtype == numpy_dtype(self.source.schema.value_dtype):
             return rounded(array, self.schema.value_dtype)
         return array
 
@@ -303,4 +304,4 @@ def _number_type(doing: str, what: str, was: str, wanted: str | None) -> str:
 def _extra(extra: ExtraSchema, key_dtype: str, value_dtype: str) -> ExtraSchema:
     if extra.name in _KEY_EXTRAS:
         return dataclasses.replace(extra, dtype=key_dtype)
-    return dataclasses.replace(extra, dtype=value_dtype) if extra.name == "initial_values" else extra
+    return dataclasses.replace(extra, dtype=value_dtype) if are_initial_values(extra.name) else extra

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,15 +11,20 @@ import numpy as np
 
 from kvtools.dialects.dialect import Dialect, Holds
 from kvtools.dialects.interface import (
+    INITIAL_VALUES,
     KEYS_AND_VALUES,
     Array,
     Chunk,
     Columns,
+    ExtraSchema,
     SlotSchema,
     TableReader,
     TableSchema,
     VersionUnit,
+    are_initial_values,
+    initial_values_of,
     numpy_dtype,
+    part_of_initial_values,
     row_bytes,
 )
 from kvtools.errors import BadInputError
@@ -168,21 +173,15 @@ def fit(source: TableSchema, dialect: Dialect, *, parts: int | None = None) -> F
             f"{ROW_EXTRA.replace('_', ' ')}: they are not carried along; a variable with a max_capacity that restores"
             " the table starts from its frequencies or versions"
         )
-    others = [extra for extra in source.extras if extra not in by_row]
-    extras = tuple(extra for extra in others if holds.extras is None or extra.name in holds.extras)
-    losses += [
-        f"{extra.name.replace('_', ' ')} {list(extra.shape)}: the dialect has no place for them"
-        for extra in others
-        if extra not in extras and 0 not in extra.shape
-    ]
+    wanted = source.parts if parts is None else parts
+    extras = _extras([extra for extra in source.extras if extra not in by_row], holds, wanted, losses)
     # New rows are copied from these: they are of the rows' type.
     extras = tuple(
         dataclasses.replace(extra, dtype=value_dtype)
-        if extra.name == "initial_values" and extra.dtype == source.value_dtype
+        if are_initial_values(extra.name) and extra.dtype == source.value_dtype
         else extra
         for extra in extras
     )
-    wanted = source.parts if parts is None else parts
     if not holds.many_parts and wanted > 1:
         changes.append(f"{wanted} parts became one, the dialect has no parts")
         wanted = 1
@@ -207,6 +206,34 @@ def fit(source: TableSchema, dialect: Dialect, *, parts: int | None = None) -> F
     )
     schema = dataclasses.replace(schema, bytes=schema.rows * row_bytes(schema))
     return Fit(source, schema, tuple(losses), tuple(changes))
+
+
+def _extras(extras: Sequence[ExtraSchema], holds: Holds, parts: int, losses: list[str]) -> tuple[ExtraSchema, ...]:
+    """Return the extra arrays that are kept, and name the others."""
+    of_parts = {extra.name: part for extra in extras if (part := part_of_initial_values(extra.name)) is not None}
+    kept = tuple(extra for extra in extras if holds.extras is None or extra.name in holds.extras)
+    # Initial values of single parts are of use where none of these parts is missing.
+    if (
+        holds.extras is not None
+        and initial_values_of("<part>") in holds.extras
+        and max(of_parts.values(), default=0) < parts
+    ):
+        kept = tuple(extra for extra in extras if extra in kept or extra.name in of_parts)
+    lost = [extra for extra in extras if extra not in kept]
+    losses += [
+        f"{extra.name.replace('_', ' ')} {list(extra.shape)}: the dialect has no place for them"
+        for extra in lost
+        if extra.name not in of_parts and 0 not in extra.shape
+    ]
+    parts_lost = [str(of_parts[extra.name]) for extra in lost if extra.name in of_parts]
+    if parts_lost:
+        instead = (
+            "new rows of all parts start from those of one"
+            if any(e.name == INITIAL_VALUES for e in kept)
+            else ("the dialect has no place for them")
+        )
+        losses.append(f"initial values of part{'s' * (len(parts_lost) > 1)} {', '.join(parts_lost)}: {instead}")
+    return kept
 
 
 def as_type(numbers: Array, dtype: str) -> Array:

@@ -17,6 +17,7 @@ from kvtools.dialects.interface import (
     SlotSchema,
     TableReader,
     TableSchema,
+    are_initial_values,
     numpy_dtype,
     row_bytes,
 )
@@ -175,8 +176,11 @@ def _counter(dtypes: Sequence[str | None]) -> str | None:
 def _extras(schemas: Sequence[TableSchema]) -> tuple[ExtraSchema, ...]:
     """Return the extra arrays of the whole; deleted keys only where the first is an increment itself."""
     found: dict[str, ExtraSchema] = {}
+    initial = next((s for s in schemas if any(are_initial_values(extra.name) for extra in s.extras)), None)
     for schema in schemas:
         for extra in schema.extras:
+            if are_initial_values(extra.name) and schema is not initial:
+                continue  # those of one table belong together
             if extra.name not in found:
                 found[extra.name] = extra
             elif extra.name in _ADDED_UP:

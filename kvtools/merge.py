@@ -33,6 +33,7 @@ from kvtools.dialects.interface import (
     Columns,
     Progress,
     TableReader,
+    TableSchema,
     VariableSchema,
 )
 from kvtools.dialects.writing import WriteOptions
@@ -322,6 +323,7 @@ def merge(
     check_output(output, to, force=options.force)
     groups = _groups(checkpoints, tables, into)
     preferred = checkpoints if on_conflict == "first" else checkpoints[::-1]
+    graph = next((one for one in preferred if one.bookkeeping and one.dialect == to), None)
     merged: list[Merged] = []
     result: list[TableReader] = []
     wanted: dict[str, int] = {}
@@ -339,6 +341,7 @@ def merge(
             memory=options.memory,
             progress=progress,
         )
+        table.schema = _placed(table.schema, found, graph)
         result.append(table)
         merged.append(account)
         wanted[name] = parts or found[0][1].parts
@@ -356,7 +359,7 @@ def merge(
             result,
             output,
             to,
-            beside=_beside(preferred),
+            beside=_beside(preferred, graph),
             parts=wanted,
             options=options,
             workers=workers,
@@ -385,18 +388,32 @@ def _groups(
     return {name: [(ckpt, ckpt.tables[name]) for ckpt in checkpoints if name in ckpt.tables] for name in names}
 
 
-def _beside(preferred: Sequence[Checkpoint]) -> Checkpoint:
-    """Return the dense variables of all checkpoints, each of the first that has it."""
+def _placed(
+    schema: TableSchema, found: Sequence[tuple[Checkpoint, TableReader]], graph: Checkpoint | None
+) -> TableSchema:
+    """Return the schema of a merged table with the path that it has in the object graph that is written."""
+    tables = [table for checkpoint, table in found if checkpoint is graph] + [table for _, table in found]
+    path = next((t.schema.metadata["object_path"] for t in tables if "object_path" in t.schema.metadata), None)
+    if path is None:
+        return schema
+    return dataclasses.replace(schema, metadata={**schema.metadata, "object_path": path})
+
+
+def _beside(preferred: Sequence[Checkpoint], graph: Checkpoint | None) -> Checkpoint:
+    """Return the dense variables of all checkpoints, each of the first that has it, and the bookkeeping of `graph`."""
     owners: dict[str, tuple[Checkpoint, VariableSchema]] = {}
     for checkpoint in preferred:
-        for variable in (*checkpoint.variables, *checkpoint.bookkeeping):
+        for variable in checkpoint.variables:
             owners.setdefault(variable.name, (checkpoint, variable))
     bookkeeping = {variable.name for checkpoint in preferred for variable in checkpoint.bookkeeping}
+    readers = {name: checkpoint for name, (checkpoint, _) in owners.items()}
+    if graph is not None:
+        readers.update({variable.name: graph for variable in graph.bookkeeping})
     return dataclasses.replace(
-        preferred[0],
+        preferred[0] if graph is None else graph,
         variables=tuple(variable for name, (_, variable) in sorted(owners.items()) if name not in bookkeeping),
-        read_variable=lambda name: owners[name][0].read_variable(name),
-        bookkeeping=preferred[0].bookkeeping,
+        read_variable=lambda name: readers[name].read_variable(name),
+        bookkeeping=() if graph is None else graph.bookkeeping,
     )
 
 

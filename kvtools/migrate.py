@@ -46,6 +46,10 @@ from kvtools.status_names import status_tables
 from kvtools.url_password import without_password
 
 _KEY_ROWS = 1 << 18
+_BY_NAME = (
+    "it has no path in the object graph that other tables have: a Saver restores it by its name, a tf.train.Checkpoint"
+    " does not"
+)
 _LARGEST_CHUNK = 16
 """A chunk that is cut up for many parts is larger than others by up to this, so that each gets a run worth writing."""
 
@@ -352,6 +356,13 @@ def _plan(
         _partitioned(fit_schema(table.schema, dialect, parts=wanted.get(table.schema.name)), options)
         for table in tables
     )
+    if any("object_path" in fitted.schema.metadata for fitted in fits):
+        fits = tuple(
+            fitted
+            if "object_path" in fitted.schema.metadata
+            else dataclasses.replace(fitted, changes=(*fitted.changes, _BY_NAME))
+            for fitted in fits
+        )
     losses: list[str] = []
     variables = beside.variables if beside else ()
     if variables and not dialect.holds.variables:

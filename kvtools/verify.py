@@ -30,6 +30,7 @@ from kvtools.dialects.interface import (
     OpenOptions,
     Progress,
     TableReader,
+    are_initial_values,
 )
 from kvtools.engine import Engine, run_all
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError
@@ -451,7 +452,7 @@ def _check_extras(reader: TableReader) -> Iterator[Finding]:
 
 def _check_extra(reader: TableReader, extra: ExtraSchema, array: Array) -> Iterator[Finding]:
     what = extra.name.replace("_", " ")
-    if extra.name == "initial_values" and array.ndim == 2 and array.size and array.shape[1] != reader.dim:
+    if are_initial_values(extra.name) and array.ndim == 2 and array.size and array.shape[1] != reader.dim:
         message = f"{what} are {array.shape[1]} wide, expected {reader.dim}, as the rows are"
         yield Finding("error", "extra", reader.schema.name, message)
     bad = _non_finite(array)

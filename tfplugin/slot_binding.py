@@ -1,10 +1,10 @@
 """Which optimizer has which of the slots in a variable's rows.
 
 Slots are named ``<prefix>.<slot>``, and the prefix is the optimizer's: its name, with a number where another live
-optimizer of the variable has that name. In eager mode a checkpoint that is restored brings slots whose names say nothing
-of objects, so the optimizer that is restored along with the variable gets them, even where an older one is alive and
-has had the name until then (a notebook's cell run twice). An optimizer whose prefix has a number notes that in its
-checkpoints.
+optimizer of the variable has that name. In eager mode a checkpoint that is restored brings slots whose names say
+nothing of objects. So the optimizer that is restored along with the variable gets them, even where an older one is
+alive and has had the name until then (a notebook's cell run twice). An optimizer whose prefix has a number notes that
+in its checkpoints.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import json
 import logging
 import re
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.trackable import base as trackable
 
-if TYPE_CHECKING:
-    from tfplugin.kv_variable import KvVariable
+from tfplugin.slots import SlotSpec
 
 _log = logging.getLogger("tfplugin")
 
@@ -35,6 +35,9 @@ class _Prefixes(tf.train.experimental.PythonState):
     def serialize(self) -> str:
         return json.dumps(self.of, sort_keys=True)
 
+    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
+        """For asynchronous checkpoints: it is on the CPU."""
+
     def deserialize(self, string_value: Any) -> None:
         self.of = dict(json.loads(tf.compat.as_str(string_value)))
 
@@ -46,15 +49,16 @@ class _Restored:
         self.uid = -1  # of the last restore
         self.bound: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # optimizer -> restore
         self.in_functions: set[str] = set()  # prefixes that traced functions have
+        self.unclaimed: tuple[SlotSpec, ...] = ()  # slots that came and have not been asked for yet
 
 
-_restored: weakref.WeakKeyDictionary[KvVariable, _Restored] = weakref.WeakKeyDictionary()
+_restored: weakref.WeakKeyDictionary[Any, _Restored] = weakref.WeakKeyDictionary()
 
 
-def prefix_of(variable: KvVariable, optimizer: Any, name: str) -> str:
+def prefix_of(variable: Any, optimizer: Any, name: str) -> str:
     """The prefix of an optimizer's slots in `variable`, unique among the live optimizers of the variable."""
     base = re.sub(r"[./\s]", "_", name) or "Optimizer"
-    prefixes = variable._slot_prefix_of
+    prefixes = variable._row_slots.prefix_of
     if not variable._eager:
         if optimizer not in prefixes:
             prefixes[optimizer] = _free(prefixes, base)
@@ -71,12 +75,13 @@ def prefix_of(variable: KvVariable, optimizer: Any, name: str) -> str:
     return str(prefix)
 
 
-def restored(variable: KvVariable, uid: int) -> None:
+def restored(variable: Any, uid: int) -> None:
     """Says that a checkpoint has filled the rows of `variable`. `uid` is TensorFlow's number of the restore."""
     if not variable._eager or not tf.executing_eagerly():
         return
     state = _restored.setdefault(variable, _Restored())
     state.uid = uid
+    state.unclaimed = tuple(SlotSpec(**slot) for slot in json.loads(variable.slots().numpy()))
     held = {name.partition(".")[0] for name in variable.slot_names()}
     lost = sorted(prefix for prefix in state.in_functions - held if _has_slots(variable, prefix))
     if held and lost:
@@ -89,8 +94,24 @@ def restored(variable: KvVariable, uid: int) -> None:
         )
 
 
-def _has_slots(variable: KvVariable, prefix: str) -> bool:
-    return any(spec.name.partition(".")[0] == prefix for specs in variable._slots_of.values() for spec in specs)
+def unclaimed(variable: Any, optimizer: Any, specs: Sequence[SlotSpec]) -> tuple[SlotSpec, ...]:
+    """Slots that a step of `optimizer`, which has `specs`, leaves to optimizers that have not taken one yet.
+
+    Of one that was restored with the table and finds its own slots there. Any other is a change of optimizers, and
+    what nobody has is dropped.
+    """
+    state = _restored.get(variable)
+    if state is None or not state.unclaimed:
+        return ()
+    found = not specs or not {spec.name for spec in specs}.isdisjoint({slot.name for slot in state.unclaimed})
+    if not found or state.uid not in _restores_of(optimizer, variable):
+        state.unclaimed = ()
+    claimed = {spec.name for every in variable._row_slots.of.values() for spec in every}
+    return tuple(slot for slot in state.unclaimed if slot.name not in claimed)
+
+
+def _has_slots(variable: Any, prefix: str) -> bool:
+    return any(spec.name.partition(".")[0] == prefix for specs in variable._row_slots.of.values() for spec in specs)
 
 
 def _free(prefixes: Any, base: str) -> str:
@@ -102,9 +123,9 @@ def _free(prefixes: Any, base: str) -> str:
     return prefix
 
 
-def _rebind(variable: KvVariable, optimizer: Any, base: str, state: _Restored) -> None:
+def _rebind(variable: Any, optimizer: Any, base: str, state: _Restored) -> None:
     """Gives an optimizer the slots that it was restored with, unless another one that was, too, has them."""
-    prefixes = variable._slot_prefix_of
+    prefixes = variable._row_slots.prefix_of
     wanted = _saved_prefix(variable, optimizer, state.uid) or base
     state.bound[optimizer] = state.uid
     for other, prefix in list(prefixes.items()):
@@ -112,12 +133,12 @@ def _rebind(variable: KvVariable, optimizer: Any, base: str, state: _Restored) -
             if state.bound.get(other) == state.uid:
                 return
             del prefixes[other]
-            variable._slots_of.pop(other, None)
+            variable._row_slots.of.pop(other, None)
     prefixes[optimizer] = wanted
     _note(variable, optimizer, wanted, base)
 
 
-def _restores_of(optimizer: Any, variable: KvVariable) -> set[int]:
+def _restores_of(optimizer: Any, variable: Any) -> set[int]:
     """The last restore of an optimizer, or of the step count that `apply_in_backward` keeps instead."""
     objects = [optimizer]
     if variable._in_backward is not None:
@@ -125,11 +146,11 @@ def _restores_of(optimizer: Any, variable: KvVariable) -> set[int]:
     return {getattr(owner, "_self_update_uid", -1) for owner in objects}
 
 
-def _key(variable: KvVariable) -> str:
+def _key(variable: Any) -> str:
     return variable.partitioned_name or variable._name
 
 
-def _note(variable: KvVariable, optimizer: Any, prefix: str, base: str) -> None:
+def _note(variable: Any, optimizer: Any, prefix: str, base: str) -> None:
     if not isinstance(optimizer, trackable.Trackable):
         return
     noted = _noted(optimizer) if prefix == base else _prefixes(optimizer)
@@ -156,7 +177,7 @@ def _prefixes(optimizer: Any) -> _Prefixes:
     return found
 
 
-def _saved_prefix(variable: KvVariable, optimizer: Any, uid: int) -> str | None:
+def _saved_prefix(variable: Any, optimizer: Any, uid: int) -> str | None:
     """What the checkpoint of restore `uid` says of the optimizer's prefix."""
     if not isinstance(optimizer, trackable.Trackable):
         return None

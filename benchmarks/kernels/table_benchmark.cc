@@ -18,12 +18,12 @@
 #include <utility>
 #include <vector>
 
-#include "copy_rows.h"
-#include "hash.h"
-#include "huge_pages.h"
+#include "memory/copy_rows.h"
+#include "base/hash.h"
+#include "memory/huge_pages.h"
 #include "kvtable/parallel_for.h"
 #include "kvtable/table.h"
-#include "run_tasks.h"
+#include "threads/run_tasks.h"
 
 namespace kvtable {
 namespace {

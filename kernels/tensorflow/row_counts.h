@@ -6,12 +6,12 @@
 #include <memory>
 #include <string>
 
+#include "errors.h"
 #include "tensorflow/core/lib/io/iterator.h"
 #include "tensorflow/core/lib/io/table.h"
 #include "tensorflow/core/lib/io/table_builder.h"
 #include "tensorflow/core/lib/io/table_options.h"
 #include "tensorflow/core/platform/env.h"
-#include "tensorflow/core/platform/errors.h"
 #include "tensorflow/core/protobuf/tensor_bundle.pb.h"
 #include "tensorflow/core/util/tensor_bundle/naming.h"
 
@@ -53,7 +53,7 @@ inline absl::Status SetRowCounts(tensorflow::Env* env, const std::string& prefix
     tf::BundleEntryProto entry;
     if (!entry.ParseFromArray(at->value().data(), static_cast<int>(at->value().size()))) {
       builder.Abandon();
-      return tf::errors::DataLoss("'", name, "' has an entry '", count->first, "' that cannot be read.");
+      return errors::DataLoss("'", name, "' has an entry '", count->first, "' that cannot be read.");
     }
     entry.mutable_shape()->mutable_dim(0)->set_size(count->second);
     builder.Add(at->key(), entry.SerializeAsString());

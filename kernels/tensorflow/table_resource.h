@@ -1,16 +1,13 @@
-// The table as a TensorFlow resource, and what every kernel needs to reach it.
+// The table as a TensorFlow resource, and what every kernel needs to reach it and to check what it is given.
 #pragma once
 
 #include <atomic>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
 #include "gpu.h"
-#include "json.h"
-#include "kvtable/device_table_view.h"
 #include "kvtable/lookup_parts.h"
 #include "kvtable/table.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -82,20 +79,6 @@ class TableResource : public tensorflow::ResourceBase {
   int64_t slots_generation_ = 0;  // the newest that `table_` was given; guarded by slots_mu_
 };
 
-// Lends the threads of the intra-op pool of the kernel's device, or its stream, to the table engine.
-class KernelThreads : public kvtable::ParallelFor {
- public:
-  explicit KernelThreads(tensorflow::OpKernelContext* ctx);
-  int threads() const override { return threads_; }
-  void Run(int64_t tasks, const std::function<void(int64_t)>& body) override;
-  void* stream() const override { return stream_; }
-
- private:
-  tensorflow::thread::ThreadPool* pool_;
-  int threads_;
-  kvtable::DeviceStream stream_;
-};
-
 // The table behind an input, initialized; FailedPrecondition naming the variable where it is not. Of a table
 // in a GPU's memory it is what takes arrays where the kernel has them: on the device, unless all of its
 // inputs and outputs are registered as HostMemory.
@@ -114,27 +97,11 @@ kvtable::MissingKeys MissingKeysOf(const std::string& mode, const TableConfig& c
 absl::Status CheckRows(const TableConfig& config, const char* what, const tensorflow::Tensor& keys,
                        const tensorflow::Tensor& rows, int64_t width);
 
-// Runs `body`, turning the engine's errors into a status that names the variable.
-absl::Status CatchErrors(const std::string& doing, const std::string& name,
-                         const std::function<void()>& body);
-
 kvtable::KeyType ToKeyType(tensorflow::DataType dtype);
 kvtable::ValueType ToValueType(tensorflow::DataType dtype);
 
-// "lru", "lfu" or "custom". The second throws std::invalid_argument.
-std::string EvictionName(kvtable::Eviction eviction);
-kvtable::Eviction EvictionNamed(const std::string& name);
-
 // Now, for the version column: seconds since 1970.
 uint32_t UnixTime();
-
-// ---- Metadata, as docs/checkpoint-layout.md has it
-// -----------------------------------------------------------------
-
-std::vector<kvtable::SlotSpec> SlotsFromJson(const Json& array);
-kvtable::Initializer InitializerFromJson(const Json& object);
-std::string SlotsToJson(const std::vector<kvtable::SlotSpec>& slots);
-std::string InitializerToJson(const kvtable::Initializer& initializer);
 
 // The rows of an initializer of kind `rows`: an (M, dim) tensor, and back.
 void SetInitializerRows(const tensorflow::Tensor& rows, kvtable::Initializer* initializer);

@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "check.h"
-#include "hash.h"
+#include "base/hash.h"
 #include "kvtable/parallel_for.h"
 #include "kvtable/table.h"
-#include "rw_spinlock.h"
+#include "table/rw_spinlock.h"
 
 namespace kvtable {
 namespace {

@@ -12,16 +12,16 @@
 #include <string>
 #include <vector>
 
+#include "base/hash.h"
 #include "check.h"
 #include "device_arrays.h"
-#include "elements.h"
-#include "eviction_score.h"
-#include "hash.h"
+#include "eviction/eviction_score.h"
 #include "kvtable/device_table.h"
 #include "kvtable/optimizer.h"
 #include "kvtable/parallel_for.h"
 #include "kvtable/table.h"
 #include "throws.h"
+#include "values/elements.h"
 
 #if !defined(KVTABLE_TEST_CUDA)
 #include "../cuda/device_table_impl.h"
@@ -444,7 +444,7 @@ class Both {
     Chunk chunk(dim_);
     const auto out = chunk.template To<DeviceExporter::Buffers>(dim_);
     const auto exporter = device_->Export({});
-    for (int64_t n; (n = exporter->Next(Chunk::kRows, out, nullptr)) >= 0;) chunk.AddTo(&rows, n, dim_);
+    for (int64_t n; (n = exporter->Next(Chunk::kRows, out, nullptr)) > 0;) chunk.AddTo(&rows, n, dim_);
     return rows;
   }
 

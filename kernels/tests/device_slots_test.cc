@@ -8,8 +8,8 @@
 
 #include "../cuda/threads_table.h"
 #include "check.h"
-#include "elements.h"
-#include "hash.h"
+#include "values/elements.h"
+#include "base/hash.h"
 #include "kvtable/device_table.h"
 #include "kvtable/parallel_for.h"
 #include "kvtable/table.h"

@@ -13,13 +13,13 @@
 #include <utility>
 #include <vector>
 
+#include "base/hash.h"
 #include "check.h"
 #include "device_arrays.h"
-#include "hash.h"
-#include "initial_value.h"
 #include "kvtable/parallel_for.h"
 #include "pool.h"
 #include "throws.h"
+#include "values/initial_value.h"
 
 #if defined(KVTABLE_TEST_CUDA)
 #include <cuda_runtime.h>
@@ -106,7 +106,7 @@ void Agree(DeviceTable* table, const Model& model, Random* random) {
     out.versions = versions.data();
     out.columns = {{0, values.data(), kDim}, {1, copies.data(), kDim}, {2, constants.data(), 2}};
     const int64_t n = exporter->Next(static_cast<int64_t>(capacity), out, nullptr);
-    if (n < 0) break;
+    if (n == 0) break;
     for (size_t i = 0; i < static_cast<size_t>(n); ++i) {
       for (size_t j = 1; j < kDim; ++j) {
         CHECK(values[i * kDim + j] == values[i * kDim] && copies[i * kDim + j] == copies[i * kDim]);
@@ -505,7 +505,7 @@ void NarrowKeysAreSignExtended() {
   buffers.keys = exported.data();
   std::multiset<int32_t> all;
   const auto exporter = table->Export({});
-  for (int64_t n; (n = exporter->Next(1000, buffers, nullptr)) >= 0;)
+  for (int64_t n; (n = exporter->Next(1000, buffers, nullptr)) > 0;)
     all.insert(exported.data(), exported.data() + n);
   CHECK(all == std::multiset<int32_t>(keys.begin(), keys.end()));
 }

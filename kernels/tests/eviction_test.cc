@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "check.h"
-#include "hash.h"
+#include "base/hash.h"
 #include "kvtable/lookup_parts.h"
 #include "kvtable/optimizer.h"
 #include "kvtable/parallel_for.h"

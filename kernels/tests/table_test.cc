@@ -4,7 +4,7 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
+#include <set>
 #include <vector>
 
 #include "check.h"
@@ -153,6 +153,40 @@ void ColumnsAreThoseThatWereLookedUp() {
   table->GatherColumns(&key, 1, {{1, &row, 1, table->schema().generation}}, nullptr, Serial());
 }
 
+// Keys that were exported and removed, and come again in rows that are still to be read.
+void NoKeyIsExportedTwice() {
+  const auto table = MakeTable({}, 1);
+  const std::vector<int64_t> keys = Keys(1000);
+  Insert(table.get(), keys);
+  std::set<int64_t> exported;
+  std::vector<int64_t> chunk(100);
+  Exporter::Buffers out;
+  out.keys = chunk.data();
+  const auto exporter = table->Export();
+  auto other = table->Export();  // two at a time, of which one ends early
+  const auto next = [&] {
+    const int64_t n = exporter->Next(100, out, Serial());
+    for (int64_t i = 0; i < n; ++i) CHECK(exported.insert(chunk[static_cast<size_t>(i)]).second);
+    return n;
+  };
+  CHECK(next() == 100);
+  other.reset();
+  const std::vector<int64_t> first(exported.begin(), exported.end());
+  std::vector<int64_t> rest;
+  for (const int64_t key : keys) {
+    if (exported.count(key) == 0) rest.push_back(key);
+  }
+  table->Remove(first.data(), 100, Serial());
+  table->Remove(&rest[300], 200, Serial());
+  Insert(table.get(), first);  // in rows of those
+  while (next() > 0) {
+  }
+  CHECK(exported.size() == 800);
+  std::vector<int64_t> all(2000);
+  out.keys = all.data();
+  CHECK(table->Export()->Next(2000, out, Serial()) == 800);  // a new one gives what is there now
+}
+
 void InitialValuesThatAreNoneOfTheTypeAreRefused() {
   for (const ValueType type : {ValueType::kInt8, ValueType::kInt32, ValueType::kInt64, ValueType::kBool}) {
     TableOptions options;
@@ -198,6 +232,7 @@ void InitialValuesThatAreNoneOfTheTypeAreRefused() {
 int main() {
   kvtable::RemovedRowsAreListedWithoutCopyingTheListEachTime();
   kvtable::SlotsThatOneShardHasNoMemoryForChangeNoShard();
+  kvtable::NoKeyIsExportedTwice();
   kvtable::ColumnsAreThoseThatWereLookedUp();
   kvtable::InitialValuesThatAreNoneOfTheTypeAreRefused();
   return 0;

@@ -34,7 +34,7 @@ from kvtools.dialects.interface import (
     row_bytes,
 )
 from kvtools.dialects.table_record import COUNTER_DTYPES, KEY_DTYPES, VALUE_DTYPES, table_json
-from kvtools.errors import BadInputError, CorruptFileError, MissingDependencyError, UsageError
+from kvtools.errors import BadInputError, CorruptFileError, MissingDependencyError
 
 DESCRIPTION = b"kvtools"
 """The key of the table's description in the metadata of an Arrow schema."""
@@ -323,13 +323,6 @@ def stranger_table(
             f"{doing}: got no width of the values in column '{names.value[0]}', its lists are empty; give it with --dim"
         )
     value_dtype = dtype(names.value)
-    for wanted, got in (
-        (options.key_dtype, key_dtype),
-        (options.value_dtype, value_dtype),
-        (options.dim, dim),
-    ):
-        if wanted is not None and wanted != got:
-            raise UsageError(f"{doing}: it is {got}, which contradicts the {wanted} that was given; leave that out")
     widths = {slot: width(these) for slot, these in names.slots.items()}
     names = ColumnMap(
         names.key, names.value, {s: t for s, t in names.slots.items() if widths[s]}, names.freq, names.version

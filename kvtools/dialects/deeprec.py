@@ -100,7 +100,8 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
         width = values.shape[1] if len(values.shape) == 2 else 0
         shapes[variable] = Shape(keys.shape[0] if keys.shape else 0, width, dtype_name(keys.dtype))
     open_table = functools.partial(_open_table, bundle, suffixes, options)
-    opened = open_tables(bundle.prefix, shapes, options, open_table)
+    tensors_of = functools.partial(_tensors_of, bundle, suffixes)
+    opened = open_tables(bundle.prefix, shapes, options, open_table, tensors_of)
     return bundle_checkpoint(NAME, location, bundle, opened.tables, opened.tensors, opened.broken)
 
 
@@ -134,6 +135,11 @@ class _Variable:
     tensors: frozenset[str]
 
 
+def _tensors_of(bundle: Bundle, suffixes: Suffixes, variable: str) -> frozenset[str]:
+    every = [*vars(suffixes).values(), *([_FILTER_OFFSETS, *_FILTERED.values()] if suffixes is FULL else [])]
+    return frozenset(variable + suffix for suffix in every if variable + suffix in bundle)
+
+
 def _open_variable(bundle: Bundle, doing: str, variable: str, suffixes: Suffixes) -> _Variable:
     keys = bundle_column(bundle, doing, variable + suffixes.keys, KEY_DTYPES)
     values = bundle_column(bundle, doing, variable + suffixes.values, VALUE_DTYPES, (None,), keys.rows)
@@ -155,7 +161,6 @@ def _open_variable(bundle: Bundle, doing: str, variable: str, suffixes: Suffixes
             column = counters(variable + _FILTERED[name], filtered["filtered_keys"].rows)
             if column is not None:
                 filtered[name] = column
-    every = [*vars(suffixes).values(), *([_FILTER_OFFSETS, *_FILTERED.values()] if suffixes is FULL else [])]
     return _Variable(
         keys=keys,
         values=values,
@@ -164,7 +169,7 @@ def _open_variable(bundle: Bundle, doing: str, variable: str, suffixes: Suffixes
         offsets=offsets(variable + suffixes.offsets),
         filter_offsets=offsets(variable + _FILTER_OFFSETS) if suffixes is FULL else None,
         filtered=filtered,
-        tensors=frozenset(variable + suffix for suffix in every if variable + suffix in bundle),
+        tensors=_tensors_of(bundle, suffixes, variable),
     )
 
 

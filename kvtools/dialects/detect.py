@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import os
 from collections.abc import Iterator
@@ -105,7 +106,7 @@ def open_checkpoint(path: str | os.PathLike[str], options: OpenOptions | None = 
 
     Raises:
         BadInputError: there is no checkpoint, or one of its files is missing, truncated or damaged.
-        UsageError: there is no dialect of the given name.
+        UsageError: there is no dialect of the given name, or the files say otherwise of a table than the options.
 
     Example:
         >>> open_checkpoint("no/such/model.ckpt")
@@ -127,11 +128,27 @@ def open_checkpoint(path: str | os.PathLike[str], options: OpenOptions | None = 
             _explain(source)
             raise BadInputError(f"opening '{source.text}': it is in none of the dialects {', '.join(dialects())}")
         dialect = found
-    checkpoint = dialect.open(source, options)
+    checkpoint = _agreeing(dialect.open(source, options), options)
     path_elsewhere = source.text if source.is_url else str(source.path.absolute())  # for other processes
     for name, table in checkpoint.tables.items():
         table.origin = Origin(path_elsewhere, options, name)
     return checkpoint
+
+
+def _agreeing(checkpoint: Checkpoint, options: OpenOptions) -> Checkpoint:
+    """Return the checkpoint if the options contradict none of its tables, without these if `options` are lenient."""
+    said = {name: options.contradicted_by(table.schema) for name, table in checkpoint.tables.items()}
+    wrong = {
+        name: UsageError(f"opening table '{name}' of '{checkpoint.path}': {reason}")
+        for name, reason in said.items()
+        if reason is not None
+    }
+    if not wrong:
+        return checkpoint
+    if not options.lenient:
+        raise next(iter(wrong.values()))
+    agreeing = {name: table for name, table in checkpoint.tables.items() if name not in wrong}
+    return dataclasses.replace(checkpoint, tables=agreeing, broken={**checkpoint.broken, **wrong})
 
 
 def open_table(origin: Origin) -> TableReader:

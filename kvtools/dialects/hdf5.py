@@ -456,13 +456,6 @@ def _open_stranger(file: _File, group: Any) -> TableReader:
         notes.append(f"datasets of a row per key are read as slots: {', '.join(slots)}")
     if left:
         notes.append(f"datasets left aside: {', '.join(left)}")
-    for wanted, got in (
-        (file.options.key_dtype, key_dtype),
-        (file.options.value_dtype, value_column.dtype.name),
-        (file.options.dim, dim),
-    ):
-        if wanted is not None and wanted != got:
-            raise UsageError(f"{doing}: it is {got}, which contradicts the {wanted} that was given; leave that out")
     schema = TableSchema(
         name=group.name.strip("/") or file.path.stem,
         dialect=NAME,
@@ -653,7 +646,6 @@ class ContiguousTableWriter(_Hdf5TableWriter):
         self._datasets: dict[str, Any] = {}
         self._runs: dict[str, Runs] = {}
         super().__init__(file, schema)
-        file.flush()
 
     def _column(self, part: int, group: Any, column: str, name: str, dtype: str, shape: tuple[int, ...]) -> None:
         dataset = _contiguous(group, name, numpy_dtype(dtype), shape)

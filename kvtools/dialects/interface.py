@@ -47,8 +47,8 @@ class SlotSchema:
 class ExtraSchema:
     """An array that belongs to a table as a whole, not to its rows.
 
-    The names that dialects share: "initial_values" [M, dim] (new rows are copied from it), "blacklist" (keys that
-    are never stored), "filtered_keys" / "filtered_freqs" / "filtered_versions" (keys seen, not yet admitted),
+    The names that dialects share: "initial_values" [M, dim] (new rows are copied from it), "initial_values_<part>" (where
+    a part has others than that), "blacklist" (keys that are never stored), "filtered_keys" / "filtered_freqs" / "filtered_versions" (keys seen, not yet admitted),
     "deleted_keys" (of an increment: keys to remove), "eviction_scores_<part>" (of a table with a capacity: a number for
     each row, in the order of the rows as they are stored: it holds for this file only, and no writer takes it).
     """
@@ -186,9 +186,9 @@ class Finding:
 class OpenOptions:
     """How to open a checkpoint: what its files do not say, and how much memory a reader may hold.
 
-    `key_dtype`, `value_dtype` and `dim` are for formats that do not record them; a format that does record them
-    takes them as a check, and raises `UsageError` where they contradict it. With `lenient`, a table that cannot be
-    opened is left out and named in `Checkpoint.broken`.
+    `key_dtype`, `value_dtype` and `dim` are for formats that do not record them; for one that does record them they are
+    a check (`contradicted_by`). With `lenient`, a table that cannot be opened is left out and named in
+    `Checkpoint.broken`.
     """
 
     dialect: str | None = None
@@ -197,6 +197,21 @@ class OpenOptions:
     dim: int | None = None
     memory: int = DEFAULT_MEMORY
     lenient: bool = False
+
+    def contradicted_by(self, schema: TableSchema) -> str | None:
+        """Return what a table says against these options, or None if it agrees.
+
+        >>> OpenOptions(dim=9).contradicted_by(TableSchema("emb", "npz", "int64", "float32", 4, (7,)))
+        'got --dim 9, it says 4; leave the option out'
+        """
+        for option, wanted, got in (
+            ("--key-dtype", self.key_dtype, schema.key_dtype),
+            ("--value-dtype", self.value_dtype, schema.value_dtype),
+            ("--dim", self.dim, schema.dim),
+        ):
+            if wanted is not None and wanted != got:
+                return f"got {option} {wanted}, it says {got}; leave the option out"
+        return None
 
 
 @dataclass(frozen=True)
@@ -368,6 +383,37 @@ class Checkpoint:
     def select(self, names: Sequence[str]) -> list[TableReader]:
         """Return these tables, each once, or all tables if `names` is empty."""
         return [self.table(name) for name in dict.fromkeys(names)] if names else list(self.tables.values())
+
+
+INITIAL_VALUES = "initial_values"
+
+
+def initial_values_of(part: int | str) -> str:
+    """Return what the initial values of one part are called, where they are not those of all.
+
+    >>> initial_values_of(3)
+    'initial_values_3'
+    """
+    return f"{INITIAL_VALUES}_{part}"
+
+
+def part_of_initial_values(name: str) -> int | None:
+    """Return whose initial values an extra of this name is; None if it is no part's alone.
+
+    >>> part_of_initial_values("initial_values_3"), part_of_initial_values("initial_values")
+    (3, None)
+    """
+    number = name.removeprefix(f"{INITIAL_VALUES}_")
+    return int(number) if number != name and number.isdecimal() else None
+
+
+def are_initial_values(name: str) -> bool:
+    """Tell whether an extra of this name is initial values, of all parts or of one.
+
+    >>> are_initial_values("initial_values"), are_initial_values("blacklist")
+    (True, False)
+    """
+    return name == INITIAL_VALUES or part_of_initial_values(name) is not None
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:

@@ -7,7 +7,9 @@ Format of the `checkpoint` file: text protocol buffer, https://www.tensorflow.or
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +40,7 @@ def locate(path: Path) -> Location:
     """
     if _is_file(Path(f"{path}.index")):
         return Location(path)
+    _check_readable(path)
     if path.is_dir():
         return _locate_in_folder(path)
     file = _FILE_OF_CHECKPOINT.search(path.name)
@@ -58,6 +61,22 @@ def locate(path: Path) -> Location:
         f"looking for a checkpoint at '{path}': no '{path}.index' and no such folder;"
         " name a checkpoint prefix (without .index), a checkpoint folder or a SavedModel folder"
     )
+
+
+def _check_readable(path: Path) -> None:
+    """Raise `BadInputError` where something is there, or may be, that this user may not read."""
+    for file in (Path(f"{path}.index"), path):
+        try:
+            folder = stat.S_ISDIR(file.stat().st_mode)
+            denied = not os.access(file, os.R_OK | os.X_OK if folder else os.R_OK, effective_ids=True)
+        except PermissionError:
+            denied = True
+        except (OSError, ValueError):
+            continue
+        if denied:
+            raise BadInputError(
+                f"reading '{file}': Permission denied; run as a user who may read it, or change its permissions"
+            )
 
 
 def _locate_in_folder(folder: Path) -> Location:

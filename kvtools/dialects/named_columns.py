@@ -42,7 +42,7 @@ from kvtools.dialects.table_record import (
     table_json,
     table_schema,
 )
-from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError, UsageError
+from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError
 
 FORMAT = 1
 
@@ -192,7 +192,6 @@ def described_tables(
 
     Raises:
         CorruptFileError: a description is wrong, or a column is missing or of another type or shape.
-        UsageError: an option contradicts a description.
     """
     tables: dict[str, TableReader] = {}
     broken: dict[str, KvtoolsError] = {}
@@ -206,7 +205,6 @@ def described_tables(
             if schema.name in tables:
                 raise CorruptFileError(f"{doing}: it is described twice; write it again")
             schema = dataclasses.replace(schema, checksums=container.checksums)
-            check_options(schema, container.options, doing)
             tables[schema.name] = _described(schema, record.get("columns"), columns, doing)
         except KvtoolsError as error:
             if not container.options.lenient:
@@ -251,7 +249,6 @@ def inferred_tables(columns: Mapping[str, Column], container: Container) -> tupl
 
     Raises:
         BadInputError: arrays that are called so and are no keys and rows; or no array that could be a table.
-        UsageError: an option contradicts the arrays.
     """
     groups: dict[str, dict[str, str]] = {}
     for name in columns:
@@ -326,19 +323,7 @@ def _table(name: str, part: Part, notes: tuple[str, ...], container: Container) 
         checksums=container.checksums,
         notes=notes,
     )
-    check_options(schema, container.options, f"opening table '{name}' of '{container.path}'")
     return ColumnTable(dataclasses.replace(schema, bytes=schema.rows * row_bytes(schema)), [part])
-
-
-def check_options(schema: TableSchema, options: OpenOptions, doing: str) -> None:
-    """Raise `UsageError` where the options contradict what the format records."""
-    for option, wanted, got in (
-        ("--key-dtype", options.key_dtype, schema.key_dtype),
-        ("--value-dtype", options.value_dtype, schema.value_dtype),
-        ("--dim", options.dim, schema.dim),
-    ):
-        if wanted is not None and wanted != got:
-            raise UsageError(f"{doing}: got {option} {wanted}, it says {got}; leave the option out")
 
 
 def variables_of(

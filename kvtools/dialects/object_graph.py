@@ -1,14 +1,15 @@
 """The object graph of an object-based checkpoint, as far as a writer must know it: which tensors hang where.
 
 `_CHECKPOINTABLE_OBJECT_GRAPH` is one string, a serialized `TrackableObjectGraph`: node 0 is the root, a node has named
-children (by node number) and attributes with the tensor that each is saved as. TensorFlow finds what to restore by it.
+children (by node number) and attributes with the tensor that each is saved as; an object that saves itself has the name
+of its saver, and its path, instead. TensorFlow finds what to restore by it, and says nothing of what it does not find.
 Format: https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/protobuf/trackable_object_graph.proto
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from kvtools.dialects.bundle.wire import WireError, put_varint, read_fields
 from kvtools.errors import CorruptFileError
@@ -16,15 +17,18 @@ from kvtools.errors import CorruptFileError
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _ATTRIBUTES = "/.ATTRIBUTES/"
 _CHILD, _ATTRIBUTE, _NODE_ID, _LOCAL_NAME, _ATTRIBUTE_NAME, _TENSOR, _HAS_VALUES = 1, 2, 1, 2, 1, 3, 5
+_SAVER, _SAVER_NAME, _OBJECT_NAME = 4, 1, 2
 
 
-def extend_object_graph(graph: bytes, tensors: Iterable[str]) -> bytes:
-    """Return `graph` with an object and an attribute for each of `tensors` that it has not yet.
+def extend_object_graph(graph: bytes, tensors: Iterable[str] = (), *, savers: Mapping[str, str] | None = None) -> bytes:
+    """Return `graph` with an object and an attribute for each of `tensors`, and one for each of `savers`, that it lacks.
 
     Args:
         graph: a serialized graph, or nothing.
         tensors: what attributes are saved as, `<path>/.ATTRIBUTES/<attribute>`: a tensor's name, or what the names of
             an object's tensors begin with.
+        savers: what objects that save themselves are saved by, the name that their class is registered under, by the
+            path of the object.
 
     Raises:
         CorruptFileError: `graph` is no object graph.
@@ -39,18 +43,16 @@ def extend_object_graph(graph: bytes, tensors: Iterable[str]) -> bytes:
         nodes = nodes or [bytearray(_NEW)]
         children = [_children(bytes(node), len(nodes)) for node in nodes]
         known = {tensor for node in nodes for tensor in _attributes(bytes(node))}
+        saved = {path for node in nodes for path in _saved_by_themselves(bytes(node))}
     except (WireError, UnicodeDecodeError) as error:
         raise CorruptFileError(
             f"reading '{OBJECT_GRAPH}': got malformed bytes ({error}), expected an object graph; write the checkpoint"
             " again"
         ) from error
-    for tensor in tensors:
-        if tensor in known:
-            continue
-        known.add(tensor)
-        path, _, attribute = f"/{tensor}".rpartition(_ATTRIBUTES)
+
+    def node_at(path: str) -> int:
         at = 0
-        for local_name in map(unescape, path.split("/")[1:]):
+        for local_name in map(unescape, path.split("/") if path else ()):
             child = children[at].get(local_name)
             if child is None:
                 child = children[at][local_name] = len(nodes)
@@ -58,8 +60,19 @@ def extend_object_graph(graph: bytes, tensors: Iterable[str]) -> bytes:
                 children.append({})
                 nodes[at] += _message(_CHILD, _number(_NODE_ID, child) + _text(_LOCAL_NAME, local_name))
             at = child
+        return at
+
+    for tensor in tensors:
+        if tensor in known:
+            continue
+        known.add(tensor)
+        path, _, attribute = f"/{tensor}".rpartition(_ATTRIBUTES)
         record = _text(_ATTRIBUTE_NAME, attribute) + _text(_TENSOR, tensor)
-        nodes[at] += _message(_ATTRIBUTE, record)
+        nodes[node_at(path.removeprefix("/"))] += _message(_ATTRIBUTE, record)
+    for path, saver in (savers or {}).items():
+        if path not in saved:
+            saved.add(path)
+            nodes[node_at(path)] += _message(_SAVER, _text(_SAVER_NAME, saver) + _text(_OBJECT_NAME, path))
     return b"".join(_message(1, bytes(node)) for node in nodes)
 
 
@@ -91,6 +104,16 @@ def _attributes(node: bytes) -> set[str]:
             tensor = dict(read_fields(value)).get(_TENSOR, b"")
             if isinstance(tensor, bytes):
                 found.add(tensor.decode())
+    return found
+
+
+def _saved_by_themselves(node: bytes) -> set[str]:
+    found: set[str] = set()
+    for number, value in read_fields(node):
+        if number == _SAVER and isinstance(value, bytes):
+            path = dict(read_fields(value)).get(_OBJECT_NAME, b"")
+            if isinstance(path, bytes):
+                found.add(path.decode())
     return found
 
 

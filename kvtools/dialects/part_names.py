@@ -9,7 +9,7 @@ scope/emb/part_1/Adam_1    the slot of that part
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -120,7 +120,7 @@ def _owner(
 
 @dataclass(frozen=True)
 class Opened:
-    """Tables by name, the tensors that they are made of, and what kept other tables from being opened."""
+    """Tables by name, what kept other tables from being opened, and the tensors that all of them are made of."""
 
     tables: dict[str, TableReader]
     tensors: set[str]
@@ -132,8 +132,12 @@ def open_tables(
     variables: Mapping[str, Shape],
     options: OpenOptions,
     open_table: Callable[[TableNames], tuple[TableReader, set[str]]],
+    tensors_of: Callable[[str], Iterable[str]],
 ) -> Opened:
-    """Open the tables that these variables of a bundle at `path` make; errors are kept if `options.lenient`."""
+    """Open the tables that these variables of a bundle at `path` make; errors are kept if `options.lenient`.
+
+    `tensors_of(variable)` are the tensors that there are of a variable, be it one that cannot be opened.
+    """
     opened = Opened({}, set(), {})
     for names in tables_of(variables):
         try:
@@ -147,6 +151,8 @@ def open_tables(
             if not options.lenient:
                 raise
             opened.broken[names.name] = error
+            for variable in [variable for slots in names.parts.values() for variable in slots.values()]:
+                opened.tensors.update(tensors_of(variable))
             continue
         opened.tables[names.name] = table
         opened.tensors.update(tensors)

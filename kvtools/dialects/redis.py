@@ -41,7 +41,6 @@ from kvtools.dialects.interface import (
     numpy_dtype,
     row_bytes,
 )
-from kvtools.dialects.named_columns import check_options
 from kvtools.dialects.table_record import (
     COUNTER_DTYPES,
     KEY_DTYPES,
@@ -557,7 +556,6 @@ def _open_table(
     place: Place, client: Any, record: dict[str, Any], options: OpenOptions, held: int, doing: str
 ) -> RedisTable:
     schema = table_schema(json.dumps(record), NAME, doing)
-    check_options(schema, options, doing)
     base, buckets = record.get("key"), record.get("buckets")
     # Few buckets are empty, so there are not many more of them than keys in the database.
     if not is_count(buckets) or buckets < 1 or buckets & (buckets - 1) or buckets > 4 * held + 64:

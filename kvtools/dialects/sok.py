@@ -26,7 +26,6 @@ from kvtools.dialects.interface import (
     TableSchema,
     numpy_dtype,
 )
-from kvtools.dialects.named_columns import check_options
 from kvtools.dialects.raw_output import RawTableWriter, create_column
 from kvtools.dialects.writing import CheckpointWriter, WriteOptions
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError, OutputError
@@ -248,7 +247,6 @@ def open_table(folder: Path, base: str, columns: list[str], options: OpenOptions
         notes=(*notes, *incomplete),
         bytes=sum((folder / f"{base}-{column}").stat().st_size for column in columns),
     )
-    check_options(schema, options, doing)
     table = SokTable(schema, [part])
     table.incomplete = tuple(incomplete)
     return table

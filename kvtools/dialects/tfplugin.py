@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
@@ -27,13 +27,19 @@ from kvtools.dialects.interface import (
     SlotSchema,
     TableReader,
     TableSchema,
+    VariableSchema,
     numpy_dtype,
 )
+from kvtools.dialects.object_graph import OBJECT_GRAPH, extend_object_graph
 from kvtools.dialects.tensorflow import bundle_checkpoint, located
+from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError
 
 NAME = "tfplugin"
 LAYOUT = 1
+_SAVER = "tfplugin.KvVariable"
+"""The name under which tfplugin registers what saves and restores its variables in a `tf.train.Checkpoint`."""
+
 KEY_DTYPES = ("int64", "int32", "uint64")
 SLOT_DTYPES = ("float32", "float16", "bfloat16", "float64")
 VALUE_DTYPES = (*SLOT_DTYPES, "int8", "int32", "int64", "bool")
@@ -78,6 +84,7 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
     tables: dict[str, TableReader] = {}
     broken: dict[str, KvtoolsError] = {}
     used: set[str] = set()
+    slot_tensors = _slot_tensors(bundle)
     for tensor in bundle.entries:
         if tensor.endswith(_META):
             try:
@@ -87,8 +94,8 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
                 if not options.lenient:
                     raise
                 broken[tensor.removesuffix(_META)] = error
+                used |= _tensors_of(bundle, tensor.removesuffix(_META), slot_tensors)
     names = _table_names(groups)
-    slot_tensors = _slot_tensors(bundle)
     for base, metas in groups.items():
         try:
             in_order = sorted(metas, key=lambda meta: meta.part)
@@ -97,6 +104,8 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
             if not options.lenient:
                 raise
             broken[names[base]] = error
+            for meta in metas:
+                used |= _tensors_of(bundle, meta.prefix, slot_tensors)
             continue
         tables[table.schema.name] = table
         used |= tensors
@@ -194,6 +203,12 @@ def _slot_tensors(bundle: Bundle) -> dict[str, list[str]]:
     return found
 
 
+def _tensors_of(bundle: Bundle, prefix: str, slot_tensors: Mapping[str, Sequence[str]]) -> set[str]:
+    """Return the tensors that there are of a part, be it one that cannot be opened."""
+    names = {prefix + suffix for suffix in (_META, "-keys", "-values", "-freqs", "-versions", "-init", _SCORES)}
+    return {name for name in names if name in bundle} | set(slot_tensors.get(prefix, ()))
+
+
 def _open_table(
     bundle: Bundle, name: str, metas: list[PartMeta], slot_tensors: Mapping[str, Sequence[str]]
 ) -> tuple[ColumnTable, set[str]]:
@@ -229,7 +244,8 @@ def _open_table(
                 f" {[s.name for s in slot_schemas[0]]}; the parts are of different checkpoints, write it"
                 " again"
             )
-    initial = f"{first.prefix}-init"
+    # A restore gives all parts the initial values of the largest.
+    initial = f"{max(zip(metas, parts, strict=True), key=lambda pair: pair[1].rows)[0].prefix}-init"
     extras = {"initial_values": bundle.tensor(initial)} if initial in bundle else {}
     for meta, part in zip(metas, parts, strict=True):
         if meta.prefix + _SCORES in bundle:
@@ -270,9 +286,7 @@ def _scores(bundle: Bundle, doing: str, meta: PartMeta, rows: int) -> BundleTens
     return tensor
 
 
-def _open_part(
-    bundle: Bundle, doing: str, meta: PartMeta, slot_tensors: Sequence[str]
-) -> tuple[Part, set[str]]:
+def _open_part(bundle: Bundle, doing: str, meta: PartMeta, slot_tensors: Sequence[str]) -> tuple[Part, set[str]]:
     used = {meta.prefix + _META}
 
     def column(suffix: str, dtypes: tuple[str, ...], width: int | None, rows: int | None) -> BundleTensor:
@@ -310,11 +324,23 @@ def _open_part(
 
 
 class Writer(BundleCheckpointWriter):
-    """Writes the layout, name-based, or object-based where a table comes with an "object_path"."""
+    """Writes the layout, name-based, or object-based where a table comes with an "object_path".
+
+    TensorFlow restores what the object graph names, and nothing else: a table with a path is in the graph, whether the
+    one that is carried along has it or not.
+    """
+
+    def __init__(self, staging: str, options: WriteOptions) -> None:
+        super().__init__(staging, options)
+        self._savers: dict[str, str] = {}
+        self._variables: list[str] = []
+        self._graph: bytes | None = None
 
     def table(self, schema: TableSchema, keys: Callable[[], Iterator[tuple[int, Array]]]) -> BundleTableWriter:
         """Start a table; see `CheckpointWriter.table`."""
         table = BundleTableWriter(self.bundle)
+        if "object_path" in schema.metadata:
+            self._savers[schema.metadata["object_path"]] = _SAVER
         key_dtype, value_dtype = numpy_dtype(schema.key_dtype), numpy_dtype(schema.value_dtype)
         for part, rows in enumerate(schema.part_rows):
             prefix = _part_prefix(schema, part)
@@ -331,6 +357,22 @@ class Writer(BundleCheckpointWriter):
             if schema.extras:
                 table.place_extra("initial_values", f"{prefix}-init")
         return table
+
+    def variable(self, schema: VariableSchema, chunks: Iterable[Array]) -> None:
+        """Write a dense variable; keep the object graph until all are known."""
+        if schema.name == OBJECT_GRAPH:
+            self._graph = b"".join(bytes(text) for array in chunks for text in array.reshape(-1))
+            return
+        super().variable(schema, chunks)
+        if "/.ATTRIBUTES/" in schema.name:
+            self._variables.append(schema.name)
+
+    def close(self) -> None:
+        """Write the object graph, where there is one or a table needs it, and the index."""
+        if self._graph is not None or self._savers:
+            graph = extend_object_graph(self._graph or b"", self._variables, savers=self._savers)
+            self.bundle.string(OBJECT_GRAPH, graph)
+        super().close()
 
 
 def _part_prefix(schema: TableSchema, part: int) -> str:
@@ -358,6 +400,8 @@ def _meta_record(schema: TableSchema, part: int) -> bytes:
     }
     if "initializer" in schema.metadata:
         record["initializer"] = schema.metadata["initializer"]
+    elif schema.extras:
+        record["initializer"] = {"kind": "rows"}  # without it, a restore does not look at them
     return json.dumps(record).encode()
 
 

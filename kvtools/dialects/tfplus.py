@@ -22,6 +22,7 @@ from kvtools.dialects.column_table import KeyedColumn, KeyedSlotsTable, Part
 from kvtools.dialects.derived_column import ConcatenatedColumn, MappedColumn
 from kvtools.dialects.dialect import Dialect, Holds, Source
 from kvtools.dialects.interface import (
+    INITIAL_VALUES,
     Array,
     Checkpoint,
     Chunk,
@@ -30,7 +31,10 @@ from kvtools.dialects.interface import (
     OpenOptions,
     SlotSchema,
     TableSchema,
+    are_initial_values,
+    initial_values_of,
     numpy_dtype,
+    part_of_initial_values,
 )
 from kvtools.dialects.part_names import Shape, TableNames, check_alike, open_tables, variable_name
 from kvtools.dialects.tensorflow import bundle_checkpoint, located
@@ -82,7 +86,8 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
             rows = entry.shape[0] if entry.shape else 0
             width = values.shape[1] if len(values.shape) == 2 else 0
             shapes[tensor.removesuffix(_KEYS)] = Shape(rows, width, dtype_name(entry.dtype))
-    opened = open_tables(bundle.prefix, shapes, options, functools.partial(_open_table, bundle, options))
+    open_table = functools.partial(_open_table, bundle, options)
+    opened = open_tables(bundle.prefix, shapes, options, open_table, functools.partial(_tensors_of, bundle))
     return bundle_checkpoint(NAME, location, bundle, opened.tables, opened.tensors, opened.broken)
 
 
@@ -99,6 +104,11 @@ class _Variable:
     delete_keys: BundleTensor | None
     increment: bool
     tensors: frozenset[str]
+
+
+def _tensors_of(bundle: Bundle, variable: str) -> frozenset[str]:
+    names = (f"{variable}:0-{suffix}" for suffix in _SUFFIXES)
+    return frozenset(name for name in names if name in bundle)
 
 
 def _open_variable(bundle: Bundle, doing: str, variable: str) -> _Variable:
@@ -130,7 +140,7 @@ def _open_variable(bundle: Bundle, doing: str, variable: str) -> _Variable:
         blacklist=optional("blacklist", of_keys),
         delete_keys=optional("delete_keys", of_keys),
         increment=full is not None and not bool(full.read()[0]),
-        tensors=frozenset(name(suffix) for suffix in _SUFFIXES if name(suffix) in bundle),
+        tensors=_tensors_of(bundle, variable),
     )
 
 
@@ -215,9 +225,14 @@ def _high_half(counts: Array) -> Array:
 
 def _extras(own: Sequence[_Variable]) -> dict[str, Column]:
     extras: dict[str, Column] = {}
-    # Each part draws its own initial rows from the same initializer: those of part 0 stand for all.
-    if own[0].initial is not None and own[0].initial.rows:
-        extras["initial_values"] = own[0].initial
+    first = own[0].initial
+    if first is not None and first.rows:
+        extras[INITIAL_VALUES] = first
+    # Each part draws its own initial rows from the same initializer.
+    for part, initial in enumerate(variable.initial for variable in own):
+        if part and initial is not None and not (first is not None and _alike(first, initial)):
+            if initial.rows or INITIAL_VALUES in extras:
+                extras[initial_values_of(part)] = initial
     for name, columns in (
         ("blacklist", [variable.blacklist for variable in own]),
         ("deleted_keys", [variable.delete_keys for variable in own]),
@@ -226,6 +241,12 @@ def _extras(own: Sequence[_Variable]) -> dict[str, Column]:
         if there:
             extras[name] = there[0] if len(there) == 1 else ConcatenatedColumn(there)
     return extras
+
+
+def _alike(a: BundleTensor, b: BundleTensor) -> bool:
+    """Tell whether two tensors have the same bytes, as the checksums in the index say."""
+    runs = [[(run.start, run.stop, run.crc32c) for run in tensor.segments] for tensor in (a, b)]
+    return a.shape == b.shape and a.dtype == b.dtype and runs[0] == runs[1]
 
 
 def _slot_constants(slots: Sequence[str], by_part: Sequence[Mapping[str, _Variable]]) -> dict[str, Any]:
@@ -245,7 +266,7 @@ def _notes(names: TableNames, own: Sequence[_Variable], metadata: Mapping[str, A
     if names.slots and not names.partitioned:
         notes.append(f"{', '.join(names.slots)}: taken for slots by their names, {names.name}/<slot>")
     if len(own) > 1 and own[0].initial is not None and own[0].initial.rows:
-        notes.append("initial values are those of part 0; every part has its own, from the same initializer")
+        notes.append("every part has initial values of its own, from the same initializer")
     if metadata.get("increment"):
         notes.append("an increment: only the rows that changed since the checkpoint before")
     return tuple(notes)
@@ -294,7 +315,7 @@ class TfplusTableWriter(BundleTableWriter):
                 self._variable(part, name, f"slot:{slot.name}", slot.width, slot.dtype, rows)
                 self._slot_initial(name, slot)
             name = variable_name(schema, part)
-            if "initial_values" not in extras:
+            if INITIAL_VALUES not in extras and initial_values_of(part) not in extras:
                 self._empty(name, "init_table", schema.value_dtype, schema.dim)
             for extra, suffix in self._lists.items():
                 if extra not in extras and (extra != "deleted_keys" or self._delta):
@@ -334,14 +355,17 @@ class TfplusTableWriter(BundleTableWriter):
         """Write an extra array: initial values to every part, a list of keys to the parts that own them."""
         schema = self._schema
         doing = f"writing table '{schema.name}' as {NAME}"
-        if name == "initial_values":
+        if are_initial_values(name):
             if array.shape[1:] != (schema.dim,):
                 raise BadInputError(
                     f"{doing}: its initial values are rows of {list(array.shape[1:])}, expected [{schema.dim}]"
                 )
             array = array.astype(numpy_dtype(schema.value_dtype), copy=False)
-            for part in range(schema.parts):
-                self.bundle.array(f"{variable_name(schema, part)}:0-init_table", array)
+            only = part_of_initial_values(name)
+            there = {extra.name for extra in schema.extras}
+            for part in range(schema.parts) if only is None else [only]:
+                if only is not None or initial_values_of(part) not in there:
+                    self.bundle.array(f"{variable_name(schema, part)}:0-init_table", array)
             return
         keys = array.astype(schema.key_dtype)
         if not np.array_equal(keys, array):
@@ -386,7 +410,7 @@ DIALECT = Dialect(
         version_dtypes=("uint16",),
         version_units=("days",),
         partition="floor_mod",
-        extras=frozenset({"initial_values", "blacklist", "deleted_keys"}),
+        extras=frozenset({INITIAL_VALUES, initial_values_of("<part>"), "blacklist", "deleted_keys"}),
         metadata=frozenset({"slots", "partitioned", "increment"}),
         variables=True,
     ),

@@ -40,7 +40,7 @@ from kvtools.dialects.object_graph import OBJECT_GRAPH, extend_object_graph
 from kvtools.dialects.tensorflow import bundle_checkpoint, located
 from kvtools.dialects.tfra_names import Role, SavedTable, assign_roles, initial_of, of_path, of_scope
 from kvtools.dialects.writing import WriteOptions
-from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError, UsageError
+from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError
 from kvtools.partition import owners
 from kvtools.status_names import KINDS, status_tables
 
@@ -305,13 +305,6 @@ def _table(
     by_place: Mapping[str, StoredTable],
     options: OpenOptions,
 ) -> TableReader:
-    for what, got, wanted in (
-        ("keys", table.key_dtype, options.key_dtype),
-        ("values", table.value_dtype, options.value_dtype),
-        ("width", table.dim, options.dim),
-    ):
-        if wanted is not None and got != wanted:
-            raise UsageError(f"opening table '{name}': its {what} is {got}, and {wanted} was asked for; leave that out")
     notes = list(table.notes)
     keyed: dict[str, KeyedColumn] = {}
     slots: list[SlotSchema] = []

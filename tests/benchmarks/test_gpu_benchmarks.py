@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from locks import locked
 
 pytestmark = pytest.mark.thorough
 
@@ -51,9 +52,10 @@ def programs(tmp_path_factory):
         options = ["-DKVTABLE_PYTHON=OFF", "-DKVTOOLS_CUDA=off", "-DKVTABLE_BUILD_TESTS=ON", "-DCMAKE_BUILD_TYPE=Debug"]
         commands.append([cmake, "-S", ROOT, "-B", build, *options])
     commands.append([cmake, "--build", build, "--target", *(f"{name}_on_threads" for name in PROGRAMS)])
-    for command in commands:
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    with locked(ROOT / "build" / "benchmarks.lock"):
+        for command in commands:
+            done = subprocess.run(command, capture_output=True, text=True)
+            assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return {name: build / "kernels" / "tests" / f"{name}_on_threads" for name in PROGRAMS}
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from kvtools.cli.main import main
 
 pytestmark = pytest.mark.usefixtures("tf")

@@ -78,6 +78,9 @@ def test_a_signal_that_is_ignored_stays_ignored(tmp_path: Path, sample_path: Pat
     program = f"import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n{BLOCKED}"
     arguments = ["migrate", "sample", "out", "--to", "tfplugin"]
     done = subprocess.run(
-        [sys.executable, "-c", program, str(int(signal.SIGHUP)), *arguments], cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "-c", program, str(int(signal.SIGHUP)), *arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
     )
     assert (done.returncode, done.stderr) == (0, "")

@@ -367,6 +367,7 @@ def test_unknown_compressions_and_levels_are_usage_errors(tmp_path: Path, dialec
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.thorough
 def test_shards_are_written_by_other_processes(tmp_path: Path) -> None:
     ray = pytest.importorskip("ray")
     table = round_trip.table("emb", 500, parts=3)

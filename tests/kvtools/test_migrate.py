@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,8 +11,9 @@ import numpy as np
 import pytest
 
 import kvtools
+from kvtools.dialects.bundle import reader
 from kvtools.dialects.bundle_output import plain_columns
-from kvtools.dialects.detect import dialect_for, open_checkpoint
+from kvtools.dialects.detect import dialect_for, dialect_named, open_checkpoint, writable_dialects
 from kvtools.dialects.dialect import Dialect
 from kvtools.dialects.interface import Chunk, TableReader, TableSchema
 from kvtools.dialects.tfplugin import DIALECT, Writer
@@ -216,8 +215,6 @@ def begin(tmp_path: Path, sample_path: Path) -> Iterator[Callable[..., subproces
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # What is started in a shell's background ignores interrupts, and so would its children.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         started.append(process)
         assert process.stdout is not None and process.stdout.readline() == "reading\n"
@@ -250,17 +247,6 @@ def test_a_killed_run_leaves_nothing_that_the_next_one_minds(tmp_path: Path, beg
     assert list(open_checkpoint(tmp_path / "out").tables) == ["ads/emb", "empty_emb", "user_emb"]
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_an_interrupt_leaves_nothing(tmp_path: Path, begin: Begin, workers: str) -> None:
-    process = begin(1, "--workers", workers, "--parts", "1")
-    os.kill(process.pid, signal.SIGINT)
-    output, error = process.communicate()
-    assert (process.returncode, error) == (130, "kvtools: interrupted\n")
-    # Sixteen rows at a second each: threads stop after the row that they are at.
-    assert output.count("reading\n") < 10
-    assert [file.name for file in tmp_path.iterdir()] == ["sample"]
-
-
 def test_a_run_beside_another_to_the_same_place_leaves_its_files_alone(tmp_path: Path, begin: Begin) -> None:
     begin(60)
     write_tables([table()], tmp_path / "out", "tfplugin")
@@ -291,3 +277,36 @@ def test_initial_rows_are_of_the_type_of_the_values(tmp_path: Path) -> None:
     written = kvtools.open(tmp_path / "a").table("emb")
     assert written.value_dtype == written.extra("initial_values").dtype == np.int8
     assert np.array_equal(written.extra("initial_values"), rows)
+
+
+FOLDERS = {"hdf5": "a.h5", "npz": "a.npz", "safetensors": "a.safetensors"}
+
+
+@pytest.mark.parametrize("verify", [False, True])
+@pytest.mark.parametrize(
+    "dialect", [name for name in writable_dialects() if dialect_named(name).output != "url"], ids=str
+)
+def test_what_was_written_is_opened_once_however_many_tables_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dialect: str, verify: bool
+) -> None:
+    opened: list[Any] = []
+
+    def counted(path: Any, options: Any) -> Any:
+        opened.append(path)
+        return open_checkpoint(path, options)
+
+    monkeypatch.setattr("kvtools.migrate.open_checkpoint", counted)
+    tables = [table(f"emb_{number}") for number in range(12)]
+    account = write_tables(tables, tmp_path / FOLDERS.get(dialect, "a"), dialect, parts=2, verify=verify)
+    assert len(account.tables) == 12 and len(opened) == 1
+    assert all(any("by key" in check for check in said.checks) == verify for said in account.tables)
+
+
+def test_files_of_a_bundle_are_opened_once_however_many_parts_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    indexes: list[Path] = []
+    read = reader.read_table
+    monkeypatch.setattr(reader, "read_table", lambda path: indexes.append(path) or read(path))
+    write_tables([table()], tmp_path / "a", "deeprec", parts=40)
+    assert len(indexes) == 1

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import kvtools
 from kvtools.dialects.bundle import Bundle
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.interface import ALL_COLUMNS, OpenOptions, TableReader
@@ -112,13 +113,40 @@ def test_sample_written_again_has_the_same_tensors(tmp_path: Path) -> None:
     assert account.lossless
     before, after = tensors_of(SAMPLE / "model.ckpt-1200"), tensors_of(tmp_path / "out")
     assert set(before) == set(after)
-    initial = {name for name in before if name.endswith("init_table")}  # part 0's stand for all
-    for name in set(before) - initial:
-        assert before[name].dtype == after[name].dtype
-        np.testing.assert_array_equal(before[name], after[name], err_msg=name)
+    for name, tensor in before.items():
+        if name.endswith("GroupAdam:0-init_table"):
+            continue  # of a slot, no more than one number is kept
+        assert tensor.dtype == after[name].dtype
+        np.testing.assert_array_equal(tensor, after[name], err_msg=name)
+
+
+@pytest.mark.parametrize("parts", [2, 3, 4])
+def test_initial_values_of_each_part_are_kept_or_said_to_be_lost(tmp_path: Path, parts: int) -> None:
+    checkpoint = open_checkpoint(SAMPLE)
+    before = tensors_of(SAMPLE / "model.ckpt-1200")
+    drawn = [before[f"test/kv_embedding/part_{part}:0-init_table"] for part in range(3)]
+    assert len({rows.tobytes() for rows in drawn}) == 3
+    account = write_tables(checkpoint.select([]), tmp_path / "out", "tfplus", parts=parts)
+    after = tensors_of(tmp_path / "out")
+    lost = "initial values of parts 1, 2: new rows of all parts start from those of one"
+    kept = parts > 2  # a fourth part is new: it gets those of the first
+    assert account.tables[0].losses == (() if kept else (lost,))
+    for part in range(parts):
+        expected = drawn[part] if kept and part < 3 else drawn[0]
+        np.testing.assert_array_equal(after[f"test/kv_embedding/part_{part}:0-init_table"], expected)
+    moved = write_tables(checkpoint.select([]), tmp_path / "moved", "tfplugin")
+    assert lost in moved.tables[0].losses and not moved.lossless
     for part in range(3):
-        name = f"test/kv_embedding/part_{part}:0-init_table"
-        np.testing.assert_array_equal(after[name], before["test/kv_embedding/part_0:0-init_table"])
+        written = Bundle(tmp_path / "moved").tensor(f"test/kv_embedding/part_{part}-init").read()
+        np.testing.assert_array_equal(written, drawn[0])
+
+
+def test_parts_whose_initial_values_are_the_same_have_one_array(tmp_path: Path) -> None:
+    source = open_checkpoint(SAMPLE).table("test/kv_embedding")
+    write_tables([source], tmp_path / "a", "tfplugin")
+    write_tables(kvtools.open(tmp_path / "a").select([]), tmp_path / "b", "tfplus")
+    again = open_checkpoint(tmp_path / "b").table("test/kv_embedding")
+    assert [extra.name for extra in again.schema.extras] == ["initial_values"]
 
 
 @pytest.mark.parametrize("parts", [1, 3])

@@ -61,7 +61,11 @@ def test_an_optimizer_scope_stands_for_the_wrapper(keras):
     kind = getattr(keras, "optimizers", keras).Adam
     rows, optimizer = [], None
     for scoped in (True, False):
-        table, static, dense = sok.DynamicVariable(1, "ones"), sok.Variable([[1.0]]), tf.Variable([[1.0]])
+        table, static, dense = (
+            sok.DynamicVariable(1, "ones"),
+            sok.Variable([[1.0]], dtype=tf.float32),
+            tf.Variable([[1.0]]),
+        )
         optimizer, other = kind(0.1), kind(0.1)
         wrapper = sok.OptimizerWrapper(kind(0.1))
         stock = kind.apply_gradients

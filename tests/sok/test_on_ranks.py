@@ -12,7 +12,6 @@ the same order. Beside pytest's own fixtures there are `rank`, `size`, `hvd`, `g
 
 from __future__ import annotations
 
-import fcntl
 import importlib.util
 import os
 import pickle
@@ -20,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from locks import locked
 from ranks import RanksReport, run_on_ranks
 
 FILES = sorted(path.stem for path in (Path(__file__).parent / "collective").glob("check_*.py"))
@@ -39,8 +39,7 @@ def report_of(
     def of(ranks: int, marks: str) -> RanksReport:
         name = f"{ranks}-ranks-{marks.replace(' ', '-')}"
         kept = shared / f"{name}.pickle"
-        with (shared / f"{name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(shared / f"{name}.lock"):
             if not kept.exists():
                 asked = [i.callspec.params for i in request.session.items if i.path.name == Path(__file__).name]
                 files = [p["file"] for p in asked if (p["ranks"], p["marks"]) == (ranks, marks)]

@@ -4,7 +4,9 @@ CPU seconds are those of the process and of the processes that it waited for, wh
 busy machine they stay nearly what they are alone, where seconds of the clock do not. Importing a file is not in them.
 
     pytest --costs=costs.jsonl                         write a line of JSON for each test
-    python tests/suite/durations.py PAGE TEST REST     write PAGE's table from those of two runs: `make test-durations`
+    python tests/suite/durations.py PAGE TEST REST     write PAGE's table from the lines of two runs
+
+`make test` and `make test-all` write their lines to build/, and `make test-durations` the table of docs/testing.md.
 """
 
 from __future__ import annotations

@@ -211,14 +211,25 @@ def test_a_save_that_meets_removals_has_the_rows_that_are_there_each_whole(tmp_p
     (prefix,) = (
         name.removesuffix("-kvmeta") for name in reader.get_variable_to_shape_map() if name.endswith("-kvmeta")
     )
-    column = {name: reader.get_tensor(f"{prefix}-{name}") for name in ("keys", "values", "freqs", f"slot-{slot}")}
+    column = {name: reader.get_tensor(f"{prefix}-{name}") for name in ("keys", "values", f"slot-{slot}")}
     assert int(table.size()) <= len(column["keys"]) <= before
     assert len(np.unique(column["keys"])) == len(column["keys"])
     expected = np.repeat(column["keys"][:, np.newaxis] + np.float32(1), dim, 1)
     np.testing.assert_array_equal(column["values"], expected)
     np.testing.assert_array_equal(column[f"slot-{slot}"], expected)
-    assert (column["freqs"] > 0).all()
 
     restored = tf.get_kv_variable("restored_from_it", dim, initializer=0.0)
     tf.train.Checkpoint(table=restored).read(path)
     assert int(restored.size()) == len(column["keys"])
+    assert all((stamp.numpy() > 0).all() for stamp in restored.stamps(column["keys"]))
+
+
+def test_parts_alone_are_not_saved_and_say_so(tmp_path):
+    table = tf.get_kv_variable("item", 4, partitioner=fixed(3))
+    table.upsert(range(5), np.ones([5, 4]))
+    with pytest.raises(ValueError, match=r"a part of key-value variable 'item', and parts are saved by the whole"):
+        tf.train.Checkpoint(parts=list(table)).save(str(tmp_path / "alone"))
+    path = tf.train.Checkpoint(parts=list(table), table=table).save(str(tmp_path / "both"))
+    other = tf.get_kv_variable("item", 4, partitioner=fixed(2))
+    tf.train.Checkpoint(parts=list(other), table=other).restore(path).assert_existing_objects_matched()
+    assert (other.sparse_read(range(5)) == 1).numpy().all()

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import tensorflow as tf
+from locks import locked
 from tensorflow.python.framework import kernels
 
 import tfplugin  # noqa: F401  (registers the ops)
@@ -51,11 +52,11 @@ def gpu() -> Path:
     told = "\0".join([*command, tf.version.VERSION, tf.version.GIT_VERSION, source.read_text()])
     folder = HERE.parents[1] / "build" / f"cpu-as-gpu-{hashlib.sha256(told.encode()).hexdigest()[:16]}"
     library = folder / "libcpu_as_gpu.so"
-    if not library.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        fresh = folder / f"{os.getpid()}.so"
-        subprocess.run([*command, "-o", fresh], check=True)
-        fresh.replace(library)
+    with locked(folder / "lock"):
+        if not library.exists():
+            fresh = folder / "fresh.so"
+            subprocess.run([*command, "-o", fresh], check=True)
+            fresh.replace(library)
     return library
 
 

@@ -10,6 +10,8 @@ import tensorflow as tf
 
 import kvtools
 import tfplugin  # noqa: F401  makes tf.get_kv_variable
+from kvtools.merge import merge
+from kvtools.split import By, split
 
 v1 = tf.compat.v1
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -57,7 +59,7 @@ def test_a_variable_with_rows_to_draw_has_to_have_drawn_them(tmp_path):
     source, values = table()
     kvtools.write_tables([source], tmp_path / "m", "tfplugin")
     with tf.Graph().as_default(), v1.Session() as session:
-        emb = variable(initializer=v1.glorot_uniform_initializer())
+        emb = variable(initializer=lambda shape, dtype: tf.random.uniform(shape, dtype=dtype))
         with pytest.raises(tf.errors.FailedPreconditionError, match=r"has rows to draw.*run its initializer"):
             v1.train.Saver().restore(session, str(tmp_path / "m"))
         session.run(v1.global_variables_initializer())
@@ -118,7 +120,7 @@ def test_slots_come_along_and_training_goes_on_from_them(tmp_path, parts):
 
 def test_initial_rows_of_a_table_in_parts_come_along(tmp_path):
     with tf.Graph().as_default(), v1.Session() as session:
-        emb = variable(2, initializer=v1.glorot_uniform_initializer())
+        emb = variable(2, initializer=lambda shape, dtype: tf.random.uniform(shape, dtype=dtype))
         session.run(v1.global_variables_initializer())
         before = session.run(tf.nn.embedding_lookup(emb, tf.constant(ABSENT)))
         path = v1.train.Saver().save(session, str(tmp_path / "m"))
@@ -182,3 +184,93 @@ def test_tables_of_other_engines_restore_and_train_on(tmp_path, engine, name):
         gradient = 2 * chunk.values[before]
         expected = 0.9 * chunk.slots["Adam.m"][before] + 0.1 * gradient
         np.testing.assert_allclose(again.slots["Adam.m"][order], expected, rtol=1e-5, atol=1e-7)
+
+
+def write_model(path, seed, keys, *, nested=False, **more):
+    """Writes a checkpoint by objects: a table at `emb` (`tower/emb`) and a dense variable. Returns the table's rows."""
+    rows = np.random.default_rng(seed).normal(size=(len(keys), 4)).astype(np.float32)
+    emb = tf.get_kv_variable("emb", 4)
+    emb.upsert(tf.constant(keys), tf.constant(rows))
+    objects = {"tower": tf.train.Checkpoint(emb=emb)} if nested else {"emb": emb}
+    tf.train.Checkpoint(**objects, dense=tf.Variable(float(seed)), **more).write(str(path))
+    return dict(zip(keys.tolist(), rows, strict=True))
+
+
+def assert_restores(path, expected, dense, *, nested=False):
+    emb, there = tf.get_kv_variable("emb", 4, initializer=v1.constant_initializer(0.25)), tf.Variable(0.0)
+    objects = {"tower": tf.train.Checkpoint(emb=emb)} if nested else {"emb": emb}
+    status = tf.train.Checkpoint(**objects, dense=there).read(str(path))
+    status.assert_existing_objects_matched()
+    assert int(emb.size()) == len(expected)
+    keys = np.array(list(expected))
+    found = tf.nn.embedding_lookup(emb, tf.constant(keys)).numpy()
+    assert found.tobytes() == np.stack(list(expected.values())).tobytes()
+    assert float(there) == dense
+
+
+@pytest.mark.parametrize("on_conflict", ["last", "first"])
+@pytest.mark.parametrize("by_name", ["base", "delta", "neither"])
+def test_a_merge_with_a_delta_restores_by_objects(tmp_path, by_name, on_conflict):
+    """Whichever of the two has the object graph, what the account says is left out is nothing, and nothing is."""
+    sources = {}
+    for seed, (role, keys) in enumerate({"base": KEYS[:6], "delta": KEYS[4:]}.items(), 1):
+        sources[role] = write_model(tmp_path / role, seed, keys)
+        if role == by_name:
+            rows = np.stack(list(sources[role].values()))
+            counts = np.ones(len(keys), np.uint32)
+            counted = kvtools.table_from_arrays(
+                "emb", keys, rows, freqs=counts, versions=counts, version_unit="seconds"
+            )
+            kvtools.write_tables([counted], tmp_path / f"{role}-by-name", "tfplugin")
+    opened = [kvtools.open(tmp_path / (f"{role}-by-name" if role == by_name else role)) for role in sources]
+    account, merged = merge(opened, tmp_path / "out", on_conflict=on_conflict)
+    assert account.lossless and merged[0].conflicts == 2
+    first, last = sources.values()
+    expected = {**first, **last} if on_conflict == "last" else {**last, **first}
+    dense = {"base": 2.0, "delta": 1.0, "neither": 2.0 if on_conflict == "last" else 1.0}[by_name]
+    assert_restores(tmp_path / "out", expected, dense)
+
+
+def test_a_merge_of_objects_at_different_paths_restores_where_its_graph_says(tmp_path):
+    base = write_model(tmp_path / "base", 1, KEYS[:6])
+    delta = write_model(tmp_path / "delta", 2, KEYS[4:], nested=True)
+    merge([kvtools.open(tmp_path / "base"), kvtools.open(tmp_path / "delta")], tmp_path / "out")
+    assert_restores(tmp_path / "out", {**base, **delta}, 2.0, nested=True)
+
+
+def test_a_table_without_a_path_beside_an_object_graph_is_told(tmp_path):
+    write_model(tmp_path / "base", 1, KEYS[:6])
+    kvtools.write_tables([table("user")[0]], tmp_path / "more", "tfplugin")
+    account, _ = merge([kvtools.open(tmp_path / "base"), kvtools.open(tmp_path / "more")], tmp_path / "out")
+    said = {one.name: [line for line in one.changes if "tf.train.Checkpoint" in line] for one in account.tables}
+    assert [len(said[name]) for name in ("emb", "user")] == [0, 1]
+
+
+def test_a_piece_of_a_checkpoint_by_objects_restores_by_objects(tmp_path):
+    rows = write_model(tmp_path / "model", 1, KEYS)
+    split(kvtools.open(tmp_path / "model"), tmp_path / "{}", By("mod", 2))
+    for number in range(2):
+        own = {key: row for key, row in rows.items() if key % 2 == number}
+        emb = tf.get_kv_variable("emb", 4)
+        tf.train.Checkpoint(emb=emb).read(str(tmp_path / f"mod-{number}-of-2")).assert_existing_objects_matched()
+        assert int(emb.size()) == len(own)
+        assert (
+            tf.nn.embedding_lookup(emb, tf.constant(list(own))).numpy().tobytes() == np.stack([*own.values()]).tobytes()
+        )
+
+
+def test_initial_values_of_another_engine_are_those_of_new_rows(tmp_path):
+    """What the account says of initial values is what new rows are: those of part 0, in all parts."""
+    checkpoint = kvtools.open(DATA / "tfplus")
+    account = kvtools.write_tables(checkpoint.select([]), tmp_path / "m", "tfplugin")
+    assert "initial values of parts 1, 2: new rows of all parts start from those of one" in account.tables[0].losses
+    initial = checkpoint.table("test/kv_embedding").extra("initial_values")
+    known = set(checkpoint.table("test/kv_embedding").all_keys().tolist())
+    new = np.array([key for key in range(10**9, 10**9 + 60) if key not in known])
+    with tf.Graph().as_default(), v1.Session() as session, v1.variable_scope("test"):
+        partitioner = v1.fixed_size_partitioner(3)
+        emb = tf.get_kv_variable("kv_embedding", 8, partitioner=partitioner)
+        v1.train.Saver().restore(session, str(tmp_path / "m"))
+        rows = session.run(tf.nn.embedding_lookup(emb, tf.constant(new)))
+    assert {row.tobytes() for row in rows} <= {row.tobytes() for row in initial}
+    assert len({row.tobytes() for row in rows}) > 1

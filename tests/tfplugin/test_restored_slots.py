@@ -107,21 +107,40 @@ def test_the_second_of_two_optimizers_is_saved_with_its_own_slots(make, rows_of,
     np.testing.assert_array_equal(rows_of(restored, KEYS), rows_of(table, KEYS))
 
 
-def test_two_optimizers_that_are_restored_together_keep_what_they_had(make, rows_of, tmp_path):
-    def both(table, first, second):
-        return tf.train.Checkpoint(table=table, first=first, second=second)
+@pytest.mark.parametrize("again", [False, True], ids=["new", "the same"])
+@pytest.mark.parametrize("turns", [(0, 1, 0, 1), (1, 1, 0, 0)], ids=str)
+def test_two_optimizers_that_are_restored_together_keep_what_they_had(make, rows_of, tmp_path, again, turns):
+    def made():
+        table = make(initializer=1.0)
+        return tf.train.Checkpoint(table=table, first=train.AdamOptimizer(0.1), second=train.AdamOptimizer(0.1))
 
-    table, first, second = make(initializer=1.0), train.AdamOptimizer(0.1), train.AdamOptimizer(0.1)
-    _train(first, table, (7.0, 7.0))
-    _train(second, table)
-    path = both(table, first, second).save(str(tmp_path / "a"))
-    for optimizer in (first, second, first, second):
-        _step(optimizer, table, 2.0)
-    expected = rows_of(table, KEYS)
-    both(table, first, second).restore(path)
-    for optimizer in (first, second, first, second):
-        _step(optimizer, table, 2.0)
-    np.testing.assert_array_equal(rows_of(table, KEYS), expected)
+    checkpoint = made()
+    _train(checkpoint.first, checkpoint.table, (7.0, 7.0))
+    _train(checkpoint.second, checkpoint.table)
+    path = checkpoint.save(str(tmp_path / "a"))
+
+    def go_on(checkpoint):
+        for turn in turns:
+            _step((checkpoint.first, checkpoint.second)[turn], checkpoint.table, 2.0)
+        return rows_of(checkpoint.table, KEYS)
+
+    expected = go_on(checkpoint)
+    restored = checkpoint if again else made()
+    restored.restore(path)
+    np.testing.assert_array_equal(go_on(restored), expected)
+    assert restored.table.slot_names() == {"Adam.m", "Adam.v", "Adam_1.m", "Adam_1.v"}
+
+
+def test_slots_that_nobody_has_go_with_the_first_step_of_another_kind(make, tmp_path):
+    table = make()
+    adam = train.AdamOptimizer(0.1)
+    _train(adam, table)
+    path = _checkpoint(table, adam).save(str(tmp_path / "a"))
+    restored, adagrad = make(), train.AdagradOptimizer(0.1)
+    _checkpoint(restored, adagrad).restore(path).expect_partial()
+    assert restored.slot_names() == {"Adam.m", "Adam.v"}
+    _step(adagrad, restored, 1.0)
+    assert restored.slot_names() == {"Adagrad.accumulator"}
 
 
 def test_a_table_restored_alone_leaves_its_slots_with_the_first(make, rows_of, tmp_path):

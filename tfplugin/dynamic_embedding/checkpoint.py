@@ -23,10 +23,11 @@ from tensorflow.python.trackable import base as trackable
 from tensorflow.python.training.saving import saveable_object_util
 
 from tfplugin import graph_restore
-from tfplugin.checkpoint import KvSaveable, object_prefix, restore_op, save_ops
+from tfplugin.checkpoint import object_prefix
 from tfplugin.dynamic_embedding import file_system_saver
 from tfplugin.dynamic_embedding.python_ops import local, python_op
 from tfplugin.dynamic_embedding.sharded_table import ShardedTable
+from tfplugin.saveable import KvSaveable, restore_op, save_ops
 
 # ---- Name-based: tf.compat.v1.train.Saver ----
 
@@ -333,7 +334,7 @@ def _rewrite(variable: ShardedTable, name: str, path: str, find: Callable[[Any],
             f"Restoring dynamic embedding variable '{variable.name}': '{path}' has no string keys that can be read: "
             "only a checkpoint of this project does, restored with the default partitioner."
         )
-    starts = {spec.name: spec.constant for specs in variable.parts[0]._slots_of.values() for spec in specs}
+    starts = {spec.name: spec.constant for specs in variable.parts[0]._row_slots.of.values() for spec in specs}
     for table in tables:
         _check_fits(variable, table.schema, path)
         if hasattr(table, "fill"):

@@ -12,9 +12,10 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.training.saving import saveable_object
 
-from tfplugin.checkpoint import BesideSaveable, check_whole
+from tfplugin.checkpoint import BesideSaveable
 from tfplugin.dynamic_embedding.python_ops import python_op
 from tfplugin.kv_variable import KvVariable
+from tfplugin.saveable import check_whole
 
 #: Keys and rows as arrays.
 Arrays = tuple[np.ndarray, np.ndarray]

@@ -112,7 +112,7 @@ def save(variable: ShardedTable, folder: Any) -> Any:
     config = saver.config
     slots = [
         SlotVariable(variable, optimizer, spec)
-        for optimizer, specs in variable.parts[0]._slots_of.items()
+        for optimizer, specs in variable.parts[0]._row_slots.of.items()
         for spec in specs
     ]
     bases = {"": variable.name} | {f"{s.optimizer_name}.{s.slot_name}": s.name for s in slots}

@@ -18,8 +18,8 @@ from tfplugin.dynamic_embedding.creators import EngineTableCreator
 from tfplugin.dynamic_embedding.python_ops import python_op
 from tfplugin.dynamic_embedding.sharded_table import ShardedTable
 from tfplugin.dynamic_embedding.table import CuckooHashTable
-from tfplugin.fused_lookup import on_device_of
 from tfplugin.ops import raw
+from tfplugin.placement import on_device_of
 
 INIT_CAPACITY = MAX_CAPACITY = 1 << 20
 MAX_HBM_FOR_VALUES = 1 << 30

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.training import optimizer as v1_optimizer
 
-from tfplugin import positions
+from tfplugin import row_handles
 from tfplugin.dynamic_embedding import hkv_table
 from tfplugin.dynamic_embedding.slot_arrays import restore_slots, slot_arrays
 from tfplugin.dynamic_embedding.slot_variable import SlotVariable, slot_variables
@@ -44,7 +44,7 @@ def _slices(gradient: Any, trainable: TrainableWrapper) -> tf.IndexedSlices:
 
 def _joined(slices: Sequence[tf.IndexedSlices]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
     """Keys, rows, and where the keys lie if that is known, of all lookups of one variable."""
-    where = [positions.recall(one.indices) for one in slices]
+    where = [row_handles.recall(one.indices) for one in slices]
     if len(slices) == 1:
         return slices[0].indices, slices[0].values, where[0]
     keys = tf.concat([one.indices for one in slices], 0)
@@ -57,8 +57,8 @@ def _part_gradients(
 ) -> list[tf.IndexedSlices]:
     """The gradient of each table."""
     if params._one is not None:
-        if where is not None and positions.recall(keys) is None:
-            positions.remember(keys, where)
+        if where is not None and row_handles.recall(keys) is None:
+            row_handles.remember(keys, where)
         return [tf.IndexedSlices(rows, keys)]
     if params._by_modulo and params.names is None:
         tables = params.shard_num
@@ -79,7 +79,7 @@ def _part_gradients(
     for table, (part_keys, part_rows, part_where) in zip(params.tables, found, strict=True):
         part_keys = part_keys if params.names is None else table.ids(part_keys)
         if where is not None:
-            positions.remember(part_keys, part_where)
+            row_handles.remember(part_keys, part_where)
         slices.append(tf.IndexedSlices(part_rows, part_keys))
     return slices
 
@@ -433,7 +433,8 @@ def DynamicEmbeddingOptimizer(self: Any, bp_v2: bool = False, synchronous: bool 
     if (
         isinstance(optimizer, type)
         or not hasattr(optimizer, "apply_gradients")
-        or not hasattr(optimizer, "learning_rate")
+        # Not hasattr: it has an optimizer of tf_keras.optimizers.legacy make its hyperparameters, eagerly perhaps.
+        or "learning_rate" not in dir(optimizer)
     ):
         raise TypeError(f"DynamicEmbeddingOptimizer wants an optimizer, got {type(self).__name__}.")
     wrapper: Callable[..., Any] = _TablesWrapper

@@ -42,6 +42,10 @@ class ShardedTable(trackable.Trackable):
     trainable = True
     restrict_policy: Any = None
 
+    @property
+    def _kv_parts(self) -> tuple[KvVariable, ...]:
+        return tuple(self.parts)
+
     def __init__(
         self,
         key_dtype: Any,

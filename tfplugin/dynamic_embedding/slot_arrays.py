@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from tfplugin.checkpoint import restore_op
 from tfplugin.dynamic_embedding.checkpoint import from_arrays
 from tfplugin.dynamic_embedding.sharded_table import ShardedTable
 from tfplugin.ops import raw
+from tfplugin.saveable import restore_op
 
 _log = logging.getLogger("tfplugin")
 

@@ -46,7 +46,7 @@ class SlotTable(SavedColumn, trackable.Trackable):
 
     def _specs(self) -> tuple[SlotSpec, ...]:
         """All slots of the optimizer, which a write goes to together."""
-        specs: tuple[SlotSpec, ...] = self.part._slots_of[self._optimizer]
+        specs: tuple[SlotSpec, ...] = self.part._row_slots.of[self._optimizer]
         return specs
 
     def gather(self, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -184,5 +184,5 @@ class SlotVariable(VariableFiles, trackable.Trackable):
 
 def slot_variables(variable: ShardedTable, optimizer: Any) -> Iterator[SlotVariable]:
     """The slots that `optimizer`, the innermost one, keeps for `variable`."""
-    for spec in variable.parts[0]._slots_of.get(optimizer, ()):
+    for spec in variable.parts[0]._row_slots.of.get(optimizer, ()):
         yield SlotVariable(variable, optimizer, spec)

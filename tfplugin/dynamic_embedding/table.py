@@ -14,9 +14,10 @@ from tfplugin.dynamic_embedding.initial_values import InitialValues, initial_val
 from tfplugin.dynamic_embedding.row_shape import rows_of_values
 from tfplugin.dynamic_embedding.saves_files import TableFiles
 from tfplugin.dynamic_embedding.string_keys import KeyNames, hashes
-from tfplugin.fused_lookup import on_device_of
-from tfplugin.kv_variable import KEY_DTYPES, VALUE_DTYPES, KvVariable
+from tfplugin.keys import KEY_DTYPES
+from tfplugin.kv_variable import VALUE_DTYPES, KvVariable
 from tfplugin.ops import raw
+from tfplugin.placement import on_device_of
 
 #: Rows that a table makes room for where nobody says.
 DEFAULT_INIT_SIZE = 8192

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.ops import resource_variable_ops
 
+from tfplugin import step_record
 from tfplugin.dynamic_embedding.model_mode import ModelMode
 from tfplugin.dynamic_embedding.sharded_table import ShardedTable
 from tfplugin.ops import raw
@@ -87,7 +88,7 @@ class TrainableWrapper(resource_variable_ops.BaseResourceVariable):
         """Rows of keys, ids.shape + [dim], whose gradient comes here. Rows longer than `max_norm` are scaled down."""
         params = self.params
         if self.trainable and ModelMode.CURRENT_SETTING == ModelMode.TRAIN:
-            resource_variable_ops.variable_accessed(self)
+            step_record.note_lookup(self, train=True)
             if params._one is not None:
                 with tf_ops.device(self._op_device()):
                     rows, _ = raw.kv_table_gather(
@@ -159,6 +160,17 @@ class TrainableWrapper(resource_variable_ops.BaseResourceVariable):
     # ---- What pooled lookups ask of a table; see `tfplugin.fused_lookup` ---------------------------------------------
 
     _backward_token = ""
+
+    #: See `KvVariable`.
+    _how_to_train = (
+        "Take a layer of tfplugin.dynamic_embedding.keras.layers, and compile the model with "
+        "tfplugin.dynamic_embedding.DynamicEmbeddingOptimizer(optimizer); or give the model a train_step that hands "
+        "that optimizer the gradient of what is looked up through."
+    )
+
+    @property
+    def _kv_parts(self) -> tuple[Any, ...]:
+        return self.params._kv_parts
 
     @property
     def dim(self) -> int:

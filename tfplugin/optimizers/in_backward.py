@@ -10,12 +10,13 @@ from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.trackable import autotrackable, data_structures
 from tensorflow.python.training import optimizer as v1_optimizer
 
-from tfplugin import backward_updates
-from tfplugin.kv_variable import KvVariable, PartitionedKvVariable
+from tfplugin import backward_updates, step_record
+from tfplugin.kv_variable import KvVariable
 from tfplugin.optimizers import fused
 from tfplugin.optimizers.hyperparameters import Step, given, number
 from tfplugin.optimizers.known import Known, find
 from tfplugin.optimizers.wrapper import OptimizerWrapper
+from tfplugin.partitioned_kv_variable import PartitionedKvVariable
 
 
 class BackwardUpdates(autotrackable.AutoTrackable):
@@ -56,6 +57,7 @@ class _PartUpdate:
     def __call__(self, keys: tf.Tensor, gradients: tf.Tensor, positions: tf.Tensor | None) -> tf.IndexedSlices:
         """Updates rows; returns the gradient that is left to apply: none, once the update has been made."""
         variable = self._variable
+        step_record.note_update(variable)
         with tf.name_scope("update_in_backward"):
             optimizer = _prepared(self._optimizer)
             known = find(optimizer)

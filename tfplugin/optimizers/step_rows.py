@@ -31,6 +31,8 @@ class StepVariable(resource_variable_ops.BaseResourceVariable):
     The binding is per thread.
     """
 
+    stands_for_table = True
+
     def __init__(self, name: str, width: int, dtype: tf.DType) -> None:
         self._bound = threading.local()
         super().__init__(
@@ -66,6 +68,9 @@ class StepVariable(resource_variable_ops.BaseResourceVariable):
 
     def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
         return {}
+
+    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
+        """For asynchronous checkpoints: there is nothing to copy."""
 
     def _export_to_saved_model_graph(self, object_map: Any, tensor_map: Any, **kwargs: Any) -> list[tf.Tensor]:
         object_map[self] = self
@@ -202,6 +207,11 @@ def sum_equal_keys(keys: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tens
     """Unique keys, and the sum of the rows of each."""
     unique, where = tf.unique(keys)
     return unique, tf.math.unsorted_segment_sum(rows, where, tf.size(unique))
+
+
+def stands_for_table(variable: Any) -> bool:
+    """Whether what an optimizer sees as a dense variable is rows of a key-value variable."""
+    return getattr(variable, "stands_for_table", False)
 
 
 def any_key_value(grads_and_vars: Sequence[tuple[Any, Any]]) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -25,6 +26,7 @@ class _Template:
 
     _should_act_as_resource_variable = True
     _in_graph_mode = False
+    stands_for_table = True
 
     def __init__(self, variable: KvVariable, update: step_rows.RowUpdate | None) -> None:
         self.update = update
@@ -108,7 +110,12 @@ def apply_gradients(
 
 
 def _apply(
-    original: Callable[..., Any], optimizer: Any, pairs: list[tuple[Any, Any]], global_step: Any, name: Any, **kwargs: Any
+    original: Callable[..., Any],
+    optimizer: Any,
+    pairs: list[tuple[Any, Any]],
+    global_step: Any,
+    name: Any,
+    **kwargs: Any,
 ) -> Any:
     explanation.note(optimizer, pairs)
     plans = {v: fused.plan(optimizer, v) for g, v in pairs if g is not None and isinstance(v, KvVariable)}
@@ -120,36 +127,30 @@ def _apply(
             raise ValueError(
                 f"{coupling} couples the rows of a matrix: it cannot update key-value variable '{v.name}'."
             )
-    updates = {
-        v: step_rows.RowUpdate(v, v.slot_prefix(optimizer, optimizer.get_name()))
-        for v, plan in plans.items()
-        if isinstance(plan, str) and v._in_backward is None
-    }
-    if updates or not _prepared(optimizer):
-        _wanted_slots(optimizer, [_Template(v, updates.get(v)) for v in plans])
-
-    replaced = []
-    placed: list[tuple[str, Any]] = []
+    replaced: list[tuple[Any, Any]] = []
+    updates: list[step_rows.RowUpdate] = []
+    templates: list[_Template] = []
     for g, v in pairs:
-        if not isinstance(v, KvVariable) or g is None:
-            if not isinstance(v, KvVariable):
-                replaced.append((g, v))
+        if not isinstance(v, KvVariable):
+            replaced.append((g, v))
+            continue
+        if g is None:
             continue
         keys, rows = step_rows.row_gradient(v, g)
-        if v not in updates:
+        if v._in_backward is not None or not isinstance(plans[v], str):
+            templates.append(_Template(v, None))
             replaced.append((tf.IndexedSlices(rows, keys), v))
             continue
-        update = updates[v]
+        update = step_rows.RowUpdate(v, v.slot_prefix(optimizer, optimizer.get_name()))
         update.keys = keys
         update.stand_for_table()
+        updates.append(update)
+        templates.append(_Template(v, update))
         if isinstance(optimizer, _FLOAT32_WHEN_DENSE) and v.dtype != tf.float32:
             rows = tf.IndexedSlices(rows, keys)
         replaced.append((rows, update.value))
-        for spec, slot in zip(update.specs, update.slots, strict=True):
-            slot_name = spec.name.removeprefix(f"{update.prefix}.")
-            key = optimizer_lib._var_key(update.value)
-            optimizer._slot_dict(slot_name)[key] = slot
-            placed.append((slot_name, key))
+    if updates or not _prepared(optimizer):
+        _wanted_slots(optimizer, templates)
 
     ours = _methods(optimizer, plans, updates)
     before = {name: vars(optimizer)[name] for name in ours if name in vars(optimizer)}
@@ -162,19 +163,31 @@ def _apply(
             object.__delattr__(optimizer, name_)
         for name_, method in before.items():
             object.__setattr__(optimizer, name_, method)
-        for slot_name, key in placed:
-            optimizer._slot_dict(slot_name).pop(key, None)
-        for update in updates.values():
+        for update in updates:
             update.unbind()
 
 
+@contextlib.contextmanager
+def _slots_in_place(optimizer: Any, update: step_rows.RowUpdate) -> Iterator[None]:
+    """While the optimizer finds the slots of the rows that are bound where it looks for those of a variable."""
+    key = optimizer_lib._var_key(update.value)  # in a graph, the op behind it: the rows'
+    names = [spec.name.removeprefix(f"{update.prefix}.") for spec in update.specs]
+    for name, slot in zip(names, update.slots, strict=True):
+        optimizer._slot_dict(name)[key] = slot
+    try:
+        yield
+    finally:
+        for name in names:
+            optimizer._slot_dict(name).pop(key, None)
+
+
 def _methods(
-    optimizer: Any, plans: dict[KvVariable, Any], updates: dict[KvVariable, step_rows.RowUpdate]
+    optimizer: Any, plans: dict[KvVariable, Any], updates: list[step_rows.RowUpdate]
 ) -> dict[str, Callable[..., Any]]:
     """What takes the place of an optimizer's methods during a step: tables and their rows are updated our way."""
     create_slots, apply_dense = optimizer._create_slots, optimizer._resource_apply_dense
     apply_sparse = optimizer._resource_apply_sparse_duplicate_indices
-    of_value = {id(update.value): update for update in updates.values()}
+    of_value = {id(update.value): update for update in updates}
     step = fused.FusedStep(optimizer)
 
     def create_other_slots(variables: list[Any]) -> None:
@@ -182,16 +195,23 @@ def _methods(
         if others:
             create_slots(others)
 
+    def run_stock(update: step_rows.RowUpdate, gradient: tf.Tensor, stock: Callable[[tf.Tensor], Any]) -> Any:
+        def move(summed: tf.Tensor) -> Any:
+            with _slots_in_place(optimizer, update):
+                return stock(summed)
+
+        return update.run_stock(optimizer, gradient, move)
+
     def apply_to_all_rows(gradient: tf.Tensor, variable: Any) -> Any:
         update = of_value.get(id(variable))
         if update is None:
             return apply_dense(gradient, variable)
-        return update.run_stock(optimizer, gradient, lambda g: apply_dense(g, variable))
+        return run_stock(update, gradient, lambda g: apply_dense(g, variable))
 
     def apply_to_rows(rows: tf.Tensor, variable: Any, keys: tf.Tensor) -> Any:
         update = of_value.get(id(variable))
         if update is not None:
-            return update.run_stock(optimizer, rows, lambda g: apply_sparse(g, variable, tf.range(tf.shape(g)[0])))
+            return run_stock(update, rows, lambda g: apply_sparse(g, variable, tf.range(tf.shape(g)[0])))
         if not isinstance(variable, KvVariable):
             return apply_sparse(rows, variable, keys)
         if variable._in_backward is not None:  # has been updated; the empty gradient carries that

@@ -13,12 +13,13 @@ from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.trackable import autotrackable
 from tensorflow.python.training import optimizer as v1_optimizer
 
-from tfplugin.kv_variable import KvVariable, PartitionedKvVariable
+from tfplugin.kv_variable import KvVariable
 from tfplugin.optimizers import explanation, more_variables, step_rows
 from tfplugin.optimizers import fused as fusing
 from tfplugin.optimizers.hyperparameters import Step, given
 from tfplugin.optimizers.known import couples_rows, innermost
 from tfplugin.optimizers.patch_lock import patch_lock
+from tfplugin.partitioned_kv_variable import PartitionedKvVariable
 
 
 class OptimizerWrapper(autotrackable.AutoTrackable):

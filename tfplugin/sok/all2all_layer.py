@@ -36,7 +36,7 @@ class _All2AllDenseEmbedding(RankEmbedding):
         super().__init__(sizes, use_hashtable, key_dtype, embedding_initializer, **kwargs)
         self.dynamic_input = bool(dynamic_input)
 
-    def call(self, inputs: Any, training: bool | None = True) -> tf.Tensor:
+    def call(self, inputs: Any, training: bool | None = None) -> tf.Tensor:
         """Rows of keys, on whichever rank they are.
 
         Args:

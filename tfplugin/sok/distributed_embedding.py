@@ -41,7 +41,7 @@ class _DistributedEmbedding(RankEmbedding):
         super().__init__(sizes, use_hashtable, key_dtype, embedding_initializer, **kwargs)
         self.combiner = str(combiner).lower()
 
-    def call(self, inputs: Any, training: bool | None = True) -> tf.Tensor:
+    def call(self, inputs: Any, training: bool | None = None) -> tf.Tensor:
         """Rows of keys, combined for each slot of each sample.
 
         Args:

@@ -13,7 +13,8 @@ import tensorflow as tf
 from tfplugin import ranks
 from tfplugin.get_kv_variable import add_to_collections
 from tfplugin.initializers import KvInitializer, resolve
-from tfplugin.kv_variable import KEY_DTYPES, VALUE_DTYPES, KvVariable
+from tfplugin.keys import KEY_DTYPES
+from tfplugin.kv_variable import VALUE_DTYPES, KvVariable
 from tfplugin.ranks import step
 from tfplugin.sok.optimizer_slots import TableSlot
 from tfplugin.sok.placement import ModelParallel, owner_of_mode

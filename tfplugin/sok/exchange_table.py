@@ -9,7 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfplugin import ranks
-from tfplugin.kv_variable import KvVariable, PartitionedKvVariable
+from tfplugin.kv_variable import KvVariable
+from tfplugin.partitioned_kv_variable import PartitionedKvVariable
 from tfplugin.sok.distributed_variable import ShardedVariable
 from tfplugin.sok.dynamic_variable import DynamicVariable
 

@@ -17,7 +17,6 @@ from typing import Any
 import wrapt
 
 from tfplugin.kv_variable import KvVariable
-from tfplugin.sok.distributed_variable import ShardedVariable
 from tfplugin.sok.placement import ModelParallel
 
 #: Of containers in containers.
@@ -45,8 +44,27 @@ def _inside(value: Any, depth: int) -> Iterator[ModelParallel]:
 
 
 def _variables(original: Callable[[Any], list[Any]], layer: Any) -> list[Any]:
-    """``Layer.variables`` of Keras 3, which ``trainable_variables`` goes by."""
+    """``Layer.variables`` of Keras 3, which the two after it go by."""
     return _with(original(layer), held_by(layer))
+
+
+def _trainable_variables(original: Callable[[Any], list[Any]], layer: Any) -> list[Any]:
+    """``Layer.trainable_variables`` of Keras 3. Freezing a layer freezes its own variables only."""
+    frozen = _frozen(layer)
+    return [variable for variable in original(layer) if id(variable) not in frozen]
+
+
+def _non_trainable_variables(original: Callable[[Any], list[Any]], layer: Any) -> list[Any]:
+    """``Layer.non_trainable_variables`` of Keras 3."""
+    return _with(original(layer), iter(_frozen(layer).values()))
+
+
+def _frozen(layer: Any) -> dict[int, ModelParallel]:
+    """The variables of sok that only layers hold that are not trained."""
+    held: dict[bool, dict[int, ModelParallel]] = {True: {}, False: {}}
+    for one in layer._flatten_layers():
+        held[bool(one.trainable)].update((id(variable), variable) for variable in held_by(one))
+    return {key: variable for key, variable in held[False].items() if key not in held[True]}
 
 
 def _trainable_weights(original: Callable[[Any], list[Any]], layer: Any) -> list[Any]:
@@ -108,12 +126,13 @@ def _check_pairs(optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
 def _make_train_function(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
     """What ``fit`` and ``train_on_batch`` of Keras 3 train by: its own step trains variables of its own kind."""
     step = next(cls for cls in type(model).__mro__ if "train_step" in vars(cls))
-    static = [v.name for v in model.trainable_variables if isinstance(v, ShardedVariable)]
-    if static and step.__module__.startswith("keras."):
+    ours = [variable for variable in model.trainable_variables if isinstance(variable, ModelParallel)]
+    if ours and step.__module__.startswith("keras."):
+        kind = "DynamicVariable" if _is_table(ours[0]) else "Variable"
         raise ValueError(
-            f"`fit` of model '{model.name}' cannot train sok.Variable '{static[0]}': Keras 3 trains variables of its "
+            f"`fit` of model '{model.name}' cannot train sok.{kind} '{ours[0].name}': Keras 3 trains variables of its "
             "own kind only, and its rows would stay as they are. Write the training loop, or the model's train_step, "
-            "with sok.OptimizerWrapper(optimizer)."
+            "with sok.OptimizerWrapper(optimizer); or make it with trainable=False."
         )
     return original(model, *args, **kwargs)
 
@@ -122,6 +141,8 @@ def _make_train_function(original: Callable[..., Any], model: Any, *args: Any, *
 _WRAPPED: dict[str, tuple[tuple[str, str, str, Callable[..., Any]], ...]] = {
     "keras": (
         ("keras.src.layers.layer", "Layer", "variables", _variables),
+        ("keras.src.layers.layer", "Layer", "trainable_variables", _trainable_variables),
+        ("keras.src.layers.layer", "Layer", "non_trainable_variables", _non_trainable_variables),
         ("keras.src.optimizers.base_optimizer", "BaseOptimizer", "apply", _apply),
         ("keras.src.trainers.trainer", "Trainer", "compile", _compile),
         ("keras.src.backend.tensorflow.trainer", "TensorFlowTrainer", "make_train_function", _make_train_function),

@@ -121,7 +121,7 @@ def _has_slot(core: Any, variable: Any, name: str) -> bool:
 def table_specs(optimizer: Any, variable: KvVariable) -> tuple[SlotSpec, ...]:
     """The slots that `optimizer` keeps in the rows of `variable`, in its order; noted if it has taken no step yet."""
     core = core_of(optimizer)
-    specs = variable._slots_of.get(core)
+    specs = variable._row_slots.of.get(core)
     if specs is not None:
         return tuple(specs)
     own_name = core.get_name() if isinstance(core, v1_optimizer.Optimizer) else type(core).__name__
@@ -148,7 +148,7 @@ def _specs_of_stock_update(core: Any, variable: KvVariable, prefix: str) -> tupl
     copy = OptimizerWrapper(type(core).from_config(core.get_config()), fused=False)
     copy._build([(None, variable)])
     specs = copy._updates[variable].specs
-    variable._slot_prefix_of.pop(copy._core, None)
+    variable._row_slots.prefix_of.pop(copy._core, None)
     return tuple(dataclasses.replace(spec, name=f"{prefix}.{spec.name.partition('.')[2]}") for spec in specs)
 
 

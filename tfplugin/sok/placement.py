@@ -8,6 +8,9 @@ from tfplugin import ranks
 class ModelParallel:
     """A variable of which each rank has some rows. What makes `filter_variables` and Keras's layers know it."""
 
+    name: str
+    trainable: bool
+
 
 def owner_of_mode(mode: str | None, what: str) -> int | None:
     """The rank that holds a variable of this `mode`; None where all ranks share it.

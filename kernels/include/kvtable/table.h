@@ -149,8 +149,9 @@ struct MemoryUse {
 
 class Table;
 
-// Reads a table in chunks. Rows inserted after the exporter was made may be left out; every other live row
-// comes once. (A key removed and inserted again meanwhile may come twice: the later one is newer.)
+// Reads a table in chunks, each row whole, as it is when its turn comes. Rows that were there when the
+// exporter was made come, unless they go before their turn; rows inserted since are left out (or may be, of a
+// table in device memory). No key comes twice. The table must outlive its exporters.
 class Exporter {
  public:
   struct Buffers {
@@ -190,7 +191,6 @@ class Table {
   virtual int MaxProbeLength() const = 0;
 
   // ---- Lookups
-  // -------------------------------------------------------------------------------------------------
 
   // Read-only. `defaults` is used with Missing::kDefault: (num_defaults, dim), row i % num_defaults for key
   // i. `found` may be null: (n), in the order of the keys.
@@ -226,7 +226,6 @@ class Table {
   virtual void KeysAt(const uint64_t* positions, int64_t n, void* keys) const = 0;
 
   // ---- Writes
-  // --------------------------------------------------------------------------------------------------
 
   // Writes the value; a new row's slots get their initial values.
   virtual void Upsert(const void* keys, int64_t n, const void* values /* (n, dim) */, Stamp stamp,
@@ -268,7 +267,6 @@ class Table {
   virtual void Reserve(int64_t rows, ParallelFor& threads) = 0;
 
   // ---- Slots
-  // ---------------------------------------------------------------------------------------------------
 
   // Makes the slots exactly these, in this order: a slot of the same name and width keeps its contents, a new
   // one starts from its initial value, others are dropped. Rebuilds one shard at a time under its lock; other
@@ -278,7 +276,6 @@ class Table {
   virtual uint64_t EnsureSlots(const std::vector<SlotSpec>& slots, ParallelFor& threads) = 0;
 
   // ---- Export and import
-  // ---------------------------------------------------------------------------------------
 
   virtual std::unique_ptr<Exporter> Export() const = 0;
 
@@ -289,7 +286,6 @@ class Table {
                       const uint32_t* versions, const uint64_t* scores, ParallelFor& threads) = 0;
 
   // ---- Bounded tables; see eviction.h
-  // ---------------------------------------------------------------------------------------
 
   virtual int64_t max_capacity() const = 0;  // 0: not bounded
   virtual Eviction eviction() const = 0;

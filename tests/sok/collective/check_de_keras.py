@@ -100,6 +100,7 @@ def saved_column(path, column, keys):
     return np.stack([found.get(key, np.zeros(4, np.float32)) for key in keys.tolist()])
 
 
+@pytest.mark.thorough
 def test_a_saved_model_has_the_rows_of_all_ranks(kinds, rank, size, gather, shared_path):
     def make():
         return model_of(kinds[0], kinds[1].layers.HvdAllToAllEmbedding(embedding_size=4, name="saved"))
@@ -129,6 +130,7 @@ def test_a_saved_model_has_the_rows_of_all_ranks(kinds, rank, size, gather, shar
     fit(model, rank, 1)
 
 
+@pytest.mark.thorough
 def test_the_callback_saves_on_all_ranks(kinds, rank, shared_path):
     def make():
         return model_of(kinds[0], kinds[1].layers.HvdAllToAllEmbedding(embedding_size=4, name="called"))
