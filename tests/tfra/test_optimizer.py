@@ -262,6 +262,29 @@ def test_a_loss_without_the_lookup_says_so(name, make_optimizer):
         optimizer.minimize(lambda: w * 2.0, var_list=[table.get_trainable_by_name("x")])
 
 
+@pytest.mark.parametrize("kind", ["eager Adam of v1", "graph Adam of v1", "Adam of Keras 3"])
+def test_a_step_in_which_no_table_has_a_gradient_moves_the_rest(name, kind):
+    def loss_of(table, w):
+        return w * 2.0, de.embedding_lookup(table, tf.constant([1], tf.int64), name="x", return_trainable=True)[1]
+
+    if kind.startswith("graph"):
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            table, w = de.Variable(dim=1, name=name), tf.compat.v1.get_variable("w", [], use_resource=True)
+            loss, trainable = loss_of(table, w)
+            optimizer = de.DynamicEmbeddingOptimizer(tf.compat.v1.train.AdamOptimizer(0.5))
+            step = optimizer.minimize(loss, var_list=[trainable, w])
+            session.run(tf.compat.v1.global_variables_initializer())
+            before = session.run(w)
+            session.run(step)
+            assert abs(session.run(w) - before + 0.5) < 1e-5 and session.run(table.size()) == 0
+        return
+    make = tf.compat.v1.train.AdamOptimizer if "v1" in kind else tf.keras.optimizers.Adam
+    table, w = de.Variable(dim=1, name=name), tf.Variable(1.0)
+    shadow = table.get_trainable_by_name("x")
+    de.DynamicEmbeddingOptimizer(make(0.5)).minimize(lambda: loss_of(table, w)[0], var_list=[shadow, w])
+    assert abs(float(w) - 0.5) < 1e-5 and int(table.size()) == 0
+
+
 def test_wrapping_twice_is_wrapping_once(name):
     optimizer = tf.keras.optimizers.SGD(1.0)
     assert de.DynamicEmbeddingOptimizer(de.DynamicEmbeddingOptimizer(optimizer)) is optimizer

@@ -241,13 +241,13 @@ class _TablesWrapper(OptimizerWrapper):
     @tf.autograph.experimental.do_not_convert
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         pairs = list(grads_and_vars)
-        _check_looked_up(pairs)
         pairs = _summed_over_ranks(pairs) if self.optimizer._de_synchronous else pairs
         if all(gradient is None for gradient, _ in pairs):
             names = ", ".join(str(variable.name) for _, variable in pairs)
             raise ValueError(
                 f"No gradients provided for any variable: {names}. The loss has to be made of lookups of them."
             )
+        _check_looked_up(pairs)
         _note_tables(self._core, (variable for _, variable in pairs))
         pairs, touched = table_gradients(pairs, getattr(self._core, "clipnorm", None))
         applied = super().apply_gradients(pairs, *args, **kwargs)

@@ -178,21 +178,6 @@ class SlotVariable(VariableFiles, trackable.Trackable):
         """As `Variable.size`."""
         return self.variable.size(index, name)
 
-    # A v1 Saver asks the first of these. The others are for a `tf.train.Checkpoint`, which saves slots with the rows.
-
-    def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
-        return {
-            f"part_{i}_{key}": saveable
-            for i, table in enumerate(self.tables)
-            for key, saveable in table._gather_saveables_for_checkpoint().items()
-        }
-
-    def _serialize_to_tensors(self) -> dict[str, Any]:
-        return {}
-
-    def _restore_from_tensors(self, restored_tensors: Any) -> None:
-        return None
-
     def __repr__(self) -> str:
         return f"<dynamic_embedding.SlotVariable '{self.name}'>"
 
