@@ -140,7 +140,7 @@ class CastTable(TableView):
                 raise BadInputError(
                     f"casting table '{self.schema.name}': key {low if low < wanted.min else high} does not fit"
                     f" {wanted.dtype}, expected {wanted.min} to {wanted.max}; drop such rows, see `kvtools clip`, or"
-                    " choose a wider --key-dtype"
+                    " choose a wider --to-key-dtype"
                 )
         return keys.astype(wanted.dtype)
 

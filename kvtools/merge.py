@@ -40,7 +40,7 @@ from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, UsageError
 from kvtools.joined_table import JoinedTable
 from kvtools.key_join import SortedKeys, row_numbers, sorted_buckets
-from kvtools.migrate import Account, check_output, write_tables
+from kvtools.migrate import Account, check_output, output_of, write_tables
 from kvtools.row_mask import RowMask
 from kvtools.table_view import MaskedTable
 from kvtools.top_rows import sortable
@@ -320,6 +320,7 @@ def merge(
     """
     options = options or WriteOptions()
     to = to or checkpoints[0].dialect
+    output = output_of(output, to, checkpoints)
     check_output(output, to, force=options.force)
     groups = _groups(checkpoints, tables, into)
     preferred = checkpoints if on_conflict == "first" else checkpoints[::-1]

@@ -82,11 +82,18 @@ class _Output:
         self._batches: list[Any] = []
         self._extras: dict[str, Any] = {}
         self._table_crc = _crc(table_json(schema).encode())
+        self._failure: Exception | None = None
         self._lock = threading.Lock()
 
     def write(self, part: int, batch: Any) -> None:
         with self._lock:
-            self._batches.append([part, batch.num_rows, self._file.write(batch)])
+            if self._failure is not None:  # a full disk closes the file, which is no reason to tell
+                raise self._failure
+            try:
+                self._batches.append([part, batch.num_rows, self._file.write(batch)])
+            except Exception as error:
+                self._failure = error
+                raise
 
     def extra(self, name: str, array: Array) -> None:
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
