@@ -7,7 +7,6 @@ import json
 from typing import Any
 
 from kvtools.cli.layout import columns, shown, size
-
 from kvtools.migrate import Account
 
 

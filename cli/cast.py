@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import typer
+
+from kvtools.cast import ColumnCost, cast
 from kvtools.cli.account import print_account
 from kvtools.cli.layout import columns, shown
 from kvtools.cli.options import (
@@ -27,8 +29,6 @@ from kvtools.cli.options import (
     write_options,
 )
 from kvtools.cli.progress import progress_bar
-
-from kvtools.cast import ColumnCost, cast
 
 
 def run(

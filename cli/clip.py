@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal, get_args
 
 import typer
+
 from kvtools.cli.account import print_account
 from kvtools.cli.layout import columns, shown, size
 from kvtools.cli.options import (
@@ -29,7 +30,6 @@ from kvtools.cli.options import (
     write_options,
 )
 from kvtools.cli.progress import progress_bar
-
 from kvtools.clip import Age, Choice, Clip, Criteria, Top, choose_all, write_chosen
 from kvtools.dialects.interface import VersionUnit
 from kvtools.errors import UsageError

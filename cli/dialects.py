@@ -6,9 +6,9 @@ import json
 from typing import Annotated
 
 import typer
+
 from kvtools.cli.layout import columns
 from kvtools.cli.options import AsJson
-
 from kvtools.dialects.detect import dialects
 from kvtools.errors import UsageError
 from kvtools.lossless import describe_dialect, moves, page_tables, said

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
+
 from kvtools.cli.layout import columns, shown
 from kvtools.cli.options import (
     DEFAULT_MEMORY,
@@ -21,7 +22,6 @@ from kvtools.cli.options import (
     open_source,
 )
 from kvtools.cli.progress import progress_bar
-
 from kvtools.diff import CheckpointDiff, ColumnDiff, compare_checkpoints
 from kvtools.errors import UsageError
 from kvtools.json_numbers import json_ready

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
 from kvtools.cli.layout import columns, shown, size
 from kvtools.cli.options import (
     DEFAULT_MEMORY,
@@ -27,7 +28,6 @@ from kvtools.cli.options import (
     open_source,
 )
 from kvtools.cli.progress import progress_bar
-
 from kvtools.clip import Clip
 from kvtools.errors import UsageError
 from kvtools.export import TableExport, export_saved_model

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+
 from kvtools.cli.key_arguments import key_words, mark_negative
 from kvtools.cli.layout import columns, shown
 from kvtools.cli.options import (
@@ -27,7 +28,6 @@ from kvtools.cli.options import (
     write_options,
 )
 from kvtools.cli.progress import progress_bar
-
 from kvtools.dialects.detect import dialect_for, dialect_named
 from kvtools.dialects.interface import Array, Chunk, TableReader
 from kvtools.errors import CheckFailedError, UsageError

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import numpy.typing as npt
 import typer
+
 from kvtools.cli.key_arguments import are_keys, spread_option
 from kvtools.cli.layout import columns, shown, size
 from kvtools.cli.options import (
@@ -22,7 +23,6 @@ from kvtools.cli.options import (
     open_source,
 )
 from kvtools.cli.progress import progress_bar
-
 from kvtools.errors import UsageError, one_line
 from kvtools.inspect import (
     KeyRow,

@@ -14,10 +14,9 @@ from typing import Annotated
 
 import typer
 
+from kvtools import __version__
 from kvtools.cli.signals import SignalError, ended_by_signals
 from kvtools.cli.standard_output import RefusedOutputError, give_up_output, open_standard_files, standard_output
-
-from kvtools import __version__
 from kvtools.errors import KvtoolsError, one_line
 
 COMMANDS = {

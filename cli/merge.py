@@ -6,6 +6,7 @@ import dataclasses
 from typing import Annotated, get_args
 
 import typer
+
 from kvtools.cli.account import print_account
 from kvtools.cli.layout import columns, shown
 from kvtools.cli.options import (
@@ -23,7 +24,6 @@ from kvtools.cli.options import (
     write_options,
 )
 from kvtools.cli.progress import progress_bar
-
 from kvtools.errors import UsageError
 from kvtools.merge import Merged, OnConflict, merge
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
+
 from kvtools.cli.account import print_account
 from kvtools.cli.options import (
     DEFAULT_MEMORY,
@@ -27,7 +28,6 @@ from kvtools.cli.options import (
     write_options,
 )
 from kvtools.cli.progress import progress_bar
-
 from kvtools.dialects.detect import dialect_for, dialect_named
 from kvtools.errors import BadInputError
 from kvtools.migrate import plan_tables, write_tables

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Annotated
 
 import typer
+
 from kvtools.cli.account import print_account
 from kvtools.cli.layout import shown
 from kvtools.cli.options import (
@@ -25,7 +26,6 @@ from kvtools.cli.options import (
     write_options,
 )
 from kvtools.cli.progress import progress_bar
-
 from kvtools.errors import UsageError
 from kvtools.rename import Renames, rename
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
 from kvtools.cli.options import (
     DEFAULT_MEMORY,
     AsJson,
@@ -25,7 +26,6 @@ from kvtools.cli.options import (
     open_source,
 )
 from kvtools.cli.progress import progress_bar
-
 from kvtools.report import write_report
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from kvtools.cli.options import DialectName, Dim, KeyDtype, SourcePath, ValueDtype
 
+from kvtools.cli.options import DialectName, Dim, KeyDtype, SourcePath, ValueDtype
 from kvtools.dialects.interface import OpenOptions
 from kvtools.errors import UsageError
 

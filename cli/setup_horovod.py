@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
 from kvtools.cli.options import AsJson
 from kvtools.cli.progress import progress_bar
-
-from kvtools.horovod_build import HorovodBuildError
-from kvtools.setup_horovod import HorovodSetup, setup_horovod
+from kvtools.horovod_setup.build import HorovodBuildError
+from kvtools.horovod_setup.setup import HorovodSetup, setup_horovod
 
 _DONE = {
     "kept": "is installed and works",

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
+
 from kvtools.cli.layout import columns, shown, size
 from kvtools.cli.options import (
     DEFAULT_MEMORY,
@@ -27,7 +28,6 @@ from kvtools.cli.options import (
     write_options,
 )
 from kvtools.cli.progress import progress_bar
-
 from kvtools.errors import UsageError
 from kvtools.key_list import read_key_list
 from kvtools.migrate import Account

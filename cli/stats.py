@@ -8,6 +8,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Annotated, Any
 
 import typer
+
 from kvtools.cli.bars import bar_chart, percent, shows_blocks
 from kvtools.cli.layout import columns, shown, size
 from kvtools.cli.options import (
@@ -28,7 +29,6 @@ from kvtools.cli.options import (
     open_source,
 )
 from kvtools.cli.progress import progress_bar
-
 from kvtools.dialects.interface import TableSchema, VersionUnit
 from kvtools.histogram import BINS_PER_DECADE, VersionHistogram
 from kvtools.stats import ColumnStats, TableStats, describe_stats, table_stats

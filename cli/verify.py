@@ -7,6 +7,7 @@ import json
 from typing import Annotated
 
 import typer
+
 from kvtools.cli.layout import columns, shown, size
 from kvtools.cli.options import (
     DEFAULT_MEMORY,
@@ -24,7 +25,6 @@ from kvtools.cli.options import (
     engine_named,
 )
 from kvtools.cli.progress import progress_bar
-
 from kvtools.dialects.interface import OpenOptions
 from kvtools.errors import CheckFailedError
 from kvtools.verify import Verification, verify

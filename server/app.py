@@ -15,8 +15,6 @@ import numpy.typing as npt
 from fastapi import FastAPI, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
-from kvtools.server.request import BINARY, RequestError, body_limit, parse_keys
-from kvtools.server.store import StoredTable, TableStore
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -25,6 +23,8 @@ from kvtools import __version__
 from kvtools.errors import KvtoolsError, UnknownTableError
 from kvtools.inspect import describe_table
 from kvtools.json_numbers import json_numbers
+from kvtools.server.request import BINARY, RequestError, body_limit, parse_keys
+from kvtools.server.store import StoredTable, TableStore
 
 # How much of a body that is too large is read and dropped: a client that is still sending when the
 # connection is closed may never see the answer.

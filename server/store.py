@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from kvtools.server.key_index import KeyIndex
 
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.interface import Columns, OpenOptions, Progress, TableReader, TableSchema
 from kvtools.errors import BadInputError, UnknownTableError
+from kvtools.server.key_index import KeyIndex
 
 _VALUES = Columns(values=True)
 

@@ -15,12 +15,22 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import settings
 
 # Before anything imports TensorFlow: what is printed is compared, and no log lines are wanted between.
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 
+pytest_plugins = ["durations", "grids"]  # in tests/suite: what tests take, and which of them `make test` runs
+
 DATA = Path(__file__).parent / "data"
+
+# No property-based test fails for being slow. `make test` looks at few examples, `make test-all` at many.
+settings.register_profile("everyday", deadline=None)
+settings.register_profile("quick", deadline=None, max_examples=20)
+settings.register_profile("thorough", deadline=None, max_examples=200)
+settings.load_profile("everyday")
+
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 

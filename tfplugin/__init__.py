@@ -7,11 +7,12 @@ from tfplugin import checkpoint as _checkpoint
 from tfplugin import optimizers
 from tfplugin.get_kv_variable import get_kv_variable
 from tfplugin.initializers import KvInitializer
-from tfplugin.kv_variable import KvVariable, PartitionedKvVariable
+from tfplugin.kv_variable import KvVariable
 from tfplugin.lookup_many import lookup_many
-from tfplugin.mode import inference_mode
 from tfplugin.optimizers import OptimizerWrapper, apply_in_backward, explain
+from tfplugin.partitioned_kv_variable import PartitionedKvVariable
 from tfplugin.tensorflow_hooks import install, uninstall
+from tfplugin.training_mode import inference_mode
 
 __all__ = [
     "KvInitializer",

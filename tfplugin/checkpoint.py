@@ -6,9 +6,7 @@ mechanisms to call them.
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,108 +15,33 @@ import tensorflow as tf
 from google.protobuf import struct_pb2
 from tensorflow.python.ops import gen_io_ops
 from tensorflow.python.saved_model import registration
-from tensorflow.python.trackable import base as trackable
 from tensorflow.python.training import saver as saver_lib
 from tensorflow.python.training.saving import saveable_object
 
-from tfplugin import graph_restore
-from tfplugin.kv_variable import KvVariable, PartitionedKvVariable, cpu_device
-from tfplugin.ops import raw
+from tfplugin import graph_restore, slot_binding
+from tfplugin.kv_variable import KvVariable
+from tfplugin.partitioned_kv_variable import PartitionedKvVariable
+from tfplugin.saveable import KvSaveable, check_whole, restore_op, save_ops
 
 # ---- Name-based: tf.compat.v1.train.Saver --------------------------------------------------------
 
 
-class KvSaveable(saveable_object.SaveableObject):
-    """A key-value variable in a Saver's list. The wrapped builder methods below do its work."""
-
-    def __init__(self, variable: KvVariable, tensor_prefix: str) -> None:
-        self.variable = variable
-        self.tensor_prefix = tensor_prefix
-        spec = saveable_object.SaveSpec(
-            variable.handle, "", f"{tensor_prefix}-values", dtype=tf.resource, device=variable.device
-        )
-        super().__init__(variable.handle, [spec], tensor_prefix)
-
-    def restore_op(self, filename: tf.Tensor) -> Any:
-        """Restores the variable from a checkpoint, whatever number of parts wrote it."""
-        whole = self.tensor_prefix
-        if self.variable.partitioned_name is not None:
-            whole = whole.removesuffix(f"/part_{self.variable.part}")
-        return restore_op(filename, self.variable, whole, "/part_")
-
-    def restore(self, restored_tensors: Any, restored_shapes: Any) -> Any:
-        """Not reached: `add_restore_ops` restores."""
-        raise RuntimeError(
-            "A key-value variable is saved and restored by tf.compat.v1.train.Saver only while tfplugin is installed: "
-            "import tfplugin (or call tfplugin.install()) before building the Saver."
-        )
-
-
 class BesideSaveable(saveable_object.SaveableObject):
-    """What a Saver's list has for rows that lie in files beside the checkpoint. Its specs go into the checkpoint."""
+    """What a Saver's list has for rows that it reads and writes itself. Its specs go into the checkpoint.
+
+    Attributes:
+      rows: the object whose rows they are: of one object they are restored one after the other.
+    """
+
+    rows: Any = None
 
     def save_beside(self, filename: tf.Tensor) -> Any:
-        """Writes the files. Returns the op (graph mode)."""
+        """Writes what goes beside the checkpoint. Returns the op (graph mode)."""
         raise NotImplementedError(type(self).__name__)
 
     def restore_op(self, filename: tf.Tensor) -> Any:
-        """Restores from them. Returns the op (graph mode)."""
+        """Restores the rows. Returns the op (graph mode)."""
         raise NotImplementedError(type(self).__name__)
-
-
-def name_based_saveables(variable: KvVariable | PartitionedKvVariable) -> dict[str, Callable[..., KvSaveable]]:
-    """What a v1 Saver asks a trackable for: by attribute, a function of the name that the Saver's dictionary gives.
-
-    A name stands for the whole variable, or for the part that it is given to.
-    """
-    if isinstance(variable, PartitionedKvVariable):
-        return {f"part_{i}": functools.partial(_part_saveable, part) for i, part in enumerate(variable)}
-    own = variable._name if variable._eager else variable._shared_name
-    return {trackable.VARIABLE_VALUE_KEY: lambda name=None, **kwargs: KvSaveable(variable, name or own)}
-
-
-def _part_saveable(part: KvVariable, name: str | None = None, **kwargs: Any) -> KvSaveable:
-    # TensorFlow makes the name of an attribute by an underscore; ours are made by a slash.
-    suffix = f"part_{part.part}"
-    whole = name.removesuffix(f"_{suffix}") if name else part.partitioned_name
-    return KvSaveable(part, f"{whole}/{suffix}")
-
-
-def save_ops(prefix: tf.Tensor, variables: Sequence[tuple[str, KvVariable]]) -> list[tf.Tensor]:
-    """Writes one bundle shard per device, ``prefix-<i>``. Returns the shards' prefixes, to be merged."""
-    by_device: dict[str, list[tuple[str, KvVariable]]] = collections.OrderedDict()
-    for tensor_prefix, variable in variables:
-        by_device.setdefault(variable.device or "", []).append((tensor_prefix, variable))
-    written = []
-    for number, (device, group) in enumerate(by_device.items()):
-        with tf.device(cpu_device(device) or None):
-            shard = tf.strings.join([prefix, f"-{number}"])
-        with tf.device(device or None):
-            save = raw.kv_table_save(
-                shard,
-                [variable.handle for _, variable in group],
-                tensor_prefixes=[tensor_prefix for tensor_prefix, _ in group],
-                names=[variable.partitioned_name or variable._name for _, variable in group],
-                part=[variable.part for _, variable in group],
-                parts=[variable.parts for _, variable in group],
-            )
-        with tf.device(cpu_device(device) or None), tf.control_dependencies([save] if save is not None else []):
-            written.append(tf.identity(shard))
-    return written
-
-
-def restore_op(prefix: tf.Tensor, variable: KvVariable, tensor_prefix: str, part_infix: str) -> Any:
-    """Reads the rows that belong to a variable, or to this part of it, from a checkpoint. Returns the op."""
-    with tf.device(variable.device or None):
-        return raw.kv_table_restore(
-            variable.handle,
-            prefix,
-            tensor_prefix=tensor_prefix,
-            part_infix=part_infix,
-            part=variable.part,
-            parts=variable.parts,
-            initializer=variable.kv_initializer.to_json(),
-        )
 
 
 def add_save_ops(original: Callable[..., Any], builder: Any, filename: Any, saveables: Sequence[Any]) -> Any:
@@ -136,7 +59,7 @@ def _add_bundle_ops(original: Callable[..., Any], builder: Any, filename: Any, s
         raise ValueError("Key-value variables are saved in TensorFlow's V2 checkpoint format only: write_version=V2.")
     dense = [saveable for saveable in saveables if not isinstance(saveable, KvSaveable)]
     for saveable in tables:
-        _check_whole(saveable.variable)
+        check_whole(saveable.variable)
     filename = tf.convert_to_tensor(filename)
     scratch = tf.strings.join([filename, "_kvtmp"])
     shards = save_ops(
@@ -171,7 +94,12 @@ def add_restore_ops(
         restored.append(
             original(builder, filename, dense, restore_sequentially, reshape, preferred_shard, f"{name}_dense")
         )
-    restored += [saveable.restore_op(filename) for saveable in tables]
+    latest: dict[int, Any] = {}
+    for saveable in tables:
+        before = latest.get(id(saveable.rows)) if saveable.rows is not None else None
+        with tf.control_dependencies([] if before is None else [before]):
+            latest[id(saveable.rows)] = saveable.restore_op(filename)
+        restored.append(latest[id(saveable.rows)])
     return tf.group(*[op for op in restored if op is not None], name=name)
 
 
@@ -179,8 +107,14 @@ def add_restore_ops(
 
 
 def _is_saved_object(obj: Any) -> bool:
+    return isinstance(obj, (KvVariable, PartitionedKvVariable))
+
+
+def _without_parts(trackables: Mapping[str, Any]) -> dict[str, Any]:
     """Parts of a partitioned variable are saved by the whole, so that they restore into any other number of parts."""
-    return isinstance(obj, PartitionedKvVariable) or (isinstance(obj, KvVariable) and obj.partitioned_name is None)
+    wholes = [obj for obj in trackables.values() if isinstance(obj, PartitionedKvVariable)]
+    parts = {id(part) for whole in wholes for part in whole}
+    return {path: obj for path, obj in trackables.items() if id(obj) not in parts}
 
 
 def object_prefix(path: str) -> str:
@@ -191,8 +125,14 @@ def object_prefix(path: str) -> str:
 def _save(trackables: Mapping[str, Any], file_prefix: tf.Tensor) -> list[tf.Tensor]:
     variables: list[tuple[str, KvVariable]] = []
     shards: list[tf.Tensor] = []
-    for path, obj in trackables.items():
-        _check_whole(obj)
+    for path, obj in _without_parts(trackables).items():
+        check_whole(obj)
+        if isinstance(obj, KvVariable) and obj.partitioned_name is not None:
+            raise ValueError(
+                f"'{tf.compat.as_str(path)}' is a part of key-value variable '{obj.partitioned_name}', and parts are "
+                "saved by the whole, which restores into any number of parts: have the checkpoint, the layer or the "
+                "module hold what get_kv_variable gave, not its parts alone."
+            )
         if id(obj) in _elsewhere:
             shards += _renamed(file_prefix, object_prefix(path), _elsewhere[id(obj)])
         elif isinstance(obj, PartitionedKvVariable):
@@ -236,21 +176,12 @@ def _renamed(file_prefix: tf.Tensor, prefix: str, bundles: Sequence[str]) -> lis
     return shards
 
 
-def _check_whole(variable: KvVariable | PartitionedKvVariable) -> None:
-    """Raises for a variable whose rows are in several processes: one alone cannot save it."""
-    if isinstance(variable, KvVariable) and variable.ranks > 1:
-        raise ValueError(
-            f"Key-value variable '{variable.name}' is spread over {variable.ranks} ranks, and this rank would save "
-            "its own rows only: save with sok.Checkpoint (or sok.dump) on all ranks. Any tf.train.Checkpoint restores "
-            "what it writes."
-        )
-
-
 def _restore(trackables: Mapping[str, Any], merged_prefix: tf.Tensor) -> None:
-    for path, obj in trackables.items():
+    for path, obj in _without_parts(trackables).items():
         for part in obj if isinstance(obj, PartitionedKvVariable) else [obj]:
             if part.holds_rows:
                 graph_restore.note(restore_op(merged_prefix, part, object_prefix(path), "_part_"))
+                slot_binding.restored(part, obj._update_uid)
             else:
                 graph_restore.note(part.clear())
 

@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 from tensorflow.python.eager import context
-from tensorflow.python.framework import ops as tf_ops
-from tensorflow.python.ops import resource_variable_ops
 
+from tfplugin import step_record
 from tfplugin.composed_pool import PooledIds
 from tfplugin.ops import raw
-
-if TYPE_CHECKING:
-    from tfplugin.kv_variable import KvVariable
+from tfplugin.placement import on_device_of
 
 
-def on_device_of(part: KvVariable) -> contextlib.AbstractContextManager[Any]:
-    """Puts an op where the table is. In eager mode it goes there by itself."""
-    if context.executing_eagerly():
-        return contextlib.nullcontext()
-    scopes = contextlib.ExitStack()
-    scopes.enter_context(tf_ops.colocate_with(None, ignore_existing=True))
-    scopes.enter_context(tf_ops.device(part._op_device()))
-    return scopes
+class Table(Protocol):
+    """What a lookup asks of a table: of a `KvVariable`, or of what stands for one."""
+
+    handle: tf.Tensor
+    dtype: tf.DType
+    dim: int
+    device: str
+    trainable: bool
+    regularizer: Any
+    _eager: bool
+    _backward_token: str
+
+    def _op_device(self) -> str | None: ...
 
 
-def can_fuse(parts: Sequence[KvVariable], train: bool) -> bool:
+def can_fuse(parts: Sequence[Table], train: bool) -> bool:
     """Whether one op can look the parts up.
 
     Not when they are on several devices, nor when a regularizer wants to see each part's rows (training in a graph).
@@ -38,20 +39,19 @@ def can_fuse(parts: Sequence[KvVariable], train: bool) -> bool:
     return len(parts) == 1 or all(part._eager for part in parts) or len({part.device for part in parts}) == 1
 
 
-def _watch(tables: Sequence[Sequence[KvVariable]]) -> None:
+def _note_lookups(tables: Sequence[Sequence[Table]], train: bool) -> None:
     for parts in tables:
         for part in parts:
-            if part.trainable:
-                resource_variable_ops.variable_accessed(part)
+            step_record.note_lookup(part, train)
 
 
-def _tokens(tables: Sequence[Sequence[KvVariable]]) -> list[str]:
+def _tokens(tables: Sequence[Sequence[Table]]) -> list[str]:
     tokens = [part._backward_token for parts in tables for part in parts]
     return tokens if any(tokens) else []
 
 
 def gather_many(
-    tables: Sequence[Sequence[KvVariable]],
+    tables: Sequence[Sequence[Table]],
     keys: Sequence[tf.Tensor],
     train: bool,
     missing: str = "zeros",
@@ -61,7 +61,7 @@ def gather_many(
 
     All parts of all tables share device, key dtype and value dtype.
     """
-    _watch(tables)
+    _note_lookups(tables, train)
     first = tables[0][0]
     with on_device_of(first):
         rows, _ = raw.kv_table_gather_many(
@@ -79,7 +79,7 @@ def gather_many(
 
 
 def pool_many(
-    tables: Sequence[Sequence[KvVariable]],
+    tables: Sequence[Sequence[Table]],
     ids: Sequence[PooledIds],
     combiners: Sequence[str],
     train: bool,
@@ -87,7 +87,7 @@ def pool_many(
     missing: str = "zeros",
 ) -> list[tf.Tensor]:
     """Rows of ``ids[t]`` out of table t, combined: each [rows of ids[t], dim]. Tables as in `gather_many`."""
-    _watch(tables)
+    _note_lookups(tables, train)
     first = tables[0][0]
     # What the op computes with.
     weights_dtype = tf.float64 if first.dtype == tf.float64 else tf.float32

@@ -10,8 +10,11 @@ from tensorflow.python.eager import context
 from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.ops import variable_scope
 
+from tfplugin.eviction import checked_capacity
 from tfplugin.initializers import KvInitializer, resolve
-from tfplugin.kv_variable import KEY_DTYPES, VALUE_DTYPES, KvVariable, PartitionedKvVariable, checked_capacity
+from tfplugin.keys import KEY_DTYPES
+from tfplugin.kv_variable import VALUE_DTYPES, KvVariable
+from tfplugin.partitioned_kv_variable import PartitionedKvVariable
 
 #: The first dimension that a partitioner is told a variable has when `capacity_hint` does not say.
 NOMINAL_ROWS = 1 << 20
@@ -53,6 +56,24 @@ def _value_dtype(dtype: Any, name: str) -> tf.DType:
     return resolved
 
 
+def _row_width(dim: Any, initializer: Any, name: str) -> int | None:
+    """The width of rows that a caller asks for: by a number, by a shape, or by rows to start from."""
+    asked = dim
+    if isinstance(dim, (Sequence, tf.TensorShape)) and not isinstance(dim, str) and len(dim) == 1:
+        dim = dim[0]
+    if dim is None and asked is None:
+        shape = getattr(initializer, "shape", None)
+        width = tf.TensorShape(shape).as_list()[-1:] if isinstance(shape, (tuple, tf.TensorShape)) and shape else None
+        return width[0] if width else None
+    try:
+        width_given = None if isinstance(dim, bool) else int(dim)
+    except (TypeError, ValueError):
+        width_given = None
+    if width_given is None or width_given < 1:
+        raise ValueError(f"get_kv_variable('{name}'): embedding_dim must be 1 or more, got {asked!r}.")
+    return width_given
+
+
 def _part_count(partitioner: Callable[..., Any] | None, name: str, rows: int, dim: int, dtype: tf.DType) -> int | None:
     if partitioner is None:
         return None
@@ -69,7 +90,7 @@ def _part_count(partitioner: Callable[..., Any] | None, name: str, rows: int, di
 
 def get_kv_variable(
     name: str,
-    embedding_dim: int | None = None,
+    embedding_dim: int | Sequence[int] | None = None,
     key_dtype: Any = tf.int64,
     value_dtype: Any = tf.float32,
     initializer: Any = None,
@@ -88,7 +109,8 @@ def get_kv_variable(
 
     Args:
       name: of the variable.
-      embedding_dim: width of a row. May be left out when an existing variable is reused.
+      embedding_dim: width of a row, also as ``[dim]``. May be left out when an existing variable is reused, or where
+        `initializer` is a Tensor or an array of known width.
       key_dtype: tf.int64 (also as ``int``), tf.int32 or tf.uint64.
       value_dtype: tf.float32, tf.float16, tf.bfloat16 or tf.float64.
       initializer: what a key starts from: None (uniform in [-0.05, 0.05)), a number, an initializer, or a Tensor of
@@ -127,8 +149,7 @@ def get_kv_variable(
     """
     scope = variable_scope.get_variable_scope()
     full_name = f"{scope.name}/{name}" if scope.name else name
-    if embedding_dim is not None and (isinstance(embedding_dim, bool) or int(embedding_dim) < 1):
-        raise ValueError(f"get_kv_variable('{full_name}'): embedding_dim must be 1 or more, got {embedding_dim!r}.")
+    embedding_dim = _row_width(embedding_dim, initializer, full_name)
     initializer = scope.initializer if initializer is None else initializer
     regularizer = scope.regularizer if regularizer is None else regularizer
     partitioner = scope.partitioner if partitioner is None else partitioner

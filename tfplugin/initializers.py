@@ -1,7 +1,8 @@
 """What a row holds before its first update: TensorFlow initializers as a pure function of the key.
 
-Constant, uniform, normal and truncated normal are computed by the table itself. Anything else, and a Tensor, becomes
-a small table of rows: a key takes row ``hash(key) mod M``.
+Constant, uniform, normal and truncated normal are computed by the table itself, and so are the initializers that scale
+one of these by the size of a layer (Glorot, He, LeCun: ``VarianceScaling``). A function, and a Tensor, becomes a small
+table of rows: a key takes row ``hash(key) mod M``.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import dataclasses
 import hashlib
 import inspect
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,8 +20,20 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 from tensorflow.python.framework import ops as tf_ops
 
-#: Rows sampled from an initializer that the table has no native form of.
+#: Rows sampled from a function, which the table has no native form of.
 SAMPLED_ROWS = 1024
+
+#: The standard deviation of a normal distribution cut off at two of its own.
+_CUT_OFF = 0.87962566103423978
+
+#: What draws a matrix as a whole, by how its name begins, and why that cannot be done a row at a time.
+_OF_A_MATRIX = {
+    "orthogonal": "makes the rows of a matrix orthogonal to each other",
+    "convolutionorthogonal": "makes the rows of a matrix orthogonal to each other",
+    "convolutiondeltaorthogonal": "makes the rows of a matrix orthogonal to each other",
+    "identity": "makes a square matrix, row number i of which is 1 at i",
+    "stft": "makes the matrix of a Fourier transform",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,8 +86,13 @@ def resolve(initializer: Any, name: str, dim: int, dtype: tf.DType) -> KvInitial
       dtype: of the values.
 
     Raises:
-      ValueError: a Tensor whose shape is not defined or does not end in ``dim``.
+      ValueError: a Tensor whose shape is not defined or does not end in ``dim``; an initializer of whole matrices, such
+        as ``Orthogonal``.
       TypeError: something else.
+
+    `VarianceScaling` and its kin (Glorot, He, LeCun) take the number of inputs and outputs of a layer from the shape. A
+    table has no number of rows, so they get the shape of a row, ``[dim]``, for which TensorFlow and Keras say that both
+    numbers are ``dim``: variance ``scale / dim``, whatever the mode.
     """
     if isinstance(initializer, KvInitializer):
         return initializer
@@ -89,7 +108,8 @@ def resolve(initializer: Any, name: str, dim: int, dtype: tf.DType) -> KvInitial
         initializer = initializer()
 
     kind = type(initializer).__name__.lower().replace("_", "")
-    seed = _seed(name, getattr(initializer, "seed", None))
+    # Keras 3 draws a seed where none is given, another one in each process.
+    seed = _seed(name, getattr(initializer, "_init_seed", getattr(initializer, "seed", None)))
     attribute = {key: _scalar(getattr(initializer, key, None)) for key in ("minval", "maxval", "mean", "stddev")}
     if kind.startswith("zeros"):
         return KvInitializer("constant", 0.0)
@@ -102,12 +122,40 @@ def resolve(initializer: Any, name: str, dim: int, dtype: tf.DType) -> KvInitial
     for prefix, native in (("randomnormal", "normal"), ("truncatednormal", "truncated_normal")):
         if kind.startswith(prefix) and None not in (attribute["mean"], attribute["stddev"]):
             return KvInitializer(native, attribute["mean"], attribute["stddev"], seed)
+    scaled = _variance_scaling(initializer, dim, seed)
+    if scaled is not None:
+        return scaled
+    of_a_matrix = next((reason for prefix, reason in _OF_A_MATRIX.items() if kind.startswith(prefix)), None)
+    if of_a_matrix is not None:
+        raise ValueError(
+            f"get_kv_variable('{name}'): {type(initializer).__name__} {of_a_matrix}, and a table draws each row by "
+            "itself, when its key comes. Take a random initializer, such as tf.keras.initializers.GlorotNormal(), or "
+            "give the rows that keys are to share as an array [M, dim]."
+        )
     if not callable(initializer):
         raise TypeError(
             f"get_kv_variable('{name}'): initializer must be None, a number, a name, an initializer, a function of "
             f"(shape, dtype) or a Tensor; got {type(initializer).__name__}."
         )
     return KvInitializer("rows", seed=seed, rows=lambda: _sample(initializer, name, dim, dtype))
+
+
+def _variance_scaling(initializer: Any, dim: int, seed: int) -> KvInitializer | None:
+    """An initializer of the family ``VarianceScaling``; None for others, and for classes that draw in their own way."""
+    draws = next((cls for cls in type(initializer).__mro__ if "__call__" in vars(cls)), None)
+    if draws is None or draws.__name__ != "VarianceScaling":
+        return None
+    scale, distribution = _scalar(getattr(initializer, "scale", None)), getattr(initializer, "distribution", None)
+    if scale is None:
+        return None
+    deviation = math.sqrt(scale / max(1, dim))
+    if distribution == "uniform":
+        return KvInitializer("uniform", -math.sqrt(3.0) * deviation, math.sqrt(3.0) * deviation, seed)
+    if distribution == "untruncated_normal":
+        return KvInitializer("normal", 0.0, deviation, seed)
+    if distribution in ("truncated_normal", "normal"):
+        return KvInitializer("truncated_normal", 0.0, deviation / _CUT_OFF, seed)
+    return None
 
 
 def _sample(initializer: Callable[..., Any], name: str, dim: int, dtype: tf.DType) -> tf.Tensor:

@@ -4,52 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
-import re
-import weakref
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.core.framework import attr_value_pb2, variable_pb2
+from tensorflow.core.framework import variable_pb2
 from tensorflow.python.eager import context
-from tensorflow.python.framework import device as tf_device
 from tensorflow.python.framework import ops as tf_ops
-from tensorflow.python.ops import gen_resource_variable_ops, resource_variable_ops
+from tensorflow.python.ops import gen_resource_variable_ops
 from tensorflow.python.trackable import base as trackable
 from tensorflow.python.util import dispatch, object_identity
 
-from tfplugin import library, mode
-from tfplugin.fused_lookup import can_fuse, gather_many, on_device_of
+from tfplugin import placement, saveable, slot_binding, step_record, training_mode
+from tfplugin.eviction import checked_capacity, microseconds, scores_tensor
 from tfplugin.initializers import KvInitializer
+from tfplugin.keys import keys_to_tensor
+from tfplugin.not_dense import NotDense
 from tfplugin.ops import raw
+from tfplugin.placement import on_device_of
+from tfplugin.row_slots import RowSlots
 from tfplugin.slots import SlotSpec, slots_json
 
-#: What a bounded table goes by when it evicts.
-EVICTIONS = ("lru", "lfu", "custom")
-KEY_DTYPES = (tf.int64, tf.int32, tf.uint64)
 VALUE_DTYPES = (tf.float32, tf.float16, tf.bfloat16, tf.float64)
 
 
-def table_device(device: str | None) -> str:
-    """Where a table goes that is wanted on `device`: to a GPU if it is named and can have tables, else to a CPU."""
-    spec = tf_device.DeviceSpec.from_string(device or "")
-    if spec.device_type in (None, "CPU") or (spec.device_type == "GPU" and library.has_gpu_tables()):
-        return spec.to_string()
-    return cpu_device(device)
-
-
-def cpu_device(device: str | None) -> str:
-    """The CPU of the task that `device` names."""
-    spec = tf_device.DeviceSpec.from_string(device or "")
-    if spec.device_type in (None, "CPU"):
-        return spec.to_string()
-    return spec.replace(device_type="CPU", device_index=0).to_string()
-
-
 @dispatch.register_dispatchable_type
-class KvVariable(trackable.Trackable):
+class KvVariable(NotDense, trackable.Trackable):
     """One embedding table, or one part of a partitioned one: key -> row of ``dim`` values.
 
     Made by `get_kv_variable`. Works wherever TensorFlow takes a resource variable: ``tf.nn.embedding_lookup`` and its
@@ -84,6 +65,12 @@ class KvVariable(trackable.Trackable):
     owner: int | None = None
     #: False in a process whose part is empty because another one has all keys.
     holds_rows = True
+    #: For who looks it up where no optimizer updates it.
+    _how_to_train = (
+        "Have its lookups update it in the backward pass, by tfplugin.apply_in_backward(table, optimizer) before the "
+        "first step; or give the model a train_step that hands the gradients of model.trainable_weights and of the "
+        "table to tfplugin.OptimizerWrapper(optimizer).apply_gradients. If it is not to be trained: trainable=False."
+    )
 
     def __init__(
         self,
@@ -106,6 +93,7 @@ class KvVariable(trackable.Trackable):
         read_only: bool = False,
         starts_initialized: bool = False,
     ) -> None:
+        placement.refuse_copies(name)
         self._name = name
         self.key_dtype = tf.as_dtype(key_dtype)
         self.dtype = tf.as_dtype(value_dtype)
@@ -130,14 +118,7 @@ class KvVariable(trackable.Trackable):
 
         with tf_ops.init_scope():
             self._eager = context.executing_eagerly()
-            # What optimizers keep in the rows, in the order in which they came; see `attach_slots`. An optimizer is
-            # gone when its object is; in a graph its ops outlive it, and it stays as long as they do.
-            by_optimizer = weakref.WeakKeyDictionary if self._eager else dict
-            self._slots_of: MutableMapping[Any, tuple[SlotSpec, ...]] = by_optimizer()
-            self._slot_prefix_of: MutableMapping[Any, str] = by_optimizer()
-            self._all_slots: tuple[SlotSpec, ...] | None = None
-            self._slots_generation = 0
-            self._row_reads: list[tf.Operation] = []
+            self._row_slots = RowSlots(self._eager)
             #: Prefixes of the slots of optimizers that have taken steps, for the log.
             self._optimizers_seen: list[str] = []
             #: The update that the gradient of a lookup makes at once; see `apply_in_backward`.
@@ -146,7 +127,7 @@ class KvVariable(trackable.Trackable):
             if self._eager:
                 # The scope's device. Where it names none TensorFlow takes a GPU if there is one; a table stays with the
                 # CPU, which has the memory, unless it is told to go there.
-                device = table_device(context.context().device_name)
+                device = placement.table_device(context.context().device_name)
                 with tf.device("CPU:0"), tf.device(device) if device else contextlib.nullcontext():
                     self._handle = self._make_handle(anonymous=True)
                 self._unique_id = f"{name}_{tf_ops.uid()}"
@@ -155,7 +136,7 @@ class KvVariable(trackable.Trackable):
                 self._initializer_op = None
             else:
                 with tf.name_scope(""):
-                    with self._placed(name) as probe:
+                    with placement.like_a_variable(name, self.dtype, self.dim) as probe:
                         self._handle = self._make_handle(anonymous=False)
                         # Never run. A MetaGraph's import wants a ReadVariableOp for each variable in it.
                         self._snapshot = gen_resource_variable_ops.read_variable_op(
@@ -171,20 +152,6 @@ class KvVariable(trackable.Trackable):
                         self._initializer_op = self.initialize()
 
     # ---- Making ----------------------------------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def _placed(self, name: str) -> Iterator[tf.Tensor]:
-        """Puts the table where a variable would go. Gives the op that was asked.
-
-        Device functions such as ``replica_device_setter`` look at the type of the op they place: ask them by an op
-        of the type they know.
-        """
-        probe = gen_resource_variable_ops.var_handle_op(
-            dtype=self.dtype, shape=[0, self.dim], shared_name=f"{name}/placement", name=f"{name}/placement"
-        )
-        # After the probe: to ignore colocation is to ignore device functions, too.
-        with tf_ops.colocate_with(None, ignore_existing=True), tf_ops.device(table_device(probe.device)):
-            yield probe
 
     def _make_handle(self, *, anonymous: bool) -> tf.Tensor:
         return raw.kv_table_handle(
@@ -226,7 +193,7 @@ class KvVariable(trackable.Trackable):
     @property
     def op(self) -> tf.Operation:
         """The handle's op (graph mode)."""
-        return self._handle.op
+        return self._handle.op  # an AttributeError in eager mode, which `NotDense` explains
 
     @property
     def graph(self) -> tf.Graph:
@@ -251,6 +218,11 @@ class KvVariable(trackable.Trackable):
     def get_shape(self) -> tf.TensorShape:
         """[None, dim]."""
         return self.shape
+
+    @property
+    def _kv_parts(self) -> tuple[KvVariable, ...]:
+        """The tables that make it up: itself."""
+        return (self,)
 
     @property
     def synchronization(self) -> tf.VariableSynchronization:
@@ -336,10 +308,9 @@ class KvVariable(trackable.Trackable):
         """
         if missing not in ("zeros", "initial"):
             raise ValueError(f"sparse_read of '{self._name}': missing must be 'zeros' or 'initial', got {missing!r}")
-        train = mode.training(training)
+        train = training_mode.is_training(training)
         keys = keys_to_tensor(indices, self.key_dtype, self._name)
-        if self.trainable:
-            resource_variable_ops.variable_accessed(self)
+        step_record.note_lookup(self, train)
         with on_device_of(self):
             rows, _ = raw.kv_table_gather(
                 self._handle,
@@ -380,11 +351,10 @@ class KvVariable(trackable.Trackable):
           array([1])
         """
         keys = keys_to_tensor(keys, self.key_dtype, self._name)
-        if not mode.training(training):
+        if not training_mode.is_training(training):
             rows = self.sparse_read(keys, name, training=False)
             return rows, tf.zeros([0], self.key_dtype), tf.constant(np.zeros([0, self.dim], self.dtype.as_numpy_dtype))
-        if self.trainable:
-            resource_variable_ops.variable_accessed(self)
+        step_record.note_lookup(self, True)
         with on_device_of(self):
             rows, _, evicted_keys, evicted_rows = raw.kv_table_gather_evict(
                 self._handle,
@@ -487,7 +457,7 @@ class KvVariable(trackable.Trackable):
         """
         return raw.kv_table_export_since(
             self._handle,
-            _microseconds(unix_time, self._name),
+            microseconds(unix_time, self._name),
             Tkeys=self.key_dtype,
             dtype=self.dtype,
             dim=self.dim,
@@ -523,38 +493,15 @@ class KvVariable(trackable.Trackable):
 
     def slot_width(self, slot: str) -> int:
         """Elements of a slot: `dim` unless its optimizer said otherwise."""
-        for specs in self._slots_of.values():
-            for spec in specs:
-                if spec.name == slot:
-                    return spec.width
-        return self.dim
+        return self._row_slots.width(slot) or self.dim
 
     def slot_prefix(self, optimizer: Any, name: str) -> str:
         """The name under which an optimizer's slots are kept, unique among the live optimizers of this variable."""
-        prefix = self._slot_prefix_of.get(optimizer)
-        if prefix is None:
-            base = re.sub(r"[./\s]", "_", name) or "Optimizer"
-            taken = set(self._slot_prefix_of.values())
-            prefix, number = base, 0
-            while prefix in taken:
-                number += 1
-                prefix = f"{base}_{number}"
-            self._slot_prefix_of[optimizer] = prefix
-        return prefix
+        return slot_binding.prefix_of(self, optimizer, name)
 
     def attach_slots(self, optimizer: Any, specs: Sequence[SlotSpec]) -> None:
         """Notes what an optimizer keeps beside each row. The table itself is changed by the next `read_rows`."""
-        self._slots_of[optimizer] = tuple(specs)
-        every = tuple(spec for specs_ in self._slots_of.values() for spec in specs_)
-        if every == self._all_slots:
-            return
-        self._all_slots = every
-        self._slots_generation += 1
-        # A graph's steps run in any order, the first of them on a table that was just restored with the slots of all:
-        # each has to know the optimizers that came after it.
-        for op in self._row_reads:
-            op._set_attr("all_slots", attr_value_pb2.AttrValue(s=slots_json(every).encode()))
-            op._set_attr("generation", attr_value_pb2.AttrValue(i=self._slots_generation))
+        self._row_slots.attach(optimizer, specs, lambda: slot_binding.unclaimed(self, optimizer, specs))
 
     def read_rows(self, keys: tf.Tensor, optimizer: Any, specs: Sequence[SlotSpec]) -> list[tf.Tensor]:
         """Values and slots of keys [n], for an optimizer's step: [n, dim] and [n, width] for each of `specs`.
@@ -562,14 +509,12 @@ class KvVariable(trackable.Trackable):
         Gives the rows the slots that they lack. Slots of optimizers that are gone are dropped from the table.
         """
         self.attach_slots(optimizer, specs)
-        assert self._all_slots is not None
         columns = raw.kv_table_read_rows(
             self._handle,
             keys,
             dtype=self.dtype,
             slots=slots_json(specs),
-            all_slots=slots_json(self._all_slots),
-            generation=self._slots_generation,
+            **self._row_slots.attributes(),
             widths=[self.dim, *(spec.width for spec in specs)],
             N=1 + len(specs),
         )
@@ -577,9 +522,9 @@ class KvVariable(trackable.Trackable):
         return columns
 
     def _note_step(self, op: tf.Operation | None) -> None:
-        """Keeps an op whose attributes `attach_slots` has to keep up to date."""
+        """Tells the slots of an op of the table's graph."""
         if not self._eager and op is not None and op.graph is self._handle.graph:
-            self._row_reads.append(op)
+            self._row_slots.note_step(op)
 
     def write_rows(self, keys: tf.Tensor, columns: Sequence[tf.Tensor], specs: Sequence[SlotSpec]) -> Any:
         """Writes what `read_rows` read, and counts an update for each key. Returns the op (graph mode)."""
@@ -616,7 +561,6 @@ class KvVariable(trackable.Trackable):
           The op (graph mode).
         """
         self.attach_slots(optimizer, specs)
-        assert self._all_slots is not None
         with tf_ops.colocate_with(None, ignore_existing=True), tf_ops.device(self._op_device()):
             op = raw.kv_table_apply(
                 self._handle,
@@ -627,8 +571,7 @@ class KvVariable(trackable.Trackable):
                 optimizer=rule,
                 names=list(names),
                 slots=slots_json(specs),
-                all_slots=slots_json(self._all_slots),
-                generation=self._slots_generation,
+                **self._row_slots.attributes(),
                 skip_nonfinite=skip_nonfinite,
                 stochastic_rounding=stochastic_rounding,
             )
@@ -682,304 +625,56 @@ class KvVariable(trackable.Trackable):
             }
         )
 
-    # A v1 Saver asks the first of these. The second is for a part inside a SavedModel: the whole saves it.
+    # What a v1 Saver asks for. Checkpoints of objects ask `checkpoint`.
 
     def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
-        from tfplugin import checkpoint
+        own = self._name if self._eager else self._shared_name
+        return {trackable.VARIABLE_VALUE_KEY: lambda name=None, **kwargs: saveable.KvSaveable(self, name or own)}
 
-        return checkpoint.name_based_saveables(self)
+    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
+        """Copies the table for an asynchronous checkpoint, which saves the copy that `object_map` has.
 
-    def _serialize_to_tensors(self) -> dict[str, Any]:
-        return {}
+        Called for each checkpoint, after the first one from a function that has been traced.
+        """
+        saveable.check_whole(self)
+        if self not in object_map:
+            object_map[self] = self.empty_copy_on_cpu()
+        self.copy_rows_to(object_map[self])
 
-    def _restore_from_tensors(self, restored_tensors: Any) -> None:
-        return None
+    def empty_copy_on_cpu(self) -> KvVariable:
+        """A table of the same kind in host memory, for a copy of the rows."""
+        with tf.init_scope(), tf.device("CPU:0"):
+            return KvVariable(
+                self._name,
+                self.dim,
+                self.key_dtype,
+                self.dtype,
+                max_capacity=self.max_capacity,
+                eviction=self.eviction,
+                part=self.part,
+                parts=self.parts,
+                partitioned_name=self.partitioned_name,
+            )
+
+    def copy_rows_to(self, other: KvVariable) -> None:
+        """Replaces all of another table, slots included, by a copy of this one."""
+        with tf.device(self.device or None):
+            raw.kv_table_copy(other.handle, self.handle)
 
     def __deepcopy__(self, memo: Any) -> KvVariable:
         raise NotImplementedError("A KvVariable cannot be deep-copied: save and restore it instead.")
 
 
-@dispatch.register_dispatchable_type
-class PartitionedKvVariable(trackable.Trackable):
-    """A key-value variable in parts: ``name/part_i`` holds the keys with key floor-mod parts == i.
-
-    Iterates over its parts. Everything that takes a `KvVariable` takes it.
-    """
-
-    def __init__(self, name: str, parts: Sequence[KvVariable]) -> None:
-        self._name = name
-        self._parts = list(parts)
-
-    @property
-    def name(self) -> str:
-        """The name of the whole."""
-        return self._name
-
-    @property
-    def key_dtype(self) -> tf.DType:
-        """Of the keys."""
-        return self._parts[0].key_dtype
-
-    @property
-    def dtype(self) -> tf.DType:
-        """Of the values."""
-        return self._parts[0].dtype
-
-    @property
-    def dim(self) -> int:
-        """Width of a row."""
-        return self._parts[0].dim
-
-    @property
-    def shape(self) -> tf.TensorShape:
-        """[None, dim]."""
-        return self._parts[0].shape
-
-    def get_shape(self) -> tf.TensorShape:
-        """[None, dim]."""
-        return self.shape
-
-    @property
-    def trainable(self) -> bool:
-        """Whether the parts are trainable."""
-        return self._parts[0].trainable
-
-    @property
-    def max_capacity(self) -> int:
-        """The most rows that a batch leaves behind in all parts together; 0: any number."""
-        return sum(part.max_capacity for part in self._parts)
-
-    @property
-    def eviction(self) -> str:
-        """Which rows of a part go first."""
-        return self._parts[0].eviction
-
-    @property
-    def initializer(self) -> tf.Operation | None:
-        """The op that starts all parts empty (graph mode)."""
-        return tf.group(*[part.initializer for part in self._parts]) if not self._parts[0]._eager else None
-
-    def __iter__(self) -> Iterator[KvVariable]:
-        return iter(self._parts)
-
-    def __len__(self) -> int:
-        return len(self._parts)
-
-    def __getitem__(self, index: int) -> KvVariable:
-        return self._parts[index]
-
-    def as_list(self) -> list[KvVariable]:
-        """The parts."""
-        return list(self._parts)
-
-    def __repr__(self) -> str:
-        return (
-            f"<tfplugin.PartitionedKvVariable '{self._name}' {self.key_dtype.name} -> {self.dtype.name}[{self.dim}], "
-            f"{len(self._parts)} parts>"
-        )
-
-    def _owned(self, keys: Any) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
-        """Keys as a tensor, then per part: the flat positions of its keys, and the keys."""
-        keys = keys_to_tensor(keys, self.key_dtype, self._name)
-        flat = tf.reshape(keys, [-1])
-        count = len(self._parts)
-        owner = raw.kv_table_partition(flat, parts=count)
-        positions = tf.dynamic_partition(tf.range(tf.size(flat)), owner, count)
-        return keys, positions, tf.dynamic_partition(flat, owner, count)
-
-    @tf.autograph.experimental.do_not_convert
-    def sparse_read(
-        self,
-        indices: Any,
-        name: str | None = None,
-        *,
-        training: bool | None = None,
-        missing: str = "zeros",
-        admission: float = 1.0,
-    ) -> tf.Tensor:
-        """Rows of keys, each from the part that owns it; as `KvVariable.sparse_read`."""
-        if len(self._parts) == 1:
-            return self._parts[0].sparse_read(indices, name, training=training, missing=missing, admission=admission)
-        if missing not in ("zeros", "initial"):
-            raise ValueError(f"sparse_read of '{self._name}': missing must be 'zeros' or 'initial', got {missing!r}")
-        train = mode.training(training)
-        if admission == 1.0 and can_fuse(self._parts, train):
-            keys = keys_to_tensor(indices, self.key_dtype, self._name)
-            return gather_many([self._parts], [keys], train, missing, name)[0]
-        with tf.name_scope(name or "kv_lookup"):
-            keys, positions, part_keys = self._owned(indices)
-            rows = [
-                part.sparse_read(owned, training=train, missing=missing, admission=admission)
-                for part, owned in zip(self._parts, part_keys, strict=True)
-            ]
-            return self._stitched(keys, positions, rows)
-
-    gather = sparse_read
-
-    def _stitched(self, keys: tf.Tensor, positions: Sequence[tf.Tensor], rows: Sequence[tf.Tensor]) -> tf.Tensor:
-        """The parts' rows in the order of `keys`."""
-        stitched = tf.dynamic_stitch(list(positions), list(rows))
-        out = tf.reshape(stitched, tf.concat([tf.shape(keys), [self.dim]], 0))
-        out.set_shape(keys.shape.concatenate([self.dim]))
-        return out
-
-    def sparse_read_and_evict(
-        self, keys: Any, name: str | None = None, *, training: bool | None = None, admission: float = 1.0
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """As `KvVariable.sparse_read_and_evict`; what the parts evict comes part after part."""
-        with tf.name_scope(name or "kv_lookup"):
-            keys, positions, part_keys = self._owned(keys)
-            read = [
-                part.sparse_read_and_evict(owned, training=training, admission=admission)
-                for part, owned in zip(self._parts, part_keys, strict=True)
-            ]
-            rows, evicted_keys, evicted_rows = zip(*read, strict=True)
-            return self._stitched(keys, positions, rows), tf.concat(evicted_keys, 0), tf.concat(evicted_rows, 0)
-
-    def evicted_rows(self) -> tf.Tensor:
-        """As `KvVariable.evicted_rows`, of all parts."""
-        return tf.add_n([part.evicted_rows() for part in self._parts])
-
-    def export_since(self, unix_time: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        """As `KvVariable.export_since`, part after part."""
-        exported = [part.export_since(unix_time) for part in self._parts]
-        return tf.concat([keys for keys, _ in exported], 0), tf.concat([rows for _, rows in exported], 0)
-
-    def set_scores(self, keys: Any, scores: Any) -> tf.Tensor:
-        """As `KvVariable.set_scores`."""
-        _, positions, part_keys = self._owned(keys)
-        flat = tf.reshape(scores_tensor(scores), [-1])
-        return tf.add_n(
-            [
-                part.set_scores(owned, tf.gather(flat, where))
-                for part, where, owned in zip(self._parts, positions, part_keys, strict=True)
-            ]
-        )
-
-    def size(self, name: str | None = None) -> tf.Tensor:
-        """Number of rows in all parts: scalar int64."""
-        return tf.add_n([part.size() for part in self._parts], name=name)
-
-    def contains(self, keys: Any) -> tf.Tensor:
-        """Whether each key is there: bool, shape of keys."""
-        keys, positions, part_keys = self._owned(keys)
-        found = [part.contains(owned) for part, owned in zip(self._parts, part_keys, strict=True)]
-        return tf.reshape(tf.dynamic_stitch(positions, found), tf.shape(keys))
-
-    def stamps(self, keys: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        """Frequency and version of keys; as `KvVariable.stamps`."""
-        keys, positions, part_keys = self._owned(keys)
-        stamps = [part.stamps(owned) for part, owned in zip(self._parts, part_keys, strict=True)]
-        freqs, versions = (
-            tf.reshape(tf.dynamic_stitch(positions, list(column)), tf.shape(keys))
-            for column in zip(*stamps, strict=True)
-        )
-        return freqs, versions
-
-    def zeroed(self, keys: Any) -> tf.Tensor:
-        """Whether a group penalty has zeroed the row of each key: bool, shape of keys."""
-        keys, positions, part_keys = self._owned(keys)
-        zeroed = [part.zeroed(owned) for part, owned in zip(self._parts, part_keys, strict=True)]
-        return tf.reshape(tf.dynamic_stitch(positions, zeroed), tf.shape(keys))
-
-    def zeroed_rows(self) -> tf.Tensor:
-        """How many rows of all parts a group penalty has zeroed: scalar int64."""
-        return tf.add_n([part.zeroed_rows() for part in self._parts])
-
-    def skipped_updates(self) -> tf.Tensor:
-        """As `KvVariable.skipped_updates`, of all parts."""
-        return tf.add_n([part.skipped_updates() for part in self._parts])
-
-    def memory(self) -> tf.Tensor:
-        """As `KvVariable.memory`, of all parts."""
-        return tf.add_n([part.memory() for part in self._parts])
-
-    def upsert(self, keys: Any, rows: Any) -> tf.Operation | None:
-        """Writes rows, inserting keys that are not there; as `KvVariable.upsert`."""
-        return self._write("upsert", keys, rows)
-
-    def accumulate(self, keys: Any, deltas: Any) -> tf.Operation | None:
-        """Adds to rows; as `KvVariable.accumulate`."""
-        return self._write("accumulate", keys, deltas)
-
-    def _write(self, method: str, keys: Any, rows: Any) -> tf.Operation | None:
-        keys, positions, part_keys = self._owned(keys)
-        rows = tf.convert_to_tensor(rows, self.dtype)
-        wanted = keys.shape.concatenate([self.dim])
-        flat = tf.TensorShape([keys.shape.num_elements(), self.dim])
-        if not (rows.shape.is_compatible_with(wanted) or rows.shape.is_compatible_with(flat)):
-            raise ValueError(
-                f"{method} of key-value variable '{self._name}' wants rows of shape {wanted} for keys of shape "
-                f"{keys.shape}, got {rows.shape}."
-            )
-        rows = tf.reshape(rows, [-1, self.dim])
-        return tf.group(
-            *[
-                getattr(part, method)(owned, tf.gather(rows, where))
-                for part, where, owned in zip(self._parts, positions, part_keys, strict=True)
-            ]
-        )
-
-    def remove(self, keys: Any) -> tf.Tensor:
-        """Removes keys; returns how many were there: scalar int64."""
-        _, _, part_keys = self._owned(keys)
-        return tf.add_n([part.remove(owned) for part, owned in zip(self._parts, part_keys, strict=True)])
-
-    def clear(self) -> tf.Operation | None:
-        """Removes all rows."""
-        return tf.group(*[part.clear() for part in self._parts])
-
-    def export(self, slot: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
-        """All keys [N] and their rows [N, dim], part after part."""
-        exported = [part.export(slot) for part in self._parts]
-        return tf.concat([keys for keys, _ in exported], 0), tf.concat([rows for _, rows in exported], 0)
-
-    def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
-        from tfplugin import checkpoint
-
-        return checkpoint.name_based_saveables(self)
-
-    # In a checkpoint the parts are saved together, so that they restore into any other number; in a SavedModel each
-    # is an object of its own, because functions capture its handle.
-    def _trackable_children(self, save_type: str = trackable.SaveType.CHECKPOINT, **kwargs: Any) -> dict[str, Any]:
-        children = dict(super()._trackable_children(save_type, **kwargs))
-        if save_type == trackable.SaveType.SAVEDMODEL:
-            children.update({f"part_{i}": part for i, part in enumerate(self._parts)})
-        return children
-
-    def _export_to_saved_model_graph(self, object_map: Any, tensor_map: Any, **kwargs: Any) -> list[tf.Tensor]:
-        # Parts have been mapped before: they are dependencies, see `_deserialization_dependencies`.
-        object_map[self] = PartitionedKvVariable(self._name, [object_map[part] for part in self._parts])
-        return []
-
-    def _deserialization_dependencies(self, children: dict[str, Any]) -> dict[str, Any]:
-        return {f"part_{i}": part for i, part in enumerate(self._parts)}
-
-
-def _no_dense_value(value: KvVariable | PartitionedKvVariable, *args: Any, **kwargs: Any) -> tf.Tensor:
+def refuse_dense_value(value: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
+    """What TensorFlow converts a variable to a tensor by: raises TypeError."""
     raise TypeError(
         f"Key-value variable '{value.name}' has no dense value: it holds a row for each key it has met. Look rows up "
-        "with tf.nn.embedding_lookup, or take all of them with export()."
+        "with tf.nn.embedding_lookup, or take all of them with export(). tf.train.ExponentialMovingAverage averages "
+        "dense variables only: leave it out of its list."
     )
 
 
-tf.register_tensor_conversion_function((KvVariable, PartitionedKvVariable), _no_dense_value)
-
-
-def checked_capacity(max_capacity: Any, eviction: Any, name: str) -> int:
-    """`max_capacity` as an int.
-
-    Raises:
-      ValueError: it is not a number of 0 or more, or `eviction` is none of `EVICTIONS`.
-    """
-    if isinstance(max_capacity, bool) or int(max_capacity) != max_capacity or max_capacity < 0:
-        raise ValueError(
-            f"Key-value variable '{name}': max_capacity must be a number of rows, or 0 for any number; got "
-            f"{max_capacity!r}."
-        )
-    if eviction not in EVICTIONS:
-        raise ValueError(f"Key-value variable '{name}': eviction must be one of {EVICTIONS}, got {eviction!r}.")
-    return int(max_capacity)
+tf.register_tensor_conversion_function(KvVariable, refuse_dense_value)
 
 
 def admission_attr(admission: float, name: str) -> dict[str, float]:
@@ -989,56 +684,3 @@ def admission_attr(admission: float, name: str) -> dict[str, float]:
     if not 0.0 <= admission <= 1.0:
         raise ValueError(f"Lookup of key-value variable '{name}': admission must be 0 to 1, got {admission!r}.")
     return {"admission": float(admission)}
-
-
-def scores_tensor(scores: Any) -> tf.Tensor:
-    """Scores as a Tensor of int64 or uint64."""
-    scores = scores if tf.is_tensor(scores) else tf.convert_to_tensor(np.asarray(scores))
-    if scores.dtype in (tf.int64, tf.uint64):
-        return scores
-    if not scores.dtype.is_integer and scores.shape.num_elements() != 0:
-        raise TypeError(f"set_scores: scores must be integers, got {scores.dtype.name}.")
-    return tf.cast(scores, tf.int64)
-
-
-def _microseconds(unix_time: Any, name: str) -> tf.Tensor:
-    if tf.is_tensor(unix_time):
-        return tf.cast(tf.floor(tf.cast(unix_time, tf.float64) * 1e6), tf.int64)
-    if isinstance(unix_time, bool) or not math.isfinite(unix_time):
-        raise ValueError(
-            f"export_since of key-value variable '{name}': the time must be seconds since 1970, got {unix_time!r}."
-        )
-    return tf.constant(min(max(0, math.floor(unix_time * 1e6)), 2**63 - 1), tf.int64)
-
-
-def keys_to_tensor(keys: Any, key_dtype: tf.DType, name: str) -> tf.Tensor:
-    """Keys as a Tensor of `key_dtype`: integers that are not tensors yet, and int32 where the keys are int64."""
-    if isinstance(keys, tf_ops.EagerTensor) and keys.dtype == key_dtype:
-        return keys
-    if isinstance(keys, (tf.SparseTensor, tf.compat.v1.SparseTensorValue, tf.RaggedTensor)):
-        raise TypeError(
-            f"Key-value variable '{name}' takes ids as a dense tensor here, got a {type(keys).__name__}: pass it to "
-            "tf.nn.embedding_lookup_sparse, or pass its values."
-        )
-    if not tf.is_tensor(keys):
-        dtype = getattr(keys, "dtype", None)
-        if dtype is None:
-            try:
-                numbers = np.asarray(keys) if key_dtype == tf.int32 else None
-                if numbers is not None and numbers.dtype.kind in "iu" and (numbers != numbers.astype(np.int32)).any():
-                    raise OverflowError("out of the range of int32")
-                return tf.convert_to_tensor(keys, key_dtype)
-            except (TypeError, ValueError, OverflowError) as error:
-                raise TypeError(
-                    f"Key-value variable '{name}' has {key_dtype.name} keys: {keys!r:.80} does not convert ({error})."
-                ) from error
-        keys = tf.convert_to_tensor(keys)
-    if keys.dtype == key_dtype:
-        return keys
-    if keys.dtype == tf.int32 and key_dtype == tf.int64:
-        return tf.cast(keys, tf.int64)
-    raise TypeError(
-        f"Key-value variable '{name}' has {key_dtype.name} keys, got ids of {keys.dtype.name}: "
-        f"cast them with tf.cast(ids, tf.{key_dtype.name})"
-        + (" after hashing (tf.strings.to_hash_bucket_fast)." if keys.dtype == tf.string else ".")
-    )

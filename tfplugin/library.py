@@ -10,6 +10,7 @@ import concurrent.futures
 import contextlib
 import ctypes
 import fcntl
+import functools
 import hashlib
 import importlib.util
 import os
@@ -25,6 +26,11 @@ from types import ModuleType
 import tensorflow as tf
 
 _LIBRARY_NAME = "libkvtools_ops.so"
+_CHECKSUM_NAME = "libkvtools_ops.sha256"
+
+# How many pieces the sources are compiled in. TensorFlow's headers take longer to read than the sources behind them, so
+# each file for itself would take three times as long; and the same pieces everywhere, so that what was tested is built.
+_UNITS = 4
 
 
 class BuildError(ImportError):
@@ -78,10 +84,18 @@ def _cache_key(sources: list[Path], headers: list[Path], flags: list[str]) -> st
     return f"tensorflow-{tf.version.VERSION}-{digest.hexdigest()[:16]}"
 
 
+def _say(message: str) -> None:
+    print(f"tfplugin: {message}", file=sys.stderr, flush=True)
+
+
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _say(f"another process builds the ops for TensorFlow {tf.version.VERSION}; waiting for it ...")
+            fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             yield
         finally:
@@ -100,37 +114,59 @@ def _run(command: list[str]) -> None:
         )
 
 
+def _units(sources: list[Path]) -> list[list[Path]]:
+    """The sources in pieces of about the same size."""
+    units: list[list[Path]] = [[] for _ in range(min(_UNITS, len(sources)))]
+    for source in sorted(sources, key=lambda path: (-path.stat().st_size, path.name)):
+        min(units, key=lambda unit: sum(path.stat().st_size for path in unit)).append(source)
+    return [sorted(unit) for unit in units]
+
+
+def _checksum(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _is_whole(target: Path) -> bool:
+    """Whether the library is there as it was built. One that was cut short would end the process that loads it."""
+    try:
+        return target.with_name(_CHECKSUM_NAME).read_text() == _checksum(target)
+    except FileNotFoundError:
+        return False
+
+
 def _build(package: Path, sources: list[Path], flags: list[str], target: Path) -> None:
     compiler = _compiler()
     started = time.monotonic()
-    print(
-        f"tfplugin: building the ops for TensorFlow {tf.version.VERSION} (once; about a minute) ...",
-        file=sys.stderr,
-        flush=True,
-    )
+    _say(f"building the ops for TensorFlow {tf.version.VERSION} (once; about a minute) ...")
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as scratch:
-        objects = [Path(scratch) / f"{source.stem}.o" for source in sources]
+        units = [Path(scratch) / f"unit_{number}.cc" for number in range(len(_units(sources)))]
+        for unit, parts in zip(units, _units(sources), strict=True):
+            unit.write_text("".join(f'#include "{part.resolve()}"\n' for part in parts))
+        objects = [unit.with_suffix(".o") for unit in units]
         include = f"-I{package / 'include'}"
         strict = ["-Werror"] if os.environ.get("KVTOOLS_WERROR") else []
         with concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
             jobs = [
                 pool.submit(_run, [compiler, *flags, *strict, include, "-c", str(source), "-o", str(out)])
-                for source, out in zip(sources, objects, strict=True)
+                for source, out in zip(units, objects, strict=True)
             ]
             for number, job in enumerate(concurrent.futures.as_completed(jobs), 1):
                 job.result()
-                print(f"tfplugin:   {number}/{len(jobs)} files compiled", file=sys.stderr, flush=True)
+                _say(f"  {number}/{len(jobs)} parts compiled")
         built = Path(scratch) / _LIBRARY_NAME
         libraries = [*tf.sysconfig.get_link_flags(), f"-L{package}", "-lkvtable"]
         _run([compiler, "-shared", "-o", str(built), *map(str, objects), *libraries])
+        checksum = Path(scratch) / _CHECKSUM_NAME
+        checksum.write_text(_checksum(built))
         built.replace(target)
-    print(f"tfplugin: built in {time.monotonic() - started:.0f} s: {target}", file=sys.stderr, flush=True)
+        checksum.replace(target.with_name(_CHECKSUM_NAME))
+    _say(f"built in {time.monotonic() - started:.0f} s: {target}")
 
 
 def library_path() -> Path:
-    """Path of the compiled ops; compiles them where the cache has none.
+    """Path of the compiled ops; compiles them where the cache has none, or one that is not what was built.
 
-    Safe when several processes start at once: one builds, the others wait.
+    Safe when several processes start at once: one builds, the others wait, and say so.
 
     Raises:
       BuildError: no compiler, an unwritable cache, or a compile error (shown).
@@ -143,12 +179,14 @@ def library_path() -> Path:
     flags = _compile_flags()
     folder = cache_dir() / _cache_key(sources, headers, flags)
     target = folder / _LIBRARY_NAME
-    if target.exists():
-        return target
     try:
+        if _is_whole(target):
+            return target
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder / "lock"):
-            if not target.exists():
+            if not _is_whole(target):
+                if target.exists():
+                    _say(f"{target} is damaged")
                 _build(package, sources, flags, target)
     except OSError as error:
         raise BuildError(
@@ -172,6 +210,7 @@ def load() -> ModuleType:
         ) from error
 
 
+@functools.cache
 def has_gpu_tables() -> bool:
     """Whether tables can be in a GPU's memory: kvtools was built with CUDA (``-C cmake.define.KVTOOLS_CUDA=on``)."""
     function = ctypes.CDLL(str(library_path())).kvtools_has_gpu_tables

@@ -18,10 +18,12 @@ from tensorflow.python.ops import array_ops, embedding_ops
 from tensorflow.python.ops.ragged import ragged_embedding_ops, ragged_tensor
 from tensorflow.python.util import dispatch
 
-from tfplugin import mode
+from tfplugin import training_mode
 from tfplugin.composed_pool import PooledIds, bags_of, pool
 from tfplugin.fused_lookup import can_fuse, pool_many
-from tfplugin.kv_variable import KvVariable, PartitionedKvVariable, keys_to_tensor
+from tfplugin.keys import keys_to_tensor
+from tfplugin.kv_variable import KvVariable
+from tfplugin.partitioned_kv_variable import PartitionedKvVariable
 
 AnyKvVariable = KvVariable | PartitionedKvVariable
 
@@ -131,7 +133,7 @@ def pooled_lookup(
     training: bool | None = None,
 ) -> tf.Tensor:
     """Rows of `ids` combined, ``[rows, dim]``. Rows without ids are zeros."""
-    train = mode.training(training)
+    train = training_mode.is_training(training)
     parts = parts_of(variable)
     if max_norm is None and can_fuse(parts, train):
         return pool_many([parts], [ids], [combiner], train, name)[0]

@@ -7,10 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfplugin import mode
+from tfplugin import training_mode
 from tfplugin.fused_lookup import can_fuse, gather_many, pool_many
-from tfplugin.kv_variable import KvVariable, PartitionedKvVariable, keys_to_tensor
+from tfplugin.keys import keys_to_tensor
+from tfplugin.kv_variable import KvVariable
 from tfplugin.lookup import COMBINERS, parts_of, pooled_ids, pooled_lookup
+from tfplugin.partitioned_kv_variable import PartitionedKvVariable
 
 _CALLER = "lookup_many"
 
@@ -73,7 +75,7 @@ def lookup_many(
     all_ids = _one_each(list(ids), count, "ids", ())
     all_weights = _one_each(weights, count, "weights", ())
     all_combiners = _one_each(combiners, count, "combiners", (str,))
-    train = mode.training(training)
+    train = training_mode.is_training(training)
 
     results: list[Any] = [None] * count
     groups: dict[tuple[Any, ...], list[int]] = {}

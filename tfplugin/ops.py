@@ -10,9 +10,9 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 from tensorflow.python.framework import ops as tf_ops
 
-from tfplugin import backward_updates, composed_pool, library, positions
+from tfplugin import backward_updates, composed_pool, library, row_handles
 
-#: Python wrappers of the ops in ``kernels/tensorflow/ops.cc``.
+#: Python wrappers of the ops in ``kernels/tensorflow/*_ops.cc``.
 raw = library.load()
 
 
@@ -21,7 +21,7 @@ def _slices(rows: tf.Tensor, keys: tf.Tensor, where: tf.Tensor | None = None, to
     if update is not None:
         return update(keys, rows, where)
     if where is not None:
-        positions.remember(keys, where)
+        row_handles.remember(keys, where)
     return tf.IndexedSlices(rows, keys, dense_shape=None)
 
 
@@ -58,7 +58,7 @@ def _trainable_gradient(op: tf.Operation, grad: tf.Tensor) -> list[tf.IndexedSli
     rows = tf.reshape(grad, [-1, op.inputs[3].shape[-1]])
     where = op.inputs[2]
     if where.shape.num_elements() != 0:
-        positions.remember(keys, tf.reshape(where, [-1]))
+        row_handles.remember(keys, tf.reshape(where, [-1]))
     return [tf.IndexedSlices(rows, keys, dense_shape=None), None, None, None]
 
 
@@ -218,6 +218,9 @@ for _name in (
     "KvTableUpdateCounts",
     "KvTableReadRows",
     "KvTableWriteRows",
+    "KvTableCopy",
+    "KvTableAcquireUpdateLock",
+    "KvTableReleaseUpdateLock",
     "KvTableStepVariable",
     "KvTableAssignStepVariable",
     "KvTableExport",

@@ -5,6 +5,7 @@
 - Wrappers around four methods for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1),
   ``BaseSaverBuilder._AddSaveOps`` and ``_AddRestoreOps``, and ``MultiDeviceSaver.restore`` of `tf.train.Checkpoint`.
   Each passes everything that is not a key-value variable through untouched.
+- In Keras what `keras_models` says: its models are looked at where they train, predict and write files.
 """
 
 from __future__ import annotations
@@ -19,22 +20,14 @@ from tensorflow.python.checkpoint import functional_saver
 from tensorflow.python.training import optimizer as optimizer_lib
 from tensorflow.python.training import saver as saver_lib
 
-from tfplugin import checkpoint, graph_restore, lookup
+from tfplugin import checkpoint, graph_restore, keras_models, lookup
 from tfplugin.get_kv_variable import get_kv_variable
 from tfplugin.optimizers import v1
+from tfplugin.wrapped_method import wrap_method
 
 _undo: list[Callable[[], None]] = []
-
-
-def _wrap_method(owner: type, method: str, replacement: Callable[..., Any]) -> None:
-    original = getattr(owner, method)
-
-    @functools.wraps(original)
-    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return replacement(original, self, *args, **kwargs)
-
-    setattr(owner, method, wrapper)
-    _undo.append(lambda: setattr(owner, method, original))
+#: Changes of parts of the plugin that are imported by themselves: what makes them, and what takes them back.
+_more: list[tuple[Callable[[], None], Callable[[], None]]] = []
 
 
 def _public_modules() -> list[Any]:
@@ -53,10 +46,27 @@ def install() -> None:
         _undo.append(functools.partial(delattr, module, "get_kv_variable"))
     lookup.register()
     _undo.append(lookup.unregister)
-    _wrap_method(optimizer_lib.Optimizer, "apply_gradients", v1.apply_gradients)
-    _wrap_method(saver_lib.BaseSaverBuilder, "_AddSaveOps", checkpoint.add_save_ops)
-    _wrap_method(saver_lib.BaseSaverBuilder, "_AddRestoreOps", checkpoint.add_restore_ops)
-    _wrap_method(functional_saver.MultiDeviceSaver, "restore", graph_restore.restore)
+    for owner, method, replacement in (
+        (optimizer_lib.Optimizer, "apply_gradients", v1.apply_gradients),
+        (saver_lib.BaseSaverBuilder, "_AddSaveOps", checkpoint.add_save_ops),
+        (saver_lib.BaseSaverBuilder, "_AddRestoreOps", checkpoint.add_restore_ops),
+        (functional_saver.MultiDeviceSaver, "restore", graph_restore.restore),
+    ):
+        _undo.append(wrap_method(owner, method, replacement))
+    keras_models.install()
+    _undo.append(keras_models.uninstall)
+
+    for make, take_back in _more:
+        make()
+        _undo.append(take_back)
+
+
+def add(make: Callable[[], None], take_back: Callable[[], None]) -> None:
+    """Has `install` make changes also by `make`, at once if it was called, and `uninstall` take them back."""
+    _more.append((make, take_back))
+    if _undo:
+        make()
+        _undo.append(take_back)
 
 
 def uninstall() -> None:

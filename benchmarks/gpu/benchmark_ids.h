@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "hash.h"
+#include "base/hash.h"
 
 namespace kvtable {
 

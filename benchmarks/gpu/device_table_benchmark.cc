@@ -28,9 +28,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/hash.h"
 #include "benchmark_device.h"
 #include "benchmark_ids.h"
-#include "hash.h"
 #include "kvtable/device_table.h"
 
 namespace kvtable {
@@ -221,7 +221,7 @@ class Benchmark {
     DeviceExporter::Buffers out;
     out.keys = keys_.data();
     out.columns = {{0, values_.data(), dim_}};
-    while (exporter->Next(batch_, out, nullptr) >= 0) {
+    while (exporter->Next(batch_, out, nullptr) > 0) {
     }
   }
 

@@ -25,7 +25,7 @@ BATCHES = 4  # that take turns
 
 
 def mix64(x: np.ndarray) -> np.ndarray:
-    """The finalizer of splitmix64, as kernels/src/hash.h has it."""
+    """The finalizer of splitmix64, as kernels/src/base/hash.h has it."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

@@ -152,7 +152,7 @@ class TrainingStep {
     const Update update = MakeUpdate(
         "adam", {{"learning_rate", 0.001}, {"beta_1_power", beta_1_power_}, {"beta_2_power", beta_2_power_}});
     for (size_t t = 0; t < tables_.size(); ++t) {
-      tables_[t]->Apply(Batch(ids, t), Rows(t), update, {1, 2}, {1, step_}, nullptr);
+      tables_[t]->Apply(Batch(ids, t), Rows(t), update, {{1, 2}}, {1, step_}, nullptr);
     }
   }
 

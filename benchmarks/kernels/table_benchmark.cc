@@ -1,6 +1,6 @@
 // How fast the table engine is, against what the memory system allows; prints one JSON object.
 //
-//   table_benchmark [--threads N] [--repetitions N] [--only lookup|write|insert|overhead] [--rows N]
+//   table_benchmark [--threads N] [--repetitions N] [--only lookup|write|insert|overhead|remove] [--rows N]
 //
 // "Bare" is a gather by known row number from one array on huge pages, with prefetch, threads and copy
 // routine as in the table: what remains of a lookup when nothing has to be looked up. Bare and table take
@@ -15,14 +15,15 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "copy_rows.h"
-#include "hash.h"
-#include "huge_pages.h"
+#include "memory/copy_rows.h"
+#include "base/hash.h"
+#include "memory/huge_pages.h"
 #include "kvtable/parallel_for.h"
 #include "kvtable/table.h"
-#include "run_tasks.h"
+#include "threads/run_tasks.h"
 
 namespace kvtable {
 namespace {
@@ -236,6 +237,94 @@ void Inserts(const Flags& flags, ParallelFor& threads, Json* json) {
   json->Add("insert_by_upsert_mrows_per_s_dim16_median", Median(by_upsert));
 }
 
+// Rows that go, of a table of each of two sizes: taken out by their keys, in an order that is not theirs; the half
+// that was touched longest ago, as `Variable.restrict` finds it by a table of its own with a number for each
+// key; and evicted, one for each new key, from a table that is full.
+void Removals(const Flags& flags, ParallelFor& threads, Json* json) {
+  constexpr int64_t kDim = 16;
+  const std::vector<float> values(static_cast<size_t>(kBatch * kDim), 0.25f);
+  for (const int64_t count : {int64_t{800'000}, int64_t{4'000'000}}) {
+    std::vector<uint64_t> keys(static_cast<size_t>(count));
+    for (int64_t i = 0; i < count; ++i) keys[static_cast<size_t>(i)] = KeyOfRow(i);
+    std::vector<uint64_t> shuffled = keys;
+    for (size_t i = shuffled.size() - 1; i > 0; --i) std::swap(shuffled[i], shuffled[Mix64(i) % (i + 1)]);
+    const auto fill = [&](Table* table) {
+      ForBatches(count, kBatch, [&](int64_t begin, int64_t n) {
+        table->Upsert(keys.data() + begin, n, values.data(), {1, 1}, threads);
+      });
+    };
+    const auto remove = [&](Table* table, const uint64_t* gone, int64_t n) {
+      ForBatches(n, kBatch, [&](int64_t begin, int64_t m) { table->Remove(gone + begin, m, threads); });
+    };
+    std::vector<double> removed;
+    std::vector<double> restricted;
+    std::vector<double> evicted;
+    const double millions = 1e-6 * static_cast<double>(count);
+    for (int rep = 0; rep < std::min(flags.repetitions, 3); ++rep) {
+      const auto table = MakeTable(kDim);
+      fill(table.get());
+      removed.push_back(millions / Seconds([&] { remove(table.get(), shuffled.data(), count); }));
+
+      TableOptions numbers;
+      numbers.dim = 1;
+      numbers.value_type = ValueType::kInt32;
+      const auto status = Table::Create(numbers);
+      std::vector<int32_t> number(static_cast<size_t>(count));
+      for (int64_t i = 0; i < count; ++i) {
+        number[static_cast<size_t>(i)] = static_cast<int32_t>(Mix64(static_cast<uint64_t>(i)) >> 40);
+      }
+      ForBatches(count, kBatch, [&](int64_t begin, int64_t n) {
+        status->Upsert(keys.data() + begin, n, number.data() + begin, {}, threads);
+      });
+      fill(table.get());
+      restricted.push_back(millions / 2 / Seconds([&] {
+                             std::vector<std::pair<int32_t, uint64_t>> known;
+                             std::vector<uint64_t> chunk(static_cast<size_t>(kBatch));
+                             std::vector<int32_t> of_chunk(static_cast<size_t>(kBatch));
+                             const auto there = std::make_unique<bool[]>(static_cast<size_t>(kBatch));
+                             Exporter::Buffers out;
+                             out.keys = chunk.data();
+                             out.columns = {{0, of_chunk.data(), 1}};
+                             const auto exporter = status->Export();
+                             for (int64_t n; (n = exporter->Next(kBatch, out, threads)) > 0;) {
+                               table->Contains(chunk.data(), n, there.get(), threads);
+                               for (size_t i = 0; i < static_cast<size_t>(n); ++i) {
+                                 if (there[i]) known.emplace_back(of_chunk[i], chunk[i]);
+                               }
+                             }
+                             std::nth_element(known.begin(), known.begin() + count / 2, known.end());
+                             std::vector<uint64_t> lowest(static_cast<size_t>(count / 2));
+                             for (size_t i = 0; i < lowest.size(); ++i) lowest[i] = known[i].second;
+                             remove(table.get(), lowest.data(), count / 2);
+                             remove(status.get(), lowest.data(), count / 2);
+                           }));
+      if (table->Size() != count - count / 2) {
+        std::fprintf(stderr, "%lld rows are left\n", static_cast<long long>(table->Size()));
+        std::exit(1);
+      }
+
+      TableOptions bounded;
+      bounded.dim = kDim;
+      bounded.max_capacity = count;
+      const auto full = Table::Create(bounded);
+      fill(full.get());
+      std::vector<uint64_t> news(keys.size());
+      for (int64_t i = 0; i < count; ++i) news[static_cast<size_t>(i)] = KeyOfRow(count + i);
+      std::vector<float> rows(static_cast<size_t>(kBatch * kDim));
+      evicted.push_back(millions / Seconds([&] {
+                          ForBatches(count, kBatch, [&](int64_t begin, int64_t n) {
+                            full->GatherOrInsert(news.data() + begin, n, rows.data(), {1, 1}, nullptr,
+                                                 threads);
+                          });
+                        }));
+    }
+    const std::string name = "_mrows_per_s_of_" + std::to_string(count);
+    json->Add("remove" + name, Best(removed));
+    json->Add("restrict" + name, Best(restricted));
+    json->Add("evict" + name, Best(evicted));
+  }
+}
+
 // The overhead swings with growth, so besides the two sizes the largest on the way is given, from a million
 // rows on.
 void Overhead(const Flags& flags, ParallelFor& threads, Json* json) {
@@ -270,6 +359,7 @@ int Main(int argc, char** argv) {
   if (wanted("lookup")) Lookups(flags, *threads, &json);
   if (wanted("write")) Writes(flags, *threads, &json);
   if (wanted("insert")) Inserts(flags, *threads, &json);
+  if (wanted("remove")) Removals(flags, *threads, &json);
   if (wanted("overhead")) Overhead(flags, *threads, &json);
   return 0;
 }

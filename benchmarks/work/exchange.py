@@ -47,7 +47,7 @@ def asked_keys(ids: np.ndarray, ranks: int) -> list[int]:
 @contextlib.contextmanager
 def prepare(library: Any, case: dict[str, Any]) -> Iterator[Prepared]:
     """Fills the tables and yields the lookup, once it agrees with NumPy."""
-    from tfplugin.sok import ranks
+    from tfplugin import ranks
 
     if case["way"] == "alltoall":
         yield _alltoalls(case, ranks.rank(), ranks.size())

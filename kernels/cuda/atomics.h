@@ -5,7 +5,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "host_device.h"
+#include "base/host_device.h"
 
 #if defined(__CUDACC__)
 #include <cuda/atomic>

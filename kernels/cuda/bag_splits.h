@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "atomics.h"
-#include "host_device.h"
+#include "base/host_device.h"
 
 namespace kvtable {
 

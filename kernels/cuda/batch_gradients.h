@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "elements.h"
-#include "host_device.h"
+#include "base/host_device.h"
+#include "values/elements.h"
 
 // Before a loop of many steps: some loads at once.
 #if defined(__CUDA_ARCH__)

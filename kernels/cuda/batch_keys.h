@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "elements.h"
-#include "host_device.h"
+#include "base/host_device.h"
+#include "values/elements.h"
 
 namespace kvtable {
 

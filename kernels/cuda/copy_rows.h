@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "host_device.h"
+#include "base/host_device.h"
 
 namespace kvtable {
 

@@ -28,8 +28,8 @@
 #include <cstdint>
 
 #include "atomics.h"
-#include "hash.h"
-#include "host_device.h"
+#include "base/hash.h"
+#include "base/host_device.h"
 
 namespace kvtable {
 

@@ -3,11 +3,11 @@
 
 #include <cstdint>
 
-#include "elements.h"
-#include "hash.h"
-#include "host_device.h"
+#include "base/hash.h"
+#include "base/host_device.h"
 #include "kvtable/initializer.h"
-#include "random.h"
+#include "values/elements.h"
+#include "values/random.h"
 
 namespace kvtable {
 

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "host_device.h"
+#include "base/host_device.h"
 #include "row_ranks.h"
 
 namespace kvtable {
@@ -24,7 +24,7 @@ struct DeviceSlab {
 };
 
 // How many rows there are. Kernels read it, and count in `fresh` and `freed` what they take and give back; a
-// launch of its own settles the account afterwards (see insert_kernels.h), so that it stands still meanwhile.
+// launch of its own enters that in the others afterwards (see insert_kernels.h), so that they stand still.
 struct RowCounters {
   uint32_t high_water;  // row numbers ever handed out: [0, high_water)
   uint32_t free;        // of these, in the list of free rows

@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "device_block.h"
-#include "elements.h"
 #include "kvtable/device_work.h"
 #include "pool_kernels.h"
+#include "values/elements.h"
 
 namespace kvtable {
 

@@ -1,12 +1,12 @@
-// Kernel bodies that remove keys. SettleBody (insert_kernels.h) enters the freed rows in the counters.
+// Kernel bodies that remove keys. CountRowsBody (insert_kernels.h) enters the freed rows in the counters.
 #pragma once
 
 #include <cstdint>
 
+#include "base/host_device.h"
 #include "batch_keys.h"
 #include "device_index.h"
 #include "device_rows.h"
-#include "host_device.h"
 #include "row_predicate.h"
 
 namespace kvtable {

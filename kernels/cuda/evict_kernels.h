@@ -18,13 +18,13 @@
 #include <cstdint>
 
 #include "atomics.h"
+#include "base/hash.h"
+#include "base/host_device.h"
 #include "batch_claims.h"
 #include "batch_keys.h"
 #include "device_index.h"
 #include "device_rows.h"
 #include "erase_kernels.h"
-#include "hash.h"
-#include "host_device.h"
 #include "row_ranks.h"
 #include "score_kernels.h"
 

@@ -13,7 +13,7 @@
 #include "device_index.h"
 #include "device_rows.h"
 #include "evict_kernels.h"
-#include "eviction_score.h"
+#include "eviction/eviction_score.h"
 #include "gradient_kernels.h"
 #include "kvtable/device_table.h"
 #include "score_kernels.h"
@@ -96,7 +96,7 @@ class Evictor {
   }
 
   // The time of a batch; before its Touch.
-  void Tick(Device* device) { device->Launch(1, TickBody{words(), now_()}); }
+  void AdvanceClock(Device* device) { device->Launch(1, AdvanceClockBody{words(), now_()}); }
 
   // Touches a batch's rows. `claims` are of the last occurrences or, for kCustom, of the first.
   void Touch(Device* device, const BatchClaims& claims, const uint32_t* numbers, uint64_t n, bool counted,

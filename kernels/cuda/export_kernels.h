@@ -7,11 +7,11 @@
 
 #include <cstdint>
 
+#include "base/hash.h"
+#include "base/host_device.h"
 #include "batch_keys.h"
 #include "device_index.h"
 #include "device_rows.h"
-#include "hash.h"
-#include "host_device.h"
 #include "row_predicate.h"
 
 namespace kvtable {

@@ -5,12 +5,12 @@
 
 #include <cstdint>
 
+#include "base/host_device.h"
 #include "batch_keys.h"
 #include "copy_rows.h"
 #include "device_index.h"
 #include "device_initial_value.h"
 #include "device_rows.h"
-#include "host_device.h"
 #include "kvtable/table.h"
 
 namespace kvtable {

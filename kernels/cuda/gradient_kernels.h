@@ -4,12 +4,12 @@
 #include <cstdint>
 
 #include "atomics.h"
+#include "base/host_device.h"
 #include "batch_gradients.h"
 #include "batch_keys.h"
 #include "device_index.h"
 #include "device_rows.h"
 #include "erase_kernels.h"
-#include "host_device.h"
 #include "row_lanes.h"
 
 namespace kvtable {

@@ -14,10 +14,10 @@
 
 #include <cstdint>
 
+#include "base/host_device.h"
 #include "copy_rows.h"
 #include "device_index.h"
 #include "device_rows.h"
-#include "host_device.h"
 #include "score_kernels.h"
 #include "shrink_kernels.h"
 #include "zero_mark_kernels.h"

@@ -3,7 +3,7 @@
 //   AdmitBody      where not every key is admitted, says which are
 //   InsertBody     finds or inserts each key; new keys come out in a list, in no particular order
 //   PlaceNewBody   gives each new key its row, the slots of it and, where asked to, the initial value
-//   SettleBody     enters the new rows in the counters
+//   CountRowsBody     enters the new rows in the counters
 //   ResolveBody    (find_kernels.h) the rows of new keys' other occurrences
 //
 // and then whatever is done with the rows.
@@ -11,15 +11,15 @@
 
 #include <cstdint>
 
-#include "admission.h"
 #include "atomics.h"
+#include "base/host_device.h"
 #include "batch_claims.h"
 #include "batch_keys.h"
 #include "copy_rows.h"
 #include "device_index.h"
 #include "device_initial_value.h"
 #include "device_rows.h"
-#include "host_device.h"
+#include "eviction/admission.h"
 #include "kvtable/table.h"
 
 namespace kvtable {
@@ -136,7 +136,7 @@ struct CopyValueBody {
 };
 
 // Enters in the counters what launches before took and gave back, and tells the host. One lane.
-struct SettleBody {
+struct CountRowsBody {
   RowCounters* counters;
   uint32_t* num_new;  // how many rows were taken
   uint64_t* report;   // in host memory: sequence << 32 | rows

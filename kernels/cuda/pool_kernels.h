@@ -10,13 +10,13 @@
 #include <cstdint>
 
 #include "bag_splits.h"
+#include "base/host_device.h"
 #include "batch_keys.h"
 #include "device_rows.h"
-#include "elements.h"
 #include "find_kernels.h"
-#include "host_device.h"
 #include "kvtable/bags.h"
 #include "kvtable/sum_by_key.h"
+#include "values/elements.h"
 
 namespace kvtable {
 

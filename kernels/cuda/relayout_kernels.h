@@ -8,9 +8,9 @@
 
 #include <cstdint>
 
+#include "base/host_device.h"
 #include "copy_rows.h"
 #include "device_rows.h"
-#include "host_device.h"
 
 namespace kvtable {
 

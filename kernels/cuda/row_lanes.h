@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "host_device.h"
+#include "base/host_device.h"
 #include "lanes.h"
 #include "optimizers/rule.h"
 

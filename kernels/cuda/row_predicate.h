@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
+#include "base/host_device.h"
 #include "device_rows.h"
-#include "host_device.h"
 #include "kvtable/device_table.h"
 
 namespace kvtable {

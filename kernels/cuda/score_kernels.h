@@ -1,7 +1,7 @@
 // Kernel bodies that give the rows of a bounded table their scores (kvtable/eviction.h). A batch's are, a
 // launch each:
 //
-//   TickBody         the time of the batch
+//   AdvanceClockBody         the time of the batch
 //   CountTouchesBody adds each occurrence to its row's count, where scores have one
 //   TouchBody        scores each row once
 //
@@ -11,11 +11,11 @@
 #include <cstdint>
 
 #include "atomics.h"
+#include "base/host_device.h"
 #include "batch_claims.h"
 #include "batch_keys.h"
 #include "device_index.h"
-#include "eviction_score.h"
-#include "host_device.h"
+#include "eviction/eviction_score.h"
 #include "row_ranks.h"
 
 namespace kvtable {
@@ -90,7 +90,7 @@ struct RankedRowsView {
 };
 
 // One lane.
-struct TickBody {
+struct AdvanceClockBody {
   EvictionWords* words;
   uint64_t now;
 

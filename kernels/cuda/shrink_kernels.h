@@ -7,10 +7,10 @@
 
 #include <cstdint>
 
+#include "base/host_device.h"
 #include "device_index.h"
 #include "device_rows.h"
 #include "erase_kernels.h"
-#include "host_device.h"
 #include "kvtable/device_table.h"
 
 namespace kvtable {

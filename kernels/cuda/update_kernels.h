@@ -11,16 +11,16 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "base/host_device.h"
 #include "batch_gradients.h"
 #include "batch_keys.h"
 #include "device_rows.h"
-#include "elements.h"
-#include "host_device.h"
 #include "kvtable/table.h"
 #include "optimizers/rule.h"
-#include "random.h"
 #include "row_lanes.h"
-#include "stochastic_rounding.h"
+#include "values/elements.h"
+#include "values/random.h"
+#include "values/stochastic_rounding.h"
 #include "zero_mark_kernels.h"
 
 namespace kvtable {

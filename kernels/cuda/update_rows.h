@@ -5,13 +5,13 @@
 #include <cstdint>
 #include <cstring>
 
-#include "elements.h"
 #include "kvtable/optimizer.h"
 #include "optimizers/adam_rules.h"
 #include "optimizers/gradient_rules.h"
 #include "optimizers/group_rules.h"
 #include "row_lanes.h"
 #include "update_kernels.h"
+#include "values/elements.h"
 
 namespace kvtable {
 

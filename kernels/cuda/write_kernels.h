@@ -5,12 +5,12 @@
 #include <type_traits>
 
 #include "atomics.h"
+#include "base/host_device.h"
 #include "batch_claims.h"
 #include "copy_rows.h"
 #include "device_rows.h"
-#include "elements.h"
-#include "host_device.h"
 #include "kvtable/table.h"
+#include "values/elements.h"
 
 namespace kvtable {
 

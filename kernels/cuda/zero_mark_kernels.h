@@ -4,9 +4,9 @@
 #include <cstdint>
 
 #include "atomics.h"
+#include "base/host_device.h"
 #include "batch_claims.h"
 #include "device_index.h"
-#include "host_device.h"
 
 namespace kvtable {
 

@@ -40,7 +40,6 @@ inline void TranslateError(const std::exception_ptr& error, void*) {
 }
 
 // ---- Dtypes
-// ----------------------------------------------------------------------------------------------------------
 
 inline nb::object DtypeNamed(const std::string& name) {
   if (name == "bfloat16") {
@@ -94,7 +93,6 @@ inline std::string NameOf(Eviction eviction) {
 }
 
 // ---- Arrays
-// ----------------------------------------------------------------------------------------------------------
 
 using Shape = std::vector<int64_t>;
 
@@ -179,7 +177,6 @@ inline nb::object OutputArray(const nb::object& out, const Shape& shape, const n
 }
 
 // ---- Initializers and slots
-// ------------------------------------------------------------------------------------------
 
 // None, a number, or a dict {"kind": ..., ...}.
 inline Initializer InitializerOf(nb::handle spec, ValueType value_type, const nb::object& value_dtype,
@@ -318,7 +315,6 @@ inline nb::list ListOf(const std::vector<SlotSpec>& slots) {
 }
 
 // ---- Optimizers
-// ------------------------------------------------------------------------------------------------------
 
 inline Update UpdateOf(const std::string& optimizer, const nb::dict& hyperparameters) {
   std::vector<std::pair<std::string, double>> named;

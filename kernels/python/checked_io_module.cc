@@ -13,7 +13,7 @@
 #include <mutex>
 #include <utility>
 
-#include "crc32c.h"
+#include "base/crc32c.h"
 
 namespace nb = nanobind;
 using nb::literals::operator""_a;

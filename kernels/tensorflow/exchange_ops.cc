@@ -3,29 +3,25 @@
 // Keys go out by KvExchangeRequest, an alltoall, and KvExchangeServe; rows come back by KvExchangeReply, an
 // alltoall, and KvExchangePool. T is the number of lookups, each of one table.
 
-#include <vector>
+#include "shape_functions.h"
 
-#include "pooled_shapes.h"
-#include "tensorflow/core/framework/common_shape_fns.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/shape_inference.h"
-
+namespace kvtools {
 namespace {
-
-using tensorflow::shape_inference::InferenceContext;
-
-absl::Status RowsShapes(InferenceContext* c) {
-  std::vector<int64_t> dims;
-  TF_RETURN_IF_ERROR(c->GetAttr("dims", &dims));
-  for (size_t t = 0; t < dims.size(); ++t) {
-    c->set_output(static_cast<int>(t), c->Matrix(c->UnknownDim(), dims[t]));
-  }
-  return absl::OkStatus();
-}
 
 absl::Status FlatShape(InferenceContext* c) {
   c->set_output(0, c->Vector(c->UnknownDim()));
   return absl::OkStatus();
+}
+
+// The number of tables, T, and attribute `dims`.
+absl::Status GetDims(InferenceContext* c, int* tables, std::vector<int64_t>* dims) {
+  TF_RETURN_IF_ERROR(c->GetAttr("T", tables));
+  return GetCounts(c, "dims", *tables, dims);
+}
+
+absl::Status GetDims(InferenceContext* c, int* tables) {
+  std::vector<int64_t> dims;
+  return GetDims(c, tables, &dims);
 }
 
 }  // namespace
@@ -67,8 +63,17 @@ REGISTER_OP("KvExchangeRequest")
     .SetShapeFn([](InferenceContext* c) {
       int tables;
       int64_t ranks;
+      std::vector<int64_t> dims;
       TF_RETURN_IF_ERROR(c->GetAttr("T", &tables));
       TF_RETURN_IF_ERROR(c->GetAttr("ranks", &ranks));
+      TF_RETURN_IF_ERROR(GetCounts(c, "dims", tables, &dims));
+      for (const char* list : {"owners", "rows", "hotness", "outer"}) {
+        TF_RETURN_IF_ERROR(CheckList<int64_t>(c, list, tables));
+      }
+      TF_RETURN_IF_ERROR(CheckList<std::string>(c, "names", tables));
+      TF_RETURN_IF_ERROR(CheckList<tensorflow::DataType>(c, "key_dtypes", tables));
+      TF_RETURN_IF_ERROR(CheckList<tensorflow::DataType>(c, "Tids", tables));
+      TF_RETURN_IF_ERROR(CheckList<bool>(c, "weighted", tables));
       c->set_output(0, c->Vector(c->UnknownDim()));
       c->set_output(1, c->Vector(ranks));
       for (int t = 0; t < tables; ++t) c->set_output(2 + t, c->input(t));
@@ -89,6 +94,7 @@ REGISTER_OP("KvExchangeServe")
       int64_t ranks;
       TF_RETURN_IF_ERROR(c->GetAttr("ranks", &ranks));
       const int tables = c->num_outputs() - 1;
+      TF_RETURN_IF_ERROR(CheckList<bool>(c, "local", tables));
       for (int t = 0; t < tables; ++t) c->set_output(t, c->Vector(c->UnknownDim()));
       c->set_output(tables, c->Matrix(ranks, tables));
       return absl::OkStatus();
@@ -106,8 +112,10 @@ REGISTER_OP("KvExchangeReply")
     .Output("splits: int32")
     .SetShapeFn([](InferenceContext* c) {
       int tables;
-      TF_RETURN_IF_ERROR(c->GetAttr("T", &tables));
-      c->set_output(1, c->Vector(c->Dim(c->input(tables), 0)));
+      ShapeHandle counts;
+      TF_RETURN_IF_ERROR(GetDims(c, &tables));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(tables), 2, &counts));
+      c->set_output(1, c->Vector(c->Dim(counts, 0)));
       return FlatShape(c);
     });
 
@@ -119,7 +127,15 @@ REGISTER_OP("KvExchangeReplyGradient")
     .Input("flat: dtype")
     .Input("counts: int64")
     .Output("rows: T * dtype")
-    .SetShapeFn(RowsShapes);
+    .SetShapeFn([](InferenceContext* c) {
+      int tables;
+      std::vector<int64_t> dims;
+      TF_RETURN_IF_ERROR(GetDims(c, &tables, &dims));
+      for (int t = 0; t < tables; ++t) {
+        c->set_output(t, c->Matrix(c->UnknownDim(), dims[static_cast<size_t>(t)]));
+      }
+      return absl::OkStatus();
+    });
 
 // Pools the rows that came back. Weights are of double for double rows, else of float.
 REGISTER_OP("KvExchangePool")
@@ -140,8 +156,10 @@ REGISTER_OP("KvExchangePool")
     .Output("rows: T * dtype")
     .SetShapeFn([](InferenceContext* c) {
       int tables;
-      TF_RETURN_IF_ERROR(c->GetAttr("T", &tables));
-      return kvtools::PooledShapes(c, 1 + tables);
+      std::vector<int64_t> dims, outer;
+      TF_RETURN_IF_ERROR(GetDims(c, &tables, &dims));
+      TF_RETURN_IF_ERROR(CheckPooledLists(c, tables, false, &outer));
+      return SetPooledShapes(c, 1 + tables, dims, outer);
     });
 
 // Its gradient with respect to these rows, of which there are `size` elements.
@@ -162,7 +180,13 @@ REGISTER_OP("KvExchangePoolGradient")
     .Input("shapes: S * int64")
     .Input("weights: W * Tweights")
     .Output("flat: dtype")
-    .SetShapeFn(FlatShape);
+    .SetShapeFn([](InferenceContext* c) {
+      int tables;
+      std::vector<int64_t> outer;
+      TF_RETURN_IF_ERROR(GetDims(c, &tables));
+      TF_RETURN_IF_ERROR(CheckPooledLists(c, tables, false, &outer));
+      return FlatShape(c);
+    });
 
 // Its gradient with respect to the weights.
 REGISTER_OP("KvExchangePoolWeightsGradient")
@@ -185,9 +209,13 @@ REGISTER_OP("KvExchangePoolWeightsGradient")
     .Output("weight_gradients: W * Tweights")
     .SetShapeFn([](InferenceContext* c) {
       int tables, sparse, weights;
-      TF_RETURN_IF_ERROR(c->GetAttr("T", &tables));
+      std::vector<int64_t> outer;
+      TF_RETURN_IF_ERROR(GetDims(c, &tables));
+      TF_RETURN_IF_ERROR(CheckPooledLists(c, tables, false, &outer));
       TF_RETURN_IF_ERROR(c->GetAttr("S", &sparse));
       TF_RETURN_IF_ERROR(c->GetAttr("W", &weights));
       for (int w = 0; w < weights; ++w) c->set_output(w, c->input(1 + 4 * tables + sparse + w));
       return absl::OkStatus();
     });
+
+}  // namespace kvtools

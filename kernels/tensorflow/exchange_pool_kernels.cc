@@ -6,54 +6,43 @@
 #include <vector>
 
 #include "errors.h"
+#include "kernel.h"
+#include "kernel_threads.h"
 #include "kvtable/placed_rows.h"
-#include "register_kernel.h"
 #include "segments.h"
 #include "table_resource.h"
-#include "tensorflow/core/framework/op_kernel.h"
 
 namespace kvtools {
 namespace {
 
 namespace tf = tensorflow;
-using tf::OpKernel;
 using tf::OpKernelConstruction;
 using tf::OpKernelContext;
 using tf::Tensor;
 using tf::TensorShape;
 
 // What the three kernels share: the attributes, and the places of each table's ids in bags.
-class ExchangePoolOpBase : public OpKernel {
+class ExchangePoolOpBase : public Kernel {
  public:
-  explicit ExchangePoolOpBase(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("dims", &dims_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("outer", &outer_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("weighted", &weighted_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("dtype", &dtype_));
-    std::vector<std::string> combiners;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("combiners", &combiners));
-    for (const std::string& name : combiners) {
-      combiners_.emplace_back();
-      OP_REQUIRES_OK(ctx, ReadCombiner(name, &combiners_.back()));
-    }
-    int tables, weights;
-    tf::DataType weights_dtype;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &tables));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("W", &weights));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("Tweights", &weights_dtype));
-    const size_t wanted = static_cast<size_t>(tables);
-    OP_REQUIRES(ctx,
-                dims_.size() == wanted && outer_.size() == wanted && weighted_.size() == wanted &&
-                    combiners_.size() == wanted,
-                errors::InvalidArgument("each list of attributes must have ", tables, " entries"));
-    const tf::DataType expected = dtype_ == tf::DT_DOUBLE ? tf::DT_DOUBLE : tf::DT_FLOAT;
-    OP_REQUIRES(
-        ctx, weights == 0 || weights_dtype == expected,
-        errors::InvalidArgument("weights for rows of ", tf::DataTypeString(dtype_), " are ",
-                                tf::DataTypeString(expected), ", got ", tf::DataTypeString(weights_dtype)));
-  }
+  using Kernel::Kernel;
 
  protected:
+  absl::Status SetUp(OpKernelConstruction* ctx) override {
+    std::vector<std::string> combiners;
+    int tables, weights;
+    tf::DataType weights_dtype;
+    TF_RETURN_IF_ERROR(ReadAttrs(ctx, "dims", &dims_, "outer", &outer_, "weighted", &weighted_, "dtype",
+                                 &dtype_, "combiners", &combiners, "T", &tables, "W", &weights, "Tweights",
+                                 &weights_dtype));
+    const size_t wanted = static_cast<size_t>(tables);
+    if (dims_.size() != wanted || outer_.size() != wanted || weighted_.size() != wanted ||
+        combiners.size() != wanted) {
+      return errors::InvalidArgument("each list of attributes must have ", tables, " entries");
+    }
+    TF_RETURN_IF_ERROR(ReadCombiners(combiners, &combiners_));
+    return weights == 0 ? absl::OkStatus() : CheckWeightsType(dtype_, weights_dtype);
+  }
+
   absl::Status MakeBags(OpKernelContext* ctx, kvtable::ParallelFor* threads,
                         std::vector<std::unique_ptr<kvtable::Bags>>* bags) const {
     tf::OpInputList places, segments, shapes, weights;
@@ -84,11 +73,10 @@ class ExchangePoolOpBase : public OpKernel {
       inputs.push_back(in);
     }
     bags->resize(inputs.size());
-    return CatchErrors("reading the ids of", name(), [&] {
-      threads->Run(static_cast<int64_t>(inputs.size()), [&](int64_t t) {
-        (*bags)[static_cast<size_t>(t)] = std::make_unique<kvtable::Bags>(inputs[static_cast<size_t>(t)]);
-      });
+    threads->Run(static_cast<int64_t>(inputs.size()), [&](int64_t t) {
+      (*bags)[static_cast<size_t>(t)] = std::make_unique<kvtable::Bags>(inputs[static_cast<size_t>(t)]);
     });
+    return absl::OkStatus();
   }
 
   // Tensor t of an input list, checked to be (bags, dim).
@@ -112,21 +100,22 @@ class ExchangePoolOp : public ExchangePoolOpBase {
  public:
   using ExchangePoolOpBase::ExchangePoolOpBase;
 
-  void Compute(OpKernelContext* ctx) override {
+ protected:
+  absl::Status Work(OpKernelContext* ctx) override {
     KernelThreads threads(ctx);
     std::vector<std::unique_ptr<kvtable::Bags>> bags;
-    OP_REQUIRES_OK(ctx, MakeBags(ctx, &threads, &bags));
+    TF_RETURN_IF_ERROR(MakeBags(ctx, &threads, &bags));
     const Tensor& flat = ctx->input(0);
     std::vector<kvtable::PlacedPool> pools;
     for (size_t t = 0; t < bags.size(); ++t) {
       Tensor* rows = nullptr;
-      OP_REQUIRES_OK(
-          ctx, ctx->allocate_output(static_cast<int>(t), TensorShape({bags[t]->size(), dims_[t]}), &rows));
+      TensorShape shape({bags[t]->size()});
+      TF_RETURN_IF_ERROR(shape.AddDimWithStatus(dims_[t]));
+      TF_RETURN_IF_ERROR(ctx->allocate_output(static_cast<int>(t), shape, &rows));
       pools.push_back({bags[t].get(), combiners_[t], dims_[t], rows->data()});
     }
-    OP_REQUIRES_OK(ctx, CatchErrors("combining the rows of", name(), [&] {
-                     kvtable::PoolPlaced(pools, flat.data(), flat.NumElements(), threads);
-                   }));
+    kvtable::PoolPlaced(pools, flat.data(), flat.NumElements(), threads);
+    return absl::OkStatus();
   }
 };
 
@@ -134,25 +123,26 @@ class ExchangePoolGradientOp : public ExchangePoolOpBase {
  public:
   using ExchangePoolOpBase::ExchangePoolOpBase;
 
-  void Compute(OpKernelContext* ctx) override {
+ protected:
+  absl::Status Work(OpKernelContext* ctx) override {
     KernelThreads threads(ctx);
     std::vector<std::unique_ptr<kvtable::Bags>> bags;
-    OP_REQUIRES_OK(ctx, MakeBags(ctx, &threads, &bags));
+    TF_RETURN_IF_ERROR(MakeBags(ctx, &threads, &bags));
     tf::OpInputList gradients;
-    OP_REQUIRES_OK(ctx, ctx->input_list("gradients", &gradients));
+    TF_RETURN_IF_ERROR(ctx->input_list("gradients", &gradients));
     std::vector<kvtable::PlacedGradient> placed;
     for (size_t t = 0; t < bags.size(); ++t) {
       const Tensor& gradient = gradients[static_cast<int>(t)];
-      OP_REQUIRES_OK(ctx, CheckPooled("gradients", gradient, *bags[t], t));
+      TF_RETURN_IF_ERROR(CheckPooled("gradients", gradient, *bags[t], t));
       placed.push_back({bags[t].get(), combiners_[t], dims_[t], gradient.data()});
     }
-    OP_REQUIRES(ctx, ctx->input(0).NumElements() == 1, errors::InvalidArgument("size must be one number"));
+    if (ctx->input(0).NumElements() != 1) return errors::InvalidArgument("size must be one number");
     const int64_t size = *static_cast<const int64_t*>(ctx->input(0).data());
+    if (size < 0) return errors::InvalidArgument("size must be 0 or more, got ", size);
     Tensor* flat = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({size}), &flat));
-    OP_REQUIRES_OK(ctx, CatchErrors("adding up the gradient of", name(), [&] {
-                     kvtable::SumPlaced(placed, ToValueType(dtype_), flat->data(), size, threads);
-                   }));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({size}), &flat));
+    kvtable::SumPlaced(placed, ToValueType(dtype_), flat->data(), size, threads);
+    return absl::OkStatus();
   }
 };
 
@@ -160,32 +150,32 @@ class ExchangePoolWeightsGradientOp : public ExchangePoolOpBase {
  public:
   using ExchangePoolOpBase::ExchangePoolOpBase;
 
-  void Compute(OpKernelContext* ctx) override {
+ protected:
+  absl::Status Work(OpKernelContext* ctx) override {
     KernelThreads threads(ctx);
     std::vector<std::unique_ptr<kvtable::Bags>> bags;
-    OP_REQUIRES_OK(ctx, MakeBags(ctx, &threads, &bags));
+    TF_RETURN_IF_ERROR(MakeBags(ctx, &threads, &bags));
     const Tensor& flat = ctx->input(0);
     tf::OpInputList rows, gradients, weights;
-    OP_REQUIRES_OK(ctx, ctx->input_list("rows", &rows));
-    OP_REQUIRES_OK(ctx, ctx->input_list("gradients", &gradients));
-    OP_REQUIRES_OK(ctx, ctx->input_list("weights", &weights));
+    TF_RETURN_IF_ERROR(ctx->input_list("rows", &rows));
+    TF_RETURN_IF_ERROR(ctx->input_list("gradients", &gradients));
+    TF_RETURN_IF_ERROR(ctx->input_list("weights", &weights));
     std::vector<kvtable::PlacedWeightsGradient> placed;
     int w = 0;
     for (size_t t = 0; t < bags.size(); ++t) {
       if (!weighted_[t]) continue;
       const int i = static_cast<int>(t);
-      OP_REQUIRES_OK(ctx, CheckPooled("rows", rows[i], *bags[t], t));
-      OP_REQUIRES_OK(ctx, CheckPooled("gradients", gradients[i], *bags[t], t));
+      TF_RETURN_IF_ERROR(CheckPooled("rows", rows[i], *bags[t], t));
+      TF_RETURN_IF_ERROR(CheckPooled("gradients", gradients[i], *bags[t], t));
       Tensor* out = nullptr;
-      OP_REQUIRES_OK(ctx, ctx->allocate_output(w, weights[w].shape(), &out));
+      TF_RETURN_IF_ERROR(ctx->allocate_output(w, weights[w].shape(), &out));
       ++w;
       if (out->NumElements() > 0) std::memset(out->data(), 0, out->TotalBytes());
       placed.push_back(
           {bags[t].get(), combiners_[t], dims_[t], rows[i].data(), gradients[i].data(), out->data()});
     }
-    OP_REQUIRES_OK(ctx, CatchErrors("finding the gradient of the weights of", name(), [&] {
-                     kvtable::FindPlacedWeightsGradient(placed, flat.data(), flat.NumElements(), threads);
-                   }));
+    kvtable::FindPlacedWeightsGradient(placed, flat.data(), flat.NumElements(), threads);
+    return absl::OkStatus();
   }
 };
 

@@ -2,22 +2,23 @@
 
 #include <algorithm>
 #include <limits>
+#include <new>
 #include <string>
 #include <vector>
 
+#include "catch_errors.h"
 #include "errors.h"
+#include "kernel.h"
+#include "kernel_threads.h"
 #include "kvtable/distinct_by_part.h"
 #include "kvtable/exchange_message.h"
-#include "register_kernel.h"
 #include "segments.h"
 #include "table_resource.h"
-#include "tensorflow/core/framework/op_kernel.h"
 
 namespace kvtools {
 namespace {
 
 namespace tf = tensorflow;
-using tf::OpKernel;
 using tf::OpKernelConstruction;
 using tf::OpKernelContext;
 using tf::Tensor;
@@ -58,47 +59,47 @@ std::string FindOutside(const Tensor& ids, int64_t low, uint64_t high) {
   return found;
 }
 
-class RequestOp : public OpKernel {
+class RequestOp : public Kernel {
  public:
-  explicit RequestOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("rank", &rank_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("ranks", &ranks_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("names", &names_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("owners", &owners_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("rows", &rows_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("key_dtypes", &key_dtypes_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("dims", &dims_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("hotness", &hotness_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("outer", &outer_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("weighted", &weighted_));
+  using Kernel::Kernel;
+
+ protected:
+  absl::Status SetUp(OpKernelConstruction* ctx) override {
     int tables;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &tables));
+    TF_RETURN_IF_ERROR(ReadAttrs(ctx, "rank", &rank_, "ranks", &ranks_, "names", &names_, "owners", &owners_,
+                                 "rows", &rows_, "key_dtypes", &key_dtypes_, "dims", &dims_, "hotness",
+                                 &hotness_, "outer", &outer_, "weighted", &weighted_, "T", &tables));
     const size_t wanted = static_cast<size_t>(tables);
-    OP_REQUIRES(ctx,
-                names_.size() == wanted && owners_.size() == wanted && rows_.size() == wanted &&
-                    key_dtypes_.size() == wanted && dims_.size() == wanted && hotness_.size() == wanted &&
-                    outer_.size() == wanted && weighted_.size() == wanted,
-                errors::InvalidArgument("each list of attributes must have ", tables, " entries"));
-    for (int64_t owner : owners_) {
-      OP_REQUIRES(ctx, owner < ranks_,
-                  errors::InvalidArgument("owner ", owner, " is none of ", ranks_, " ranks"));
+    if (names_.size() != wanted || owners_.size() != wanted || rows_.size() != wanted ||
+        key_dtypes_.size() != wanted || dims_.size() != wanted || hotness_.size() != wanted ||
+        outer_.size() != wanted || weighted_.size() != wanted ||
+        static_cast<size_t>(num_inputs()) < 2 * wanted) {
+      return errors::InvalidArgument("each list of attributes must have ", tables, " entries");
     }
+    for (int64_t owner : owners_) {
+      if (owner >= ranks_) {
+        return errors::InvalidArgument("owner ", owner, " is none of ", ranks_, " ranks");
+      }
+    }
+    return absl::OkStatus();
   }
 
-  void Compute(OpKernelContext* ctx) override {
+  absl::Status Work(OpKernelContext* ctx) override {
     KernelThreads threads(ctx);
     tf::OpInputList ids;
-    OP_REQUIRES_OK(ctx, ctx->input_list("ids", &ids));
+    TF_RETURN_IF_ERROR(ctx->input_list("ids", &ids));
     std::vector<int64_t*> places;
     for (int t = 0; t < ids.size(); ++t) {
       Tensor* out = nullptr;
-      OP_REQUIRES_OK(ctx, ctx->allocate_output(2 + t, ids[t].shape(), &out));
+      TF_RETURN_IF_ERROR(ctx->allocate_output(2 + t, ids[t].shape(), &out));
       places.push_back(static_cast<int64_t*>(out->data()));
     }
     const std::string error = WhatIsWrong(ctx, ids, &threads);
     if (!error.empty()) return SendError(ctx, error);
-    OP_REQUIRES_OK(
-        ctx, CatchErrors("asking for rows of", names_[0], [&] { SendKeys(ctx, ids, places, &threads); }));
+    // The other ranks wait for a message, whatever happens here.
+    const absl::Status sent =
+        CatchErrors("asking for rows of", names_[0], [&] { return SendKeys(ctx, ids, places, &threads); });
+    return sent.ok() ? sent : SendError(ctx, std::string(sent.message()));
   }
 
  private:
@@ -165,6 +166,8 @@ class RequestOp : public OpKernel {
       }
     } catch (const kvtable::Error& error) {
       return error.what();
+    } catch (const std::bad_alloc&) {
+      return absl::StrCat("there is no memory for the ", in.bags, " rows of its ", in.n, " ids");
     }
     return "";
   }
@@ -180,13 +183,14 @@ class RequestOp : public OpKernel {
     }
   }
 
-  void SendError(OpKernelContext* ctx, const std::string& error) {
+  absl::Status SendError(OpKernelContext* ctx, const std::string& error) {
     const std::vector<int64_t> message =
         kvtable::ErrorMessage(absl::StrCat("rank ", rank_, ": ", error), tables());
     const int64_t words = static_cast<int64_t>(message.size());
+    for (int i : {0, 1}) delete ctx->release_output(i).tensor;  // what a failure has left
     Tensor *out = nullptr, *splits = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({words * ranks_}), &out));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, TensorShape({ranks_}), &splits));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({words * ranks_}), &out));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(1, TensorShape({ranks_}), &splits));
     for (int64_t r = 0; r < ranks_; ++r) {
       std::copy(message.begin(), message.end(), static_cast<int64_t*>(out->data()) + r * words);
       static_cast<int32_t*>(splits->data())[r] = static_cast<int32_t>(words);
@@ -195,10 +199,11 @@ class RequestOp : public OpKernel {
       Tensor* const places = ctx->mutable_output(2 + t);
       std::fill_n(static_cast<int64_t*>(places->data()), places->NumElements(), int64_t{0});
     }
+    return absl::OkStatus();
   }
 
-  void SendKeys(OpKernelContext* ctx, const tf::OpInputList& ids, const std::vector<int64_t*>& places,
-                kvtable::ParallelFor* threads) {
+  absl::Status SendKeys(OpKernelContext* ctx, const tf::OpInputList& ids, const std::vector<int64_t*>& places,
+                        kvtable::ParallelFor* threads) {
     std::vector<kvtable::KeyBatch> batches;
     for (int t = 0; t < ids.size(); ++t) {
       const bool shared = owners_[static_cast<size_t>(t)] < 0;
@@ -227,8 +232,8 @@ class RequestOp : public OpKernel {
       words += kvtable::KeysMessageWords(tables(), keys);
     }
     Tensor *message = nullptr, *splits = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({words}), &message));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, TensorShape({ranks_}), &splits));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({words}), &message));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(1, TensorShape({ranks_}), &splits));
     std::vector<std::vector<kvtable::DistinctByPart::Share>> shares(names_.size());
     int64_t* next = static_cast<int64_t*>(message->data());
     int64_t place = 0;
@@ -245,6 +250,7 @@ class RequestOp : public OpKernel {
       static_cast<int32_t*>(splits->data())[r] = static_cast<int32_t>(next - begin);
     }
     distinct.Write(shares, places, *threads);
+    return absl::OkStatus();
   }
 
   int64_t rank_ = 0;

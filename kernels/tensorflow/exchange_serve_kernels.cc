@@ -1,22 +1,21 @@
 // What a rank does for those that ask it for rows: finds the keys in their messages, and puts the rows
 // together for each.
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <vector>
 
 #include "errors.h"
 #include "huge_output.h"
+#include "kernel.h"
+#include "kernel_threads.h"
 #include "kvtable/exchange_message.h"
-#include "register_kernel.h"
-#include "table_resource.h"
-#include "tensorflow/core/framework/op_kernel.h"
 
 namespace kvtools {
 namespace {
 
 namespace tf = tensorflow;
-using tf::OpKernel;
 using tf::OpKernelConstruction;
 using tf::OpKernelContext;
 using tf::Tensor;
@@ -31,23 +30,24 @@ void CopyKeys(const int64_t* from, int64_t n, int64_t divisor, Key* to) {
   }
 }
 
-class ServeOp : public OpKernel {
+class ServeOp : public Kernel {
  public:
-  explicit ServeOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("ranks", &ranks_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("local", &local_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("Tout", &dtypes_));
-    OP_REQUIRES(ctx, local_.size() == dtypes_.size(),
-                errors::InvalidArgument("each list of attributes must have ", dtypes_.size(), " entries"));
+  using Kernel::Kernel;
+
+ protected:
+  absl::Status SetUp(OpKernelConstruction* ctx) override {
+    TF_RETURN_IF_ERROR(ReadAttrs(ctx, "ranks", &ranks_, "local", &local_, "Tout", &dtypes_));
+    if (local_.size() == dtypes_.size()) return absl::OkStatus();
+    return errors::InvalidArgument("each list of attributes must have ", dtypes_.size(), " entries");
   }
 
-  void Compute(OpKernelContext* ctx) override {
+  absl::Status Work(OpKernelContext* ctx) override {
     std::vector<kvtable::AskedKeys> asked;
-    OP_REQUIRES_OK(ctx, Read(ctx->input(0), ctx->input(1), &asked));
+    TF_RETURN_IF_ERROR(Read(ctx->input(0), ctx->input(1), &asked));
     const size_t tables = dtypes_.size();
     Tensor* counts = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(static_cast<int>(tables),
-                                             TensorShape({ranks_, static_cast<int64_t>(tables)}), &counts));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(static_cast<int>(tables),
+                                            TensorShape({ranks_, static_cast<int64_t>(tables)}), &counts));
     std::vector<Tensor*> keys(tables);
     for (size_t t = 0; t < tables; ++t) {
       int64_t total = 0;
@@ -56,7 +56,7 @@ class ServeOp : public OpKernel {
         counts->matrix<int64_t>()(r, static_cast<int64_t>(t)) = count;
         total += count;
       }
-      OP_REQUIRES_OK(ctx, ctx->allocate_output(static_cast<int>(t), TensorShape({total}), &keys[t]));
+      TF_RETURN_IF_ERROR(ctx->allocate_output(static_cast<int>(t), TensorShape({total}), &keys[t]));
     }
     std::vector<int64_t> written(tables);
     for (const kvtable::AskedKeys& one : asked) {
@@ -67,6 +67,7 @@ class ServeOp : public OpKernel {
         written[t] += one.counts[t];
       }
     }
+    return absl::OkStatus();
   }
 
  private:
@@ -122,6 +123,8 @@ class ServeOp : public OpKernel {
 
 // Where the rows of each table for each rank lie: in the table's rows, and in the flat buffer.
 struct ReplyLayout {
+  static constexpr int64_t kMostElements = int64_t{1} << 56;  // more than any memory has
+
   struct Piece {
     int table;
     int64_t in_rows;  // all in elements
@@ -139,8 +142,11 @@ struct ReplyLayout {
     table_elements.assign(dims.size(), 0);
     for (int64_t r = 0; r < counts.dim_size(0); ++r) {
       for (size_t t = 0; t < dims.size(); ++t) {
-        const int64_t elements = counts.matrix<int64_t>()(r, static_cast<int64_t>(t)) * dims[t];
-        if (elements < 0) return errors::InvalidArgument("a count is negative");
+        const int64_t count = counts.matrix<int64_t>()(r, static_cast<int64_t>(t));
+        if (count < 0 || count > (kMostElements - total) / dims[t]) {
+          return errors::InvalidArgument("a rank cannot ask for ", count, " rows of ", dims[t], " elements");
+        }
+        const int64_t elements = count * dims[t];
         pieces.push_back({static_cast<int>(t), table_elements[t], total, elements});
         table_elements[t] += elements;
         rank_elements[static_cast<size_t>(r)] += elements;
@@ -165,31 +171,40 @@ struct ReplyLayout {
   int64_t total = 0;
 };
 
-class ReplyOp : public OpKernel {
- public:
-  explicit ReplyOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("dims", &dims_));
+// The attribute `dims`.
+absl::Status ReadDims(OpKernelConstruction* ctx, std::vector<int64_t>* dims) {
+  int tables;
+  TF_RETURN_IF_ERROR(ReadAttrs(ctx, "T", &tables, "dims", dims));
+  if (static_cast<int>(dims->size()) != tables || *std::min_element(dims->begin(), dims->end()) < 1) {
+    return errors::InvalidArgument("dims must have ", tables, " entries of 1 or more");
   }
+  return absl::OkStatus();
+}
 
-  void Compute(OpKernelContext* ctx) override {
+class ReplyOp : public Kernel {
+ public:
+  using Kernel::Kernel;
+
+ protected:
+  absl::Status SetUp(OpKernelConstruction* ctx) override { return ReadDims(ctx, &dims_); }
+
+  absl::Status Work(OpKernelContext* ctx) override {
     tf::OpInputList rows;
-    OP_REQUIRES_OK(ctx, ctx->input_list("rows", &rows));
-    OP_REQUIRES(ctx, rows.size() == static_cast<int>(dims_.size()),
-                errors::InvalidArgument("dims must have ", rows.size(), " entries"));
+    TF_RETURN_IF_ERROR(ctx->input_list("rows", &rows));
     ReplyLayout layout;
-    OP_REQUIRES_OK(ctx, layout.Find(ctx->input(rows.size()), dims_));
+    TF_RETURN_IF_ERROR(layout.Find(ctx->input(rows.size()), dims_));
     for (int t = 0; t < rows.size(); ++t) {
       const int64_t expected = layout.table_elements[static_cast<size_t>(t)];
-      OP_REQUIRES(
-          ctx, rows[t].NumElements() == expected,
-          errors::InvalidArgument("rows of table ", t, " are of shape ", rows[t].shape().DebugString(),
-                                  ", expected ", expected, " elements"));
+      if (rows[t].NumElements() != expected) {
+        return errors::InvalidArgument("rows of table ", t, " are of shape ", rows[t].shape().DebugString(),
+                                       ", expected ", expected, " elements");
+      }
     }
     Tensor *flat = nullptr, *splits = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({layout.total}), &flat));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({layout.total}), &flat));
     WantHugePages(ctx, *flat);
     const int64_t ranks = static_cast<int64_t>(layout.rank_elements.size());
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, TensorShape({ranks}), &splits));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(1, TensorShape({ranks}), &splits));
     for (int64_t r = 0; r < ranks; ++r) {
       // The rank that asked has made sure that it is not too much.
       splits->vec<int32_t>()(r) = static_cast<int32_t>(layout.rank_elements[static_cast<size_t>(r)]);
@@ -200,30 +215,32 @@ class ReplyOp : public OpKernel {
                   static_cast<const char*>(rows[piece.table].data()) + piece.in_rows * size,
                   static_cast<size_t>(piece.elements * size));
     });
+    return absl::OkStatus();
   }
 
  private:
   std::vector<int64_t> dims_;
 };
 
-class ReplyGradientOp : public OpKernel {
+class ReplyGradientOp : public Kernel {
  public:
-  explicit ReplyGradientOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("dims", &dims_));
-  }
+  using Kernel::Kernel;
 
-  void Compute(OpKernelContext* ctx) override {
+ protected:
+  absl::Status SetUp(OpKernelConstruction* ctx) override { return ReadDims(ctx, &dims_); }
+
+  absl::Status Work(OpKernelContext* ctx) override {
     const Tensor& flat = ctx->input(0);
     ReplyLayout layout;
-    OP_REQUIRES_OK(ctx, layout.Find(ctx->input(1), dims_));
-    OP_REQUIRES(ctx, flat.NumElements() == layout.total,
-                errors::InvalidArgument("gradients are of shape ", flat.shape().DebugString(), ", expected ",
-                                        layout.total, " elements"));
+    TF_RETURN_IF_ERROR(layout.Find(ctx->input(1), dims_));
+    if (flat.NumElements() != layout.total) {
+      return errors::InvalidArgument("gradients are of shape ", flat.shape().DebugString(), ", expected ",
+                                     layout.total, " elements");
+    }
     std::vector<Tensor*> rows(dims_.size());
     for (size_t t = 0; t < dims_.size(); ++t) {
-      OP_REQUIRES_OK(
-          ctx, ctx->allocate_output(static_cast<int>(t),
-                                    TensorShape({layout.table_elements[t] / dims_[t], dims_[t]}), &rows[t]));
+      TF_RETURN_IF_ERROR(ctx->allocate_output(
+          static_cast<int>(t), TensorShape({layout.table_elements[t] / dims_[t], dims_[t]}), &rows[t]));
     }
     const int64_t size = tf::DataTypeSize(flat.dtype());
     layout.ForEachPiece(ctx, [&](const ReplyLayout::Piece& piece) {
@@ -231,6 +248,7 @@ class ReplyGradientOp : public OpKernel {
                   static_cast<const char*>(flat.data()) + piece.in_flat * size,
                   static_cast<size_t>(piece.elements * size));
     });
+    return absl::OkStatus();
   }
 
  private:

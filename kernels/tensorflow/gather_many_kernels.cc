@@ -1,68 +1,67 @@
-// Lookups of several tables, or of the parts of one, in one op; and their gradient.
+// Kernels of lookups of several tables, or of the parts of one, in one op; of their gradient; and of who owns
+// a key.
 
 #include <numeric>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "errors.h"
 #include "huge_output.h"
+#include "kernel.h"
+#include "kernel_threads.h"
 #include "kvtable/lookup_parts.h"
+#include "kvtable/part_of.h"
 #include "kvtable/split_by_part.h"
-#include "register_kernel.h"
 #include "table_list.h"
-#include "tensorflow/core/framework/op_kernel.h"
 
 namespace kvtools {
 namespace {
 
 namespace tf = tensorflow;
-using tf::OpKernel;
 using tf::OpKernelConstruction;
 using tf::OpKernelContext;
 using tf::Tensor;
 using tf::TensorShape;
 
-class GatherManyOp : public OpKernel {
+class GatherManyOp : public Kernel {
  public:
-  explicit GatherManyOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, attrs_.Read(ctx));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("mode", &mode_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("remember", &remember_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("Tkeys", &key_dtype_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("dtype", &dtype_));
+  using Kernel::Kernel;
+
+ protected:
+  absl::Status SetUp(OpKernelConstruction* ctx) override {
+    TF_RETURN_IF_ERROR(attrs_.Read(ctx));
+    return ReadAttrs(ctx, "mode", &mode_, "remember", &remember_, "Tkeys", &key_dtype_, "dtype", &dtype_);
   }
 
-  void Compute(OpKernelContext* ctx) override {
+  absl::Status Work(OpKernelContext* ctx) override {
     TableList tables;
-    OP_REQUIRES_OK(ctx, tables.Find(ctx, attrs_, key_dtype_, dtype_));
+    TF_RETURN_IF_ERROR(tables.Find(ctx, attrs_, key_dtype_, dtype_));
     tf::OpInputList keys;
-    OP_REQUIRES_OK(ctx, ctx->input_list("keys", &keys));
+    TF_RETURN_IF_ERROR(ctx->input_list("keys", &keys));
     std::vector<kvtable::PartsLookup> lookups;
     for (int t = 0; t < attrs_.tables(); ++t) {
       TensorShape shape = keys[t].shape();
-      OP_REQUIRES_OK(ctx, shape.AddDimWithStatus(attrs_.dims[static_cast<size_t>(t)]));
+      TF_RETURN_IF_ERROR(shape.AddDimWithStatus(attrs_.dims[static_cast<size_t>(t)]));
       Tensor* rows = nullptr;
       Tensor* positions = nullptr;
-      OP_REQUIRES_OK(ctx, ctx->allocate_output(t, shape, &rows));
+      TF_RETURN_IF_ERROR(ctx->allocate_output(t, shape, &rows));
       WantHugePages(ctx, *rows);
-      OP_REQUIRES_OK(ctx, ctx->allocate_output(attrs_.tables() + t,
-                                               remember_ ? keys[t].shape() : TensorShape({0}), &positions));
+      TF_RETURN_IF_ERROR(ctx->allocate_output(attrs_.tables() + t,
+                                              remember_ ? keys[t].shape() : TensorShape({0}), &positions));
       const kvtable::RowsOut out(rows->data(),
                                  remember_ ? static_cast<uint64_t*>(positions->data()) : nullptr);
       lookups.push_back({tables.parts(t), keys[t].data(), keys[t].NumElements(), out,
                          MissingKeysOf(mode_, tables.config(t))});
     }
     KernelThreads threads(ctx);
-    const absl::Status done =
-        CatchErrors("looking up", tables.Names(), [&] { LookUp(ctx, tables, lookups, &threads); });
-    OP_REQUIRES_OK(ctx, done);
+    return tables.Catch("looking up", [&] { return LookUp(ctx, tables, lookups, &threads); });
   }
 
- protected:
-  virtual void LookUp(OpKernelContext*, const TableList&, const std::vector<kvtable::PartsLookup>& lookups,
-                      kvtable::ParallelFor* threads) {
+  virtual absl::Status LookUp(OpKernelContext*, const TableList&,
+                              const std::vector<kvtable::PartsLookup>& lookups,
+                              kvtable::ParallelFor* threads) {
     kvtable::LookUpParts(lookups, *threads);
+    return absl::OkStatus();
   }
 
  private:
@@ -80,24 +79,25 @@ class GatherManyOnGpuOp : public GatherManyOp {
   using GatherManyOp::GatherManyOp;
 
  protected:
-  void LookUp(OpKernelContext* ctx, const TableList& tables, const std::vector<kvtable::PartsLookup>& lookups,
-              kvtable::ParallelFor* threads) override {
+  absl::Status LookUp(OpKernelContext* ctx, const TableList& tables,
+                      const std::vector<kvtable::PartsLookup>& lookups,
+                      kvtable::ParallelFor* threads) override {
     for (size_t t = 0; t < lookups.size(); ++t) {
       const kvtable::PartsLookup& lookup = lookups[t];
       if (lookup.parts.size() == 1) {
         kvtable::LookUpOne(lookup.parts[0], lookup.keys, lookup.n, lookup.out, lookup.missing, *threads);
       } else {
-        LookUpOnHost(ctx, tables.host_parts(static_cast<int>(t)), lookup, threads);
+        TF_RETURN_IF_ERROR(LookUpOnHost(ctx, tables.host_parts(static_cast<int>(t)), lookup, threads));
       }
     }
+    return absl::OkStatus();
   }
 
  private:
-  static void LookUpOnHost(OpKernelContext* ctx, const kvtable::TableParts& parts,
-                           const kvtable::PartsLookup& lookup, kvtable::ParallelFor* threads) {
+  static absl::Status LookUpOnHost(OpKernelContext* ctx, const kvtable::TableParts& parts,
+                                   const kvtable::PartsLookup& lookup, kvtable::ParallelFor* threads) {
     std::shared_ptr<Gpu> gpu;
-    const absl::Status found = Gpu::Of(ctx, &gpu);
-    if (!found.ok()) throw std::runtime_error(std::string(found.message()));
+    TF_RETURN_IF_ERROR(Gpu::Of(ctx, &gpu));
     const size_t n = static_cast<size_t>(lookup.n);
     const size_t key_bytes = static_cast<size_t>(kvtable::SizeOf(parts[0]->key_type()));
     const size_t row_bytes = static_cast<size_t>(parts[0]->dim() * kvtable::SizeOf(parts[0]->value_type()));
@@ -130,75 +130,74 @@ class GatherManyOnGpuOp : public GatherManyOp {
     gpu->work()->Copy(lookup.out.rows, rows.data(), rows.size(), threads->stream());
     gpu->work()->Copy(lookup.out.positions, positions.data(), positions.size() * sizeof(uint64_t),
                       threads->stream());
+    return absl::OkStatus();
   }
 };
 
-class SplitGradientsOp : public OpKernel {
+class SplitGradientsOp : public Kernel {
  public:
-  explicit SplitGradientsOp(OpKernelConstruction* ctx)
-      : OpKernel(ctx), on_gpu_(ctx->device_type() == tf::DEVICE_GPU) {
-    OP_REQUIRES_OK(ctx, attrs_.Read(ctx));
-  }
+  using Kernel::Kernel;
 
-  void Compute(OpKernelContext* ctx) override {
+ protected:
+  absl::Status SetUp(OpKernelConstruction* ctx) override { return attrs_.Read(ctx); }
+
+  absl::Status Work(OpKernelContext* ctx) override {
     tf::OpInputList keys, gradients, positions;
-    OP_REQUIRES_OK(ctx, ctx->input_list("keys", &keys));
-    OP_REQUIRES_OK(ctx, ctx->input_list("gradients", &gradients));
-    OP_REQUIRES_OK(ctx, ctx->input_list("positions", &positions));
+    TF_RETURN_IF_ERROR(ctx->input_list("keys", &keys));
+    TF_RETURN_IF_ERROR(ctx->input_list("gradients", &gradients));
+    TF_RETURN_IF_ERROR(ctx->input_list("positions", &positions));
     KernelThreads threads(ctx);
     int h = 0;
     for (int t = 0; t < attrs_.tables(); ++t) {
       const int64_t dim = attrs_.dims[static_cast<size_t>(t)];
       const int64_t n = keys[t].NumElements();
-      OP_REQUIRES(ctx, gradients[t].NumElements() == n * dim,
-                  errors::InvalidArgument("gradients of ", n, " keys are of shape ",
-                                          gradients[t].shape().DebugString(), ", expected rows of ", dim));
+      TensorShape rows({n});
+      TF_RETURN_IF_ERROR(rows.AddDimWithStatus(dim));
+      if (gradients[t].NumElements() != rows.num_elements()) {
+        return errors::InvalidArgument("gradients of ", n, " keys are of shape ",
+                                       gradients[t].shape().DebugString(), ", expected rows of ", dim);
+      }
       const bool remembered = positions[t].NumElements() == n;
       const int64_t parts = attrs_.parts[static_cast<size_t>(t)];
-      if (on_gpu_ && parts > 1) {
-        absl::Status split;
-        OP_REQUIRES_OK(ctx, CatchErrors("taking apart the gradient of", name(), [&] {
-                         split = SplitOnHost(ctx, keys[t], gradients[t], dim, parts, h, &threads);
-                       }));
-        OP_REQUIRES_OK(ctx, split);
-      } else {
-        Split(ctx, keys[t], gradients[t], remembered ? &positions[t] : nullptr, dim, parts, h, &threads);
-      }
-      if (!ctx->status().ok()) return;
-      h += static_cast<int>(attrs_.parts[static_cast<size_t>(t)]);
+      TF_RETURN_IF_ERROR(on_gpu() && parts > 1
+                             ? SplitOnHost(ctx, keys[t], gradients[t], dim, parts, h, &threads)
+                             : Split(ctx, keys[t], gradients[t], remembered ? &positions[t] : nullptr, dim,
+                                     parts, h, &threads));
+      h += static_cast<int>(parts);
     }
+    return absl::OkStatus();
   }
 
  private:
-  void Split(OpKernelContext* ctx, const Tensor& keys, const Tensor& rows, const Tensor* positions,
-             int64_t dim, int64_t parts, int first, kvtable::ParallelFor* threads) {
+  static absl::Status Split(OpKernelContext* ctx, const Tensor& keys, const Tensor& rows,
+                            const Tensor* positions, int64_t dim, int64_t parts, int first,
+                            kvtable::ParallelFor* threads) {
     const int64_t n = keys.NumElements();
     const int all = ctx->num_outputs() / 3;
     if (parts == 1) {  // nothing to take apart, and so nothing to copy
-      SetReshaped(ctx, first, keys, TensorShape({n}));
-      SetReshaped(ctx, all + first, rows, TensorShape({n, dim}));
       const Tensor none(tf::DT_INT64, TensorShape({0}));
-      SetReshaped(ctx, 2 * all + first, positions == nullptr ? none : *positions,
-                  TensorShape({positions == nullptr ? 0 : n}));
-      return;
+      TF_RETURN_IF_ERROR(SetReshaped(ctx, first, keys, TensorShape({n})));
+      TF_RETURN_IF_ERROR(SetReshaped(ctx, all + first, rows, TensorShape({n, dim})));
+      return SetReshaped(ctx, 2 * all + first, positions == nullptr ? none : *positions,
+                         TensorShape({positions == nullptr ? 0 : n}));
     }
     const kvtable::SplitByPart split(ToKeyType(keys.dtype()), keys.data(), n, parts, *threads);
     std::vector<kvtable::SplitByPart::Share> shares;
     for (int p = 0; p < static_cast<int>(parts); ++p) {
       const int64_t count = split.count(p);
       Tensor *part_keys = nullptr, *part_rows = nullptr, *part_positions = nullptr;
-      OP_REQUIRES_OK(ctx, ctx->allocate_output(first + p, TensorShape({count}), &part_keys));
-      OP_REQUIRES_OK(ctx, ctx->allocate_output(all + first + p, TensorShape({count, dim}), &part_rows));
+      TF_RETURN_IF_ERROR(ctx->allocate_output(first + p, TensorShape({count}), &part_keys));
+      TF_RETURN_IF_ERROR(ctx->allocate_output(all + first + p, TensorShape({count, dim}), &part_rows));
       WantHugePages(ctx, *part_rows);
-      OP_REQUIRES_OK(
-          ctx, ctx->allocate_output(2 * all + first + p, TensorShape({positions == nullptr ? 0 : count}),
-                                    &part_positions));
+      TF_RETURN_IF_ERROR(ctx->allocate_output(
+          2 * all + first + p, TensorShape({positions == nullptr ? 0 : count}), &part_positions));
       shares.push_back(
           {part_keys->data(), part_rows->data(), static_cast<uint64_t*>(part_positions->data())});
     }
     split.Write(rows.data(), dim * tf::DataTypeSize(rows.dtype()),
                 positions == nullptr ? nullptr : static_cast<const uint64_t*>(positions->data()), shares,
                 *threads);
+    return absl::OkStatus();
   }
 
   // Of a GPU's arrays; see GatherManyOnGpuOp.
@@ -239,23 +238,54 @@ class SplitGradientsOp : public OpKernel {
     return absl::OkStatus();
   }
 
-  static void SetReshaped(OpKernelContext* ctx, int output, const Tensor& tensor, const TensorShape& shape) {
+  static absl::Status SetReshaped(OpKernelContext* ctx, int output, const Tensor& tensor,
+                                  const TensorShape& shape) {
     Tensor reshaped;
     if (!reshaped.CopyFrom(tensor, shape)) {
-      ctx->CtxFailure(
-          errors::Internal("cannot take ", tensor.shape().DebugString(), " for ", shape.DebugString()));
-      return;
+      return errors::Internal("cannot take ", tensor.shape().DebugString(), " for ", shape.DebugString());
     }
     ctx->set_output(output, reshaped);
+    return absl::OkStatus();
   }
 
-  const bool on_gpu_;
   TableListAttrs attrs_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("KvTableGatherMany").Device(tf::DEVICE_CPU).Priority(1), GatherManyOp);
-REGISTER_KERNEL_BUILDER(Name("KvTableGatherMany").Device(tf::DEVICE_GPU), GatherManyOnGpuOp);
+// The part that owns each key.
+template <typename K>
+class PartitionOp : public Kernel {
+ public:
+  using Kernel::Kernel;
+
+ protected:
+  absl::Status SetUp(OpKernelConstruction* ctx) override { return ctx->GetAttr("parts", &parts_); }
+
+  absl::Status Work(OpKernelContext* ctx) override {
+    const Tensor& keys = ctx->input(0);
+    Tensor* out = nullptr;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, keys.shape(), &out));
+    const auto in = keys.flat<K>();
+    auto owner = out->flat<int32_t>();
+    const kvtable::PartOf<K> part_of(parts_);
+    for (int64_t i = 0; i < in.size(); ++i) owner(i) = static_cast<int32_t>(part_of(in(i)));
+    return absl::OkStatus();
+  }
+
+ private:
+  int64_t parts_ = 1;
+};
+
+KVTOOLS_REGISTER_ON(tf::DEVICE_CPU, Name("KvTableGatherMany").Priority(1), GatherManyOp);
+KVTOOLS_REGISTER_ON(tf::DEVICE_GPU, Name("KvTableGatherMany"), GatherManyOnGpuOp);
 KVTOOLS_REGISTER(Name("KvTableSplitGradients"), SplitGradientsOp);
+#define KVTOOLS_PARTITION(K)                                                                      \
+  KVTOOLS_REGISTER(                                                                               \
+      Name("KvTablePartition").TypeConstraint<K>("Tkeys").HostMemory("keys").HostMemory("owner"), \
+      PartitionOp<K>)
+KVTOOLS_PARTITION(int64_t);
+KVTOOLS_PARTITION(int32_t);
+KVTOOLS_PARTITION(uint64_t);
+#undef KVTOOLS_PARTITION
 
 }  // namespace
 }  // namespace kvtools

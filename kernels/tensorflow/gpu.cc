@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "table_resource.h"
+#include "catch_errors.h"
 #include "tensorflow/core/framework/device_base.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "xla/stream_executor/stream.h"
@@ -29,12 +29,12 @@ kvtable::DeviceStream StreamOf(tf::OpKernelContext* ctx) {
 absl::Status Gpu::Of(tf::OpKernelContext* ctx, std::shared_ptr<Gpu>* gpu) {
   const auto make = [&](GpuResource** made) {
     *made = nullptr;
-    auto resource = std::make_unique<GpuResource>();
-    tf::Allocator* const allocator = ctx->device()->GetAllocator(tf::AllocatorAttributes());
-    TF_RETURN_IF_ERROR(CatchErrors("preparing " + ctx->device()->name() + " for", ctx->op_kernel().name(),
-                                   [&] { resource->gpu.reset(new Gpu(allocator)); }));
-    *made = resource.release();
-    return absl::OkStatus();
+    return CatchErrors("preparing " + ctx->device()->name() + " for", ctx->op_kernel().name(), [&] {
+      auto resource = std::make_unique<GpuResource>();
+      resource->gpu.reset(new Gpu(ctx->device()->GetAllocator(tf::AllocatorAttributes())));
+      *made = resource.release();
+      return absl::OkStatus();
+    });
   };
   GpuResource* found = nullptr;
   TF_RETURN_IF_ERROR(

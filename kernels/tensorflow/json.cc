@@ -1,8 +1,12 @@
 #include "json.h"
 
+#include <charconv>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <locale>
+#include <sstream>
 #include <stdexcept>
 
 namespace kvtools {
@@ -104,20 +108,42 @@ class JsonParser {
       case 'n':
         ExpectWord("null");
         return value;
-      default: {
-        const size_t begin = pos_;
-        while (pos_ < text_.size() && (std::isalnum(static_cast<unsigned char>(text_[pos_])) != 0 ||
-                                       text_[pos_] == '-' || text_[pos_] == '+' || text_[pos_] == '.')) {
-          ++pos_;
-        }
+      default:
         value.type_ = Json::Type::kNumber;
-        value.text_ = text_.substr(begin, pos_ - begin);
-        char* end = nullptr;
-        std::strtod(value.text_.c_str(), &end);
-        if (value.text_.empty() || *end != '\0') Fail("expected a value");
+        value.text_ = ParseNumber();
         return value;
-      }
     }
+  }
+
+  void ExpectDigits() {
+    const size_t begin = pos_;
+    while (pos_ < text_.size() && text_[pos_] >= '0' && text_[pos_] <= '9') ++pos_;
+    if (pos_ == begin) Fail("expected a value");
+  }
+
+  bool Skip(const char* one_of) {
+    if (pos_ >= text_.size() || std::strchr(one_of, text_[pos_]) == nullptr) return false;
+    ++pos_;
+    return true;
+  }
+
+  std::string ParseNumber() {
+    const size_t begin = pos_;
+    // JSON has no such numbers; Python writes and reads them so.
+    for (const char* word : {"NaN", "Infinity", "-Infinity"}) {
+      const size_t length = std::strlen(word);
+      if (text_.compare(pos_, length, word) != 0) continue;
+      pos_ += length;
+      return word;
+    }
+    Skip("-");
+    ExpectDigits();
+    if (Skip(".")) ExpectDigits();
+    if (Skip("eE")) {
+      Skip("+-");
+      ExpectDigits();
+    }
+    return text_.substr(begin, pos_ - begin);
   }
 
   unsigned ParseHex4() {
@@ -186,13 +212,20 @@ class JsonParser {
           unsigned code = ParseHex4();
           if (code >= 0xD800 && code < 0xDC00 && text_.compare(pos_, 2, "\\u") == 0) {
             pos_ += 2;
-            code = 0x10000 + ((code - 0xD800) << 10) + (ParseHex4() - 0xDC00);
+            const unsigned low = ParseHex4();
+            if (low < 0xDC00 || low > 0xDFFF) Fail("bad \\u escape");
+            code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
           }
           AppendUtf8(code, &out);
           break;
         }
-        default:
+        case '"':
+        case '\\':
+        case '/':
           out.push_back(escape);
+          break;
+        default:
+          Fail("bad escape");
       }
     }
   }
@@ -215,22 +248,48 @@ const std::string& Json::String(const std::string& key) const {
   return value.text_;
 }
 
+namespace {
+
+template <class Integer>
+bool ReadInteger(const std::string& text, Integer* number) {
+  const char* const end = text.data() + text.size();
+  const std::from_chars_result read = std::from_chars(text.data(), end, *number);
+  return read.ec == std::errc() && read.ptr == end;
+}
+
+// By a stream, which can be told that the process's locale is none of its business; std::from_chars for
+// doubles is not in every compiler that this is built with.
+double ReadDouble(const std::string& text) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  if (text == "NaN") return std::numeric_limits<double>::quiet_NaN();
+  if (text == "Infinity") return kInfinity;
+  if (text == "-Infinity") return -kInfinity;
+  std::istringstream in(text);
+  in.imbue(std::locale::classic());
+  double number = 0.0;
+  in >> number;
+  // A number that is too large is the largest there is, and a failure.
+  if (in.fail() && number >= std::numeric_limits<double>::max()) return kInfinity;
+  if (in.fail() && number <= std::numeric_limits<double>::lowest()) return -kInfinity;
+  return number;
+}
+
+}  // namespace
+
 int64_t Json::Int(const std::string& key) const {
   const Json& value = At(key);
-  char* end = nullptr;
-  const int64_t number = std::strtoll(value.text_.c_str(), &end, 10);
-  if (value.type_ != Type::kNumber || *end != '\0') {
-    throw std::invalid_argument("field '" + key + "' is not an integer");
+  int64_t number = 0;
+  if (value.type_ != Type::kNumber || !ReadInteger(value.text_, &number)) {
+    throw std::invalid_argument("field '" + key + "' is not an integer of 64 bits");
   }
   return number;
 }
 
 uint64_t Json::Uint(const std::string& key) const {
   const Json& value = At(key);
-  char* end = nullptr;
-  const uint64_t number = std::strtoull(value.text_.c_str(), &end, 10);
-  if (value.type_ != Type::kNumber || *end != '\0' || value.text_[0] == '-') {
-    throw std::invalid_argument("field '" + key + "' is not an unsigned integer");
+  uint64_t number = 0;
+  if (value.type_ != Type::kNumber || !ReadInteger(value.text_, &number)) {
+    throw std::invalid_argument("field '" + key + "' is not an unsigned integer of 64 bits");
   }
   return number;
 }
@@ -239,13 +298,18 @@ double Json::Double(const std::string& key, double fallback) const {
   if (!Has(key)) return fallback;
   const Json& value = At(key);
   if (value.type_ != Type::kNumber) throw std::invalid_argument("field '" + key + "' is not a number");
-  return std::strtod(value.text_.c_str(), nullptr);
+  return ReadDouble(value.text_);
 }
 
 const std::vector<Json>& Json::Array(const std::string& key) const {
   const Json& value = At(key);
   if (value.type_ != Type::kArray) throw std::invalid_argument("field '" + key + "' is not an array");
   return value.array_;
+}
+
+const std::vector<Json>& Json::items() const {
+  if (type_ != Type::kArray) throw std::invalid_argument("an array is expected");
+  return array_;
 }
 
 std::string JsonQuote(const std::string& text) {
@@ -267,14 +331,19 @@ std::string JsonQuote(const std::string& text) {
 }
 
 std::string JsonNumber(double value) {
-  // JSON has no infinities and no NaN; 1e999 reads back as infinity everywhere.
+  if (std::isnan(value)) return "NaN";
+  // JSON has no infinities; 1e999 reads back as infinity everywhere.
   if (std::isinf(value)) return value > 0 ? "1e999" : "-1e999";
-  char buffer[32];
-  for (int digits = 6; digits <= 17; ++digits) {
-    std::snprintf(buffer, sizeof(buffer), "%.*g", digits, value);
-    if (std::strtod(buffer, nullptr) == value) break;
+  std::string text;
+  for (int digits = 6; digits <= std::numeric_limits<double>::max_digits10; ++digits) {
+    std::ostringstream out;
+    out.imbue(std::locale::classic());
+    out.precision(digits);
+    out << value;
+    text = out.str();
+    if (ReadDouble(text) == value) break;
   }
-  return buffer;
+  return text;
 }
 
 }  // namespace kvtools

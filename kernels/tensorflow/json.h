@@ -1,4 +1,5 @@
 // A small JSON reader and string writer, for the metadata a checkpoint carries and the attributes of ops.
+// Whatever the process's locale is, numbers have a decimal point.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,7 @@ class Json {
  public:
   enum class Type { kNull, kBool, kNumber, kString, kArray, kObject };
 
-  // Throws std::invalid_argument with the offset of the fault.
+  // Throws std::invalid_argument with the offset of the fault. Takes NaN, Infinity and -Infinity for numbers.
   static Json Parse(const std::string& text);
 
   Type type() const { return type_; }
@@ -26,7 +27,7 @@ class Json {
   uint64_t Uint(const std::string& key) const;
   double Double(const std::string& key, double fallback) const;
   const std::vector<Json>& Array(const std::string& key) const;
-  const std::vector<Json>& items() const { return array_; }
+  const std::vector<Json>& items() const;  // of an array
 
  private:
   friend class JsonParser;
@@ -39,7 +40,7 @@ class Json {
 // `text` as a JSON string, quotes included.
 std::string JsonQuote(const std::string& text);
 
-// The shortest decimal that reads back as `value`.
+// The shortest decimal of 6 digits or more that reads back as `value`; NaN as Python writes it.
 std::string JsonNumber(double value);
 
 }  // namespace kvtools

@@ -5,57 +5,45 @@
 #include <vector>
 
 #include "errors.h"
+#include "kernel.h"
+#include "kernel_threads.h"
+#include "kvtable/device_table_view.h"
 #include "kvtable/pool_rows.h"
 #include "kvtable/sum_by_key.h"
-#include "register_kernel.h"
 #include "segments.h"
 #include "table_list.h"
-#include "tensorflow/core/framework/op_kernel.h"
 
 namespace kvtools {
 namespace {
 
 namespace tf = tensorflow;
-using tf::OpKernel;
 using tf::OpKernelConstruction;
 using tf::OpKernelContext;
 using tf::Tensor;
 using tf::TensorShape;
 
 // What the three kernels share: the attributes, and the ids of each table in bags.
-class PoolOpBase : public OpKernel {
+class PoolOpBase : public Kernel {
  public:
-  explicit PoolOpBase(OpKernelConstruction* ctx)
-      : OpKernel(ctx), on_gpu_(ctx->device_type() == tf::DEVICE_GPU) {
-    OP_REQUIRES_OK(ctx, attrs_.Read(ctx));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("outer", &outer_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("weighted", &weighted_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("positive", &positive_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("filled", &filled_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("Tkeys", &key_dtype_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("dtype", &dtype_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("Tweights", &weights_dtype_));
-    std::vector<std::string> combiners;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("combiners", &combiners));
-    for (const std::string& name : combiners) {
-      combiners_.emplace_back();
-      OP_REQUIRES_OK(ctx, ReadCombiner(name, &combiners_.back()));
-    }
-    const size_t tables = attrs_.parts.size();
-    OP_REQUIRES(ctx,
-                combiners_.size() == tables && outer_.size() == tables && weighted_.size() == tables &&
-                    positive_.size() == tables && filled_.size() == tables,
-                errors::InvalidArgument("each list of attributes must have ", tables, " entries"));
-    int weights;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("W", &weights));
-    const tf::DataType expected = dtype_ == tf::DT_DOUBLE ? tf::DT_DOUBLE : tf::DT_FLOAT;
-    OP_REQUIRES(
-        ctx, weights == 0 || weights_dtype_ == expected,
-        errors::InvalidArgument("weights for rows of ", tf::DataTypeString(dtype_), " are ",
-                                tf::DataTypeString(expected), ", got ", tf::DataTypeString(weights_dtype_)));
-  }
+  using Kernel::Kernel;
 
  protected:
+  absl::Status SetUp(OpKernelConstruction* ctx) override {
+    std::vector<std::string> combiners;
+    int weights;
+    TF_RETURN_IF_ERROR(attrs_.Read(ctx));
+    TF_RETURN_IF_ERROR(ReadAttrs(ctx, "outer", &outer_, "weighted", &weighted_, "positive", &positive_,
+                                 "filled", &filled_, "Tkeys", &key_dtype_, "dtype", &dtype_, "combiners",
+                                 &combiners, "Tweights", &weights_dtype_, "W", &weights));
+    const size_t tables = attrs_.parts.size();
+    if (combiners.size() != tables || outer_.size() != tables || weighted_.size() != tables ||
+        positive_.size() != tables || filled_.size() != tables) {
+      return errors::InvalidArgument("each list of attributes must have ", tables, " entries");
+    }
+    TF_RETURN_IF_ERROR(ReadCombiners(combiners, &combiners_));
+    return weights == 0 ? absl::OkStatus() : CheckWeightsType(dtype_, weights_dtype_);
+  }
+
   // The bags of all tables, made in parallel, in input order.
   absl::Status MakeBags(OpKernelContext* ctx, kvtable::ParallelFor* threads,
                         std::vector<std::unique_ptr<kvtable::Bags>>* bags) const {
@@ -96,11 +84,10 @@ class PoolOpBase : public OpKernel {
       inputs.push_back(in);
     }
     bags->resize(inputs.size());
-    return CatchErrors("reading the ids of", name(), [&] {
-      threads->Run(static_cast<int64_t>(inputs.size()), [&](int64_t t) {
-        (*bags)[static_cast<size_t>(t)] = std::make_unique<kvtable::Bags>(inputs[static_cast<size_t>(t)]);
-      });
+    threads->Run(static_cast<int64_t>(inputs.size()), [&](int64_t t) {
+      (*bags)[static_cast<size_t>(t)] = std::make_unique<kvtable::Bags>(inputs[static_cast<size_t>(t)]);
     });
+    return absl::OkStatus();
   }
 
   // Tensor t of an input list, checked to be (bags, dim).
@@ -113,8 +100,6 @@ class PoolOpBase : public OpKernel {
                                    bags.size(), ", ", attrs_.dims[t], "]");
   }
 
-  bool on_gpu() const { return on_gpu_; }
-
   TableListAttrs attrs_;
   std::vector<kvtable::Combiner> combiners_;
   std::vector<int64_t> outer_;
@@ -124,9 +109,6 @@ class PoolOpBase : public OpKernel {
   tf::DataType key_dtype_;
   tf::DataType dtype_;
   tf::DataType weights_dtype_;
-
- private:
-  const bool on_gpu_;
 };
 
 size_t RowBytes(const kvtable::TableParts& parts) {
@@ -177,32 +159,39 @@ class BagsOnGpu {
 
 class PoolOp : public PoolOpBase {
  public:
-  explicit PoolOp(OpKernelConstruction* ctx) : PoolOpBase(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("mode", &mode_));
+  using PoolOpBase::PoolOpBase;
+
+ protected:
+  absl::Status SetUp(OpKernelConstruction* ctx) override {
+    TF_RETURN_IF_ERROR(ctx->GetAttr("mode", &mode_));
+    return PoolOpBase::SetUp(ctx);
   }
 
-  void Compute(OpKernelContext* ctx) override {
+  absl::Status Work(OpKernelContext* ctx) override {
     TableList tables;
-    OP_REQUIRES_OK(ctx, tables.Find(ctx, attrs_, key_dtype_, dtype_));
+    TF_RETURN_IF_ERROR(tables.Find(ctx, attrs_, key_dtype_, dtype_));
     KernelThreads threads(ctx);
     std::vector<std::unique_ptr<kvtable::Bags>> bags;
-    OP_REQUIRES_OK(ctx, MakeBags(ctx, &threads, &bags));
+    TF_RETURN_IF_ERROR(MakeBags(ctx, &threads, &bags));
     std::vector<kvtable::PooledLookup> lookups;
     for (size_t t = 0; t < bags.size(); ++t) {
       const int i = static_cast<int>(t);
       Tensor* rows = nullptr;
-      OP_REQUIRES_OK(ctx, ctx->allocate_output(i, TensorShape({bags[t]->size(), attrs_.dims[t]}), &rows));
+      TensorShape shape({bags[t]->size()});
+      TF_RETURN_IF_ERROR(shape.AddDimWithStatus(attrs_.dims[t]));
+      TF_RETURN_IF_ERROR(ctx->allocate_output(i, shape, &rows));
       lookups.push_back({tables.parts(i), bags[t].get(), combiners_[t], rows->data(),
                          MissingKeysOf(mode_, tables.config(i))});
     }
     std::shared_ptr<Gpu> gpu;
-    if (on_gpu()) OP_REQUIRES_OK(ctx, Gpu::Of(ctx, &gpu));
-    OP_REQUIRES_OK(ctx, CatchErrors("looking up", tables.Names(), [&] {
-                     if (gpu == nullptr) return kvtable::PoolRows(lookups, threads);
-                     for (size_t t = 0; t < lookups.size(); ++t) {
-                       PoolOnGpu(gpu->work(), lookups[t], tables, static_cast<int>(t), &threads);
-                     }
-                   }));
+    if (on_gpu()) TF_RETURN_IF_ERROR(Gpu::Of(ctx, &gpu));
+    return tables.Catch("looking up", [&] {
+      if (gpu == nullptr) kvtable::PoolRows(lookups, threads);
+      for (size_t t = 0; gpu != nullptr && t < lookups.size(); ++t) {
+        PoolOnGpu(gpu->work(), lookups[t], tables, static_cast<int>(t), &threads);
+      }
+      return absl::OkStatus();
+    });
   }
 
  private:
@@ -233,32 +222,30 @@ class PoolGradientOp : public PoolOpBase {
  public:
   using PoolOpBase::PoolOpBase;
 
-  void Compute(OpKernelContext* ctx) override {
+ protected:
+  absl::Status Work(OpKernelContext* ctx) override {
     KernelThreads threads(ctx);
     std::vector<std::unique_ptr<kvtable::Bags>> bags;
-    OP_REQUIRES_OK(ctx, MakeBags(ctx, &threads, &bags));
+    TF_RETURN_IF_ERROR(MakeBags(ctx, &threads, &bags));
     tf::OpInputList gradients;
-    OP_REQUIRES_OK(ctx, ctx->input_list("gradients", &gradients));
+    TF_RETURN_IF_ERROR(ctx->input_list("gradients", &gradients));
     std::shared_ptr<Gpu> gpu;
-    if (on_gpu()) OP_REQUIRES_OK(ctx, Gpu::Of(ctx, &gpu));
+    if (on_gpu()) TF_RETURN_IF_ERROR(Gpu::Of(ctx, &gpu));
     std::vector<kvtable::PooledGradient> sums;
     for (size_t t = 0; t < bags.size(); ++t) {
       const Tensor& gradient = gradients[static_cast<int>(t)];
-      OP_REQUIRES_OK(ctx, CheckPooled("gradients", gradient, *bags[t], t));
+      TF_RETURN_IF_ERROR(CheckPooled("gradients", gradient, *bags[t], t));
       sums.push_back({bags[t].get(), combiners_[t], attrs_.parts[t], attrs_.dims[t], gradient.data()});
     }
-    OP_REQUIRES_OK(ctx, CatchErrors("adding up the gradient of", name(), [&] {
-                     const kvtable::SumByKey by_key(std::move(sums), threads);
-                     if (gpu == nullptr) return Write(ctx, by_key, &threads);
-                     for (size_t t = 0, h = 0; t < bags.size(); ++t) {
-                       for (int64_t p = 0; p < attrs_.parts[t]; ++p, ++h) {
-                         const absl::Status written =
-                             SumOnGpu(ctx, gpu->work(), by_key.TermsOf(t, p), static_cast<int>(h),
-                                      gradients[static_cast<int>(t)], attrs_.dims[t]);
-                         if (!written.ok()) return ctx->CtxFailure(written);
-                       }
-                     }
-                   }));
+    const kvtable::SumByKey by_key(std::move(sums), threads);
+    if (gpu == nullptr) return Write(ctx, by_key, &threads);
+    for (size_t t = 0, h = 0; t < bags.size(); ++t) {
+      for (int64_t p = 0; p < attrs_.parts[t]; ++p, ++h) {
+        TF_RETURN_IF_ERROR(SumOnGpu(ctx, gpu->work(), by_key.TermsOf(t, p), static_cast<int>(h),
+                                    gradients[static_cast<int>(t)], attrs_.dims[t]));
+      }
+    }
+    return absl::OkStatus();
   }
 
  private:
@@ -286,7 +273,8 @@ class PoolGradientOp : public PoolOpBase {
     return absl::OkStatus();
   }
 
-  void Write(OpKernelContext* ctx, const kvtable::SumByKey& by_key, kvtable::ParallelFor* threads) {
+  absl::Status Write(OpKernelContext* ctx, const kvtable::SumByKey& by_key,
+                     kvtable::ParallelFor* threads) const {
     const int handles = ctx->num_outputs() / 2;
     int h = 0;
     std::vector<std::vector<kvtable::SumByKey::Share>> shares(attrs_.parts.size());
@@ -294,40 +282,45 @@ class PoolGradientOp : public PoolOpBase {
       for (int64_t p = 0; p < attrs_.parts[t]; ++p, ++h) {
         const int64_t count = by_key.count(t, p);
         Tensor *keys = nullptr, *rows = nullptr;
-        OP_REQUIRES_OK(ctx, ctx->allocate_output(h, TensorShape({count}), &keys));
-        OP_REQUIRES_OK(ctx, ctx->allocate_output(handles + h, TensorShape({count, attrs_.dims[t]}), &rows));
+        TF_RETURN_IF_ERROR(ctx->allocate_output(h, TensorShape({count}), &keys));
+        TF_RETURN_IF_ERROR(ctx->allocate_output(handles + h, TensorShape({count, attrs_.dims[t]}), &rows));
         shares[t].push_back({keys->data(), rows->data()});
       }
     }
     by_key.Write(shares, *threads);
+    return absl::OkStatus();
   }
 };
 
 class PoolWeightsGradientOp : public PoolOpBase {
  public:
-  explicit PoolWeightsGradientOp(OpKernelConstruction* ctx) : PoolOpBase(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("mode", &mode_));
+  using PoolOpBase::PoolOpBase;
+
+ protected:
+  absl::Status SetUp(OpKernelConstruction* ctx) override {
+    TF_RETURN_IF_ERROR(ctx->GetAttr("mode", &mode_));
+    return PoolOpBase::SetUp(ctx);
   }
 
-  void Compute(OpKernelContext* ctx) override {
+  absl::Status Work(OpKernelContext* ctx) override {
     TableList tables;
-    OP_REQUIRES_OK(ctx, tables.Find(ctx, attrs_, key_dtype_, dtype_));
+    TF_RETURN_IF_ERROR(tables.Find(ctx, attrs_, key_dtype_, dtype_));
     KernelThreads threads(ctx);
     std::vector<std::unique_ptr<kvtable::Bags>> bags;
-    OP_REQUIRES_OK(ctx, MakeBags(ctx, &threads, &bags));
+    TF_RETURN_IF_ERROR(MakeBags(ctx, &threads, &bags));
     tf::OpInputList rows, gradients, weights;
-    OP_REQUIRES_OK(ctx, ctx->input_list("rows", &rows));
-    OP_REQUIRES_OK(ctx, ctx->input_list("gradients", &gradients));
-    OP_REQUIRES_OK(ctx, ctx->input_list("weights", &weights));
+    TF_RETURN_IF_ERROR(ctx->input_list("rows", &rows));
+    TF_RETURN_IF_ERROR(ctx->input_list("gradients", &gradients));
+    TF_RETURN_IF_ERROR(ctx->input_list("weights", &weights));
     std::vector<kvtable::PooledWeightsGradient> lookups;
     int w = 0;
     for (size_t t = 0; t < bags.size(); ++t) {
       if (!weighted_[t]) continue;
       const int i = static_cast<int>(t);
-      OP_REQUIRES_OK(ctx, CheckPooled("rows", rows[i], *bags[t], t));
-      OP_REQUIRES_OK(ctx, CheckPooled("gradients", gradients[i], *bags[t], t));
+      TF_RETURN_IF_ERROR(CheckPooled("rows", rows[i], *bags[t], t));
+      TF_RETURN_IF_ERROR(CheckPooled("gradients", gradients[i], *bags[t], t));
       Tensor* out = nullptr;
-      OP_REQUIRES_OK(ctx, ctx->allocate_output(w, weights[w].shape(), &out));
+      TF_RETURN_IF_ERROR(ctx->allocate_output(w, weights[w].shape(), &out));
       ++w;
       if (out->NumElements() > 0) std::memset(out->data(), 0, out->TotalBytes());
       // A key that training inserted is there; if it has gone meanwhile, its initial value stands for it.
@@ -337,15 +330,15 @@ class PoolWeightsGradientOp : public PoolOpBase {
                          out->data(), missing});
     }
     std::shared_ptr<Gpu> gpu;
-    if (on_gpu()) OP_REQUIRES_OK(ctx, Gpu::Of(ctx, &gpu));
-    OP_REQUIRES_OK(ctx, CatchErrors("looking up", tables.Names(), [&] {
-                     if (gpu == nullptr) return kvtable::PoolWeightsGradient(lookups, threads);
-                     size_t i = 0;
-                     for (size_t t = 0; t < bags.size(); ++t) {
-                       if (!weighted_[t]) continue;
-                       FindOnGpu(gpu->work(), lookups[i++], tables, static_cast<int>(t), &threads);
-                     }
-                   }));
+    if (on_gpu()) TF_RETURN_IF_ERROR(Gpu::Of(ctx, &gpu));
+    return tables.Catch("looking up", [&] {
+      if (gpu == nullptr) kvtable::PoolWeightsGradient(lookups, threads);
+      size_t i = 0;
+      for (size_t t = 0; gpu != nullptr && t < bags.size(); ++t) {
+        if (weighted_[t]) FindOnGpu(gpu->work(), lookups[i++], tables, static_cast<int>(t), &threads);
+      }
+      return absl::OkStatus();
+    });
   }
 
  private:

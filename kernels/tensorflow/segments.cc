@@ -36,14 +36,23 @@ absl::Status ReadSegments(const tf::Tensor& segments, const tf::Tensor* shape, i
   return absl::OkStatus();
 }
 
-absl::Status ReadCombiner(const std::string& name, kvtable::Combiner* combiner) {
-  if (name != "sum" && name != "mean" && name != "sqrtn") {
-    return errors::InvalidArgument("combiner must be sum, mean or sqrtn, got '", name, "'");
+absl::Status ReadCombiners(const std::vector<std::string>& names, std::vector<kvtable::Combiner>* combiners) {
+  for (const std::string& name : names) {
+    if (name != "sum" && name != "mean" && name != "sqrtn") {
+      return errors::InvalidArgument("combiner must be sum, mean or sqrtn, got '", name, "'");
+    }
+    combiners->push_back(name == "sum"    ? kvtable::Combiner::kSum
+                         : name == "mean" ? kvtable::Combiner::kMean
+                                          : kvtable::Combiner::kSqrtN);
   }
-  *combiner = name == "sum"    ? kvtable::Combiner::kSum
-              : name == "mean" ? kvtable::Combiner::kMean
-                               : kvtable::Combiner::kSqrtN;
   return absl::OkStatus();
+}
+
+absl::Status CheckWeightsType(tf::DataType rows, tf::DataType weights) {
+  const tf::DataType expected = rows == tf::DT_DOUBLE ? tf::DT_DOUBLE : tf::DT_FLOAT;
+  if (weights == expected) return absl::OkStatus();
+  return errors::InvalidArgument("weights for rows of ", tf::DataTypeString(rows), " are ",
+                                 tf::DataTypeString(expected), ", got ", tf::DataTypeString(weights));
 }
 
 }  // namespace kvtools

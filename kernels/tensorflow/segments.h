@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "kvtable/bags.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -14,7 +15,10 @@ namespace kvtools {
 absl::Status ReadSegments(const tensorflow::Tensor& segments, const tensorflow::Tensor* shape, int64_t outer,
                           kvtable::BagsInput* in);
 
-// "sum", "mean" or "sqrtn".
-absl::Status ReadCombiner(const std::string& name, kvtable::Combiner* combiner);
+// "sum", "mean" or "sqrtn" each.
+absl::Status ReadCombiners(const std::vector<std::string>& names, std::vector<kvtable::Combiner>* combiners);
+
+// Weights of double rows are double, of others float.
+absl::Status CheckWeightsType(tensorflow::DataType rows, tensorflow::DataType weights);
 
 }  // namespace kvtools

@@ -15,8 +15,8 @@ absl::Status TableListAttrs::Read(tf::OpKernelConstruction* ctx) {
   int64_t total = 0;
   bool valid = parts.size() == dims.size() && static_cast<int>(parts.size()) == wanted;
   for (int64_t count : parts) {
-    valid &= count >= 1;
-    total += count;
+    valid &= count >= 1 && count <= handles;
+    if (valid) total += count;
   }
   for (int64_t dim : dims) valid &= dim >= 1;
   if (valid && total == handles) return absl::OkStatus();
@@ -61,8 +61,8 @@ kvtable::TableParts TableList::host_parts(int table) const {
 }
 
 std::string TableList::Names() const {
-  const std::string& first = configs_[0].name;
-  return configs_.size() == 1 ? first : first + "' and " + std::to_string(configs_.size() - 1) + " others'";
+  const std::string first = "'" + configs_[0].name + "'";
+  return configs_.size() == 1 ? first : first + " and " + std::to_string(configs_.size() - 1) + " others";
 }
 
 }  // namespace kvtools

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "catch_errors.h"
 #include "table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
@@ -31,10 +32,20 @@ class TableList {
   // The same for arrays in host memory, of tables in a GPU's.
   kvtable::TableParts host_parts(int table) const;
   const TableConfig& config(int table) const { return configs_[static_cast<size_t>(table)]; }
-  // For messages: the first variable's name, and how many others there are.
-  std::string Names() const;
+  // Runs `body`, whose exceptions are of these variables: a status that names the first, and how many others
+  // there are.
+  template <class Body>
+  absl::Status Catch(const char* doing, const Body& body) const {
+    try {
+      return body();
+    } catch (...) {
+      return StatusOfException(std::string(doing) + " key-value variable " + Names());
+    }
+  }
 
  private:
+  std::string Names() const;
+
   std::vector<tensorflow::core::RefCountPtr<TableResource>> resources_;
   std::vector<std::shared_ptr<kvtable::Table>> tables_;
   std::vector<kvtable::TableParts> parts_;

@@ -1,17 +1,12 @@
 #include "table_resource.h"
 
 #include <algorithm>
-#include <condition_variable>
 #include <ctime>
-#include <exception>
 #include <mutex>
-#include <new>
-#include <stdexcept>
 
 #include "errors.h"
-#include "tensorflow/core/framework/device_base.h"
+#include "kvtable/device_table_view.h"
 #include "tensorflow/core/platform/logging.h"
-#include "tensorflow/core/platform/threadpool.h"
 
 namespace kvtools {
 
@@ -67,10 +62,12 @@ const kvtable::SlotSpec* FindSlot(const std::vector<kvtable::SlotSpec>& slots, c
 
 }  // namespace
 
-std::vector<int> TableResource::AttachSlots(kvtable::Table* table, const std::vector<kvtable::SlotSpec>& own,
-                                            const std::vector<kvtable::SlotSpec>& all, int64_t generation,
-                                            kvtable::ParallelFor* threads) {
+kvtable::SlotColumns TableResource::AttachSlots(kvtable::Table* table,
+                                                const std::vector<kvtable::SlotSpec>& own,
+                                                const std::vector<kvtable::SlotSpec>& all, int64_t generation,
+                                                kvtable::ParallelFor* threads) {
   std::vector<kvtable::SlotSpec> slots;
+  kvtable::SlotColumns columns;
   {
     std::lock_guard<std::mutex> lock(slots_mu_);
     const bool newer = generation > slots_generation_;
@@ -91,7 +88,7 @@ std::vector<int> TableResource::AttachSlots(kvtable::Table* table, const std::ve
     for (const kvtable::SlotSpec& slot : before) {
       if (FindSlot(slots, slot.name) == nullptr) dropped += (dropped.empty() ? "" : ", ") + slot.name;
     }
-    table->EnsureSlots(slots, *threads);
+    columns.generation = table->EnsureSlots(slots, *threads);
     if (!dropped.empty() && table->Size() > 0) {
       LOG(WARNING) << "Key-value variable '" << config_.name
                    << "' drops the slots of optimizers that are gone: " << dropped
@@ -99,9 +96,8 @@ std::vector<int> TableResource::AttachSlots(kvtable::Table* table, const std::ve
     }
     if (newer && (table == table_.get() || table == table_there_.get())) slots_generation_ = generation;
   }
-  std::vector<int> columns;
   for (const kvtable::SlotSpec& slot : own) {
-    columns.push_back(static_cast<int>(FindSlot(slots, slot.name) - slots.data()) + 1);
+    columns.columns.push_back(static_cast<int>(FindSlot(slots, slot.name) - slots.data()) + 1);
   }
   return columns;
 }
@@ -109,8 +105,12 @@ std::vector<int> TableResource::AttachSlots(kvtable::Table* table, const std::ve
 int64_t TableResource::MemoryUsed() const {
   const auto current = table();
   if (current == nullptr) return 0;
-  const kvtable::MemoryUse use = current->Memory();
-  return use.row_bytes + use.index_bytes + use.column_bytes + use.slack_bytes;
+  try {
+    const kvtable::MemoryUse use = current->Memory();
+    return use.row_bytes + use.index_bytes + use.column_bytes + use.slack_bytes;
+  } catch (...) {  // TensorFlow asks outside of any op: there is nobody to tell
+    return 0;
+  }
 }
 
 namespace {
@@ -127,52 +127,6 @@ bool IsOnHost(tf::OpKernelContext* ctx) {
 }
 
 }  // namespace
-
-KernelThreads::KernelThreads(tf::OpKernelContext* ctx)
-    : pool_(ctx->device()->tensorflow_cpu_worker_threads()->workers),
-      threads_(std::max(1, ctx->device()->tensorflow_cpu_worker_threads()->num_threads)),
-      stream_(StreamOf(ctx)) {}
-
-void KernelThreads::Run(int64_t tasks, const std::function<void(int64_t)>& body) {
-  if (tasks <= 1 || threads_ == 1) {
-    for (int64_t i = 0; i < tasks; ++i) body(i);
-    return;
-  }
-  // Workers and the caller draw task numbers from one counter. The caller waits only for workers that have
-  // drawn one, so it never hangs on a pool whose threads are all busy. A worker that starts late finds the
-  // counter used up and touches nothing but the shared state.
-  struct State {
-    std::atomic<int64_t> next{0};
-    std::mutex mu;
-    std::condition_variable done;
-    int64_t finished = 0;
-    std::exception_ptr error;
-  };
-  auto state = std::make_shared<State>();
-  auto work = [state, tasks](const std::function<void(int64_t)>* fn) {
-    int64_t ran = 0;
-    std::exception_ptr error;
-    for (int64_t i = state->next.fetch_add(1); i < tasks; i = state->next.fetch_add(1)) {
-      try {
-        (*fn)(i);
-      } catch (...) {
-        error = std::current_exception();
-      }
-      ++ran;
-    }
-    if (ran == 0) return;
-    std::lock_guard<std::mutex> lock(state->mu);
-    state->finished += ran;
-    if (error != nullptr) state->error = error;
-    if (state->finished == tasks) state->done.notify_all();
-  };
-  const int64_t workers = std::min<int64_t>(threads_, tasks) - 1;
-  for (int64_t w = 0; w < workers; ++w) pool_->Schedule([work, fn = &body] { work(fn); });
-  work(&body);
-  std::unique_lock<std::mutex> lock(state->mu);
-  state->done.wait(lock, [&] { return state->finished == tasks; });
-  if (state->error != nullptr) std::rethrow_exception(state->error);
-}
 
 absl::Status LookupTable(tf::OpKernelContext* ctx, int input, tf::core::RefCountPtr<TableResource>* resource,
                          std::shared_ptr<kvtable::Table>* table) {
@@ -218,7 +172,7 @@ absl::Status CheckRows(const TableConfig& config, const char* what, const tf::Te
                                    tf::DataTypeString(rows.dtype()));
   }
   tf::TensorShape expected = keys.shape();
-  expected.AddDim(width);
+  TF_RETURN_IF_ERROR(expected.AddDimWithStatus(width));
   const bool flat = rows.dims() == 2 && rows.dim_size(0) == keys.NumElements() && rows.dim_size(1) == width;
   if (rows.shape() != expected && !flat) {
     return errors::InvalidArgument("Key-value variable '", config.name, "' wants ", what, " of shape ",
@@ -226,30 +180,6 @@ absl::Status CheckRows(const TableConfig& config, const char* what, const tf::Te
                                    ", got ", rows.shape().DebugString());
   }
   return absl::OkStatus();
-}
-
-absl::Status CatchErrors(const std::string& doing, const std::string& name,
-                         const std::function<void()>& body) {
-  try {
-    body();
-    return absl::OkStatus();
-  } catch (const kvtable::Error& e) {
-    switch (e.code()) {
-      case kvtable::ErrorCode::kInvalidArgument:
-        return errors::InvalidArgument(doing, " key-value variable '", name, "': ", e.what());
-      case kvtable::ErrorCode::kResourceExhausted:
-        return errors::ResourceExhausted(doing, " key-value variable '", name, "': ", e.what());
-      case kvtable::ErrorCode::kFailedPrecondition:
-        return errors::FailedPrecondition(doing, " key-value variable '", name, "': ", e.what());
-    }
-  } catch (const std::bad_alloc&) {
-    return errors::ResourceExhausted(doing, " key-value variable '", name, "': out of memory.");
-  } catch (const std::invalid_argument& e) {
-    return errors::InvalidArgument(doing, " key-value variable '", name, "': ", e.what());
-  } catch (const std::exception& e) {
-    return errors::Internal(doing, " key-value variable '", name, "': ", e.what());
-  }
-  return errors::Internal(doing, " key-value variable '", name, "': unknown error.");
 }
 
 kvtable::KeyType ToKeyType(tf::DataType dtype) {
@@ -284,110 +214,7 @@ kvtable::ValueType ToValueType(tf::DataType dtype) {
   }
 }
 
-namespace {
-
-struct EvictionEntry {
-  const char* name;
-  kvtable::Eviction eviction;
-};
-
-constexpr EvictionEntry kEvictions[] = {{"lru", kvtable::Eviction::kLru},
-                                        {"lfu", kvtable::Eviction::kLfu},
-                                        {"custom", kvtable::Eviction::kCustom}};
-
-}  // namespace
-
-std::string EvictionName(kvtable::Eviction eviction) {
-  for (const EvictionEntry& entry : kEvictions) {
-    if (entry.eviction == eviction) return entry.name;
-  }
-  return "";
-}
-
-kvtable::Eviction EvictionNamed(const std::string& name) {
-  for (const EvictionEntry& entry : kEvictions) {
-    if (name == entry.name) return entry.eviction;
-  }
-  throw std::invalid_argument("unknown eviction '" + name + "'");
-}
-
 uint32_t UnixTime() { return static_cast<uint32_t>(std::time(nullptr)); }
-
-std::vector<kvtable::SlotSpec> SlotsFromJson(const Json& array) {
-  std::vector<kvtable::SlotSpec> slots;
-  for (const Json& item : array.items()) {
-    kvtable::SlotSpec slot;
-    slot.name = item.String("name");
-    slot.width = item.Int("width");
-    const std::string& init = item.String("init");
-    if (init == "copy_value") {
-      slot.init = kvtable::SlotSpec::Init::kCopyValue;
-    } else if (init == "constant") {
-      slot.constant = item.Double("constant", 0.0);
-    } else {
-      throw std::invalid_argument("slot '" + slot.name + "' has unknown init '" + init + "'");
-    }
-    slots.push_back(std::move(slot));
-  }
-  return slots;
-}
-
-namespace {
-
-struct InitializerKind {
-  const char* name;
-  kvtable::Initializer::Kind kind;
-};
-
-constexpr InitializerKind kInitializerKinds[] = {
-    {"constant", kvtable::Initializer::Kind::kConstant},
-    {"uniform", kvtable::Initializer::Kind::kUniform},
-    {"normal", kvtable::Initializer::Kind::kNormal},
-    {"truncated_normal", kvtable::Initializer::Kind::kTruncatedNormal},
-    {"rows", kvtable::Initializer::Kind::kRows},
-};
-
-}  // namespace
-
-kvtable::Initializer InitializerFromJson(const Json& object) {
-  kvtable::Initializer initializer;
-  const std::string& name = object.String("kind");
-  bool known = false;
-  for (const InitializerKind& entry : kInitializerKinds) {
-    if (name == entry.name) {
-      initializer.kind = entry.kind;
-      known = true;
-    }
-  }
-  if (!known) throw std::invalid_argument("unknown initializer kind '" + name + "'");
-  initializer.a = object.Double("a", 0.0);
-  initializer.b = object.Double("b", 0.0);
-  if (object.Has("seed")) initializer.seed = object.Uint("seed");
-  return initializer;
-}
-
-std::string SlotsToJson(const std::vector<kvtable::SlotSpec>& slots) {
-  std::string out = "[";
-  for (const kvtable::SlotSpec& slot : slots) {
-    if (out.size() > 1) out += ", ";
-    out += "{\"name\": " + JsonQuote(slot.name) + ", \"width\": " + std::to_string(slot.width);
-    if (slot.init == kvtable::SlotSpec::Init::kCopyValue) {
-      out += ", \"init\": \"copy_value\"}";
-    } else {
-      out += ", \"init\": \"constant\", \"constant\": " + JsonNumber(slot.constant) + "}";
-    }
-  }
-  return out + "]";
-}
-
-std::string InitializerToJson(const kvtable::Initializer& initializer) {
-  std::string name;
-  for (const InitializerKind& entry : kInitializerKinds) {
-    if (initializer.kind == entry.kind) name = entry.name;
-  }
-  return "{\"kind\": " + JsonQuote(name) + ", \"a\": " + JsonNumber(initializer.a) +
-         ", \"b\": " + JsonNumber(initializer.b) + ", \"seed\": " + std::to_string(initializer.seed) + "}";
-}
 
 void SetInitializerRows(const tf::Tensor& rows, kvtable::Initializer* initializer) {
   const auto bytes = rows.tensor_data();

@@ -1,20 +1,18 @@
-// The table as a TensorFlow resource, and what every kernel needs to reach it.
+// The table as a TensorFlow resource, and what every kernel needs to reach it and to check what it is given.
 #pragma once
 
 #include <atomic>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
 #include "gpu.h"
-#include "json.h"
-#include "kvtable/device_table_view.h"
 #include "kvtable/lookup_parts.h"
 #include "kvtable/table.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
+#include "update_lock.h"
 
 namespace kvtools {
 
@@ -58,12 +56,15 @@ class TableResource : public tensorflow::ResourceBase {
   // it: the slots of optimizers that are gone. Any other only adds what it misses, so that optimizers that
   // take turns, each in a graph or function built before the next one was known, leave each other's slots
   // alone.
-  std::vector<int> AttachSlots(kvtable::Table* table, const std::vector<kvtable::SlotSpec>& own,
-                               const std::vector<kvtable::SlotSpec>& all, int64_t generation,
-                               kvtable::ParallelFor* threads);
+  kvtable::SlotColumns AttachSlots(kvtable::Table* table, const std::vector<kvtable::SlotSpec>& own,
+                                   const std::vector<kvtable::SlotSpec>& all, int64_t generation,
+                                   kvtable::ParallelFor* threads);
 
   // Another number each time: seeds the rounding of one training step.
   uint64_t NextSeed() { return next_seed_.fetch_add(1, std::memory_order_relaxed); }
+
+  // What an update holds that reads rows and writes them back in two ops.
+  std::shared_ptr<UpdateLock> update_lock() const { return update_lock_; }
 
   std::string DebugString() const override { return "key-value table of " + config_.name; }
   int64_t MemoryUsed() const override;
@@ -72,23 +73,10 @@ class TableResource : public tensorflow::ResourceBase {
   const TableConfig config_;
   std::shared_ptr<kvtable::Table> table_;
   std::shared_ptr<kvtable::Table> table_there_;
+  const std::shared_ptr<UpdateLock> update_lock_ = std::make_shared<UpdateLock>();
   std::mutex slots_mu_;
   std::atomic<uint64_t> next_seed_{0};
   int64_t slots_generation_ = 0;  // the newest that `table_` was given; guarded by slots_mu_
-};
-
-// Lends the threads of the intra-op pool of the kernel's device, or its stream, to the table engine.
-class KernelThreads : public kvtable::ParallelFor {
- public:
-  explicit KernelThreads(tensorflow::OpKernelContext* ctx);
-  int threads() const override { return threads_; }
-  void Run(int64_t tasks, const std::function<void(int64_t)>& body) override;
-  void* stream() const override { return stream_; }
-
- private:
-  tensorflow::thread::ThreadPool* pool_;
-  int threads_;
-  kvtable::DeviceStream stream_;
 };
 
 // The table behind an input, initialized; FailedPrecondition naming the variable where it is not. Of a table
@@ -109,27 +97,11 @@ kvtable::MissingKeys MissingKeysOf(const std::string& mode, const TableConfig& c
 absl::Status CheckRows(const TableConfig& config, const char* what, const tensorflow::Tensor& keys,
                        const tensorflow::Tensor& rows, int64_t width);
 
-// Runs `body`, turning the engine's errors into a status that names the variable.
-absl::Status CatchErrors(const std::string& doing, const std::string& name,
-                         const std::function<void()>& body);
-
 kvtable::KeyType ToKeyType(tensorflow::DataType dtype);
 kvtable::ValueType ToValueType(tensorflow::DataType dtype);
 
-// "lru", "lfu" or "custom". The second throws std::invalid_argument.
-std::string EvictionName(kvtable::Eviction eviction);
-kvtable::Eviction EvictionNamed(const std::string& name);
-
 // Now, for the version column: seconds since 1970.
 uint32_t UnixTime();
-
-// ---- Metadata, as docs/checkpoint-layout.md has it
-// -----------------------------------------------------------------
-
-std::vector<kvtable::SlotSpec> SlotsFromJson(const Json& array);
-kvtable::Initializer InitializerFromJson(const Json& object);
-std::string SlotsToJson(const std::vector<kvtable::SlotSpec>& slots);
-std::string InitializerToJson(const kvtable::Initializer& initializer);
 
 // The rows of an initializer of kind `rows`: an (M, dim) tensor, and back.
 void SetInitializerRows(const tensorflow::Tensor& rows, kvtable::Initializer* initializer);

@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "check.h"
-#include "hash.h"
+#include "base/hash.h"
 #include "kvtable/parallel_for.h"
 #include "kvtable/table.h"
-#include "rw_spinlock.h"
+#include "table/rw_spinlock.h"
 
 namespace kvtable {
 namespace {
@@ -252,6 +252,67 @@ void SpinlockExcludes() {
   for (std::thread& thread : threads) thread.join();
   CHECK(a == 10000);
 }
+
+// Slots come, go and change places under those who found their columns by name: each reads and writes the slot
+// it looked up, or is told that it went. A slot that was another's would show the other's number.
+void ColumnsFoundByNameAreNeverAnotherSlots() {
+  const std::vector<SlotSpec> both = {{"one", 2, SlotSpec::Init::kConstant, 1.0},
+                                      {"two", 2, SlotSpec::Init::kConstant, 2.0}};
+  TableOptions options;
+  options.dim = 2;
+  options.shards = 8;
+  options.slots = both;
+  const auto table = Table::Create(options);
+  const auto pool = MakeThreadPool(3);
+  constexpr int64_t kCount = 500;
+  std::vector<int64_t> keys;
+  for (int64_t i = 0; i < kCount; ++i) keys.push_back(i * 7);
+  const std::vector<float> values(kCount * 2, 0.5f);
+  table->Upsert(keys.data(), kCount, values.data(), {}, *pool);
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> threads;
+  for (size_t t = 0; t < 3; ++t) {
+    threads.emplace_back([&, t] {
+      std::vector<float> rows(kCount * 2);
+      for (int round = 0; !stop; ++round) {
+        const RowSchema schema = table->schema();
+        for (size_t s = 0; s < schema.slots.size(); ++s) {
+          const float number = schema.slots[s].name == "one" ? 1.0f : 2.0f;
+          const int column = static_cast<int>(s) + 1;
+          try {
+            if (t == 0) {
+              rows.assign(rows.size(), number);
+              table->UpsertColumns(keys.data(), kCount, {{column, rows.data(), 2, schema.generation}}, {},
+                                   *pool);
+              continue;
+            }
+            int64_t n = kCount;
+            if (t == 1) {
+              table->GatherColumns(keys.data(), n, {{column, rows.data(), 2, schema.generation}}, nullptr,
+                                   Serial());
+            } else {
+              Exporter::Buffers out;
+              out.columns.push_back({column, rows.data(), 2, schema.generation});
+              n = table->Export()->Next(kCount, out, Serial());
+            }
+            for (int64_t i = 0; i < 2 * n; ++i) CHECK(rows[static_cast<size_t>(i)] == number);
+          } catch (const Error& error) {
+            CHECK(error.code() == ErrorCode::kFailedPrecondition);
+          }
+        }
+      }
+    });
+  }
+  for (int round = 0; round < 100; ++round) {
+    table->EnsureSlots(both, *pool);
+    table->EnsureSlots({both[1]}, Serial());
+    table->EnsureSlots({both[1], both[0]}, *pool);
+    table->EnsureSlots({both[0]}, Serial());
+  }
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
+}
+
 void StepsFromManyThreadsLoseNothing() {
   TableOptions options;
   options.dim = 3;
@@ -285,6 +346,7 @@ void StepsFromManyThreadsLoseNothing() {
 int main() {
   kvtable::StepsFromManyThreadsLoseNothing();
   kvtable::SpinlockExcludes();
+  kvtable::ColumnsFoundByNameAreNeverAnotherSlots();
   kvtable::PoolRunsFromManyThreadsAndRethrows();
   kvtable::EveryNewKeyIsInsertedByExactlyOneThread();
   kvtable::AccumulateLosesNothing();

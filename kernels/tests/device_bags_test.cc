@@ -8,7 +8,7 @@
 
 #include "../cuda/threads_table.h"
 #include "check.h"
-#include "hash.h"
+#include "base/hash.h"
 #include "kvtable/device_table.h"
 #include "kvtable/parallel_for.h"
 #include "pool.h"

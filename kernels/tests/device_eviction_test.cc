@@ -12,16 +12,16 @@
 #include <string>
 #include <vector>
 
+#include "base/hash.h"
 #include "check.h"
 #include "device_arrays.h"
-#include "elements.h"
-#include "eviction_score.h"
-#include "hash.h"
+#include "eviction/eviction_score.h"
 #include "kvtable/device_table.h"
 #include "kvtable/optimizer.h"
 #include "kvtable/parallel_for.h"
 #include "kvtable/table.h"
 #include "throws.h"
+#include "values/elements.h"
 
 #if !defined(KVTABLE_TEST_CUDA)
 #include "../cuda/device_table_impl.h"
@@ -163,8 +163,9 @@ class Both {
     const Array<float> rows(keys.size() * static_cast<size_t>(dim_), 1.0f);
     const Array<uint64_t> scores = Scores(keys.size());
     const int64_t n = shape_.capacity;
-    cpu_->Import(keys.data(), n, {{0, rows.data()}}, nullptr, nullptr, scores.data(), Pool());
-    device_->Import({keys.data(), n, false}, {{0, rows.data()}}, nullptr, nullptr, scores.data(), nullptr);
+    cpu_->Import(keys.data(), n, {{0, rows.data(), dim_}}, nullptr, nullptr, scores.data(), Pool());
+    device_->Import({keys.data(), n, false}, {{0, rows.data(), dim_}}, nullptr, nullptr, scores.data(),
+                    nullptr);
     Finish();
   }
 
@@ -277,8 +278,8 @@ class Both {
         const uint64_t* const given = Next(2) == 0 ? scores.data() : nullptr;
         const uint32_t* const seconds = Next(3) == 0 ? nullptr : versions.data();
         const uint32_t* const counts = Next(3) == 0 ? nullptr : freqs.data();
-        cpu_->Import(keys.data(), count, {{0, rows.data()}}, counts, seconds, given, Pool());
-        device_->Import(batch, {{0, rows.data()}}, counts, seconds, given, nullptr);
+        cpu_->Import(keys.data(), count, {{0, rows.data(), dim_}}, counts, seconds, given, Pool());
+        device_->Import(batch, {{0, rows.data(), dim_}}, counts, seconds, given, nullptr);
         break;
       }
       case 8:
@@ -443,7 +444,7 @@ class Both {
     Chunk chunk(dim_);
     const auto out = chunk.template To<DeviceExporter::Buffers>(dim_);
     const auto exporter = device_->Export({});
-    for (int64_t n; (n = exporter->Next(Chunk::kRows, out, nullptr)) >= 0;) chunk.AddTo(&rows, n, dim_);
+    for (int64_t n; (n = exporter->Next(Chunk::kRows, out, nullptr)) > 0;) chunk.AddTo(&rows, n, dim_);
     return rows;
   }
 

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "../cuda/threads_table.h"
+#include "base/hash.h"
 #include "check.h"
-#include "hash.h"
 #include "kvtable/device_table.h"
 #include "kvtable/parallel_for.h"
 #include "pool.h"
@@ -58,7 +58,7 @@ bool Read(DeviceExporter* exporter, int64_t capacity, std::set<Key>* keys) {
     CHECK(keys->insert(chunk[i]).second);
     CHECK(values[2 * i] == ValueOf(chunk[i]) && values[2 * i + 1] == values[2 * i] && freqs[i] >= 1);
   }
-  return n >= 0;
+  return n > 0;
 }
 
 // Between chunks the table grows manyfold, its slots change, and rows go.
@@ -103,7 +103,7 @@ void RowsThatAreThereThroughoutComeOnce(KeyType key_type, uint64_t seed) {
         if (chunk % 7 == 0) table->Reserve(table->Size() * 2, 10, nullptr);
     }
   }
-  CHECK(exporter->max_rows() == 0 && exporter->Next(10, {}, nullptr) == -1);
+  CHECK(exporter->max_rows() == 0 && exporter->Next(10, {}, nullptr) == 0);
   CHECK(std::includes(exported.begin(), exported.end(), stay.begin(), stay.end()));
   CHECK(std::includes(there.begin(), there.end(), exported.begin(), exported.end()));
 }
@@ -224,7 +224,7 @@ void ConditionsChooseRows(KeyType key_type, uint64_t seed) {
     out.keys = chunk.data();
     const auto exporter = table->Export(predicate);
     int chunks = 0;
-    for (int64_t m; (m = exporter->Next(static_cast<int64_t>(chunk.size()), out, nullptr)) >= 0; ++chunks) {
+    for (int64_t m; (m = exporter->Next(static_cast<int64_t>(chunk.size()), out, nullptr)) > 0; ++chunks) {
       for (int64_t i = 0; i < m; ++i) CHECK(exported.insert(chunk[static_cast<size_t>(i)]).second);
     }
     CHECK(exported == expected);
@@ -267,7 +267,7 @@ void ScoresChooseRowsOfABoundedTable() {
   out.scores = of_exported.data();
   const auto exporter = table->Export(predicate);
   int64_t n = 0;
-  for (int64_t m; (m = exporter->Next(1000, out, nullptr)) >= 0; n += m) {
+  for (int64_t m; (m = exporter->Next(1000, out, nullptr)) > 0; n += m) {
     for (size_t i = 0; i < static_cast<size_t>(m); ++i) {
       CHECK(exported[i] == static_cast<int64_t>(of_exported[i]) * 31 && exported[i] % 2 == 0);
     }

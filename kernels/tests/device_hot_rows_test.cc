@@ -10,7 +10,7 @@
 
 #include "../cuda/threads_table.h"
 #include "check.h"
-#include "hash.h"
+#include "base/hash.h"
 #include "kvtable/device_table.h"
 #include "kvtable/parallel_for.h"
 #include "pool.h"
@@ -84,8 +84,8 @@ void TheHottestMoveUpAndTheColdestDown(ValueType type, int64_t most) {
   }
   std::sort(order.begin(), order.end());
   for (size_t begin = 0; begin < n; begin += 500) {
-    table->Import({&keys[begin], 500, true}, {{0, &rows[begin * bytes]}}, &freqs[begin], &versions[begin],
-                  nullptr, nullptr);
+    table->Import({&keys[begin], 500, true}, {{0, &rows[begin * bytes], table->options().dim}}, &freqs[begin],
+                  &versions[begin], nullptr, nullptr);
   }
   CHECK(table->Memory().host_bytes > 0);
   const std::vector<char> before = InDevice(table.get(), keys);
@@ -136,7 +136,8 @@ void MarksOfZeroRowsGoAlong() {
     versions[i] = static_cast<uint32_t>(Mix64(i) % 9);
     if (i % 3 == 0) std::fill_n(&rows[i * bytes], bytes, uint8_t{0});
   }
-  table->Import(Batch(keys), {{0, rows.data()}}, nullptr, versions.data(), nullptr, nullptr);
+  table->Import(Batch(keys), {{0, rows.data(), table->options().dim}}, nullptr, versions.data(), nullptr,
+                nullptr);
   const std::vector<char> before = InDevice(table.get(), keys);
   table->MoveHotRows(INT64_MAX, nullptr);
   CHECK(InDevice(table.get(), keys) != before);
@@ -170,7 +171,8 @@ void HotKeysOfATableThatTrainsLieInDeviceMemory(bool steps) {
       const double u = static_cast<double>(Mix64(++state) >> 11) / 9007199254740992.0;
       key = KeyOf(static_cast<size_t>(std::pow(static_cast<double>(n), u)) - 1);  // density 1 / rank
     }
-    table->UpsertColumns({batch.data(), 400, false}, {{1, ones.data()}}, {1, steps ? step / 16 : 0}, nullptr);
+    table->UpsertColumns({batch.data(), 400, false}, {{1, ones.data(), 1}}, {1, steps ? step / 16 : 0},
+                         nullptr);
   }
   const std::vector<char> after = InDevice(table.get(), hot);
   CHECK(std::count(after.begin(), after.end(), 1) >= 285);

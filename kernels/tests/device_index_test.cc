@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "check.h"
-#include "hash.h"
+#include "base/hash.h"
 
 namespace kvtable {
 namespace {

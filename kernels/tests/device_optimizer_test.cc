@@ -21,8 +21,8 @@
 
 #include "check.h"
 #include "device_arrays.h"
-#include "elements.h"
-#include "hash.h"
+#include "values/elements.h"
+#include "base/hash.h"
 #include "kvtable/device_table.h"
 #include "kvtable/optimizer.h"
 #include "kvtable/parallel_for.h"

@@ -8,8 +8,8 @@
 
 #include "../cuda/threads_table.h"
 #include "check.h"
-#include "elements.h"
-#include "hash.h"
+#include "values/elements.h"
+#include "base/hash.h"
 #include "kvtable/device_table.h"
 #include "kvtable/parallel_for.h"
 #include "kvtable/table.h"
@@ -127,11 +127,12 @@ class Pair {
 
   void ChangeSlots() {
     std::vector<SlotSpec> slots;
+    const uint64_t constants = value_type_ == ValueType::kBool ? 2 : 4;
     for (const char* name : {"a", "b", "c", "d"}) {
       const SlotSpec::Init init = Next(3) == 0 ? SlotSpec::Init::kCopyValue : SlotSpec::Init::kConstant;
       const int64_t width =
           init == SlotSpec::Init::kCopyValue || Next(2) == 0 ? dim_ : static_cast<int64_t>(1 + Next(5));
-      if (Next(2) == 0) slots.push_back({name, width, init, static_cast<double>(Next(4))});
+      if (Next(2) == 0) slots.push_back({name, width, init, static_cast<double>(Next(constants))});
     }
     if (slots.size() > 1 && Next(2) == 0) std::swap(slots[0], slots[1]);
     if (Next(4) == 0) slots = slots_;

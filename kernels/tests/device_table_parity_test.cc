@@ -7,13 +7,13 @@
 #include <vector>
 
 #include "../cuda/threads_table.h"
+#include "base/hash.h"
 #include "check.h"
-#include "elements.h"
-#include "hash.h"
 #include "kvtable/device_table.h"
 #include "kvtable/parallel_for.h"
 #include "kvtable/pool_rows.h"
 #include "kvtable/table.h"
+#include "values/elements.h"
 
 namespace kvtable {
 namespace {
@@ -217,7 +217,7 @@ class Pair {
   std::vector<SlotSpec> Slots() const {
     return {{"narrow", 3, SlotSpec::Init::kConstant, 1.0},
             {"copy", dim_, SlotSpec::Init::kCopyValue, 0.0},
-            {"wide", dim_, SlotSpec::Init::kConstant, 2.0}};
+            {"wide", dim_, SlotSpec::Init::kConstant, value_type_ == ValueType::kBool ? 1.0 : 2.0}};
   }
 
   // Small whole numbers, whose sums are exact in every type and order.

@@ -13,13 +13,13 @@
 #include <utility>
 #include <vector>
 
+#include "base/hash.h"
 #include "check.h"
 #include "device_arrays.h"
-#include "hash.h"
-#include "initial_value.h"
 #include "kvtable/parallel_for.h"
 #include "pool.h"
 #include "throws.h"
+#include "values/initial_value.h"
 
 #if defined(KVTABLE_TEST_CUDA)
 #include <cuda_runtime.h>
@@ -106,7 +106,7 @@ void Agree(DeviceTable* table, const Model& model, Random* random) {
     out.versions = versions.data();
     out.columns = {{0, values.data(), kDim}, {1, copies.data(), kDim}, {2, constants.data(), 2}};
     const int64_t n = exporter->Next(static_cast<int64_t>(capacity), out, nullptr);
-    if (n < 0) break;
+    if (n == 0) break;
     for (size_t i = 0; i < static_cast<size_t>(n); ++i) {
       for (size_t j = 1; j < kDim; ++j) {
         CHECK(values[i * kDim + j] == values[i * kDim] && copies[i * kDim + j] == copies[i * kDim]);
@@ -251,7 +251,7 @@ void MixedOperationsAgreeWithAMap(const DeviceTableOptions& options, uint64_t ke
         Array<float> copies(n * kDim);
         Array<float> constants(n * 2);
         table->GatherColumns(Batch(keys),
-                             {{1, copies.data(), kDim}, {2, constants.data(), 2}, {0, out.data()}},
+                             {{1, copies.data(), kDim}, {2, constants.data(), 2}, {0, out.data(), kDim}},
                              Bools(&flags), nullptr);
         Finish();
         for (size_t i = 0; i < n; ++i) {
@@ -505,7 +505,7 @@ void NarrowKeysAreSignExtended() {
   buffers.keys = exported.data();
   std::multiset<int32_t> all;
   const auto exporter = table->Export({});
-  for (int64_t n; (n = exporter->Next(1000, buffers, nullptr)) >= 0;)
+  for (int64_t n; (n = exporter->Next(1000, buffers, nullptr)) > 0;)
     all.insert(exported.data(), exported.data() + n);
   CHECK(all == std::multiset<int32_t>(keys.begin(), keys.end()));
 }
@@ -581,7 +581,7 @@ void MistakesAreErrors() {
     table->Gather({&key, 1, true}, row, Missing::kDefault, nullptr, 0, nullptr, nullptr);
   }));
   CHECK(Throws(ErrorCode::kFailedPrecondition,
-               [&] { table->UpsertColumns({&key, 1, true}, {{1, row}}, {}, nullptr); }));
+               [&] { table->UpsertColumns({&key, 1, true}, {{1, row, 2}}, {}, nullptr); }));
   CHECK(Throws(ErrorCode::kInvalidArgument, [&] { table->Export({})->Next(0, {}, nullptr); }));
   CHECK(table->Size() == 0);
 }

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "check.h"
-#include "hash.h"
+#include "base/hash.h"
 #include "kvtable/lookup_parts.h"
 #include "kvtable/optimizer.h"
 #include "kvtable/parallel_for.h"
@@ -86,7 +86,7 @@ void MixOperations(Table* table, ParallelFor* pool, uint64_t seed, int rounds) {
         if (next(8) == 0) table->Clear();
         break;
       case 7:
-        table->Import(keys.data(), kBatch, {{0, rows.data()}}, nullptr, nullptr, scores.data(), *pool);
+        table->Import(keys.data(), kBatch, {{0, rows.data(), kDim}}, nullptr, nullptr, scores.data(), *pool);
         break;
       case 8:
         if (table->eviction() == Eviction::kEpochLru || table->eviction() == Eviction::kEpochLfu) {
@@ -265,7 +265,7 @@ void CountsGoOnFromEpochToEpoch() {
   const int64_t key = 3;
   const uint64_t most = UINT64_MAX;
   const float row = 0;
-  lfu.table->Import(&key, 1, {{0, &row}}, nullptr, nullptr, &most, Serial());
+  lfu.table->Import(&key, 1, {{0, &row, 1}}, nullptr, nullptr, &most, Serial());
   lfu.Touch({3, 3});
   CHECK(lfu.ScoreOf(3) == (uint64_t{1} << 32 | UINT32_MAX));  // the count stays there
 }
@@ -278,7 +278,7 @@ void ImportedRowsAreOfThePresentEpoch() {
     const float row = 0;
     const uint32_t frequency = 11;
     const uint32_t version = 500;
-    from.table->Import(&key, 1, {{0, &row}}, &frequency, &version, nullptr, Serial());
+    from.table->Import(&key, 1, {{0, &row, 1}}, &frequency, &version, nullptr, Serial());
     CHECK(from.ScoreOf(9) == (uint64_t{4} << 32 | (eviction == Eviction::kEpochLru ? 500 : 11)));
   }
 }

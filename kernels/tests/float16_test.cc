@@ -1,5 +1,5 @@
 // Every 16-bit pattern survives a round trip, and rounding goes to the nearest, ties to even.
-#include "float16.h"
+#include "values/float16.h"
 
 #include <cmath>
 #include <cstdint>

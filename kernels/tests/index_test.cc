@@ -1,13 +1,13 @@
 // The index against a map, with as many removals as insertions, in tables so small that buckets overflow all
 // the time.
-#include "index.h"
+#include "table/index.h"
 
 #include <cstdint>
 #include <unordered_map>
 #include <vector>
 
 #include "check.h"
-#include "hash.h"
+#include "base/hash.h"
 
 namespace kvtable {
 namespace {

@@ -293,13 +293,14 @@ class DatasetColumn:
 
     def _check_sizes(self) -> None:
         doing = f"opening dataset '{self.name}' of '{self._file.path}'"
+        linked = self._dataset.file != self._file.file  # an external link led there
+        if linked or self._dataset.is_virtual or self._dataset.external:
+            raise BadInputError(f"{doing}: its rows lie in other files; copy them into one, as `h5repack` does")
         if self._offset is not None and self._offset + self.size > self._file.size:
             raise CorruptFileError(
                 f"{doing}: got a file of {self._file.size} bytes, expected {self._offset + self.size} or more; it is"
                 " truncated, copy it again"
             )
-        if self._dataset.is_virtual or self._dataset.external:
-            raise BadInputError(f"{doing}: its rows lie in other files; copy them into one, as `h5repack` does")
         if self._chunk_rows:
             chunk = math.prod(self._dataset.chunks) * self._stored.itemsize
             if chunk > self._file.options.memory:

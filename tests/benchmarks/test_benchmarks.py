@@ -38,6 +38,7 @@ def result_of(run):
     return json.loads(path.read_text())
 
 
+@pytest.mark.thorough
 def test_a_run_writes_every_side_of_every_case(run):
     result = result_of(run)
     assert {case["group"] for case in result["cases"]} == set(ONE_TABLE)
@@ -51,6 +52,7 @@ def test_a_run_writes_every_side_of_every_case(run):
             assert side["median"] == pytest.approx(np.median(side["seconds"])) and side["median"] > 0
 
 
+@pytest.mark.thorough
 def test_ratios_with_a_target_say_whether_it_is_reached(run):
     entries = [entry for case in result_of(run)["cases"] for entry in case["ratios"]]
     judged = [entry for entry in entries if "reached" in entry]
@@ -60,18 +62,21 @@ def test_ratios_with_a_target_say_whether_it_is_reached(run):
         assert entry["reached"] == reached
 
 
+@pytest.mark.thorough
 def test_lookups_and_steps_stand_beside_the_memory_floor(run):
     floors = {case["group"]: case["floor"] for case in result_of(run)["cases"] if "floor" in case}
     assert floors.keys() == {"lookup", "train"}
     assert all(floor["share"] > 0 and floor["copy_bytes_per_second"] > 0 for floor in floors.values())
 
 
+@pytest.mark.thorough
 def test_the_end_to_end_run_says_what_was_learnt(run):
     (case,) = [case for case in result_of(run)["cases"] if case["group"] == "ctr"]
     for side in case["sides"].values():
         assert 0 < side["auc"] < 1 and side["log_loss"] > 0
 
 
+@pytest.mark.thorough
 def test_the_page_has_a_table_per_group(run):
     (path,) = run.glob("*.md")
     page = path.read_text()
@@ -95,6 +100,7 @@ def run_on_ranks(tmp_path_factory):
     return folder, done.stdout
 
 
+@pytest.mark.thorough
 def test_a_run_on_ranks_puts_the_lookup_beside_the_bare_alltoall(run_on_ranks):
     folder, printed = run_on_ranks
     result = result_of(folder)

@@ -15,6 +15,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from locks import locked
+
+pytestmark = pytest.mark.thorough
 
 ROOT = Path(__file__).resolve().parents[2]
 GPU = ROOT / "benchmarks" / "gpu"
@@ -38,20 +41,21 @@ EVICTIONS = {
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory):
-    """Name -> program on the CPU's threads, from the build of `make sanitize` where there is one."""
+    """Name -> program on the CPU's threads, from the build of `make setup` where there is one."""
     cmake = shutil.which("cmake", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if cmake is None:
         pytest.skip("building the benchmarks needs cmake, which is not on the PATH")
-    build = ROOT / "build" / "sanitize" / "none"
+    build = ROOT / "build" / "setup"
     commands = []
     if not (build / "CMakeCache.txt").exists():
         build = tmp_path_factory.mktemp("build")
         options = ["-DKVTABLE_PYTHON=OFF", "-DKVTOOLS_CUDA=off", "-DKVTABLE_BUILD_TESTS=ON", "-DCMAKE_BUILD_TYPE=Debug"]
         commands.append([cmake, "-S", ROOT, "-B", build, *options])
     commands.append([cmake, "--build", build, "--target", *(f"{name}_on_threads" for name in PROGRAMS)])
-    for command in commands:
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    with locked(ROOT / "build" / "benchmarks.lock"):
+        for command in commands:
+            done = subprocess.run(command, capture_output=True, text=True)
+            assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return {name: build / "kernels" / "tests" / f"{name}_on_threads" for name in PROGRAMS}
 
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from kvtools.cli.main import main
 
+from kvtools.cli.main import main
 from kvtools.lossless import page_tables
 
 Capture = pytest.CaptureFixture[str]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from kvtools.cli.main import main
 
 pytestmark = pytest.mark.usefixtures("tf")
@@ -28,6 +29,7 @@ def test_text_and_json(sample_path: Path, tmp_path: Path, capsys: Capture) -> No
     assert report["tables"][0]["rows"] == 5
 
 
+@pytest.mark.thorough
 def test_nothing_but_the_result_is_printed(sample_path: Path, tmp_path: Path) -> None:
     """TensorFlow's own log lines included."""
     command = [sys.executable, "-m", "kvtools.cli.main", "export", "--savedmodel", "out", str(sample_path)]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kvtools.cli.main import main
 
+from kvtools.cli.main import main
 from kvtools.dialects.detect import open_checkpoint
 
 Capture = pytest.CaptureFixture[str]

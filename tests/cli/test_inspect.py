@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kvtools.cli.main import main
 
+from kvtools.cli.main import main
 from kvtools.dialects import tfplugin
 from kvtools.dialects.dialect import Source
 from kvtools.dialects.interface import Checkpoint, ExtraSchema, OpenOptions

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+
 from kvtools.cli.layout import columns, shown, size
 
 

@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from kvtools.cli.main import COMMANDS, main
 
 from kvtools import __version__
+from kvtools.cli.main import COMMANDS, main
 
 
 def loaded_by(arguments: list[str], cwd: Path) -> set[str]:

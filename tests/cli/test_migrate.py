@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from kvtools.cli.main import main
 
 import kvtools
+from kvtools.cli.main import main
 
 Capture = pytest.CaptureFixture[str]
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from kvtools.cli.main import main
 
 import kvtools
+from kvtools.cli.main import main
 
 Capture = pytest.CaptureFixture[str]
 SAMPLE = Path(__file__).parents[1] / "data" / "tfplus"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from kvtools.cli.main import main
 
 pytest.importorskip("matplotlib")

@@ -14,12 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from kvtools.cli.main import main
 
-from kvtools import horovod_build, setup_horovod
+from kvtools.cli.main import main
 from kvtools.errors import BadInputError, KvtoolsError, MissingDependencyError
-from kvtools.horovod_build import HorovodBuildError
-from kvtools.setup_horovod import HorovodSetup, TensorFlowBuild
+from kvtools.horovod_setup import build as horovod_build
+from kvtools.horovod_setup import setup as setup_horovod
+from kvtools.horovod_setup.build import HorovodBuildError
+from kvtools.horovod_setup.setup import HorovodSetup, TensorFlowBuild
 
 Capture = pytest.CaptureFixture[str]
 
@@ -27,6 +28,9 @@ CMAKE_LISTS = """# TF SOURCES
 list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/mpi_ops.cc")
 list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")
 add_library(${TF_TARGET_LIB} SHARED ${SOURCES} ${TF_SOURCES})
+"""
+MAIN_CMAKE_LISTS = """string(REPLACE "-O2" "-O3" CMAKE_CXX_FLAGS_RELWITHDEBINFO "${CMAKE_CXX_FLAGS_RELWITHDEBINFO}")
+add_subdirectory(third_party/gloo)
 """
 TENSORFLOW = TensorFlowBuild("2.21.0", "v2.21.0", "Ubuntu Clang 18", ("-D_GLIBCXX_USE_CXX11_ABI=1", "--std=c++17"))
 
@@ -72,6 +76,7 @@ def _fake_source(folder: Path, script: str) -> Path:
 # The command itself
 
 
+@pytest.mark.thorough
 def test_the_installed_horovod_is_found_to_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture
 ) -> None:
@@ -373,6 +378,15 @@ def test_other_sources_are_not_patched(text: str, times: int) -> None:
         horovod_build.without_xla(text)
 
 
+def test_debug_symbols_and_the_gloo_of_pytorch_are_left_out() -> None:
+    assert horovod_build.without_idle_work(MAIN_CMAKE_LISTS).splitlines() == [
+        'string(REPLACE "-O2 -g" "-O3" CMAKE_CXX_FLAGS_RELWITHDEBINFO "${CMAKE_CXX_FLAGS_RELWITHDEBINFO}")',
+        "add_subdirectory(third_party/gloo EXCLUDE_FROM_ALL)",
+    ]
+    with pytest.raises(HorovodBuildError, match="stands 2 times in CMakeLists"):
+        horovod_build.without_idle_work(MAIN_CMAKE_LISTS * 2)
+
+
 def test_the_environment_of_the_build(tmp_path: Path) -> None:
     mine = {"PATH": "/bin", "HOROVOD_WITH_MPI": "1", "HOROVOD_GPU": "CUDA", "PYTHONPATH": "/mine", "MAKEFLAGS": "-j99"}
     built = horovod_build.build_environment(mine, tmp_path, 4)
@@ -431,11 +445,13 @@ assert sys.argv[1:3] == ["bdist_wheel", "-d"] and os.environ["HOROVOD_WITH_GLOO"
 print("[ 50%] Building CXX object a.o")
 out = pathlib.Path(sys.argv[3])
 out.mkdir()
-(out / "horovod-0.28.1-any.whl").write_text(pathlib.Path("horovod/tensorflow/CMakeLists.txt").read_text())
+texts = [pathlib.Path(name).read_text() for name in ("horovod/tensorflow/CMakeLists.txt", "CMakeLists.txt")]
+(out / "horovod-0.28.1-any.whl").write_text("".join(texts))
 """
     source = _fake_source(tmp_path, setup)
     (source / "horovod" / "tensorflow").mkdir(parents=True)
     (source / "horovod" / "tensorflow" / "CMakeLists.txt").write_text(CMAKE_LISTS)
+    (source / "CMakeLists.txt").write_text(MAIN_CMAKE_LISTS)
     sdist = tmp_path / "horovod-0.28.1.tar.gz"
     with tarfile.open(sdist, "w:gz") as archive:
         archive.add(source, source.name)
@@ -448,6 +464,7 @@ out.mkdir()
     wheel = horovod_build.build_wheel(
         scratch, tmp_path / "log", jobs=1, sdist=sdist, progress=lambda *step: told.append(step)
     )
-    assert wheel.parent.parent == scratch and wheel.read_text() == horovod_build.without_xla(CMAKE_LISTS)
+    patched = horovod_build.without_xla(CMAKE_LISTS), horovod_build.without_idle_work(MAIN_CMAKE_LISTS)
+    assert wheel.parent.parent == scratch and wheel.read_text() == "".join(patched)
     assert fetched == ["fetching CMake and setuptools"]
     assert ("compiling Horovod", 50, 100) in told and told[-1] == ("compiling Horovod", 100, 100)

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kvtools.cli.main import main
 
+from kvtools.cli.main import main
 from kvtools.dialects.detect import open_checkpoint
 
 Capture = pytest.CaptureFixture[str]

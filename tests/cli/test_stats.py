@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from kvtools.cli.main import main
 
 Capture = pytest.CaptureFixture[str]

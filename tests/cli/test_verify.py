@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from kvtools.cli.main import main
 
 Capture = pytest.CaptureFixture[str]

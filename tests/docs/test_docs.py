@@ -44,7 +44,7 @@ def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch, tf):
 
 
 @pytest.mark.parametrize(
-    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name
+    "page", [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name
 )
 def test_links_between_pages_lead_somewhere(page):
     for link in LINK.findall(page.read_text()):

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 FUZZ = Path(__file__).parent / "fuzz.py"
 
 
+@pytest.mark.thorough
 def test_only_our_errors_come_out_of_changed_files(tmp_path: Path) -> None:
     # The same cases each time, so that this test tells about a change and not about luck.
     command = [sys.executable, str(FUZZ), "--seed", "0", "--workers", "2", "--cases", "1000"]

@@ -211,17 +211,30 @@ def adabelief(w, s, g, h):
     return w - h["learning_rate"] * m_hat / (np.sqrt(s_hat) + h["epsilon"])
 
 
-@rule
-def radam(w, s, g, h):
-    moments(s, g, h)
-    m_hat = s["m"] / (1 - h["beta_1_power"])
+def rectified(w, s, g, h, second):
+    """Rectified Adam that divides by the root of `second`, once that can be trusted."""
+    m = average(s["m"], g, h["beta_1"]) if h["nesterov"] else s["m"]
+    m_hat = m / (1 - h["beta_1_power"])
     longest = 2 / (1 - h["beta_2"]) - 1
     length = longest - 2 * h["step"] * h["beta_2_power"] / (1 - h["beta_2_power"])
     if length < h["sma_threshold"]:
         return w - h["learning_rate"] * m_hat
     rectifier = np.sqrt((length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length))
-    v_hat = s["v"] / (1 - h["beta_2_power"])
+    v_hat = second / (1 - h["beta_2_power"])
     return w - h["learning_rate"] * rectifier * m_hat / (np.sqrt(v_hat) + h["epsilon"])
+
+
+@rule
+def radam(w, s, g, h):
+    moments(s, g, h)
+    return rectified(w, s, g, h, s["v"])
+
+
+@rule
+def radam_amsgrad(w, s, g, h):
+    moments(s, g, h)
+    s["vhat"] = np.maximum(s["vhat"], s["v"])
+    return rectified(w, s, g, h, s["vhat"])
 
 
 # ---- Sparse group lasso, arXiv 2107.14432 ----

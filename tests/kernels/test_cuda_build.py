@@ -8,25 +8,29 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from locks import locked
+
+pytestmark = pytest.mark.thorough
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECK = "device_table_cuda_check"
 
 
 @pytest.fixture(scope="module")
-def build(tmp_path_factory):
+def build():
     for tool in ("nvcc", "cmake", "nm", "readelf"):
         if shutil.which(tool) is None:
             pytest.skip(f"compiling for CUDA needs {tool}, which is not on the PATH")
-    build = tmp_path_factory.mktemp("cuda")
+    build = ROOT / "build" / "cuda"
     options = ["-DKVTABLE_PYTHON=OFF", "-DKVTABLE_WERROR=ON", "-DKVTABLE_BUILD_TESTS=ON"]
     cuda = ["-DKVTOOLS_CUDA=on", "-DKVTOOLS_CUDA_ARCHITECTURES=80-real"]  # one, for the time it takes
-    for command in (
-        ["cmake", "-S", ROOT, "-B", build, *options, *cuda],
-        ["cmake", "--build", build, "--target", CHECK],
-    ):
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    with locked(ROOT / "build" / "cuda.lock"):
+        for command in (
+            ["cmake", "-S", ROOT, "-B", build, *options, *cuda],
+            ["cmake", "--build", build, "--target", CHECK],
+        ):
+            done = subprocess.run(command, capture_output=True, text=True)
+            assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return build
 
 

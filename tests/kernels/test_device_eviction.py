@@ -221,7 +221,7 @@ def test_an_export_begun_before_the_slots_changed_goes_on(device):
     exporter = pair.table.export()
     out, values = pair.arrays.zeros(40, np.int64), pair.arrays.zeros((40, 3), np.float32)
     got: list[int] = []
-    while (n := exporter.next(out, {"value": values})) >= 0:
+    while (n := exporter.next(out, {"value": values})) > 0:
         part = pair.arrays.get(out, np.int64)[:n]
         np.testing.assert_array_equal(pair.arrays.get(values, np.float32)[:n, 0], 3 * part)
         got += part.tolist()
@@ -275,7 +275,7 @@ def test_rows_are_meant_by_ranges(device, key_dtype, ranges):
     assert meant.any() == (ranges != {"version": (5, 4)})
     exporter, got = pair.table.export(**ranges), []
     out, scores = pair.arrays.zeros(37, key_dtype), pair.arrays.zeros(37, np.uint64)
-    while (n := exporter.next(out, scores=scores)) >= 0:
+    while (n := exporter.next(out, scores=scores)) > 0:
         part = pair.arrays.get(out, key_dtype)[:n].copy()
         np.testing.assert_array_equal(pair.arrays.get(scores, np.uint64)[:n], pair.cpu.scores(part))
         got.append(part)

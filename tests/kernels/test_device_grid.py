@@ -280,7 +280,7 @@ def test_an_export_gives_each_row_once(device, which, key_dtype, value_dtype, di
     keys = pair.arrays.zeros(room, key_dtype)
     columns = {name: pair.arrays.zeros((room, width), value_dtype) for name, width in pair.widths.items()}
     stamps = [pair.arrays.zeros(room, np.uint32) for _ in range(2)]
-    while (n := exporter.next(keys, columns, *stamps)) >= 0:
+    while (n := exporter.next(keys, columns, *stamps)) > 0:
         arrays = [pair.arrays.get(keys, key_dtype)]
         arrays += [pair.arrays.get(column, value_dtype) for column in columns.values()]
         arrays += [pair.arrays.get(stamp, np.uint32) for stamp in stamps]

@@ -97,7 +97,7 @@ def test_export_under_concurrent_writes_gives_whole_rows():
     run_all(writer(table, 1), remover(table), exporter(table))
 
 
-def test_export_gives_every_row_that_stays():
+def test_export_gives_every_row_that_stays_and_no_key_twice():
     table = Table("int64", "float32", 1, threads=2)
     stay = np.arange(-5000, 0)
     table.gather_or_insert(stay)
@@ -105,6 +105,7 @@ def test_export_gives_every_row_that_stays():
     def export(go_on):
         while go_on():
             keys = np.concatenate([k for k, *_ in table.export(chunk=500)])
+            assert len(np.unique(keys)) == len(keys)
             kept = keys[keys < 0]
             assert len(kept) == len(stay) and len(np.unique(kept)) == len(stay)
 
@@ -161,7 +162,7 @@ def test_a_forked_child_works_and_exits():
         rows = table.gather_or_insert(np.arange(200_000))
         del table
         os._exit(0 if rows.shape == (200_000, 2) else 1)
-    for _ in range(200):
+    for _ in range(2000):
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
             assert status == 0

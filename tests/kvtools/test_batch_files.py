@@ -53,6 +53,7 @@ def lists(values: np.ndarray) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("dialect", "options"), OPTIONS, ids=str)
 def test_every_table_comes_back_to_the_byte(tmp_path: Path, dialect: str, options: dict[str, Any]) -> None:
     tables = [*round_trip.grid(), *(round_trip.table(name) for name in round_trip.NAMES)]
@@ -369,6 +370,7 @@ def test_unknown_compressions_and_levels_are_usage_errors(tmp_path: Path, dialec
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.thorough
 def test_shards_are_written_by_other_processes(tmp_path: Path) -> None:
     ray = pytest.importorskip("ray")
     table = round_trip.table("emb", 500, parts=3)

@@ -27,13 +27,13 @@ from kvtools.cli.main import main
 from kvtools.dialects.detect import dialects
 
 def run(command, path):
-    out, err, start = io.StringIO(), io.StringIO(), time.monotonic()
+    out, err, start = io.StringIO(), io.StringIO(), time.process_time()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             status = main([command, path])
         except BaseException as error:
             status = f"{type(error).__name__}: {error}"
-    return status, out.getvalue(), err.getvalue(), time.monotonic() - start
+    return status, out.getvalue(), err.getvalue(), time.process_time() - start
 
 dialects()
 sample, room, *paths = sys.argv[1:]
@@ -46,7 +46,7 @@ print(json.dumps([[run("verify", path), run("inspect", path)] for path in paths]
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """For each case, (status, stdout, stderr, seconds) of `verify` and of `inspect`."""
+    """For each case, (status, stdout, stderr, CPU seconds) of `verify` and of `inspect`."""
     paths = [str(DATA / "broken" / name / case.path) for name, case in CASES.items()]
     command = [sys.executable, "-c", PROGRAM, str(DATA / "sample"), str(ROOM), *paths]
     elsewhere = tmp_path_factory.mktemp("elsewhere")  # where no folder is called kvtools

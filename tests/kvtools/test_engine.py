@@ -158,6 +158,7 @@ def arrays(parts: int) -> TableReader:
     return kvtools.table_from_arrays("emb", np.arange(50), np.ones((50, 3), np.float32), parts=parts)
 
 
+@pytest.mark.thorough
 def test_a_cluster_is_started_where_there_is_none_and_stopped_again(tmp_path: Path, sample_path: Path) -> None:
     pytest.importorskip("ray")
     arguments = ["migrate", "sample", "out", "--to", "tfplugin", "--engine", "ray"]

@@ -253,6 +253,7 @@ class TestRefusedAndAtomic:
             export_saved_model(open_checkpoint(sample_path), tmp_path / "out")
         assert names(tmp_path) == ["sample"]
 
+    @pytest.mark.thorough
     def test_full_disk(
         self, save_plain: Save, make_sample: Any, table_tensors: Any, sample_path: Path, tmp_path: Path
     ) -> None:
@@ -272,6 +273,7 @@ class TestRefusedAndAtomic:
         assert {file: file.read_bytes() for file in (tmp_path / "out").rglob("*") if file.is_file()} == before
         assert not list(tmp_path.glob(".out*"))
 
+    @pytest.mark.thorough
     def test_killed_export_leaves_the_old_one(self, sample_path: Path, tmp_path: Path) -> None:
         checkpoint = open_checkpoint(sample_path)
         export_saved_model(checkpoint, tmp_path / "out", tables=["user_emb"])

@@ -48,6 +48,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("dialect", "compression", "suffix"),
     [

@@ -30,6 +30,7 @@ COMPRESSIONS = [{}, {"compression": "gzip"}, {"compression": "lzf"}, {"compressi
 DATA = Path(__file__).parent.parent / "data"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", COMPRESSIONS, ids=str)
 def test_every_table_comes_back_to_the_byte(tmp_path: Path, options: dict[str, object]) -> None:
     tables = [*round_trip.grid(), *(round_trip.table(name) for name in round_trip.NAMES)]
@@ -299,6 +300,18 @@ def test_rows_in_other_files_are_not_followed(tmp_path: Path) -> None:
         file.create_dataset("values", (4, 2), "f4", external=[(os.devnull, 0, h5py.h5f.UNLIMITED)])
     with pytest.raises(BadInputError, match="lie in other files"):
         open_checkpoint(tmp_path / "a.h5")
+
+
+@pytest.mark.parametrize("compression", [None, "gzip"])
+def test_external_links_are_not_followed(tmp_path: Path, compression: str | None) -> None:
+    for name in ("mine", "secret"):
+        write_tables([round_trip.table(bare=True)], tmp_path / f"{name}.h5", "hdf5", options=WriteOptions(compression))
+    with h5py.File(tmp_path / "mine.h5", "r+") as file:
+        (part,) = next(iter(file["tables"].values())).values()
+        del part["values"]
+        part["values"] = h5py.ExternalLink(str(tmp_path / "secret.h5"), part.name + "/values")
+    with pytest.raises(BadInputError, match="lie in other files"):
+        open_checkpoint(tmp_path / "mine.h5").table("ads/emb").to_numpy()
 
 
 def test_huge_hdf5_chunks_are_refused_before_they_are_read(tmp_path: Path) -> None:

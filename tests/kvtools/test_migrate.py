@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import kvtools
-from kvtools.dialects.bundle_output import plain_columns
 from kvtools.dialects.bundle import reader
+from kvtools.dialects.bundle_output import plain_columns
 from kvtools.dialects.detect import dialect_for, dialect_named, open_checkpoint, writable_dialects
 from kvtools.dialects.dialect import Dialect
 from kvtools.dialects.interface import Chunk, TableReader, TableSchema

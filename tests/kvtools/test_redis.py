@@ -518,6 +518,7 @@ class TestCluster:
             open_checkpoint(f"redis://127.0.0.1:{ports[0]}/1")
 
 
+@pytest.mark.thorough
 def test_a_password_is_in_no_message(start: Start, make_table: Make, tmp_path: Path) -> None:
     """Whatever fails, and wherever the URL has it."""
     port, _ = start("--requirepass", "s3cret")

@@ -1,4 +1,4 @@
-"""The environments of the engines that kvtools exchanges checkpoints with. `make test` makes them."""
+"""The environments of the engines that kvtools exchanges checkpoints with. `make peers` makes them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def tfra() -> Callable[..., None]:
     """Run a program of tests/peers/tfra/ in TFRA's environment."""
     peer = runpy.run_path(str(ROOT / "benchmarks" / "peers" / "tfra.py"))
     if not peer["is_set_up"]():
-        pytest.skip("TFRA is not installed: `make test` makes its environment")
+        pytest.skip("TFRA is not installed: `make peers` makes its environment")
 
     def run(program: str, *arguments: object) -> None:
         command = [str(peer["PYTHON"]), str(ROOT / "tests" / "peers" / "tfra" / program), *map(str, arguments)]

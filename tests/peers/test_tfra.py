@@ -18,6 +18,8 @@ from kvtools.errors import BadInputError
 from kvtools.migrate import write_tables
 from kvtools.partition import owners
 
+pytestmark = pytest.mark.thorough
+
 Run = Callable[..., None]
 
 

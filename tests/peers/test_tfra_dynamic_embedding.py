@@ -20,6 +20,8 @@ import kvtools
 from kvtools.dialects.writing import WriteOptions
 from tfplugin import dynamic_embedding as de
 
+pytestmark = pytest.mark.thorough
+
 Run = Callable[..., None]
 State = Mapping[str, np.ndarray]
 
@@ -267,3 +269,22 @@ def test_tfra_loads_files_of_all_types(trained: Path, trained_on: tuple[Path, di
         assert found[name].keys() == rows.keys()
         for key, row in rows.items():
             np.testing.assert_array_equal(found[name][key], row)
+
+
+def test_a_saver_of_tables_and_slots_is_restored_by_either(tfra: Run, tmp_path: Path) -> None:
+    here = runpy.run_path(str(Path(__file__).parent / "tfra" / "saver_of_tables.py"))["main"]
+
+    def there(_: Any, what: str, checkpoint: str, out: str) -> None:
+        tfra("saver_of_tables.py", what, checkpoint, out)
+
+    for number, (save, restore) in enumerate([(there, here), (here, there)]):
+        saved, restored = (str(tmp_path / f"{number}-{what}.npz") for what in ("save", "restore"))
+        save(de, "save", str(tmp_path / f"m{number}"), saved)
+        restore(de, "restore", str(tmp_path / f"m{number}"), restored)
+        with np.load(saved) as before, np.load(restored) as after:
+            for name in ("values", "m", "v"):
+                rows = [
+                    dict(zip(f[f"{name}|0"].tolist(), f[f"{name}|1"].tolist(), strict=True)) for f in (before, after)
+                ]
+                assert rows[0] == rows[1] and len(rows[0]) == 4
+            assert before["dense|1"].tolist() == after["dense|1"].tolist()

@@ -17,6 +17,8 @@ from redis_processes import Cluster, Server
 
 from kvtools.dialects.detect import open_checkpoint
 
+pytestmark = pytest.mark.thorough
+
 Run = Callable[..., None]
 IDS = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 60)
 

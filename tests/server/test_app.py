@@ -10,10 +10,10 @@ import pytest
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
 from fastapi.testclient import TestClient
-from kvtools.server.app import create_app
-from kvtools.server.store import TableStore
 
 from kvtools.errors import BadInputError, UnknownTableError
+from kvtools.server.app import create_app
+from kvtools.server.store import TableStore
 
 BINARY = "application/octet-stream"
 

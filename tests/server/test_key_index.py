@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from kvtools.server.key_index import KeyIndex
 
 INT64 = st.integers(-(2**63), 2**63 - 1) | st.integers(-5, 5)

@@ -43,12 +43,12 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         yield int(found[1])
         assert process.poll() is None, "the server died"
         process.terminate()
-        assert process.wait(20) is not None
+        assert process.wait(120) is not None
         assert "Traceback" not in process.stderr.read()
 
 
 def request(port: int, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     try:
         connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
         answer = connection.getresponse()
@@ -58,7 +58,7 @@ def request(port: int, method: str, path: str, body: bytes = b"", **headers: str
 
 
 def raw(port: int, data: bytes) -> bytes:
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=120) as connection:
         connection.sendall(data)
         connection.shutdown(socket.SHUT_WR)
         received = b""

@@ -23,8 +23,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 IN_RANK = Path(__file__).with_name("in_rank.py")
-HOROVODRUN = "from horovod.runner.launch import run_commandline; run_commandline()"
-START_TIMEOUT = 120.0  # the launcher imports TensorFlow twice, and then each rank does
+# Without its question whether Horovod has Gloo, for which the launcher imports TensorFlow twice.
+HOROVODRUN = "from horovod.runner import launch; launch.gloo_built = lambda **_: True; launch.run_commandline()"
+START_TIMEOUT = 120.0  # each rank imports TensorFlow
 TAIL_LINES = 60
 
 
@@ -158,6 +159,7 @@ def run_on_ranks(
     folder: Path,
     *,
     keyword: str = "",
+    marks: str = "",
     env: Mapping[str, str] | None = None,
     timeout: float = 180,
     grace: float = 20,
@@ -165,10 +167,10 @@ def run_on_ranks(
 ) -> RanksReport:
     """Run the tests in `files` on `ranks` ranks at once, and return the outcome of each test on each rank.
 
-    With one rank, Horovod is neither used nor importable. `folder` (empty) takes the ranks' files. `keyword` selects
-    tests as pytest's -k does. A test is given up, with the stacks of all ranks, when no rank gets anywhere for
-    `timeout` seconds, or one rank failed and the others do not end the test within `grace` seconds more. The tests
-    after it run in another launch, of at most `launches` in all.
+    With one rank, Horovod is neither used nor importable. `folder` (empty) takes the ranks' files. `keyword` and
+    `marks` select tests as pytest's -k and -m do. A test is given up, with the stacks of all ranks, when no rank gets
+    anywhere for `timeout` seconds, or one rank failed and the others do not end the test within `grace` seconds more.
+    The tests after it run in another launch, of at most `launches` in all.
     """
     report = RanksReport(ranks)
     done: list[str] = []
@@ -177,7 +179,8 @@ def run_on_ranks(
         place.mkdir(parents=True)
         (place / "done.json").write_text(json.dumps(done))
         arguments = [str(place), *(str(Path(file).resolve()) for file in files)]
-        process, printed = _start(ranks, [*arguments, *(["-k", keyword] if keyword else [])], place, env)
+        arguments += [*(["-k", keyword] if keyword else []), *(["-m", marks] if marks else [])]
+        process, printed = _start(ranks, arguments, place, env)
         stopped = _follow(process, ranks, place, timeout, grace)
         logs = [RankLog.read(place, rank) for rank in range(ranks)]
         at = _collect(report, logs, stopped, printed.read_text(errors="replace"))

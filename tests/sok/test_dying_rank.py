@@ -59,6 +59,7 @@ def test_a_killed_rank_ends_the_others_and_a_restart_goes_on_bit_for_bit(tmp_pat
         np.testing.assert_array_equal(got["static"], expected["static"])
 
 
+@pytest.mark.thorough
 def test_an_exception_on_one_rank_ends_the_others_and_is_in_the_log(tmp_path: Path) -> None:
     done = _die(tmp_path, "raise")
     assert "no more data on this rank" in _ended(tmp_path, 1)["error"]

@@ -9,6 +9,7 @@ import pytest
 from ranks import launch_on_ranks
 
 pytest.importorskip("horovod", reason="Horovod is not installed: run `make setup-horovod`")
+pytestmark = pytest.mark.thorough
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "sok_two_ranks.py"
 

@@ -1,6 +1,7 @@
 """The tests in `collective/`, on 1, 2 and 3 ranks of this machine. One launch runs all of them that were asked for.
 
     pytest tests/sok/test_on_ranks.py                        all of them
+    pytest tests/sok/test_on_ranks.py -m 'not thorough'      on 2 ranks, without what is marked thorough
     pytest tests/sok/test_on_ranks.py -k 'alltoall and 2'    one file, on 2 ranks
     KVTOOLS_RANKS_K=gradient pytest tests/sok/test_on_ranks.py -k 3      the tests in them that match
 
@@ -13,38 +14,63 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from locks import locked
 from ranks import RanksReport, run_on_ranks
 
 FILES = sorted(path.stem for path in (Path(__file__).parent / "collective").glob("check_*.py"))
 
 
-@pytest.fixture(scope="session")
-def report_of(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], RanksReport]:
-    reports: dict[int, RanksReport] = {}
+THOROUGH = pytest.mark.thorough
 
-    def of(ranks: int) -> RanksReport:
-        if ranks not in reports:
-            asked = [item.callspec.params for item in request.session.items if item.path.name == Path(__file__).name]
-            files = [Path(__file__).parent / "collective" / f"{p['file']}.py" for p in asked if p["ranks"] == ranks]
-            folder = tmp_path_factory.mktemp(f"ranks-{ranks}-")
-            reports[ranks] = run_on_ranks(ranks, files, folder, keyword=os.environ.get("KVTOOLS_RANKS_K", ""))
-        return reports[ranks]
+
+@pytest.fixture(scope="session")
+def report_of(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[int, str], RanksReport]:
+    """The report of a launch, which is made once in a run of pytest, also where that is several processes."""
+    mine = tmp_path_factory.getbasetemp()
+    shared = mine.parent if hasattr(request.config, "workerinput") else mine
+
+    def of(ranks: int, marks: str) -> RanksReport:
+        name = f"{ranks}-ranks-{marks.replace(' ', '-')}"
+        kept = shared / f"{name}.pickle"
+        with locked(shared / f"{name}.lock"):
+            if not kept.exists():
+                asked = [i.callspec.params for i in request.session.items if i.path.name == Path(__file__).name]
+                files = [p["file"] for p in asked if (p["ranks"], p["marks"]) == (ranks, marks)]
+                paths = [Path(__file__).parent / "collective" / f"{file}.py" for file in files]
+                keyword = os.environ.get("KVTOOLS_RANKS_K", "")
+                report = run_on_ranks(ranks, paths, tmp_path_factory.mktemp(name), keyword=keyword, marks=marks)
+                kept.write_bytes(pickle.dumps(report))
+            report = pickle.loads(kept.read_bytes())
+        assert isinstance(report, RanksReport)
+        return report
 
     return of
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.every_case
 @pytest.mark.parametrize("file", FILES)
-def test_on_ranks(file: str, ranks: int, report_of: Callable[[int], RanksReport]) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "marks"),
+    [
+        pytest.param(2, "not thorough", id="2"),
+        pytest.param(2, "thorough", id="2-thorough", marks=THOROUGH),
+        pytest.param(1, "", id="1", marks=THOROUGH),
+        pytest.param(3, "", id="3", marks=THOROUGH),
+    ],
+)
+def test_on_ranks(file: str, ranks: int, marks: str, report_of: Callable[[int, str], RanksReport]) -> None:
     if ranks > 1 and importlib.util.find_spec("horovod") is None:
         pytest.skip("Horovod is not installed: run `make setup-horovod`")
-    report = report_of(ranks)
-    if "KVTOOLS_RANKS_K" in os.environ and not report.broken and not report.tests(f"{file}.py"):
-        pytest.skip("KVTOOLS_RANKS_K selects no test of this file")
+    report = report_of(ranks, marks)
+    if (marks or "KVTOOLS_RANKS_K" in os.environ) and not report.broken and not report.tests(f"{file}.py"):
+        pytest.skip("no test of this file is selected")
     print(report.summary(f"{file}.py"))
     if failures := report.failures(f"{file}.py"):
         pytest.fail(f"on {ranks} ranks:\n{failures}", pytrace=False)

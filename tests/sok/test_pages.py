@@ -95,6 +95,7 @@ def _embeddings(printed: str) -> list[list[float]]:
     return [[float(number) for number in re.findall(r"[-\d.]+", tensor)] for tensor in tensors]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("imports", [NEW, OLD], ids=["sok", "experiment"])
 def test_dynamic_variable_example(imports: str, tmp_path: Path) -> None:
     printed = _printed(tmp_path, DYNAMIC_VARIABLE.format(imports=imports, horovod=_horovod()))
@@ -109,6 +110,7 @@ def test_optimizer_wrapper_example(imports: str, var_type: str, tmp_path: Path) 
     assert _embeddings(_printed(tmp_path, source)) == [[13.0] * 9, [12.0] * 9]
 
 
+@pytest.mark.thorough
 def test_variable_examples_on_two_ranks(tmp_path: Path) -> None:
     pytest.importorskip("horovod", reason="Horovod is not installed: run `make setup-horovod`")
     printed = _printed(tmp_path, VARIABLES.format(imports=OLD), ranks=2)

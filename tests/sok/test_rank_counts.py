@@ -14,6 +14,7 @@ from kvtools.dialects.detect import open_checkpoint
 from kvtools.verify import verify
 
 pytest.importorskip("horovod", reason="Horovod is not installed: run `make setup-horovod`")
+pytestmark = pytest.mark.thorough
 
 SCRIPT = Path(__file__).with_name("save_and_restore.py")
 CHANGES = [(2, 1), (2, 3), (1, 3), (3, 2)]

@@ -22,6 +22,7 @@ def _outcomes(report: RanksReport) -> dict[str, list[str | None]]:
     return {test.split("::")[-1]: outcomes for test, outcomes in report.outcomes.items()}
 
 
+@pytest.mark.thorough
 def test_failure_on_one_rank_is_reported_and_the_others_go_on(tmp_path: Path) -> None:
     report = _run(
         tmp_path,
@@ -52,6 +53,7 @@ def test_failure_on_one_rank_is_reported_and_the_others_go_on(tmp_path: Path) ->
     assert not report.broken
 
 
+@pytest.mark.thorough
 def test_hang_ends_by_the_timeout_with_the_stacks_of_each_rank(tmp_path: Path) -> None:
     report = _run(
         tmp_path,
@@ -76,6 +78,7 @@ def test_hang_ends_by_the_timeout_with_the_stacks_of_each_rank(tmp_path: Path) -
     assert "in sleeping" in text and "in waiting" in text
 
 
+@pytest.mark.thorough
 def test_rank_that_dies_is_reported(tmp_path: Path) -> None:
     report = _run(
         tmp_path,
@@ -94,6 +97,7 @@ def test_rank_that_dies_is_reported(tmp_path: Path) -> None:
     assert "Segmentation fault" in report.failures() and "in test_dies" in report.failures()
 
 
+@pytest.mark.thorough
 def test_ranks_that_collect_different_tests_are_refused(tmp_path: Path) -> None:
     report = _run(
         tmp_path,
@@ -113,6 +117,7 @@ def test_file_that_does_not_import_on_one_rank_is_reported(tmp_path: Path) -> No
     assert "bad import" in report.failures() and "--- rank 1 ---" in report.failures()
 
 
+@pytest.mark.thorough
 def test_rank_that_fails_while_another_waits_in_an_exchange(tmp_path: Path) -> None:
     report = _run(
         tmp_path,
@@ -143,6 +148,7 @@ def test_a_single_rank_runs_without_a_launcher(tmp_path: Path) -> None:
     assert not report.failures()
 
 
+@pytest.mark.thorough
 def test_script_on_ranks(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import os, sys\nprint('rank', os.environ['HOROVOD_RANK'], sys.argv[1])\nsys.exit(3)")
@@ -151,6 +157,7 @@ def test_script_on_ranks(tmp_path: Path) -> None:
     assert "argument" in done.stdout and "Exit code: 3" in done.stdout
 
 
+@pytest.mark.thorough
 def test_script_on_ranks_that_hangs_is_ended(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import os, time\nprint('mark', os.getpid(), flush=True)\ntime.sleep(1000)")

@@ -105,3 +105,20 @@ def test_a_table_is_not_a_tensor(table):
     for use in (lambda: tf.add(table, 1.0), lambda: tf.reduce_sum(table), lambda: tf.convert_to_tensor(table)):
         with pytest.raises(TypeError, match="has no dense value"):
             use()
+
+
+@pytest.mark.parametrize("strategy", ["MirroredStrategy", "experimental.CentralStorageStrategy"])
+def test_strategies_that_keep_copies_of_a_variable(make, partitioner, strategy):
+    made = (
+        getattr(tf.distribute.experimental, strategy.partition(".")[2] or "-", None) or tf.distribute.MirroredStrategy
+    )
+    with (
+        made(["CPU:0"]).scope(),
+        pytest.raises(ValueError, match=r"'emb.* cannot be made under (Mirrored|Central).*OneDeviceStrategy.*Horovod"),
+    ):
+        make(name="emb", partitioner=partitioner)
+
+
+def test_a_strategy_of_one_device_is_none(make):
+    with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+        assert make().sparse_read([1]).shape == (1, 4)

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import textwrap
+import threading
 
 import numpy as np
 import pytest
@@ -177,3 +178,58 @@ def test_a_checkpoint_is_restored_in_a_graph_and_saved_there(tmp_path, parts):
     third = tf.get_kv_variable("graph", 2, partitioner=fixed(parts))
     tf.train.Checkpoint(table=third).restore(path)
     np.testing.assert_array_equal(tf.nn.embedding_lookup(third, ids), expected)
+
+
+def test_a_save_that_meets_removals_has_the_rows_that_are_there_each_whole(tmp_path):
+    # Two chunks of a save, so that rows go between one and the next.
+    rows, dim = 120_000, 128
+    table = tf.get_kv_variable("removed_from", dim, initializer=0.0)
+    optimizer = tf.compat.v1.train.MomentumOptimizer(0.0, 0.9)
+    for first in range(0, rows, 20_000):
+        keys = tf.range(first, first + 20_000, dtype=tf.int64)
+        numbers = tf.tile(tf.cast(keys[:, tf.newaxis] + 1, tf.float32), [1, dim])
+        table.upsert(keys, numbers)
+        optimizer.apply_gradients([(tf.IndexedSlices(numbers, keys), table)])
+    (slot,) = table.slot_names()
+    saved = threading.Event()
+
+    def remove():
+        for first in range(rows - 100, 0, -100):
+            if saved.is_set():
+                return
+            table.remove(tf.range(first, first + 100, dtype=tf.int64))
+
+    remover = threading.Thread(target=remove)
+    before = int(table.size())
+    remover.start()
+    path = tf.train.Checkpoint(table=table).write(str(tmp_path / "ckpt"))
+    saved.set()
+    remover.join()
+    assert int(table.size()) < before
+
+    reader = tf.train.load_checkpoint(path)
+    (prefix,) = (
+        name.removesuffix("-kvmeta") for name in reader.get_variable_to_shape_map() if name.endswith("-kvmeta")
+    )
+    column = {name: reader.get_tensor(f"{prefix}-{name}") for name in ("keys", "values", f"slot-{slot}")}
+    assert int(table.size()) <= len(column["keys"]) <= before
+    assert len(np.unique(column["keys"])) == len(column["keys"])
+    expected = np.repeat(column["keys"][:, np.newaxis] + np.float32(1), dim, 1)
+    np.testing.assert_array_equal(column["values"], expected)
+    np.testing.assert_array_equal(column[f"slot-{slot}"], expected)
+
+    restored = tf.get_kv_variable("restored_from_it", dim, initializer=0.0)
+    tf.train.Checkpoint(table=restored).read(path)
+    assert int(restored.size()) == len(column["keys"])
+    assert all((stamp.numpy() > 0).all() for stamp in restored.stamps(column["keys"]))
+
+
+def test_parts_alone_are_not_saved_and_say_so(tmp_path):
+    table = tf.get_kv_variable("item", 4, partitioner=fixed(3))
+    table.upsert(range(5), np.ones([5, 4]))
+    with pytest.raises(ValueError, match=r"a part of key-value variable 'item', and parts are saved by the whole"):
+        tf.train.Checkpoint(parts=list(table)).save(str(tmp_path / "alone"))
+    path = tf.train.Checkpoint(parts=list(table), table=table).save(str(tmp_path / "both"))
+    other = tf.get_kv_variable("item", 4, partitioner=fixed(2))
+    tf.train.Checkpoint(parts=list(other), table=other).restore(path).assert_existing_objects_matched()
+    assert (other.sparse_read(range(5)) == 1).numpy().all()

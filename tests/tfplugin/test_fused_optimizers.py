@@ -48,6 +48,7 @@ STOCK = {
 DIMS = (1, 7, 8, 16, 64, 100, 129)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("fused", ["auto", False], ids=["fused", "generic"])
 @pytest.mark.parametrize("name", STOCK)
 def test_hundred_steps_in_float32(make, rows_of, name, fused):

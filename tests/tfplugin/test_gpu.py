@@ -7,6 +7,7 @@ them runs: `benchmarks/gpu/run.sh` does that, where there is one.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -15,57 +16,66 @@ from pathlib import Path
 
 import pytest
 import tensorflow as tf
+from locks import locked
 from tensorflow.python.framework import kernels
 
 import tfplugin  # noqa: F401  (registers the ops)
 
 HERE = Path(__file__).parent
-PATHS = [str(HERE / "gpu"), *(str(HERE.parent / name) for name in ("kernels", "kvtools", "sok"))]
-#: Of these all ops lie on the GPU, or the tests say otherwise.
+PATHS = [str(HERE / "gpu"), *(str(HERE.parent / name) for name in ("suite", "kernels", "kvtools", "sok"))]
+#: Of these all ops lie on the GPU, or the tests say otherwise. The first ones are run by `make test`.
 FILES = [
-    "../tfra/test_variable.py",
     "gpu/check_placement.py",
+    "test_lookup_many.py",
+    "test_writes.py",
+    "../tfra/test_variable.py",
     "test_checkpoint.py",
     "test_eviction.py",
     "test_fused_optimizers.py",
     "test_gradients.py",
     "test_lookup.py",
-    "test_lookup_many.py",
     "test_pooled_lookup.py",
     "test_saver.py",
-    "test_writes.py",
 ]
+FIRST = 3
 
 
 @pytest.fixture(scope="module")
-def gpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def gpu() -> Path:
+    """The library of the GPU that is made of the CPU, compiled once for all that run these tests."""
     pytest.importorskip("kvtools._device_table", reason="kvtools was built without it: `make setup` builds it")
     compiler = next((found for name in ("g++", "clang++", "c++") if (found := shutil.which(name))), None)
     assert compiler is not None
-    library = tmp_path_factory.mktemp("gpu") / "libcpu_as_gpu.so"
     include = f"-isystem{tf.sysconfig.get_include()}"
-    command = [compiler, "-std=c++17", "-O1", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror", include]
-    subprocess.run([*command, HERE / "gpu" / "cpu_as_gpu.cc", "-o", library], check=True)
+    source = HERE / "gpu" / "cpu_as_gpu.cc"
+    command = [compiler, "-std=c++17", "-O1", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror", include, str(source)]
+    told = "\0".join([*command, tf.version.VERSION, tf.version.GIT_VERSION, source.read_text()])
+    folder = HERE.parents[1] / "build" / f"cpu-as-gpu-{hashlib.sha256(told.encode()).hexdigest()[:16]}"
+    library = folder / "libcpu_as_gpu.so"
+    with locked(folder / "lock"):
+        if not library.exists():
+            fresh = folder / "fresh.so"
+            subprocess.run([*command, "-o", fresh], check=True)
+            fresh.replace(library)
     return library
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_with_tables_on_a_gpu(file: str, gpu: Path) -> None:
+def run(files: list[str], gpu: Path, *options: str) -> None:
+    """Run test files in a process in which tables are on that GPU."""
     environment = {**os.environ, "KVTOOLS_CPU_AS_GPU": str(gpu), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    options = [
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:xdist",
-        "-p",
-        "tables_on_gpu",
-        "-o",
-        f"pythonpath={' '.join(PATHS)}",
-    ]
-    command = [sys.executable, "-P", "-m", "pytest", *options, str(HERE / file)]
+    plugins = ["-p", "no:cacheprovider", "-p", "no:xdist", "-p", "tables_on_gpu", "-o", f"pythonpath={' '.join(PATHS)}"]
+    command = [sys.executable, "-P", "-m", "pytest", "-q", *plugins, *options, *(str(HERE / file) for file in files)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=HERE.parents[1])
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+def test_with_tables_on_a_gpu(gpu: Path) -> None:
+    run(FILES[:FIRST], gpu, "-m", "not thorough")
+
+
+@pytest.mark.thorough
+def test_all_with_tables_on_a_gpu(gpu: Path) -> None:
+    run(FILES, gpu)
 
 
 def test_every_op_has_a_kernel_for_gpus() -> None:

@@ -58,12 +58,58 @@ def test_a_zeroed_row_comes_back_when_its_gradient_says_so(make, optimizer):
     assert (table.sparse_read([key]).numpy() > 0).all()
 
 
-def test_dense_rows_become_zero_as_well():
+#: class -> what its dense variables get
+PLAIN = {
+    ours.GroupAdam: ours.Adam,
+    ours.GroupAMSGrad: ours.AMSGrad,
+    ours.GroupAdaBelief: ours.AdaBelief,
+    ours.GroupLamb: ours.Lamb,
+    ours.GroupAdagrad: ours.Adagrad,
+    ours.GroupMomentum: lambda rate: ours.SGD(rate, 0.9),
+    ours.GroupFtrl: lambda rate: ours.Ftrl(rate, l1_regularization_strength=0.01, l2_regularization_strength=0.01),
+}
+
+
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "slices"])
+@pytest.mark.parametrize("cls", PLAIN, ids=lambda cls: cls.__name__)
+def test_dense_variables_get_the_plain_optimizer(make, cls, sparse):
+    lambdas = {f"{name}_regularization_strength": 0.01 for name in ("l1", "l2")}
+    optimizer = cls(0.1, l21_regularization_strength=1e3, **lambdas)
+    table = make(dim=4, initializer=1.0)
+    moved, reference = (
+        [tf.Variable(tf.reshape(tf.range(8.0), [2, 4]) / 8 + 0.1), tf.Variable(tf.ones([4]))] for _ in range(2)
+    )
+    for t in range(3):
+        kernel, bias = tf.constant([[0.5, -0.1, 0.0, t], [1.0, 0.2, 0.3, 0.4]]), tf.constant([0.1, -t, 0.0, 1.0])
+        kernel = tf.IndexedSlices(kernel[:1], tf.constant([1])) if sparse else kernel
+        rows = tf.IndexedSlices(tf.ones([1, 4]), tf.constant([7], tf.int64))
+        optimizer.apply_gradients([(kernel, moved[0]), (bias, moved[1]), (rows, table)])
+        if t == 0:
+            plain = PLAIN[cls](0.1)
+        plain.apply_gradients([(kernel, reference[0]), (bias, reference[1])])
+    for got, expected in zip(moved, reference, strict=True):
+        np.testing.assert_array_equal(got.numpy(), expected.numpy())
+        assert set(optimizer.get_slot_names()) >= set(plain.get_slot_names())
+        assert optimizer.get_slot(got, "z") is None
+    assert table.zeroed([7]).numpy().all()
+    rules = optimizer.__class__(0.1), PLAIN[cls](0.1)
+    assert [o.rule_of(moved[0]) for o in rules] == [rules[1].rule()] * 2
+
+
+def test_dense_rows_become_zero_where_that_is_asked_for():
     dense = tf.Variable(tf.ones([3, 4]) * 0.1)
-    optimizer = ours.GroupAdam(0.01, l21_regularization_strength=1.0)
+    optimizer = ours.GroupAdam(0.01, l21_regularization_strength=1.0, regularize_dense=True)
     for _ in range(50):
         optimizer.apply_gradients([(tf.constant([[0.0] * 4, [-1.0] * 4, [0.0] * 4]), dense)])
     assert (dense.numpy() != 0).any(1).tolist() == [False, True, False]
+    assert tfplugin.explain(optimizer, [dense]).to_dict() == {dense.name: "fused: group_adam"}
+
+
+def test_rows_with_a_constraint_are_penalized(make):
+    table = make(dim=4, initializer=0.1, constraint=tf.identity)
+    optimizer = ours.GroupAdam(0.01, l21_regularization_strength=1e3)
+    optimizer.apply_gradients([(tf.IndexedSlices(tf.ones([1, 4]), tf.constant([7], tf.int64)), table)])
+    assert not table.sparse_read([7]).numpy().any()
 
 
 def test_marks_survive_a_checkpoint_and_exports_leave_the_rows_out(make, optimizer, tmp_path):

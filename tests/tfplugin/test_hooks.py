@@ -42,6 +42,9 @@ def test_uninstall_leaves_tensorflow_as_a_process_without_tfplugin_has_it(tmp_pa
     code = """
 import tensorflow as tf
 import tensorflow.compat.v1, tensorflow.compat.v2
+import tf_keras
+from keras.src.saving import saving_lib
+from tf_keras.src.saving import saving_lib as tf_keras_saving_lib
 from tensorflow.python.checkpoint import functional_saver
 from tensorflow.python.training import optimizer, saver
 from tensorflow.python.util import dispatch
@@ -51,6 +54,8 @@ def state():
         out |= {(id(owner), name): id(getattr(owner, name)) for name in dir(owner) if not name.startswith("__")}
     for owner in (optimizer.Optimizer, saver.BaseSaverBuilder, functional_saver.MultiDeviceSaver):
         out |= {(id(owner), name): id(value) for name, value in vars(owner).items()}
+    for owner in (*tf.keras.Model.__mro__, *tf_keras.Model.__mro__, saving_lib, tf_keras_saving_lib):
+        out |= {(id(owner), name): id(value) for name, value in vars(owner).items() if callable(value)}
     for api, targets in dispatch._TYPE_BASED_DISPATCH_SIGNATURES.items():
         out |= {(id(api), id(target)): len(signatures) for target, signatures in targets.items()}
     return out
@@ -66,6 +71,7 @@ print(during != before, {key for key in before.keys() | after.keys() if before.g
     assert done.stdout.strip() == "True set()"
 
 
+@pytest.mark.thorough
 def test_the_attribute_is_on_every_way_to_import_tensorflow(tmp_path):
     code = """
 import tfplugin

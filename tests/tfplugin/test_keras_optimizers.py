@@ -10,6 +10,7 @@ import tensorflow as tf
 import tf_keras
 
 import tfplugin
+from tfplugin import dynamic_embedding as de
 
 KEYS = np.array([0, -1, 3, 10**15, -7, 8])
 INITIAL = np.random.default_rng(1).normal(size=(len(KEYS), 4))
@@ -239,3 +240,14 @@ def test_slots_go_with_their_optimizer(make):
     gc.collect()
     tfplugin.OptimizerWrapper(k3.SGD()).apply_gradients([(gradient, table)])
     assert table.slots().numpy() == b"[]"
+
+
+@pytest.mark.parametrize("wrap", [tfplugin.OptimizerWrapper, de.DynamicEmbeddingOptimizer], ids=["wrapper", "de"])
+def test_a_legacy_optimizer_wrapped_in_eager_mode_works_in_a_graph(wrap):
+    optimizer = wrap(tf_keras.optimizers.legacy.SGD(0.5))
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        dense = tf.compat.v1.get_variable("w", initializer=tf.ones([2]), use_resource=True)
+        step = optimizer.apply_gradients([(tf.ones([2]), dense)])
+        session.run(tf.compat.v1.global_variables_initializer())
+        session.run(step)
+        np.testing.assert_array_equal(session.run(dense), [0.5, 0.5])

@@ -59,7 +59,7 @@ def test_a_variable_with_rows_to_draw_has_to_have_drawn_them(tmp_path):
     source, values = table()
     kvtools.write_tables([source], tmp_path / "m", "tfplugin")
     with tf.Graph().as_default(), v1.Session() as session:
-        emb = variable(initializer=v1.glorot_uniform_initializer())
+        emb = variable(initializer=lambda shape, dtype: tf.random.uniform(shape, dtype=dtype))
         with pytest.raises(tf.errors.FailedPreconditionError, match=r"has rows to draw.*run its initializer"):
             v1.train.Saver().restore(session, str(tmp_path / "m"))
         session.run(v1.global_variables_initializer())
@@ -120,7 +120,7 @@ def test_slots_come_along_and_training_goes_on_from_them(tmp_path, parts):
 
 def test_initial_rows_of_a_table_in_parts_come_along(tmp_path):
     with tf.Graph().as_default(), v1.Session() as session:
-        emb = variable(2, initializer=v1.glorot_uniform_initializer())
+        emb = variable(2, initializer=lambda shape, dtype: tf.random.uniform(shape, dtype=dtype))
         session.run(v1.global_variables_initializer())
         before = session.run(tf.nn.embedding_lookup(emb, tf.constant(ABSENT)))
         path = v1.train.Saver().save(session, str(tmp_path / "m"))

@@ -54,6 +54,12 @@ AS_KERAS = {
 }
 
 
+def _penalizing_dense(cls, *args):
+    """An optimizer that treats dense variables as it does tables."""
+    asked = "regularize_dense" in inspect.signature(cls).parameters
+    return cls(*args, **({"regularize_dense": True} if asked else {}))
+
+
 def _batches(steps):
     rng = np.random.default_rng(0)
     for _ in range(steps):
@@ -91,7 +97,7 @@ def test_rows_of_a_table_move_as_rows_of_a_dense_variable(make, rows_of, partiti
     table.upsert(KEYS, INITIAL)
     dense = tf.Variable(INITIAL)
     parts = list(table) if partitioner else [table]
-    optimizer = cls()
+    optimizer = _penalizing_dense(cls)
 
     def step(ids, factor):
         with tf.GradientTape(persistent=True) as tape:
@@ -185,6 +191,8 @@ def test_a_schedule_is_given_the_global_step_or_else_iterations(make, rows_of):
         (lambda: ours.Ftrl(0.1, learning_rate_power=0.5), "Ftrl: learning_rate_power must be 0 or less"),
         (lambda: ours.GroupAdam(l21_regularization_strength=-1.0), "GroupAdam: l21 must be 0 or more"),
         (lambda: ours.Adagrad(initial_accumulator_value=-1.0), "initial_accumulator_value must be 0 or more"),
+        (lambda: ours.RectifiedAdam(warmup_proportion=2), "RectifiedAdam: warmup_proportion must be 0 to 1, got 2"),
+        (lambda: ours.RectifiedAdam(total_steps=-1), "RectifiedAdam: total_steps must be 0 or more"),
         (lambda: ours.AdamW(weight_decay=float("inf")), "weight_decay must be 0 or more, got inf"),
     ],
 )
@@ -237,10 +245,109 @@ def test_16_bit_dense_variables_sum_slices_in_float32():
     assert tf.cast(dense, tf.float32).numpy().tolist() == [[-512, -512]]
 
 
-def test_reference_variables_are_refused(session):
-    old = v1.get_variable("w", [2], use_resource=False)
-    with pytest.raises(TypeError, match=r"'w:0' is a reference variable.*use_resource=True"):
-        ours.Adam().minimize(tf.reduce_sum(old))
+def _graph_step(make_optimizer, use_resource, sparse, steps=3):
+    """A dense variable and a table after some steps of a session."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        table = v1.get_kv_variable("t", 4, initializer=1.0)
+        dense = v1.get_variable("w", initializer=tf.reshape(tf.range(12.0), [3, 4]) / 12, use_resource=use_resource)
+        rows = tf.nn.embedding_lookup(table, tf.constant([5, 6, 5], tf.int64))
+        used = tf.gather(dense, [2, 0, 2]) if sparse else dense
+        step = make_optimizer().minimize(tf.reduce_sum(rows * used**2))
+        session.run(v1.global_variables_initializer())
+        for _ in range(steps):
+            session.run(step)
+        return session.run([dense, table.sparse_read([5, 6])])
+
+
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "slices"])
+@pytest.mark.parametrize("cls", [*CLASSES, v1.train.AdamOptimizer, v1.train.FtrlOptimizer], ids=lambda c: c.__name__)
+def test_reference_variables_move_as_resource_variables_do(cls, sparse):
+    for got, expected in zip(
+        _graph_step(lambda: cls(0.1), False, sparse), _graph_step(lambda: cls(0.1), True, sparse), strict=True
+    ):
+        np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_arguments_by_their_other_names():
+    adam = ours.GroupAdam(
+        0.1, initial_accumulator_value=0.0, beta1=0.8, beta2=0.9, use_locking=True, accum_name=None, linear_name=None
+    )
+    assert (adam._hyperparameters["beta_1"], adam._hyperparameters["beta_2"]) == (0.8, 0.9)
+    ours.SparseGroupFtrl(0.1, -0.5, 0.1, 0.0, 0.0, 0.0, use_locking=False, accum_name=None, linear_name=None)
+    assert ours.SGD(0.1, 0.9, use_nesterov=True, use_locking=False)._hyperparameters["nesterov"] == 1.0
+    for cls in CLASSES:
+        cls(0.1, use_locking=True)
+    with pytest.raises(TypeError, match="got both beta_1 and beta1, which are one"):
+        ours.Adam(0.1, 0.9, beta1=0.9)
+    with pytest.raises(ValueError, match="GroupAdam: version must be 4, got 2"):
+        ours.GroupAdam(0.1, version=2)
+    with pytest.raises(ValueError, match="accum_name and linear_name must be None"):
+        ours.GroupFtrl(0.1, accum_name="a")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'beta3'"):
+        ours.Adam(0.1, beta3=0.9)
+
+
+def rectified_adam(w, gradients, lr, beta_1=0.9, beta_2=0.9, epsilon=1e-7, threshold=4.0, **options):
+    """In plain NumPy, of float64."""
+    m, v, most = np.zeros_like(w), np.zeros_like(w), np.zeros_like(w)
+    for t, g in enumerate(gradients, 1):
+        rate = lr / (1 + options.get("decay", 0) * t)
+        if total := options.get("total_steps", 0):
+            warmup, low = total * options["warmup_proportion"], options["min_lr"]
+            falling = max(total - warmup, 1)
+            slope = (low - rate) / falling
+            rate = rate * t / warmup if t <= warmup else rate + slope * min(t - warmup, falling)
+        m, v = beta_1 * m + (1 - beta_1) * g, beta_2 * v + (1 - beta_2) * g**2
+        most = np.maximum(most, v)
+        first = (beta_1 * m + (1 - beta_1) * g if options.get("use_nesterov") else m) / (1 - beta_1**t)
+        second = (most if options.get("amsgrad") else v) / (1 - beta_2**t)
+        longest = 2 / (1 - beta_2) - 1
+        length = longest - 2 * t * beta_2**t / (1 - beta_2**t)
+        update = first
+        if length >= threshold:
+            r = np.sqrt((length - 4) / (longest - 4) * (length - 2) / (longest - 2) * longest / length)
+            update = r * first / (np.sqrt(second) + epsilon)
+        w = w - rate * (update + options.get("weight_decay", 0) * w)
+    return w
+
+
+@pytest.mark.parametrize("function", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"amsgrad": True},
+        {"use_nesterov": True},
+        {"decay": 0.1, "weight_decay": 0.1},
+        {"total_steps": 8, "warmup_proportion": 0.25, "min_lr": 1e-3},
+        {"total_steps": 8, "warmup_proportion": 0.0, "min_lr": 1e-3},
+        {
+            "amsgrad": True,
+            "use_nesterov": True,
+            "total_steps": 8,
+            "warmup_proportion": 0.5,
+            "min_lr": 0.0,
+            "decay": 0.1,
+        },
+    ],
+    ids=lambda options: "-".join(options) or "plain",
+)
+def test_rectified_adam_against_numpy(make, rows_of, options, function):
+    table, dense = make(dim=4, value_dtype=tf.float64, initializer=1.0), tf.Variable(np.ones([2, 4]))
+    optimizer = ours.RectifiedAdam(0.05, beta_2=0.9, sma_threshold=4.0, **options)
+    gradients = np.random.default_rng(0).normal(size=(12, 2, 4))
+
+    def step(gradient):
+        optimizer.apply_gradients(
+            [(tf.IndexedSlices(gradient, tf.constant([1, 2], tf.int64)), table), (gradient, dense)]
+        )
+
+    step = tf.function(step) if function else step
+    for gradient in gradients:
+        step(tf.constant(gradient))
+    expected = rectified_adam(np.ones([2, 4]), gradients, 0.05, **options)
+    np.testing.assert_allclose(rows_of(table, [1, 2]), expected, rtol=1e-9)
+    np.testing.assert_allclose(dense.numpy(), expected, rtol=1e-9)
 
 
 def test_state_goes_through_a_checkpoint(make, rows_of, tmp_path):

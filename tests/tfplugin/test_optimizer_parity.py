@@ -276,8 +276,51 @@ def test_sync_replicas_optimizer_averages_table_gradients():
 
 def test_moving_averages_say_that_a_table_has_no_dense_value(session):
     table = v1.get_kv_variable("t", embedding_dim=2)
-    with pytest.raises(TypeError, match="has no dense value"):
+    with pytest.raises(TypeError, match=r"has no dense value.*ExponentialMovingAverage averages dense variables only"):
         train.ExponentialMovingAverage(0.9).apply([table])
+
+
+def test_moving_averages_say_so_in_eager_mode_too(make):
+    with pytest.raises(AttributeError, match="ExponentialMovingAverage, which asks for it, averages dense variables"):
+        train.ExponentialMovingAverage(0.9).apply([tf.Variable(1.0), make()])
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
+def test_a_loss_without_a_table_moves_the_rest(make, session, eager):
+    optimizer = train.AdamOptimizer(0.1)
+    if eager:
+        with tf.init_scope():
+            table, dense = make(), tf.Variable(1.0)
+            optimizer.minimize(lambda: dense**2, var_list=[dense, table])
+            assert float(dense) < 1
+            assert int(table.size()) == 0
+            optimizer.minimize(lambda: dense**2 + tf.reduce_sum(tf.nn.embedding_lookup(table, [1])), [dense, table])
+            assert int(table.size()) == 1
+        return
+    table, dense = make(), v1.get_variable("w", initializer=1.0, use_resource=True)
+    step = optimizer.minimize(dense**2, var_list=[dense, table])
+    both = optimizer.minimize(dense**2 + tf.reduce_sum(tf.nn.embedding_lookup(table, [1])), var_list=[dense, table])
+    session.run(v1.global_variables_initializer())
+    session.run(step)
+    assert session.run([dense < 1, table.size()]) == [True, 0]
+    session.run(both)
+    assert session.run(table.size()) == 1
+
+
+@pytest.mark.parametrize("constraint", [None, tf.identity], ids=["fused", "generic"])
+def test_a_table_that_is_listed_twice_moves_twice(make, rows_of, constraint):
+    table, dense = make(initializer=1.0, constraint=constraint), tf.Variable(tf.ones([1, 4]))
+    for variable, keys in ((table, ([3], [3, 5])), (dense, ([0], [0, 0]))):
+        rows = [tf.IndexedSlices(tf.fill([len(k), 4], 0.5), tf.constant(k, tf.int64)) for k in keys]
+        train.GradientDescentOptimizer(1.0).apply_gradients([(rows[0], variable), (rows[1], variable)])
+    np.testing.assert_array_equal(rows_of(table, [3, 5]), [[0.0] * 4, [0.5] * 4])
+    np.testing.assert_array_equal(dense.numpy(), [[-0.5] * 4])
+
+
+def test_no_gradient_at_all_is_tensorflows_own_error(make):
+    dense = tf.Variable(1.0)
+    with pytest.raises(ValueError, match="No gradients provided for any variable"):
+        train.AdamOptimizer(0.1).minimize(lambda: dense * 2.0, var_list=[make()])
 
 
 def test_distribution_strategies_are_refused(make):

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import tfplugin
-from tfplugin import positions
+from tfplugin import row_handles
 from tfplugin.ops import raw
 
 EXTREMES = {
@@ -127,9 +127,9 @@ def test_gradients_carry_the_positions_of_their_rows(make, partitioner):
     clipped, _ = tf.clip_by_global_norm(gradients, 1.0)
     parts = list(variable) if partitioner else [variable]
     for part, gradient, after in zip(parts, gradients, clipped, strict=True):
-        where = positions.recall(gradient.indices)
+        where = row_handles.recall(gradient.indices)
         assert where.numpy().tolist() == _found(part, gradient.indices)
-        assert positions.recall(after.indices) is where
+        assert row_handles.recall(after.indices) is where
 
 
 def test_two_tables_looked_up_by_the_same_ids_keep_their_positions_apart(make):
@@ -139,7 +139,7 @@ def test_two_tables_looked_up_by_the_same_ids_keep_their_positions_apart(make):
     with tf.GradientTape() as tape:
         rows = first.sparse_read(ids) + second.sparse_read(ids)
     for variable, gradient in zip((first, second), tape.gradient(rows, [first, second]), strict=True):
-        assert positions.recall(gradient.indices).numpy().tolist() == _found(variable, ids)
+        assert row_handles.recall(gradient.indices).numpy().tolist() == _found(variable, ids)
 
 
 def test_positions_are_of_the_graph_that_asks(make):
@@ -150,14 +150,14 @@ def test_positions_are_of_the_graph_that_asks(make):
     def step():
         gradient = _lookup_gradients(variable, tf.constant([1, 2], tf.int64))[0]
         kept.append(gradient.indices)
-        assert positions.recall(gradient.indices).graph is tf.compat.v1.get_default_graph()
-        return positions.recall(gradient.indices)
+        assert row_handles.recall(gradient.indices).graph is tf.compat.v1.get_default_graph()
+        return row_handles.recall(gradient.indices)
 
     assert step().numpy().tolist() == _found(variable, tf.constant([1, 2], tf.int64))
     indices = tf.constant([1], tf.int64)
-    assert positions.recall(indices) is None
-    positions.remember(indices, kept[0])
-    assert positions.recall(indices) is None
+    assert row_handles.recall(indices) is None
+    row_handles.remember(indices, kept[0])
+    assert row_handles.recall(indices) is None
 
 
 def test_lookups_that_no_update_follows_remember_nothing(make):

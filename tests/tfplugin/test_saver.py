@@ -63,6 +63,7 @@ def saved(tmp_path):
     return {"path": path, "user": user, "item": item, "went_on": went_on}
 
 
+@pytest.mark.thorough
 def test_the_page_example_prints_the_same_rows_before_and_after_restore(tmp_path):
     done = subprocess.run(
         [sys.executable, str(HERE / "page_example.py"), str(tmp_path)], capture_output=True, text=True, check=False
@@ -172,7 +173,10 @@ def test_an_initializer_table_is_saved_and_restored(tmp_path):
     ids = np.arange(1000, dtype=np.int64)
     with tf.Graph().as_default(), v1.Session() as session:
         table = tf.get_kv_variable(
-            "t", 4, initializer=v1.glorot_uniform_initializer(), partitioner=v1.fixed_size_partitioner(2)
+            "t",
+            4,
+            initializer=lambda shape, dtype: tf.random.uniform(shape, dtype=dtype),
+            partitioner=v1.fixed_size_partitioner(2),
         )
         session.run(v1.global_variables_initializer())
         before = session.run(tf.nn.embedding_lookup(table, tf.constant(ids)))
@@ -352,6 +356,23 @@ with tf.Graph().as_default(), v1.Session() as s:
         table = tf.get_kv_variable("t", 64)
         v1.train.Saver().restore(session, str(tmp_path / "m-1"))
         assert session.run(table.size()) == 400_000
+
+
+def test_what_a_killed_save_has_left_goes_at_the_next_save(tmp_path):
+    left = [tmp_path / "m-1_kvtmp", tmp_path / "m_kvtmp"]
+    others = [tmp_path / name for name in ("n-1_kvtmp", "m-a-1_kvtmp", "m-1_kvtmp.txt", "m-1")]
+    for folder in (*left, *others):
+        folder.mkdir()
+        (folder / "tables-0.data-00000-of-00001").write_bytes(b"half of it")
+    with tf.Graph().as_default(), v1.Session() as session:
+        tf.get_kv_variable("t", 4)
+        v1.get_variable("w", [2])
+        session.run(v1.global_variables_initializer())
+        path = v1.train.Saver().save(session, str(tmp_path / "m"), global_step=2)
+    assert not any(folder.exists() for folder in left)
+    assert all(folder.exists() for folder in others)
+    assert {"t-keys", "w"} <= {name for name, _ in tf.train.list_variables(path)}
+    assert not (tmp_path / "m-2_kvtmp").exists()
 
 
 def test_without_tfplugin_installed_a_saver_says_what_to_do(tmp_path):

@@ -152,14 +152,11 @@ def test_initializers(name, eager, partitioner):
         v1.truncated_normal_initializer(1.0, 0.5),
         tf.keras.initializers.RandomNormal(1.0, 0.5),
         tf_keras.initializers.RandomUniform(-2, 3),
-        tf.keras.initializers.VarianceScaling(),
-        "glorot_uniform",
     ],
 )
 def test_random_initializers_have_the_moments_of_the_dense_ones(make, initializer):
     rows = make(dim=8, initializer=initializer).sparse_read(np.arange(4000))
-    resolved = tf.keras.initializers.get(initializer) if isinstance(initializer, str) else initializer
-    resolved = resolved or tf.keras.initializers.RandomUniform(-0.05, 0.05)
+    resolved = initializer or tf.keras.initializers.RandomUniform(-0.05, 0.05)
     dense = np.asarray(resolved([1024, 8], dtype="float32"))
     assert np.mean(rows) == pytest.approx(dense.mean(), abs=0.06)
     assert np.std(rows) == pytest.approx(dense.std(), rel=0.06)

@@ -10,60 +10,20 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
+from trained_graph import KEYS, NAME, PARTITIONERS, ROWS, Graph, by_key
 
 import kvtools
 from tfplugin import dynamic_embedding as de
 
 v1 = tf.compat.v1
 TFRA = Path(__file__).parents[1] / "data" / "tfra"
-KEYS = np.array([0, -1, 7, -(2**63), 2**63 - 1, 5, 12])
-ROWS = np.random.default_rng(0).normal(size=(len(KEYS), 2)).astype(np.float32)
-NAME = "scope/emb"
-
-
-def by_key(exported):
-    keys, rows = (np.asarray(x) for x in exported)
-    assert len(set(keys.tolist())) == len(keys)
-    return {int(key): row.tobytes() for key, row in zip(keys, rows, strict=True)}
 
 
 EXPECTED = {int(key): row.tobytes() for key, row in zip(KEYS, ROWS, strict=True)}
 
 
-def halves(keys, n):
-    return tf.cast(tf.math.floormod(keys // 2, n), tf.int32)
-
-
-PARTITIONERS = {"modulo": {}, "own": {"partitioner": halves}}
-
-
 def slots_of(run, table, optimizer):
     return {slot.name: by_key(run(slot.export())) for slot in table.get_slot_variables(optimizer)}
-
-
-class Graph:
-    """A model in a graph of its own: a table, trained by Adam and restricted by frequency."""
-
-    def __init__(self, devices, **kwargs):
-        self.table = de.Variable(
-            dim=2, name=NAME, devices=["/CPU:0"] * devices, restrict_policy=de.FrequencyRestrictPolicy, **kwargs
-        )
-        self.dense = v1.get_variable("dense", [2], use_resource=True)
-        rows = de.embedding_lookup(self.table, tf.constant(KEYS[:4]), name="x")
-        self.optimizer = de.DynamicEmbeddingOptimizer(v1.train.AdamOptimizer(0.1))
-        self.step = self.optimizer.minimize(tf.reduce_sum(rows * self.dense))
-        self.saver = v1.train.Saver()
-        self.session = v1.Session()
-        self.session.run(v1.global_variables_initializer())
-
-    def state(self):
-        run = self.session.run
-        return (
-            by_key(run(self.table.export())),
-            slots_of(run, self.table, self.optimizer),
-            by_key(run(self.table.restrict_policy.status.export())),
-            run(self.dense).tolist(),
-        )
 
 
 @pytest.mark.parametrize("partitioner", PARTITIONERS.values(), ids=PARTITIONERS)

@@ -8,32 +8,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+from trained_graph import KEYS, NAME, PARTITIONERS, ROWS, by_key
+from trained_graph import Graph as ModelGraph
 
 import kvtools
 from tfplugin import dynamic_embedding as de
 
 v1 = tf.compat.v1
 TFRA = Path(__file__).parents[1] / "data" / "tfra" / "filesystem"
-KEYS = np.array([0, -1, 7, -(2**63), 2**63 - 1, 5, 12])
-ROWS = np.random.default_rng(0).normal(size=(len(KEYS), 2)).astype(np.float32)
-NAME = "scope/emb"
-
-
-def by_key(exported):
-    keys, rows = (np.asarray(x) for x in exported)
-    assert len(set(keys.tolist())) == len(keys)
-    return {int(key): row.tobytes() for key, row in zip(keys, rows, strict=True)}
-
-
-def halves(keys, n):
-    return tf.cast(tf.math.floormod(keys // 2, n), tf.int32)
-
-
-PARTITIONERS = {"modulo": {}, "own": {"partitioner": halves}}
 
 
 def creator(*args, **kwargs):
     return de.CuckooHashTableCreator(saver=de.FileSystemSaver(*args, **kwargs))
+
+
+def Graph(devices, saver=None, **kwargs):
+    return ModelGraph(devices, kv_creator=saver or creator(), **kwargs)
 
 
 def table(devices, name=NAME, saver=None, **kwargs):
@@ -45,24 +35,6 @@ def table(devices, name=NAME, saver=None, **kwargs):
         restrict_policy=de.FrequencyRestrictPolicy,
         **kwargs,
     )
-
-
-class Graph:
-    def __init__(self, devices, **kwargs):
-        self.table = table(devices, **kwargs)
-        self.dense = v1.get_variable("dense", [2], use_resource=True)
-        rows = de.embedding_lookup(self.table, tf.constant(KEYS[:4]), name="x")
-        self.optimizer = de.DynamicEmbeddingOptimizer(v1.train.AdamOptimizer(0.1))
-        self.step = self.optimizer.minimize(tf.reduce_sum(rows * self.dense))
-        self.saver = v1.train.Saver()
-        self.session = v1.Session()
-        self.session.run(v1.global_variables_initializer())
-
-    def state(self):
-        run = self.session.run
-        slots = {slot.name: by_key(run(slot.export())) for slot in self.table.get_slot_variables(self.optimizer)}
-        status = by_key(run(self.table.restrict_policy.status.export()))
-        return by_key(run(self.table.export())), slots, status, run(self.dense).tolist()
 
 
 @pytest.mark.parametrize("partitioner", PARTITIONERS.values(), ids=PARTITIONERS)

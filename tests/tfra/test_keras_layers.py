@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -405,3 +407,154 @@ def test_on_one_rank_all_to_all_is_an_embedding(layers, name):
 def test_a_number_of_ranks_that_there_are_not_is_told(layers, name):
     with pytest.raises(ValueError, match="mpi_size must be the number of ranks, 1"):
         layers.HvdAllToAllEmbedding(embedding_size=2, name=name, mpi_size=4)
+
+
+# ---- What Keras does with a model ----
+
+
+def trained_model(keras, layers, name, combiner="mean"):
+    model = model_of(keras, layers.SquashedEmbedding(4, name=name, combiner=combiner))
+    model.fit(IDS, np.ones([3, 1]), epochs=2, verbose=0)
+    return model
+
+
+def rows_by_key(layer):
+    keys, rows = layer.params.export()
+    return dict(zip(keys.numpy().tolist(), rows.numpy().tolist(), strict=True))
+
+
+def test_weights_are_all_rows_and_go_back(keras, layers, name):
+    model = trained_model(keras, layers, name)
+    layer = model.layers[-2]
+    weights, rows = model.get_weights(), rows_by_key(layer)
+
+    def slots():
+        found = layer.params.get_slot_variables(model.optimizer)
+        return [slot.lookup(weights[0].keys).numpy().tolist() for slot in found]
+
+    assert weights[0].shape == (6, 4)
+    assert dict(zip(weights[0].keys.tolist(), weights[0].tolist(), strict=True)) == rows
+    model.fit(np.array([[100, 101, 102]]), np.ones([1, 1]), verbose=0)
+    assert layer.params.size().numpy() == 9
+    moments = slots()
+    model.set_weights([copy.deepcopy(weights[0]), *weights[1:]])
+    assert rows_by_key(layer) == rows and slots() == moments
+    with pytest.raises(TypeError, match="takes what get_weights gives of a table"):
+        model.set_weights([weights[0] * 2, *weights[1:]])
+
+
+def test_early_stopping_restores_the_best_weights(keras, layers, name):
+    model = trained_model(keras, layers, name)
+    states = []
+
+    class Worse(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            logs["loss"] = float(epoch)
+            states.append(rows_by_key(model.layers[-2]))
+
+    stop = keras.callbacks.EarlyStopping(monitor="loss", patience=2, restore_best_weights=True)
+    model.fit(IDS, np.ones([3, 1]), epochs=9, verbose=0, callbacks=[Worse(), stop])
+    assert len(states) == 3 and rows_by_key(model.layers[-2]) == states[0] != states[1]
+
+
+def test_mixed_float16_trains_and_skips_what_overflows(keras, layers, name):
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        model = model_of(keras, layers.SquashedEmbedding(4, name=name))
+        losses = model.fit(IDS, np.ones([3, 1]), epochs=6, verbose=0).history["loss"]
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+    assert "LossScale" in type(model.optimizer).__name__ and losses[-1] < losses[0]
+    assert len(rows_by_key(model.layers[-2])) == 6
+    assert len(model.layers[-2].params.get_slot_variables(model.optimizer)) == 2
+
+
+def test_tensorboard_gets_a_histogram_of_all_rows(keras, layers, name, tmp_path, monkeypatch):
+    model = trained_model(keras, layers, name)
+    logged = {}
+    # What needs TensorBoard, which need not be installed.
+    told = {"histogram": lambda tag, data, step: logged.update({tag: tf.identity(data)})}
+    told |= dict.fromkeys(("scalar", "trace_on", "trace_export"), lambda *args, **kwargs: None)
+    board = keras.callbacks.TensorBoard(str(tmp_path), histogram_freq=1, write_graph=False)
+    for module in [getattr(board, "summary", tf.summary), tf.compat.v2.summary]:
+        for what, function in told.items():
+            monkeypatch.setattr(module, what, function, raising=False)
+    model.fit(IDS, np.ones([3, 1]), verbose=0, callbacks=[board])
+    (tag,) = [tag for tag in logged if name in tag]
+    rows = rows_by_key(model.layers[-2])
+    assert tag.endswith("/histogram") and sorted(logged[tag].numpy().tolist()) == sorted(rows.values())
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["plain", "loss_scale"])
+def test_a_model_is_loaded_with_its_compiled_state(keras, layers, name, scaled, tmp_path):
+    def made():
+        optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.05), bp_v2=True)
+        if scaled:
+            scale = keras.optimizers if keras is tf.keras else keras.mixed_precision
+            optimizer = de.DynamicEmbeddingOptimizer(scale.LossScaleOptimizer(optimizer))
+        model = model_of(keras, layers.SquashedEmbedding(4, name=name))
+        model.compile(optimizer, loss="mse")
+        return model
+
+    model = made()
+    model.fit(IDS, np.ones([3, 1]), epochs=3, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert loaded.layers[-2].params is not model.layers[-2].params
+    np.testing.assert_array_equal(loaded.predict(IDS, verbose=0), model.predict(IDS, verbose=0))
+    assert getattr(loaded.optimizer, "inner_optimizer", loaded.optimizer)._bp_v2
+    for _ in range(2):  # with the moments of the rows, too
+        model.fit(IDS, np.ones([3, 1]), verbose=0)
+        loaded.fit(IDS, np.ones([3, 1]), verbose=0)
+        np.testing.assert_allclose(loaded.predict(IDS, verbose=0), model.predict(IDS, verbose=0), rtol=1e-6)
+
+
+def test_a_clone_has_rows_of_its_own(keras, layers, name):
+    model = trained_model(keras, layers, name)
+    clone = keras.models.clone_model(model)
+    assert clone.layers[-2].params is not model.layers[-2].params and not rows_by_key(clone.layers[-2])
+    clone.set_weights(model.get_weights())
+    np.testing.assert_array_equal(clone.predict(IDS, verbose=0), model.predict(IDS, verbose=0))
+    clone.compile(de.DynamicEmbeddingOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
+    before = rows_by_key(model.layers[-2])
+    clone.fit(IDS, np.ones([3, 1]), verbose=0)
+    assert rows_by_key(model.layers[-2]) == before != rows_by_key(clone.layers[-2])
+
+
+# ---- Samples without ids, and sparse ids ----
+
+
+@pytest.mark.parametrize("combiner", COMBINERS)
+def test_a_sample_without_ids_gives_zeros(layers, name, combiner):
+    layer = layers.SquashedEmbedding(2, combiner=combiner, name=name)
+    fill(layer)
+    expected = [COMBINERS[combiner](np.array(x), axis=0) if x else [0, 0] for x in ([row(15), row(2)], [], [row(4)])]
+    ids = tf.ragged.constant([[15, 2], [], [4]], dtype=tf.int64)
+    with tf.GradientTape() as tape:
+        rows = layer(ids)
+        loss = tf.reduce_sum(rows)
+    np.testing.assert_allclose(rows, expected, rtol=1e-6)
+    if combiner != "std":  # whose gradient is no number for the one row of the last sample
+        assert np.isfinite(tape.gradient(loss, layer.shadow).values).all()
+    np.testing.assert_allclose(layer(ids.to_sparse()), expected, rtol=1e-6)
+    assert layer(tf.zeros([2, 0], tf.int64)).numpy().tolist() == [[0, 0], [0, 0]]
+
+
+def test_sparse_ids_with_holes(keras, layers, name):
+    ids = tf.SparseTensor([[0, 0], [0, 2], [2, 1]], tf.constant([15, 2, 4], tf.int64), [3, 3])
+    single, fields = layers.Embedding(2, name=name), layers.FieldWiseEmbedding(2, 2, lambda i: i % 2, name=name)
+    fill(single)
+    expected = np.zeros([3, 3, 2], np.float32)
+    expected[0, 0], expected[0, 2], expected[2, 1] = row(15), row(2), row(4)
+    np.testing.assert_array_equal(single(ids), expected)
+    by_field = np.zeros([3, 2, 2], np.float32)
+    by_field[0, 1], by_field[0, 0], by_field[2, 0] = row(15), row(2), row(4)
+    np.testing.assert_array_equal(fields(ids), by_field)
+    with pytest.raises(ValueError, match=r"sparse ids must be of shape \[batch, n\]"):
+        layers.SquashedEmbedding(2, name=name)(tf.sparse.expand_dims(ids, -1))
+    given = keras.Input((3,), dtype="int64", sparse=True)
+    squashed = layers.SquashedEmbedding(2, name=f"{name}_model")
+    model = keras.Model(given, keras.layers.Dense(1)(squashed(given)))
+    model.compile(de.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.05)), loss="mse")
+    model.fit(ids, np.ones([3, 1]), verbose=0)
+    assert sorted(rows_by_key(squashed)) == [2, 4, 15]

@@ -78,6 +78,7 @@ def _free_ports(count):
     return ports
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("partitioner", ["default", "own"])
 def test_two_workers_train_tables_on_two_servers(tmp_path, partitioner):
     addresses = [f"127.0.0.1:{port}" for port in _free_ports(4)]

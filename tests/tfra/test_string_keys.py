@@ -86,7 +86,7 @@ def test_training_follows_the_dense_twin(name, devices, how, function):
     v.upsert(KEYS, ROWS)
     stock, wrapped = (tf.keras.optimizers.Adam(0.1) for _ in range(2))
     wrapped = de.DynamicEmbeddingOptimizer(wrapped)
-    shadow = v.get_trainable_by_name("x")
+    shadow = v.get_trainable_by_name("x" if how == "single" else "x/embedding_lookup")
     where = np.array([[0, 1], [2, 2], [3, 4]])
 
     def loss_of(found):

@@ -13,21 +13,21 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import context as tf_context
 from tensorflow.python.saved_model import registration
 from tensorflow.python.trackable import base as trackable
 from tensorflow.python.training.saving import saveable_object_util
 
 from tfplugin import graph_restore
-from tfplugin.checkpoint import KvSaveable, object_prefix, restore_op, save_ops
+from tfplugin.checkpoint import object_prefix
 from tfplugin.dynamic_embedding import file_system_saver
 from tfplugin.dynamic_embedding.python_ops import local, python_op
-
-if TYPE_CHECKING:
-    from tfplugin.dynamic_embedding.variable import Variable
+from tfplugin.dynamic_embedding.sharded_table import ShardedTable
+from tfplugin.saveable import KvSaveable, restore_op, save_ops
 
 # ---- Name-based: tf.compat.v1.train.Saver ----
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class TableSaveable(KvSaveable):
     """One table of a variable in a Saver's list."""
 
-    def __init__(self, variable: Variable, index: int, name: str) -> None:
+    def __init__(self, variable: ShardedTable, index: int, name: str) -> None:
         self._params = variable
         self._index = index
         self._whole = name
@@ -67,7 +67,7 @@ class TableSaveable(KvSaveable):
             return (release() if foreign is None else tf.cond(foreign, release, lambda: tf.constant(False))).op
 
 
-def _files_saveable(variable: Variable, name: str | None = None) -> file_system_saver.FilesSaveable:
+def _files_saveable(variable: ShardedTable, name: str | None = None) -> file_system_saver.FilesSaveable:
     """What a Saver saves and restores of a variable whose tables go to files."""
     whole = name or variable.name
     marks = (f"{whole}-kvmeta", f"{whole}/part_0-kvmeta")
@@ -88,14 +88,14 @@ def _files_saveable(variable: Variable, name: str | None = None) -> file_system_
     return file_system_saver.FilesSaveable(variable, whole, restore)
 
 
-def saveables(variable: Variable, name: str | None = None) -> list[Any]:
+def saveables(variable: ShardedTable, name: str | None = None) -> list[Any]:
     """What a Saver saves and restores, one for each table, or one for all where they go to files."""
     if file_system_saver.saver_of(variable) is not None:
         return [_files_saveable(variable, name)]
     return [TableSaveable(variable, i, name or variable.name) for i in range(len(variable.parts))]
 
 
-def saveables_by_name(variable: Variable) -> dict[str, Callable[..., KvSaveable]]:
+def saveables_by_name(variable: ShardedTable) -> dict[str, Callable[..., KvSaveable]]:
     """The same as a Saver asks for them: functions of the name that its dictionary gives."""
 
     def make(i: int) -> Callable[..., KvSaveable]:
@@ -131,7 +131,7 @@ def _of_mutable_table(attribute: str, table: Any) -> dict[str, Any]:
 # ---- Object-based: tf.train.Checkpoint ----
 
 
-def _save_objects(trackables: Mapping[str, Variable], file_prefix: tf.Tensor) -> list[tf.Tensor]:
+def _save_objects(trackables: Mapping[str, ShardedTable], file_prefix: tf.Tensor) -> list[tf.Tensor]:
     """Saves the tables of variables whose keys go to tables by another rule; the rest save themselves, as children."""
     parts = [
         (object_prefix(f"{path}/rows_{i}"), part)
@@ -142,13 +142,13 @@ def _save_objects(trackables: Mapping[str, Variable], file_prefix: tf.Tensor) ->
     return (save_ops(file_prefix, parts) if parts else []) + file_system_saver.save_objects(trackables, file_prefix)
 
 
-def _restore_objects(trackables: Mapping[str, Variable], merged_prefix: tf.Tensor) -> None:
+def _restore_objects(trackables: Mapping[str, ShardedTable], merged_prefix: tf.Tensor) -> None:
     for path, variable in trackables.items():
         if variable.checkpoint and variable.parts:
             _restore_object(path.split("/.ATTRIBUTES/")[0], variable, merged_prefix)
 
 
-def _restore_object(path: str, variable: Variable, filename: tf.Tensor) -> None:
+def _restore_object(path: str, variable: ShardedTable, filename: tf.Tensor) -> None:
     """Restores a variable, unless its child has: that is how a checkpoint in this layout is restored.
 
     A variable whose tables go to files has no such child.
@@ -196,13 +196,11 @@ def _restore_object(path: str, variable: Variable, filename: tf.Tensor) -> None:
 
 def register() -> None:
     """Tells TensorFlow how variables are saved. Done once per process."""
-    from tfplugin.dynamic_embedding.variable import Variable
-
     # The name by which TFRA's checkpoints ask for what restores a variable.
     registration.register_checkpoint_saver(
         package="DECustomSaver",
         name="Variable",
-        predicate=lambda obj: isinstance(obj, Variable),
+        predicate=lambda obj: isinstance(obj, ShardedTable),
         save_fn=_save_objects,
         restore_fn=_restore_objects,
         strict_predicate_restore=False,
@@ -223,7 +221,7 @@ class _Source:
     """
 
     def __init__(
-        self, variable: Variable, name: str, marks: Sequence[str], find: Callable[[Any], Sequence[Any]]
+        self, variable: ShardedTable, name: str, marks: Sequence[str], find: Callable[[Any], Sequence[Any]]
     ) -> None:
         self._variable = variable
         self._name = name
@@ -313,7 +311,7 @@ def _by_path(path: str, name: str, checkpoint: Any) -> list[Any]:
     return found or _by_name(name, checkpoint)
 
 
-def _rewrite(variable: Variable, name: str, path: str, find: Callable[[Any], Sequence[Any]], output: Path) -> None:
+def _rewrite(variable: ShardedTable, name: str, path: str, find: Callable[[Any], Sequence[Any]], output: Path) -> None:
     """Writes the rows of a variable in our layout: one table where the tables share it out themselves, else several."""
     import kvtools
     from kvtools.rename import RenamedTable
@@ -321,7 +319,7 @@ def _rewrite(variable: Variable, name: str, path: str, find: Callable[[Any], Seq
 
     beside = file_system_saver.read(variable, path)
     checkpoint = None if beside else _opened(variable, path)
-    tables = [_from_arrays(name, beside)] if checkpoint is None else list(find(checkpoint))
+    tables = [from_arrays(name, beside)] if checkpoint is None else list(find(checkpoint))
     status = status_of(variable.name)
     if not tables and status is not None:
         tables = [_StatusArrays(table, KINDS[status[1]]).table() for table in _by_name(status[0], checkpoint)]
@@ -336,7 +334,7 @@ def _rewrite(variable: Variable, name: str, path: str, find: Callable[[Any], Seq
             f"Restoring dynamic embedding variable '{variable.name}': '{path}' has no string keys that can be read: "
             "only a checkpoint of this project does, restored with the default partitioner."
         )
-    starts = {spec.name: spec.constant for specs in variable.parts[0]._slots_of.values() for spec in specs}
+    starts = {spec.name: spec.constant for specs in variable.parts[0]._row_slots.of.values() for spec in specs}
     for table in tables:
         _check_fits(variable, table.schema, path)
         if hasattr(table, "fill"):
@@ -347,17 +345,17 @@ def _rewrite(variable: Variable, name: str, path: str, find: Callable[[Any], Seq
         columns = [_arrays(table) for table in tables]
         joined = {column: np.concatenate([each[column] for each in columns]) for column in columns[0]}
         if variable._by_modulo:
-            rewritten = [_from_arrays(name, joined)]
+            rewritten = [from_arrays(name, joined)]
         else:
             owner = np.asarray(variable.partition_fn(tf.constant(joined["keys"]), variable.shard_num))
             rewritten = [
-                _from_arrays(f"{name}/{i}", {column: array[owner == i] for column, array in joined.items()})
+                from_arrays(f"{name}/{i}", {column: array[owner == i] for column, array in joined.items()})
                 for i in range(variable.shard_num)
             ]
     kvtools.write_tables(rewritten, output, "tfplugin", parts=1)
 
 
-def _opened(variable: Variable, path: str) -> Any:
+def _opened(variable: ShardedTable, path: str) -> Any:
     """A checkpoint, or the files of TFRA's saver beside it, which do not say of which dtypes they are."""
     from kvtools.dialects.detect import open_checkpoint
     from kvtools.dialects.interface import OpenOptions
@@ -372,7 +370,33 @@ def _opened(variable: Variable, path: str) -> Any:
     return open_checkpoint(folder or path, options)
 
 
-def _check_fits(variable: Variable, schema: Any, path: str) -> None:
+def read_column(variable: ShardedTable, index: int, path: str, column: str) -> tuple[np.ndarray, np.ndarray]:
+    """Keys and rows, as arrays, that a checkpoint in any layout has for a table of a variable, or for a slot of it.
+
+    Raises:
+      ValueError: it has none that fit.
+    """
+    name = f"Table {index + 1} of {variable.shard_num} of dynamic embedding variable '{variable.name}'"
+    found = [] if variable.names is not None else list(_by_name(variable.name, _opened(variable, path)))
+    read = []
+    for table in found:
+        _check_fits(variable, table.schema, path)
+        arrays = _arrays(table)
+        wanted = f"slot:{column}" if column else "values"
+        if wanted in arrays:
+            read.append((arrays["keys"], arrays[wanted]))
+    if not read:
+        raise ValueError(
+            f"{name}: '{path}' has no {f'slot {column} of' if column else 'rows of'} it that can be read: leave it out "
+            "of the Saver's var_list."
+        )
+    keys, rows = (np.concatenate(arrays) for arrays in zip(*read, strict=True))
+    with tf_context.eager_mode():
+        own = np.asarray(variable.partition_fn(tf.constant(keys), variable.shard_num)).reshape(-1) == index
+    return keys[own], rows[own]
+
+
+def _check_fits(variable: ShardedTable, schema: Any, path: str) -> None:
     wanted = (variable.key_dtype.name, variable.value_dtype.name, variable.dim)
     if (schema.key_dtype, schema.value_dtype, schema.dim) != wanted:
         raise ValueError(
@@ -402,7 +426,8 @@ def _numpy(dtype: str) -> Any:
     return tf.as_dtype(dtype).as_numpy_dtype
 
 
-def _from_arrays(name: str, columns: Mapping[str, np.ndarray]) -> Any:
+def from_arrays(name: str, columns: Mapping[str, np.ndarray]) -> Any:
+    """A table of these columns, as `kvtools` writes it: ``keys``, ``values``, and slots as ``slot:<name>``."""
     import kvtools
 
     slots = {column.removeprefix("slot:"): array for column, array in columns.items() if column.startswith("slot:")}
@@ -423,4 +448,4 @@ class _StatusArrays:
         numbers = [getattr(chunk, self._column) for chunk in chunks] or [np.zeros(0, np.int32)]
         values = np.concatenate(numbers).astype(np.int32)[:, None]
         known = values[:, 0] != 0  # else the key has no status: the first is 1
-        return _from_arrays("status", {"keys": np.concatenate(keys)[known], "values": values[known]})
+        return from_arrays("status", {"keys": np.concatenate(keys)[known], "values": values[known]})

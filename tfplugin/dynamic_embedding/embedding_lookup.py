@@ -12,9 +12,9 @@ from tensorflow.python.ops import variable_scope
 
 from tfplugin.composed_pool import bags_of, pool
 from tfplugin.dynamic_embedding.model_mode import ModelMode
-from tfplugin.dynamic_embedding.shadow_ops import serving, shadow_of
+from tfplugin.dynamic_embedding.shadow_variable import serving, shadow_of
+from tfplugin.dynamic_embedding.sharded_table import ShardedTable
 from tfplugin.dynamic_embedding.trainable import TrainableWrapper
-from tfplugin.dynamic_embedding.variable import Variable
 from tfplugin.fused_lookup import pool_many
 from tfplugin.lookup import COMBINERS, pooled_ids
 
@@ -25,12 +25,12 @@ def _one(params: Any, caller: str) -> Any:
         if len(params) != 1:
             raise ValueError(f"{caller}: params must be one variable, got {len(params)}.")
         params = params[0]
-    if not isinstance(params, Variable) and not hasattr(params, "embedding_lookup"):
+    if not isinstance(params, ShardedTable) and not hasattr(params, "embedding_lookup"):
         raise TypeError(f"{caller}: params must be a dynamic_embedding.Variable, got {type(params).__name__}.")
     return params
 
 
-def _check_ids(params: Variable, ids: Any, caller: str) -> Any:
+def _check_ids(params: ShardedTable, ids: Any, caller: str) -> Any:
     if not hasattr(ids, "dtype"):
         ids = params.keys_tensor(ids)
     dtype = tf.as_dtype(ids.dtype)
@@ -39,13 +39,15 @@ def _check_ids(params: Variable, ids: Any, caller: str) -> Any:
     return ids if isinstance(ids, tf.RaggedTensor) else tf.convert_to_tensor(ids)
 
 
-def _trainable(params: Variable, ids: tf.Tensor, name: str | None, max_norm: Any, caller: str) -> TrainableWrapper:
+def _trainable(params: ShardedTable, ids: tf.Tensor, name: str | None, max_norm: Any, caller: str) -> TrainableWrapper:
     """What trains the rows of a lookup: a new wrapper in a graph, the shadow of this name elsewhere."""
     in_function = tf_ops.inside_function()
     if not tf.executing_eagerly() and not in_function:
         scope = variable_scope.get_variable_scope().name
-        wrapper_name = f"{scope}/{name or caller}" if scope else name or caller
-        wrapper = TrainableWrapper(params, ids, max_norm, name=tf_ops.get_default_graph().unique_name(wrapper_name))
+        inner = f"{name or caller}/{name or caller}"
+        with tf.name_scope(""):  # the name has the variable scope in it
+            wrapper_name = tf_ops.get_default_graph().unique_name(f"{scope}/{inner}" if scope else inner)
+        wrapper = TrainableWrapper(params, ids, max_norm, name=wrapper_name)
         params.trainable_store[name or wrapper.name] = wrapper
         return wrapper
     if name is None:
@@ -103,7 +105,7 @@ def _embedding_lookup(
     params: Any, ids: Any, name: str | None, max_norm: Any, return_trainable: bool, caller: str
 ) -> Any:
     params = _one(params, caller)
-    if not isinstance(params, Variable):
+    if not isinstance(params, ShardedTable):
         return params.embedding_lookup(ids, name=name, max_norm=max_norm, return_trainable=return_trainable)
     ids = _check_ids(params, ids, caller)
     with _scope(name or caller):
@@ -150,17 +152,18 @@ def _pooled(
     if not isinstance(sp_ids, (tf.SparseTensor, tf.compat.v1.SparseTensorValue, tf.RaggedTensor)):
         raise TypeError(f"{caller}: sp_ids must be a SparseTensor or a RaggedTensor, got {type(sp_ids).__name__}.")
     params = _one(params, caller)
-    variable = params if isinstance(params, Variable) else getattr(params, "params", None)
+    variable = params if isinstance(params, ShardedTable) else getattr(params, "params", None)
     if variable is not None:
         _check_ids(variable, sp_ids.values, caller)
     ids = pooled_ids(variable if variable is not None else params, sp_ids, sp_weights, caller, **how)
-    if not isinstance(params, (Variable, TrainableWrapper)):  # looks up in its own way
+    if not isinstance(params, (ShardedTable, TrainableWrapper)):  # looks up in its own way
         bags = bags_of(ids)
         unique, which = tf.unique(bags.keys)
         rows, trainable = params.embedding_lookup(unique, name=name, max_norm=max_norm, return_trainable=True)
         return pool(rows, which, bags, combiner), trainable, ids
     ours = isinstance(params, TrainableWrapper)
     trainable = params if ours else _trainable(params, ids.keys, name, max_norm, caller)
+    trainable.awaited = False
     max_norm = trainable.max_norm if max_norm is None else max_norm
     trains = ModelMode.CURRENT_SETTING == ModelMode.TRAIN and not serving() and trainable.trainable
     if max_norm is None and variable._many and variable.value_dtype.is_floating:
@@ -197,7 +200,7 @@ def embedding_lookup_sparse(
       sp_ids: [rows, any number], of the key dtype.
       sp_weights: of the form of sp_ids, or None for ones.
       partition_strategy: not used.
-      name: of the lookup.
+      name: of the lookup. What it trains is known by ``<name>/embedding_lookup``; see `Variable.get_trainable_by_name`.
       combiner: ``"mean"`` (weighted), ``"sqrtn"`` or ``"sum"``.
       max_norm: rows of a larger norm are scaled down to it before they are combined.
       return_trainable: as of `embedding_lookup`.
@@ -213,7 +216,8 @@ def embedding_lookup_sparse(
     caller = "embedding_lookup_sparse"
     _check_combiner(combiner, caller)
     with _scope(name or caller):
-        rows, trainable, _ = _pooled(params, sp_ids, sp_weights, name, combiner, max_norm, caller)
+        inner = f"{name or caller}/embedding_lookup"
+        rows, trainable, _ = _pooled(params, sp_ids, sp_weights, inner, combiner, max_norm, caller)
         if not isinstance(sp_ids, tf.RaggedTensor) and rows.dtype in (tf.float16, tf.bfloat16):
             rows = tf.cast(rows, tf.float32)
     return (rows, trainable) if return_trainable else rows
@@ -234,7 +238,8 @@ def safe_embedding_lookup_sparse(
     """As `embedding_lookup_sparse`, for ids of any rank of which the last dimension is combined.
 
     Ids whose weight is not positive are left out unless the combiner is ``"sum"``. A row without ids gives the row of
-    `default_id`, or zeros: no key is looked up for it, and none is trained.
+    `default_id`, or zeros: no key is looked up for it, and none is trained. What it trains is known by
+    ``<name>/embedding_lookup_sparse/embedding_lookup``.
 
     Raises:
       TypeError: as of `embedding_lookup_sparse`; weights of another dtype than the values.
@@ -257,7 +262,7 @@ def safe_embedding_lookup_sparse(
             embedding_weights,
             sparse_ids,
             sparse_weights,
-            name,
+            f"{name or caller}/embedding_lookup_sparse/embedding_lookup",
             combiner,
             max_norm,
             caller,

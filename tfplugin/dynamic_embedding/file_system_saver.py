@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -20,10 +20,8 @@ from tensorflow.python.training.saving import saveable_object
 
 from tfplugin.checkpoint import BesideSaveable
 from tfplugin.dynamic_embedding import table_files
+from tfplugin.dynamic_embedding.sharded_table import ShardedTable
 from tfplugin.dynamic_embedding.slot_variable import SlotVariable
-
-if TYPE_CHECKING:
-    from tfplugin.dynamic_embedding.variable import Variable
 
 FOLDER = "TFRADynamicEmbedding"
 #: What names in a checkpoint end in where tables are beside it.
@@ -90,7 +88,7 @@ class FileSystemSaver(DynamicEmbeddingSaver):
         self.config = FileSystemSaverConfig(proc_size, proc_rank, save_path, buffer_size)
 
 
-def saver_of(variable: Variable) -> FileSystemSaver | None:
+def saver_of(variable: ShardedTable) -> FileSystemSaver | None:
     """The saver of a variable that has one."""
     saver = getattr(variable.kv_creator, "saver", None)
     return saver if isinstance(saver, FileSystemSaver) else None
@@ -107,14 +105,14 @@ def folder_of(config: FileSystemSaverConfig, prefix: Any) -> Any:
     return tf.strings.regex_replace(prefix, r"^((?:.*/)?)[^/]*?(-\d+)?$", rf"\1{FOLDER}\2")
 
 
-def save(variable: Variable, folder: Any) -> Any:
+def save(variable: ShardedTable, folder: Any) -> Any:
     """Writes a variable and its slots. Returns the op (graph mode)."""
     saver = saver_of(variable)
     assert saver is not None
     config = saver.config
     slots = [
         SlotVariable(variable, optimizer, spec)
-        for optimizer, specs in variable.parts[0]._slots_of.items()
+        for optimizer, specs in variable.parts[0]._row_slots.of.items()
         for spec in specs
     ]
     bases = {"": variable.name} | {f"{s.optimizer_name}.{s.slot_name}": s.name for s in slots}
@@ -147,7 +145,7 @@ def _record(folder: str, name: str) -> str:
     return f"{folder.rstrip('/')}/{name.replace('/', '_')}.tables.json"
 
 
-def save_objects(trackables: Mapping[str, Variable], file_prefix: tf.Tensor) -> list[tf.Tensor]:
+def save_objects(trackables: Mapping[str, ShardedTable], file_prefix: tf.Tensor) -> list[tf.Tensor]:
     """Saves those variables of an object-based checkpoint that have a saver; markers for them go into the checkpoint.
 
     A SavedModel holds the tables itself.
@@ -181,7 +179,7 @@ def _str(text: tf.Tensor) -> str:
 class FilesSaveable(BesideSaveable):
     """A variable in a Saver's list whose tables are written beside the checkpoint, which gets markers."""
 
-    def __init__(self, variable: Variable, name: str, restore: Callable[[tf.Tensor], Any]) -> None:
+    def __init__(self, variable: ShardedTable, name: str, restore: Callable[[tf.Tensor], Any]) -> None:
         self._variable = variable
         self._restore = restore
         saver = saver_of(variable)
@@ -208,7 +206,7 @@ class FilesSaveable(BesideSaveable):
 # ---- Restoring ----
 
 
-def read(variable: Variable, path: str) -> dict[str, np.ndarray] | None:
+def read(variable: ShardedTable, path: str) -> dict[str, np.ndarray] | None:
     """The columns of a variable that was saved beside the checkpoint `path`, slots as ``slot:<name>``; None where no
     such files are, or they were not written here.
 

@@ -25,6 +25,15 @@ def variables_by_name() -> dict[str, Variable]:
     return store
 
 
+def unused_name(name: str) -> str:
+    """This name, or with a number behind it, so that `get_variable` makes a variable."""
+    scope = variable_scope.get_variable_scope().name
+    with tf_ops.init_scope():
+        store = variables_by_name()
+    names = (name, *(f"{name}_{number}" for number in range(1, len(store) + 1)))
+    return next(n for n in names if n not in store and (f"{scope}/{n}" if scope else n) not in store)
+
+
 def get_variable(
     name: str,
     key_dtype: Any = tf.int64,

@@ -9,19 +9,17 @@ from __future__ import annotations
 import enum
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfplugin.dynamic_embedding.creators import EngineTableCreator
 from tfplugin.dynamic_embedding.python_ops import python_op
+from tfplugin.dynamic_embedding.sharded_table import ShardedTable
 from tfplugin.dynamic_embedding.table import CuckooHashTable
-from tfplugin.fused_lookup import on_device_of
 from tfplugin.ops import raw
-
-if TYPE_CHECKING:
-    from tfplugin.dynamic_embedding.variable import Variable
+from tfplugin.placement import on_device_of
 
 INIT_CAPACITY = MAX_CAPACITY = 1 << 20
 MAX_HBM_FOR_VALUES = 1 << 30
@@ -270,7 +268,7 @@ class HkvHashTableCreator(EngineTableCreator):
         )
 
 
-def note_updates(params: Variable, keys: tf.Tensor) -> list[Any]:
+def note_updates(params: ShardedTable, keys: tf.Tensor) -> list[Any]:
     """Has tables that evict by scores set those of keys that an optimizer has updated. Returns ops (graph mode)."""
     if not isinstance(params.tables[0], HkvHashTable) or params.parts[0].eviction != "custom":
         return []

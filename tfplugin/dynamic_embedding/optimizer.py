@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.training import optimizer as v1_optimizer
 
-from tfplugin import positions
+from tfplugin import row_handles
 from tfplugin.dynamic_embedding import hkv_table
+from tfplugin.dynamic_embedding.slot_arrays import restore_slots, slot_arrays
 from tfplugin.dynamic_embedding.slot_variable import SlotVariable, slot_variables
 from tfplugin.dynamic_embedding.trainable import TrainableWrapper
 from tfplugin.dynamic_embedding.variable import Variable
@@ -41,7 +44,7 @@ def _slices(gradient: Any, trainable: TrainableWrapper) -> tf.IndexedSlices:
 
 def _joined(slices: Sequence[tf.IndexedSlices]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
     """Keys, rows, and where the keys lie if that is known, of all lookups of one variable."""
-    where = [positions.recall(one.indices) for one in slices]
+    where = [row_handles.recall(one.indices) for one in slices]
     if len(slices) == 1:
         return slices[0].indices, slices[0].values, where[0]
     keys = tf.concat([one.indices for one in slices], 0)
@@ -54,8 +57,8 @@ def _part_gradients(
 ) -> list[tf.IndexedSlices]:
     """The gradient of each table."""
     if params._one is not None:
-        if where is not None and positions.recall(keys) is None:
-            positions.remember(keys, where)
+        if where is not None and row_handles.recall(keys) is None:
+            row_handles.remember(keys, where)
         return [tf.IndexedSlices(rows, keys)]
     if params._by_modulo and params.names is None:
         tables = params.shard_num
@@ -76,9 +79,21 @@ def _part_gradients(
     for table, (part_keys, part_rows, part_where) in zip(params.tables, found, strict=True):
         part_keys = part_keys if params.names is None else table.ids(part_keys)
         if where is not None:
-            positions.remember(part_keys, part_where)
+            row_handles.remember(part_keys, part_where)
         slices.append(tf.IndexedSlices(part_rows, part_keys))
     return slices
+
+
+def _check_looked_up(pairs: Pairs) -> None:
+    """Raises ValueError for what `get_trainable_by_name` gave under a name that no lookup has."""
+    for gradient, variable in pairs:
+        if gradient is None and isinstance(variable, TrainableWrapper) and variable.awaited:
+            store = variable.params.trainable_store
+            names = sorted(name for name, other in store.items() if not other.awaited)
+            raise ValueError(
+                f"{variable!r} is not trained: get_trainable_by_name has it waiting for a lookup of that name, and "
+                f"there was none. The lookups of the variable are named {', '.join(map(repr, names)) or 'nothing yet'}."
+            )
 
 
 def table_gradients(
@@ -195,6 +210,7 @@ class _TrainsV1(_Trains):
         pairs = list(grads_and_vars)
         if not any(isinstance(v, TrainableWrapper) for _, v in pairs):
             return super().apply_gradients(pairs, global_step, name)  # type: ignore[misc]
+        _check_looked_up(pairs)
         pairs = _summed_over_ranks(pairs) if self._de_synchronous else pairs
         pairs, touched = table_gradients(pairs)
         applied = super().apply_gradients(pairs, global_step, name)  # type: ignore[misc]
@@ -225,12 +241,14 @@ class _TablesWrapper(OptimizerWrapper):
     @tf.autograph.experimental.do_not_convert
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         pairs = list(grads_and_vars)
+        _check_looked_up(pairs)
         pairs = _summed_over_ranks(pairs) if self.optimizer._de_synchronous else pairs
         if all(gradient is None for gradient, _ in pairs):
             names = ", ".join(str(variable.name) for _, variable in pairs)
             raise ValueError(
                 f"No gradients provided for any variable: {names}. The loss has to be made of lookups of them."
             )
+        _note_tables(self._core, (variable for _, variable in pairs))
         pairs, touched = table_gradients(pairs, getattr(self._core, "clipnorm", None))
         applied = super().apply_gradients(pairs, *args, **kwargs)
         graph = not tf.executing_eagerly() and not tf_ops.inside_function()
@@ -256,23 +274,124 @@ class _TrainsKeras(_Trains):
         """One step: gradients of `loss` (a function, or a Tensor with its `tape`), then `apply_gradients`."""
         return self._de_wrapper.minimize(loss, var_list, tape, **kwargs)
 
+    # ---- In the file of a model --------------------------------------------------------------------------------------
+
+    def save_own_variables(self, store: Any) -> None:
+        """As of the optimizer; and its slots of tables."""
+        super().save_own_variables(store)  # type: ignore[misc]
+        for number, params in enumerate(_tables_of(self)):
+            for name, column in slot_arrays(params).items():
+                # HDF5 has no bfloat16, of which float32 holds every value.
+                narrow = column.dtype == tf.bfloat16.as_numpy_dtype
+                store[f"table{number}:{name}"] = column.astype(np.float32) if narrow else column
+
+    def load_own_variables(self, store: Any) -> None:
+        """As of the optimizer; and its slots of tables."""
+        own = {name: store[name] for name in store.keys() if not name.startswith("table")}  # noqa: SIM118
+        super().load_own_variables(own)  # type: ignore[misc]
+        for number, params in enumerate(_tables_of(self)):
+            prefix = f"table{number}:"
+            names = [name for name in store.keys() if name.startswith(prefix)]  # noqa: SIM118
+            if names:
+                restore_slots(params, {name.removeprefix(prefix): np.asarray(store[name]) for name in names})
+
+    def get_config(self) -> dict[str, Any]:
+        """As of the optimizer, and what `DynamicEmbeddingOptimizer` was given."""
+        given = {"synchronous": self._de_synchronous, "bp_v2": self._bp_v2}  # type: ignore[attr-defined]
+        return {**super().get_config(), **{name: True for name, value in given.items() if value}}  # type: ignore[misc]
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Makes the optimizer again, which trains tables, too."""
+        stock = dict(config)
+        given = {name: stock.pop(name, False) for name in ("synchronous", "bp_v2")}
+        return DynamicEmbeddingOptimizer(cls._de_stock.from_config(stock, *args, **kwargs), **given)  # type: ignore[attr-defined]
+
+
+class _TrainsKeras3(_TrainsKeras):
+    """For those of Keras 3."""
+
+    @property
+    def loss_scale_factor(self) -> Any:
+        """As of the optimizer."""
+        # The LossScaleOptimizer that `compile` puts around this one under mixed_float16 sets it when it is made, which
+        # reads it first; in no other way do we learn of that one. The gradients of tables come to it: it has to know
+        # tables, too.
+        frame = sys._getframe(1)
+        while frame is not None and frame.f_code.co_name in ("__setattr__", "__init__"):
+            outer = frame.f_locals.get("self")
+            if outer is not self and vars(outer).get("inner_optimizer") is self:
+                DynamicEmbeddingOptimizer(outer, self._bp_v2, self._de_synchronous)  # type: ignore[attr-defined]
+                break
+            frame = frame.f_back  # type: ignore[assignment]
+        return vars(self).get("loss_scale_factor")
+
+    @loss_scale_factor.setter
+    def loss_scale_factor(self, value: Any) -> None:
+        vars(self)["loss_scale_factor"] = value
+
+
+def _note_tables(optimizer: Any, variables: Iterable[Any]) -> None:
+    """Notes the variables behind trainables, in the order in which a model has them."""
+    noted = vars(optimizer).setdefault("_de_tables", {})
+    for variable in variables:
+        if isinstance(variable, TrainableWrapper):
+            noted.setdefault(id(variable.params), variable.params)
+
+
+def _tables_of(optimizer: Any) -> list[Variable]:
+    """Those; none of an optimizer that has another one inside."""
+    return list(vars(optimizer).get("_de_tables", {}).values())
+
+
+_classes: dict[tuple[type, type], type] = {}
+
 
 def _with_methods(optimizer: Any, methods: type, attributes: dict[str, Any]) -> Any:
     """Makes the class of this one object a subclass that has `methods` before its own; of the same name."""
-    cls = type(optimizer)
-    optimizer.__class__ = type(cls.__name__, (methods, cls), {"__module__": cls.__module__, "__doc__": cls.__doc__})
+    optimizer.__class__ = _class_with(type(optimizer), methods)
     for name, value in attributes.items():
         object.__setattr__(optimizer, name, value)
     return optimizer
 
 
+def _class_with(cls: type, methods: type) -> type:
+    """That subclass. Keras finds those of its own optimizers again when it reads the file of a model."""
+    made = _classes.get((cls, methods))
+    if made is None:
+        about = {"__module__": cls.__module__, "__doc__": cls.__doc__, "_de_stock": cls}
+        made = _classes[cls, methods] = type(cls.__name__, (methods, cls), about)
+        root = next((m for c in cls.__mro__ if (m := c.__module__.split(".")[0]) in ("keras", "tf_keras")), None)
+        if root is not None:
+            name = cls.__name__ if cls.__module__.startswith(f"{root}.") else f"{cls.__module__}.{cls.__qualname__}"
+            package = "tfplugin.dynamic_embedding"
+            importlib.import_module(root).utils.register_keras_serializable(package, name)(made)
+    return made
+
+
+def register_optimizers(keras: Any) -> None:
+    """Has `keras`, ``tf.keras`` or ``tf_keras``, know its optimizers with our methods in the files of models."""
+    optimizers = [cls for cls in vars(keras.optimizers).values() if isinstance(cls, type)]
+    for cls in optimizers:
+        if issubclass(cls, keras.optimizers.Optimizer) and cls is not keras.optimizers.Optimizer:
+            _class_with(cls, _methods_for(cls))
+
+
+def _methods_for(cls: type) -> type:
+    return _TrainsKeras3 if hasattr(cls, "_check_variables_are_known") else _TrainsKeras
+
+
 def _build_without_trainables(optimizer: Any) -> None:
     """Has an optimizer make no slots for trainables when Keras builds it for a model: the tables have them."""
-    if not hasattr(optimizer, "build"):  # tf_keras.optimizers.legacy
+    if not hasattr(optimizer, "build") or "_de_built" in vars(optimizer):  # tf_keras.optimizers.legacy; once
         return
+    object.__setattr__(optimizer, "_de_built", True)
     stock = optimizer.build if "build" in vars(optimizer) else weakly(optimizer.build)
 
+    held = weakref.ref(optimizer)
+
     def build(variables: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        _note_tables(innermost(held()), variables)
         return stock([v for v in variables if not isinstance(v, TrainableWrapper)], *args, **kwargs)
 
     build.keeps_update = True  # type: ignore[attr-defined]  # for `known.find`
@@ -314,15 +433,18 @@ def DynamicEmbeddingOptimizer(self: Any, bp_v2: bool = False, synchronous: bool 
     if (
         isinstance(optimizer, type)
         or not hasattr(optimizer, "apply_gradients")
-        or not hasattr(optimizer, "learning_rate")
+        # Not hasattr: it has an optimizer of tf_keras.optimizers.legacy make its hyperparameters, eagerly perhaps.
+        or "learning_rate" not in dir(optimizer)
     ):
         raise TypeError(f"DynamicEmbeddingOptimizer wants an optimizer, got {type(self).__name__}.")
     wrapper: Callable[..., Any] = _TablesWrapper
-    optimizer = _with_methods(optimizer, _TrainsKeras, attributes)
+    optimizer = _with_methods(optimizer, _methods_for(type(optimizer)), attributes)
     object.__setattr__(optimizer, "_de_wrapper", wrapper(optimizer))
     core = innermost(optimizer)
     names = next((_KERAS_3_SLOTS[cls.__name__] for cls in type(core).__mro__ if cls.__name__ in _KERAS_3_SLOTS), {})
     _build_without_trainables(core)
+    if optimizer is not core and hasattr(core, "_check_variables_are_known"):
+        _build_without_trainables(optimizer)
     if hasattr(core, "_check_variables_are_known"):  # Keras 3
         fusing.set_options(core, dataclasses.replace(fusing.options_of(core), slot_names=names))
     return optimizer

@@ -22,6 +22,7 @@ from tfplugin.dynamic_embedding.slot_variable import SlotTable
 from tfplugin.dynamic_embedding.table import CuckooHashTable, check_dtypes
 from tfplugin.dynamic_embedding.table_files import call
 from tfplugin.kv_variable import KvVariable
+from tfplugin.optimizers.update_lock import locked_updates
 from tfplugin.slots import SlotSpec
 
 
@@ -37,7 +38,7 @@ class RedisRows(KvVariable):
 
     def columns(self) -> list[str]:
         """What all of them are called that are known."""
-        specs = {spec.name: spec for of_optimizer in self._slots_of.values() for spec in of_optimizer}
+        specs = {spec.name: spec for of_optimizer in self._row_slots.of.values() for spec in of_optimizer}
         return [self.column(None), *[self.column(spec) for spec in specs.values()]]
 
     def _keys(self, ids: np.ndarray) -> np.ndarray:
@@ -82,15 +83,16 @@ class RedisRows(KvVariable):
         """As of `KvVariable`."""
         del positions
         ids, _ = tf.unique(tf.reshape(keys, [-1]))
-        staged = super().write_rows(ids, self.read_rows(ids, optimizer, specs), specs)
-        with _after(staged):
-            applied = super().apply_update(keys, gradients, optimizer, specs, *args, **kwargs)
-        with _after(applied):
-            columns = super().read_rows(ids, optimizer, specs)
-        with _after(*columns):
-            cleared = KvVariable.remove(self, ids)
-        with _after(cleared):
-            return self.write_rows(ids, columns, specs)
+        with locked_updates(self, after=gradients) as finish:
+            staged = super().write_rows(ids, self.read_rows(ids, optimizer, specs), specs)
+            with _after(staged):
+                applied = super().apply_update(keys, gradients, optimizer, specs, *args, **kwargs)
+            with _after(applied):
+                columns = super().read_rows(ids, optimizer, specs)
+            with _after(*columns):
+                cleared = KvVariable.remove(self, ids)
+            with _after(cleared):
+                return finish(self.write_rows(ids, columns, specs))
 
 
 def _after(*ops: Any) -> Any:
@@ -113,6 +115,9 @@ class RedisTable(CuckooHashTable):
     _rows = RedisRows
     #: Not in the engine's tables: nobody may read them there, and checkpoints do not hold them.
     rows_elsewhere = True
+
+    def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
+        return {}
 
     def __init__(
         self,
@@ -259,6 +264,9 @@ class RedisStringValueTable(RedisTable):
 
 class RedisSlotTable(SlotTable):
     """A slot of a `RedisTable`."""
+
+    def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
+        return {}
 
     def __init__(self, table: RedisTable, spec: SlotSpec) -> None:
         self._table = table

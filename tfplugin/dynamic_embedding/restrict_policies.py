@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
 from kvtools.status_names import status_table
-
-if TYPE_CHECKING:
-    from tfplugin.dynamic_embedding.variable import Variable
+from tfplugin.dynamic_embedding.sharded_table import ShardedTable
 
 
 class RestrictPolicy:
@@ -25,7 +23,7 @@ class RestrictPolicy:
         of `var` and go with them.
     """
 
-    def __init__(self, var: Variable) -> None:
+    def __init__(self, var: ShardedTable) -> None:
         self.var = var
         self.params_in_slots: list[Any] = []
 
@@ -53,30 +51,13 @@ class _StatusPolicy(RestrictPolicy):
 
     _kind = ""
 
-    def __init__(self, var: Variable) -> None:
-        from tfplugin.dynamic_embedding.creators import CuckooHashTableCreator
-        from tfplugin.dynamic_embedding.variable import Variable
-
+    def __init__(self, var: ShardedTable) -> None:
         super().__init__(var)
-        self._status = Variable(
-            key_dtype=var.key_dtype,
-            value_dtype=tf.int32,
-            dim=1,
-            devices=var.devices,
-            partitioner=var.partition_fn,
-            name=status_table(var.name, self._kind),
-            trainable=False,
-            checkpoint=var.checkpoint,
-            init_size=var.init_size,
-            # Where the variable is saved, and on the rank that has a row, so is its status.
-            kv_creator=var.kv_creator.for_status()
-            if hasattr(var.kv_creator, "for_status")
-            else CuckooHashTableCreator(saver=getattr(var.kv_creator, "saver", None)),
-        )
+        self._status = var.like(status_table(var.name, self._kind), tf.int32, 1)
         self._status.status_of = var
 
     @property
-    def status(self) -> Variable:
+    def status(self) -> ShardedTable:
         """The number of each key: int32, dim 1."""
         return self._status
 

@@ -4,56 +4,76 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.trackable import base as trackable
 
+from tfplugin.dynamic_embedding.column_saveable import SavedColumn
+from tfplugin.dynamic_embedding.row_shape import rows_of_values
 from tfplugin.dynamic_embedding.saves_files import VariableFiles
+from tfplugin.dynamic_embedding.sharded_table import ShardedTable
+from tfplugin.dynamic_embedding.table import table_name
 from tfplugin.kv_variable import KvVariable
 from tfplugin.ops import raw
+from tfplugin.optimizers.update_lock import locked_updates
 from tfplugin.slots import SlotSpec
 
-if TYPE_CHECKING:
-    from tfplugin.dynamic_embedding.variable import Variable
 
-
-class SlotTable:
+class SlotTable(SavedColumn, trackable.Trackable):
     """One table of a `SlotVariable`."""
 
     def __init__(self, table: Any, optimizer: Any, spec: SlotSpec) -> None:
         self._table = table
-        self._part: KvVariable = table.kv
+        self.key_dtype = table.key_dtype
+        self.value_dtype = table.value_dtype
+        self.column = spec.name
+        self.read_other = table.read_other
+        self.saved_beside = table.saved_beside
+        self.part: KvVariable = table.kv
         self._optimizer = optimizer
         self._spec = spec
 
+    @property
+    def name(self) -> str:
+        """``<variable>_<optimizer>_<slot>_mht_<i>of<tables>``."""
+        return self.file_name or f"{self._table.name}/{self._spec.name}"
+
+    def replace(self, keys: tf.Tensor, rows: tf.Tensor) -> Any:
+        """Writes the slot of these keys: rows come and go with the table that is trained."""
+        return self.insert(keys, rows)
+
     def _specs(self) -> tuple[SlotSpec, ...]:
         """All slots of the optimizer, which a write goes to together."""
-        specs: tuple[SlotSpec, ...] = self._part._slots_of[self._optimizer]
+        specs: tuple[SlotSpec, ...] = self.part._row_slots.of[self._optimizer]
         return specs
 
     def gather(self, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Slot rows of keys, what the slot starts from where they are missing; and whether each is there."""
         ids = self._table.ids(keys)
         flat = tf.reshape(ids, [-1])
-        with tf_ops.device(self._part._op_device()):
+        with tf_ops.device(self.part._op_device()):
             rows = raw.kv_table_read_column(
-                self._part.handle, flat, dtype=self._part.dtype, column=self._spec.name, width=self._spec.width
+                self.part.handle, flat, dtype=self.part.dtype, column=self._spec.name, width=self._spec.width
             )
         shape = tf.concat([tf.shape(keys), [self._spec.width]], 0)
-        return tf.reshape(rows, shape), self._part.contains(ids)
+        return tf.reshape(rows, shape), self.part.contains(ids)
 
     def insert(self, keys: Any, values: Any, name: str | None = None) -> Any:
         """Writes the slot of keys. A key that is not there comes with its initial value."""
-        ids = tf.reshape(self._table.ids(keys), [-1])
-        values = tf.reshape(tf.convert_to_tensor(values, self._part.dtype), [-1, self._spec.width])
+        ids = self._table.ids(keys)
+        values = rows_of_values(
+            ids, tf.convert_to_tensor(values, self.part.dtype), self._spec.width, f"insert of '{self.name}'"
+        )
+        ids = tf.reshape(ids, [-1])
         specs = self._specs()
         with tf.name_scope(name or "insert"):
             noted = self._table.note(ids, keys)
-            columns = self._part.read_rows(ids, self._optimizer, specs)
-            columns[1 + specs.index(self._spec)] = values
-            written = self._part.write_rows(ids, columns, specs)
+            with locked_updates(self.part, after=values) as finish:
+                columns = self.part.read_rows(ids, self._optimizer, specs)
+                columns[1 + specs.index(self._spec)] = values
+                written = finish(self.part.write_rows(ids, columns, specs))
             return written if noted is None or tf.executing_eagerly() else tf.group(noted, written)
 
     def lookup(
@@ -73,12 +93,12 @@ class SlotTable:
 
     def export(self, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
         """All keys [N] and their slot rows [N, width]."""
-        ids, rows = self._part.export(self._spec.name, name=name)
+        ids, rows = self.part.export(self._spec.name, name=name)
         return (ids if self._table.names is None else self._table.names.of(ids)), rows
 
     def size(self, name: str | None = None) -> tf.Tensor:
         """Number of rows: scalar int64."""
-        return self._part.size(name=name)
+        return self.part.size(name=name)
 
 
 class SlotVariable(VariableFiles, trackable.Trackable):
@@ -95,7 +115,7 @@ class SlotVariable(VariableFiles, trackable.Trackable):
 
     trainable = False
 
-    def __init__(self, variable: Variable, optimizer: Any, spec: SlotSpec) -> None:
+    def __init__(self, variable: ShardedTable, optimizer: Any, spec: SlotSpec) -> None:
         op_name, _, slot = spec.name.partition(".")
         self.variable = variable
         self.name = f"{variable.name}/{slot}" if variable.short_file_name else f"{variable.name}/{op_name}/{slot}"
@@ -111,6 +131,8 @@ class SlotVariable(VariableFiles, trackable.Trackable):
             table.slot_table(spec) if hasattr(table, "slot_table") else SlotTable(table, optimizer, spec)
             for table in variable.tables
         ]
+        for i, table in enumerate(self.tables):
+            table.file_name = table_name(self.name, i, self.shard_num)
 
     def _tfra_files(self) -> str:
         # Under optimizers of Keras it calls slots by the lookup.
@@ -142,7 +164,8 @@ class SlotVariable(VariableFiles, trackable.Trackable):
         keys, values = self.variable.keys_tensor(keys), self.variable.values_tensor(values)
         if len(self.tables) == 1:
             return self.tables[0].insert(keys, values, name=name)
-        parts = zip(self.tables, self.variable.split(keys, tf.reshape(values, [-1, self.dim])), strict=True)
+        rows = rows_of_values(keys, values, self.dim, f"upsert of {self!r}")
+        parts = zip(self.tables, self.variable.split(keys, rows), strict=True)
         written = [table.insert(part_keys, rows) for table, (part_keys, rows, _) in parts]
         return tf.group(*[op for op in written if op is not None])
 
@@ -155,11 +178,26 @@ class SlotVariable(VariableFiles, trackable.Trackable):
         """As `Variable.size`."""
         return self.variable.size(index, name)
 
+    # A v1 Saver asks the first of these. The others are for a `tf.train.Checkpoint`, which saves slots with the rows.
+
+    def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
+        return {
+            f"part_{i}_{key}": saveable
+            for i, table in enumerate(self.tables)
+            for key, saveable in table._gather_saveables_for_checkpoint().items()
+        }
+
+    def _serialize_to_tensors(self) -> dict[str, Any]:
+        return {}
+
+    def _restore_from_tensors(self, restored_tensors: Any) -> None:
+        return None
+
     def __repr__(self) -> str:
         return f"<dynamic_embedding.SlotVariable '{self.name}'>"
 
 
-def slot_variables(variable: Variable, optimizer: Any) -> Iterator[SlotVariable]:
+def slot_variables(variable: ShardedTable, optimizer: Any) -> Iterator[SlotVariable]:
     """The slots that `optimizer`, the innermost one, keeps for `variable`."""
-    for spec in variable.parts[0]._slots_of.get(optimizer, ()):
+    for spec in variable.parts[0]._row_slots.of.get(optimizer, ()):
         yield SlotVariable(variable, optimizer, spec)

@@ -8,8 +8,11 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.trackable import base as trackable
 
+from tfplugin.dynamic_embedding.column_saveable import SavedColumn
+from tfplugin.dynamic_embedding.row_shape import rows_of_values
 
-class StringValueTable(trackable.Trackable):
+
+class StringValueTable(SavedColumn, trackable.Trackable):
     """A table from an int64 key to a row of strings, with the methods of `CuckooHashTable`.
 
     Args:
@@ -64,8 +67,10 @@ class StringValueTable(trackable.Trackable):
 
     def insert(self, keys: Any, values: Any, name: str | None = None) -> Any:
         """Writes rows, inserting keys that are not there."""
-        keys = tf.reshape(self.ids(keys), [-1])
-        return self.table.insert(keys, tf.reshape(values, [-1, self._dim]), name=name)
+        keys = self.ids(keys)
+        values = tf.convert_to_tensor(values, tf.string)
+        rows = rows_of_values(keys, values, self._dim, f"insert into '{self.name}'")
+        return self.table.insert(tf.reshape(keys, [-1]), rows, name=name)
 
     upsert = insert
 
@@ -90,3 +95,11 @@ class StringValueTable(trackable.Trackable):
     def size(self, name: str | None = None) -> tf.Tensor:
         """Number of rows: scalar int64."""
         return self.table.size(name=name)
+
+    # A `tf.train.Checkpoint` saves `table`, its child.
+
+    def _serialize_to_tensors(self) -> dict[str, Any]:
+        return {}
+
+    def _restore_from_tensors(self, restored_tensors: Any) -> None:
+        return None

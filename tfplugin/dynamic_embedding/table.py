@@ -9,19 +9,22 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.trackable import base as trackable
 
+from tfplugin.dynamic_embedding.column_saveable import SavedColumn
 from tfplugin.dynamic_embedding.initial_values import InitialValues, initial_values
+from tfplugin.dynamic_embedding.row_shape import rows_of_values
 from tfplugin.dynamic_embedding.saves_files import TableFiles
 from tfplugin.dynamic_embedding.string_keys import KeyNames, hashes
-from tfplugin.fused_lookup import on_device_of
-from tfplugin.kv_variable import KEY_DTYPES, VALUE_DTYPES, KvVariable
+from tfplugin.keys import KEY_DTYPES
+from tfplugin.kv_variable import VALUE_DTYPES, KvVariable
 from tfplugin.ops import raw
+from tfplugin.placement import on_device_of
 
 #: Rows that a table makes room for where nobody says.
 DEFAULT_INIT_SIZE = 8192
 INTEGER_DTYPES = (tf.int8, tf.int32, tf.int64, tf.bool)
 
 
-class CuckooHashTable(TableFiles, trackable.Trackable):
+class CuckooHashTable(TableFiles, SavedColumn, trackable.Trackable):
     """A table from key to row, in host memory: the whole of a `Variable` on one device.
 
     Its methods do what those of `Variable` do, for the keys that are its own. A class for another kind of table has
@@ -97,8 +100,13 @@ class CuckooHashTable(TableFiles, trackable.Trackable):
 
     @property
     def name(self) -> str:
-        """As it was given."""
-        return self._name
+        """``<variable>_mht_<i>of<tables>``; of a table in no variable, as it was given."""
+        return self.file_name or self._name
+
+    @property
+    def part(self) -> KvVariable:
+        """The rows."""
+        return self.kv
 
     @property
     def resource_handle(self) -> tf.Tensor:
@@ -168,8 +176,10 @@ class CuckooHashTable(TableFiles, trackable.Trackable):
     def accum(self, keys: Any, values_or_deltas: Any, exists: Any, name: str | None = None) -> Any:
         """By key: where `exists` and it is there, adds; where not and it is not there, inserts; else does nothing."""
         with tf.name_scope(name or "accum"):
-            ids = tf.reshape(self.ids(keys), [-1])
-            rows = tf.reshape(tf.convert_to_tensor(values_or_deltas, self.value_dtype), [-1, self._dim])
+            ids = self.ids(keys)
+            rows = tf.convert_to_tensor(values_or_deltas, self.value_dtype)
+            rows = rows_of_values(ids, rows, self._dim, f"accum of '{self._name}'")
+            ids = tf.reshape(ids, [-1])
             exists = tf.reshape(tf.convert_to_tensor(exists, tf.bool), [-1])
             there = self.kv.contains(ids)
             # Of equal new keys the first is inserted: after it, the others meet a row that is there.
@@ -215,6 +225,11 @@ SUPPORTED = {
     tf.string: (*VALUE_DTYPES, *INTEGER_DTYPES),
 }
 assert set(SUPPORTED) == {*KEY_DTYPES, tf.string}
+
+
+def table_name(variable: str, index: int, tables: int) -> str:
+    """What TFRA calls table `index` of a variable, in files, checkpoints and to its users."""
+    return f"{variable.replace('/', '_')}_mht_{index + 1}of{tables}"
 
 
 def _both(*ops: Any) -> Any:

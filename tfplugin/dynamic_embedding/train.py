@@ -7,45 +7,28 @@ writes to files of its own, beside it.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.checkpoint import checkpoint as tf_checkpoint
-from tensorflow.python.eager import context
 
+from tfplugin import ranks
 from tfplugin.dynamic_embedding import file_system_saver
 from tfplugin.dynamic_embedding.variable import Variable
 
 
-def _horovod() -> Any:
-    """Horovod, where this program has started it on more than one rank."""
-    hvd = sys.modules.get("horovod.tensorflow")
-    if hvd is None or not hvd.is_initialized() or hvd.size() == 1:
-        return None
-    return hvd
+def _world() -> ranks.Ranks | None:
+    """The ranks, where there are several."""
+    world = ranks.found()
+    return None if world.size == 1 else world
 
 
-def _told(hvd: Any, path: str | None) -> str | None:
+def _told(world: ranks.Ranks, path: str | None) -> str | None:
     """What rank 0 says."""
-    with context.eager_mode():
-        told: str | None = hvd.broadcast_object(path, root_rank=0, name="tfplugin.de.path")
-        return told
-
-
-def _agree(hvd: Any, doing: str, error: BaseException | None) -> None:
-    """Waits for all ranks, and raises on every one where there is an error on any."""
-    with context.eager_mode():
-        said = hvd.allgather_object(
-            None if error is None else f"{type(error).__name__}: {error}", name="tfplugin.de.agree"
-        )
-    if error is not None:
-        raise error
-    failed = [f"rank {rank}: {text}" for rank, text in enumerate(said) if text is not None]
-    if failed:
-        raise RuntimeError(f"{doing} failed on {len(failed)} of {len(said)} ranks: {'; '.join(failed)}")
+    told: str | None = world.allgather(path)[0]
+    return told
 
 
 def _attempt(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
@@ -55,12 +38,12 @@ def _attempt(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
         return None, error
 
 
-def _as_rank(hvd: Any, variables: Iterable[Variable]) -> None:
+def _as_rank(world: ranks.Ranks, variables: Iterable[Variable]) -> None:
     """Has the savers that were given no rank save as this one."""
     for variable in variables:
         saver = file_system_saver.saver_of(variable)
         if saver is not None and not saver.config.has_rank:
-            saver.config.proc_size, saver.config.proc_rank = hvd.size(), hvd.rank()
+            saver.config.proc_size, saver.config.proc_rank = world.size, world.rank
 
 
 # ---- tf.train.Checkpoint ----
@@ -77,7 +60,7 @@ class DECheckpoint(tf.train.Checkpoint):
       kwargs: as of `tf.train.Checkpoint`.
 
     Raises:
-      RuntimeError: saving failed on another rank.
+      RankError: saving failed on another rank.
 
     Example:
       >>> v = de.Variable(dim=4, name="user", kv_creator=de.CuckooHashTableCreator(saver=de.FileSystemSaver()))
@@ -90,33 +73,33 @@ class DECheckpoint(tf.train.Checkpoint):
 
     # What `save`, `write` and a `tf.train.CheckpointManager` all call.
     def _write(self, file_prefix: Any, options: Any = None) -> Any:
-        hvd = _horovod()
-        if hvd is None:
+        world = _world()
+        if world is None:
             path = super()._write(file_prefix, options)
             _remove_outdated(path)
             return path
         doing = f"Saving checkpoint '{file_prefix}'"
-        _as_rank(hvd, self._tables())
+        _as_rank(world, self._tables())
         path, error = None, None
-        if hvd.rank() == 0:
+        if world.rank == 0:
             path, error = _attempt(lambda: super(DECheckpoint, self)._write(file_prefix, options))
-        path = _told(hvd, path)
-        if path is not None and hvd.rank() != 0:
+        path = _told(world, path)
+        if path is not None and world.rank != 0:
             _, error = _attempt(lambda: _save_files(self._tables(), path))
-        _agree(hvd, doing, error)
+        ranks.agree(doing, error)
         error = None
-        if hvd.rank() == 0:
+        if world.rank == 0:
             _, error = _attempt(lambda: _remove_outdated(path))
         else:  # A CheckpointManager notes what there is, and what has gone.
             told = getattr(options, "experimental_write_callbacks", None) or []
             _, error = _attempt(lambda: tf_checkpoint._execute_callbacks(told, path))
-        _agree(hvd, doing, error)
+        ranks.agree(doing, error)
         return path
 
     def save(self, file_prefix: Any, options: Any = None) -> str:
         """Saves on all ranks. Returns the path of the checkpoint, which rank 0 writes down as the latest."""
-        hvd = _horovod()
-        if hvd is None or hvd.rank() == 0:
+        world = _world()
+        if world is None or world.rank == 0:
             saved: str = super().save(file_prefix, options)
             return saved
         self._maybe_create_save_counter()
@@ -126,16 +109,16 @@ class DECheckpoint(tf.train.Checkpoint):
 
     def restore(self, save_path: Any, options: Any = None) -> Any:
         """As of `tf.train.Checkpoint`; each rank restores its own rows."""
-        hvd = _horovod()
-        if hvd is not None:
-            _as_rank(hvd, self._tables())
+        world = _world()
+        if world is not None:
+            _as_rank(world, self._tables())
         return super().restore(save_path, options)
 
     def read(self, save_path: Any, options: Any = None) -> Any:
         """As of `tf.train.Checkpoint`; each rank restores its own rows."""
-        hvd = _horovod()
-        if hvd is not None:
-            _as_rank(hvd, self._tables())
+        world = _world()
+        if world is not None:
+            _as_rank(world, self._tables())
         return super().read(save_path, options)
 
 
@@ -172,7 +155,7 @@ class DEHvdSaver(tf.compat.v1.train.Saver):
       args, kwargs: as of ``tf.compat.v1.train.Saver``.
 
     Raises:
-      RuntimeError: saving failed on another rank.
+      RankError: saving failed on another rank.
 
     Example:
       >>> saver = de.train.DEHvdSaver()
@@ -180,10 +163,10 @@ class DEHvdSaver(tf.compat.v1.train.Saver):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        hvd = _horovod()
-        if hvd is not None:
+        world = _world()
+        if world is not None:
             # Before the ops are made, which say whose files they write.
-            _as_rank(hvd, _tables_of(args[0] if args else kwargs.get("var_list")))
+            _as_rank(world, _tables_of(args[0] if args else kwargs.get("var_list")))
         super().__init__(*args, **kwargs)
         tables = _tables_of(args[0] if args else kwargs.get("var_list"))
         self._de_prefix = self._de_files = None
@@ -196,16 +179,16 @@ class DEHvdSaver(tf.compat.v1.train.Saver):
 
     def save(self, sess: Any, save_path: Any, *args: Any, **kwargs: Any) -> Any:
         """Saves on all ranks. Returns the path of the checkpoint."""
-        hvd = _horovod()
-        if hvd is None:
+        world = _world()
+        if world is None:
             return super().save(sess, save_path, *args, **kwargs)
         path, error = None, None
-        if hvd.rank() == 0:
+        if world.rank == 0:
             path, error = _attempt(lambda: super(DEHvdSaver, self).save(sess, save_path, *args, **kwargs))
-        path = _told(hvd, path)
-        if path is not None and hvd.rank() != 0 and self._de_files is not None:
+        path = _told(world, path)
+        if path is not None and world.rank != 0 and self._de_files is not None:
             _, error = _attempt(lambda: sess.run(self._de_files, {self._de_prefix: path}))
-        _agree(hvd, f"Saving checkpoint '{save_path}'", error)
+        ranks.agree(f"Saving checkpoint '{save_path}'", error)
         return path
 
 

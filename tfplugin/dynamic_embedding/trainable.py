@@ -7,17 +7,17 @@ there to the rows in the table.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+import contextlib
+from typing import Any, NoReturn
 
 import tensorflow as tf
 from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.ops import resource_variable_ops
 
+from tfplugin import step_record
 from tfplugin.dynamic_embedding.model_mode import ModelMode
+from tfplugin.dynamic_embedding.sharded_table import ShardedTable
 from tfplugin.ops import raw
-
-if TYPE_CHECKING:
-    from tfplugin.dynamic_embedding.variable import Variable
 
 
 class TrainableWrapper(resource_variable_ops.BaseResourceVariable):
@@ -31,11 +31,12 @@ class TrainableWrapper(resource_variable_ops.BaseResourceVariable):
       kwargs: ``trainable``, ``name`` and ``model_mode``; others are not used.
 
     Attributes:
-      params, ids, max_norm, trainable, name: as they were given.
+      params, ids, max_norm, trainable: as they were given.
+      name: as it was given, and ``":0"``.
       dtype, shape: of the rows; [None, dim].
     """
 
-    def __init__(self, params: Variable, ids: Any, max_norm: Any = None, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, params: ShardedTable, ids: Any, max_norm: Any = None, *args: Any, **kwargs: Any) -> None:
         del args
         self.params = params
         self.max_norm = max_norm
@@ -48,22 +49,31 @@ class TrainableWrapper(resource_variable_ops.BaseResourceVariable):
         table = params.parts[0]
         with tf_ops.init_scope():
             eager = tf.executing_eagerly()
-            with tf_ops.colocate_with(None, ignore_existing=True), tf_ops.device(table._op_device()):
-                token = tf.identity(table.handle, name=None if eager else f"{name}/handle")
-                initializer = None if eager else tf.no_op(name=f"{name}/Initializer")
+            with (
+                contextlib.nullcontext() if eager else tf.name_scope(f"{name}/"),
+                tf_ops.colocate_with(None, ignore_existing=True),
+                tf_ops.device(table._op_device()),
+            ):
+                token = tf.identity(table.handle, name=None if eager else "handle")
+                initializer = None if eager else tf.no_op(name="Initializer")
         self._eager = eager
         super().__init__(
             handle=token,
             trainable=trainable,
             shape=tf.TensorShape([None, params.dim]),
             dtype=params.value_dtype,
-            name=f"{name}:0",
-            handle_name=f"{name}:0",
+            name=name,
+            handle_name=name,
             unique_id=f"{name}_{tf_ops.uid()}",
             initializer_op=initializer,
             in_graph_mode=False,
         )
+        #: Whether somebody has asked for what a lookup trains before there was such a lookup; see `shadow_of`.
+        self.awaited = False
+        self._prefetched: tf.Tensor | None = None
         if not eager:
+            with tf.name_scope(f"{name}/"):
+                self.prefetch_values()  # what a session gives for this object, also when the graph is finalized
             keys = [tf.compat.v1.GraphKeys.LOCAL_VARIABLES]
             tf_ops.add_to_collections([*keys, tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES] if trainable else keys, self)
 
@@ -78,7 +88,7 @@ class TrainableWrapper(resource_variable_ops.BaseResourceVariable):
         """Rows of keys, ids.shape + [dim], whose gradient comes here. Rows longer than `max_norm` are scaled down."""
         params = self.params
         if self.trainable and ModelMode.CURRENT_SETTING == ModelMode.TRAIN:
-            resource_variable_ops.variable_accessed(self)
+            step_record.note_lookup(self, train=True)
             if params._one is not None:
                 with tf_ops.device(self._op_device()):
                     rows, _ = raw.kv_table_gather(
@@ -109,6 +119,36 @@ class TrainableWrapper(resource_variable_ops.BaseResourceVariable):
         """The rows of `ids` (eager mode)."""
         return self.read_value().numpy()
 
+    def prefetch_values(self, update: bool = False) -> tf.Tensor:
+        """The rows of `ids`, without a gradient. A graph has one op for it, unless `update` asks for another."""
+        if self._prefetched is None or update or tf.executing_eagerly() or tf_ops.inside_function():
+            rows = self.transform(self.params.gather(self.params.keys_tensor(self.ids))[0])
+            if tf.executing_eagerly() or tf_ops.inside_function():
+                return rows
+            self._prefetched = rows
+        return self._prefetched
+
+    def update_op(self, v0: Any = None) -> Any:
+        """Inserts those of `ids` that are not there, with their initial values, and tells the restrict policy of all.
+
+        An optimizer does both by itself: this is for a program that wants the rows without a gradient.
+
+        Args:
+          v0: not used: rows that are there stay as they are.
+
+        Returns:
+          The op (graph mode).
+        """
+        del v0
+        params = self.params
+        keys = tf.reshape(params.keys_tensor(self.ids), [-1])
+        rows, _ = params.gather(keys)
+        done = [params.accum(keys, rows, rows, tf.zeros_like(keys, tf.bool))]
+        if params.restrict_policy is not None:
+            done.append(params.restrict_policy.apply_update(tf.unique(keys)[0]))
+        made = [op for op in done if op is not None]
+        return None if tf.executing_eagerly() else tf.group(*made)
+
     def size(self) -> tf.Tensor:
         """Number of rows of `params`."""
         return self.params.size()
@@ -120,6 +160,17 @@ class TrainableWrapper(resource_variable_ops.BaseResourceVariable):
     # ---- What pooled lookups ask of a table; see `tfplugin.fused_lookup` ---------------------------------------------
 
     _backward_token = ""
+
+    #: See `KvVariable`.
+    _how_to_train = (
+        "Take a layer of tfplugin.dynamic_embedding.keras.layers, and compile the model with "
+        "tfplugin.dynamic_embedding.DynamicEmbeddingOptimizer(optimizer); or give the model a train_step that hands "
+        "that optimizer the gradient of what is looked up through."
+    )
+
+    @property
+    def _kv_parts(self) -> tuple[Any, ...]:
+        return self.params._kv_parts
 
     @property
     def dim(self) -> int:
@@ -158,8 +209,8 @@ class TrainableWrapper(resource_variable_ops.BaseResourceVariable):
 
     @property
     def name(self) -> str:
-        """As it was given."""
-        return self._handle_name.removesuffix(":0")
+        """As it was given, and ``":0"``."""
+        return str(self._handle_name)
 
     @property
     def op(self) -> tf.Operation:
@@ -171,7 +222,7 @@ class TrainableWrapper(resource_variable_ops.BaseResourceVariable):
         return tf.constant(True, name=name)
 
     def _as_graph_element(self) -> tf.Tensor:
-        return self.handle
+        return self.prefetch_values()
 
     def __repr__(self) -> str:
         return f"<dynamic_embedding.{type(self).__name__} '{self.name}' of {self.params!r}>"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorflow as tf
+
 from tfplugin.optimizers.base import ANY, FRACTION, NON_NEGATIVE, UNIT, FusedOptimizer
 from tfplugin.optimizers.hyperparameters import Number, nadam_factors, nadam_momentum_product, number
 
@@ -239,16 +241,23 @@ class AdaBelief(AdamFamily):
 class RectifiedAdam(AdamFamily):
     """Adam that divides by sqrt(v) only once its variance can be trusted, and is plain momentum before.
 
-    Liu et al., arXiv 1908.03265. Slots: ``m``, ``v``.
+    Liu et al., arXiv 1908.03265. Slots: ``m``, ``v``, and ``vhat`` with `amsgrad`.
 
     Args:
       learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name: see `FusedOptimizer`.
       beta_1, beta_2: decay rates of the averages, at least 0 and less than 1.
       epsilon: 0 or more.
       sma_threshold: the length of the moving average from which on v is trusted.
+      amsgrad: divide by the largest v so far.
+      use_nesterov: step by beta_1 m + (1 - beta_1) g in place of m.
+      total_steps: 0, or how many steps there will be: the learning rate rises from 0 to `learning_rate` in the first
+        of them, goes down to `min_lr` in the others, both in a line, and stays there.
+      warmup_proportion: how much of `total_steps` are the first ones, 0 to 1.
+      min_lr: where the learning rate ends.
+      decay: divides the learning rate by 1 + decay t, t being the number of the step, from 1.
 
     Example:
-      >>> optimizer = tfplugin.optimizers.RectifiedAdam(0.001)
+      >>> optimizer = tfplugin.optimizers.RectifiedAdam(0.001, total_steps=10_000, warmup_proportion=0.1, min_lr=1e-5)
       >>> optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
     """
 
@@ -259,18 +268,61 @@ class RectifiedAdam(AdamFamily):
         beta_2: Any = 0.999,
         epsilon: Any = 1e-7,
         sma_threshold: Any = 5.0,
+        amsgrad: bool = False,
         *,
+        use_nesterov: bool = False,
+        total_steps: float = 0,
+        warmup_proportion: float = 0.1,
+        min_lr: float = 0.0,
+        decay: float = 0.0,
         weight_decay: Any = 0.0,
         skip_nonfinite: bool = False,
         stochastic_rounding: bool = False,
         name: str = "RectifiedAdam",
     ) -> None:
         common = weight_decay, skip_nonfinite, stochastic_rounding, name
-        super().__init__("radam", (("m", 0.0), ("v", 0.0)), learning_rate, beta_1, beta_2, epsilon, *common)
+        super().__init__(
+            "radam_amsgrad" if amsgrad else "radam",
+            (("m", 0.0), ("v", 0.0), ("vhat", 0.0))[: 3 if amsgrad else 2],
+            learning_rate,
+            beta_1,
+            beta_2,
+            epsilon,
+            *common,
+        )
         self._set("sma_threshold", sma_threshold, ANY)
+        self._set("nesterov", float(bool(use_nesterov)), UNIT)
+        for what, value, allowed in (
+            ("total_steps", total_steps, NON_NEGATIVE),
+            ("warmup_proportion", warmup_proportion, UNIT),
+            ("min_lr", min_lr, NON_NEGATIVE),
+            ("decay", decay, NON_NEGATIVE),
+        ):
+            self._check(what, value, allowed)
+        self._total_steps, self._warmup_steps = float(total_steps), total_steps * float(warmup_proportion)
+        self._min_lr, self._decay = float(min_lr), float(decay)
 
     def _derived(self, values: dict[str, Number], step: Number) -> dict[str, Number]:
-        return {"step": step} | super()._derived(values, step)
+        return {"learning_rate": self._rate(values["learning_rate"], step), "step": step} | super()._derived(
+            values, step
+        )
+
+    def _rate(self, rate: Number, step: Number) -> Number:
+        """The learning rate of a step after decay and warm-up."""
+        if self._decay:
+            rate = number(rate) / (1 + self._decay * step)
+        if not self._total_steps:
+            return rate
+        rate = number(rate)
+        rising = rate * (step / max(self._warmup_steps, 1.0))
+        falling_steps = max(self._total_steps - self._warmup_steps, 1.0)
+        since = step - self._warmup_steps
+        if isinstance(step, float) and isinstance(rate, float):
+            falling = rate + (self._min_lr - rate) / falling_steps * min(since, falling_steps)
+            return rising if step <= self._warmup_steps else falling
+        rate, since = tf.cast(rate, tf.float64), tf.cast(since, tf.float64)
+        falling = rate + (self._min_lr - rate) / falling_steps * tf.minimum(since, falling_steps)
+        return tf.where(tf.cast(step, tf.float64) <= self._warmup_steps, tf.cast(rising, tf.float64), falling)
 
 
 class Lion(FusedOptimizer):

@@ -11,12 +11,15 @@ import tensorflow as tf
 from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.training import optimizer as v1_optimizer
 
-from tfplugin.kv_variable import KvVariable, PartitionedKvVariable
+from tfplugin.kv_variable import KvVariable
 from tfplugin.ops import raw
+from tfplugin.optimizers.argument_names import takes_other_names
 from tfplugin.optimizers.fused import Options, compute_dtype
 from tfplugin.optimizers.hyperparameters import Number, Step, given, number, pack
 from tfplugin.optimizers.known import Known
-from tfplugin.optimizers.step_rows import StepVariable
+from tfplugin.optimizers.reference_variables import update_reference_variable
+from tfplugin.optimizers.step_rows import stands_for_table
+from tfplugin.partitioned_kv_variable import PartitionedKvVariable
 
 # What a hyperparameter may be, in words and as a test.
 ANY = ("a finite number", lambda x: True)
@@ -46,9 +49,17 @@ class FusedOptimizer(v1_optimizer.Optimizer):
       stochastic_rounding: of float16 and bfloat16 variables.
       name: the prefix of slots, in tables and in checkpoints.
 
+    ``beta1``, ``beta2``, ``use_nesterov`` and ``use_locking`` (without effect) are taken as well, as
+    ``tf.compat.v1.train`` and TFPlus call them.
+
     Raises:
       ValueError: a number out of its range. Tensors are checked at each step, by the op.
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            cls.__init__ = takes_other_names(cls.__init__)  # type: ignore[method-assign]
 
     def __init__(
         self,
@@ -63,6 +74,8 @@ class FusedOptimizer(v1_optimizer.Optimizer):
         super().__init__(use_locking=True, name=name)
         self._rule = rule
         self._rule_slots = slots
+        #: What dense variables get instead: a rule, its slots, and the hyperparameters that it does not have.
+        self._dense: tuple[str, tuple[tuple[str, float], ...], tuple[str, ...]] | None = None
         self._learning_rate = learning_rate
         self._hyperparameters: dict[str, Any] = {}
         self._set("weight_decay", weight_decay, NON_NEGATIVE)
@@ -82,6 +95,13 @@ class FusedOptimizer(v1_optimizer.Optimizer):
         """Names of slots, in the order of the rule, and what they start from."""
         return self._rule_slots
 
+    def rule_of(self, variable: Any) -> str:
+        """The table engine's name for the update of `variable`."""
+        return self.rule() if self._dense is None or stands_for_table(variable) else self._dense[0]
+
+    def _slots_of(self, variable: Any) -> tuple[tuple[str, float], ...]:
+        return self.slots() if self._dense is None or stands_for_table(variable) else self._dense[1]
+
     def _derived(self, values: dict[str, Number], step: Number) -> dict[str, Number]:
         """Hyperparameters that depend on others or on the number of the step, from 1."""
         return {}
@@ -94,6 +114,13 @@ class FusedOptimizer(v1_optimizer.Optimizer):
         if isinstance(value, (int, float)):
             self._check(name, value, allowed)
         self._hyperparameters[name] = value
+
+    def _plain_when_dense(
+        self, rule: str, slots: Sequence[str], without: tuple[str, ...], regularize_dense: bool
+    ) -> None:
+        """Dense variables get `rule`, which has these of the slots and not the hyperparameters in `without`."""
+        if not regularize_dense:
+            self._dense = rule, tuple(slot for slot in self._rule_slots if slot[0] in slots), without
 
     def _set_lambdas(self, l1: Any, l2: Any, l21: Any) -> None:
         """Notes the penalties of the sparse group lasso."""
@@ -204,23 +231,32 @@ class FusedOptimizer(v1_optimizer.Optimizer):
     def _create_slots(self, var_list: Sequence[Any]) -> None:
         _ = self.iterations
         for v in var_list:
-            for name, start in self.slots():
+            for name, start in self._slots_of(v):
                 initializer = tf.compat.v1.constant_initializer(start, dtype=v.dtype.base_dtype)
                 self._get_or_make_slot_with_initializer(v, initializer, v.shape, v.dtype.base_dtype, name, self._name)
 
     def _apply_to_variable(self, gradient: tf.Tensor, variable: Any, indices: tf.Tensor | None) -> Any:
-        names, hyperparameters = pack(self._values(Step(compute_dtype(variable.dtype.base_dtype))))
-        slots = [self.get_slot(variable, name) for name, _ in self.slots()]
+        slots = [self.get_slot(variable, name) for name, _ in self._slots_of(variable)]
+        return self._apply_to_handles([variable.handle, *(slot.handle for slot in slots)], gradient, variable, indices)
+
+    def _apply_to_handles(
+        self, handles: Sequence[tf.Tensor], gradient: tf.Tensor, variable: Any, indices: tf.Tensor | None
+    ) -> Any:
+        """Updates resource variables: `variable`, or what has its value, and its slots."""
+        values = dict(self._values(Step(compute_dtype(variable.dtype.base_dtype))))
+        if self._dense is not None and not stands_for_table(variable):
+            values = {name: value for name, value in values.items() if name not in self._dense[2]}
+        names, hyperparameters = pack(values)
         return raw.kv_apply_dense(
-            [variable.handle, *(slot.handle for slot in slots)],
+            handles,
             tf.zeros([0], tf.int64) if indices is None else indices,
             tf.cast(gradient, variable.dtype.base_dtype),
             hyperparameters,
             variable=variable.name,
-            optimizer=self.rule(),
+            optimizer=self.rule_of(variable),
             names=names,
             sparse=indices is not None,
-            whole=self._whole and not isinstance(variable, StepVariable),
+            whole=self._whole and not stands_for_table(variable),
             skip_nonfinite=self.kv_options.skip_nonfinite,
             stochastic_rounding=self.kv_options.stochastic_rounding,
         )
@@ -231,14 +267,21 @@ class FusedOptimizer(v1_optimizer.Optimizer):
     def _resource_apply_sparse_duplicate_indices(self, grad: tf.Tensor, handle: Any, indices: tf.Tensor) -> Any:
         return self._apply_to_variable(grad, handle, indices)
 
-    def _apply_dense(self, grad: Any, var: Any) -> Any:
-        raise TypeError(
-            f"{type(self).__name__}: '{var.name}' is a reference variable of TensorFlow 1. Call "
-            "tf.compat.v1.enable_resource_variables() before it is made, or pass use_resource=True."
+    # Reference variables of TensorFlow 1.
+
+    def _apply_dense(self, grad: tf.Tensor, var: Any) -> Any:
+        slots = [self.get_slot(var, name) for name, _ in self._slots_of(var)]
+        return update_reference_variable(
+            [var, *slots], None, lambda handles, _: self._apply_to_handles(handles, grad, var, None)
         )
 
-    def _apply_sparse_duplicate_indices(self, grad: Any, var: Any) -> Any:
-        return self._apply_dense(grad, var)
+    def _apply_sparse_duplicate_indices(self, grad: tf.IndexedSlices, var: Any) -> Any:
+        slots = [self.get_slot(var, name) for name, _ in self._slots_of(var)]
+        return update_reference_variable(
+            [var, *slots],
+            grad.indices,
+            lambda handles, places: self._apply_to_handles(handles, grad.values, var, places),
+        )
 
     def _finish(self, update_ops: Sequence[Any], name_scope: str) -> Any:
         updates = [op for op in update_ops if op is not None]

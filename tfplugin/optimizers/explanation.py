@@ -6,9 +6,11 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tfplugin.kv_variable import KvVariable, PartitionedKvVariable
+from tfplugin import step_record
+from tfplugin.kv_variable import KvVariable
 from tfplugin.optimizers import fused
 from tfplugin.optimizers.known import innermost
+from tfplugin.partitioned_kv_variable import PartitionedKvVariable
 
 
 class Explanation:
@@ -39,7 +41,7 @@ _seen: weakref.WeakKeyDictionary[Any, dict[int, tuple[weakref.ref[Any] | None, s
 
 def _way(optimizer: Any, variable: Any) -> str:
     if not isinstance(variable, KvVariable):
-        return f"fused: {optimizer.rule()}" if hasattr(optimizer, "as_known") else "TensorFlow's own update"
+        return f"fused: {optimizer.rule_of(variable)}" if hasattr(optimizer, "as_known") else "TensorFlow's own update"
     if variable._in_backward is not None:
         return f"in the backward pass: {variable._in_backward.rule}"
     plan = fused.plan(optimizer, variable)
@@ -47,9 +49,10 @@ def _way(optimizer: Any, variable: Any) -> str:
 
 
 def note(optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
-    """Remembers the variables of a step, for `explain` without a list of them."""
+    """Remembers the variables of a step, for `explain` without a list of them, and for the record of the step."""
     seen = _seen.setdefault(optimizer, {})
     for _, variable in pairs:
+        step_record.note_update(variable)
         if id(variable) not in seen:
             try:
                 reference = weakref.ref(variable)

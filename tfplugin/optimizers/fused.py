@@ -18,7 +18,7 @@ from tfplugin.optimizers import known_legacy as _known_legacy  # noqa: F401 - re
 from tfplugin.optimizers import known_v1 as _known_v1  # noqa: F401 - registers
 from tfplugin.optimizers.hyperparameters import Step, pack
 from tfplugin.optimizers.known import Known, find
-from tfplugin.positions import recall
+from tfplugin.row_handles import recall
 from tfplugin.slots import SlotSpec
 
 

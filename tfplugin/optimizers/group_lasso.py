@@ -20,7 +20,11 @@ class GroupAdam(AdamFamily):
       learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name: see `FusedOptimizer`.
       beta_1, beta_2: decay rates of the averages, at least 0 and less than 1.
       epsilon: 0 or more.
-      l1_regularization_strength, l2_regularization_strength, l21_regularization_strength: the lambdas, 0 or more.
+      l1_regularization_strength, l2_regularization_strength, l21_regularization_strength: the lambdas, 0 or more. Of
+        key-value variables; dense variables get plain Adam.
+      regularize_dense: penalize dense variables, too: a row is what lies under one index of the first dimension.
+      initial_accumulator_value, version, accum_name, linear_name: as TFPlus has them: its version 4 is what there is,
+        which has no accumulator, and slots have one name.
 
     Example:
       >>> optimizer = tfplugin.optimizers.GroupAdam(0.001, l21_regularization_strength=1e-4)
@@ -37,16 +41,26 @@ class GroupAdam(AdamFamily):
         l2_regularization_strength: Any = 0.0,
         l21_regularization_strength: Any = 0.0,
         *,
+        regularize_dense: bool = False,
+        initial_accumulator_value: float = 0.0,
+        version: int = 4,
+        accum_name: None = None,
+        linear_name: None = None,
         weight_decay: Any = 0.0,
         skip_nonfinite: bool = False,
         stochastic_rounding: bool = False,
         name: str = "GroupAdam",
     ) -> None:
+        _no_names_of_slots(type(self).__name__, accum_name, linear_name)
+        if version != 4:
+            raise ValueError(f"GroupAdam: version must be 4, got {version!r}: earlier ones have other formulas.")
+        self._start("initial_accumulator_value", initial_accumulator_value)
         common = weight_decay, skip_nonfinite, stochastic_rounding, name
         super().__init__(
             "group_adam", (("m", 0.0), ("v", 0.0), ("z", 0.0)), learning_rate, beta_1, beta_2, epsilon, *common
         )
         self._set_lambdas(l1_regularization_strength, l2_regularization_strength, l21_regularization_strength)
+        self._plain_when_dense("adam", ("m", "v"), ("l1", "l2", "l21"), regularize_dense)
 
 
 class GroupAdagrad(FusedOptimizer):
@@ -61,7 +75,9 @@ class GroupAdagrad(FusedOptimizer):
       learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name: see `FusedOptimizer`.
       initial_accumulator_value: 0 or more.
       epsilon: 0 or more.
-      l1_regularization_strength, l2_regularization_strength, l21_regularization_strength: the lambdas, 0 or more.
+      l1_regularization_strength, l2_regularization_strength, l21_regularization_strength: the lambdas, 0 or more. Of
+        key-value variables; dense variables get plain Adagrad.
+      regularize_dense: penalize dense variables, too: a row is what lies under one index of the first dimension.
 
     Example:
       >>> optimizer = tfplugin.optimizers.GroupAdagrad(0.001, l21_regularization_strength=1e-4)
@@ -77,6 +93,7 @@ class GroupAdagrad(FusedOptimizer):
         l2_regularization_strength: Any = 0.0,
         l21_regularization_strength: Any = 0.0,
         *,
+        regularize_dense: bool = False,
         weight_decay: Any = 0.0,
         skip_nonfinite: bool = False,
         stochastic_rounding: bool = False,
@@ -91,6 +108,7 @@ class GroupAdagrad(FusedOptimizer):
         )
         self._set("epsilon_inside", epsilon, NON_NEGATIVE)
         self._set_lambdas(l1_regularization_strength, l2_regularization_strength, l21_regularization_strength)
+        self._plain_when_dense("adagrad", ("accumulator",), ("l1", "l2", "l21"), regularize_dense)
         self._set("epsilon", 0.0, NON_NEGATIVE)
 
 
@@ -105,7 +123,9 @@ class GroupMomentum(FusedOptimizer):
       learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name: see `FusedOptimizer`.
       momentum: 0 to 1.
       nesterov: whether to look ahead.
-      l1_regularization_strength, l2_regularization_strength, l21_regularization_strength: the lambdas, 0 or more.
+      l1_regularization_strength, l2_regularization_strength, l21_regularization_strength: the lambdas, 0 or more. Of
+        key-value variables; dense variables get plain SGD.
+      regularize_dense: penalize dense variables, too: a row is what lies under one index of the first dimension.
 
     Example:
       >>> optimizer = tfplugin.optimizers.GroupMomentum(0.01, l21_regularization_strength=1e-4)
@@ -121,6 +141,7 @@ class GroupMomentum(FusedOptimizer):
         l2_regularization_strength: Any = 0.0,
         l21_regularization_strength: Any = 0.0,
         *,
+        regularize_dense: bool = False,
         weight_decay: Any = 0.0,
         skip_nonfinite: bool = False,
         stochastic_rounding: bool = False,
@@ -130,6 +151,7 @@ class GroupMomentum(FusedOptimizer):
         super().__init__("group_momentum", (("momentum", 0.0), ("z", 0.0)), learning_rate, *common)
         self._set("momentum", momentum, UNIT)
         self._set_lambdas(l1_regularization_strength, l2_regularization_strength, l21_regularization_strength)
+        self._plain_when_dense("momentum", ("momentum",), ("l1", "l2", "l21"), regularize_dense)
         self._set("nesterov", float(bool(nesterov)), UNIT)
 
 
@@ -145,7 +167,9 @@ class GroupAMSGrad(AdamFamily):
       learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name: see `FusedOptimizer`.
       beta_1, beta_2: decay rates of the averages, at least 0 and less than 1.
       epsilon: 0 or more.
-      l1_regularization_strength, l2_regularization_strength, l21_regularization_strength: the lambdas, 0 or more.
+      l1_regularization_strength, l2_regularization_strength, l21_regularization_strength: the lambdas, 0 or more. Of
+        key-value variables; dense variables get plain AMSGrad.
+      regularize_dense: penalize dense variables, too: a row is what lies under one index of the first dimension.
 
     Example:
       >>> optimizer = tfplugin.optimizers.GroupAMSGrad(0.001, l21_regularization_strength=1e-4)
@@ -162,6 +186,7 @@ class GroupAMSGrad(AdamFamily):
         l2_regularization_strength: Any = 0.0,
         l21_regularization_strength: Any = 0.0,
         *,
+        regularize_dense: bool = False,
         weight_decay: Any = 0.0,
         skip_nonfinite: bool = False,
         stochastic_rounding: bool = False,
@@ -178,6 +203,7 @@ class GroupAMSGrad(AdamFamily):
             *common,
         )
         self._set_lambdas(l1_regularization_strength, l2_regularization_strength, l21_regularization_strength)
+        self._plain_when_dense("amsgrad", ("m", "v", "vhat"), ("l1", "l2", "l21"), regularize_dense)
 
 
 class GroupAdaBelief(AdamFamily):
@@ -192,7 +218,9 @@ class GroupAdaBelief(AdamFamily):
       learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name: see `FusedOptimizer`.
       beta_1, beta_2: decay rates of the averages, at least 0 and less than 1.
       epsilon: 0 or more.
-      l1_regularization_strength, l2_regularization_strength, l21_regularization_strength: the lambdas, 0 or more.
+      l1_regularization_strength, l2_regularization_strength, l21_regularization_strength: the lambdas, 0 or more. Of
+        key-value variables; dense variables get plain AdaBelief.
+      regularize_dense: penalize dense variables, too: a row is what lies under one index of the first dimension.
 
     Example:
       >>> optimizer = tfplugin.optimizers.GroupAdaBelief(0.001, l21_regularization_strength=1e-4)
@@ -209,6 +237,7 @@ class GroupAdaBelief(AdamFamily):
         l2_regularization_strength: Any = 0.0,
         l21_regularization_strength: Any = 0.0,
         *,
+        regularize_dense: bool = False,
         weight_decay: Any = 0.0,
         skip_nonfinite: bool = False,
         stochastic_rounding: bool = False,
@@ -219,6 +248,7 @@ class GroupAdaBelief(AdamFamily):
             "group_adabelief", (("m", 0.0), ("s", 0.0), ("z", 0.0)), learning_rate, beta_1, beta_2, epsilon, *common
         )
         self._set_lambdas(l1_regularization_strength, l2_regularization_strength, l21_regularization_strength)
+        self._plain_when_dense("adabelief", ("m", "s"), ("l1", "l2", "l21"), regularize_dense)
 
 
 class GroupLamb(AdamFamily):
@@ -232,7 +262,9 @@ class GroupLamb(AdamFamily):
       learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name: see `FusedOptimizer`.
       beta_1, beta_2: decay rates of the averages, at least 0 and less than 1.
       epsilon: 0 or more.
-      l1_regularization_strength, l2_regularization_strength, l21_regularization_strength: the lambdas, 0 or more.
+      l1_regularization_strength, l2_regularization_strength, l21_regularization_strength: the lambdas, 0 or more. Of
+        key-value variables; dense variables get plain Lamb.
+      regularize_dense: penalize dense variables, too: a row is what lies under one index of the first dimension.
 
     Example:
       >>> optimizer = tfplugin.optimizers.GroupLamb(0.001, l21_regularization_strength=1e-4)
@@ -249,6 +281,7 @@ class GroupLamb(AdamFamily):
         l2_regularization_strength: Any = 0.0,
         l21_regularization_strength: Any = 0.0,
         *,
+        regularize_dense: bool = False,
         weight_decay: Any = 0.0,
         skip_nonfinite: bool = False,
         stochastic_rounding: bool = False,
@@ -259,6 +292,8 @@ class GroupLamb(AdamFamily):
             "group_lamb", (("m", 0.0), ("v", 0.0), ("z", 0.0)), learning_rate, beta_1, beta_2, epsilon, *common
         )
         self._set_lambdas(l1_regularization_strength, l2_regularization_strength, l21_regularization_strength)
+        self._plain_when_dense("lamb", ("m", "v"), ("l1", "l2", "l21"), regularize_dense)
+        self._whole = not regularize_dense
 
 
 class GroupFtrl(FtrlFamily):
@@ -275,7 +310,9 @@ class GroupFtrl(FtrlFamily):
       l1_regularization_strength, l2_regularization_strength: of the single elements, 0 or more.
       l2_shrinkage_regularization_strength: adds twice this times w to the gradient.
       beta: of the paper, 0 or more.
-      l21_regularization_strength: of the row, 0 or more.
+      l21_regularization_strength: of the row, 0 or more. Of key-value variables; dense variables get plain Ftrl.
+      regularize_dense: let l21 penalize dense variables, too: a row is what lies under one index of dimension 0.
+      accum_name, linear_name: None; slots of key-value variables have one name.
 
     Example:
       >>> optimizer = tfplugin.optimizers.GroupFtrl(0.1, l21_regularization_strength=0.01)
@@ -293,11 +330,15 @@ class GroupFtrl(FtrlFamily):
         l2_shrinkage_regularization_strength: Any = 0.0,
         beta: Any = 0.0,
         *,
+        regularize_dense: bool = False,
+        accum_name: None = None,
+        linear_name: None = None,
         weight_decay: Any = 0.0,
         skip_nonfinite: bool = False,
         stochastic_rounding: bool = False,
         name: str = "GroupFtrl",
     ) -> None:
+        _no_names_of_slots(type(self).__name__, accum_name, linear_name)
         common = weight_decay, skip_nonfinite, stochastic_rounding, name
         super().__init__(
             "group_ftrl",
@@ -311,6 +352,15 @@ class GroupFtrl(FtrlFamily):
             *common,
         )
         self._set("l21", l21_regularization_strength, NON_NEGATIVE)
+        self._plain_when_dense("ftrl", ("accum", "linear"), ("l21",), regularize_dense)
+
+
+def _no_names_of_slots(optimizer: str, *names: str | None) -> None:
+    if any(name is not None for name in names):
+        raise ValueError(
+            f"{optimizer}: accum_name and linear_name must be None: slots are named after the optimizer, whose name= "
+            "can be chosen."
+        )
 
 
 SparseGroupFtrl = GroupFtrl

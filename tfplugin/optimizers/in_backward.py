@@ -10,12 +10,13 @@ from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.trackable import autotrackable, data_structures
 from tensorflow.python.training import optimizer as v1_optimizer
 
-from tfplugin import backward_updates
-from tfplugin.kv_variable import KvVariable, PartitionedKvVariable
+from tfplugin import backward_updates, step_record
+from tfplugin.kv_variable import KvVariable
 from tfplugin.optimizers import fused
 from tfplugin.optimizers.hyperparameters import Step, given, number
 from tfplugin.optimizers.known import Known, find
 from tfplugin.optimizers.wrapper import OptimizerWrapper
+from tfplugin.partitioned_kv_variable import PartitionedKvVariable
 
 
 class BackwardUpdates(autotrackable.AutoTrackable):
@@ -46,8 +47,8 @@ class _PartUpdate:
         if isinstance(known, str):
             raise ValueError(f"apply_in_backward of '{variable.name}': {known}. Take one of tfplugin.optimizers.")
         self.rule = known.rule
-        name = optimizer.get_name() if isinstance(optimizer, v1_optimizer.Optimizer) else type(optimizer).__name__
-        self._prefix = variable.slot_prefix(optimizer, name)
+        own = isinstance(optimizer, v1_optimizer.Optimizer)
+        self._optimizer_name = optimizer.get_name() if own else type(optimizer).__name__
         with tf_ops.init_scope():
             local = variable.name.removesuffix(":0").replace("/", "_")
             self.step = tf.Variable(0, trainable=False, dtype=tf.int64, name=f"{local}_steps_in_backward")
@@ -56,6 +57,7 @@ class _PartUpdate:
     def __call__(self, keys: tf.Tensor, gradients: tf.Tensor, positions: tf.Tensor | None) -> tf.IndexedSlices:
         """Updates rows; returns the gradient that is left to apply: none, once the update has been made."""
         variable = self._variable
+        step_record.note_update(variable)
         with tf.name_scope("update_in_backward"):
             optimizer = _prepared(self._optimizer)
             known = find(optimizer)
@@ -65,7 +67,7 @@ class _PartUpdate:
             updated = fused.FusedStep(self._optimizer).apply(
                 known,
                 variable,
-                self._prefix,
+                variable.slot_prefix(self._optimizer, self._optimizer_name),
                 keys,
                 tf.cast(gradients, variable.dtype),
                 step=step,

@@ -7,6 +7,7 @@ for this step alone, lets it apply its dense update, and writes the rows back.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from tensorflow.python.ops import resource_variable_ops
 
 from tfplugin.kv_variable import KvVariable
 from tfplugin.ops import raw
+from tfplugin.optimizers.update_lock import locked_updates
 from tfplugin.slots import SlotSpec
 
 
@@ -29,14 +31,15 @@ class StepVariable(resource_variable_ops.BaseResourceVariable):
     The binding is per thread.
     """
 
-    def __init__(self, name: str, width: int, dtype: tf.DType, constraint: Any = None) -> None:
+    stands_for_table = True
+
+    def __init__(self, name: str, width: int, dtype: tf.DType) -> None:
         self._bound = threading.local()
         super().__init__(
             handle=None,
             trainable=True,
             shape=tf.TensorShape([None, width]),
             dtype=dtype,
-            constraint=constraint,
             name=f"{name}:0",
             handle_name=f"{name}:0",
             unique_id=f"{name}_{tf_ops.uid()}",
@@ -66,6 +69,9 @@ class StepVariable(resource_variable_ops.BaseResourceVariable):
     def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
         return {}
 
+    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
+        """For asynchronous checkpoints: there is nothing to copy."""
+
     def _export_to_saved_model_graph(self, object_map: Any, tensor_map: Any, **kwargs: Any) -> list[tf.Tensor]:
         object_map[self] = self
         return []
@@ -85,15 +91,24 @@ class StepVariable(resource_variable_ops.BaseResourceVariable):
 class RowUpdate:
     """What one optimizer does to one variable: its slots, and the step variables they pass through."""
 
-    def __init__(self, variable: KvVariable, prefix: str, constraint: Any = None) -> None:
+    def __init__(self, variable: KvVariable, prefix: str) -> None:
         self.variable = variable
         self.prefix = prefix
         self.specs: list[SlotSpec] = []
         name = f"{variable.name.removesuffix(':0')}/{prefix}_rows"
-        self.value = StepVariable(name, variable.dim, variable.dtype, constraint)
+        self.value = StepVariable(name, variable.dim, variable.dtype)
         self.slots: list[StepVariable] = []
         self.keys: tf.Tensor | None = None
         self.unique = False
+
+    def rename(self, prefix: str) -> None:
+        """Has the slots lie under another prefix from here on; see `tfplugin.slot_binding`."""
+        if prefix == self.prefix:
+            return
+        self.specs = [
+            dataclasses.replace(spec, name=f"{prefix}{spec.name.removeprefix(self.prefix)}") for spec in self.specs
+        ]
+        self.prefix = prefix
 
     def add_slot(self, name: str, constant: float) -> StepVariable:
         """A slot named by the optimizer, once."""
@@ -108,12 +123,6 @@ class RowUpdate:
         self.slots.append(slot)
         return slot
 
-    def read(self, optimizer: Any, keys: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
-        """Binds the rows of the keys; returns the gradient of these rows, equal keys summed."""
-        self.keys, summed = sum_equal_keys(keys, gradients)
-        self.bind(optimizer)
-        return summed
-
     def bind(self, optimizer: Any) -> None:
         """Binds the rows of `keys`, which are unique."""
         columns = self.variable.read_rows(self.keys, optimizer, self.specs)
@@ -124,29 +133,30 @@ class RowUpdate:
         """Names the table where a device or a colocation is asked for, until `bind` names rows."""
         self.value._handle = self.variable.handle
 
-    def run_stock(self, optimizer: Any, gradients: tf.Tensor, update: Any, decay: Any) -> Any:
+    def run_stock(self, optimizer: Any, gradients: tf.Tensor, update: Any, decay: Any = None) -> Any:
         """Has `update`, a function of the gradient, move the rows of `keys`. Returns the op (graph mode).
 
         Equal keys are summed first unless `unique` says that they are. `decay`, if any, comes before; the variable's
-        constraint after.
+        constraint after. From reading the rows to writing them no other such update of the table is under way.
         """
         if not self.unique:
             self.keys, gradients = sum_equal_keys(self.keys, gradients)
-        self.bind(optimizer)
-        try:
-            if decay is not None:
-                decay()
-            updated = update(gradients)
-            ordered = isinstance(updated, (tf.Operation, tf.Tensor)) and not tf.executing_eagerly()
-            with tf.control_dependencies([updated] if ordered else []):
-                constrained = None
-                if self.variable.constraint is not None:
-                    constrained = self.value.assign(self.variable.constraint(self.value), read_value=False)
-                with tf.control_dependencies([constrained] if isinstance(constrained, tf.Operation) else []):
-                    return self.write()
-        finally:
-            self.unbind()
-            self.stand_for_table()
+        with locked_updates(self.variable, after=gradients) as finish:
+            self.bind(optimizer)
+            try:
+                if decay is not None:
+                    decay()
+                updated = update(gradients)
+                ordered = isinstance(updated, (tf.Operation, tf.Tensor)) and not tf.executing_eagerly()
+                with tf.control_dependencies([updated] if ordered else []):
+                    constrained = None
+                    if self.variable.constraint is not None:
+                        constrained = self.value.assign(self.variable.constraint(self.value), read_value=False)
+                    with tf.control_dependencies([constrained] if isinstance(constrained, tf.Operation) else []):
+                        return finish(self.write())
+            finally:
+                self.unbind()
+                self.stand_for_table()
 
     def write(self) -> Any:
         """Writes the updated rows back. Returns the op (graph mode)."""
@@ -197,6 +207,11 @@ def sum_equal_keys(keys: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tens
     """Unique keys, and the sum of the rows of each."""
     unique, where = tf.unique(keys)
     return unique, tf.math.unsorted_segment_sum(rows, where, tf.size(unique))
+
+
+def stands_for_table(variable: Any) -> bool:
+    """Whether what an optimizer sees as a dense variable is rows of a key-value variable."""
+    return getattr(variable, "stands_for_table", False)
 
 
 def any_key_value(grads_and_vars: Sequence[tuple[Any, Any]]) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -14,6 +15,7 @@ from tensorflow.python.training import optimizer as optimizer_lib
 
 from tfplugin.kv_variable import KvVariable
 from tfplugin.optimizers import explanation, fused, known, step_rows
+from tfplugin.optimizers.patch_lock import patch_lock
 
 # Their dense updates do not cast the learning rate to the dtype of the variable; the sparse ones do.
 _FLOAT32_WHEN_DENSE = (tf.compat.v1.train.ProximalAdagradOptimizer, tf.compat.v1.train.ProximalGradientDescentOptimizer)
@@ -24,6 +26,7 @@ class _Template:
 
     _should_act_as_resource_variable = True
     _in_graph_mode = False
+    stands_for_table = True
 
     def __init__(self, variable: KvVariable, update: step_rows.RowUpdate | None) -> None:
         self.update = update
@@ -102,73 +105,54 @@ def apply_gradients(
         raise NotImplementedError(
             "Key-value variables under tf.distribute strategies: use Horovod or parameter servers instead."
         )
+    with patch_lock(optimizer):
+        return _apply(original, optimizer, pairs, global_step, name, **kwargs)
+
+
+def _apply(
+    original: Callable[..., Any],
+    optimizer: Any,
+    pairs: list[tuple[Any, Any]],
+    global_step: Any,
+    name: Any,
+    **kwargs: Any,
+) -> Any:
     explanation.note(optimizer, pairs)
     plans = {v: fused.plan(optimizer, v) for g, v in pairs if g is not None and isinstance(v, KvVariable)}
+    if not plans:  # The loss has not met a table.
+        return original(optimizer, pairs, global_step, name, **kwargs)
     for v, plan in plans.items():
         coupling = known.couples_rows(optimizer)
         if coupling and isinstance(plan, str):
             raise ValueError(
                 f"{coupling} couples the rows of a matrix: it cannot update key-value variable '{v.name}'."
             )
-    gradients = {v: step_rows.row_gradient(v, g) for g, v in pairs if isinstance(v, KvVariable) and g is not None}
-    updates = {
-        v: step_rows.RowUpdate(v, v.slot_prefix(optimizer, optimizer.get_name()), v.constraint)
-        for v, plan in plans.items()
-        if isinstance(plan, str) and v._in_backward is None
-    }
-    fused_variables = [v for v in plans if v not in updates]
-    if updates or not _prepared(optimizer):
-        _wanted_slots(optimizer, [_Template(v, updates.get(v)) for v in plans])
-
-    replaced = []
-    placed: list[tuple[str, Any]] = []
+    replaced: list[tuple[Any, Any]] = []
+    updates: list[step_rows.RowUpdate] = []
+    templates: list[_Template] = []
     for g, v in pairs:
         if not isinstance(v, KvVariable):
             replaced.append((g, v))
-        elif v in updates:
-            update = updates[v]
-            with tf.name_scope("kv_rows"), tf_ops.device(v._op_device()):
-                gradient = update.read(optimizer, *gradients[v])
-                if isinstance(optimizer, _FLOAT32_WHEN_DENSE) and v.dtype != tf.float32:
-                    gradient = tf.IndexedSlices(gradient, tf.range(tf.size(update.keys)))
-                replaced.append((gradient, update.value))
-            for spec, slot in zip(update.specs, update.slots, strict=True):
-                slot_name = spec.name.removeprefix(f"{update.prefix}.")
-                key = optimizer_lib._var_key(update.value)
-                optimizer._slot_dict(slot_name)[key] = slot
-                placed.append((slot_name, key))
-        elif g is not None:
-            keys, rows = gradients[v]
+            continue
+        if g is None:
+            continue
+        keys, rows = step_rows.row_gradient(v, g)
+        if v._in_backward is not None or not isinstance(plans[v], str):
+            templates.append(_Template(v, None))
             replaced.append((tf.IndexedSlices(rows, keys), v))
+            continue
+        update = step_rows.RowUpdate(v, v.slot_prefix(optimizer, optimizer.get_name()))
+        update.keys = keys
+        update.stand_for_table()
+        updates.append(update)
+        templates.append(_Template(v, update))
+        if isinstance(optimizer, _FLOAT32_WHEN_DENSE) and v.dtype != tf.float32:
+            rows = tf.IndexedSlices(rows, keys)
+        replaced.append((rows, update.value))
+    if updates or not _prepared(optimizer):
+        _wanted_slots(optimizer, templates)
 
-    create_slots, finish = optimizer._create_slots, optimizer._finish
-    apply_sparse = optimizer._resource_apply_sparse_duplicate_indices
-    step = fused.FusedStep(optimizer)
-
-    def create_other_slots(variables: list[Any]) -> None:
-        others = [v for v in variables if not isinstance(v, (step_rows.StepVariable, KvVariable))]
-        if others:
-            create_slots(others)
-
-    def apply_to_rows(rows: tf.Tensor, variable: Any, keys: tf.Tensor) -> Any:
-        if not isinstance(variable, KvVariable):
-            return apply_sparse(rows, variable, keys)
-        if variable._in_backward is not None:  # has been updated; the empty gradient carries that
-            return tf.group(rows)
-        prefix = variable.slot_prefix(optimizer, optimizer.get_name())
-        return step.apply(plans[variable], variable, prefix, keys, rows)
-
-    def finish_with_rows(update_ops: Any, name_scope: str) -> Any:
-        with tf.control_dependencies([op for op in update_ops if op is not None] if not tf.executing_eagerly() else []):
-            written = []
-            for update in updates.values():
-                with tf_ops.device(update.variable._op_device()):
-                    written.append(update.write())
-        return finish([*update_ops, *(op for op in written if op is not None)], name_scope)
-
-    ours = {"_create_slots": create_other_slots, "_finish": finish_with_rows}
-    if fused_variables:
-        ours["_resource_apply_sparse_duplicate_indices"] = apply_to_rows
+    ours = _methods(optimizer, plans, updates)
     before = {name: vars(optimizer)[name] for name in ours if name in vars(optimizer)}
     for name_, method in ours.items():
         object.__setattr__(optimizer, name_, method)
@@ -179,10 +163,67 @@ def apply_gradients(
             object.__delattr__(optimizer, name_)
         for name_, method in before.items():
             object.__setattr__(optimizer, name_, method)
-        for slot_name, key in placed:
-            optimizer._slot_dict(slot_name).pop(key, None)
-        for update in updates.values():
+        for update in updates:
             update.unbind()
+
+
+@contextlib.contextmanager
+def _slots_in_place(optimizer: Any, update: step_rows.RowUpdate) -> Iterator[None]:
+    """While the optimizer finds the slots of the rows that are bound where it looks for those of a variable."""
+    key = optimizer_lib._var_key(update.value)  # in a graph, the op behind it: the rows'
+    names = [spec.name.removeprefix(f"{update.prefix}.") for spec in update.specs]
+    for name, slot in zip(names, update.slots, strict=True):
+        optimizer._slot_dict(name)[key] = slot
+    try:
+        yield
+    finally:
+        for name in names:
+            optimizer._slot_dict(name).pop(key, None)
+
+
+def _methods(
+    optimizer: Any, plans: dict[KvVariable, Any], updates: list[step_rows.RowUpdate]
+) -> dict[str, Callable[..., Any]]:
+    """What takes the place of an optimizer's methods during a step: tables and their rows are updated our way."""
+    create_slots, apply_dense = optimizer._create_slots, optimizer._resource_apply_dense
+    apply_sparse = optimizer._resource_apply_sparse_duplicate_indices
+    of_value = {id(update.value): update for update in updates}
+    step = fused.FusedStep(optimizer)
+
+    def create_other_slots(variables: list[Any]) -> None:
+        others = [v for v in variables if not isinstance(v, (step_rows.StepVariable, KvVariable))]
+        if others:
+            create_slots(others)
+
+    def run_stock(update: step_rows.RowUpdate, gradient: tf.Tensor, stock: Callable[[tf.Tensor], Any]) -> Any:
+        def move(summed: tf.Tensor) -> Any:
+            with _slots_in_place(optimizer, update):
+                return stock(summed)
+
+        return update.run_stock(optimizer, gradient, move)
+
+    def apply_to_all_rows(gradient: tf.Tensor, variable: Any) -> Any:
+        update = of_value.get(id(variable))
+        if update is None:
+            return apply_dense(gradient, variable)
+        return run_stock(update, gradient, lambda g: apply_dense(g, variable))
+
+    def apply_to_rows(rows: tf.Tensor, variable: Any, keys: tf.Tensor) -> Any:
+        update = of_value.get(id(variable))
+        if update is not None:
+            return run_stock(update, rows, lambda g: apply_sparse(g, variable, tf.range(tf.shape(g)[0])))
+        if not isinstance(variable, KvVariable):
+            return apply_sparse(rows, variable, keys)
+        if variable._in_backward is not None:  # has been updated; the empty gradient carries that
+            return tf.group(rows)
+        prefix = variable.slot_prefix(optimizer, optimizer.get_name())
+        return step.apply(plans[variable], variable, prefix, keys, rows)
+
+    return {
+        "_create_slots": create_other_slots,
+        "_resource_apply_dense": apply_to_all_rows,
+        "_resource_apply_sparse_duplicate_indices": apply_to_rows,
+    }
 
 
 #: Optimizers that have made what they keep beside slots (beta powers), and in which graphs; None is eager mode.

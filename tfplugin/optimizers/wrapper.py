@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,11 +13,13 @@ from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.trackable import autotrackable
 from tensorflow.python.training import optimizer as v1_optimizer
 
-from tfplugin.kv_variable import KvVariable, PartitionedKvVariable
+from tfplugin.kv_variable import KvVariable
 from tfplugin.optimizers import explanation, more_variables, step_rows
 from tfplugin.optimizers import fused as fusing
 from tfplugin.optimizers.hyperparameters import Step, given
 from tfplugin.optimizers.known import couples_rows, innermost
+from tfplugin.optimizers.patch_lock import patch_lock
+from tfplugin.partitioned_kv_variable import PartitionedKvVariable
 
 
 class OptimizerWrapper(autotrackable.AutoTrackable):
@@ -68,7 +69,6 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
         if fused not in ("auto", False):
             raise ValueError(f"OptimizerWrapper: fused must be 'auto' or False, got {fused!r}.")
         self.optimizer = optimizer
-        self._lock = threading.RLock()
         self._updates: weakref.WeakKeyDictionary[KvVariable, step_rows.RowUpdate] = weakref.WeakKeyDictionary()
         own = getattr(self._core, "kv_options", None)
         if own is not None and fused is False:
@@ -148,7 +148,7 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
         plans = {v: fusing.plan(self._core, v) for _, v in pairs if isinstance(v, KvVariable)}
         self._check_supported(plans)
         explanation.note(self._core, pairs)
-        with self._lock:
+        with patch_lock(self._core):
             self._build(pairs)
             replaced = []
             for g, v in pairs:
@@ -295,10 +295,11 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
         variables = []
         for _, v in pairs:
             if isinstance(v, KvVariable):
+                # Not its name: Keras numbers the optimizers of a process, and a restart must find the same slots.
+                prefix = v.slot_prefix(core, type(core).__name__)
                 if v not in self._updates:
-                    # Not its name: Keras numbers the optimizers of a process, and a restart must find the same slots.
-                    prefix = v.slot_prefix(core, type(core).__name__)
                     self._updates[v] = step_rows.RowUpdate(v, prefix)
+                self._updates[v].rename(prefix)
                 v = self._updates[v].value
             variables.append(v)
         # Dense variables first: their places in the optimizer's lists, which name them in checkpoints, must not depend

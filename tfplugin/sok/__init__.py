@@ -4,10 +4,19 @@ Code written for ``sparse_operation_kit`` runs with its import changed: ``import
 ``from tfplugin.sok import experiment as sok``.
 """
 
+import re
+
+import tensorflow as tf
+
+from kvtools import __version__
+from tfplugin import tensorflow_hooks
+from tfplugin.ranks import RankError, rank, size
+from tfplugin.sok import keras_layers
 from tfplugin.sok.all2all_dense_embedding import all2all_dense_embedding
 from tfplugin.sok.all2all_layer import All2AllDenseEmbedding
 from tfplugin.sok.checkpoint import Checkpoint, CheckpointManager
-from tfplugin.sok.distributed_variable import Variable
+from tfplugin.sok.distributed_embedding import DistributedEmbedding
+from tfplugin.sok.distributed_variable import DistributedVariable, LocalizedVariable, Variable
 from tfplugin.sok.dump import dump, load
 from tfplugin.sok.dynamic_variable import (
     DynamicVariable,
@@ -16,22 +25,29 @@ from tfplugin.sok.dynamic_variable import (
     incremental_model_dump,
     sparse_read_and_evict,
 )
+from tfplugin.sok.initialize import init
 from tfplugin.sok.legacy_saver import Saver
 from tfplugin.sok.lookup_sparse import lookup_sparse
 from tfplugin.sok.optimizer import SGD, OptimizerWrapper
-from tfplugin.sok.ranks import RankError, init, rank, size
-from tfplugin.sok.variables import filter_variables
+from tfplugin.sok.sok1 import Init, OptimizerScope
+from tfplugin.sok.variables import filter_variables, split_embedding_variable_from_others
 
 __all__ = [
     "SGD",
     "All2AllDenseEmbedding",
     "Checkpoint",
     "CheckpointManager",
+    "DistributedEmbedding",
+    "DistributedVariable",
     "DynamicVariable",
+    "Init",
+    "LocalizedVariable",
+    "OptimizerScope",
     "OptimizerWrapper",
     "RankError",
     "Saver",
     "Variable",
+    "__version__",
     "all2all_dense_embedding",
     "assign",
     "dump",
@@ -44,6 +60,13 @@ __all__ = [
     "rank",
     "size",
     "sparse_read_and_evict",
+    "split_embedding_variable_from_others",
+    "tf_version",
 ]
 
-from tfplugin.sok import experiment  # noqa: F401 - it has the names above
+#: Of TensorFlow: ``[2, 21, 0]``.
+tf_version = [int(number) for number in re.findall(r"\d+", tf.__version__)[:3]]
+
+tensorflow_hooks.add(keras_layers.install, keras_layers.uninstall)
+
+from tfplugin.sok import experiment  # noqa: E402, F401 - it has the names above

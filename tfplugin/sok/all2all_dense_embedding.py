@@ -6,9 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfplugin import mode
+from tfplugin import ranks, training_mode
 from tfplugin.composed_pool import PooledIds
-from tfplugin.sok import ranks
 from tfplugin.sok.exchange import Lookup, fail_on_all, look_up
 from tfplugin.sok.exchange_ids import keys_of
 from tfplugin.sok.exchange_table import exchange_table
@@ -39,7 +38,7 @@ def all2all_dense_embedding(param: Any, indices: Any, *, training: bool | None =
       TensorShape([2, 1, 2])
     """
     ragged = isinstance(indices, tf.RaggedTensor)
-    train = mode.training(training)
+    train = training_mode.is_training(training)
     try:
         table = exchange_table(param, _CALLER)
         ids = keys_of(indices.flat_values if ragged else indices, table, _CALLER)

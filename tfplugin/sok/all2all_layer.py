@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from tfplugin.sok import ranks
 from tfplugin.sok.all2all_dense_embedding import all2all_dense_embedding
-from tfplugin.sok.distributed_variable import ShardedVariable, Variable
-from tfplugin.sok.dynamic_variable import DynamicVariable
+from tfplugin.sok.rank_embedding import RankEmbedding, layer_of
 
 
-class _All2AllDenseEmbedding:
-    """What the layer of every Keras does; `all2all_layer_of` joins it to a Layer."""
+class _All2AllDenseEmbedding(RankEmbedding):
+    """What the layer of every Keras does."""
+
+    nnz_per_slot: int
 
     def __init__(
         self,
@@ -28,54 +27,16 @@ class _All2AllDenseEmbedding:
         embedding_initializer: Any = None,
         **kwargs: Any,
     ) -> None:
-        self.key_dtype = tf.as_dtype(tf.int64 if key_dtype is None else key_dtype)
-        super().__init__(**kwargs)
         sizes = {
             "max_vocabulary_size_per_gpu": max_vocabulary_size_per_gpu,
             "embedding_vec_size": embedding_vec_size,
             "slot_num": slot_num,
             "nnz_per_slot": nnz_per_slot,
         }
-        for what, size in sizes.items():
-            if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
-                raise ValueError(f"sok.All2AllDenseEmbedding: {what} must be a number of 1 or more, got {size!r}.")
-        self.max_vocabulary_size_per_gpu = int(max_vocabulary_size_per_gpu)
-        self.embedding_vec_size = int(embedding_vec_size)
-        self.slot_num = int(slot_num)
-        self.nnz_per_slot = int(nnz_per_slot)
+        super().__init__(sizes, use_hashtable, key_dtype, embedding_initializer, **kwargs)
         self.dynamic_input = bool(dynamic_input)
-        self.use_hashtable = bool(use_hashtable)
-        self.embedding_initializer = embedding_initializer
-        self.embedding_variable = self._make_variable(f"{self.name}/embedding")  # type: ignore[attr-defined]
 
-    def _make_variable(self, name: str) -> DynamicVariable | ShardedVariable:
-        trainable = bool(self.trainable)  # type: ignore[attr-defined]
-        dtype = tf.as_dtype(getattr(self, "variable_dtype", None) or tf.float32)
-        if not self.use_hashtable:
-            return Variable(
-                shape=(self.max_vocabulary_size_per_gpu * ranks.size(), self.embedding_vec_size),
-                initializer=self.embedding_initializer or "random_uniform",
-                dtype=dtype,
-                trainable=trainable,
-                name=name,
-            )
-        variable = DynamicVariable(
-            self.embedding_vec_size,
-            self.embedding_initializer,
-            key_type=self.key_dtype,
-            dtype=dtype,
-            trainable=trainable,
-            name=name,
-        )
-        variable.row_limit = self.max_vocabulary_size_per_gpu
-        return variable
-
-    @property
-    def variable(self) -> DynamicVariable | ShardedVariable:
-        """The embedding: its rows on this rank."""
-        return self.embedding_variable
-
-    def call(self, inputs: Any, training: bool | None = True) -> tf.Tensor:
+    def call(self, inputs: Any, training: bool | None = None) -> tf.Tensor:
         """Rows of keys, on whichever rank they are.
 
         Args:
@@ -85,12 +46,7 @@ class _All2AllDenseEmbedding:
         Returns:
           [batch, slot_num, nnz_per_slot, embedding_vec_size]; with dynamic_input [None, embedding_vec_size].
         """
-        if inputs.dtype not in (self.key_dtype, tf.int32):
-            raise TypeError(
-                f"sok.All2AllDenseEmbedding '{self.name}': keys must be {self.key_dtype.name}, got "  # type: ignore[attr-defined]
-                f"{inputs.dtype.name}. (A keras.Sequential casts its inputs to floats unless it begins with "
-                f"keras.Input(shape, dtype='{self.key_dtype.name}').)"
-            )
+        self._checked_keys(inputs)
         shape = tf.TensorShape(inputs.shape)
         wanted = tf.TensorShape([None] if self.dynamic_input else [None, self.slot_num, self.nnz_per_slot])
         if not shape.is_compatible_with(wanted):
@@ -108,49 +64,7 @@ class _All2AllDenseEmbedding:
 
     def get_config(self) -> dict[str, Any]:
         """What it takes to make the layer again."""
-        return {
-            **super().get_config(),  # type: ignore[misc]
-            "max_vocabulary_size_per_gpu": self.max_vocabulary_size_per_gpu,
-            "embedding_vec_size": self.embedding_vec_size,
-            "slot_num": self.slot_num,
-            "nnz_per_slot": self.nnz_per_slot,
-            "dynamic_input": self.dynamic_input,
-            "use_hashtable": self.use_hashtable,
-            "key_dtype": self.key_dtype.name,
-            "embedding_initializer": self.embedding_initializer,
-        }
-
-
-def all2all_layer_of(keras: Any) -> Any:
-    """The layer as a subclass of the Layer of a Keras: ``tf.keras`` (either kind) or ``tf_keras``."""
-    layer = keras.layers.Layer
-    keras_3 = not hasattr(layer, "_gather_children_attribute")
-
-    # Both kinds of Keras list tf.Variables only, and a table is none: each is told in the place that it asks.
-    if keras_3:
-
-        def variables(self: Any) -> list[Any]:
-            """All variables of the layer, the embedding among them."""
-            listed = list(layer.variables.fget(self))
-            mine = self.embedding_variable
-            return listed if any(v is mine for v in listed) else [*listed, mine]
-
-        listing = {"variables": property(variables)}
-    else:
-
-        def trainable_weights(self: Any) -> list[Any]:
-            """What is trained, the embedding among it."""
-            listed = list(layer.trainable_weights.fget(self))
-            mine = self.embedding_variable
-            return listed if not self.trainable or any(v is mine for v in listed) else [*listed, mine]
-
-        listing = {"trainable_weights": property(trainable_weights)}
-
-    return type(
-        "All2AllDenseEmbedding",
-        (_All2AllDenseEmbedding, layer),
-        {"__doc__": _DOC, "__module__": __name__, **listing},
-    )
+        return {**super().get_config(), "dynamic_input": self.dynamic_input}
 
 
 _DOC = """An embedding whose keys are spread over the ranks: ``key floor-mod size`` owns a key.
@@ -183,5 +97,11 @@ _DOC = """An embedding whose keys are spread over the ranks: ``key floor-mod siz
       >>> layer(tf.constant([[[1, 2, 3], [4, 5, 6]]], tf.int64)).shape
       TensorShape([1, 2, 3, 8])
     """
+
+
+def all2all_layer_of(keras: Any) -> Any:
+    """The layer of a Keras."""
+    return layer_of(keras, _All2AllDenseEmbedding, "All2AllDenseEmbedding", _DOC)
+
 
 All2AllDenseEmbedding = all2all_layer_of(tf.keras)

@@ -16,14 +16,16 @@ from tensorflow.python.trackable import base as trackable
 
 from kvtools.dialects.bundle.reader import Bundle
 from tfplugin import checkpoint as tables
+from tfplugin import ranks
 from tfplugin.kv_variable import KvVariable
 from tfplugin.ops import raw
 from tfplugin.optimizers.wrapper import OptimizerWrapper
-from tfplugin.sok import ranks, sharded_checkpoint
+from tfplugin.ranks import step
+from tfplugin.sok import sharded_checkpoint
 from tfplugin.sok.distributed_variable import ShardedVariable, held_rows
 from tfplugin.sok.optimizer_slots import core_of, slots_of
 from tfplugin.sok.row_files import owned, require_eager
-from tfplugin.sok.shared_folder import put_in_place, shared_scratch, step
+from tfplugin.sok.shared_folder import put_in_place, shared_scratch
 
 
 class Checkpoint(tf.train.Checkpoint):
@@ -57,7 +59,7 @@ class Checkpoint(tf.train.Checkpoint):
                 )
             _watch_optimizers(self)
             parts = _Parts(self._saver, doing)
-        _check_the_same([prefix.name, parts.names()], doing)
+        ranks.check_same([prefix.name, *parts.described()], doing, "objects")
         with shared_scratch(prefix.parent, doing) as scratch:
             with step(doing):
                 shards = parts.write_own(scratch)
@@ -153,11 +155,11 @@ class _Parts:
         for variable in self._dynamic.values():
             _check_no_strays(variable, doing)
 
-    def names(self) -> list[Any]:
+    def described(self) -> list[str]:
         """What must be the same on all ranks."""
-        tables_ = [(name, v.dim, v.key_dtype.name, v.dtype.name, v.owner) for name, v in self._dynamic.items()]
-        wholes = [(name, *sharded_checkpoint.spread(obj).global_shape) for name, obj in self._static.items()]
-        return [sorted(tables_), sorted(wholes)]
+        tables_ = [f"{name}: {v.describe()}" for name, v in self._dynamic.items()]
+        wholes = [f"{name}: {list(sharded_checkpoint.spread(v).global_shape)}" for name, v in self._static.items()]
+        return sorted([*tables_, *wholes])
 
     def write_own(self, scratch: Path) -> list[str]:
         """Writes this rank's rows. Returns the bundles that it made."""
@@ -261,17 +263,6 @@ def _check_same_checkpoint(save_path: Any, doing: str) -> None:
                 f"{doing}: every rank must restore the same checkpoint ({told}); sok.CheckpointManager gives all ranks "
                 "what rank 0 finds."
             )
-
-
-def _check_the_same(mine: Any, doing: str) -> None:
-    said = ranks.current().allgather(mine)
-    with step(doing):
-        for rank, theirs in enumerate(said):
-            if theirs != said[0]:
-                raise ValueError(
-                    f"{doing}: rank 0 saves {said[0]}, rank {rank} {theirs}; every rank must save the same objects "
-                    "under the same name."
-                )
 
 
 def _call_back(options: tf.train.CheckpointOptions | None, path: str) -> None:

@@ -9,12 +9,13 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
-from tfplugin.sok import ranks
+from tfplugin import ranks
+from tfplugin.sok.placement import ModelParallel, owner_of_mode
 
 _numbers = itertools.count()
 
 
-class ShardedVariable(resource_variable_ops.ResourceVariable):
+class ShardedVariable(resource_variable_ops.ResourceVariable, ModelParallel):
     """This rank's rows of a variable [rows, dim] that the ranks hold together. Made by `Variable`.
 
     It is a ``tf.Variable`` of the local rows: it trains, prints and converts as one.
@@ -45,6 +46,10 @@ class ShardedVariable(resource_variable_ops.ResourceVariable):
         """``"distributed"`` or ``"localized:#"``."""
         return "distributed" if self.target_gpu < 0 else f"localized:{self.target_gpu}"
 
+    def describe(self) -> str:
+        """What must be the same on all ranks."""
+        return f"'{self.name}' (static, {self.dtype.name}{list(self.global_shape)}, {self.mode})"
+
     def key_map(self, indices: Any) -> tf.Tensor:
         """Local row numbers of rows of the whole that this rank holds."""
         indices = tf.convert_to_tensor(indices)
@@ -53,6 +58,14 @@ class ShardedVariable(resource_variable_ops.ResourceVariable):
     def global_rows(self) -> np.ndarray:
         """The numbers, in the whole, of the local rows: int64 [local rows]."""
         return held_rows(self.global_shape[0], self.owner, self.global_gpu_id, self.num_gpus)
+
+
+class DistributedVariable(ShardedVariable):
+    """A `ShardedVariable` whose rows are spread over all ranks."""
+
+
+class LocalizedVariable(ShardedVariable):
+    """A `ShardedVariable` that one rank holds."""
 
 
 def held_rows(rows: int, owner: int | None, rank: int, size: int) -> np.ndarray:
@@ -101,7 +114,7 @@ def Variable(
     """
     name = f"sok_static_Variable_{next(_numbers)}" if name is None else name
     what = f"sok.Variable '{name}'"
-    owner = ranks.owner_of_mode(mode, what)
+    owner = owner_of_mode(mode, what)
     if (initial_value is None) == (shape is None):
         raise ValueError(f"{what}: give either initial_value or shape (with an initializer).")
     if initial_value is None:
@@ -119,7 +132,8 @@ def Variable(
         whole = _shape_of_whole(value.shape, what)
         mine = held_rows(whole[0], owner, ranks.rank(), ranks.size())
         local = tf.gather(value, mine) if tf.is_tensor(value) else tf.convert_to_tensor(value[mine], dtype)
-    return ShardedVariable(local, whole, owner, trainable, *args, dtype=dtype, name=name, **kwargs)
+    kind = DistributedVariable if owner is None else LocalizedVariable
+    return kind(local, whole, owner, trainable, *args, dtype=dtype, name=name, **kwargs)
 
 
 def _is_tensor(value: Any) -> bool:

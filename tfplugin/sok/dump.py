@@ -13,8 +13,9 @@ import tensorflow as tf
 
 from kvtools.dialects.interface import ALL_COLUMNS, KEYS, KEYS_AND_VALUES, Chunk, OpenOptions
 from kvtools.dialects.sok import EMBEDDING, KEY, SLOT_BYTES, STATE, Header, SokTable, flat_name, is_file, open_table
+from tfplugin import ranks
 from tfplugin.kv_variable import KvVariable
-from tfplugin.sok import ranks
+from tfplugin.ranks import step
 from tfplugin.sok.distributed_variable import ShardedVariable
 from tfplugin.sok.dynamic_variable import DynamicVariable
 from tfplugin.sok.optimizer_slots import core_of, file_name, make_slots, slots_of, table_specs
@@ -22,7 +23,6 @@ from tfplugin.sok.row_files import (
     ColumnFile,
     Rows,
     TableFiles,
-    check_same_variables,
     file_dtype,
     held_keys,
     owned,
@@ -31,7 +31,6 @@ from tfplugin.sok.row_files import (
     variable_rows,
     write_tables,
 )
-from tfplugin.sok.shared_folder import step
 
 Variables = Any
 
@@ -70,7 +69,7 @@ def dump(path: str | os.PathLike[str], dump_vars: Variables, optimizer: Any = No
                 _make_table_slots(optimizer, variable)
         slots = [slots_of(optimizer, v) if optimizer is not None else {} for v in variables]
         _check_slots(variables, slots, optimizer, doing)
-    check_same_variables(variables, doing)
+    ranks.check_same([v.describe() for v in variables], doing)
     dynamic = [v for v in variables if isinstance(v, DynamicVariable)]
     keys = dict(zip(map(id, dynamic), held_keys(dynamic), strict=True))
     with step(doing):

@@ -10,11 +10,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfplugin import ranks
 from tfplugin.get_kv_variable import add_to_collections
 from tfplugin.initializers import KvInitializer, resolve
-from tfplugin.kv_variable import KEY_DTYPES, VALUE_DTYPES, KvVariable
-from tfplugin.sok import ranks
-from tfplugin.sok.shared_folder import step
+from tfplugin.keys import KEY_DTYPES
+from tfplugin.kv_variable import VALUE_DTYPES, KvVariable
+from tfplugin.ranks import step
+from tfplugin.sok.optimizer_slots import TableSlot
+from tfplugin.sok.placement import ModelParallel, owner_of_mode
+from tfplugin.sok.static_rows import StaticRows
 
 _numbers = itertools.count()
 
@@ -24,7 +28,7 @@ EVICTION = {"kLru": "lru", "lru": "lru", "kLfu": "lfu", "lfu": "lfu", "kCustomiz
 IGNORED = ("max_hbm_for_vectors", "max_load_factor", "max_bucket_size", "block_size", "device_id", "io_by_cpu")
 
 
-class DynamicVariable(KvVariable):
+class DynamicVariable(StaticRows, KvVariable, ModelParallel):
     """A key-value table over all ranks: key -> row of `dimension` values. This object holds the rows of this rank.
 
     `lookup_sparse` and `all2all_dense_embedding` find each key on the rank that owns it: ``key floor-mod size``, or the
@@ -88,7 +92,7 @@ class DynamicVariable(KvVariable):
         self._mode = mode
         self._initializer_given = initializer
         self._config = dict(options)
-        self.owner = ranks.owner_of_mode(mode, what)
+        self.owner = owner_of_mode(mode, what)
         self.num_gpus = ranks.size()
         #: The most rows that a lookup over the ranks may leave this one with; -1 for any number.
         self.row_limit = -1
@@ -132,6 +136,11 @@ class DynamicVariable(KvVariable):
     def ranks(self) -> int:
         """How many ranks hold rows of the whole, or could."""
         return self.num_gpus
+
+    def describe(self) -> str:
+        """What must be the same on all ranks."""
+        mode = "distributed" if self.owner is None else f"localized:{self.owner}"
+        return f"'{self.name}' (dynamic, {self.key_dtype.name} -> {self.dtype.name}[{self.dim}], {mode})"
 
     def _is_bounded(self, max_capacity: int) -> bool:
         return self._backend_type == "hybrid" and max_capacity > 0
@@ -259,20 +268,21 @@ def _dynamic(variable: Any, caller: str) -> DynamicVariable:
     return variable
 
 
-def export(var: DynamicVariable) -> tuple[tf.Tensor, tf.Tensor]:
-    """All keys [N] and rows [N, dimension] of this rank, in no particular order.
+def export(var: DynamicVariable | TableSlot) -> tuple[tf.Tensor, tf.Tensor]:
+    """All keys [N] and rows [N, dimension] of this rank, in no particular order; also of what an optimizer keeps.
 
     Example:
       >>> indices, values = sok.export(v)
+      >>> indices, momenta = sok.export(optimizer.get_slot(v, "momentum"))
     """
-    return _dynamic(var, "export").export()
+    return var.export() if isinstance(var, TableSlot) else _dynamic(var, "export").export()
 
 
-def assign(var: DynamicVariable, indices: Any, values: Any) -> DynamicVariable:
+def assign(var: DynamicVariable | TableSlot, indices: Any, values: Any) -> Any:
     """Writes rows of this rank, inserting keys that are not there; other rows stay. Of equal keys the last wins.
 
     Args:
-      var: the variable.
+      var: the variable, or what an optimizer keeps for it (`OptimizerWrapper.get_slot`).
       indices: keys [N].
       values: rows [N, dimension].
 
@@ -282,16 +292,16 @@ def assign(var: DynamicVariable, indices: Any, values: Any) -> DynamicVariable:
     Example:
       >>> _ = sok.assign(v, [1, 2], tf.ones([2, 3]))
     """
-    variable = _dynamic(var, "assign")
+    variable = var.variable if isinstance(var, TableSlot) else _dynamic(var, "assign")
+    width = var.spec.width if isinstance(var, TableSlot) else variable.dim
     keys = variable.keys_tensor(indices)
     rows = tf.convert_to_tensor(values, variable.dtype)
-    if rows.shape.rank not in (None, 2) or not keys.shape.concatenate([variable.dim]).is_compatible_with(rows.shape):
+    if rows.shape.rank not in (None, 2) or not keys.shape.concatenate([width]).is_compatible_with(rows.shape):
         raise ValueError(
-            f"sok.assign to '{variable.name}' wants indices [N] and values [N, {variable.dim}], got {keys.shape} and "
-            f"{rows.shape}."
+            f"sok.assign to '{var.name}' wants indices [N] and values [N, {width}], got {keys.shape} and {rows.shape}."
         )
-    op = variable.upsert(keys, rows)
-    return variable if op is None or tf.executing_eagerly() else op
+    op = var.assign(keys, rows) if isinstance(var, TableSlot) else variable.upsert(keys, rows)
+    return var if op is None or tf.executing_eagerly() else op
 
 
 def sparse_read_and_evict(
@@ -336,7 +346,7 @@ def incremental_model_dump(
       sok_vars: one `DynamicVariable`, or several.
       time_threshold: a ``datetime.datetime`` (without a time zone: UTC) or seconds since 1970; one for all, or one for
         each variable.
-      sess: a session, in graph mode.
+      sess: a session, in graph mode. Default: the default session.
 
     Returns:
       Lists with the keys [N] and the rows [N, dimension] of each variable.
@@ -362,19 +372,23 @@ def incremental_model_dump(
         local = []
         for variable, since in zip(variables, times * len(variables) if len(times) == 1 else times, strict=True):
             touched = variable.export_since(_seconds(since))
-            local.append(sess.run(touched) if sess is not None else tuple(tensor.numpy() for tensor in touched))
-    of_ranks = ranks.current().allgather([variable.name for variable in variables])
-    if any(names != of_ranks[0] for names in of_ranks):
-        raise ValueError(
-            "sok.incremental_model_dump: every rank must call it with the same variables, in the same order, got "
-            + "; ".join(f"rank {rank}: {names}" for rank, names in enumerate(of_ranks))
-        )
+            local.append(_values(touched, sess))
+    ranks.check_same([variable.describe() for variable in variables], "sok.incremental_model_dump")
     keys, rows = [], []
     for one in local:
         parts = ranks.current().allgather(one)
         keys.append(np.concatenate([part[0] for part in parts]))
         rows.append(np.concatenate([part[1] for part in parts]))
     return keys, rows
+
+
+def _values(tensors: Sequence[tf.Tensor], sess: tf.compat.v1.Session | None) -> Any:
+    if tf.executing_eagerly():
+        return tuple(tensor.numpy() for tensor in tensors)
+    session = sess or tf.compat.v1.get_default_session()
+    if session is None:
+        raise ValueError("sok.incremental_model_dump: a graph needs a session: give sess=, or make one the default.")
+    return session.run(tensors)
 
 
 def _listed(value: Any) -> list[Any]:

@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfplugin import ranks
 from tfplugin.composed_pool import PooledIds
 from tfplugin.fused_lookup import gather_many
 from tfplugin.lookup import parts_of
 from tfplugin.lookup_many import lookup_many
 from tfplugin.ops import raw
-from tfplugin.sok import exchange_gradients, ranks  # noqa: F401 - the gradients register themselves
+from tfplugin.sok import exchange_gradients  # noqa: F401 - the gradients register themselves
 from tfplugin.sok.exchange_error import error_to_all
 from tfplugin.sok.exchange_table import ExchangeTable, exchange_table
 from tfplugin.sok.row_limit import within_limits
@@ -69,7 +70,7 @@ def look_up(
             of_error, splits = error_to_all(error)
             # The first word is 0. Of constants alone TensorFlow would run the exchange while it builds the graph.
             message = of_error + message[0]
-        received, received_splits = world.alltoall(message, splits, ranks.unique_name("keys", names))
+        received, received_splits = world.alltoall(message, splits, ranks.exchange_name("keys", names))
         keys, counts = raw.kv_exchange_serve(
             received,
             received_splits,
@@ -82,7 +83,7 @@ def look_up(
     rows = _rows_of_this_rank(lookups, keys, train)
     with tf.device("CPU:0"):
         reply, reply_splits = raw.kv_exchange_reply([_cast(one, wide) for one in rows], counts, dims=how.dims)
-        flat, _ = world.alltoall(reply, reply_splits, ranks.unique_name("rows", names))
+        flat, _ = world.alltoall(reply, reply_splits, ranks.exchange_name("rows", names))
         pooled = raw.kv_exchange_pool(
             flat, places, *how.inputs, combiners=[one.combiner for one in lookups], **how.attributes
         )
@@ -174,7 +175,7 @@ def fail_on_all(
     text = f"rank {world.rank}: {type(error).__name__}: {error}"
     if tf.executing_eagerly():
         with tf.device("CPU:0"):
-            world.alltoall(*error_to_all(text), ranks.unique_name("keys", [name] if name else []))
+            world.alltoall(*error_to_all(text), ranks.exchange_name("keys", [name] if name else []))
         raise error
     try:
         tables = [exchange_table(variable, caller) for variable in variables]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from tfplugin.sok import ranks
+from tfplugin import ranks
 
 
 def error_to_all(text: str) -> tuple[tf.Tensor, tf.Tensor]:

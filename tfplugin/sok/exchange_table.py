@@ -8,8 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfplugin.kv_variable import KvVariable, PartitionedKvVariable
-from tfplugin.sok import ranks
+from tfplugin import ranks
+from tfplugin.kv_variable import KvVariable
+from tfplugin.partitioned_kv_variable import PartitionedKvVariable
 from tfplugin.sok.distributed_variable import ShardedVariable
 from tfplugin.sok.dynamic_variable import DynamicVariable
 

@@ -12,8 +12,9 @@ import tensorflow as tf
 from kvtools.dialects.column_table import ColumnTable
 from kvtools.dialects.interface import KEYS, KEYS_AND_VALUES, OpenOptions
 from kvtools.dialects.sok_legacy import KEYS_FILE, VALUES_FILE, open_table
+from tfplugin import ranks
 from tfplugin.kv_variable import KvVariable
-from tfplugin.sok import ranks
+from tfplugin.ranks import step
 from tfplugin.sok.distributed_variable import ShardedVariable
 from tfplugin.sok.dump import check_row_numbers, own_rows, write_table_rows
 from tfplugin.sok.dynamic_variable import DynamicVariable
@@ -28,7 +29,6 @@ from tfplugin.sok.row_files import (
     variable_rows,
     write_tables,
 )
-from tfplugin.sok.shared_folder import step
 
 _FLOAT32 = np.dtype(np.float32)
 _INT64 = np.dtype(np.int64)
@@ -96,6 +96,43 @@ class Saver:
                 _check_keys(variable, table, doing)
         with step(doing):
             _read(variable, table)
+
+    def load_embedding_values(self, embedding_variable: Any, tensors: Any) -> None:
+        """Writes the first rows of a variable: row r of the tensors is that of key, or row number, r.
+
+        Args:
+          embedding_variable: as for `dump_to_file`.
+          tensors: [rows, dimension], the same on all ranks, or a list of such, which follow each other. Each rank keeps
+            its own rows. Other rows stay.
+
+        Raises:
+          TypeError: something that is no variable of sok.
+          ValueError: another dimension than the variable's, or more rows than it has.
+          RankError: another rank failed.
+        """
+        doing = "sok.Saver: loading values"
+        with step(doing):
+            require_eager("sok.Saver")
+            variable = _variable(embedding_variable, doing)
+            if isinstance(tensors, (list, tuple)):
+                tensors = tf.concat(list(tensors), 0)
+            values = tf.convert_to_tensor(tensors)
+            if values.shape.rank != 2 or values.shape[1] != _dim(variable):
+                raise ValueError(
+                    f"{doing}: '{variable.name}' wants tensors [rows, {_dim(variable)}], got {values.shape}."
+                )
+            if isinstance(variable, ShardedVariable) and len(values) > variable.global_shape[0]:
+                raise ValueError(
+                    f"{doing}: '{variable.name}' has {variable.global_shape[0]} rows, the tensors {len(values)}."
+                )
+        numbers = np.arange(len(values))
+        mine = numbers[owned(variable, numbers)]
+        rows = tf.cast(tf.gather(values, mine), variable.dtype)
+        with step(doing):
+            if isinstance(variable, KvVariable):
+                variable.upsert(tf.constant(mine, variable.key_dtype), rows)
+            else:
+                variable.scatter_update(tf.IndexedSlices(rows, variable.key_map(mine)))
 
 
 def _variable(given: Any, doing: str) -> DynamicVariable | ShardedVariable:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfplugin import mode
+from tfplugin import training_mode
 from tfplugin.lookup import COMBINERS
 from tfplugin.sok.exchange import Lookup, fail_on_all, look_up
 from tfplugin.sok.exchange_ids import pooled_keys
@@ -70,7 +70,7 @@ def lookup_sparse(
     """
     several = isinstance(sp_ids, (list, tuple)) and not isinstance(sp_ids, tf.compat.v1.SparseTensorValue)
     variables = list(params) if isinstance(params, (list, tuple)) else [params]
-    train = mode.training(training)
+    train = training_mode.is_training(training)
     try:
         lookups = _lookups(variables, sp_ids, sp_weights, combiners, use_low_frequency_filter, hotness)
     except (TypeError, ValueError) as error:

@@ -8,6 +8,8 @@ import tensorflow as tf
 
 from tfplugin import optimizers
 from tfplugin.sok.distributed_variable import ShardedVariable
+from tfplugin.sok.optimizer_slots import slots_of
+from tfplugin.sok.step_count import step_count_of
 
 
 class OptimizerWrapper(optimizers.OptimizerWrapper):
@@ -15,7 +17,8 @@ class OptimizerWrapper(optimizers.OptimizerWrapper):
 
     Every rank updates the rows that it holds. Gradients of dense variables are this rank's own: reduce them first, with
     ``hvd.DistributedGradientTape`` or ``hvd.allreduce``. The variables may come in one call or in several. Each call
-    counts as a step of the optimizer: where that matters, as it does for Adam, give all variables to one call.
+    counts as a step: where that matters, as it does for Adam, give all variables to one call. The wrapper counts for
+    itself (`iterations`): what the optimizer updates directly, without the wrapper, has the optimizer's own count.
 
     Args:
       optimizer: of ``tf.keras.optimizers``, ``tf_keras.optimizers`` (also ``legacy``), ``tf.compat.v1.train`` or
@@ -44,13 +47,48 @@ class OptimizerWrapper(optimizers.OptimizerWrapper):
         """The learning rate."""
         return self.optimizer.learning_rate if hasattr(self.optimizer, "learning_rate") else self.optimizer.lr
 
+    @property
+    def iterations(self) -> Any:
+        """How many steps it has taken through the wrapper, where the optimizer counts them."""
+        with self._counting():
+            return self._core.iterations
+
+    def _counting(self) -> Any:
+        return step_count_of(self._core).counting(self._core)
+
+    def get_slot(self, var: Any, name: str) -> Any:
+        """What the optimizer keeps for a variable, such as ``"momentum"``, ``"m"`` or ``"accumulator"``.
+
+        Args:
+          var: any variable that it trains.
+          name: as of an optimizer of ``tf_keras.optimizers.legacy``, whichever optimizer it is.
+
+        Returns:
+          Of a `DynamicVariable` a `TableSlot`, which `sok.export` and `sok.assign` take; of another variable the
+          variable that holds it.
+
+        Raises:
+          KeyError: there is no such slot, or not before the first step; it names those that there are.
+        """
+        slots = slots_of(self.optimizer, var)
+        if name not in slots:
+            kept = ", ".join(f"'{slot}'" for slot in slots) or "nothing, or nothing before its first step"
+            raise KeyError(f"{type(self._core).__name__} has no slot '{name}' for '{var.name}': it keeps {kept}.")
+        return slots[name]
+
+    def minimize(self, *args: Any, **kwargs: Any) -> Any:
+        """As of `tfplugin.OptimizerWrapper`."""
+        with self._counting():
+            return super().minimize(*args, **kwargs)
+
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         """Applies gradients; equal rows in the gradient of a `Variable` are summed first.
 
         Keras optimizers would take each occurrence of a row for a step of its own.
         """
         pairs = [(_summed(g) if isinstance(v, ShardedVariable) else g, v) for g, v in grads_and_vars]
-        return super().apply_gradients(pairs, *args, **kwargs)
+        with self._counting():
+            return super().apply_gradients(pairs, *args, **kwargs)
 
 
 def _summed(gradient: Any) -> Any:

@@ -33,6 +33,12 @@ class TableSlot:
 
     variable: KvVariable
     spec: SlotSpec
+    optimizer: Any
+
+    @property
+    def name(self) -> str:
+        """``variable:0/Optimizer.slot``."""
+        return f"{self.variable.name}/{self.spec.name}"
 
     @property
     def dtype(self) -> tf.DType:
@@ -44,6 +50,18 @@ class TableSlot:
         return raw.kv_table_read_column(
             self.variable.handle, keys, dtype=self.dtype, column=self.spec.name, width=self.spec.width
         )
+
+    def export(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """All keys [N] of this rank and the slot's rows [N, width], in no particular order."""
+        keys = raw.kv_table_keys(self.variable.handle, Tkeys=self.variable.key_dtype)
+        return keys, self.read(keys)
+
+    def assign(self, keys: tf.Tensor, rows: Any) -> Any:
+        """Writes the slot's rows [n, width] of keys [n] on this rank; a missing key gets a row. In a graph an op."""
+        specs = table_specs(self.optimizer, self.variable)
+        columns = list(self.variable.read_rows(keys, core_of(self.optimizer), specs))
+        columns[1 + [spec.name for spec in specs].index(self.spec.name)] = tf.convert_to_tensor(rows, self.dtype)
+        return self.variable.write_rows(keys, columns, specs)
 
 
 def core_of(optimizer: Any) -> Any:
@@ -81,7 +99,7 @@ def slots_of(optimizer: Any, variable: Any) -> dict[str, Any]:
     names = _SLOT_NAMES.get(file_name(core), {})
     if isinstance(variable, KvVariable):
         found: dict[str, Any] = {
-            spec.name.partition(".")[2]: TableSlot(variable, spec) for spec in table_specs(core, variable)
+            spec.name.partition(".")[2]: TableSlot(variable, spec, core) for spec in table_specs(core, variable)
         }
     elif hasattr(core, "get_slot_names"):
         held = {
@@ -103,7 +121,7 @@ def _has_slot(core: Any, variable: Any, name: str) -> bool:
 def table_specs(optimizer: Any, variable: KvVariable) -> tuple[SlotSpec, ...]:
     """The slots that `optimizer` keeps in the rows of `variable`, in its order; noted if it has taken no step yet."""
     core = core_of(optimizer)
-    specs = variable._slots_of.get(core)
+    specs = variable._row_slots.of.get(core)
     if specs is not None:
         return tuple(specs)
     own_name = core.get_name() if isinstance(core, v1_optimizer.Optimizer) else type(core).__name__
@@ -130,7 +148,7 @@ def _specs_of_stock_update(core: Any, variable: KvVariable, prefix: str) -> tupl
     copy = OptimizerWrapper(type(core).from_config(core.get_config()), fused=False)
     copy._build([(None, variable)])
     specs = copy._updates[variable].specs
-    variable._slot_prefix_of.pop(copy._core, None)
+    variable._row_slots.prefix_of.pop(copy._core, None)
     return tuple(dataclasses.replace(spec, name=f"{prefix}.{spec.name.partition('.')[2]}") for spec in specs)
 
 

@@ -13,12 +13,13 @@ import numpy as np
 import tensorflow as tf
 
 from kvtools.dialects.raw_output import create_column
+from tfplugin import ranks
 from tfplugin.kv_variable import KvVariable
 from tfplugin.ops import raw
-from tfplugin.sok import ranks
+from tfplugin.ranks import step
 from tfplugin.sok.distributed_variable import ShardedVariable
 from tfplugin.sok.dynamic_variable import DynamicVariable
-from tfplugin.sok.shared_folder import put_in_place, shared_scratch, step
+from tfplugin.sok.shared_folder import put_in_place, shared_scratch
 
 #: About how much of a column is in memory at a time.
 CHUNK_BYTES = 16 << 20
@@ -66,9 +67,10 @@ class TableFiles:
     columns: tuple[ColumnFile, ...]
     outdated: Callable[[Path], bool] = lambda path: False
 
-    def layout(self) -> list[tuple[Any, ...]]:
+    def layout(self) -> str:
         """What must be the same on all ranks."""
-        return [(column.name, column.header, column.dtype.str, column.row_shape) for column in self.columns]
+        columns = [f"{one.name} ({one.dtype.name} {list(one.row_shape)})" for one in self.columns]
+        return f"'{self.table}' in {', '.join(columns)}"
 
 
 def write_tables(folder: Path, tables: Sequence[TableFiles], doing: str) -> None:
@@ -80,9 +82,9 @@ def write_tables(folder: Path, tables: Sequence[TableFiles], doing: str) -> None
       ValueError: the ranks have different tables, or two tables the same files.
       RankError: another rank failed.
     """
-    said = ranks.current().allgather(([(one.table, one.layout()) for one in tables], [one.rows for one in tables]))
+    ranks.check_same([one.layout() for one in tables], doing, "files")
+    of_ranks = ranks.current().allgather([one.rows for one in tables])
     with step(doing):
-        _check_the_same([layouts for layouts, _ in said], doing)
         taken: dict[str, str] = {}
         for one in tables:
             for column in one.columns:
@@ -93,8 +95,8 @@ def write_tables(folder: Path, tables: Sequence[TableFiles], doing: str) -> None
                     )
                 taken[column.name] = one.table
     rank = ranks.rank()
-    before = [sum(rows[number] for _, rows in said[:rank]) for number in range(len(tables))]
-    total = [sum(rows[number] for _, rows in said) for number in range(len(tables))]
+    before = [sum(rows[number] for rows in of_ranks[:rank]) for number in range(len(tables))]
+    total = [sum(rows[number] for rows in of_ranks) for number in range(len(tables))]
     with shared_scratch(folder, doing) as scratch:
         with step(doing):
             if rank == 0:
@@ -114,37 +116,6 @@ def write_tables(folder: Path, tables: Sequence[TableFiles], doing: str) -> None
                     if path.name not in taken and path.is_file() and any(one.outdated(path) for one in tables)
                 ]
                 put_in_place(scratch, [(scratch / name, folder / name) for name in names], outdated)
-
-
-def _check_the_same(layouts: Sequence[Any], doing: str) -> None:
-    for rank, layout in enumerate(layouts):
-        if layout == layouts[0]:
-            continue
-        here, there = ([table for table, _ in one] for one in (layouts[0], layout))
-        what = (
-            f"rank 0 has {here}, rank {rank} has {there}"
-            if here != there
-            else f"dtypes, dimensions or optimizer slots of {here} differ between ranks 0 and {rank}"
-        )
-        raise ValueError(f"{doing}: {what}; every rank must call it with the same variables, in the same order.")
-
-
-def check_same_variables(variables: Sequence[Any], doing: str) -> None:
-    """Raises, on all ranks, where they have different variables. All ranks call it.
-
-    Raises:
-      ValueError: see above.
-    """
-    kinds = [(v.name, "dynamic" if isinstance(v, DynamicVariable) else "static") for v in variables]
-    said = ranks.current().allgather(kinds)
-    for rank, theirs in enumerate(said):
-        if theirs != said[0]:
-            here, there = ([name for name, _ in one] for one in (said[0], theirs))
-            raise ValueError(
-                f"{doing}: rank 0 has {here if here != there else said[0]}, rank {rank} has "
-                f"{there if here != there else theirs}; every rank must call it with the same variables, in the same "
-                "order."
-            )
 
 
 def _make_room(path: Path, column: ColumnFile, rows: int) -> None:

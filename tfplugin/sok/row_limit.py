@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfplugin.sok import ranks
+from tfplugin import ranks
 from tfplugin.sok.exchange_table import ExchangeTable
 
 
@@ -27,7 +27,7 @@ def within_limits(
     world = ranks.current()
     mine = tf.stack([_too_many(tables[t], keys[t]) for t in limited])
     to_all, splits = tf.tile(mine, [world.size]), tf.fill([world.size], len(limited))
-    of_ranks, _ = world.alltoall(to_all, splits, ranks.unique_name("room", names))
+    of_ranks, _ = world.alltoall(to_all, splits, ranks.exchange_name("room", names))
     of_ranks = tf.reshape(of_ranks, [world.size, len(limited)])
     told = tf.strings.join([_told(tables[t], of_ranks[:, column]) for column, t in enumerate(limited)])
     with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(of_ranks == 0), [told])]):

@@ -11,26 +11,12 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tfplugin.sok import ranks
+from tfplugin import ranks
+from tfplugin.ranks import step
 
 #: How long a file that rank 0 made may take to show on the other ranks.
 SECONDS_TO_APPEAR = 15.0
 _PROBE = "seen-by-all"
-
-
-@contextlib.contextmanager
-def step(doing: str) -> Iterator[None]:
-    """Work that each rank does on its own. Where it fails on one rank it raises on all.
-
-    Raises:
-      RankError: it failed on another rank.
-    """
-    error: Exception | None = None
-    try:
-        yield
-    except Exception as failure:
-        error = failure
-    ranks.agree(doing, error)
 
 
 @contextlib.contextmanager

@@ -7,8 +7,7 @@
 //   - Arrays are in device memory, unless said otherwise: memory that kernels on the table's device can read
 //     and write.
 //   - An operation takes a stream and returns when its work is queued there. Operations on one table run in
-//   the
-//     order of the calls, whatever their streams. Arrays must stay until the work is done.
+//     the order of the calls, whatever their streams. Arrays must stay until the work is done.
 //   - Nothing waits for the device, and nothing allocates, except where the table grows: when the rows it may
 //     have at most after a batch exceed its room, it waits for the operations before to learn how many rows
 //     there are; and a batch larger than all before makes scratch memory. Reserve makes both rare.
@@ -161,8 +160,8 @@ struct DeviceMemoryUse {
 };
 
 // Reads a table in chunks, of which any operation may come between: it may grow, and change its slots. A row
-// that is there throughout comes exactly once; rows that are inserted meanwhile may be left out. (A key
-// removed and inserted again meanwhile may come twice: the later one is newer.)
+// that is there throughout comes exactly once; rows that are inserted meanwhile may be left out. No key comes
+// twice.
 class DeviceExporter {
  public:
   struct Buffers {
@@ -177,8 +176,8 @@ class DeviceExporter {
   // At least the number of rows still to come, as long as nothing is inserted. Waits for nothing.
   virtual int64_t max_rows() const = 0;
 
-  // Writes up to `capacity` rows, at least 1, and returns how many; -1 at the end, for a chunk may be empty.
-  // Waits for them. Throws Error(kFailedPrecondition) where a column is not as wide as the buffer is for.
+  // Writes up to `capacity` rows, which is at least 1, and returns how many: 0 at the end. Waits for them.
+  // Throws Error(kFailedPrecondition) where a column is not the one that was looked up, or not as wide.
   virtual int64_t Next(int64_t capacity, const Buffers& out, DeviceStream stream) = 0;
 };
 
@@ -190,9 +189,9 @@ class DeviceTable {
   // thread may change these, read them by the functions below.
   virtual const DeviceTableOptions& options() const = 0;
   virtual Initializer initializer() const = 0;
-  virtual std::vector<SlotSpec> slots() const = 0;
-  // Changes whenever the layout of rows does.
-  virtual uint64_t generation() const = 0;
+  virtual RowSchema schema() const = 0;
+  std::vector<SlotSpec> slots() const { return schema().slots; }
+  uint64_t generation() const { return schema().generation; }
 
   // Waits for the operations before.
   virtual int64_t Size() const = 0;
@@ -291,10 +290,10 @@ class DeviceTable {
   // by the sum of the gradients of its occurrences, in the order of the batch and in what the rule computes
   // in (float32 for 16-bit types): to the bit what Table::Apply does, but for powers (ftrl with a
   // learning_rate_power other than -0.5). A missing key is inserted first. Each updated row is stamped once.
-  // Where keys.distinct, nothing is sorted. `slots` names the columns of the rule's slots in the rule's
-  // order, each as wide as the value. Throws Error(kInvalidArgument) as CheckUpdate does.
+  // Where keys.distinct, nothing is sorted. `slots` are the columns of the rule's slots, each as wide as the
+  // value. Throws Error(kInvalidArgument) as CheckUpdate does.
   virtual void Apply(const DeviceKeys& keys, const void* gradients /* (n, dim) */, const Update& update,
-                     const std::vector<int>& slots, Stamp stamp, DeviceStream stream) = 0;
+                     const SlotColumns& slots, Stamp stamp, DeviceStream stream) = 0;
 
   // Row updates left out so far because of gradients that are not finite (Update::skip_nonfinite). Waits for
   // the operations before.

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kvtable/eviction.h"
@@ -98,17 +99,40 @@ struct Insertion {
   EvictedRows* evicted = nullptr;  // may be null: takes the rows that this batch evicts
 };
 
-// One column of the row in a multi-column operation: 0 is the value, i + 1 is slot i. Where `width` is given,
-// an operation that meets another width (the slots changed meanwhile) throws Error(kFailedPrecondition).
+// The slots that the rows of a table have at one moment. Each change of them is another generation.
+struct RowSchema {
+  std::vector<SlotSpec> slots;
+  uint64_t generation = 0;
+};
+
+// Columns are numbers: 0 is the value, i + 1 is slot i. Who found a number by a slot's name gives along the
+// generation of the schema in which it was found. Where another slot has come to that place since, or none is
+// there any more, the operation throws Error(kFailedPrecondition) and neither reads nor writes the column.
+// Slots that stayed where they were are the same ones in every later generation.
+inline constexpr uint64_t kAnyGeneration = 0;  // the columns as they are when the operation meets them
+
+// One column of the row in a multi-column operation. A column of another width is such an error, too.
 struct ColumnOut {
   int column;
-  void* data;         // (n, width of column)
-  int64_t width = 0;  // elements that the buffer was made for; 0: not checked
+  void* data;     // (n, width)
+  int64_t width;  // elements
+  uint64_t generation = kAnyGeneration;
 };
 struct ColumnIn {
   int column;
-  const void* data;   // (n, width of column)
-  int64_t width = 0;  // elements that the buffer was made for; 0: not checked
+  const void* data;  // (n, width)
+  int64_t width;     // elements
+  uint64_t generation = kAnyGeneration;
+};
+
+// The columns of an optimizer's slots, in the order of its rule.
+struct SlotColumns {
+  SlotColumns(std::vector<int> numbers = {},  // NOLINT(google-explicit-constructor)
+              uint64_t found_in = kAnyGeneration)
+      : columns(std::move(numbers)), generation(found_in) {}
+
+  std::vector<int> columns;
+  uint64_t generation;
 };
 
 struct MemoryUse {
@@ -125,8 +149,9 @@ struct MemoryUse {
 
 class Table;
 
-// Reads a table in chunks. Rows inserted after the exporter was made may be left out; every other live row
-// comes once. (A key removed and inserted again meanwhile may come twice: the later one is newer.)
+// Reads a table in chunks, each row whole, as it is when its turn comes. Rows that were there when the
+// exporter was made come, unless they go before their turn; rows inserted since are left out (or may be, of a
+// table in device memory). No key comes twice. The table must outlive its exporters.
 class Exporter {
  public:
   struct Buffers {
@@ -155,8 +180,9 @@ class Table {
   virtual ValueType value_type() const = 0;
   virtual int64_t dim() const = 0;
   virtual Initializer initializer() const = 0;
-  virtual std::vector<SlotSpec> slots() const = 0;
-  // Changes whenever the layout of rows does.
+  virtual RowSchema schema() const = 0;
+  std::vector<SlotSpec> slots() const { return schema().slots; }
+  // That of schema(): changes whenever the slots do.
   virtual uint64_t generation() const = 0;
 
   virtual int64_t Size() const = 0;
@@ -165,7 +191,6 @@ class Table {
   virtual int MaxProbeLength() const = 0;
 
   // ---- Lookups
-  // -------------------------------------------------------------------------------------------------
 
   // Read-only. `defaults` is used with Missing::kDefault: (num_defaults, dim), row i % num_defaults for key
   // i. `found` may be null: (n), in the order of the keys.
@@ -201,7 +226,6 @@ class Table {
   virtual void KeysAt(const uint64_t* positions, int64_t n, void* keys) const = 0;
 
   // ---- Writes
-  // --------------------------------------------------------------------------------------------------
 
   // Writes the value; a new row's slots get their initial values.
   virtual void Upsert(const void* keys, int64_t n, const void* values /* (n, dim) */, Stamp stamp,
@@ -221,11 +245,10 @@ class Table {
   // inserted first, its initial value being what the gradient was taken at. Each updated row is stamped once.
   //
   // `positions` may be null: (n), where a lookup found each key (see kNoPosition); a key that is not there
-  // any more is looked up again. `slots` names the columns of the rule's slots in the rule's order, each as
-  // wide as the value.
+  // any more is looked up again. `slots` are the columns of the rule's slots, each as wide as the value.
   virtual ApplyCounts Apply(const void* keys, const uint64_t* positions, int64_t n,
                             const void* gradients /* (n, dim) */, const Update& update,
-                            const std::vector<int>& slots, Stamp stamp, ParallelFor& threads) = 0;
+                            const SlotColumns& slots, Stamp stamp, ParallelFor& threads) = 0;
 
   // Whether each key's row is zeros because an optimizer's penalty made it so, or because it came as zeros
   // from an import; the next write to the row ends that. False for a missing key.
@@ -244,16 +267,15 @@ class Table {
   virtual void Reserve(int64_t rows, ParallelFor& threads) = 0;
 
   // ---- Slots
-  // ---------------------------------------------------------------------------------------------------
 
   // Makes the slots exactly these, in this order: a slot of the same name and width keeps its contents, a new
   // one starts from its initial value, others are dropped. Rebuilds one shard at a time under its lock; other
   // operations go on meanwhile and see each shard before or after. Returns the new generation; a no-op keeps
-  // it. An operation that names a column the row does not have throws Error(kFailedPrecondition).
+  // it. Either all rows change or, where it throws (Error(kResourceExhausted), std::bad_alloc), none. An
+  // operation that names a column the row does not have throws Error(kFailedPrecondition).
   virtual uint64_t EnsureSlots(const std::vector<SlotSpec>& slots, ParallelFor& threads) = 0;
 
   // ---- Export and import
-  // ---------------------------------------------------------------------------------------
 
   virtual std::unique_ptr<Exporter> Export() const = 0;
 
@@ -264,7 +286,6 @@ class Table {
                       const uint32_t* versions, const uint64_t* scores, ParallelFor& threads) = 0;
 
   // ---- Bounded tables; see eviction.h
-  // ---------------------------------------------------------------------------------------
 
   virtual int64_t max_capacity() const = 0;  // 0: not bounded
   virtual Eviction eviction() const = 0;

@@ -12,6 +12,6 @@
 
 namespace kvtable {
 
-using AdamRuleList = RuleList<AdaBelief, Adam, Adamax, AmsGrad, Lamb, Nadam, RectifiedAdam>;
+using AdamRuleList = RuleList<AdaBelief, Adam, Adamax, AmsGrad, Lamb, Nadam, RectifiedAdam, RectifiedAmsGrad>;
 
 }  // namespace kvtable

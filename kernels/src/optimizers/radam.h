@@ -4,15 +4,18 @@
 //   rho >= sma_threshold: w -= lr r * m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + epsilon)
 //     r^2 = (rho - 4) (rho - 2) rho_inf / ((rho_inf - 4) (rho_inf - 2) rho)
 //   otherwise: w -= lr * m / (1 - b1^t)
+// Nesterov: b1 m + (1 - b1) g takes the place of m in the steps of w. With amsgrad the largest v so far takes
+// the place of v there: vhat = max(vhat, v).
 #pragma once
 
 #include "optimizers/rule.h"
 
 namespace kvtable {
 
-struct RectifiedAdam {
-  static constexpr const char* kName = "radam";
-  static constexpr std::array<Hyperparameter, 7> kHyperparameters = {{
+template <bool kAmsGrad>
+struct RectifiedAdamRule {
+  static constexpr const char* kName = kAmsGrad ? "radam_amsgrad" : "radam";
+  static constexpr std::array<Hyperparameter, 8> kHyperparameters = {{
       {"beta_1", 0.9, Range::kFraction},
       {"beta_2", 0.999, Range::kFraction},
       {"epsilon", 1e-7, Range::kNonNegative},
@@ -20,13 +23,24 @@ struct RectifiedAdam {
       {"step", Hyperparameter::kRequired, Range::kPositive},          // from 1
       {"beta_1_power", Hyperparameter::kRequired, Range::kFraction},  // beta_1 to the power of the step
       {"beta_2_power", Hyperparameter::kRequired, Range::kFraction},
+      {"nesterov", 0.0, Range::kFlag},
   }};
-  static constexpr std::array<OptimizerSlot, 2> kSlots = {{{"m", 0.0}, {"v", 0.0}}};
+  static constexpr std::array<OptimizerSlot, kAmsGrad ? 3 : 2> kSlots = [] {
+    if constexpr (kAmsGrad) {
+      return std::array<OptimizerSlot, 3>{{{"m", 0.0}, {"v", 0.0}, {"vhat", 0.0}}};
+    } else {
+      return std::array<OptimizerSlot, 2>{{{"m", 0.0}, {"v", 0.0}}};
+    }
+  }();
 
   template <class C>
   struct Constants {
     Constants(double lr, const double* h)
-        : rest1(static_cast<C>(1 - h[0])), rest2(static_cast<C>(1 - h[1])), epsilon(static_cast<C>(h[2])) {
+        : rest1(static_cast<C>(1 - h[0])),
+          rest2(static_cast<C>(1 - h[1])),
+          epsilon(static_cast<C>(h[2])),
+          from_gradient(static_cast<C>(h[7] != 0 ? 1 - h[0] : 0)),
+          from_moment(static_cast<C>(h[7] != 0 ? h[0] : 1)) {
       const double most = 2 / (1 - h[1]) - 1;
       const double rho = most - 2 * h[4] * h[6] / (1 - h[6]);
       rectified = rho >= h[3];
@@ -35,7 +49,7 @@ struct RectifiedAdam {
       alpha = static_cast<C>(lr * r / (1 - h[5]));
       correction = static_cast<C>(1 / (1 - h[6]));
     }
-    C alpha, correction, rest1, rest2, epsilon;
+    C alpha, correction, rest1, rest2, epsilon, from_gradient, from_moment;
     bool rectified;
   };
 
@@ -49,15 +63,26 @@ struct RectifiedAdam {
       m[j] += (g[j] - m[j]) * k.rest1;
       v[j] += (g[j] * g[j] - v[j]) * k.rest2;
     }
+    if constexpr (kAmsGrad) {
+      C* __restrict const vhat = columns[3];
+      for (int64_t j = row.begin(); j < row.end(); j += row.step()) vhat[j] = Larger(vhat[j], v[j]);
+    }
+    const C* const divisor = columns[kAmsGrad ? 3 : 2];
     if (k.rectified) {
       for (int64_t j = row.begin(); j < row.end(); j += row.step()) {
-        w[j] -= k.alpha * m[j] / (std::sqrt(k.correction * v[j]) + k.epsilon);
+        const C step = k.from_gradient * g[j] + k.from_moment * m[j];
+        w[j] -= k.alpha * step / (std::sqrt(k.correction * divisor[j]) + k.epsilon);
       }
     } else {
-      for (int64_t j = row.begin(); j < row.end(); j += row.step()) w[j] -= k.alpha * m[j];
+      for (int64_t j = row.begin(); j < row.end(); j += row.step()) {
+        w[j] -= k.alpha * (k.from_gradient * g[j] + k.from_moment * m[j]);
+      }
     }
     return false;
   }
 };
+
+using RectifiedAdam = RectifiedAdamRule<false>;
+using RectifiedAmsGrad = RectifiedAdamRule<true>;
 
 }  // namespace kvtable

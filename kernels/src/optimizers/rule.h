@@ -27,8 +27,8 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "always_inline.h"
-#include "host_device.h"
+#include "base/always_inline.h"
+#include "base/host_device.h"
 #include "kvtable/optimizer.h"
 
 #define KVTABLE_RULE_FUNCTION KVTABLE_HOST_DEVICE KVTABLE_ALWAYS_INLINE

@@ -40,6 +40,7 @@ def _largest_difference(tables: list[Table], expected: list[np.ndarray], rank: i
     return float(max(differences))
 
 
+@pytest.mark.thorough
 def test_sgd_gives_the_rows_of_stock_tensorflow(rank: int, size: int) -> None:
     rng = np.random.default_rng(1)
     tables, combiners, weighted = _tables(rank, size)
@@ -50,7 +51,9 @@ def test_sgd_gives_the_rows_of_stock_tensorflow(rank: int, size: int) -> None:
     assert _largest_difference(tables, expected, rank, size) < 1e-6
 
 
-@pytest.mark.parametrize("traced", [False, True], ids=["eager", "tf.function"])
+@pytest.mark.parametrize(
+    "traced", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["eager", "tf.function"]
+)
 def test_any_number_of_ranks_gives_the_rows_of_one(traced: bool, rank: int, size: int) -> None:
     rng = np.random.default_rng(2)
     tables, combiners, weighted = _tables(rank, size)
@@ -81,7 +84,12 @@ MAKERS = {
 @pytest.mark.parametrize(
     ("maker", "optimizer"),
     [("keras", name) for name in OPTIMIZERS]
-    + [(maker, name) for maker in ("tf_keras", "legacy") for name in ("momentum", "Adam", "Ftrl")],
+    + [(maker, "Adam") for maker in ("tf_keras", "legacy")]
+    + [
+        pytest.param(maker, name, marks=pytest.mark.thorough)
+        for maker in ("tf_keras", "legacy")
+        for name in ("momentum", "Ftrl")
+    ],
 )
 def test_optimizer_updates_tables_as_it_does_a_tf_variable(maker: str, optimizer: str, rank: int, size: int) -> None:
     rng = np.random.default_rng(3)

@@ -8,9 +8,8 @@ import tensorflow as tf
 import tf_keras
 
 from tfplugin import dynamic_embedding as de
-from tfplugin import sok
+from tfplugin import ranks
 from tfplugin.dynamic_embedding import tf_keras as de_tf_keras
-from tfplugin.sok import ranks
 
 KINDS = {"Keras 3": (tf.keras, de.keras), "tf_keras": (tf_keras, de_tf_keras)}
 KEYS = 30
@@ -101,6 +100,7 @@ def saved_column(path, column, keys):
     return np.stack([found.get(key, np.zeros(4, np.float32)) for key in keys.tolist()])
 
 
+@pytest.mark.thorough
 def test_a_saved_model_has_the_rows_of_all_ranks(kinds, rank, size, gather, shared_path):
     def make():
         return model_of(kinds[0], kinds[1].layers.HvdAllToAllEmbedding(embedding_size=4, name="saved"))
@@ -130,6 +130,7 @@ def test_a_saved_model_has_the_rows_of_all_ranks(kinds, rank, size, gather, shar
     fit(model, rank, 1)
 
 
+@pytest.mark.thorough
 def test_the_callback_saves_on_all_ranks(kinds, rank, shared_path):
     def make():
         return model_of(kinds[0], kinds[1].layers.HvdAllToAllEmbedding(embedding_size=4, name="called"))
@@ -182,11 +183,11 @@ def test_several_devices_are_told(kinds, size):
             kinds[1].layers.HvdAllToAllEmbedding(embedding_size=2, name="devices", devices=["/CPU:0"] * 2)
 
 
-def test_each_rank_may_have_a_table_for_itself(kinds, rank):
+def test_each_rank_may_have_a_table_for_itself(kinds, rank, size):
     layer = kinds[1].layers.HvdAllToAllEmbedding(embedding_size=1, name="own", mpi_size=1)
     layer.params.upsert([7], [[float(rank)]])
     assert layer(tf.constant([7], tf.int64)).numpy().tolist() == [[rank]]
-    assert sok.ranks.size() == ranks.size()
+    assert ranks.size() == size
 
 
 def test_the_status_of_a_restrict_policy_lies_with_the_rows(kinds, rank, size):
@@ -198,3 +199,26 @@ def test_the_status_of_a_restrict_policy_lies_with_the_rows(kinds, rank, size):
     keys = layer.params.restrict_policy.status.export()[0].numpy()
     every = {int(key) for of_rank in range(size) for key in ids_of(of_rank).ravel()}
     assert sorted(keys) == sorted(key for key in every if key % size == rank)
+
+
+# ---- HvdVariable ----
+
+
+def test_a_hvd_variable_spreads_the_rows_of_its_shadow(rank):
+    ranks.found()
+    v = de.Variable(dim=2, name="hvd", restrict_policy=de.FrequencyRestrictPolicy)
+    shadow = de.shadow_ops.ShadowVariable(v, name="hvd")
+    spread = de.shadow_ops.HvdVariable("hvd", shadow, 2)
+    optimizer = de.DynamicEmbeddingOptimizer(tf.keras.optimizers.SGD(1.0))
+    ids = tf.constant(ids_of(rank))
+    optimizer.minimize(lambda: tf.reduce_sum(spread.embedding_lookup(ids)[0]), var_list=[shadow])
+    keys, counts = np.unique(np.concatenate([ids_of(r) for r in range(ranks.size())]), return_counts=True)
+    expected = {int(k): [-float(c)] * 2 for k, c in zip(keys, counts, strict=True) if k % ranks.size() == rank}
+    found, rows = (x.numpy().tolist() for x in v.export())
+    assert dict(zip(found, rows, strict=True)) == expected
+    looked_up, _ = spread.embedding_lookup(ids)
+    np.testing.assert_array_equal(looked_up[..., 0], -counts[np.searchsorted(keys, ids_of(rank))])
+    with pytest.raises(ValueError, match="is spread over"):
+        tf.train.Checkpoint(v=v).save("never/written")
+    with pytest.raises(ValueError, match="is spread over"):
+        tf.compat.v1.train.Saver(v.tables)

@@ -10,14 +10,14 @@ import tables_on_gpu
 import tensorflow as tf
 
 import tfplugin
-from tfplugin import kv_variable
+from tfplugin import kv_variable, placement
 
 v1 = tf.compat.v1
 
 
 @pytest.fixture(autouse=True)
 def as_users_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_variable, "table_device", tables_on_gpu.wanted_device)
+    monkeypatch.setattr(placement, "table_device", tables_on_gpu.wanted_device)
 
 
 def make(device: str, name: str = "v", **kwargs: object) -> kv_variable.KvVariable:

@@ -21,11 +21,11 @@ load_library.load_pluggable_device_library(os.environ["KVTOOLS_CPU_AS_GPU"])
 tf.device("/device:CPU:0").__enter__()
 
 from kvtools import _device_table  # noqa: E402
-from tfplugin import kv_variable  # noqa: E402
+from tfplugin import kv_variable, placement  # noqa: E402
 
 _device_table.stand_in_for_gpus()
 
-wanted_device = kv_variable.table_device
+wanted_device = placement.table_device
 
 
 def _on_the_gpu(device: str | None) -> str:
@@ -33,7 +33,7 @@ def _on_the_gpu(device: str | None) -> str:
     return spec.replace(device_type="GPU", device_index=0).to_string()
 
 
-kv_variable.table_device = _on_the_gpu
+placement.table_device = _on_the_gpu
 
 # Eager steps that would run wherever TensorFlow likes: on the GPU.
 _op_device = kv_variable.KvVariable._op_device

@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfplugin import ranks
 from tfplugin.dynamic_embedding.trainable import TrainableWrapper
 from tfplugin.kv_variable import KvVariable
-from tfplugin.sok import ranks
 
 
 class _Broadcast:

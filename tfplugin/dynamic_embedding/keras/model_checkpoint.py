@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from tfplugin import ranks
 from tfplugin.dynamic_embedding.keras.models import de_hvd_save_model
-from tfplugin.sok import ranks
 from tfplugin.sok.checkpoint import Checkpoint
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfplugin import ranks
 from tfplugin.dynamic_embedding.keras.rank_rows import RankRows
-from tfplugin.sok import ranks
-from tfplugin.sok.shared_folder import shared_scratch, step
+from tfplugin.ranks import step
+from tfplugin.sok.shared_folder import shared_scratch
 
 
 def de_save_model(

@@ -13,9 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfplugin import checkpoint
+from tfplugin import checkpoint, ranks
 from tfplugin.kv_variable import KvVariable
-from tfplugin.sok import ranks
 
 
 class RankRows:

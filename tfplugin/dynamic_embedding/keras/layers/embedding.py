@@ -14,7 +14,8 @@ import tensorflow as tf
 from tensorflow.python.trackable import base as trackable
 
 from tfplugin.dynamic_embedding import restrict_policies, shadow_ops
-from tfplugin.dynamic_embedding.get_variable import get_variable
+from tfplugin.dynamic_embedding.get_variable import get_variable, unused_name
+from tfplugin.dynamic_embedding.keras.layers.table_rows import TableRows, keys_of, table_rows
 from tfplugin.dynamic_embedding.partition import default_partition_fn
 
 _POLICIES = {
@@ -33,6 +34,12 @@ class LayerRows(shadow_ops.ShadowVariable):
         super().__init__(**kwargs)
 
     @property
+    def path(self) -> str:
+        """What Keras 3 calls it."""
+        layer = self._layer()
+        return f"{self.name if layer is None else layer.name}/rows"
+
+    @property
     def trainable(self) -> bool:
         """Whether the variable and the layer are."""
         layer = self._layer()
@@ -42,7 +49,37 @@ class LayerRows(shadow_ops.ShadowVariable):
     def shape(self) -> tf.TensorShape:
         """[rows, dim] in eager mode, so that a model can count its parameters; else [None, dim]."""
         rows = int(self.params.size()) if tf.executing_eagerly() else None
-        return tf.TensorShape([rows, self.params.dim])
+        return _RowsShape([rows, self.params.dim])
+
+    # As a weight it is all rows of the table.
+
+    def numpy(self) -> TableRows:
+        """All rows [n, dim], with their keys: what ``get_weights`` gives, and ``set_weights`` takes."""
+        keys, rows = self.params.export()
+        return table_rows(keys.numpy(), rows.numpy())
+
+    def _dense_var_to_tensor(self, dtype: Any = None, name: str | None = None, as_ref: bool = False) -> tf.Tensor:
+        del name, as_ref
+        rows = self.params.export()[1]
+        return rows if dtype is None or rows.dtype == dtype else NotImplemented
+
+    def assign(
+        self, value: Any, use_locking: bool | None = None, name: str | None = None, read_value: bool = True
+    ) -> None:
+        """Replaces all rows by those that `numpy` gave, also of another layer. Those that stay keep their slots.
+
+        Raises:
+          TypeError: an array that knows no keys.
+        """
+        del use_locking, name, read_value
+        keys = keys_of(value)
+        if keys is None:
+            raise TypeError(
+                f"{self!r} takes what get_weights gives of a table, which knows the keys of its rows, and no other "
+                "array: write rows with its params.upsert(keys, rows)."
+            )
+        rows = tf.cast(tf.constant(np.asarray(value)), self.params.value_dtype)
+        self.params.replace(tf.constant(keys, self.params.key_dtype), rows)
 
     def _trackable_children(self, save_type: str = trackable.SaveType.CHECKPOINT, **kwargs: Any) -> dict[str, Any]:
         children = dict(super()._trackable_children(save_type, **kwargs))
@@ -50,6 +87,25 @@ class LayerRows(shadow_ops.ShadowVariable):
             # What `export` of Keras 3 writes has the weights of a model, and not its layers.
             children["params"] = self.params
         return children
+
+
+class _RowsShape(tf.TensorShape):
+    """The shape of all rows of a table: any number of them goes in."""
+
+    def __eq__(self, other: Any) -> bool:
+        try:
+            return bool(tf.TensorShape([None, *self[1:]]).is_compatible_with(tf.TensorShape(other)))
+        except (TypeError, ValueError):
+            return False
+
+    def __ne__(self, other: Any) -> bool:
+        return not self == other
+
+    __hash__ = tf.TensorShape.__hash__
+
+    def is_compatible_with(self, other: Any) -> bool:
+        """Whether rows of that shape go in."""
+        return self == other
 
 
 class EmbeddingLayer:
@@ -82,6 +138,7 @@ class EmbeddingLayer:
         max_norm = kwargs.pop("max_norm", None)
         keep_distribution = bool(kwargs.pop("keep_distribution", False))
         strategy = kwargs.pop("distribute_strategy", None)
+        own_rows = bool(kwargs.pop("own_rows", False))
         of_variable = {
             "key_dtype": key_dtype,
             "value_dtype": value_dtype,
@@ -107,7 +164,8 @@ class EmbeddingLayer:
         self.with_unique = bool(with_unique)
         self.distribute_strategy = strategy
         self.supports_jit = False  # Keras 3: XLA has no tables
-        self.params = get_variable(f"{name}-parameter" if name else "EmbeddingParameter", **of_variable)
+        variable_name = f"{name}-parameter" if name else "EmbeddingParameter"
+        self.params = get_variable(unused_name(variable_name) if own_rows else variable_name, **of_variable)
         self.shadow = LayerRows(
             layer=self,
             params=self.params,
@@ -129,9 +187,15 @@ class EmbeddingLayer:
     def call(self, ids: Any) -> Any:
         """Rows of ids, ids.shape + [embedding_size], ragged where ids are. Inserts nothing: training does.
 
+        Of a SparseTensor it is dense, with zeros where there is no id.
+
         Raises:
           ValueError: ids of another dtype than the keys.
         """
+        if isinstance(ids, tf.SparseTensor):
+            shape = tf.concat([ids.dense_shape, [self.embedding_size]], 0)
+            rows = tf.scatter_nd(ids.indices, self._rows(ids.values), shape)
+            return tf.ensure_shape(rows, ids.shape.concatenate([self.embedding_size]))
         return self._rows(ids)
 
     def _rows(self, ids: Any) -> Any:
@@ -142,6 +206,11 @@ class EmbeddingLayer:
         return (*tuple(input_shape), self.embedding_size)
 
     # ---- Making it again ---------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        """A layer of this config. Its rows are its own: they are not those of a layer of this name that there is."""
+        return cls(**{"own_rows": True, **config})
 
     def get_config(self) -> dict[str, Any]:
         """What it takes to make the layer again: plain data, but for functions and objects that were given."""
@@ -178,7 +247,7 @@ class EmbeddingLayer:
     # ---- The .keras and .weights.h5 files of Keras -------------------------------------------------------------------
 
     def save_own_variables(self, store: Any) -> None:
-        """Writes all rows. Slots of optimizers are in SavedModels and in `tf.train.Checkpoint`."""
+        """Writes all rows. Slots of optimizers are with the optimizer."""
         keys, values = self.params.export()
         if self.params.key_dtype == tf.string:
             # HDF5 would take a zero byte for the end of a string.
@@ -201,11 +270,8 @@ class EmbeddingLayer:
             ends = np.cumsum([0, *np.asarray(store["key_lengths"])])
             found = keys.tobytes()
             keys = np.array([found[a:b] for a, b in itertools.pairwise(ends)], object)
-        self.params.clear()
-        if len(keys):
-            self.params.upsert(
-                tf.constant(keys, self.params.key_dtype), tf.cast(tf.constant(values), self.params.value_dtype)
-            )
+        rows = tf.cast(tf.constant(values), self.params.value_dtype)
+        self.params.replace(tf.constant(keys, self.params.key_dtype), rows)
 
 
 def _storable(values: np.ndarray) -> np.ndarray:

@@ -62,7 +62,7 @@ class FieldWiseLayer:
         """The rows of each field of each sample combined; zeros for a field without ids.
 
         Args:
-          ids: [batch, n].
+          ids: [batch, n], dense, ragged or sparse.
 
         Returns:
           [batch, nslots, embedding_size].
@@ -71,22 +71,30 @@ class FieldWiseLayer:
           NotImplementedError: ids of another number of dimensions.
           tf.errors.InvalidArgumentError: `slot_map_fn` gives a field that is not in [0, nslots).
         """
-        ids = tf.convert_to_tensor(ids)
+        ids = ids if isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)) else tf.convert_to_tensor(ids)
         if ids.shape.rank != 2:
             raise NotImplementedError(
                 f"{type(self).__name__} '{self.name}': ids must be of shape [batch, n], got {ids.shape}."  # type: ignore[attr-defined]
             )
-        rows = super().call(tf.reshape(ids, [-1]))  # type: ignore[misc]
-        batch = tf.shape(ids)[0]
-        slots = tf.cast(self.slot_map_fn(ids), tf.int32)
+        if isinstance(ids, tf.RaggedTensor):
+            flat, samples, batch = ids.flat_values, ids.value_rowids(), ids.nrows()
+        elif isinstance(ids, tf.SparseTensor):
+            flat, samples, batch = ids.values, ids.indices[:, 0], ids.dense_shape[0]
+        else:
+            batch = tf.shape(ids, out_type=tf.int64)[0]
+            flat = tf.reshape(ids, [-1])
+            samples = tf.repeat(tf.range(batch), tf.shape(ids)[1])
+        rows = super().call(flat)  # type: ignore[misc]
+        dense = not isinstance(ids, (tf.RaggedTensor, tf.SparseTensor))
+        slots = tf.cast(self.slot_map_fn(ids if dense else flat[tf.newaxis]), tf.int64)
         legal = tf.debugging.assert_equal(
             tf.reduce_all((slots >= 0) & (slots < self.nslots)),
             True,
             f"slot_map_fn of '{self.name}' must give fields in [0, {self.nslots})",  # type: ignore[attr-defined]
         )
         with tf.control_dependencies([] if legal is None else [legal]):
-            segments = slots + self.nslots * tf.range(batch)[:, tf.newaxis]
-        pooled = _COMBINERS[self.combiner](rows, tf.reshape(segments, [-1]), self.nslots * batch)
+            segments = tf.reshape(slots, [-1]) + self.nslots * samples
+        pooled = _COMBINERS[self.combiner](rows, segments, self.nslots * batch)
         return tf.reshape(pooled, [-1, self.nslots, self.embedding_size])
 
     def compute_output_shape(self, input_shape: Any) -> Any:

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import tensorflow as tf
-
-from tfplugin.dynamic_embedding.keras.layers.rank_part import RankPartCreator
-from tfplugin.dynamic_embedding.shadow_ops import serving
-from tfplugin.sok import ranks
-from tfplugin.sok.all2all_dense_embedding import all2all_dense_embedding
-from tfplugin.sok.exchange_table import ExchangeTable
+from tfplugin import ranks
+from tfplugin.dynamic_embedding.hvd_variable import check_size, spread, spread_lookup
+from tfplugin.dynamic_embedding.rank_part import RankPartCreator
 
 
 class HvdAllToAllLayer:
@@ -26,11 +22,7 @@ class HvdAllToAllLayer:
         **kwargs: Any,
     ) -> None:
         world = ranks.found()
-        if mpi_size not in (None, 1, world.size):
-            raise ValueError(
-                f"{type(self).__name__}: mpi_size must be the number of ranks, {world.size}, 1 for a table that each "
-                f"rank has for itself, or None, got {mpi_size!r}."
-            )
+        check_size(mpi_size, type(self).__name__)
         size = world.size if mpi_size is None else mpi_size
         if size > 1:
             kwargs["kv_creator"] = RankPartCreator(kwargs.get("kv_creator"), world.rank, size)
@@ -38,35 +30,18 @@ class HvdAllToAllLayer:
         self.with_secondary_unique = bool(with_secondary_unique)
         self.mpi_size = mpi_size
         self.batch_size = batch_size
-        self._table: ExchangeTable | None = None
-        if size == 1:
-            return
         params = self.params  # type: ignore[has-type]
-        if params.parts[0].ranks != size:
+        if size > 1 and params.parts[0].ranks != size:
             raise ValueError(
                 f"{type(self).__name__} '{self.name}': this rank has a variable '{params.name}' for itself: "  # type: ignore[attr-defined]
                 "give the layer another name."
             )
-        if params.key_dtype not in (tf.int64, tf.int32, tf.uint64):
-            raise TypeError(
-                f"{type(self).__name__} '{self.name}': keys that travel between ranks are int64, int32 or uint64, got "  # type: ignore[attr-defined]
-                f"{params.key_dtype.name}: hash strings with tf.strings.to_hash_bucket_strong."
-            )
-        self._table = ExchangeTable(
-            params,
-            params.name,
-            -1,
-            -1,
-            params.parts[0].key_dtype,
-            params.value_dtype,
-            params.dim,
-            read=lambda keys: self.shadow.rows_of(keys),  # type: ignore[attr-defined]
-        )
+        self._table = spread(self.shadow, mpi_size, f"{type(self).__name__} '{self.name}'")  # type: ignore[attr-defined]
 
     def _rows(self, ids: Any) -> Any:
-        if self._table is None or serving():
+        if self._table is None:
             return super()._rows(ids)  # type: ignore[misc]
-        return all2all_dense_embedding(self._table, ids, training=False, name=self.name)  # type: ignore[attr-defined]
+        return spread_lookup(self._table, self.shadow, ids, self.name)  # type: ignore[attr-defined]
 
     def get_config(self) -> dict[str, Any]:
         """What it takes to make the layer again."""

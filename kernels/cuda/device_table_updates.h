@@ -1,0 +1,101 @@
+// The table in device memory: training steps.
+#pragma once
+
+#include "device_table_impl.h"
+#include "gradient_kernels.h"
+#include "table/check_batch.h"
+#include "update_rows.h"
+
+namespace kvtable {
+
+template <class Device>
+void DeviceTableImpl<Device>::Apply(const DeviceKeys& keys, const void* gradients, const Update& update,
+                                    const SlotColumns& slots, Stamp stamp, DeviceStream stream) {
+  CheckBatch(keys.n);
+  CheckUpdate(update);
+  const OptimizerSpec& optimizer = *update.optimizer;
+  if (slots.columns.size() != optimizer.slots.size()) {
+    throw Error(ErrorCode::kInvalidArgument, std::string("Optimizer ") + optimizer.name + " keeps " +
+                                                 std::to_string(optimizer.slots.size()) +
+                                                 " slots; got columns for " +
+                                                 std::to_string(slots.columns.size()) + ".");
+  }
+  const Operation operation(this, stream);
+  RowsToUpdate rows;
+  for (size_t s = 0; s < slots.columns.size(); ++s) {
+    rows.offsets[s + 1] = layout_.At(slots.columns[s], options_.dim, slots.generation).offset;
+  }
+  const WorkingMemory working =
+      WorkingMemoryFor<Device>(optimizer, options_.value_type, options_.dim, keys.n);
+  if (keys.n == 0) return TouchAndEvict(keys, false, nullptr, nullptr);
+  // All that may fail for want of memory, before anything changes.
+  PrepareScratch(keys.n);
+  EnsureRoom(keys);
+  if (!keys.distinct) PrepareSort();
+  if (Count(working.bytes) > working_.bytes()) {
+    working_ = Allocate(Count(working.bytes), MemoryPlace::kDevice, "working memory");
+  }
+  if (optimizer.zeroes_rows) PrepareMarks();
+  if (update.skip_nonfinite) EnsureRoomToFree(keys.n);
+
+  Insert(keys, FirstValue::kInitial, flags());
+  CopyValueToSlots(keys.n);
+  rows.batch = SortedByRow(keys, gradients);
+  rows.keys = Batch(keys);
+  rows.rows = rows_;
+  if (update.skip_nonfinite) {
+    bool* const skipped = reinterpret_cast<bool*>(new_keys());
+    VisitValueType(options_.value_type, [&](auto t) {
+      device_.Launch(
+          Count(keys.n) * kLanesOfRow,
+          CheckGradientsBody<decltype(t)>{rows.batch, skipped, &words_.template as<Words>()->skipped});
+    });
+    device_.Launch(Count(keys.n), EraseSkippedBody{Batch(keys), rows.batch, skipped, flags(), index_, rows_});
+    CountRows(0);
+    rows.skipped = skipped;
+  }
+  rows.decay = update.hyperparameters[0] * update.hyperparameters[1];
+  rows.stochastic_rounding = update.stochastic_rounding;
+  rows.seed = update.seed;
+  rows.zero_marks = Marks();
+  rows.stamp = stamp;
+  WorkingMemory given = working;
+  given.memory = working_.data();
+  UpdateRowsBy(GradientRuleList{}, &device_, rows, update, options_.value_type, given) ||
+      UpdateRowsBy(AdamRuleList{}, &device_, rows, update, options_.value_type, given) ||
+      UpdateRowsBy(GroupRuleList{}, &device_, rows, update, options_.value_type, given);
+  if (!evictor_.is_bounded()) return;
+  if (update.skip_nonfinite) Locate(keys, numbers(), nullptr, nullptr, nullptr, nullptr);  // some have gone
+  TouchAndEvict(keys, false, nullptr, nullptr);
+}
+
+template <class Device>
+int64_t DeviceTableImpl<Device>::SkippedUpdates() const {
+  const Operation operation(this, nullptr);
+  uint64_t skipped = 0;
+  device_.Copy(&skipped, &words_.template as<Words>()->skipped, sizeof(skipped));
+  device_.WaitInside();
+  return static_cast<int64_t>(skipped);
+}
+
+template <class Device>
+BatchGradients DeviceTableImpl<Device>::SortedByRow(const DeviceKeys& keys, const void* gradients) {
+  BatchGradients batch;
+  batch.row_of = numbers();
+  batch.n = Count(keys.n);
+  batch.gradients = gradients;
+  batch.dim = options_.dim;
+  if (keys.distinct) return batch;
+  uint32_t* const rows = reinterpret_cast<uint32_t*>(new_slots());
+  uint32_t* const places = rows + scratch_keys_;
+  int bits = 1;
+  while (bits < 32 && row_capacity_ >> bits != 0) ++bits;
+  device_.Launch(batch.n, PlacesBody{new_keys(), batch.n});
+  device_.SortPairs(sort_scratch_.data(), sort_scratch_.bytes(), numbers(), rows, new_keys(), places, batch.n,
+                    bits);
+  batch.row_of = rows;
+  batch.place_of = places;
+  return batch;
+}
+
+}  // namespace kvtable

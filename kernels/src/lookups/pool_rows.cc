@@ -1,0 +1,103 @@
+#include "kvtable/pool_rows.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "lookups/pool_bags.h"
+#include "memory/scratch.h"
+#include "values/elements.h"
+
+namespace kvtable {
+namespace {
+
+constexpr int64_t kBlockBytes = int64_t{128}
+                                << 10;  // rows found at a time: they are read again from the L2 cache
+constexpr int64_t kLeastBlock = 64;
+constexpr int64_t kMostBlock = 4096;
+
+// Finds the rows of ids, a block at a time, in the order in which they are asked for.
+template <class T>
+class RowsInTurn {
+ public:
+  RowsInTurn(const TableParts& parts, const MissingKeys& missing, const Bags& bags, int64_t first,
+             int64_t end)
+      : parts_(parts),
+        missing_(missing),
+        bags_(bags),
+        dim_(parts[0]->dim()),
+        block_(IsOneBatch(parts, missing)
+                   ? std::max<int64_t>(1, end - first)
+                   : std::min(kMostBlock, std::max(kLeastBlock, kBlockBytes / (dim_ * int64_t{sizeof(T)})))),
+        end_(end),
+        block_begin_(first),
+        block_end_(first),
+        rows_(static_cast<size_t>(std::min(block_, end - first) * dim_)) {}
+
+  // The row of id i: i is the one asked for last, or the next.
+  const T* Row(int64_t i) {
+    if (i >= block_end_) {
+      block_begin_ = i;
+      block_end_ = std::min(i + block_, end_);
+      const char* const keys = bags_.keys() + i * SizeOf(bags_.key_type());
+      LookUpParts({parts_, keys, block_end_ - i, RowsOut(rows_.data()), missing_});
+    }
+    return rows_.data() + (i - block_begin_) * dim_;
+  }
+  // Ids up to here lie behind each other.
+  int64_t block_end() const { return block_end_; }
+
+ private:
+  const TableParts& parts_;
+  const MissingKeys& missing_;
+  const Bags& bags_;
+  const int64_t dim_;
+  const int64_t block_;
+  const int64_t end_;
+  int64_t block_begin_;
+  int64_t block_end_;
+  Scratch<T> rows_;
+};
+
+template <class T>
+void PoolRange(const PooledLookup& lookup, int64_t first, int64_t last) {
+  const Bags& bags = *lookup.bags;
+  RowsInTurn<T> rows(lookup.parts, lookup.missing, bags, bags.begin(first), bags.begin(last));
+  PoolBags(bags, lookup.combiner, lookup.parts[0]->dim(), first, last, rows, static_cast<T*>(lookup.rows));
+}
+
+template <class T>
+void WeightsGradientRange(const PooledWeightsGradient& lookup, int64_t first, int64_t last) {
+  const Bags& bags = *lookup.bags;
+  MissingKeys missing = lookup.missing;
+  missing.insert = false;
+  RowsInTurn<T> rows(lookup.parts, missing, bags, bags.begin(first), bags.begin(last));
+  FindWeightsGradient(bags, lookup.combiner, lookup.parts[0]->dim(), first, last, rows,
+                      static_cast<const T*>(lookup.rows), static_cast<const T*>(lookup.gradient),
+                      static_cast<ComputeOf<T>*>(lookup.weights));
+}
+
+// Whether the bags of a lookup may be looked up range by range.
+template <class Job>
+bool MayBeCut(const Job& job) {
+  return !IsOneBatch(job.parts, job.missing);
+}
+
+}  // namespace
+
+void PoolRows(const std::vector<PooledLookup>& lookups, ParallelFor& threads) {
+  ForBagRanges(lookups, threads, MayBeCut<PooledLookup>,
+               [](const PooledLookup& lookup, int64_t first, int64_t last) {
+                 VisitValueType(lookup.bags->value_type(),
+                                [&](auto t) { PoolRange<decltype(t)>(lookup, first, last); });
+               });
+}
+
+void PoolWeightsGradient(const std::vector<PooledWeightsGradient>& lookups, ParallelFor& threads) {
+  ForBagRanges(lookups, threads, MayBeCut<PooledWeightsGradient>,
+               [](const PooledWeightsGradient& lookup, int64_t first, int64_t last) {
+                 VisitValueType(lookup.bags->value_type(),
+                                [&](auto t) { WeightsGradientRange<decltype(t)>(lookup, first, last); });
+               });
+}
+
+}  // namespace kvtable

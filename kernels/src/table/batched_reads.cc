@@ -1,0 +1,177 @@
+// Lookups that change nothing.
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+#include <vector>
+
+#include "table/check_batch.h"
+#include "table/read_range.h"
+#include "threads/run_tasks.h"
+
+namespace kvtable {
+namespace {
+
+[[noreturn]] void ThrowInvalid(const std::string& message) {
+  throw Error(ErrorCode::kInvalidArgument, message);
+}
+
+}  // namespace
+
+void ShardedTable::Gather(const void* keys, int64_t n, const RowsOut& out, Missing missing,
+                          const void* defaults, int64_t num_defaults, bool* found,
+                          ParallelFor& threads) const {
+  CheckBatch(n);
+  if (missing == Missing::kDefault && n > 0 && (defaults == nullptr || num_defaults <= 0)) {
+    ThrowInvalid("Gather with Missing::kDefault got " + std::to_string(num_defaults) +
+                 " default rows; expected at least one.");
+  }
+  const std::shared_ptr<const InitialValue> init = initial();
+  const char* const default_rows = static_cast<const char*>(defaults);
+  VisitKeyType(key_type_, [&](auto k) {
+    using Key = decltype(k);
+    const Key* const typed = static_cast<const Key*>(keys);
+    const auto on_missing = [&](int64_t i) {
+      char* const to = out.rows + out.PlaceOf(i) * value_bytes_;
+      switch (missing) {
+        case Missing::kZeros:
+          std::memset(to, 0, static_cast<size_t>(value_bytes_));
+          break;
+        case Missing::kInitial:
+          init->Fill(WidenKey(typed[i]), to);
+          break;
+        case Missing::kDefault:
+          std::memcpy(to, default_rows + i % num_defaults * value_bytes_, static_cast<size_t>(value_bytes_));
+          break;
+      }
+    };
+    const Ranges ranges(n, kLeastKeysPerTask, threads);
+    RunTasks(threads, ranges.count(),
+             [&](int64_t r) { ReadValues(typed, ranges.begin(r), ranges.end(r), out, found, on_missing); });
+  });
+}
+
+void ShardedTable::GatherColumns(const void* keys, int64_t n, const std::vector<ColumnOut>& out, bool* found,
+                                 ParallelFor& threads) const {
+  CheckBatch(n);
+  const std::shared_ptr<const InitialValue> init = initial();
+  VisitKeyType(key_type_, [&](auto k) {
+    using Key = decltype(k);
+    const Key* const typed = static_cast<const Key*>(keys);
+    const Ranges ranges(n, kLeastKeysPerTask, threads);
+    RunTasks(threads, ranges.count(), [&](int64_t r) {
+      std::vector<char> fresh;  // what a missing row would hold
+      ReadRange(
+          typed, ranges.begin(r), ranges.end(r),
+          [&](const Shard& shard) {
+            for (const ColumnOut& column : out) CheckColumn(shard, column);
+          },
+          [](int64_t, size_t, const Shard& shard, uint32_t row)
+              KVTABLE_ALWAYS_INLINE -> const char* { return shard.rows.Row(row); },
+          [](const Shard& shard, const char* row)
+              KVTABLE_ALWAYS_INLINE { PrefetchRow<kAnyBytes>(row, shard.rows.row_bytes()); },
+          [&](int64_t i, const Shard& shard, const char* row) {
+            if (found != nullptr) found[i] = row != nullptr;
+            if (row == nullptr) {
+              fresh.resize(static_cast<size_t>(shard.layout->row_bytes));
+              init->Fill(WidenKey(typed[i]), fresh.data());
+              shard.layout->InitializeSlots(fresh.data());
+              row = fresh.data();
+            }
+            for (const ColumnOut& column : out) {
+              const RowLayout::Column& c = shard.layout->columns[static_cast<size_t>(column.column)];
+              std::memcpy(static_cast<char*>(column.data) + i * c.bytes, row + c.offset,
+                          static_cast<size_t>(c.bytes));
+            }
+          });
+    });
+  });
+}
+
+void ShardedTable::Contains(const void* keys, int64_t n, bool* out, ParallelFor& threads) const {
+  CheckBatch(n);
+  VisitKeyType(key_type_, [&](auto k) {
+    using Key = decltype(k);
+    const Ranges ranges(n, kLeastKeysPerTask, threads);
+    RunTasks(threads, ranges.count(), [&](int64_t r) {
+      ReadRange(
+          static_cast<const Key*>(keys), ranges.begin(r), ranges.end(r), [](const Shard&) {},
+          [](int64_t, size_t, const Shard& shard, uint32_t) { return &shard; },
+          [](const Shard&, const Shard*) {},
+          [&](int64_t i, const Shard&, const Shard* there) { out[i] = there != nullptr; });
+    });
+  });
+}
+
+void ShardedTable::GatherStamps(const void* keys, int64_t n, uint32_t* freqs, uint32_t* versions,
+                                ParallelFor& threads) const {
+  CheckBatch(n);
+  VisitKeyType(key_type_, [&](auto k) {
+    using Key = decltype(k);
+    const Ranges ranges(n, kLeastKeysPerTask, threads);
+    RunTasks(threads, ranges.count(), [&](int64_t r) {
+      ReadRange(
+          static_cast<const Key*>(keys), ranges.begin(r), ranges.end(r), [](const Shard&) {},
+          [](int64_t, size_t, const Shard& shard, uint32_t row)
+              KVTABLE_ALWAYS_INLINE -> const RowStamp* { return shard.rows.StampOf(row); },
+          [](const Shard&, const RowStamp* stamp) KVTABLE_ALWAYS_INLINE { __builtin_prefetch(stamp); },
+          [&](int64_t i, const Shard&, const RowStamp* stamp) {
+            if (freqs != nullptr) freqs[i] = stamp == nullptr ? 0 : stamp->frequency;
+            if (versions != nullptr) versions[i] = stamp == nullptr ? 0 : stamp->version;
+          });
+    });
+  });
+}
+
+void ShardedTable::Locate(const void* keys, int64_t n, uint64_t* positions, ParallelFor& threads) const {
+  CheckBatch(n);
+  VisitKeyType(key_type_, [&](auto k) {
+    using Key = decltype(k);
+    const Ranges ranges(n, kLeastKeysPerTask, threads);
+    RunTasks(threads, ranges.count(), [&](int64_t r) {
+      ReadRange(
+          static_cast<const Key*>(keys), ranges.begin(r), ranges.end(r), [](const Shard&) {},
+          [positions](int64_t i, size_t number, const Shard& shard, uint32_t row) KVTABLE_ALWAYS_INLINE {
+            positions[i] = uint64_t{number} << 32 | row;
+            return &shard;
+          },
+          [](const Shard&, const Shard*) {},
+          [positions](int64_t i, const Shard&, const Shard* there) {
+            if (there == nullptr) positions[i] = kNoPosition;
+          });
+    });
+  });
+}
+
+void ShardedTable::KeysAt(const uint64_t* positions, int64_t n, void* keys) const {
+  VisitKeyType(key_type_, [&](auto k) {
+    using Key = decltype(k);
+    for (int64_t i = 0; i < n; ++i) {
+      const Shard& shard = *shards_[positions[i] >> 32];
+      std::shared_lock<RwSpinlock> hold(shard.lock);
+      static_cast<Key*>(keys)[i] =
+          static_cast<Key>(shard.rows.StampOf(static_cast<uint32_t>(positions[i]))->key);
+    }
+  });
+}
+
+void ShardedTable::Zeroed(const void* keys, int64_t n, bool* out, ParallelFor& threads) const {
+  CheckBatch(n);
+  VisitKeyType(key_type_, [&](auto k) {
+    using Key = decltype(k);
+    const Ranges ranges(n, kLeastKeysPerTask, threads);
+    RunTasks(threads, ranges.count(), [&](int64_t r) {
+      ReadRange(
+          static_cast<const Key*>(keys), ranges.begin(r), ranges.end(r), [](const Shard&) {},
+          [&](int64_t i, size_t, const Shard& shard, uint32_t row) {
+            out[i] = shard.zeroed.Has(row);
+            return &shard;
+          },
+          [](const Shard&, const Shard*) {},
+          [&](int64_t i, const Shard&, const Shard* there) { out[i] = there != nullptr && out[i]; });
+    });
+  });
+}
+
+}  // namespace kvtable

@@ -1,0 +1,150 @@
+// Writes of whole rows and of columns, and removals.
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "table/write_groups.h"
+
+namespace kvtable {
+
+template <class Prepare, class Finish>
+void ShardedTable::WriteColumns(const void* keys, int64_t n, const std::vector<ColumnIn>& in,
+                                ParallelFor& threads, const Prepare& prepare, const Finish& finish) {
+  const std::shared_ptr<const InitialValue> init = initial();
+  const bool has_value =
+      std::any_of(in.begin(), in.end(), [](const ColumnIn& column) { return column.column == 0; });
+  WriteBatch(
+      keys, n, threads,
+      [&](Shard& shard) {
+        for (const ColumnIn& column : in) CheckColumn(shard, column);
+        prepare(shard, n);
+      },
+      [](int64_t) {},
+      [&](Shard& shard, uint32_t row, uint64_t key, int64_t i, bool is_new) {
+        const RowLayout& layout = *shard.layout;
+        char* const at = shard.rows.Row(row);
+        const auto write = [&](bool slots) {
+          for (const ColumnIn& column : in) {
+            if ((column.column > 0) != slots) continue;
+            const RowLayout::Column& c = layout.columns[static_cast<size_t>(column.column)];
+            std::memcpy(at + c.offset, static_cast<const char*>(column.data) + i * c.bytes,
+                        static_cast<size_t>(c.bytes));
+          }
+        };
+        if (is_new && !has_value) init->Fill(key, at);
+        write(false);
+        if (is_new) layout.InitializeSlots(at);  // some copy the value
+        write(true);
+        finish(shard, row, i);
+      });
+}
+
+bool ShardedTable::IsZero(const char* value) const {
+  return VisitAnyValueType(value_type_, [&](auto t) {
+    using T = decltype(t);
+    const T* const elements = reinterpret_cast<const T*>(value);
+    return std::all_of(elements, elements + dim_, [](T x) { return Element<T>::Load(x) == 0; });
+  });
+}
+
+void ShardedTable::Upsert(const void* keys, int64_t n, const void* values, Stamp stamp,
+                          ParallelFor& threads) {
+  const char* const rows_in = static_cast<const char*>(values);
+  const int64_t bytes = value_bytes_;
+  VisitRowBytes(bytes, [&](auto known) {
+    constexpr int64_t kBytes = decltype(known)::value;
+    WriteBatch(
+        keys, n, threads, [](const Shard&) {},
+        [=](int64_t i) KVTABLE_ALWAYS_INLINE { PrefetchRow<kBytes>(rows_in + i * bytes, bytes); },
+        [=](Shard& shard, uint32_t row, uint64_t, int64_t i, bool is_new) {
+          char* const at = shard.rows.Row(row);
+          CopyRow<kBytes>(at, rows_in + i * bytes, bytes);
+          if (is_new) shard.layout->InitializeSlots(at);
+          StampRow(shard.rows.StampOf(row), stamp);
+        });
+  });
+}
+
+void ShardedTable::UpsertColumns(const void* keys, int64_t n, const std::vector<ColumnIn>& in, Stamp stamp,
+                                 ParallelFor& threads) {
+  WriteColumns(
+      keys, n, in, threads, [](const Shard&, int64_t) {},
+      [stamp](Shard& shard, uint32_t row, int64_t) { StampRow(shard.rows.StampOf(row), stamp); });
+}
+
+void ShardedTable::Accumulate(const void* keys, int64_t n, const void* deltas, bool from_zeros, Stamp stamp,
+                              ParallelFor& threads) {
+  const std::shared_ptr<const InitialValue> init = initial();
+  const int64_t bytes = value_bytes_;
+  VisitAnyValueType(value_type_, [&](auto t) {
+    using T = decltype(t);
+    const T* const rows_in = static_cast<const T*>(deltas);
+    const int64_t width = dim_;
+    WriteBatch(
+        keys, n, threads, [](const Shard&) {},
+        [=](int64_t i) { PrefetchRow<kAnyBytes>(reinterpret_cast<const char*>(rows_in + i * width), bytes); },
+        [=, &init](Shard& shard, uint32_t row, uint64_t key, int64_t i, bool is_new) {
+          char* const at = shard.rows.Row(row);
+          if (is_new) {
+            if (from_zeros) {
+              std::memset(at, 0, static_cast<size_t>(bytes));
+            } else {
+              init->Fill(key, at);
+            }
+            shard.layout->InitializeSlots(at);
+          }
+          T* const value = reinterpret_cast<T*>(at);
+          const T* const delta = rows_in + i * width;
+          for (int64_t j = 0; j < width; ++j) {
+            value[j] = AddElements<T>(value[j], delta[j]);
+          }
+          StampRow(shard.rows.StampOf(row), stamp);
+        });
+  });
+}
+
+int64_t ShardedTable::Remove(const void* keys, int64_t n, ParallelFor& threads) {
+  CheckBatch(n);
+  std::atomic<int64_t> removed{0};
+  VisitKeyType(key_type_, [&](auto k) {
+    using Key = decltype(k);
+    const ShardGroups groups(static_cast<const Key*>(keys), nullptr, n, shard_bits_, threads);
+    RunTasks(threads, groups.size(), [&](int64_t g) {
+      const ShardGroups::Group& group = groups[g];
+      Shard& shard = *shards_[static_cast<size_t>(group.shard)];
+      int64_t count = 0;
+      std::lock_guard<RwSpinlock> hold(shard.lock);
+      shard.rows.PrepareFree(static_cast<size_t>(std::min<int64_t>(group.count, shard.rows.live_rows())));
+      for (int64_t i = 0; i < group.count; ++i) {
+        if (i + kAhead < group.count) __builtin_prefetch(shard.index.Home(Mix64(group.keys[i + kAhead])), 1);
+        count += shard.Remove(group.keys[i], Mix64(group.keys[i])) ? 1 : 0;
+      }
+      removed.fetch_add(count, std::memory_order_relaxed);
+    });
+  });
+  return removed.load();
+}
+
+void ShardedTable::Import(const void* keys, int64_t n, const std::vector<ColumnIn>& in, const uint32_t* freqs,
+                          const uint32_t* versions, const uint64_t*, ParallelFor& threads) {
+  const char* values = nullptr;
+  for (const ColumnIn& column : in) {
+    if (column.column == 0) values = static_cast<const char*>(column.data);
+  }
+  WriteColumns(
+      keys, n, in, threads,
+      [](Shard& shard, int64_t count) {
+        shard.zeroed.Prepare(size_t{shard.rows.high_water()} + static_cast<size_t>(count));
+      },
+      [=](Shard& shard, uint32_t row, int64_t i) {
+        RowStamp& stamp = *shard.rows.StampOf(row);
+        stamp.frequency = freqs == nullptr ? 0 : freqs[i];
+        stamp.version = versions == nullptr ? 0 : versions[i];
+        if (values != nullptr && IsZero(values + i * value_bytes_)) shard.zeroed.Mark(row);
+      });
+}
+
+}  // namespace kvtable

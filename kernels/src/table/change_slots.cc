@@ -1,0 +1,84 @@
+// Another row layout for a live table.
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "table/sharded_table.h"
+#include "threads/run_tasks.h"
+
+namespace kvtable {
+namespace {
+
+// What turns rows of one layout into rows of another, for as long as both are there.
+RowStore::ConvertRows RowConverter(const RowLayout& from, const RowLayout& to) {
+  // For each new slot the old column it continues, or -1.
+  std::vector<int> source;
+  for (const SlotSpec& slot : to.slots) {
+    int at = -1;
+    for (size_t i = 0; i < from.slots.size(); ++i) {
+      if (from.slots[i].name == slot.name && from.slots[i].width == slot.width) at = static_cast<int>(i) + 1;
+    }
+    source.push_back(at);
+  }
+  return [&from, &to, source](const char* old_row, char* new_row, uint32_t rows) {
+    for (uint32_t r = 0; r < rows; ++r, old_row += from.row_bytes, new_row += to.row_bytes) {
+      std::memcpy(new_row, old_row, static_cast<size_t>(from.value_bytes));
+      for (size_t i = 0; i < source.size(); ++i) {
+        const RowLayout::Column& c = to.columns[i + 1];
+        if (source[i] < 0) {
+          to.InitializeSlot(static_cast<int>(i) + 1, new_row);
+        } else {
+          std::memcpy(new_row + c.offset, old_row + from.columns[static_cast<size_t>(source[i])].offset,
+                      static_cast<size_t>(c.bytes));
+        }
+      }
+    }
+  };
+}
+
+}  // namespace
+
+uint64_t ShardedTable::EnsureSlots(const std::vector<SlotSpec>& slots, ParallelFor& threads) {
+  std::lock_guard<std::mutex> one_at_a_time(schema_mutex_);
+  const std::shared_ptr<const RowLayout> from = layout();
+  const auto to =
+      std::make_shared<const RowLayout>(value_type_, dim_, slots, from->generation + 1, from.get());
+  if (from->slots == slots) return from->generation;
+  // All that may fail comes first, for all shards: from then on every shard changes.
+  const RowStore::ConvertRows convert = RowConverter(*from, *to);
+  const int64_t shards = static_cast<int64_t>(shards_.size());
+  int64_t prepared = 0;
+  try {
+    for (; prepared < shards; ++prepared) {
+      Shard& shard = *shards_[static_cast<size_t>(prepared)];
+      std::lock_guard<RwSpinlock> hold(shard.lock);
+      shard.rows.PrepareRelayout(to->row_bytes);
+    }
+  } catch (...) {
+    while (prepared-- > 0) {
+      Shard& shard = *shards_[static_cast<size_t>(prepared)];
+      std::lock_guard<RwSpinlock> hold(shard.lock);
+      shard.rows.CancelRelayout();
+    }
+    throw;
+  }
+  const auto change = [&](int64_t s) {
+    Shard& shard = *shards_[static_cast<size_t>(s)];
+    std::lock_guard<RwSpinlock> hold(shard.lock);
+    if (shard.layout == to) return;
+    shard.rows.Relayout(convert);
+    shard.layout = to;
+  };
+  try {
+    RunTasks(threads, shards, change);
+  } catch (...) {  // the threads could not be had; see to what they left
+    for (int64_t s = 0; s < shards; ++s) change(s);
+  }
+  std::lock_guard<std::mutex> hold(state_mutex_);
+  layout_ = to;
+  generation_.store(to->generation, std::memory_order_release);
+  return to->generation;
+}
+
+}  // namespace kvtable

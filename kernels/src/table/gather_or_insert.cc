@@ -1,0 +1,117 @@
+// The training lookup: a read, then a write of what it missed.
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <unordered_set>
+
+#include "eviction/admission.h"
+#include "memory/scratch.h"
+#include "table/check_batch.h"
+#include "table/read_range.h"
+#include "table/write_groups.h"
+
+namespace kvtable {
+namespace {
+
+[[noreturn]] void ThrowInvalid(const std::string& message) {
+  throw Error(ErrorCode::kInvalidArgument, message);
+}
+
+}  // namespace
+
+void ShardedTable::GatherOrInsert(const void* keys, int64_t n, const RowsOut& out, const Insertion& insertion,
+                                  ParallelFor& threads) {
+  CheckBatch(n);
+  if (!(insertion.admission >= 0.0 && insertion.admission <= 1.0)) {
+    ThrowInvalid("An admission probability of " + std::to_string(insertion.admission) +
+                 "; expected 0.0 to 1.0.");
+  }
+  const bool admits_all = insertion.admission == 1.0;
+  const std::shared_ptr<const InitialValue> init = initial();
+  if (insertion.inserted != nullptr) std::memset(insertion.inserted, 0, static_cast<size_t>(n));
+  VisitKeyType(key_type_, [&](auto k) {
+    using Key = decltype(k);
+    const Key* const typed = static_cast<const Key*>(keys);
+    const Ranges ranges(n, kLeastKeysPerTask, threads);
+    Scratch<uint32_t> misses(static_cast<size_t>(n));
+    Scratch<int64_t> miss_counts(static_cast<size_t>(ranges.count()));
+    RunTasks(threads, ranges.count(), [&](int64_t r) {
+      uint32_t* const missed = misses.data() + ranges.begin(r);
+      int64_t count = 0;
+      const int64_t end = ranges.end(r);
+      for (int64_t begin = ranges.begin(r); begin < end;) {
+        const int64_t before = count;
+        const int64_t block_end = std::min(begin + kBlock, end);
+        ReadValues(typed, begin, block_end, out, nullptr,
+                   [&](int64_t i) { missed[count++] = static_cast<uint32_t>(i); });
+        const bool mostly_new = admits_all && 2 * (count - before) > block_end - begin;
+        begin = block_end;
+        if (!mostly_new) continue;
+        // The rest will hardly fare better: the insert finds what is there just as well.
+        for (; begin < end; ++begin) missed[count++] = static_cast<uint32_t>(begin);
+      }
+      miss_counts[static_cast<size_t>(r)] = count;
+    });
+    int64_t total = miss_counts[0];
+    for (int64_t r = 1; r < ranges.count(); ++r) {
+      const int64_t count = miss_counts[static_cast<size_t>(r)];
+      std::memmove(misses.data() + total, misses.data() + ranges.begin(r), static_cast<size_t>(count) * 4);
+      total += count;
+    }
+    if (!admits_all) total = KeepAdmitted(typed, misses.data(), total, out, insertion);
+    if (total == 0) return;
+    const ShardGroups groups(typed, misses.data(), total, shard_bits_, threads);
+    RunTasks(threads, groups.size(),
+             [&](int64_t g) { InsertMissed(groups[g], *init, insertion.stamp, out, insertion.inserted); });
+  });
+}
+
+template <class Key>
+int64_t ShardedTable::KeepAdmitted(const Key* keys, uint32_t* misses, int64_t count, const RowsOut& out,
+                                   const Insertion& insertion) const {
+  const Admission admission(insertion.admission, insertion.admission_seed);
+  int64_t kept = 0;
+  for (int64_t m = 0; m < count; ++m) {
+    const uint32_t i = misses[m];
+    if (admission.Admits(WidenKey(keys[i]))) {
+      misses[kept++] = i;
+    } else {
+      std::memset(out.rows + out.PlaceOf(i) * value_bytes_, 0, static_cast<size_t>(value_bytes_));
+    }
+  }
+  return kept;
+}
+
+void ShardedTable::InsertMissed(const ShardGroups::Group& group, const InitialValue& init, Stamp stamp,
+                                const RowsOut& out, bool* inserted) {
+  // Which rows are new in this call, so that a duplicate of a new key is told from a key that another
+  // thread inserted between the lookup and now. Row numbers from `first_new` on are; a row that was removed
+  // before is remembered.
+  uint32_t first_new = 0;
+  std::unordered_set<uint32_t> reused;
+  WriteGroup(
+      group, [&](const Shard& shard) { first_new = shard.rows.high_water(); }, NoHint{},
+      [&](int64_t i) KVTABLE_ALWAYS_INLINE {
+        PrefetchRow<kAnyBytes, true>(out.rows + out.PlaceOf(i) * value_bytes_, value_bytes_);
+      },
+      [&](Shard& shard, uint32_t row, uint64_t key, int64_t i, bool is_new) {
+        char* const at = shard.rows.Row(row);
+        if (is_new) {
+          init.Fill(key, at);
+          shard.layout->InitializeSlots(at);
+          if (row < first_new) reused.insert(row);
+        }
+        if (row >= first_new || (!reused.empty() && reused.count(row) != 0)) {
+          StampRow(shard.rows.StampOf(row), stamp);
+          if (inserted != nullptr) inserted[i] = true;
+        }
+        const int64_t place = out.PlaceOf(i);
+        std::memcpy(out.rows + place * value_bytes_, at, static_cast<size_t>(value_bytes_));
+        if (out.positions != nullptr) {
+          out.positions[place] = static_cast<uint64_t>(group.shard) << 32 | row;
+        }
+      });
+}
+
+}  // namespace kvtable

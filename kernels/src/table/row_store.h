@@ -1,0 +1,169 @@
+// The rows of one shard and the columns beside them. A row, once handed out, never moves.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "memory/huge_pages.h"
+#include "table/reused_rows.h"
+
+namespace kvtable {
+
+// What is kept beside each row.
+struct RowStamp {
+  uint64_t key;
+  uint32_t frequency;
+  uint32_t version;
+};
+
+// Slabs whose sizes double: slab k holds `base << k` rows. A row number leads to its slab by counting leading
+// zeros, so there is no table of slabs to chase, and a slab's memory is touched only as its rows are handed
+// out.
+//
+// Pages: the rows of slabs below kNurseryFrom bytes come from the heap, those of slabs from kHugePage bytes
+// on are mapped on huge pages. The rows of slabs in between share one mapping, the nursery, on ordinary
+// pages, which turn into huge ones when it is full. So a small table costs little, and a large one is on huge
+// pages but for a few rows.
+class RowStore {
+ public:
+  static constexpr int kMinBaseBits = 6;                   // whole words of the liveness bitmap
+  static constexpr uint32_t kMaxRows = uint32_t{3} << 30;  // row + first slab's rows must fit in 32 bits
+
+  RowStore(int64_t row_bytes, bool huge_pages) : row_bytes_(row_bytes), huge_pages_(huge_pages) {}
+  RowStore(const RowStore&) = delete;
+  RowStore& operator=(const RowStore&) = delete;
+
+  char* Row(uint32_t row) const {
+    return reinterpret_cast<char*>(base_[SlabOf(row)].rows + row * static_cast<uintptr_t>(row_bytes_));
+  }
+  RowStamp* StampOf(uint32_t row) const {
+    return reinterpret_cast<RowStamp*>(base_[SlabOf(row)].stamps + row * uintptr_t{sizeof(RowStamp)});
+  }
+  bool IsLive(uint32_t row) const { return (*LiveWord(row) >> (row % 64) & 1) != 0; }
+
+  // Makes sure that the next Allocate cannot fail. Throws Error(kResourceExhausted).
+  void PrepareAllocate();
+  // A row to be written: live, its contents undefined. Needs PrepareAllocate() first.
+  uint32_t Allocate() noexcept;
+  // Makes sure that the next `rows` calls of Free cannot fail. Throws std::bad_alloc.
+  void PrepareFree(size_t rows) {
+    // By half again at least, so that each entry of the list is copied but a few times.
+    const size_t needed = free_.size() + rows;
+    if (needed > free_.capacity()) free_.reserve(std::max(needed, free_.capacity() + free_.capacity() / 2));
+  }
+  void Free(uint32_t row) noexcept;
+  void Clear();
+  // Has Allocate add the rows it hands out to `rows`, until Unwatch.
+  void Watch(ReusedRows* rows) { watching_.push_back(rows); }
+  void Unwatch(const ReusedRows* rows) noexcept {
+    watching_.erase(std::find(watching_.begin(), watching_.end(), rows));
+  }
+  // Sizes the first slab for `rows`, where no row has been handed out yet.
+  void Reserve(size_t rows);
+
+  // Rows get a new size in two steps, so that many stores change together or not at all. PrepareRelayout takes
+  // all memory, also for rows that come before the second step (address space: it is touched as it is
+  // written); it throws Error(kResourceExhausted) or std::bad_alloc, and nothing has changed then. One of the
+  // others follows it.
+  void PrepareRelayout(int64_t row_bytes);
+  // Fills `rows` consecutive rows of the new size.
+  using ConvertRows = std::function<void(const char* old_rows, char* new_rows, uint32_t rows)>;
+  void Relayout(const ConvertRows& convert) noexcept;
+  void CancelRelayout() noexcept { relayout_.reset(); }
+
+  int64_t row_bytes() const { return row_bytes_; }
+  // Row numbers handed out so far, removed ones included: [0, high_water).
+  uint32_t high_water() const { return high_water_; }
+  // Whether Allocate would give a row that was removed before.
+  bool reuses() const { return !free_.empty(); }
+  uint32_t live_rows() const { return high_water_ - static_cast<uint32_t>(free_.size()); }
+
+  // Calls visit(row) for the live rows of [begin, end), in order, until it returns false. Returns the first
+  // row number not visited.
+  template <class Visit>
+  uint32_t ForEachLive(uint32_t begin, uint32_t end, const Visit& visit) const {
+    for (uint32_t row = begin; row < end;) {
+      const uint64_t word = *LiveWord(row) >> (row % 64);
+      if (word == 0) {
+        row = row / 64 * 64 + 64;
+        continue;
+      }
+      row += static_cast<uint32_t>(__builtin_ctzll(word));
+      if (row >= end) break;
+      if (!visit(row)) return row;
+      ++row;
+    }
+    return end;
+  }
+
+  int64_t TouchedRowBytes() const;
+  // Of stamps, liveness and the list of free rows.
+  int64_t TouchedColumnBytes() const;
+
+ private:
+  static constexpr size_t kNurseryFrom = size_t{64} << 10;
+
+  struct Slab {
+    Region rows;  // empty for a slab in the nursery
+    Region stamps;
+    Region live;
+  };
+  // Addresses from which row * size leads to the element: the slab's memory less what earlier slabs hold.
+  // Numbers, because no pointer may lie outside its array.
+  struct SlabBase {
+    uintptr_t rows = 0;
+    uintptr_t stamps = 0;
+    uintptr_t live = 0;  // bytes
+  };
+  static constexpr int kMaxSlabs = 32 - kMinBaseBits + 1;
+  // Where rows of another size are going to lie.
+  struct NextRows {
+    int64_t row_bytes;
+    std::vector<Region> slabs;  // as Slab::rows
+    Region nursery;
+  };
+
+  int SlabOf(uint32_t row) const { return 31 - __builtin_clz(row + (1u << base_bits_)) - base_bits_; }
+  uint64_t* LiveWord(uint32_t row) const {
+    return reinterpret_cast<uint64_t*>(base_[SlabOf(row)].live + row / 64 * sizeof(uint64_t));
+  }
+  size_t SlabRows(int slab) const { return size_t{1} << (base_bits_ + slab); }
+  size_t SlabBegin(int slab) const { return SlabRows(slab) - (size_t{1} << base_bits_); }
+  size_t SlabBytes(int slab, int64_t row_bytes) const {
+    return SlabRows(slab) * static_cast<size_t>(row_bytes);
+  }
+  bool InNursery(int slab, int64_t row_bytes) const {
+    const size_t bytes = SlabBytes(slab, row_bytes);
+    return huge_pages_ && bytes >= kNurseryFrom && bytes < kHugePage;
+  }
+  // The memory of a slab's rows, empty for one in the nursery; makes the nursery where it is the first there.
+  Region MakeRows(int slab, int64_t row_bytes, Region* nursery) const;
+  // An empty region for the nursery of rows of this size, and a slab's place in it. Slab k begins where twice
+  // as many rows as slab k - 1 holds would end, so all of them fit.
+  Region MakeNursery(int64_t row_bytes) const;
+  char* SlabData(int slab) const {
+    return InNursery(slab, row_bytes_) ? nursery_.data() + SlabBytes(slab, row_bytes_)
+                                       : slabs_[static_cast<size_t>(slab)].rows.data();
+  }
+  // Rows handed out of a slab.
+  size_t SlabUsed(int slab) const;
+  void PointAt(int slab);
+
+  int64_t row_bytes_;
+  int base_bits_ = kMinBaseBits;
+  uint32_t high_water_ = 0;
+  uint64_t capacity_ = 0;  // rows that the slabs hold
+  SlabBase base_[kMaxSlabs];
+  Region nursery_;
+  std::vector<Slab> slabs_;
+  std::vector<uint32_t> free_;
+  std::vector<ReusedRows*> watching_;
+  std::optional<NextRows> relayout_;
+  bool huge_pages_;
+};
+
+}  // namespace kvtable

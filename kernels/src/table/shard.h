@@ -1,0 +1,63 @@
+// One shard of a table: its lock, index, rows and row layout.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "base/hash.h"
+#include "table/index.h"
+#include "table/row_layout.h"
+#include "table/row_store.h"
+#include "table/rw_spinlock.h"
+#include "table/zero_marks.h"
+
+namespace kvtable {
+
+// Everything but `size` is guarded by `lock`.
+struct alignas(64) Shard {
+  Shard(std::shared_ptr<const RowLayout> row_layout, bool huge_pages)
+      : index(huge_pages), rows(row_layout->row_bytes, huge_pages), layout(std::move(row_layout)) {}
+
+  mutable RwSpinlock lock;
+  std::atomic<int64_t> size{0};  // live rows; written under the lock, read without
+  alignas(64) BucketIndex index;
+  RowStore rows;
+  std::shared_ptr<const RowLayout> layout;
+  ZeroMarks zeroed;
+
+  // The row of a key, made where there is none: then `*is_new` is set, the stamp holds the key and zeros, and
+  // the row's bytes are the caller's to write before it lets go of the lock. Throws
+  // Error(kResourceExhausted), and changes nothing then.
+  uint32_t FindOrInsert(uint64_t key, uint64_t hash, bool* is_new) {
+    uint32_t row = index.Find(key, index.Home(hash));
+    *is_new = row == BucketIndex::kNoRow;
+    if (!*is_new) return row;
+    rows.PrepareAllocate();
+    index.PrepareInsert();
+    row = rows.Allocate();
+    index.Insert(key, hash, row);
+    *rows.StampOf(row) = {key, 0, 0};
+    size.store(rows.live_rows(), std::memory_order_relaxed);
+    return row;
+  }
+
+  bool Remove(uint64_t key, uint64_t hash) noexcept {  // needs rows.PrepareFree
+    const uint32_t row = index.Erase(key, hash);
+    if (row == BucketIndex::kNoRow) return false;
+    zeroed.Unmark(row);
+    rows.Free(row);
+    size.store(rows.live_rows(), std::memory_order_relaxed);
+    return true;
+  }
+
+  void Clear() {
+    index.Clear();
+    rows.Clear();
+    zeroed.Clear();
+    size.store(0, std::memory_order_relaxed);
+  }
+};
+
+}  // namespace kvtable

@@ -1,0 +1,123 @@
+// What concerns a table as a whole: how it is made, its size, its room.
+#include "table/sharded_table.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+#include <utility>
+
+#include "eviction/bounded_table.h"
+#include "threads/run_tasks.h"
+
+namespace kvtable {
+namespace {
+
+constexpr int64_t kMaxDim = int64_t{1} << 24;
+
+int DefaultShards() {
+  cpu_set_t cpus;
+  const int count = ::sched_getaffinity(0, sizeof(cpus), &cpus) == 0 ? CPU_COUNT(&cpus) : 1;
+  int shards = 8;
+  while (shards < 4 * count && shards < kMaxShards) shards *= 2;
+  return shards;
+}
+
+[[noreturn]] void ThrowInvalid(const std::string& message) {
+  throw Error(ErrorCode::kInvalidArgument, message);
+}
+
+}  // namespace
+
+ShardedTable::ShardedTable(const TableOptions& options)
+    : key_type_(options.key_type),
+      value_type_(options.value_type),
+      dim_(options.dim),
+      value_bytes_(options.dim * SizeOf(options.value_type)),
+      layout_(std::make_shared<RowLayout>(options.value_type, options.dim, options.slots)),
+      initial_(std::make_shared<InitialValue>(options.initializer, options.value_type, options.dim)) {
+  const int shards = options.shards == 0 ? DefaultShards() : options.shards;
+  while ((1 << shard_bits_) < shards) ++shard_bits_;
+  for (int i = 0; i < shards; ++i) shards_.push_back(std::make_unique<Shard>(layout_, options.huge_pages));
+  if (options.capacity_hint > 0) Reserve(options.capacity_hint, Serial());
+}
+
+MemoryUse ShardedTable::Memory() const {
+  MemoryUse use;
+  for (const auto& shard : shards_) {
+    std::shared_lock<RwSpinlock> hold(shard->lock);
+    const int64_t rows = shard->rows.live_rows();
+    const int64_t row_bytes = rows * shard->rows.row_bytes();
+    use.rows += rows;
+    use.row_bytes += row_bytes;
+    use.index_bytes += static_cast<int64_t>(shard->index.bytes());
+    use.column_bytes += shard->rows.TouchedColumnBytes() + shard->zeroed.bytes();
+    use.slack_bytes += shard->rows.TouchedRowBytes() - row_bytes;
+  }
+  return use;
+}
+
+int ShardedTable::MaxProbeLength() const {
+  int longest = 0;
+  for (const auto& shard : shards_) {
+    std::shared_lock<RwSpinlock> hold(shard->lock);
+    longest = std::max(longest, shard->index.MaxProbeLength());
+  }
+  return longest;
+}
+
+int64_t ShardedTable::ZeroedRows() const {
+  int64_t rows = 0;
+  for (const auto& shard : shards_) {
+    std::shared_lock<RwSpinlock> hold(shard->lock);
+    rows += shard->zeroed.count();
+  }
+  return rows;
+}
+
+void ShardedTable::Clear() {
+  for (const auto& shard : shards_) {
+    std::lock_guard<RwSpinlock> hold(shard->lock);
+    shard->Clear();
+  }
+}
+
+void ShardedTable::Reserve(int64_t rows, ParallelFor& threads) {
+  if (rows < 0) ThrowInvalid("Reserve of " + std::to_string(rows) + " rows; expected 0 or more.");
+  // Keys fall on shards like balls in bins: room for four standard deviations more than the mean.
+  const double mean = static_cast<double>(rows) / static_cast<double>(shards_.size());
+  const double each = shards_.size() == 1 ? mean : mean + 4 * std::sqrt(mean);
+  RunTasks(threads, static_cast<int64_t>(shards_.size()), [&](int64_t s) {
+    Shard& shard = *shards_[static_cast<size_t>(s)];
+    std::lock_guard<RwSpinlock> hold(shard.lock);
+    shard.rows.Reserve(static_cast<size_t>(each));
+    shard.index.Reserve(static_cast<size_t>(each));
+  });
+}
+
+std::unique_ptr<Table> Table::Create(const TableOptions& options) {
+  if (options.dim <= 0 || options.dim > kMaxDim) {
+    ThrowInvalid("A table of dim " + std::to_string(options.dim) + "; expected 1 to " +
+                 std::to_string(kMaxDim) + ".");
+  }
+  if (options.shards < 0 || options.shards > kMaxShards || (options.shards & (options.shards - 1)) != 0) {
+    ThrowInvalid("A table of " + std::to_string(options.shards) +
+                 " shards; expected a power of two up to 64, or 0 for the default.");
+  }
+  if (options.capacity_hint < 0) {
+    ThrowInvalid("A capacity hint of " + std::to_string(options.capacity_hint) + "; expected 0 or more.");
+  }
+  if (options.max_capacity < 0) {
+    ThrowInvalid("A max_capacity of " + std::to_string(options.max_capacity) +
+                 "; expected 1 or more rows, or 0 for no bound.");
+  }
+  auto table = std::make_unique<ShardedTable>(options);
+  if (options.max_capacity == 0) return table;
+  return BoundTable(std::move(table), options.max_capacity, options.eviction, options.clock);
+}
+
+}  // namespace kvtable

@@ -1,0 +1,207 @@
+// The table on the CPU: shards, batches over them, and who may do what when.
+//
+// Concurrency
+//
+// A key belongs to one shard, by the high bits of its hash. A shard's index, rows, stamps and layout are
+// guarded by the shard's readers-writer lock, and by nothing else:
+//   - who holds it shared may read them; rows don't change under him, so every row he sees is whole;
+//   - who holds it exclusively may change them, and leaves every row whole before he lets go, also by an
+//     exception: whatever may fail (memory) happens before the first change of a row.
+// Locks and their order:
+//   1. `schema_mutex_`: one EnsureSlots at a time, for the whole of it. Taken before any other, by EnsureSlots
+//      only.
+//   2. Shard locks. A lookup takes the shared locks of all shards that a block of its keys touches, in
+//      ascending order; a writer holds one exclusive lock and no other shard's. Since a writer never waits
+//      with a lock in hand and readers wait in ascending order only, nobody waits in a circle, although a
+//      waiting writer holds up readers.
+//   3. `state_mutex_`: guards the pointers to the current layout and initializer. A leaf: nothing is taken
+//      under it.
+// Nobody calls ParallelFor::Run with a shard lock in hand: the lent threads may be busy waiting for that very
+// lock.
+//
+// EnsureSlots changes all shards or none. It takes the memory for the rows of all of them first, shard by
+// shard; a shard that gets more rows meanwhile takes memory for them in both layouts. Then nothing can fail.
+//
+// A lookup locks a block of some thousand keys at a time, a write one shard's share of its batch. So a batch
+// is not one transaction: another thread's write may come between two blocks. Each row is.
+//
+// A row's number stays the same for life, and its address until EnsureSlots gives its shard another layout.
+// Nothing outside a lock remembers the address. A number may be remembered (RowsOut::positions), and proves
+// nothing: after a removal the row may be free or another key's.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "base/always_inline.h"
+#include "kvtable/table.h"
+#include "table/row_layout.h"
+#include "table/row_store.h"
+#include "table/shard.h"
+#include "table/shard_groups.h"
+#include "training/row_updater.h"
+#include "values/initial_value.h"
+
+namespace kvtable {
+
+inline constexpr int64_t kAhead = 16;  // searches begun before the one being finished; buckets twice as far
+
+class ShardedTable : public Table {
+ public:
+  explicit ShardedTable(const TableOptions& options);
+
+  KeyType key_type() const override { return key_type_; }
+  ValueType value_type() const override { return value_type_; }
+  int64_t dim() const override { return dim_; }
+  Initializer initializer() const override { return initial()->initializer(); }
+  RowSchema schema() const override {
+    const std::shared_ptr<const RowLayout> now = layout();
+    return {now->slots, now->generation};
+  }
+  uint64_t generation() const override { return generation_.load(std::memory_order_acquire); }
+
+  int64_t Size() const override {
+    int64_t size = 0;
+    for (const auto& shard : shards_) size += shard->size.load(std::memory_order_relaxed);
+    return size;
+  }
+
+  MemoryUse Memory() const override;
+  int MaxProbeLength() const override;
+  void Gather(const void* keys, int64_t n, const RowsOut& out, Missing missing, const void* defaults,
+              int64_t num_defaults, bool* found, ParallelFor& threads) const override;
+  void GatherOrInsert(const void* keys, int64_t n, const RowsOut& out, const Insertion& insertion,
+                      ParallelFor& threads) override;
+  void GatherColumns(const void* keys, int64_t n, const std::vector<ColumnOut>& out, bool* found,
+                     ParallelFor& threads) const override;
+  void Contains(const void* keys, int64_t n, bool* out, ParallelFor& threads) const override;
+  void GatherStamps(const void* keys, int64_t n, uint32_t* freqs, uint32_t* versions,
+                    ParallelFor& threads) const override;
+  void Locate(const void* keys, int64_t n, uint64_t* positions, ParallelFor& threads) const override;
+  void KeysAt(const uint64_t* positions, int64_t n, void* keys) const override;
+  void Upsert(const void* keys, int64_t n, const void* values, Stamp stamp, ParallelFor& threads) override;
+  void UpsertColumns(const void* keys, int64_t n, const std::vector<ColumnIn>& in, Stamp stamp,
+                     ParallelFor& threads) override;
+  void Accumulate(const void* keys, int64_t n, const void* deltas, bool from_zeros, Stamp stamp,
+                  ParallelFor& threads) override;
+  ApplyCounts Apply(const void* keys, const uint64_t* positions, int64_t n, const void* gradients,
+                    const Update& update, const SlotColumns& slots, Stamp stamp,
+                    ParallelFor& threads) override;
+  void Zeroed(const void* keys, int64_t n, bool* out, ParallelFor& threads) const override;
+  int64_t ZeroedRows() const override;
+  int64_t SkippedUpdates() const override { return skipped_updates_.load(std::memory_order_relaxed); }
+  int64_t Remove(const void* keys, int64_t n, ParallelFor& threads) override;
+  void Clear() override;
+  void Reserve(int64_t rows, ParallelFor& threads) override;
+  uint64_t EnsureSlots(const std::vector<SlotSpec>& slots, ParallelFor& threads) override;
+  std::unique_ptr<Exporter> Export() const override;
+  void Import(const void* keys, int64_t n, const std::vector<ColumnIn>& in, const uint32_t* freqs,
+              const uint32_t* versions, const uint64_t*, ParallelFor& threads) override;
+
+  int64_t max_capacity() const override { return 0; }
+  Eviction eviction() const override { return Eviction::kLru; }
+  int64_t EvictedCount() const override { return 0; }
+  void Scores(const void*, int64_t n, uint64_t* scores, ParallelFor&) const override {
+    std::memset(scores, 0, static_cast<size_t>(n) * sizeof(uint64_t));
+  }
+  int64_t SetScores(const void*, int64_t, const uint64_t*, ParallelFor&) override {
+    throw Error(ErrorCode::kFailedPrecondition,
+                "The table keeps no scores, for it is not bounded. Make it with a max_capacity.");
+  }
+  void SetEpoch(uint32_t) override {
+    throw Error(ErrorCode::kFailedPrecondition,
+                "The table has no epochs, for it is not bounded. Make it with a max_capacity.");
+  }
+
+  void SetInitializer(const Initializer& initializer) override {
+    auto made = std::make_shared<const InitialValue>(initializer, value_type_, dim_);
+    std::lock_guard<std::mutex> hold(state_mutex_);
+    initial_ = std::move(made);
+  }
+
+ private:
+  friend class TableExporter;
+
+  std::shared_ptr<const RowLayout> layout() const {
+    std::lock_guard<std::mutex> hold(state_mutex_);
+    return layout_;
+  }
+  std::shared_ptr<const InitialValue> initial() const {
+    std::lock_guard<std::mutex> hold(state_mutex_);
+    return initial_;
+  }
+
+  // Throws unless the rows of a shard have the column that is meant.
+  template <class Column>
+  static const RowLayout::Column& CheckColumn(const Shard& shard, const Column& column) {
+    return shard.layout->At(column.column, column.width, column.generation);
+  }
+
+  // For WriteGroup: nothing is known of where rows are.
+  struct NoHint {
+    KVTABLE_ALWAYS_INLINE uint32_t operator()(int64_t) const { return BucketIndex::kNoRow; }
+  };
+
+  // In read_range.h.
+  // Looks up keys[begin, end) block by block under shared locks: check(shard) once for each shard of a block,
+  // which may throw; locate(i, number of shard, shard, row) -> pointer for each key that is there; then
+  // prefetch(shard, pointer) and some steps later visit(i, shard, pointer), with null for a missing key.
+  template <class Key, class Check, class LocateRow, class Prefetch, class Visit>
+  void ReadRange(const Key* keys, int64_t begin, int64_t end, const Check& check, const LocateRow& locate,
+                 const Prefetch& prefetch, const Visit& visit) const;
+  // Copies the values of keys[begin, end) to their places, and calls missed(i) for the keys that are not
+  // there.
+  template <class Key, class Missed>
+  void ReadValues(const Key* keys, int64_t begin, int64_t end, const RowsOut& out, bool* found,
+                  const Missed& missed) const;
+
+  // In write_groups.h.
+  // Finds or makes the row of each key of a group, under the shard's exclusive lock: check(shard) first,
+  // which may throw; prefetch_input(i) some steps ahead; write(shard, row, key, i, is_new) in the order of
+  // the batch. hint(i) is the number of the row where key i was seen last, or kNoRow.
+  template <class Check, class Hint, class PrefetchInput, class Write>
+  void WriteGroup(const ShardGroups::Group& group, const Check& check, const Hint& hint,
+                  const PrefetchInput& prefetch_input, const Write& write);
+  template <class Check, class PrefetchInput, class Write>
+  void WriteBatch(const void* keys, int64_t n, ParallelFor& threads, const Check& check,
+                  const PrefetchInput& prefetch_input, const Write& write);
+
+  // prepare(shard, n) for each shard, which may throw; then the named columns of each row, and
+  // finish(shard, row, i).
+  template <class Prepare, class Finish>
+  void WriteColumns(const void* keys, int64_t n, const std::vector<ColumnIn>& in, ParallelFor& threads,
+                    const Prepare& prepare, const Finish& finish);
+  bool IsZero(const char* value) const;
+  // The keys of one shard in a training step.
+  ApplyCounts ApplyGroup(const ShardGroups::Group& group, const uint64_t* positions, const char* gradients,
+                         const Update& update, const RowUpdater& updater, const SlotColumns& slots,
+                         Stamp stamp, const InitialValue& init);
+  // Keeps the keys of `misses` that are admitted, and writes zeros for the others.
+  template <class Key>
+  int64_t KeepAdmitted(const Key* keys, uint32_t* misses, int64_t count, const RowsOut& out,
+                       const Insertion& insertion) const;
+  // The second half of GatherOrInsert: keys that the lookup missed.
+  void InsertMissed(const ShardGroups::Group& group, const InitialValue& init, Stamp stamp,
+                    const RowsOut& out, bool* inserted);
+
+  const KeyType key_type_;
+  const ValueType value_type_;
+  const int64_t dim_;
+  const int64_t value_bytes_;
+  int shard_bits_ = 0;
+  std::vector<std::unique_ptr<Shard>> shards_;
+
+  std::mutex schema_mutex_;
+  mutable std::mutex state_mutex_;
+  std::shared_ptr<const RowLayout> layout_;  // what all shards have, or had until EnsureSlots began
+  std::shared_ptr<const InitialValue> initial_;
+  std::atomic<uint64_t> generation_{1};  // of layout_
+  std::atomic<int64_t> skipped_updates_{0};
+};
+
+}  // namespace kvtable

@@ -1,0 +1,132 @@
+// One step of an optimizer over a batch's rows.
+#include <algorithm>
+#include <atomic>
+#include <string>
+#include <vector>
+
+#include "lookups/distinct_keys.h"
+#include "memory/scratch.h"
+#include "table/check_batch.h"
+#include "table/write_groups.h"
+
+namespace kvtable {
+namespace {
+
+[[noreturn]] void ThrowInvalid(const std::string& message) {
+  throw Error(ErrorCode::kInvalidArgument, message);
+}
+
+}  // namespace
+
+ApplyCounts ShardedTable::ApplyGroup(const ShardGroups::Group& group, const uint64_t* positions,
+                                     const char* gradients, const Update& update, const RowUpdater& updater,
+                                     const SlotColumns& slots, Stamp stamp, const InitialValue& init) {
+  const size_t n = static_cast<size_t>(group.count);
+  const int64_t bytes = value_bytes_;
+  const GradientSum sum(value_type_, dim_);
+  const auto gradient_at = [&](uint32_t i) { return gradients + int64_t{group.positions[i]} * bytes; };
+
+  // Equal keys: `first` names each distinct key's first occurrence, `next` leads from one to the next.
+  constexpr uint32_t kEnd = UINT32_MAX;
+  Scratch<uint64_t> keys(n);
+  Scratch<uint32_t> first(n);
+  Scratch<uint32_t> last(n);
+  Scratch<uint32_t> next(n);
+  uint32_t distinct = NumberDistinctKeys(group.keys, static_cast<uint32_t>(n), keys.data(),
+                                         [&](uint32_t i, uint32_t number, bool is_first) {
+                                           next[i] = kEnd;
+                                           if (is_first) {
+                                             first[number] = i;
+                                           } else {
+                                             next[last[number]] = i;
+                                           }
+                                           last[number] = i;
+                                         });
+
+  Scratch<uint64_t> summed(sum.bytes() / 8 + 1);
+  const auto sum_of = [&](uint32_t i) -> const void* {
+    if (next[i] == kEnd && sum.same_type()) return gradient_at(i);
+    sum.Set(summed.data(), gradient_at(i));
+    for (uint32_t j = next[i]; j != kEnd; j = next[j]) sum.Add(summed.data(), gradient_at(j));
+    return summed.data();
+  };
+  ApplyCounts counts;
+  if (update.skip_nonfinite) {
+    uint32_t kept = 0;
+    for (uint32_t u = 0; u < distinct; ++u) {
+      if (!sum.IsFinite(sum_of(first[u]))) continue;
+      keys[kept] = keys[u];
+      first[kept++] = first[u];
+    }
+    counts.skipped = distinct - kept;
+    distinct = kept;
+  }
+  counts.updated = distinct;
+  if (distinct == 0) return counts;
+
+  Scratch<uint64_t> scratch(updater.scratch_bytes() / 8 + 1);
+  std::vector<int64_t> offsets(1 + slots.columns.size());
+  std::vector<void*> columns(1 + slots.columns.size());
+  const auto check = [&](Shard& shard) {
+    for (size_t c = 0; c < slots.columns.size(); ++c) {
+      offsets[c + 1] = shard.layout->At(slots.columns[c], dim_, slots.generation).offset;
+    }
+    if (update.optimizer->zeroes_rows) shard.zeroed.Prepare(size_t{shard.rows.high_water()} + distinct);
+  };
+  const auto prefetch_input = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
+    PrefetchRow<kAnyBytes>(gradient_at(static_cast<uint32_t>(i)), bytes);
+  };
+  const auto write = [&](Shard& shard, uint32_t row, uint64_t key, int64_t i, bool is_new) {
+    char* const at = shard.rows.Row(row);
+    if (is_new) {
+      init.Fill(key, at);
+      shard.layout->InitializeSlots(at);
+    }
+    for (size_t c = 0; c < columns.size(); ++c) columns[c] = at + offsets[c];
+    if (updater(columns.data(), sum_of(static_cast<uint32_t>(i)), key, scratch.data())) {
+      shard.zeroed.Mark(row);
+    }
+    StampRow(shard.rows.StampOf(row), stamp);
+  };
+  const ShardGroups::Group each{group.shard, keys.data(), first.data(), distinct};
+  if (positions == nullptr) {
+    WriteGroup(each, check, NoHint{}, prefetch_input, write);
+  } else {
+    const uint64_t shard = static_cast<uint64_t>(group.shard);
+    const auto hint = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
+      const uint64_t position = positions[group.positions[i]];
+      return position >> 32 == shard ? static_cast<uint32_t>(position) : BucketIndex::kNoRow;
+    };
+    WriteGroup(each, check, hint, prefetch_input, write);
+  }
+  return counts;
+}
+
+ApplyCounts ShardedTable::Apply(const void* keys, const uint64_t* positions, int64_t n, const void* gradients,
+                                const Update& update, const SlotColumns& slots, Stamp stamp,
+                                ParallelFor& threads) {
+  CheckBatch(n);
+  if (slots.columns.size() != update.optimizer->slots.size()) {
+    ThrowInvalid(std::string("Optimizer ") + update.optimizer->name + " keeps " +
+                 std::to_string(update.optimizer->slots.size()) + " slots; got columns for " +
+                 std::to_string(slots.columns.size()) + ".");
+  }
+  const RowUpdater updater(update, value_type_, dim_);
+  const std::shared_ptr<const InitialValue> init = initial();
+  std::atomic<int64_t> updated{0};
+  std::atomic<int64_t> skipped{0};
+  VisitKeyType(key_type_, [&](auto k) {
+    using Key = decltype(k);
+    const ShardGroups groups(static_cast<const Key*>(keys), nullptr, n, shard_bits_, threads);
+    RunTasks(threads, groups.size(), [&](int64_t g) {
+      const ApplyCounts counts = ApplyGroup(groups[g], positions, static_cast<const char*>(gradients), update,
+                                            updater, slots, stamp, *init);
+      updated.fetch_add(counts.updated, std::memory_order_relaxed);
+      skipped.fetch_add(counts.skipped, std::memory_order_relaxed);
+    });
+  });
+  skipped_updates_.fetch_add(skipped.load(), std::memory_order_relaxed);
+  return {updated.load(), skipped.load()};
+}
+
+}  // namespace kvtable

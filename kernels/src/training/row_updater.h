@@ -1,0 +1,80 @@
+// One step of an optimizer made ready to run over rows: the rule, its constants, and the function that the
+// CPU at hand runs fastest.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kvtable/optimizer.h"
+#include "values/row_conversion.h"
+
+namespace kvtable {
+
+// Immutable: any number of threads may update rows with it at once, each with its own scratch.
+class RowUpdater {
+ public:
+  // Throws Error(kInvalidArgument) as CheckUpdate does.
+  RowUpdater(const Update& update, ValueType value_type, int64_t dim);
+
+  // Updates one row: columns[0] is the value, columns[i + 1] slot i. `gradient` is of the compute type,
+  // (dim). `key` chooses the bits of stochastic rounding. Returns whether the rule has zeroed the row.
+  bool operator()(void* const* columns, const void* gradient, uint64_t key, void* scratch) const {
+    if (columns_ > 0) return UpdateConverted(columns, gradient, key, scratch);
+    return function_(*this, columns, gradient);
+  }
+
+  // Bytes of scratch that a thread needs, aligned for float.
+  size_t scratch_bytes() const { return scratch_bytes_; }
+
+ private:
+  template <class Rule>
+  friend struct RuleFunctions;
+  using Function = bool (*)(const RowUpdater&, void* const* columns, const void* gradient);
+  static constexpr size_t kMostConstantBytes = 256;
+  static constexpr size_t kMostColumns = 8;
+
+  int64_t RandomWords() const { return (dim_ + 1) / 2; }  // of a column, 32 bits for each element
+
+  // 16-bit columns: to float32 in scratch, updated there, and back.
+  bool UpdateConverted(void* const* columns, const void* gradient, uint64_t key, void* scratch) const;
+
+  Function function_ = nullptr;
+  int64_t dim_;
+  double decay_ = 0;  // learning rate * weight decay
+  bool stochastic_rounding_;
+  uint64_t seed_;
+  size_t columns_ = 0;  // of a row; zero where they need no conversion
+  RowConversion conversion_ = {};
+  size_t scratch_bytes_ = 0;
+  alignas(64) unsigned char constants_[kMostConstantBytes];
+};
+
+// Gradient rows of the value type, summed in the compute type.
+class GradientSum {
+ public:
+  explicit GradientSum(ValueType value_type, int64_t dim);
+
+  // Whether gradient rows are of the compute type, so that one alone needs no conversion.
+  bool same_type() const { return same_type_; }
+  void Set(void* sum, const void* row) const {  // sum = row
+    same_type_ ? set_(row, dim_, sum) : conversion_.load(row, dim_, static_cast<float*>(sum));
+  }
+  void Add(void* sum, const void* row) const {  // sum += row
+    same_type_ ? add_(row, dim_, sum) : conversion_.accumulate(row, dim_, static_cast<float*>(sum));
+  }
+  bool IsFinite(const void* sum) const { return is_finite_(sum, dim_); }
+  size_t bytes() const { return bytes_; }  // of a sum
+
+ private:
+  using Combine = void (*)(const void* row, int64_t n, void* sum);
+  Combine set_;
+  Combine add_;
+  bool (*is_finite_)(const void*, int64_t);
+  RowConversion conversion_ = {};
+  int64_t dim_;
+  size_t bytes_;
+  bool same_type_;
+};
+
+}  // namespace kvtable

@@ -1,0 +1,280 @@
+// Kernels that read a table whole, or in pieces.
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "errors.h"
+#include "table_kernel.h"
+
+namespace kvtools {
+namespace {
+
+namespace tf = tensorflow;
+using tf::OpKernelConstruction;
+using tf::OpKernelContext;
+using tf::Tensor;
+using tf::TensorShape;
+
+// A column of a table's rows, found by name.
+struct FoundColumn {
+  int number = 0;
+  int64_t width = 0;
+  uint64_t generation = kvtable::kAnyGeneration;  // of the table's slots when it was found
+};
+
+// `name` is a slot's, or empty for the value; `width` is what the op was built for.
+absl::Status FindColumn(const TableConfig& config, const kvtable::Table& table, const std::string& name,
+                        int64_t width, FoundColumn* found) {
+  *found = FoundColumn();
+  found->width = config.dim;
+  if (!name.empty()) {
+    const auto [slots, generation] = table.schema();
+    std::string names;
+    for (size_t i = 0; i < slots.size(); ++i) {
+      names += (i == 0 ? "" : ", ") + slots[i].name;
+      if (slots[i].name == name) *found = {static_cast<int>(i) + 1, slots[i].width, generation};
+    }
+    if (found->number == 0) {
+      return errors::NotFound("Key-value variable '", config.name, "' has no slot '", name, "' yet; it has [",
+                              names, "]. Slots come with the optimizer's first step.");
+    }
+  }
+  if (found->width == width) return absl::OkStatus();
+  return errors::InvalidArgument("column '", name, "' of key-value variable '", config.name, "' is of width ",
+                                 found->width, ", wanted ", width);
+}
+
+// That rows of the variable may be taken for those of an output.
+absl::Status CheckValueType(const TableConfig& config, tf::DataType output) {
+  if (output == config.value_dtype) return absl::OkStatus();
+  return errors::InvalidArgument("Key-value variable '", config.name, "' has ",
+                                 tf::DataTypeString(config.value_dtype), " rows, wanted ",
+                                 tf::DataTypeString(output));
+}
+
+absl::Status CheckKeyType(const TableConfig& config, tf::DataType output) {
+  if (output == config.key_dtype) return absl::OkStatus();
+  return errors::InvalidArgument("Key-value variable '", config.name, "' has ",
+                                 tf::DataTypeString(config.key_dtype), " keys, wanted ",
+                                 tf::DataTypeString(output));
+}
+
+class ExportOp : public TableKernel {
+ public:
+  using TableKernel::TableKernel;
+
+ protected:
+  absl::Status SetUp(OpKernelConstruction* ctx) override {
+    return ReadAttrs(ctx, "column", &column_, "width", &width_);
+  }
+
+  const char* doing() const override { return "exporting"; }
+
+  absl::Status WorkOn(OpKernelContext* ctx, OpenTable* open) override {
+    const TableConfig& config = open->config();
+    FoundColumn column;
+    TF_RETURN_IF_ERROR(CheckKeyType(config, output_type(0)));
+    TF_RETURN_IF_ERROR(CheckValueType(config, output_type(1)));
+    TF_RETURN_IF_ERROR(FindColumn(config, *open->table, column_, width_, &column));
+    const std::unique_ptr<kvtable::Exporter> exporter = open->table->Export();
+    const int64_t room = exporter->max_rows();
+    TensorShape rows_shape({room});
+    TF_RETURN_IF_ERROR(rows_shape.AddDimWithStatus(width_));
+    Tensor keys, rows, freqs, versions;
+    TF_RETURN_IF_ERROR(ctx->allocate_temp(config.key_dtype, TensorShape({room}), &keys, OnHost()));
+    TF_RETURN_IF_ERROR(ctx->allocate_temp(config.value_dtype, rows_shape, &rows, OnHost()));
+    TF_RETURN_IF_ERROR(ctx->allocate_temp(tf::DT_UINT32, TensorShape({room}), &freqs, OnHost()));
+    TF_RETURN_IF_ERROR(ctx->allocate_temp(tf::DT_UINT32, TensorShape({room}), &versions, OnHost()));
+    const int64_t key_bytes = tf::DataTypeSize(config.key_dtype);
+    const int64_t row_bytes = width_ * tf::DataTypeSize(config.value_dtype);
+    int64_t n = 0;
+    while (n < room) {
+      kvtable::Exporter::Buffers out;
+      out.keys = static_cast<char*>(keys.data()) + n * key_bytes;
+      out.freqs = static_cast<uint32_t*>(freqs.data()) + n;
+      out.versions = static_cast<uint32_t*>(versions.data()) + n;
+      out.columns = {
+          {column.number, static_cast<char*>(rows.data()) + n * row_bytes, width_, column.generation}};
+      const int64_t got = exporter->Next(room - n, out, open->threads);
+      if (got == 0) break;
+      n += got;
+    }
+    ctx->set_output(0, keys.Slice(0, n));
+    ctx->set_output(1, rows.Slice(0, n));
+    ctx->set_output(2, freqs.Slice(0, n));
+    ctx->set_output(3, versions.Slice(0, n));
+    return absl::OkStatus();
+  }
+
+ private:
+  std::string column_;
+  int64_t width_ = 0;
+};
+
+class KeysOp : public TableKernel {
+ public:
+  using TableKernel::TableKernel;
+
+ protected:
+  const char* doing() const override { return "listing the keys of"; }
+
+  absl::Status WorkOn(OpKernelContext* ctx, OpenTable* open) override {
+    const TableConfig& config = open->config();
+    TF_RETURN_IF_ERROR(CheckKeyType(config, output_type(0)));
+    const std::unique_ptr<kvtable::Exporter> exporter = open->table->Export();
+    const int64_t room = exporter->max_rows();
+    Tensor keys;
+    TF_RETURN_IF_ERROR(ctx->allocate_temp(config.key_dtype, TensorShape({room}), &keys, OnHost()));
+    int64_t n = 0;
+    while (n < room) {
+      kvtable::Exporter::Buffers out;
+      out.keys = static_cast<char*>(keys.data()) + n * tf::DataTypeSize(config.key_dtype);
+      const int64_t got = exporter->Next(room - n, out, open->threads);
+      if (got == 0) break;
+      n += got;
+    }
+    ctx->set_output(0, keys.Slice(0, n));
+    return absl::OkStatus();
+  }
+};
+
+class ReadColumnOp : public TableKernel {
+ public:
+  using TableKernel::TableKernel;
+
+ protected:
+  absl::Status SetUp(OpKernelConstruction* ctx) override {
+    return ReadAttrs(ctx, "column", &column_, "width", &width_);
+  }
+
+  const char* doing() const override { return "reading"; }
+
+  absl::Status WorkOn(OpKernelContext* ctx, OpenTable* open) override {
+    const TableConfig& config = open->config();
+    const Tensor& keys = ctx->input(1);
+    if (keys.dtype() != config.key_dtype || keys.dims() != 1) {
+      return errors::InvalidArgument("Key-value variable '", config.name, "' wants keys [n] of ",
+                                     tf::DataTypeString(config.key_dtype), ", got ",
+                                     tf::DataTypeString(keys.dtype()), keys.shape().DebugString());
+    }
+    FoundColumn column;
+    TF_RETURN_IF_ERROR(CheckValueType(config, output_type(0)));
+    TF_RETURN_IF_ERROR(FindColumn(config, *open->table, column_, width_, &column));
+    TensorShape shape = keys.shape();
+    TF_RETURN_IF_ERROR(shape.AddDimWithStatus(width_));
+    Tensor* rows = nullptr;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, shape, &rows));
+    open->table->GatherColumns(keys.data(), keys.NumElements(),
+                               {{column.number, rows->data(), width_, column.generation}}, nullptr,
+                               open->threads);
+    return absl::OkStatus();
+  }
+
+ private:
+  std::string column_;
+  int64_t width_ = 0;
+};
+
+class ExportSinceOp : public TableKernel {
+ public:
+  using TableKernel::TableKernel;
+
+ protected:
+  absl::Status SetUp(OpKernelConstruction* ctx) override { return ctx->GetAttr("dim", &dim_); }
+
+  const char* doing() const override { return "exporting"; }
+
+  absl::Status WorkOn(OpKernelContext* ctx, OpenTable* open) override {
+    const TableConfig& config = open->config();
+    if (dim_ != config.dim || output_type(0) != config.key_dtype || output_type(1) != config.value_dtype) {
+      return errors::InvalidArgument(
+          "Key-value variable '", config.name, "' has ", tf::DataTypeString(config.key_dtype),
+          " keys and rows of ", tf::DataTypeString(config.value_dtype), "[", config.dim, "], wanted ",
+          tf::DataTypeString(output_type(0)), " and ", tf::DataTypeString(output_type(1)), "[", dim_, "]");
+    }
+    if (!tf::TensorShapeUtils::IsScalar(ctx->input(1).shape())) {
+      return errors::InvalidArgument("KvTableExportSince wants a scalar time, got ",
+                                     ctx->input(1).shape().DebugString());
+    }
+    const uint64_t since = static_cast<uint64_t>(std::max<int64_t>(0, ctx->input(1).scalar<int64_t>()()));
+    std::vector<char> found_keys;
+    std::vector<char> found_rows;
+    FindKeys(since, open->table.get(), &open->threads, &found_keys);
+    ReadRows(open->table.get(), &open->threads, &found_keys, &found_rows);
+    const int64_t n = static_cast<int64_t>(found_keys.size()) / tf::DataTypeSize(config.key_dtype);
+    Tensor* keys = nullptr;
+    Tensor* rows = nullptr;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({n}), &keys));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(1, TensorShape({n, dim_}), &rows));
+    std::copy(found_keys.begin(), found_keys.end(), static_cast<char*>(keys->data()));
+    std::copy(found_rows.begin(), found_rows.end(), static_cast<char*>(rows->data()));
+    return absl::OkStatus();
+  }
+
+ private:
+  static constexpr int64_t kChunk = 65536;  // rows looked at at a time
+  static constexpr uint64_t kMicroseconds = 1000000;
+
+  static void FindKeys(uint64_t since, const kvtable::Table* table, kvtable::ParallelFor* threads,
+                       std::vector<char>* found) {
+    const size_t key_bytes = static_cast<size_t>(kvtable::SizeOf(table->key_type()));
+    const bool has_scores = table->max_capacity() > 0 && table->eviction() != kvtable::Eviction::kCustom;
+    const bool to_the_second = !has_scores || table->eviction() == kvtable::Eviction::kLfu;
+    const uint64_t at_least = to_the_second ? since / kMicroseconds : since;
+    std::vector<char> keys(kChunk * key_bytes);
+    std::vector<uint64_t> scores(has_scores ? kChunk : 0);
+    std::vector<uint32_t> versions(has_scores ? 0 : kChunk);
+    kvtable::Exporter::Buffers out;
+    out.keys = keys.data();
+    out.scores = has_scores ? scores.data() : nullptr;
+    out.versions = has_scores ? nullptr : versions.data();
+    const std::unique_ptr<kvtable::Exporter> exporter = table->Export();
+    for (int64_t n; (n = exporter->Next(kChunk, out, *threads)) > 0;) {
+      for (size_t i = 0; i < static_cast<size_t>(n); ++i) {
+        const uint64_t touched = !has_scores     ? versions[i]
+                                 : to_the_second ? static_cast<uint32_t>(scores[i])
+                                                 : scores[i];
+        if (touched < at_least) continue;
+        found->insert(found->end(), keys.begin() + static_cast<ptrdiff_t>(i * key_bytes),
+                      keys.begin() + static_cast<ptrdiff_t>((i + 1) * key_bytes));
+      }
+    }
+  }
+
+  // Rows that have gone meanwhile are left out, keys and all.
+  static void ReadRows(const kvtable::Table* table, kvtable::ParallelFor* threads, std::vector<char>* keys,
+                       std::vector<char>* rows) {
+    const size_t key_bytes = static_cast<size_t>(kvtable::SizeOf(table->key_type()));
+    const size_t row_bytes = static_cast<size_t>(table->dim() * kvtable::SizeOf(table->value_type()));
+    const size_t n = keys->size() / key_bytes;
+    rows->resize(n * row_bytes);
+    const std::unique_ptr<bool[]> there = std::make_unique<bool[]>(n);
+    table->Gather(keys->data(), static_cast<int64_t>(n), rows->data(), kvtable::Missing::kZeros, nullptr, 0,
+                  there.get(), *threads);
+    size_t kept = 0;
+    for (size_t i = 0; i < n; ++i) {
+      if (!there[i]) continue;
+      std::memmove(keys->data() + kept * key_bytes, keys->data() + i * key_bytes, key_bytes);
+      std::memmove(rows->data() + kept * row_bytes, rows->data() + i * row_bytes, row_bytes);
+      ++kept;
+    }
+    keys->resize(kept * key_bytes);
+    rows->resize(kept * row_bytes);
+  }
+
+  int64_t dim_ = 0;
+};
+
+KVTOOLS_REGISTER(
+    Name("KvTableExport").HostMemory("keys").HostMemory("rows").HostMemory("freqs").HostMemory("versions"),
+    ExportOp);
+KVTOOLS_REGISTER(Name("KvTableKeys").HostMemory("keys"), KeysOp);
+KVTOOLS_REGISTER(Name("KvTableReadColumn").HostMemory("keys").HostMemory("rows"), ReadColumnOp);
+KVTOOLS_REGISTER(Name("KvTableExportSince").HostMemory("since").HostMemory("keys").HostMemory("rows"),
+                 ExportSinceOp);
+
+}  // namespace
+}  // namespace kvtools

@@ -1,0 +1,25 @@
+// The threads of a kernel's device, or its stream, lent to the table engine.
+#pragma once
+
+#include <functional>
+
+#include "kvtable/device_work.h"
+#include "kvtable/parallel_for.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace kvtools {
+
+class KernelThreads : public kvtable::ParallelFor {
+ public:
+  explicit KernelThreads(tensorflow::OpKernelContext* ctx);
+  int threads() const override { return threads_; }
+  void Run(int64_t tasks, const std::function<void(int64_t)>& body) override;
+  void* stream() const override { return stream_; }
+
+ private:
+  tensorflow::thread::ThreadPool* pool_;
+  int threads_;
+  kvtable::DeviceStream stream_;
+};
+
+}  // namespace kvtools

@@ -1,0 +1,88 @@
+// The ops of a table as a whole: its handle, what it starts from, how large it is, what slots it has.
+//
+// `slots` and `initializer` attributes, here and in other files, are JSON, in the form
+// docs/checkpoint-layout.md gives for `kvmeta`. What the ops do stands in the kernel files.
+
+#include "shape_functions.h"
+
+namespace kvtools {
+
+// A table with a max_capacity evicts; see kvtable/eviction.h. Lookups of a read-only table never insert,
+// whatever their mode. `max_hbm` is of a table on a GPU: the bytes of its memory that rows may take; -1: any
+// number. `dtype` and `shape` are what TensorFlow
+// reads from a variable's handle op when it imports a MetaGraph. With `initial`, an initializer as in
+// KvTableInitialize and its rows as bytes, the table is there, empty, as soon as its resource is.
+REGISTER_OP("KvTableHandle")
+    .Attr("container: string = ''")
+    .Attr("shared_name: string = ''")
+    .Attr("anonymous: bool = false")
+    .Attr("variable: string")
+    .Attr("key_dtype: {int64, int32, uint64}")
+    .Attr("dtype: {float, half, bfloat16, double, int8, int32, int64, bool}")
+    .Attr("shape: shape")
+    .Attr("dim: int >= 1")
+    .Attr("capacity_hint: int = 0")
+    .Attr("max_capacity: int >= 0 = 0")
+    .Attr("eviction: {'lru', 'lfu', 'custom'} = 'lru'")
+    .Attr("max_hbm: int >= -1 = -1")
+    .Attr("read_only: bool = false")
+    .Attr("initial: string = ''")
+    .Attr("initial_rows: string = ''")
+    .Output("handle: resource")
+    .SetIsStateful()
+    .SetShapeFn(ScalarShape);
+
+// `rows` is (M, dim) for an initializer of kind `rows`, and empty otherwise.
+REGISTER_OP("KvTableInitialize")
+    .Attr("dtype: {float, half, bfloat16, double, int8, int32, int64, bool}")
+    .Attr("initializer: string")
+    .Input("handle: resource")
+    .Input("rows: dtype")
+    .SetIsStateful()
+    .SetShapeFn(NoOutputs);
+
+REGISTER_OP("KvTableIsInitialized")
+    .Input("handle: resource")
+    .Output("initialized: bool")
+    .SetIsStateful()
+    .SetShapeFn(ScalarShape);
+
+REGISTER_OP("KvTableSize")
+    .Input("handle: resource")
+    .Output("size: int64")
+    .SetIsStateful()
+    .SetShapeFn(ScalarShape);
+
+// [rows, row bytes, index bytes, column bytes, slack bytes]
+REGISTER_OP("KvTableMemory")
+    .Input("handle: resource")
+    .Output("bytes: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(5));
+      return absl::OkStatus();
+    });
+
+// How many rows an optimizer's penalty has zeroed, and how many row updates were left out because of
+// gradients that are not finite; and how many rows were evicted.
+REGISTER_OP("KvTableUpdateCounts")
+    .Input("handle: resource")
+    .Output("zeroed_rows: int64")
+    .Output("skipped_updates: int64")
+    .Output("evicted_rows: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      for (int i = 0; i < 3; ++i) c->set_output(i, c->Scalar());
+      return absl::OkStatus();
+    });
+
+REGISTER_OP("KvTableClear").Input("handle: resource").SetIsStateful().SetShapeFn(NoOutputs);
+
+// The slots a table has now, as JSON.
+REGISTER_OP("KvTableSlots")
+    .Input("handle: resource")
+    .Output("slots: string")
+    .SetIsStateful()
+    .SetShapeFn(ScalarShape);
+
+}  // namespace kvtools

@@ -1,0 +1,51 @@
+// The parts of a key-value table in a TensorFlow bundle, as docs/checkpoint-layout.md has it.
+//
+// A checkpoint comes from a disk, or from a stranger. So what its metadata says, and the shapes, dtypes and
+// slices of its tensors, are held against each other before anything of it is used; what does not fit is
+// DataLoss that names the file and the tensor.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "errors.h"
+#include "table_resource.h"
+#include "tensorflow/core/util/tensor_bundle/tensor_bundle.h"
+
+namespace kvtools {
+
+struct SavedPart {
+  std::string prefix;  // of its tensors
+  int64_t parts = 1;
+  int64_t rows = 0;
+  bool has_freqs = false;
+  bool has_versions = false;
+  // Scores and what they are, where the table was bounded.
+  bool has_scores = false;
+  std::string eviction;
+  std::vector<kvtable::SlotSpec> slots;
+  std::optional<kvtable::Initializer> initializer;
+  std::vector<std::pair<int64_t, int64_t>> chunks;  // first row and number of rows of each, as it was written
+};
+
+// "Checkpoint '<where>': tensor '<tensor>' <what>: the checkpoint is damaged."
+template <class... What>
+absl::Status Damaged(const std::string& where, const std::string& tensor, const What&... what) {
+  return errors::DataLoss("Checkpoint '", where, "': tensor '", tensor, "' ", what...,
+                          ": the checkpoint is damaged.");
+}
+
+// What TensorFlow said when it read the tensor, with both names.
+absl::Status ReadError(const std::string& where, const std::string& tensor, const absl::Status& status);
+
+// All parts of table `base`: itself, or `base` + `infix` + its number.
+absl::Status FindSavedParts(const TableConfig& config, const std::string& where, const std::string& base,
+                            const std::string& infix, tensorflow::Env* env, tensorflow::BundleReader* reader,
+                            std::vector<SavedPart>* saved);
+
+// The one whose slots go for all: a part that no step has reached yet has no rows and may have no slots.
+const SavedPart& LargestPart(const std::vector<SavedPart>& saved);
+
+}  // namespace kvtools

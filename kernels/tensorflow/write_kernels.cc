@@ -1,0 +1,133 @@
+// Kernels that write rows, or what eviction goes by.
+
+#include "errors.h"
+#include "table_kernel.h"
+
+namespace kvtools {
+namespace {
+
+namespace tf = tensorflow;
+using tf::OpKernelContext;
+using tf::Tensor;
+using tf::TensorShape;
+
+class UpsertOp : public TableKernel {
+ public:
+  using TableKernel::TableKernel;
+
+ protected:
+  const char* doing() const override { return "writing to"; }
+
+  absl::Status WorkOn(OpKernelContext* ctx, OpenTable* open) override {
+    const Tensor& keys = ctx->input(1);
+    const Tensor& rows = ctx->input(2);
+    TF_RETURN_IF_ERROR(CheckKeys(open->config(), keys));
+    TF_RETURN_IF_ERROR(CheckRows(open->config(), "rows", keys, rows, open->config().dim));
+    open->table->Upsert(keys.data(), keys.NumElements(), rows.data(), {1, UnixTime()}, open->threads);
+    return absl::OkStatus();
+  }
+};
+
+class AccumulateOp : public TableKernel {
+ public:
+  using TableKernel::TableKernel;
+
+ protected:
+  const char* doing() const override { return "adding to"; }
+
+  absl::Status WorkOn(OpKernelContext* ctx, OpenTable* open) override {
+    const Tensor& keys = ctx->input(1);
+    const Tensor& deltas = ctx->input(2);
+    TF_RETURN_IF_ERROR(CheckKeys(open->config(), keys));
+    TF_RETURN_IF_ERROR(CheckRows(open->config(), "deltas", keys, deltas, open->config().dim));
+    open->table->Accumulate(keys.data(), keys.NumElements(), deltas.data(), false, {1, UnixTime()},
+                            open->threads);
+    return absl::OkStatus();
+  }
+};
+
+class RemoveOp : public TableKernel {
+ public:
+  using TableKernel::TableKernel;
+
+ protected:
+  const char* doing() const override { return "removing from"; }
+
+  absl::Status WorkOn(OpKernelContext* ctx, OpenTable* open) override {
+    const Tensor& keys = ctx->input(1);
+    TF_RETURN_IF_ERROR(CheckKeys(open->config(), keys));
+    Tensor* out = nullptr;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({}), &out));
+    out->scalar<int64_t>()() = open->table->Remove(keys.data(), keys.NumElements(), open->threads);
+    return absl::OkStatus();
+  }
+};
+
+class SetScoresOp : public TableKernel {
+ public:
+  using TableKernel::TableKernel;
+
+ protected:
+  const char* doing() const override { return "setting scores of"; }
+
+  absl::Status WorkOn(OpKernelContext* ctx, OpenTable* open) override {
+    const TableConfig& config = open->config();
+    const Tensor& keys = ctx->input(1);
+    const Tensor& scores = ctx->input(2);
+    TF_RETURN_IF_ERROR(CheckKeys(config, keys));
+    if (scores.shape() != keys.shape()) {
+      return errors::InvalidArgument("Key-value variable '", config.name,
+                                     "' wants a score for each key, got ", scores.shape().DebugString(),
+                                     " for keys of shape ", keys.shape().DebugString());
+    }
+    if (scores.dtype() == tf::DT_INT64) {
+      const auto numbers = scores.flat<int64_t>();
+      for (int64_t i = 0; i < numbers.size(); ++i) {
+        if (numbers(i) < 0) {
+          return errors::InvalidArgument("Key-value variable '", config.name,
+                                         "' wants scores of 0 or more, got ", numbers(i));
+        }
+      }
+    }
+    Tensor* found = nullptr;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({}), &found));
+    found->scalar<int64_t>()() = open->table->SetScores(
+        keys.data(), keys.NumElements(), static_cast<const uint64_t*>(scores.data()), open->threads);
+    return absl::OkStatus();
+  }
+};
+
+class ImportOp : public TableKernel {
+ public:
+  using TableKernel::TableKernel;
+
+ protected:
+  const char* doing() const override { return "importing into"; }
+
+  absl::Status WorkOn(OpKernelContext* ctx, OpenTable* open) override {
+    const TableConfig& config = open->config();
+    const Tensor& keys = ctx->input(1);
+    const Tensor& rows = ctx->input(2);
+    TF_RETURN_IF_ERROR(CheckKeys(config, keys));
+    TF_RETURN_IF_ERROR(CheckRows(config, "rows", keys, rows, config.dim));
+    for (int i : {3, 4}) {
+      if (ctx->input(i).NumElements() == keys.NumElements()) continue;
+      return errors::InvalidArgument("Key-value variable '", config.name, "': got ", keys.NumElements(),
+                                     " keys and ", ctx->input(i).NumElements(), " stamps");
+    }
+    open->table->Import(keys.data(), keys.NumElements(), {{0, rows.data(), config.dim}},
+                        static_cast<const uint32_t*>(ctx->input(3).data()),
+                        static_cast<const uint32_t*>(ctx->input(4).data()), nullptr, open->threads);
+    return absl::OkStatus();
+  }
+};
+
+KVTOOLS_REGISTER(Name("KvTableUpsert"), UpsertOp);
+KVTOOLS_REGISTER(Name("KvTableAccumulate"), AccumulateOp);
+KVTOOLS_REGISTER(Name("KvTableRemove").HostMemory("removed"), RemoveOp);
+KVTOOLS_REGISTER(Name("KvTableSetScores").HostMemory("keys").HostMemory("scores").HostMemory("found"),
+                 SetScoresOp);
+KVTOOLS_REGISTER(Name("KvTableImport"), ImportOp);
+
+}  // namespace
+}  // namespace kvtools

@@ -1,0 +1,149 @@
+"""Variables of sok in layers of Keras 3 and tf_keras: listed, told apart, trained, never left untrained in silence."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import tfplugin
+import tfplugin.sok as sok
+
+IDS = tf.ragged.constant([[1, 2], [2]], dtype=tf.int64)
+
+
+@pytest.fixture(params=[tf.keras, tf_keras], ids=["Keras 3", "tf_keras"])
+def keras(request):
+    return request.param
+
+
+def layer_of(keras, **tables):
+    """A layer that looks IDS up in what it holds, and sums the rows."""
+
+    class Holder(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            for name, held in tables.items():
+                setattr(self, name, held)
+            self.dense = keras.layers.Dense(1, kernel_initializer="ones")
+
+        def call(self, inputs):
+            held = [v for value in tables.values() for v in (value if isinstance(value, list) else [value])]
+            return inputs + self.dense(tf.add_n(sok.lookup_sparse(held, [IDS] * len(held))))
+
+    return Holder()
+
+
+def model_of(keras, **tables):
+    return keras.Sequential([layer_of(keras, **tables)])
+
+
+def test_tables_of_layers_are_listed_and_told_from_others(keras):
+    table, in_list, static = (
+        sok.DynamicVariable(2, "ones"),
+        sok.DynamicVariable(2, "ones"),
+        sok.Variable(np.ones([4, 2], np.float32)),
+    )
+    frozen = sok.DynamicVariable(2, "ones", trainable=False)
+    model = model_of(keras, table=table, tables=[in_list], static=static, frozen=frozen)
+    model(tf.zeros([2, 1]))
+    for listed in (model.trainable_variables, model.layers[0].trainable_variables):
+        ours, others = sok.filter_variables(listed)
+        assert {id(v) for v in ours} == {id(table), id(in_list), id(static)} and len(ours) == 3
+        assert len(others) == 2
+    assert {id(v) for v in sok.filter_variables(model)[0]} == {id(table), id(in_list), id(static)}
+    model.layers[0].trainable = False
+    assert sok.filter_variables(model.trainable_variables) == ([], [])
+
+
+def test_what_is_listed_trains_as_dense_variables_do(keras):
+    table, static = sok.DynamicVariable(2, "ones"), sok.Variable(np.ones([4, 2], np.float32))
+    layer = layer_of(keras, table=table, static=static)
+    layer(tf.zeros([2, 1]))
+    kernel = tf.Variable(layer.dense.get_weights()[0])
+    bias = tf.Variable([0.0])
+    whole = [tf.Variable(tf.ones([4, 2])) for _ in range(2)]
+    optimizer, plain = sok.OptimizerWrapper(keras.optimizers.SGD(0.1)), tf_keras.optimizers.SGD(0.1)
+    for _ in range(2):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(tf.zeros([2, 1])) ** 2)
+        variables = layer.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        with tf.GradientTape() as tape:
+            rows = [tf.stack([(one[1] + one[2]) / 2, one[2]]) for one in whole]
+            loss = tf.reduce_sum((tf.add_n(rows) @ kernel + bias) ** 2)
+        variables = [*whole, kernel, bias]
+        plain.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+    np.testing.assert_allclose(table.sparse_read([1, 2]), whole[0][1:3], 1e-6)
+    np.testing.assert_allclose(static[1:3], whole[1][1:3], 1e-6)
+
+
+def test_a_table_in_a_module_is_found():
+    module = tf.Module()
+    module.tables, module.bias = {"a": [sok.DynamicVariable(2)]}, tf.Variable(1.0)
+    ours, others = sok.filter_variables(module)
+    assert ours[0] is module.tables["a"][0] and others[0] is module.bias and len(ours) == len(others) == 1
+
+
+def test_an_optimizer_of_keras_that_meets_a_table_says_what_to_do(keras):
+    table = sok.DynamicVariable(2, "ones", name="alone")
+    kinds = [keras.optimizers.SGD, *([tf_keras.optimizers.legacy.SGD] if keras is tf_keras else [])]
+    for kind in kinds:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.nn.embedding_lookup(table, [1]))
+        with pytest.raises(ValueError, match=r"cannot update sok.DynamicVariable 'alone.*sok\.OptimizerWrapper"):
+            kind(0.1).apply_gradients([(tape.gradient(loss, table), table)])
+    assert table.values.numpy().tolist() == [[1, 1]]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_fit_does_not_leave_a_table_untrained_in_silence(keras, optimizer):
+    model = model_of(keras, table=sok.DynamicVariable(2, "ones", name="in_fit"))
+    model.compile(optimizer, "mse", run_eagerly=True)
+    with pytest.raises(ValueError, match="in_fit"):
+        model.fit(np.zeros([2, 1]), np.zeros([2, 1]), batch_size=2, verbose=0)
+
+
+def test_fit_of_keras_3_does_not_leave_a_static_variable_untrained_in_silence():
+    static = sok.Variable(np.ones([4, 2], np.float32), name="static_in_fit")
+    model = model_of(tf.keras, static=static)
+    model.compile("adam", "mse", run_eagerly=True)
+    with pytest.raises(ValueError, match=r"static_in_fit.*sok\.OptimizerWrapper"):
+        model.fit(np.zeros([2, 1]), np.zeros([2, 1]), batch_size=2, verbose=0)
+
+
+def test_fit_runs_a_train_step_of_the_model(keras):
+    table, static = sok.DynamicVariable(2, "ones"), sok.Variable(np.ones([4, 2], np.float32))
+    optimizer = sok.OptimizerWrapper(keras.optimizers.Adam(0.1))
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.holder = layer_of(keras, table=table, static=static)
+
+        def call(self, inputs):
+            return self.holder(inputs)
+
+        def train_step(self, data):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(self(data[0], training=True) ** 2)
+            variables = self.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+            return {"loss": loss}
+
+    model = Model()
+    model.compile("adam", "mse", run_eagerly=True)
+    model.fit(np.zeros([2, 1], np.float32), np.zeros([2, 1]), batch_size=2, verbose=0)
+    assert (table.values.numpy() < 1).all() and (static[1:3].numpy() < 1).all()
+
+
+def test_uninstalling_leaves_keras_as_it_was(keras):
+    table = sok.DynamicVariable(2)
+    layer = layer_of(keras, table=table)
+    tfplugin.uninstall()
+    try:
+        assert not any(v is table for v in layer.trainable_variables)
+    finally:
+        tfplugin.install()
+    assert any(v is table for v in layer.trainable_variables)

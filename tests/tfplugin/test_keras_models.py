@@ -1,0 +1,235 @@
+"""Tables in models of Keras: what would not be trained, saved or left alone says so."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import tfplugin
+
+KERAS = {"Keras 3": tf.keras, "tf_keras": tf_keras}
+IDS = np.arange(12).reshape(4, 3)
+UNSEEN = IDS + 1000
+LABELS = np.ones((4, 1))
+
+
+@pytest.fixture(params=KERAS)
+def keras(request):
+    return KERAS[request.param]
+
+
+def _layer(keras, table, held="attribute", **options):
+    """A layer that pools the rows of three ids, and holds its table in one way or another."""
+
+    class Pooled(keras.layers.Layer):
+        def __init__(self):
+            super().__init__(**options)
+            if held == "attribute":
+                self.table = table
+            elif held == "list":
+                self.tables = [table]
+            elif held == "dictionary":
+                self.tables = {"a": [table]}
+
+        def call(self, ids):
+            return tf.reduce_sum(tf.nn.embedding_lookup(table, ids), axis=1)
+
+    return Pooled()
+
+
+def _model(keras, layer, **options):
+    model = keras.Sequential([keras.Input((3,), dtype="int64"), layer, keras.layers.Dense(1)], name="ctr")
+    model.compile(keras.optimizers.Adam(0.1), "mse", **options)
+    return model
+
+
+@pytest.mark.parametrize("held", ["attribute", "list", "dictionary", "closure"])
+def test_fit_says_which_table_it_cannot_train(keras, make, rows_of, held):
+    table = make(name="user", initializer=0.5)
+    model = _model(keras, _layer(keras, table, held))
+    message = r"(?s)model 'ctr' looks up key-value variable 'user:0', and nothing updates it: .*Adam.*apply_in_backward"
+    for train in (lambda: model.fit(IDS, LABELS, verbose=0), lambda: model.train_on_batch(IDS, LABELS)):
+        with pytest.raises(ValueError, match=message):
+            train()
+    assert (rows_of(table, IDS) == 0.5).all()
+    assert "train_step" not in vars(model)
+
+
+def test_nested_layers_eager_steps_and_partitioned_variables(keras, make, partitioner):
+    table = make(name="user", partitioner=partitioner)
+    inner = keras.Sequential([keras.Input((3,), dtype="int64"), _layer(keras, table, "list")])
+    model = _model(keras, inner, run_eagerly=True)
+    with pytest.raises(ValueError, match=r"variable 'user(:0)?', and nothing updates it"):
+        model.fit(IDS, LABELS, verbose=0)
+
+
+def test_a_lookup_in_a_function_that_was_traced_before(keras, make):
+    table = make(name="user")
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(1)
+            self.pooled = tf.function(lambda ids: tf.reduce_sum(tf.nn.embedding_lookup(table, ids), axis=1))
+
+        def call(self, ids):
+            return self.dense(self.pooled(ids))
+
+    model = Model()
+    model(tf.constant(IDS))
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="'user:0', and nothing updates it"):
+        model.fit(IDS, LABELS, verbose=0)
+
+
+def test_a_table_that_its_lookups_update_is_trained(keras, make, rows_of):
+    table = make(initializer=0.5)
+    model = _model(keras, _layer(keras, table))
+    with pytest.raises(ValueError):
+        model.fit(IDS, LABELS, verbose=0)
+    tfplugin.apply_in_backward(table, keras.optimizers.Adam(0.5))
+    model.fit(IDS, LABELS, verbose=0)
+    model.train_on_batch(IDS, LABELS)
+    assert (rows_of(table, IDS) != 0.5).all()
+
+
+@pytest.mark.filterwarnings("ignore:The model does not have any trainable weights")
+def test_without_weights_keras_3_takes_no_gradient_that_could_update_a_table(make):
+    table = make(name="user", dim=1)
+    tfplugin.apply_in_backward(table, tfplugin.optimizers.SGD(0.5))
+    model = tf.keras.Sequential([tf.keras.Input((3,), dtype="int64"), _layer(tf.keras, table)])
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="'user:0', and nothing updates it"):
+        model.fit(IDS, LABELS, verbose=0)
+
+
+def test_a_train_step_of_ones_own_trains_it(keras, make, rows_of):
+    table = make(initializer=0.5)
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.pooled, self.dense = _layer(keras, table), keras.layers.Dense(1)
+            self.all = tfplugin.OptimizerWrapper(keras.optimizers.Adam(0.1))
+
+        def call(self, ids):
+            return self.dense(self.pooled(ids))
+
+        def train_step(self, data):
+            ids, labels = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(ids) - labels) ** 2)
+            variables = [*self.trainable_weights, table]
+            self.all.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+            return {"loss": loss}
+
+    model = Model()
+    model.compile()
+    model.fit(IDS, LABELS, verbose=0)
+    assert (rows_of(table, IDS) != 0.5).all()
+    model.predict(UNSEEN, verbose=0)  # calls the layer without saying training=False
+    assert int(table.size()) == IDS.size
+
+
+def test_tables_that_are_not_to_be_trained(keras, make):
+    fixed = _model(keras, _layer(keras, make(name="fixed", trainable=False)))
+    fixed.fit(IDS, LABELS, verbose=0)
+    frozen = _layer(keras, make(name="frozen"))
+    frozen.trainable = False
+    _model(keras, frozen).fit(IDS, LABELS, verbose=0)
+
+
+def test_evaluate_and_predict_insert_nothing(keras, make):
+    table = make()
+    model = _model(keras, _layer(keras, table, "closure"))
+    model.predict(UNSEEN, verbose=0)
+    model.evaluate(UNSEEN, LABELS, verbose=0)
+    model.test_on_batch(UNSEEN, LABELS)
+    model.predict_on_batch(UNSEEN)
+    model(tf.constant(UNSEEN), training=False)
+    assert int(table.size()) == 0
+    model(tf.constant(UNSEEN))
+    assert int(table.size()) == UNSEEN.size
+
+
+@pytest.mark.parametrize("held", ["attribute", "closure"])
+@pytest.mark.parametrize("file", ["m.keras", "m.h5", "w.weights.h5"])
+def test_a_file_of_keras_would_lack_the_rows(keras, make, tmp_path, held, file):
+    model = _model(keras, _layer(keras, make(name="user"), held))
+    if held == "closure":
+        model.predict(UNSEEN, verbose=0)
+    save = model.save_weights if "weights" in file else model.save
+    with pytest.raises(ValueError, match=r"would lack the rows of key-value variable 'user:0'.*tf\.train\.Checkpoint"):
+        save(str(tmp_path / file))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_layer_that_saves_its_rows_itself(keras, make, tmp_path):
+    table = make(name="user")
+
+    class Saved(type(_layer(keras, table))):
+        def save_own_variables(self, store):
+            store["keys"], store["rows"] = (column.numpy() for column in self.table.export())
+
+    model = _model(keras, Saved())
+    model.save(str(tmp_path / "m.keras"))
+    with pytest.raises(ValueError, match="would lack"):
+        model.save(str(tmp_path / "m.h5"))
+
+
+@pytest.mark.parametrize("held", ["attribute", "list", "dictionary"])
+def test_checkpoints_have_tables_however_a_layer_holds_them(keras, make, rows_of, tmp_path, held):
+    def built():
+        table = make(initializer=0.5)
+        return table, _model(keras, _layer(keras, table, held))
+
+    table, model = built()
+    table.upsert([1, 2], np.ones([2, 4]))
+    path = tf.train.Checkpoint(model=model).save(str(tmp_path / "c"))
+    table, model = built()
+    tf.train.Checkpoint(model=model).restore(path).assert_existing_objects_matched().assert_consumed()
+    assert (rows_of(table, [1, 2]) == 1).all()
+
+
+def test_weights_in_the_format_of_checkpoints_have_tables_that_the_model_holds(make, rows_of, tmp_path):
+    model = _model(tf_keras, _layer(tf_keras, make(name="user")))
+    model.save_weights(str(tmp_path / "w"))
+    assert any("kv-keys" in name for name, _ in tf.train.list_variables(str(tmp_path / "w")))
+    model = _model(tf_keras, _layer(tf_keras, make(name="user"), "closure"))
+    model.predict(UNSEEN, verbose=0)
+    with pytest.raises(ValueError, match="The weights file of model 'ctr' would lack"):
+        model.save_weights(str(tmp_path / "v"))
+
+
+def test_early_stopping_would_restore_half_of_the_model(keras, make):
+    table = make(name="user")
+    tfplugin.apply_in_backward(table, tfplugin.optimizers.SGD(0.1))
+    model = _model(keras, _layer(keras, table, "closure"))
+    stop = keras.callbacks.EarlyStopping(monitor="loss", restore_best_weights=True)
+    with pytest.raises(ValueError, match="leave the rows of key-value variable 'user:0' as the last epoch made them"):
+        model.fit(IDS, LABELS, verbose=0, callbacks=[stop])
+    stop.restore_best_weights = False
+    model.fit(IDS, LABELS, verbose=0, callbacks=[stop])
+
+
+@pytest.mark.parametrize("held", ["attribute", "closure"])
+def test_what_keras_exports_has_the_rows(keras, make, tmp_path, capsys, held):
+    table = make(initializer=0.5)
+    model = _model(keras, _layer(keras, table, held))
+    table.upsert(IDS, np.random.default_rng(0).normal(size=(*IDS.shape, 4)))
+    model.export(str(tmp_path / "m"))
+    served = tf.saved_model.load(str(tmp_path / "m"))
+    both = np.concatenate([IDS, UNSEEN])
+    np.testing.assert_allclose(served.serve(tf.constant(both)), model.predict(both, verbose=0), rtol=1e-6)
+
+
+def test_models_without_tables_are_left_alone(keras, tmp_path):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+    model.fit(IDS, LABELS, verbose=0, validation_data=(IDS, LABELS))
+    model.save(str(tmp_path / "m.keras"))
+    np.testing.assert_array_equal(
+        keras.models.load_model(str(tmp_path / "m.keras")).predict(IDS, verbose=0), model.predict(IDS, verbose=0)
+    )

@@ -1,0 +1,185 @@
+"""Slots that a checkpoint brings belong to the optimizer that is restored with them, whatever else is alive."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import tfplugin
+
+train = tf.compat.v1.train
+KEYS = [3, 5, 8]
+
+OPTIMIZERS = {
+    "v1": lambda: train.AdamOptimizer(0.1),
+    "tfplugin": lambda: tfplugin.optimizers.Adam(0.1),
+    "keras": lambda: tfplugin.OptimizerWrapper(tf.keras.optimizers.Adam(0.1)),
+    "tf_keras": lambda: tfplugin.OptimizerWrapper(tf_keras.optimizers.Adam(0.1)),
+    "legacy": lambda: tfplugin.OptimizerWrapper(tf_keras.optimizers.legacy.Adam(0.1)),
+    "generic": lambda: tfplugin.OptimizerWrapper(tf.keras.optimizers.Adam(0.1), fused=False),
+}
+
+
+def _step(optimizer, table, gradient):
+    parts = list(table) if isinstance(table, tfplugin.PartitionedKvVariable) else [table]
+    optimizer.apply_gradients(
+        [
+            (tf.IndexedSlices(tf.fill([len(keys), 4], gradient), tf.constant(keys, tf.int64)), part)
+            for i, part in enumerate(parts)
+            if (keys := [key for key in KEYS if key % len(parts) == i])
+        ]
+    )
+
+
+def _train(optimizer, table, gradients=(1.0, -3.0, 0.5)):
+    for gradient in gradients:
+        _step(optimizer, table, gradient)
+
+
+def _checkpoint(table, optimizer):
+    return tf.train.Checkpoint(table=table, optimizer=optimizer)
+
+
+def _expected(make, rows_of, make_optimizer, partitioner=None):
+    """Rows after seven steps in one go."""
+    table, optimizer = make(initializer=1.0, name="expected", partitioner=partitioner), make_optimizer()
+    _train(optimizer, table)
+    _train(optimizer, table, (2.0, 2.0, -1.0, 0.1))
+    return rows_of(table, KEYS)
+
+
+@pytest.mark.parametrize("make_optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_a_second_optimizer_goes_on_where_the_checkpoint_stopped(make, rows_of, tmp_path, make_optimizer, caplog):
+    table, first = make(initializer=1.0), make_optimizer()
+    _train(first, table)
+    path = _checkpoint(table, first).save(str(tmp_path / "a"))
+    _train(first, table, (7.0, 7.0))
+
+    second = make_optimizer()  # `first` is still there
+    with caplog.at_level(logging.WARNING, "tfplugin"):
+        _checkpoint(table, second).restore(path)
+        _train(second, table, (2.0, 2.0))
+        path = _checkpoint(table, second).save(str(tmp_path / "b"))
+        assert not caplog.records
+    _step(second, table, -1.0)
+    _step(second, table, 0.1)
+    expected = _expected(make, rows_of, make_optimizer)
+    np.testing.assert_array_equal(rows_of(table, KEYS), expected)
+
+    # What it saved is its own, too.
+    table, third = make(initializer=9.0, name="v"), make_optimizer()
+    _checkpoint(table, third).restore(path)
+    _train(third, table, (-1.0, 0.1))
+    np.testing.assert_array_equal(rows_of(table, KEYS), expected)
+    # And who has lost its slots starts anew beside it.
+    _train(first, table, (1.0,))
+    _train(third, table, (1.0,))
+
+
+@pytest.mark.parametrize("name", ["v1", "keras"])
+def test_a_second_optimizer_that_has_taken_steps_before_it_is_restored(make, rows_of, tmp_path, partitioner, name):
+    make_optimizer = OPTIMIZERS[name]
+    table, first = make(initializer=1.0, partitioner=partitioner), make_optimizer()
+    _train(first, table)
+    path = _checkpoint(table, first).save(str(tmp_path / "a"))
+    second = make_optimizer()
+    _train(second, table)
+    _checkpoint(table, second).restore(path)
+    _train(second, table, (2.0, 2.0, -1.0, 0.1))
+    np.testing.assert_array_equal(rows_of(table, KEYS), _expected(make, rows_of, make_optimizer, partitioner))
+
+
+@pytest.mark.parametrize("make_optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_the_second_of_two_optimizers_is_saved_with_its_own_slots(make, rows_of, tmp_path, make_optimizer):
+    table, first, second = make(initializer=1.0), make_optimizer(), make_optimizer()
+    _train(first, table, (7.0, 7.0))
+    _train(second, table)
+    path = _checkpoint(table, second).save(str(tmp_path / "a"))
+    _train(second, table, (2.0, 2.0))
+
+    restored, alone = make(initializer=9.0, name="v"), make_optimizer()
+    _checkpoint(restored, alone).restore(path)
+    _train(alone, restored, (2.0, 2.0))
+    np.testing.assert_array_equal(rows_of(restored, KEYS), rows_of(table, KEYS))
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["new", "the same"])
+@pytest.mark.parametrize("turns", [(0, 1, 0, 1), (1, 1, 0, 0)], ids=str)
+def test_two_optimizers_that_are_restored_together_keep_what_they_had(make, rows_of, tmp_path, again, turns):
+    def made():
+        table = make(initializer=1.0)
+        return tf.train.Checkpoint(table=table, first=train.AdamOptimizer(0.1), second=train.AdamOptimizer(0.1))
+
+    checkpoint = made()
+    _train(checkpoint.first, checkpoint.table, (7.0, 7.0))
+    _train(checkpoint.second, checkpoint.table)
+    path = checkpoint.save(str(tmp_path / "a"))
+
+    def go_on(checkpoint):
+        for turn in turns:
+            _step((checkpoint.first, checkpoint.second)[turn], checkpoint.table, 2.0)
+        return rows_of(checkpoint.table, KEYS)
+
+    expected = go_on(checkpoint)
+    restored = checkpoint if again else made()
+    restored.restore(path)
+    np.testing.assert_array_equal(go_on(restored), expected)
+    assert restored.table.slot_names() == {"Adam.m", "Adam.v", "Adam_1.m", "Adam_1.v"}
+
+
+def test_slots_that_nobody_has_go_with_the_first_step_of_another_kind(make, tmp_path):
+    table = make()
+    adam = train.AdamOptimizer(0.1)
+    _train(adam, table)
+    path = _checkpoint(table, adam).save(str(tmp_path / "a"))
+    restored, adagrad = make(), train.AdagradOptimizer(0.1)
+    _checkpoint(restored, adagrad).restore(path).expect_partial()
+    assert restored.slot_names() == {"Adam.m", "Adam.v"}
+    _step(adagrad, restored, 1.0)
+    assert restored.slot_names() == {"Adagrad.accumulator"}
+
+
+def test_a_table_restored_alone_leaves_its_slots_with_the_first(make, rows_of, tmp_path):
+    table, first = make(initializer=1.0), train.AdamOptimizer(0.1)
+    _train(first, table)
+    path = tf.train.Checkpoint(table=table).save(str(tmp_path / "a"))
+    _step(first, table, 2.0)
+    moments = rows_of(table, KEYS, "Adam.m")
+    tf.train.Checkpoint(table=table).restore(path)
+    _step(train.AdamOptimizer(0.1), table, 5.0)
+    _step(first, table, 2.0)
+    np.testing.assert_array_equal(rows_of(table, KEYS, "Adam.m"), moments)
+
+
+def test_functions_that_were_traced_with_other_slots_are_named(make, tmp_path, caplog):
+    table, first, second = make(initializer=1.0), train.AdamOptimizer(0.1), train.AdamOptimizer(0.1)
+    _train(first, table)
+    path = _checkpoint(table, first).save(str(tmp_path / "a"))
+    step = tf.function(lambda: _step(second, table, 1.0))
+    step()
+    _checkpoint(table, second).restore(path)
+    assert "functions were traced with the slots of Adam_1, and the restored rows have those of Adam" in caplog.text
+
+
+def test_updates_in_the_backward_pass_take_their_slots_back(make, rows_of, tmp_path):
+    def backward(table):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.nn.embedding_lookup(table, KEYS) ** 2)
+        tape.gradient(loss, table)
+
+    table, first = make(initializer=1.0), tfplugin.optimizers.Adam(0.1)
+    updates = tfplugin.apply_in_backward(table, first)
+    backward(table)
+    path = tf.train.Checkpoint(table=table, updates=updates).save(str(tmp_path / "a"))
+    backward(table)
+    expected = rows_of(table, KEYS)
+    updates.undo()
+    again = tfplugin.apply_in_backward(table, tfplugin.optimizers.Adam(0.1))
+    tf.train.Checkpoint(table=table, updates=again).restore(path)
+    backward(table)
+    np.testing.assert_array_equal(rows_of(table, KEYS), expected)
+    assert first is not None

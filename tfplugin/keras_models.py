@@ -1,0 +1,347 @@
+"""Models of Keras 3 and tf_keras in which layers look up tables.
+
+Keras knows variables of its own kind only: an optimizer of ``compile`` never sees a table, and a file of Keras has none
+of its rows. Where that would go unnoticed it is an error, and what Keras calls inference is inference for tables, too:
+
+- a step of ``fit`` or ``train_on_batch`` that looks a table up to train it, and updates it in no way;
+- a file, or the best weights of ``EarlyStopping``, that would lack the rows of a table that the model has;
+- ``evaluate`` and ``predict`` insert no keys.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import tensorflow as tf
+import wrapt
+
+from tfplugin import step_record
+from tfplugin.training_mode import inference_mode
+from tfplugin.wrapped_method import defining_class, wrap_method
+
+#: What trains: in these, and in what they call, ``train_step`` is looked at.
+_TRAINING = ("fit", "train_on_batch")
+_INFERENCE = ("evaluate", "test_on_batch", "predict", "predict_on_batch")
+
+#: The parts of tables that the steps of a model have looked up, by their ids, each with the name of the table.
+_looked_up: weakref.WeakKeyDictionary[Any, dict[int, tuple[weakref.ref[Any], str]]] = weakref.WeakKeyDictionary()
+
+#: What is wrong with the latest training step of a model.
+_failed: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+
+# ---- The tables of a model -------------------------------------------------------------------------------------------
+
+
+def tables_in(value: Any) -> Iterator[Any]:
+    """Key-value variables and what stands for them: `value` itself, or what lists and dictionaries hold."""
+    waiting, seen = [value], set()
+    while waiting:
+        value = waiting.pop()
+        if hasattr(type(value), "_kv_parts"):
+            yield value
+        elif isinstance(value, (dict, list, tuple, set, frozenset)) and id(value) not in seen:
+            seen.add(id(value))
+            waiting += value.values() if isinstance(value, dict) else value
+
+
+def held_by(layer: Any) -> list[Any]:
+    """The tables that are attributes of a layer, or in a list or dictionary that is one; not those of its layers."""
+    # What TensorFlow tracks is in lists of its own, once more.
+    attributes = [value for name, value in vars(layer).items() if not name.startswith("_self_")]
+    return [table for value in attributes for table in tables_in(value)]
+
+
+def _holders(model: Any) -> Iterator[tuple[Any, Any, Any]]:
+    """(part, table, layer) for each part of each table that a layer of the model, or the model, holds."""
+    for layer in model._flatten_layers():
+        for table in held_by(layer):
+            for part in table._kv_parts:
+                yield part, table, layer
+
+
+def _note_looked_up(model: Any, step: step_record.StepRecord) -> None:
+    noted = _looked_up.setdefault(model, {})
+    for key, (part, table) in step.looked_up.items():
+        # A partitioned variable that was put together for a lookup would go at once: its parts stay.
+        noted[key] = (weakref.ref(part), _name(part, table))
+
+
+def _name(part: Any, table: Any) -> str:
+    """What a user calls the table."""
+    if hasattr(table, "params"):
+        return str(table.params.name)
+    return str(getattr(part, "partitioned_name", None) or part.name)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"'{name}'" for name in sorted(set(names)))
+
+
+# ---- Training --------------------------------------------------------------------------------------------------------
+
+
+def _train(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Runs a method of a model that may run or trace ``train_step``, which is looked at meanwhile."""
+    step, own = model.train_step, vars(model).get("train_step")
+    if hasattr(own, "_is_recorded"):  # within another of these methods
+        return original(model, *args, **kwargs)
+
+    @functools.wraps(step)
+    def train_step(*step_args: Any, **step_kwargs: Any) -> Any:
+        with step_record.recording() as found:
+            outputs = step(*step_args, **step_kwargs)
+        _note_looked_up(model, found)
+        wrong = _not_updated(model, found)
+        if wrong is not None:
+            _failed[model] = wrong
+        return outputs
+
+    train_step._is_recorded = True  # type: ignore[attr-defined]
+    # Past what Keras makes of attributes: it is no part of the model.
+    object.__setattr__(model, "train_step", train_step)
+    try:
+        return original(model, *args, **kwargs)
+    finally:
+        if own is None:
+            object.__delattr__(model, "train_step")
+        else:
+            object.__setattr__(model, "train_step", own)
+
+
+def _make_train_function(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Has the function that a model trains by raise ValueError for a table that it does not update.
+
+    It does so after its first step: variables that Keras makes in a trace are not there after one that failed.
+    """
+    returned = _train(original, model, *args, **kwargs)
+    function = model.train_function
+    if not hasattr(function, "_is_checked"):
+
+        def train_function(*batch: Any) -> Any:
+            _failed.pop(model, None)
+            outputs = function(*batch)
+            wrong = _failed.pop(model, None)
+            if wrong is not None:
+                model.train_function = None  # to be traced again, and looked at
+                raise ValueError(wrong)
+            return outputs
+
+        train_function._is_checked = True  # type: ignore[attr-defined]
+        model.train_function = train_function
+    return None if returned is None else model.train_function
+
+
+def _not_updated(model: Any, step: step_record.StepRecord) -> str | None:
+    """What is wrong with a step that has looked a table up to train it and does not update it; None if all is well."""
+    left_out = [
+        (part, table)
+        for part, table in step.left_out()
+        # A gradient may have been traced before, in a function that the model calls. Keras takes none without weights.
+        if getattr(part, "_in_backward", None) is None or not model.trainable_weights
+    ]
+    if not left_out:
+        return None
+    trained = {id(part) for part, _, layer in _holders(model) if layer.trainable}
+    frozen = {id(part) for part, _, layer in _holders(model) if not layer.trainable} - trained
+    left_out = [(part, table) for part, table in left_out if id(part) not in frozen]
+    if not left_out:
+        return None
+    optimizer = type(getattr(model, "optimizer", None)).__name__
+    return (
+        f"The training step of model '{model.name}' looks up key-value variable "
+        f"{_listed(_name(part, table) for part, table in left_out)}, and nothing updates it: Keras gives "
+        f"{optimizer} weights of its own kind only, so its rows would stay as they are. "
+        f"{left_out[0][1]._how_to_train}"
+    )
+
+
+# ---- Inference -------------------------------------------------------------------------------------------------------
+
+
+def _infer(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Runs a method of a model that does not train."""
+    with inference_mode(), step_record.recording() as found:
+        outputs = original(model, *args, **kwargs)
+    _note_looked_up(model, found)
+    return outputs
+
+
+# ---- Files -----------------------------------------------------------------------------------------------------------
+
+
+def _elsewhere(table: Any) -> bool:
+    """Whether the rows are in a server of their own."""
+    return bool(getattr(getattr(table, "params", table), "rows_elsewhere", False))
+
+
+def _names_of_tables(model: Any) -> dict[int, str]:
+    """The tables that a model holds or has looked up, by the ids of their parts."""
+    names = {}
+    for key, (part, name) in _looked_up.get(model, {}).items():
+        if part() is not None:
+            names[key] = name
+    elsewhere = set()
+    for part, table, _ in _holders(model):
+        names[id(part)] = _name(part, table)
+        if _elsewhere(table):
+            elsewhere.add(id(part))
+    return {key: name for key, name in names.items() if key not in elsewhere}
+
+
+def _saves_its_own(layer: Any) -> bool:
+    """Whether the layer says by itself what it saves: a class that is not Keras's has the method."""
+    owner = defining_class(type(layer), "save_own_variables")
+    return owner is not None and owner.__module__.partition(".")[0] not in ("keras", "tf_keras")
+
+
+def _refuse(model: Any, names: Iterable[str], what: str) -> None:
+    names = list(names)
+    if names:
+        raise ValueError(
+            f"{what} of model '{model.name}' would lack the rows of key-value variable {_listed(names)}. Save them in "
+            "a checkpoint, tf.train.Checkpoint(model=model, table=table), from which training goes on; or, to serve "
+            "the model, by tf.saved_model.save(model, path) with the table an attribute of a layer."
+        )
+
+
+def _save_keras_file(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    """A ``.keras`` or ``.weights.h5`` file: each layer puts into it what its ``save_own_variables`` does."""
+    if hasattr(model, "_flatten_layers"):
+        saved = {id(part) for part, _, layer in _holders(model) if _saves_its_own(layer)}
+        _refuse(
+            model, (n for key, n in _names_of_tables(model).items() if key not in saved), "A file of Keras's format"
+        )
+    return original(model, *args, **kwargs)
+
+
+def _save_hdf5_file(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """An ``.h5`` file, which has variables of Keras's kind and nothing else."""
+    for model in (*args, *kwargs.values()):
+        if hasattr(model, "_flatten_layers"):
+            _refuse(model, _names_of_tables(model).values(), "An HDF5 file")
+    return original(*args, **kwargs)
+
+
+def _save_weights(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    """``save_weights`` of tf_keras, which may write a checkpoint of what is tracked from the model."""
+    tracked = {
+        id(part)
+        for table in tf.train.TrackableView(model).descendants()
+        if hasattr(type(table), "_kv_parts")
+        for part in table._kv_parts
+    }
+    _refuse(model, (n for key, n in _names_of_tables(model).items() if key not in tracked), "The weights file")
+    return original(model, *args, **kwargs)
+
+
+def _stop_early(original: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) -> Any:
+    """``on_epoch_end`` of ``EarlyStopping``, which keeps the weights of the best epoch to put them back."""
+    model = callback.model
+    if callback.restore_best_weights and hasattr(model, "_flatten_layers"):
+        kept = {id(part) for weight in model.weights for part in getattr(weight, "_kv_parts", ())}
+        names = [name for key, name in _names_of_tables(model).items() if key not in kept]
+        if names:
+            raise ValueError(
+                f"EarlyStopping(restore_best_weights=True) would put the weights of model '{model.name}' back, and "
+                f"leave the rows of key-value variable {_listed(names)} as the last epoch made them. Save a "
+                "tf.train.Checkpoint after each epoch instead, and restore that of the best one."
+            )
+    return original(callback, *args, **kwargs)
+
+
+# ---- Checkpoints of Keras 3 ------------------------------------------------------------------------------------------
+
+
+def _in_containers(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The tables in an attribute that is a list or dictionary, as ``name_<index or key>``."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
+    for key, item in items:
+        if hasattr(type(item), "_kv_parts"):
+            yield f"{name}_{key}", item
+        else:
+            yield from _in_containers(f"{name}_{key}", item)
+
+
+def _children(original: Callable[..., Any], layer: Any, save_type: str = "checkpoint", **kwargs: Any) -> Any:
+    """What a checkpoint has of a layer: also the tables in lists and dictionaries, which Keras 3 leaves out."""
+    children = dict(original(layer, save_type, **kwargs))
+    if save_type == "checkpoint":
+        for attribute, value in list(vars(layer).items()):
+            if not attribute.startswith("_self_"):  # TensorFlow's own lists of what it tracks
+                for name, table in _in_containers(attribute, value):
+                    while name in children:
+                        name += "_"
+                    children[name] = table
+    return children
+
+
+# ---- Installing ------------------------------------------------------------------------------------------------------
+
+#: By the name of a Keras: its functions that write files, each with what looks at the model first.
+_WRITERS: dict[str, list[tuple[str, str, Callable[..., Any]]]] = {
+    "keras": [
+        ("keras.src.saving.saving_lib", "save_model", _save_keras_file),
+        ("keras.src.saving.saving_lib", "save_weights_only", _save_keras_file),
+        ("keras.src.legacy.saving.legacy_h5_format", "save_model_to_hdf5", _save_hdf5_file),
+        ("keras.src.legacy.saving.legacy_h5_format", "save_weights_to_hdf5_group", _save_hdf5_file),
+    ],
+    "tf_keras": [
+        ("tf_keras.src.saving.saving_lib", "save_model", _save_keras_file),
+        ("tf_keras.src.saving.saving_lib", "save_weights_only", _save_keras_file),
+        ("tf_keras.src.saving.legacy.hdf5_format", "save_model_to_hdf5", _save_hdf5_file),
+        ("tf_keras.src.saving.legacy.hdf5_format", "save_weights_to_hdf5_group", _save_hdf5_file),
+        ("tf_keras.src.saving.legacy.save", "save_weights", _save_weights),
+    ],
+}
+
+_undo: dict[str, list[Callable[[], None]]] = {}
+_wanted = False
+
+
+def _wrap(keras: Any) -> None:
+    """Wraps what a Keras has, once it has been imported. Does nothing after `uninstall`, nor a second time."""
+    name = keras.__name__
+    if not _wanted or name in _undo:
+        return
+    undo = _undo[name] = []
+    methods = [*((m, _train) for m in _TRAINING), *((m, _infer) for m in _INFERENCE)]
+    methods.append(("make_train_function", _make_train_function))
+    for method, replacement in methods:
+        owner = defining_class(keras.Model, method)
+        if owner is not None:
+            undo.append(wrap_method(owner, method, replacement))
+    undo.append(wrap_method(keras.callbacks.EarlyStopping, "on_epoch_end", _stop_early))
+    if name == "keras":
+        owner = defining_class(keras.layers.Layer, "_trackable_children")
+        if owner is not None and owner.__module__.startswith("keras."):
+            undo.append(wrap_method(owner, "_trackable_children", _children))
+    for module, function, replacement in _WRITERS[name]:
+        with contextlib.suppress(ImportError, KeyError):
+            undo.append(wrap_method(importlib.import_module(module), function, replacement))
+
+
+def install() -> None:
+    """Makes the changes to the Kerases that are imported, and to others when they are. `tfplugin.install` does it."""
+    global _wanted
+    _wanted = True
+    for name in _WRITERS:
+        if name in sys.modules:
+            _wrap(sys.modules[name])
+        else:
+            wrapt.register_post_import_hook(_wrap, name)
+
+
+def uninstall() -> None:
+    """Leaves Keras as it was."""
+    global _wanted
+    _wanted = False
+    while _undo:
+        for undo in _undo.popitem()[1]:
+            undo()

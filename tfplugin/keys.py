@@ -1,0 +1,44 @@
+"""Keys of lookups and writes as tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.framework import ops as tf_ops
+
+KEY_DTYPES = (tf.int64, tf.int32, tf.uint64)
+
+
+def keys_to_tensor(keys: Any, key_dtype: tf.DType, name: str) -> tf.Tensor:
+    """Keys as a Tensor of `key_dtype`: integers that are not tensors yet, and int32 where the keys are int64."""
+    if isinstance(keys, tf_ops.EagerTensor) and keys.dtype == key_dtype:
+        return keys
+    if isinstance(keys, (tf.SparseTensor, tf.compat.v1.SparseTensorValue, tf.RaggedTensor)):
+        raise TypeError(
+            f"Key-value variable '{name}' takes ids as a dense tensor here, got a {type(keys).__name__}: pass it to "
+            "tf.nn.embedding_lookup_sparse, or pass its values."
+        )
+    if not tf.is_tensor(keys):
+        dtype = getattr(keys, "dtype", None)
+        if dtype is None:
+            try:
+                numbers = np.asarray(keys) if key_dtype == tf.int32 else None
+                if numbers is not None and numbers.dtype.kind in "iu" and (numbers != numbers.astype(np.int32)).any():
+                    raise OverflowError("out of the range of int32")
+                return tf.convert_to_tensor(keys, key_dtype)
+            except (TypeError, ValueError, OverflowError) as error:
+                raise TypeError(
+                    f"Key-value variable '{name}' has {key_dtype.name} keys: {keys!r:.80} does not convert ({error})."
+                ) from error
+        keys = tf.convert_to_tensor(keys)
+    if keys.dtype == key_dtype:
+        return keys
+    if keys.dtype == tf.int32 and key_dtype == tf.int64:
+        return tf.cast(keys, tf.int64)
+    raise TypeError(
+        f"Key-value variable '{name}' has {key_dtype.name} keys, got ids of {keys.dtype.name}: "
+        f"cast them with tf.cast(ids, tf.{key_dtype.name})"
+        + (" after hashing (tf.strings.to_hash_bucket_fast)." if keys.dtype == tf.string else ".")
+    )

@@ -1,0 +1,242 @@
+"""Which rank this process is, how the ranks talk and agree: over Horovod, or not at all where there is only one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager import context
+from tensorflow.python.framework import ops as tf_ops
+
+
+class SingleRank:
+    """One process: nothing is sent anywhere."""
+
+    rank = 0
+    size = 1
+
+    def alltoall(self, tensor: tf.Tensor, splits: tf.Tensor, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+        """What the others sent, and how much each did; see `HorovodRanks.alltoall`."""
+        del name
+        return tf.identity(tensor), splits
+
+    def allgather(self, values: Any) -> list[Any]:
+        """What every rank gave, by rank."""
+        return [values]
+
+
+class HorovodRanks:
+    """The processes that ``horovodrun`` started."""
+
+    def __init__(self, hvd: Any) -> None:
+        self._hvd = hvd
+        self.rank: int = hvd.rank()
+        self.size: int = hvd.size()
+
+    def alltoall(self, tensor: tf.Tensor, splits: tf.Tensor, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+        """Sends ``splits[r]`` rows of `tensor` to each rank r, in order. Has a gradient.
+
+        Args:
+          tensor: [sum of splits, ...].
+          splits: [size], tf.int32.
+          name: the same on all ranks, and of no other exchange under way at that time.
+
+        Returns:
+          The rows received, those of rank 0 first, and how many came from each rank.
+        """
+        # The transport is the host's: a device scope around the lookup is not about it.
+        with tf.device("CPU:0"):
+            received, received_splits = self._hvd.alltoall(tensor, splits=splits, name=name)
+        received.set_shape(tf.TensorShape([None]).concatenate(tensor.shape[1:]))
+        received_splits.set_shape([self.size])
+        return received, received_splits
+
+    def allgather(self, values: Any) -> list[Any]:
+        """What every rank gave, by rank: any objects that pickle. At once, also while a graph is being made."""
+        with context.eager_mode():
+            gathered: list[Any] = self._hvd.allgather_object(values)
+        return gathered
+
+
+Ranks = SingleRank | HorovodRanks
+
+_current: Ranks | None = None
+
+
+class RankError(RuntimeError):
+    """Another rank failed; the message says which, and how."""
+
+
+def find() -> Ranks:
+    """Finds out which rank this process is, and keeps it: what `current` gives from then on.
+
+    Raises:
+      RuntimeError: ``hvd.init()`` has not been called, or the process was started by ``horovodrun`` and Horovod is not
+        installed.
+    """
+    hvd = _horovod()
+    if hvd is None:
+        return keep(SingleRank())
+    if not hvd.is_initialized():
+        raise RuntimeError("Horovod is not initialized: call hvd.init() first.")
+    return keep(HorovodRanks(hvd) if hvd.size() > 1 else SingleRank())
+
+
+def keep(found: Ranks) -> Ranks:
+    """Makes these the ranks of this program."""
+    global _current
+    _current = found
+    return found
+
+
+def _horovod() -> Any:
+    """Horovod for TensorFlow, or None where it is not installed and not needed."""
+    try:
+        import horovod.tensorflow as hvd
+    except ImportError as error:
+        if launched_ranks() > 1:
+            raise RuntimeError(
+                f"This process is one of {launched_ranks()} that horovodrun started, but Horovod does not import here "
+                f"({error}): run `kvtools setup-horovod` in this environment."
+            ) from error
+        return None
+    return hvd
+
+
+def launched_ranks() -> int:
+    """How many processes ``horovodrun`` (or MPI, on Horovod's behalf) says that it started."""
+    for variable in ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
+        value = os.environ.get(variable, "")
+        if value.isdigit():
+            return int(value)
+    return 1
+
+
+def current() -> Ranks:
+    """The ranks that `find` found; a single one where it was not called and there can be no other.
+
+    Raises:
+      RuntimeError: there are several processes and `find` has not been called.
+    """
+    if _current is not None:
+        return _current
+    if launched_ranks() > 1:
+        raise RuntimeError(
+            f"This process is one of {launched_ranks()} ranks: call hvd.init() and sok.init() before using variables."
+        )
+    return SingleRank()
+
+
+def found() -> Ranks:
+    """As `current`, and finds the ranks where nobody has, for programs that know ``hvd.init()`` only.
+
+    Raises:
+      RuntimeError: there are several processes, and ``hvd.init()`` has not been called.
+    """
+    if _current is None and (launched_ranks() > 1 or _horovod_runs()):
+        return find()
+    return current()
+
+
+def _horovod_runs() -> bool:
+    hvd = sys.modules.get("horovod.tensorflow")
+    return hvd is not None and bool(hvd.is_initialized())
+
+
+def rank() -> int:
+    """Number of this process, from 0."""
+    return current().rank
+
+
+def size() -> int:
+    """Number of processes."""
+    return current().size
+
+
+# ---- Agreement: all ranks call these together ------------------------------------------------------------------------
+
+
+def agree(doing: str, error: BaseException | None, so: str = "so on none it is done") -> None:
+    """Waits for all ranks and raises on every one of them where `error` is given on any.
+
+    The rank with the error raises that; the others a `RankError` that tells of it.
+
+    Args:
+      doing: what the message begins with.
+      error: what went wrong on this rank; None: nothing.
+      so: what follows from it, for the message.
+
+    Raises:
+      RankError: see above.
+    """
+    said = current().allgather(None if error is None else f"{type(error).__name__}: {error}")
+    if error is not None:
+        raise error
+    failed = [f"rank {number}: {text}" for number, text in enumerate(said) if text is not None]
+    if failed:
+        raise RankError(f"{doing} failed on {len(failed)} of {len(said)} ranks, {so}. {'; '.join(failed)}")
+
+
+@contextlib.contextmanager
+def step(doing: str, so: str = "so on none it is done") -> Iterator[None]:
+    """Work that each rank does on its own. Where it fails on one rank it raises on all; see `agree`.
+
+    Raises:
+      RankError: it failed on another rank.
+
+    Example:
+      >>> with ranks.step("saving 'model'"):
+      ...     write_own_rows()
+    """
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as failure:
+        error = failure
+    agree(doing, error, so)
+
+
+def check_same(mine: Sequence[Any], doing: str, what: str = "variables") -> None:
+    """Raises, on all ranks, where they do not have the same things in the same order.
+
+    Args:
+      mine: what this rank has; what can be compared, sent and printed.
+      doing: what the message begins with.
+      what: they are.
+
+    Raises:
+      ValueError: naming the first thing that differs, and the two ranks.
+    """
+    said = current().allgather(list(mine))
+    for number, theirs in enumerate(said):
+        if theirs != said[0]:
+            here, there = _first_difference(said[0], theirs)
+            raise ValueError(
+                f"{doing}: every rank must call it with the same {what}, in the same order; rank 0 has {here}, rank "
+                f"{number} {there}."
+            )
+
+
+def _first_difference(here: list[Any], there: list[Any]) -> tuple[str, str]:
+    place = next((n for n, (a, b) in enumerate(zip(here, there, strict=False)) if a != b), min(len(here), len(there)))
+    one, other = (str(things[place]) if place < len(things) else f"only {place}" for things in (here, there))
+    return one, other
+
+
+# ---- Exchanges -------------------------------------------------------------------------------------------------------
+
+
+def exchange_name(kind: str, names: Sequence[str] = ()) -> str:
+    """A name for an exchange: the same on every rank that runs the same program, and used once in a graph.
+
+    Eager code runs one exchange at a time, so that names may come again, which lets Horovod remember what it has
+    negotiated.
+    """
+    base = ".".join(["sok", kind, *names])
+    if tf.executing_eagerly():
+        return base
+    return str(tf_ops.get_default_graph().unique_name(base.replace(":", "_"), mark_as_used=True))

@@ -1,0 +1,32 @@
+"""What the variables of sok have in common: ranks share them out, or one of them has all."""
+
+from __future__ import annotations
+
+from tfplugin import ranks
+
+
+class ModelParallel:
+    """A variable of which each rank has some rows. What makes `filter_variables` and Keras's layers know it."""
+
+    name: str
+    trainable: bool
+
+
+def owner_of_mode(mode: str | None, what: str) -> int | None:
+    """The rank that holds a variable of this `mode`; None where all ranks share it.
+
+    Raises:
+      ValueError: not ``None``, ``"distributed"`` or ``"localized:#"``, or a rank that there is not.
+    """
+    if mode is None or mode == "distributed":
+        return None
+    prefix, colon, number = str(mode).partition(":")
+    if prefix != "localized" or not colon or not number.isdigit():
+        raise ValueError(
+            f"{what}: mode must be 'distributed' or 'localized:#' with the number of a rank, got {mode!r}."
+        )
+    owner, size = int(number), ranks.size()
+    if owner >= size:
+        there_are = "only rank 0" if size == 1 else f"ranks 0 to {size - 1}"
+        raise ValueError(f"{what}: mode {mode!r} names rank {owner}, but there are {there_are}.")
+    return owner

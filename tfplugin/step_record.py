@@ -1,0 +1,82 @@
+"""What a step of training looks up and what it updates: how a table that nobody updates is found.
+
+A table is read by lookups, of which TensorFlow tells gradient tapes and functions as it does of any trainable variable.
+It is updated by optimizers of ours only. One that is read to be trained, and that none of these has in its list, stays
+as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from tensorflow.python.eager import record as eager_record
+from tensorflow.python.ops import resource_variable_ops
+
+_now = threading.local()
+
+
+class StepRecord:
+    """The tables of a step, or of the trace of one. Tables are told apart by their parts, which are what is updated.
+
+    Attributes:
+      looked_up: the parts of all tables that were looked up, by id, and the object that each was looked up through.
+    """
+
+    def __init__(self) -> None:
+        self.looked_up: dict[int, tuple[Any, Any]] = {}
+        self._to_train: set[int] = set()
+        self._updated: set[int] = set()
+
+    def note_lookup(self, table: Any, train: bool) -> None:
+        """Notes a lookup that inserts keys (`train`), or does not."""
+        for part in table._kv_parts:
+            self.looked_up.setdefault(id(part), (part, table))
+            if train and table.trainable:
+                self._to_train.add(id(part))
+
+    def note_update(self, table: Any) -> None:
+        """Notes that an optimizer has the table in its list."""
+        self._updated.update(id(part) for part in table._kv_parts)
+
+    def note_accesses(self, variables: Any) -> None:
+        """Notes what TensorFlow says has been read: also by functions that were traced before, in which we saw none."""
+        for table in variables:
+            for part in getattr(table, "_kv_parts", ()):
+                if id(part) not in self.looked_up:
+                    self.note_lookup(table, train=True)
+
+    def left_out(self) -> list[tuple[Any, Any]]:
+        """Parts looked up to be trained that are in no optimizer's list, each with what it was looked up through."""
+        return [self.looked_up[key] for key in self.looked_up if key in self._to_train and key not in self._updated]
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[StepRecord]:
+    """Records lookups and updates on the calling thread, those of an outer recording left out."""
+    before = getattr(_now, "step", None)
+    _now.step = step = StepRecord()
+    try:
+        with eager_record.VariableWatcher() as watcher:
+            yield step
+    finally:
+        _now.step = before
+    step.note_accesses(watcher.watched_variables())
+
+
+def note_lookup(table: Any, train: bool) -> None:
+    """Tells tapes, functions and the record that there is one of a lookup of `table`."""
+    if table.trainable:
+        resource_variable_ops.variable_accessed(table)
+    step: StepRecord | None = getattr(_now, "step", None)
+    if step is not None:
+        step.note_lookup(table, train)
+
+
+def note_update(table: Any) -> None:
+    """Tells the record, if there is one, that `table` gets an update or could get one."""
+    step: StepRecord | None = getattr(_now, "step", None)
+    if step is not None and hasattr(table, "_kv_parts"):
+        step.note_update(table)

@@ -1,0 +1,30 @@
+"""Putting a function of ours around one of another library's."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+
+def wrap_method(owner: Any, name: str, replacement: Callable[..., Any]) -> Callable[[], None]:
+    """Has calls of ``owner.name`` go to ``replacement(original, *args, **kwargs)``. `owner` is a class or a module.
+
+    A class must have the method itself: one that it inherits is wrapped where it is defined.
+
+    Returns:
+      A function that puts the original back.
+    """
+    original = vars(owner)[name]
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return replacement(original, *args, **kwargs)
+
+    setattr(owner, name, wrapper)
+    return lambda: setattr(owner, name, original)
+
+
+def defining_class(cls: type, name: str) -> type | None:
+    """The class among `cls` and its bases that a method of it is defined in; None where there is no such method."""
+    return next((base for base in cls.__mro__ if name in vars(base)), None)
