@@ -31,7 +31,7 @@ from kvtools.cli.options import (
 )
 from kvtools.cli.progress import progress_bar
 from kvtools.clip import Age, Choice, Clip, Criteria, Top, choose_all, write_chosen
-from kvtools.dialects.interface import VersionUnit
+from kvtools.dialects.schema import VersionUnit
 from kvtools.errors import UsageError
 from kvtools.key_list import read_key_list
 from kvtools.migrate import check_output, output_of

@@ -11,18 +11,10 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from kvtools.dialects.interface import (
-    ALL_COLUMNS,
-    DEFAULT_MEMORY,
-    KEYS,
-    KEYS_AND_VALUES,
-    Array,
-    Chunk,
-    Columns,
-    Progress,
-    TableReader,
-    row_bytes,
-)
+from kvtools.dialects.chunk import ALL_COLUMNS, KEYS, KEYS_AND_VALUES, Array, Chunk, Columns
+from kvtools.dialects.interface import TableReader
+from kvtools.dialects.options import DEFAULT_MEMORY, Progress
+from kvtools.dialects.schema import row_bytes
 from kvtools.errors import BadInputError
 from kvtools.table_view import TableView, replace_schema
 

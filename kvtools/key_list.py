@@ -12,7 +12,7 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from kvtools.dialects.interface import Array
+from kvtools.dialects.chunk import Array
 from kvtools.errors import BadInputError
 
 _BLOCK = 1 << 22

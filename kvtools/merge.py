@@ -23,19 +23,10 @@ from typing import Any, Literal
 import numpy as np
 
 from kvtools.cast import rounded
-from kvtools.dialects.interface import (
-    DEFAULT_MEMORY,
-    KEYS,
-    KEYS_AND_VALUES,
-    Array,
-    Checkpoint,
-    Chunk,
-    Columns,
-    Progress,
-    TableReader,
-    TableSchema,
-    VariableSchema,
-)
+from kvtools.dialects.chunk import KEYS, KEYS_AND_VALUES, Array, Chunk, Columns
+from kvtools.dialects.interface import Checkpoint, TableReader
+from kvtools.dialects.options import DEFAULT_MEMORY, Progress
+from kvtools.dialects.schema import TableSchema, VariableSchema
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, UsageError
 from kvtools.joined_table import JoinedTable

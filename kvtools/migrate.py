@@ -21,21 +21,13 @@ from typing import Any
 
 import numpy as np
 
+from kvtools.dialects.chunk import KEYS, Array, Chunk, Columns
 from kvtools.dialects.detect import dialect_named, open_checkpoint, writable_dialects
 from kvtools.dialects.dialect import Dialect
-from kvtools.dialects.interface import (
-    KEYS,
-    Array,
-    Checkpoint,
-    Chunk,
-    Columns,
-    OpenOptions,
-    Progress,
-    TableReader,
-    TableSchema,
-    VariableSchema,
-)
+from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.location import locate
+from kvtools.dialects.options import OpenOptions, Progress
+from kvtools.dialects.schema import TableSchema, VariableSchema
 from kvtools.dialects.writing import CheckpointWriter, ShardWriter, TableWriter, WriteOptions
 from kvtools.diff import compare_tables
 from kvtools.engine import Engine, run_all, started

@@ -23,8 +23,9 @@ import numpy as np
 
 from kvtools.dialects.arrow_columns import arrow_batch, arrow_schema, import_pyarrow
 from kvtools.dialects.bundle.checksum import extend
-from kvtools.dialects.interface import ALL_COLUMNS, Array, Chunk, TableSchema, numpy_dtype, row_bytes
+from kvtools.dialects.chunk import ALL_COLUMNS, Array, Chunk
 from kvtools.dialects.safe_name import safe_name
+from kvtools.dialects.schema import TableSchema, numpy_dtype, row_bytes
 from kvtools.dialects.table_record import is_count, json_object, table_json
 from kvtools.dialects.writing import CheckpointWriter, ShardWriter, TableWriter, WriteOptions
 from kvtools.errors import BadInputError, CorruptFileError, UsageError

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvtools.dialects.dialect import Dialect, Source
-from kvtools.dialects.interface import Checkpoint, OpenOptions, Origin, TableReader
+from kvtools.dialects.interface import Checkpoint, Origin, TableReader
 from kvtools.dialects.location import locate
+from kvtools.dialects.options import OpenOptions
 from kvtools.errors import BadInputError, UsageError
 
 _MODULES = (
@@ -131,7 +132,7 @@ def open_checkpoint(path: str | os.PathLike[str], options: OpenOptions | None = 
     checkpoint = _agreeing(dialect.open(source, options), options)
     path_elsewhere = source.text if source.is_url else str(source.path.absolute())  # for other processes
     for name, table in checkpoint.tables.items():
-        table.origin = Origin(path_elsewhere, options, name)
+        table.origin = Origin(path_elsewhere, options, name, open_table)
     return checkpoint
 
 

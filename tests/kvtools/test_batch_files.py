@@ -23,8 +23,9 @@ from round_trip import check_same, write, write_and_open
 import kvtools
 from kvtools.array_table import ArrayTable
 from kvtools.dialects import arrow_output
+from kvtools.dialects.chunk import Chunk
 from kvtools.dialects.detect import open_checkpoint
-from kvtools.dialects.interface import Chunk, OpenOptions
+from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError, OutputError, UsageError
 from kvtools.migrate import write_tables

@@ -11,7 +11,7 @@ import pytest
 import kvtools
 from kvtools.dialects.detect import dialect_named, dialects, open_checkpoint, writable_dialects
 from kvtools.dialects.dialect import Source
-from kvtools.dialects.interface import OpenOptions
+from kvtools.dialects.options import OpenOptions
 from kvtools.errors import BadInputError, UsageError
 from kvtools.migrate import write_tables
 

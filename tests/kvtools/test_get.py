@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvtools.dialects.chunk import ALL_COLUMNS, Columns
 from kvtools.dialects.detect import open_checkpoint
-from kvtools.dialects.interface import ALL_COLUMNS, Columns
 from kvtools.errors import BadInputError
 from kvtools.get import ChosenRows, choose_columns, keys_from, keys_of_words, read_keys, read_rows, rows_of_keys
 

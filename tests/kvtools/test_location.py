@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from kvtools.array_table import table_from_arrays
 from kvtools.dialects.bundle import Bundle
+from kvtools.dialects.chunk import ALL_COLUMNS, Chunk, Columns
 from kvtools.dialects.detect import open_checkpoint
-from kvtools.dialects.interface import ALL_COLUMNS, Chunk, Columns, OpenOptions, TableReader
+from kvtools.dialects.interface import TableReader
+from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, CorruptFileError, UsageError
 from kvtools.migrate import write_tables

@@ -16,19 +16,11 @@ from kvtools.dialects.bundle import BundleWriter
 from kvtools.dialects.bundle.index_table import read_table, table_bytes
 from kvtools.dialects.bundle.reader import Bundle
 from kvtools.dialects.bundle.records import decode_entry, encode_entry
+from kvtools.dialects.chunk import KEYS_AND_VALUES, Array, Chunk, Columns
 from kvtools.dialects.detect import open_checkpoint
-from kvtools.dialects.interface import (
-    KEYS_AND_VALUES,
-    Array,
-    Checkpoint,
-    Chunk,
-    Columns,
-    Finding,
-    OpenOptions,
-    SlotSchema,
-    TableReader,
-    TableSchema,
-)
+from kvtools.dialects.interface import Checkpoint, Finding, TableReader
+from kvtools.dialects.options import OpenOptions
+from kvtools.dialects.schema import SlotSchema, TableSchema
 from kvtools.errors import BadInputError, UnknownTableError
 from kvtools.verify import check, verify
 
