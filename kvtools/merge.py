@@ -188,7 +188,7 @@ def merge_tables(
         bucket = _Bucket(keys.keys, keys.rows, joined.source_of(keys.rows))
         counts[0] += bucket.delete(mask, removed, delete_starts)
         counts[1] += bucket.drop_repeated(mask)
-        counts[2] += bucket.settle(mask, joined, on_conflict, versions, others)
+        counts[2] += bucket.resolve_conflicts(mask, joined, on_conflict, versions, others)
     table = MergedTable(joined, mask, others=others, mean=on_conflict == "mean")
     return table, Merged(
         table=name,
@@ -224,7 +224,7 @@ class _Bucket:
         again[:-1] = (self.keys[1:] == self.keys[:-1]) & (self.sources[1:] == self.sources[:-1])
         return self._drop(mask, again)
 
-    def settle(
+    def resolve_conflicts(
         self, mask: RowMask, joined: JoinedTable, on_conflict: OnConflict, versions: Array | None, others: Array | None
     ) -> int:
         """Keep one row of each key, and return how many keys had several."""
