@@ -78,7 +78,7 @@ def commands() -> dict[str, Callable[[str, str], list[str]]]:
 
 def measure(say: Callable[[str], None]) -> dict[str, dict[str, dict[str, float]]]:
     """Run every command on every source; seconds computed and passed, by command and source."""
-    memory = Path("/dev/shm")  # noqa: S108
+    memory = Path("/dev/shm")
     where = memory if memory.is_dir() and os.access(memory, os.W_OK) else None
     result: dict[str, dict[str, dict[str, float]]] = {}
     with tempfile.TemporaryDirectory(prefix="kvtools-bench-", dir=where) as name:

@@ -17,11 +17,13 @@ from kvtools.cli.options import (
     DialectName,
     Dim,
     Force,
+    KeyDtype,
     Memory,
     OutputPath,
     SourcePath,
     Tables,
     To,
+    ValueDtype,
     Workers,
     open_source,
     write_options,
@@ -32,18 +34,21 @@ from kvtools.cli.progress import progress_bar
 def run(
     path: SourcePath,
     out: OutputPath,
-    value_dtype: Annotated[
-        str | None,
-        typer.Option("--value-dtype", metavar="T", help="The values' new type: float32, float16, bfloat16, float64."),
-    ] = None,
-    slot_dtype: Annotated[
+    to_value_dtype: Annotated[
         str | None,
         typer.Option(
-            "--slot-dtype", metavar="T", help="The slots' new type; that of the values where they have it now."
+            "--to-value-dtype", metavar="T", help="The values' new type: float32, float16, bfloat16, float64."
         ),
     ] = None,
-    key_dtype: Annotated[
-        str | None, typer.Option("--key-dtype", metavar="T", help="The keys' new type: int64, int32, uint64, uint32.")
+    to_slot_dtype: Annotated[
+        str | None,
+        typer.Option(
+            "--to-slot-dtype", metavar="T", help="The slots' new type; that of the values where they have it now."
+        ),
+    ] = None,
+    to_key_dtype: Annotated[
+        str | None,
+        typer.Option("--to-key-dtype", metavar="T", help="The keys' new type: int64, int32, uint64, uint32."),
     ] = None,
     to: To = None,
     table: Tables = None,
@@ -51,12 +56,8 @@ def run(
     memory: Memory = DEFAULT_MEMORY,
     workers: Workers = None,
     dialect: DialectName = None,
-    source_key_dtype: Annotated[
-        str | None, typer.Option("--source-key-dtype", metavar="T", help="As --key-dtype of the other commands.")
-    ] = None,
-    source_value_dtype: Annotated[
-        str | None, typer.Option("--source-value-dtype", metavar="T", help="As --value-dtype of the other commands.")
-    ] = None,
+    key_dtype: KeyDtype = None,
+    value_dtype: ValueDtype = None,
     dim: Dim = None,
     as_json: AsJson = False,
 ) -> None:
@@ -66,24 +67,21 @@ def run(
     infinite or zero, are told for each column. A key that the new type does not hold is an error. OUT
     appears whole or not at all; it may be PATH itself with --force.
 
-    Where the files do not record the types that they are in, --source-key-dtype and --source-value-dtype
-    say them.
-
     \b
     Examples:
-      kvtools cast model.ckpt-100 half/model.ckpt-100 --value-dtype bfloat16
-      kvtools cast model.ckpt-100 half.ckpt-100 --value-dtype float16 --slot-dtype float32 --to tfra
-      kvtools cast model.ckpt-100 model.ckpt-100 --key-dtype int64 --table user_emb --force
+      kvtools cast model.ckpt-100 half/model.ckpt-100 --to-value-dtype bfloat16
+      kvtools cast model.ckpt-100 half.ckpt-100 --to-value-dtype float16 --to-slot-dtype float32 --to tfra
+      kvtools cast model.ckpt-100 model.ckpt-100 --to-key-dtype int64 --table user_emb --force
     """
-    checkpoint = open_source(path, dialect, source_key_dtype, source_value_dtype, dim, memory)
+    checkpoint = open_source(path, dialect, key_dtype, value_dtype, dim, memory)
     options = write_options(force=force, memory=memory)
     with progress_bar("casting") as progress:
         account, costs = cast(
             checkpoint,
             out,
-            value_dtype=value_dtype,
-            slot_dtype=slot_dtype,
-            key_dtype=key_dtype,
+            value_dtype=to_value_dtype,
+            slot_dtype=to_slot_dtype,
+            key_dtype=to_key_dtype,
             to=to,
             tables=table or (),
             options=options,

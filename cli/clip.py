@@ -31,10 +31,10 @@ from kvtools.cli.options import (
 )
 from kvtools.cli.progress import progress_bar
 from kvtools.clip import Age, Choice, Clip, Criteria, Top, choose_all, write_chosen
-from kvtools.dialects.interface import VersionUnit
+from kvtools.dialects.schema import VersionUnit
 from kvtools.errors import UsageError
 from kvtools.key_list import read_key_list
-from kvtools.migrate import check_output
+from kvtools.migrate import check_output, output_of
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 _By = Literal["freq", "l2", "abs", "version"]
@@ -133,7 +133,8 @@ def run(
     )
     options = write_options(force=force, memory=memory)
     if out is not None and not dry_run:
-        check_output(out, to or checkpoint.dialect, force=force)
+        target = to or checkpoint.dialect
+        check_output(output_of(out, target, [checkpoint]), target, force=force)
     with progress_bar("choosing rows of") as progress:
         choices = choose_all(
             checkpoint, criteria, tables=table or (), memory=bytes_of(memory), workers=workers, progress=progress

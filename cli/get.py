@@ -28,11 +28,13 @@ from kvtools.cli.options import (
     write_options,
 )
 from kvtools.cli.progress import progress_bar
+from kvtools.dialects.chunk import Array, Chunk
 from kvtools.dialects.detect import dialect_for, dialect_named
-from kvtools.dialects.interface import Array, Chunk, TableReader
+from kvtools.dialects.interface import TableReader
 from kvtools.errors import CheckFailedError, UsageError
-from kvtools.get import ChosenRows, ColumnChoice, choose_columns, keys_from, read_rows, rows_of_keys
+from kvtools.get import ChosenRows, ColumnChoice, choose_columns, read_rows, rows_of_keys
 from kvtools.json_numbers import json_numbers
+from kvtools.key_file import keys_from
 from kvtools.migrate import write_tables
 
 prepare_arguments = mark_negative

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from kvtools.dialects.detect import open_checkpoint
-from kvtools.dialects.interface import Checkpoint, OpenOptions
+from kvtools.dialects.interface import Checkpoint
+from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.writing import WriteOptions
 from kvtools.engine import Engine
 from kvtools.errors import BadInputError, UsageError

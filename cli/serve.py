@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from kvtools.cli.options import DialectName, Dim, KeyDtype, SourcePath, ValueDtype
-from kvtools.dialects.interface import OpenOptions
+from kvtools.dialects.options import OpenOptions
 from kvtools.errors import UsageError
 
 

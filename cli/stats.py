@@ -29,7 +29,7 @@ from kvtools.cli.options import (
     open_source,
 )
 from kvtools.cli.progress import progress_bar
-from kvtools.dialects.interface import TableSchema, VersionUnit
+from kvtools.dialects.schema import TableSchema, VersionUnit
 from kvtools.histogram import BINS_PER_DECADE, VersionHistogram
 from kvtools.stats import ColumnStats, TableStats, describe_stats, table_stats
 

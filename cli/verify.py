@@ -25,7 +25,7 @@ from kvtools.cli.options import (
     engine_named,
 )
 from kvtools.cli.progress import progress_bar
-from kvtools.dialects.interface import OpenOptions
+from kvtools.dialects.options import OpenOptions
 from kvtools.errors import CheckFailedError
 from kvtools.verify import Verification, verify
 

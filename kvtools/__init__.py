@@ -68,7 +68,7 @@ def open(
         kvtools.errors.BadInputError: looking for a checkpoint at 'no/such/model.ckpt': ...
     """
     from kvtools.dialects.detect import open_checkpoint
-    from kvtools.dialects.interface import OpenOptions
+    from kvtools.dialects.options import OpenOptions
 
     options = OpenOptions(dialect=dialect, key_dtype=key_dtype, value_dtype=value_dtype, dim=dim, memory=memory)
     return open_checkpoint(path, options)

@@ -8,18 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from kvtools.dialects.interface import (
-    KEYS_AND_VALUES,
-    Array,
-    Chunk,
-    Columns,
-    ExtraSchema,
-    SlotSchema,
-    TableReader,
-    TableSchema,
-    VersionUnit,
-    row_bytes,
-)
+from kvtools.dialects.chunk import KEYS_AND_VALUES, Array, Chunk, Columns
+from kvtools.dialects.interface import TableReader
+from kvtools.dialects.schema import ExtraSchema, SlotSchema, TableSchema, VersionUnit, row_bytes
 from kvtools.errors import BadInputError, UsageError
 from kvtools.partition import RULES, owners
 
@@ -151,7 +142,7 @@ def table_from_arrays(
         version_unit: what versions count: "seconds" or "days" of Unix time, "steps" or "unknown".
         parts: how many parts the table has; with more than 1 the arrays are copied, sorted by part.
         partition: the rule by which a key belongs to a part, one of `kvtools.partition.RULES`.
-        extras: arrays that belong to the table as a whole; see `kvtools.dialects.interface.ExtraSchema`.
+        extras: arrays that belong to the table as a whole; see `kvtools.dialects.schema.ExtraSchema`.
         metadata: what else to record, ready for JSON, where a dialect records such a thing.
 
     Raises:

@@ -14,18 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from kvtools.dialects.interface import (
-    KEYS_AND_VALUES,
-    Array,
-    Checkpoint,
-    Chunk,
-    Columns,
-    ExtraSchema,
-    Progress,
-    TableReader,
-    are_initial_values,
-    numpy_dtype,
-)
+from kvtools.dialects.chunk import KEYS_AND_VALUES, Array, Chunk, Columns
+from kvtools.dialects.interface import Checkpoint, TableReader
+from kvtools.dialects.options import Progress
+from kvtools.dialects.schema import ExtraSchema, are_initial_values, numpy_dtype
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, UsageError
 from kvtools.migrate import Account, write_tables
@@ -140,7 +132,7 @@ class CastTable(TableView):
                 raise BadInputError(
                     f"casting table '{self.schema.name}': key {low if low < wanted.min else high} does not fit"
                     f" {wanted.dtype}, expected {wanted.min} to {wanted.max}; drop such rows, see `kvtools clip`, or"
-                    " choose a wider --key-dtype"
+                    " choose a wider --to-key-dtype"
                 )
         return keys.astype(wanted.dtype)
 

@@ -14,17 +14,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from kvtools.dialects.interface import (
-    Array,
-    Checkpoint,
-    Chunk,
-    Columns,
-    Progress,
-    TableReader,
-    TableSchema,
-    VersionUnit,
-    row_bytes,
-)
+from kvtools.dialects.chunk import Array, Chunk, Columns
+from kvtools.dialects.interface import Checkpoint, TableReader
+from kvtools.dialects.options import Progress
+from kvtools.dialects.schema import TableSchema, VersionUnit, row_bytes
 from kvtools.dialects.writing import WriteOptions
 from kvtools.engine import run_all
 from kvtools.errors import BadInputError, UsageError

@@ -3,19 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from kvtools.dialects.arrow_columns import arrow_batch, arrow_schema, column_map, empty_chunk, import_pyarrow, widened
-from kvtools.dialects.interface import ALL_COLUMNS, Array, Chunk, Columns, TableReader
+from kvtools.dialects.chunk import ALL_COLUMNS, Array, Chunk, Columns
+from kvtools.dialects.schema import TableSchema
 from kvtools.errors import MissingDependencyError, UsageError
+
+
+class Rows(Protocol):
+    """What is converted: a `TableReader`, or what streams rows as one does."""
+
+    schema: TableSchema
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        ...
+
+    @property
+    def key_dtype(self) -> np.dtype[Any]:
+        """The NumPy type of the keys."""
+        ...
+
+    @property
+    def value_dtype(self) -> np.dtype[Any]:
+        """The NumPy type of the values."""
+        ...
+
+    def chunks(self, columns: Columns = ...) -> Iterator[Chunk]:
+        """Yield all rows in order."""
+        ...
+
 
 NAMES = ("values", "slots", "freqs", "versions")
 """The columns that can be chosen, beside the keys."""
 
 
-def to_numpy(table: TableReader, columns: Sequence[str] | None = None, *, limit: int | None = None) -> Chunk:
+def to_numpy(table: Rows, columns: Sequence[str] | None = None, *, limit: int | None = None) -> Chunk:
     """Return the rows of a table as NumPy columns.
 
     Args:
@@ -50,7 +77,7 @@ def to_numpy(table: TableReader, columns: Sequence[str] | None = None, *, limit:
     return whole
 
 
-def to_arrow(table: TableReader, columns: Sequence[str] | None = None, *, limit: int | None = None) -> Any:
+def to_arrow(table: Rows, columns: Sequence[str] | None = None, *, limit: int | None = None) -> Any:
     """Return the rows of a table as a `pyarrow.Table`.
 
     Its columns are `key`, `value` (a fixed_size_list of dim numbers), `slot_<name>` (such lists too), `freq` and
@@ -77,7 +104,7 @@ def to_arrow(table: TableReader, columns: Sequence[str] | None = None, *, limit:
 
 
 def to_pandas(
-    table: TableReader,
+    table: Rows,
     columns: Sequence[str] | None = None,
     *,
     limit: int | None = None,
@@ -146,13 +173,13 @@ def _chosen(names: Sequence[str] | None) -> Columns:
     return Columns(**{name: name in names for name in NAMES})
 
 
-def _rows(table: TableReader, limit: int | None) -> int:
+def _rows(table: Rows, limit: int | None) -> int:
     if limit is not None and limit < 0:
         raise UsageError(f"choosing rows: got a limit of {limit}, expected 0 or more")
     return table.rows if limit is None else min(limit, table.rows)
 
 
-def _first(table: TableReader, columns: Columns, rows: int) -> Iterator[Chunk]:
+def _first(table: Rows, columns: Columns, rows: int) -> Iterator[Chunk]:
     """Yield the first rows; if that is all, the stream is read to its end, where checksums are checked."""
     left = rows
     for chunk in table.chunks(columns):

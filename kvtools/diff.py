@@ -15,19 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvtools.dialects.interface import (
-    DEFAULT_MEMORY,
-    KEYS,
-    Array,
-    Checkpoint,
-    Chunk,
-    Columns,
-    Progress,
-    TableReader,
-    VariableSchema,
-    numpy_dtype,
-    row_bytes,
-)
+from kvtools.dialects.chunk import KEYS, Array, Chunk, Columns
+from kvtools.dialects.interface import Checkpoint, TableReader
+from kvtools.dialects.options import DEFAULT_MEMORY, Progress
+from kvtools.dialects.schema import VariableSchema, numpy_dtype, row_bytes
 from kvtools.engine import run_all
 from kvtools.errors import UsageError
 from kvtools.key_join import row_numbers, sorted_buckets

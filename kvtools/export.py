@@ -36,7 +36,9 @@ import numpy as np
 from kvtools import __version__
 from kvtools.clip import Clip
 from kvtools.dialects.bundle import Bundle, BundleWriter
-from kvtools.dialects.interface import DEFAULT_MEMORY, KEYS, KEYS_AND_VALUES, Array, Checkpoint, Progress, TableReader
+from kvtools.dialects.chunk import KEYS, KEYS_AND_VALUES, Array
+from kvtools.dialects.interface import Checkpoint, TableReader
+from kvtools.dialects.options import DEFAULT_MEMORY, Progress
 from kvtools.dialects.savedmodel import FORMAT, MANIFEST
 from kvtools.errors import BadInputError, MissingDependencyError, OutputError, one_line
 from kvtools.key_join import repeated_rows

@@ -9,16 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from kvtools.dialects.chunk import KEYS_AND_VALUES, Array, Chunk, Columns
 from kvtools.dialects.dialect import Dialect, Holds
-from kvtools.dialects.interface import (
+from kvtools.dialects.interface import TableReader
+from kvtools.dialects.schema import (
     INITIAL_VALUES,
-    KEYS_AND_VALUES,
-    Array,
-    Chunk,
-    Columns,
     ExtraSchema,
     SlotSchema,
-    TableReader,
     TableSchema,
     VersionUnit,
     are_initial_values,

@@ -3,91 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
-from kvtools.dialects.interface import (
-    ALL_COLUMNS,
-    DEFAULT_MEMORY,
-    KEYS,
-    KEYS_AND_VALUES,
-    Array,
-    Chunk,
-    Columns,
-    Progress,
-    TableReader,
-    row_bytes,
-)
+from kvtools.dialects.chunk import ALL_COLUMNS, KEYS, KEYS_AND_VALUES, Array, Chunk, Columns
+from kvtools.dialects.interface import TableReader
+from kvtools.dialects.options import DEFAULT_MEMORY, Progress
+from kvtools.dialects.schema import row_bytes
 from kvtools.errors import BadInputError
 from kvtools.table_view import TableView, replace_schema
 
 _KEY_ROWS = 1 << 18
-_LONGEST_KEY = 40
-
-
-def keys_of_words(words: Sequence[str | bytes], source: str) -> Array:
-    """Return the keys [n] that words spell: int64 where all fit, else uint64, else Python integers.
-
-    Args:
-        words: a number each.
-        source: where they are from, for messages.
-
-    Raises:
-        BadInputError: a word is no integer, or has more digits than any key.
-
-    >>> keys_of_words(["5", "-7"], "example").tolist()
-    [5, -7]
-    """
-    longest = max(words, key=len, default="")
-    if len(longest) > _LONGEST_KEY:
-        raise BadInputError(f"reading keys from {source}: got {longest[:40]!r}..., expected 64-bit integers")
-    array = np.array(words, "S") if len(words) else np.empty(0, np.int64)
-    for dtype in (np.int64, np.uint64):
-        try:
-            return array.astype(dtype)
-        except OverflowError:
-            continue
-        except ValueError:
-            wrong = next(word for word in words if not _is_integer(word))
-            shown = wrong.decode("utf-8", "replace") if isinstance(wrong, bytes) else wrong
-            raise BadInputError(f"reading keys from {source}: got {shown!r}, expected integers") from None
-    return np.array([int(word) for word in words], object)
-
-
-def _is_integer(word: str | bytes) -> bool:
-    try:
-        int(word)
-    except ValueError:
-        return False
-    return True
-
-
-def read_keys(file: BinaryIO, source: str) -> Array:
-    """Read keys [n] from a file: one of NumPy's `.npy` with integers, or text with spaces, commas or lines between.
-
-    Raises:
-        BadInputError: it holds something else.
-
-    >>> read_keys(io.BytesIO(b"5, -7"), "example").tolist()
-    [5, -7]
-    """
-    data = file.read()
-    if not data.startswith(b"\x93NUMPY"):
-        return keys_of_words(data.replace(b",", b" ").split(), source)
-    try:
-        array: Array = np.load(io.BytesIO(data), allow_pickle=False)
-    except (ValueError, OSError, EOFError, MemoryError) as error:
-        raise BadInputError(f"reading keys from {source}: it is a damaged .npy file ({error})") from error
-    if array.dtype.kind not in "iu" or array.ndim != 1:
-        raise BadInputError(
-            f"reading keys from {source}: got {array.dtype} of shape {list(array.shape)}, expected integers [n]"
-        )
-    return array
 
 
 def rows_of_keys(table: TableReader, keys: Array, *, progress: Progress | None = None) -> npt.NDArray[np.int64]:
@@ -192,25 +120,3 @@ def choose_columns(names: Sequence[str], tables: Sequence[TableReader]) -> Colum
     slots = frozenset(name for name in names if name in known and name not in plain)
     columns = Columns("values" in names, "slots" in names or bool(slots), "freqs" in names, "versions" in names)
     return ColumnChoice(columns, None if "slots" in names else slots)
-
-
-def keys_from(words: Sequence[str], file: str | None, stdin: BinaryIO) -> Array:
-    """Return the keys that are given as words, and those of a file, of `stdin` if it is called "-".
-
-    Raises:
-        BadInputError: the file cannot be read, or something is no key.
-    """
-    found: list[Any] = []
-    if words:
-        found.append(keys_of_words([key for word in words for key in word.split(",") if key], "the arguments"))
-    if file == "-":
-        found.append(read_keys(stdin, "standard input"))
-    elif file is not None:
-        try:
-            with Path(file).open("rb") as opened:
-                found.append(read_keys(opened, f"'{file}'"))
-        except OSError as error:
-            raise BadInputError(f"reading keys from '{file}': {error.strerror or error}") from error
-    if len({keys.dtype for keys in found}) > 1:
-        found = [keys.astype(object) for keys in found]
-    return np.concatenate(found) if found else np.empty(0, np.int64)

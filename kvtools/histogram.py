@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvtools.dialects.interface import VersionUnit
+from kvtools.dialects.schema import VersionUnit
 
 Array = npt.NDArray[Any]
 

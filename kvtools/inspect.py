@@ -9,15 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from kvtools.dialects.interface import (
-    ALL_COLUMNS,
-    Array,
-    Checkpoint,
-    Chunk,
-    Progress,
-    TableReader,
-    TableSchema,
-)
+from kvtools.dialects.chunk import ALL_COLUMNS, Array, Chunk
+from kvtools.dialects.interface import Checkpoint, TableReader
+from kvtools.dialects.options import Progress
+from kvtools.dialects.schema import TableSchema
 from kvtools.get import rows_of_keys
 from kvtools.json_numbers import json_numbers
 from kvtools.row_norms import row_norms

@@ -8,19 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from kvtools.dialects.interface import (
-    KEYS_AND_VALUES,
-    Array,
-    Chunk,
-    Columns,
-    ExtraSchema,
-    SlotSchema,
-    TableReader,
-    TableSchema,
-    are_initial_values,
-    numpy_dtype,
-    row_bytes,
-)
+from kvtools.dialects.chunk import KEYS_AND_VALUES, Array, Chunk, Columns
+from kvtools.dialects.interface import TableReader
+from kvtools.dialects.schema import ExtraSchema, SlotSchema, TableSchema, are_initial_values, numpy_dtype, row_bytes
 from kvtools.errors import BadInputError
 
 _FILTERED = ("filtered_keys", "filtered_freqs", "filtered_versions")

@@ -1,22 +1,15 @@
-"""Lists of keys that a user gives: text with a key per line, or a `.npy` file of integers."""
+"""Keys as a set, to keep or to cut rows by."""
 
 from __future__ import annotations
 
-import io
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
-from kvtools.dialects.interface import Array
-from kvtools.errors import BadInputError
-
-_BLOCK = 1 << 22
-_NPY = b"\x93NUMPY"
+from kvtools.dialects.chunk import Array
+from kvtools.key_file import key_blocks
 
 
 @dataclass(frozen=True)
@@ -64,69 +57,15 @@ def key_list(keys: Array | Sequence[int]) -> KeyList:
 
 
 def read_key_list(path: str) -> KeyList:
-    """Read a list of keys: text with one integer per line, or a `.npy` array of integers; `-` is standard input.
-
-    The list is held in memory, 8 bytes a key.
+    """Read a list of keys from a file; see `kvtools.key_file.key_blocks`. It is held in memory, 8 bytes a key.
 
     Raises:
-        BadInputError: the file is missing, or a line is no 64-bit integer.
+        BadInputError: the file is missing, or something in it is no 64-bit integer.
     """
-    if path == "-":
-        return _read(sys.stdin.buffer, "standard input")
-    try:
-        with Path(path).open("rb") as file:
-            return _read(file, path)
-    except OSError as error:
-        raise BadInputError(f"reading keys from '{path}': {error.strerror or error}") from error
-
-
-def _read(file: BinaryIO, name: str) -> KeyList:
-    head = file.read(len(_NPY))
-    if head == _NPY:
-        return _read_npy(head + file.read(), name)
-    parts = [np.empty(0, np.int64)]
-    above = [np.empty(0, np.uint64)]
-    line, rest = 1, head
-    while True:
-        block = file.read(_BLOCK)
-        text = rest + block
-        end = text.rfind(b"\n") + 1 if block else len(text)
-        if len(text) - end > 1 << 16:
-            raise BadInputError(f"reading keys from '{name}': line {line} is too long; expected one integer per line")
-        found = _parse(text[:end], line, name)
-        parts.append(found.signed)
-        above.append(found.above)
-        line += text[:end].count(b"\n")
-        rest = text[end:]
-        if not block:
-            return KeyList(np.unique(np.concatenate(parts)), np.unique(np.concatenate(above)))
-
-
-def _parse(text: bytes, line: int, name: str) -> KeyList:
-    try:
-        numbers = [int(word) for word in text.split(b"\n") if word.strip()]
-        return key_list(np.array(numbers, object))
-    except (ValueError, OverflowError):
-        for offset, word in enumerate(text.split(b"\n")):
-            try:
-                if word.strip() and not -(2**63) <= int(word) < 2**64:
-                    raise ValueError
-            except ValueError:
-                raise BadInputError(
-                    f"reading keys from '{name}': line {line + offset} is {word[:40].decode(errors='replace')!r},"
-                    " expected one 64-bit integer per line"
-                ) from None
-        raise
-
-
-def _read_npy(data: bytes, name: str) -> KeyList:
-    try:
-        array = np.load(io.BytesIO(data), allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
-        raise BadInputError(f"reading keys from '{name}': {error}; expected a NumPy array of integers") from error
-    if array.dtype.kind not in "iu":
-        raise BadInputError(f"reading keys from '{name}': got an array of {array.dtype}, expected integers")
-    return key_list(array.reshape(-1))
+    blocks = [key_list(keys) for keys in key_blocks(path)]
+    signed = np.concatenate([np.empty(0, np.int64), *(block.signed for block in blocks)])
+    above = np.concatenate([np.empty(0, np.uint64), *(block.above for block in blocks)])
+    return KeyList(np.unique(signed), np.unique(above))
 
 
 def _in_sorted(keys: Array, table: Array) -> npt.NDArray[np.bool_]:

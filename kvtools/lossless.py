@@ -9,7 +9,7 @@ from typing import Any
 
 from kvtools.dialects.detect import dialects
 from kvtools.dialects.dialect import Dialect
-from kvtools.dialects.interface import ExtraSchema, SlotSchema, TableSchema, VersionUnit
+from kvtools.dialects.schema import ExtraSchema, SlotSchema, TableSchema, VersionUnit
 from kvtools.errors import BadInputError
 from kvtools.fit import fit
 

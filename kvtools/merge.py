@@ -23,24 +23,15 @@ from typing import Any, Literal
 import numpy as np
 
 from kvtools.cast import rounded
-from kvtools.dialects.interface import (
-    DEFAULT_MEMORY,
-    KEYS,
-    KEYS_AND_VALUES,
-    Array,
-    Checkpoint,
-    Chunk,
-    Columns,
-    Progress,
-    TableReader,
-    TableSchema,
-    VariableSchema,
-)
+from kvtools.dialects.chunk import KEYS, KEYS_AND_VALUES, Array, Chunk, Columns
+from kvtools.dialects.interface import Checkpoint, TableReader
+from kvtools.dialects.options import DEFAULT_MEMORY, Progress
+from kvtools.dialects.schema import TableSchema, VariableSchema
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, UsageError
 from kvtools.joined_table import JoinedTable
 from kvtools.key_join import SortedKeys, row_numbers, sorted_buckets
-from kvtools.migrate import Account, check_output, write_tables
+from kvtools.migrate import Account, check_output, output_of, write_tables
 from kvtools.row_mask import RowMask
 from kvtools.table_view import MaskedTable
 from kvtools.top_rows import sortable
@@ -197,7 +188,7 @@ def merge_tables(
         bucket = _Bucket(keys.keys, keys.rows, joined.source_of(keys.rows))
         counts[0] += bucket.delete(mask, removed, delete_starts)
         counts[1] += bucket.drop_repeated(mask)
-        counts[2] += bucket.settle(mask, joined, on_conflict, versions, others)
+        counts[2] += bucket.resolve_conflicts(mask, joined, on_conflict, versions, others)
     table = MergedTable(joined, mask, others=others, mean=on_conflict == "mean")
     return table, Merged(
         table=name,
@@ -233,7 +224,7 @@ class _Bucket:
         again[:-1] = (self.keys[1:] == self.keys[:-1]) & (self.sources[1:] == self.sources[:-1])
         return self._drop(mask, again)
 
-    def settle(
+    def resolve_conflicts(
         self, mask: RowMask, joined: JoinedTable, on_conflict: OnConflict, versions: Array | None, others: Array | None
     ) -> int:
         """Keep one row of each key, and return how many keys had several."""
@@ -320,6 +311,7 @@ def merge(
     """
     options = options or WriteOptions()
     to = to or checkpoints[0].dialect
+    output = output_of(output, to, checkpoints)
     check_output(output, to, force=options.force)
     groups = _groups(checkpoints, tables, into)
     preferred = checkpoints if on_conflict == "first" else checkpoints[::-1]

@@ -21,20 +21,13 @@ from typing import Any
 
 import numpy as np
 
+from kvtools.dialects.chunk import KEYS, Array, Chunk, Columns
 from kvtools.dialects.detect import dialect_named, open_checkpoint, writable_dialects
 from kvtools.dialects.dialect import Dialect
-from kvtools.dialects.interface import (
-    KEYS,
-    Array,
-    Checkpoint,
-    Chunk,
-    Columns,
-    OpenOptions,
-    Progress,
-    TableReader,
-    TableSchema,
-    VariableSchema,
-)
+from kvtools.dialects.interface import Checkpoint, TableReader
+from kvtools.dialects.location import locate
+from kvtools.dialects.options import OpenOptions, Progress
+from kvtools.dialects.schema import TableSchema, VariableSchema
 from kvtools.dialects.writing import CheckpointWriter, ShardWriter, TableWriter, WriteOptions
 from kvtools.diff import compare_tables
 from kvtools.engine import Engine, run_all, started
@@ -154,6 +147,7 @@ def write_tables(
         ```
     """
     options = options or WriteOptions()
+    output = output_of(output, to, [beside] if beside else [])
     plan = _plan(tables, output, to, beside, parts, options)
     dialect = plan.dialect
     assert dialect.write is not None
@@ -313,6 +307,7 @@ def plan_tables(
     What depends on the rows themselves, such as frequencies that are cut, only the writing finds. `bytes` are those of
     the columns, before any compression. Arguments and errors are those of `write_tables`.
     """
+    output = output_of(output, to, [beside] if beside else [])
     account = _plan(tables, output, to, beside, parts, options or WriteOptions()).account
     if strict:
         _check_lossless(account)
@@ -356,7 +351,8 @@ def _plan(
         _partitioned(fit_schema(table.schema, dialect, parts=wanted.get(table.schema.name)), options)
         for table in tables
     )
-    if any("object_path" in fitted.schema.metadata for fitted in fits):
+    kept = dialect.holds.metadata
+    if kept and "object_path" in kept and any("object_path" in fitted.schema.metadata for fitted in fits):
         fits = tuple(
             fitted
             if "object_path" in fitted.schema.metadata
@@ -413,6 +409,22 @@ def _writable(output: str | os.PathLike[str], to: str | Dialect) -> Dialect:
             f" {', '.join(writable_dialects())}"
         )
     return dialect
+
+
+def output_of(
+    output: str | os.PathLike[str], to: str | Dialect, sources: Sequence[Checkpoint]
+) -> str | os.PathLike[str]:
+    """Return what `output` is to be: where it is the folder by which one of `sources` was named, the bundle in it.
+
+    Any other folder stays one, which a bundle does not replace: of several bundles in it nobody named any.
+    """
+    if _writable(output, to).output_kind(str(output)) != "prefix" or not Path(output).is_dir():
+        return output
+    try:
+        prefix = locate(Path(output)).prefix
+    except BadInputError:
+        return output
+    return prefix if any(Path(source.path).absolute() == prefix.absolute() for source in sources) else output
 
 
 def check_output(output: str | os.PathLike[str], to: str | Dialect, *, force: bool) -> None:
@@ -647,4 +659,4 @@ def _check_room(output: str | os.PathLike[str], dialect: Dialect, fits: Sequence
         )
 
 
-__all__ = ["Account", "TableAccount", "VariableSchema", "check_output", "plan_tables", "write_tables"]
+__all__ = ["Account", "TableAccount", "VariableSchema", "check_output", "output_of", "plan_tables", "write_tables"]

@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvtools.dialects.interface import KEYS_AND_VALUES, Array, Checkpoint, Chunk, Columns, Progress, TableReader
+from kvtools.dialects.chunk import KEYS_AND_VALUES, Array, Chunk, Columns
+from kvtools.dialects.interface import Checkpoint, TableReader
+from kvtools.dialects.options import Progress
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, UsageError
 from kvtools.migrate import Account, write_tables

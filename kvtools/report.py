@@ -10,13 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from kvtools import __version__
-from kvtools.dialects.interface import (
-    DEFAULT_MEMORY,
-    Checkpoint,
-    Progress,
-    TableSchema,
-    row_bytes,
-)
+from kvtools.dialects.interface import Checkpoint
+from kvtools.dialects.options import DEFAULT_MEMORY, Progress
+from kvtools.dialects.schema import TableSchema, row_bytes
 from kvtools.engine import Engine
 from kvtools.errors import one_line
 from kvtools.replace_output import check_free, replace_files

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvtools.dialects.interface import TableSchema
+from kvtools.dialects.schema import TableSchema
 from kvtools.errors import MissingDependencyError
 from kvtools.histogram import NORM_EDGES, FrequencyHistogram, NormHistogram, VersionHistogram
 from kvtools.stats import TableStats

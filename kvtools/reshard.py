@@ -6,7 +6,8 @@ import os
 from collections.abc import Sequence
 
 from kvtools.dialects.detect import dialect_named
-from kvtools.dialects.interface import Checkpoint, Progress
+from kvtools.dialects.interface import Checkpoint
+from kvtools.dialects.options import Progress
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import UsageError
 from kvtools.migrate import Account, write_tables

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from kvtools.dialects.interface import Array
+from kvtools.dialects.chunk import Array
 
 _WORD = 8
 """Bytes whose bits are counted together."""

@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from kvtools.dialects.interface import KEYS_AND_VALUES, Array, Checkpoint, Chunk, Columns, SlotSchema, TableReader
+from kvtools.dialects.chunk import KEYS_AND_VALUES, Array, Chunk, Columns
+from kvtools.dialects.interface import Checkpoint, TableReader
+from kvtools.dialects.schema import SlotSchema
 from kvtools.errors import BadInputError
 from kvtools.table_view import TableView, replace_schema
 

@@ -16,17 +16,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from kvtools.dialects.chunk import KEYS, KEYS_AND_VALUES, Array, Chunk, Columns
 from kvtools.dialects.detect import dialect_named
-from kvtools.dialects.interface import (
-    KEYS,
-    KEYS_AND_VALUES,
-    Array,
-    Checkpoint,
-    Chunk,
-    Columns,
-    Progress,
-    TableReader,
-)
+from kvtools.dialects.interface import Checkpoint, TableReader
+from kvtools.dialects.options import Progress
 from kvtools.dialects.safe_name import safe_name
 from kvtools.dialects.writing import WriteOptions
 from kvtools.engine import run_all

@@ -19,16 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtools._row_stats import row_stats
-from kvtools.dialects.interface import (
-    ALL_COLUMNS,
-    DEFAULT_MEMORY,
-    KEYS,
-    Chunk,
-    Progress,
-    TableReader,
-    TableSchema,
-    row_bytes,
-)
+from kvtools.dialects.chunk import ALL_COLUMNS, KEYS, Chunk
+from kvtools.dialects.interface import TableReader
+from kvtools.dialects.options import DEFAULT_MEMORY, Progress
+from kvtools.dialects.schema import TableSchema, row_bytes
 from kvtools.engine import Engine, default_workers, run_all
 from kvtools.histogram import FrequencyHistogram, NormHistogram, VersionHistogram, near_an_edge, norm_bins
 from kvtools.json_numbers import json_numbers

@@ -8,16 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from kvtools.dialects.interface import (
-    KEYS_AND_VALUES,
-    Array,
-    Checkpoint,
-    Chunk,
-    Columns,
-    TableReader,
-    TableSchema,
-    row_bytes,
-)
+from kvtools.dialects.chunk import KEYS_AND_VALUES, Array, Chunk, Columns
+from kvtools.dialects.interface import Checkpoint, TableReader
+from kvtools.dialects.schema import TableSchema, row_bytes
 from kvtools.errors import BadInputError
 from kvtools.row_mask import RowMask
 

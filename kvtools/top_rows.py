@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvtools.dialects.interface import KEYS, Array, TableReader
+from kvtools.dialects.chunk import KEYS, Array
+from kvtools.dialects.interface import TableReader
 from kvtools.key_join import row_numbers
 from kvtools.row_mask import RowMask
 

@@ -17,21 +17,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from kvtools.dialects.chunk import ALL_COLUMNS, KEYS, Array, Chunk, Columns
 from kvtools.dialects.detect import open_checkpoint
-from kvtools.dialects.interface import (
-    ALL_COLUMNS,
-    KEYS,
-    Array,
-    Checkpoint,
-    Chunk,
-    Columns,
-    ExtraSchema,
-    Finding,
-    OpenOptions,
-    Progress,
-    TableReader,
-    are_initial_values,
-)
+from kvtools.dialects.interface import Checkpoint, Finding, TableReader
+from kvtools.dialects.options import OpenOptions, Progress
+from kvtools.dialects.schema import ExtraSchema, are_initial_values
 from kvtools.engine import Engine, run_all
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError
 from kvtools.key_join import sorted_buckets

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 
-from kvtools.dialects.interface import OpenOptions
+from kvtools.dialects.options import OpenOptions
 from kvtools.errors import BadInputError, MissingDependencyError, one_line
 
 

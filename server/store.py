@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvtools.dialects.chunk import Columns
 from kvtools.dialects.detect import open_checkpoint
-from kvtools.dialects.interface import Columns, OpenOptions, Progress, TableReader, TableSchema
+from kvtools.dialects.interface import TableReader
+from kvtools.dialects.options import OpenOptions, Progress
+from kvtools.dialects.schema import TableSchema
 from kvtools.errors import BadInputError, UnknownTableError
 from kvtools.server.key_index import KeyIndex
 

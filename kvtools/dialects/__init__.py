@@ -1,6 +1,9 @@
 """The checkpoint formats that kvtools opens and writes, one file per format.
 
-interface.py      what every dialect gives: a schema per table and a stream of row chunks
+chunk.py          rows as NumPy columns
+schema.py         what a table is: names, types and shapes
+options.py        how a checkpoint is to be opened
+interface.py      what every dialect gives: tables to be read, and the checkpoint that has them
 writing.py        what every writer takes
 dialect.py        what a dialect is: its name, how to tell it, what it can hold
 detect.py         which dialect a path is in

@@ -12,12 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from kvtools.dialects.arrow_columns import ArrowPart, arrow_errors, import_pyarrow
+from kvtools.dialects.arrow_columns import arrow_errors, import_pyarrow
 from kvtools.dialects.arrow_input import BatchInput, InputFormat, open_files
 from kvtools.dialects.arrow_output import CONTENTS, BatchFile, BatchFormat, BatchWriter, check_compression, unsealed
+from kvtools.dialects.arrow_table import ArrowPart
 from kvtools.dialects.bundle.checksum import extend
+from kvtools.dialects.chunk import Array
 from kvtools.dialects.dialect import Dialect, Holds, Source
-from kvtools.dialects.interface import Array, Checkpoint, OpenOptions
+from kvtools.dialects.interface import Checkpoint
+from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.table_files import has_file
 from kvtools.dialects.table_record import COUNTER_DTYPES, KEY_DTYPES, VALUE_DTYPES
 from kvtools.dialects.writing import WriteOptions

@@ -11,27 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from kvtools.dialects.arrow_columns import (
-    DESCRIPTION,
-    ArrowPart,
-    ArrowTable,
-    arrow_errors,
-    arrow_schema,
-    column_map,
-    stranger_table,
-)
+from kvtools.dialects.arrow_columns import DESCRIPTION, arrow_errors, arrow_schema, column_map
 from kvtools.dialects.arrow_output import EXTRAS, PART, Contents, read_extra
+from kvtools.dialects.arrow_table import ArrowPart, ArrowTable, stranger_table
 from kvtools.dialects.bundle.checksum import extend
-from kvtools.dialects.interface import (
-    ALL_COLUMNS,
-    Array,
-    Checkpoint,
-    ExtraSchema,
-    OpenOptions,
-    TableReader,
-    TableSchema,
-)
+from kvtools.dialects.chunk import ALL_COLUMNS, Array
+from kvtools.dialects.interface import Checkpoint, TableReader
+from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.safe_name import safe_name
+from kvtools.dialects.schema import ExtraSchema, TableSchema
 from kvtools.dialects.table_files import files_below, group_files
 from kvtools.dialects.table_record import table_schema
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError

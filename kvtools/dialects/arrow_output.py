@@ -23,8 +23,9 @@ import numpy as np
 
 from kvtools.dialects.arrow_columns import arrow_batch, arrow_schema, import_pyarrow
 from kvtools.dialects.bundle.checksum import extend
-from kvtools.dialects.interface import ALL_COLUMNS, Array, Chunk, TableSchema, numpy_dtype, row_bytes
+from kvtools.dialects.chunk import ALL_COLUMNS, Array, Chunk
 from kvtools.dialects.safe_name import safe_name
+from kvtools.dialects.schema import TableSchema, numpy_dtype, row_bytes
 from kvtools.dialects.table_record import is_count, json_object, table_json
 from kvtools.dialects.writing import CheckpointWriter, ShardWriter, TableWriter, WriteOptions
 from kvtools.errors import BadInputError, CorruptFileError, UsageError
@@ -82,11 +83,18 @@ class _Output:
         self._batches: list[Any] = []
         self._extras: dict[str, Any] = {}
         self._table_crc = _crc(table_json(schema).encode())
+        self._failure: Exception | None = None
         self._lock = threading.Lock()
 
     def write(self, part: int, batch: Any) -> None:
         with self._lock:
-            self._batches.append([part, batch.num_rows, self._file.write(batch)])
+            if self._failure is not None:  # a full disk closes the file, which is no reason to tell
+                raise self._failure
+            try:
+                self._batches.append([part, batch.num_rows, self._file.write(batch)])
+            except Exception as error:
+                self._failure = error
+                raise
 
     def extra(self, name: str, array: Array) -> None:
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)

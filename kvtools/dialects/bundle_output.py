@@ -22,7 +22,8 @@ import numpy as np
 
 from kvtools.dialects.bundle.reader import Bundle
 from kvtools.dialects.bundle.writer import BundleWriter, Region, RegionWriter, Runs
-from kvtools.dialects.interface import Array, Chunk, VariableSchema
+from kvtools.dialects.chunk import Array, Chunk
+from kvtools.dialects.schema import VariableSchema
 from kvtools.dialects.writing import CheckpointWriter, ShardWriter, TableWriter, WriteOptions
 
 Encode = Callable[[Chunk], Mapping[str, Array]]

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from kvtools import _checked_io
-from kvtools.dialects.interface import Array
+import kvtools._checked_io as _checked_io
+from kvtools.dialects.chunk import Array
 from kvtools.errors import BadInputError, CorruptFileError
 
 

@@ -11,18 +11,11 @@ from typing import Any, Literal
 import numpy as np
 
 from kvtools.dialects.bundle import BundleTensor
+from kvtools.dialects.chunk import CHUNK_BYTES, KEYS_AND_VALUES, Array, Chunk, Columns
 from kvtools.dialects.column import Column
-from kvtools.dialects.interface import (
-    CHUNK_BYTES,
-    DEFAULT_MEMORY,
-    KEYS_AND_VALUES,
-    Array,
-    Chunk,
-    Columns,
-    Finding,
-    TableReader,
-    TableSchema,
-)
+from kvtools.dialects.interface import Finding, TableReader
+from kvtools.dialects.options import DEFAULT_MEMORY
+from kvtools.dialects.schema import TableSchema
 from kvtools.key_join import match_rows
 
 

@@ -21,23 +21,15 @@ from kvtools.dialects.bundle import Bundle, BundleTensor, BundleWriter, Region, 
 from kvtools.dialects.bundle.dtypes import dtype_name
 from kvtools.dialects.bundle_column import bundle_column
 from kvtools.dialects.bundle_output import BundleCheckpointWriter, BundleTableWriter, plain_columns
+from kvtools.dialects.chunk import Array, Chunk, Columns
 from kvtools.dialects.column import Column
 from kvtools.dialects.column_table import KeyedColumn, KeyedSlotsTable, Part
 from kvtools.dialects.derived_column import ConcatenatedColumn
 from kvtools.dialects.dialect import Dialect, Holds, Source
-from kvtools.dialects.interface import (
-    Array,
-    Checkpoint,
-    Chunk,
-    Columns,
-    ExtraSchema,
-    Finding,
-    OpenOptions,
-    SlotSchema,
-    TableSchema,
-    numpy_dtype,
-)
+from kvtools.dialects.interface import Checkpoint, Finding
+from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.part_names import Shape, TableNames, check_alike, open_tables, variable_name
+from kvtools.dialects.schema import ExtraSchema, SlotSchema, TableSchema, numpy_dtype
 from kvtools.dialects.tensorflow import bundle_checkpoint, located
 from kvtools.dialects.writing import ShardWriter, WriteOptions
 from kvtools.errors import BadInputError, CorruptFileError

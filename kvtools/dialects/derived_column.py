@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from kvtools.dialects.chunk import Array
 from kvtools.dialects.column import Column
-from kvtools.dialects.interface import Array
 
 
 class MappedColumn:

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvtools.dialects.dialect import Dialect, Source
-from kvtools.dialects.interface import Checkpoint, OpenOptions, Origin, TableReader
+from kvtools.dialects.interface import Checkpoint, Origin, TableReader
 from kvtools.dialects.location import locate
+from kvtools.dialects.options import OpenOptions
 from kvtools.errors import BadInputError, UsageError
 
 _MODULES = (
@@ -117,13 +118,13 @@ def open_checkpoint(path: str | os.PathLike[str], options: OpenOptions | None = 
     source = Source(os.fspath(path))
     if options.dialect is not None:
         dialect = dialect_named(options.dialect)
-        if not dialect.sniff(source):
+        if not _takes(dialect, source):
             _explain(source)
             raise BadInputError(
                 f"opening '{source.text}' as {dialect.name}: it is not {dialect.title}; leave --dialect out"
             )
     else:
-        found = next((dialect for dialect in _each() if dialect.sniff(source)), None)
+        found = next((dialect for dialect in _each() if _takes(dialect, source)), None)
         if found is None:
             _explain(source)
             raise BadInputError(f"opening '{source.text}': it is in none of the dialects {', '.join(dialects())}")
@@ -131,7 +132,7 @@ def open_checkpoint(path: str | os.PathLike[str], options: OpenOptions | None = 
     checkpoint = _agreeing(dialect.open(source, options), options)
     path_elsewhere = source.text if source.is_url else str(source.path.absolute())  # for other processes
     for name, table in checkpoint.tables.items():
-        table.origin = Origin(path_elsewhere, options, name)
+        table.origin = Origin(path_elsewhere, options, name, open_table)
     return checkpoint
 
 
@@ -154,6 +155,15 @@ def _agreeing(checkpoint: Checkpoint, options: OpenOptions) -> Checkpoint:
 def open_table(origin: Origin) -> TableReader:
     """Open the table again that was opened there."""
     return open_checkpoint(origin.path, origin.options).table(origin.table)
+
+
+def _takes(dialect: Dialect, source: Source) -> bool:
+    """Tell whether a source is of a dialect; raises `BadInputError` where it may not be looked at."""
+    try:
+        return dialect.sniff(source)
+    except PermissionError as error:
+        _explain(source)
+        raise BadInputError(f"opening '{source.text}': {error.strerror}: '{error.filename}'") from error
 
 
 def _explain(source: Source) -> None:

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Literal
 
 from kvtools.dialects.bundle import Bundle
-from kvtools.dialects.interface import Checkpoint, OpenOptions, TableSchema, VersionUnit
+from kvtools.dialects.interface import Checkpoint
 from kvtools.dialects.location import Location, locate
+from kvtools.dialects.options import OpenOptions
+from kvtools.dialects.schema import TableSchema, VersionUnit
 from kvtools.dialects.writing import CheckpointWriter, WriteOptions
 from kvtools.errors import BadInputError
 

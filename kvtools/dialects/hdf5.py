@@ -21,25 +21,18 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from kvtools import _checked_io
+import kvtools._checked_io as _checked_io
 from kvtools.dialects.bundle.checksum import extend, of_runs
 from kvtools.dialects.bundle.writer import Region, Runs
 from kvtools.dialects.bundle_output import BundleShard, plain_columns
+from kvtools.dialects.chunk import Array, Chunk
 from kvtools.dialects.column_table import ColumnTable, Part
 from kvtools.dialects.dialect import Dialect, Holds, Source
-from kvtools.dialects.interface import (
-    Array,
-    Checkpoint,
-    Chunk,
-    OpenOptions,
-    SlotSchema,
-    TableReader,
-    TableSchema,
-    VariableSchema,
-    numpy_dtype,
-)
+from kvtools.dialects.interface import Checkpoint, TableReader
+from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.rechunk import rechunk
 from kvtools.dialects.safe_name import safe_name
+from kvtools.dialects.schema import SlotSchema, TableSchema, VariableSchema, numpy_dtype
 from kvtools.dialects.table_record import (
     COUNTER_DTYPES,
     KEY_DTYPES,

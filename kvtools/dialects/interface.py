@@ -14,158 +14,12 @@ from pathlib import Path
 from typing import Any, Literal, SupportsIndex
 
 import numpy as np
-import numpy.typing as npt
 
+from kvtools import convert
+from kvtools.dialects.chunk import ALL_COLUMNS, CHUNK_BYTES, KEYS, KEYS_AND_VALUES, Array, Chunk, Columns
+from kvtools.dialects.options import OpenOptions
+from kvtools.dialects.schema import TableSchema, VariableSchema, numpy_dtype, row_bytes
 from kvtools.errors import KvtoolsError, UnknownTableError
-
-Array = npt.NDArray[Any]
-
-Progress = Callable[[str, int, int], None]
-"""Called while work goes on, from any thread, with a table's name, the rows done and its rows in all."""
-
-VersionUnit = Literal["seconds", "days", "steps", "unknown"]
-"""What a version counts: Unix seconds, Unix days, training steps, or nobody knows."""
-
-CHUNK_BYTES = 1 << 20
-"""About how many bytes of all its columns a chunk holds unless the caller says how many rows it wants. More is no
-faster: chunks of this size stay in the processor's cache between reading, checking and writing."""
-
-DEFAULT_MEMORY = 1 << 30
-"""How many bytes an operation may hold unless told otherwise; what needs more spills to disk."""
-
-
-@dataclass(frozen=True)
-class SlotSchema:
-    """An optimizer slot: one row of `width` numbers beside each value row."""
-
-    name: str
-    width: int
-    dtype: str
-
-
-@dataclass(frozen=True)
-class ExtraSchema:
-    """An array that belongs to a table as a whole, not to its rows.
-
-    The names that dialects share: "initial_values" [M, dim] (new rows are copied from it), "initial_values_<part>" (where
-    a part has others than that), "blacklist" (keys that are never stored), "filtered_keys" / "filtered_freqs" / "filtered_versions" (keys seen, not yet admitted),
-    "deleted_keys" (of an increment: keys to remove), "eviction_scores_<part>" (of a table with a capacity: a number for
-    each row, in the order of the rows as they are stored: it holds for this file only, and no writer takes it).
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class TableSchema:
-    """What a table holds.
-
-    `part_rows` are the rows of each part, in order. `freq_dtype` and `version_dtype` are None where the table has no
-    such column. `partition` names the rule that decides a key's part (`kvtools.partition`), None where the dialect
-    has none. `checksums` says what the columns' bytes are checked against as they are read, as in "CRC-32C"; None
-    where the format has nothing of the kind. `metadata` is what else the format records, ready for JSON:
-    "initializer", "object_path", ... `notes` say what was inferred or assumed because the files do not record it.
-    `bytes` counts every column.
-    """
-
-    name: str
-    dialect: str
-    key_dtype: str
-    value_dtype: str
-    dim: int
-    part_rows: tuple[int, ...]
-    slots: tuple[SlotSchema, ...] = ()
-    freq_dtype: str | None = None
-    version_dtype: str | None = None
-    version_unit: VersionUnit = "unknown"
-    partition: str | None = None
-    checksums: str | None = None
-    extras: tuple[ExtraSchema, ...] = ()
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    bytes: int = 0
-
-    @property
-    def rows(self) -> int:
-        """Rows of all parts."""
-        return sum(self.part_rows)
-
-    @property
-    def parts(self) -> int:
-        """How many parts the table has; 1 or more."""
-        return len(self.part_rows)
-
-    @property
-    def has_freqs(self) -> bool:
-        """Whether rows have frequencies."""
-        return self.freq_dtype is not None
-
-    @property
-    def has_versions(self) -> bool:
-        """Whether rows have versions."""
-        return self.version_dtype is not None
-
-
-@dataclass(frozen=True)
-class VariableSchema:
-    """A dense variable beside the tables."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    bytes: int
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """A run of rows of one part, n of them, as columns in the same order.
-
-    `keys` [n]; `values` [n, dim]; `slots[name]` [n, width]; `freqs` and `versions` [n], or None where the
-    table has none or they were not asked for. Columns that were not asked for are left out: values is None,
-    slots is empty.
-    """
-
-    keys: Array
-    values: Array | None = None
-    slots: Mapping[str, Array] = field(default_factory=dict)
-    freqs: Array | None = None
-    versions: Array | None = None
-    part: int = 0
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    def take(self, rows: Any) -> Chunk:
-        """Return the chunk of these rows only: row numbers, a boolean mask or a slice, as NumPy indexes.
-
-        >>> Chunk(np.array([5, 7]), freqs=np.array([1, 2])).take([1]).freqs.tolist()
-        [2]
-        """
-        return Chunk(
-            keys=self.keys[rows],
-            values=None if self.values is None else self.values[rows],
-            slots={name: slot[rows] for name, slot in self.slots.items()},
-            freqs=None if self.freqs is None else self.freqs[rows],
-            versions=None if self.versions is None else self.versions[rows],
-            part=self.part,
-        )
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Which columns beside the keys to read; the bytes of the others are never touched."""
-
-    values: bool = False
-    slots: bool = False
-    freqs: bool = False
-    versions: bool = False
-
-
-KEYS = Columns()
-KEYS_AND_VALUES = Columns(values=True)
-ALL_COLUMNS = Columns(values=True, slots=True, freqs=True, versions=True)
 
 
 @dataclass(frozen=True)
@@ -183,44 +37,13 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class OpenOptions:
-    """How to open a checkpoint: what its files do not say, and how much memory a reader may hold.
-
-    `key_dtype`, `value_dtype` and `dim` are for formats that do not record them; for one that does record them they are
-    a check (`contradicted_by`). With `lenient`, a table that cannot be opened is left out and named in
-    `Checkpoint.broken`.
-    """
-
-    dialect: str | None = None
-    key_dtype: str | None = None
-    value_dtype: str | None = None
-    dim: int | None = None
-    memory: int = DEFAULT_MEMORY
-    lenient: bool = False
-
-    def contradicted_by(self, schema: TableSchema) -> str | None:
-        """Return what a table says against these options, or None if it agrees.
-
-        >>> OpenOptions(dim=9).contradicted_by(TableSchema("emb", "npz", "int64", "float32", 4, (7,)))
-        'got --dim 9, it says 4; leave the option out'
-        """
-        for option, wanted, got in (
-            ("--key-dtype", self.key_dtype, schema.key_dtype),
-            ("--value-dtype", self.value_dtype, schema.value_dtype),
-            ("--dim", self.dim, schema.dim),
-        ):
-            if wanted is not None and wanted != got:
-                return f"got {option} {wanted}, it says {got}; leave the option out"
-        return None
-
-
-@dataclass(frozen=True)
 class Origin:
-    """Where a table was opened, so that another process can open it again."""
+    """Where a table was opened, so that another process can open it again, by `open_again(origin)`."""
 
     path: str
     options: OpenOptions
     table: str
+    open_again: Callable[[Origin], TableReader]
 
 
 class TableReader(ABC):
@@ -312,15 +135,11 @@ class TableReader(ABC):
 
     def to_numpy(self, columns: Sequence[str] | None = None, *, limit: int | None = None) -> Chunk:
         """Return all rows, or the first `limit`, as one chunk of NumPy columns; see `kvtools.convert.to_numpy`."""
-        from kvtools.convert import to_numpy
-
-        return to_numpy(self, columns, limit=limit)
+        return convert.to_numpy(self, columns, limit=limit)
 
     def to_arrow(self, columns: Sequence[str] | None = None, *, limit: int | None = None) -> Any:
         """Return all rows, or the first `limit`, as a `pyarrow.Table`; see `kvtools.convert.to_arrow`."""
-        from kvtools.convert import to_arrow
-
-        return to_arrow(self, columns, limit=limit)
+        return convert.to_arrow(self, columns, limit=limit)
 
     def to_pandas(
         self,
@@ -330,16 +149,12 @@ class TableReader(ABC):
         vectors: Literal["columns", "arrays"] = "columns",
     ) -> Any:
         """Return all rows, or the first `limit`, as a `pandas.DataFrame`; see `kvtools.convert.to_pandas`."""
-        from kvtools.convert import to_pandas
-
-        return to_pandas(self, columns, limit=limit, vectors=vectors)
+        return convert.to_pandas(self, columns, limit=limit, vectors=vectors)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         if self.origin is None:
             return super().__reduce_ex__(protocol)
-        from kvtools.dialects.detect import open_table
-
-        return open_table, (self.origin,)
+        return self.origin.open_again, (self.origin,)
 
 
 def no_variable(name: str) -> Iterator[Array]:
@@ -383,69 +198,6 @@ class Checkpoint:
     def select(self, names: Sequence[str]) -> list[TableReader]:
         """Return these tables, each once, or all tables if `names` is empty."""
         return [self.table(name) for name in dict.fromkeys(names)] if names else list(self.tables.values())
-
-
-INITIAL_VALUES = "initial_values"
-
-
-def initial_values_of(part: int | str) -> str:
-    """Return what the initial values of one part are called, where they are not those of all.
-
-    >>> initial_values_of(3)
-    'initial_values_3'
-    """
-    return f"{INITIAL_VALUES}_{part}"
-
-
-def part_of_initial_values(name: str) -> int | None:
-    """Return whose initial values an extra of this name is; None if it is no part's alone.
-
-    >>> part_of_initial_values("initial_values_3"), part_of_initial_values("initial_values")
-    (3, None)
-    """
-    number = name.removeprefix(f"{INITIAL_VALUES}_")
-    return int(number) if number != name and number.isdecimal() else None
-
-
-def are_initial_values(name: str) -> bool:
-    """Tell whether an extra of this name is initial values, of all parts or of one.
-
-    >>> are_initial_values("initial_values"), are_initial_values("blacklist")
-    (True, False)
-    """
-    return name == INITIAL_VALUES or part_of_initial_values(name) is not None
-
-
-def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return the NumPy type called `name`, bfloat16 included.
-
-    >>> numpy_dtype("bfloat16").itemsize
-    2
-    """
-    if name == "bfloat16":
-        import ml_dtypes
-
-        name = ml_dtypes.bfloat16
-    dtype: np.dtype[Any] = np.dtype(name)
-    return dtype
-
-
-def row_bytes(schema: TableSchema, columns: Columns = ALL_COLUMNS) -> int:
-    """Return how many bytes one row takes in these columns and the keys.
-
-    >>> row_bytes(TableSchema("emb", "tfplugin", "int64", "float32", 16, (10,)))
-    72
-    """
-    size = numpy_dtype(schema.key_dtype).itemsize
-    if columns.values:
-        size += schema.dim * numpy_dtype(schema.value_dtype).itemsize
-    if columns.slots:
-        size += sum(slot.width * numpy_dtype(slot.dtype).itemsize for slot in schema.slots)
-    if columns.freqs and schema.freq_dtype:
-        size += numpy_dtype(schema.freq_dtype).itemsize
-    if columns.versions and schema.version_dtype:
-        size += numpy_dtype(schema.version_dtype).itemsize
-    return size
 
 
 def _list_names(names: Mapping[str, object], limit: int = 8) -> str:

@@ -21,18 +21,13 @@ from typing import Any
 
 import numpy as np
 
+from kvtools.dialects.chunk import Array
 from kvtools.dialects.column import Column
 from kvtools.dialects.column_table import ColumnTable, Part
 from kvtools.dialects.dialect import Holds
-from kvtools.dialects.interface import (
-    Array,
-    OpenOptions,
-    TableReader,
-    TableSchema,
-    VariableSchema,
-    numpy_dtype,
-    row_bytes,
-)
+from kvtools.dialects.interface import TableReader
+from kvtools.dialects.options import OpenOptions
+from kvtools.dialects.schema import TableSchema, VariableSchema, numpy_dtype, row_bytes
 from kvtools.dialects.table_record import (
     COUNTER_DTYPES,
     KEY_DTYPES,

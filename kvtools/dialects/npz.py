@@ -27,9 +27,10 @@ import numpy as np
 from kvtools.dialects.bundle.checksum import ZIP, combine
 from kvtools.dialects.bundle.writer import Region, write_fully
 from kvtools.dialects.bundle_output import plain_columns
+from kvtools.dialects.chunk import Array, Chunk
 from kvtools.dialects.column import CheckedColumn, Column
 from kvtools.dialects.dialect import Dialect, Source
-from kvtools.dialects.interface import Array, Checkpoint, Chunk, OpenOptions, TableSchema, numpy_dtype
+from kvtools.dialects.interface import Checkpoint
 from kvtools.dialects.named_columns import (
     HOLDS,
     Container,
@@ -43,7 +44,9 @@ from kvtools.dialects.named_columns import (
     variable_chunks,
     variables_of,
 )
+from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.raw_output import RawTableWriter, crc32
+from kvtools.dialects.schema import TableSchema, numpy_dtype
 from kvtools.dialects.writing import CheckpointWriter, ShardWriter, TableWriter, WriteOptions
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError, UsageError
 

@@ -21,7 +21,7 @@ _SAVER, _SAVER_NAME, _OBJECT_NAME = 4, 1, 2
 
 
 def extend_object_graph(graph: bytes, tensors: Iterable[str] = (), *, savers: Mapping[str, str] | None = None) -> bytes:
-    """Return `graph` with an object and an attribute for each of `tensors`, and one for each of `savers`, that it lacks.
+    """Return `graph` with what it lacks: an object and an attribute for each of `tensors`, an object for each saver.
 
     Args:
         graph: a serialized graph, or nothing.

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvtools.dialects.column import Column
-from kvtools.dialects.interface import OpenOptions, TableReader, TableSchema
+from kvtools.dialects.interface import TableReader
+from kvtools.dialects.options import OpenOptions
+from kvtools.dialects.schema import TableSchema
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError
 
 _PART = re.compile(r"(?P<table>.+)/part_(?P<part>0|[1-9]\d{0,5})(?:/(?P<slot>.+))?", re.S)

@@ -18,7 +18,7 @@ import numpy as np
 from kvtools.dialects.bundle.checksum import CASTAGNOLI, ZIP, extend, of_runs
 from kvtools.dialects.bundle.writer import Region, RegionWriter, Runs
 from kvtools.dialects.bundle_output import plain_columns
-from kvtools.dialects.interface import Array, Chunk
+from kvtools.dialects.chunk import Array, Chunk
 from kvtools.dialects.writing import ShardWriter, TableWriter
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from kvtools.dialects.interface import Array
+from kvtools.dialects.chunk import Array
 
 
 def rechunk(arrays: Iterable[Array], rows: int) -> Iterator[Array]:

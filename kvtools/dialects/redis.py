@@ -26,21 +26,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from kvtools.dialects.bundle_output import plain_columns
+from kvtools.dialects.chunk import KEYS, KEYS_AND_VALUES, Array, Chunk, Columns
 from kvtools.dialects.dialect import Dialect, Holds, Source
-from kvtools.dialects.interface import (
-    KEYS,
-    KEYS_AND_VALUES,
-    Array,
-    Checkpoint,
-    Chunk,
-    Columns,
-    Finding,
-    OpenOptions,
-    TableReader,
-    TableSchema,
-    numpy_dtype,
-    row_bytes,
-)
+from kvtools.dialects.interface import Checkpoint, Finding, TableReader
+from kvtools.dialects.options import OpenOptions
+from kvtools.dialects.schema import TableSchema, numpy_dtype, row_bytes
 from kvtools.dialects.table_record import (
     COUNTER_DTYPES,
     KEY_DTYPES,

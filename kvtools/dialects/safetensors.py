@@ -18,9 +18,10 @@ from typing import Any
 
 from kvtools.dialects.bundle.checksum import extend
 from kvtools.dialects.bundle.writer import Region
+from kvtools.dialects.chunk import Array
 from kvtools.dialects.column import CheckedColumn, Column, RawColumn
 from kvtools.dialects.dialect import Dialect, Source
-from kvtools.dialects.interface import Array, Checkpoint, OpenOptions, TableSchema, VariableSchema, numpy_dtype
+from kvtools.dialects.interface import Checkpoint
 from kvtools.dialects.named_columns import (
     HOLDS,
     Container,
@@ -33,7 +34,9 @@ from kvtools.dialects.named_columns import (
     variable_chunks,
     variables_of,
 )
+from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.raw_output import RawTableWriter
+from kvtools.dialects.schema import TableSchema, VariableSchema, numpy_dtype
 from kvtools.dialects.table_record import is_count
 from kvtools.dialects.writing import CheckpointWriter, WriteOptions
 from kvtools.errors import BadInputError, CorruptFileError

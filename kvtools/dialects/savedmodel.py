@@ -18,9 +18,12 @@ from typing import Any
 import numpy as np
 
 from kvtools.dialects.bundle import Bundle
+from kvtools.dialects.chunk import Array
 from kvtools.dialects.column_table import ColumnTable, Part
 from kvtools.dialects.dialect import Dialect, Holds, Source
-from kvtools.dialects.interface import Array, Checkpoint, OpenOptions, TableReader, TableSchema
+from kvtools.dialects.interface import Checkpoint, TableReader
+from kvtools.dialects.options import OpenOptions
+from kvtools.dialects.schema import TableSchema
 from kvtools.dialects.tensorflow import bundle_checkpoint, located
 from kvtools.dialects.tfplugin import KEY_DTYPES, VALUE_DTYPES
 from kvtools.errors import BadInputError, CorruptFileError

@@ -13,20 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
+from kvtools.dialects.chunk import Array
 from kvtools.dialects.column import RawColumn
 from kvtools.dialects.column_table import ColumnTable, Part
 from kvtools.dialects.dialect import Dialect, Holds, Source
-from kvtools.dialects.interface import (
-    Array,
-    Checkpoint,
-    Finding,
-    OpenOptions,
-    SlotSchema,
-    TableReader,
-    TableSchema,
-    numpy_dtype,
-)
+from kvtools.dialects.interface import Checkpoint, Finding, TableReader
+from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.raw_output import RawTableWriter, create_column
+from kvtools.dialects.schema import SlotSchema, TableSchema, numpy_dtype
 from kvtools.dialects.writing import CheckpointWriter, WriteOptions
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError, OutputError
 

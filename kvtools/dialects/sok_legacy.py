@@ -9,18 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from kvtools.dialects.chunk import Array
 from kvtools.dialects.column import RawColumn
 from kvtools.dialects.column_table import ColumnTable, Part
 from kvtools.dialects.dialect import Dialect, Holds, Source
-from kvtools.dialects.interface import (
-    Array,
-    Checkpoint,
-    OpenOptions,
-    TableReader,
-    TableSchema,
-    numpy_dtype,
-)
+from kvtools.dialects.interface import Checkpoint, TableReader
+from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.raw_output import RawTableWriter, create_column
+from kvtools.dialects.schema import TableSchema, numpy_dtype
 from kvtools.dialects.writing import CheckpointWriter, WriteOptions
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError, OutputError, UsageError
 

@@ -13,14 +13,7 @@ import json
 import math
 from typing import Any, TypeGuard, get_args
 
-from kvtools.dialects.interface import (
-    ExtraSchema,
-    SlotSchema,
-    TableSchema,
-    VersionUnit,
-    numpy_dtype,
-    row_bytes,
-)
+from kvtools.dialects.schema import ExtraSchema, SlotSchema, TableSchema, VersionUnit, numpy_dtype, row_bytes
 from kvtools.errors import BadInputError, CorruptFileError
 from kvtools.partition import RULES
 

@@ -9,8 +9,10 @@ from kvtools.dialects.bundle import Bundle
 from kvtools.dialects.bundle.dtypes import dtype_name
 from kvtools.dialects.bundle_output import variable_chunks
 from kvtools.dialects.dialect import Dialect, Source
-from kvtools.dialects.interface import Checkpoint, Finding, OpenOptions, TableReader, VariableSchema
+from kvtools.dialects.interface import Checkpoint, Finding, TableReader
 from kvtools.dialects.location import Location
+from kvtools.dialects.options import OpenOptions
+from kvtools.dialects.schema import VariableSchema
 from kvtools.errors import KvtoolsError
 
 NAME = "tensorflow"

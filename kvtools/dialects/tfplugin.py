@@ -17,20 +17,13 @@ import numpy as np
 
 from kvtools.dialects.bundle import Bundle, BundleTensor
 from kvtools.dialects.bundle_output import BundleCheckpointWriter, BundleTableWriter
+from kvtools.dialects.chunk import Array
 from kvtools.dialects.column_table import ColumnTable, Part
 from kvtools.dialects.dialect import Dialect, Holds, Source
-from kvtools.dialects.interface import (
-    Array,
-    Checkpoint,
-    ExtraSchema,
-    OpenOptions,
-    SlotSchema,
-    TableReader,
-    TableSchema,
-    VariableSchema,
-    numpy_dtype,
-)
+from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.object_graph import OBJECT_GRAPH, extend_object_graph
+from kvtools.dialects.options import OpenOptions
+from kvtools.dialects.schema import ExtraSchema, SlotSchema, TableSchema, VariableSchema, numpy_dtype
 from kvtools.dialects.tensorflow import bundle_checkpoint, located
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError

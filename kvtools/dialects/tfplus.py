@@ -17,18 +17,17 @@ from kvtools.dialects.bundle import Bundle, BundleTensor, BundleWriter
 from kvtools.dialects.bundle.dtypes import dtype_name
 from kvtools.dialects.bundle_column import bundle_column
 from kvtools.dialects.bundle_output import BundleCheckpointWriter, BundleTableWriter, plain_columns
+from kvtools.dialects.chunk import Array, Chunk
 from kvtools.dialects.column import Column
 from kvtools.dialects.column_table import KeyedColumn, KeyedSlotsTable, Part
 from kvtools.dialects.derived_column import ConcatenatedColumn, MappedColumn
 from kvtools.dialects.dialect import Dialect, Holds, Source
-from kvtools.dialects.interface import (
+from kvtools.dialects.interface import Checkpoint, Finding
+from kvtools.dialects.options import OpenOptions
+from kvtools.dialects.part_names import Shape, TableNames, check_alike, open_tables, variable_name
+from kvtools.dialects.schema import (
     INITIAL_VALUES,
-    Array,
-    Checkpoint,
-    Chunk,
     ExtraSchema,
-    Finding,
-    OpenOptions,
     SlotSchema,
     TableSchema,
     are_initial_values,
@@ -36,7 +35,6 @@ from kvtools.dialects.interface import (
     numpy_dtype,
     part_of_initial_values,
 )
-from kvtools.dialects.part_names import Shape, TableNames, check_alike, open_tables, variable_name
 from kvtools.dialects.tensorflow import bundle_checkpoint, located
 from kvtools.errors import BadInputError, CorruptFileError
 from kvtools.key_join import match_rows
@@ -230,9 +228,10 @@ def _extras(own: Sequence[_Variable]) -> dict[str, Column]:
         extras[INITIAL_VALUES] = first
     # Each part draws its own initial rows from the same initializer.
     for part, initial in enumerate(variable.initial for variable in own):
-        if part and initial is not None and not (first is not None and _alike(first, initial)):
-            if initial.rows or INITIAL_VALUES in extras:
-                extras[initial_values_of(part)] = initial
+        if not part or initial is None or (first is not None and _alike(first, initial)):
+            continue
+        if initial.rows or INITIAL_VALUES in extras:
+            extras[initial_values_of(part)] = initial
     for name, columns in (
         ("blacklist", [variable.blacklist for variable in own]),
         ("deleted_keys", [variable.delete_keys for variable in own]),

@@ -21,22 +21,14 @@ import numpy as np
 from kvtools.dialects.bundle import Bundle
 from kvtools.dialects.bundle.dtypes import dtype_name
 from kvtools.dialects.bundle_output import BundleCheckpointWriter, BundleTableWriter, plain_columns
+from kvtools.dialects.chunk import Array, Chunk, Columns
 from kvtools.dialects.column import Column
 from kvtools.dialects.column_table import ColumnTable, KeyedColumn, KeyedSlotsTable, Part
 from kvtools.dialects.dialect import Dialect, Holds, Source
-from kvtools.dialects.interface import (
-    Array,
-    Checkpoint,
-    Chunk,
-    Columns,
-    OpenOptions,
-    SlotSchema,
-    TableReader,
-    TableSchema,
-    VariableSchema,
-    numpy_dtype,
-)
+from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.object_graph import OBJECT_GRAPH, extend_object_graph
+from kvtools.dialects.options import OpenOptions
+from kvtools.dialects.schema import SlotSchema, TableSchema, VariableSchema, numpy_dtype
 from kvtools.dialects.tensorflow import bundle_checkpoint, located
 from kvtools.dialects.tfra_names import Role, SavedTable, assign_roles, initial_of, of_path, of_scope
 from kvtools.dialects.writing import WriteOptions

@@ -24,9 +24,12 @@ import numpy as np
 
 from kvtools.dialects.bundle import Bundle
 from kvtools.dialects.bundle.writer import write_fully
+from kvtools.dialects.chunk import Array, Chunk
 from kvtools.dialects.column import RawColumn
 from kvtools.dialects.dialect import Dialect, Holds, Source
-from kvtools.dialects.interface import Array, Checkpoint, Chunk, OpenOptions, TableSchema, numpy_dtype
+from kvtools.dialects.interface import Checkpoint
+from kvtools.dialects.options import OpenOptions
+from kvtools.dialects.schema import TableSchema, numpy_dtype
 from kvtools.dialects.tensorflow import bundle_checkpoint
 from kvtools.dialects.tfra import (
     KEY_DTYPES,

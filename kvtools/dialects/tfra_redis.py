@@ -19,8 +19,11 @@ import numpy as np
 
 from kvtools.dialects import redis
 from kvtools.dialects import tfra_redis_layout as layout
+from kvtools.dialects.chunk import Array, Chunk
 from kvtools.dialects.dialect import Dialect, Holds, Source
-from kvtools.dialects.interface import Array, Checkpoint, Chunk, OpenOptions, TableSchema, numpy_dtype
+from kvtools.dialects.interface import Checkpoint
+from kvtools.dialects.options import OpenOptions
+from kvtools.dialects.schema import TableSchema, numpy_dtype
 from kvtools.dialects.tfra import (
     KEY_DTYPES,
     VALUE_DTYPES,

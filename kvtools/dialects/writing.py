@@ -21,7 +21,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ClassVar
 
-from kvtools.dialects.interface import DEFAULT_MEMORY, Array, Chunk, TableSchema, VariableSchema
+from kvtools.dialects.chunk import Array, Chunk
+from kvtools.dialects.options import DEFAULT_MEMORY
+from kvtools.dialects.schema import TableSchema, VariableSchema
 
 
 @dataclass(frozen=True)

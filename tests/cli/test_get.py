@@ -95,6 +95,22 @@ def test_writing_the_rows(sample_path: Path, tmp_path: Path, capsys: Capture) ->
     assert main([*arguments, "--force"]) == 0
 
 
+@pytest.mark.parametrize("suffix", ["npz", "h5"])
+def test_writing_none_of_the_rows_writes_tables_without_any(
+    sample_path: Path, tmp_path: Path, capsys: Capture, suffix: str
+) -> None:
+    out = tmp_path / f"rows.{suffix}"
+    assert main(["get", str(sample_path), "77777", "--output", str(out)]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == f"wrote 0 rows to {out} ({open_checkpoint(out).dialect})\n"
+    assert "1 are in no table: 77777" in captured.err
+    assert {name: table.rows for name, table in open_checkpoint(out).tables.items()} == {
+        "ads/emb": 0,
+        "empty_emb": 0,
+        "user_emb": 0,
+    }
+
+
 def test_missing_keys_fail_if_strict(sample_path: Path, capsys: Capture) -> None:
     assert main(["get", str(sample_path), "0", "99", "--strict"]) == 3
     assert "1 are in no table: 99" in capsys.readouterr().err

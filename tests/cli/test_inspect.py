@@ -12,7 +12,9 @@ import pytest
 from kvtools.cli.main import main
 from kvtools.dialects import tfplugin
 from kvtools.dialects.dialect import Source
-from kvtools.dialects.interface import Checkpoint, ExtraSchema, OpenOptions
+from kvtools.dialects.interface import Checkpoint
+from kvtools.dialects.options import OpenOptions
+from kvtools.dialects.schema import ExtraSchema
 
 Capture = pytest.CaptureFixture[str]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -73,11 +74,11 @@ def test_clip_by_age_and_keys(
 
 
 def test_cast(sample_path: Path, tmp_path: Path, capsys: Capture) -> None:
-    status, out, _ = run(capsys, "cast", sample_path, tmp_path / "b", "--value-dtype", "float16")
+    status, out, _ = run(capsys, "cast", sample_path, tmp_path / "b", "--to-value-dtype", "float16")
     assert status == 0
     assert "ads/emb   slot Adam.v  float32 to float16               0                0            0\n" in out
     report = run_json(
-        capsys, "cast", sample_path, tmp_path / "b", "--key-dtype", "int64", "--table", "user_emb", "--force"
+        capsys, "cast", sample_path, tmp_path / "b", "--to-key-dtype", "int64", "--table", "user_emb", "--force"
     )
     assert report["casts"] == {"user_emb": []}
     assert open_checkpoint(tmp_path / "b").table("user_emb").schema.key_dtype == "int64"
@@ -130,7 +131,7 @@ def test_rename(sample_path: Path, tmp_path: Path, capsys: Capture) -> None:
 def test_the_target_dialect_can_be_chosen(sample_path: Path, tmp_path: Path, capsys: Capture, command: str) -> None:
     more = {
         "clip": ["--l2", 1],
-        "cast": ["--value-dtype", "float32"],
+        "cast": ["--to-value-dtype", "float32"],
         "reshard": ["--parts", 1],
         "merge": [],
         "rename": ["--add-prefix", "x/"],
@@ -160,7 +161,7 @@ def test_the_target_dialect_can_be_chosen(sample_path: Path, tmp_path: Path, cap
         ("clip SRC OUT --keys-file none", 1, "reading keys from 'none': No such file"),
         ("clip SRC SRC --l2 1", 1, "exists"),
         ("cast SRC OUT", 2, "nothing says to which type"),
-        ("cast SRC OUT --key-dtype int32", 1, "does not fit int32"),
+        ("cast SRC OUT --to-key-dtype int32", 1, "does not fit int32"),
         ("reshard SRC OUT", 2, "--parts"),
         ("reshard SRC OUT --parts 0", 2, "expected 1 or more"),
         ("merge SRC", 2, "expected the checkpoints and then OUT"),
@@ -202,3 +203,35 @@ def test_the_rule_by_which_parts_own_keys_can_be_chosen(sample_path: Path, tmp_p
     assert open_checkpoint(tmp_path / "out").table("ads/emb").schema.partition == "low_31_bits"
     assert main([*arguments, "--partition", "mod_7"]) == 2
     assert "no partition rule 'mod_7'; expected one of floor_mod" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["clip", "{}", "{}", "--max-abs", "0"],
+        ["cast", "{}", "{}", "--to-value-dtype", "float64", "--table", "ads/emb"],
+        ["reshard", "{}", "{}", "--parts", "2"],
+        ["rename", "{}", "{}", "--table", "user_emb=users"],
+        ["merge", "{}", "{}", "{}"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_folder_of_bundles_is_its_latest_when_it_is_written_in_place(
+    sample_path: Path, capsys: Capture, command: list[str]
+) -> None:
+    arguments = [word.format(sample_path) for word in command]
+    files = sorted(file.name for file in sample_path.iterdir())
+    status, _, err = run(capsys, *arguments)
+    assert (status, "exists; name another place, or add --force" in err) == (1, True), err
+    status, out, err = run(capsys, *arguments, "--force")
+    assert (status, err) == (0, "")
+    assert out.endswith(f"wrote {sample_path / 'model.ckpt-7'} (tfplugin)\n")
+    assert sorted(file.name for file in sample_path.iterdir()) == files
+    assert open_checkpoint(sample_path).table("ads/emb").rows == 11
+
+
+def test_another_folder_of_bundles_is_left_alone(sample_path: Path, tmp_path: Path, capsys: Capture) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(sample_path, other)
+    status, _, err = run(capsys, "clip", sample_path, other, "--max-abs", "0", "--force")
+    assert status == 1 and "is a folder, expected a new file" in err

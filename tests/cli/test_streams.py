@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -71,7 +70,7 @@ def test_a_signal_leaves_nothing(tmp_path: Path, sample_path: Path, number: sign
     )
     said = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}[number]
     assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", f"kvtools: {said}\n")
-    assert os.listdir(tmp_path) == ["sample"]
+    assert [file.name for file in tmp_path.iterdir()] == ["sample"]
 
 
 def test_a_signal_that_is_ignored_stays_ignored(tmp_path: Path, sample_path: Path) -> None:

@@ -35,8 +35,10 @@ import mutate
 import numpy as np
 
 from kvtools.array_table import ArrayTable
+from kvtools.dialects.chunk import ALL_COLUMNS
 from kvtools.dialects.detect import dialects, open_checkpoint
-from kvtools.dialects.interface import ALL_COLUMNS, Checkpoint, OpenOptions
+from kvtools.dialects.interface import Checkpoint
+from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.writing import WriteOptions
 from kvtools.diff import compare_tables
 from kvtools.errors import KvtoolsError

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from kvtools.array_table import ArrayTable
-from kvtools.dialects.interface import ALL_COLUMNS, Array, TableReader, numpy_dtype, row_bytes
+from kvtools.dialects.chunk import ALL_COLUMNS, Array
+from kvtools.dialects.interface import TableReader
+from kvtools.dialects.schema import numpy_dtype, row_bytes
 
 
 class PlainTable(ArrayTable):

@@ -11,8 +11,9 @@ import ml_dtypes
 import numpy as np
 
 from kvtools.array_table import ArrayTable
+from kvtools.dialects.chunk import ALL_COLUMNS, KEYS, Chunk
 from kvtools.dialects.detect import open_checkpoint
-from kvtools.dialects.interface import ALL_COLUMNS, KEYS, Checkpoint, Chunk, TableReader
+from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.writing import WriteOptions
 from kvtools.migrate import Account, write_tables
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import kvtools
-from kvtools.dialects.interface import KEYS
+from kvtools.dialects.chunk import KEYS
 from kvtools.errors import BadInputError, UsageError
 
 KEYS_ = np.array([5, -1, 9], np.int64)

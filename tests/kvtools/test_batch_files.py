@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import pickle
 import random
 import resource
@@ -19,9 +20,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from round_trip import check_same, write, write_and_open
 
+import kvtools
 from kvtools.array_table import ArrayTable
+from kvtools.dialects import arrow_output
+from kvtools.dialects.chunk import Chunk
 from kvtools.dialects.detect import open_checkpoint
-from kvtools.dialects.interface import OpenOptions
+from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError, OutputError, UsageError
 from kvtools.migrate import write_tables
@@ -333,7 +337,7 @@ def test_an_empty_table_of_lists_takes_its_width_from_the_options(tmp_path: Path
 def test_options_that_contradict_the_columns_are_refused(tmp_path: Path, dialect: str) -> None:
     write_stranger(pa.table({"key": pa.array(KEYS), "value": lists(VALUES)}), tmp_path / f"a.{dialect}")
     for options in (OpenOptions(dim=4), OpenOptions(key_dtype="int32"), OpenOptions(value_dtype="float16")):
-        with pytest.raises(UsageError, match="contradicts"):
+        with pytest.raises(UsageError, match="leave the option out"):
             open_checkpoint(tmp_path / f"a.{dialect}", options)
 
 
@@ -406,3 +410,25 @@ def test_more_parts_than_files_may_be_open(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert rows_by_key(open_checkpoint(tmp_path / "out").table("emb")) == rows_by_key(table)
+
+
+def test_a_file_that_refuses_rows_tells_all_threads_why(tmp_path: Path) -> None:
+    class Full(arrow_output.BatchFile):
+        def __init__(self) -> None:
+            self.closed = False
+
+        def write(self, batch: Any) -> Any:
+            if self.closed:
+                raise ValueError("Operation on closed file")
+            self.closed = True
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        def close(self, contents: str) -> None: ...
+
+    schema = kvtools.table_from_arrays("emb", np.arange(8), np.ones((8, 2), np.float32), parts=2).schema
+    form = arrow_output.BatchFormat("Full", ".full", 1, lambda path, schema, options: Full(), WriteOptions())
+    table = arrow_output.FileTable(form, str(tmp_path / "a.full"), schema)
+    for part in range(2):
+        shard = table.shard()
+        with pytest.raises(OSError, match="No space left on device"):
+            shard.write(part, 0, Chunk(np.arange(4), np.ones((4, 2), np.float32)))

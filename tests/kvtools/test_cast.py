@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvtools.cast import CastTable, cast, rounded
 from kvtools.dialects.detect import open_checkpoint
-from kvtools.dialects.interface import numpy_dtype
+from kvtools.dialects.schema import numpy_dtype
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, UsageError
 

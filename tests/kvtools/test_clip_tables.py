@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtools.clip import Age, Clip, Criteria, Top, choose_all, choose_rows, write_chosen
+from kvtools.dialects.chunk import ALL_COLUMNS
 from kvtools.dialects.detect import open_checkpoint
-from kvtools.dialects.interface import ALL_COLUMNS, Checkpoint, TableReader
+from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, UsageError
 from kvtools.key_list import key_list, read_key_list

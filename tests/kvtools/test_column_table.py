@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvtools.dialects.chunk import Columns
 from kvtools.dialects.column import RawColumn
 from kvtools.dialects.column_table import KeyedColumn, KeyedSlotsTable, Part
-from kvtools.dialects.interface import Columns, SlotSchema, TableSchema
+from kvtools.dialects.schema import SlotSchema, TableSchema
 from kvtools.errors import BadInputError, CorruptFileError
 
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from kvtools.dialects.bundle import Bundle
 from kvtools.dialects.detect import open_checkpoint
-from kvtools.dialects.interface import OpenOptions, TableReader
+from kvtools.dialects.interface import TableReader
+from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, CorruptFileError
 from kvtools.migrate import write_tables

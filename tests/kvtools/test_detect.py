@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from kvtools.dialects.detect import dialects, open_checkpoint
+import kvtools
+from kvtools.dialects.detect import dialect_named, dialects, open_checkpoint, writable_dialects
 from kvtools.dialects.dialect import Source
+from kvtools.dialects.options import OpenOptions
+from kvtools.errors import BadInputError, UsageError
+from kvtools.migrate import write_tables
 
 DATA = Path(__file__).parents[1] / "data"
 SAMPLES = {
@@ -26,3 +32,25 @@ def test_a_checkpoint_is_of_one_dialect_only(sample: str) -> None:
     taking = {name for name, dialect in dialects().items() if dialect.sniff(source)}
     assert taking - {"tensorflow"} == {SAMPLES[sample]}
     assert open_checkpoint(DATA / sample).dialect == SAMPLES[sample]
+
+
+@pytest.mark.parametrize("dialect", [name for name in writable_dialects() if dialect_named(name).output != "url"])
+@pytest.mark.parametrize(
+    "options", [{"dim": 9}, {"key_dtype": "int128"}, {"key_dtype": "uint64"}, {"value_dtype": "float16"}], ids=str
+)
+def test_options_that_contradict_the_files_are_refused(tmp_path: Path, dialect: str, options: dict[str, Any]) -> None:
+    table = kvtools.table_from_arrays("emb", np.arange(6), np.ones((6, 4), np.float32))
+    path = tmp_path / {"hdf5": "a.h5", "npz": "a.npz", "safetensors": "a.safetensors"}.get(dialect, "a")
+    write_tables([table], path, dialect)
+    agreeing = OpenOptions(dialect, "int64", "float32", 4)
+    assert list(open_checkpoint(path, agreeing).tables) == ["emb"]
+    if dialect in ("sok-legacy", "tfra_files") and options in ({"key_dtype": "uint64"}, {"value_dtype": "float16"}):
+        return  # these record no types: such numbers would have the same sizes
+    with pytest.raises((UsageError, BadInputError)):  # a format without types sees that the sizes do not fit
+        open_checkpoint(path, OpenOptions(dialect, **options))
+    lenient = OpenOptions(dialect, lenient=True, **options)
+    try:
+        opened = open_checkpoint(path, lenient)
+    except UsageError:
+        return
+    assert (list(opened.tables), list(opened.broken)) == ([], ["emb"])

@@ -13,18 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvtools.dialects.chunk import KEYS_AND_VALUES, Array, Chunk, Columns
 from kvtools.dialects.detect import open_checkpoint
-from kvtools.dialects.interface import (
-    KEYS_AND_VALUES,
-    Array,
-    Checkpoint,
-    Chunk,
-    Columns,
-    ExtraSchema,
-    SlotSchema,
-    TableReader,
-    TableSchema,
-)
+from kvtools.dialects.interface import Checkpoint, TableReader
+from kvtools.dialects.schema import ExtraSchema, SlotSchema, TableSchema
 from kvtools.diff import compare_checkpoints, compare_tables
 from kvtools.errors import CorruptFileError, UnknownTableError, UsageError
 

@@ -9,8 +9,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from kvtools.dialects.chunk import Chunk
 from kvtools.dialects.dialect import Dialect, Holds
-from kvtools.dialects.interface import Chunk, ExtraSchema, SlotSchema, TableSchema
+from kvtools.dialects.schema import ExtraSchema, SlotSchema, TableSchema
 from kvtools.errors import BadInputError
 from kvtools.fit import fit
 

@@ -12,7 +12,9 @@ SCRIPT = """
 import resource, sys
 import numpy as np
 from kvtools.dialects.detect import open_checkpoint
-from kvtools.dialects.interface import Chunk, TableReader, TableSchema
+from kvtools.dialects.chunk import Chunk
+from kvtools.dialects.interface import TableReader
+from kvtools.dialects.schema import TableSchema
 from kvtools.dialects.writing import WriteOptions
 from kvtools.migrate import write_tables
 

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvtools.dialects.chunk import ALL_COLUMNS, Columns
 from kvtools.dialects.detect import open_checkpoint
-from kvtools.dialects.interface import ALL_COLUMNS, Columns
 from kvtools.errors import BadInputError
-from kvtools.get import ChosenRows, choose_columns, keys_from, keys_of_words, read_keys, read_rows, rows_of_keys
+from kvtools.get import ChosenRows, choose_columns, read_rows, rows_of_keys
+from kvtools.key_file import keys_from, keys_of_words, read_keys
 
 
 @pytest.mark.parametrize("parts", [1, 3])
@@ -72,11 +73,16 @@ def npy(array: Any) -> bytes:
 
 
 def test_keys_files(tmp_path: Path) -> None:
-    assert read_keys(io.BytesIO(b"1 2\n-3,4,\n\n"), "x").tolist() == [1, 2, -3, 4]
-    assert read_keys(io.BytesIO(npy(np.array([7], np.uint64))), "x").tolist() == [7]
+    def read(data: bytes) -> list[int]:
+        return [key for keys in read_keys(io.BytesIO(data), "x") for key in keys.tolist()]
+
+    assert read(b"1 2\n-3,4,\n\n") == [1, 2, -3, 4]
+    assert read(npy(np.array([7], np.uint64))) == [7]
+    many = np.random.default_rng(0).integers(-(2**63), 2**63, 400_000)  # several blocks
+    assert read(" ".join(map(str, many)).encode()) == many.tolist()
     for wrong in (npy(np.ones(3)), npy(np.ones((2, 2), int)), npy(np.arange(9))[:-4], b"\x93NUMPY", b"key\n5", b"\xff"):
         with pytest.raises(BadInputError, match="reading keys from x"):
-            read_keys(io.BytesIO(wrong), "x")
+            read(wrong)
     path = tmp_path / "keys"
     path.write_text("8 9")
     assert keys_from(["5,-7"], str(path), io.BytesIO()).tolist() == [5, -7, 8, 9]

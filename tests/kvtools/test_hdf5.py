@@ -21,7 +21,9 @@ from round_trip import check_same, same_bytes, write_and_open
 
 from kvtools.array_table import ArrayTable
 from kvtools.dialects.detect import dialect_named, open_checkpoint
-from kvtools.dialects.interface import Checkpoint, OpenOptions, VariableSchema, numpy_dtype
+from kvtools.dialects.interface import Checkpoint
+from kvtools.dialects.options import OpenOptions
+from kvtools.dialects.schema import VariableSchema, numpy_dtype
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError, OutputError, UsageError
 from kvtools.migrate import write_tables

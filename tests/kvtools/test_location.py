@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from kvtools.dialects.detect import dialects, open_checkpoint
 from kvtools.dialects.location import Location, locate
 from kvtools.errors import BadInputError
 
@@ -76,3 +80,36 @@ def test_nothing_there(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
     with pytest.raises(BadInputError, match="none of a checkpoint's"):
         locate(tmp_path / "notes.txt")
+
+
+@pytest.fixture
+def powerless() -> Iterator[Path]:
+    """A folder that everybody may enter, while this process is a user whom permissions bind."""
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))  # pytest's own folders are closed to other users
+    folder.chmod(0o777)
+    dialects()  # what is imported later may be closed to other users, too
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        yield folder
+    finally:
+        os.seteuid(user)
+        for path in folder.rglob("*"):
+            path.chmod(0o700)
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("denied", ["model.ckpt.index", "a.npz", "folder", "folder/inside"])
+def test_what_may_not_be_read_is_said_so(powerless: Path, denied: str) -> None:
+    path = powerless / denied
+    path.parent.mkdir(exist_ok=True)
+    if denied == "folder":
+        path.mkdir(0o000)
+    else:
+        path.write_bytes(b"x")
+        path.chmod(0o000)
+        if denied == "folder/inside":
+            path.parent.chmod(0o000)
+    with pytest.raises(BadInputError, match="Permission denied"):
+        open_checkpoint(powerless / denied.removesuffix(".index"))

@@ -13,8 +13,9 @@ import pytest
 
 from kvtools.array_table import ArrayTable
 from kvtools.dialects.bundle import Bundle
+from kvtools.dialects.chunk import ALL_COLUMNS
 from kvtools.dialects.detect import open_checkpoint
-from kvtools.dialects.interface import ALL_COLUMNS, Checkpoint, TableReader
+from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, CorruptFileError, OutputError, UnknownTableError, UsageError
 from kvtools.merge import merge, merge_tables

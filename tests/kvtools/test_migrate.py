@@ -13,9 +13,11 @@ import pytest
 import kvtools
 from kvtools.dialects.bundle import reader
 from kvtools.dialects.bundle_output import plain_columns
+from kvtools.dialects.chunk import Chunk
 from kvtools.dialects.detect import dialect_for, dialect_named, open_checkpoint, writable_dialects
 from kvtools.dialects.dialect import Dialect
-from kvtools.dialects.interface import Chunk, TableReader, TableSchema
+from kvtools.dialects.interface import TableReader
+from kvtools.dialects.schema import TableSchema
 from kvtools.dialects.tfplugin import DIALECT, Writer
 from kvtools.dialects.writing import WriteOptions
 from kvtools.diff import compare_tables

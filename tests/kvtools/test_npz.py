@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from kvtools.array_table import ArrayTable
 from kvtools.dialects.detect import open_checkpoint
-from kvtools.dialects.interface import OpenOptions
 from kvtools.dialects.npz import DIALECT
+from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, CorruptFileError, UsageError
 from kvtools.fit import fit

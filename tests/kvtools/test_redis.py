@@ -23,8 +23,10 @@ from hypothesis import strategies as st
 from redis_processes import free_port
 
 from kvtools.array_table import ArrayTable
+from kvtools.dialects.chunk import ALL_COLUMNS, Chunk, Columns
 from kvtools.dialects.detect import open_checkpoint
-from kvtools.dialects.interface import ALL_COLUMNS, Chunk, Columns, OpenOptions, TableReader
+from kvtools.dialects.interface import TableReader
+from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.redis import DIALECT, bucket_count, bucket_of, place_of
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, CorruptFileError, OutputError, UsageError

@@ -19,18 +19,12 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import kvtools
+from kvtools.dialects.chunk import ALL_COLUMNS, KEYS, Chunk, Columns
 from kvtools.dialects.detect import dialects, open_checkpoint
 from kvtools.dialects.dialect import Dialect
-from kvtools.dialects.interface import (
-    ALL_COLUMNS,
-    KEYS,
-    Chunk,
-    Columns,
-    OpenOptions,
-    TableReader,
-    TableSchema,
-    numpy_dtype,
-)
+from kvtools.dialects.interface import TableReader
+from kvtools.dialects.options import OpenOptions
+from kvtools.dialects.schema import TableSchema, numpy_dtype
 from kvtools.diff import compare_tables
 from kvtools.errors import BadInputError
 from kvtools.fit import Fit, FittedTable, fit

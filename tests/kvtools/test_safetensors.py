@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from kvtools.array_table import ArrayTable
 from kvtools.dialects.detect import open_checkpoint
-from kvtools.dialects.interface import OpenOptions
+from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.safetensors import DIALECT, read_header
 from kvtools.errors import BadInputError, CorruptFileError, UsageError
 from kvtools.fit import fit

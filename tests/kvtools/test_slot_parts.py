@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvtools.dialects.chunk import ALL_COLUMNS, Columns
 from kvtools.dialects.detect import open_checkpoint
-from kvtools.dialects.interface import ALL_COLUMNS, Columns
 from kvtools.errors import BadInputError
 from kvtools.migrate import write_tables
 from kvtools.rename import Renames, rename

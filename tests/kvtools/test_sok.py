@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtools.dialects.detect import open_checkpoint
-from kvtools.dialects.interface import OpenOptions
+from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.sok import DIALECT, flat_name
 from kvtools.errors import BadInputError, CorruptFileError, OutputError, UsageError
 from kvtools.fit import fit

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kvtools.dialects.detect import open_checkpoint
-from kvtools.dialects.interface import OpenOptions
+from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.sok_legacy import DIALECT
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError, OutputError, UsageError
 from kvtools.fit import fit

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from kvtools.array_table import ArrayTable
+from kvtools.dialects.chunk import ALL_COLUMNS
 from kvtools.dialects.detect import open_checkpoint
-from kvtools.dialects.interface import ALL_COLUMNS, Checkpoint, TableReader
+from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, CorruptFileError, OutputError, UsageError
 from kvtools.key_list import key_list

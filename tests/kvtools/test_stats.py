@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from kvtools.clip import Clip
+from kvtools.dialects.chunk import KEYS_AND_VALUES, Array, Chunk, Columns
 from kvtools.dialects.detect import open_checkpoint
-from kvtools.dialects.interface import KEYS_AND_VALUES, Array, Chunk, Columns, SlotSchema, TableReader, TableSchema
+from kvtools.dialects.interface import TableReader
+from kvtools.dialects.schema import SlotSchema, TableSchema
 from kvtools.key_join import count_repeated
 from kvtools.stats import (
     NORM_THRESHOLDS,

@@ -10,8 +10,8 @@ import round_trip
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtools.dialects.interface import TableSchema
 from kvtools.dialects.safe_name import safe_name
+from kvtools.dialects.schema import TableSchema
 from kvtools.dialects.table_record import table_json, table_schema
 from kvtools.errors import BadInputError, CorruptFileError
 

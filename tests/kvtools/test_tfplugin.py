@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import kvtools
+from kvtools.dialects.chunk import ALL_COLUMNS, Chunk
 from kvtools.dialects.detect import open_checkpoint
-from kvtools.dialects.interface import ALL_COLUMNS, Checkpoint, Chunk, TableReader
+from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.errors import BadInputError, CorruptFileError, UnknownTableError
 from kvtools.verify import verify
 

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 import kvtools
 from kvtools.dialects.bundle import Bundle
+from kvtools.dialects.chunk import ALL_COLUMNS
 from kvtools.dialects.detect import open_checkpoint
-from kvtools.dialects.interface import ALL_COLUMNS, OpenOptions, TableReader
+from kvtools.dialects.interface import TableReader
+from kvtools.dialects.options import OpenOptions
 from kvtools.errors import BadInputError, CorruptFileError
 from kvtools.migrate import write_tables
 from kvtools.partition import owners

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from kvtools import table_from_arrays
+from kvtools.dialects.chunk import ALL_COLUMNS
 from kvtools.dialects.detect import open_checkpoint
-from kvtools.dialects.interface import ALL_COLUMNS, OpenOptions, TableReader
+from kvtools.dialects.interface import TableReader
+from kvtools.dialects.options import OpenOptions
 from kvtools.errors import BadInputError, CorruptFileError
 from kvtools.migrate import write_tables
 

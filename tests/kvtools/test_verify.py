@@ -11,21 +11,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import kvtools
+from kvtools.dialects.bundle import BundleWriter
 from kvtools.dialects.bundle.index_table import read_table, table_bytes
 from kvtools.dialects.bundle.reader import Bundle
 from kvtools.dialects.bundle.records import decode_entry, encode_entry
+from kvtools.dialects.chunk import KEYS_AND_VALUES, Array, Chunk, Columns
 from kvtools.dialects.detect import open_checkpoint
-from kvtools.dialects.interface import (
-    KEYS_AND_VALUES,
-    Array,
-    Checkpoint,
-    Chunk,
-    Columns,
-    Finding,
-    SlotSchema,
-    TableReader,
-    TableSchema,
-)
+from kvtools.dialects.interface import Checkpoint, Finding, TableReader
+from kvtools.dialects.options import OpenOptions
+from kvtools.dialects.schema import SlotSchema, TableSchema
 from kvtools.errors import BadInputError, UnknownTableError
 from kvtools.verify import check, verify
 
@@ -311,3 +306,39 @@ def test_progress_counts_every_row(sample_path: Path) -> None:
 def test_reading_again_finds_the_same(sample_path: Path) -> None:
     checkpoint = open_checkpoint(sample_path)
     assert check(checkpoint) == check(checkpoint, workers=1) == check(checkpoint, memory=1)
+
+
+@pytest.mark.parametrize("dialect", ["deeprec", "hdf5", "npz", "safetensors", "tfplugin", "tfplus", "tfra"])
+def test_tensors_of_a_table_that_cannot_be_opened_are_no_dense_variables(tmp_path: Path, dialect: str) -> None:
+    """The width that is given fits one of two tables."""
+    tables = [
+        kvtools.table_from_arrays(
+            name, np.arange(6), np.ones((6, width), np.float32), slots={"Adam.m": np.ones((6, width), np.float32)}
+        )
+        for name, width in (("good", 4), ("bad", 9))
+    ]
+    path = tmp_path / {"hdf5": "a.h5", "npz": "a.npz", "safetensors": "a.safetensors"}.get(dialect, "a")
+    kvtools.write_tables(tables, path, dialect)
+    result = verify(str(path), OpenOptions(dim=4))
+    assert [table.name for table in result.tables] == ["good"]
+    assert [(finding.table, finding.check) for finding in result.findings if finding.severity == "error"] == [
+        ("bad", "open")
+    ]
+    assert result.variables == 0
+
+
+@pytest.mark.parametrize("damage", ["kvmeta", "values"])
+def test_tensors_of_a_damaged_table_are_no_dense_variables(sample_path: Path, tmp_path: Path, damage: str) -> None:
+    bundle = Bundle(sample_path / "model.ckpt-7")
+    with BundleWriter(tmp_path / "a") as writer:
+        for name, entry in bundle.entries.items():
+            if entry.dtype == 7:
+                text = bundle.strings(name)[0]
+                writer.string(name, b"{" if damage == "kvmeta" and name == "user_emb-kvmeta" else text)
+            else:
+                array = bundle.tensor(name).read()
+                cut = damage == "values" and name == "user_emb-values"
+                writer.array(name, array[1:] if cut else array.reshape(entry.shape))
+    result = verify(str(tmp_path / "a"))
+    assert [table.name for table in result.tables] == ["ads/emb", "empty_emb"]
+    assert (result.variables, result.count("error")) == (2, 1)

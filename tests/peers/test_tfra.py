@@ -11,8 +11,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from kvtools.dialects.chunk import ALL_COLUMNS
 from kvtools.dialects.detect import open_checkpoint
-from kvtools.dialects.interface import ALL_COLUMNS, Checkpoint, OpenOptions, TableReader
+from kvtools.dialects.interface import Checkpoint, TableReader
+from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError
 from kvtools.migrate import write_tables

@@ -11,7 +11,7 @@ from redis_processes import Cluster
 
 from kvtools.array_table import ArrayTable
 from kvtools.dialects.detect import dialect_for, open_checkpoint
-from kvtools.dialects.interface import OpenOptions
+from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, CorruptFileError, OutputError, UsageError
 from kvtools.migrate import write_tables

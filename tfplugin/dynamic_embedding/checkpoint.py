@@ -358,7 +358,7 @@ def _rewrite(variable: ShardedTable, name: str, path: str, find: Callable[[Any],
 def _opened(variable: ShardedTable, path: str) -> Any:
     """A checkpoint, or the files of TFRA's saver beside it, which do not say of which dtypes they are."""
     from kvtools.dialects.detect import open_checkpoint
-    from kvtools.dialects.interface import OpenOptions
+    from kvtools.dialects.options import OpenOptions
 
     saver = file_system_saver.saver_of(variable)
     folder = None if saver is None else saver.config.save_path

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from kvtools.dialects.interface import ALL_COLUMNS, KEYS, KEYS_AND_VALUES, Chunk, OpenOptions
+from kvtools.dialects.chunk import ALL_COLUMNS, KEYS, KEYS_AND_VALUES, Chunk
+from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.sok import EMBEDDING, KEY, SLOT_BYTES, STATE, Header, SokTable, flat_name, is_file, open_table
 from tfplugin import ranks
 from tfplugin.kv_variable import KvVariable

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from kvtools.dialects.chunk import KEYS, KEYS_AND_VALUES
 from kvtools.dialects.column_table import ColumnTable
-from kvtools.dialects.interface import KEYS, KEYS_AND_VALUES, OpenOptions
+from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.sok_legacy import KEYS_FILE, VALUES_FILE, open_table
 from tfplugin import ranks
 from tfplugin.kv_variable import KvVariable

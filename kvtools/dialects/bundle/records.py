@@ -1,8 +1,7 @@
 """What an index file's values say: the bundle's header, and one entry per tensor or per slice of a tensor.
 
-    header (key ""):  1 number of data shards, 2 endianness (0 little, 1 big), 3 version {1 producer, 2
-    min_consumer} entry:            1 dtype, 2 shape {2 dim {1 size}, 3 unknown_rank}, 3 shard, 4 offset, 5
-    size,
+    header (key "")   1 number of data shards, 2 endianness (0 little, 1 big), 3 version {1 producer, 2 min_consumer}
+    entry             1 dtype, 2 shape {2 dim {1 size}, 3 unknown_rank}, 3 shard, 4 offset, 5 size,
                       6 masked crc32c (fixed32), 7 slices {1 extent {1 start, 2 length}}
 
 A tensor that is stored in slices has an entry with field 7 and no bytes of its own, and one entry per slice

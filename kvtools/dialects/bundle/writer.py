@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvtools import _checked_io
+import kvtools._checked_io as _checked_io
 from kvtools.dialects.bundle import dtypes
 from kvtools.dialects.bundle.checksum import extend, masked, of_runs
 from kvtools.dialects.bundle.index_table import table_bytes
