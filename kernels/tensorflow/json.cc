@@ -332,6 +332,8 @@ std::string JsonQuote(const std::string& text) {
 
 std::string JsonNumber(double value) {
   if (std::isnan(value)) return "NaN";
+  if (value == 0.0)
+    return std::signbit(value) ? "-0.0" : "0.0";  // "-0" is an integer to some, without a sign
   // JSON has no infinities; 1e999 reads back as infinity everywhere.
   if (std::isinf(value)) return value > 0 ? "1e999" : "-1e999";
   std::string text;
