@@ -1,8 +1,8 @@
 """What each test file takes, in CPU seconds: a run's summary names the dearest files, and docs/testing.md lists all.
 
-CPU seconds are those of the process, of the processes that it waited for and of ranks that were forked, while a test and
-its fixtures ran: on a busy machine they stay nearly what they are alone, where seconds of the clock do not. Importing a
-file is not in them.
+CPU seconds are those of the process, of the processes that it waited for and of ranks that were forked, while a test
+and its fixtures ran: on a busy machine they stay nearly what they are alone, where seconds of the clock do not.
+Importing a file is not in them.
 
     pytest --costs=costs.jsonl                         write a line of JSON for each test
     python tests/suite/durations.py PAGE TEST REST     write PAGE's table from the lines of two runs
