@@ -68,7 +68,7 @@ def test_no_memory_for_a_write(table):
     rows = tf.zeros([1 << 21, 4])
     with (
         memory_for(16 << 20),
-        pytest.raises(tf.errors.ResourceExhaustedError, match="'emb': (out of memory|The system refused)"),
+        pytest.raises(tf.errors.ResourceExhaustedError, match=r"'emb': (out of memory|The system refused)"),
     ):
         raw.kv_table_upsert(table, keys, rows)
     raw.kv_table_upsert(table, keys[:8], rows[:8])
