@@ -62,7 +62,7 @@ class KvInitializer:
 
 
 def default(dtype: tf.DType, seed: int = 0) -> KvInitializer:
-    """How keys start where nobody says so: uniform in [-0.05, 0.05), and integers and bools from zero, as TensorFlow's."""
+    """How keys start where nobody says so: uniform in [-0.05, 0.05); integers and bools from zero, as in TensorFlow."""
     return KvInitializer("uniform", -0.05, 0.05, seed) if dtype.is_floating else KvInitializer("constant")
 
 
