@@ -11,29 +11,14 @@ import typer
 from kvtools.cast import ColumnCost, cast
 from kvtools.cli.account import print_account
 from kvtools.cli.layout import columns, shown
-from kvtools.cli.options import (
-    DEFAULT_MEMORY,
-    AsJson,
-    DialectName,
-    Dim,
-    Force,
-    KeyDtype,
-    Memory,
-    OutputPath,
-    SourcePath,
-    Tables,
-    To,
-    ValueDtype,
-    Workers,
-    open_source,
-    write_options,
-)
+from kvtools.cli.options import AsJson, Output, OutputPath, Source, SourcePath, Tables, To
 from kvtools.cli.progress import progress_bar
 
 
 def run(
     path: SourcePath,
     out: OutputPath,
+    *,
     to_value_dtype: Annotated[
         str | None,
         typer.Option(
@@ -52,13 +37,8 @@ def run(
     ] = None,
     to: To = None,
     table: Tables = None,
-    force: Force = False,
-    memory: Memory = DEFAULT_MEMORY,
-    workers: Workers = None,
-    dialect: DialectName = None,
-    key_dtype: KeyDtype = None,
-    value_dtype: ValueDtype = None,
-    dim: Dim = None,
+    output: Output,
+    source: Source,
     as_json: AsJson = False,
 ) -> None:
     """Change the types of values, optimizer slots and keys, and say what was lost by it.
@@ -73,8 +53,8 @@ def run(
       kvtools cast model.ckpt-100 half.ckpt-100 --to-value-dtype float16 --to-slot-dtype float32 --to tfra
       kvtools cast model.ckpt-100 model.ckpt-100 --to-key-dtype int64 --table user_emb --force
     """
-    checkpoint = open_source(path, dialect, key_dtype, value_dtype, dim, memory)
-    options = write_options(force=force, memory=memory)
+    checkpoint = source.open(path, output.memory)
+    options = output.options()
     with progress_bar("casting") as progress:
         account, costs = cast(
             checkpoint,
@@ -85,7 +65,7 @@ def run(
             to=to,
             tables=table or (),
             options=options,
-            workers=workers,
+            workers=output.workers,
             progress=progress,
         )
     if not as_json and any(costs.values()):

@@ -12,23 +12,7 @@ import typer
 
 from kvtools.cli.account import print_account
 from kvtools.cli.layout import columns, shown, size
-from kvtools.cli.options import (
-    DEFAULT_MEMORY,
-    AsJson,
-    DialectName,
-    Dim,
-    Force,
-    KeyDtype,
-    Memory,
-    SourcePath,
-    Tables,
-    To,
-    ValueDtype,
-    Workers,
-    bytes_of,
-    open_source,
-    write_options,
-)
+from kvtools.cli.options import AsJson, Output, Source, SourcePath, Tables, To, bytes_of
 from kvtools.cli.progress import progress_bar
 from kvtools.clip import Age, Choice, Clip, Criteria, Top, choose_all, write_chosen
 from kvtools.dialects.schema import VersionUnit
@@ -45,6 +29,7 @@ def run(
     out: Annotated[
         str | None, typer.Argument(metavar="OUT", help="What to write: a prefix, file, folder or URL.")
     ] = None,
+    *,
     max_abs: Annotated[
         float | None,
         typer.Option("--max-abs", metavar="X", help="Cut rows whose values are all below X in size."),
@@ -85,13 +70,8 @@ def run(
     ] = False,
     to: To = None,
     table: Tables = None,
-    force: Force = False,
-    memory: Memory = DEFAULT_MEMORY,
-    workers: Workers = None,
-    dialect: DialectName = None,
-    key_dtype: KeyDtype = None,
-    value_dtype: ValueDtype = None,
-    dim: Dim = None,
+    output: Output,
+    source: Source,
     as_json: AsJson = False,
 ) -> None:
     """Leave out rows that are not worth their memory; slots, frequencies and versions stay with the others.
@@ -121,7 +101,7 @@ def run(
         raise UsageError(f"clipping '{path}': got --keys-file - and --drop-keys-file -, expected one of them")
     if criteria.empty and keys_file is None and drop_keys_file is None:
         raise UsageError(f"clipping '{path}': nothing says what to cut; see `kvtools clip --help`")
-    checkpoint = open_source(path, dialect, key_dtype, value_dtype, dim, memory)
+    checkpoint = source.open(path, output.memory)
     criteria = Criteria(
         criteria.norms,
         criteria.min_freq,
@@ -131,13 +111,18 @@ def run(
         criteria.top,
         criteria.version_unit,
     )
-    options = write_options(force=force, memory=memory)
+    options = output.options()
     if out is not None and not dry_run:
         target = to or checkpoint.dialect
-        check_output(output_of(out, target, [checkpoint]), target, force=force)
+        check_output(output_of(out, target, [checkpoint]), target, force=output.force)
     with progress_bar("choosing rows of") as progress:
         choices = choose_all(
-            checkpoint, criteria, tables=table or (), memory=bytes_of(memory), workers=workers, progress=progress
+            checkpoint,
+            criteria,
+            tables=table or (),
+            memory=bytes_of(output.memory),
+            workers=output.workers,
+            progress=progress,
         )
     if not as_json:
         _print_choices(choices)
@@ -149,7 +134,9 @@ def run(
             print("nothing was written")
         return
     with progress_bar("writing") as progress:
-        account = write_chosen(checkpoint, choices, out, to=to, options=options, workers=workers, progress=progress)
+        account = write_chosen(
+            checkpoint, choices, out, to=to, options=options, workers=output.workers, progress=progress
+        )
     if not as_json:
         print()
     print_account(account, as_json=as_json, whole=False, clipped=described)

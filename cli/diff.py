@@ -10,17 +10,7 @@ from typing import Annotated
 import typer
 
 from kvtools.cli.layout import columns, shown
-from kvtools.cli.options import (
-    DEFAULT_MEMORY,
-    AsJson,
-    Dim,
-    KeyDtype,
-    Memory,
-    ValueDtype,
-    Workers,
-    bytes_of,
-    open_source,
-)
+from kvtools.cli.options import DEFAULT_MEMORY, AsJson, Dim, KeyDtype, Memory, Source, ValueDtype, Workers, bytes_of
 from kvtools.cli.progress import progress_bar
 from kvtools.diff import CheckpointDiff, ColumnDiff, compare_checkpoints
 from kvtools.errors import UsageError
@@ -62,8 +52,8 @@ def run(
     """
     if top < 0:
         raise UsageError(f"comparing checkpoints: got --top {top}, expected 0 or more")
-    before = open_source(a, dialect_a, key_dtype, value_dtype, dim, memory)
-    after = open_source(b, dialect_b, key_dtype, value_dtype, dim, memory)
+    before = Source(dialect_a, key_dtype, value_dtype, dim).open(a, memory)
+    after = Source(dialect_b, key_dtype, value_dtype, dim).open(b, memory)
     with progress_bar("comparing") as progress:
         diff = compare_checkpoints(
             before,

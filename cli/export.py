@@ -13,20 +13,7 @@ from typing import Annotated
 import typer
 
 from kvtools.cli.layout import columns, shown, size
-from kvtools.cli.options import (
-    DEFAULT_MEMORY,
-    AsJson,
-    DialectName,
-    Dim,
-    Force,
-    KeyDtype,
-    Memory,
-    SourcePath,
-    Tables,
-    ValueDtype,
-    bytes_of,
-    open_source,
-)
+from kvtools.cli.options import DEFAULT_MEMORY, AsJson, Force, Memory, Source, SourcePath, Tables, bytes_of
 from kvtools.cli.progress import progress_bar
 from kvtools.clip import Clip
 from kvtools.errors import UsageError
@@ -35,6 +22,7 @@ from kvtools.export import TableExport, export_saved_model
 
 def run(
     path: SourcePath,
+    *,
     savedmodel: Annotated[Path, typer.Option("--savedmodel", metavar="OUT", help="The SavedModel folder to write.")],
     clip_abs: Annotated[
         float | None,
@@ -45,10 +33,7 @@ def run(
         typer.Option("--clip-l2", metavar="X", help="Leave out rows whose Euclidean norm is below X."),
     ] = None,
     table: Tables = None,
-    dialect: DialectName = None,
-    key_dtype: KeyDtype = None,
-    value_dtype: ValueDtype = None,
-    dim: Dim = None,
+    source: Source,
     memory: Memory = DEFAULT_MEMORY,
     force: Force = False,
     as_json: AsJson = False,
@@ -65,7 +50,7 @@ def run(
       kvtools export --savedmodel models/7 model.ckpt-100 --clip-l2 0.01 --json
     """
     clip = _clip(clip_abs, clip_l2)
-    checkpoint = open_source(path, dialect, key_dtype, value_dtype, dim, memory)
+    checkpoint = source.open(path, memory)
     # TensorFlow is used to write a small graph: no accelerator, and its log lines are none of the user's.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")

@@ -13,20 +13,7 @@ import typer
 
 from kvtools.cli.key_arguments import key_words, mark_negative
 from kvtools.cli.layout import columns, shown
-from kvtools.cli.options import (
-    DEFAULT_MEMORY,
-    DialectName,
-    Dim,
-    Force,
-    KeyDtype,
-    Memory,
-    SourcePath,
-    Tables,
-    ValueDtype,
-    bytes_of,
-    open_source,
-    write_options,
-)
+from kvtools.cli.options import DEFAULT_MEMORY, Force, Memory, Output, Source, SourcePath, Tables, bytes_of
 from kvtools.cli.progress import progress_bar
 from kvtools.dialects.chunk import Array, Chunk
 from kvtools.dialects.detect import dialect_for, dialect_named
@@ -46,6 +33,7 @@ _MISSING_SHOWN = 20
 def run(
     path: SourcePath,
     keys: Annotated[list[str] | None, typer.Argument(metavar="KEY...", help="Keys, negative ones too.")] = None,
+    *,
     keys_file: Annotated[
         str | None,
         typer.Option("--keys-file", metavar="FILE", help="More keys: text, or integers as .npy; - for stdin."),
@@ -66,10 +54,7 @@ def run(
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 3 if a key is in no table.")] = False,
     force: Force = False,
-    dialect: DialectName = None,
-    key_dtype: KeyDtype = None,
-    value_dtype: ValueDtype = None,
-    dim: Dim = None,
+    source: Source,
     memory: Memory = DEFAULT_MEMORY,
 ) -> None:
     """Print the rows of keys, in the order of the keys, from each table that has them.
@@ -91,7 +76,7 @@ def run(
         raise UsageError("looking up keys: got none, expected some after PATH, or --keys-file")
     target = None if output is None else dialect_named(to) if to else dialect_for(output)
     wanted = keys_from(key_words(keys or []), keys_file, sys.stdin.buffer)
-    checkpoint = open_source(path, dialect, key_dtype, value_dtype, dim, memory)
+    checkpoint = source.open(path, memory)
     tables = checkpoint.select(table or [])
     if as_csv and len(tables) != 1:
         raise UsageError(f"printing rows as CSV: got {len(tables)} tables, expected one; name it with --table")
@@ -107,7 +92,7 @@ def run(
         # A table without a hit is left out beside others; where there is no hit at all, OUT has tables without rows.
         hits = [one for one in found if len(one[1])] or found
         chosen = [ChosenRows(reader, _first_of_each(rows)) for reader, rows in hits]
-        write_tables(chosen, output, target, options=write_options(force=force, memory=memory))
+        write_tables(chosen, output, target, options=Output(force, memory).options())
         print(f"wrote {sum(reader.rows for reader in chosen):,} rows to {output} ({target.name})")
     else:
         chunks = (

@@ -11,17 +11,7 @@ import typer
 
 from kvtools.cli.key_arguments import are_keys, spread_option
 from kvtools.cli.layout import columns, shown, size
-from kvtools.cli.options import (
-    AsJson,
-    DialectName,
-    Dim,
-    KeyDtype,
-    SourcePath,
-    Tables,
-    ValueDtype,
-    check_readable,
-    open_source,
-)
+from kvtools.cli.options import AsJson, Source, SourcePath, Tables, check_readable
 from kvtools.cli.progress import progress_bar
 from kvtools.errors import UsageError, one_line
 from kvtools.inspect import (
@@ -41,6 +31,7 @@ _MOST_ROWS = 1_000_000
 
 def run(
     path: SourcePath,
+    *,
     as_json: AsJson = False,
     tables_only: Annotated[bool, typer.Option("--tables", help="List only the tables.")] = False,
     keys: Annotated[
@@ -59,10 +50,7 @@ def run(
         bool, typer.Option("--parts", help="Show the rows of each part, the extra arrays and what versions count.")
     ] = False,
     table: Tables = None,
-    dialect: DialectName = None,
-    key_dtype: KeyDtype = None,
-    value_dtype: ValueDtype = None,
-    dim: Dim = None,
+    source: Source,
 ) -> None:
     """Show what is in a checkpoint: its key-value tables, its dense variables, some of its rows.
 
@@ -83,7 +71,7 @@ def run(
         if count is not None and not 1 <= count <= _MOST_ROWS:
             raise UsageError(f"inspecting: got {option} {count}, expected 1 to {_MOST_ROWS}")
     wanted = _parse_keys(keys) if keys else []
-    checkpoint = open_source(path, dialect, key_dtype, value_dtype, dim, lenient=True)
+    checkpoint = source.open(path, lenient=True)
     check_readable(checkpoint, table or [])
     tables = checkpoint.select(table or [])
     rows: list[KeyRow] = []

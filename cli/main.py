@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from kvtools import __version__
+from kvtools.cli.option_groups import with_single_options
 from kvtools.cli.signals import SignalError, ended_by_signals
 from kvtools.cli.standard_output import RefusedOutputError, give_up_output, open_standard_files, standard_output
 from kvtools.errors import KvtoolsError, one_line
@@ -59,7 +60,7 @@ def build_app(requested: str | None) -> typer.Typer:
     for name, summary in COMMANDS.items():
         command: Callable[..., None] = _not_loaded
         if name == requested:
-            command = importlib.import_module(_module(name)).run
+            command = with_single_options(importlib.import_module(_module(name)).run)
         app.command(name, short_help=summary)(command)
     return app
 

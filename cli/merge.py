@@ -9,20 +9,7 @@ import typer
 
 from kvtools.cli.account import print_account
 from kvtools.cli.layout import columns, shown
-from kvtools.cli.options import (
-    DEFAULT_MEMORY,
-    AsJson,
-    DialectName,
-    Dim,
-    Force,
-    KeyDtype,
-    Memory,
-    To,
-    ValueDtype,
-    Workers,
-    open_source,
-    write_options,
-)
+from kvtools.cli.options import AsJson, Output, Source, To
 from kvtools.cli.progress import progress_bar
 from kvtools.errors import UsageError
 from kvtools.merge import Merged, OnConflict, merge
@@ -33,6 +20,7 @@ def run(
         list[str],
         typer.Argument(metavar="PATH... OUT", help="The checkpoints, later ones replacing earlier ones; last, OUT."),
     ],
+    *,
     on_conflict: Annotated[
         str,
         typer.Option(
@@ -57,13 +45,8 @@ def run(
         typer.Option("--parts", metavar="N", help="How many parts a merged table gets; as in the first checkpoint."),
     ] = None,
     to: To = None,
-    force: Force = False,
-    memory: Memory = DEFAULT_MEMORY,
-    workers: Workers = None,
-    dialect: DialectName = None,
-    key_dtype: KeyDtype = None,
-    value_dtype: ValueDtype = None,
-    dim: Dim = None,
+    output: Output,
+    source: Source,
     as_json: AsJson = False,
 ) -> None:
     """Make one checkpoint of several: tables of one name become one table, with each key once.
@@ -88,7 +71,7 @@ def run(
     if slots not in ("same", "common"):
         raise UsageError(f"merging: got --slots {slots!r}, expected same or common")
     *sources, out = paths
-    checkpoints = [open_source(path, dialect, key_dtype, value_dtype, dim, memory) for path in sources]
+    checkpoints = [source.open(path, output.memory) for path in sources]
     with progress_bar("merging") as progress:
         account, merged = merge(
             checkpoints,
@@ -99,8 +82,8 @@ def run(
             into=into,
             parts=parts,
             to=to,
-            options=write_options(force=force, memory=memory),
-            workers=workers,
+            options=output.options(),
+            workers=output.workers,
             progress=progress,
         )
     if not as_json and merged:

@@ -8,24 +8,16 @@ import typer
 
 from kvtools.cli.account import print_account
 from kvtools.cli.options import (
-    DEFAULT_MEMORY,
     AsJson,
     BatchRows,
     Compression,
     CompressionLevel,
-    DialectName,
-    Dim,
     EngineName,
-    Force,
-    KeyDtype,
-    Memory,
+    Output,
     Partition,
     Parts,
-    ValueDtype,
-    Workers,
+    Source,
     engine_named,
-    open_source,
-    write_options,
 )
 from kvtools.cli.progress import progress_bar
 from kvtools.dialects.detect import dialect_for, dialect_named
@@ -34,10 +26,11 @@ from kvtools.migrate import plan_tables, write_tables
 
 
 def run(
-    source: Annotated[
+    path: Annotated[
         str, typer.Argument(metavar="SRC", help="A checkpoint prefix, file or folder of any dialect, or a URL.")
     ],
-    output: Annotated[str, typer.Argument(metavar="DST", help="What to write: a prefix, file, folder or URL.")],
+    out: Annotated[str, typer.Argument(metavar="DST", help="What to write: a prefix, file, folder or URL.")],
+    *,
     to: Annotated[
         str | None,
         typer.Option("--to", metavar="DIALECT", help="The dialect to write, if DST's suffix does not tell it."),
@@ -58,14 +51,9 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be written and what would be lost; write nothing.")
     ] = False,
-    force: Force = False,
-    workers: Workers = None,
+    output: Output,
     engine: EngineName = "local",
-    memory: Memory = DEFAULT_MEMORY,
-    dialect: DialectName = None,
-    key_dtype: KeyDtype = None,
-    value_dtype: ValueDtype = None,
-    dim: Dim = None,
+    source: Source,
     as_json: AsJson = False,
 ) -> None:
     """Move tables to another dialect: every row, with its slots, frequency and version where DST can hold them.
@@ -80,40 +68,38 @@ def run(
       kvtools migrate model.ckpt-100 tables.parquet --table user_emb --compression zstd
       kvtools migrate model.ckpt-100 tables.npz --dry-run --json
     """
-    target = dialect_named(to) if to else dialect_for(output)
+    target = dialect_named(to) if to else dialect_for(out)
     runs_on = engine_named(engine)
-    options = write_options(
-        force=force,
-        memory=memory,
+    options = output.options(
         compression=compression,
         compression_level=compression_level,
         batch_rows=batch_rows,
         partition=partition,
     )
-    checkpoint = open_source(source, dialect, key_dtype, value_dtype, dim, memory)
+    checkpoint = source.open(path, output.memory)
     tables = checkpoint.select(table or [])
     if not tables:
         raise BadInputError(
-            f"migrating '{source}': it has no key-value tables, only {len(checkpoint.variables)} dense variables; see"
+            f"migrating '{path}': it has no key-value tables, only {len(checkpoint.variables)} dense variables; see"
             " `kvtools inspect`, or say --dialect if this is not what it is"
         )
     beside = None if table else checkpoint
     if dry_run:
-        account = plan_tables(tables, output, target, beside=beside, parts=parts, strict=strict)
+        account = plan_tables(tables, out, target, beside=beside, parts=parts, strict=strict)
     else:
         with progress_bar("migrating") as progress:
             account = write_tables(
                 tables,
-                output,
+                out,
                 target,
                 beside=beside,
                 parts=parts,
                 options=options,
-                workers=workers,
+                workers=output.workers,
                 engine=runs_on,
                 progress=progress,
                 strict=strict,
                 verify=verify,
             )
-    more: dict[str, Any] = {"source": source, "from": checkpoint.dialect, "dry_run": dry_run}
+    more: dict[str, Any] = {"source": path, "from": checkpoint.dialect, "dry_run": dry_run}
     print_account(account, as_json=as_json, planned=dry_run, **more)

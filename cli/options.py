@@ -1,9 +1,13 @@
-"""The options that many commands share, and what they mean."""
+"""The options that many commands share, and what they mean.
+
+`Source` and `Output` are declared whole, as `source: Source`; see `option_groups.py`.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -69,18 +73,51 @@ DEFAULT_MEMORY = "1GiB"
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])i?)?B?", re.I)
 
 
-def open_source(
-    path: str,
-    dialect: str | None = None,
-    key_dtype: str | None = None,
-    value_dtype: str | None = None,
-    dim: int | None = None,
-    memory: str = DEFAULT_MEMORY,
-    *,
-    lenient: bool = False,
-) -> Checkpoint:
-    """Open the checkpoint that these options describe."""
-    return open_checkpoint(path, OpenOptions(dialect, key_dtype, value_dtype, dim, bytes_of(memory), lenient))
+@dataclass(frozen=True)
+class Source:
+    """How the files of a source are read; which files they are is an argument of the command."""
+
+    dialect: DialectName = None
+    key_dtype: KeyDtype = None
+    value_dtype: ValueDtype = None
+    dim: Dim = None
+
+    def options(self, memory: str = DEFAULT_MEMORY, *, lenient: bool = False) -> OpenOptions:
+        """Return what these options ask of a reader."""
+        return OpenOptions(self.dialect, self.key_dtype, self.value_dtype, self.dim, bytes_of(memory), lenient)
+
+    def open(self, path: str, memory: str = DEFAULT_MEMORY, *, lenient: bool = False) -> Checkpoint:
+        """Open the checkpoint at `path`."""
+        return open_checkpoint(path, self.options(memory, lenient=lenient))
+
+
+@dataclass(frozen=True)
+class Output:
+    """How a command writes tables; where to, and in which dialect, are the command's own."""
+
+    force: Force = False
+    memory: Memory = DEFAULT_MEMORY
+    workers: Workers = None
+
+    def options(
+        self,
+        *,
+        compression: str | None = None,
+        compression_level: int | None = None,
+        batch_rows: int | None = None,
+        partition: str | None = None,
+    ) -> WriteOptions:
+        """Return what these options, and those that only some commands have, ask of a writer."""
+        if batch_rows is not None and batch_rows < 1:
+            raise UsageError(f"got --batch-rows {batch_rows}, expected 1 or more")
+        return WriteOptions(
+            compression,
+            compression_level,
+            batch_rows,
+            partition,
+            memory=bytes_of(self.memory),
+            force=self.force,
+        )
 
 
 def check_readable(checkpoint: Checkpoint, tables: Sequence[str], *, any_table: bool = False) -> None:
@@ -98,21 +135,6 @@ def check_readable(checkpoint: Checkpoint, tables: Sequence[str], *, any_table: 
             f"reading '{checkpoint.path}': {count} of {count + len(checkpoint.tables)} tables cannot be read, '{name}':"
             f" {error}"
         )
-
-
-def write_options(
-    *,
-    force: bool,
-    memory: str,
-    compression: str | None = None,
-    compression_level: int | None = None,
-    batch_rows: int | None = None,
-    partition: str | None = None,
-) -> WriteOptions:
-    """Return what these options ask of a writer."""
-    if batch_rows is not None and batch_rows < 1:
-        raise UsageError(f"got --batch-rows {batch_rows}, expected 1 or more")
-    return WriteOptions(compression, compression_level, batch_rows, partition, memory=bytes_of(memory), force=force)
 
 
 def bytes_of(text: str) -> int:

@@ -9,22 +9,7 @@ import typer
 
 from kvtools.cli.account import print_account
 from kvtools.cli.layout import shown
-from kvtools.cli.options import (
-    DEFAULT_MEMORY,
-    AsJson,
-    DialectName,
-    Dim,
-    Force,
-    KeyDtype,
-    Memory,
-    OutputPath,
-    SourcePath,
-    To,
-    ValueDtype,
-    Workers,
-    open_source,
-    write_options,
-)
+from kvtools.cli.options import AsJson, Output, OutputPath, Source, SourcePath, To
 from kvtools.cli.progress import progress_bar
 from kvtools.errors import UsageError
 from kvtools.rename import Renames, rename
@@ -33,6 +18,7 @@ from kvtools.rename import Renames, rename
 def run(
     path: SourcePath,
     out: OutputPath,
+    *,
     table: Annotated[
         list[str] | None, typer.Option("--table", metavar="OLD=NEW", help="Rename a table; may be repeated.")
     ] = None,
@@ -63,13 +49,8 @@ def run(
         str, typer.Option("--add-prefix", metavar="TEXT", help="Put this before the tables' names.")
     ] = "",
     to: To = None,
-    force: Force = False,
-    memory: Memory = DEFAULT_MEMORY,
-    workers: Workers = None,
-    dialect: DialectName = None,
-    key_dtype: KeyDtype = None,
-    value_dtype: ValueDtype = None,
-    dim: Dim = None,
+    output: Output,
+    source: Source,
     as_json: AsJson = False,
 ) -> None:
     """Change the names of tables, optimizer slots and dense variables; the rows stay as they are.
@@ -87,7 +68,7 @@ def run(
       kvtools rename model.ckpt-100 model.ckpt-100 --variable dense/kernel=top/kernel --force
       kvtools rename model.ckpt-100 new.ckpt-100 --split-slot GroupAdam=GroupAdam.m,GroupAdam.v,GroupAdam.z
     """
-    checkpoint = open_source(path, dialect, key_dtype, value_dtype, dim, memory)
+    checkpoint = source.open(path, output.memory)
     slots = {name for reader in checkpoint.tables.values() for name in reader.slots}
     renames = Renames(
         tables=_pairs("--table", table, checkpoint.tables),
@@ -99,9 +80,11 @@ def run(
         split=tuple((old, tuple(new.split(","))) for old, new in _pairs("--split-slot", split_slot, slots)),
         join=tuple((tuple(old.split(",")), new) for old, new in _pairs("--join-slots", join_slots, ())),
     )
-    options = write_options(force=force, memory=memory)
+    options = output.options()
     with progress_bar("renaming") as progress:
-        account, renamed = rename(checkpoint, out, renames, to=to, options=options, workers=workers, progress=progress)
+        account, renamed = rename(
+            checkpoint, out, renames, to=to, options=options, workers=output.workers, progress=progress
+        )
     if not as_json:
         for old, new in renamed.items():
             print(f"{shown(old)} -> {shown(new)}")

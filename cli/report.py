@@ -11,19 +11,15 @@ import typer
 from kvtools.cli.options import (
     DEFAULT_MEMORY,
     AsJson,
-    DialectName,
-    Dim,
     EngineName,
     Force,
-    KeyDtype,
     Memory,
+    Source,
     Tables,
-    ValueDtype,
     Workers,
     bytes_of,
     check_readable,
     engine_named,
-    open_source,
 )
 from kvtools.cli.progress import progress_bar
 from kvtools.report import write_report
@@ -34,15 +30,13 @@ def run(
         list[str],
         typer.Argument(metavar="PATH...", help="A checkpoint of any dialect; or several of one model, oldest first."),
     ],
+    *,
     html: Annotated[Path, typer.Option("--html", metavar="OUT", help="The page to write.")],
     title: Annotated[str | None, typer.Option("--title", metavar="TEXT", help="What stands above the page.")] = None,
     table: Tables = None,
     force: Force = False,
     as_json: AsJson = False,
-    dialect: DialectName = None,
-    key_dtype: KeyDtype = None,
-    value_dtype: ValueDtype = None,
-    dim: Dim = None,
+    source: Source,
     memory: Memory = DEFAULT_MEMORY,
     workers: Workers = None,
     engine: EngineName = "local",
@@ -58,7 +52,7 @@ def run(
       kvtools report model.ckpt-100 model.ckpt-200 model.ckpt-300 --html growth.html --table user_emb
     """
     where = engine_named(engine)
-    opened = [open_source(path, dialect, key_dtype, value_dtype, dim, memory, lenient=True) for path in paths]
+    opened = [source.open(path, memory, lenient=True) for path in paths]
     # A pattern such as model.ckpt-* names each checkpoint by several of its files.
     checkpoints = list({checkpoint.path: checkpoint for checkpoint in opened}.values())
     check_readable(checkpoints[-1], table or [])

@@ -8,24 +8,7 @@ import typer
 
 from kvtools.cli.account import print_account
 from kvtools.cli.layout import columns, shown
-from kvtools.cli.options import (
-    DEFAULT_MEMORY,
-    AsJson,
-    DialectName,
-    Dim,
-    Force,
-    KeyDtype,
-    Memory,
-    OutputPath,
-    Partition,
-    SourcePath,
-    Tables,
-    To,
-    ValueDtype,
-    Workers,
-    open_source,
-    write_options,
-)
+from kvtools.cli.options import AsJson, Output, OutputPath, Partition, Source, SourcePath, Tables, To
 from kvtools.cli.progress import progress_bar
 from kvtools.migrate import Account
 from kvtools.reshard import balance, reshard
@@ -36,17 +19,13 @@ _PARTS_SHOWN = 16
 def run(
     path: SourcePath,
     out: OutputPath,
+    *,
     parts: Annotated[int, typer.Option("--parts", metavar="N", help="How many parts each table gets.")],
     partition: Partition = None,
     to: To = None,
     table: Tables = None,
-    force: Force = False,
-    memory: Memory = DEFAULT_MEMORY,
-    workers: Workers = None,
-    dialect: DialectName = None,
-    key_dtype: KeyDtype = None,
-    value_dtype: ValueDtype = None,
-    dim: Dim = None,
+    output: Output,
+    source: Source,
     as_json: AsJson = False,
 ) -> None:
     """Change the number of parts of tables, for another number of parameter servers or ranks.
@@ -61,11 +40,18 @@ def run(
       kvtools reshard model.ckpt-100 model.ckpt-100 --parts 1 --force
       kvtools reshard model.ckpt-100 out/model.ckpt-100 --parts 4 --table user_emb --json
     """
-    checkpoint = open_source(path, dialect, key_dtype, value_dtype, dim, memory)
-    options = write_options(force=force, memory=memory, partition=partition)
+    checkpoint = source.open(path, output.memory)
+    options = output.options(partition=partition)
     with progress_bar("resharding") as progress:
         account = reshard(
-            checkpoint, out, parts, to=to, tables=table or (), options=options, workers=workers, progress=progress
+            checkpoint,
+            out,
+            parts,
+            to=to,
+            tables=table or (),
+            options=options,
+            workers=output.workers,
+            progress=progress,
         )
     if not as_json:
         _print_parts(account, table)

@@ -6,20 +6,17 @@ from typing import Annotated
 
 import typer
 
-from kvtools.cli.options import DialectName, Dim, KeyDtype, SourcePath, ValueDtype
-from kvtools.dialects.options import OpenOptions
+from kvtools.cli.options import Source, SourcePath
 from kvtools.errors import UsageError
 
 
 def run(
     path: SourcePath,
+    *,
     host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port to listen on; 0 picks a free one.")] = 8501,
     max_keys: Annotated[int, typer.Option(help="The most keys that one request may ask for.")] = 65536,
-    dialect: DialectName = None,
-    key_dtype: KeyDtype = None,
-    value_dtype: ValueDtype = None,
-    dim: Dim = None,
+    source: Source,
 ) -> None:
     """Answer embedding lookups over HTTP, from a checkpoint of any dialect or an exported SavedModel.
 
@@ -37,5 +34,4 @@ def run(
         raise UsageError(f"serving '{path}': got --max-keys {max_keys}, expected 1 or more")
     from kvtools.server.run import serve
 
-    options = OpenOptions(dialect, key_dtype, value_dtype, dim)
-    serve(path, options, host=host, port=port, max_keys=max_keys)
+    serve(path, source.options(), host=host, port=port, max_keys=max_keys)

@@ -11,22 +11,7 @@ from typing import Annotated
 import typer
 
 from kvtools.cli.layout import columns, shown, size
-from kvtools.cli.options import (
-    DEFAULT_MEMORY,
-    AsJson,
-    DialectName,
-    Dim,
-    Force,
-    KeyDtype,
-    Memory,
-    SourcePath,
-    Tables,
-    To,
-    ValueDtype,
-    Workers,
-    open_source,
-    write_options,
-)
+from kvtools.cli.options import AsJson, Output, Source, SourcePath, Tables, To
 from kvtools.cli.progress import progress_bar
 from kvtools.errors import UsageError
 from kvtools.key_list import read_key_list
@@ -37,6 +22,7 @@ from kvtools.split import By, split
 def run(
     path: SourcePath,
     out: Annotated[str, typer.Argument(metavar="OUT", help="A folder, or a name with {} in it for each piece's name.")],
+    *,
     by: Annotated[
         str | None, typer.Option("--by", metavar="table|part|mod:N", help="A piece per table, part, or key modulo N.")
     ] = None,
@@ -53,13 +39,8 @@ def run(
     ] = None,
     to: To = None,
     table: Tables = None,
-    force: Force = False,
-    memory: Memory = DEFAULT_MEMORY,
-    workers: Workers = None,
-    dialect: DialectName = None,
-    key_dtype: KeyDtype = None,
-    value_dtype: ValueDtype = None,
-    dim: Dim = None,
+    output: Output,
+    source: Source,
     as_json: AsJson = False,
 ) -> None:
     """Make several checkpoints of one; each appears whole or not at all. They hold tables, no dense variables.
@@ -83,12 +64,12 @@ def run(
       kvtools split model.ckpt-100 pieces --rows 1000000
       kvtools split model.ckpt-100 'users-{}.ckpt' --keys-file vip.txt
     """
-    checkpoint = open_source(path, dialect, key_dtype, value_dtype, dim, memory)
+    checkpoint = source.open(path, output.memory)
     how = _by(by, rows, keys_file)
-    options = write_options(force=force, memory=memory)
+    options = output.options()
     with progress_bar("writing") as progress:
         accounts = split(
-            checkpoint, out, how, to=to, tables=table or (), options=options, workers=workers, progress=progress
+            checkpoint, out, how, to=to, tables=table or (), options=options, workers=output.workers, progress=progress
         )
     if as_json:
         print(

@@ -14,19 +14,15 @@ from kvtools.cli.layout import columns, shown, size
 from kvtools.cli.options import (
     DEFAULT_MEMORY,
     AsJson,
-    DialectName,
-    Dim,
     EngineName,
-    KeyDtype,
     Memory,
+    Source,
     SourcePath,
     Tables,
-    ValueDtype,
     Workers,
     bytes_of,
     check_readable,
     engine_named,
-    open_source,
 )
 from kvtools.cli.progress import progress_bar
 from kvtools.dialects.schema import TableSchema, VersionUnit
@@ -39,15 +35,13 @@ _DAY = 86400
 
 def run(
     path: SourcePath,
+    *,
     table: Tables = None,
     as_json: AsJson = False,
     ascii_only: Annotated[
         bool, typer.Option("--ascii", help="Draw with # even where the terminal has better.")
     ] = False,
-    dialect: DialectName = None,
-    key_dtype: KeyDtype = None,
-    value_dtype: ValueDtype = None,
-    dim: Dim = None,
+    source: Source,
     memory: Memory = DEFAULT_MEMORY,
     workers: Workers = None,
     engine: EngineName = "local",
@@ -64,7 +58,7 @@ def run(
       kvtools stats model.ckpt-100 --workers 8 --memory 4GiB
     """
     where = engine_named(engine)
-    checkpoint = open_source(path, dialect, key_dtype, value_dtype, dim, memory, lenient=True)
+    checkpoint = source.open(path, memory, lenient=True)
     check_readable(checkpoint, table or [])
     tables = checkpoint.select(table or [])
     with progress_bar("reading") as progress:

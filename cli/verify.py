@@ -12,32 +12,25 @@ from kvtools.cli.layout import columns, shown, size
 from kvtools.cli.options import (
     DEFAULT_MEMORY,
     AsJson,
-    DialectName,
-    Dim,
     EngineName,
-    KeyDtype,
     Memory,
+    Source,
     SourcePath,
     Tables,
-    ValueDtype,
     Workers,
-    bytes_of,
     engine_named,
 )
 from kvtools.cli.progress import progress_bar
-from kvtools.dialects.options import OpenOptions
 from kvtools.errors import CheckFailedError
 from kvtools.verify import Verification, verify
 
 
 def run(
     path: SourcePath,
+    *,
     table: Tables = None,
     strict: Annotated[bool, typer.Option("--strict", help="Fail on warnings too.")] = False,
-    dialect: DialectName = None,
-    key_dtype: KeyDtype = None,
-    value_dtype: ValueDtype = None,
-    dim: Dim = None,
+    source: Source,
     memory: Memory = DEFAULT_MEMORY,
     workers: Workers = None,
     engine: EngineName = "local",
@@ -54,7 +47,7 @@ def run(
       kvtools verify model.ckpt-100 --table user_emb --json
       kvtools verify model.ckpt-100 --strict && gsutil -m cp model.ckpt-100* gs://models/
     """
-    options = OpenOptions(dialect, key_dtype, value_dtype, dim, bytes_of(memory))
+    options = source.options(memory)
     with progress_bar("verifying") as progress:
         result = verify(
             path, options, tables=table or [], workers=workers, engine=engine_named(engine), progress=progress

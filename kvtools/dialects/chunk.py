@@ -37,6 +37,7 @@ class Chunk:
     def take(self, rows: Any) -> Chunk:
         """Return the chunk of these rows only: row numbers, a boolean mask or a slice, as NumPy indexes.
 
+        >>> import numpy as np
         >>> Chunk(np.array([5, 7]), freqs=np.array([1, 2])).take([1]).freqs.tolist()
         [2]
         """

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from kvtools.dialects import redis
+from kvtools.dialects import redis, redis_layout, redis_server
 from kvtools.dialects import tfra_redis_layout as layout
 from kvtools.dialects.chunk import Array, Chunk
 from kvtools.dialects.dialect import Dialect, Holds, Source
@@ -56,7 +56,7 @@ def _option(url: str) -> str | None:
     return dict(urllib.parse.parse_qsl(query, keep_blank_values=True)).get(OPTION)
 
 
-def _place_of(url: str) -> tuple[redis.Place, str]:
+def _place_of(url: str) -> tuple[redis_server.Place, str]:
     """Return the database and the model tag that a URL means."""
     tag = _option(url)
     if not tag:
@@ -66,7 +66,7 @@ def _place_of(url: str) -> tuple[redis.Place, str]:
         )
     parts = urllib.parse.urlsplit(url)
     rest = [(name, value) for name, value in urllib.parse.parse_qsl(parts.query) if name != OPTION]
-    place = redis.place_of(urllib.parse.urlunsplit(parts._replace(query=urllib.parse.urlencode(rest))))
+    place = redis_server.place_of(urllib.parse.urlunsplit(parts._replace(query=urllib.parse.urlencode(rest))))
     shown = f"{place.shown}{'&' if '?' in place.shown else '?'}{OPTION}={tag}"
     return dataclasses.replace(place, shown=shown), tag
 
@@ -85,7 +85,7 @@ class _Slice:
         with self._lock:
             if self._read is None:
                 found: dict[bytes, bytes] = {}
-                with redis.redis_errors(self.doing):
+                with redis_server.redis_errors(self.doing):
                     found.update(self.client.hscan_iter(self.name, count=_COUNT))
                 if len(found) != self.rows:
                     raise CorruptFileError(
@@ -94,8 +94,8 @@ class _Slice:
                     )
                 fields = sorted(found)
                 self._read = (
-                    redis.joined(fields, self.sizes[0], self.doing),
-                    redis.joined([found[field] for field in fields], self.sizes[1], self.doing),
+                    redis_layout.joined(fields, self.sizes[0], self.doing),
+                    redis_layout.joined([found[field] for field in fields], self.sizes[1], self.doing),
                 )
             return self._read
 
@@ -139,7 +139,7 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
     """
     place, tag = _place_of(source.text)
     doing = f"opening '{place.shown}'"
-    client = redis.connect(place)
+    client = redis_server.connect(place)
     recorded = _recorded(client, tag, doing)
     # Redis has no hashes without fields: a table that kvtools wrote may be empty.
     slices: dict[str, list[bytes]] = {base: [] for base in recorded} | _slices(client, tag, doing)
@@ -174,7 +174,7 @@ def _record_key(tag: str) -> str:
 
 
 def _recorded(client: Any, tag: str, doing: str) -> dict[str, Entry]:
-    (text,) = redis.run(client, [("GET", _record_key(tag))], doing)
+    (text,) = redis_server.run(client, [("GET", _record_key(tag))], doing)
     return {} if text is None else entries_of(text, f"{doing}: key '{_record_key(tag)}'")
 
 
@@ -182,7 +182,7 @@ def _slices(client: Any, tag: str, doing: str) -> dict[str, list[bytes]]:
     """Return the hashes of each table of a model tag, by the table's name."""
     pattern = re.compile(re.escape(f"{tag}:".encode()) + rb"(.+)\{[^{}]*\}", re.S)
     found: dict[str, list[bytes]] = {}
-    with redis.redis_errors(doing):
+    with redis_server.redis_errors(doing):
         for key in sorted(set(client.scan_iter(match=layout.literally(f"{tag}:".encode()) + b"*{*}", count=_COUNT))):
             match = pattern.fullmatch(key)
             if match and client.type(key) == b"hash":
@@ -194,7 +194,7 @@ def _open_stored(client: Any, base: str, names: Sequence[bytes], options: OpenOp
     slices: list[_Slice] = []
     key_sizes, sizes = set(), set()
     for name in names:
-        with redis.redis_errors(doing):
+        with redis_server.redis_errors(doing):
             slices.append(_Slice(client, name, doing, int(client.hlen(name))))
             sampled = client.execute_command("HRANDFIELD", name, _SAMPLE)
             rows = client.hmget(name, sampled) if sampled else []
@@ -247,14 +247,14 @@ def _open_stored(client: Any, base: str, names: Sequence[bytes], options: OpenOp
 class RedisShard(ShardWriter):
     """Writes rows of a table, in any order, to the hashes of its columns."""
 
-    def __init__(self, place: redis.Place, names: dict[str, bytes], doing: str) -> None:
+    def __init__(self, place: redis_server.Place, names: dict[str, bytes], doing: str) -> None:
         self._place, self._names, self._doing = place, names, doing
         self._client: Any = None
 
     def write(self, part: int, start: int, chunk: Chunk) -> None:
         """Write a chunk; see `ShardWriter.write`."""
         if self._client is None:
-            self._client = redis.connect(self._place)
+            self._client = redis_server.connect(self._place)
         columns = dict(table_columns(chunk))
         fields = layout.fields_of(columns.pop("keys"))
         commands = []
@@ -263,7 +263,7 @@ class RedisShard(ShardWriter):
             for first in range(0, len(fields), _COUNT):
                 some = zip(fields[first : first + _COUNT], values[first : first + _COUNT], strict=True)
                 commands.append(("HSET", self._names[column], *[x for pair in some for x in pair]))
-        redis.run(self._client, commands, self._doing, OutputError)
+        redis_server.run(self._client, commands, self._doing, OutputError)
 
     def finish(self) -> None:
         """Close the connection."""
@@ -278,7 +278,7 @@ class RedisTableWriter(TableWriter):
     random_access: ClassVar[bool] = True
     distributable: ClassVar[bool] = True
 
-    def __init__(self, place: redis.Place, schema: TableSchema, names: dict[str, bytes], client: Any) -> None:
+    def __init__(self, place: redis_server.Place, schema: TableSchema, names: dict[str, bytes], client: Any) -> None:
         self._place, self._schema, self._names, self._client = place, schema, names, client
         self._doing = f"writing table '{schema.name}' to '{place.shown}'"
 
@@ -288,7 +288,7 @@ class RedisTableWriter(TableWriter):
 
     def close(self) -> None:
         """End the table: every row is there, each under a key of its own."""
-        (held,) = redis.run(self._client, [("HLEN", self._names["values"])], self._doing, OutputError)
+        (held,) = redis_server.run(self._client, [("HLEN", self._names["values"])], self._doing, OutputError)
         if held != self._schema.rows:
             raise BadInputError(
                 f"{self._doing}: {held} of {self._schema.rows} rows are there after writing; Redis holds each key once:"
@@ -303,7 +303,7 @@ class Writer(CheckpointWriter):
         self._place, self._tag = _place_of(staging)
         self._doing = f"writing to '{self._place.shown}'"
         self._force = options.force
-        self._client = redis.connect(self._place)
+        self._client = redis_server.connect(self._place)
         self._there = _slices(self._client, self._tag, self._doing)
         self._recorded = _recorded(self._client, self._tag, self._doing)
         self._entries: dict[str, Entry] = {}
@@ -345,20 +345,20 @@ class Writer(CheckpointWriter):
     def close(self) -> None:
         """Put the new tables in the place of the old ones."""
         for key in self._replaced:
-            redis.run(self._client, [("UNLINK", key)], self._doing, OutputError)
+            redis_server.run(self._client, [("UNLINK", key)], self._doing, OutputError)
         for staged, final in self._staged.items():
-            (there,) = redis.run(self._client, [("EXISTS", staged)], self._doing, OutputError)
+            (there,) = redis_server.run(self._client, [("EXISTS", staged)], self._doing, OutputError)
             if there:
-                redis.run(self._client, [("RENAME", staged, final)], self._doing, OutputError)
+                redis_server.run(self._client, [("RENAME", staged, final)], self._doing, OutputError)
         record = record_of({**self._recorded, **self._entries})
-        redis.run(self._client, [("SET", _record_key(self._tag), record)], self._doing, OutputError)
+        redis_server.run(self._client, [("SET", _record_key(self._tag), record)], self._doing, OutputError)
         self._client.close()
 
     def abort(self) -> None:
         """Remove what was written."""
         try:
             for staged in self._staged:
-                redis.run(self._client, [("UNLINK", staged)], self._doing, OutputError)
+                redis_server.run(self._client, [("UNLINK", staged)], self._doing, OutputError)
         except KvtoolsError:
             pass  # What made the writer stop is told.
         self._client.close()

@@ -27,7 +27,9 @@ from kvtools.dialects.chunk import ALL_COLUMNS, Chunk, Columns
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.interface import TableReader
 from kvtools.dialects.options import OpenOptions
-from kvtools.dialects.redis import DIALECT, bucket_count, bucket_of, place_of
+from kvtools.dialects.redis import DIALECT
+from kvtools.dialects.redis_layout import bucket_count, bucket_of
+from kvtools.dialects.redis_server import place_of
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, CorruptFileError, OutputError, UsageError
 from kvtools.fit import fit

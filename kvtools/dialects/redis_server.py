@@ -1,0 +1,185 @@
+"""A Redis server or cluster: its URL, the connection, commands sent many at once, and its errors as ours.
+
+Commands: https://redis.io/docs/latest/commands/.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import urllib.parse
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvtools.errors import BadInputError, KvtoolsError, MissingDependencyError, UsageError
+from kvtools.url_password import without_password
+
+DEFAULT_PREFIX = "kvtools"
+SCHEMES = ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster")
+PIPELINE = 512  # commands sent at once where they are small
+_SOCKET_SECONDS = 60
+
+# Fields and values of a hash are as long as each other, so a bucket travels as one string, not as thousands.
+_READ_SCRIPT = "local r = redis.call(ARGV[1], KEYS[1]) return {#r, table.concat(r)}"
+_WRITE_SCRIPT = """
+local rows, field, value, args, added = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), {}, 0
+for i = 1, #rows, field + value do
+  args[#args + 1] = string.sub(rows, i, i + field - 1)
+  args[#args + 1] = string.sub(rows, i + field, i + field + value - 1)
+  if #args >= 4000 then
+    added = added + redis.call('HSET', KEYS[1], unpack(args))
+    args = {}
+  end
+end
+return added + (#args > 0 and redis.call('HSET', KEYS[1], unpack(args)) or 0)
+"""
+READ, WRITE = (hashlib.sha1(script.encode()).hexdigest() for script in (_READ_SCRIPT, _WRITE_SCRIPT))
+
+
+@dataclass(frozen=True)
+class Place:
+    """A database and a prefix of its keys; `shown` is the URL without a password, for messages."""
+
+    url: str
+    prefix: str
+    cluster: bool
+    shown: str
+
+    def key(self, name: str) -> str:
+        """Return one of the keys that there is one of."""
+        return f"{self.prefix}:{name}"
+
+
+def place_of(text: str) -> Place:
+    """Return what a URL means.
+
+    Args:
+        text: `redis://[user:password@]host[:port][/database]`, `rediss://` for TLS, `unix:///path/to/socket`, and with
+            `+cluster` for a cluster, which is found out anyway. `?prefix=NAME` names the keys; the other options are
+            those of redis-py.
+
+    Raises:
+        UsageError: it is no such URL.
+
+    Example:
+        >>> place_of("redis://:secret@cache:6379/2?prefix=ads").shown
+        'redis://cache:6379/2?prefix=ads'
+    """
+    doing = "reading a Redis URL"
+    try:
+        parts = urllib.parse.urlsplit(text)
+    except ValueError as error:
+        raise UsageError(f"{doing} '{without_password(text)}': {error}; expected redis://host:port/database") from error
+    scheme, plus, _ = parts.scheme.partition("+")
+    options = dict(urllib.parse.parse_qsl(parts.query, keep_blank_values=True))
+    prefix = options.pop("prefix", DEFAULT_PREFIX)
+    try:
+        port = parts.port
+    except ValueError as error:
+        # What is taken for the port may be part of a password.
+        raise UsageError(
+            f"{doing}: its port is no number up to 65535; expected redis://host:port/database; in a password"
+            " before the host, write / ? # @ as %2F %3F %23 %40"
+        ) from error
+    where = (
+        parts.path if scheme == "unix" else f"{parts.hostname or 'localhost'}{f':{port}' if port else ''}{parts.path}"
+    )
+    shown = f"{parts.scheme}://{where}" + (f"?prefix={prefix}" if prefix != DEFAULT_PREFIX else "")
+    database = options.get("db", parts.path.strip("/") if scheme != "unix" else "")
+    if database and not database.isdecimal():
+        raise UsageError(f"{doing} '{shown}': got database '{database}', expected a number, as in redis://localhost/0")
+    if not prefix or set("{}") & set(prefix):
+        raise UsageError(f"{doing} '{shown}': got prefix '{prefix}', expected a name without braces")
+    query = f"?{urllib.parse.urlencode(options)}" if options else ""
+    return Place(f"{scheme}://{parts.netloc}{parts.path}{query}", prefix, bool(plus), shown)
+
+
+def connect(place: Place) -> Any:
+    """Return a client of the server, or of the cluster that it is part of.
+
+    Raises:
+        MissingDependencyError: redis-py is not installed.
+        UsageError: the URL has an option that redis-py does not know.
+        BadInputError: the server cannot be reached, or refuses the user.
+    """
+    try:
+        import redis
+        from redis.backoff import NoBackoff
+        from redis.exceptions import NoPermissionError
+        from redis.retry import Retry
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"connecting to '{place.shown}': redis-py is not installed; run pip install 'kvtools[formats]'"
+        ) from error
+    # Nothing is sent twice: what a command returns says whether a row was there before.
+    settings: dict[str, Any] = {"retry": Retry(NoBackoff(), 0), "socket_connect_timeout": 10}
+    if "socket_timeout" not in place.url:
+        settings["socket_timeout"] = _SOCKET_SECONDS
+    with redis_errors(f"connecting to '{place.shown}'"):
+        try:
+            client: Any = redis.Redis.from_url(place.url, **settings)
+            client.ping()
+        except TypeError as error:
+            raise UsageError(f"connecting to '{place.shown}': {error}; leave the option out of the URL") from error
+        cluster = place.cluster
+        if not cluster:
+            with contextlib.suppress(NoPermissionError):
+                cluster = bool(client.info("cluster").get("cluster_enabled"))
+        if cluster:
+            client.close()
+            client = redis.RedisCluster.from_url(place.url, **settings)
+        for script in (_READ_SCRIPT, _WRITE_SCRIPT):
+            client.script_load(script)
+        return client
+
+
+@contextlib.contextmanager
+def redis_errors(doing: str, kind: type[KvtoolsError] = BadInputError) -> Iterator[None]:
+    """Turn what redis-py raises into errors of ours."""
+    import redis.exceptions
+
+    try:
+        yield
+    except redis.exceptions.AuthenticationError as error:
+        raise kind(f"{doing}: {error}; put user:password@ before the host in the URL") from error
+    except redis.exceptions.NoPermissionError as error:
+        raise kind(f"{doing}: {error}; name a user who may run the command") from error
+    except redis.exceptions.OutOfMemoryError as error:
+        raise kind(f"{doing}: the server is out of memory ({error}); raise its maxmemory, or write less") from error
+    except redis.exceptions.ReadOnlyError as error:
+        raise kind(f"{doing}: {error}; name the primary, not a replica") from error
+    except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError) as error:
+        raise kind(f"{doing}: {error}; check that the server runs, and the URL") from error
+    except redis.exceptions.ResponseError as error:
+        advice = "something else has this key: name another prefix" if "WRONGTYPE" in str(error) else "see its log"
+        raise kind(f"{doing}: the server answered: {error}; {advice}") from error
+    except (redis.exceptions.RedisError, redis.exceptions.RedisClusterException) as error:
+        raise kind(f"{doing}: {error}; check that all nodes of the cluster run") from error
+
+
+def run(
+    client: Any, commands: Iterable[Sequence[Any]], doing: str, kind: type[KvtoolsError] = BadInputError
+) -> list[Any]:
+    """Send commands at once and return their replies, in order."""
+    pipeline = client.pipeline(transaction=False)
+    for command in commands:
+        pipeline.execute_command(*command)
+    with redis_errors(doing, kind):
+        replies: list[Any] = pipeline.execute(raise_on_error=False)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+    return replies
+
+
+def batches(count: int) -> Iterator[range]:
+    """Yield the numbers below `count` in runs of commands that are sent at once."""
+    for start in range(0, count, PIPELINE):
+        yield range(start, min(start + PIPELINE, count))
+
+
+def database_size(client: Any) -> int:
+    """Return how many keys there are in a database, on all nodes of a cluster."""
+    size = client.dbsize()
+    return sum(size.values()) if isinstance(size, dict) else int(size)
