@@ -39,23 +39,26 @@ _failed: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 # ---- The tables of a model -------------------------------------------------------------------------------------------
 
 
-def tables_in(value: Any) -> Iterator[Any]:
-    """Key-value variables and what stands for them: `value` itself, or what lists and dictionaries hold."""
+def tables_in(value: Any, mark: str = "_kv_parts") -> Iterator[Any]:
+    """Key-value variables and what stands for them: `value` itself, or what lists and dictionaries hold.
+
+    With `mark` ``"_is_shard"`` the `sok.Variable` s.
+    """
     waiting, seen = [value], set()
     while waiting:
         value = waiting.pop()
-        if hasattr(type(value), "_kv_parts"):
+        if hasattr(type(value), mark):
             yield value
         elif isinstance(value, (dict, list, tuple, set, frozenset)) and id(value) not in seen:
             seen.add(id(value))
             waiting += value.values() if isinstance(value, dict) else value
 
 
-def held_by(layer: Any) -> list[Any]:
+def held_by(layer: Any, mark: str = "_kv_parts") -> list[Any]:
     """The tables that are attributes of a layer, or in a list or dictionary that is one; not those of its layers."""
     # What TensorFlow tracks is in lists of its own, once more.
     attributes = [value for name, value in vars(layer).items() if not name.startswith("_self_")]
-    return [table for value in attributes for table in tables_in(value)]
+    return [table for value in attributes for table in tables_in(value, mark)]
 
 
 def _holders(model: Any) -> Iterator[tuple[Any, Any, Any]]:
@@ -211,9 +214,38 @@ def _refuse(model: Any, names: Iterable[str], what: str) -> None:
         )
 
 
+def _name_of_shard(shard: Any) -> str:
+    return str(shard.name).partition(":")[0]
+
+
+def _shards_left_out(model: Any) -> set[str]:
+    """The names of the `sok.Variable` s of which a file of Keras would lack rows.
+
+    Those are all in layers of Keras 3, which has variables of its own kind only. tf_keras has what this rank holds.
+    """
+    return {
+        _name_of_shard(shard)
+        for layer in model._flatten_layers()
+        if not _saves_its_own(layer)
+        for shard in held_by(layer, "_is_shard")
+        if shard.num_gpus > 1 or not any(weight is shard for weight in layer.weights)
+    }
+
+
+def _refuse_shards(model: Any, what: str) -> None:
+    names = _shards_left_out(model)
+    if names:
+        raise ValueError(
+            f"{what} of model '{model.name}' would lack rows of sok.Variable {_listed(names)}. Save them in a "
+            "checkpoint: sok.Checkpoint(model=model), which any number of ranks restores, or on one rank "
+            "tf.train.Checkpoint(model=model)."
+        )
+
+
 def _save_keras_file(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
     """A ``.keras`` or ``.weights.h5`` file: each layer puts into it what its ``save_own_variables`` does."""
     if hasattr(model, "_flatten_layers"):
+        _refuse_shards(model, "A file of Keras's format")
         saved = {id(part) for part, _, layer in _holders(model) if _saves_its_own(layer)}
         _refuse(
             model, (n for key, n in _names_of_tables(model).items() if key not in saved), "A file of Keras's format"
@@ -225,6 +257,7 @@ def _save_hdf5_file(original: Callable[..., Any], *args: Any, **kwargs: Any) -> 
     """An ``.h5`` file, which has variables of Keras's kind and nothing else."""
     for model in (*args, *kwargs.values()):
         if hasattr(model, "_flatten_layers"):
+            _refuse_shards(model, "An HDF5 file")
             _refuse(model, _names_of_tables(model).values(), "An HDF5 file")
     return original(*args, **kwargs)
 
@@ -247,23 +280,31 @@ def _stop_early(original: Callable[..., Any], callback: Any, *args: Any, **kwarg
     if callback.restore_best_weights and hasattr(model, "_flatten_layers"):
         kept = {id(part) for weight in model.weights for part in getattr(weight, "_kv_parts", ())}
         names = [name for key, name in _names_of_tables(model).items() if key not in kept]
-        if names:
-            raise ValueError(
-                f"EarlyStopping(restore_best_weights=True) would put the weights of model '{model.name}' back, and "
-                f"leave the rows of key-value variable {_listed(names)} as the last epoch made them. Save a "
-                "tf.train.Checkpoint after each epoch instead, and restore that of the best one."
-            )
+        _refuse_best(model, "key-value variable", names, "tf.train.Checkpoint")
+        listed = {id(weight) for weight in model.weights}
+        shards = (v for layer in model._flatten_layers() for v in held_by(layer, "_is_shard"))
+        names = [_name_of_shard(v) for v in shards if v.trainable and id(v) not in listed]
+        _refuse_best(model, "sok.Variable", names, "sok.Checkpoint")
     return original(callback, *args, **kwargs)
+
+
+def _refuse_best(model: Any, kind: str, names: list[str], checkpoint: str) -> None:
+    if names:
+        raise ValueError(
+            f"EarlyStopping(restore_best_weights=True) would put the weights of model '{model.name}' back, and "
+            f"leave the rows of {kind} {_listed(names)} as the last epoch made them. Save a {checkpoint} after each "
+            "epoch instead, and restore that of the best one."
+        )
 
 
 # ---- Checkpoints of Keras 3 ------------------------------------------------------------------------------------------
 
 
 def _in_containers(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """The tables in an attribute that is a list or dictionary, as ``name_<index or key>``."""
+    """The tables, and `sok.Variable` s, in an attribute that is a list or dictionary, as ``name_<index or key>``."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
     for key, item in items:
-        if hasattr(type(item), "_kv_parts"):
+        if hasattr(type(item), "_kv_parts") or hasattr(type(item), "_is_shard"):
             yield f"{name}_{key}", item
         else:
             yield from _in_containers(f"{name}_{key}", item)

@@ -138,6 +138,67 @@ def test_fit_runs_a_train_step_of_the_model(keras):
     assert (table.values.numpy() < 1).all() and (static[1:3].numpy() < 1).all()
 
 
+@pytest.mark.parametrize("in_list", [False, True], ids=["attribute", "list"])
+def test_files_of_keras_3_that_would_lack_rows_of_a_static_variable_are_refused(in_list, tmp_path):
+    static = sok.Variable(np.ones([4, 2], np.float32), name="static_in_file")
+    model = model_of(tf.keras, static=[static] if in_list else static)
+    model(tf.zeros([2, 1]))
+    says = r"would lack rows of sok\.Variable 'static_in_file'.*sok\.Checkpoint\(model=model\).*tf\.train\.Checkpoint"
+    for write, name in (
+        (model.save, "a.keras"),
+        (model.save_weights, "a.weights.h5"),
+        (model.save, "a.h5"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            write(str(tmp_path / name))
+    assert not list(tmp_path.iterdir())
+
+
+def test_files_of_tf_keras_have_a_static_variable_on_one_rank_and_would_lack_rows_on_two(tmp_path, monkeypatch):
+    def made(value):
+        static = sok.Variable(np.full([4, 2], value, np.float32), name="static_in_file")
+        model = model_of(tf_keras, static=static)
+        model(tf.zeros([2, 1]))
+        return model, static
+
+    (model, static), (other, restored) = made(3.0), made(1.0)
+    model.save_weights(str(tmp_path / "a.weights.h5"))
+    other.load_weights(str(tmp_path / "a.weights.h5"))
+    assert restored.numpy().tolist() == static.numpy().tolist()
+    monkeypatch.setattr(static, "num_gpus", 2)
+    for name in ("b.weights.h5", "b.h5", "b.keras"):
+        with pytest.raises(ValueError, match=r"would lack rows of sok\.Variable 'static_in_file'"):
+            model.save(str(tmp_path / name)) if "weights" not in name else model.save_weights(str(tmp_path / name))
+
+
+def test_early_stopping_of_keras_3_does_not_leave_a_static_variable_behind():
+    static = sok.Variable(np.ones([4, 2], np.float32), name="static_stopped")
+    stop = tf.keras.callbacks.EarlyStopping(monitor="loss", restore_best_weights=True)
+    model = model_of(tf.keras, static=static)
+    model(tf.zeros([2, 1]))
+    stop.set_model(model)
+    stop.on_train_begin()
+    with pytest.raises(ValueError, match=r"sok\.Variable 'static_stopped'.*sok\.Checkpoint"):
+        stop.on_epoch_end(0, {"loss": 1.0})
+    stop.restore_best_weights = False
+    stop.on_epoch_end(0, {"loss": 1.0})
+
+
+@pytest.mark.parametrize("make", [tf.train.Checkpoint, sok.Checkpoint], ids=["tf.train", "sok"])
+@pytest.mark.parametrize("in_list", [False, True], ids=["attribute", "list"])
+def test_checkpoints_have_the_static_variables_of_layers(keras, make, in_list, tmp_path):
+    def made(value):
+        static = sok.Variable(np.full([4, 2], value, np.float32), name="static_saved")
+        model = model_of(keras, static=[static] if in_list else static)
+        model(tf.zeros([2, 1]))
+        return static, model
+
+    path = make(model=made(3.0)[1]).save(str(tmp_path / "a"))
+    static, model = made(1.0)
+    make(model=model).restore(path)
+    assert static.numpy().tolist() == [[3.0, 3.0]] * 4
+
+
 def test_uninstalling_leaves_keras_as_it_was(keras):
     table = sok.DynamicVariable(2)
     layer = layer_of(keras, table=table)

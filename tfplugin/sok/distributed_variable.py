@@ -27,6 +27,9 @@ class ShardedVariable(resource_variable_ops.ResourceVariable, ModelParallel):
       global_gpu_id: this rank.
     """
 
+    #: Has `tfplugin.keras_models` look for it in layers, whose files would lack rows of it.
+    _is_shard = True
+
     def __init__(
         self, local: Any, global_shape: tuple[int, int], owner: int | None, trainable: bool | None, **kwargs: Any
     ) -> None:
