@@ -1,8 +1,9 @@
 """What each table and each part costs the offline tools, beside its rows: 24 rows a table, 100 tables and 1,000.
 
-Part of ``make bench-tools``; ``python benchmarks/many_tables.py`` runs it alone, with other counts where it is given some.
-Each command is a process of its own; its seconds are those that it computes (user and system), start-up and all, and those that pass. Where a dialect makes a
-file of each column, most of both are the file system's: the folder is in memory (`/dev/shm`) where there is one.
+Part of ``make bench-tools``; ``python benchmarks/many_tables.py [COUNT...]`` runs it alone, with other counts if asked.
+Each command is a process of its own; its seconds are those that it computes (user and system), start-up and all, and
+those that pass. Where a dialect makes a file of each column, most of both are the file system's: the folder is in
+memory (`/dev/shm`) where there is one.
 """
 
 from __future__ import annotations
