@@ -61,6 +61,11 @@ class KvInitializer:
         return json.dumps({"kind": self.kind, "a": self.a, "b": self.b, "seed": self.seed})
 
 
+def default(dtype: tf.DType, seed: int = 0) -> KvInitializer:
+    """How keys start where nobody says so: uniform in [-0.05, 0.05); integers and bools from zero, as in TensorFlow."""
+    return KvInitializer("uniform", -0.05, 0.05, seed) if dtype.is_floating else KvInitializer("constant")
+
+
 def _seed(name: str, op_seed: Any) -> int:
     """A seed from the variable's name, its initializer's seed and ``tf.random.set_seed``: the same in every process."""
     global_seed = context.global_seed() if context.executing_eagerly() else tf_ops.get_default_graph().seed
@@ -78,7 +83,7 @@ def resolve(initializer: Any, name: str, dim: int, dtype: tf.DType) -> KvInitial
     """Turns what a user may pass as ``initializer`` into a `KvInitializer`.
 
     Args:
-      initializer: None (uniform in [-0.05, 0.05)), a number, a name such as ``"uniform"``, an initializer object or
+      initializer: None (see `default`), a number, a name such as ``"uniform"``, an initializer object or
         class of ``tf.compat.v1``, ``tf.initializers`` or Keras, a function of (shape, dtype), or a Tensor or array of
         shape [dim] or [M, dim].
       name: the variable's name, which seeds it.
@@ -97,7 +102,7 @@ def resolve(initializer: Any, name: str, dim: int, dtype: tf.DType) -> KvInitial
     if isinstance(initializer, KvInitializer):
         return initializer
     if initializer is None:
-        return KvInitializer("uniform", -0.05, 0.05, _seed(name, None))
+        return default(dtype, _seed(name, None))
     if _scalar(initializer) is not None and not isinstance(initializer, bool):
         return KvInitializer("constant", float(initializer))
     if isinstance(initializer, str):

@@ -16,7 +16,7 @@ from tensorflow.python.ops import gen_resource_variable_ops
 from tensorflow.python.trackable import base as trackable
 from tensorflow.python.util import dispatch, object_identity
 
-from tfplugin import placement, saveable, slot_binding, step_record, training_mode
+from tfplugin import initializers, placement, saveable, slot_binding, step_record, training_mode
 from tfplugin.eviction import checked_capacity, microseconds, scores_tensor
 from tfplugin.initializers import KvInitializer
 from tfplugin.keys import keys_to_tensor
@@ -111,7 +111,7 @@ class KvVariable(NotDense, trackable.Trackable):
         self.parts = parts
         #: The name of the whole variable, of which this may be a part.
         self.partitioned_name = partitioned_name
-        self.kv_initializer = initializer or KvInitializer("uniform", -0.05, 0.05, 0)
+        self.kv_initializer = initializer or initializers.default(self.dtype)
         self._read_only = read_only
         #: In a graph: whether the table is there, empty, in every session, so that nobody has to run `initializer`.
         self._starts_initialized = starts_initialized
@@ -608,6 +608,11 @@ class KvVariable(NotDense, trackable.Trackable):
     def _write_object_proto(self, proto: Any, options: Any) -> None:
         # An empty user object; the registered class makes it again from `_serialize_to_proto`.
         proto.user_object.identifier = "tfplugin.KvVariable"
+
+    def describe(self) -> str:
+        """What must be the same on all ranks."""
+        mode = "distributed" if self.owner is None else f"localized:{self.owner}"
+        return f"'{self.name}' (dynamic, {self.key_dtype.name} -> {self.dtype.name}[{self.dim}], {mode})"
 
     def config_json(self) -> str:
         """What it takes to make this variable again."""

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
+from tfplugin import KvVariable
 from tfplugin.initializers import resolve
 
 v1 = tf.compat.v1
@@ -83,3 +84,10 @@ def test_a_class_that_draws_in_its_own_way_is_sampled(make):
             return tf.fill(shape, tf.cast(0.5, dtype))
 
     assert (make(initializer=Halves()).sparse_read([1, 2]) == 0.5).numpy().all()
+
+
+@pytest.mark.parametrize("dtype", [tf.int64, tf.int32, tf.int8, tf.bool], ids=lambda d: d.name)
+def test_integers_and_bools_start_from_zero_where_nobody_says_from_what(dtype):
+    table = KvVariable("v", 2, value_dtype=dtype)
+    assert table.sparse_read([1, 2]).numpy().tolist() == [[0, 0], [0, 0]]
+    assert resolve(None, "v", 2, dtype) == resolve(0.0, "v", 2, dtype)

@@ -509,6 +509,15 @@ def test_a_model_is_loaded_with_its_compiled_state(keras, layers, name, scaled, 
         np.testing.assert_allclose(loaded.predict(IDS, verbose=0), model.predict(IDS, verbose=0), rtol=1e-6)
 
 
+def test_an_optimizer_and_its_legacy_namesake_are_told_apart_in_files():
+    for _ in range(2):  # whichever came last
+        for stock in (tf_keras.optimizers.Adam, tf_keras.optimizers.legacy.Adam):
+            optimizer = de.DynamicEmbeddingOptimizer(stock(0.05))
+            again = tf_keras.saving.deserialize_keras_object(tf_keras.saving.serialize_keras_object(optimizer))
+            assert type(again) is type(optimizer) and isinstance(again, stock)
+            assert float(again.learning_rate) == pytest.approx(0.05)
+
+
 def test_a_clone_has_rows_of_its_own(keras, layers, name):
     model = trained_model(keras, layers, name)
     clone = keras.models.clone_model(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import runpy
 import sys
 from pathlib import Path
@@ -99,7 +100,9 @@ def test_the_optimizers_of_tfplugin_follow_the_dense_twin(name, devices, cls):
     dense = tf.Variable(INITIAL)
     table = de.Variable(value_dtype=tf.float64, dim=4, devices=devices, name=name)
     table.upsert(KEYS, INITIAL)
-    stock, wrapped = cls(), de.DynamicEmbeddingOptimizer(cls())
+    # The twin, too, is to have the group lasso, not the plain optimizer.
+    asked = {"regularize_dense": True} if "regularize_dense" in inspect.signature(cls).parameters else {}
+    stock, wrapped = cls(**asked), de.DynamicEmbeddingOptimizer(cls())
     shadow = table.get_trainable_by_name("x")
     for ids, factor in batches():
         with tf.GradientTape(persistent=True) as tape:

@@ -166,6 +166,22 @@ def test_values_of_another_dtype_are_a_type_error(mode, name, devices):
             call()
 
 
+@pytest.mark.parametrize("values", [(3, 4), (6, 1), (1, 2), (2, 3), (2,)], ids=str)
+def test_rows_of_another_shape_are_an_error(mode, name, devices, values):
+    v = de.Variable(dim=2, name=name, devices=devices)
+    keys, rows_of_another_shape = np.arange(3), np.ones(values, np.float32)
+    for write in (
+        lambda: v.upsert(keys, rows_of_another_shape),
+        lambda: v.accum(keys, rows_of_another_shape, rows_of_another_shape, np.ones(3, bool)),
+    ):
+        # Known at once, or when the op runs.
+        with pytest.raises((ValueError, tf.errors.InvalidArgumentError)):
+            mode(write)
+    assert mode(v.size) == 0
+    mode(lambda: v.upsert(keys.reshape([3, 1]), np.ones([3, 1, 2], np.float32)))
+    assert mode(v.size) == 3
+
+
 @pytest.mark.parametrize("dtypes", [(tf.float32, tf.float32), (tf.int64, tf.complex64), (tf.int16, tf.float32)])
 def test_dtypes_that_tables_do_not_have_are_a_type_error(name, dtypes):
     with pytest.raises(TypeError, match=f"'{name}': {dtypes[0].name} keys with {dtypes[1].name} values"):

@@ -364,6 +364,8 @@ def _class_with(cls: type, methods: type) -> type:
         root = next((m for c in cls.__mro__ if (m := c.__module__.split(".")[0]) in ("keras", "tf_keras")), None)
         if root is not None:
             name = cls.__name__ if cls.__module__.startswith(f"{root}.") else f"{cls.__module__}.{cls.__qualname__}"
+            # tf_keras has a second Adam, and a second of most others.
+            name = f"legacy.{name}" if ".legacy." in cls.__module__ else name
             package = "tfplugin.dynamic_embedding"
             importlib.import_module(root).utils.register_keras_serializable(package, name)(made)
     return made

@@ -256,7 +256,8 @@ class GroupLamb(AdamFamily):
 
     z gathers the steps; s is z moved towards 0 by l1. w is 0 where |s| <= l21 sqrt(dim), else s shortened by that
     and divided as in Lamb. A zeroed row reads as zeros, is left out of clipped exports, and comes back when its
-    gradients ask for it. Without lambdas it is Lamb. Yue et al., arXiv 2107.14432. Slots: ``m``, ``v``, ``z``.
+    gradients ask for it. Without lambdas it is Lamb, but that epsilon is added to the root before it is corrected,
+    and so weighs less in the first steps. Yue et al., arXiv 2107.14432. Slots: ``m``, ``v``, ``z``.
 
     Args:
       learning_rate, weight_decay, skip_nonfinite, stochastic_rounding, name: see `FusedOptimizer`.

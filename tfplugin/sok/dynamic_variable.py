@@ -142,11 +142,6 @@ class DynamicVariable(StaticRows, KvVariable, ModelParallel):
         """How many ranks hold rows of the whole, or could."""
         return self.num_gpus
 
-    def describe(self) -> str:
-        """What must be the same on all ranks."""
-        mode = "distributed" if self.owner is None else f"localized:{self.owner}"
-        return f"'{self.name}' (dynamic, {self.key_dtype.name} -> {self.dtype.name}[{self.dim}], {mode})"
-
     def _is_bounded(self, max_capacity: int) -> bool:
         return self._backend_type == "hybrid" and max_capacity > 0
 

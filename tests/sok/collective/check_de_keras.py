@@ -8,7 +8,7 @@ import tensorflow as tf
 import tf_keras
 
 from tfplugin import dynamic_embedding as de
-from tfplugin import ranks
+from tfplugin import ranks, sok
 from tfplugin.dynamic_embedding import tf_keras as de_tf_keras
 
 KINDS = {"Keras 3": (tf.keras, de.keras), "tf_keras": (tf_keras, de_tf_keras)}
@@ -130,6 +130,16 @@ def test_a_saved_model_has_the_rows_of_all_ranks(kinds, rank, size, gather, shar
     fit(model, rank, 1)
 
 
+def test_a_sok_checkpoint_of_a_model_has_the_rows_of_all_ranks(kinds, rank, gather, shared_path):
+    """What the callback writes for weights."""
+    layer = filled(kinds[1].layers, "written")
+    path = sok.Checkpoint(layer).write(str(shared_path / "rows"))
+    other = kinds[1].layers.HvdAllToAllEmbedding(embedding_size=2, name="written")
+    tf.train.Checkpoint(other).restore(path).expect_partial()
+    np.testing.assert_array_equal(other(tf.constant(ids_of(rank))), layer(tf.constant(ids_of(rank))))
+    assert sum(gather(int(other.params.size()))) == KEYS
+
+
 @pytest.mark.thorough
 def test_the_callback_saves_on_all_ranks(kinds, rank, shared_path):
     def make():
@@ -221,4 +231,4 @@ def test_a_hvd_variable_spreads_the_rows_of_its_shadow(rank):
     with pytest.raises(ValueError, match="is spread over"):
         tf.train.Checkpoint(v=v).save("never/written")
     with pytest.raises(ValueError, match="is spread over"):
-        tf.compat.v1.train.Saver(v.tables)
+        tf.compat.v1.train.Saver(v.tables).save(None, "never/written")
