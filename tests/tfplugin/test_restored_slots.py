@@ -10,6 +10,7 @@ import tensorflow as tf
 import tf_keras
 
 import tfplugin
+from tfplugin import sok
 
 train = tf.compat.v1.train
 KEYS = [3, 5, 8]
@@ -183,3 +184,64 @@ def test_updates_in_the_backward_pass_take_their_slots_back(make, rows_of, tmp_p
     backward(table)
     np.testing.assert_array_equal(rows_of(table, KEYS), expected)
     assert first is not None
+
+
+NADAMS = {
+    "fused": lambda: tfplugin.OptimizerWrapper(tf.keras.optimizers.Nadam(0.05)),
+    "generic": lambda: tfplugin.OptimizerWrapper(tf.keras.optimizers.Nadam(0.05), fused=False),
+    "sok": lambda: sok.OptimizerWrapper(tf.keras.optimizers.Nadam(0.05)),
+}
+
+
+def _train_both(optimizer, variables, steps):
+    """Steps of `optimizer` on a table, on a dense variable, or on both."""
+    for _ in range(steps):
+        with tf.GradientTape() as tape:
+            values = [
+                tf.nn.embedding_lookup(v, KEYS) if isinstance(v, tfplugin.KvVariable) else v for v in variables.values()
+            ]
+            loss = tf.add_n([tf.reduce_sum((2 * value - 1) ** 2) for value in values])
+        gradients = tape.gradient(loss, list(variables.values()))
+        optimizer.apply_gradients(zip(gradients, variables.values(), strict=True))
+
+
+@pytest.mark.parametrize("make_optimizer", NADAMS.values(), ids=NADAMS)
+@pytest.mark.parametrize("trained", [["dense"], ["table"], ["dense", "table"]], ids="+".join)
+def test_nadam_of_keras_3_goes_on_as_if_it_had_not_stopped(make, rows_of, tmp_path, trained, make_optimizer):
+    def fresh(name):
+        every = {"dense": tf.Variable(tf.ones([2, 2])), "table": make(initializer=1.0, name=name)}
+        variables, optimizer = {k: every[k] for k in trained}, make_optimizer()
+        return variables, optimizer, tf.train.Checkpoint(optimizer=optimizer, **variables)
+
+    variables, optimizer, checkpoint = fresh("v")
+    _train_both(optimizer, variables, 5)
+    path = checkpoint.save(str(tmp_path / "a"))
+    _train_both(optimizer, variables, 5)
+
+    restored, optimizer, checkpoint = fresh("v")
+    status = checkpoint.restore(path)
+    _train_both(optimizer, restored, 5)
+    status.assert_consumed()
+    for name, v in restored.items():
+        got, expected = (rows_of(x, KEYS) if name == "table" else x.numpy() for x in (v, variables[name]))
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_nadam_of_keras_3_is_in_checkpoints_as_without_the_wrapper(make, tmp_path):
+    names = []
+    for i, wrap in enumerate((lambda o: o, tfplugin.OptimizerWrapper)):
+        dense, optimizer = {"dense": tf.Variable(tf.ones([2, 2]))}, tf.keras.optimizers.Nadam(0.05)
+        _train_both(wrap(optimizer), dense, 1)
+        path = tf.train.Checkpoint(optimizer=optimizer).save(str(tmp_path / str(i)))
+        names.append([name for name, _ in tf.train.list_variables(path)])
+    assert names[0] == names[1]
+
+
+def test_a_variable_that_comes_late_leaves_what_nadam_of_keras_3_has_multiplied(make):
+    optimizer = tf.keras.optimizers.Nadam(0.05)
+    wrapper = tfplugin.OptimizerWrapper(optimizer)
+    _train_both(wrapper, {"dense": tf.Variable(tf.ones([2, 2]))}, 3)
+    product = float(optimizer._u_product)
+    table = make(initializer=1.0)
+    _train_both(wrapper, {"table": table}, 1)
+    assert float(optimizer._u_product) == pytest.approx(product * 0.9 * (1 - 0.5 * 0.96**4), rel=1e-5)

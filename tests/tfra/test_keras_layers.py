@@ -509,6 +509,18 @@ def test_a_model_is_loaded_with_its_compiled_state(keras, layers, name, scaled, 
         np.testing.assert_allclose(loaded.predict(IDS, verbose=0), model.predict(IDS, verbose=0), rtol=1e-6)
 
 
+def test_a_model_with_nadam_of_keras_3_is_loaded_and_goes_on_as_if_it_had_not_stopped(tmp_path):
+    keras = tf.keras
+    model = model_of(keras, de.keras.layers.SquashedEmbedding(4, name="with_nadam"))
+    model.compile(de.DynamicEmbeddingOptimizer(keras.optimizers.Nadam(0.05)), loss="mse")
+    model.fit(IDS, np.ones([3, 1]), epochs=3, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    for one in (model, loaded):
+        one.fit(IDS, np.ones([3, 1]), epochs=3, verbose=0)
+    np.testing.assert_array_equal(loaded.predict(IDS, verbose=0), model.predict(IDS, verbose=0))
+
+
 def test_an_optimizer_and_its_legacy_namesake_are_told_apart_in_files():
     for _ in range(2):  # whichever came last
         for stock in (tf_keras.optimizers.Adam, tf_keras.optimizers.legacy.Adam):

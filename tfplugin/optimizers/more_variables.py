@@ -6,11 +6,13 @@ one optimizer to them and to the rest of the model in two calls, so that in neit
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.trackable.base import Trackable
 
 from tfplugin.optimizers.step_rows import StepVariable, one_row_shown
 
@@ -82,7 +84,7 @@ def accept(optimizer: Any) -> None:
 
     def build(variables: Sequence[Any]) -> None:
         _set_built(held(), False)
-        with one_row_shown(variables):
+        with one_row_shown(variables), _state_kept(held()):
             stock_build(variables)
         _set_built(held(), True)
 
@@ -104,6 +106,32 @@ def accept(optimizer: Any) -> None:
         object.__setattr__(optimizer, "_check_variables_are_known", extend)
     else:
         object.__setattr__(optimizer, "build", extend)
+
+
+@contextlib.contextmanager
+def _state_kept(optimizer: Any) -> Iterator[None]:
+    """Keeps, while an optimizer is built again, what it has beside slots: the product of momenta of Nadam.
+
+    ``build`` makes it anew. The new one would start over, and in a checkpoint be a second one.
+    """
+    kept = {name: value for name, value in vars(optimizer).items() if _is_variable(value) or type(value) is int}
+    tracker = getattr(optimizer, "_tracker", None)  # of Keras 3: lists each variable that becomes an attribute
+    if tracker is not None:
+        track = tracker.track
+        tracker.track = lambda value: value if _is_variable(value) else track(value)
+    try:
+        yield
+    finally:
+        if tracker is not None:
+            del tracker.track
+        for name, value in kept.items():
+            if getattr(optimizer, name) is not value:
+                setattr(optimizer, name, value)
+
+
+def _is_variable(value: Any) -> bool:
+    """Of TensorFlow or of Keras 3."""
+    return isinstance(value, tf.Variable) or (isinstance(value, Trackable) and hasattr(value, "assign"))
 
 
 def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
