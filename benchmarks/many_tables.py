@@ -1,8 +1,9 @@
 """What each table and each part costs the offline tools, beside its rows: 24 rows a table, 100 tables and 1,000.
 
-Part of ``make bench-tools``; ``python benchmarks/many_tables.py`` runs it alone. Each command is a process of its own;
-its seconds are those that it computes (user and system), start-up and all, and those that pass. Where a dialect makes a
-file of each column, most of both are the file system's: the folder is in memory (`/dev/shm`) where there is one.
+Part of ``make bench-tools``; ``python benchmarks/many_tables.py [COUNT...]`` runs it alone, with other counts if asked.
+Each command is a process of its own; its seconds are those that it computes (user and system), start-up and all, and
+those that pass. Where a dialect makes a file of each column, most of both are the file system's: the folder is in
+memory (`/dev/shm`) where there is one.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ LIMIT = 3.0
 """Seconds that 1,000 tables, or a table of 1,000 parts, may take."""
 
 
-def write_sources(folder: Path) -> None:
+def write_sources(folder: Path, counts: Sequence[int]) -> None:
     """Write what the commands read: `tables-<n>` with n tables, `parts-<n>` with one table of n parts."""
     import numpy as np
 
@@ -55,7 +56,7 @@ def write_sources(folder: Path) -> None:
             name, np.arange(rows), rng.normal(size=(rows, DIM)).astype(np.float32), freqs=np.ones(rows, np.uint32)
         )
 
-    for count in COUNTS:
+    for count in counts:
         write_tables([table(f"emb_{number}", ROWS) for number in range(count)], folder / f"tables-{count}", "tfplugin")
         write_tables([table("emb", ROWS * count)], folder / f"parts-{count}", "tfplugin", parts=count)
 
@@ -76,16 +77,16 @@ def commands() -> dict[str, Callable[[str, str], list[str]]]:
     }
 
 
-def measure(say: Callable[[str], None]) -> dict[str, dict[str, dict[str, float]]]:
+def measure(say: Callable[[str], None], counts: Sequence[int] = COUNTS) -> dict[str, dict[str, dict[str, float]]]:
     """Run every command on every source; seconds computed and passed, by command and source."""
     memory = Path("/dev/shm")
     where = memory if memory.is_dir() and os.access(memory, os.W_OK) else None
     result: dict[str, dict[str, dict[str, float]]] = {}
     with tempfile.TemporaryDirectory(prefix="kvtools-bench-", dir=where) as name:
         folder = Path(name)
-        write_sources(folder)
+        write_sources(folder, counts)
         for command, arguments in commands().items():
-            for source in [f"{kind}-{count}" for kind in ("tables", "parts") for count in COUNTS]:
+            for source in [f"{kind}-{count}" for kind in ("tables", "parts") for count in counts]:
                 out = folder / "out"
                 out.mkdir()
                 result.setdefault(command, {})[source] = took = _timed(arguments(source, "out/it"), folder)
@@ -128,4 +129,5 @@ def markdown(result: dict[str, dict[str, dict[str, float]]]) -> str:
 
 if __name__ == "__main__":
     with contextlib.suppress(KeyboardInterrupt):
-        print(markdown(measure(lambda text: print(text, file=sys.stderr, flush=True))))
+        asked = [int(count) for count in sys.argv[1:]] or COUNTS
+        print(markdown(measure(lambda text: print(text, file=sys.stderr, flush=True), asked)))

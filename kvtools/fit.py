@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -198,7 +198,7 @@ def fit(source: TableSchema, dialect: Dialect, *, parts: int | None = None) -> F
         partition=_partition(source, holds, wanted),
         checksums=None,
         extras=extras,
-        metadata=_metadata(source, dialect, losses),
+        metadata=_metadata(source, dialect, {slot.name for slot in slots}, losses),
         notes=(),
     )
     schema = dataclasses.replace(schema, bytes=schema.rows * row_bytes(schema))
@@ -297,17 +297,34 @@ def _version_type(
     return dtype, unit
 
 
-def _metadata(source: TableSchema, dialect: Dialect, losses: list[str]) -> dict[str, Any]:
+def _metadata(source: TableSchema, dialect: Dialect, slots: Collection[str], losses: list[str]) -> dict[str, Any]:
+    metadata = _without_initial_rows(source, slots, losses)
     if dialect.holds.metadata is None:
         # What a table evicted by is of no use without the scores.
-        return {name: value for name, value in source.metadata.items() if name != "policies"}
-    kept = {name: value for name, value in source.metadata.items() if name in dialect.holds.metadata}
+        return {name: value for name, value in metadata.items() if name != "policies"}
+    kept = {name: value for name, value in metadata.items() if name in dialect.holds.metadata}
     if source.dialect != dialect.name:
         kept.pop("object_path", None)
-    for name in source.metadata:
+    for name in metadata:
         if name == "initializer" and name not in kept:
             losses.append("the initializer of new rows: the dialect does not record it")
     return kept
+
+
+def _without_initial_rows(source: TableSchema, slots: Collection[str], losses: list[str]) -> dict[str, Any]:
+    """Return the metadata without what no dialect holds, that slots of new rows are drawn from rows; name it for those
+    of `slots`, which are kept: of others, all is left out."""
+    metadata = dict(source.metadata)
+    described = metadata.get("slots")
+    if isinstance(described, dict):
+        drawn = [name for name, record in described.items() if record.get("init") == "rows"]
+        metadata["slots"] = {name: record for name, record in described.items() if name not in drawn}
+        if drawn and not metadata["slots"]:
+            del metadata["slots"]
+        losses += [
+            f"initial values of slot {name}: no more than one number is kept of them" for name in drawn if name in slots
+        ]
+    return metadata
 
 
 class FittedTable(TableReader):

@@ -84,6 +84,8 @@ class JoinedSlots(_OtherSlots):
         begins = [(record or {}).get("constant") for record in records]
         if None not in begins and len(set(begins)) == 1:
             described[name] = {**(records[0] or {}), "name": name, "width": joined.width}
+        elif any(records):
+            described[name] = {"name": name, "init": "rows"}  # not one number: named as left out
         if "slots" in metadata:
             metadata["slots"] = described
         super().__init__(source, replace_schema(source, slots=schemas, metadata=metadata))

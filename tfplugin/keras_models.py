@@ -4,6 +4,7 @@ Keras knows variables of its own kind only: an optimizer of ``compile`` never se
 of its rows. Where that would go unnoticed it is an error, and what Keras calls inference is inference for tables, too:
 
 - a step of ``fit`` or ``train_on_batch`` that looks a table up to train it, and updates it in no way;
+- such a step that updates a table in its backward pass, while its optimizer scales the loss;
 - a file, or the best weights of ``EarlyStopping``, that would lack the rows of a table that the model has;
 - ``evaluate`` and ``predict`` insert no keys.
 """
@@ -101,7 +102,7 @@ def _train(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) 
         with step_record.recording() as found:
             outputs = step(*step_args, **step_kwargs)
         _note_looked_up(model, found)
-        wrong = _not_updated(model, found)
+        wrong = _not_updated(model, found) or _updated_by_scaled_gradients(model, found)
         if wrong is not None:
             _failed[model] = wrong
         return outputs
@@ -165,6 +166,29 @@ def _not_updated(model: Any, step: step_record.StepRecord) -> str | None:
     )
 
 
+def _updated_by_scaled_gradients(model: Any, step: step_record.StepRecord) -> str | None:
+    """What is wrong with a step that scales its loss and has gradients update tables at once; None if all is well."""
+    scaled = step.scaled()
+    if not scaled:
+        return None
+    return (
+        f"The training step of model '{model.name}' scales its loss, by {type(step.loss_scaler).__name__}, and "
+        f"key-value variable {_listed(_name(part, table) for part, table in scaled)} is updated in the backward pass, "
+        "by gradients that nothing has scaled back. Take the policy mixed_bfloat16, which scales no loss; or, after "
+        "undo() of what tfplugin.apply_in_backward returned, give the model a train_step that hands the gradients of "
+        "model.trainable_weights and of the table to "
+        "tfplugin.OptimizerWrapper(LossScaleOptimizer(optimizer)).apply_gradients."
+    )
+
+
+def _scale_loss(original: Callable[..., Any], optimizer: Any, loss: Any) -> Any:
+    """``scale_loss`` of an optimizer of Keras 3, ``get_scaled_loss`` of one of tf_keras."""
+    scaled = original(optimizer, loss)
+    if scaled is not loss:  # as those give it back that do not scale
+        step_record.note_scaled_loss(optimizer)
+    return scaled
+
+
 # ---- Inference -------------------------------------------------------------------------------------------------------
 
 
@@ -184,18 +208,19 @@ def _elsewhere(table: Any) -> bool:
     return bool(getattr(getattr(table, "params", table), "rows_elsewhere", False))
 
 
-def _names_of_tables(model: Any) -> dict[int, str]:
-    """The tables that a model holds or has looked up, by the ids of their parts."""
-    names = {}
-    for key, (part, name) in _looked_up.get(model, {}).items():
-        if part() is not None:
-            names[key] = name
+def _parts_of(model: Any) -> dict[int, tuple[Any, str]]:
+    """The parts of the tables that a model holds or has looked up, by their ids, each with the name of its table."""
+    parts = {}
+    for key, (reference, name) in _looked_up.get(model, {}).items():
+        part = reference()
+        if part is not None:
+            parts[key] = (part, name)
     elsewhere = set()
     for part, table, _ in _holders(model):
-        names[id(part)] = _name(part, table)
+        parts[id(part)] = (part, _name(part, table))
         if _elsewhere(table):
             elsewhere.add(id(part))
-    return {key: name for key, name in names.items() if key not in elsewhere}
+    return {key: part for key, part in parts.items() if key not in elsewhere}
 
 
 def _saves_its_own(layer: Any) -> bool:
@@ -204,13 +229,14 @@ def _saves_its_own(layer: Any) -> bool:
     return owner is not None and owner.__module__.partition(".")[0] not in ("keras", "tf_keras")
 
 
-def _refuse(model: Any, names: Iterable[str], what: str) -> None:
-    names = list(names)
-    if names:
+def _refuse(model: Any, parts: Iterable[tuple[Any, str]], what: str) -> None:
+    parts = list(parts)
+    if parts:
         raise ValueError(
-            f"{what} of model '{model.name}' would lack the rows of key-value variable {_listed(names)}. Save them in "
-            "a checkpoint, tf.train.Checkpoint(model=model, table=table), from which training goes on; or, to serve "
-            "the model, by tf.saved_model.save(model, path) with the table an attribute of a layer."
+            f"{what} of model '{model.name}' would lack the rows of key-value variable "
+            f"{_listed(name for _, name in parts)}. Save them in a checkpoint, {_checkpoint(parts)}, from which "
+            "training goes on; or, to serve the model, by tf.saved_model.save(model, path) with the table an attribute "
+            "of a layer."
         )
 
 
@@ -242,14 +268,22 @@ def _refuse_shards(model: Any, what: str) -> None:
         )
 
 
+def _checkpoint(parts: Iterable[tuple[Any, str]]) -> str:
+    """What to save for training to go on as if it had not stopped."""
+    if all(getattr(part, "_in_backward", None) is None for part, _ in parts):
+        return "tf.train.Checkpoint(model=model, table=table)"
+    return (
+        "tf.train.Checkpoint(model=model, table=table, updates=updates) with what tfplugin.apply_in_backward(table, "
+        "...) returned as updates, which counts the steps"
+    )
+
+
 def _save_keras_file(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
     """A ``.keras`` or ``.weights.h5`` file: each layer puts into it what its ``save_own_variables`` does."""
     if hasattr(model, "_flatten_layers"):
         _refuse_shards(model, "A file of Keras's format")
         saved = {id(part) for part, _, layer in _holders(model) if _saves_its_own(layer)}
-        _refuse(
-            model, (n for key, n in _names_of_tables(model).items() if key not in saved), "A file of Keras's format"
-        )
+        _refuse(model, (part for key, part in _parts_of(model).items() if key not in saved), "A file of Keras's format")
     return original(model, *args, **kwargs)
 
 
@@ -258,7 +292,7 @@ def _save_hdf5_file(original: Callable[..., Any], *args: Any, **kwargs: Any) -> 
     for model in (*args, *kwargs.values()):
         if hasattr(model, "_flatten_layers"):
             _refuse_shards(model, "An HDF5 file")
-            _refuse(model, _names_of_tables(model).values(), "An HDF5 file")
+            _refuse(model, _parts_of(model).values(), "An HDF5 file")
     return original(*args, **kwargs)
 
 
@@ -270,7 +304,7 @@ def _save_weights(original: Callable[..., Any], model: Any, *args: Any, **kwargs
         if hasattr(type(table), "_kv_parts")
         for part in table._kv_parts
     }
-    _refuse(model, (n for key, n in _names_of_tables(model).items() if key not in tracked), "The weights file")
+    _refuse(model, (part for key, part in _parts_of(model).items() if key not in tracked), "The weights file")
     return original(model, *args, **kwargs)
 
 
@@ -279,12 +313,12 @@ def _stop_early(original: Callable[..., Any], callback: Any, *args: Any, **kwarg
     model = callback.model
     if callback.restore_best_weights and hasattr(model, "_flatten_layers"):
         kept = {id(part) for weight in model.weights for part in getattr(weight, "_kv_parts", ())}
-        names = [name for key, name in _names_of_tables(model).items() if key not in kept]
-        _refuse_best(model, "key-value variable", names, "tf.train.Checkpoint")
+        parts = [part for key, part in _parts_of(model).items() if key not in kept]
+        _refuse_best(model, "key-value variable", [name for _, name in parts], _checkpoint(parts))
         listed = {id(weight) for weight in model.weights}
         shards = (v for layer in model._flatten_layers() for v in held_by(layer, "_is_shard"))
         names = [_name_of_shard(v) for v in shards if v.trainable and id(v) not in listed]
-        _refuse_best(model, "sok.Variable", names, "sok.Checkpoint")
+        _refuse_best(model, "sok.Variable", names, "sok.Checkpoint(model=model)")
     return original(callback, *args, **kwargs)
 
 
@@ -292,8 +326,8 @@ def _refuse_best(model: Any, kind: str, names: list[str], checkpoint: str) -> No
     if names:
         raise ValueError(
             f"EarlyStopping(restore_best_weights=True) would put the weights of model '{model.name}' back, and "
-            f"leave the rows of {kind} {_listed(names)} as the last epoch made them. Save a {checkpoint} after each "
-            "epoch instead, and restore that of the best one."
+            f"leave the rows of {kind} {_listed(names)} as the last epoch made them. Save a checkpoint after each epoch "
+            f"instead, {checkpoint}, and restore that of the best one."
         )
 
 
@@ -358,6 +392,11 @@ def _wrap(keras: Any) -> None:
         owner = defining_class(keras.Model, method)
         if owner is not None:
             undo.append(wrap_method(owner, method, replacement))
+    scaler = keras.mixed_precision.LossScaleOptimizer
+    for optimizer in (*keras.optimizers.Optimizer.__mro__, scaler, *scaler.__subclasses__()):
+        for method in ("scale_loss", "get_scaled_loss"):
+            if method in vars(optimizer):
+                undo.append(wrap_method(optimizer, method, _scale_loss))
     undo.append(wrap_method(keras.callbacks.EarlyStopping, "on_epoch_end", _stop_early))
     if name == "keras":
         owner = defining_class(keras.layers.Layer, "_trackable_children")

@@ -39,6 +39,22 @@ def keys_to_tensor(keys: Any, key_dtype: tf.DType, name: str) -> tf.Tensor:
         return tf.cast(keys, tf.int64)
     raise TypeError(
         f"Key-value variable '{name}' has {key_dtype.name} keys, got ids of {keys.dtype.name}: "
-        f"cast them with tf.cast(ids, tf.{key_dtype.name})"
-        + (" after hashing (tf.strings.to_hash_bucket_fast)." if keys.dtype == tf.string else ".")
+        f"{how_to_convert(keys.dtype, key_dtype)}"
     )
+
+
+def how_to_convert(dtype: tf.DType, key_dtype: tf.DType) -> str:
+    """What to do about ids of another dtype: the end of an error's message."""
+    name = key_dtype.name
+    if dtype.is_floating:
+        return (
+            "floats have lost the digits of large ids, and a cast does not bring them back. Keep ids "
+            f"{name} from where they are read, and give a model of Keras {name} inputs: "
+            f'keras.Input(shape, dtype="{name}"), or model.export(path, '
+            f'input_signature=[keras.InputSpec(shape=(None, 3), dtype="{name}")]), which without it takes the inputs '
+            "of a subclassed model for float32."
+        )
+    if key_dtype == tf.string:
+        return "convert them with tf.strings.as_string(ids)."
+    hashed = " after hashing (tf.strings.to_hash_bucket_fast)" if dtype == tf.string else ""
+    return f"cast them with tf.cast(ids, tf.{name}){hashed}."

@@ -23,12 +23,15 @@ class StepRecord:
 
     Attributes:
       looked_up: the parts of all tables that were looked up, by id, and the object that each was looked up through.
+      loss_scaler: the optimizer that has scaled a loss of the step, if one has.
     """
 
     def __init__(self) -> None:
         self.looked_up: dict[int, tuple[Any, Any]] = {}
         self._to_train: set[int] = set()
         self._updated: set[int] = set()
+        self._scaled: dict[int, tuple[Any, Any]] = {}
+        self.loss_scaler: Any = None
 
     def note_lookup(self, table: Any, train: bool) -> None:
         """Notes a lookup that inserts keys (`train`), or does not."""
@@ -41,6 +44,13 @@ class StepRecord:
         """Notes that an optimizer has the table in its list."""
         self._updated.update(id(part) for part in table._kv_parts)
 
+    def note_backward_update(self, part: Any) -> bool:
+        """Notes that a backward pass reaches a table that it updates; returns whether it may, as no loss is scaled."""
+        self.note_update(part)
+        if self.loss_scaler is not None:
+            self._scaled[id(part)] = (part, part)
+        return self.loss_scaler is None
+
     def note_accesses(self, variables: Any) -> None:
         """Notes what TensorFlow says has been read: also by functions that were traced before, in which we saw none."""
         for table in variables:
@@ -51,6 +61,14 @@ class StepRecord:
     def left_out(self) -> list[tuple[Any, Any]]:
         """Parts looked up to be trained that are in no optimizer's list, each with what it was looked up through."""
         return [self.looked_up[key] for key in self.looked_up if key in self._to_train and key not in self._updated]
+
+    def scaled(self) -> list[tuple[Any, Any]]:
+        """Parts whose updates in the backward pass got the gradients of a scaled loss, as `left_out` gives them."""
+        if self.loss_scaler is None:
+            return []
+        # One whose gradient was traced before, in a function that the step calls, has noted nothing.
+        before = [(part, table) for part, table in self.left_out() if getattr(part, "_in_backward", None) is not None]
+        return [*self._scaled.values(), *before]
 
 
 @contextlib.contextmanager
@@ -80,3 +98,16 @@ def note_update(table: Any) -> None:
     step: StepRecord | None = getattr(_now, "step", None)
     if step is not None and hasattr(table, "_kv_parts"):
         step.note_update(table)
+
+
+def note_backward_update(part: Any) -> bool:
+    """Tells the record, if there is one, that a backward pass is to update `part`; returns whether it may."""
+    step: StepRecord | None = getattr(_now, "step", None)
+    return step is None or step.note_backward_update(part)
+
+
+def note_scaled_loss(optimizer: Any) -> None:
+    """Tells the record, if there is one, that the loss of the step is scaled."""
+    step: StepRecord | None = getattr(_now, "step", None)
+    if step is not None:
+        step.loss_scaler = optimizer

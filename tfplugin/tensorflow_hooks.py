@@ -2,9 +2,10 @@
 
 - The attribute ``get_kv_variable`` on ``tensorflow`` and its two ``compat`` modules.
 - Dispatch registrations of lookups for our two classes (TensorFlow's own extension point).
-- Wrappers around four methods for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1),
-  ``BaseSaverBuilder._AddSaveOps`` and ``_AddRestoreOps``, and ``MultiDeviceSaver.restore`` of `tf.train.Checkpoint`.
-  Each passes everything that is not a key-value variable through untouched.
+- Wrappers around five methods for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1),
+  ``BaseSaverBuilder._AddSaveOps`` and ``_AddRestoreOps``, and of `tf.train.Checkpoint` ``MultiDeviceSaver.restore`` and
+  ``CheckpointPosition.bind_object``. Each passes everything that is not a key-value variable, or stands for one,
+  through untouched.
 - In Keras what `keras_models` says: its models are looked at where they train, predict and write files.
 """
 
@@ -17,12 +18,13 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.checkpoint import functional_saver
+from tensorflow.python.checkpoint import restore as restore_lib
 from tensorflow.python.training import optimizer as optimizer_lib
 from tensorflow.python.training import saver as saver_lib
 
 from tfplugin import checkpoint, graph_restore, keras_models, lookup
 from tfplugin.get_kv_variable import get_kv_variable
-from tfplugin.optimizers import v1
+from tfplugin.optimizers import step_rows, v1
 from tfplugin.wrapped_method import wrap_method
 
 _undo: list[Callable[[], None]] = []
@@ -51,6 +53,7 @@ def install() -> None:
         (saver_lib.BaseSaverBuilder, "_AddSaveOps", checkpoint.add_save_ops),
         (saver_lib.BaseSaverBuilder, "_AddRestoreOps", checkpoint.add_restore_ops),
         (functional_saver.MultiDeviceSaver, "restore", graph_restore.restore),
+        (restore_lib.CheckpointPosition, "bind_object", step_rows.bind_object),
     ):
         _undo.append(wrap_method(owner, method, replacement))
     keras_models.install()

@@ -372,11 +372,12 @@ class BucketShard(ShardWriter):
         self._path = path
         self._regions = regions
         self._starts = starts
-        self._at = starts[:, :-1].copy()  # where the next row of each bucket goes, [parts, 1000]
-        self._parts: set[int] = set()
+        # Of the parts that have come so far, in that order: where the next row of each bucket goes, [1000].
+        self._at: dict[int, npt.NDArray[np.int64]] = {}
+        self._number: dict[int, int] = {}
         self._buffer: dict[str, Array] = {}
         self._sorted: Array = np.empty(0, np.uint8)
-        self._bucket: Array = np.empty(0, np.uint16)  # part * 1000 + bucket of the rows in the buffer
+        self._bucket: Array = np.empty(0, np.uint16)  # number of the part * 1000 + bucket of the rows in the buffer
         self._rows = 0
         self._writer: RegionWriter | None = None
 
@@ -385,14 +386,16 @@ class BucketShard(ShardWriter):
         columns = plain_columns(chunk)
         if not self._buffer:
             self._allocate(columns)
-        self._parts.add(part)
+        if part not in self._at:
+            self._number[part] = len(self._at)
+            self._at[part] = self._starts[part, :-1].copy()
         done = 0
         while done < len(chunk):
             n = min(len(chunk) - done, len(self._bucket) - self._rows)
             to, rows = slice(self._rows, self._rows + n), slice(done, done + n)
             for name, column in columns.items():
                 self._buffer[name][to] = column[rows]
-            self._bucket[to] = buckets_of(chunk.keys[rows]) + part * BUCKETS
+            self._bucket[to] = buckets_of(chunk.keys[rows]) + self._number[part] * BUCKETS
             self._rows += n
             done += n
             if self._rows == len(self._bucket):
@@ -401,7 +404,7 @@ class BucketShard(ShardWriter):
     def finish(self) -> Any:
         """Write what is left; return what was written, for `BundleTableWriter.absorb`."""
         self._flush()
-        if any(not np.array_equal(self._at[part], self._starts[part, 1:]) for part in self._parts):
+        if any(not np.array_equal(at, self._starts[part, 1:]) for part, at in self._at.items()):
             self._raise_changed()
         self._buffer, self._sorted = {}, np.empty(0, np.uint8)
         writer, self._writer = self._writer, None
@@ -424,21 +427,24 @@ class BucketShard(ShardWriter):
         if self._writer is None:
             self._writer = RegionWriter(self._path)
         order = np.argsort(self._bucket[:n], kind="stable")
-        counts = np.bincount(self._bucket[:n], minlength=self._at.size).reshape(self._at.shape)
-        if (self._at + counts > self._starts[:, 1:]).any():
+        by_part = np.bincount(self._bucket[:n], minlength=len(self._at) * BUCKETS).reshape(-1, BUCKETS)
+        counts = {part: own for part, own in zip(self._at, by_part, strict=True) if own.any()}
+        if any((self._at[part] + own > self._starts[part, 1:]).any() for part, own in counts.items()):
             self._raise_changed()
-        first_rows = np.cumsum(counts.sum(axis=1)) - counts.sum(axis=1)
-        runs = {int(part): _runs(self._at[part], counts[part]) for part in np.flatnonzero(counts.any(axis=1))}
+        ends = np.cumsum(by_part.sum(axis=1))
+        runs = {part: _runs(self._at[part], own) for part, own in counts.items()}
         for name, column in self._buffer.items():
             size = n * column.itemsize * math.prod(column.shape[1:])
             rows = self._sorted[:size].view(column.dtype).reshape(n, *column.shape[1:])
             np.take(column[:n], order, axis=0, out=rows, mode="clip")
             for part, of_part in runs.items():
-                own = rows[first_rows[part] :]
+                end = ends[self._number[part]]
+                own = rows[end - counts[part].sum() : end]
                 for region in self._regions[part, name]:
                     for to, first, last in of_part:
                         self._writer.write(region, to, own[first:last])
-        self._at += counts
+        for part, own in counts.items():
+            self._at[part] += own
 
     def _raise_changed(self) -> None:
         raise BadInputError(
@@ -517,8 +523,9 @@ class DeepRecTableWriter(BundleTableWriter):
     def shard(self) -> BucketShard:
         """Return a writer for one task; those that are written at once share the memory."""
         self._shards.append(BucketShard(self._schema.name, self.bundle.data_path, self._regions, self._starts, 0))
-        for shard in self._shards:
-            shard.memory = self._memory // 2 // min(len(self._shards), os.cpu_count() or 1)
+        processors = os.cpu_count() or 1
+        for shard in self._shards if len(self._shards) <= processors else self._shards[-1:]:
+            shard.memory = self._memory // 2 // min(len(self._shards), processors)
         return self._shards[-1]
 
     def extra(self, name: str, array: Array) -> None:

@@ -169,9 +169,9 @@ def _open_table(bundle: Bundle, options: OpenOptions, names: TableNames) -> tupl
         )
     if first.increment:
         metadata["increment"] = True
-    constants = _slot_constants(names.slots, by_part)
-    if constants:
-        metadata["slots"] = constants
+    records = _slot_records(names.slots, by_part)
+    if records:
+        metadata["slots"] = records
     used = {tensor for variables in by_part for variable in variables.values() for tensor in variable.tensors}
     schema = TableSchema(
         name=names.name,
@@ -248,16 +248,32 @@ def _alike(a: BundleTensor, b: BundleTensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and runs[0] == runs[1]
 
 
-def _slot_constants(slots: Sequence[str], by_part: Sequence[Mapping[str, _Variable]]) -> dict[str, Any]:
-    """Return, for each slot whose rows all begin as one number, that number as `docs/checkpoint-layout.md` says it."""
-    constants = {}
+def _slot_records(slots: Sequence[str], by_part: Sequence[Mapping[str, _Variable]]) -> dict[str, Any]:
+    """Return what the rows of each slot begin as, as `docs/checkpoint-layout.md` says it: "constant" where that is one
+    number, else "rows", which is only said, not held: `kvtools.fit` names it as left out."""
+    records: dict[str, Any] = {}
     for slot in slots:
-        initial = by_part[0][slot].initial
-        if initial is not None and 0 < initial.rows * initial.row_bytes <= _INITIAL_BYTES:
-            numbers = initial.read().reshape(-1)
-            if (numbers == numbers[0]).all():
-                constants[slot] = {"name": slot, "init": "constant", "constant": float(numbers[0])}
-    return constants
+        initial = [variables[slot].initial for variables in by_part]
+        tables = [table for table in initial if table is not None and table.rows]
+        if tables:
+            number = _one_number(tables)
+            begins = {"init": "rows"} if number is None else {"init": "constant", "constant": number}
+            records[slot] = {"name": slot, **begins}
+    return records
+
+
+def _one_number(tables: Sequence[BundleTensor]) -> float | None:
+    """Return the number that tables of initial rows consist of; None if it is not one, or they are large."""
+    first, *others = tables
+    numbers = set()
+    for table in [first, *(other for other in others if not _alike(first, other))]:
+        if table.rows * table.row_bytes > _INITIAL_BYTES:
+            return None
+        values = table.read().reshape(-1)
+        if not (values == values[0]).all():
+            return None
+        numbers.add(float(values[0]))
+    return numbers.pop() if len(numbers) == 1 else None
 
 
 def _notes(names: TableNames, own: Sequence[_Variable], metadata: Mapping[str, Any]) -> tuple[str, ...]:

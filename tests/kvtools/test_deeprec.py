@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtools.dialects.bundle import Bundle
+from kvtools.dialects.deeprec import BucketShard
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.interface import TableReader
 from kvtools.dialects.options import OpenOptions
@@ -477,6 +478,18 @@ def test_source_that_changes_while_it_is_read_is_refused(make_table: Make, tmp_p
     with pytest.raises(BadInputError, match="changed while it was read"):
         write_tables([table], tmp_path / "out", "deeprec")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_shard_holds_nothing_of_parts_that_are_not_its_own(tmp_path: Path) -> None:
+    """A table of a thousand parts is written in as many shards: time and memory would grow with their square."""
+    starts = np.zeros((300, 1001), np.int64)
+    tracemalloc.start()
+    try:
+        shards = [BucketShard("emb", str(tmp_path / "data"), {}, starts, 1 << 20) for _ in range(50)]
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 1 << 20 and len(shards) == 50  # of one part: 8 KB each
 
 
 def test_memory_does_not_grow_with_the_table(make_table: Make, save_plain: Save, tmp_path: Path) -> None:

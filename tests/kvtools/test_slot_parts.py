@@ -23,10 +23,13 @@ THIRDS = ("GroupAdam.m", "GroupAdam.v", "GroupAdam.z")
 def test_a_slot_of_tfplus_becomes_three_and_one_again(tmp_path: Path) -> None:
     before = open_checkpoint(SAMPLE)
     account, done = rename(before, tmp_path / "ours", Renames(split=(("GroupAdam", THIRDS),)), to="tfplugin")
-    # The three parts of the sample drew initial rows of their own; the slot itself loses nothing.
+    # The three parts of the sample drew initial rows of their own, and so did its slot; no row loses anything.
     (written,) = account.tables
     assert account.losses == ()
-    assert written.losses == ("initial values of parts 1, 2: new rows of all parts start from those of one",)
+    assert written.losses == (
+        "initial values of parts 1, 2: new rows of all parts start from those of one",
+        *(f"initial values of slot {name}: no more than one number is kept of them" for name in THIRDS),
+    )
     assert done == {"slot GroupAdam": "GroupAdam.m, GroupAdam.v, GroupAdam.z"}
     table = open_checkpoint(tmp_path / "ours").table("test/kv_embedding")
     assert [(slot.name, slot.width) for slot in table.schema.slots] == [(name, 8) for name in THIRDS]
@@ -56,6 +59,20 @@ def test_what_new_rows_hold_goes_along(make_table: Callable[..., Any], tmp_path:
     schema = open_checkpoint(tmp_path / "b").table("scope/emb").schema
     assert [(slot.name, slot.width) for slot in schema.slots] == [("S.a", 2), ("S.b", 2), ("T", 4)]
     assert [schema.metadata["slots"][slot]["constant"] for slot in ("S.a", "S.b", "T")] == [0.5, 0.5, 0.0]
+
+
+@pytest.mark.parametrize(("constants", "lost"), [((0.5, 0.5), ()), ((0.5, 0.25), ("S",))])
+def test_slots_that_begin_differently_lose_that_side_by_side(
+    make_table: Callable[..., Any], tmp_path: Path, constants: tuple[float, float], lost: tuple[str, ...]
+) -> None:
+    described = {
+        name: {"name": name, "init": "constant", "constant": constant}
+        for name, constant in zip(("S.a", "S.b"), constants, strict=True)
+    }
+    write_tables([make_table(slots=("S.a", "S.b"), metadata={"slots": described})], tmp_path / "a", "tfplugin")
+    account, _ = rename(open_checkpoint(tmp_path / "a"), tmp_path / "b", Renames(join=((("S.a", "S.b"), "S"),)))
+    message = "initial values of slot {}: no more than one number is kept of them"
+    assert account.tables[0].losses == tuple(map(message.format, lost))
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,13 @@ def test_wide_ids_into_narrow_keys(make):
         tf.nn.embedding_lookup(table, [2**40])
 
 
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float64, tf.bfloat16])
+def test_no_cast_is_advised_for_floats(table, dtype):
+    with pytest.raises(TypeError, match=r"got ids of \w*float\d+: floats have lost .*keras\.Input\(.*int64") as raised:
+        tf.nn.embedding_lookup(table, tf.constant([1], dtype))
+    assert "tf.cast" not in str(raised.value)
+
+
 def test_sparse_ids_where_dense_ones_belong(table):
     with pytest.raises(TypeError, match="embedding_lookup_sparse"):
         tf.nn.embedding_lookup(table, tf.sparse.from_dense([[1]]))

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.python.checkpoint import functional_saver
+from tensorflow.python.checkpoint import functional_saver, restore
 from tensorflow.python.training import optimizer, saver
 from tensorflow.python.util import dispatch
 
@@ -23,6 +23,7 @@ def _state():
         saver.BaseSaverBuilder._AddSaveOps,
         saver.BaseSaverBuilder._AddRestoreOps,
         functional_saver.MultiDeviceSaver.restore,
+        restore.CheckpointPosition.bind_object,
         tf.nn.embedding_lookup,
         v1.nn.embedding_lookup_sparse,
         tf.nn.safe_embedding_lookup_sparse,
@@ -45,14 +46,15 @@ import tensorflow.compat.v1, tensorflow.compat.v2
 import tf_keras
 from keras.src.saving import saving_lib
 from tf_keras.src.saving import saving_lib as tf_keras_saving_lib
-from tensorflow.python.checkpoint import functional_saver
+from tensorflow.python.checkpoint import functional_saver, restore
 from tensorflow.python.training import optimizer, saver
 from tensorflow.python.util import dispatch
 def state():
     out = {}
     for owner in (tf, tf.compat.v1, tf.compat.v2, tf.nn, tf.compat.v1.nn):
         out |= {(id(owner), name): id(getattr(owner, name)) for name in dir(owner) if not name.startswith("__")}
-    for owner in (optimizer.Optimizer, saver.BaseSaverBuilder, functional_saver.MultiDeviceSaver):
+    checkpoints = (functional_saver.MultiDeviceSaver, restore.CheckpointPosition)
+    for owner in (optimizer.Optimizer, saver.BaseSaverBuilder, *checkpoints):
         out |= {(id(owner), name): id(value) for name, value in vars(owner).items()}
     for owner in (*tf.keras.Model.__mro__, *tf_keras.Model.__mro__, saving_lib, tf_keras_saving_lib):
         out |= {(id(owner), name): id(value) for name, value in vars(owner).items() if callable(value)}

@@ -105,6 +105,118 @@ def test_without_weights_keras_3_takes_no_gradient_that_could_update_a_table(mak
         model.fit(IDS, LABELS, verbose=0)
 
 
+@pytest.fixture
+def policy(keras):
+    """Sets the policy of layers that are made."""
+    before = keras.mixed_precision.global_policy()
+    yield keras.mixed_precision.set_global_policy
+    keras.mixed_precision.set_global_policy(before)
+
+
+@pytest.mark.parametrize("how", ["policy", "policy, eagerly", "optimizer", "train_on_batch", "function traced before"])
+def test_rows_get_no_gradients_of_a_scaled_loss(keras, make, rows_of, policy, how):
+    table = make(name="user", initializer=0.5)
+    table.sparse_read(IDS)
+    updates = tfplugin.apply_in_backward(table, tfplugin.optimizers.SGD(0.5))
+    if how != "optimizer":
+        policy("mixed_float16")
+    layer = _layer(keras, table, dtype="float32")
+    if how == "function traced before":
+        pooled = tf.function(layer.call)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(pooled(tf.constant(IDS)))
+        tape.gradient(loss, table)
+        layer = keras.layers.Lambda(pooled, output_shape=(4,), dtype="float32")
+    model = _model(keras, layer, run_eagerly="eagerly" in how)
+    if how == "optimizer":
+        model.compile(keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(0.5)), "mse")
+    train = model.train_on_batch if how == "train_on_batch" else lambda *batch: model.fit(*batch, verbose=0)
+    before, steps = rows_of(table, IDS), int(updates.steps[0])
+    message = (
+        r"model 'ctr' scales its loss, by LossScale\w+, and key-value variable 'user:0' is .*mixed_bfloat16.*undo\(\)"
+    )
+    for _ in range(2):
+        with pytest.raises(ValueError, match=message):
+            train(IDS, LABELS)
+    if how == "function traced before":
+        return
+    np.testing.assert_array_equal(rows_of(table, IDS), before)
+    assert int(updates.steps[0]) == steps
+
+
+def test_a_constant_loss_scale_of_keras_3_is_refused_too(make):
+    table = make(name="user")
+    tfplugin.apply_in_backward(table, tfplugin.optimizers.SGD(0.5))
+    model = _model(tf.keras, _layer(tf.keras, table))
+    model.compile(tf.keras.optimizers.SGD(0.5, loss_scale_factor=8.0), "mse")
+    with pytest.raises(ValueError, match="scales its loss, by SGD, and key-value variable 'user:0'"):
+        model.fit(IDS, LABELS, verbose=0)
+
+
+def test_mixed_bfloat16_scales_nothing(keras, make, rows_of, policy):
+    moved = []
+    for name in ("float32", "mixed_bfloat16"):
+        policy(name)
+        table = make(initializer=0.5)
+        tfplugin.apply_in_backward(table, tfplugin.optimizers.SGD(0.5))
+        model = keras.Sequential([keras.Input((3,), dtype="int64"), _layer(keras, table, dtype="float32")])
+        model.add(keras.layers.Dense(1, kernel_initializer="ones", dtype=name))
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        model.fit(IDS, LABELS, verbose=0)
+        moved.append(rows_of(table, IDS) - 0.5)
+    assert (moved[0] != 0).all()
+    np.testing.assert_allclose(moved[1], moved[0], rtol=0.02)
+
+
+def _with_train_step(keras, table):
+    """A model as `docs/kv-variable.md` has it."""
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__(name="ctr")
+            self.pooled, self.score = _layer(keras, table, dtype="float32"), keras.layers.Dense(1, dtype="float32")
+
+        def call(self, ids):
+            return self.score(self.pooled(ids))
+
+        def train_step(self, data):
+            ids, labels = data
+            with tf.GradientTape() as tape:
+                scores = self(ids, training=True)
+                loss = self.compute_loss(x=ids, y=labels, y_pred=scores)
+                scale = getattr(self.optimizer, "scale_loss", None) or getattr(self.optimizer, "get_scaled_loss", None)
+                scaled = scale(loss) if scale else loss
+            variables = [*self.trainable_weights, table]
+            gradients = tape.gradient(scaled, variables)
+            if hasattr(self.optimizer, "get_unscaled_gradients"):
+                gradients = self.optimizer.get_unscaled_gradients(gradients)
+            self.wrapper.apply_gradients(zip(gradients, variables, strict=True))
+            self.metrics[0].update_state(loss, sample_weight=tf.shape(labels)[0])
+            return self.compute_metrics(ids, labels, scores, None)
+
+    return Model()
+
+
+def test_a_train_step_reports_its_loss_and_scales_it_where_asked_to(keras, make, rows_of):
+    moved = []
+    for scales in (False, True):
+        table = make(initializer=0.5)
+        model = _with_train_step(keras, table)
+        sgd = keras.optimizers.SGD(0.5)
+        model.compile(keras.mixed_precision.LossScaleOptimizer(sgd) if scales else sgd, "mse", metrics=["mse"])
+        model.wrapper = tfplugin.OptimizerWrapper(model.optimizer)
+        model(tf.constant(IDS))
+        model.score.set_weights([np.full((4, 1), 0.1), np.zeros(1)])
+        history = model.fit(IDS, LABELS, batch_size=3, epochs=2, verbose=0, shuffle=False).history
+        np.testing.assert_allclose(history["loss"], history["mse"], rtol=1e-6)
+        assert (np.array(history["loss"]) > 0).all()
+        evaluated = model.evaluate(IDS, LABELS, verbose=0, return_dict=True)
+        np.testing.assert_allclose(evaluated["loss"], evaluated["mse"], rtol=1e-6)
+        moved.append(rows_of(table, IDS) - 0.5)
+    assert (moved[0] != 0).all()
+    np.testing.assert_allclose(moved[1], moved[0], rtol=1e-5)
+
+
 def test_a_train_step_of_ones_own_trains_it(keras, make, rows_of):
     table = make(initializer=0.5)
 
@@ -166,6 +278,35 @@ def test_a_file_of_keras_would_lack_the_rows(keras, make, tmp_path, held, file):
     assert not list(tmp_path.iterdir())
 
 
+def test_training_goes_on_from_the_checkpoint_that_the_refusal_names(keras, make, rows_of, tmp_path):
+    def built():
+        table = make(name="user", initializer=0.5)
+        updates = tfplugin.apply_in_backward(table, keras.optimizers.Adam(0.1))
+        model = _model(keras, _layer(keras, table))
+        model.layers[-1].set_weights([np.full((4, 1), 0.1), np.zeros(1)])
+        return table, updates, model
+
+    def train(model):
+        for step in range(2):
+            model.train_on_batch(IDS, (step + 1) * LABELS)
+
+    table, updates, model = built()
+    train(model)
+    with pytest.raises(
+        ValueError, match=r"Checkpoint\(model=model, table=table, updates=updates\) with what tfplugin\.a"
+    ):
+        model.save(str(tmp_path / "m.keras"))
+    path = tf.train.Checkpoint(model=model, table=table, updates=updates).save(str(tmp_path / "c"))
+    train(model)
+    expected = rows_of(table, IDS), model.predict(IDS, verbose=0)
+    table, updates, model = built()
+    tf.train.Checkpoint(model=model, table=table, updates=updates).restore(path).assert_existing_objects_matched()
+    train(model)
+    np.testing.assert_array_equal(rows_of(table, IDS), expected[0])
+    np.testing.assert_array_equal(model.predict(IDS, verbose=0), expected[1])
+    assert int(updates.steps[0]) == 4
+
+
 def test_a_layer_that_saves_its_rows_itself(keras, make, tmp_path):
     table = make(name="user")
 
@@ -223,6 +364,31 @@ def test_what_keras_exports_has_the_rows(keras, make, tmp_path, capsys, held):
     served = tf.saved_model.load(str(tmp_path / "m"))
     both = np.concatenate([IDS, UNSEEN])
     np.testing.assert_allclose(served.serve(tf.constant(both)), model.predict(both, verbose=0), rtol=1e-6)
+
+
+def test_a_subclassed_model_of_keras_3_is_exported_for_integers(make, tmp_path):
+    table = make(initializer=0.5)
+    keras = tf.keras
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.pooled, self.score = _layer(keras, table), keras.layers.Dense(1)
+
+        def call(self, ids):
+            return self.score(self.pooled(ids))
+
+    model = Model()
+    ids = np.array([[2**60 + 1, 2**60 + 2, -(2**60) - 1]])
+    table.upsert(ids, np.random.default_rng(0).normal(size=(1, 3, 4)))
+    expected = model.predict(ids, verbose=0)
+    for save in (lambda: model.export(str(tmp_path / "m")), lambda: tf.saved_model.save(model, str(tmp_path / "m"))):
+        with pytest.raises(TypeError, match=r"got ids of float32: .*model\.export\(path, input_signature=") as raised:
+            save()
+        assert "tf.cast" not in str(raised.value)
+    model.export(str(tmp_path / "n"), input_signature=[keras.InputSpec(shape=(None, 3), dtype="int64")], verbose=False)
+    served = tf.saved_model.load(str(tmp_path / "n"))
+    np.testing.assert_allclose(served.serve(tf.constant(ids)), expected, rtol=1e-6)
 
 
 def test_models_without_tables_are_left_alone(keras, tmp_path):

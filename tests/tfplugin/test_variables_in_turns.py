@@ -95,3 +95,46 @@ def test_places_in_a_checkpoint_do_not_depend_on_tables(make, make_optimizer, fi
     tf.train.Checkpoint(deep=deep, optimizer=restored).read(path).assert_existing_objects_matched()
     own = [v.numpy().tolist() for v in restored.variables if tuple(v.shape) in ((2, 3), ())]
     assert own == [v.numpy().tolist() for v in optimizer.variables if tuple(v.shape) in ((2, 3), ())]
+
+
+@pytest.mark.parametrize("restore", ["before the first step", "between table and dense"])
+@pytest.mark.parametrize(
+    "make_optimizer",
+    [*list(OPTIMIZERS.values())[:4], lambda: tf.keras.optimizers.Adam(0.1), lambda: tf_keras.optimizers.Adam(0.1)],
+    ids=[*list(OPTIMIZERS)[:4], "Keras Adam", "tf_keras Adam"],
+)
+def test_a_restored_optimizer_keeps_dense_slots_where_tables_come_first(make, make_optimizer, restore, tmp_path):
+    ones = tf.IndexedSlices(tf.ones([1, 4]), tf.constant([7], tf.int64))
+
+    def program():
+        table, wide, one = make(initializer=0.0), tf.Variable(tf.zeros([2, 3])), tf.Variable(0.0)
+        optimizer = make_optimizer()
+        wrapper = tfplugin.OptimizerWrapper(optimizer)
+
+        def of_table():
+            wrapper.apply_gradients([(ones, table)])
+
+        def of_dense():
+            optimizer.apply_gradients([(tf.ones([2, 3]), wide), (tf.constant(1.0), one)])
+
+        # Farther from the root than the optimizer's list of them.
+        deep = {"of": {"the": {"model": [wide, one]}}}
+        return optimizer, of_table, of_dense, tf.train.Checkpoint(deep=deep, optimizer=optimizer)
+
+    optimizer, of_table, of_dense, checkpoint = program()
+    for step in (of_table, of_dense) * 2:
+        step()
+    path = checkpoint.write(str(tmp_path / "model"))
+
+    restored, restored_table, restored_dense, checkpoint = program()
+    if restore == "before the first step":
+        status = checkpoint.read(path)
+        restored_table()
+    else:
+        restored_table()
+        status = checkpoint.read(path)
+    restored_dense()
+    status.assert_existing_objects_matched().assert_consumed()
+    of_dense()
+    for of_restored, of_first in zip(restored.variables[1:], optimizer.variables[1:], strict=True):  # not the step
+        np.testing.assert_array_equal(of_restored.numpy(), of_first.numpy())

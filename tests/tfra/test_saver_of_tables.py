@@ -65,6 +65,26 @@ def test_slots_alone_are_saved_and_restored(tmp_path):
         assert graph.slots() == slots and graph.state()[0] == rows
 
 
+@pytest.mark.parametrize("devices", [1, 3])
+@pytest.mark.parametrize("given", ["list", "dictionary", "list with the variable"])
+def test_slot_variables_save_their_tables(tmp_path, devices, given):
+    with tf.Graph().as_default():
+        graph = Graph(devices)
+        variables = graph.table.get_slot_variables(graph.optimizer)
+        if given == "dictionary":
+            saver = v1.train.Saver({f"slot{i}": slot for i, slot in enumerate(variables)})
+        else:
+            saver = v1.train.Saver([*variables, graph.table] if given == "list with the variable" else variables)
+        graph.session.run(graph.step)
+        path = saver.save(graph.session, str(tmp_path / "m"))
+        assert (f"scope_emb_Adam_m_mht_1of{devices}-keys" in tensors(path)) == (given != "dictionary")
+        slots = graph.slots()
+        graph.session.run(graph.step)
+        assert graph.slots() != slots
+        saver.restore(graph.session, path)
+        assert graph.slots() == slots
+
+
 @pytest.mark.parametrize(("before", "after"), [(1, 1), (3, 2)])
 def test_tables_are_restored_from_a_saver_of_the_variable_and_the_other_way_round(tmp_path, before, after):
     with tf.Graph().as_default():
@@ -112,6 +132,20 @@ def test_tables_that_go_to_files_do_so_in_a_saver_of_tables(session, tmp_path, n
     session.run(v.clear())
     saver.restore(session, path)
     assert by_key(session.run(v.export())) == by_key((KEYS, ROWS))
+
+
+@pytest.mark.parametrize("with_variable", [False, True])
+def test_slot_variables_of_tables_that_go_to_files_do_so(tmp_path, with_variable):
+    with tf.Graph().as_default():
+        graph = Graph(2, kv_creator=de.CuckooHashTableCreator(saver=de.FileSystemSaver()))
+        slots = graph.table.get_slot_variables(graph.optimizer)
+        saver = v1.train.Saver([*slots, graph.table] if with_variable else slots)
+        graph.session.run(graph.step)
+        path = saver.save(graph.session, str(tmp_path / "m"))
+        before = graph.slots()
+        graph.session.run(graph.step)
+        saver.restore(graph.session, path)
+        assert graph.slots() == before
 
 
 def test_a_checkpoint_without_the_table_is_told(session, tmp_path, name):

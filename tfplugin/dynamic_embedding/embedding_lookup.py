@@ -16,6 +16,7 @@ from tfplugin.dynamic_embedding.shadow_variable import serving, shadow_of
 from tfplugin.dynamic_embedding.sharded_table import ShardedTable
 from tfplugin.dynamic_embedding.trainable import TrainableWrapper
 from tfplugin.fused_lookup import pool_many
+from tfplugin.keys import how_to_convert
 from tfplugin.lookup import COMBINERS, pooled_ids
 
 
@@ -35,7 +36,10 @@ def _check_ids(params: ShardedTable, ids: Any, caller: str) -> Any:
         ids = params.keys_tensor(ids)
     dtype = tf.as_dtype(ids.dtype)
     if dtype != params.key_dtype:
-        raise TypeError(f"{caller}: {params!r} has {params.key_dtype.name} keys, got ids of {dtype.name}: cast them.")
+        raise TypeError(
+            f"{caller}: {params!r} has {params.key_dtype.name} keys, got ids of {dtype.name}: "
+            f"{how_to_convert(dtype, params.key_dtype)}"
+        )
     return ids if isinstance(ids, tf.RaggedTensor) else tf.convert_to_tensor(ids)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -104,8 +105,9 @@ class SlotTable(SavedColumn, trackable.Trackable):
 class SlotVariable(VariableFiles, trackable.Trackable):
     """One slot of an optimizer for a `Variable`, read and written like a variable of its own.
 
-    It has the keys of the variable: removing, clearing and saving are done there. Checkpoints, which ask optimizers for
-    their slots, find nothing to save in it.
+    It has the keys of the variable: removing and clearing are done there, and saving with it. In the list of a
+    ``tf.compat.v1.train.Saver`` it saves its `tables`. A `tf.train.Checkpoint`, which asks optimizers for their slots,
+    finds nothing to save in it.
 
     Attributes:
       name: ``<variable>/<optimizer>/<slot>``.
@@ -133,6 +135,18 @@ class SlotVariable(VariableFiles, trackable.Trackable):
         ]
         for i, table in enumerate(self.tables):
             table.file_name = table_name(self.name, i, self.shard_num)
+
+    def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
+        # Checkpoints ask in the same words as Savers do.
+        if not sys._getframe(1).f_locals.get("tf1_saver"):
+            return {}
+        if self.tables[0].saved_beside is not None:  # of any table it gives those of the whole variable
+            return self.tables[0]._gather_saveables_for_checkpoint()
+        # Tables in Redis have none.
+        found = [saveable for table in self.tables for saveable in table._gather_saveables_for_checkpoint().values()]
+        if len(found) == 1:
+            return {trackable.VARIABLE_VALUE_KEY: found[0]}
+        return {f"part_{i}": saveable for i, saveable in enumerate(found)}
 
     def _tfra_files(self) -> str:
         # Under optimizers of Keras it calls slots by the lookup.

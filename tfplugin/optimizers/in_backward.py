@@ -57,7 +57,9 @@ class _PartUpdate:
     def __call__(self, keys: tf.Tensor, gradients: tf.Tensor, positions: tf.Tensor | None) -> tf.IndexedSlices:
         """Updates rows; returns the gradient that is left to apply: none, once the update has been made."""
         variable = self._variable
-        step_record.note_update(variable)
+        if not step_record.note_backward_update(variable):
+            # A step of Keras that scales its loss: the rows stay as they are, and the step ends in an error.
+            return self._nothing()
         with tf.name_scope("update_in_backward"):
             optimizer = _prepared(self._optimizer)
             known = find(optimizer)
@@ -77,8 +79,13 @@ class _PartUpdate:
             with tf.control_dependencies([updated] if updated is not None else []):
                 counted = self.step.assign_add(1, read_value=False)
             with tf.control_dependencies([counted] if counted is not None else []):
-                nothing = tf.identity(tf.zeros([0, variable.dim], variable.dtype))
-            return tf.IndexedSlices(nothing, tf.zeros([0], variable.key_dtype))
+                return self._nothing()
+
+    def _nothing(self) -> tf.IndexedSlices:
+        variable = self._variable
+        return tf.IndexedSlices(
+            tf.identity(tf.zeros([0, variable.dim], variable.dtype)), tf.zeros([0], variable.key_dtype)
+        )
 
     def undo(self) -> None:
         backward_updates.forget(self.token)
@@ -154,7 +161,9 @@ def apply_in_backward(variable: Any, optimizer: Any) -> BackwardUpdates:
 
     What follows from that: gradients are applied as they are, without clipping or loss scaling; each lookup in a pass
     is a step of its own, as two lookups of one batch are two; a pass through a lookup is a step whether or not its
-    result is asked for. Call this before functions are traced and graphs are built.
+    result is asked for. A step of Keras's ``fit`` or ``train_on_batch`` whose optimizer scales the loss, as under the
+    policy ``mixed_float16``, is a ValueError that leaves the rows as they are. Call this before functions
+    are traced and graphs are built.
 
     Args:
       variable: a key-value variable, or a partitioned one.

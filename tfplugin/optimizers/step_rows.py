@@ -88,6 +88,19 @@ class StepVariable(resource_variable_ops.BaseResourceVariable):
         self._handle = None
 
 
+def bind_object(stock: Any, position: Any, trackable: Any) -> bool:
+    """Has a `StepVariable` take no value from a checkpoint, for ``CheckpointPosition.bind_object``.
+
+    Where tables come before dense variables, their step variables have the places in an optimizer's lists for a time
+    that dense slots have in the checkpoint. Those are found by the optimizer's list of all its variables, unless
+    another object has been bound to them.
+    """
+    if isinstance(trackable, StepVariable) and position.object_proto.attributes:
+        return False
+    bound: bool = stock(position, trackable)
+    return bound
+
+
 class RowUpdate:
     """What one optimizer does to one variable: its slots, and the step variables they pass through."""
 

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfplugin.composed_pool import PooledIds
+from tfplugin.keys import how_to_convert
 from tfplugin.sok.exchange_table import ExchangeTable
 
 #: What ids travel as. Narrower integers become int64.
@@ -31,8 +32,7 @@ def keys_of(ids: Any, table: ExchangeTable, caller: str) -> tf.Tensor:
         return tf.cast(keys, table.key_dtype if keys.dtype.size < table.key_dtype.size else tf.int64)
     raise TypeError(
         f"{caller}: '{table.name}' has {table.key_dtype.name} keys, got ids of {keys.dtype.name}: "
-        f"cast them with tf.cast(ids, tf.{table.key_dtype.name})"
-        + (" after hashing (tf.strings.to_hash_bucket_fast)." if keys.dtype == tf.string else ".")
+        f"{how_to_convert(keys.dtype, table.key_dtype)}"
     )
 
 

@@ -81,7 +81,7 @@ LOOKUPS: dict[str, tuple[Callable[[list[Any]], Any], str]] = {
     ),
     "ids of floats": (
         lambda t: _look_up(t, sp_ids=[tf.cast(_ids(), tf.float32), _ids()]),
-        "'dynamic.*has int64 keys, got ids of float32: cast them",
+        "'dynamic.*has int64 keys, got ids of float32: floats have lost the digits.*int64 inputs",
     ),
     "ids of strings": (
         lambda t: _look_up(t, sp_ids=[tf.ragged.constant([["a"]]), _ids()]),
