@@ -326,8 +326,8 @@ def _refuse_best(model: Any, kind: str, names: list[str], checkpoint: str) -> No
     if names:
         raise ValueError(
             f"EarlyStopping(restore_best_weights=True) would put the weights of model '{model.name}' back, and "
-            f"leave the rows of {kind} {_listed(names)} as the last epoch made them. Save a checkpoint after each epoch "
-            f"instead, {checkpoint}, and restore that of the best one."
+            f"leave the rows of {kind} {_listed(names)} as the last epoch made them. Save a checkpoint after each "
+            f"epoch instead, {checkpoint}, and restore that of the best one."
         )
 
 
