@@ -180,7 +180,7 @@ def _with_train_step(keras, table):
             return self.score(self.pooled(ids))
 
         def train_step(self, data):
-            ids, labels = data
+            ids, labels, _ = keras.utils.unpack_x_y_sample_weight(data)
             with tf.GradientTape() as tape:
                 scores = self(ids, training=True)
                 loss = self.compute_loss(x=ids, y=labels, y_pred=scores)
@@ -305,6 +305,27 @@ def test_training_goes_on_from_the_checkpoint_that_the_refusal_names(keras, make
     np.testing.assert_array_equal(rows_of(table, IDS), expected[0])
     np.testing.assert_array_equal(model.predict(IDS, verbose=0), expected[1])
     assert int(updates.steps[0]) == 4
+
+
+def test_a_train_step_goes_on_from_a_checkpoint_of_the_model(keras, make, rows_of, tmp_path):
+    def built():
+        table = make(name="user", initializer=0.5)
+        model = _with_train_step(keras, table)
+        model.compile(keras.optimizers.Adam(0.1), "mse")
+        model.wrapper = tfplugin.OptimizerWrapper(model.optimizer)
+        model(tf.constant(IDS), training=False)
+        return table, model
+
+    table, model = built()
+    model.train_on_batch(IDS, LABELS)
+    path = tf.train.Checkpoint(model=model).save(str(tmp_path / "c"))
+    model.train_on_batch(IDS, LABELS)
+    expected = rows_of(table, IDS), model.predict(IDS, verbose=0)
+    table, model = built()
+    tf.train.Checkpoint(model=model).restore(path)
+    model.train_on_batch(IDS, LABELS)
+    np.testing.assert_array_equal(rows_of(table, IDS), expected[0])
+    np.testing.assert_array_equal(model.predict(IDS, verbose=0), expected[1])
 
 
 def test_a_layer_that_saves_its_rows_itself(keras, make, tmp_path):
