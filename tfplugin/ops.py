@@ -226,6 +226,7 @@ for _name in (
     "KvTableExport",
     "KvTableKeys",
     "KvTableReadColumn",
+    "KvTableReadColumns",
     "KvTableImport",
     "KvTablePartition",
     "KvTableSave",

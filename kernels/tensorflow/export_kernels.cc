@@ -141,6 +141,14 @@ class KeysOp : public TableKernel {
   }
 };
 
+// That an input is a vector of the variable's keys.
+absl::Status CheckKeyVector(const TableConfig& config, const Tensor& keys) {
+  if (keys.dtype() == config.key_dtype && keys.dims() == 1) return absl::OkStatus();
+  return errors::InvalidArgument("Key-value variable '", config.name, "' wants keys [n] of ",
+                                 tf::DataTypeString(config.key_dtype), ", got ",
+                                 tf::DataTypeString(keys.dtype()), keys.shape().DebugString());
+}
+
 class ReadColumnOp : public TableKernel {
  public:
   using TableKernel::TableKernel;
@@ -155,11 +163,7 @@ class ReadColumnOp : public TableKernel {
   absl::Status WorkOn(OpKernelContext* ctx, OpenTable* open) override {
     const TableConfig& config = open->config();
     const Tensor& keys = ctx->input(1);
-    if (keys.dtype() != config.key_dtype || keys.dims() != 1) {
-      return errors::InvalidArgument("Key-value variable '", config.name, "' wants keys [n] of ",
-                                     tf::DataTypeString(config.key_dtype), ", got ",
-                                     tf::DataTypeString(keys.dtype()), keys.shape().DebugString());
-    }
+    TF_RETURN_IF_ERROR(CheckKeyVector(config, keys));
     FoundColumn column;
     TF_RETURN_IF_ERROR(CheckValueType(config, output_type(0)));
     TF_RETURN_IF_ERROR(FindColumn(config, *open->table, column_, width_, &column));
@@ -176,6 +180,47 @@ class ReadColumnOp : public TableKernel {
  private:
   std::string column_;
   int64_t width_ = 0;
+};
+
+class ReadColumnsOp : public TableKernel {
+ public:
+  using TableKernel::TableKernel;
+
+ protected:
+  absl::Status SetUp(OpKernelConstruction* ctx) override {
+    TF_RETURN_IF_ERROR(ReadAttrs(ctx, "columns", &columns_, "widths", &widths_));
+    const size_t n = static_cast<size_t>(num_outputs()) - 1;
+    if (columns_.size() == n && widths_.size() == n) return absl::OkStatus();
+    return errors::InvalidArgument("KvTableReadColumns wants a name and a width per column");
+  }
+
+  const char* doing() const override { return "reading"; }
+
+  absl::Status WorkOn(OpKernelContext* ctx, OpenTable* open) override {
+    const TableConfig& config = open->config();
+    const Tensor& keys = ctx->input(1);
+    TF_RETURN_IF_ERROR(CheckKeyVector(config, keys));
+    TF_RETURN_IF_ERROR(CheckValueType(config, output_type(0)));
+    std::vector<kvtable::ColumnOut> out;
+    for (size_t i = 0; i < columns_.size(); ++i) {
+      FoundColumn column;
+      TF_RETURN_IF_ERROR(FindColumn(config, *open->table, columns_[i], widths_[i], &column));
+      TensorShape shape = keys.shape();
+      TF_RETURN_IF_ERROR(shape.AddDimWithStatus(widths_[i]));
+      Tensor* rows = nullptr;
+      TF_RETURN_IF_ERROR(ctx->allocate_output(static_cast<int>(i), shape, &rows));
+      out.push_back({column.number, rows->data(), widths_[i], column.generation});
+    }
+    Tensor* found = nullptr;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(static_cast<int>(columns_.size()), keys.shape(), &found));
+    open->table->GatherColumns(keys.data(), keys.NumElements(), out, found->flat<bool>().data(),
+                               open->threads);
+    return absl::OkStatus();
+  }
+
+ private:
+  std::vector<std::string> columns_;
+  std::vector<int64_t> widths_;
 };
 
 class ExportSinceOp : public TableKernel {
@@ -273,6 +318,8 @@ KVTOOLS_REGISTER(
     ExportOp);
 KVTOOLS_REGISTER(Name("KvTableKeys").HostMemory("keys"), KeysOp);
 KVTOOLS_REGISTER(Name("KvTableReadColumn").HostMemory("keys").HostMemory("rows"), ReadColumnOp);
+KVTOOLS_REGISTER(Name("KvTableReadColumns").HostMemory("keys").HostMemory("rows").HostMemory("found"),
+                 ReadColumnsOp);
 KVTOOLS_REGISTER(Name("KvTableExportSince").HostMemory("since").HostMemory("keys").HostMemory("rows"),
                  ExportSinceOp);
 

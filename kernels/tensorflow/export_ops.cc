@@ -57,6 +57,33 @@ REGISTER_OP("KvTableReadColumn")
       return absl::OkStatus();
     });
 
+// Several columns of keys, each row whole, and which keys are there. Inserts nothing.
+REGISTER_OP("KvTableReadColumns")
+    .Attr("Tkeys: {int64, int32, uint64}")
+    .Attr("dtype: {float, half, bfloat16, double, int8, int32, int64, bool}")
+    .Attr("N: int >= 1")
+    .Attr("columns: list(string)")
+    .Attr("widths: list(int)")
+    .Input("handle: resource")
+    .Input("keys: Tkeys")
+    .Output("rows: N * dtype")
+    .Output("found: bool")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      int n;
+      std::vector<int64_t> widths;
+      ShapeHandle keys;
+      TF_RETURN_IF_ERROR(c->GetAttr("N", &n));
+      TF_RETURN_IF_ERROR(CheckList<std::string>(c, "columns", n));
+      TF_RETURN_IF_ERROR(GetCounts(c, "widths", n, &widths));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &keys));
+      for (int i = 0; i < n; ++i) {
+        c->set_output(i, c->Matrix(c->Dim(keys, 0), widths[static_cast<size_t>(i)]));
+      }
+      c->set_output(n, keys);
+      return absl::OkStatus();
+    });
+
 // The rows touched at `since` or later, in microseconds since 1970. A table that evicts by LRU knows the time
 // of the last touch, one by LFU its second; others that of the last write, their version.
 REGISTER_OP("KvTableExportSince")

@@ -16,6 +16,7 @@ import tfplugin.sok as sok
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.errors import KvtoolsError
 from kvtools.verify import verify
+from tfplugin.sok import row_files
 from tfplugin.sok.optimizer_slots import slots_of
 
 DATA = Path(__file__).parent.parent / "data"
@@ -249,6 +250,40 @@ def test_rows_are_written_and_read_in_pieces(tmp_path, monkeypatch):
     sok.load(tmp_path, [dynamic, static])
     np.testing.assert_array_equal(dynamic.sparse_read(np.arange(1000)), np.arange(3000.0).reshape(1000, 3))
     np.testing.assert_array_equal(static, np.arange(15.0).reshape(5, 3))
+
+
+@pytest.mark.parametrize("save", ["dump", "Saver"])
+def test_rows_that_go_while_a_dump_is_written_are_not_in_it(tmp_path, monkeypatch, save):
+    # The table first: where rows of the static variable lie must not change.
+    monkeypatch.setattr("tfplugin.sok.row_files.CHUNK_BYTES", 256)
+    dynamic, static = variables()
+    keys, rows = np.arange(100), np.arange(300.0).reshape(100, 3) + 1
+    sok.assign(dynamic, keys, rows)
+    stock = row_files._make_room
+
+    def make_room(*args: Any) -> None:  # keys are known by now, and rows not read yet
+        dynamic.remove(keys[::3])
+        sok.assign(dynamic, [1000], [[1.0, 2.0, 3.0]])
+        stock(*args)
+
+    monkeypatch.setattr(row_files, "_make_room", make_room)
+    if save == "dump":
+        optimizer = legacy.Adam()
+        optimizer._create_all_weights([static])
+        sok.dump(tmp_path, [dynamic, static], optimizer)
+    else:
+        sok.Saver().dump_to_file(dynamic, tmp_path)
+    left = np.delete(keys, keys[::3])
+    again, again_static = variables()
+    again_static.assign(again_static * 0)
+    if save == "dump":
+        sok.load(tmp_path, [again, again_static], legacy.Adam())
+        np.testing.assert_array_equal(again_static, static)
+        assert (tmp_path / "dynamic_0-key").stat().st_size - (tmp_path / "static_0-key").stat().st_size == 8 * 61
+    else:
+        sok.Saver().restore_from_file(again, tmp_path)
+    np.testing.assert_array_equal(np.sort(again.export()[0]), left)
+    np.testing.assert_array_equal(again.sparse_read(left), rows[left])
 
 
 # ---- Where it fails --------------------------------------------------------------------------------------------------

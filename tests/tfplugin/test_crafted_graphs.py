@@ -63,6 +63,10 @@ OPS = {
         },
         [INT64] * 4 + [INT64, FLOAT],
     ),
+    "KvTableReadColumns": (
+        {"Tkeys": INT64, "dtype": FLOAT, "N": 2, "columns": ["", "Adam.m"], "widths": [4, 4]},
+        [RESOURCE, INT64],
+    ),
     "KvExchangeServe": (
         {"Tout": ("type", [INT64, INT64]), "ranks": 2, "local": [True, False]},
         [INT64, tf.int32.as_datatype_enum],

@@ -163,20 +163,18 @@ def _files(variable: Any, keys: Rows | None, slots: dict[str, Any], optimizer: A
     dtype = file_dtype(variable.dtype)
     if isinstance(variable, DynamicVariable):
         dim = variable.dim
-        values = table_rows(variable, keys, None, dtype)
     else:
         dim = variable.global_shape[1]
         # What SparseOperationKit writes: the two kinds have different keys.
         keys = variable.global_rows().astype(np.int64 if variable.owner is None else np.uint64)
-        values = variable_rows(variable, dtype)
     held: Rows = keys
 
     def header(kind: int, slot: str, of: np.dtype[Any]) -> bytes:
         return Header("", kind, slot, of.name).encode()
 
     columns = [
-        ColumnFile(f"{base}-key", header(KEY, "", held.dtype), held.dtype, (), lambda i, j: held[i:j]),
-        ColumnFile(f"{base}-weight", header(EMBEDDING, "", dtype), dtype, (dim,), values),
+        ColumnFile(f"{base}-key", header(KEY, "", held.dtype), held.dtype, ()),
+        ColumnFile(f"{base}-weight", header(EMBEDDING, "", dtype), dtype, (dim,)),
     ]
     for name, slot in slots.items():
         if "/" in name or len(name.encode()) > SLOT_BYTES:
@@ -185,14 +183,18 @@ def _files(variable: Any, keys: Rows | None, slots: dict[str, Any], optimizer: A
                 "the most, without '/'; use sok.Checkpoint."
             )
         of = file_dtype(tf.as_dtype(slot.dtype))
-        read = table_rows(variable, held, slot, of) if isinstance(variable, KvVariable) else variable_rows(slot, of)
-        columns.append(ColumnFile(f"{base}-{file_name(optimizer)}-{name}", header(STATE, name, of), of, (dim,), read))
+        columns.append(ColumnFile(f"{base}-{file_name(optimizer)}-{name}", header(STATE, name, of), of, (dim,)))
+    dtypes = [column.dtype for column in columns]
+    if isinstance(variable, DynamicVariable):
+        read = table_rows(variable, held, [slot.spec for slot in slots.values()], dtypes)
+    else:
+        read = variable_rows(held, [variable, *slots.values()], dtypes)
 
     def outdated(path: Path) -> bool:
         """Slots of an earlier dump, which do not go with these rows."""
         return path.name.startswith(f"{base}-") and is_file(path, STATE)
 
-    return TableFiles(variable.name, len(held), tuple(columns), outdated)
+    return TableFiles(variable.name, len(held), tuple(columns), read, outdated)
 
 
 # ---- Reading ---------------------------------------------------------------------------------------------------------

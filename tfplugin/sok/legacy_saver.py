@@ -162,16 +162,16 @@ def _files(variable: Any, held: Rows, doing: str) -> TableFiles:
     if len(held) and held.dtype == np.uint64 and int(held.max()) > np.iinfo(np.int64).max:
         raise ValueError(f"{doing}: '{variable.name}' has key {held.max()}, the format int64 keys: use sok.dump.")
     name = _file_name(variable)
-    values = (
-        table_rows(variable, held, None, _FLOAT32)
-        if isinstance(variable, KvVariable)
-        else variable_rows(variable, _FLOAT32)
-    )
     columns = (
-        ColumnFile(f"{name}{KEYS_FILE}", b"", _INT64, (), lambda start, stop: held[start:stop]),
-        ColumnFile(f"{name}{VALUES_FILE}", b"", _FLOAT32, (_dim(variable),), values),
+        ColumnFile(f"{name}{KEYS_FILE}", b"", _INT64, ()),
+        ColumnFile(f"{name}{VALUES_FILE}", b"", _FLOAT32, (_dim(variable),)),
     )
-    return TableFiles(variable.name, len(held), columns)
+    dtypes = [column.dtype for column in columns]
+    if isinstance(variable, KvVariable):
+        read = table_rows(variable, held, (), dtypes)
+    else:
+        read = variable_rows(held, [variable], dtypes)
+    return TableFiles(variable.name, len(held), columns, read)
 
 
 def _open(variable: Any, folder: Path, doing: str) -> ColumnTable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from tfplugin import ranks
 from tfplugin.kv_variable import KvVariable
 from tfplugin.ops import raw
 from tfplugin.ranks import step
+from tfplugin.slots import SlotSpec
 from tfplugin.sok.distributed_variable import ShardedVariable
 from tfplugin.sok.dynamic_variable import DynamicVariable
 from tfplugin.sok.shared_folder import put_in_place, shared_scratch
@@ -36,14 +38,12 @@ class ColumnFile:
       header: what stands before the rows.
       dtype: of the numbers in the file.
       row_shape: () for keys.
-      read: this rank's rows [start, stop).
     """
 
     name: str
     header: bytes
     dtype: np.dtype[Any]
     row_shape: tuple[int, ...]
-    read: Callable[[int, int], Rows]
 
     @property
     def row_bytes(self) -> int:
@@ -57,14 +57,16 @@ class TableFiles:
 
     Attributes:
       table: what messages call it.
-      rows: of this rank, in all files.
+      rows: of this rank, in all files; some may go before their turn comes.
       columns: the files.
+      read: of this rank's rows [start, stop) those that are there, each whole: one array for each file.
       outdated: tells of a file in the folder that an earlier dump left and that this one makes wrong.
     """
 
     table: str
     rows: int
     columns: tuple[ColumnFile, ...]
+    read: Callable[[int, int], Sequence[Rows]]
     outdated: Callable[[Path], bool] = lambda path: False
 
     def layout(self) -> str:
@@ -76,7 +78,8 @@ class TableFiles:
 def write_tables(folder: Path, tables: Sequence[TableFiles], doing: str) -> None:
     """Writes the rows of all ranks, those of rank 0 first, into one set of files. All ranks call it.
 
-    What is in the folder stays as it was unless everything has been written by everyone.
+    Rows that have gone when their turn comes are not in the files. What is in the folder stays as it was unless
+    everything has been written by everyone.
 
     Raises:
       ValueError: the ranks have different tables, or two tables the same files.
@@ -95,18 +98,18 @@ def write_tables(folder: Path, tables: Sequence[TableFiles], doing: str) -> None
                     )
                 taken[column.name] = one.table
     rank = ranks.rank()
-    before = [sum(rows[number] for rows in of_ranks[:rank]) for number in range(len(tables))]
-    total = [sum(rows[number] for rows in of_ranks) for number in range(len(tables))]
     with shared_scratch(folder, doing) as scratch:
+        _make_files(scratch, tables, of_ranks, doing)
         with step(doing):
-            if rank == 0:
-                for one, rows in zip(tables, total, strict=True):
-                    for column in one.columns:
-                        _make_room(scratch / column.name, column, rows)
-        with step(doing):
-            for one, first in zip(tables, before, strict=True):
-                for column in one.columns:
-                    _write_rows(scratch / column.name, column, first, one.rows)
+            written = [_write_rows(scratch, one, _first(of_ranks, i)) for i, one in enumerate(tables)]
+        kept = ranks.current().allgather(written)
+        whole = scratch
+        if kept != of_ranks:  # rows went: what is left moves up
+            whole = scratch / "whole"
+            _make_files(whole, tables, kept, doing)
+            with step(doing):
+                for i, one in enumerate(tables):
+                    _copy_rows(scratch, whole, one, _first(of_ranks, i), _first(kept, i), written[i])
         with step(doing):
             if rank == 0:
                 names = [column.name for one in tables for column in one.columns]
@@ -115,7 +118,21 @@ def write_tables(folder: Path, tables: Sequence[TableFiles], doing: str) -> None
                     for path in folder.iterdir()
                     if path.name not in taken and path.is_file() and any(one.outdated(path) for one in tables)
                 ]
-                put_in_place(scratch, [(scratch / name, folder / name) for name in names], outdated)
+                put_in_place(scratch, [(whole / name, folder / name) for name in names], outdated)
+
+
+def _first(of_ranks: Sequence[Sequence[int]], number: int) -> int:
+    """Where this rank's rows of a table begin in its files."""
+    return sum(rows[number] for rows in of_ranks[: ranks.rank()])
+
+
+def _make_files(folder: Path, tables: Sequence[TableFiles], of_ranks: Sequence[Sequence[int]], doing: str) -> None:
+    with step(doing):
+        if ranks.rank() == 0:
+            folder.mkdir(exist_ok=True)
+            for number, one in enumerate(tables):
+                for column in one.columns:
+                    _make_room(folder / column.name, column, sum(rows[number] for rows in of_ranks))
 
 
 def _make_room(path: Path, column: ColumnFile, rows: int) -> None:
@@ -130,25 +147,60 @@ def _make_room(path: Path, column: ColumnFile, rows: int) -> None:
                 raise
 
 
-def _write_rows(path: Path, column: ColumnFile, first: int, rows: int) -> None:
-    if rows == 0:
-        return
-    at_once = max(1, CHUNK_BYTES // column.row_bytes)
-    with path.open("r+b", buffering=0) as file:
-        for start in range(0, rows, at_once):
-            stop = min(start + at_once, rows)
-            chunk = np.ascontiguousarray(column.read(start, stop), column.dtype)
-            if chunk.shape != (stop - start, *column.row_shape):
-                raise RuntimeError(
-                    f"writing '{column.name}': got rows of shape {chunk.shape}, expected "
-                    f"{(stop - start, *column.row_shape)}"
-                )
-            place = len(column.header) + (first + start) * column.row_bytes
-            left = memoryview(chunk).cast("B")
-            while left:
-                written = os.pwrite(file.fileno(), left, place)
-                place, left = place + written, left[written:]
-        os.fsync(file.fileno())
+def _write_rows(folder: Path, table: TableFiles, first: int) -> int:
+    """Writes this rank's rows that are there, from row `first` on. Returns how many they are."""
+    at_once = max(1, CHUNK_BYTES // max(column.row_bytes for column in table.columns))
+    written = 0
+    with contextlib.ExitStack() as stack:
+        files = [_open_for_writing(folder / column.name, stack) for column in table.columns]
+        for start in range(0, table.rows, at_once):
+            stop = min(start + at_once, table.rows)
+            chunks = table.read(start, stop)
+            rows = len(chunks[0])
+            for column, file, read in zip(table.columns, files, chunks, strict=True):
+                chunk = np.ascontiguousarray(read, column.dtype)
+                if rows > stop - start or chunk.shape != (rows, *column.row_shape):
+                    raise RuntimeError(
+                        f"writing '{column.name}': got rows of shape {chunk.shape}, expected "
+                        f"{(rows, *column.row_shape)}, at most {stop - start}"
+                    )
+                if rows:
+                    _write(file, memoryview(chunk).cast("B"), _place(column, first + written))
+            written += rows
+        for file in files if table.rows else ():
+            os.fsync(file)
+    return written
+
+
+def _copy_rows(source: Path, target: Path, table: TableFiles, start: int, first: int, rows: int) -> None:
+    """Copies `rows` rows from row `start` of the files in one folder to row `first` of those in another."""
+    for column in table.columns if rows else ():
+        with contextlib.ExitStack() as stack:
+            from_file, to_file = (_open_for_writing(folder / column.name, stack) for folder in (source, target))
+            end = _place(column, start + rows)
+            moved = _place(column, first) - _place(column, start)
+            place = _place(column, start)
+            while place < end:
+                data = os.pread(from_file, min(CHUNK_BYTES, end - place), place)
+                if not data:
+                    raise OSError(errno.EIO, f"'{source / column.name}' has become shorter")
+                _write(to_file, memoryview(data), place + moved)
+                place += len(data)
+            os.fsync(to_file)
+
+
+def _open_for_writing(path: Path, stack: contextlib.ExitStack) -> int:
+    return stack.enter_context(path.open("r+b", buffering=0)).fileno()
+
+
+def _place(column: ColumnFile, row: int) -> int:
+    return len(column.header) + row * column.row_bytes
+
+
+def _write(file: int, left: memoryview, place: int) -> None:
+    while left:
+        written = os.pwrite(file, left, place)
+        place, left = place + written, left[written:]
 
 
 # ---- This rank's rows of variables -----------------------------------------------------------------------------------
@@ -207,25 +259,39 @@ def owned(variable: Any, keys: Rows) -> Rows:
     return _owners(variable, keys, size) == rank
 
 
-def table_rows(variable: KvVariable, keys: Rows, column: Any, dtype: np.dtype[Any]) -> Callable[[int, int], Rows]:
-    """Reads rows [start, stop) of `keys`: values, or those of the slot `column`."""
+def table_rows(
+    variable: KvVariable, keys: Rows, slots: Sequence[SlotSpec], dtypes: Sequence[np.dtype[Any]]
+) -> Callable[[int, int], list[Rows]]:
+    """Reads rows [start, stop) of `keys` that are there: keys, values and slots, each row of one moment.
 
-    def read(start: int, stop: int) -> Rows:
-        wanted = tf.constant(keys[start:stop], variable.key_dtype)
-        if column is not None:
-            rows = column.read(wanted)
-        else:
-            rows = raw.kv_table_read_column(variable.handle, wanted, dtype=variable.dtype, width=variable.dim)
-        return np.asarray(rows.numpy()).astype(dtype, copy=False)
+    `dtypes` are those of keys, values and slots to give.
+    """
+
+    def read(start: int, stop: int) -> list[Rows]:
+        wanted = keys[start:stop]
+        columns, found = raw.kv_table_read_columns(
+            variable.handle,
+            tf.constant(wanted, variable.key_dtype),
+            dtype=variable.dtype,
+            N=1 + len(slots),
+            columns=["", *(slot.name for slot in slots)],
+            widths=[variable.dim, *(slot.width for slot in slots)],
+        )
+        there = found.numpy()
+        read = [wanted, *(np.asarray(column.numpy()) for column in columns)]
+        if not there.all():
+            read = [column[there] for column in read]
+        return [column.astype(dtype, copy=False) for column, dtype in zip(read, dtypes, strict=True)]
 
     return read
 
 
-def variable_rows(variable: Any, dtype: np.dtype[Any]) -> Callable[[int, int], Rows]:
-    """Reads rows [start, stop) of a dense variable."""
+def variable_rows(keys: Rows, columns: Sequence[Any], dtypes: Sequence[np.dtype[Any]]) -> Callable[[int, int], Any]:
+    """Reads rows [start, stop) of a dense variable and its slots, which are the `columns`, as `table_rows` does."""
 
-    def read(start: int, stop: int) -> Rows:
-        return np.asarray(tf.convert_to_tensor(variable)[start:stop].numpy()).astype(dtype, copy=False)
+    def read(start: int, stop: int) -> list[Rows]:
+        read = [keys[start:stop], *(tf.convert_to_tensor(one)[start:stop].numpy() for one in columns)]
+        return [np.asarray(column).astype(dtype, copy=False) for column, dtype in zip(read, dtypes, strict=True)]
 
     return read
 
