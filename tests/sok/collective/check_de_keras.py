@@ -228,6 +228,8 @@ def test_a_hvd_variable_spreads_the_rows_of_its_shadow(rank):
     assert dict(zip(found, rows, strict=True)) == expected
     looked_up, _ = spread.embedding_lookup(ids)
     np.testing.assert_array_equal(looked_up[..., 0], -counts[np.searchsorted(keys, ids_of(rank))])
+    if ranks.size() == 1:
+        return
     with pytest.raises(ValueError, match="is spread over"):
         tf.train.Checkpoint(v=v).save("never/written")
     with pytest.raises(ValueError, match="is spread over"):
