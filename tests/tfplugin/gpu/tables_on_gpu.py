@@ -57,9 +57,10 @@ def plain_graph() -> tf.Graph:
     return graph
 
 
-# Nothing else goes to the GPU for being colocated with a table, as an optimizer's scalars do.
-tf_ops.Graph.colocate_with = lambda *args, **kwargs: contextlib.nullcontext()
-tf_ops.Graph._colocate_with_for_gradient = lambda *args, **kwargs: contextlib.nullcontext()
+# Nothing else goes to the GPU for being colocated with a table, as an optimizer's scalars and its own ops do.
+for _place in (tf_ops, tf_ops.Graph):  # in eager mode, in graphs
+    _place.colocate_with = lambda *args, **kwargs: contextlib.nullcontext()
+    _place._colocate_with_for_gradient = lambda *args, **kwargs: contextlib.nullcontext()
 
 
 @pytest.hookimpl(wrapper=True)
