@@ -319,6 +319,7 @@ def merge(
     merged: list[Merged] = []
     result: list[TableReader] = []
     wanted: dict[str, int] = {}
+    left_out: dict[str, tuple[str, ...]] = {}
     for name, found in groups.items():
         if len(found) == 1 and into is None:
             result.append(found[0][1])
@@ -337,6 +338,7 @@ def merge(
         result.append(table)
         merged.append(account)
         wanted[name] = parts or found[0][1].parts
+        left_out[name] = _not_common(table.schema, [source.schema for _, source in found])
     used = {table.schema.name for found in groups.values() for _, table in found}
     for name in dict.fromkeys(name for checkpoint in checkpoints for name in checkpoint.tables):
         if name in used:
@@ -346,19 +348,32 @@ def merge(
                 f"merging into '{into}': there is a table of that name that is not merged; add --table {into}"
             )
         result.append(next(checkpoint.tables[name] for checkpoint in preferred if name in checkpoint.tables))
-    return (
-        write_tables(
-            result,
-            output,
-            to,
-            beside=_beside(preferred, graph),
-            parts=wanted,
-            options=options,
-            workers=workers,
-            progress=progress,
-        ),
-        merged,
+    written = write_tables(
+        result,
+        output,
+        to,
+        beside=_beside(preferred, graph),
+        parts=wanted,
+        options=options,
+        workers=workers,
+        progress=progress,
     )
+    told = tuple(
+        dataclasses.replace(table, losses=left_out.get(reader.schema.name, ()) + table.losses)
+        for table, reader in zip(written.tables, result, strict=True)
+    )
+    return dataclasses.replace(written, tables=told), merged
+
+
+def _not_common(schema: TableSchema, sources: Sequence[TableSchema]) -> tuple[str, ...]:
+    """Say which slots and counters of tables their whole has not, as not all of them have those."""
+    slots = dict.fromkeys(slot.name for source in sources for slot in source.slots if slot not in schema.slots)
+    counters = [
+        what
+        for what, has in (("frequencies", "has_freqs"), ("versions", "has_versions"))
+        if not getattr(schema, has) and any(getattr(source, has) for source in sources)
+    ]
+    return tuple(f"{what}: not in all of the merged tables" for what in (*(f"slot {s}" for s in slots), *counters))
 
 
 def _groups(

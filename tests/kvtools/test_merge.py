@@ -228,6 +228,19 @@ def test_checkpoints(sample_path: Path, tmp_path: Path) -> None:
         "user_emb": (6, 2),
     }
     assert [one.table for one in merged] == ["user_emb"] and merged[0].conflicts == 1
+    before, user = source.table("user_emb").schema, after.table("user_emb").schema
+    assert before.slots or before.has_freqs or before.has_versions
+    assert {table.name: table.losses for table in account.tables if table.losses} == {
+        "user_emb": tuple(
+            f"{what}: not in all of the merged tables"
+            for what in (
+                *(f"slot {slot.name}" for slot in before.slots if slot not in user.slots),
+                *(["frequencies"] if before.has_freqs and not user.has_freqs else []),
+                *(["versions"] if before.has_versions and not user.has_versions else []),
+            )
+        )
+    }
+    assert not account.lossless
     assert rows_of(after.table("user_emb"))[0]["values"].astype(float).tolist() == [1.0] * 8
     assert [variable.name for variable in after.variables] == ["dense/kernel", "global_step"]
     assert account.variables == 2
