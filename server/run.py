@@ -18,6 +18,7 @@ def serve(path: str, options: OpenOptions, settings: Settings) -> None:
     """
     try:
         import fastapi  # noqa: F401
+        import httptools  # noqa: F401
         import uvicorn
     except ImportError as error:
         raise MissingDependencyError(
@@ -25,13 +26,24 @@ def serve(path: str, options: OpenOptions, settings: Settings) -> None:
         ) from error
     from kvtools.server.app import create_app
     from kvtools.server.catalog import static_catalog
+    from kvtools.server.http_protocol import make_protocol
+    from kvtools.server.lookups import Lookups
     from kvtools.server.store import TableStore
 
     host, port = settings.host, settings.port
     store = TableStore(path, options=options)
     with _listen(host, port) as listener:
-        app = create_app(static_catalog(store), settings)
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
+        catalog = static_catalog(store)
+        lookups = Lookups(catalog, settings)
+        config = uvicorn.Config(
+            create_app(catalog, settings, lookups=lookups),
+            http=make_protocol(lookups),
+            ws="none",
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=max(1, round(settings.grace)),
+        )
+        server = uvicorn.Server(config)
         for name, table in store.tables.items():
             if table.duplicates:
                 print(
