@@ -299,11 +299,9 @@ class LookupProtocol(HttpToolsProtocol):
             self._since = self.loop.time()
 
     def shutdown(self) -> None:
-        """Close as soon as the request in hand has its answer; one that is not whole in time has none."""
+        """Close as soon as the request in hand has its answer, at once if there is none whose head is whole."""
         self._closing = True
-        if self._gathering is not None:
-            self.transport.close()
-        elif not self._answering:
+        if self._gathering is None and not self._answering:
             super().shutdown()
 
     def pause_writing(self) -> None:
