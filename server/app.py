@@ -15,10 +15,12 @@ from kvtools import __version__
 from kvtools.errors import KvtoolsError, UnknownTableError
 from kvtools.server import admin, health, tables_api
 from kvtools.server.catalog import Catalog, UnknownModelError, UnknownVersionError
+from kvtools.server.head_requests import HeadRequests
+from kvtools.server.lookups import Lookups
 from kvtools.server.request import RequestError
 from kvtools.server.settings import Settings
 
-_INTERFACES = (tables_api, admin, health)
+_INTERFACES = (admin, health)
 _PLAIN_ERRORS = ("/v1/models", "/v2")  # where an error is one string
 _UNKNOWN: dict[type[KvtoolsError], str] = {
     UnknownTableError: "unknown_table",
@@ -27,8 +29,8 @@ _UNKNOWN: dict[type[KvtoolsError], str] = {
 }
 
 
-def create_app(catalog: Catalog, settings: Settings | None = None) -> FastAPI:
-    """Make the application that answers from what `catalog` serves.
+def create_app(catalog: Catalog, settings: Settings | None = None, *, lookups: Lookups | None = None) -> FastAPI:
+    """Make the application that answers from what `catalog` serves; `lookups` are shared with `http_protocol.py`.
 
     Example:
         ```python
@@ -43,12 +45,14 @@ def create_app(catalog: Catalog, settings: Settings | None = None) -> FastAPI:
         docs_url="/docs",
         redoc_url=None,
     )
+    app.add_middleware(HeadRequests)
+    app.include_router(tables_api.router(lookups or Lookups(catalog, settings)))
     for interface in _INTERFACES:
         app.include_router(interface.router(catalog, settings))
 
     @app.exception_handler(RequestError)
     async def on_request_error(request: Request, error: RequestError) -> Response:
-        return _error(request, error.status, error.code, error.message)
+        return _error(request, error.status, error.code, error.message, error.headers)
 
     @app.exception_handler(KvtoolsError)
     async def on_kvtools_error(request: Request, error: KvtoolsError) -> Response:

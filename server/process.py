@@ -23,6 +23,8 @@ import uvicorn
 from kvtools.dialects.options import OpenOptions
 from kvtools.server.app import create_app
 from kvtools.server.catalog import Catalog
+from kvtools.server.http_protocol import make_protocol
+from kvtools.server.lookups import Lookups
 from kvtools.server.settings import Settings
 from kvtools.server.sources import ModelSource
 from kvtools.server.versions import Versions
@@ -68,15 +70,17 @@ class _Server(uvicorn.Server):
         on_ready: Callable[[Catalog], None],
         supervisor: int | None,
     ) -> None:
+        lookups = Lookups(catalog, settings)
         super().__init__(
             uvicorn.Config(
-                create_app(catalog, settings),
+                create_app(catalog, settings, lookups=lookups),
+                http=make_protocol(lookups),
+                loop="uvloop",
                 log_level="warning",
                 access_log=False,
                 lifespan="off",
                 ws="none",
                 backlog=_BACKLOG,
-                timeout_keep_alive=int(settings.keep_alive),
                 timeout_graceful_shutdown=settings.grace,  # type: ignore[arg-type]  # fractions do
             )
         )

@@ -34,6 +34,7 @@ def serve(
     """
     try:
         import fastapi  # noqa: F401
+        import httptools  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise MissingDependencyError(
