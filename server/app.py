@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from kvtools import __version__
 from kvtools.errors import KvtoolsError, UnknownTableError
 from kvtools.server import admin, health, tables_api
-from kvtools.server.catalog import Catalog, UnknownModelError, UnknownVersionError
+from kvtools.server.catalog import Catalog, NoVersionError, UnknownModelError, UnknownVersionError
 from kvtools.server.head_requests import HeadRequests
 from kvtools.server.lookups import Lookups
 from kvtools.server.request import RequestError
@@ -56,6 +56,8 @@ def create_app(catalog: Catalog, settings: Settings | None = None, *, lookups: L
 
     @app.exception_handler(KvtoolsError)
     async def on_kvtools_error(request: Request, error: KvtoolsError) -> Response:
+        if isinstance(error, NoVersionError):
+            return _error(request, 503, "not_ready", str(error), {"Retry-After": "1"})
         if code := _UNKNOWN.get(type(error)):
             return _error(request, 404, code, str(error))
         return _error(request, 500, "internal", str(error))

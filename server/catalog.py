@@ -33,6 +33,10 @@ class UnknownVersionError(BadInputError):
     """A version or label was named that its model does not have now, or the model has none at all."""
 
 
+class NoVersionError(UnknownVersionError):
+    """A model has no version at all now: it is loaded still, or what it had turned out bad. Another server may do."""
+
+
 @dataclass(frozen=True)
 class ServedVersion:
     """One version of a model: immutable, for any number of threads.
@@ -132,6 +136,7 @@ class Catalog:
 
         Raises:
             UnknownModelError, UnknownVersionError: there is none such now.
+            NoVersionError: an `UnknownVersionError`, where the latest was asked for and there is none.
         """
         served = self.model(model)
         if label is not None:
@@ -142,7 +147,7 @@ class Catalog:
         if number is None:
             if served.versions:
                 return served.versions[-1]
-            raise UnknownVersionError(f"model '{served.name}' has no version that can be served")
+            raise NoVersionError(f"model '{served.name}' has no version that can be served")
         for version in served.versions:
             if version.number == number:
                 return version

@@ -19,7 +19,7 @@ from typing import Literal
 
 from kvtools.errors import UnknownTableError
 from kvtools.server.answer import STREAMED_NUMBERS, Answer, answer_lookup, answer_row, answer_tables
-from kvtools.server.catalog import Catalog, ServedVersion, UnknownModelError, UnknownVersionError
+from kvtools.server.catalog import Catalog, NoVersionError, ServedVersion, UnknownModelError, UnknownVersionError
 from kvtools.server.codecs import JSON, Codec
 from kvtools.server.observer import Answered, Observer
 from kvtools.server.request import RequestError, body_limit, decode_body
@@ -186,6 +186,8 @@ def error_answer(error: Exception) -> Answer:
         answer = Answer(error.status, JSON, error_body(error.code, error.message), error.headers)
         answer.code = error.code
         return answer
+    if isinstance(error, NoVersionError):
+        return error_answer(RequestError(503, "not_ready", str(error), {"Retry-After": "1"}))
     if code := _UNKNOWN.get(type(error)):
         return error_answer(RequestError(404, code, str(error)))
     _log.error("a lookup failed", exc_info=error)

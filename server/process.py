@@ -3,7 +3,7 @@
 It ends by SIGTERM or SIGINT: no connection is accepted any more, idle ones are closed, and requests in hand get
 `settings.grace` seconds. What has not ended by then (a request that is only half sent, a client that does not read) is
 cut off. The exit status is 0 all the same; a second signal ends the process at once, with the status of the signal.
-SIGHUP has it look for new versions now.
+SIGHUP has it look for new versions now; where it comes because the terminal was closed, it ends the server.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from kvtools.server.http_protocol import make_protocol
 from kvtools.server.lookups import Lookups
 from kvtools.server.settings import Settings
 from kvtools.server.sources import ModelSource
+from kvtools.server.terminal import has_terminal
 from kvtools.server.versions import Versions
 
 log = logging.getLogger("kvtools.serve")
@@ -89,6 +90,7 @@ class _Server(uvicorn.Server):
         self._versions = versions
         self._on_ready = on_ready
         self._supervisor = supervisor
+        self._had_terminal = supervisor is None and has_terminal()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -98,7 +100,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._end, signal.SIGTERM)
-        loop.add_signal_handler(signal.SIGHUP, self._versions.look_soon)
+        loop.add_signal_handler(signal.SIGHUP, self._hang_up)
         if self._supervisor is None:
             loop.add_signal_handler(signal.SIGINT, self._end, signal.SIGINT)
         else:
@@ -119,6 +121,12 @@ class _Server(uvicorn.Server):
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         self.should_exit = True
+
+    def _hang_up(self) -> None:
+        if self._had_terminal and not has_terminal():
+            self._end(signal.SIGHUP)  # it was closed
+        else:
+            self._versions.look_soon()
 
     def _orphaned(self) -> None:
         assert self._supervisor is not None

@@ -1,6 +1,6 @@
 """Which versions of a model lie where it is served from, and whether anything about their files has changed.
 
-A folder of versions has entries that are numbers: folders (`1/`, `20260101/`) or snapshots (`7.snapshot`). What is no
+A folder of versions has entries that are numbers: folders (`1/`, `20260101/`) or snapshots (`7.kvsnap`). What is no
 such folder is one version by itself.
 """
 
@@ -11,9 +11,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-_NUMBERED = re.compile(r"(\d{1,18})(\.snapshot)?")
+_NUMBERED = re.compile(r"(\d{1,18})(\.kvsnap|\.snapshot)?")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.I)
-_SNAPSHOT = ".snapshot"
+_SNAPSHOTS = (".kvsnap", ".snapshot")
 
 Stamp = tuple[tuple[str, int, int, int], ...]
 """Each file of a version: name, inode, size, time of its last change in ns. Equal stamps: nothing was written."""
@@ -35,7 +35,7 @@ class FoundVersion:
     @property
     def whole_when_there(self) -> bool:
         """Whether the file itself tells if it is complete: a snapshot's header has its size and checksums."""
-        return self.path.endswith(_SNAPSHOT)
+        return self.path.endswith(_SNAPSHOTS)
 
 
 def is_folder_of_versions(path: str) -> bool:

@@ -24,6 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvtools.errors import KvtoolsError, one_line
+from kvtools.server.terminal import has_terminal
 
 log = logging.getLogger("kvtools.serve")
 
@@ -76,6 +77,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Run until SIGTERM or SIGINT; returns the exit status: that of the first worker, if it cannot begin."""
+        had_terminal = has_terminal()
         previous = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
             # The first one alone: what it has prepared the others find, and what keeps it from starting is told once.
@@ -85,7 +87,8 @@ class Supervisor:
                 wait = max(0.0, min(due) - time.monotonic()) if due else 3600.0
                 received = signal.sigtimedwait(_SIGNALS, wait)
                 number = received.si_signo if received else 0
-                if number in (signal.SIGTERM, signal.SIGINT):
+                closed = number == signal.SIGHUP and had_terminal and not has_terminal()
+                if number in (signal.SIGTERM, signal.SIGINT) or closed:
                     return self._end()
                 if number == signal.SIGHUP:
                     self._tell(signal.SIGHUP)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import pty
 import signal
 import socket
 import subprocess
@@ -153,6 +154,20 @@ def test_a_second_signal_ends_it_at_once(serve: Callable[..., Any]) -> None:
         until(refused, "it does not accept")
         server.process.send_signal(signal.SIGINT)
         assert server.process.wait(60) == -signal.SIGINT
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_closed_terminal_ends_it(workers: str) -> None:
+    command = [sys.executable, "-m", "kvtools.cli.main", "serve", str(SAMPLE), "--port", "0", "--workers", workers]
+    pid, terminal = pty.fork()
+    if not pid:
+        os.execv(sys.executable, command)
+    line = b""
+    while b"http://" not in line:
+        line += os.read(terminal, 4096)
+    os.close(terminal)
+    until(lambda: gone(pid), "it ends")
+    os.waitpid(pid, 0)
 
 
 def test_the_address_is_taken(serve: Callable[..., Any]) -> None:

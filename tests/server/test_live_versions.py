@@ -131,7 +131,7 @@ def test_waiting_for_the_first_version(
     assert status(server.port, "/livez")[0] == 200
     code, answer = status(server.port, "/readyz")
     assert code == 503 and answer["error"]["code"] == "not_ready"
-    assert status(server.port, "/v1/tables")[0] in (404, 503)
+    assert status(server.port, "/v1/tables")[0] == 503
     write_version(folder, 1)
     until(lambda: status(server.port, "/readyz")[0] == 200, "ready")
     until(lambda: status(server.port, "/warmz")[0] == 200, "warm")

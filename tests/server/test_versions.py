@@ -182,6 +182,8 @@ def test_damage_in_the_first_version_is_found_after_the_start(
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "not_ready" and "version 2" in answer.json()["error"]["message"]
     assert client.get("/livez").status_code == 200
+    answer = client.post("/v1/tables/emb:lookup", json={"keys": [1]})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
 
 
 def test_checksums_may_be_left_alone(settled: None, write_version: Write, tmp_path: Path) -> None:
