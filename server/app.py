@@ -12,12 +12,12 @@ from starlette.exceptions import HTTPException
 
 from kvtools import __version__
 from kvtools.errors import KvtoolsError, UnknownTableError
-from kvtools.server import health, tables_api
+from kvtools.server import health, kserve_rest, tables_api, tensorflow_rest
 from kvtools.server.catalog import Catalog, UnknownModelError, UnknownVersionError
 from kvtools.server.request import RequestError
 from kvtools.server.settings import Settings
 
-_INTERFACES = (tables_api, health)
+_INTERFACES = (tables_api, tensorflow_rest, kserve_rest, health)
 _PLAIN_ERRORS = ("/v1/models", "/v2")  # where an error is one string
 _UNKNOWN = {
     UnknownTableError: "unknown_table",
