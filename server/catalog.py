@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from kvtools.errors import BadInputError
+from kvtools.server.recent_keys import RecentKeys
 from kvtools.server.store import TableStore
 
 DEFAULT_MODEL = "default"
@@ -32,12 +33,16 @@ class UnknownVersionError(BadInputError):
 
 @dataclass(frozen=True)
 class ServedVersion:
-    """One version of a model: immutable, for any number of threads."""
+    """One version of a model: immutable, for any number of threads.
+
+    `recent` has, per table, a sample of the keys asked for: who answers lookups notes some of them there.
+    """
 
     model: str
     number: int
     path: Path
     store: TableStore
+    recent: Mapping[str, RecentKeys] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)
@@ -56,12 +61,17 @@ class VersionStatus:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model as it is served: versions ascending, labels to version numbers, and the life of every version known."""
+    """A model as it is served: versions ascending, labels to version numbers, and the life of every version known.
+
+    `loads` and `failures` count the versions that were loaded, and those that could not be, since the start.
+    """
 
     name: str
     versions: tuple[ServedVersion, ...] = ()
     labels: Mapping[str, int] = field(default_factory=dict)
     statuses: tuple[VersionStatus, ...] = ()
+    loads: int = 0
+    failures: int = 0
 
 
 class Catalog:
@@ -176,5 +186,6 @@ def static_catalog(
 ) -> Catalog:
     """Return a catalog of one model of one version, over a store or what a store can be opened on."""
     store = source if isinstance(source, TableStore) else TableStore(source)
-    version = ServedVersion(name, number, Path(store.path), store)
+    recent = {table: RecentKeys() for table in store.tables}
+    version = ServedVersion(name, number, Path(store.path), store, recent)
     return Catalog([ServedModel(name, (version,), {}, (VersionStatus(number, "AVAILABLE"),))])
