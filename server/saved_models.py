@@ -119,8 +119,8 @@ class SavedModelStore:
             return call(*arrays)  # type: ignore[no-any-return]
         except errors.OpError as error:
             code = next((name for name, number in _codes(errors).items() if number == error.error_code), "UNKNOWN")
-            message = str(error.message).partition("\n")[0]
-            raise ProtocolError(code if code in HTTP_STATUSES else "UNKNOWN", message) from None
+            message = str(error.message).removeprefix("Graph execution error:").partition("[[{{node")[0]
+            raise ProtocolError(code if code in HTTP_STATUSES else "UNKNOWN", one_line(message)) from None
         except ValueError as error:  # a shape that the graph refuses before it runs
             raise ProtocolError("INVALID_ARGUMENT", one_line(str(error))) from None
 

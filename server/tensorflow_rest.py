@@ -49,10 +49,18 @@ def router(catalog: Catalog, settings: Settings) -> APIRouter:
     """Return the routes under `/v1/models`."""
     routes = APIRouter(tags=["TensorFlow Serving"])
 
-    def asked(request: Request) -> ServedVersion:
+    def named(request: Request) -> dict[str, Any]:
         parts = request.path_params
-        number = version_number(parts.get("version"))
-        return served_version(catalog, parts["model"], number=number, label=parts.get("label"))
+        if ":" in parts["model"]:
+            raise invalid(f"Malformed request: {request.method} {request.url.path}")
+        return {
+            "model": parts["model"],
+            "number": version_number(parts.get("version")),
+            "label": parts.get("label"),
+        }
+
+    def asked(request: Request) -> ServedVersion:
+        return served_version(catalog, **named(request))
 
     async def predict(request: Request) -> Response:
         served = asked(request)
@@ -60,9 +68,7 @@ def router(catalog: Catalog, settings: Settings) -> APIRouter:
         return Response(await run_in_threadpool(_predict, served, body, settings), media_type=JSON)
 
     async def status(request: Request) -> Response:
-        parts = request.path_params
-        number = version_number(parts.get("version"))
-        statuses = model_statuses(catalog, parts["model"], number=number, label=parts.get("label"))
+        statuses = model_statuses(catalog, **named(request))
         return json_response(
             {
                 "model_version_status": [

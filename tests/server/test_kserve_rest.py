@@ -30,7 +30,7 @@ def client(sample_path: Path) -> TestClient:
 
 
 def ids(data: Any = (-7, 99), **changes: Any) -> dict[str, Any]:
-    return {"name": "ids", "shape": [2], "datatype": "INT64", "data": list(data), **changes}
+    return {"name": "ids", "shape": [2], "datatype": "INT64", "data": list(data) if isinstance(data, tuple) else data, **changes}
 
 
 def binary(client: TestClient, document: Any, *data: bytes, url: str = INFER, header: str | None = None) -> Any:

@@ -172,7 +172,7 @@ def test_status_and_metadata_have_the_forms_of_tensorflow_serving(client: TestCl
         (b'{"instances": ' + b"[" * 40 + b"1" + b"]" * 40 + b"}", "unexpected level"),
         (b'{"inputs": ' + b"9" * 5000 + b"}", "JSON Parse error: "),
         (b"[1]", "Is not object"),
-        (b"{}", "Missing 'inputs' or 'instances' key"),
+        (b'{"signature_name": "ads_emb"}', "Missing 'inputs' or 'instances' key"),
         (b'{"instances": [1], "inputs": [1]}', "only one of 'inputs' or 'instances'"),
         (b'{"instances": 1}', "Expecting 'instances' to be an list/array"),
         (b'{"instances": []}', "No values in 'instances' array"),
