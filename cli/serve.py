@@ -36,6 +36,14 @@ def run(
     port: Annotated[
         int, typer.Option(help="The port to listen on; 0 picks a free one.", envvar="KVTOOLS_SERVE_PORT")
     ] = _DEFAULTS.port,
+    grpc_port: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PORT",
+            help="A port for gRPC, too: TensorFlow Serving's and KServe's services; 8500 is the usual one.",
+            envvar="KVTOOLS_SERVE_GRPC_PORT",
+        ),
+    ] = None,
     model_name: Annotated[str, typer.Option(metavar="NAME", help="The name of a single model.")] = "default",
     poll: Annotated[
         float | None,
@@ -118,11 +126,13 @@ def run(
       kvtools serve exported
       kvtools serve models/ctr --poll 10 --label stable=20260101
       kvtools serve ctr=models/ctr cvr=models/cvr --poll 10 --versions "ctr:latest 2"
+      kvtools serve saved_models/ranker --grpc-port 8500
       kvtools serve model.ckpt-100 --host 0.0.0.0 --port 8080 --workers 4 --grace 20
       curl -d '{"keys": [17, -3]}' http://127.0.0.1:8501/v1/tables/user_emb:lookup
     """
     doing = f"serving '{paths[0]}'"
     _check_range(doing, "--port", port, 0, 65535)
+    _check_range(doing, "--grpc-port", grpc_port, 0, 65535)
     for option, value in {
         "--max-keys": max_keys,
         "--max-values": max_values,
@@ -145,6 +155,7 @@ def run(
     settings = Settings(
         host=host,
         port=port,
+        grpc_port=grpc_port,
         max_keys=max_keys,
         max_values=max_values,
         max_body_bytes=max_body_bytes,

@@ -13,14 +13,14 @@ from starlette.exceptions import HTTPException
 
 from kvtools import __version__
 from kvtools.errors import KvtoolsError, UnknownTableError
-from kvtools.server import admin, health, tables_api
+from kvtools.server import admin, health, kserve_rest, tables_api, tensorflow_rest
 from kvtools.server.catalog import Catalog, NoVersionError, UnknownModelError, UnknownVersionError
 from kvtools.server.head_requests import HeadRequests
 from kvtools.server.lookups import Lookups
 from kvtools.server.request import RequestError
 from kvtools.server.settings import Settings
 
-_INTERFACES = (admin, health)
+_INTERFACES = (tensorflow_rest, kserve_rest, admin, health)
 _PLAIN_ERRORS = ("/v1/models", "/v2")  # where an error is one string
 _UNKNOWN: dict[type[KvtoolsError], str] = {
     UnknownTableError: "unknown_table",

@@ -21,8 +21,10 @@ from typing import Any
 import uvicorn
 
 from kvtools.dialects.options import OpenOptions
+from kvtools.server import grpc_server
 from kvtools.server.app import create_app
 from kvtools.server.catalog import Catalog
+from kvtools.server.grpc_server import GrpcServer
 from kvtools.server.http_protocol import make_protocol
 from kvtools.server.lookups import Lookups
 from kvtools.server.settings import Settings
@@ -42,14 +44,14 @@ def run_process(
     options: OpenOptions | None,
     listener: socket.socket,
     *,
-    on_ready: Callable[[Catalog], None],
+    on_ready: Callable[[dict[str, Any]], None],
     supervisor: int | None = None,
 ) -> None:
     """Serve `sources` on `listener`, which is bound and not listened on yet, until told to end.
 
-    `on_ready` is called as soon as requests are answered. `supervisor` is the read end of a pipe that the supervisor
-    holds open: a worker ends when it is closed, and by SIGTERM only, since Ctrl-C reaches the supervisor, too.
-    Raises what `Versions.start` does.
+    `on_ready` is called as soon as requests are answered, with what is served, JSON-ready. `supervisor` is the read end
+    of a pipe that the supervisor holds open: a worker ends when it is closed, and by SIGTERM only, since Ctrl-C reaches
+    the supervisor, too. Raises what `Versions.start` does.
     """
     catalog = Catalog()
     versions = Versions(catalog, sources, settings, options)
@@ -68,7 +70,7 @@ class _Server(uvicorn.Server):
         catalog: Catalog,
         settings: Settings,
         versions: Versions,
-        on_ready: Callable[[Catalog], None],
+        on_ready: Callable[[dict[str, Any]], None],
         supervisor: int | None,
     ) -> None:
         lookups = Lookups(catalog, settings)
@@ -86,7 +88,8 @@ class _Server(uvicorn.Server):
             )
         )
         self._catalog = catalog
-        self._grace = settings.grace
+        self._settings = settings
+        self._grpc: GrpcServer | None = None
         self._versions = versions
         self._on_ready = on_ready
         self._supervisor = supervisor
@@ -106,15 +109,22 @@ class _Server(uvicorn.Server):
         else:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             loop.add_reader(self._supervisor, self._orphaned)
+        if self._settings.grpc_port is not None:
+            self._grpc = grpc_server.start(self._catalog, self._settings)
         await super().startup(sockets)
-        self._on_ready(self._catalog)
+        ports = {"grpc_port": self._grpc.port} if self._grpc else {}
+        self._on_ready({**_described(self._catalog), **ports})
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._catalog.draining = True
-        last = threading.Timer(self._grace + _AFTER_GRACE, _give_up)
+        grace = self._settings.grace
+        last = threading.Timer(grace + _AFTER_GRACE, _give_up)
         last.daemon = True
         last.start()
-        await super().shutdown(sockets)
+        both = [super().shutdown(sockets)]
+        if self._grpc:
+            both.append(asyncio.to_thread(self._grpc.stop, grace))
+        await asyncio.gather(*both)
 
     def _end(self, number: int) -> None:
         if self.should_exit:  # the second one
@@ -140,8 +150,7 @@ def _give_up() -> None:
     os._exit(0)
 
 
-def described(catalog: Catalog) -> dict[str, Any]:
-    """Return what is served, for the line that tells that the server is ready: JSON-ready."""
+def _described(catalog: Catalog) -> dict[str, Any]:
     return {
         "models": [
             {

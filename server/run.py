@@ -9,15 +9,12 @@ import socket
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvtools.dialects.options import OpenOptions
 from kvtools.errors import BadInputError, MissingDependencyError, one_line
 from kvtools.server.settings import Settings
 from kvtools.server.sources import ModelSource
-
-if TYPE_CHECKING:
-    from kvtools.server.catalog import Catalog
 
 
 def serve(
@@ -41,7 +38,7 @@ def serve(
             f"serving '{sources[0].path}': a package is missing ({one_line(str(error))}); run"
             " `pip install 'kvtools[serve]'`"
         ) from error
-    from kvtools.server.process import described, run_process
+    from kvtools.server.process import run_process
     from kvtools.server.workers import Supervisor
 
     logging.basicConfig(format="%(asctime)s kvtools[%(process)d] %(levelname)s: %(message)s", level=logging.WARNING)
@@ -54,19 +51,23 @@ def serve(
 
     if settings.workers == 1:
         with listener:
-            run_process(sources, settings, options, listener, on_ready=lambda catalog: tell(described(catalog)))
+            run_process(sources, settings, options, listener, on_ready=tell)
         return 0
 
     # From here on the port is shared, which is refused as long as it is bound for one alone. That one came first: two
     # servers that both share a port would take each other's requests.
     listener.close()
 
+    if settings.grpc_port is not None:
+        with _bind(settings.host, settings.grpc_port, shared=False, option="--grpc-port") as free:
+            settings = dataclasses.replace(settings, grpc_port=free.getsockname()[1])
+
     with tempfile.TemporaryDirectory(prefix="kvtools-serve-") as folder:
         settings = dataclasses.replace(settings, shared=Path(folder))
 
         def work(listener: socket.socket, supervisor: int, answers: Callable[[str], None]) -> None:
-            def on_ready(catalog: Catalog) -> None:
-                answers(json.dumps(described(catalog)))
+            def on_ready(what: dict[str, Any]) -> None:
+                answers(json.dumps(what))
 
             run_process(sources, settings, options, listener, on_ready=on_ready, supervisor=supervisor)
 
@@ -79,7 +80,7 @@ def serve(
         ).run()
 
 
-def _bind(host: str, port: int, *, shared: bool) -> socket.socket:
+def _bind(host: str, port: int, *, shared: bool, option: str = "--port") -> socket.socket:
     """Return a socket that has the address and does not listen yet: nobody can connect before there are answers."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
@@ -90,7 +91,7 @@ def _bind(host: str, port: int, *, shared: bool) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         raise BadInputError(
-            f"listening on {host}:{port}: {error.strerror or error}; name another --host or --port"
+            f"listening on {host}:{port}: {error.strerror or error}; name another --host or {option}"
         ) from error
     return listener
 
@@ -109,4 +110,5 @@ def _line(settings: Settings, what: dict[str, Any]) -> str:
         served = f"serving {tables} tables, {rows} rows of {models[0]['path']}"
     else:
         served = f"serving {len(models)} models, {tables} tables, {rows} rows"
-    return f"{served} at {_url(settings)} (interactive documentation at /docs)"
+    grpc = f", gRPC at port {what['grpc_port']}" if "grpc_port" in what else ""
+    return f"{served} at {_url(settings)}{grpc} (interactive documentation at /docs)"

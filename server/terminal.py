@@ -1,4 +1,4 @@
-"""Whether there is a terminal: SIGHUP asks a server to look for new versions, and it also comes when a terminal closes."""
+"""Whether there is a terminal: SIGHUP has a server look for new versions, and it also comes when a terminal closes."""
 
 from __future__ import annotations
 

@@ -34,6 +34,7 @@ from kvtools.dialects.options import OpenOptions
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError, UsageError, one_line
 from kvtools.server.catalog import Catalog, ServedModel, ServedVersion, VersionStatus
 from kvtools.server.recent_keys import RecentKeys
+from kvtools.server.saved_models import open_store
 from kvtools.server.settings import Settings
 from kvtools.server.sources import ModelSource, SharedSources
 from kvtools.server.store import TableStore
@@ -322,7 +323,7 @@ class Versions:
         return not found.stamp or state.seen.get(found.number) == found.stamp or time.time() - found.changed >= quiet
 
     def _load(self, state: _Model, found: FoundVersion) -> ServedVersion:
-        store = TableStore(found.path, options=self._options)
+        store = open_store(found.path, options=self._options)
         for name, table in store.tables.items():
             if table.duplicates:
                 log.warning("table '%s': %d rows are hidden by a later row of their key", name, table.duplicates)
