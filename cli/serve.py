@@ -33,5 +33,6 @@ def run(
     if max_keys < 1:
         raise UsageError(f"serving '{path}': got --max-keys {max_keys}, expected 1 or more")
     from kvtools.server.run import serve
+    from kvtools.server.settings import Settings
 
-    serve(path, source.options(), host=host, port=port, max_keys=max_keys)
+    serve(path, source.options(), Settings(host=host, port=port, max_keys=max_keys))

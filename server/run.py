@@ -7,10 +7,11 @@ import sys
 
 from kvtools.dialects.options import OpenOptions
 from kvtools.errors import BadInputError, MissingDependencyError, one_line
+from kvtools.server.settings import Settings
 
 
-def serve(path: str, options: OpenOptions, *, host: str, port: int, max_keys: int) -> None:
-    """Answer lookups from the tables at `path` on `host`:`port` (0: any free port) until interrupted.
+def serve(path: str, options: OpenOptions, settings: Settings) -> None:
+    """Answer lookups from the tables at `path` until interrupted.
 
     Prints one line when it is ready. Raises `MissingDependencyError` without the packages of
     `kvtools[serve]`, and `BadInputError` if the path cannot be read or the address cannot be had.
@@ -23,11 +24,13 @@ def serve(path: str, options: OpenOptions, *, host: str, port: int, max_keys: in
             f"serving '{path}': a package is missing ({one_line(str(error))}); run `pip install 'kvtools[serve]'`"
         ) from error
     from kvtools.server.app import create_app
+    from kvtools.server.catalog import static_catalog
     from kvtools.server.store import TableStore
 
+    host, port = settings.host, settings.port
+    store = TableStore(path, options=options)
     with _listen(host, port) as listener:
-        store = TableStore(path, options=options)
-        app = create_app(store, max_keys=max_keys)
+        app = create_app(static_catalog(store), settings)
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
         for name, table in store.tables.items():
             if table.duplicates:
@@ -48,7 +51,7 @@ def serve(path: str, options: OpenOptions, *, host: str, port: int, max_keys: in
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio sets TCP_NODELAY then only
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
         listener.listen(1024)

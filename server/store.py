@@ -92,6 +92,11 @@ class TableStore:
             if progress:
                 progress(reader.schema.name, reader.schema.rows, reader.schema.rows)
 
+    @property
+    def warm(self) -> bool:
+        """Whether the index is in memory; it is from the start, and values are read as they are asked for."""
+        return True
+
     def table(self, name: str) -> StoredTable:
         """Return the table `name`; raises `UnknownTableError`."""
         try:

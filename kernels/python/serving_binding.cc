@@ -1,0 +1,105 @@
+// The codecs of the lookup server: requests read from JSON, rows written as JSON.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "arguments.h"
+#include "bindings.h"
+#include "serving/json_lookup.h"
+#include "serving/json_rows.h"
+
+using nb::literals::operator""_a;
+
+namespace kvtable {
+namespace {
+
+// Below this many bytes or numbers other threads gain nothing from the GIL.
+constexpr int64_t kWorthReleasing = 4096;
+
+std::string_view TextOf(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
+
+nb::bytes BytesOf(const std::string& text) { return nb::bytes(text.data(), text.size()); }
+
+template <class T>
+nb::object ArrayOf(std::vector<T> elements) {
+  auto owned = std::make_unique<std::vector<T>>(std::move(elements));
+  std::vector<T>* const vector = owned.get();
+  nb::capsule owner(owned.release(), [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(vector->data(), {vector->size()}, owner));
+}
+
+nb::object ReadLookup(const nb::bytes& body, const std::string& key_dtype, int64_t max_keys) {
+  const std::string_view text = TextOf(body);
+  const KeyType key_type = KeyTypeOf(key_dtype);
+  JsonLookup lookup;
+  bool taken;
+  if (static_cast<int64_t>(text.size()) > kWorthReleasing) {
+    nb::gil_scoped_release release;
+    taken = ReadJsonLookup(text, key_type, max_keys, &lookup);
+  } else {
+    taken = ReadJsonLookup(text, key_type, max_keys, &lookup);
+  }
+  if (!taken) return nb::none();
+  const auto word = [](std::string_view w) -> nb::object {
+    if (w.empty()) return nb::none();
+    return nb::str(w.data(), w.size());
+  };
+  return nb::make_tuple(ArrayOf(std::move(lookup.keys)),
+                        lookup.pooled ? ArrayOf(std::move(lookup.splits)) : nb::none(), word(lookup.combiner),
+                        lookup.weighted ? ArrayOf(std::move(lookup.weights)) : nb::none(), word(lookup.missing));
+}
+
+using AnyRows = nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Flags = nb::ndarray<const bool, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+template <class T>
+std::string JsonRowsOf(const AnyRows& values) {
+  const int64_t rows = static_cast<int64_t>(values.shape(0)), dim = static_cast<int64_t>(values.shape(1));
+  std::string text;
+  const auto write = [&] { AppendJsonRows(static_cast<const T*>(values.data()), rows, dim, &text); };
+  if (rows * dim > kWorthReleasing) {
+    nb::gil_scoped_release release;
+    write();
+  } else {
+    write();
+  }
+  return text;
+}
+
+nb::bytes JsonRows(const AnyRows& values) {
+  const auto type = values.dtype();
+  if (type == nb::dtype<float>()) return BytesOf(JsonRowsOf<float>(values));
+  if (type == nb::dtype<double>()) return BytesOf(JsonRowsOf<double>(values));
+  if (type == nb::dtype<int8_t>()) return BytesOf(JsonRowsOf<int8_t>(values));
+  if (type == nb::dtype<int32_t>()) return BytesOf(JsonRowsOf<int32_t>(values));
+  if (type == nb::dtype<int64_t>()) return BytesOf(JsonRowsOf<int64_t>(values));
+  if (type == nb::dtype<bool>()) return BytesOf(JsonRowsOf<bool>(values));
+  ThrowType("values are of none of the dtypes float32, float64, int8, int32, int64 and bool.");
+}
+
+nb::bytes JsonFlags(const Flags& flags) {
+  std::string text;
+  AppendJsonFlags(reinterpret_cast<const uint8_t*>(flags.data()), static_cast<int64_t>(flags.shape(0)), &text);
+  return BytesOf(text);
+}
+
+}  // namespace
+
+void BindServing(nb::module_& m) {
+  m.def("read_json_lookup", &ReadLookup, "body"_a, "key_dtype"_a, "max_keys"_a,
+        "Read a lookup of one table from JSON.\n\n"
+        "Returns (keys int64 [n] as 64-bit patterns, row_splits int64 [bags + 1] or None, combiner or None,\n"
+        "weights float32 [n] or None, missing or None), or None where kvtools.server.request must read it.");
+  m.def("json_rows", &JsonRows, "values"_a,
+        "Write `values` [n, dim] (float32, float64, int8, int32, int64 or bool) as JSON: b'[1.5,2.0],[0.1,0.0]'.");
+  m.def("json_flags", &JsonFlags, "flags"_a, "Write `flags`, bool [n], as JSON: b'true,false'.");
+}
+
+}  // namespace kvtable
