@@ -1,7 +1,7 @@
 """One request, from the first attempt to an answer or an error: retries, time limits, hedging.
 
-A call does nothing by itself. Whoever moves the bytes, in threads or on an event loop, asks it what is due, and tells it
-what happened; `wake` is when to ask again at the latest. So the rules are here once, and a test needs no clock.
+A call does nothing by itself. Whoever moves the bytes, in threads or on an event loop, asks it what is due, and tells
+it what happened; `wake` is when to ask again at the latest. So the rules are here once, and a test needs no clock.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ class Client:
 
     Args:
         servers: the URL of a server, as in "http://host:8501", or a list of URLs of replicas: servers of the same rows.
-        shards: in place of `servers`, for tables that are spread over servers by key: for each shard in order the URL of
-            its server, or a list of those of its replicas.
+        shards: in place of `servers`, for tables that are spread over servers by key: for each shard in order the URL
+            of its server, or a list of those of its replicas.
         **options: see `kvtools.client.Options`: time limits, retries, hedging, access.
 
     Raises, from every method:
@@ -58,8 +58,8 @@ class Client:
 
         Args:
             table: the table's name.
-            keys: integers of any shape, of which there may be any number: more than a server takes at once go in several
-                requests. Where these would be answered by different versions, all are asked of one.
+            keys: integers of any shape, of which there may be any number: more than a server takes at once go in
+                several requests. Where these would be answered by different versions, all are asked of one.
             missing: what a key without a row gives: "zeros", the table's "default" row, or an "error"; None: what the
                 server is set to.
 
@@ -90,7 +90,8 @@ class Client:
         Args:
             table: the table's name.
             keys: integers [n].
-            row_splits: integers [bags + 1] that ascend from 0 to n: bag i has keys `row_splits[i]` to `row_splits[i + 1]`.
+            row_splits: integers [bags + 1] that ascend from 0 to n: bag i has keys `row_splits[i]` to
+                `row_splits[i + 1]`.
             combiner: "sum", "mean" (over the sum of weights) or "sqrtn" (over the root of the sum of their squares).
             weights: a number for each key; None: all 1.
             missing: see `lookup`.

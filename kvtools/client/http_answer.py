@@ -122,7 +122,9 @@ class AnswerReader:
         first, *lines = head.decode("latin-1").split("\r\n")
         version, _, rest = first.partition(" ")
         status = rest[:3]
-        if version not in ("HTTP/1.1", "HTTP/1.0") or not (status.isascii() and status.isdecimal() and len(status) == 3):
+        if version not in ("HTTP/1.1", "HTTP/1.0") or not (
+            status.isascii() and status.isdecimal() and len(status) == 3
+        ):
             raise BadAnswerError(f"got {first[:60]!r}, expected an answer of HTTP/1.1: check the port of the URL")
         self._status = int(status)
         for line in lines:
@@ -202,7 +204,7 @@ class _Chunks:
                 found.append(piece)
                 self._left -= len(piece)
                 at += len(piece)
-            if self._left > 2 or (0 < self._left and len(data) - at < self._left):
+            if self._left > 2 or (self._left > 0 and len(data) - at < self._left):
                 break
             if self._left:  # A line end behind the chunk.
                 if data[at : at + 2] != b"\r\n":
@@ -229,4 +231,3 @@ class _Chunks:
         else:
             self._pending = data[at:]
         return found
-

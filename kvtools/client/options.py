@@ -82,4 +82,6 @@ class Options:
         if self.shard_down not in ("error", "missing"):
             raise UsageError(f"making a client: got shard_down={self.shard_down!r}, expected 'error' or 'missing'")
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
-            raise UsageError("making a client: the api_key has characters that no header may have; check it for line ends")
+            raise UsageError(
+                "making a client: the api_key has characters that no header may have; check it for line ends"
+            )

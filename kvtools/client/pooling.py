@@ -19,8 +19,8 @@ def pool(
     Args:
         rows: float32 [n, dim].
         row_splits: int64 [bags + 1]: bag i has the rows `row_splits[i]` to `row_splits[i + 1]`.
-        combiner: "sum" of the rows times their weights; "mean": that over the sum of the weights; "sqrtn": over the root
-            of the sum of their squares.
+        combiner: "sum" of the rows times their weights; "mean": that over the sum of the weights; "sqrtn": over the
+            root of the sum of their squares.
         weights: float32 [n]; None: all 1.
 
     Example:

@@ -160,7 +160,9 @@ class Session:
             _, (answer,) = self._decode(call, [part], known)
             return answer.embeddings
         # Bags lie across servers or requests: their rows come here, and are pooled here.
-        rows = yield from self.lookup_many({table: flat if described.key_dtype != "uint64" else flat.view(np.uint64)}, missing)
+        rows = yield from self.lookup_many(
+            {table: flat if described.key_dtype != "uint64" else flat.view(np.uint64)}, missing
+        )
         return pool(rows[table][0], splits, combiner, weighed)
 
     def _deadline(self) -> float:
@@ -193,8 +195,7 @@ class Session:
         suspects: list[tuple[_Piece, Replica]] = []
         for _ in range(_ROUNDS):
             calls = [
-                self._call(piece.shard, encode_request(piece.parts, missing), deadline, piece.at)
-                for piece in asked
+                self._call(piece.shard, encode_request(piece.parts, missing), deadline, piece.at) for piece in asked
             ]
             yield calls
             smaller: list[_Piece] = []
@@ -258,7 +259,9 @@ class Session:
 
     def _describe(self, deadline: float) -> Steps[Tables]:
         """Ask each shard for its tables."""
-        calls = [Call(Request("GET", "/v1/tables", self._headers), shard, self.options, deadline) for shard in self.shards]
+        calls = [
+            Call(Request("GET", "/v1/tables", self._headers), shard, self.options, deadline) for shard in self.shards
+        ]
         yield calls
         listings: list[Tables] = []
         for number, call in enumerate(calls):
@@ -472,4 +475,3 @@ def as_shards(servers: str | Sequence[str] | None, shards: Sequence[str | Sequen
     if isinstance(shards, str):
         raise UsageError("making a client: got one string as shards=, expected a list with a URL or more for each")
     return [[shard] if isinstance(shard, str) else list(shard) for shard in shards]
-

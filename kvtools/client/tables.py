@@ -69,7 +69,9 @@ def tables_of(body: bytes, doing: str, max_keys: int) -> Tables:
         }
         keys, values = int(limits.get("max_keys", max_keys)), int(limits.get("max_values", VALUES_AT_ONCE))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise BadAnswerError(f"{doing}: its list of tables is not one of kvtools serve ({error!r}); check the URL") from error
+        raise BadAnswerError(
+            f"{doing}: its list of tables is not one of kvtools serve ({error!r}); check the URL"
+        ) from error
     return Tables(tables, max(1, min(keys, max_keys)), max(1, values))
 
 

@@ -9,7 +9,7 @@ namespace kvtable {
 namespace {
 
 constexpr size_t kLongestInline = 1 << 16;
-constexpr size_t kLongestNumber = 32;  // "*1234567\r\n" and its like, with room to tell what is wrong
+constexpr size_t kLongestNumber = 32;    // "*1234567\r\n" and its like, with room to tell what is wrong
 constexpr int64_t kMostWords = 1 << 20;  // as in Redis; the limit of keys is told in a better message
 constexpr size_t kShownBytes = 64;
 
@@ -74,7 +74,8 @@ bool ReadDecimal(std::string_view text, int64_t* bits, bool* negative) {
 }
 
 void RespReader::Feed(std::string_view bytes) {
-  if (at_ > 0) {  // What was read goes, as soon as it is half of what is there: each byte is moved once or twice.
+  if (at_ >
+      0) {  // What was read goes, as soon as it is half of what is there: each byte is moved once or twice.
     if (at_ == buffer_.size()) {
       Drop();
     } else if (at_ >= buffer_.size() - at_) {
@@ -104,9 +105,8 @@ RespReader::Kind RespReader::Next() {
       if (step == Step::kMore) return commands_.empty() ? Kind::kNothing : Kind::kLookup;
       whole_ = true;
     }
-    bool other = false;
     std::string fault;
-    if (Append(commands_.empty(), &other, &fault)) {
+    if (Append(commands_.empty(), &fault)) {
       whole_ = false;
       at_ = next_;
       left_ = -1;
@@ -145,7 +145,9 @@ RespReader::Step RespReader::ReadInline() {
     return Step::kMore;
   }
   size_t from = at_;
-  const auto blank = [this](size_t i) { return buffer_[i] == ' ' || buffer_[i] == '\t' || buffer_[i] == '\r'; };
+  const auto blank = [this](size_t i) {
+    return buffer_[i] == ' ' || buffer_[i] == '\t' || buffer_[i] == '\r';
+  };
   while (from < end) {
     while (from < end && blank(from)) ++from;
     size_t to = from;
@@ -162,7 +164,8 @@ RespReader::Step RespReader::ReadInline() {
 RespReader::Step RespReader::ReadCount() {
   size_t end;
   if (!ReadLine(at_ + 1, kLongestNumber, &end)) {
-    return buffer_.size() - at_ > kLongestNumber ? Break("Protocol error: too big mbulk count string") : Step::kMore;
+    return buffer_.size() - at_ > kLongestNumber ? Break("Protocol error: too big mbulk count string")
+                                                 : Step::kMore;
   }
   int64_t count;
   if (!ReadNumber({buffer_.data() + at_ + 1, end - at_ - 1}, &count) || count > kMostWords) {
@@ -202,7 +205,8 @@ RespReader::Step RespReader::ReadWords() {
     next_ = start + size + 2;
     --left_;
   }
-  if (static_cast<int64_t>(buffer_.size() - at_) > limits_.bytes && static_cast<int64_t>(next_ - at_) > limits_.bytes) {
+  if (static_cast<int64_t>(buffer_.size() - at_) > limits_.bytes &&
+      static_cast<int64_t>(next_ - at_) > limits_.bytes) {
     return Break("Protocol error: a command of over " + std::to_string(limits_.bytes) +
                  " bytes; ask for fewer keys at once");
   }
@@ -225,14 +229,13 @@ bool RespReader::ReadLine(size_t from, size_t longest, size_t* end) const {
   return false;
 }
 
-bool RespReader::Append(bool first, bool* other, std::string* fault) {
-  const auto word = [this](size_t i) { return std::string_view(buffer_.data() + spans_[i].first, spans_[i].second); };
+bool RespReader::Append(bool first, std::string* fault) {
+  const auto word = [this](size_t i) {
+    return std::string_view(buffer_.data() + spans_[i].first, spans_[i].second);
+  };
   const std::string_view name = word(0);
   const bool get = SameWord(name, "GET"), hget = SameWord(name, "HGET"), hmget = SameWord(name, "HMGET");
-  if (!get && !hget && !hmget && !SameWord(name, "MGET")) {
-    *other = true;
-    return false;
-  }
+  if (!get && !hget && !hmget && !SameWord(name, "MGET")) return false;
   const bool single = get || hget, hash = hget || hmget;
   const size_t begin = hash ? 2 : 1;
   if (spans_.size() < begin + 1 || (single && spans_.size() != begin + 1)) {
@@ -256,14 +259,14 @@ bool RespReader::Append(bool first, bool* other, std::string* fault) {
   };
   std::string_view key;
   const std::string_view table = table_of(begin, &key);
-  if (!first && (table != table_ || static_cast<int64_t>(keys_.size()) + count > limits_.lookup_keys)) return false;
+  if (!first && (table != table_ || static_cast<int64_t>(keys_.size()) + count > limits_.lookup_keys))
+    return false;
   Command command{count, single, 0, 0};
   const size_t before = keys_.size();
   keys_.resize(before + static_cast<size_t>(count));
   for (size_t i = begin; i < spans_.size(); ++i) {
     if (table_of(i, &key) != table) {  // Rows of several tables: these are looked up elsewhere.
       keys_.resize(before);
-      *other = true;
       return false;
     }
     int64_t bits;

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace kvtable {
@@ -33,9 +34,9 @@ class RespReader {
   // A command of a lookup, which has the next `keys` keys of it.
   struct Command {
     int64_t keys;
-    bool single;     // answered by a row, not by an array of rows
-    int64_t low;     // the lowest key, if any is negative; else 0
-    uint64_t high;   // the highest key, if any is not negative; else 0
+    bool single;    // answered by a row, not by an array of rows
+    int64_t low;    // the lowest key, if any is negative; else 0
+    uint64_t high;  // the highest key, if any is not negative; else 0
   };
 
   explicit RespReader(Limits limits) : limits_(limits) {}
@@ -45,7 +46,7 @@ class RespReader {
 
   Kind Next();
 
-  const std::string& table() const { return table_; }  // empty: the one that is selected
+  const std::string& table() const { return table_; }         // empty: the one that is selected
   const std::vector<int64_t>& keys() const { return keys_; }  // uint64 keys of 2^63 and more as their bits
   const std::vector<Command>& commands() const { return commands_; }
   const std::vector<std::string_view>& words() const { return words_; }
@@ -62,17 +63,17 @@ class RespReader {
   Step ReadWords();
   Step Break(std::string fault);
   bool ReadLine(size_t from, size_t longest, size_t* end) const;
-  bool IsLookup() const;
-  // Adds the command to the lookup. False: it does not belong to it, or is none; `*fault` then says why if it is none.
-  bool Append(bool first, bool* other, std::string* fault);
+  // Adds the command that was read to the lookup. False: it asks another table, or is no lookup, or a wrong one, which
+  // `*fault` then says.
+  bool Append(bool first, std::string* fault);
   void Drop();
 
   Limits limits_;
   std::string buffer_;
-  size_t at_ = 0;       // where the command begins that is being read
-  size_t next_ = 0;     // where to go on reading it
-  int64_t left_ = -1;   // words of it to come; -1: their number is not known yet
-  bool whole_ = false;  // words_ are a command that was read and not returned
+  size_t at_ = 0;                                 // where the command begins that is being read
+  size_t next_ = 0;                               // where to go on reading it
+  int64_t left_ = -1;                             // words of it to come; -1: their number is not known yet
+  bool whole_ = false;                            // words_ are a command that was read and not returned
   std::vector<std::pair<size_t, size_t>> spans_;  // place and length of its words
   std::string table_;
   std::vector<int64_t> keys_;
