@@ -7,27 +7,30 @@ Every error is an object with a status of 4xx or 5xx: `{"error": {"code": ..., "
 from __future__ import annotations
 
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from kvtools import __version__
 from kvtools.errors import KvtoolsError, UnknownTableError
-from kvtools.server import health, tables_api
-from kvtools.server.catalog import Catalog, UnknownModelError, UnknownVersionError
+from kvtools.server import admin, health, kserve_rest, tables_api, tensorflow_rest
+from kvtools.server.catalog import Catalog, NoVersionError, UnknownModelError, UnknownVersionError
+from kvtools.server.head_requests import HeadRequests
+from kvtools.server.lookups import Lookups
 from kvtools.server.request import RequestError
 from kvtools.server.settings import Settings
 
-_INTERFACES = (tables_api, health)
+_INTERFACES = (tensorflow_rest, kserve_rest, admin, health)
 _PLAIN_ERRORS = ("/v1/models", "/v2")  # where an error is one string
-_UNKNOWN = {
+_UNKNOWN: dict[type[KvtoolsError], str] = {
     UnknownTableError: "unknown_table",
     UnknownModelError: "unknown_model",
     UnknownVersionError: "unknown_version",
 }
 
 
-def create_app(catalog: Catalog, settings: Settings | None = None) -> FastAPI:
-    """Make the application that answers from what `catalog` serves.
+def create_app(catalog: Catalog, settings: Settings | None = None, *, lookups: Lookups | None = None) -> FastAPI:
+    """Make the application that answers from what `catalog` serves; `lookups` are shared with `http_protocol.py`.
 
     Example:
         ```python
@@ -42,15 +45,19 @@ def create_app(catalog: Catalog, settings: Settings | None = None) -> FastAPI:
         docs_url="/docs",
         redoc_url=None,
     )
+    app.add_middleware(HeadRequests)
+    app.include_router(tables_api.router(lookups or Lookups(catalog, settings)))
     for interface in _INTERFACES:
         app.include_router(interface.router(catalog, settings))
 
     @app.exception_handler(RequestError)
     async def on_request_error(request: Request, error: RequestError) -> Response:
-        return _error(request, error.status, error.code, error.message)
+        return _error(request, error.status, error.code, error.message, error.headers)
 
     @app.exception_handler(KvtoolsError)
     async def on_kvtools_error(request: Request, error: KvtoolsError) -> Response:
+        if isinstance(error, NoVersionError):
+            return _error(request, 503, "not_ready", str(error), {"Retry-After": "1"})
         if code := _UNKNOWN.get(type(error)):
             return _error(request, 404, code, str(error))
         return _error(request, 500, "internal", str(error))
@@ -60,6 +67,11 @@ def create_app(catalog: Catalog, settings: Settings | None = None) -> FastAPI:
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
         message = f"{request.method} {request.url.path}: {error.detail}; see /docs"
         return _error(request, error.status_code, code, message, dict(error.headers or {}))
+
+    @app.exception_handler(RequestValidationError)
+    async def on_bad_request(request: Request, error: RequestValidationError) -> Response:
+        wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        return _error(request, 400, "bad_request", f"{wrong}; see /docs")
 
     @app.exception_handler(Exception)
     async def on_other_error(request: Request, error: Exception) -> Response:

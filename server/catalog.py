@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, Protocol
 
 from kvtools.errors import BadInputError
+from kvtools.server.recent_keys import RecentKeys
+from kvtools.server.sources import ModelSource
 from kvtools.server.store import TableStore
 
 DEFAULT_MODEL = "default"
@@ -30,14 +33,22 @@ class UnknownVersionError(BadInputError):
     """A version or label was named that its model does not have now, or the model has none at all."""
 
 
+class NoVersionError(UnknownVersionError):
+    """A model has no version at all now: it is loaded still, or what it had turned out bad. Another server may do."""
+
+
 @dataclass(frozen=True)
 class ServedVersion:
-    """One version of a model: immutable, for any number of threads."""
+    """One version of a model: immutable, for any number of threads.
+
+    `recent` has, per table, a sample of the keys asked for: who answers lookups notes some of them there.
+    """
 
     model: str
     number: int
     path: Path
     store: TableStore
+    recent: Mapping[str, RecentKeys] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)
@@ -56,12 +67,33 @@ class VersionStatus:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model as it is served: versions ascending, labels to version numbers, and the life of every version known."""
+    """A model as it is served: versions ascending, labels to version numbers, and the life of every version known.
+
+    `loads` and `failures` count the versions that were loaded, and those that could not be, since the start.
+    """
 
     name: str
     versions: tuple[ServedVersion, ...] = ()
     labels: Mapping[str, int] = field(default_factory=dict)
     statuses: tuple[VersionStatus, ...] = ()
+    loads: int = 0
+    failures: int = 0
+
+
+class Changes(Protocol):
+    """What may be changed while the server runs: `Versions`, where there is one."""
+
+    def look_soon(self) -> None:
+        """Look for new versions now, in the background."""
+
+    def sources(self) -> list[ModelSource]:
+        """Return what is to be served now."""
+
+    def set_label(self, model: str, label: str, number: int | None) -> None:
+        """Give a label to a version that is served; None takes it away."""
+
+    def reload(self, sources: Sequence[ModelSource]) -> Future[dict[str, str]]:
+        """Serve these models and no other; the result tells, when it is done, what is wrong with which."""
 
 
 class Catalog:
@@ -80,6 +112,8 @@ class Catalog:
         self._writing = threading.Lock()
         self.draining = False
         """Set when the server is told to end: it is alive, and not ready any more."""
+        self.changes: Changes | None = None
+        """What changes labels and models while the server runs; None: they stay as they are."""
 
     def names(self) -> list[str]:
         """Return the names of the models, in the order in which they were named."""
@@ -102,6 +136,7 @@ class Catalog:
 
         Raises:
             UnknownModelError, UnknownVersionError: there is none such now.
+            NoVersionError: an `UnknownVersionError`, where the latest was asked for and there is none.
         """
         served = self.model(model)
         if label is not None:
@@ -112,7 +147,7 @@ class Catalog:
         if number is None:
             if served.versions:
                 return served.versions[-1]
-            raise UnknownVersionError(f"model '{served.name}' has no version that can be served")
+            raise NoVersionError(f"model '{served.name}' has no version that can be served")
         for version in served.versions:
             if version.number == number:
                 return version
@@ -176,5 +211,6 @@ def static_catalog(
 ) -> Catalog:
     """Return a catalog of one model of one version, over a store or what a store can be opened on."""
     store = source if isinstance(source, TableStore) else TableStore(source)
-    version = ServedVersion(name, number, Path(store.path), store)
+    recent = {table: RecentKeys() for table in store.tables}
+    version = ServedVersion(name, number, Path(store.path), store, recent)
     return Catalog([ServedModel(name, (version,), {}, (VersionStatus(number, "AVAILABLE"),))])

@@ -1,62 +1,114 @@
-"""Run the HTTP server until it is told to stop."""
+"""Run the server until it is told to stop: in this process, or in several under a supervisor."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import logging
 import socket
-import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 from kvtools.dialects.options import OpenOptions
 from kvtools.errors import BadInputError, MissingDependencyError, one_line
 from kvtools.server.settings import Settings
+from kvtools.server.sources import ModelSource
 
 
-def serve(path: str, options: OpenOptions, settings: Settings) -> None:
-    """Answer lookups from the tables at `path` until interrupted.
+def serve(
+    sources: Sequence[ModelSource],
+    settings: Settings,
+    options: OpenOptions | None = None,
+    *,
+    as_json: bool = False,
+) -> int:
+    """Answer lookups from `sources` until told to end; returns the exit status.
 
-    Prints one line when it is ready. Raises `MissingDependencyError` without the packages of
-    `kvtools[serve]`, and `BadInputError` if the path cannot be read or the address cannot be had.
+    Prints one line, or one JSON object, when requests are answered. Raises `MissingDependencyError` without the
+    packages of `kvtools[serve]`, and `BadInputError` if a model cannot be read or the address cannot be had.
     """
     try:
         import fastapi  # noqa: F401
-        import uvicorn
+        import httptools  # noqa: F401
+        import uvicorn  # noqa: F401
     except ImportError as error:
         raise MissingDependencyError(
-            f"serving '{path}': a package is missing ({one_line(str(error))}); run `pip install 'kvtools[serve]'`"
+            f"serving '{sources[0].path}': a package is missing ({one_line(str(error))}); run"
+            " `pip install 'kvtools[serve]'`"
         ) from error
-    from kvtools.server.app import create_app
-    from kvtools.server.catalog import static_catalog
-    from kvtools.server.store import TableStore
+    from kvtools.server.process import run_process
+    from kvtools.server.workers import Supervisor
 
-    host, port = settings.host, settings.port
-    store = TableStore(path, options=options)
-    with _listen(host, port) as listener:
-        app = create_app(static_catalog(store), settings)
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
-        for name, table in store.tables.items():
-            if table.duplicates:
-                print(
-                    f"kvtools: warning: table '{name}': {table.duplicates} rows are hidden by a later row of their key",
-                    file=sys.stderr,
-                )
-        rows = sum(table.schema.rows for table in store.tables.values())
-        shown = f"[{host}]" if ":" in host else host
-        print(
-            f"serving {len(store.tables)} tables, {rows} rows of {store.path} at"
-            f" http://{shown}:{listener.getsockname()[1]} (interactive documentation at /docs)",
-            flush=True,
-        )
-        server.run(sockets=[listener])
+    logging.basicConfig(format="%(asctime)s kvtools[%(process)d] %(levelname)s: %(message)s", level=logging.WARNING)
+    logging.getLogger("kvtools.serve").setLevel(logging.INFO)
+    listener = _bind(settings.host, settings.port, shared=False)
+    settings = dataclasses.replace(settings, port=listener.getsockname()[1])
+
+    def tell(what: dict[str, Any]) -> None:
+        print(json.dumps({"url": _url(settings), **what}) if as_json else _line(settings, what), flush=True)
+
+    if settings.workers == 1:
+        with listener:
+            run_process(sources, settings, options, listener, on_ready=tell)
+        return 0
+
+    # From here on the port is shared, which is refused as long as it is bound for one alone. That one came first: two
+    # servers that both share a port would take each other's requests.
+    listener.close()
+
+    if settings.grpc_port is not None:
+        with _bind(settings.host, settings.grpc_port, shared=False, option="--grpc-port") as free:
+            settings = dataclasses.replace(settings, grpc_port=free.getsockname()[1])
+
+    with tempfile.TemporaryDirectory(prefix="kvtools-serve-") as folder:
+        settings = dataclasses.replace(settings, shared=Path(folder))
+
+        def work(listener: socket.socket, supervisor: int, answers: Callable[[str], None]) -> None:
+            def on_ready(what: dict[str, Any]) -> None:
+                answers(json.dumps(what))
+
+            run_process(sources, settings, options, listener, on_ready=on_ready, supervisor=supervisor)
+
+        return Supervisor(
+            settings.workers,
+            settings.grace,
+            lambda: _bind(settings.host, settings.port, shared=True),
+            work,
+            lambda line: tell(json.loads(line)),
+        ).run()
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int, *, shared: bool, option: str = "--port") -> socket.socket:
+    """Return a socket that has the address and does not listen yet: nobody can connect before there are answers."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio sets TCP_NODELAY then only
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind((host, port))
-        listener.listen(1024)
     except OSError as error:
         raise BadInputError(
-            f"listening on {host}:{port}: {error.strerror or error}; name another --host or --port"
+            f"listening on {host}:{port}: {error.strerror or error}; name another --host or {option}"
         ) from error
     return listener
+
+
+def _url(settings: Settings) -> str:
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"http://{host}:{settings.port}"
+
+
+def _line(settings: Settings, what: dict[str, Any]) -> str:
+    models = what["models"]
+    tables, rows = (sum(model[field] for model in models) for field in ("tables", "rows"))
+    if not models:
+        served = "serving no model yet"
+    elif len(models) == 1:
+        served = f"serving {tables} tables, {rows} rows of {models[0]['path']}"
+    else:
+        served = f"serving {len(models)} models, {tables} tables, {rows} rows"
+    grpc = f", gRPC at port {what['grpc_port']}" if "grpc_port" in what else ""
+    return f"{served} at {_url(settings)}{grpc} (interactive documentation at /docs)"

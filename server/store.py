@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,6 +38,11 @@ class StoredTable:
     def duplicates(self) -> int:
         """How many rows are hidden by a later row of the same key."""
         return self._index.duplicates
+
+    def verify(self) -> None:
+        """Read every row and compare its checksums; raises `BadInputError`."""
+        for _ in self._reader.chunks(_VALUES):
+            pass
 
     def lookup(self, keys: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
         """Look up `keys` [n] of the table's key type.
@@ -96,6 +102,14 @@ class TableStore:
     def warm(self) -> bool:
         """Whether the index is in memory; it is from the start, and values are read as they are asked for."""
         return True
+
+    def populate(self, stop: threading.Event | None = None) -> None:
+        """Bring what is served into memory; the index is there from the start."""
+
+    def verify(self) -> None:
+        """Read every row and compare its checksums; raises `BadInputError`."""
+        for table in self.tables.values():
+            table.verify()
 
     def table(self, name: str) -> StoredTable:
         """Return the table `name`; raises `UnknownTableError`."""

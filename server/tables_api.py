@@ -1,55 +1,141 @@
-"""Our own interface: lookups by table, and a list of the tables.
+"""Our own interface: lookups in one table or several, rows by key, and a list of the tables.
 
-Lookups run in a pool of threads, so that a big one does not hold up the others. JSON has no NaN and no infinity: such
-values are the strings "NaN", "Infinity" and "-Infinity"; the binary answer has their bits.
+The lookups here are those that `http_protocol.py` does not answer by its short way. They give the same bytes, and
+describe both for OpenAPI.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from typing import Annotated, Any, Literal
 
-import numpy as np
-import numpy.typing as npt
-from fastapi import APIRouter, Request, Response
-from fastapi.concurrency import run_in_threadpool
-from pydantic_core import to_json
+from fastapi import APIRouter, Path, Request, Response
+from fastapi.responses import StreamingResponse
 from starlette.requests import ClientDisconnect
 
+from kvtools.dialects.schema import TableSchema
 from kvtools.inspect import describe_table
-from kvtools.json_numbers import json_numbers
-from kvtools.server.catalog import Catalog
-from kvtools.server.request import BINARY, RequestError, body_limit, parse_keys
-from kvtools.server.settings import Settings
-from kvtools.server.store import StoredTable
+from kvtools.lookup_frame import COMBINERS, MISSING
+from kvtools.lookup_frame import MEDIA_TYPE as FRAME
+from kvtools.server.answer import Answer
+from kvtools.server.codecs import JSON, choose_codec
+from kvtools.server.lookups import Ask, Lookups, Size, error_answer
+from kvtools.server.request import BINARY, RequestError, body_too_large, checked_missing
 
 # How much of a body that is too large is read and dropped: a client that is still sending when the
 # connection is closed may never see the answer.
 _DRAINED_BYTES = 4 << 20
-_NUMBERS_AT_ONCE = 32768
-_EXAMPLE = {"keys": [17, -3]}
-_ANSWER = {"embeddings": [[0.25, -0.5], [0.0, 0.0]], "found": [True, False]}
+
 _ERROR = {"error": {"code": "unknown_table", "message": "there is no table 'x'; GET /v1/tables lists the tables"}}
 _ERROR_SCHEMA = {
     "type": "object",
+    "required": ["error"],
     "properties": {
         "error": {
             "type": "object",
+            "required": ["code", "message"],
             "properties": {"code": {"type": "string"}, "message": {"type": "string"}},
         }
     },
 }
+_NUMBER = {"oneOf": [{"type": "number"}, {"type": "boolean"}, {"enum": ["NaN", "Infinity", "-Infinity"]}]}
+_ROW = {"type": "array", "items": _NUMBER}
+_MISSING: dict[str, Any] = {
+    "type": "string",
+    "enum": list(MISSING),
+    "description": "What a key without a row gets; the server's setting unless said.",
+}
+_KEY = {"type": "integer"}
+_LOOKUP_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["keys"],
+    "additionalProperties": False,
+    "properties": {
+        "keys": {
+            "type": "array",
+            "items": {"oneOf": [_KEY, {"type": "array", "items": _KEY}]},
+            "description": "A row is given for each key; for each list of keys, one that combines theirs.",
+        },
+        "combiner": {"type": "string", "enum": list(COMBINERS), "description": "Of keys in lists, or with row_splits."},
+        "row_splits": {
+            "type": "array",
+            "items": {"type": "integer"},
+            "description": "Bag b has keys [row_splits[b], row_splits[b + 1]).",
+        },
+        "weights": {
+            "type": "array",
+            "items": {"oneOf": [{"type": "number"}, {"type": "array", "items": {"type": "number"}}]},
+            "description": "Of pooled keys, in their form.",
+        },
+        "missing": _MISSING,
+    },
+}
+_ANSWER_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["embeddings"],
+    "properties": {
+        "embeddings": {"type": "array", "items": _ROW},
+        "found": {"type": "array", "items": {"type": "boolean"}, "description": "Of each key; not of pooled ones."},
+        "missing": {"type": "integer", "description": "How many of the pooled keys have no row."},
+    },
+}
+_VERSION_HEADER = {
+    "X-Embedding-Version": {"description": "The model version that answered.", "schema": {"type": "integer"}}
+}
+_SHAPE_HEADERS = {
+    "X-Embedding-Shape": {
+        "description": "Of the binary answer: rows and dim.",
+        "schema": {"type": "string"},
+        "example": "2,16",
+    },
+    "X-Embedding-Missing": {
+        "description": "Of the binary answer: how many keys were not found.",
+        "schema": {"type": "integer"},
+    },
+}
+_FLOATS = {
+    "schema": {
+        "type": "string",
+        "format": "binary",
+        "description": "Little-endian float32 rows; the shape is in X-Embedding-Shape, as `2,16`.",
+    }
+}
+
+
+def _errors(**others: str) -> dict[int | str, dict[str, Any]]:
+    errors = {
+        "400": "The body, a key or a parameter is wrong.",
+        "404": "There is no such table; or a key has no row, where that is an error.",
+        **others,
+        "429": "Too many lookups at a time; Retry-After says when to try again.",
+    }
+    return {
+        int(status): {
+            "description": text,
+            "content": {JSON: {"schema": _ERROR_SCHEMA, "example": _ERROR}},
+        }
+        for status, text in errors.items()
+    }
+
+
+_BODY_ERRORS = {
+    "408": "The body did not come in time.",
+    "413": "Too many keys or numbers, or too large a body.",
+    "415": "Another Content-Encoding than gzip, or a binary form that this path does not have.",
+}
+_MISSING_PARAMETER: dict[str, Any] = {
+    "name": "missing",
+    "in": "query",
+    "required": False,
+    "schema": {"type": "string", "enum": list(MISSING)},
+    "description": "What a key without a row gets, where the body does not say it.",
+}
 _LOOKUP_DOCUMENT: dict[str, Any] = {
+    "parameters": [_MISSING_PARAMETER],
     "requestBody": {
         "required": True,
         "content": {
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "required": ["keys"],
-                    "properties": {"keys": {"type": "array", "items": {"type": "integer"}}},
-                },
-                "example": _EXAMPLE,
-            },
+            JSON: {"schema": _LOOKUP_SCHEMA, "example": {"keys": [17, -3]}},
             BINARY: {
                 "schema": {
                     "type": "string",
@@ -62,59 +148,84 @@ _LOOKUP_DOCUMENT: dict[str, Any] = {
 }
 _LOOKUP_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "One row per key, in the order of the keys; zeros where there is none.",
+        "description": "One row per key or bag, in their order.",
         "content": {
-            "application/json": {
+            JSON: {
+                "schema": _ANSWER_SCHEMA,
+                "example": {"embeddings": [[0.25, -0.5], [0.0, 0.0]], "found": [True, False]},
+            },
+            BINARY: _FLOATS,
+        },
+        "headers": _VERSION_HEADER | _SHAPE_HEADERS,
+    },
+    **_errors(**_BODY_ERRORS),
+}
+_FRAME = {"schema": {"type": "string", "format": "binary", "description": "A frame, see docs/serve.md."}}
+_TABLES_DOCUMENT: dict[str, Any] = {
+    "parameters": [_MISSING_PARAMETER],
+    "requestBody": {
+        "required": True,
+        "content": {
+            JSON: {
                 "schema": {
                     "type": "object",
+                    "required": ["tables"],
+                    "additionalProperties": False,
                     "properties": {
-                        "embeddings": {
-                            "type": "array",
-                            "items": {"type": "array", "items": {"type": "number"}},
-                        },
-                        "found": {"type": "array", "items": {"type": "boolean"}},
+                        "tables": {"type": "object", "additionalProperties": _LOOKUP_SCHEMA},
+                        "missing": _MISSING,
                     },
                 },
-                "example": _ANSWER,
+                "example": {"tables": {"user": {"keys": [17]}, "item": {"keys": [[1, 2], [3]], "combiner": "mean"}}},
             },
-            BINARY: {
+            FRAME: _FRAME,
+        },
+    },
+}
+_TABLES_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The answer of each table, as one table alone gives it.",
+        "content": {
+            JSON: {
                 "schema": {
-                    "type": "string",
-                    "format": "binary",
-                    "description": "Little-endian float32 rows; the shape is in X-Embedding-Shape, as `2,16`.",
-                }
+                    "type": "object",
+                    "required": ["tables"],
+                    "properties": {"tables": {"type": "object", "additionalProperties": _ANSWER_SCHEMA}},
+                },
             },
+            FRAME: _FRAME,
         },
-        "headers": {
-            "X-Embedding-Shape": {
-                "description": "Keys and dim.",
-                "schema": {"type": "string"},
-                "example": "2,16",
+        "headers": _VERSION_HEADER,
+    },
+    **_errors(**_BODY_ERRORS),
+}
+_ROW_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The row.",
+        "content": {
+            JSON: {
+                "schema": {
+                    "type": "object",
+                    "required": ["key", "embedding"],
+                    "properties": {"key": _KEY, "embedding": _ROW},
+                },
+                "example": {"key": 17, "embedding": [0.25, -0.5]},
             },
-            "X-Embedding-Missing": {
-                "description": "How many keys were not found.",
-                "schema": {"type": "integer"},
-            },
+            BINARY: _FLOATS,
         },
+        "headers": _VERSION_HEADER | _SHAPE_HEADERS,
     },
-    **{
-        status: {
-            "description": description,
-            "content": {"application/json": {"schema": _ERROR_SCHEMA, "example": _ERROR}},
-        }
-        for status, description in (
-            (400, "The body or a key is wrong."),
-            (404, "There is no such table."),
-            (413, "Too many keys, or too large a body."),
-        )
-    },
+    **_errors(),
+}
+_TableName = Annotated[str, Path(description="As GET /v1/tables lists it, slashes too.")]
+_ROW_DOCUMENT: dict[str, Any] = {
+    "parameters": [{**_MISSING_PARAMETER, "description": "What a key without a row gets; an error unless said."}]
 }
 
 
-def router(catalog: Catalog, settings: Settings) -> APIRouter:
+def router(lookups: Lookups) -> APIRouter:
     """Return the routes under `/v1/tables`: of the first model's latest version."""
     routes = APIRouter(tags=["tables"])
-    limit = body_limit(settings.max_keys)
 
     @routes.post(
         "/v1/tables/{table:path}:lookup",
@@ -123,56 +234,97 @@ def router(catalog: Catalog, settings: Settings) -> APIRouter:
         openapi_extra=_LOOKUP_DOCUMENT,
         response_class=Response,
     )
-    async def lookup(table: str, request: Request) -> Response:
-        stored = catalog.version().store.table(table)
-        body = await _read_body(request, limit)
-        binary_keys = _media_type(request.headers.get("content-type", "")) == BINARY
-        binary_answer = _wants_binary(request.headers.get("accept", ""))
-        return await run_in_threadpool(_answer, stored, body, binary_keys, binary_answer, settings.max_keys)
+    async def lookup(table: _TableName, request: Request) -> Response:
+        return await _serve(lookups, "lookup", request, table)
+
+    @routes.post(
+        "/v1/tables:lookup",
+        summary="Look up keys in several tables at once",
+        responses=_TABLES_RESPONSES,
+        openapi_extra=_TABLES_DOCUMENT,
+        response_class=Response,
+    )
+    async def tables_lookup(request: Request) -> Response:
+        return await _serve(lookups, "tables", request)
+
+    @routes.get(
+        "/v1/tables/{table:path}/rows/{key}",
+        summary="Look up the embedding of one key",
+        responses=_ROW_RESPONSES,
+        openapi_extra=_ROW_DOCUMENT,
+        response_class=Response,
+    )
+    async def row(table: _TableName, key: str, request: Request) -> Response:
+        return await _serve(lookups, "row", request, table, key)
 
     @routes.get("/v1/tables", summary="List the tables")
     async def tables() -> dict[str, Any]:
-        store = catalog.version().store
+        version = lookups.catalog.version()
         return {
-            "path": str(store.path),
-            "dialect": store.dialect,
-            "tables": [describe_table(table.schema) for table in store.tables.values()],
+            "model": version.model,
+            "version": version.number,
+            "dialect": version.store.dialect,
+            "limits": {"max_keys": lookups.settings.max_keys, "max_values": lookups.settings.max_values},
+            "tables": [_described(table.schema) for table in version.store.tables.values()],
         }
 
     return routes
 
 
-def _answer(stored: StoredTable, body: bytes, binary_keys: bool, binary: bool, max_keys: int) -> Response:
-    keys = parse_keys(
-        body,
-        binary=binary_keys,
-        key_dtype=stored.schema.key_dtype,
-        limits=stored.key_limits,
-        max_keys=max_keys,
+async def _serve(
+    lookups: Lookups, kind: Literal["lookup", "tables", "row"], request: Request, table: str = "", key: str = ""
+) -> Response:
+    began = time.perf_counter()
+    headers = request.headers
+    body = b""
+    missing = request.query_params.get("missing")
+    ask = Ask(
+        kind,
+        table,
+        choose_codec(headers.get("content-type", ""), headers.get("accept", "")),
+        key,
+        missing,
+        headers.get("content-encoding", "") if kind != "row" else "",
+        headers,
     )
-    embeddings, found = stored.lookup(keys)
-    if binary:
-        with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinity, as it would anywhere
-            data = embeddings.astype("<f4").tobytes()
-        headers = {
-            "X-Embedding-Shape": f"{embeddings.shape[0]},{embeddings.shape[1]}",
-            "X-Embedding-Missing": str(len(found) - int(np.count_nonzero(found))),
-        }
-        return Response(data, media_type=BINARY, headers=headers)
-    return Response(_json_answer(embeddings, found), media_type="application/json")
+    try:
+        if missing is not None:
+            checked_missing(missing)
+        answer = lookups.authorize(ask)
+        if answer is None and kind != "row":
+            body = await _read_body(request, lookups.body_limit)
+    except RequestError as error:
+        answer = error_answer(error)
+    if answer is None:
+        small = lookups.size(ask, body) is Size.SMALL
+        answer = lookups.answer(ask, body) if small else await lookups.answer_in_thread(ask, body)
+    client = request.client
+    lookups.tell(
+        ask,
+        answer,
+        began=began,
+        bytes_in=len(body),
+        client=(client.host, client.port) if client else None,
+        short=False,
+    )
+    return await _response(lookups, answer, request.scope.get("http_version", "1.1"))
 
 
-def _json_answer(embeddings: npt.NDArray[Any], found: npt.NDArray[np.bool_]) -> bytes:
-    """Encode an answer in blocks of rows, so that other threads get their turn between blocks."""
-    rows = max(1, _NUMBERS_AT_ONCE // max(1, embeddings.shape[1]))
-    blocks = [
-        to_json(json_numbers(embeddings[start : start + rows]))[1:-1] for start in range(0, len(embeddings), rows)
-    ]
-    return b'{"embeddings":[' + b",".join(blocks) + b'],"found":' + to_json(found.tolist()) + b"}"
+async def _response(lookups: Lookups, answer: Answer, http_version: str) -> Response:
+    body = answer.body
+    if body is None:
+        blocks = lookups.blocks_of(answer)
+        if http_version != "1.0":
+            return StreamingResponse(blocks, answer.status, answer.headers, answer.media_type)
+        body = b"".join([block async for block in blocks])  # HTTP/1.0 has no chunks
+    return Response(body, answer.status, answer.headers, answer.media_type)
 
 
 async def _read_body(request: Request, limit: int) -> bytes:
     chunks, total = [], 0
+    length = request.headers.get("content-length", "")
+    if "expect" in request.headers and length.isdecimal() and int(length) > limit:
+        raise body_too_large(limit)  # before the client sends it
     try:
         async for chunk in request.stream():
             total += len(chunk)
@@ -183,26 +335,9 @@ async def _read_body(request: Request, limit: int) -> bytes:
     except ClientDisconnect:
         raise RequestError(400, "disconnected", "the client went away") from None
     if total > limit:
-        raise RequestError(413, "body_too_large", f"the body is over {limit} bytes; send fewer keys a request")
+        raise body_too_large(limit)
     return b"".join(chunks)
 
 
-def _media_type(header: str) -> str:
-    return header.partition(";")[0].strip().lower()
-
-
-def _wants_binary(accept: str) -> bool:
-    """Tell whether an Accept header asks for the binary answer and not, as much or more, for JSON."""
-    weights = {"application/json": -1.0, BINARY: 0.0}
-    for item in accept.split(","):
-        media, *parameters = (part.strip().lower() for part in item.split(";"))
-        weight = 1.0
-        for parameter in parameters:
-            if parameter.startswith("q="):
-                try:
-                    weight = float(parameter[2:])
-                except ValueError:
-                    weight = 0.0
-        if media in weights:
-            weights[media] = weight
-    return weights[BINARY] > max(weights["application/json"], 0.0)
+def _described(schema: TableSchema) -> dict[str, Any]:
+    return {**describe_table(schema), "shard": schema.metadata.get("shard")}

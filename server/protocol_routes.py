@@ -1,0 +1,104 @@
+"""Routes of the protocols that others have defined: an endpoint takes the request and its path's parts, and an error
+of any kind is `{"error": "..."}`."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from pydantic_core import to_json
+
+from kvtools.errors import KvtoolsError
+from kvtools.server.protocol_error import ProtocolError
+
+JSON = "application/json"
+Endpoint = Callable[[Request], Awaitable[Response]]
+_LOG = logging.getLogger(__name__)
+_PARAMETER = re.compile(r"{(\w+)(?::\w+)?}")
+_INTEGERS = {"version": {"type": "string", "pattern": "^[0-9]+$"}}
+_ERRORS = {
+    "400": "The request is wrong.",
+    "404": "There is no such model, version or signature.",
+    "413": "Too many ids, or too large a body.",
+    "415": "The body has an encoding that is not known here.",
+}
+_ERROR_SCHEMA = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
+
+
+def add_route(
+    routes: APIRouter,
+    method: str,
+    path: str,
+    endpoint: Endpoint,
+    *,
+    summary: str = "",
+    body: Any = None,
+    answer: Any = None,
+) -> None:
+    """Add a route, documented if it has a summary: `body` and `answer` are examples of what goes in and comes out."""
+
+    async def answered(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except ProtocolError as error:
+            return error_response(error)
+        except KvtoolsError as error:
+            _LOG.exception("answering %s", request.url.path)
+            return json_response({"error": str(error)}, 500)
+        except Exception as error:
+            _LOG.exception("answering %s", request.url.path)
+            return json_response({"error": f"{type(error).__name__}; the server's log says more"}, 500)
+
+    def content(example: Any) -> dict[str, Any]:
+        return {JSON: {"schema": {"type": "object"}, "example": example}}
+
+    document: dict[str, Any] = {
+        "parameters": [
+            {"name": name, "in": "path", "required": True, "schema": _INTEGERS.get(name, {"type": "string"})}
+            for name in _PARAMETER.findall(path)
+        ],
+        "responses": {
+            "200": {"description": "The answer.", **({} if answer is None else {"content": content(answer)})},
+            **{
+                status: {"description": text, "content": {JSON: {"schema": _ERROR_SCHEMA}}}
+                for status, text in _ERRORS.items()
+                if body is not None or status in ("400", "404")
+            },
+        },
+    }
+    if body is not None:
+        document["requestBody"] = {"required": True, "content": content(body)}
+    routes.add_api_route(
+        path,
+        answered,
+        methods=[method],
+        summary=summary,
+        include_in_schema=bool(summary),
+        openapi_extra=document,
+        response_class=Response,
+    )
+
+
+def json_response(document: Any, status: int = 200) -> Response:
+    """Return a document as JSON."""
+    return Response(to_json(document), status, media_type=JSON)
+
+
+def error_response(error: ProtocolError) -> Response:
+    """Return an error as TensorFlow Serving and KServe tell it."""
+    response = json_response({"error": error.message}, error.status)
+    if error.status == 429:
+        response.headers["Retry-After"] = "1"
+    return response
+
+
+def version_number(text: str | None) -> int | None:
+    """Return the number of a version that stands in a path; raises a `ProtocolError`."""
+    if text is None:
+        return None
+    if not re.fullmatch(r"[0-9]{1,19}", text) or int(text) >= 1 << 63:
+        raise ProtocolError("INVALID_ARGUMENT", f"Failed to convert version: {text[:40]} to numeric.")
+    return int(text)
