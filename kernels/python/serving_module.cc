@@ -3,4 +3,7 @@
 
 #include "bindings.h"
 
-NB_MODULE(_serving, m) { kvtable::BindServing(m); }
+NB_MODULE(_serving, m) {
+  kvtable::BindServing(m);
+  kvtable::BindResp(m);
+}
