@@ -18,7 +18,15 @@ from kvtools.lookup_frame import TableKeys, TableRows, encode_answer
 from kvtools.server import codecs
 from kvtools.server.catalog import ServedVersion
 from kvtools.server.codecs import JSON, Codec
-from kvtools.server.request import BINARY, RequestError, parse_key, parse_lookup, parse_tables, table_keys, unknown_table
+from kvtools.server.request import (
+    BINARY,
+    RequestError,
+    parse_key,
+    parse_lookup,
+    parse_tables,
+    table_keys,
+    unknown_table,
+)
 from kvtools.server.settings import Settings
 from kvtools.server.store import StoredTable
 
@@ -59,7 +67,9 @@ def answer_lookup(
     """
     stored = _stored(version, table)
     if codec.reads == "frame" or codec.writes == "frame":
-        raise RequestError(415, "unsupported_media", "frames are for POST /v1/tables:lookup, which takes one table, too")
+        raise RequestError(
+            415, "unsupported_media", "frames are for POST /v1/tables:lookup, which takes one table, too"
+        )
     binary = codec.reads == "binary"
     lookup, said = parse_lookup(
         body, table, binary=binary, key_dtype=stored.schema.key_dtype, max_keys=settings.max_keys
@@ -83,7 +93,7 @@ def answer_tables(
     settings: Settings,
     authorize: Callable[[list[str]], None] = lambda tables: None,
 ) -> Answer:
-    """Answer a lookup in several tables at once; see `answer_lookup`. `authorize` is given their names, and may raise."""
+    """Answer a lookup in several tables at once; see `answer_lookup`. `authorize` gets their names, and may raise."""
     if "binary" in (codec.reads, codec.writes):
         raise RequestError(415, "unsupported_media", f"the binary form of several tables is {FRAME}, not {BINARY}")
     tables = version.store.tables

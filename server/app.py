@@ -28,9 +28,7 @@ _UNKNOWN = {
 }
 
 
-def create_app(
-    catalog: Catalog, settings: Settings | None = None, *, lookups: Lookups | None = None
-) -> FastAPI:
+def create_app(catalog: Catalog, settings: Settings | None = None, *, lookups: Lookups | None = None) -> FastAPI:
     """Make the application that answers from what `catalog` serves; `lookups` are shared with `http_protocol.py`.
 
     Example:

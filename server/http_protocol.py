@@ -412,4 +412,3 @@ class LookupProtocol(HttpToolsProtocol):
 def make_protocol(lookups: Lookups) -> type[LookupProtocol]:
     """Return the protocol that answers from `lookups`, for `uvicorn.Config(http=...)`."""
     return type("LookupProtocol", (LookupProtocol,), {"lookups": lookups, "heads": {}})
-

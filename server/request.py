@@ -166,7 +166,9 @@ def parse_key(text: str, key_dtype: str) -> npt.NDArray[np.int64]:
     """Return the key of a URL as the one 64-bit pattern [1] that it is; raises `RequestError`."""
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdigit() and len(digits) <= 20):
-        raise RequestError(400, "bad_key", f"got key '{text[:60]}', expected an integer; this table has {key_dtype} keys")
+        raise RequestError(
+            400, "bad_key", f"got key '{text[:60]}', expected an integer; this table has {key_dtype} keys"
+        )
     return _patterns([int(text)], key_dtype)
 
 
@@ -309,9 +311,7 @@ def _json_object(body: bytes) -> dict[str, Any]:
     try:
         document = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise RequestError(
-            400, "bad_json", f"the body is no JSON ({str(error)[:120]}); expected {_EXAMPLE}"
-        ) from error
+        raise RequestError(400, "bad_json", f"the body is no JSON ({str(error)[:120]}); expected {_EXAMPLE}") from error
     if not isinstance(document, dict):
         raise RequestError(400, "bad_body", f"expected an object with a list of keys, as in {_EXAMPLE}")
     return document

@@ -53,7 +53,8 @@ nb::object ReadLookup(const nb::bytes& body, const std::string& key_dtype, int64
   };
   return nb::make_tuple(ArrayOf(std::move(lookup.keys)),
                         lookup.pooled ? ArrayOf(std::move(lookup.splits)) : nb::none(), word(lookup.combiner),
-                        lookup.weighted ? ArrayOf(std::move(lookup.weights)) : nb::none(), word(lookup.missing));
+                        lookup.weighted ? ArrayOf(std::move(lookup.weights)) : nb::none(),
+                        word(lookup.missing));
 }
 
 using AnyRows = nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
@@ -86,7 +87,8 @@ nb::bytes JsonRows(const AnyRows& values) {
 
 nb::bytes JsonFlags(const Flags& flags) {
   std::string text;
-  AppendJsonFlags(reinterpret_cast<const uint8_t*>(flags.data()), static_cast<int64_t>(flags.shape(0)), &text);
+  AppendJsonFlags(reinterpret_cast<const uint8_t*>(flags.data()), static_cast<int64_t>(flags.shape(0)),
+                  &text);
   return BytesOf(text);
 }
 
@@ -98,7 +100,8 @@ void BindServing(nb::module_& m) {
         "Returns (keys int64 [n] as 64-bit patterns, row_splits int64 [bags + 1] or None, combiner or None,\n"
         "weights float32 [n] or None, missing or None), or None where kvtools.server.request must read it.");
   m.def("json_rows", &JsonRows, "values"_a,
-        "Write `values` [n, dim] (float32, float64, int8, int32, int64 or bool) as JSON: b'[1.5,2.0],[0.1,0.0]'.");
+        "Write `values` [n, dim] (float32, float64, int8, int32, int64 or bool) as JSON: "
+        "b'[1.5,2.0],[0.1,0.0]'.");
   m.def("json_flags", &JsonFlags, "flags"_a, "Write `flags`, bool [n], as JSON: b'true,false'.");
 }
 
