@@ -132,8 +132,7 @@ def run(
         "--workers": workers,
     }.items():
         _check_range(doing, option, value, 1, None)
-    for option, seconds in {"--grace": grace}.items():
-        _check_range(doing, option, seconds, 0, None)
+    _check_range(doing, "--grace", grace, 0, None)
     for option, seconds in {
         "--poll": poll,
         "--header-timeout": header_timeout,

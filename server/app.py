@@ -7,21 +7,22 @@ Every error is an object with a status of 4xx or 5xx: `{"error": {"code": ..., "
 from __future__ import annotations
 
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from kvtools import __version__
 from kvtools.errors import KvtoolsError, UnknownTableError
-from kvtools.server import health, tables_api
+from kvtools.server import admin, health, tables_api
 from kvtools.server.catalog import Catalog, UnknownModelError, UnknownVersionError
 from kvtools.server.head_requests import HeadRequests
 from kvtools.server.lookups import Lookups
 from kvtools.server.request import RequestError
 from kvtools.server.settings import Settings
 
-_INTERFACES = (health,)
+_INTERFACES = (admin, health)
 _PLAIN_ERRORS = ("/v1/models", "/v2")  # where an error is one string
-_UNKNOWN = {
+_UNKNOWN: dict[type[KvtoolsError], str] = {
     UnknownTableError: "unknown_table",
     UnknownModelError: "unknown_model",
     UnknownVersionError: "unknown_version",
@@ -64,6 +65,11 @@ def create_app(catalog: Catalog, settings: Settings | None = None, *, lookups: L
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
         message = f"{request.method} {request.url.path}: {error.detail}; see /docs"
         return _error(request, error.status_code, code, message, dict(error.headers or {}))
+
+    @app.exception_handler(RequestValidationError)
+    async def on_bad_request(request: Request, error: RequestValidationError) -> Response:
+        wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        return _error(request, 400, "bad_request", f"{wrong}; see /docs")
 
     @app.exception_handler(Exception)
     async def on_other_error(request: Request, error: Exception) -> Response:

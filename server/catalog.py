@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, Protocol
 
 from kvtools.errors import BadInputError
 from kvtools.server.recent_keys import RecentKeys
+from kvtools.server.sources import ModelSource
 from kvtools.server.store import TableStore
 
 DEFAULT_MODEL = "default"
@@ -74,6 +76,22 @@ class ServedModel:
     failures: int = 0
 
 
+class Changes(Protocol):
+    """What may be changed while the server runs: `Versions`, where there is one."""
+
+    def look_soon(self) -> None:
+        """Look for new versions now, in the background."""
+
+    def sources(self) -> list[ModelSource]:
+        """Return what is to be served now."""
+
+    def set_label(self, model: str, label: str, number: int | None) -> None:
+        """Give a label to a version that is served; None takes it away."""
+
+    def reload(self, sources: Sequence[ModelSource]) -> Future[dict[str, str]]:
+        """Serve these models and no other; the result tells, when it is done, what is wrong with which."""
+
+
 class Catalog:
     """The models served. Reading is for any thread; `publish` and `remove` are for whoever loads versions.
 
@@ -90,6 +108,8 @@ class Catalog:
         self._writing = threading.Lock()
         self.draining = False
         """Set when the server is told to end: it is alive, and not ready any more."""
+        self.changes: Changes | None = None
+        """What changes labels and models while the server runs; None: they stay as they are."""
 
     def names(self) -> list[str]:
         """Return the names of the models, in the order in which they were named."""

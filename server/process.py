@@ -91,7 +91,7 @@ class _Server(uvicorn.Server):
         self._supervisor = supervisor
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:  # type: ignore[override]
+    def capture_signals(self) -> Iterator[None]:
         """Leave signals to `startup`."""
         yield
 

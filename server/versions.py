@@ -97,6 +97,7 @@ class Versions:
         options: OpenOptions | None = None,
     ) -> None:
         self._catalog = catalog
+        catalog.changes = self
         self._settings = settings
         self._options = options
         self._shared = SharedSources(settings.shared) if settings.shared else None
