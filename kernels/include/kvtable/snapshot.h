@@ -47,6 +47,7 @@ class SnapshotTable {
     bool wide_directory = false;
     uint8_t frequency_type = 0;  // as in the file; 0: none
     uint8_t version_type = 0;
+    int64_t duplicates = 0;  // rows of the source that a later one of the same key hides
     Range sections[kSections];
   };
 
@@ -97,6 +98,12 @@ class SnapshotTable {
   void ReadColumn(Section section, int64_t bytes, const int64_t* rows, int64_t n, void* out) const;
 
  private:
+  friend class Snapshot;
+
+  // Whether the mixed keys [first, first + n) rise, from the one before them on, and lie in the buckets that
+  // the directory says.
+  bool KeysRise(int64_t first, int64_t n, const uint64_t* mixed) const;
+
   template <class Use>
   void ForFound(const int64_t* keys, int64_t n, bool rows_too, const Use& use) const;
 
@@ -150,6 +157,7 @@ class Snapshot {
 
   std::unique_ptr<SnapshotFile> file_;
   std::vector<SnapshotTable> tables_;
+  std::string fingerprint_;
 };
 
 }  // namespace kvtable
