@@ -14,7 +14,7 @@ inline constexpr const char* kKeyTypeNames[] = {"int64", "int32", "uint64"};
 inline constexpr const char* kValueTypeNames[] = {"float32", "float16", "bfloat16", "float64",
                                                   "int8",    "int32",   "int64",    "bool"};
 // By their numbers in the file; none is 0.
-inline constexpr const char* kCounterNames[] = {"",      "uint32", "int64", "uint64", "int32",
+inline constexpr const char* kCounterNames[] = {"",       "uint32", "int64", "uint64", "int32",
                                                 "uint16", "int16",  "uint8", "int8"};
 
 inline const char* NameOf(KeyType type) { return kKeyTypeNames[static_cast<size_t>(type)]; }

@@ -50,7 +50,8 @@ nb::object Find(const SnapshotTable& table, nb::handle keys) {
   const KeyPatterns patterns(keys, table.key_type());
   nb::object rows = NewArray(patterns.shape(), "int64");
   const ArrayView out("rows", rows, DtypeNamed("int64"), true);
-  WithoutGil(patterns.size(), [&] { table.Find(patterns.data(), patterns.size(), static_cast<int64_t*>(out.data())); });
+  WithoutGil(patterns.size(),
+             [&] { table.Find(patterns.data(), patterns.size(), static_cast<int64_t*>(out.data())); });
   return rows;
 }
 
@@ -60,7 +61,8 @@ nb::tuple Lookup(const SnapshotTable& table, nb::handle keys, nb::handle missing
   nb::object values = NewArray(WithWidth(patterns.shape(), table.dim()), dtype);
   nb::object found = NewArray(patterns.shape(), "bool");
   const MissingRow row(missing, table.dim(), dtype);
-  const ArrayView to("values", values, DtypeNamed(dtype), true), flags("found", found, DtypeNamed("bool"), true);
+  const ArrayView to("values", values, DtypeNamed(dtype), true),
+      flags("found", found, DtypeNamed("bool"), true);
   WithoutGil(patterns.size(), [&] {
     auto* const flag = static_cast<uint8_t*>(flags.data());
     if (as_float32) {
@@ -100,8 +102,8 @@ nb::tuple Pool(const SnapshotTable& table, nb::handle keys, nb::handle splits, c
   const MissingRow row(missing, table.dim(), "float32");
   const int64_t absent = WithoutGil(patterns.size(), [&] {
     return table.Pool(patterns.data(), split, bags, how,
-                      weight ? static_cast<const float*>(weight->data()) : nullptr, static_cast<float*>(to.data()),
-                      static_cast<const float*>(row.data()));
+                      weight ? static_cast<const float*>(weight->data()) : nullptr,
+                      static_cast<float*>(to.data()), static_cast<const float*>(row.data()));
   });
   return nb::make_tuple(pooled, absent);
 }
@@ -133,15 +135,29 @@ nb::tuple ReadColumns(const SnapshotTable& table, int64_t n, bool values, bool f
     return column;
   };
   const SnapshotTable::Layout& layout = table.layout();
-  if (freqs && layout.frequency_type != 0) columns[1] = counter(SnapshotTable::kFrequencies, layout.frequency_type);
-  if (versions && layout.version_type != 0) columns[2] = counter(SnapshotTable::kVersions, layout.version_type);
+  if (freqs && layout.frequency_type != 0)
+    columns[1] = counter(SnapshotTable::kFrequencies, layout.frequency_type);
+  if (versions && layout.version_type != 0)
+    columns[2] = counter(SnapshotTable::kVersions, layout.version_type);
   if (table.key_type() == KeyType::kInt32) keys = keys.attr("astype")("int32");
   if (table.key_type() == KeyType::kUint64) keys = keys.attr("view")("uint64");
   return nb::make_tuple(keys, columns[0], columns[1], columns[2]);
 }
 
-nb::tuple Read(const SnapshotTable& table, int64_t first, int64_t n, bool values, bool freqs, bool versions) {
+nb::tuple Read(const SnapshotTable& table, int64_t first, int64_t n, bool values, bool freqs, bool versions,
+               bool verify) {
   if (first < 0 || n < 0 || n > table.rows() - first) ThrowValue("such rows are not in the table.");
+  if (verify) {
+    const nb::gil_scoped_release release;
+    const auto check = [&](SnapshotTable::Section section) {
+      const int64_t width = table.rows() == 0 ? 0 : table.layout().sections[section].bytes / table.rows();
+      table.Verify(section, first * width, (first + n) * width);
+    };
+    check(SnapshotTable::kKeys);
+    if (values) check(SnapshotTable::kRows);
+    if (freqs) check(SnapshotTable::kFrequencies);
+    if (versions) check(SnapshotTable::kVersions);
+  }
   return ReadColumns(
       table, n, values, freqs, versions, [&](int64_t* keys) { table.ReadKeys(first, n, keys); },
       [&](void* out) { table.ReadRows(first, n, out); },
@@ -155,7 +171,8 @@ nb::tuple Take(const SnapshotTable& table, nb::handle rows, bool values, bool fr
   const auto* const row = static_cast<const int64_t*>(numbers.data());
   const int64_t n = numbers.size();
   for (int64_t i = 0; i < n; ++i) {
-    if (row[i] < 0 || row[i] >= table.rows()) ThrowValue("row " + std::to_string(row[i]) + " is not in the table.");
+    if (row[i] < 0 || row[i] >= table.rows())
+      ThrowValue("row " + std::to_string(row[i]) + " is not in the table.");
   }
   return ReadColumns(
       table, n, values, freqs, versions, [&](int64_t* keys) { table.ReadKeys(row, n, keys); },
@@ -224,21 +241,31 @@ void BindSnapshots(nb::module_& m) {
                      return bytes;
                    })
       .def_prop_ro("duplicates", [](const SnapshotTable& t) { return t.layout().duplicates; })
-      .def_prop_ro("freq_dtype", [](const SnapshotTable& t) { return CounterName(t.layout().frequency_type); })
-      .def_prop_ro("version_dtype", [](const SnapshotTable& t) { return CounterName(t.layout().version_type); })
+      .def_prop_ro("freq_dtype",
+                   [](const SnapshotTable& t) { return CounterName(t.layout().frequency_type); })
+      .def_prop_ro("version_dtype",
+                   [](const SnapshotTable& t) { return CounterName(t.layout().version_type); })
       .def_prop_ro("default_row", &DefaultRow)
       .def("find", &Find, "keys"_a)
       .def("lookup", &Lookup, "keys"_a, nb::kw_only(), "missing"_a = nb::none(), "as_float32"_a = false)
       .def("pool", &Pool, "keys"_a, "splits"_a, "combiner"_a = "sum", nb::kw_only(), "weights"_a = nb::none(),
            "missing"_a = nb::none())
-      .def("read", &Read, "first"_a, "n"_a, nb::kw_only(), "values"_a = true, "freqs"_a = true, "versions"_a = true)
+      .def("verify_directory",
+           [](const SnapshotTable& t) {
+             const nb::gil_scoped_release release;
+             t.Verify(SnapshotTable::kDirectory, 0, t.layout().sections[SnapshotTable::kDirectory].bytes);
+           })
+      .def("read", &Read, "first"_a, "n"_a, nb::kw_only(), "values"_a = true, "freqs"_a = true,
+           "versions"_a = true, "verify"_a = false)
       .def("take", &Take, "rows"_a, nb::kw_only(), "values"_a = true, "freqs"_a = true, "versions"_a = true);
 
-  nb::class_<Snapshot>(m, "Snapshot", "An open snapshot: its bytes are mapped, and stay so as long as a table is in use.")
+  nb::class_<Snapshot>(m, "Snapshot",
+                       "An open snapshot: its bytes are mapped, and stay so as long as a table is in use.")
       .def_prop_ro("bytes", &Snapshot::bytes)
       .def_prop_ro("fingerprint", &Snapshot::fingerprint)
-      .def_prop_ro("description",
-                   [](const Snapshot& s) { return nb::bytes(s.description().data(), s.description().size()); })
+      .def_prop_ro(
+          "description",
+          [](const Snapshot& s) { return nb::bytes(s.description().data(), s.description().size()); })
       .def_prop_ro("tables",
                    [](const Snapshot& s) {
                      nb::list tables;
@@ -252,7 +279,8 @@ void BindSnapshots(nb::module_& m) {
       .def("verify", &Verify, "threads"_a = 0, "go_on"_a = nb::none())
       .def("check_unchanged", &Snapshot::CheckUnchanged);
 
-  m.def("open", &Open, "path"_a, "Map a snapshot; raises ValueError where it is none, RuntimeError where it cannot be read.");
+  m.def("open", &Open, "path"_a,
+        "Map a snapshot; raises ValueError where it is none, RuntimeError where it cannot be read.");
 }
 
 }  // namespace kvtable

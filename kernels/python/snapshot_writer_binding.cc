@@ -19,10 +19,12 @@ namespace {
 // A writer, and the types of the table that was begun, by which arrays are checked.
 class PythonWriter {
  public:
-  PythonWriter(const std::string& path, int64_t memory) : writer_(std::make_unique<SnapshotWriter>(path, memory)) {}
+  PythonWriter(const std::string& path, int64_t memory)
+      : writer_(std::make_unique<SnapshotWriter>(path, memory)) {}
 
-  void BeginTable(const std::string& name, const std::string& key_dtype, const std::string& value_dtype, int64_t dim,
-                  int64_t rows, bool quantized, const std::string& freq_dtype, const std::string& version_dtype) {
+  void BeginTable(const std::string& name, const std::string& key_dtype, const std::string& value_dtype,
+                  int64_t dim, int64_t rows, bool quantized, const std::string& freq_dtype,
+                  const std::string& version_dtype) {
     SnapshotTablePlan plan;
     plan.name = name;
     plan.key_type = TypeNamed<KeyType>(kKeyTypeNames, key_dtype);
@@ -35,7 +37,8 @@ class PythonWriter {
     if (dim < 1 || rows < 0 || dim > (INT32_MAX - 4) / SizeOf(plan.value_type)) {
       ThrowValue("a table of a snapshot has rows of 1 to 2 GiB.");
     }
-    if (quantized && plan.value_type != ValueType::kFloat32) ThrowValue("rows are quantized from float32 only.");
+    if (quantized && plan.value_type != ValueType::kFloat32)
+      ThrowValue("rows are quantized from float32 only.");
     Writer().BeginTable(plan);
     plan_ = plan;
   }
@@ -56,7 +59,8 @@ class PythonWriter {
 
   void AddRows(int64_t first, nb::handle values, nb::handle freqs, nb::handle versions) {
     const ArrayView rows("values", values, DtypeNamed(NameOf(plan_.value_type)), false);
-    if (rows.shape().size() != 2) ThrowValue("values has shape " + TextOf(rows.shape()) + "; expected (n, dim).");
+    if (rows.shape().size() != 2)
+      ThrowValue("values has shape " + TextOf(rows.shape()) + "; expected (n, dim).");
     const int64_t n = rows.shape()[0];
     rows.ExpectShape("values", {n, plan_.dim});
     std::optional<ArrayView> counters[2];
@@ -110,10 +114,11 @@ class PythonWriter {
 }  // namespace
 
 void BindSnapshotWriter(nb::module_& m) {
-  nb::class_<PythonWriter>(m, "Writer", "Writes a snapshot: for each table the keys, then the rows in any order.")
+  nb::class_<PythonWriter>(m, "Writer",
+                           "Writes a snapshot: for each table the keys, then the rows in any order.")
       .def(nb::init<const std::string&, int64_t>(), "path"_a, "memory"_a)
-      .def("begin_table", &PythonWriter::BeginTable, "name"_a, nb::kw_only(), "key_dtype"_a, "value_dtype"_a, "dim"_a,
-           "rows"_a, "quantized"_a = false, "freq_dtype"_a = "", "version_dtype"_a = "")
+      .def("begin_table", &PythonWriter::BeginTable, "name"_a, nb::kw_only(), "key_dtype"_a, "value_dtype"_a,
+           "dim"_a, "rows"_a, "quantized"_a = false, "freq_dtype"_a = "", "version_dtype"_a = "")
       .def("add_keys", &PythonWriter::AddKeys, "keys"_a)
       .def("sort_keys", &PythonWriter::SortKeys, "threads"_a = 0)
       .def("add_rows", &PythonWriter::AddRows, "first"_a, "values"_a, "freqs"_a = nb::none(),

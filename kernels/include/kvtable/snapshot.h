@@ -49,6 +49,7 @@ class SnapshotTable {
     uint8_t version_type = 0;
     int64_t duplicates = 0;  // rows of the source that a later one of the same key hides
     Range sections[kSections];
+    int64_t first_checksum[kSections] = {};  // of each section, among those of the file
   };
 
   SnapshotTable(const SnapshotFile* file, Layout layout);
@@ -85,8 +86,8 @@ class SnapshotTable {
   // in float, key after key (in double for float64). Returns how many keys are absent.
   //
   // Throws Error(kInvalidArgument) on splits that do not rise from 0.
-  int64_t Pool(const int64_t* keys, const int64_t* splits, int64_t bags, Combiner combiner, const float* weights,
-               float* out, const float* missing = nullptr) const;
+  int64_t Pool(const int64_t* keys, const int64_t* splits, int64_t bags, Combiner combiner,
+               const float* weights, float* out, const float* missing = nullptr) const;
 
   // Copies of the columns of rows [first, first + n), or of the rows numbered `rows` (n). `keys` are 64-bit
   // patterns; `bytes` is that of the column: SizeOf its type.
@@ -97,9 +98,15 @@ class SnapshotTable {
   void ReadColumn(Section section, int64_t bytes, int64_t first, int64_t n, void* out) const;
   void ReadColumn(Section section, int64_t bytes, const int64_t* rows, int64_t n, void* out) const;
 
+  // Compares the mebibytes of a section that begin in bytes [begin, end) of it with their checksums. Throws
+  // Error(kInvalidArgument) naming table, section and place of the first that differs.
+  void Verify(Section section, int64_t begin, int64_t end) const;
+
  private:
   friend class Snapshot;
 
+  // Whether the mebibyte of a section that begins at `place` is what was written, and keys in it are in order.
+  bool Holds(Section section, int64_t place) const;
   // Whether the mixed keys [first, first + n) rise, from the one before them on, and lie in the buckets that
   // the directory says.
   bool KeysRise(int64_t first, int64_t n, const uint64_t* mixed) const;

@@ -71,8 +71,8 @@ static_assert(sizeof(TableRecord) == 160);
 inline constexpr uint8_t kPlainRows = 0;
 inline constexpr uint8_t kScaledRows = 1;  // a float32, and dim int8 to multiply with it
 
-inline constexpr const char* kSectionNames[SnapshotTable::kSections] = {"directory",   "keys",     "rows",
-                                                                        "frequencies", "versions", "default row"};
+inline constexpr const char* kSectionNames[SnapshotTable::kSections] = {
+    "directory", "keys", "rows", "frequencies", "versions", "default row"};
 
 // Numbers in the file, from 1 on; 0 is none.
 inline constexpr KeyType kKeyTypes[] = {KeyType::kInt64, KeyType::kInt32, KeyType::kUint64};

@@ -6,7 +6,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
-#include <cstring>
+#include <initializer_list>
 #include <thread>
 #include <vector>
 
@@ -107,67 +107,65 @@ bool Snapshot::Populate(int threads, const GoOn& go_on) {
   return true;
 }
 
+bool SnapshotTable::Holds(Section section, int64_t place) const {
+  const Range& range = layout_.sections[section];
+  const int64_t bytes = std::min(format::kCheckedBytes, range.bytes - place);
+  const uint8_t* const data = file_->data() + range.offset + place;
+  const int64_t number = layout_.first_checksum[section] + place / format::kCheckedBytes;
+  if (ExtendCrc32c(0, data, static_cast<size_t>(bytes)) != file_->checksums[static_cast<size_t>(number)])
+    return false;
+  // Checksums are those of whoever wrote the file: what lookups rely on is looked at, too.
+  return section != kKeys || KeysRise(place / 8, bytes / 8, reinterpret_cast<const uint64_t*>(data));
+}
+
+void SnapshotTable::Verify(Section section, int64_t begin, int64_t end) const {
+  const Range& range = layout_.sections[section];
+  const int64_t first = (begin + format::kCheckedBytes - 1) / format::kCheckedBytes * format::kCheckedBytes;
+  for (int64_t place = first; place < std::min(end, range.bytes); place += format::kCheckedBytes) {
+    if (Holds(section, place)) continue;
+    file_->CheckUnchanged();  // which is what may be wrong
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        "verifying '" + file_->path() + "': table '" + layout_.name + "', its " +
+            format::kSectionNames[section] + " from byte " + std::to_string(place) + " on (byte " +
+            std::to_string(range.offset + place) +
+            " of the file) are not what was written: checksum mismatch, or keys out of order; the file is "
+            "damaged, copy it again or write it again");
+  }
+}
+
 bool Snapshot::Verify(ParallelFor& threads, const GoOn& go_on) const {
-  struct Checked {
+  struct Piece {
     const SnapshotTable* table;
-    int section;
+    SnapshotTable::Section section;
     int64_t place;
-    int64_t bytes;
-    uint32_t expected;
   };
-  std::vector<Checked> all;
-  all.reserve(file_->checksums.size());
-  size_t number = 0;
+  std::vector<Piece> pieces;
+  pieces.reserve(file_->checksums.size());
   for (const SnapshotTable& table : tables_) {
     for (int section = 0; section < SnapshotTable::kSections; ++section) {
-      const int64_t bytes = table.layout().sections[section].bytes;
-      for (int64_t place = 0; place < bytes; place += format::kCheckedBytes) {
-        all.push_back({&table, section, place, std::min(format::kCheckedBytes, bytes - place),
-                       file_->checksums[number++]});
+      for (int64_t place = 0; place < table.layout().sections[section].bytes;
+           place += format::kCheckedBytes) {
+        pieces.push_back({&table, static_cast<SnapshotTable::Section>(section), place});
       }
     }
   }
-  const auto count = static_cast<int64_t>(all.size());
-  int64_t done = 0, total = 0;
-  for (const Checked& one : all) total += one.bytes;
-  const auto fail = [&](const Checked& one, const std::string& what) {
-    CheckUnchanged();  // which is what may be wrong
-    throw Error(ErrorCode::kInvalidArgument,
-                "verifying '" + path() + "': table '" + one.table->name() + "', " +
-                    format::kSectionNames[one.section] + ", from byte " + std::to_string(one.place) +
-                    " of the section on (byte " +
-                    std::to_string(one.table->layout().sections[one.section].offset + one.place) +
-                    " of the file): " + what + "; the file is damaged, copy it again or write it again");
-  };
+  const auto count = static_cast<int64_t>(pieces.size());
   for (int64_t first = 0; first < count; first += kVerified) {
     const int64_t n = std::min(kVerified, count - first);
     std::atomic<int64_t> bad{count};  // the first one
     threads.Run(n, [&](int64_t i) {
-      const Checked& one = all[static_cast<size_t>(first + i)];
-      const uint8_t* const data =
-          file_->data() + one.table->layout().sections[one.section].offset + one.place;
-      if (ExtendCrc32c(0, data, static_cast<size_t>(one.bytes)) == one.expected) {
-        // Checksums are those of whoever wrote the file: what lookups rely on is looked at, too.
-        if (one.section != SnapshotTable::kKeys) return;
-        const auto* const keys = reinterpret_cast<const uint64_t*>(data);
-        const int64_t of_piece = one.bytes / 8;
-        if (one.table->KeysRise(one.place / 8, of_piece, keys)) return;
-      }
+      const Piece& piece = pieces[static_cast<size_t>(first + i)];
+      if (piece.table->Holds(piece.section, piece.place)) return;
       int64_t before = bad.load();
       while (first + i < before && !bad.compare_exchange_weak(before, first + i)) {
       }
     });
     if (bad.load() < count) {
-      const Checked& one = all[static_cast<size_t>(bad.load())];
-      const uint8_t* const data = file_->data() + one.table->layout().sections[one.section].offset + one.place;
-      const uint32_t got = ExtendCrc32c(0, data, static_cast<size_t>(one.bytes));
-      char text[80];
-      std::snprintf(text, sizeof(text), "the checksum of %lld bytes is 0x%08x, expected 0x%08x",
-                    static_cast<long long>(one.bytes), got, one.expected);
-      fail(one, got != one.expected ? text : "its keys do not rise, or are not where the directory says");
+      const Piece& piece = pieces[static_cast<size_t>(bad.load())];
+      piece.table->Verify(piece.section, piece.place, piece.place + 1);
     }
-    for (int64_t i = first; i < first + n; ++i) done += all[static_cast<size_t>(i)].bytes;
-    if (go_on && !go_on(done, total)) return false;
+    if (go_on && !go_on((first + n) * format::kCheckedBytes, count * format::kCheckedBytes)) return false;
   }
   CheckUnchanged();
   return true;

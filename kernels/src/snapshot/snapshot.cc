@@ -30,10 +30,12 @@ std::string Hex(uint32_t value) {
 // Whether [offset, offset + bytes) lies in [0, end).
 bool Inside(uint64_t offset, uint64_t bytes, uint64_t end) { return offset <= end && bytes <= end - offset; }
 
-void CheckCrc(const SnapshotFile& file, const char* what, uint64_t offset, uint64_t bytes, uint32_t expected) {
+void CheckCrc(const SnapshotFile& file, const char* what, uint64_t offset, uint64_t bytes,
+              uint32_t expected) {
   const uint32_t got = ExtendCrc32c(0, file.data() + offset, static_cast<size_t>(bytes));
   if (got != expected) {
-    ThrowBad(file, std::string("the checksum of its ") + what + " is " + Hex(got) + ", expected " + Hex(expected));
+    ThrowBad(file,
+             std::string("the checksum of its ") + what + " is " + Hex(got) + ", expected " + Hex(expected));
   }
 }
 
@@ -43,14 +45,16 @@ uint64_t Product(uint64_t a, uint64_t b) {
   return __builtin_mul_overflow(a, b, &product) ? UINT64_MAX : product;
 }
 
-SnapshotTable::Layout LayoutOf(const SnapshotFile& file, const format::TableRecord& record, const uint8_t* description,
-                               uint64_t description_bytes) {
+SnapshotTable::Layout LayoutOf(const SnapshotFile& file, const format::TableRecord& record,
+                               const uint8_t* description, uint64_t description_bytes) {
   SnapshotTable::Layout layout;
   if (!Inside(record.name_offset, record.name_bytes, description_bytes)) {
     ThrowBad(file, "the name of a table lies outside its description");
   }
   layout.name.assign(reinterpret_cast<const char*>(description) + record.name_offset, record.name_bytes);
-  const auto bad = [&](const std::string& what) { ThrowBad(file, "table '" + layout.name + "' has " + what); };
+  const auto bad = [&](const std::string& what) {
+    ThrowBad(file, "table '" + layout.name + "' has " + what);
+  };
 
   if (record.key_type < 1 || record.key_type > std::size(format::kKeyTypes)) {
     bad("key type " + std::to_string(record.key_type) + ", expected 1 to 3");
@@ -61,7 +65,8 @@ SnapshotTable::Layout LayoutOf(const SnapshotFile& file, const format::TableReco
   layout.key_type = format::kKeyTypes[record.key_type - 1];
   layout.value_type = format::kValueTypes[record.value_type - 1];
   layout.quantized = record.row_form == format::kScaledRows;
-  if (record.row_form > format::kScaledRows || (layout.quantized && layout.value_type != ValueType::kFloat32)) {
+  if (record.row_form > format::kScaledRows ||
+      (layout.quantized && layout.value_type != ValueType::kFloat32)) {
     bad("rows of form " + std::to_string(record.row_form) + ", which this version does not read");
   }
   if (record.frequency_type > format::kCounterTypes || record.version_type > format::kCounterTypes) {
@@ -101,9 +106,9 @@ SnapshotTable::Layout LayoutOf(const SnapshotFile& file, const format::TableReco
     const format::SectionRecord& section = record.sections[i];
     if (section.bytes != expected[i] || section.offset % format::kAlignment != 0 ||
         !Inside(section.offset, section.bytes, static_cast<uint64_t>(file.bytes()))) {
-      bad(std::string("its ") + format::kSectionNames[i] + " at byte " + std::to_string(section.offset) + ", " +
-          std::to_string(section.bytes) + " bytes of the file's " + std::to_string(file.bytes()) + ", expected " +
-          std::to_string(expected[i]));
+      bad(std::string("its ") + format::kSectionNames[i] + " at byte " + std::to_string(section.offset) +
+          ", " + std::to_string(section.bytes) + " bytes of the file's " + std::to_string(file.bytes()) +
+          ", expected " + std::to_string(expected[i]));
     }
     layout.sections[i] = {static_cast<int64_t>(section.offset), static_cast<int64_t>(section.bytes)};
   }
@@ -122,15 +127,17 @@ std::shared_ptr<Snapshot> Snapshot::Open(const std::string& path) {
 
   format::Header header = {};
   if (file.bytes() >= 8 && std::memcmp(file.data(), format::kMagic, sizeof(format::kMagic)) != 0) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "opening '" + path + "': it does not begin as a snapshot does; see `kvtools migrate --to snapshot`");
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        "opening '" + path + "': it does not begin as a snapshot does; see `kvtools migrate --to snapshot`");
   }
   if (file.bytes() < format::kHeaderBytes) {
     ThrowBad(file, "got " + std::to_string(file.bytes()) + " bytes, expected a header of 128");
   }
   std::memcpy(&header, file.data(), sizeof(header));
   if (header.version > format::kVersion) {
-    throw Error(ErrorCode::kInvalidArgument, "opening '" + path + "': got version " + std::to_string(header.version) +
+    throw Error(ErrorCode::kInvalidArgument, "opening '" + path + "': got version " +
+                                                 std::to_string(header.version) +
                                                  " of the format, expected at most 1; update kvtools");
   }
   CheckCrc(file, "header", 0, format::kHeaderBytes - 4, header.header_crc);
@@ -139,8 +146,10 @@ std::shared_ptr<Snapshot> Snapshot::Open(const std::string& path) {
     ThrowBad(file, "it has " + std::to_string(file_bytes) + " bytes, its header says " +
                        std::to_string(header.file_bytes));
   }
-  if (!Inside(header.description_offset, header.description_bytes, file_bytes) || header.description_offset % 8 != 0 ||
-      !Inside(header.checksums_offset, header.checksums_bytes, file_bytes) || header.checksums_offset % 8 != 0) {
+  if (!Inside(header.description_offset, header.description_bytes, file_bytes) ||
+      header.description_offset % 8 != 0 ||
+      !Inside(header.checksums_offset, header.checksums_bytes, file_bytes) ||
+      header.checksums_offset % 8 != 0) {
     ThrowBad(file, "its description or checksums lie outside it");
   }
   CheckCrc(file, "description", header.description_offset, header.description_bytes, header.description_crc);
@@ -164,9 +173,11 @@ std::shared_ptr<Snapshot> Snapshot::Open(const std::string& path) {
     format::TableRecord record = {};
     std::memcpy(&record, description + sizeof(start) + i * sizeof(record), sizeof(record));
     SnapshotTable::Layout layout = LayoutOf(file, record, description, header.description_bytes);
-    if (!names.insert(layout.name).second) ThrowBad(file, "two of its tables are called '" + layout.name + "'");
-    for (const SnapshotTable::Range& section : layout.sections) {
-      pieces += static_cast<uint64_t>(format::Pieces(section.bytes));
+    if (!names.insert(layout.name).second)
+      ThrowBad(file, "two of its tables are called '" + layout.name + "'");
+    for (int section = 0; section < SnapshotTable::kSections; ++section) {
+      layout.first_checksum[section] = static_cast<int64_t>(pieces);
+      pieces += static_cast<uint64_t>(format::Pieces(layout.sections[section].bytes));
     }
     layout.duplicates = static_cast<int64_t>(std::min<uint64_t>(record.duplicates, INT64_MAX));
     snapshot->tables_.emplace_back(&file, std::move(layout));
@@ -176,7 +187,8 @@ std::shared_ptr<Snapshot> Snapshot::Open(const std::string& path) {
                        std::to_string(pieces * 4));
   }
   file.checksums.resize(pieces);
-  if (pieces > 0) std::memcpy(file.checksums.data(), file.data() + header.checksums_offset, header.checksums_bytes);
+  if (pieces > 0)
+    std::memcpy(file.checksums.data(), file.data() + header.checksums_offset, header.checksums_bytes);
   file.Remember(header);
   file.CheckUnchanged();
   char text[40];

@@ -150,10 +150,10 @@ void SnapshotFile::CheckUnchanged() const {
 }
 
 void SnapshotFile::ThrowChanged() const {
-  throw Error(ErrorCode::kFailedPrecondition,
-              "reading '" + path_ +
-                  "': it was cut or written over since it was opened, or the disk does not give it; open it again, and "
-                  "replace a snapshot by renaming another one to its name");
+  throw Error(ErrorCode::kFailedPrecondition, "reading '" + path_ +
+                                                  "': it was cut or written over since it was opened, or the "
+                                                  "disk does not give it; open it again, and "
+                                                  "replace a snapshot by renaming another one to its name");
 }
 
 }  // namespace kvtable

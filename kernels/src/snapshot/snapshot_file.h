@@ -40,8 +40,8 @@ class SnapshotFile {
   // See Snapshot::CheckUnchanged.
   void CheckUnchanged() const;
 
-  std::vector<uint32_t> checksums;   // of each mebibyte of each section, table after table
-  std::string description;           // JSON
+  std::vector<uint32_t> checksums;  // of each mebibyte of each section, table after table
+  std::string description;          // JSON
   std::atomic<bool> warm{false};
 
  private:

@@ -79,7 +79,9 @@ template <int64_t kBytes>
 void CopyRow(const uint8_t* from, int64_t, void* to) {
   std::memcpy(to, from, kBytes);
 }
-void CopyAnyRow(const uint8_t* from, int64_t bytes, void* to) { std::memcpy(to, from, static_cast<size_t>(bytes)); }
+void CopyAnyRow(const uint8_t* from, int64_t bytes, void* to) {
+  std::memcpy(to, from, static_cast<size_t>(bytes));
+}
 
 using RowCopy = void (*)(const uint8_t* from, int64_t bytes, void* to);
 
@@ -181,8 +183,8 @@ template <class Use>
 void SnapshotTable::ForFound(const int64_t* keys, int64_t n, bool rows_too, const Use& use) const {
   const auto run = [&](auto entry) {
     using Entry = decltype(entry);
-    const Index<Entry> index{static_cast<const Entry*>(directory_), keys_, static_cast<uint64_t>(layout_.buckets),
-                             layout_.rows};
+    const Index<Entry> index{static_cast<const Entry*>(directory_), keys_,
+                             static_cast<uint64_t>(layout_.buckets), layout_.rows};
     const int64_t lines = rows_too ? std::min(kLinesAhead, (layout_.row_bytes + kLine - 1) / kLine) : 0;
     int64_t found[kGroup];
     for (int64_t first = 0; first < n; first += kGroup) {
@@ -226,8 +228,10 @@ void SnapshotTable::Find(const int64_t* keys, int64_t n, int64_t* rows) const {
   file_->CheckUnchanged();
 }
 
-int64_t SnapshotTable::LookupRaw(const int64_t* keys, int64_t n, void* out, uint8_t* found, const void* missing) const {
-  if (layout_.quantized) return Lookup(keys, n, static_cast<float*>(out), found, static_cast<const float*>(missing));
+int64_t SnapshotTable::LookupRaw(const int64_t* keys, int64_t n, void* out, uint8_t* found,
+                                 const void* missing) const {
+  if (layout_.quantized)
+    return Lookup(keys, n, static_cast<float*>(out), found, static_cast<const float*>(missing));
   const int64_t bytes = layout_.row_bytes;
   const RowCopy copy = BestRowCopy(bytes);
   auto* const to = static_cast<uint8_t*>(out);
@@ -245,8 +249,10 @@ int64_t SnapshotTable::LookupRaw(const int64_t* keys, int64_t n, void* out, uint
   return absent;
 }
 
-int64_t SnapshotTable::Lookup(const int64_t* keys, int64_t n, float* out, uint8_t* found, const float* missing) const {
-  if (layout_.value_type == ValueType::kFloat32 && !layout_.quantized) return LookupRaw(keys, n, out, found, missing);
+int64_t SnapshotTable::Lookup(const int64_t* keys, int64_t n, float* out, uint8_t* found,
+                              const float* missing) const {
+  if (layout_.value_type == ValueType::kFloat32 && !layout_.quantized)
+    return LookupRaw(keys, n, out, found, missing);
   const int64_t bytes = layout_.row_bytes, dim = layout_.dim;
   const RowLoad load = BestRowLoad(layout_.value_type, layout_.quantized);
   int64_t absent = 0;
@@ -269,8 +275,8 @@ int64_t SnapshotTable::Pool(const int64_t* keys, const int64_t* splits, int64_t 
   for (int64_t bag = 0; bag < bags; ++bag) {
     if (splits[0] != 0 || splits[bag + 1] < splits[bag]) {
       throw Error(ErrorCode::kInvalidArgument,
-                  "pooling rows of table '" + layout_.name + "': splits[" + std::to_string(bag + 1) + "] is " +
-                      std::to_string(splits[bag + 1]) + " after " + std::to_string(splits[bag]) +
+                  "pooling rows of table '" + layout_.name + "': splits[" + std::to_string(bag + 1) +
+                      "] is " + std::to_string(splits[bag + 1]) + " after " + std::to_string(splits[bag]) +
                       "; expected numbers that rise from 0");
     }
   }
@@ -278,7 +284,8 @@ int64_t SnapshotTable::Pool(const int64_t* keys, const int64_t* splits, int64_t 
   const bool doubles = layout_.value_type == ValueType::kFloat64;
   const bool plain = layout_.value_type == ValueType::kFloat32 && !layout_.quantized;
   const RowLoad load = BestRowLoad(layout_.value_type, layout_.quantized);
-  std::vector<float> sum(static_cast<size_t>(doubles ? 0 : dim)), row_of(static_cast<size_t>(plain ? 0 : dim));
+  std::vector<float> sum(static_cast<size_t>(doubles ? 0 : dim)),
+      row_of(static_cast<size_t>(plain ? 0 : dim));
   std::vector<double> wide(static_cast<size_t>(doubles ? dim : 0));
   int64_t absent = 0, bag = 0;
   double divisor = 0;
@@ -298,7 +305,8 @@ int64_t SnapshotTable::Pool(const int64_t* keys, const int64_t* splits, int64_t 
       } else if (doubles) {
         to[i] = static_cast<float>(wide[static_cast<size_t>(i)] / by);
       } else {
-        to[i] = by_weight ? sum[static_cast<size_t>(i)] / static_cast<float>(by) : sum[static_cast<size_t>(i)];
+        to[i] =
+            by_weight ? sum[static_cast<size_t>(i)] / static_cast<float>(by) : sum[static_cast<size_t>(i)];
       }
     }
     std::fill(sum.begin(), sum.end(), 0.0f);
@@ -381,10 +389,12 @@ void SnapshotTable::ReadColumn(Section section, int64_t bytes, int64_t first, in
   file_->CheckUnchanged();
 }
 
-void SnapshotTable::ReadColumn(Section section, int64_t bytes, const int64_t* rows, int64_t n, void* out) const {
+void SnapshotTable::ReadColumn(Section section, int64_t bytes, const int64_t* rows, int64_t n,
+                               void* out) const {
   const uint8_t* const column = file_->data() + layout_.sections[section].offset;
   auto* const to = static_cast<uint8_t*>(out);
-  for (int64_t i = 0; i < n; ++i) std::memcpy(to + i * bytes, column + rows[i] * bytes, static_cast<size_t>(bytes));
+  for (int64_t i = 0; i < n; ++i)
+    std::memcpy(to + i * bytes, column + rows[i] * bytes, static_cast<size_t>(bytes));
   file_->CheckUnchanged();
 }
 

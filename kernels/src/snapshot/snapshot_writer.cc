@@ -136,9 +136,10 @@ void SnapshotWriter::Note(SnapshotTable::Section section, int64_t offset, Sectio
 
 void SnapshotWriter::BeginTable(const SnapshotTablePlan& plan) {
   if (plan.rows > kMostRows) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "writing table '" + plan.name + "': got " + std::to_string(plan.rows) + " rows, expected at most " +
-                    std::to_string(kMostRows) + "; cut it into several with `kvtools split`");
+    throw Error(ErrorCode::kInvalidArgument, "writing table '" + plan.name + "': got " +
+                                                 std::to_string(plan.rows) + " rows, expected at most " +
+                                                 std::to_string(kMostRows) +
+                                                 "; cut it into several with `kvtools split`");
   }
   plan_ = plan;
   names_.push_back(plan.name);
@@ -172,8 +173,9 @@ void SnapshotWriter::AddKeys(const int64_t* keys, int64_t n) {
 
 int64_t SnapshotWriter::SortKeys(ParallelFor& threads) {
   if (keys_added_ != plan_.rows) {
-    throw Error(ErrorCode::kInvalidArgument, "writing table '" + plan_.name + "': got " + std::to_string(keys_added_) +
-                                                 " keys, expected " + std::to_string(plan_.rows));
+    throw Error(ErrorCode::kInvalidArgument, "writing table '" + plan_.name + "': got " +
+                                                 std::to_string(keys_added_) + " keys, expected " +
+                                                 std::to_string(plan_.rows));
   }
   auto* const entries = reinterpret_cast<MixedKey*>(entries_.data());
   SortMixedKeys(entries, plan_.rows, threads);
@@ -192,8 +194,8 @@ int64_t SnapshotWriter::SortKeys(ParallelFor& threads) {
   format::TableRecord& record = records_.back();
   record.rows = static_cast<uint64_t>(rows_);
   record.duplicates = static_cast<uint64_t>(plan_.rows - rows_);
-  record.buckets =
-      static_cast<uint64_t>(std::max<int64_t>(1, (rows_ + format::kKeysPerBucket - 1) / format::kKeysPerBucket));
+  record.buckets = static_cast<uint64_t>(
+      std::max<int64_t>(1, (rows_ + format::kKeysPerBucket - 1) / format::kKeysPerBucket));
   record.entry_bytes = sizeof(uint32_t);
 
   const int64_t directory = Allocate(static_cast<int64_t>((record.buckets + 1) * record.entry_bytes));
@@ -274,7 +276,8 @@ void SnapshotWriter::StoreRow(const uint8_t* from, uint8_t* to) const {
 void SnapshotWriter::AddRows(int64_t first, int64_t n, const void* values, const void* frequencies,
                              const void* versions) {
   if (first < 0 || n < 0 || n > plan_.rows - first || values == nullptr ||
-      (frequencies == nullptr) != (plan_.frequency_type == 0) || (versions == nullptr) != (plan_.version_type == 0)) {
+      (frequencies == nullptr) != (plan_.frequency_type == 0) ||
+      (versions == nullptr) != (plan_.version_type == 0)) {
     throw Error(ErrorCode::kInvalidArgument,
                 "writing table '" + plan_.name + "': rows or columns came that it has not");
   }
@@ -284,10 +287,11 @@ void SnapshotWriter::AddRows(int64_t first, int64_t n, const void* values, const
     const auto* const numbers = static_cast<const float*>(values);
     for (int64_t i = 0; i < n * plan_.dim; ++i) {
       if (std::isfinite(numbers[i])) continue;
-      throw Error(ErrorCode::kInvalidArgument,
-                  "writing table '" + plan_.name + "' as int8: row " + std::to_string(first + i / plan_.dim) +
-                      " has NaN or infinity, which int8 with a scale does not hold; write another type, or drop such "
-                      "rows");
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          "writing table '" + plan_.name + "' as int8: row " + std::to_string(first + i / plan_.dim) +
+              " has NaN or infinity, which int8 with a scale does not hold; write another type, or drop such "
+              "rows");
     }
   }
   const uint32_t* const places = reinterpret_cast<const uint32_t*>(places_.data()) + first;
@@ -374,8 +378,8 @@ void SnapshotWriter::WriteRows() {
           const int64_t n = std::min(step, count - first);
           ReadFully(file_, came.data(), n * column.width, begin + first * column.width);
           for (int64_t i = 0; i < n; ++i) {
-            std::memcpy(to + places[static_cast<size_t>(first + i)] * column.width, came.data() + i * column.width,
-                        static_cast<size_t>(column.width));
+            std::memcpy(to + places[static_cast<size_t>(first + i)] * column.width,
+                        came.data() + i * column.width, static_cast<size_t>(column.width));
           }
         }
         output.Append(to, count * column.width);
@@ -409,7 +413,8 @@ void SnapshotWriter::EndTable() {
 
 void SnapshotWriter::Close(const std::string& json) {
   std::string names;
-  const uint64_t names_offset = sizeof(format::DescriptionStart) + records_.size() * sizeof(format::TableRecord);
+  const uint64_t names_offset =
+      sizeof(format::DescriptionStart) + records_.size() * sizeof(format::TableRecord);
   for (size_t i = 0; i < records_.size(); ++i) {
     records_[i].name_offset = static_cast<uint32_t>(names_offset + names.size());
     records_[i].name_bytes = static_cast<uint32_t>(names_[i].size());
@@ -417,7 +422,8 @@ void SnapshotWriter::Close(const std::string& json) {
   }
   const format::DescriptionStart start = {names_offset + names.size(), json.size()};
   std::string description(reinterpret_cast<const char*>(&start), sizeof(start));
-  description.append(reinterpret_cast<const char*>(records_.data()), records_.size() * sizeof(format::TableRecord));
+  description.append(reinterpret_cast<const char*>(records_.data()),
+                     records_.size() * sizeof(format::TableRecord));
   description += names;
 
   format::Header header = {};

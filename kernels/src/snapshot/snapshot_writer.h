@@ -82,8 +82,8 @@ class SnapshotWriter {
   };
   // Rows on their way to a run of places.
   struct Waiting {
-    std::vector<uint32_t> places;                // in the run, of all rows that came
-    std::vector<uint8_t> rows[3];                // of each column: those that are not written yet
+    std::vector<uint32_t> places;  // in the run, of all rows that came
+    std::vector<uint8_t> rows[3];  // of each column: those that are not written yet
     int64_t written = 0;
   };
 
@@ -106,10 +106,10 @@ class SnapshotWriter {
   // The table that was begun.
   SnapshotTablePlan plan_;
   std::vector<uint32_t> section_checksums_[SnapshotTable::kSections];
-  Region entries_;        // MixedKey (plan_.rows), until they are sorted
+  Region entries_;  // MixedKey (plan_.rows), until they are sorted
   int64_t keys_added_ = 0;
-  Region places_;         // uint32 (plan_.rows): where each row goes
-  int64_t rows_ = 0;      // without those that are hidden
+  Region places_;     // uint32 (plan_.rows): where each row goes
+  int64_t rows_ = 0;  // without those that are hidden
   std::vector<Column> columns_;
   int64_t run_rows_ = 0;  // places that are filled in memory at once
   Region runs_[3];        // of each column: all rows, where they are one run
