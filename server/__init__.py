@@ -1,7 +1,7 @@
 """Embedding lookups over HTTP, from a read-only store over a checkpoint or an exported SavedModel.
 
-key_index.py   from keys to row numbers
-store.py       the tables, memory-mapped
-app.py         the FastAPI application
-run.py         uvicorn around it
+store.py            the tables, those of a mapped snapshot
+snapshot_cache.py   snapshots of what is no snapshot, made once
+app.py              the FastAPI application
+run.py              uvicorn around it
 """
