@@ -1,9 +1,10 @@
-// The codecs of the lookup server: requests read from JSON, rows written as JSON.
+// The codecs of the lookup server: requests read, answers written.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -11,9 +12,10 @@
 #include <vector>
 
 #include "arguments.h"
-#include "bindings.h"
 #include "serving/json_lookup.h"
 #include "serving/json_rows.h"
+#include "serving/table_answer.h"
+#include "snapshot_bindings.h"
 
 using nb::literals::operator""_a;
 
@@ -33,6 +35,38 @@ nb::object ArrayOf(std::vector<T> elements) {
   std::vector<T>* const vector = owned.get();
   nb::capsule owner(owned.release(), [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
   return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(vector->data(), {vector->size()}, owner));
+}
+
+nb::object Answer(const SnapshotTable& table, const nb::bytes& body, bool binary_keys, bool binary_rows,
+                  int missing, int64_t max_keys, int64_t max_numbers) {
+  AnswerForm form;
+  form.binary_keys = binary_keys;
+  form.binary_rows = binary_rows;
+  form.missing = static_cast<MissingKeys>(missing);
+  form.max_keys = max_keys;
+  form.max_numbers = max_numbers;
+  nb::object rows;
+  const auto allocate = [&](int64_t bytes) -> void* {
+    rows = nb::steal(PyBytes_FromStringAndSize(nullptr, bytes));
+    if (!rows.is_valid()) throw nb::python_error();
+    return PyBytes_AS_STRING(rows.ptr());
+  };
+  const auto unlocked = [](int64_t numbers, const std::function<void()>& work) {
+    if (numbers < kWorthReleasing) {
+      work();
+    } else {
+      const nb::gil_scoped_release release;
+      work();
+    }
+  };
+  TableAnswer answer;
+  try {
+    if (!AnswerLookup(table, TextOf(body), form, allocate, unlocked, &answer)) return nb::none();
+  } catch (const Error&) {
+    return nb::none();  // it will be met again, and then told
+  }
+  if (!binary_rows) rows = BytesOf(answer.json);
+  return nb::make_tuple(rows, answer.keys, answer.rows, answer.missing);
 }
 
 nb::object ReadLookup(const nb::bytes& body, const std::string& key_dtype, int64_t max_keys) {
@@ -95,6 +129,10 @@ nb::bytes JsonFlags(const Flags& flags) {
 }  // namespace
 
 void BindServing(nb::module_& m) {
+  m.def("answer", &Answer, "table"_a, "body"_a, "binary_keys"_a, "binary_rows"_a, "missing"_a, "max_keys"_a,
+        "max_numbers"_a,
+        "Answer a lookup of one table; `missing` is 0 for zeros, 1 for the default row, 2 for an error.\n\n"
+        "Returns (body, keys, rows, missing keys), or None where kvtools.server.answer must do it.");
   m.def("read_json_lookup", &ReadLookup, "body"_a, "key_dtype"_a, "max_keys"_a,
         "Read a lookup of one table from JSON.\n\n"
         "Returns (keys int64 [n] as 64-bit patterns, row_splits int64 [bags + 1] or None, combiner or None,\n"

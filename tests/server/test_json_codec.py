@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 pytest.importorskip("fastapi")
-from kvtools import _serving
+from kvtools import _snapshot
 from kvtools.server import codecs, request
 from kvtools.server.request import RequestError, parse_lookup
 
@@ -46,7 +46,7 @@ def read(body: bytes, key_dtype: str) -> Any:
 
 def read_slowly(body: bytes, key_dtype: str) -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(request._serving, "read_json_lookup", lambda *arguments: None)
+        patch.setattr(request._snapshot, "read_json_lookup", lambda *arguments: None)
         return read(body, key_dtype)
 
 
@@ -105,7 +105,7 @@ def bits(*patterns: int) -> np.ndarray:
 
 
 def check_float32(values: np.ndarray) -> None:
-    text = _serving.json_rows(values)
+    text = _snapshot.json_rows(values)
     assert np.array_equal(np.array(numbers_of(text), np.float32), values, equal_nan=True)
     for number, shown in zip(values[0].tolist(), text.decode()[1:-1].split(","), strict=True):
         if np.isfinite(number):
@@ -134,10 +134,10 @@ def test_the_float32_that_would_be_rounded_twice(pattern: int) -> None:
 
 def test_signs_names_and_zeros() -> None:
     values = np.array([[1.0, -0.0, 0.1], [np.nan, np.inf, -np.inf]], np.float32)
-    assert _serving.json_rows(values) == b'[1.0,-0.0,0.1],["NaN","Infinity","-Infinity"]'
-    assert _serving.json_rows(np.empty((2, 0), np.float32)) == b"[],[]"
-    assert _serving.json_rows(np.empty((0, 3), np.float32)) == b""
-    assert _serving.json_flags(np.array([True, False])) == b"true,false"
+    assert _snapshot.json_rows(values) == b'[1.0,-0.0,0.1],["NaN","Infinity","-Infinity"]'
+    assert _snapshot.json_rows(np.empty((2, 0), np.float32)) == b"[],[]"
+    assert _snapshot.json_rows(np.empty((0, 3), np.float32)) == b""
+    assert _snapshot.json_flags(np.array([True, False])) == b"true,false"
 
 
 @given(st.lists(st.floats(width=64), min_size=1))
