@@ -2,37 +2,46 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "arguments.h"
-#include "bindings.h"
+#include "kvtable/snapshot.h"
 #include "serving/resp.h"
+#include "snapshot_bindings.h"
 
 using nb::literals::operator""_a;
 
 namespace kvtable {
 namespace {
 
-constexpr int64_t kWorthReleasing = 1 << 16;  // bytes
+constexpr int64_t kReleaseFrom = 256;  // keys: below that, giving the GIL away costs more than it brings
 
-using Rows = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Flags = nb::ndarray<const bool, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Keys = nb::ndarray<nb::numpy, int64_t, nb::ndim<1>>;
+using GivenKeys = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Command = RespReader::Command;
 
 nb::bytes BytesOf(std::string_view text) { return nb::bytes(text.data(), text.size()); }
 
-Keys KeysOf(const std::vector<int64_t>& keys) {
-  int64_t* const copy = new int64_t[keys.size()];
-  std::copy(keys.begin(), keys.end(), copy);
-  nb::capsule owner(copy, [](void* p) noexcept { delete[] static_cast<int64_t*>(p); });
-  return Keys(copy, {keys.size()}, owner);
+template <class Work>
+void WithoutLock(int64_t keys, const Work& work) {
+  if (keys < kReleaseFrom) return work();
+  const nb::gil_scoped_release release;
+  work();
 }
 
-// What comes next, as (what it is, ...): None where more bytes are needed.
+Keys KeysOf(const RespReader& reader) {
+  const std::vector<int64_t>& keys = reader.keys();
+  auto copy = std::make_unique<int64_t[]>(keys.size());
+  std::copy(keys.begin(), keys.end(), copy.get());
+  nb::capsule owner(copy.get(), [](void* p) noexcept { delete[] static_cast<int64_t*>(p); });
+  return Keys(copy.release(), {keys.size()}, owner);
+}
+
 nb::object Next(RespReader* reader) {
   switch (reader->Next()) {
     case RespReader::Kind::kNothing:
@@ -44,7 +53,7 @@ nb::object Next(RespReader* reader) {
         low = std::min(low, command.low);
         high = std::max(high, command.high);
       }
-      return nb::make_tuple("lookup", BytesOf(reader->table()), KeysOf(reader->keys()), low, high);
+      return nb::make_tuple("lookup", BytesOf(reader->table()), reader->keys().size(), low, high);
     }
     case RespReader::Kind::kCommand: {
       nb::list words;
@@ -59,25 +68,22 @@ nb::object Next(RespReader* reader) {
   return nb::none();
 }
 
-nb::bytes Reply(const std::vector<Command>& commands, const Rows& rows, const Flags& found, bool resp3) {
-  int64_t keys = 0;
-  for (const Command& command : commands) keys += command.keys;
-  if (static_cast<int64_t>(rows.shape(0)) != keys || static_cast<int64_t>(found.shape(0)) != keys) {
-    ThrowValue("rows and found have other lengths than there are keys.");
-  }
-  const uint8_t* const flags = reinterpret_cast<const uint8_t*>(found.data());
-  const int64_t row_bytes = static_cast<int64_t>(rows.shape(1));
-  const int64_t bytes = RowsBytes(commands, flags, row_bytes, resp3);
+// The replies to commands whose keys are `keys` (n), and how many keys have no row.
+nb::tuple Answer(const SnapshotTable& table, const std::vector<Command>& commands, const int64_t* keys,
+                 int64_t n, bool resp3) {
+  const int64_t row_bytes = table.value_bytes();
+  const std::unique_ptr<uint8_t[]> rows(new uint8_t[static_cast<size_t>(n * row_bytes)]);
+  const std::unique_ptr<uint8_t[]> found(new uint8_t[static_cast<size_t>(n)]);
+  int64_t bytes = 0, absent = 0;
+  WithoutLock(n, [&] {
+    absent = table.LookupRaw(keys, n, rows.get(), found.get());
+    bytes = RowsBytes(commands, found.get(), row_bytes, resp3);
+  });
   nb::bytes reply = nb::steal<nb::bytes>(PyBytes_FromStringAndSize(nullptr, bytes));
   if (!reply.is_valid()) throw nb::python_error();
   char* const out = PyBytes_AS_STRING(reply.ptr());
-  if (bytes > kWorthReleasing) {
-    nb::gil_scoped_release release;
-    WriteRows(commands, rows.data(), flags, row_bytes, resp3, out);
-  } else {
-    WriteRows(commands, rows.data(), flags, row_bytes, resp3, out);
-  }
-  return reply;
+  WithoutLock(n, [&] { WriteRows(commands, rows.get(), found.get(), row_bytes, resp3, out); });
+  return nb::make_tuple(reply, absent);
 }
 
 nb::list CommandsOf(const RespReader& reader) {
@@ -104,27 +110,31 @@ void BindResp(nb::module_& m) {
           "data"_a, "Add bytes that came.")
       .def("next", &Next,
            "Return what comes next, or None if more bytes are needed:\n"
-           "('lookup', table, keys int64 [n], lowest, highest): commands that ask one table for rows;\n"
+           "('lookup', table, number of keys, lowest, highest): commands that ask one table for rows;\n"
            "('command', words): another command; ('refused', why): one that is wrong;\n"
            "('broken', why): bytes that are no command; nothing can be read after them.")
+      .def("keys", &KeysOf, "Return the keys of the last lookup, int64 [n] (of uint64: their bits).")
       .def("commands", &CommandsOf,
            "Return the commands of the last lookup: (keys, whether one row is asked for, lowest, highest).")
       .def(
-          "reply",
-          [](const RespReader& self, const Rows& rows, const Flags& found, bool resp3) {
-            return Reply(self.commands(), rows, found, resp3);
+          "answer",
+          [](const RespReader& self, const SnapshotTable& table, bool resp3) {
+            return Answer(table, self.commands(), self.keys().data(),
+                          static_cast<int64_t>(self.keys().size()), resp3);
           },
-          "rows"_a, "found"_a, "resp3"_a,
-          "Write the replies of the last lookup: `rows` uint8 [n, bytes of a row], null where `found` [n] is "
-          "false.")
+          "table"_a, "resp3"_a,
+          "Return the replies to the last lookup, whose keys are in the table's range: rows in the table's "
+          "own type,\n"
+          "null where there is none; and how many keys have none.")
       .def_prop_ro("partial", &RespReader::partial, "Whether part of a command is there.");
   m.def(
-      "resp_rows",
-      [](const Rows& rows, const Flags& found, bool single, bool resp3) {
-        return Reply({{static_cast<int64_t>(rows.shape(0)), single, 0, 0}}, rows, found, resp3);
+      "resp_answer",
+      [](const SnapshotTable& table, const GivenKeys& keys, bool single, bool resp3) {
+        const int64_t n = static_cast<int64_t>(keys.shape(0));
+        return Answer(table, {{n, single, 0, 0}}, keys.data(), n, resp3);
       },
-      "rows"_a, "found"_a, "single"_a, "resp3"_a,
-      "Write the reply to one command: `rows` uint8 [n, bytes of a row], null where `found` [n] is false.");
+      "table"_a, "keys"_a, "single"_a, "resp3"_a,
+      "Return the reply to one command that asks for `keys` int64 [n], as `RespReader.answer` does.");
 }
 
 }  // namespace kvtable

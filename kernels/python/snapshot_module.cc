@@ -29,4 +29,5 @@ NB_MODULE(_snapshot, m) {
   kvtable::BindSnapshots(m);
   kvtable::BindSnapshotWriter(m);
   kvtable::BindServing(m);
+  kvtable::BindResp(m);
 }
