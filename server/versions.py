@@ -16,6 +16,7 @@ version any more, the last one goes on being served: a share that is gone for a 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import re
@@ -71,6 +72,10 @@ class _Model:
     loads: int = 0
     failures: int = 0
     said: str = ""  # the last trouble with the folder itself
+
+
+class _StoppedError(Exception):
+    """The server ends; what was being looked at is neither good nor bad."""
 
 
 class Versions:
@@ -322,7 +327,7 @@ class Versions:
         return not found.stamp or state.seen.get(found.number) == found.stamp or time.time() - found.changed >= quiet
 
     def _load(self, state: _Model, found: FoundVersion) -> ServedVersion:
-        store = _open(found.path, self._options)
+        store = _open(found.path, self._options, self._settings.cache)
         for name, table in store.tables.items():
             if table.duplicates:
                 log.warning("table '%s': %d rows are hidden by a later row of their key", name, table.duplicates)
@@ -348,6 +353,8 @@ class Versions:
                 try:
                     self._verify(version.store, stamp)
                     version.store.populate(self._stop)
+                except _StoppedError:
+                    return
                 except Exception as error:
                     code, message = _described(error)
                     found = FoundVersion(number, str(version.path), stamp, 0)
@@ -361,12 +368,12 @@ class Versions:
         """Compare all checksums; of several workers, one does it for all."""
         if not self._settings.verify:
             return
-        if not self._shared or not stamp:
-            store.verify()
-            return
-        with self._shared.only_once(repr(stamp)) as done_before:
+        once = self._shared.only_once(repr(stamp)) if self._shared and stamp else contextlib.nullcontext(False)
+        with once as done_before:
             if not done_before:
-                store.verify()
+                store.verify(self._stop)
+                if self._stop.is_set():
+                    raise _StoppedError
 
     # What is known, and what is told of it.
 
@@ -452,9 +459,9 @@ class Versions:
         return "there is nothing; --wait waits for it"
 
 
-def _open(path: str, options: OpenOptions | None) -> TableStore:
+def _open(path: str, options: OpenOptions | None, cache: Path | None) -> TableStore:
     if not (Path(path) / "saved_model.pb").is_file():
-        return TableStore(path, options=options)
+        return TableStore(path, options=options, cache=cache)
     from kvtools.server.saved_models import open_store  # takes long to import, and may be a whole model
 
     store: TableStore = open_store(path, options=options)
