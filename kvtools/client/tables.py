@@ -89,6 +89,8 @@ def wire_keys(keys: Any, table: Table) -> Array:
     given = np.asarray(keys)
     if not given.size:
         return np.empty(0, np.int64)
+    if given.dtype.kind == "f" and not isinstance(keys, np.ndarray):
+        given = np.asarray(keys, object)  # NumPy makes floats of small and large ints together.
     doing = f"looking up in table '{table.name}'"
     if given.dtype == object and all(type(key) is int for key in given.flat):
         low, high = min(given.flat), max(given.flat)
