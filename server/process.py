@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 import signal
@@ -22,6 +23,7 @@ import uvicorn
 
 from kvtools.dialects.options import OpenOptions
 from kvtools.server.catalog import Catalog
+from kvtools.server.descriptors import make_room
 from kvtools.server.http_protocol import make_protocol
 from kvtools.server.late_app import App, LateApp
 from kvtools.server.lookups import Lookups
@@ -54,6 +56,10 @@ def run_process(
     of a pipe that the supervisor holds open: a worker ends when it is closed, and by SIGTERM only, since Ctrl-C reaches
     the supervisor, too. Raises what `Versions.start` does.
     """
+    room = make_room(settings.max_connections)
+    if room < settings.max_connections:
+        log.warning("descriptors suffice for %d connections, not for %d; see ulimit -n", room, settings.max_connections)
+        settings = dataclasses.replace(settings, max_connections=room)
     catalog = Catalog()
     versions = Versions(catalog, sources, settings, options)
     signal.signal(signal.SIGHUP, lambda number, frame: versions.look_soon())
