@@ -96,6 +96,9 @@ def wire_keys(keys: Any, table: Table) -> Array:
         low, high = min(given.flat), max(given.flat)
     elif given.dtype.kind in "iu":
         low, high = int(given.min()), int(given.max())
+    elif given.dtype == object:
+        wrong = next(key for key in given.flat if type(key) is not int)
+        raise UsageError(f"{doing}: got key {wrong!r:.60}, expected integers ({table.key_dtype})")
     else:
         raise UsageError(f"{doing}: got keys of type {given.dtype}, expected integers ({table.key_dtype})")
     if table.key_dtype not in _KEY_DTYPES:
