@@ -116,9 +116,7 @@ def router(catalog: Catalog, settings: Settings) -> APIRouter:
     return routes
 
 
-def _infer(
-    served: ServedVersion, own: str, name: str, body: bytes, header: str | None, settings: Settings
-) -> Response:
+def _infer(served: ServedVersion, own: str, name: str, body: bytes, header: str | None, settings: Settings) -> Response:
     document, rest = _parts(body, header)
     if document is None:
         signature = signature_named(served, own, {})

@@ -59,11 +59,7 @@ def run_process(
     """
     room = make_room(settings.max_connections)
     if room < settings.max_connections:
-        log.warning(
-            "%d connections at most, not %d: the limit of descriptors (ulimit -n) has room for no more",
-            room,
-            settings.max_connections,
-        )
+        log.warning("descriptors suffice for %d connections, not for %d; see ulimit -n", room, settings.max_connections)
         settings = dataclasses.replace(settings, max_connections=room)
     catalog = Catalog()
     versions = Versions(catalog, sources, settings, options)

@@ -165,7 +165,9 @@ def _from_inputs(signature: Signature, value: Any) -> dict[str, Array]:
             raise invalid(f"Missing named input: {missing[0]} in 'inputs' object.")
         for name in value:
             if name not in signature.inputs:
-                raise invalid(f"'inputs' object has no use for: {name[:80]}; the signature takes {list(signature.inputs)}")
+                raise invalid(
+                    f"'inputs' object has no use for: {name[:80]}; the signature takes {list(signature.inputs)}"
+                )
         return {name: _tensor(signature, name, item) for name, item in value.items()}
     if len(signature.inputs) != 1:
         raise invalid(
@@ -226,7 +228,12 @@ def _rows(answer: Mapping[str, Array]) -> bytes:
     if len(answer) == 1:
         return b'{"predictions":' + _named_text(*next(iter(answer.items()))) + b"}"
     rows = [
-        b"{" + b",".join(to_json(name) + b":" + _named_text(name, array[row : row + 1].reshape(array.shape[1:])) for name, array in answer.items()) + b"}"
+        b"{"
+        + b",".join(
+            to_json(name) + b":" + _named_text(name, array[row : row + 1].reshape(array.shape[1:]))
+            for name, array in answer.items()
+        )
+        + b"}"
         for row in range(next(iter(sizes))[0])
     ]
     return b'{"predictions":[' + b",".join(rows) + b"]}"

@@ -59,9 +59,7 @@ def client(sample_path: Path) -> TestClient:
     ],
 )
 @pytest.mark.parametrize("signature", ["ads_emb", "ads/emb"])
-def test_rows_and_columns(
-    client: TestClient, signature: str, asked: dict[str, Any], answered: dict[str, Any]
-) -> None:
+def test_rows_and_columns(client: TestClient, signature: str, asked: dict[str, Any], answered: dict[str, Any]) -> None:
     answer = client.post(PREDICT, json={"signature_name": signature, **asked})
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"] == "application/json"
@@ -76,9 +74,7 @@ def test_numbers_are_written_with_a_point_and_as_short_as_they_can_be(
     sample.values[1] = [0.1, 1 / 3, 1e-30, 16777216]
     catalog = static_catalog(save_plain(tmp_path / "a", table_tensors(sample)))
     answer = client_of(catalog).post(PREDICT, json={"instances": sample.keys.tolist()})
-    assert answer.text == (
-        '{"predictions":[[1.0,NaN,Infinity,-Infinity],[0.1,0.33333334,1e-30,16777216.0]]}'
-    )
+    assert answer.text == ('{"predictions":[[1.0,NaN,Infinity,-Infinity],[0.1,0.33333334,1e-30,16777216.0]]}')
 
 
 def test_any_key_of_64_bits_may_be_asked_of_any_table(
@@ -87,9 +83,7 @@ def test_any_key_of_64_bits_may_be_asked_of_any_table(
     small = make_sample("small", rows=3, dim=1, key_dtype="int32")
     big = make_sample("big", rows=3, dim=1, key_dtype="uint64")
     small.values[:, 0], big.values[:, 0] = [1, 2, 3], [1, 2, 3]
-    client = client_of(
-        static_catalog(save_plain(tmp_path / "a", {**table_tensors(small), **table_tensors(big)}))
-    )
+    client = client_of(static_catalog(save_plain(tmp_path / "a", {**table_tensors(small), **table_tensors(big)})))
 
     def ask(signature: str, ids: list[int]) -> Any:
         answer = client.post(PREDICT, json={"signature_name": signature, "inputs": ids})
@@ -153,9 +147,7 @@ def test_status_and_metadata_have_the_forms_of_tensorflow_serving(client: TestCl
     any_shape = {"dim": [], "unknown_rank": True}
     assert definitions["ads_emb"] == {
         "inputs": {"ids": {"dtype": "DT_INT64", "tensor_shape": any_shape, "name": "ads_emb_ids:0"}},
-        "outputs": {
-            "embeddings": {"dtype": "DT_FLOAT", "tensor_shape": any_shape, "name": "ads_emb_embeddings:0"}
-        },
+        "outputs": {"embeddings": {"dtype": "DT_FLOAT", "tensor_shape": any_shape, "name": "ads_emb_embeddings:0"}},
         "method_name": "tensorflow/serving/predict",
         "defaults": {},
     }
