@@ -132,7 +132,12 @@ _TENSORFLOW_ERRORS = _File(
 )
 _TENSORFLOW_SERVING = _File(
     package="tensorflow.serving",
-    imports=("kvtools/tensorflow.proto", "kvtools/tensorflow.error.proto", any_pb2.DESCRIPTOR.name, wrappers_pb2.DESCRIPTOR.name),
+    imports=(
+        "kvtools/tensorflow.proto",
+        "kvtools/tensorflow.error.proto",
+        any_pb2.DESCRIPTOR.name,
+        wrappers_pb2.DESCRIPTOR.name,
+    ),
     messages={
         "ModelSpec": (
             "string name 1",
@@ -389,9 +394,7 @@ class _Builder:
             return
         full = kind
         if not kind.startswith("."):
-            full = next(
-                name for name in (f"{scope}.{kind}", f".{self._package}.{kind}") if name in self._kinds
-            )
+            full = next(name for name in (f"{scope}.{kind}", f".{self._package}.{kind}") if name in self._kinds)
         enum = self._kinds.get(full) == "enum" or full == ".tensorflow.error.Code"
         new.type = _Field.TYPE_ENUM if enum else _Field.TYPE_MESSAGE
         new.type_name = full

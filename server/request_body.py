@@ -60,6 +60,4 @@ async def read_body(request: Request, settings: Settings) -> bytes:
 
 
 def _too_large(limit: int) -> ProtocolError:
-    return ProtocolError(
-        "INVALID_ARGUMENT", f"the body is over {limit} bytes; send fewer ids a request", status=413
-    )
+    return ProtocolError("INVALID_ARGUMENT", f"the body is over {limit} bytes; send fewer ids a request", status=413)

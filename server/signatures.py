@@ -118,7 +118,7 @@ class TableSignature:
         """Look `ids` up; what a missing one gets is `settings.missing`'s to say."""
         ids, dim = inputs["ids"], self.table.schema.dim
         check_count(ids.size, settings, dim)
-        flat = np.ascontiguousarray(ids).reshape(-1)
+        flat = np.require(ids, None, ["C", "A"]).reshape(-1)  # what lies in a message may be at odd addresses
         key_dtype = np.dtype(self.table.schema.key_dtype)
         outside = None
         if flat.dtype != key_dtype:
@@ -162,6 +162,8 @@ def check_count(count: int, settings: Settings, dim: int = 1) -> None:
         )
 
 
+_SMALL_NUMBERS = 32_768  # bytes of a request times numbers of a row
+
 _signatures: weakref.WeakKeyDictionary[Any, dict[str, Signature]] = weakref.WeakKeyDictionary()
 
 
@@ -173,6 +175,14 @@ def signatures(version: ServedVersion) -> Mapping[str, Signature]:
         known = dict(getattr(store, "signatures", {})) or _table_signatures(store.tables)
         _signatures[store] = known
     return known
+
+
+def is_small(version: ServedVersion, bytes_in: int) -> bool:
+    """Tell whether a request takes so little time that no thread need be asked: a few ids, and rows in memory."""
+    tables = version.store.tables
+    widest = max((table.schema.dim for table in tables.values()), default=0)
+    # An id is two bytes at least, its comma counted.
+    return bool(tables) and version.store.warm and bytes_in * widest <= _SMALL_NUMBERS
 
 
 def listed(version: ServedVersion) -> dict[str, Signature]:

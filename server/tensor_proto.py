@@ -102,5 +102,3 @@ def encode(array: Array, proto: Any) -> None:
         proto.string_val.extend(value if isinstance(value, bytes) else str(value).encode() for value in array.flat)
     else:
         proto.tensor_content = array.tobytes()
-
-

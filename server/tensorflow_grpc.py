@@ -34,7 +34,8 @@ _PREDICTION = "/tensorflow.serving.PredictionService"
 _MODEL = "/tensorflow.serving.ModelService"
 _SIGNATURE_DEF = "signature_def"
 _CODES: dict[str, int] = {
-    value.name: value.number for value in message("tensorflow.serving.StatusProto").DESCRIPTOR.fields[0].enum_type.values
+    value.name: value.number
+    for value in message("tensorflow.serving.StatusProto").DESCRIPTOR.fields[0].enum_type.values
 }
 _STATES: dict[str, int] = {
     value.name: value.number
@@ -74,9 +75,7 @@ def methods(catalog: Catalog, settings: Settings) -> dict[str, Method]:
         served = _served(catalog, spec)
         signature = signature_of(served, spec.signature_name, code="FAILED_PRECONDITION")
         outputs = chosen_outputs(signature, list(request.output_filter))
-        inputs = {
-            name: decode(name, tensor, limit=settings.max_values) for name, tensor in request.inputs.items()
-        }
+        inputs = {name: decode(name, tensor, limit=settings.max_values) for name, tensor in request.inputs.items()}
         check_inputs(signature, inputs)
         answer = signature.run(inputs, outputs, settings)
         response = _PredictResponse()
@@ -231,7 +230,9 @@ def _reload(catalog: Catalog, settings: Settings, sources: list[ModelSource]) ->
             "PERMISSION_DENIED", "models are not changed by requests here; start the server with --admin to allow it"
         )
     if catalog.changes is None:
-        raise ProtocolError("FAILED_PRECONDITION", "this server serves one model as it was at start; start it on folders")
+        raise ProtocolError(
+            "FAILED_PRECONDITION", "this server serves one model as it was at start; start it on folders"
+        )
     for source in sources:
         for label, number in source.labels.items():
             available = source.name in catalog.names() and any(

@@ -105,9 +105,7 @@ def test_predict(channel: Any, ids: dict[str, Any]) -> None:
     assert list(answer.outputs) == ["embeddings"]
     spec = answer.model_spec
     assert (spec.name, spec.signature_name, spec.version.value) == ("default", "ads_emb", 1)
-    answer = ask(
-        channel, PREDICT, model_spec=model(), inputs={"ids": ids}, output_filter=["found", "embeddings"]
-    )
+    answer = ask(channel, PREDICT, model_spec=model(), inputs={"ids": ids}, output_filter=["found", "embeddings"])
     found = answer.outputs["found"]
     assert (found.dtype, found.tensor_content, len(answer.outputs)) == (10, b"\1\0", 2)
 
@@ -115,7 +113,11 @@ def test_predict(channel: Any, ids: dict[str, Any]) -> None:
 def test_the_last_value_stands_for_those_that_follow_and_none_for_zeros(channel: Any) -> None:
     answer = ask(channel, PREDICT, model_spec=model(), inputs={"ids": tensor(shape=[2, 2], int64_val=[0, -7])})
     assert rows(answer.outputs["embeddings"])[1] == [SEVEN, SEVEN]
-    zero = rows(ask(channel, PREDICT, model_spec=model(), inputs={"ids": tensor(shape=[1], int64_val=[0])}).outputs["embeddings"])
+    zero = rows(
+        ask(channel, PREDICT, model_spec=model(), inputs={"ids": tensor(shape=[1], int64_val=[0])}).outputs[
+            "embeddings"
+        ]
+    )
     answer = ask(channel, PREDICT, model_spec=model(), inputs={"ids": tensor(shape=[3])})
     assert rows(answer.outputs["embeddings"]) == zero * 3
     answer = ask(channel, PREDICT, model_spec=model(), inputs={"ids": tensor(shape=[], int64_val=[-7])})

@@ -30,7 +30,13 @@ def client(sample_path: Path) -> TestClient:
 
 
 def ids(data: Any = (-7, 99), **changes: Any) -> dict[str, Any]:
-    return {"name": "ids", "shape": [2], "datatype": "INT64", "data": list(data) if isinstance(data, tuple) else data, **changes}
+    return {
+        "name": "ids",
+        "shape": [2],
+        "datatype": "INT64",
+        "data": list(data) if isinstance(data, tuple) else data,
+        **changes,
+    }
 
 
 def binary(client: TestClient, document: Any, *data: bytes, url: str = INFER, header: str | None = None) -> Any:
@@ -140,7 +146,10 @@ def test_what_the_server_and_its_models_are(client: TestClient) -> None:
 def test_a_server_without_a_version_is_live_and_not_ready(sample_path: Path) -> None:
     client = TestClient(create_app(Catalog([ServedModel("default")]), Settings()))
     assert client.get("/v2/health/live").status_code == 200
-    assert (client.get("/v2/health/ready").status_code, client.get("/v2/health/ready").json()) == (503, {"ready": False})
+    assert (client.get("/v2/health/ready").status_code, client.get("/v2/health/ready").json()) == (
+        503,
+        {"ready": False},
+    )
     assert client.get("/v2/models/default/ready").status_code == 404
     store = TableStore(sample_path)
     versions = tuple(ServedVersion("default", number, sample_path, store) for number in (2, 5))

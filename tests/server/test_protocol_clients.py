@@ -149,9 +149,7 @@ def infer_by_grpc(ports: Ports, table: str, ids: np.ndarray) -> tuple[np.ndarray
         return answer.as_numpy("embeddings"), answer.as_numpy("found")
 
 
-def infer_by_http(
-    ports: Ports, table: str, ids: np.ndarray, binary: bool = True
-) -> tuple[np.ndarray, np.ndarray]:
+def infer_by_http(ports: Ports, table: str, ids: np.ndarray, binary: bool = True) -> tuple[np.ndarray, np.ndarray]:
     with triton_http.InferenceServerClient(f"127.0.0.1:{ports.http}") as client:
         given = triton_http.InferInput("ids", ids.shape, "INT64")
         given.set_data_from_numpy(ids, binary_data=binary)
