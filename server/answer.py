@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvtools import _snapshot
 from kvtools.lookup_frame import MEDIA_TYPE as FRAME
-from kvtools.lookup_frame import TableKeys, TableRows, encode_answer
+from kvtools.lookup_frame import MISSING, TableKeys, TableRows, encode_answer
 from kvtools.server import codecs
 from kvtools.server.catalog import ServedVersion
 from kvtools.server.codecs import JSON, Codec
@@ -29,6 +30,7 @@ from kvtools.server.request import (
 )
 from kvtools.server.settings import Settings
 from kvtools.server.store import StoredTable
+from kvtools.snapshot import file_errors
 
 # JSON of more numbers than this is made and sent block by block.
 STREAMED_NUMBERS = 262_144
@@ -71,6 +73,17 @@ def answer_lookup(
             415, "unsupported_media", "frames are for POST /v1/tables:lookup, which takes one table, too"
         )
     binary = codec.reads == "binary"
+    done = _snapshot.answer(
+        stored.table,
+        body,
+        binary,
+        codec.writes == "binary",
+        MISSING.index(missing or settings.missing),
+        settings.max_keys,
+        settings.max_values if codec.writes == "binary" else min(settings.max_values, STREAMED_NUMBERS),
+    )
+    if done is not None:
+        return _done(version, table, stored, codec, *done)
     lookup, said = parse_lookup(
         body, table, binary=binary, key_dtype=stored.schema.key_dtype, max_keys=settings.max_keys
     )
@@ -93,7 +106,7 @@ def answer_tables(
     settings: Settings,
     authorize: Callable[[list[str]], None] = lambda tables: None,
 ) -> Answer:
-    """Answer a lookup in several tables at once; see `answer_lookup`. `authorize` is given their names, and may raise."""
+    """Answer a lookup in several tables at once; see `answer_lookup`. `authorize` gets their names, and may raise."""
     if "binary" in (codec.reads, codec.writes):
         raise RequestError(415, "unsupported_media", f"the binary form of several tables is {FRAME}, not {BINARY}")
     tables = version.store.tables
@@ -136,56 +149,51 @@ def answer_row(
     return Answer(200, JSON, codecs.json_row(int(key), rows.embeddings), headers, counts=counts)
 
 
-def pool_rows(
-    values: npt.NDArray[Any],
-    row_splits: npt.NDArray[np.int64],
-    combiner: str,
-    weights: npt.NDArray[np.float32] | None = None,
-) -> npt.NDArray[np.float32]:
-    """Combine `values` [n, dim] by bags into float32 [bags, dim]: bag b is rows [row_splits[b], row_splits[b + 1]).
-
-    "sum" is of weight x row, "mean" that over the sum of weights, "sqrtn" that over the root of the sum of their
-    squares. Where the divisor is 0, and for a bag without rows, the result is zeros. Sums are made row after row, in
-    float32, in float64 for float64.
-    """
-    kind = np.float64 if values.dtype == np.float64 else np.float32
-    rows = values.astype(kind, copy=False)
-    weighted = rows if weights is None else rows * weights.astype(kind)[:, None]
-    ones = np.ones(len(rows), kind) if weights is None else weights.astype(kind)
-    bags = len(row_splits) - 1
-    pooled = np.zeros((bags, rows.shape[1]), kind)
-    divisor = np.zeros(bags, kind)
-    filled = np.flatnonzero(row_splits[1:] > row_splits[:-1])
-    if len(filled):
-        starts = row_splits[:-1][filled]
-        pooled[filled] = np.add.reduceat(weighted, starts, axis=0)
-        divisor[filled] = np.add.reduceat(ones if combiner == "mean" else ones * ones, starts)
-    if combiner != "sum":
-        if combiner == "sqrtn":
-            divisor = np.sqrt(divisor)
-        pooled[divisor == 0] = 0
-        divisor[divisor == 0] = 1
-        pooled /= divisor[:, None]
-    with np.errstate(over="ignore"):
-        return pooled.astype(np.float32)
+def _done(
+    version: ServedVersion,
+    table: str,
+    stored: StoredTable,
+    codec: Codec,
+    body: bytes,
+    keys: int,
+    rows: int,
+    missing: int,
+) -> Answer:
+    headers = {"X-Embedding-Version": str(version.number)}
+    counts = (TableCount(table, keys, missing),)
+    if codec.writes == "json":
+        return Answer(200, JSON, body, headers, counts=counts)
+    headers["X-Embedding-Shape"] = f"{rows},{stored.schema.dim}"
+    headers["X-Embedding-Missing"] = str(missing)
+    return Answer(200, BINARY, body, headers, counts=counts)
 
 
 def _look_up(stored: StoredTable, lookup: TableKeys, how: str) -> TableRows:
     keys = table_keys(lookup.keys, stored.schema.key_dtype, stored.key_limits)
-    values, found = stored.lookup(keys)
-    missing = len(found) - int(np.count_nonzero(found))
-    if missing:
-        if how == "error":
-            raise _missing_keys(lookup.table, keys[~found])
-        if how == "default":
-            values[~found] = _default_row(stored, lookup.table)
+    default = _default_row(stored, lookup.table) if how == "default" else None
     if lookup.combiner is None or lookup.row_splits is None:
+        values, found = stored.lookup(keys)
+        missing = len(found) - int(np.count_nonzero(found))
+        if missing and how == "error":
+            raise _missing_keys(lookup.table, keys[~found])
+        if missing and default is not None:
+            values[~found] = default
         return TableRows(values, found, missing)
-    return TableRows(pool_rows(values, lookup.row_splits, lookup.combiner, lookup.weights), None, missing)
+    with file_errors():
+        pooled, missing = stored.table.pool(
+            np.ascontiguousarray(keys),
+            np.ascontiguousarray(lookup.row_splits),
+            lookup.combiner,
+            weights=lookup.weights,
+            missing=None if default is None else default.astype(np.float32),
+        )
+    if missing and how == "error":
+        raise _missing_keys(lookup.table, keys[~stored.lookup(keys)[1]])
+    return TableRows(pooled, None, missing)
 
 
 def _default_row(stored: StoredTable, table: str) -> npt.NDArray[Any]:
-    row: npt.NDArray[Any] | None = getattr(stored, "default_row", None)
+    row = stored.table.default_row
     if row is None:
         raise RequestError(
             400, "no_default_row", f"table '{table}' has no default row; expected missing 'zeros' or 'error'"

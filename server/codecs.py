@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from kvtools import _serving
+from kvtools import _snapshot
 from kvtools.lookup_frame import MEDIA_TYPE as FRAME
 from kvtools.lookup_frame import TableRows
 from kvtools.server.request import BINARY
@@ -66,7 +66,7 @@ def json_numbers(values: npt.NDArray[Any]) -> bytes:
     """Return rows `values` [n, dim] of any table's type as JSON, without brackets around all of them."""
     if values.dtype.name not in _AS_THEY_ARE:
         values = values.astype(np.int64 if values.dtype.kind in "iu" else np.float32)
-    return _serving.json_rows(np.ascontiguousarray(values))
+    return _snapshot.json_rows(np.ascontiguousarray(values))
 
 
 def json_table(rows: TableRows) -> Iterator[bytes]:
@@ -79,7 +79,7 @@ def json_table(rows: TableRows) -> Iterator[bytes]:
     if rows.found is None:
         yield b'],"missing":%d}' % rows.missing
     else:
-        yield b'],"found":[' + _serving.json_flags(rows.found) + b"]}"
+        yield b'],"found":[' + _snapshot.json_flags(rows.found) + b"]}"
 
 
 def json_tables(names: list[str], answers: list[TableRows]) -> Iterator[bytes]:

@@ -16,21 +16,22 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
 from kvtools.dialects.options import OpenOptions
-from kvtools.server import grpc_server
-from kvtools.server.app import create_app
 from kvtools.server.catalog import Catalog
-from kvtools.server.grpc_server import GrpcServer
 from kvtools.server.http_protocol import make_protocol
+from kvtools.server.late_app import App, LateApp
 from kvtools.server.lookups import Lookups
 from kvtools.server.settings import Settings
 from kvtools.server.sources import ModelSource
 from kvtools.server.terminal import has_terminal
 from kvtools.server.versions import Versions
+
+if TYPE_CHECKING:
+    from kvtools.server.grpc_server import GrpcServer
 
 log = logging.getLogger("kvtools.serve")
 
@@ -74,9 +75,10 @@ class _Server(uvicorn.Server):
         supervisor: int | None,
     ) -> None:
         lookups = Lookups(catalog, settings)
+        self._app = LateApp(catalog, lambda: _make_app(catalog, settings, lookups))
         super().__init__(
             uvicorn.Config(
-                create_app(catalog, settings, lookups=lookups),
+                self._app,
                 http=make_protocol(lookups),
                 loop="uvloop",
                 log_level="warning",
@@ -110,9 +112,12 @@ class _Server(uvicorn.Server):
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             loop.add_reader(self._supervisor, self._orphaned)
         if self._settings.grpc_port is not None:
+            from kvtools.server import grpc_server
+
             self._grpc = grpc_server.start(self._catalog, self._settings)
         await super().startup(sockets)
         ports = {"grpc_port": self._grpc.port} if self._grpc else {}
+        self._app.begin()
         self._on_ready({**_described(self._catalog), **ports})
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -143,6 +148,12 @@ class _Server(uvicorn.Server):
         asyncio.get_running_loop().remove_reader(self._supervisor)
         log.error("the supervisor is gone; this worker ends")
         self.should_exit = True
+
+
+def _make_app(catalog: Catalog, settings: Settings, lookups: Lookups) -> App:
+    from kvtools.server.app import create_app
+
+    return create_app(catalog, settings, lookups=lookups)
 
 
 def _give_up() -> None:

@@ -1,6 +1,6 @@
 """From the bytes of a lookup request to keys, and everything that can be wrong with them.
 
-The C++ reader (`kvtools._serving.read_json_lookup`) takes the JSON that clients write. What it does not take is read
+The C++ reader (`kvtools._snapshot.read_json_lookup`) takes the JSON that clients write. What it does not take is read
 again here, by Python's own parser: this file says what is a lookup, and what is wrong with one.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from kvtools import _serving
+from kvtools import _snapshot
 from kvtools.lookup_frame import COMBINERS, MISSING, FrameError, TableKeys, decode_request
 
 BINARY = "application/octet-stream"
@@ -105,7 +105,7 @@ def parse_lookup(
             )
         check_count(len(body) // 8, max_keys)
         return TableKeys(table, np.frombuffer(body, "<i8").astype(np.int64, copy=False)), None
-    taken = _serving.read_json_lookup(body, key_dtype, max_keys)
+    taken = _snapshot.read_json_lookup(body, key_dtype, max_keys)
     if taken is not None:
         keys, row_splits, combiner, weights, missing = taken
         return TableKeys(table, keys, combiner, row_splits, weights), missing

@@ -8,11 +8,13 @@ import logging
 import socket
 import tempfile
 from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from kvtools.dialects.options import OpenOptions
-from kvtools.errors import BadInputError, MissingDependencyError, one_line
+from kvtools.errors import BadInputError, MissingDependencyError
 from kvtools.server.settings import Settings
 from kvtools.server.sources import ModelSource
 
@@ -29,15 +31,11 @@ def serve(
     Prints one line, or one JSON object, when requests are answered. Raises `MissingDependencyError` without the
     packages of `kvtools[serve]`, and `BadInputError` if a model cannot be read or the address cannot be had.
     """
-    try:
-        import fastapi  # noqa: F401
-        import httptools  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
+    # Looked for, not imported: FastAPI is, once the server listens.
+    if missing := [name for name in ("fastapi", "uvicorn", "uvloop", "httptools") if find_spec(name) is None]:
         raise MissingDependencyError(
-            f"serving '{sources[0].path}': a package is missing ({one_line(str(error))}); run"
-            " `pip install 'kvtools[serve]'`"
-        ) from error
+            f"serving '{sources[0].path}': no package {', '.join(missing)}; run `pip install 'kvtools[serve]'`"
+        )
     from kvtools.server.process import run_process
     from kvtools.server.workers import Supervisor
 
@@ -77,6 +75,8 @@ def serve(
             lambda: _bind(settings.host, settings.port, shared=True),
             work,
             lambda line: tell(json.loads(line)),
+            # The first worker needs this once it answers; those forked later have it already.
+            lambda: import_module("kvtools.server.app"),
         ).run()
 
 

@@ -34,7 +34,6 @@ from kvtools.dialects.options import OpenOptions
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError, UsageError, one_line
 from kvtools.server.catalog import Catalog, ServedModel, ServedVersion, VersionStatus
 from kvtools.server.recent_keys import RecentKeys
-from kvtools.server.saved_models import open_store
 from kvtools.server.settings import Settings
 from kvtools.server.sources import ModelSource, SharedSources
 from kvtools.server.store import TableStore
@@ -323,7 +322,7 @@ class Versions:
         return not found.stamp or state.seen.get(found.number) == found.stamp or time.time() - found.changed >= quiet
 
     def _load(self, state: _Model, found: FoundVersion) -> ServedVersion:
-        store = open_store(found.path, options=self._options)
+        store = _open(found.path, self._options)
         for name, table in store.tables.items():
             if table.duplicates:
                 log.warning("table '%s': %d rows are hidden by a later row of their key", name, table.duplicates)
@@ -451,6 +450,15 @@ class Versions:
         if Path(state.source.path).is_dir():
             return "there is no version in this folder (a folder or snapshot whose name is a number); --wait waits"
         return "there is nothing; --wait waits for it"
+
+
+def _open(path: str, options: OpenOptions | None) -> TableStore:
+    if not (Path(path) / "saved_model.pb").is_file():
+        return TableStore(path, options=options)
+    from kvtools.server.saved_models import open_store  # takes long to import, and may be a whole model
+
+    store: TableStore = open_store(path, options=options)
+    return store
 
 
 def _described(error: Exception) -> tuple[str, str]:

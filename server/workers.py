@@ -56,6 +56,7 @@ class Supervisor:
         work: runs a worker: given its socket, the read end of a pipe that closes when the supervisor dies, and a
             function to call with a line of text as soon as it answers. What it raises ends the worker.
         on_ready: called once, with the line of the first worker, when all answer.
+        prepare: called after the first worker was forked, to import what later ones need.
     """
 
     def __init__(
@@ -65,11 +66,13 @@ class Supervisor:
         listen: Callable[[], socket.socket],
         work: Callable[[socket.socket, int, Callable[[str], None]], None],
         on_ready: Callable[[str], None],
+        prepare: Callable[[], object],
     ) -> None:
         self._grace = grace
         self._listen = listen
         self._work = work
         self._on_ready = on_ready
+        self._prepare = prepare
         self._workers = [_Worker(slot, None) for slot in range(count)]
         self._starting = set(range(count))  # slots that have not answered yet, of the first workers
         self._line = ""
@@ -82,6 +85,7 @@ class Supervisor:
         try:
             # The first one alone: what it has prepared the others find, and what keeps it from starting is told once.
             self._start(self._workers[0])
+            self._prepare()
             while True:
                 due = [worker.due for worker in self._workers if not worker.pid and worker.due]
                 wait = max(0.0, min(due) - time.monotonic()) if due else 3600.0

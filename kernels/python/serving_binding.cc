@@ -1,9 +1,10 @@
-// The codecs of the lookup server: requests read from JSON, rows written as JSON.
+// The codecs of the lookup server: requests read, answers written.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -11,9 +12,10 @@
 #include <vector>
 
 #include "arguments.h"
-#include "bindings.h"
 #include "serving/json_lookup.h"
 #include "serving/json_rows.h"
+#include "serving/table_answer.h"
+#include "snapshot_bindings.h"
 
 using nb::literals::operator""_a;
 
@@ -35,6 +37,38 @@ nb::object ArrayOf(std::vector<T> elements) {
   return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(vector->data(), {vector->size()}, owner));
 }
 
+nb::object Answer(const SnapshotTable& table, const nb::bytes& body, bool binary_keys, bool binary_rows,
+                  int missing, int64_t max_keys, int64_t max_numbers) {
+  AnswerForm form;
+  form.binary_keys = binary_keys;
+  form.binary_rows = binary_rows;
+  form.missing = static_cast<MissingKeys>(missing);
+  form.max_keys = max_keys;
+  form.max_numbers = max_numbers;
+  nb::object rows;
+  const auto allocate = [&](int64_t bytes) -> void* {
+    rows = nb::steal(PyBytes_FromStringAndSize(nullptr, bytes));
+    if (!rows.is_valid()) throw nb::python_error();
+    return PyBytes_AS_STRING(rows.ptr());
+  };
+  const auto unlocked = [](int64_t numbers, const std::function<void()>& work) {
+    if (numbers < kWorthReleasing) {
+      work();
+    } else {
+      const nb::gil_scoped_release release;
+      work();
+    }
+  };
+  TableAnswer answer;
+  try {
+    if (!AnswerLookup(table, TextOf(body), form, allocate, unlocked, &answer)) return nb::none();
+  } catch (const Error&) {
+    return nb::none();  // it will be met again, and then told
+  }
+  if (!binary_rows) rows = BytesOf(answer.json);
+  return nb::make_tuple(rows, answer.keys, answer.rows, answer.missing);
+}
+
 nb::object ReadLookup(const nb::bytes& body, const std::string& key_dtype, int64_t max_keys) {
   const std::string_view text = TextOf(body);
   const KeyType key_type = KeyTypeOf(key_dtype);
@@ -53,7 +87,8 @@ nb::object ReadLookup(const nb::bytes& body, const std::string& key_dtype, int64
   };
   return nb::make_tuple(ArrayOf(std::move(lookup.keys)),
                         lookup.pooled ? ArrayOf(std::move(lookup.splits)) : nb::none(), word(lookup.combiner),
-                        lookup.weighted ? ArrayOf(std::move(lookup.weights)) : nb::none(), word(lookup.missing));
+                        lookup.weighted ? ArrayOf(std::move(lookup.weights)) : nb::none(),
+                        word(lookup.missing));
 }
 
 using AnyRows = nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
@@ -86,19 +121,25 @@ nb::bytes JsonRows(const AnyRows& values) {
 
 nb::bytes JsonFlags(const Flags& flags) {
   std::string text;
-  AppendJsonFlags(reinterpret_cast<const uint8_t*>(flags.data()), static_cast<int64_t>(flags.shape(0)), &text);
+  AppendJsonFlags(reinterpret_cast<const uint8_t*>(flags.data()), static_cast<int64_t>(flags.shape(0)),
+                  &text);
   return BytesOf(text);
 }
 
 }  // namespace
 
 void BindServing(nb::module_& m) {
+  m.def("answer", &Answer, "table"_a, "body"_a, "binary_keys"_a, "binary_rows"_a, "missing"_a, "max_keys"_a,
+        "max_numbers"_a,
+        "Answer a lookup of one table; `missing` is 0 for zeros, 1 for the default row, 2 for an error.\n\n"
+        "Returns (body, keys, rows, missing keys), or None where kvtools.server.answer must do it.");
   m.def("read_json_lookup", &ReadLookup, "body"_a, "key_dtype"_a, "max_keys"_a,
         "Read a lookup of one table from JSON.\n\n"
         "Returns (keys int64 [n] as 64-bit patterns, row_splits int64 [bags + 1] or None, combiner or None,\n"
         "weights float32 [n] or None, missing or None), or None where kvtools.server.request must read it.");
   m.def("json_rows", &JsonRows, "values"_a,
-        "Write `values` [n, dim] (float32, float64, int8, int32, int64 or bool) as JSON: b'[1.5,2.0],[0.1,0.0]'.");
+        "Write `values` [n, dim] (float32, float64, int8, int32, int64 or bool) as JSON: "
+        "b'[1.5,2.0],[0.1,0.0]'.");
   m.def("json_flags", &JsonFlags, "flags"_a, "Write `flags`, bool [n], as JSON: b'true,false'.");
 }
 

@@ -48,6 +48,8 @@ class Asker(threading.Thread):
             self.answers += 1
             rows = np.frombuffer(body, "<f4").reshape(len(keys), -1)
             version = int(rows[0, 0]) // 1000
+            if answer.headers["X-Embedding-Version"] != str(version):
+                self.failures.append(("another version than it says", version))
             if not np.array_equal(rows, np.repeat(version * 1000 + keys[:, None], rows.shape[1], 1)):
                 self.failures.append(("rows of several versions, or wrong ones", version))
             if not self.seen or self.seen[-1] != version:

@@ -188,10 +188,12 @@ bool ReadJsonLookup(std::string_view body, KeyType key_type, int64_t max_keys, J
       }
     } else if (name == "combiner" && lookup->combiner.empty()) {
       if (!reader.Word(&lookup->combiner)) return false;
-      if (lookup->combiner != "sum" && lookup->combiner != "mean" && lookup->combiner != "sqrtn") return false;
+      if (lookup->combiner != "sum" && lookup->combiner != "mean" && lookup->combiner != "sqrtn")
+        return false;
     } else if (name == "missing" && lookup->missing.empty()) {
       if (!reader.Word(&lookup->missing)) return false;
-      if (lookup->missing != "zeros" && lookup->missing != "default" && lookup->missing != "error") return false;
+      if (lookup->missing != "zeros" && lookup->missing != "default" && lookup->missing != "error")
+        return false;
     } else {
       return false;
     }

@@ -10,13 +10,13 @@
 namespace kvtable {
 
 struct JsonLookup {
-  std::vector<int64_t> keys;      // 64-bit patterns: int32 sign-extended, uint64 as its bits
-  bool pooled = false;            // keys in bags
-  std::vector<int64_t> splits;    // (bags + 1) where pooled: bag b has the keys [splits[b], splits[b + 1])
-  bool weighted = false;          // where pooled only
-  std::vector<float> weights;     // (keys) where weighted
-  std::string_view combiner;      // "sum", "mean" or "sqrtn" where pooled
-  std::string_view missing;       // "zeros", "default", "error", or empty: not said
+  std::vector<int64_t> keys;    // 64-bit patterns: int32 sign-extended, uint64 as its bits
+  bool pooled = false;          // keys in bags
+  std::vector<int64_t> splits;  // (bags + 1) where pooled: bag b has the keys [splits[b], splits[b + 1])
+  bool weighted = false;        // where pooled only
+  std::vector<float> weights;   // (keys) where weighted
+  std::string_view combiner;    // "sum", "mean" or "sqrtn" where pooled
+  std::string_view missing;     // "zeros", "default", "error", or empty: not said
 };
 
 // Reads {"keys": [1, 2]}, {"keys": [[1], [2, 3]], "combiner": "mean"} and the like: server/request.py says what

@@ -36,7 +36,8 @@ char* WriteNumber(T value, char* out) {
     if constexpr (std::is_same_v<T, float>) {
       uint32_t bits;
       std::memcpy(&bits, &value, sizeof(bits));
-      if ((bits & 0x7fffffff) == kRoundsTwice) return WriteText(value < 0 ? "-7.0385307e-26" : "7.0385307e-26", out);
+      if ((bits & 0x7fffffff) == kRoundsTwice)
+        return WriteText(value < 0 ? "-7.0385307e-26" : "7.0385307e-26", out);
     }
     char* const end = std::to_chars(out, out + kMostCharacters, value).ptr;
     for (const char* c = out; c != end; ++c) {

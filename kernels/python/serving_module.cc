@@ -1,6 +1,0 @@
-// kvtools._serving: the codecs of the lookup server.
-#include <nanobind/nanobind.h>
-
-#include "bindings.h"
-
-NB_MODULE(_serving, m) { kvtable::BindServing(m); }

@@ -1,0 +1,77 @@
+"""Tables as a connection of the Redis protocol names them, and keys and rows in their forms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtools.errors import BadInputError
+from kvtools.server.catalog import Catalog, ServedVersion
+from kvtools.server.store import StoredTable
+
+Array = npt.NDArray[Any]
+
+
+class Tables:
+    """The tables of what is served now, by name as bytes, in the order of their names."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._served: ServedVersion | None = None
+        self._by_name: dict[bytes, StoredTable] = {}
+
+    def now(self) -> dict[bytes, StoredTable]:
+        """Return the tables of the latest version; raises `KvtoolsError` if none is served."""
+        served = self._catalog.version()
+        if served is not self._served:
+            self._by_name = {name.encode(): served.store.tables[name] for name in sorted(served.store.tables)}
+            self._served = served
+        return self._by_name
+
+    def get(self, name: bytes, selected: bytes | None) -> StoredTable:
+        """Return a table; an empty name: the one that is selected, or the only one. Raises `KvtoolsError`."""
+        tables = self.now()
+        if not name:
+            if selected is None and len(tables) == 1:
+                return next(iter(tables.values()))
+            if selected is None:
+                shown = ", ".join(f"{number}: {one.decode()}" for number, one in enumerate(list(tables)[:8]))
+                raise BadInputError(f"the key names no table; write table:17, or SELECT a table ({shown})")
+            name = selected
+        try:
+            return tables[name]
+        except KeyError:
+            raise BadInputError(f"there is no table '{shown_bytes(name)}'") from None
+
+    def name_at(self, database: bytes) -> bytes:
+        """Return the name of a table, from its number in the order of names, or its name. Raises `KvtoolsError`."""
+        tables = self.now()
+        if database in tables:
+            return database
+        number = int(database) if database.isdigit() and len(database) < 10 else len(tables)
+        if number >= len(tables):
+            raise BadInputError(
+                f"there is no table '{shown_bytes(database)}'; there are 0 to {len(tables) - 1}, by name"
+            )
+        return list(tables)[number]
+
+
+def typed(keys: Array, table: StoredTable) -> Array:
+    """Return keys int64 [n], which are in range (of uint64: their bits), in the table's key type."""
+    key_dtype = table.schema.key_dtype
+    if key_dtype == "int64":
+        return keys
+    return keys.view(np.uint64) if key_dtype == "uint64" else keys.astype(key_dtype)
+
+
+def row_bytes(values: Array) -> Array:
+    """Return rows [n, dim] as their bytes, uint8 [n, bytes of a row]."""
+    rows = np.ascontiguousarray(values)
+    return rows.view(np.uint8).reshape(len(rows), rows.shape[1] * rows.itemsize)
+
+
+def shown_bytes(text: bytes) -> str:
+    """Return text from outside as a message may show it."""
+    return "".join(c if c.isprintable() else "?" for c in text[:64].decode("utf-8", "replace"))

@@ -1,0 +1,31 @@
+"""The Redis protocol's port, served by a thread of the test's process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+
+from kvtools.server.catalog import Catalog
+from kvtools.server.resp import RespServer, start
+from kvtools.server.settings import Settings
+
+
+@contextlib.contextmanager
+def serving(catalog: Catalog, **settings: object) -> Iterator[RespServer]:
+    """A server on a free port while the block runs."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    chosen = Settings(**{"resp_port": 0, **settings})  # type: ignore[arg-type]
+    server = asyncio.run_coroutine_threadsafe(start(catalog, chosen), loop).result(30)
+    try:
+        yield server
+    finally:
+        try:
+            asyncio.run_coroutine_threadsafe(server.close(), loop).result(30)
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.close()
