@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from kvtools.errors import BadInputError, KvtoolsError, MissingDependencyError, one_line
+from kvtools.errors import BadInputError, MissingDependencyError, one_line
 from kvtools.server.catalog import Catalog
 from kvtools.server.protocol_error import ProtocolError
 from kvtools.server.settings import Settings
@@ -153,9 +153,6 @@ class GrpcServer:
                 self._running -= 1
         except ProtocolError as error:
             code, text = getattr(grpc.StatusCode, error.code), error.message
-        except KvtoolsError as error:
-            _LOG.exception("answering %s", name)
-            code, text = grpc.StatusCode.INTERNAL, str(error)
         except Exception as error:
             _LOG.exception("answering %s", name)
             code, text = grpc.StatusCode.INTERNAL, f"{type(error).__name__}; the server's log says more"

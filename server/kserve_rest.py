@@ -192,8 +192,8 @@ def _inputs(document: dict[str, Any], rest: memoryview, settings: Settings) -> d
             continue
         if type(size) is not int or not 0 <= size <= len(rest) - place:
             raise invalid(
-                f"input '{name}': got binary_data_size {size!r:.40}, expected at most the {len(rest) - place} bytes that"
-                f" follow the JSON; {HEADER} tells where it ends"
+                f"input '{name}': got binary_data_size {size!r:.40}, expected at most the {len(rest) - place} bytes"
+                f" that follow the JSON; {HEADER} tells where it ends"
             )
         if "data" in item:
             raise invalid(f"input '{name}': expected data or binary_data_size, got both")

@@ -13,14 +13,13 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 from pydantic_core import to_json
 
-from kvtools.errors import KvtoolsError
 from kvtools.server.answer import STREAMED_NUMBERS
 from kvtools.server.protocol_error import ProtocolError
 from kvtools.server.settings import Settings
 
 JSON = "application/json"
 Endpoint = Callable[[Request], Awaitable[Response]]
-_LOG = logging.getLogger(__name__)
+_LOG = logging.getLogger("kvtools.serve")
 _PARAMETER = re.compile(r"{(\w+)(?::\w+)?}")
 _INTEGERS = {"version": {"type": "string", "pattern": "^[0-9]+$"}}
 _ERRORS = {
@@ -49,9 +48,6 @@ def add_route(
             return await endpoint(request)
         except ProtocolError as error:
             return error_response(error)
-        except KvtoolsError as error:
-            _LOG.exception("answering %s", request.url.path)
-            return json_response({"error": str(error)}, 500)
         except Exception as error:
             _LOG.exception("answering %s", request.url.path)
             return json_response({"error": f"{type(error).__name__}; the server's log says more"}, 500)
