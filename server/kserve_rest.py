@@ -11,10 +11,10 @@ in `Inference-Header-Content-Length`. Values of 16-bit floats go as binary only.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.concurrency import run_in_threadpool
 from pydantic_core import to_json
 
 from kvtools.server.catalog import Catalog, ServedVersion
@@ -30,12 +30,12 @@ from kvtools.server.inference_protocol import (
     tensor_type,
     to_bytes,
 )
-from kvtools.server.json_tensor import load_json, tensor, to_text
+from kvtools.server.json_tensor import load_json, tensor, text_blocks
 from kvtools.server.protocol_error import ProtocolError, invalid
-from kvtools.server.protocol_routes import JSON, add_route, json_response
+from kvtools.server.protocol_routes import Threads, add_route, blocks_response, json_response
 from kvtools.server.request_body import read_body
 from kvtools.server.settings import Settings
-from kvtools.server.signatures import INFERENCE_TYPES, Array, Signature
+from kvtools.server.signatures import INFERENCE_TYPES, Array, Signature, is_small
 
 HEADER = "Inference-Header-Content-Length"
 _BINARY = "application/octet-stream"
@@ -62,6 +62,7 @@ _METADATA = {
 def router(catalog: Catalog, settings: Settings) -> APIRouter:
     """Return the routes under `/v2`."""
     routes = APIRouter(tags=["KServe v2"])
+    threads = Threads(settings)
 
     async def server(request: Request) -> Response:
         return json_response(SERVER)
@@ -89,7 +90,8 @@ def router(catalog: Catalog, settings: Settings) -> APIRouter:
         served, own = find_model(catalog, name, version)
         header = request.headers.get(HEADER)
         body = await read_body(request, settings)
-        return await run_in_threadpool(_infer, served, own, name, body, header, settings)
+        small = is_small(served, len(body))
+        return await threads.run(lambda: _infer(served, own, name, body, header, settings), small=small)
 
     add_route(routes, "GET", "/v2", server, summary="What the server is", answer=SERVER)
     add_route(routes, "GET", "/v2/health/live", live, summary="Whether the server lives", answer={"live": True})
@@ -190,8 +192,8 @@ def _inputs(document: dict[str, Any], rest: memoryview, settings: Settings) -> d
             continue
         if type(size) is not int or not 0 <= size <= len(rest) - place:
             raise invalid(
-                f"input '{name}': got binary_data_size {size!r:.40}, expected at most the {len(rest) - place} bytes that"
-                f" follow the JSON; {HEADER} tells where it ends"
+                f"input '{name}': got binary_data_size {size!r:.40}, expected at most the {len(rest) - place} bytes"
+                f" that follow the JSON; {HEADER} tells where it ends"
             )
         if "data" in item:
             raise invalid(f"input '{name}': expected data or binary_data_size, got both")
@@ -252,23 +254,38 @@ def _raw(signature: Signature, data: memoryview) -> Array:
 def _response(
     name: str, served: ServedVersion, request_id: str | None, answer: dict[str, Array], binary: dict[str, bool]
 ) -> Response:
-    parts: list[bytes] = []
-    outputs: list[bytes] = []
+    values: list[bytes] = []
+    described: list[tuple[bytes, Array | None]] = []
+    numbers = 0
     for output, array in answer.items():
         datatype = INFERENCE_TYPES[array.dtype]
-        described: dict[str, Any] = {"name": output, "datatype": datatype, "shape": list(array.shape)}
+        head: dict[str, Any] = {"name": output, "datatype": datatype, "shape": list(array.shape)}
         if binary[output]:
-            parts.append(to_bytes(array))
-            described["parameters"] = {"binary_data_size": len(parts[-1])}
-            outputs.append(to_json(described))
+            values.append(to_bytes(array))
+            described.append((to_json({**head, "parameters": {"binary_data_size": len(values[-1])}}), None))
         elif datatype in ("FP16", "BF16"):
             raise invalid(f"output '{output}': values of {datatype} are answered as binary only: set binary_data")
         else:
-            outputs.append(to_json(described)[:-1] + b',"data":' + to_text(array.reshape(-1)) + b"}")
-    head = {"model_name": name, "model_version": str(served.number)}
+            numbers += array.size
+            described.append((to_json(head), array))
+    about = {"model_name": name, "model_version": str(served.number)}
     if request_id is not None:
-        head["id"] = request_id
-    document = to_json(head)[:-1] + b',"outputs":[' + b",".join(outputs) + b"]}"
-    if not parts:
-        return Response(document, media_type=JSON)
-    return Response(b"".join([document, *parts]), media_type=_BINARY, headers={HEADER: str(len(document))})
+        about["id"] = request_id
+    blocks = _document(to_json(about), described)
+    if not values:
+        return blocks_response(blocks, numbers)
+    document = b"".join(blocks)
+    return Response(b"".join([document, *values]), media_type=_BINARY, headers={HEADER: str(len(document))})
+
+
+def _document(about: bytes, outputs: list[tuple[bytes, Array | None]]) -> Iterator[bytes]:
+    yield about[:-1] + b',"outputs":['
+    for place, (head, array) in enumerate(outputs):
+        yield b"," if place else b""
+        if array is None:
+            yield head
+            continue
+        yield head[:-1] + b',"data":'
+        yield from text_blocks(array.reshape(-1))
+        yield b"}"
+    yield b"]}"

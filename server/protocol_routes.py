@@ -5,18 +5,21 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import StreamingResponse
 from pydantic_core import to_json
 
-from kvtools.errors import KvtoolsError
+from kvtools.server.answer import STREAMED_NUMBERS
 from kvtools.server.protocol_error import ProtocolError
+from kvtools.server.settings import Settings
 
 JSON = "application/json"
 Endpoint = Callable[[Request], Awaitable[Response]]
-_LOG = logging.getLogger(__name__)
+_LOG = logging.getLogger("kvtools.serve")
 _PARAMETER = re.compile(r"{(\w+)(?::\w+)?}")
 _INTEGERS = {"version": {"type": "string", "pattern": "^[0-9]+$"}}
 _ERRORS = {
@@ -45,9 +48,6 @@ def add_route(
             return await endpoint(request)
         except ProtocolError as error:
             return error_response(error)
-        except KvtoolsError as error:
-            _LOG.exception("answering %s", request.url.path)
-            return json_response({"error": str(error)}, 500)
         except Exception as error:
             _LOG.exception("answering %s", request.url.path)
             return json_response({"error": f"{type(error).__name__}; the server's log says more"}, 500)
@@ -85,6 +85,35 @@ def add_route(
 def json_response(document: Any, status: int = 200) -> Response:
     """Return a document as JSON."""
     return Response(to_json(document), status, media_type=JSON)
+
+
+class Threads:
+    """Where requests are worked on: a small one at once, others by a thread, at most `settings.max_concurrent`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._most = settings.max_concurrent
+        self._running = 0
+
+    async def run(self, work: Callable[[], Response], *, small: bool) -> Response:
+        """Return what `work` returns; raises a `ProtocolError` if there is too much to do."""
+        if small:
+            return work()
+        if self._running >= self._most:
+            raise ProtocolError(
+                "RESOURCE_EXHAUSTED", f"{self._running} requests are being worked on, which is the most at a time"
+            )
+        self._running += 1
+        try:
+            return await run_in_threadpool(work)
+        finally:
+            self._running -= 1
+
+
+def blocks_response(blocks: Iterable[bytes], numbers: int) -> Response:
+    """Return JSON that comes in blocks; one of many numbers is sent while it is made."""
+    if numbers > STREAMED_NUMBERS:
+        return StreamingResponse(blocks, media_type=JSON)
+    return Response(b"".join(blocks), media_type=JSON)
 
 
 def error_response(error: ProtocolError) -> Response:

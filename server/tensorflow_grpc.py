@@ -32,6 +32,7 @@ from kvtools.server.version_policy import VersionPolicy
 Method = Callable[[bytes], bytes]
 _PREDICTION = "/tensorflow.serving.PredictionService"
 _MODEL = "/tensorflow.serving.ModelService"
+RELOAD = f"{_MODEL}/HandleReloadConfigRequest"  # waits until models are loaded
 _SIGNATURE_DEF = "signature_def"
 _CODES: dict[str, int] = {
     value.name: value.number
@@ -139,7 +140,7 @@ def methods(catalog: Catalog, settings: Settings) -> dict[str, Method]:
         f"{_PREDICTION}/Predict": predict,
         f"{_PREDICTION}/GetModelMetadata": metadata,
         f"{_MODEL}/GetModelStatus": status,
-        f"{_MODEL}/HandleReloadConfigRequest": reload,
+        RELOAD: reload,
         **{f"{_PREDICTION}/{name}": no_examples(name) for name in ("Classify", "Regress", "MultiInference")},
     }
 

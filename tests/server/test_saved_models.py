@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-grpc = pytest.importorskip("grpc")
+pytest.importorskip("grpc")
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
 from fastapi.testclient import TestClient
