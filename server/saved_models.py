@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from kvtools.dialects.detect import open_checkpoint
-from kvtools.dialects.options import OpenOptions
+from kvtools.dialects.options import OpenOptions, Progress
 from kvtools.errors import BadInputError, CorruptFileError, MissingDependencyError, one_line
 from kvtools.server.protocol_error import HTTP_STATUSES, ProtocolError
 from kvtools.server.protos import DATA_TYPES
@@ -135,10 +135,16 @@ class SavedModelStore:
         """Do nothing: TensorFlow has checked what it read."""
 
 
-def open_store(path: str | os.PathLike[str], *, options: OpenOptions | None = None) -> Any:
+def open_store(
+    path: str | os.PathLike[str],
+    *,
+    options: OpenOptions | None = None,
+    cache: Path | None = None,
+    progress: Progress | None = None,
+) -> Any:
     """Open what lies at `path`: as tables where it holds any, otherwise as a whole model (`SavedModelStore`)."""
     if not (Path(path) / _MODEL_FILE).is_file() or _has_tables(path, options):
-        return TableStore(path, options=options)
+        return TableStore(path, options=options, cache=cache, progress=progress)
     return SavedModelStore(path)
 
 
