@@ -44,6 +44,14 @@ def run(
             envvar="KVTOOLS_SERVE_GRPC_PORT",
         ),
     ] = None,
+    resp_port: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PORT",
+            help="A port for the Redis protocol, too: GET, MGET, HGET, HMGET.",
+            envvar="KVTOOLS_SERVE_RESP_PORT",
+        ),
+    ] = None,
     model_name: Annotated[str, typer.Option(metavar="NAME", help="The name of a single model.")] = "default",
     poll: Annotated[
         float | None,
@@ -133,6 +141,7 @@ def run(
     doing = f"serving '{paths[0]}'"
     _check_range(doing, "--port", port, 0, 65535)
     _check_range(doing, "--grpc-port", grpc_port, 0, 65535)
+    _check_range(doing, "--resp-port", resp_port, 0, 65535)
     for option, value in {
         "--max-keys": max_keys,
         "--max-values": max_values,
@@ -156,6 +165,7 @@ def run(
         host=host,
         port=port,
         grpc_port=grpc_port,
+        resp_port=resp_port,
         max_keys=max_keys,
         max_values=max_values,
         max_body_bytes=max_body_bytes,

@@ -22,11 +22,13 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from kvtools.dialects.options import OpenOptions
+from kvtools.server import resp
 from kvtools.server.catalog import Catalog
 from kvtools.server.descriptors import make_room
 from kvtools.server.http_protocol import make_protocol
 from kvtools.server.late_app import App, LateApp
 from kvtools.server.lookups import Lookups
+from kvtools.server.resp import RespServer
 from kvtools.server.settings import Settings
 from kvtools.server.sources import ModelSource
 from kvtools.server.terminal import has_terminal
@@ -98,6 +100,8 @@ class _Server(uvicorn.Server):
         self._catalog = catalog
         self._settings = settings
         self._grpc: GrpcServer | None = None
+        self._resp: RespServer | None = None
+        self._lookups = lookups
         self._versions = versions
         self._on_ready = on_ready
         self._supervisor = supervisor
@@ -121,8 +125,12 @@ class _Server(uvicorn.Server):
             from kvtools.server import grpc_server
 
             self._grpc = grpc_server.start(self._catalog, self._settings)
+        if self._settings.resp_port is not None:
+            self._resp = await resp.start(self._catalog, self._settings, observer=self._lookups.observer)
         await super().startup(sockets)
         ports = {"grpc_port": self._grpc.port} if self._grpc else {}
+        if self._resp:
+            ports["resp_port"] = self._resp.port
         self._app.begin()
         self._on_ready({**_described(self._catalog), **ports})
 
@@ -135,6 +143,8 @@ class _Server(uvicorn.Server):
         both = [super().shutdown(sockets)]
         if self._grpc:
             both.append(asyncio.to_thread(self._grpc.stop, grace))
+        if self._resp:
+            both.append(self._resp.close())
         await asyncio.gather(*both)
 
     def _end(self, number: int) -> None:

@@ -15,7 +15,7 @@ import ssl
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 from kvtools._snapshot import RespReader, resp_answer
 from kvtools.errors import BadInputError, KvtoolsError
@@ -57,8 +57,7 @@ class RespProtocol(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection, unless there are too many; see `asyncio.Protocol`."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
         if not self._server.add(self):
             self._end(error("max number of clients reached"))
 

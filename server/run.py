@@ -60,6 +60,10 @@ def serve(
         with _bind(settings.host, settings.grpc_port, shared=False, option="--grpc-port") as free:
             settings = dataclasses.replace(settings, grpc_port=free.getsockname()[1])
 
+    if settings.resp_port is not None:
+        with _bind(settings.host, settings.resp_port, shared=False, option="--resp-port") as free:
+            settings = dataclasses.replace(settings, resp_port=free.getsockname()[1])
+
     with tempfile.TemporaryDirectory(prefix="kvtools-serve-") as folder:
         settings = dataclasses.replace(settings, shared=Path(folder))
 
@@ -111,4 +115,5 @@ def _line(settings: Settings, what: dict[str, Any]) -> str:
     else:
         served = f"serving {len(models)} models, {tables} tables, {rows} rows"
     grpc = f", gRPC at port {what['grpc_port']}" if "grpc_port" in what else ""
-    return f"{served} at {_url(settings)}{grpc} (interactive documentation at /docs)"
+    redis = f", the Redis protocol at port {what['resp_port']}" if "resp_port" in what else ""
+    return f"{served} at {_url(settings)}{grpc}{redis} (interactive documentation at /docs)"
