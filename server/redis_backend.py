@@ -8,8 +8,8 @@ key, and they are there while Redis is not.
 A table that is written anew lies under another generation of keys. A lookup that misses a key looks whether that has
 happened, and begins again with the new one: so rows are of one generation, and none is missing because it moved.
 
-Redis that does not answer is a 503 with Retry-After, at once for a second after it was noticed; connections are made anew
-by themselves. With `missing_while_down`, keys that only Redis could have are missing in that time.
+Redis that does not answer is a 503 with Retry-After, at once for a second after it was noticed; connections are made
+anew by themselves. With `missing_while_down`, keys that only Redis could have are missing in that time.
 """
 
 from __future__ import annotations

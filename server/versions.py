@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -322,7 +322,7 @@ class Versions:
         return not found.stamp or state.seen.get(found.number) == found.stamp or time.time() - found.changed >= quiet
 
     def _load(self, state: _Model, found: FoundVersion) -> ServedVersion:
-        store = _open(found.path, self._options)
+        store = _open(found.path, self._options, self._settings)
         for name, table in store.tables.items():
             if table.duplicates:
                 log.warning("table '%s': %d rows are hidden by a later row of their key", name, table.duplicates)
@@ -452,7 +452,13 @@ class Versions:
         return "there is nothing; --wait waits for it"
 
 
-def _open(path: str, options: OpenOptions | None) -> TableStore:
+def _open(path: str, options: OpenOptions | None, settings: Settings) -> TableStore:
+    if settings.backend is not None:
+        from kvtools.server.redis_backend import RedisStore  # redis-py is optional
+
+        front = None if path == settings.backend else TableStore(path, options=options)
+        missing = settings.backend_down == "missing"
+        return cast(TableStore, RedisStore(settings.backend, options=options, front=front, missing_while_down=missing))
     if not (Path(path) / "saved_model.pb").is_file():
         return TableStore(path, options=options)
     from kvtools.server.saved_models import open_store  # takes long to import, and may be a whole model
