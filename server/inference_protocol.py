@@ -167,7 +167,8 @@ def from_bytes(name: str, data: bytes | memoryview, dtype: np.dtype[Any], shape:
             f" {INFERENCE_TYPES[dtype]}"
         )
     if dtype == np.bool_:
-        return (np.frombuffer(data, np.uint8) != 0).reshape(shape)
+        flags: Array = (np.frombuffer(data, np.uint8) != 0).reshape(shape)
+        return flags
     return np.frombuffer(data, dtype).reshape(shape)
 
 

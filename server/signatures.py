@@ -68,11 +68,30 @@ class TensorSpec:
 class Signature(Protocol):
     """One thing that a model can be asked; for any number of threads."""
 
-    name: str
-    inputs: Mapping[str, TensorSpec]
-    outputs: Mapping[str, TensorSpec]  # what is answered unless outputs are named
-    by_name: Mapping[str, TensorSpec]  # what is answered only to who names it
-    method_name: str
+    @property
+    def name(self) -> str:
+        """Its name in the model."""
+        ...
+
+    @property
+    def inputs(self) -> Mapping[str, TensorSpec]:
+        """What it takes, all of it."""
+        ...
+
+    @property
+    def outputs(self) -> Mapping[str, TensorSpec]:
+        """What is answered unless outputs are named."""
+        ...
+
+    @property
+    def by_name(self) -> Mapping[str, TensorSpec]:
+        """What is answered only to who names it."""
+        ...
+
+    @property
+    def method_name(self) -> str:
+        """TensorFlow Serving's word for how it is asked."""
+        ...
 
     def takes(self, name: str, dtype: np.dtype[Any]) -> bool:
         """Tell whether the input `name` may have this type."""
