@@ -44,6 +44,14 @@ def run(
             envvar="KVTOOLS_SERVE_GRPC_PORT",
         ),
     ] = None,
+    resp_port: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PORT",
+            help="A port for clients that speak the Redis protocol.",
+            envvar="KVTOOLS_SERVE_RESP_PORT",
+        ),
+    ] = None,
     model_name: Annotated[str, typer.Option(metavar="NAME", help="The name of a single model.")] = "default",
     poll: Annotated[
         float | None,
@@ -71,6 +79,13 @@ def run(
     wait: Annotated[
         bool, typer.Option("--wait", help="Begin without a version and wait for the first; otherwise it is an error.")
     ] = False,
+    cache: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Where to keep the snapshots that are made of anything else; KVTOOLS_CACHE_DIR or the user's cache.",
+        ),
+    ] = None,
     verify: Annotated[
         bool, typer.Option(help="Compare all checksums: before a swap, and soon after the start.")
     ] = True,
@@ -133,6 +148,7 @@ def run(
     doing = f"serving '{paths[0]}'"
     _check_range(doing, "--port", port, 0, 65535)
     _check_range(doing, "--grpc-port", grpc_port, 0, 65535)
+    _check_range(doing, "--resp-port", resp_port, 0, 65535)
     for option, value in {
         "--max-keys": max_keys,
         "--max-values": max_values,
@@ -156,6 +172,7 @@ def run(
         host=host,
         port=port,
         grpc_port=grpc_port,
+        resp_port=resp_port,
         max_keys=max_keys,
         max_values=max_values,
         max_body_bytes=max_body_bytes,
@@ -169,6 +186,7 @@ def run(
         workers=workers,
         poll=poll,
         wait=wait,
+        cache=cache,
         verify=verify,
         admin=admin,
     )

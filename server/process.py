@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 import signal
@@ -22,6 +23,7 @@ import uvicorn
 
 from kvtools.dialects.options import OpenOptions
 from kvtools.server.catalog import Catalog
+from kvtools.server.descriptors import make_room
 from kvtools.server.http_protocol import make_protocol
 from kvtools.server.late_app import App, LateApp
 from kvtools.server.lookups import Lookups
@@ -32,6 +34,7 @@ from kvtools.server.versions import Versions
 
 if TYPE_CHECKING:
     from kvtools.server.grpc_server import GrpcServer
+    from kvtools.server.resp import RespServer
 
 log = logging.getLogger("kvtools.serve")
 
@@ -54,6 +57,10 @@ def run_process(
     of a pipe that the supervisor holds open: a worker ends when it is closed, and by SIGTERM only, since Ctrl-C reaches
     the supervisor, too. Raises what `Versions.start` does.
     """
+    room = make_room(settings.max_connections)
+    if room < settings.max_connections:
+        log.warning("descriptors suffice for %d connections, not for %d; see ulimit -n", room, settings.max_connections)
+        settings = dataclasses.replace(settings, max_connections=room)
     catalog = Catalog()
     versions = Versions(catalog, sources, settings, options)
     signal.signal(signal.SIGHUP, lambda number, frame: versions.look_soon())
@@ -92,6 +99,7 @@ class _Server(uvicorn.Server):
         self._catalog = catalog
         self._settings = settings
         self._grpc: GrpcServer | None = None
+        self._resp: RespServer | None = None
         self._versions = versions
         self._on_ready = on_ready
         self._supervisor = supervisor
@@ -115,8 +123,12 @@ class _Server(uvicorn.Server):
             from kvtools.server import grpc_server
 
             self._grpc = grpc_server.start(self._catalog, self._settings)
+        if self._settings.resp_port is not None:
+            from kvtools.server import resp
+
+            self._resp = await resp.start(self._catalog, self._settings)
         await super().startup(sockets)
-        ports = {"grpc_port": self._grpc.port} if self._grpc else {}
+        ports = {name: port.port for name, port in (("grpc_port", self._grpc), ("resp_port", self._resp)) if port}
         self._app.begin()
         self._on_ready({**_described(self._catalog), **ports})
 
@@ -126,10 +138,13 @@ class _Server(uvicorn.Server):
         last = threading.Timer(grace + _AFTER_GRACE, _give_up)
         last.daemon = True
         last.start()
-        both = [super().shutdown(sockets)]
+        ends = [super().shutdown(sockets)]
         if self._grpc:
-            both.append(asyncio.to_thread(self._grpc.stop, grace))
-        await asyncio.gather(*both)
+            ends.append(asyncio.to_thread(self._grpc.stop, grace))
+        if self._resp:
+            ends.append(self._resp.close())
+        with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*ends), grace + _AFTER_GRACE / 2)
 
     def _end(self, number: int) -> None:
         if self.should_exit:  # the second one

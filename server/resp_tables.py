@@ -1,17 +1,11 @@
-"""Tables as a connection of the Redis protocol names them, and keys and rows in their forms."""
+"""Tables as a connection of the Redis protocol names them."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
-
 from kvtools.errors import BadInputError
 from kvtools.server.catalog import Catalog, ServedVersion
+from kvtools.server.recent_keys import RecentKeys
 from kvtools.server.store import StoredTable
-
-Array = npt.NDArray[Any]
 
 
 class Tables:
@@ -29,6 +23,15 @@ class Tables:
             self._by_name = {name.encode(): served.store.tables[name] for name in sorted(served.store.tables)}
             self._served = served
         return self._by_name
+
+    @property
+    def warm(self) -> bool:
+        """Whether what `now` gave is in memory."""
+        return self._served is not None and self._served.store.warm
+
+    def recent(self, name: str) -> RecentKeys | None:
+        """Return where keys asked of a table are noted, if anywhere."""
+        return None if self._served is None else self._served.recent.get(name)
 
     def get(self, name: bytes, selected: bytes | None) -> StoredTable:
         """Return a table; an empty name: the one that is selected, or the only one. Raises `KvtoolsError`."""
@@ -56,20 +59,6 @@ class Tables:
                 f"there is no table '{shown_bytes(database)}'; there are 0 to {len(tables) - 1}, by name"
             )
         return list(tables)[number]
-
-
-def typed(keys: Array, table: StoredTable) -> Array:
-    """Return keys int64 [n], which are in range (of uint64: their bits), in the table's key type."""
-    key_dtype = table.schema.key_dtype
-    if key_dtype == "int64":
-        return keys
-    return keys.view(np.uint64) if key_dtype == "uint64" else keys.astype(key_dtype)
-
-
-def row_bytes(values: Array) -> Array:
-    """Return rows [n, dim] as their bytes, uint8 [n, bytes of a row]."""
-    rows = np.ascontiguousarray(values)
-    return rows.view(np.uint8).reshape(len(rows), rows.shape[1] * rows.itemsize)
 
 
 def shown_bytes(text: bytes) -> str:

@@ -198,15 +198,19 @@ def check_count(count: int, settings: Settings, dim: int = 1) -> None:
 
 _SMALL_NUMBERS = 32_768  # bytes of a request times numbers of a row
 
+# Signatures of tables hold tables and not the store, which would never go otherwise.
 _signatures: weakref.WeakKeyDictionary[Any, dict[str, Signature]] = weakref.WeakKeyDictionary()
 
 
 def signatures(version: ServedVersion) -> Mapping[str, Signature]:
     """Return what a version can be asked, by name: the names that are listed, then those that are taken, too."""
     store = version.store
+    own: Mapping[str, Signature] | None = getattr(store, "signatures", None)
+    if own:
+        return own  # a whole model
     known = _signatures.get(store)
     if known is None:
-        known = dict(getattr(store, "signatures", {})) or _table_signatures(store.tables, version.recent)
+        known = _table_signatures(store.tables, version.recent)
         _signatures[store] = known
     return known
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import ssl
 import time
 from collections.abc import Sequence
@@ -206,6 +208,8 @@ class AsyncTransport:
             shown: Exception = error
             if isinstance(error, ssl.SSLCertVerificationError):
                 shown = OSError(f"{error.verify_message}; name its certificate authority by ca_file=")
+            elif isinstance(error, OSError) and not isinstance(error, socket.gaierror) and error.errno:
+                shown = OSError(error.errno, os.strerror(error.errno))  # asyncio has words of its own.
             if connection is not None:
                 connection.close()
             call.failed(exchange.attempt, shown, now, stale=connection is not None and connection.stale)

@@ -31,7 +31,7 @@ from kvtools.server.lookups import Lookups
 from kvtools.server.observer import Answered, Observer
 from kvtools.server.run import _bind
 from kvtools.server.settings import Settings
-from kvtools.server.store import StoredTable, TableStore
+from kvtools.server.store import TableStore
 
 SAMPLE = Path(__file__).parent.parent / "data" / "sample"
 BINARY = "application/octet-stream"
@@ -295,13 +295,13 @@ def test_a_large_lookup_is_done_by_a_thread(running: Running, monkeypatch: pytes
     monkeypatch.setattr(lookups_module, "_SMALL_BINARY", 8)
     monkeypatch.setattr(lookups_module, "_SMALL_JSON", 8)
     threads = set()
-    lookup = StoredTable.lookup
+    answer_lookup = lookups_module.answer_lookup
 
-    def note(self: StoredTable, keys: np.ndarray) -> Any:
+    def note(*arguments: Any) -> Any:
         threads.add(threading.current_thread().name.partition("_")[0])
-        return lookup(self, keys)
+        return answer_lookup(*arguments)
 
-    monkeypatch.setattr(StoredTable, "lookup", note)
+    monkeypatch.setattr(lookups_module, "answer_lookup", note)
     data = message(LOOKUP, b'{"keys": [-7, 3, 0]}', Accept=accept)
     first, second, _ = responses(running.ask(data + data + message("GET /healthz", Connection="close")))
     assert first == second and first[0] == 200 and threads == {"lookup"}
@@ -324,14 +324,14 @@ def test_large_json_is_sent_in_blocks(running: Running, monkeypatch: pytest.Monk
 def test_too_many_lookups_at_a_time_are_told_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookups_module, "_SMALL_JSON", 0)
     entered, go_on = threading.Event(), threading.Event()
-    lookup = StoredTable.lookup
+    answer_lookup = lookups_module.answer_lookup
 
-    def wait(self: StoredTable, keys: np.ndarray) -> Any:
+    def wait(*arguments: Any) -> Any:
         entered.set()
         go_on.wait(60)
-        return lookup(self, keys)
+        return answer_lookup(*arguments)
 
-    monkeypatch.setattr(StoredTable, "lookup", wait)
+    monkeypatch.setattr(lookups_module, "answer_lookup", wait)
     data = message(LOOKUP, b'{"keys": [0]}')
     with Running(Settings(max_concurrent=1)) as server, server.connect() as first:
         first.sendall(data)

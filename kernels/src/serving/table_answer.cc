@@ -114,7 +114,6 @@ bool AnswerLookup(const SnapshotTable& table, std::string_view body, const Answe
         case ValueType::kFloat64:
           return write_own(double{});
         case ValueType::kInt8:
-          if (table.quantized()) break;
           return write_own(int8_t{});
         case ValueType::kInt32:
           return write_own(int32_t{});

@@ -275,7 +275,7 @@ void SnapshotWriter::StoreRow(const uint8_t* from, uint8_t* to) const {
 
 void SnapshotWriter::AddRows(int64_t first, int64_t n, const void* values, const void* frequencies,
                              const void* versions) {
-  if (first < 0 || n < 0 || n > plan_.rows - first || values == nullptr ||
+  if (first < 0 || n < 0 || n > plan_.rows - first || (values == nullptr && n > 0) ||
       (frequencies == nullptr) != (plan_.frequency_type == 0) ||
       (versions == nullptr) != (plan_.version_type == 0)) {
     throw Error(ErrorCode::kInvalidArgument,
