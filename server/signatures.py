@@ -19,6 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtools.export import signature_names
+from kvtools.server.answer import TableCount
+from kvtools.server.caller import Caller
 from kvtools.server.catalog import Catalog, ServedVersion, UnknownModelError, UnknownVersionError
 from kvtools.server.protocol_error import ProtocolError, invalid
 from kvtools.server.recent_keys import RecentKeys
@@ -177,6 +179,21 @@ class TableSignature:
             raise ProtocolError("FAILED_PRECONDITION", f"table '{name}' has no default row, and the server wants one")
         values[~found] = row
         return values
+
+
+def ask(
+    signature: Signature, inputs: Mapping[str, Array], outputs: Sequence[str], settings: Settings, caller: Caller
+) -> dict[str, Array]:
+    """Answer a caller who may ask this; `inputs` and `outputs` have been checked. Raises `ProtocolError`."""
+    if not isinstance(signature, TableSignature):
+        caller.authorize()
+        return signature.run(inputs, outputs, settings)
+    table = signature.table.schema.name
+    caller.authorize((table,))
+    answer = signature.run(inputs, list(dict.fromkeys([*outputs, "found"])), settings)
+    found = answer["found"]
+    caller.counts.append(TableCount(table, found.size, found.size - int(np.count_nonzero(found))))
+    return {name: answer[name] for name in outputs}
 
 
 def check_count(count: int, settings: Settings, dim: int = 1) -> None:

@@ -20,6 +20,7 @@ from fastapi.testclient import TestClient
 from kvtools.errors import BadInputError, MissingDependencyError
 from kvtools.server import kserve_grpc, tensorflow_grpc
 from kvtools.server.app import create_app
+from kvtools.server.caller import Caller
 from kvtools.server.catalog import Catalog, ServedModel, ServedVersion, VersionStatus, static_catalog
 from kvtools.server.kserve_rest import HEADER
 from kvtools.server.protocol_error import ProtocolError
@@ -143,7 +144,7 @@ def test_grpc_and_v2_give_what_tensorflow_gives(tf: Any, catalog: Catalog, clien
         output_filter=["scores"],
     )
     methods = tensorflow_grpc.methods(catalog, Settings())
-    data = methods["/tensorflow.serving.PredictionService/Predict"](request.SerializeToString())
+    data = methods["/tensorflow.serving.PredictionService/Predict"](request.SerializeToString(), Caller())
     answer = message("tensorflow.serving.PredictResponse").FromString(data)
     assert answer.outputs["scores"].tensor_content == expected.tobytes()
     infer = message("inference.ModelInferRequest")(
@@ -152,7 +153,7 @@ def test_grpc_and_v2_give_what_tensorflow_gives(tf: Any, catalog: Catalog, clien
         raw_input_contents=[x.tobytes()],
     )
     data = kserve_grpc.methods(catalog, Settings())["/inference.GRPCInferenceService/ModelInfer"](
-        infer.SerializeToString()
+        infer.SerializeToString(), Caller()
     )
     assert message("inference.ModelInferResponse").FromString(data).raw_output_contents[0] == expected.tobytes()
     item = {"name": "x", "datatype": "FP32", "shape": [5, 2], "data": x.tolist()}
@@ -230,7 +231,7 @@ def test_versions_of_whole_models_come_and_go(folder: Path, sample_path: Path, t
             {"name": "emb", "base_path": str(sample_path)},
         ]
         request = message("tensorflow.serving.ReloadConfigRequest")(config={"model_config_list": {"config": configs}})
-        tensorflow_grpc.methods(catalog, settings)[tensorflow_grpc.RELOAD](request.SerializeToString())
+        tensorflow_grpc.methods(catalog, settings)[tensorflow_grpc.RELOAD](request.SerializeToString(), Caller())
         assert client.get("/v1/models/ranker/metadata").json()["model_spec"]["version"] == "3"
         answer = client.post("/v1/models/ranker:predict", json={"inputs": [[1, 2]], "output_filter": ["scores"]})
         assert answer.json() == {"outputs": [[8.0]]}
