@@ -10,13 +10,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
+from urllib.parse import unquote
 
 from kvtools.errors import BadInputError, MissingDependencyError, one_line
+from kvtools.server.caller import Caller
 from kvtools.server.catalog import Catalog
-from kvtools.server.protocol_error import ProtocolError
+from kvtools.server.observer import Answered, Observer
+from kvtools.server.protocol_error import HTTP_STATUSES, ProtocolError
 from kvtools.server.settings import Settings
 
 _LOG = logging.getLogger("kvtools.serve")
@@ -24,15 +27,22 @@ _HEALTH_EVERY = 1.0  # how often the state that Watch tells is looked at, in s
 _HEADROOM = 1 << 20  # of a message: names and shapes beside the ids
 _SMALL = 131_072  # bytes of a request times numbers of a row: a fraction of a millisecond
 _MOST_DETAILS = 4096  # characters of an error: it goes as a header
+_KINDS = {
+    "/tensorflow.serving.PredictionService/Predict": "predict",
+    "/inference.GRPCInferenceService/ModelInfer": "infer",
+}
 
-Method = Callable[[bytes], bytes]
+Method = Callable[[bytes, Caller], bytes]
 
 
-def start(catalog: Catalog, settings: Settings) -> GrpcServer:
+def start(catalog: Catalog, settings: Settings, observer: Observer | None = None) -> GrpcServer:
     """Listen on `settings.host`:`settings.grpc_port` (0: any free port) and answer from what `catalog` serves.
 
     Raises `MissingDependencyError` without the packages of `kvtools[grpc]`, and `BadInputError` if the address cannot
     be had.
+
+    `observer` is asked before requests, with their metadata as headers, and told after: on the event loop that `start`
+    is called on, if there is one.
 
     Example:
         ```python
@@ -42,7 +52,7 @@ def start(catalog: Catalog, settings: Settings) -> GrpcServer:
         ```
     """
     try:
-        return GrpcServer(catalog, settings)
+        return GrpcServer(catalog, settings, observer or Observer())
     except ImportError as error:
         raise MissingDependencyError(
             f"serving gRPC: a package is missing ({one_line(str(error))}); run `pip install 'kvtools[grpc]'`"
@@ -52,11 +62,16 @@ def start(catalog: Catalog, settings: Settings) -> GrpcServer:
 class GrpcServer:
     """A gRPC server that runs until `stop`; `port` is where."""
 
-    def __init__(self, catalog: Catalog, settings: Settings) -> None:
+    def __init__(self, catalog: Catalog, settings: Settings, observer: Observer) -> None:
         from kvtools.server import kserve_grpc, tensorflow_grpc
 
         self._catalog = catalog
         self._settings = settings
+        self._observer = observer
+        try:
+            self._home: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+        except RuntimeError:
+            self._home = None
         self._methods = {**tensorflow_grpc.methods(catalog, settings), **kserve_grpc.methods(catalog, settings)}
         self._waits = {tensorflow_grpc.RELOAD}
         self._running = 0
@@ -138,27 +153,41 @@ class GrpcServer:
     async def _answer(self, name: str, data: bytes, context: Any) -> bytes:
         import grpc
 
-        method = self._methods[name]
+        caller = Caller(self._observer, _headers(context), _address(context.peer()))
         try:
-            if name not in self._waits and self._is_small(data):
-                return method(data)
-            if self._running >= self._settings.max_concurrent:
-                raise ProtocolError(
-                    "RESOURCE_EXHAUSTED", f"{self._running} requests are being worked on, which is the most at a time"
-                )
-            self._running += 1
-            try:
-                return await self._loop.run_in_executor(self._threads, method, data)
-            finally:
-                self._running -= 1
+            answer = await self._worked_out(name, data, caller)
+            self._tell(caller.told(_KINDS.get(name, ""), 200, "", len(data), len(answer)))
+            return answer
         except ProtocolError as error:
-            code, text = getattr(grpc.StatusCode, error.code), error.message
+            code, text = error.code, error.message
         except Exception as error:
             _LOG.exception("answering %s", name)
-            code, text = grpc.StatusCode.INTERNAL, f"{type(error).__name__}; the server's log says more"
-        context.set_code(code)
+            code, text = "INTERNAL", f"{type(error).__name__}; the server's log says more"
+        context.set_code(getattr(grpc.StatusCode, code))
         context.set_details(text[:_MOST_DETAILS])
+        self._tell(caller.told(_KINDS.get(name, ""), HTTP_STATUSES.get(code, 500), code.lower(), len(data), 0))
         return b""
+
+    async def _worked_out(self, name: str, data: bytes, caller: Caller) -> bytes:
+        method = self._methods[name]
+        if name not in self._waits and self._is_small(data):
+            return method(data, caller)
+        if self._running >= self._settings.max_concurrent:
+            raise ProtocolError(
+                "RESOURCE_EXHAUSTED", f"{self._running} requests are being worked on, which is the most at a time"
+            )
+        self._running += 1
+        try:
+            answer: bytes = await self._loop.run_in_executor(self._threads, method, data, caller)
+            return answer
+        finally:
+            self._running -= 1
+
+    def _tell(self, answered: Answered) -> None:
+        if self._home is None:
+            self._observer.on_answer(answered)
+        elif not self._home.is_closed():
+            self._home.call_soon_threadsafe(self._observer.on_answer, answered)
 
     def _is_small(self, data: bytes) -> bool:
         widest = 1
@@ -171,12 +200,25 @@ class GrpcServer:
         return len(data) * widest <= _SMALL
 
 
-def _handlers(methods: dict[str, Method], answer: Callable[[str, bytes, Any], Any]) -> Any:
+def _headers(context: Any) -> dict[str, str]:
+    return {name: value for name, value in context.invocation_metadata() or () if isinstance(value, str)}
+
+
+def _address(peer: str) -> tuple[str, int] | None:
+    """Return what gRPC calls `ipv4:127.0.0.1:4711` as an address."""
+    kind, _, address = peer.partition(":")
+    host, _, port = address.rpartition(":")
+    if kind not in ("ipv4", "ipv6") or not port.isdecimal():
+        return None
+    return unquote(host).strip("[]"), int(port)
+
+
+def _handlers(methods: dict[str, Method], answer: Callable[[str, bytes, Any], Awaitable[bytes]]) -> Any:
     import grpc
 
     def handler(name: str) -> Any:
         async def of_method(data: bytes, context: Any) -> bytes:
-            return await answer(name, data, context)  # type: ignore[no-any-return]
+            return await answer(name, data, context)
 
         return grpc.unary_unary_rpc_method_handler(of_method)  # no serializers: bytes go in and out
 

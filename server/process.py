@@ -82,6 +82,7 @@ class _Server(uvicorn.Server):
         supervisor: int | None,
     ) -> None:
         lookups = Lookups(catalog, settings)
+        self._lookups = lookups
         self._app = LateApp(catalog, lambda: _make_app(catalog, settings, lookups))
         super().__init__(
             uvicorn.Config(
@@ -123,7 +124,7 @@ class _Server(uvicorn.Server):
         if self._settings.grpc_port is not None:
             from kvtools.server import grpc_server
 
-            self._grpc = grpc_server.start(self._catalog, self._settings)
+            self._grpc = grpc_server.start(self._catalog, self._settings, self._lookups.observer)
         if self._settings.resp_port is not None:
             from kvtools.server import resp
 

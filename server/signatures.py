@@ -19,6 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtools.export import signature_names
+from kvtools.server.answer import TableCount
+from kvtools.server.caller import Caller
 from kvtools.server.catalog import Catalog, ServedVersion, UnknownModelError, UnknownVersionError
 from kvtools.server.protocol_error import ProtocolError, invalid
 from kvtools.server.recent_keys import RecentKeys
@@ -68,11 +70,30 @@ class TensorSpec:
 class Signature(Protocol):
     """One thing that a model can be asked; for any number of threads."""
 
-    name: str
-    inputs: Mapping[str, TensorSpec]
-    outputs: Mapping[str, TensorSpec]  # what is answered unless outputs are named
-    by_name: Mapping[str, TensorSpec]  # what is answered only to who names it
-    method_name: str
+    @property
+    def name(self) -> str:
+        """Its name in the model."""
+        ...
+
+    @property
+    def inputs(self) -> Mapping[str, TensorSpec]:
+        """What it takes, all of it."""
+        ...
+
+    @property
+    def outputs(self) -> Mapping[str, TensorSpec]:
+        """What is answered unless outputs are named."""
+        ...
+
+    @property
+    def by_name(self) -> Mapping[str, TensorSpec]:
+        """What is answered only to who names it."""
+        ...
+
+    @property
+    def method_name(self) -> str:
+        """TensorFlow Serving's word for how it is asked."""
+        ...
 
     def takes(self, name: str, dtype: np.dtype[Any]) -> bool:
         """Tell whether the input `name` may have this type."""
@@ -160,6 +181,21 @@ class TableSignature:
         return values
 
 
+def ask(
+    signature: Signature, inputs: Mapping[str, Array], outputs: Sequence[str], settings: Settings, caller: Caller
+) -> dict[str, Array]:
+    """Answer a caller who may ask this; `inputs` and `outputs` have been checked. Raises `ProtocolError`."""
+    if not isinstance(signature, TableSignature):
+        caller.authorize()
+        return signature.run(inputs, outputs, settings)
+    table = signature.table.schema.name
+    caller.authorize((table,))
+    answer = signature.run(inputs, list(dict.fromkeys([*outputs, "found"])), settings)
+    found = answer["found"]
+    caller.counts.append(TableCount(table, found.size, found.size - int(np.count_nonzero(found))))
+    return {name: answer[name] for name in outputs}
+
+
 def check_count(count: int, settings: Settings, dim: int = 1) -> None:
     """Raise a `ProtocolError` if a request asks for more keys, or for more numbers, than the server allows."""
     if count > settings.max_keys:
@@ -179,15 +215,19 @@ def check_count(count: int, settings: Settings, dim: int = 1) -> None:
 
 _SMALL_NUMBERS = 32_768  # bytes of a request times numbers of a row
 
+# Signatures of tables hold tables and not the store, which would never go otherwise.
 _signatures: weakref.WeakKeyDictionary[Any, dict[str, Signature]] = weakref.WeakKeyDictionary()
 
 
 def signatures(version: ServedVersion) -> Mapping[str, Signature]:
     """Return what a version can be asked, by name: the names that are listed, then those that are taken, too."""
     store = version.store
+    own: Mapping[str, Signature] | None = getattr(store, "signatures", None)
+    if own:
+        return own  # a whole model
     known = _signatures.get(store)
     if known is None:
-        known = dict(getattr(store, "signatures", {})) or _table_signatures(store.tables, version.recent)
+        known = _table_signatures(store.tables, version.recent)
         _signatures[store] = known
     return known
 

@@ -28,14 +28,16 @@ PYTHON = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """What the page calls 8501 and 8500."""
     sample = ROOT / "tests" / "data" / "sample"
-    command = [sys.executable, "-m", "kvtools.cli.main", "serve", str(sample), "--port", "0", "--grpc-port", "0", "--json"]
+    command = [sys.executable, "-m", "kvtools.cli.main", "serve", str(sample)]
+    command += ["--port", "0", "--grpc-port", "0", "--json"]
     cwd = tmp_path_factory.mktemp("server")
     with subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stderr is not None
         line = process.stdout.readline()
         assert line, process.stderr.read()
         told = json.loads(line)
-        yield {"127.0.0.1:8501": told["url"].removeprefix("http://"), "127.0.0.1:8500": f"127.0.0.1:{told['grpc_port']}"}
+        http = told["url"].removeprefix("http://")
+        yield {"127.0.0.1:8501": http, "127.0.0.1:8500": f"127.0.0.1:{told['grpc_port']}"}
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
         assert "Traceback" not in process.stderr.read()
