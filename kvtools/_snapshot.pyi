@@ -111,6 +111,10 @@ def answer(
     max_keys: int,
     max_numbers: int,
 ) -> tuple[bytes, int, int, int] | None: ...
+def frame_tables(body: bytes) -> list[str] | None: ...
+def answer_frame(
+    tables: list[Table], body: bytes, missing: int, max_keys: int, max_numbers: int, version: int
+) -> tuple[bytes, list[tuple[int, int]]] | None: ...
 def read_json_lookup(
     body: bytes, key_dtype: str, max_keys: int
 ) -> (
