@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtools import _snapshot
+from kvtools.client.pooling import pool
 from kvtools.lookup_frame import MEDIA_TYPE as FRAME
 from kvtools.lookup_frame import MISSING, TableKeys, TableRows, encode_answer
 from kvtools.server import codecs
@@ -74,7 +75,7 @@ def answer_lookup(
             415, "unsupported_media", "frames are for POST /v1/tables:lookup, which takes one table, too"
         )
     binary = codec.reads == "binary"
-    done = _snapshot.answer(
+    done = stored.table and _snapshot.answer(
         stored.table,
         body,
         binary,
@@ -209,6 +210,12 @@ def _look_up(stored: StoredTable, lookup: TableKeys, how: str) -> TableRows:
         if missing and default is not None:
             values[~found] = default
         return TableRows(values, found, missing)
+    if stored.table is None:  # Rows that come from elsewhere are pooled here.
+        values, found = stored.lookup(keys)
+        pooled, missing = pool(values, lookup.row_splits, lookup.combiner, lookup.weights), int((~found).sum())
+        if missing and how == "error":
+            raise _missing_keys(lookup.table, keys[~found])
+        return TableRows(pooled, None, missing)
     with file_errors():
         pooled, missing = stored.table.pool(
             np.ascontiguousarray(keys),
@@ -223,7 +230,7 @@ def _look_up(stored: StoredTable, lookup: TableKeys, how: str) -> TableRows:
 
 
 def _default_row(stored: StoredTable, table: str) -> npt.NDArray[Any]:
-    row = stored.table.default_row
+    row = None if stored.table is None else stored.table.default_row
     if row is None:
         raise RequestError(
             400, "no_default_row", f"table '{table}' has no default row; expected missing 'zeros' or 'error'"

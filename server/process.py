@@ -34,6 +34,7 @@ from kvtools.server.versions import Versions
 
 if TYPE_CHECKING:
     from kvtools.server.grpc_server import GrpcServer
+    from kvtools.server.resp import RespServer
 
 log = logging.getLogger("kvtools.serve")
 
@@ -81,6 +82,7 @@ class _Server(uvicorn.Server):
         supervisor: int | None,
     ) -> None:
         lookups = Lookups(catalog, settings)
+        self._lookups = lookups
         self._app = LateApp(catalog, lambda: _make_app(catalog, settings, lookups))
         super().__init__(
             uvicorn.Config(
@@ -98,6 +100,8 @@ class _Server(uvicorn.Server):
         self._catalog = catalog
         self._settings = settings
         self._grpc: GrpcServer | None = None
+        self._resp: RespServer | None = None
+        self._lookups = lookups
         self._versions = versions
         self._on_ready = on_ready
         self._supervisor = supervisor
@@ -120,9 +124,13 @@ class _Server(uvicorn.Server):
         if self._settings.grpc_port is not None:
             from kvtools.server import grpc_server
 
-            self._grpc = grpc_server.start(self._catalog, self._settings)
+            self._grpc = grpc_server.start(self._catalog, self._settings, self._lookups.observer)
+        if self._settings.resp_port is not None:
+            from kvtools.server import resp
+
+            self._resp = await resp.start(self._catalog, self._settings, observer=self._lookups.observer)
         await super().startup(sockets)
-        ports = {"grpc_port": self._grpc.port} if self._grpc else {}
+        ports = {name: port.port for name, port in (("grpc_port", self._grpc), ("resp_port", self._resp)) if port}
         self._app.begin()
         self._on_ready({**_described(self._catalog), **ports})
 
@@ -132,10 +140,13 @@ class _Server(uvicorn.Server):
         last = threading.Timer(grace + _AFTER_GRACE, _give_up)
         last.daemon = True
         last.start()
-        both = [super().shutdown(sockets)]
+        ends = [super().shutdown(sockets)]
         if self._grpc:
-            both.append(asyncio.to_thread(self._grpc.stop, grace))
-        await asyncio.gather(*both)
+            ends.append(asyncio.to_thread(self._grpc.stop, grace))
+        if self._resp:
+            ends.append(self._resp.close())
+        with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*ends), grace + _AFTER_GRACE / 2)
 
     def _end(self, number: int) -> None:
         if self.should_exit:  # the second one

@@ -12,25 +12,30 @@ import asyncio
 import functools
 import logging
 import ssl
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
-from kvtools._serving import RespReader, resp_rows
+from kvtools._snapshot import RespReader
 from kvtools.errors import BadInputError, KvtoolsError
+from kvtools.server.answer import TableCount
 from kvtools.server.catalog import Catalog
-from kvtools.server.resp_commands import RespCommands, error
-from kvtools.server.resp_tables import Array, Tables, row_bytes, typed
+from kvtools.server.observer import Answered, Observer
+from kvtools.server.request import RequestError
+from kvtools.server.resp_commands import RespCommands, error, refusal
+from kvtools.server.resp_tables import Tables, answer_command
 from kvtools.server.settings import Settings
 from kvtools.server.store import StoredTable
 
-_log = logging.getLogger("uvicorn.error")
+_log = logging.getLogger("kvtools.server")
 _LONGEST_WORD = 4096
 _BYTES_PER_KEY = 256
 _LEAST_BYTES = 1 << 20
-_WORTH_A_THREAD = 1 << 18  # bytes of rows: about as long as a hundred small lookups
+_AT_ONCE = 65_536  # numbers: a lookup of more goes to a thread
 _THREADS = 4
 _SWEEP = 1.0
+_NOTED_OF = 16  # lookups of a connection, of which the keys of one are noted as asked for lately
 _DROPPED_BYTES = 4 << 20  # of a client that is still sending: closed at once, it might never see the error
 
 
@@ -41,18 +46,18 @@ class RespProtocol(asyncio.Protocol):
         settings = server.settings
         self._server = server
         self._reader = RespReader(settings.max_keys, server.max_bytes, _LONGEST_WORD)
-        self._commands = RespCommands(server.tables, server.count, server.next_id(), settings.max_keys)
+        self._commands = RespCommands(server.tables, server.count, server.next_id(), settings.max_keys, server.observer)
         self._transport: asyncio.Transport | None = None
         self._held = False  # a lookup is in a thread
         self._full = False  # the client does not read
         self._ended = False  # nothing more is answered
         self._dropped = 0
+        self._lookups = 0
         self._partial_since: float | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection, unless there are too many; see `asyncio.Protocol`."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
         if not self._server.add(self):
             self._end(error("max number of clients reached"))
 
@@ -153,26 +158,55 @@ class RespProtocol(asyncio.Protocol):
         _, name, keys, low, high = item
         try:
             table = self._server.tables.get(name, self._commands.selected)
-        except KvtoolsError as problem:
-            self._transport.write(error(str(problem)) * len(self._reader.commands()))
+            self._server.observer.authorize(self._commands.headers, (table.schema.name,))
+        except (KvtoolsError, RequestError) as problem:
+            self._transport.write(refusal(problem) * len(self._reader.commands()))
             return True
+        self._lookups += 1
+        if self._lookups % _NOTED_OF == 1:
+            recent = self._server.tables.recent(table.schema.name)
+            if recent is not None:
+                recent.note(self._reader.keys())
+        begun = time.perf_counter()
         work = functools.partial(
             answer_lookup, table, keys, low, high, self._reader, self._commands.resp3, self._server.settings.max_values
         )
-        if len(keys) * table.schema.dim * 4 < _WORTH_A_THREAD:
-            self._transport.write(work())
+        # Rows that are not in memory are waited for by a thread.
+        if keys * table.schema.dim <= _AT_ONCE and self._server.tables.warm:
+            self._reply(table, keys, begun, work())
             return True
         self._held = True
         self._transport.pause_reading()
-        self._server.in_thread(work, self._resume)
+        self._server.in_thread(work, functools.partial(self._resume, table, keys, begun))
         return False
 
-    def _resume(self, reply: bytes) -> None:
+    def _reply(self, table: StoredTable, keys: int, begun: float, answered: tuple[bytes, int]) -> None:
+        reply, missing = answered
+        assert self._transport is not None
+        self._transport.write(reply)
+        code = "refused" if reply.startswith(b"-") else ""
+        peer = self._transport.get_extra_info("peername")
+        self._server.observer.on_answer(
+            Answered(
+                "resp",
+                400 if code else 200,
+                code,
+                (TableCount(table.schema.name, keys, missing),),
+                time.perf_counter() - begun,
+                0,
+                len(reply),
+                peer[:2] if peer else None,
+                self._commands.headers,
+                True,
+            )
+        )
+
+    def _resume(self, table: StoredTable, keys: int, begun: float, answered: tuple[bytes, int]) -> None:
         self._held = False
         assert self._transport is not None
         if self._transport.is_closing():
             return
-        self._transport.write(reply)
+        self._reply(table, keys, begun, answered)
         if self._ended:
             self._transport.close()
         elif not self._full:
@@ -181,16 +215,16 @@ class RespProtocol(asyncio.Protocol):
 
 
 def answer_lookup(
-    table: StoredTable, keys: Array, low: int, high: int, reader: RespReader, resp3: bool, max_values: int
-) -> bytes:
-    """Return the replies to the commands of the last lookup of `reader`, whose keys are `keys` int64 [n]."""
+    table: StoredTable, keys: int, low: int, high: int, reader: RespReader, resp3: bool, max_values: int
+) -> tuple[bytes, int]:
+    """Return the replies to the commands of the last lookup of `reader`, and how many of its keys have no row."""
     limits = table.key_limits
     try:
-        if low >= limits.min and high <= limits.max and len(keys) * table.schema.dim <= max_values:
-            values, found = table.lookup(typed(keys, table))
-            return reader.reply(row_bytes(values), found, resp3)
+        if low >= limits.min and high <= limits.max and keys * table.schema.dim <= max_values and table.table:
+            return reader.answer(table.table, resp3)
         replies: list[bytes] = []
-        start = 0
+        every = reader.keys()
+        start, missing = 0, 0
         for count, single, lowest, highest in reader.commands():
             stop = start + count
             if lowest < limits.min or highest > limits.max:
@@ -200,22 +234,25 @@ def answer_lookup(
             elif count * table.schema.dim > max_values:
                 replies.append(error(f"got {count} keys of {table.schema.dim} numbers, expected at most {max_values}"))
             else:
-                values, found = table.lookup(typed(keys[start:stop], table))
-                replies.append(resp_rows(row_bytes(values), found, single, resp3))
+                reply, absent = answer_command(table, every[start:stop], single, resp3)
+                replies.append(reply)
+                missing += absent
             start = stop
-        return b"".join(replies)
-    except KvtoolsError as problem:
-        return error(str(problem)) * len(reader.commands())
-    except Exception as problem:
-        _log.exception("a lookup of the Redis protocol failed")
-        return error(f"internal: {type(problem).__name__}; the server's log says more") * len(reader.commands())
+        return b"".join(replies), missing
+    except RequestError as problem:  # A backend that does not answer.
+        return refusal(problem) * len(reader.commands()), 0
+    except Exception as problem:  # A file that was cut, for one.
+        _log.error("a lookup of the Redis protocol failed", exc_info=problem)
+        said = error(f"internal: {type(problem).__name__}; the server's log says more")
+        return said * len(reader.commands()), 0
 
 
 class RespServer:
     """The port, and what its connections share."""
 
-    def __init__(self, catalog: Catalog, settings: Settings) -> None:
+    def __init__(self, catalog: Catalog, settings: Settings, observer: Observer) -> None:
         self.settings = settings
+        self.observer = observer
         self.tables = Tables(catalog)
         self.max_bytes = max(_LEAST_BYTES, settings.max_body_bytes or settings.max_keys * _BYTES_PER_KEY)
         self._connections: set[RespProtocol] = set()
@@ -277,7 +314,7 @@ class RespServer:
         """The time, as the limits count it."""
         return asyncio.get_running_loop().time()
 
-    def in_thread(self, work: Callable[[], bytes], then: Callable[[bytes], None]) -> None:
+    def in_thread(self, work: Callable[[], tuple[bytes, int]], then: Callable[[tuple[bytes, int]], None]) -> None:
         """Do work in a thread, and call `then` with what it returns."""
         future = asyncio.get_running_loop().run_in_executor(self._threads, work)
         future.add_done_callback(lambda done: None if done.cancelled() else then(done.result()))
@@ -290,11 +327,12 @@ class RespServer:
 
 
 async def start(
-    catalog: Catalog, settings: Settings, *, host: str | None = None, tls: ssl.SSLContext | None = None
+    catalog: Catalog, settings: Settings, *, observer: Observer | None = None, tls: ssl.SSLContext | None = None
 ) -> RespServer:
     """Answer the Redis protocol at `settings.resp_port` (0: any free port) from what `catalog` serves.
 
-    Returns what has the `port`, and `close()`. Raises `BadInputError` if the address cannot be had.
+    `observer` is asked before lookups, and told after; what a client gives by AUTH is a bearer's key to it. Returns
+    what has the `port`, and `close()`. Raises `BadInputError` if the address cannot be had.
 
     Example:
         ```python
@@ -303,6 +341,6 @@ async def start(
         await resp.close()
         ```
     """
-    server = RespServer(catalog, settings)
-    await server.listen(settings.host if host is None else host, settings.resp_port or 0, tls)
+    server = RespServer(catalog, settings, observer or Observer())
+    await server.listen(settings.host, settings.resp_port or 0, tls)
     return server

@@ -12,9 +12,10 @@ from typing import Any, NoReturn
 import numpy as np
 
 from kvtools import __version__
-from kvtools._serving import resp_rows
 from kvtools.errors import BadInputError, KvtoolsError, one_line
-from kvtools.server.resp_tables import Tables, row_bytes, shown_bytes, typed
+from kvtools.server.observer import Observer
+from kvtools.server.request import RequestError
+from kvtools.server.resp_tables import Tables, answer_command, shown_bytes
 
 OK = b"+OK\r\n"
 _SPOKEN_VERSION = "7.0.0"  # of Redis: clients look what they may ask for
@@ -30,6 +31,13 @@ def error(message: str, kind: str = "ERR") -> bytes:
     return f"-{kind} {one_line(message)}\r\n".encode()
 
 
+def refusal(problem: KvtoolsError | RequestError) -> bytes:
+    """Return the reply that says what is wrong; access that is not given has a kind of its own, as in Redis."""
+    if isinstance(problem, RequestError):
+        return error(problem.message, {401: "NOAUTH", 403: "NOPERM"}.get(problem.status, "ERR"))
+    return error(str(problem))
+
+
 class RespCommands:
     """Answers the commands of one connection, and keeps what it was told: the table, the protocol, its name.
 
@@ -38,12 +46,19 @@ class RespCommands:
         clients: tells how many connections there are.
         number: of this connection.
         max_keys: how many keys one command may have.
+        observer: asked whether the tables may be looked up.
+
+    `headers` are what the client said of itself, as HTTP would have it.
     """
 
-    def __init__(self, tables: Tables, clients: Callable[[], int], number: int, max_keys: int) -> None:
+    def __init__(
+        self, tables: Tables, clients: Callable[[], int], number: int, max_keys: int, observer: Observer
+    ) -> None:
         self.selected: bytes | None = None
         self.resp3 = False
         self.quit = False
+        self.headers: dict[str, str] = {}
+        self._observer = observer
         self._tables = tables
         self._clients = clients
         self._number = number
@@ -82,8 +97,8 @@ class RespCommands:
             return error(f"wrong number of arguments for '{shown_bytes(words[0].lower())}' command")
         try:
             return does(words[1:])
-        except KvtoolsError as problem:
-            return error(str(problem))
+        except (KvtoolsError, RequestError) as problem:
+            return refusal(problem)
 
     def null(self) -> bytes:
         """Return the reply that means that there is nothing."""
@@ -104,7 +119,9 @@ class RespCommands:
         return b"*0\r\n" if isinstance(value, list) else self.bulk(str(value).encode())
 
     def _auth(self, words: list[bytes]) -> bytes:
-        return error("AUTH was called, and this server asks for no password; leave it out")
+        """Keep the key that a client gives, `AUTH key` or `AUTH user key`; whether it opens a table, lookups tell."""
+        self.headers = {**self.headers, "authorization": f"Bearer {words[-1].decode('utf-8', 'replace')}"}
+        return OK
 
     def _client(self, words: list[bytes]) -> bytes:
         what = words[0].upper()
@@ -155,8 +172,9 @@ class RespCommands:
             options = [word.upper() for word in words[1:]]
             while options:
                 if options[0] == b"AUTH" and len(options) >= 3:
-                    return self._auth(words)
-                if options[0] == b"SETNAME" and len(options) >= 2:
+                    self._auth([words[len(words) - len(options) + 2]])
+                    options = options[3:]
+                elif options[0] == b"SETNAME" and len(options) >= 2:
                     self._name = words[len(words) - len(options) + 1]
                     options = options[2:]
                 else:
@@ -201,7 +219,7 @@ class RespCommands:
         return OK
 
     def _reset(self, words: list[bytes]) -> bytes:
-        self.selected, self.resp3, self._name = None, False, b""
+        self.selected, self.resp3, self._name, self.headers = None, False, b"", {}
         return b"+RESET\r\n"
 
     def _select(self, words: list[bytes]) -> bytes:
@@ -225,12 +243,11 @@ class RespCommands:
             wrong = next((key for key in keys if not limits.min <= key <= limits.max), None)
             if wrong is not None:
                 raise BadInputError(f"got key {wrong}, expected {table.schema.key_dtype}: {limits.min} to {limits.max}")
+            self._observer.authorize(self.headers, (table.schema.name,))
             asked = np.array(keys, np.uint64 if limits.min == 0 else np.int64).view(np.int64)
-            values, found = table.lookup(typed(asked, table))
-            data = row_bytes(values)
-            for i, place in enumerate(places):
-                if found[i]:
-                    rows[place] = resp_rows(data[i : i + 1], found[i : i + 1], True, self.resp3)
+            for place, key in zip(places, asked, strict=True):
+                reply, missing = answer_command(table, np.array([key]), True, self.resp3)
+                rows[place] = None if missing else reply
         return rows
 
 

@@ -1,4 +1,4 @@
-"""Tables as a connection of the Redis protocol names them, and keys and rows in their forms."""
+"""Tables as a connection of the Redis protocol names them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvtools._snapshot import resp_answer
 from kvtools.errors import BadInputError
 from kvtools.server.catalog import Catalog, ServedVersion
+from kvtools.server.recent_keys import RecentKeys
 from kvtools.server.store import StoredTable
-
-Array = npt.NDArray[Any]
 
 
 class Tables:
@@ -29,6 +29,15 @@ class Tables:
             self._by_name = {name.encode(): served.store.tables[name] for name in sorted(served.store.tables)}
             self._served = served
         return self._by_name
+
+    @property
+    def warm(self) -> bool:
+        """Whether what `now` gave is in memory."""
+        return self._served is not None and self._served.store.warm
+
+    def recent(self, name: str) -> RecentKeys | None:
+        """Return where keys asked of a table are noted, if anywhere."""
+        return None if self._served is None else self._served.recent.get(name)
 
     def get(self, name: bytes, selected: bytes | None) -> StoredTable:
         """Return a table; an empty name: the one that is selected, or the only one. Raises `KvtoolsError`."""
@@ -58,18 +67,18 @@ class Tables:
         return list(tables)[number]
 
 
-def typed(keys: Array, table: StoredTable) -> Array:
-    """Return keys int64 [n], which are in range (of uint64: their bits), in the table's key type."""
+def answer_command(table: StoredTable, keys: npt.NDArray[np.int64], single: bool, resp3: bool) -> tuple[bytes, int]:
+    """Return the reply to a command that asks for `keys` [n] (of uint64: their bits), and how many have no row."""
+    if table.table:
+        return resp_answer(table.table, keys, single, resp3)
     key_dtype = table.schema.key_dtype
-    if key_dtype == "int64":
-        return keys
-    return keys.view(np.uint64) if key_dtype == "uint64" else keys.astype(key_dtype)
-
-
-def row_bytes(values: Array) -> Array:
-    """Return rows [n, dim] as their bytes, uint8 [n, bytes of a row]."""
-    rows = np.ascontiguousarray(values)
-    return rows.view(np.uint8).reshape(len(rows), rows.shape[1] * rows.itemsize)
+    typed: npt.NDArray[Any] = keys.view(np.uint64) if key_dtype == "uint64" else keys.astype(key_dtype)
+    values, found = table.lookup(typed)
+    rows = np.ascontiguousarray(values).view(np.uint8).reshape(len(keys), -1)
+    null = b"_\r\n" if resp3 else b"$-1\r\n"
+    head = b"$%d\r\n" % rows.shape[1]
+    replies = [head + row.tobytes() + b"\r\n" if there else null for row, there in zip(rows, found, strict=True)]
+    return b"".join(replies if single else [b"*%d\r\n" % len(keys), *replies]), int(np.count_nonzero(~found))
 
 
 def shown_bytes(text: bytes) -> str:

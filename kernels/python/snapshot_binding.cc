@@ -175,10 +175,10 @@ nb::tuple Take(const SnapshotTable& table, nb::handle rows, bool values, bool fr
       ThrowValue("row " + std::to_string(row[i]) + " is not in the table.");
   }
   return ReadColumns(
-      table, n, values, freqs, versions, [&](int64_t* keys) { table.ReadKeys(row, n, keys); },
-      [&](void* out) { table.ReadRows(row, n, out); },
+      table, n, values, freqs, versions, [&](int64_t* keys) { table.TakeKeys(row, n, keys); },
+      [&](void* out) { table.TakeRows(row, n, out); },
       [&](SnapshotTable::Section section, int64_t width, void* out) {
-        table.ReadColumn(section, width, row, n, out);
+        table.TakeColumn(section, width, row, n, out);
       });
 }
 

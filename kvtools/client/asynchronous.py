@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import ssl
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from kvtools.client.call import Attempt, Call
 from kvtools.client.endpoint import Endpoint
@@ -57,8 +60,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Note the transport; see `asyncio.BaseProtocol`."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
 
     def get_buffer(self, sizehint: int) -> memoryview | bytearray:
         """Return where the next bytes go; see `asyncio.BufferedProtocol`."""
@@ -206,6 +208,8 @@ class AsyncTransport:
             shown: Exception = error
             if isinstance(error, ssl.SSLCertVerificationError):
                 shown = OSError(f"{error.verify_message}; name its certificate authority by ca_file=")
+            elif isinstance(error, OSError) and not isinstance(error, socket.gaierror) and error.errno:
+                shown = OSError(error.errno, os.strerror(error.errno))  # asyncio has words of its own.
             if connection is not None:
                 connection.close()
             call.failed(exchange.attempt, shown, now, stale=connection is not None and connection.stale)

@@ -89,11 +89,16 @@ def wire_keys(keys: Any, table: Table) -> Array:
     given = np.asarray(keys)
     if not given.size:
         return np.empty(0, np.int64)
+    if given.dtype.kind == "f" and not isinstance(keys, np.ndarray):
+        given = np.asarray(keys, object)  # NumPy makes floats of small and large ints together.
     doing = f"looking up in table '{table.name}'"
     if given.dtype == object and all(type(key) is int for key in given.flat):
         low, high = min(given.flat), max(given.flat)
     elif given.dtype.kind in "iu":
         low, high = int(given.min()), int(given.max())
+    elif given.dtype == object:
+        wrong = next(key for key in given.flat if type(key) is not int)
+        raise UsageError(f"{doing}: got key {wrong!r:.60}, expected integers ({table.key_dtype})")
     else:
         raise UsageError(f"{doing}: got keys of type {given.dtype}, expected integers ({table.key_dtype})")
     if table.key_dtype not in _KEY_DTYPES:

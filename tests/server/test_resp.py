@@ -6,7 +6,7 @@ from __future__ import annotations
 import shutil
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from resp_server import serving
 
-from kvtools._serving import RespReader
+from kvtools._snapshot import RespReader
 from kvtools.server.catalog import static_catalog
+from kvtools.server.observer import Observer
+from kvtools.server.request import RequestError
 from kvtools.server.resp import RespServer
 from kvtools.server.store import TableStore
 
@@ -239,7 +241,6 @@ def test_hostile_bytes_end_the_connection_with_an_error(server: RespServer, data
         (command("HGET", "nope", "1"), b"-ERR there is no table 'nope'\r\n"),
         (command("SET", "ads/emb:1", "x"), b"-ERR unknown command 'SET'; rows are read by GET, MGET, HGET and HMGET"),
         (command("HELLO", 4), b"-NOPROTO unsupported protocol version\r\n"),
-        (command("AUTH", "secret"), b"-ERR AUTH was called, and this server asks for no password"),
         (command("CONFIG", "SET", "save", ""), b"-ERR nothing can be set here"),
         (command("CLIENT", "REPLY", "OFF"), b"-ERR there is no CLIENT REPLY here\r\n"),
     ],
@@ -313,6 +314,28 @@ def test_too_many_numbers_are_refused_one_command_at_a_time(sample_path: Path) -
         assert said == b"-ERR got 3 keys of 4 numbers, expected at most 8\r\n*1\r\n$-1\r\n"
 
 
+def test_keys_are_asked_for_as_the_observer_wants_it(sample_path: Path) -> None:
+    class Guard(Observer):
+        def authorize(self, headers: Mapping[str, str], tables: Iterable[str]) -> None:
+            if headers.get("authorization") != "Bearer secret":
+                raise RequestError(401, "no_key", "an access key is needed")
+            if "user_emb" in tables:
+                raise RequestError(403, "forbidden", "this key does not open the table")
+
+    guard = Guard()
+    with serving(static_catalog(TableStore(sample_path)), observer=guard) as running:
+        asked, row = command("GET", "ads/emb:99"), b"$-1\r\n"
+        refused = b"-NOAUTH an access key is needed\r\n"
+        assert exchange(running.port, asked + command("AUTH", "wrong") + asked) == refused + b"+OK\r\n" + refused
+        assert exchange(running.port, command("AUTH", "secret") + asked) == b"+OK\r\n" + row
+        assert exchange(running.port, command("AUTH", "default", "secret") + asked) == b"+OK\r\n" + row
+        hello = command("HELLO", 2, "AUTH", "default", "secret", "SETNAME", "me")
+        assert exchange(running.port, hello + asked).endswith(row)
+        said = exchange(running.port, command("AUTH", "secret") + command("MGET", "ads/emb:-7", "user_emb:9"))
+        assert said == b"+OK\r\n-NOPERM this key does not open the table\r\n"
+        assert guard.keys["ads/emb"] == 3 and guard.missing["ads/emb"] == 3
+
+
 WORDS = st.lists(st.binary(min_size=1, max_size=20), min_size=1, max_size=5)
 
 
@@ -348,9 +371,9 @@ def test_any_bytes_are_taken_or_refused(data: bytes) -> None:
 def test_lookups_that_stand_together_are_one(commands: list[list[int]]) -> None:
     reader = RespReader(100, 1 << 20, 100)
     reader.feed(b"".join(command("HMGET", "t", *keys) for keys in commands))
-    kind, table, keys, low, high = reader.next()
+    kind, table, count, low, high = reader.next()
     everything = [key for one in commands for key in one]
-    assert (kind, table) == ("lookup", b"t")
-    assert keys.view(np.uint64).tolist() == [key % 2**64 for key in everything]
+    assert (kind, table, count) == ("lookup", b"t", len(everything))
+    assert reader.keys().view(np.uint64).tolist() == [key % 2**64 for key in everything]
     assert (low, high) == (min(0, *everything, 0), max(0, *everything, 0))
     assert [one[0] for one in reader.commands()] == [len(one) for one in commands]

@@ -92,11 +92,11 @@ class SnapshotTable {
   // Copies of the columns of rows [first, first + n), or of the rows numbered `rows` (n). `keys` are 64-bit
   // patterns; `bytes` is that of the column: SizeOf its type.
   void ReadKeys(int64_t first, int64_t n, int64_t* keys) const;
-  void ReadKeys(const int64_t* rows, int64_t n, int64_t* keys) const;
+  void TakeKeys(const int64_t* rows, int64_t n, int64_t* keys) const;
   void ReadRows(int64_t first, int64_t n, void* out) const;
-  void ReadRows(const int64_t* rows, int64_t n, void* out) const;
+  void TakeRows(const int64_t* rows, int64_t n, void* out) const;
   void ReadColumn(Section section, int64_t bytes, int64_t first, int64_t n, void* out) const;
-  void ReadColumn(Section section, int64_t bytes, const int64_t* rows, int64_t n, void* out) const;
+  void TakeColumn(Section section, int64_t bytes, const int64_t* rows, int64_t n, void* out) const;
 
   // Compares the mebibytes of a section that begin in bytes [begin, end) of it with their checksums. Throws
   // Error(kInvalidArgument) naming table, section and place of the first that differs.

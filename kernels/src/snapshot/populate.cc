@@ -84,6 +84,7 @@ bool Snapshot::Populate(int threads, const GoOn& go_on) {
   std::atomic<size_t> next{0};
   std::atomic<int64_t> done{0};
   std::atomic<bool> stop{false};
+  if (go_on && !go_on(0, total)) return false;
   const auto work = [&](bool tell) {
     for (size_t i; !stop.load(std::memory_order_relaxed) && (i = next.fetch_add(1)) < pieces.size();) {
       ReadIn(pieces[i]);
@@ -102,7 +103,7 @@ bool Snapshot::Populate(int threads, const GoOn& go_on) {
   }
   for (std::thread& helper : helpers) helper.join();
   CheckUnchanged();
-  if (stop.load()) return false;
+  if (stop.load() || (go_on && !go_on(total, total))) return false;
   file_->warm.store(true, std::memory_order_release);
   return true;
 }

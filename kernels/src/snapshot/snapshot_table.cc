@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/always_inline.h"
+#include "base/instruction_set.h"
 #include "kvtable/snapshot.h"
 #include "snapshot/format.h"
 #include "snapshot/snapshot_file.h"
@@ -117,33 +118,55 @@ void LoadElements(const void* from, int64_t n, float* to) {
   }
 }
 
-#if defined(__x86_64__)
-__attribute__((target_clones("avx2", "default")))
-#endif
-void LoadScaled(const void* from, int64_t n, float* to) {
+KVTABLE_ALWAYS_INLINE inline void ScaledToFloat(const void* from, int64_t n, float* __restrict to) {
   float scale;
   std::memcpy(&scale, from, sizeof(scale));
   const auto* const elements = static_cast<const int8_t*>(from) + sizeof(scale);
   for (int64_t i = 0; i < n; ++i) to[i] = scale * static_cast<float>(elements[i]);
 }
 
+KVTABLE_ALWAYS_INLINE inline void AddScaled(const float* row, float weight, int64_t n,
+                                            float* __restrict sum) {
+  for (int64_t i = 0; i < n; ++i) sum[i] += weight * row[i];
+}
+
+// What each instruction set has a version of.
+struct RowLoops {
+  void (*load_scaled)(const void* from, int64_t n, float* to);
+  void (*add)(const float* row, float weight, int64_t n, float* sum);  // sum += weight * row
+};
+
+void LoadScaledBaseline(const void* from, int64_t n, float* to) { ScaledToFloat(from, n, to); }
+void AddBaseline(const float* row, float weight, int64_t n, float* sum) { AddScaled(row, weight, n, sum); }
+#if defined(__x86_64__)
+KVTABLE_TARGET_AVX2 void LoadScaledAvx2(const void* from, int64_t n, float* to) {
+  ScaledToFloat(from, n, to);
+}
+KVTABLE_TARGET_AVX2 void AddAvx2(const float* row, float weight, int64_t n, float* sum) {
+  AddScaled(row, weight, n, sum);
+}
+#endif
+
+const RowLoops& BestRowLoops() {
+  static const RowLoops kBest = [] {
+#if defined(__x86_64__)
+    if (BestInstructionSet() != InstructionSet::kBaseline) return RowLoops{LoadScaledAvx2, AddAvx2};
+#endif
+    return RowLoops{LoadScaledBaseline, AddBaseline};
+  }();
+  return kBest;
+}
+
 using RowLoad = void (*)(const void* from, int64_t n, float* to);
 
 RowLoad BestRowLoad(ValueType type, bool quantized) {
-  if (quantized) return LoadScaled;
+  if (quantized) return BestRowLoops().load_scaled;
   if (type == ValueType::kFloat16 || type == ValueType::kBFloat16) {
     static const RowLoad kHalf = BestRowConversion(ValueType::kFloat16).load;
     static const RowLoad kBrain = BestRowConversion(ValueType::kBFloat16).load;
     return type == ValueType::kFloat16 ? kHalf : kBrain;
   }
   return VisitAnyValueType(type, [](auto t) -> RowLoad { return LoadElements<decltype(t)>; });
-}
-
-#if defined(__x86_64__)
-__attribute__((target_clones("avx2", "default")))
-#endif
-void AddRow(const float* row, float weight, int64_t n, float* sum) {
-  for (int64_t i = 0; i < n; ++i) sum[i] += weight * row[i];
 }
 
 void AddDoubles(const uint8_t* row, double weight, int64_t n, double* sum) {
@@ -284,6 +307,7 @@ int64_t SnapshotTable::Pool(const int64_t* keys, const int64_t* splits, int64_t 
   const bool doubles = layout_.value_type == ValueType::kFloat64;
   const bool plain = layout_.value_type == ValueType::kFloat32 && !layout_.quantized;
   const RowLoad load = BestRowLoad(layout_.value_type, layout_.quantized);
+  const auto add = BestRowLoops().add;
   std::vector<float> sum(static_cast<size_t>(doubles ? 0 : dim)),
       row_of(static_cast<size_t>(plain ? 0 : dim));
   std::vector<double> wide(static_cast<size_t>(doubles ? dim : 0));
@@ -328,7 +352,7 @@ int64_t SnapshotTable::Pool(const int64_t* keys, const int64_t* splits, int64_t 
       if (doubles) {
         for (int64_t j = 0; j < dim; ++j) wide[static_cast<size_t>(j)] += double{weight} * double{missing[j]};
       } else {
-        AddRow(missing, weight, dim, sum.data());
+        add(missing, weight, dim, sum.data());
       }
       return;
     }
@@ -336,10 +360,10 @@ int64_t SnapshotTable::Pool(const int64_t* keys, const int64_t* splits, int64_t 
     if (doubles) {
       AddDoubles(from, weight, dim, wide.data());
     } else if (plain) {
-      AddRow(reinterpret_cast<const float*>(from), weight, dim, sum.data());
+      add(reinterpret_cast<const float*>(from), weight, dim, sum.data());
     } else {
       load(from, dim, row_of.data());
-      AddRow(row_of.data(), weight, dim, sum.data());
+      add(row_of.data(), weight, dim, sum.data());
     }
   });
   while (bag < bags) close_bag();
@@ -352,7 +376,7 @@ void SnapshotTable::ReadKeys(int64_t first, int64_t n, int64_t* keys) const {
   file_->CheckUnchanged();
 }
 
-void SnapshotTable::ReadKeys(const int64_t* rows, int64_t n, int64_t* keys) const {
+void SnapshotTable::TakeKeys(const int64_t* rows, int64_t n, int64_t* keys) const {
   for (int64_t i = 0; i < n; ++i) keys[i] = static_cast<int64_t>(format::UnmixKey(keys_[rows[i]]));
   file_->CheckUnchanged();
 }
@@ -361,7 +385,8 @@ void SnapshotTable::ReadRows(int64_t first, int64_t n, void* out) const {
   const uint8_t* const from = rows_ + first * layout_.row_bytes;
   if (layout_.quantized) {
     for (int64_t i = 0; i < n; ++i) {
-      LoadScaled(from + i * layout_.row_bytes, layout_.dim, static_cast<float*>(out) + i * layout_.dim);
+      BestRowLoops().load_scaled(from + i * layout_.row_bytes, layout_.dim,
+                                 static_cast<float*>(out) + i * layout_.dim);
     }
   } else if (n > 0) {
     std::memcpy(out, from, static_cast<size_t>(n * layout_.row_bytes));
@@ -369,13 +394,13 @@ void SnapshotTable::ReadRows(int64_t first, int64_t n, void* out) const {
   file_->CheckUnchanged();
 }
 
-void SnapshotTable::ReadRows(const int64_t* rows, int64_t n, void* out) const {
+void SnapshotTable::TakeRows(const int64_t* rows, int64_t n, void* out) const {
   auto* const to = static_cast<uint8_t*>(out);
   for (int64_t i = 0; i < n; ++i) {
     if (i + kGroup < n) Prefetch(rows_ + rows[i + kGroup] * layout_.row_bytes);
     const uint8_t* const from = rows_ + rows[i] * layout_.row_bytes;
     if (layout_.quantized) {
-      LoadScaled(from, layout_.dim, static_cast<float*>(out) + i * layout_.dim);
+      BestRowLoops().load_scaled(from, layout_.dim, static_cast<float*>(out) + i * layout_.dim);
     } else {
       std::memcpy(to + i * layout_.row_bytes, from, static_cast<size_t>(layout_.row_bytes));
     }
@@ -389,7 +414,7 @@ void SnapshotTable::ReadColumn(Section section, int64_t bytes, int64_t first, in
   file_->CheckUnchanged();
 }
 
-void SnapshotTable::ReadColumn(Section section, int64_t bytes, const int64_t* rows, int64_t n,
+void SnapshotTable::TakeColumn(Section section, int64_t bytes, const int64_t* rows, int64_t n,
                                void* out) const {
   const uint8_t* const column = file_->data() + layout_.sections[section].offset;
   auto* const to = static_cast<uint8_t*>(out);

@@ -275,7 +275,7 @@ void SnapshotWriter::StoreRow(const uint8_t* from, uint8_t* to) const {
 
 void SnapshotWriter::AddRows(int64_t first, int64_t n, const void* values, const void* frequencies,
                              const void* versions) {
-  if (first < 0 || n < 0 || n > plan_.rows - first || values == nullptr ||
+  if (first < 0 || n < 0 || n > plan_.rows - first || (values == nullptr && n > 0) ||
       (frequencies == nullptr) != (plan_.frequency_type == 0) ||
       (versions == nullptr) != (plan_.version_type == 0)) {
     throw Error(ErrorCode::kInvalidArgument,
@@ -431,7 +431,8 @@ void SnapshotWriter::Close(const std::string& json) {
   header.version = format::kVersion;
   header.tables = static_cast<uint32_t>(records_.size());
   // Of what tables hold, not of where it came from: the same rows have the same fingerprint.
-  format::ExtendFingerprint(header.fingerprint, description.data(), description.size());
+  format::ExtendFingerprint(header.fingerprint, description.data() + sizeof(start),
+                            description.size() - sizeof(start));
   format::ExtendFingerprint(header.fingerprint, checksums_.data(), checksums_.size() * sizeof(uint32_t));
   description += json;
   header.checksums_offset = static_cast<uint64_t>(end_);
