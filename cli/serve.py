@@ -22,13 +22,14 @@ _Missing = Literal["zeros", "default", "error"]
 
 def run(
     paths: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="[NAME=]PATH...",
             help="A model: a checkpoint of any dialect, an exported SavedModel, a snapshot, or a folder of numbered"
             " versions of one. Several need names.",
+            show_default=False,
         ),
-    ],
+    ] = None,
     *,
     host: Annotated[
         str, typer.Option(help="The address to listen on; 0.0.0.0 for all.", envvar="KVTOOLS_SERVE_HOST")
@@ -48,10 +49,22 @@ def run(
         int | None,
         typer.Option(
             metavar="PORT",
-            help="A port for clients that speak the Redis protocol.",
+            help="A port for the Redis protocol, too: GET, MGET, HGET, HMGET.",
             envvar="KVTOOLS_SERVE_RESP_PORT",
         ),
     ] = None,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="A Redis to look keys up in that PATH has not; without PATH, all keys: redis://host:6379/0.",
+            envvar="KVTOOLS_SERVE_BACKEND",
+        ),
+    ] = None,
+    backend_down: Annotated[
+        str,
+        typer.Option(help="What keys give that only the backend could have, while it does not answer: error, missing."),
+    ] = "error",
     model_name: Annotated[str, typer.Option(metavar="NAME", help="The name of a single model.")] = "default",
     poll: Annotated[
         float | None,
@@ -142,10 +155,21 @@ def run(
       kvtools serve models/ctr --poll 10 --label stable=20260101
       kvtools serve ctr=models/ctr cvr=models/cvr --poll 10 --versions "ctr:latest 2"
       kvtools serve saved_models/ranker --grpc-port 8500
+      kvtools serve --backend redis://cache:6379/0
       kvtools serve model.ckpt-100 --host 0.0.0.0 --port 8080 --workers 4 --grace 20
       curl -d '{"keys": [17, -3]}' http://127.0.0.1:8501/v1/tables/user_emb:lookup
     """
+    if not paths:
+        if backend is None:
+            raise UsageError("serving: got neither a PATH nor a --backend, expected one or both")
+        paths = [backend]
     doing = f"serving '{paths[0]}'"
+    if backend is not None and len(paths) > 1:
+        raise UsageError(
+            f"{doing}: got {len(paths)} models and a --backend, expected one model: each table is there once"
+        )
+    if backend_down not in ("error", "missing"):
+        raise UsageError(f"{doing}: got --backend-down {backend_down}, expected error or missing")
     _check_range(doing, "--port", port, 0, 65535)
     _check_range(doing, "--grpc-port", grpc_port, 0, 65535)
     _check_range(doing, "--resp-port", resp_port, 0, 65535)
@@ -183,6 +207,8 @@ def run(
         keep_alive=keep_alive,
         grace=grace,
         missing=missing,  # type: ignore[arg-type]
+        backend=backend,
+        backend_down=backend_down,  # type: ignore[arg-type]
         workers=workers,
         poll=poll,
         wait=wait,

@@ -26,7 +26,16 @@ json_tensor.py         tensors as JSON; tensor_proto.py: as TensorFlow's message
 model_status.py        the states of versions
 
 health.py           live, ready, warm
+admin.py            labels and looking for versions, by requests
 app.py              the FastAPI application, of all interfaces
-process.py          uvicorn around it
+late_app.py         the same, made once the server listens
+version_folder.py   which versions lie on disk
+version_policy.py   which of them to serve
+versions.py         the life of a version: found, loaded, served, let go
+sources.py          where models come from; what workers tell each other
+recent_keys.py      keys asked for lately
+process.py          one process: loads, listens, drains
+workers.py          several, and their supervisor
+terminal.py         whether there is one
 run.py              one process, or several
 """

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtools import _snapshot
+from kvtools.client.pooling import pool
 from kvtools.lookup_frame import MEDIA_TYPE as FRAME
 from kvtools.lookup_frame import MISSING, TableKeys, TableRows, encode_answer
 from kvtools.server import codecs
@@ -35,6 +36,7 @@ from kvtools.snapshot import file_errors
 # JSON of more numbers than this is made and sent block by block.
 STREAMED_NUMBERS = 262_144
 _NAMED_KEYS = 10
+_FRAMES = Codec("frame", "frame")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ def answer_lookup(
             415, "unsupported_media", "frames are for POST /v1/tables:lookup, which takes one table, too"
         )
     binary = codec.reads == "binary"
-    done = _snapshot.answer(
+    done = stored.table and _snapshot.answer(
         stored.table,
         body,
         binary,
@@ -110,6 +112,10 @@ def answer_tables(
     if "binary" in (codec.reads, codec.writes):
         raise RequestError(415, "unsupported_media", f"the binary form of several tables is {FRAME}, not {BINARY}")
     tables = version.store.tables
+    if codec == _FRAMES:
+        done = _answer_frame(version, body, missing, settings, authorize)
+        if done is not None:
+            return done
     lookups, said = parse_tables(
         body,
         frame=codec.reads == "frame",
@@ -149,6 +155,31 @@ def answer_row(
     return Answer(200, JSON, codecs.json_row(int(key), rows.embeddings), headers, counts=counts)
 
 
+def _answer_frame(
+    version: ServedVersion,
+    body: bytes,
+    missing: str | None,
+    settings: Settings,
+    authorize: Callable[[list[str]], None],
+) -> Answer | None:
+    names = _snapshot.frame_tables(body)
+    if names is None:
+        return None
+    try:
+        tables = [version.store.tables[name].table for name in names]
+    except KeyError:
+        return None
+    authorize(names)
+    how = MISSING.index(missing or settings.missing)
+    done = _snapshot.answer_frame(tables, body, how, settings.max_keys, settings.max_values, version.number)
+    if done is None:
+        return None
+    frame, counted = done
+    headers = {"X-Embedding-Version": str(version.number)}
+    counts = tuple(TableCount(name, *count) for name, count in zip(names, counted, strict=True))
+    return Answer(200, FRAME, frame, headers, counts=counts)
+
+
 def _done(
     version: ServedVersion,
     table: str,
@@ -179,6 +210,12 @@ def _look_up(stored: StoredTable, lookup: TableKeys, how: str) -> TableRows:
         if missing and default is not None:
             values[~found] = default
         return TableRows(values, found, missing)
+    if stored.table is None:  # Rows that come from elsewhere are pooled here.
+        values, found = stored.lookup(keys)
+        pooled, missing = pool(values, lookup.row_splits, lookup.combiner, lookup.weights), int((~found).sum())
+        if missing and how == "error":
+            raise _missing_keys(lookup.table, keys[~found])
+        return TableRows(pooled, None, missing)
     with file_errors():
         pooled, missing = stored.table.pool(
             np.ascontiguousarray(keys),
@@ -193,7 +230,7 @@ def _look_up(stored: StoredTable, lookup: TableKeys, how: str) -> TableRows:
 
 
 def _default_row(stored: StoredTable, table: str) -> npt.NDArray[Any]:
-    row = stored.table.default_row
+    row = None if stored.table is None else stored.table.default_row
     if row is None:
         raise RequestError(
             400, "no_default_row", f"table '{table}' has no default row; expected missing 'zeros' or 'error'"

@@ -210,7 +210,7 @@ def static_catalog(
     source: str | os.PathLike[str] | TableStore, *, name: str = DEFAULT_MODEL, number: int = 1
 ) -> Catalog:
     """Return a catalog of one model of one version, over a store or what a store can be opened on."""
-    store = source if isinstance(source, TableStore) else TableStore(source)
+    store = TableStore(source) if isinstance(source, str | os.PathLike) else source
     recent = {table: RecentKeys() for table in store.tables}
     version = ServedVersion(name, number, Path(store.path), store, recent)
     return Catalog([ServedModel(name, (version,), {}, (VersionStatus(number, "AVAILABLE"),))])

@@ -101,6 +101,7 @@ class _Server(uvicorn.Server):
         self._settings = settings
         self._grpc: GrpcServer | None = None
         self._resp: RespServer | None = None
+        self._lookups = lookups
         self._versions = versions
         self._on_ready = on_ready
         self._supervisor = supervisor
@@ -127,7 +128,7 @@ class _Server(uvicorn.Server):
         if self._settings.resp_port is not None:
             from kvtools.server import resp
 
-            self._resp = await resp.start(self._catalog, self._settings)
+            self._resp = await resp.start(self._catalog, self._settings, observer=self._lookups.observer)
         await super().startup(sockets)
         ports = {name: port.port for name, port in (("grpc_port", self._grpc), ("resp_port", self._resp)) if port}
         self._app.begin()

@@ -15,16 +15,16 @@ import ssl
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
-from kvtools._snapshot import RespReader, resp_answer
+from kvtools._snapshot import RespReader
 from kvtools.errors import BadInputError, KvtoolsError
 from kvtools.server.answer import TableCount
 from kvtools.server.catalog import Catalog
 from kvtools.server.observer import Answered, Observer
 from kvtools.server.request import RequestError
 from kvtools.server.resp_commands import RespCommands, error, refusal
-from kvtools.server.resp_tables import Tables
+from kvtools.server.resp_tables import Tables, answer_command
 from kvtools.server.settings import Settings
 from kvtools.server.store import StoredTable
 
@@ -57,8 +57,7 @@ class RespProtocol(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection, unless there are too many; see `asyncio.Protocol`."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
         if not self._server.add(self):
             self._end(error("max number of clients reached"))
 
@@ -221,7 +220,7 @@ def answer_lookup(
     """Return the replies to the commands of the last lookup of `reader`, and how many of its keys have no row."""
     limits = table.key_limits
     try:
-        if low >= limits.min and high <= limits.max and keys * table.schema.dim <= max_values:
+        if low >= limits.min and high <= limits.max and keys * table.schema.dim <= max_values and table.table:
             return reader.answer(table.table, resp3)
         replies: list[bytes] = []
         every = reader.keys()
@@ -235,11 +234,13 @@ def answer_lookup(
             elif count * table.schema.dim > max_values:
                 replies.append(error(f"got {count} keys of {table.schema.dim} numbers, expected at most {max_values}"))
             else:
-                reply, absent = resp_answer(table.table, every[start:stop], single, resp3)
+                reply, absent = answer_command(table, every[start:stop], single, resp3)
                 replies.append(reply)
                 missing += absent
             start = stop
         return b"".join(replies), missing
+    except RequestError as problem:  # A backend that does not answer.
+        return refusal(problem) * len(reader.commands()), 0
     except Exception as problem:  # A file that was cut, for one.
         _log.error("a lookup of the Redis protocol failed", exc_info=problem)
         said = error(f"internal: {type(problem).__name__}; the server's log says more")

@@ -12,11 +12,10 @@ from typing import Any, NoReturn
 import numpy as np
 
 from kvtools import __version__
-from kvtools._snapshot import resp_answer
 from kvtools.errors import BadInputError, KvtoolsError, one_line
 from kvtools.server.observer import Observer
 from kvtools.server.request import RequestError
-from kvtools.server.resp_tables import Tables, shown_bytes
+from kvtools.server.resp_tables import Tables, answer_command, shown_bytes
 
 OK = b"+OK\r\n"
 _SPOKEN_VERSION = "7.0.0"  # of Redis: clients look what they may ask for
@@ -247,7 +246,7 @@ class RespCommands:
             self._observer.authorize(self.headers, (table.schema.name,))
             asked = np.array(keys, np.uint64 if limits.min == 0 else np.int64).view(np.int64)
             for place, key in zip(places, asked, strict=True):
-                reply, missing = resp_answer(table.table, np.array([key]), True, self.resp3)
+                reply, missing = answer_command(table, np.array([key]), True, self.resp3)
                 rows[place] = None if missing else reply
         return rows
 

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtools._snapshot import resp_answer
 from kvtools.errors import BadInputError
 from kvtools.server.catalog import Catalog, ServedVersion
 from kvtools.server.recent_keys import RecentKeys
@@ -59,6 +65,20 @@ class Tables:
                 f"there is no table '{shown_bytes(database)}'; there are 0 to {len(tables) - 1}, by name"
             )
         return list(tables)[number]
+
+
+def answer_command(table: StoredTable, keys: npt.NDArray[np.int64], single: bool, resp3: bool) -> tuple[bytes, int]:
+    """Return the reply to a command that asks for `keys` [n] (of uint64: their bits), and how many have no row."""
+    if table.table:
+        return resp_answer(table.table, keys, single, resp3)
+    key_dtype = table.schema.key_dtype
+    typed: npt.NDArray[Any] = keys.view(np.uint64) if key_dtype == "uint64" else keys.astype(key_dtype)
+    values, found = table.lookup(typed)
+    rows = np.ascontiguousarray(values).view(np.uint8).reshape(len(keys), -1)
+    null = b"_\r\n" if resp3 else b"$-1\r\n"
+    head = b"$%d\r\n" % rows.shape[1]
+    replies = [head + row.tobytes() + b"\r\n" if there else null for row, there in zip(rows, found, strict=True)]
+    return b"".join(replies if single else [b"*%d\r\n" % len(keys), *replies]), int(np.count_nonzero(~found))
 
 
 def shown_bytes(text: bytes) -> str:

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -329,7 +329,7 @@ class Versions:
 
     def _load(self, state: _Model, found: FoundVersion) -> ServedVersion:
         progress = _Progress(f"model '{state.source.name}': version {found.number}")
-        store = _open(found.path, self._options, self._settings.cache, progress)
+        store = _open(found.path, self._options, self._settings, progress)
         for name, table in store.tables.items():
             if table.duplicates:
                 log.warning("table '%s': %d rows are hidden by a later row of their key", name, table.duplicates)
@@ -474,7 +474,16 @@ class _Progress:
             log.info("%s: making its snapshot: table '%s', %d of %d rows", self._what, table, rows, total)
 
 
-def _open(path: str, options: OpenOptions | None, cache: Path | None, progress: Progress) -> TableStore:
+def _open(path: str, options: OpenOptions | None, settings: Settings, progress: Progress) -> TableStore:
+    cache = settings.cache
+    if settings.backend is not None:
+        from kvtools.server.redis_backend import RedisStore  # redis-py is optional
+
+        front = None
+        if path != settings.backend:
+            front = TableStore(path, options=options, cache=cache, progress=progress)
+        missing = settings.backend_down == "missing"
+        return cast(TableStore, RedisStore(settings.backend, options=options, front=front, missing_while_down=missing))
     if not (Path(path) / "saved_model.pb").is_file():
         return TableStore(path, options=options, cache=cache, progress=progress)
     from kvtools.server.saved_models import open_store  # takes long to import, and may be a whole model

@@ -9,6 +9,7 @@ import ssl
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from kvtools.client.call import Attempt, Call
 from kvtools.client.endpoint import Endpoint
@@ -59,8 +60,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Note the transport; see `asyncio.BaseProtocol`."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
 
     def get_buffer(self, sizehint: int) -> memoryview | bytearray:
         """Return where the next bytes go; see `asyncio.BufferedProtocol`."""

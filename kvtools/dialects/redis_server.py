@@ -95,8 +95,9 @@ def place_of(text: str) -> Place:
     return Place(f"{scheme}://{parts.netloc}{parts.path}{query}", prefix, bool(plus), shown)
 
 
-def connect(place: Place) -> Any:
-    """Return a client of the server, or of the cluster that it is part of.
+def connect(place: Place, *, seconds: float | None = None) -> Any:
+    """Return a client of the server, or of the cluster that it is part of. `seconds`: how long it may take to connect
+    and to answer, if the URL does not say it.
 
     Raises:
         MissingDependencyError: redis-py is not installed.
@@ -113,9 +114,9 @@ def connect(place: Place) -> Any:
             f"connecting to '{place.shown}': redis-py is not installed; run pip install 'kvtools[formats]'"
         ) from error
     # Nothing is sent twice: what a command returns says whether a row was there before.
-    settings: dict[str, Any] = {"retry": Retry(NoBackoff(), 0), "socket_connect_timeout": 10}
+    settings: dict[str, Any] = {"retry": Retry(NoBackoff(), 0), "socket_connect_timeout": seconds or 10}
     if "socket_timeout" not in place.url:
-        settings["socket_timeout"] = _SOCKET_SECONDS
+        settings["socket_timeout"] = seconds or _SOCKET_SECONDS
     with redis_errors(f"connecting to '{place.shown}'"):
         try:
             client: Any = redis.Redis.from_url(place.url, **settings)

@@ -38,8 +38,10 @@ SAMPLE = Path(__file__).parent.parent / "data" / "sample"
 class Waiting:
     """An `AsyncClient` with the methods of `Client`, on a loop of its own."""
 
+    new_loop: Callable[[], Any] = staticmethod(asyncio.new_event_loop)
+
     def __init__(self, *servers: Any, **options: Any) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._loop = self.new_loop()
         self.client = AsyncClient(*servers, **options)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -55,7 +57,13 @@ class Waiting:
         self._loop.close()
 
 
-@pytest.fixture(params=[Client, Waiting], ids=["threads", "asyncio"])
+class WaitingOnUvloop(Waiting):
+    @staticmethod
+    def new_loop() -> Any:
+        return pytest.importorskip("uvloop").new_event_loop()
+
+
+@pytest.fixture(params=[Client, Waiting, WaitingOnUvloop], ids=["threads", "asyncio", "uvloop"])
 def make_client(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
     with contextlib.ExitStack() as stack:
         yield lambda *servers, **options: stack.enter_context(request.param(*servers, **options))

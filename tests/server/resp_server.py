@@ -7,6 +7,8 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
+import uvloop
+
 from kvtools.server.catalog import Catalog
 from kvtools.server.observer import Observer
 from kvtools.server.resp import RespServer, start
@@ -16,7 +18,7 @@ from kvtools.server.settings import Settings
 @contextlib.contextmanager
 def serving(catalog: Catalog, *, observer: Observer | None = None, **settings: object) -> Iterator[RespServer]:
     """A server on a free port while the block runs."""
-    loop = asyncio.new_event_loop()
+    loop = uvloop.new_event_loop()  # as `kvtools serve` does
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     chosen = Settings(**{"resp_port": 0, **settings})  # type: ignore[arg-type]
