@@ -25,6 +25,14 @@ def wrap_method(owner: Any, name: str, replacement: Callable[..., Any]) -> Calla
     return lambda: setattr(owner, name, original)
 
 
+def wrap_property(owner: type, name: str, replacement: Callable[..., Any]) -> Callable[[], None]:
+    """Has the property ``owner.name`` give ``replacement(getter, self)``. Otherwise as `wrap_method`."""
+    original = vars(owner)[name]
+    getter = original.fget
+    setattr(owner, name, property(lambda self: replacement(getter, self), doc=original.__doc__))
+    return lambda: setattr(owner, name, original)
+
+
 def defining_class(cls: type, name: str) -> type | None:
     """The class among `cls` and its bases that a method of it is defined in; None where there is no such method."""
     return next((base for base in cls.__mro__ if name in vars(base)), None)

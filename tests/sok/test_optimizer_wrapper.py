@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -108,3 +110,27 @@ def test_slots_have_one_name_whichever_keras_it_is(kind):
     assert row_of(table).tolist() == [[-1.5]]
     with pytest.raises(KeyError, match="no slot 'velocity' for 't:0': it keeps 'momentum'"):
         optimizer.get_slot(table, "velocity")
+
+
+def test_an_exported_slot_has_no_rows_of_keys_that_have_gone():
+    optimizer, table = sok.OptimizerWrapper(tf_keras.optimizers.Adagrad(1.0, 0.25)), sok.DynamicVariable(1, "ones")
+    keys = tf.range(20_000, dtype=tf.int64)
+    gradient = tf.IndexedSlices(tf.ones([20_000, 1]), keys)
+    optimizer.apply_gradients([(gradient, table)])
+    slot, stop = optimizer.get_slot(table, "accumulator"), threading.Event()
+
+    def come_and_go():
+        while not stop.is_set():
+            table.remove(keys[::3])
+            optimizer.apply_gradients([(gradient, table)])
+
+    other = threading.Thread(target=come_and_go)
+    other.start()
+    try:
+        for _ in range(10):
+            held, rows = sok.export(slot)
+            assert len(held) == len(rows)
+            assert (rows.numpy() >= 1.25).all()  # each row that is there has had a gradient
+    finally:
+        stop.set()
+        other.join()

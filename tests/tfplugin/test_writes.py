@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfplugin
+from tfplugin.ops import raw
 
 
 @pytest.fixture
@@ -44,6 +48,29 @@ def test_export_and_clear(table):
     table.clear()
     assert int(table.size()) == 0
     assert [part.shape[0] for part in table.export()] == [0, 0]
+
+
+def test_an_export_beside_inserts_has_every_key_that_was_there(make):
+    table, there = make(dim=2), np.arange(20_000)
+    table.upsert(there, np.zeros([len(there), 2]))
+    stop = threading.Event()
+
+    def insert():
+        for first in itertools.count(len(there), 1000):
+            if stop.is_set():
+                return
+            table.upsert(np.arange(first, first + 1000), np.ones([1000, 2]))
+
+    other = threading.Thread(target=insert)
+    other.start()
+    try:
+        for _ in range(5):
+            keys, rows = table.export()
+            assert np.isin(there, keys).all() and len(np.unique(keys)) == len(keys) == len(rows)
+            assert np.isin(there, raw.kv_table_keys(table.handle, Tkeys=tf.int64)).all()
+    finally:
+        stop.set()
+        other.join()
 
 
 def test_batches_of_nothing(table):

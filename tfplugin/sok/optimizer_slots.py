@@ -52,9 +52,8 @@ class TableSlot:
         )
 
     def export(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """All keys [N] of this rank and the slot's rows [N, width], in no particular order."""
-        keys = raw.kv_table_keys(self.variable.handle, Tkeys=self.variable.key_dtype)
-        return keys, self.read(keys)
+        """All keys [N] of this rank and the slot's rows [N, width], each of one moment, in no particular order."""
+        return self.variable.export(self.spec.name)
 
     def assign(self, keys: tf.Tensor, rows: Any) -> Any:
         """Writes the slot's rows [n, width] of keys [n] on this rank; a missing key gets a row. In a graph an op."""
