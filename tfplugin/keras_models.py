@@ -308,10 +308,7 @@ def _save_hdf5_file(original: Callable[..., Any], *args: Any, **kwargs: Any) -> 
 def _save_weights(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
     """``save_weights`` of tf_keras, which may write a checkpoint of what is tracked from the model."""
     tracked = {
-        id(part)
-        for table in tf.train.TrackableView(model).descendants()
-        if is_table(table)
-        for part in table._kv_parts
+        id(part) for table in tf.train.TrackableView(model).descendants() if is_table(table) for part in table._kv_parts
     }
     _refuse(model, (part for key, part in _parts_of(model).items() if key not in tracked), "The weights file")
     return original(model, *args, **kwargs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -36,3 +37,13 @@ def wrap_property(owner: type, name: str, replacement: Callable[..., Any]) -> Ca
 def defining_class(cls: type, name: str) -> type | None:
     """The class among `cls` and its bases that a method of it is defined in; None where there is no such method."""
     return next((base for base in cls.__mro__ if name in vars(base)), None)
+
+
+def weak_method(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Calls a method of an object that this does not keep: one that holds itself lives on until a collection."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return reference()(*args, **kwargs)  # type: ignore[misc]  # who calls has the object
+
+    return call

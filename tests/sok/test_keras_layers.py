@@ -105,7 +105,9 @@ def test_an_optimizer_of_keras_that_meets_a_table_says_what_to_do(keras):
     for kind in kinds:
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(tf.nn.embedding_lookup(table, [1]))
-        with pytest.raises((TypeError, AttributeError), match=r"'alone.*know dense.*: sok\.OptimizerWrapper\(optimizer\)"):
+        with pytest.raises(
+            (TypeError, AttributeError), match=r"'alone.*know dense.*: sok\.OptimizerWrapper\(optimizer\)"
+        ):
             kind(0.1).apply_gradients([(tape.gradient(loss, table), table)])
     assert table.values.numpy().tolist() == [[1, 1]]
 

@@ -13,8 +13,8 @@ from tensorflow.python.training import optimizer as v1_optimizer
 from tfplugin import backward_updates, scaled_loss, step_record
 from tfplugin.kv_variable import KvVariable
 from tfplugin.optimizers import fused
+from tfplugin.optimizers.fused_rules import FusedRule, fused_rule_of
 from tfplugin.optimizers.hyperparameters import Step, given, number
-from tfplugin.optimizers.known import Known, find
 from tfplugin.optimizers.wrapper import OptimizerWrapper
 from tfplugin.partitioned_kv_variable import PartitionedKvVariable
 
@@ -43,10 +43,10 @@ class _PartUpdate:
     def __init__(self, variable: KvVariable, optimizer: Any) -> None:
         self._variable = variable
         self._optimizer = optimizer
-        known = find(_prepared(optimizer))
-        if isinstance(known, str):
-            raise ValueError(f"apply_in_backward of '{variable.name}': {known}. Take one of tfplugin.optimizers.")
-        self.rule = known.rule
+        rule = fused_rule_of(_prepared(optimizer))
+        if isinstance(rule, str):
+            raise ValueError(f"apply_in_backward of '{variable.name}': {rule}. Take one of tfplugin.optimizers.")
+        self.rule = rule.name
         own = isinstance(optimizer, v1_optimizer.Optimizer)
         self._optimizer_name = optimizer.get_name() if own else type(optimizer).__name__
         with tf_ops.init_scope():
@@ -70,12 +70,12 @@ class _PartUpdate:
             )
         with tf.name_scope("update_in_backward"):
             optimizer = _prepared(self._optimizer)
-            known = find(optimizer)
-            assert isinstance(known, Known)
+            rule = fused_rule_of(optimizer)
+            assert isinstance(rule, FusedRule)
             dtype = fused.compute_dtype(variable.dtype)
             step = Step(dtype, number(self.step) + 1, coefficients=_coefficients(optimizer, dtype))
             updated = fused.FusedStep(self._optimizer).apply(
-                known,
+                rule,
                 variable,
                 variable.slot_prefix(self._optimizer, self._optimizer_name),
                 keys,
