@@ -1,7 +1,7 @@
 """Losses that an optimizer has scaled, and whether a backward pass is that of one.
 
-Gradients of a scaled loss are scaled back by whoever applies them. An update in the backward pass comes before that, and
-would take them as they are. So a scaled loss is marked, and the backward pass asks what it is the gradient of.
+Gradients of a scaled loss are scaled back by whoever applies them. An update in the backward pass comes before that,
+and would take them as they are. So a scaled loss is marked, and the backward pass asks what it is the gradient of.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which rule of the table engine does in one fused op what an optimizer of TensorFlow or Keras does.
 
-Classes are told by module and name, so that nothing is imported to look. A subclass has the rule of its base as long as it
-overrides none of the methods that make up the update.
+Classes are told by module and name, so that nothing is imported to look. A subclass has the rule of its base as long as
+it overrides none of the methods that make up the update.
 """
 
 from __future__ import annotations

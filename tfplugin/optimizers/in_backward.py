@@ -170,9 +170,9 @@ def apply_in_backward(variable: Any, optimizer: Any) -> BackwardUpdates:
     What follows from that: gradients are applied as they are, without clipping or loss scaling; each lookup in a pass
     is a step of its own, as two lookups of one batch are two; a pass through a lookup is a step whether or not its
     result is asked for. A step of Keras's ``fit`` or ``train_on_batch`` whose optimizer scales the loss, as under the
-    policy ``mixed_float16``, is a ValueError that leaves the rows as they are; so is, in a loop of your own, the gradient
-    of a loss that an optimizer of Keras has scaled, where it is taken of that loss itself. Call this before functions
-    are traced and graphs are built.
+    policy ``mixed_float16``, is a ValueError that leaves the rows as they are; so is, in a loop of your own, the
+    gradient of a loss that an optimizer of Keras has scaled, where it is taken of that loss itself. Call this before
+    functions are traced and graphs are built.
 
     Args:
       variable: a key-value variable, or a partitioned one.
