@@ -196,7 +196,8 @@ void SlotsThatAreDroppedBetweenShardsAreWrittenInAllOrInNone() {
         table->Apply(keys.data(), nullptr, 100, rows.data(), update, {{1}, generation}, {}, *threads);
       } else {
         table->UpsertColumns(keys.data(), 100,
-                             {{0, rows.data(), 1, generation}, {1, rows.data(), 1, generation}}, {}, *threads);
+                             {{0, rows.data(), 1, generation}, {1, rows.data(), 1, generation}}, {},
+                             *threads);
       }
     };
     const auto written = [&] {

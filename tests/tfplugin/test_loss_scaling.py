@@ -116,6 +116,7 @@ def test_a_scaled_loss_does_not_reach_rows_that_its_gradient_updates(make, parti
         make_optimizer(),
     )
     parts = list(table) if partitioner else [table]
+    table.sparse_read([1, 2])
     updates = tfplugin.apply_in_backward(table, tfplugin.optimizers.SGD(0.5))
 
     def step(scaled):

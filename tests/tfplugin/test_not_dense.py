@@ -54,10 +54,19 @@ def test_a_keras_loop_without_the_wrapper(make, partitioner, make_optimizer, bui
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(tf.nn.embedding_lookup(table, [1, 2]) * dense)
     gradients = tape.gradient(loss, [dense, *parts])
-    before = dense.numpy()
     with pytest.raises((TypeError, AttributeError), match=r"Wrap this one.*tfplugin.OptimizerWrapper\(optimizer\)"):
         optimizer.apply_gradients(zip(gradients, [dense, *parts], strict=True))
-    assert (dense.numpy() == before).all()
+
+
+def test_a_legacy_step_without_the_wrapper_changes_no_dense_variable(make):
+    table, dense = make(), tf.Variable(tf.ones([4]))
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.nn.embedding_lookup(table, [1, 2]) * dense)
+    with pytest.raises(TypeError, match=r"'v:0'.*Wrap this one"):
+        tf_keras.optimizers.legacy.SGD().apply_gradients(
+            zip(tape.gradient(loss, [dense, table]), [dense, table], strict=True)
+        )
+    assert (dense.numpy() == 1).all()
 
 
 def test_a_keras_graph_without_the_wrapper(make):

@@ -156,6 +156,10 @@ class ShardedTable : public Table {
   template <class Key, class Check, class LocateRow, class Prefetch, class Visit>
   void ReadRange(const Key* keys, int64_t begin, int64_t end, const Check& check, const LocateRow& locate,
                  const Prefetch& prefetch, const Visit& visit) const;
+  // The same for all keys of a batch, shared out among the threads.
+  template <class Check, class LocateRow, class Prefetch, class Visit>
+  void ReadBatch(const void* keys, int64_t n, ParallelFor& threads, const Check& check,
+                 const LocateRow& locate, const Prefetch& prefetch, const Visit& visit) const;
   // Copies the values of keys[begin, end) to their places, and calls missed(i) for the keys that are not
   // there.
   template <class Key, class Missed>
