@@ -51,20 +51,20 @@ def test_export_and_clear(table):
 
 
 def test_an_export_beside_inserts_has_every_key_that_was_there(make):
-    table, there = make(dim=2), np.arange(20_000)
-    table.upsert(there, np.zeros([len(there), 2]))
+    table, there = make(dim=256), np.arange(40_000)  # several chunks of an export
+    table.upsert(there, np.zeros([len(there), 256], np.float32))
     stop = threading.Event()
 
     def insert():
-        for first in itertools.count(len(there), 1000):
+        for first in itertools.count(len(there), 100):
             if stop.is_set():
                 return
-            table.upsert(np.arange(first, first + 1000), np.ones([1000, 2]))
+            table.upsert(np.arange(first, first + 100), np.ones([100, 256], np.float32))
 
     other = threading.Thread(target=insert)
     other.start()
     try:
-        for _ in range(5):
+        for _ in range(2):
             keys, rows = table.export()
             assert np.isin(there, keys).all() and len(np.unique(keys)) == len(keys) == len(rows)
             assert np.isin(there, raw.kv_table_keys(table.handle, Tkeys=tf.int64)).all()
