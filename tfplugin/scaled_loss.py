@@ -32,7 +32,8 @@ def mark(loss: Any, optimizer: Any) -> Any:
     """Notes that `optimizer` has scaled a loss: a tensor, or a function that computes one. Returns the marked loss."""
     if callable(loss) and not tf.is_tensor(loss):
         return functools.wraps(loss)(lambda: mark(loss(), optimizer))
-    setattr(loss, _ATTRIBUTE, type(optimizer).__name__)
+    if tf.is_tensor(loss):  # else a number, of which nobody takes gradients
+        setattr(loss, _ATTRIBUTE, type(optimizer).__name__)
     return loss
 
 
@@ -50,7 +51,7 @@ def _scalers(frame: FrameType | None) -> Iterator[str]:
             yield type(frame.f_locals["self"]).__name__
         name = _TARGETS.get(frame.f_code)
         if name is not None:
-            for target in tf.nest.flatten(frame.f_locals[name]):
+            for target in tf.nest.flatten(frame.f_locals.get(name)):
                 scaler = getattr(target, _ATTRIBUTE, None)
                 if scaler is not None:
                     yield scaler

@@ -93,6 +93,7 @@ def test_a_loss_scale_factor(make, rows_of):
     gradient = tf.IndexedSlices(tf.fill([2, 1], 1.0), tf.constant([1, 1], tf.int64))
     optimizer.apply_gradients([(gradient, table)])
     assert rows_of(table, [1]).tolist() == [[0.5]]
+    assert optimizer.scale_loss(2.0) == 8.0
 
 
 SCALERS = {
