@@ -92,6 +92,13 @@ def run(
     wait: Annotated[
         bool, typer.Option("--wait", help="Begin without a version and wait for the first; otherwise it is an error.")
     ] = False,
+    cache: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Where to keep the snapshots that are made of anything else; KVTOOLS_CACHE_DIR or the user's cache.",
+        ),
+    ] = None,
     verify: Annotated[
         bool, typer.Option(help="Compare all checksums: before a swap, and soon after the start.")
     ] = True,
@@ -205,6 +212,7 @@ def run(
         workers=workers,
         poll=poll,
         wait=wait,
+        cache=cache,
         verify=verify,
         admin=admin,
     )

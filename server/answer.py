@@ -36,6 +36,7 @@ from kvtools.snapshot import file_errors
 # JSON of more numbers than this is made and sent block by block.
 STREAMED_NUMBERS = 262_144
 _NAMED_KEYS = 10
+_FRAMES = Codec("frame", "frame")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,10 @@ def answer_tables(
     if "binary" in (codec.reads, codec.writes):
         raise RequestError(415, "unsupported_media", f"the binary form of several tables is {FRAME}, not {BINARY}")
     tables = version.store.tables
+    if codec == _FRAMES:
+        done = _answer_frame(version, body, missing, settings, authorize)
+        if done is not None:
+            return done
     lookups, said = parse_tables(
         body,
         frame=codec.reads == "frame",
@@ -148,6 +153,31 @@ def answer_row(
         headers |= {"X-Embedding-Shape": f"1,{rows.embeddings.shape[1]}", "X-Embedding-Missing": str(rows.missing)}
         return Answer(200, BINARY, codecs.binary_rows(rows.embeddings), headers, counts=counts)
     return Answer(200, JSON, codecs.json_row(int(key), rows.embeddings), headers, counts=counts)
+
+
+def _answer_frame(
+    version: ServedVersion,
+    body: bytes,
+    missing: str | None,
+    settings: Settings,
+    authorize: Callable[[list[str]], None],
+) -> Answer | None:
+    names = _snapshot.frame_tables(body)
+    if names is None:
+        return None
+    try:
+        tables = [version.store.tables[name].table for name in names]
+    except KeyError:
+        return None
+    authorize(names)
+    how = MISSING.index(missing or settings.missing)
+    done = _snapshot.answer_frame(tables, body, how, settings.max_keys, settings.max_values, version.number)
+    if done is None:
+        return None
+    frame, counted = done
+    headers = {"X-Embedding-Version": str(version.number)}
+    counts = tuple(TableCount(name, *count) for name, count in zip(names, counted, strict=True))
+    return Answer(200, FRAME, frame, headers, counts=counts)
 
 
 def _done(

@@ -20,7 +20,6 @@ from kvtools.server.lookups import Lookups
 from kvtools.server.request import RequestError
 from kvtools.server.settings import Settings
 
-_INTERFACES = (tensorflow_rest, kserve_rest, admin, health)
 _PLAIN_ERRORS = ("/v1/models", "/v2")  # where an error is one string
 _UNKNOWN: dict[type[KvtoolsError], str] = {
     UnknownTableError: "unknown_table",
@@ -46,8 +45,11 @@ def create_app(catalog: Catalog, settings: Settings | None = None, *, lookups: L
         redoc_url=None,
     )
     app.add_middleware(HeadRequests)
-    app.include_router(tables_api.router(lookups or Lookups(catalog, settings)))
-    for interface in _INTERFACES:
+    lookups = lookups or Lookups(catalog, settings)
+    app.include_router(tables_api.router(lookups))
+    for protocol in (tensorflow_rest, kserve_rest):
+        app.include_router(protocol.router(catalog, settings, lookups.observer))
+    for interface in (admin, health):
         app.include_router(interface.router(catalog, settings))
 
     @app.exception_handler(RequestError)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from kvtools import __version__
+from kvtools.server.caller import Caller
 from kvtools.server.catalog import Catalog, ServedVersion, UnknownModelError, UnknownVersionError
 from kvtools.server.protocol_error import ProtocolError, invalid
 from kvtools.server.settings import Settings
@@ -28,6 +29,7 @@ from kvtools.server.signatures import (
     Signature,
     TableSignature,
     TensorSpec,
+    ask,
     check_inputs,
     chosen_outputs,
     listed,
@@ -123,13 +125,12 @@ def refuse_extensions(parameters: Mapping[str, Any]) -> None:
 
 
 def run(
-    signature: Signature, inputs: Mapping[str, Array], outputs: Sequence[str], settings: Settings
+    signature: Signature, inputs: Mapping[str, Array], outputs: Sequence[str], settings: Settings, caller: Caller
 ) -> dict[str, Array]:
     """Answer with the outputs that are named, or with all; raises a `ProtocolError`."""
     wanted = chosen_outputs(signature, list(outputs) or [*signature.outputs, *signature.by_name])
     check_inputs(signature, inputs)
-    answer = signature.run(inputs, wanted, settings)
-    return {name: answer[name] for name in wanted}
+    return ask(signature, inputs, wanted, settings, caller)
 
 
 def tensor_type(name: str, datatype: Any) -> np.dtype[Any]:
@@ -167,7 +168,8 @@ def from_bytes(name: str, data: bytes | memoryview, dtype: np.dtype[Any], shape:
             f" {INFERENCE_TYPES[dtype]}"
         )
     if dtype == np.bool_:
-        return (np.frombuffer(data, np.uint8) != 0).reshape(shape)
+        flags: Array = (np.frombuffer(data, np.uint8) != 0).reshape(shape)
+        return flags
     return np.frombuffer(data, dtype).reshape(shape)
 
 

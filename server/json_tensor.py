@@ -11,12 +11,14 @@ import base64
 import binascii
 import json
 import math
+from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
 import numpy as np
 from pydantic_core import to_json
 
+from kvtools.server.codecs import json_numbers
 from kvtools.server.protocol_error import invalid
 from kvtools.server.signatures import BFLOAT16, STRING, TYPE_WORDS, Array
 
@@ -29,7 +31,7 @@ _KINDS = {
     float: "Number",
     type(None): "Null",
 }
-_NUMBERS_AT_ONCE = 32768
+_NUMBERS_AT_ONCE = 65536
 _MOST_DIMENSIONS = 32
 
 
@@ -138,36 +140,48 @@ def _bytes(value: Any) -> bytes:
     raise AssertionError
 
 
-def to_text(array: Array, *, as_bytes: bool = False) -> bytes:
-    """Return an array as nested lists in JSON, in blocks, so that other threads get their turn.
+def text_blocks(array: Array, *, as_bytes: bool = False) -> Iterator[bytes]:
+    """Yield an array as nested lists in JSON, in blocks, so that an answer of any size leaves others their turn.
 
     Example:
-        >>> to_text(np.array([[0.1, np.nan]], np.float32))
+        >>> b"".join(text_blocks(np.array([[0.1, np.nan]], np.float32)))
         b'[[0.1,NaN]]'
     """
-    if array.ndim == 0:
-        return to_text(array.reshape(1), as_bytes=as_bytes)[1:-1]
     if array.dtype == STRING:
-        flat = np.empty(array.size, STRING)
-        flat[:] = [_string(value, as_bytes) for value in array.flat]
-        return to_json(flat.reshape(array.shape).tolist())
-    per_item = max(1, array[0].size) if len(array) else 1
-    rows = max(1, _NUMBERS_AT_ONCE // per_item)
-    if array.dtype in (np.dtype(np.float16), BFLOAT16):
-        array = array.astype(np.float32)
-    blocks = [
-        to_json(_shortest(array[start : start + rows]), inf_nan_mode="constants")[1:-1]
-        for start in range(0, len(array), rows)
-    ]
-    return b"[" + b",".join(blocks) + b"]"
+        yield _strings_text(array, as_bytes)
+    elif array.ndim == 0:
+        yield _numbers(array.reshape(1, 1))[1:-1]
+    elif array.ndim == 1:
+        yield b"["
+        for start in range(0, len(array), _NUMBERS_AT_ONCE):
+            yield b"," if start else b""
+            yield _numbers(array[start : start + _NUMBERS_AT_ONCE].reshape(1, -1))[1:-1]
+        yield b"]"
+    else:
+        rows = max(1, _NUMBERS_AT_ONCE // max(1, math.prod(array.shape[1:])))
+        before = b"["
+        for start in range(0, len(array), rows):
+            block = array[start : start + rows]
+            yield before
+            yield _numbers(block) if array.ndim == 2 else b",".join(b"".join(text_blocks(item)) for item in block)
+            before = b","
+        yield b"]" if len(array) else b"[]"
 
 
-def _shortest(block: Array) -> Any:
-    """Return numbers as lists, a float32 as the float64 that is written as the float32's shortest decimals."""
-    if block.dtype != np.float32:
-        return block.tolist()
-    decimals = np.array([float(str(number)) for number in block.reshape(-1)], np.float64)
-    return decimals.reshape(block.shape).tolist()
+def _numbers(rows: Array) -> bytes:
+    """Return rows [n, dim] as JSON without brackets around all of them; NaN and infinities are words, not strings."""
+    text = json_numbers(rows)
+    if rows.dtype.kind in "iub" or b'"' not in text:
+        return text
+    return text.replace(b'"', b"")
+
+
+def _strings_text(array: Array, as_bytes: bool) -> bytes:
+    if array.ndim == 0:
+        return _strings_text(array.reshape(1), as_bytes)[1:-1]
+    flat = np.empty(array.size, STRING)
+    flat[:] = [_string(value, as_bytes) for value in array.flat]
+    return to_json(flat.reshape(array.shape).tolist())
 
 
 def _string(value: Any, as_bytes: bool) -> Any:

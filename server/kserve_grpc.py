@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from kvtools.server.caller import Caller
 from kvtools.server.catalog import Catalog
 from kvtools.server.inference_protocol import (
     SERVER,
@@ -53,13 +54,14 @@ def methods(catalog: Catalog, settings: Settings) -> dict[str, Method]:
         for name in ("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer")
     }
 
-    def live(request: Any, response: Any) -> None:
+    def live(request: Any, response: Any, caller: Caller) -> None:
         response.live = catalog.live
 
-    def ready(request: Any, response: Any) -> None:
+    def ready(request: Any, response: Any, caller: Caller) -> None:
         response.ready = catalog.ready
 
-    def model_ready(request: Any, response: Any) -> None:
+    def model_ready(request: Any, response: Any, caller: Caller) -> None:
+        caller.authorize()
         try:
             find_model(catalog, request.name, request.version)
             response.ready = True
@@ -68,12 +70,13 @@ def methods(catalog: Catalog, settings: Settings) -> dict[str, Method]:
                 raise
             response.ready = False
 
-    def server_metadata(request: Any, response: Any) -> None:
+    def server_metadata(request: Any, response: Any, caller: Caller) -> None:
         response.name = SERVER["name"]
         response.version = SERVER["version"]
         response.extensions.extend(SERVER["extensions"])
 
-    def metadata(request: Any, response: Any) -> None:
+    def metadata(request: Any, response: Any, caller: Caller) -> None:
+        caller.authorize()
         found = model_metadata(catalog, request.name, request.version)
         response.name = found["name"]
         response.versions.extend(found["versions"])
@@ -82,12 +85,15 @@ def methods(catalog: Catalog, settings: Settings) -> dict[str, Method]:
             for tensor in found[place]:
                 getattr(response, place).add(**tensor)
 
-    def infer(request: Any, response: Any) -> None:
+    def infer(request: Any, response: Any, caller: Caller) -> None:
+        caller.authorize()
         served, own = find_model(catalog, request.model_name, request.model_version)
         signature = signature_named(served, own, _parameters(request.parameters))
         for output in request.outputs:
             refuse_extensions(_parameters(output.parameters))
-        answer = run(signature, _inputs(request, settings), [output.name for output in request.outputs], settings)
+        answer = run(
+            signature, _inputs(request, settings), [output.name for output in request.outputs], settings, caller
+        )
         response.model_name = request.model_name
         response.model_version = str(served.number)
         response.id = request.id
@@ -98,10 +104,10 @@ def methods(catalog: Catalog, settings: Settings) -> dict[str, Method]:
     def method(name: str, fill: Any) -> Method:
         request_kind, response_kind = kinds[name]
 
-        def answer(data: bytes) -> bytes:
+        def answer(data: bytes, caller: Caller) -> bytes:
             request = parse(request_kind, data)
             response = response_kind()
-            fill(request, response)
+            fill(request, response, caller)
             return response.SerializeToString()  # type: ignore[no-any-return]
 
         return answer

@@ -11,12 +11,13 @@ in `Inference-Header-Content-Length`. Values of 16-bit floats go as binary only.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.concurrency import run_in_threadpool
 from pydantic_core import to_json
 
+from kvtools.server.caller import Caller
 from kvtools.server.catalog import Catalog, ServedVersion
 from kvtools.server.inference_protocol import (
     SERVER,
@@ -30,12 +31,13 @@ from kvtools.server.inference_protocol import (
     tensor_type,
     to_bytes,
 )
-from kvtools.server.json_tensor import load_json, tensor, to_text
+from kvtools.server.json_tensor import load_json, tensor, text_blocks
+from kvtools.server.observer import Observer
 from kvtools.server.protocol_error import ProtocolError, invalid
-from kvtools.server.protocol_routes import JSON, add_route, json_response
+from kvtools.server.protocol_routes import RouteAdder, Threads, blocks_response, json_response
 from kvtools.server.request_body import read_body
 from kvtools.server.settings import Settings
-from kvtools.server.signatures import INFERENCE_TYPES, Array, Signature
+from kvtools.server.signatures import INFERENCE_TYPES, Array, Signature, is_small
 
 HEADER = "Inference-Header-Content-Length"
 _BINARY = "application/octet-stream"
@@ -59,50 +61,61 @@ _METADATA = {
 }
 
 
-def router(catalog: Catalog, settings: Settings) -> APIRouter:
+def router(catalog: Catalog, settings: Settings, observer: Observer | None = None) -> APIRouter:
     """Return the routes under `/v2`."""
     routes = APIRouter(tags=["KServe v2"])
+    threads = Threads(settings)
+    add_route = RouteAdder(routes, observer)
 
-    async def server(request: Request) -> Response:
+    async def server(request: Request, caller: Caller) -> Response:
         return json_response(SERVER)
 
-    async def live(request: Request) -> Response:
+    async def live(request: Request, caller: Caller) -> Response:
         return json_response({"live": catalog.live})
 
-    async def ready(request: Request) -> Response:
+    async def ready(request: Request, caller: Caller) -> Response:
         is_ready = catalog.ready
         return json_response({"ready": is_ready}, 200 if is_ready else 503)
 
     def named(request: Request) -> tuple[str, str]:
         return request.path_params["model"], request.path_params.get("version", "")
 
-    async def metadata(request: Request) -> Response:
+    async def metadata(request: Request, caller: Caller) -> Response:
+        caller.authorize()
         return json_response(model_metadata(catalog, *named(request)))
 
-    async def model_ready(request: Request) -> Response:
+    async def model_ready(request: Request, caller: Caller) -> Response:
+        caller.authorize()
         name, version = named(request)
         find_model(catalog, name, version)
         return json_response({"name": name, "ready": True})
 
-    async def infer(request: Request) -> Response:
+    async def infer(request: Request, caller: Caller) -> Response:
+        caller.authorize()
         name, version = named(request)
         served, own = find_model(catalog, name, version)
         header = request.headers.get(HEADER)
         body = await read_body(request, settings)
-        return await run_in_threadpool(_infer, served, own, name, body, header, settings)
+        small = is_small(served, len(body))
+        return await threads.run(lambda: _infer(served, own, name, body, header, settings, caller), small=small)
 
-    add_route(routes, "GET", "/v2", server, summary="What the server is", answer=SERVER)
-    add_route(routes, "GET", "/v2/health/live", live, summary="Whether the server lives", answer={"live": True})
-    add_route(routes, "GET", "/v2/health/ready", ready, summary="Whether every model answers", answer={"ready": True})
+    add_route("GET", "/v2", server, summary="What the server is", answer=SERVER)
+    add_route("GET", "/v2/health/live", live, summary="Whether the server lives", answer={"live": True})
+    add_route("GET", "/v2/health/ready", ready, summary="Whether every model answers", answer={"ready": True})
     # A table's name may have slashes, so the longer paths come first.
     for place in ("/versions/{version}", ""):
         path = f"/v2/models/{{model:path}}{place}"
         of = place.partition("{")[2].rstrip("}") or "latest version"
         add_route(
-            routes, "POST", f"{path}/infer", infer, summary=f"Look ids up, by {of}", body=_INFER, answer=_INFERRED
+            "POST",
+            f"{path}/infer",
+            infer,
+            kind="infer",
+            summary=f"Look ids up, by {of}",
+            body=_INFER,
+            answer=_INFERRED,
         )
         add_route(
-            routes,
             "GET",
             f"{path}/ready",
             model_ready,
@@ -112,11 +125,13 @@ def router(catalog: Catalog, settings: Settings) -> APIRouter:
     for place in ("/versions/{version}", ""):
         of = place.partition("{")[2].rstrip("}") or "latest version"
         path = f"/v2/models/{{model:path}}{place}"
-        add_route(routes, "GET", path, metadata, summary=f"Inputs and outputs, by {of}", answer=_METADATA)
+        add_route("GET", path, metadata, summary=f"Inputs and outputs, by {of}", answer=_METADATA)
     return routes
 
 
-def _infer(served: ServedVersion, own: str, name: str, body: bytes, header: str | None, settings: Settings) -> Response:
+def _infer(
+    served: ServedVersion, own: str, name: str, body: bytes, header: str | None, settings: Settings, caller: Caller
+) -> Response:
     document, rest = _parts(body, header)
     if document is None:
         signature = signature_named(served, own, {})
@@ -132,7 +147,7 @@ def _infer(served: ServedVersion, own: str, name: str, body: bytes, header: str 
         request_id = document.get("id")
         if request_id is not None and not isinstance(request_id, str):
             raise invalid("'id': expected a string")
-    answer = run(signature, inputs, [output for output, _ in requested], settings)
+    answer = run(signature, inputs, [output for output, _ in requested], settings, caller)
     binary = dict(requested) if requested else dict.fromkeys(answer, all_binary)
     return _response(name, served, request_id, answer, binary)
 
@@ -190,8 +205,8 @@ def _inputs(document: dict[str, Any], rest: memoryview, settings: Settings) -> d
             continue
         if type(size) is not int or not 0 <= size <= len(rest) - place:
             raise invalid(
-                f"input '{name}': got binary_data_size {size!r:.40}, expected at most the {len(rest) - place} bytes that"
-                f" follow the JSON; {HEADER} tells where it ends"
+                f"input '{name}': got binary_data_size {size!r:.40}, expected at most the {len(rest) - place} bytes"
+                f" that follow the JSON; {HEADER} tells where it ends"
             )
         if "data" in item:
             raise invalid(f"input '{name}': expected data or binary_data_size, got both")
@@ -252,23 +267,38 @@ def _raw(signature: Signature, data: memoryview) -> Array:
 def _response(
     name: str, served: ServedVersion, request_id: str | None, answer: dict[str, Array], binary: dict[str, bool]
 ) -> Response:
-    parts: list[bytes] = []
-    outputs: list[bytes] = []
+    values: list[bytes] = []
+    described: list[tuple[bytes, Array | None]] = []
+    numbers = 0
     for output, array in answer.items():
         datatype = INFERENCE_TYPES[array.dtype]
-        described: dict[str, Any] = {"name": output, "datatype": datatype, "shape": list(array.shape)}
+        head: dict[str, Any] = {"name": output, "datatype": datatype, "shape": list(array.shape)}
         if binary[output]:
-            parts.append(to_bytes(array))
-            described["parameters"] = {"binary_data_size": len(parts[-1])}
-            outputs.append(to_json(described))
+            values.append(to_bytes(array))
+            described.append((to_json({**head, "parameters": {"binary_data_size": len(values[-1])}}), None))
         elif datatype in ("FP16", "BF16"):
             raise invalid(f"output '{output}': values of {datatype} are answered as binary only: set binary_data")
         else:
-            outputs.append(to_json(described)[:-1] + b',"data":' + to_text(array.reshape(-1)) + b"}")
-    head = {"model_name": name, "model_version": str(served.number)}
+            numbers += array.size
+            described.append((to_json(head), array))
+    about = {"model_name": name, "model_version": str(served.number)}
     if request_id is not None:
-        head["id"] = request_id
-    document = to_json(head)[:-1] + b',"outputs":[' + b",".join(outputs) + b"]}"
-    if not parts:
-        return Response(document, media_type=JSON)
-    return Response(b"".join([document, *parts]), media_type=_BINARY, headers={HEADER: str(len(document))})
+        about["id"] = request_id
+    blocks = _document(to_json(about), described)
+    if not values:
+        return blocks_response(blocks, numbers)
+    document = b"".join(blocks)
+    return Response(b"".join([document, *values]), media_type=_BINARY, headers={HEADER: str(len(document))})
+
+
+def _document(about: bytes, outputs: list[tuple[bytes, Array | None]]) -> Iterator[bytes]:
+    yield about[:-1] + b',"outputs":['
+    for place, (head, array) in enumerate(outputs):
+        yield b"," if place else b""
+        if array is None:
+            yield head
+            continue
+        yield head[:-1] + b',"data":'
+        yield from text_blocks(array.reshape(-1))
+        yield b"}"
+    yield b"]}"

@@ -83,7 +83,7 @@ class Lookups:
         try:
             store = self.catalog.version().store
             if ask.kind == "tables":
-                dim = max(table.schema.dim for table in store.tables.values())
+                dim = max((table.schema.dim for table in store.tables.values()), default=0)
             else:
                 dim = store.tables[ask.table].schema.dim
         except (KeyError, UnknownModelError, UnknownVersionError):

@@ -22,13 +22,11 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from kvtools.dialects.options import OpenOptions
-from kvtools.server import resp
 from kvtools.server.catalog import Catalog
 from kvtools.server.descriptors import make_room
 from kvtools.server.http_protocol import make_protocol
 from kvtools.server.late_app import App, LateApp
 from kvtools.server.lookups import Lookups
-from kvtools.server.resp import RespServer
 from kvtools.server.settings import Settings
 from kvtools.server.sources import ModelSource
 from kvtools.server.terminal import has_terminal
@@ -36,6 +34,7 @@ from kvtools.server.versions import Versions
 
 if TYPE_CHECKING:
     from kvtools.server.grpc_server import GrpcServer
+    from kvtools.server.resp import RespServer
 
 log = logging.getLogger("kvtools.serve")
 
@@ -83,6 +82,7 @@ class _Server(uvicorn.Server):
         supervisor: int | None,
     ) -> None:
         lookups = Lookups(catalog, settings)
+        self._lookups = lookups
         self._app = LateApp(catalog, lambda: _make_app(catalog, settings, lookups))
         super().__init__(
             uvicorn.Config(
@@ -124,13 +124,13 @@ class _Server(uvicorn.Server):
         if self._settings.grpc_port is not None:
             from kvtools.server import grpc_server
 
-            self._grpc = grpc_server.start(self._catalog, self._settings)
+            self._grpc = grpc_server.start(self._catalog, self._settings, self._lookups.observer)
         if self._settings.resp_port is not None:
+            from kvtools.server import resp
+
             self._resp = await resp.start(self._catalog, self._settings, observer=self._lookups.observer)
         await super().startup(sockets)
-        ports = {"grpc_port": self._grpc.port} if self._grpc else {}
-        if self._resp:
-            ports["resp_port"] = self._resp.port
+        ports = {name: port.port for name, port in (("grpc_port", self._grpc), ("resp_port", self._resp)) if port}
         self._app.begin()
         self._on_ready({**_described(self._catalog), **ports})
 
@@ -140,12 +140,13 @@ class _Server(uvicorn.Server):
         last = threading.Timer(grace + _AFTER_GRACE, _give_up)
         last.daemon = True
         last.start()
-        both = [super().shutdown(sockets)]
+        ends = [super().shutdown(sockets)]
         if self._grpc:
-            both.append(asyncio.to_thread(self._grpc.stop, grace))
+            ends.append(asyncio.to_thread(self._grpc.stop, grace))
         if self._resp:
-            both.append(self._resp.close())
-        await asyncio.gather(*both)
+            ends.append(self._resp.close())
+        with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*ends), grace + _AFTER_GRACE / 2)
 
     def _end(self, number: int) -> None:
         if self.should_exit:  # the second one

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 # How TensorFlow Serving maps codes to statuses; what it has none for is 500.
 HTTP_STATUSES = {
     "CANCELLED": 499,
@@ -28,11 +30,14 @@ class ProtocolError(Exception):
         404
     """
 
-    def __init__(self, code: str, message: str, *, status: int | None = None) -> None:
+    def __init__(
+        self, code: str, message: str, *, status: int | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.status = status or HTTP_STATUSES.get(code, 500)
+        self.headers = dict(headers or {})
 
 
 def invalid(message: str) -> ProtocolError:

@@ -56,13 +56,11 @@ def serve(
     # servers that both share a port would take each other's requests.
     listener.close()
 
-    if settings.grpc_port is not None:
-        with _bind(settings.host, settings.grpc_port, shared=False, option="--grpc-port") as free:
-            settings = dataclasses.replace(settings, grpc_port=free.getsockname()[1])
-
-    if settings.resp_port is not None:
-        with _bind(settings.host, settings.resp_port, shared=False, option="--resp-port") as free:
-            settings = dataclasses.replace(settings, resp_port=free.getsockname()[1])
+    settings = dataclasses.replace(
+        settings,
+        grpc_port=_settled(settings.host, settings.grpc_port, "--grpc-port"),
+        resp_port=_settled(settings.host, settings.resp_port, "--resp-port"),
+    )
 
     with tempfile.TemporaryDirectory(prefix="kvtools-serve-") as folder:
         settings = dataclasses.replace(settings, shared=Path(folder))
@@ -82,6 +80,15 @@ def serve(
             # The first worker needs this once it answers; those forked later have it already.
             lambda: import_module("kvtools.server.app"),
         ).run()
+
+
+def _settled(host: str, port: int | None, option: str) -> int | None:
+    """Return the port that all workers will share: a free one for 0. Raises `BadInputError` if it is taken."""
+    if port is None:
+        return None
+    with _bind(host, port, shared=False, option=option) as free:
+        settled: int = free.getsockname()[1]
+        return settled
 
 
 def _bind(host: str, port: int, *, shared: bool, option: str = "--port") -> socket.socket:
@@ -114,6 +121,6 @@ def _line(settings: Settings, what: dict[str, Any]) -> str:
         served = f"serving {tables} tables, {rows} rows of {models[0]['path']}"
     else:
         served = f"serving {len(models)} models, {tables} tables, {rows} rows"
-    grpc = f", gRPC at port {what['grpc_port']}" if "grpc_port" in what else ""
-    redis = f", the Redis protocol at port {what['resp_port']}" if "resp_port" in what else ""
-    return f"{served} at {_url(settings)}{grpc}{redis} (interactive documentation at /docs)"
+    titles = {"grpc_port": "gRPC", "resp_port": "the Redis protocol"}
+    others = "".join(f", {title} at port {what[name]}" for name, title in titles.items() if name in what)
+    return f"{served} at {_url(settings)}{others} (interactive documentation at /docs)"

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from kvtools.dialects.detect import open_checkpoint
-from kvtools.dialects.options import OpenOptions
+from kvtools.dialects.options import OpenOptions, Progress
 from kvtools.errors import BadInputError, CorruptFileError, MissingDependencyError, one_line
 from kvtools.server.protocol_error import HTTP_STATUSES, ProtocolError
 from kvtools.server.protos import DATA_TYPES
@@ -42,7 +42,7 @@ class ModelSignature:
     inputs: Mapping[str, TensorSpec]
     outputs: Mapping[str, TensorSpec]
     method_name: str
-    model: SavedModelStore = field(repr=False)
+    graph: _Graph = field(repr=False)
     by_name: Mapping[str, TensorSpec] = field(default_factory=dict)
 
     def takes(self, name: str, dtype: np.dtype[Any]) -> bool:
@@ -52,12 +52,39 @@ class ModelSignature:
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str], settings: Settings) -> dict[str, Array]:
         """Run the model; an error of an operation is told with the code that TensorFlow gives it."""
         names = list(self.inputs)
-        fetched = self.model.fetch(
+        fetched = self.graph.fetch(
             tuple(self.outputs[name].tensor for name in outputs),
             tuple(self.inputs[name].tensor for name in names),
             [inputs[name] for name in names],
         )
         return {name: np.asarray(array) for name, array in zip(outputs, fetched, strict=True)}
+
+
+class _Graph:
+    """A SavedModel's graph in a session. Signatures hold it, and not the store: so it goes when the store does."""
+
+    def __init__(self, tf: Any, session: Any) -> None:
+        self._tf = tf
+        self._session = session
+        self._callables: dict[Any, Any] = {}
+        self._making = threading.Lock()
+
+    def fetch(self, outputs: tuple[str, ...], inputs: tuple[str, ...], arrays: Sequence[Array]) -> Sequence[Array]:
+        """Run what `outputs` need, fed with `arrays`; raises a `ProtocolError`."""
+        errors = self._tf.errors
+        try:
+            call = self._callables.get((outputs, inputs))
+            if call is None:
+                with self._making:
+                    call = self._session.make_callable(list(outputs), feed_list=list(inputs))
+                    self._callables[outputs, inputs] = call
+            return call(*arrays)  # type: ignore[no-any-return]
+        except errors.OpError as error:
+            code = next((name for name, number in _codes(errors).items() if number == error.error_code), "UNKNOWN")
+            message = str(error.message).removeprefix("Graph execution error:").partition("[[{{node")[0]
+            raise ProtocolError(code if code in HTTP_STATUSES else "UNKNOWN", one_line(message)) from None
+        except ValueError as error:  # a shape that the graph refuses before it runs
+            raise ProtocolError("INVALID_ARGUMENT", one_line(str(error))) from None
 
 
 class SavedModelStore:
@@ -84,17 +111,16 @@ class SavedModelStore:
             self.fingerprint = hashlib.sha256((self.path / _MODEL_FILE).read_bytes()).hexdigest()
         except OSError as error:
             raise BadInputError(f"reading '{self.path}': {error.strerror or error}") from error
-        self._tf = _import_tensorflow(self.path)
-        self._callables: dict[Any, Any] = {}
-        self._making = threading.Lock()
-        tf1 = self._tf.compat.v1
+        tf = _import_tensorflow(self.path)
+        tf1 = tf.compat.v1
         graph = tf1.Graph()
         try:
             with graph.as_default():
-                self._session = tf1.Session(graph=graph)
-                meta = tf1.saved_model.load(self._session, [_TAG], str(self.path))
+                session = tf1.Session(graph=graph)
+                meta = tf1.saved_model.load(session, [_TAG], str(self.path))
         except Exception as error:  # a damaged protobuf, an unknown operation, a missing file: all sorts of types
             raise BadInputError(f"loading '{self.path}' with TensorFlow: {one_line(str(error))[:500]}") from error
+        runs = _Graph(tf, session)
         self.signatures: dict[str, ModelSignature] = {}
         for name, definition in sorted(meta.signature_def.items()):
             if name.startswith("__saved_model"):
@@ -103,26 +129,9 @@ class SavedModelStore:
             if inputs is None or not outputs:
                 _LOG.warning("'%s': signature '%s' has tensors that are not dense; it is left out", self.path, name)
                 continue
-            self.signatures[name] = ModelSignature(name, inputs, outputs, definition.method_name, self)
+            self.signatures[name] = ModelSignature(name, inputs, outputs, definition.method_name, runs)
         if not self.signatures:
             raise BadInputError(f"serving '{self.path}': the model has no signature that can be asked")
-
-    def fetch(self, outputs: tuple[str, ...], inputs: tuple[str, ...], arrays: Sequence[Array]) -> Sequence[Array]:
-        """Run what `outputs` need, fed with `arrays`; raises a `ProtocolError`."""
-        errors = self._tf.errors
-        try:
-            call = self._callables.get((outputs, inputs))
-            if call is None:
-                with self._making:
-                    call = self._session.make_callable(list(outputs), feed_list=list(inputs))
-                    self._callables[outputs, inputs] = call
-            return call(*arrays)  # type: ignore[no-any-return]
-        except errors.OpError as error:
-            code = next((name for name, number in _codes(errors).items() if number == error.error_code), "UNKNOWN")
-            message = str(error.message).removeprefix("Graph execution error:").partition("[[{{node")[0]
-            raise ProtocolError(code if code in HTTP_STATUSES else "UNKNOWN", one_line(message)) from None
-        except ValueError as error:  # a shape that the graph refuses before it runs
-            raise ProtocolError("INVALID_ARGUMENT", one_line(str(error))) from None
 
     def table(self, name: str) -> Any:
         """A whole model has no tables of its own; raises `UnknownTableError`."""
@@ -131,14 +140,20 @@ class SavedModelStore:
     def populate(self, stop: threading.Event | None = None) -> None:
         """Do nothing: the session holds everything in memory."""
 
-    def verify(self) -> None:
+    def verify(self, stop: threading.Event | None = None) -> None:
         """Do nothing: TensorFlow has checked what it read."""
 
 
-def open_store(path: str | os.PathLike[str], *, options: OpenOptions | None = None) -> Any:
+def open_store(
+    path: str | os.PathLike[str],
+    *,
+    options: OpenOptions | None = None,
+    cache: Path | None = None,
+    progress: Progress | None = None,
+) -> Any:
     """Open what lies at `path`: as tables where it holds any, otherwise as a whole model (`SavedModelStore`)."""
     if not (Path(path) / _MODEL_FILE).is_file() or _has_tables(path, options):
-        return TableStore(path, options=options)
+        return TableStore(path, options=options, cache=cache, progress=progress)
     return SavedModelStore(path)
 
 

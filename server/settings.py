@@ -38,6 +38,7 @@ class Settings:
     workers: int = 1  # processes; with more than one, every port is listened on with SO_REUSEPORT
     poll: float | None = None  # how often folders of versions are looked at; None: at SIGHUP only
     wait: bool = False  # begin without a version, and wait for the first; otherwise it is an error that there is none
+    cache: Path | None = None  # where snapshots are kept that are made of anything else; None: the user's cache
     verify: bool = True  # look at all checksums of a version: before a swap, and soon after the start
     admin: bool = False  # labels and models may be changed by requests
     shared: Path | None = None  # with several workers: a folder for what they tell each other, made by the supervisor

@@ -11,6 +11,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import ml_dtypes
@@ -18,8 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtools.export import signature_names
+from kvtools.server.answer import TableCount
+from kvtools.server.caller import Caller
 from kvtools.server.catalog import Catalog, ServedVersion, UnknownModelError, UnknownVersionError
 from kvtools.server.protocol_error import ProtocolError, invalid
+from kvtools.server.recent_keys import RecentKeys
 from kvtools.server.settings import Settings
 from kvtools.server.store import StoredTable
 
@@ -66,11 +70,30 @@ class TensorSpec:
 class Signature(Protocol):
     """One thing that a model can be asked; for any number of threads."""
 
-    name: str
-    inputs: Mapping[str, TensorSpec]
-    outputs: Mapping[str, TensorSpec]  # what is answered unless outputs are named
-    by_name: Mapping[str, TensorSpec]  # what is answered only to who names it
-    method_name: str
+    @property
+    def name(self) -> str:
+        """Its name in the model."""
+        ...
+
+    @property
+    def inputs(self) -> Mapping[str, TensorSpec]:
+        """What it takes, all of it."""
+        ...
+
+    @property
+    def outputs(self) -> Mapping[str, TensorSpec]:
+        """What is answered unless outputs are named."""
+        ...
+
+    @property
+    def by_name(self) -> Mapping[str, TensorSpec]:
+        """What is answered only to who names it."""
+        ...
+
+    @property
+    def method_name(self) -> str:
+        """TensorFlow Serving's word for how it is asked."""
+        ...
 
     def takes(self, name: str, dtype: np.dtype[Any]) -> bool:
         """Tell whether the input `name` may have this type."""
@@ -87,24 +110,25 @@ class TableSignature:
 
     name: str
     table: StoredTable = field(repr=False)
+    recent: RecentKeys | None = field(default=None, repr=False)
     method_name: str = "tensorflow/serving/predict"
 
-    @property
+    @cached_property
     def inputs(self) -> Mapping[str, TensorSpec]:
         """`ids`."""
         return {"ids": TensorSpec(np.dtype(np.int64), None, f"{self.name}_ids:0")}
 
-    @property
+    @cached_property
     def outputs(self) -> Mapping[str, TensorSpec]:
         """`embeddings`, as `kvtools export` has it."""
         return {"embeddings": TensorSpec(self.dtype, None, f"{self.name}_embeddings:0")}
 
-    @property
+    @cached_property
     def by_name(self) -> Mapping[str, TensorSpec]:
         """`found`."""
         return {"found": TensorSpec(np.dtype(np.bool_), None, f"{self.name}_found:0")}
 
-    @property
+    @cached_property
     def dtype(self) -> np.dtype[Any]:
         """The type of the answer."""
         values, _ = self.table.lookup(np.empty(0, self.table.schema.key_dtype))
@@ -118,7 +142,7 @@ class TableSignature:
         """Look `ids` up; what a missing one gets is `settings.missing`'s to say."""
         ids, dim = inputs["ids"], self.table.schema.dim
         check_count(ids.size, settings, dim)
-        flat = np.ascontiguousarray(ids).reshape(-1)
+        flat = np.require(ids, None, ["C", "A"]).reshape(-1)  # what lies in a message may be at odd addresses
         key_dtype = np.dtype(self.table.schema.key_dtype)
         outside = None
         if flat.dtype != key_dtype:
@@ -132,9 +156,10 @@ class TableSignature:
         if outside is not None and outside.any():
             values, found = values.copy(), found & ~outside
             values[outside] = 0
-        if settings.missing == "error" and not found.all():
-            key = ids.reshape(-1)[int(np.argmin(found))]
-            raise ProtocolError("NOT_FOUND", f"table '{self.table.schema.name}' has no row for key {key}")
+        if settings.missing != "zeros" and not found.all():
+            values = self._without_missing(values, found, ids, settings)
+        if self.recent is not None:
+            self.recent.note(flat)
         answer: dict[str, Array] = {}
         for name in outputs:
             if name == "found":
@@ -143,6 +168,32 @@ class TableSignature:
                 rows = values.astype(np.float32) if values.dtype.itemsize < 4 else values
                 answer[name] = rows.reshape(*ids.shape, dim)
         return answer
+
+    def _without_missing(self, values: Array, found: Array, ids: Array, settings: Settings) -> Array:
+        name = self.table.schema.name
+        if settings.missing == "error":
+            key = ids.reshape(-1)[int(np.argmin(found))]
+            raise ProtocolError("NOT_FOUND", f"table '{name}' has no row for key {key}")
+        row = self.table.table.default_row
+        if row is None:
+            raise ProtocolError("FAILED_PRECONDITION", f"table '{name}' has no default row, and the server wants one")
+        values[~found] = row
+        return values
+
+
+def ask(
+    signature: Signature, inputs: Mapping[str, Array], outputs: Sequence[str], settings: Settings, caller: Caller
+) -> dict[str, Array]:
+    """Answer a caller who may ask this; `inputs` and `outputs` have been checked. Raises `ProtocolError`."""
+    if not isinstance(signature, TableSignature):
+        caller.authorize()
+        return signature.run(inputs, outputs, settings)
+    table = signature.table.schema.name
+    caller.authorize((table,))
+    answer = signature.run(inputs, list(dict.fromkeys([*outputs, "found"])), settings)
+    found = answer["found"]
+    caller.counts.append(TableCount(table, found.size, found.size - int(np.count_nonzero(found))))
+    return {name: answer[name] for name in outputs}
 
 
 def check_count(count: int, settings: Settings, dim: int = 1) -> None:
@@ -162,17 +213,31 @@ def check_count(count: int, settings: Settings, dim: int = 1) -> None:
         )
 
 
+_SMALL_NUMBERS = 32_768  # bytes of a request times numbers of a row
+
+# Signatures of tables hold tables and not the store, which would never go otherwise.
 _signatures: weakref.WeakKeyDictionary[Any, dict[str, Signature]] = weakref.WeakKeyDictionary()
 
 
 def signatures(version: ServedVersion) -> Mapping[str, Signature]:
     """Return what a version can be asked, by name: the names that are listed, then those that are taken, too."""
     store = version.store
+    own: Mapping[str, Signature] | None = getattr(store, "signatures", None)
+    if own:
+        return own  # a whole model
     known = _signatures.get(store)
     if known is None:
-        known = dict(getattr(store, "signatures", {})) or _table_signatures(store.tables)
+        known = _table_signatures(store.tables, version.recent)
         _signatures[store] = known
     return known
+
+
+def is_small(version: ServedVersion, bytes_in: int) -> bool:
+    """Tell whether a request takes so little time that no thread need be asked: a few ids, and rows in memory."""
+    tables = version.store.tables
+    widest = max((table.schema.dim for table in tables.values()), default=0)
+    # An id is two bytes at least, its comma counted.
+    return bool(tables) and version.store.warm and bytes_in * widest <= _SMALL_NUMBERS
 
 
 def listed(version: ServedVersion) -> dict[str, Signature]:
@@ -180,9 +245,11 @@ def listed(version: ServedVersion) -> dict[str, Signature]:
     return {name: signature for name, signature in signatures(version).items() if name in (signature.name, DEFAULT)}
 
 
-def _table_signatures(tables: Mapping[str, StoredTable]) -> dict[str, Signature]:
+def _table_signatures(tables: Mapping[str, StoredTable], recent: Mapping[str, RecentKeys]) -> dict[str, Signature]:
     names = signature_names(list(tables))
-    found: dict[str, Signature] = {names[table]: TableSignature(names[table], tables[table]) for table in tables}
+    found: dict[str, Signature] = {
+        names[table]: TableSignature(names[table], tables[table], recent.get(table)) for table in tables
+    }
     if len(tables) == 1:
         found.setdefault(DEFAULT, next(iter(found.values())))
     for table, name in names.items():

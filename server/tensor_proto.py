@@ -60,7 +60,8 @@ def decode(name: str, proto: Any, *, limit: int) -> Array:
                 f" shape {shape} of {dtype}"
             )
         if dtype == np.bool_:
-            return (np.frombuffer(content, np.uint8) != 0).reshape(shape)
+            flags: Array = (np.frombuffer(content, np.uint8) != 0).reshape(shape)
+            return flags
         return np.frombuffer(content, dtype).reshape(shape)
     return _from_list(name, proto, dtype, count).reshape(shape)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
+from kvtools.server.caller import Caller
 from kvtools.server.catalog import Catalog, ServedVersion
 from kvtools.server.model_status import model_statuses
 from kvtools.server.protocol_error import ProtocolError, invalid
@@ -19,6 +20,7 @@ from kvtools.server.signatures import (
     DEFAULT,
     TENSORFLOW_TYPES,
     TensorSpec,
+    ask,
     check_inputs,
     chosen_outputs,
     listed,
@@ -29,9 +31,10 @@ from kvtools.server.sources import ModelSource
 from kvtools.server.tensor_proto import decode, encode
 from kvtools.server.version_policy import VersionPolicy
 
-Method = Callable[[bytes], bytes]
+Method = Callable[[bytes, Caller], bytes]
 _PREDICTION = "/tensorflow.serving.PredictionService"
 _MODEL = "/tensorflow.serving.ModelService"
+RELOAD = f"{_MODEL}/HandleReloadConfigRequest"  # waits until models are loaded
 _SIGNATURE_DEF = "signature_def"
 _CODES: dict[str, int] = {
     value.name: value.number
@@ -67,7 +70,8 @@ def parse(kind: Any, data: bytes) -> Any:
 def methods(catalog: Catalog, settings: Settings) -> dict[str, Method]:
     """Return the methods by their full names, from the bytes of a request to those of its answer."""
 
-    def predict(data: bytes) -> bytes:
+    def predict(data: bytes, caller: Caller) -> bytes:
+        caller.authorize()
         request = parse(_PredictRequest, data)
         if not request.HasField("model_spec"):
             raise invalid("Missing ModelSpec")
@@ -77,14 +81,15 @@ def methods(catalog: Catalog, settings: Settings) -> dict[str, Method]:
         outputs = chosen_outputs(signature, list(request.output_filter))
         inputs = {name: decode(name, tensor, limit=settings.max_values) for name, tensor in request.inputs.items()}
         check_inputs(signature, inputs)
-        answer = signature.run(inputs, outputs, settings)
+        answer = ask(signature, inputs, outputs, settings, caller)
         response = _PredictResponse()
         for name, array in answer.items():
             encode(array, response.outputs[name])
         _name(response.model_spec, served, spec.signature_name or DEFAULT)
         return response.SerializeToString()  # type: ignore[no-any-return]
 
-    def metadata(data: bytes) -> bytes:
+    def metadata(data: bytes, caller: Caller) -> bytes:
+        caller.authorize()
         request = parse(_MetadataRequest, data)
         if not request.HasField("model_spec"):
             raise invalid("Missing ModelSpec")
@@ -101,7 +106,8 @@ def methods(catalog: Catalog, settings: Settings) -> dict[str, Method]:
         packed.value = signature_def_map(served)
         return response.SerializeToString()  # type: ignore[no-any-return]
 
-    def status(data: bytes) -> bytes:
+    def status(data: bytes, caller: Caller) -> bytes:
+        caller.authorize()
         request = parse(_StatusRequest, data)
         if not request.HasField("model_spec"):
             raise invalid("Missing ModelSpec")
@@ -120,7 +126,8 @@ def methods(catalog: Catalog, settings: Settings) -> dict[str, Method]:
             entry.status.error_message = each.error_message
         return response.SerializeToString()  # type: ignore[no-any-return]
 
-    def reload(data: bytes) -> bytes:
+    def reload(data: bytes, caller: Caller) -> bytes:
+        caller.authorize()
         request = parse(_ReloadRequest, data)
         _reload(catalog, settings, model_sources(request.config))
         response = _ReloadResponse()
@@ -130,7 +137,7 @@ def methods(catalog: Catalog, settings: Settings) -> dict[str, Method]:
         return response.SerializeToString()  # type: ignore[no-any-return]
 
     def no_examples(name: str) -> Method:
-        def refuse(data: bytes) -> bytes:
+        def refuse(data: bytes, caller: Caller) -> bytes:
             raise ProtocolError("UNIMPLEMENTED", f"{name} takes tf.Example, which no signature here does; use Predict")
 
         return refuse
@@ -139,7 +146,7 @@ def methods(catalog: Catalog, settings: Settings) -> dict[str, Method]:
         f"{_PREDICTION}/Predict": predict,
         f"{_PREDICTION}/GetModelMetadata": metadata,
         f"{_MODEL}/GetModelStatus": status,
-        f"{_MODEL}/HandleReloadConfigRequest": reload,
+        RELOAD: reload,
         **{f"{_PREDICTION}/{name}": no_examples(name) for name in ("Classify", "Regress", "MultiInference")},
     }
 

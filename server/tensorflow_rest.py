@@ -10,19 +10,21 @@ name does. `:classify` and `:regress` are not there: they take tf.Example, which
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
-from fastapi.concurrency import run_in_threadpool
 from pydantic_core import to_json
 
+from kvtools.server.caller import Caller
 from kvtools.server.catalog import Catalog, ServedVersion
-from kvtools.server.json_tensor import is_base64, load_json, shown, tensor, to_text
+from kvtools.server.json_tensor import is_base64, load_json, shown, tensor, text_blocks
 from kvtools.server.model_status import model_statuses
+from kvtools.server.observer import Observer
 from kvtools.server.protocol_error import ProtocolError, invalid
-from kvtools.server.protocol_routes import JSON, add_route, json_response, version_number
+from kvtools.server.protocol_routes import RouteAdder, Threads, blocks_response, json_response, version_number
 from kvtools.server.request_body import read_body
 from kvtools.server.settings import Settings
 from kvtools.server.signatures import (
@@ -30,8 +32,10 @@ from kvtools.server.signatures import (
     Array,
     Signature,
     TensorSpec,
+    ask,
     check_inputs,
     chosen_outputs,
+    is_small,
     listed,
     served_version,
     signature_of,
@@ -45,9 +49,11 @@ _STATUS = {
 }
 
 
-def router(catalog: Catalog, settings: Settings) -> APIRouter:
+def router(catalog: Catalog, settings: Settings, observer: Observer | None = None) -> APIRouter:
     """Return the routes under `/v1/models`."""
     routes = APIRouter(tags=["TensorFlow Serving"])
+    threads = Threads(settings)
+    add_route = RouteAdder(routes, observer)
 
     def named(request: Request) -> dict[str, Any]:
         parts = request.path_params
@@ -62,12 +68,14 @@ def router(catalog: Catalog, settings: Settings) -> APIRouter:
     def asked(request: Request) -> ServedVersion:
         return served_version(catalog, **named(request))
 
-    async def predict(request: Request) -> Response:
+    async def predict(request: Request, caller: Caller) -> Response:
+        caller.authorize()
         served = asked(request)
         body = await read_body(request, settings)
-        return Response(await run_in_threadpool(_predict, served, body, settings), media_type=JSON)
+        return await threads.run(lambda: _predict(served, body, settings, caller), small=is_small(served, len(body)))
 
-    async def status(request: Request) -> Response:
+    async def status(request: Request, caller: Caller) -> Response:
+        caller.authorize()
         statuses = model_statuses(catalog, **named(request))
         return json_response(
             {
@@ -82,17 +90,18 @@ def router(catalog: Catalog, settings: Settings) -> APIRouter:
             }
         )
 
-    async def metadata(request: Request) -> Response:
+    async def metadata(request: Request, caller: Caller) -> Response:
+        caller.authorize()
         return json_response(_metadata(asked(request)))
 
-    async def no_examples(request: Request) -> Response:
+    async def no_examples(request: Request, caller: Caller) -> Response:
         method = request.url.path.rpartition(":")[2]
         raise ProtocolError(
             "UNIMPLEMENTED",
             f":{method} takes tf.Example, and no signature of model '{asked(request).model}' does; use :predict",
         )
 
-    async def malformed(request: Request) -> Response:
+    async def malformed(request: Request, caller: Caller) -> Response:
         if request.method == "GET" and request.url.path.rstrip("/") == "/v1/models":
             raise invalid("Missing model name in request.")
         raise invalid(f"Malformed request: {request.method} {request.url.path}")
@@ -101,18 +110,17 @@ def router(catalog: Catalog, settings: Settings) -> APIRouter:
         path = f"/v1/models/{{model}}{place}"
         of = place.partition("{")[2].rstrip("}") or "latest version"
         add_route(
-            routes,
             "POST",
             f"{path}:predict",
             predict,
+            kind="predict",
             summary=f"Predict, by {of}",
             body=_PREDICT,
             answer={"predictions": [[0.25, -0.5], [0.0, 0.0]]},
         )
         for method in ("classify", "regress"):
-            add_route(routes, "POST", f"{path}:{method}", no_examples)
+            add_route("POST", f"{path}:{method}", no_examples)
         add_route(
-            routes,
             "GET",
             f"{path}/metadata",
             metadata,
@@ -120,14 +128,14 @@ def router(catalog: Catalog, settings: Settings) -> APIRouter:
             answer={"model_spec": {"name": "default", "signature_name": "", "version": "1"}, "metadata": {}},
         )
         summary = f"Status, by {of}" if place else "Status of all versions"
-        add_route(routes, "GET", path, status, summary=summary, answer=_STATUS)
+        add_route("GET", path, status, summary=summary, answer=_STATUS)
     for method in ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"):
-        add_route(routes, method, "/v1/models", malformed)
-        add_route(routes, method, "/v1/models/{rest:path}", malformed)
+        add_route(method, "/v1/models", malformed)
+        add_route(method, "/v1/models/{rest:path}", malformed)
     return routes
 
 
-def _predict(served: ServedVersion, body: bytes, settings: Settings) -> bytes:
+def _predict(served: ServedVersion, body: bytes, settings: Settings, caller: Caller) -> Response:
     document = load_json(body)
     if not isinstance(document, dict):
         raise invalid(f"JSON Value: {shown(document)} Is not object")
@@ -154,8 +162,9 @@ def _predict(served: ServedVersion, body: bytes, settings: Settings) -> bytes:
         raise invalid("'output_filter' key must be a list of strings")
     outputs = chosen_outputs(signature, wanted)
     check_inputs(signature, inputs)
-    answer = signature.run(inputs, outputs, settings)
-    return _rows(answer) if by_rows else _columns(answer)
+    answer = ask(signature, inputs, outputs, settings, caller)
+    numbers = sum(array.size for array in answer.values())
+    return blocks_response(_rows(answer) if by_rows else _columns(answer), numbers)
 
 
 def _from_inputs(signature: Signature, value: Any) -> dict[str, Array]:
@@ -220,34 +229,37 @@ def _tensor(signature: Signature, name: str, value: Any) -> Array:
         return tensor(value, np.dtype(np.uint64))
 
 
-def _rows(answer: Mapping[str, Array]) -> bytes:
+def _rows(answer: Mapping[str, Array]) -> Iterable[bytes]:
     sizes = {array.shape[:1] for array in answer.values()}
-    if sizes != {next(iter(sizes))} or () in sizes:
+    if len(sizes) != 1 or () in sizes:
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in answer.items())
         raise invalid(f"the outputs have no first dimension in common ({shapes}); ask with 'inputs' for columns")
     if len(answer) == 1:
-        return b'{"predictions":' + _named_text(*next(iter(answer.items()))) + b"}"
-    rows = [
-        b"{"
-        + b",".join(
-            to_json(name) + b":" + _named_text(name, array[row : row + 1].reshape(array.shape[1:]))
-            for name, array in answer.items()
-        )
-        + b"}"
-        for row in range(next(iter(sizes))[0])
-    ]
-    return b'{"predictions":[' + b",".join(rows) + b"]}"
+        return chain([b'{"predictions":'], _text(*next(iter(answer.items()))), [b"}"])
+    return chain([b'{"predictions":['], _objects(answer, next(iter(sizes))[0]), [b"]}"])
 
 
-def _columns(answer: Mapping[str, Array]) -> bytes:
+def _objects(answer: Mapping[str, Array], rows: int) -> Iterator[bytes]:
+    for row in range(rows):
+        yield b",{" if row else b"{"
+        for place, (name, array) in enumerate(answer.items()):
+            yield (b"," if place else b"") + to_json(name) + b":"
+            yield from _text(name, array[row : row + 1].reshape(array.shape[1:]))
+        yield b"}"
+
+
+def _columns(answer: Mapping[str, Array]) -> Iterable[bytes]:
     if len(answer) == 1:
-        return b'{"outputs":' + _named_text(*next(iter(answer.items()))) + b"}"
-    columns = [to_json(name) + b":" + _named_text(name, array) for name, array in answer.items()]
-    return b'{"outputs":{' + b",".join(columns) + b"}}"
+        return chain([b'{"outputs":'], _text(*next(iter(answer.items()))), [b"}"])
+    columns = (
+        chain([(b"," if place else b"") + to_json(name) + b":"], _text(name, array))
+        for place, (name, array) in enumerate(answer.items())
+    )
+    return chain([b'{"outputs":{'], chain.from_iterable(columns), [b"}}"])
 
 
-def _named_text(name: str, array: Array) -> bytes:
-    return to_text(array, as_bytes=name.endswith("_bytes"))
+def _text(name: str, array: Array) -> Iterator[bytes]:
+    return text_blocks(array, as_bytes=name.endswith("_bytes"))
 
 
 def _metadata(served: ServedVersion) -> dict[str, Any]:

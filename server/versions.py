@@ -16,6 +16,7 @@ version any more, the last one goes on being served: a share that is gone for a 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import re
@@ -30,7 +31,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from kvtools.dialects.options import OpenOptions
+from kvtools.dialects.options import OpenOptions, Progress
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError, UsageError, one_line
 from kvtools.server.catalog import Catalog, ServedModel, ServedVersion, VersionStatus
 from kvtools.server.recent_keys import RecentKeys
@@ -49,6 +50,7 @@ log = logging.getLogger("kvtools.serve")
 
 _SETTLED_WITHOUT_POLL = 1.0  # how long files must have been left alone where no poll says it, in s
 _KEPT_ENDED = 16  # versions that have ended stay in the status, the last ones of them
+_TOLD_EVERY = 5.0  # s
 _TOUCHED_AT_ONCE = 4096
 _FAULTS_OF_FILES = ("DATA_LOSS", "INVALID_ARGUMENT", "INTERNAL")
 _FOLDERS = re.compile(r"'(?:[^'\s]*/)+([^'/]*)'")
@@ -71,6 +73,10 @@ class _Model:
     loads: int = 0
     failures: int = 0
     said: str = ""  # the last trouble with the folder itself
+
+
+class _StoppedError(Exception):
+    """The server ends; what was being looked at is neither good nor bad."""
 
 
 class Versions:
@@ -322,7 +328,8 @@ class Versions:
         return not found.stamp or state.seen.get(found.number) == found.stamp or time.time() - found.changed >= quiet
 
     def _load(self, state: _Model, found: FoundVersion) -> ServedVersion:
-        store = _open(found.path, self._options, self._settings)
+        progress = _Progress(f"model '{state.source.name}': version {found.number}")
+        store = _open(found.path, self._options, self._settings, progress)
         for name, table in store.tables.items():
             if table.duplicates:
                 log.warning("table '%s': %d rows are hidden by a later row of their key", name, table.duplicates)
@@ -348,6 +355,8 @@ class Versions:
                 try:
                     self._verify(version.store, stamp)
                     version.store.populate(self._stop)
+                except _StoppedError:
+                    return
                 except Exception as error:
                     code, message = _described(error)
                     found = FoundVersion(number, str(version.path), stamp, 0)
@@ -361,12 +370,12 @@ class Versions:
         """Compare all checksums; of several workers, one does it for all."""
         if not self._settings.verify:
             return
-        if not self._shared or not stamp:
-            store.verify()
-            return
-        with self._shared.only_once(repr(stamp)) as done_before:
+        once = self._shared.only_once(repr(stamp)) if self._shared and stamp else contextlib.nullcontext(False)
+        with once as done_before:
             if not done_before:
-                store.verify()
+                store.verify(self._stop)
+                if self._stop.is_set():
+                    raise _StoppedError
 
     # What is known, and what is told of it.
 
@@ -452,18 +461,34 @@ class Versions:
         return "there is nothing; --wait waits for it"
 
 
-def _open(path: str, options: OpenOptions | None, settings: Settings) -> TableStore:
+class _Progress:
+    """Tells in the log how far the snapshot of a version is, where making it takes long."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._last = time.monotonic()
+
+    def __call__(self, table: str, rows: int, total: int) -> None:
+        if (now := time.monotonic()) - self._last >= _TOLD_EVERY:
+            self._last = now
+            log.info("%s: making its snapshot: table '%s', %d of %d rows", self._what, table, rows, total)
+
+
+def _open(path: str, options: OpenOptions | None, settings: Settings, progress: Progress) -> TableStore:
+    cache = settings.cache
     if settings.backend is not None:
         from kvtools.server.redis_backend import RedisStore  # redis-py is optional
 
-        front = None if path == settings.backend else TableStore(path, options=options)
+        front = None
+        if path != settings.backend:
+            front = TableStore(path, options=options, cache=cache, progress=progress)
         missing = settings.backend_down == "missing"
         return cast(TableStore, RedisStore(settings.backend, options=options, front=front, missing_while_down=missing))
     if not (Path(path) / "saved_model.pb").is_file():
-        return TableStore(path, options=options)
+        return TableStore(path, options=options, cache=cache, progress=progress)
     from kvtools.server.saved_models import open_store  # takes long to import, and may be a whole model
 
-    store: TableStore = open_store(path, options=options)
+    store: TableStore = open_store(path, options=options, cache=cache, progress=progress)
     return store
 
 

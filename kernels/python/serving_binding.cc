@@ -37,6 +37,31 @@ nb::object ArrayOf(std::vector<T> elements) {
   return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(vector->data(), {vector->size()}, owner));
 }
 
+// Bytes that C++ writes, perhaps without the GIL.
+class NewBytes {
+ public:
+  std::function<void*(int64_t)> allocator() {
+    return [this](int64_t bytes) -> void* {
+      object_ = nb::steal(PyBytes_FromStringAndSize(nullptr, bytes));
+      if (!object_.is_valid()) throw nb::python_error();
+      return PyBytes_AS_STRING(object_.ptr());
+    };
+  }
+  const nb::object& object() const { return object_; }
+
+ private:
+  nb::object object_;
+};
+
+void Unlocked(int64_t numbers, const std::function<void()>& work) {
+  if (numbers < kWorthReleasing) {
+    work();
+  } else {
+    const nb::gil_scoped_release release;
+    work();
+  }
+}
+
 nb::object Answer(const SnapshotTable& table, const nb::bytes& body, bool binary_keys, bool binary_rows,
                   int missing, int64_t max_keys, int64_t max_numbers) {
   AnswerForm form;
@@ -45,28 +70,56 @@ nb::object Answer(const SnapshotTable& table, const nb::bytes& body, bool binary
   form.missing = static_cast<MissingKeys>(missing);
   form.max_keys = max_keys;
   form.max_numbers = max_numbers;
-  nb::object rows;
-  const auto allocate = [&](int64_t bytes) -> void* {
-    rows = nb::steal(PyBytes_FromStringAndSize(nullptr, bytes));
-    if (!rows.is_valid()) throw nb::python_error();
-    return PyBytes_AS_STRING(rows.ptr());
-  };
-  const auto unlocked = [](int64_t numbers, const std::function<void()>& work) {
-    if (numbers < kWorthReleasing) {
-      work();
-    } else {
-      const nb::gil_scoped_release release;
-      work();
-    }
-  };
+  NewBytes bytes;
   TableAnswer answer;
   try {
-    if (!AnswerLookup(table, TextOf(body), form, allocate, unlocked, &answer)) return nb::none();
+    if (!AnswerLookup(table, TextOf(body), form, bytes.allocator(), Unlocked, &answer)) return nb::none();
   } catch (const Error&) {
     return nb::none();  // it will be met again, and then told
   }
-  if (!binary_rows) rows = BytesOf(answer.json);
+  const nb::object rows = binary_rows ? bytes.object() : BytesOf(answer.json);
   return nb::make_tuple(rows, answer.keys, answer.rows, answer.missing);
+}
+
+nb::object FrameTables(const nb::bytes& body) {
+  std::vector<FramePart> parts;
+  uint32_t missing;
+  if (!ReadFrame(TextOf(body), &parts, &missing)) return nb::none();
+  nb::list names;
+  for (const FramePart& part : parts) {
+    nb::object name = nb::steal(
+        PyUnicode_DecodeUTF8(part.table.data(), static_cast<Py_ssize_t>(part.table.size()), nullptr));
+    if (!name.is_valid()) {
+      PyErr_Clear();
+      return nb::none();
+    }
+    names.append(name);
+  }
+  return names;
+}
+
+nb::object AnswerFrameOf(const nb::list& tables, const nb::bytes& body, int missing, int64_t max_keys,
+                         int64_t max_numbers, uint64_t version) {
+  std::vector<FramePart> parts;
+  uint32_t said;
+  if (!ReadFrame(TextOf(body), &parts, &said) || parts.size() != tables.size()) return nb::none();
+  std::vector<const SnapshotTable*> of;
+  for (nb::handle table : tables) of.push_back(nb::cast<const SnapshotTable*>(table));
+  FrameLimits limits;
+  limits.missing = static_cast<MissingKeys>(missing);
+  limits.max_keys = max_keys;
+  limits.max_numbers = max_numbers;
+  limits.version = version;
+  std::vector<int64_t> absent;
+  NewBytes bytes;
+  try {
+    if (!AnswerFrame(of, parts, said, limits, bytes.allocator(), Unlocked, &absent)) return nb::none();
+  } catch (const Error&) {
+    return nb::none();  // it will be met again, and then told
+  }
+  nb::list counts;
+  for (size_t i = 0; i < parts.size(); ++i) counts.append(nb::make_tuple(parts[i].keys, absent[i]));
+  return nb::make_tuple(bytes.object(), counts);
 }
 
 nb::object ReadLookup(const nb::bytes& body, const std::string& key_dtype, int64_t max_keys) {
@@ -133,6 +186,12 @@ void BindServing(nb::module_& m) {
         "max_numbers"_a,
         "Answer a lookup of one table; `missing` is 0 for zeros, 1 for the default row, 2 for an error.\n\n"
         "Returns (body, keys, rows, missing keys), or None where kvtools.server.answer must do it.");
+  m.def("frame_tables", &FrameTables, "body"_a,
+        "Return the names of the tables of a frame, or None where kvtools.lookup_frame must read it.");
+  m.def("answer_frame", &AnswerFrameOf, "tables"_a, "body"_a, "missing"_a, "max_keys"_a, "max_numbers"_a,
+        "version"_a,
+        "Answer a frame whose tables are `tables`, in order; otherwise as `answer`.\n\n"
+        "Returns (body, [(keys, missing keys), ...]), or None where kvtools.server.answer must do it.");
   m.def("read_json_lookup", &ReadLookup, "body"_a, "key_dtype"_a, "max_keys"_a,
         "Read a lookup of one table from JSON.\n\n"
         "Returns (keys int64 [n] as 64-bit patterns, row_splits int64 [bags + 1] or None, combiner or None,\n"

@@ -23,6 +23,8 @@ void TranslateSystemError(const std::exception_ptr& error, void*) {
 }  // namespace kvtable
 
 NB_MODULE(_snapshot, m) {
+  // A server that ends with lookups in threads leaves objects behind, which is no fault to tell its operator of.
+  nanobind::set_leak_warnings(false);
   m.doc() = "Snapshots: the tables of a model in one immutable, mapped file.";
   nanobind::register_exception_translator(kvtable::TranslateError);
   nanobind::register_exception_translator(kvtable::TranslateSystemError);

@@ -1,11 +1,10 @@
-"""Versions of a model whose every row tells which version it is of."""
+"""A `kvtools serve` in a process of its own, and versions for it to serve."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,35 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
 import pytest
-
-ROWS = 200
-DIM = 4
-
-
-def expected_rows(number: int, keys: Any) -> Any:
-    """The rows of `keys` in version `number`: version and key, in numbers that float32 has exactly."""
-    return np.repeat((number * 1000 + np.asarray(keys, np.float32))[:, None], DIM, axis=1).astype(np.float32)
+from version_files import write_snapshot
 
 
 @pytest.fixture
-def write_version(save_plain: Callable[..., Path], make_sample: Any, table_tensors: Any) -> Callable[..., Path]:
-    """Write a version of the table `emb`, keys 0 to 199, beside its place, and rename it."""
-    template = make_sample("emb", rows=8, dim=DIM, slots=())
-    template.keys = np.arange(ROWS)
-    template.freqs = template.versions = None
-
-    def write(folder: Path, number: int, *, name: str | None = None, says: int | None = None) -> Path:
-        template.values = expected_rows(number if says is None else says, template.keys)
-        beside, place = folder.parent / f"beside-{number}", folder / (name or str(number))
-        save_plain(beside / "model", table_tensors(template))
-        folder.mkdir(exist_ok=True)
-        shutil.rmtree(place, ignore_errors=True)
-        beside.rename(place)
-        return place
-
-    return write
+def write_version() -> Callable[..., Path]:
+    return write_snapshot
 
 
 @dataclass
@@ -62,6 +39,7 @@ def _serve(folder: Path, *arguments: Any, env: dict[str, str] | None = None) -> 
     command = [sys.executable, "-m", "kvtools.cli.main", "serve", *map(str, arguments)]
     if "--port" not in arguments:
         command += ["--port", "0"]
+    command += ["--cache", str(folder / "cache")]
     errors = folder / "stderr.txt"
     file: IO[str]
     with errors.open("w") as file:

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-grpc = pytest.importorskip("grpc")
+pytest.importorskip("grpc")
 pytest.importorskip("grpc_health")
 pytest.importorskip("grpc_reflection")
+import grpc
 
 from kvtools.errors import BadInputError
 from kvtools.server.catalog import Catalog, ServedModel, static_catalog

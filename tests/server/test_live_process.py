@@ -121,7 +121,7 @@ def test_requests_in_hand_are_answered_at_the_end(serve: Callable[..., Any], wor
     for thread in threads:
         thread.join()
     assert not wrong
-    assert "Traceback" not in server.stderr()
+    assert server.stderr() == ""
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -193,6 +193,29 @@ def test_a_worker_that_dies_is_started_again(serve: Callable[..., Any]) -> None:
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(60) == 0
     assert all(gone(pid) for pid in before)
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_other_protocols_begin_and_end_with_it(serve: Callable[..., Any], workers: str) -> None:
+    grpc = pytest.importorskip("grpc")
+    health = pytest.importorskip("grpc_health.v1.health_pb2")
+    ports = ("--grpc-port", "0", "--resp-port", "0")
+    server = serve(SAMPLE, *ports, "--workers", workers, "--json", "--grace", "5")
+    told = json.loads(server.line)
+    with socket.create_connection(("127.0.0.1", told["resp_port"]), timeout=60) as redis:
+        redis.sendall(b"PING\r\n")
+        assert redis.recv(100) == b"+PONG\r\n"
+        with grpc.insecure_channel(f"127.0.0.1:{told['grpc_port']}") as channel:
+            check = channel.unary_unary("/grpc.health.v1.Health/Check")
+            answer = health.HealthCheckResponse.FromString(check(b"", timeout=60))
+        assert answer.status == health.HealthCheckResponse.SERVING
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(60) == 0
+        assert redis.recv(100) == b""
+    for port in (told["grpc_port"], told["resp_port"]):
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), timeout=60)
+    assert "Traceback" not in server.stderr()
 
 
 def test_workers_end_with_their_supervisor(serve: Callable[..., Any]) -> None:

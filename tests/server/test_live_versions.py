@@ -104,9 +104,11 @@ def test_swaps_that_nobody_notices(
     serving = Path(f"/proc/{pid}/task/{pid}/children").read_text().split() if workers > 1 else [str(pid)]
     for process in serving:
         maps = Path(f"/proc/{process}/maps")
-        until(lambda maps=maps: f"{folder}/{SWAPS + 1}/" in maps.read_text(), "the newest is mapped")
+        until(lambda maps=maps: f"{folder}/{SWAPS + 1}.kvsnap" in maps.read_text(), "the newest is mapped")
         until(
-            lambda maps=maps: not any(f"{folder}/{number}/" in maps.read_text() for number in range(1, SWAPS + 1)),
+            lambda maps=maps: (
+                not any(f"{folder}/{number}.kvsnap" in maps.read_text() for number in range(1, SWAPS + 1))
+            ),
             "old versions are unmapped",
         )
 

@@ -7,19 +7,20 @@ import json
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-grpc = pytest.importorskip("grpc")
+pytest.importorskip("grpc")
 pytest.importorskip("uvicorn")
-serving_api = pytest.importorskip("tensorflow_serving.apis")
-triton_grpc = pytest.importorskip("tritonclient.grpc")
-triton_http = pytest.importorskip("tritonclient.http")
+pytest.importorskip("tensorflow_serving.apis")
+pytest.importorskip("tritonclient.grpc")
+pytest.importorskip("tritonclient.http")
 pytest.importorskip("grpc_health")
-
+import grpc
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton_http
 from serving_processes import Ports, serving
 
 from kvtools.array_table import ArrayTable
@@ -52,6 +53,8 @@ def draw(key_dtype: str, value_dtype: str, seed: int) -> tuple[np.ndarray, np.nd
     values = np.ascontiguousarray(bits).view(dtype)  # any bits at all: NaN, infinities, denormal numbers
     if value_dtype == "bool":
         values = bits % 2 == 1
+    if value_dtype == "float16":
+        values[np.isnan(values)] = np.nan  # NumPy and TensorFlow widen NaNs that signal differently
     return keys, values
 
 

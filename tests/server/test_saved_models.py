@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-grpc = pytest.importorskip("grpc")
+pytest.importorskip("grpc")
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
 from fastapi.testclient import TestClient
@@ -18,14 +20,18 @@ from fastapi.testclient import TestClient
 from kvtools.errors import BadInputError, MissingDependencyError
 from kvtools.server import kserve_grpc, tensorflow_grpc
 from kvtools.server.app import create_app
+from kvtools.server.caller import Caller
 from kvtools.server.catalog import Catalog, ServedModel, ServedVersion, VersionStatus, static_catalog
 from kvtools.server.kserve_rest import HEADER
 from kvtools.server.protocol_error import ProtocolError
 from kvtools.server.protos import message
 from kvtools.server.saved_models import SavedModelStore, open_store
 from kvtools.server.settings import Settings
+from kvtools.server.sources import ModelSource
 from kvtools.server.store import TableStore
+from kvtools.server.versions import Versions
 
+IDS = {"name": "ids", "shape": [1], "datatype": "INT64", "data": [-7]}
 pytestmark = pytest.mark.usefixtures("tf")
 
 
@@ -138,7 +144,7 @@ def test_grpc_and_v2_give_what_tensorflow_gives(tf: Any, catalog: Catalog, clien
         output_filter=["scores"],
     )
     methods = tensorflow_grpc.methods(catalog, Settings())
-    data = methods["/tensorflow.serving.PredictionService/Predict"](request.SerializeToString())
+    data = methods["/tensorflow.serving.PredictionService/Predict"](request.SerializeToString(), Caller())
     answer = message("tensorflow.serving.PredictResponse").FromString(data)
     assert answer.outputs["scores"].tensor_content == expected.tobytes()
     infer = message("inference.ModelInferRequest")(
@@ -147,7 +153,7 @@ def test_grpc_and_v2_give_what_tensorflow_gives(tf: Any, catalog: Catalog, clien
         raw_input_contents=[x.tobytes()],
     )
     data = kserve_grpc.methods(catalog, Settings())["/inference.GRPCInferenceService/ModelInfer"](
-        infer.SerializeToString()
+        infer.SerializeToString(), Caller()
     )
     assert message("inference.ModelInferResponse").FromString(data).raw_output_contents[0] == expected.tobytes()
     item = {"name": "x", "datatype": "FP32", "shape": [5, 2], "data": x.tolist()}
@@ -204,3 +210,34 @@ def test_an_error_of_an_operation_has_its_code(catalog: Catalog) -> None:
     with pytest.raises(ProtocolError) as caught:
         store.signatures["half"].run(inputs, ["b"], Settings())
     assert (caught.value.code, caught.value.status) == ("INVALID_ARGUMENT", 400)
+
+
+def test_versions_of_whole_models_come_and_go(folder: Path, sample_path: Path, tmp_path: Path) -> None:
+    """By HandleReloadConfigRequest, as TensorFlow Serving's clients change what is served."""
+    for number in (3, 4):
+        shutil.copytree(folder, tmp_path / "ranker" / str(number))
+    catalog = Catalog()
+    settings = Settings(admin=True, poll=0.01)
+    versions = Versions(catalog, [ModelSource("ranker", str(tmp_path / "ranker"))], settings)
+    versions.start()
+    try:
+        client = TestClient(create_app(catalog, settings), raise_server_exceptions=False)
+        assert client.get("/v1/models/ranker/metadata").json()["model_spec"]["version"] == "4"
+        assert client.post("/v1/tables:lookup", json={"tables": {"x": {"keys": [1]}}}).status_code == 404
+        old = weakref.ref(catalog.version("ranker").store)
+        policy = {"specific": {"versions": [3]}}
+        configs = [
+            {"name": "ranker", "base_path": str(tmp_path / "ranker"), "model_version_policy": policy},
+            {"name": "emb", "base_path": str(sample_path)},
+        ]
+        request = message("tensorflow.serving.ReloadConfigRequest")(config={"model_config_list": {"config": configs}})
+        tensorflow_grpc.methods(catalog, settings)[tensorflow_grpc.RELOAD](request.SerializeToString(), Caller())
+        assert client.get("/v1/models/ranker/metadata").json()["model_spec"]["version"] == "3"
+        answer = client.post("/v1/models/ranker:predict", json={"inputs": [[1, 2]], "output_filter": ["scores"]})
+        assert answer.json() == {"outputs": [[8.0]]}
+        answer = client.post("/v2/models/ads/emb/infer", json={"inputs": [IDS], "outputs": [{"name": "found"}]})
+        assert answer.json()["outputs"][0]["data"] == [True]
+        del answer
+        assert old() is None, "the version before is held on to"
+    finally:
+        versions.stop()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
+import threading
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +16,13 @@ import pytest
 
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
+from fastapi import Response
 from fastapi.testclient import TestClient
 
 from kvtools.server.app import create_app
 from kvtools.server.catalog import Catalog, ServedModel, ServedVersion, VersionStatus, static_catalog
+from kvtools.server.protocol_error import ProtocolError
+from kvtools.server.protocol_routes import Threads, error_response
 from kvtools.server.settings import Settings
 from kvtools.server.store import TableStore
 
@@ -259,3 +264,44 @@ def test_a_missing_key_may_be_an_error(sample_path: Path) -> None:
     client = client_of(static_catalog(sample_path), missing="error")
     answer = client.post(PREDICT, json={"signature_name": "ads_emb", "instances": [-7, 99]})
     assert (answer.status_code, answer.json()) == (404, {"error": "table 'ads/emb' has no row for key 99"})
+
+
+def test_an_answer_of_many_numbers_is_sent_while_it_is_made(
+    save_plain: Callable[..., Path], make_sample: Any, table_tensors: Any, tmp_path: Path
+) -> None:
+    sample = make_sample("emb", rows=700, dim=400)
+    client = client_of(static_catalog(save_plain(tmp_path / "a", table_tensors(sample))))
+    ids = sample.keys.tolist()
+    for shape in ((700,), (1, 700), (2, 350), (700, 1)):
+        nested = np.array(ids).reshape(shape).tolist()
+        answer = client.post(PREDICT, json={"inputs": nested})
+        assert "content-length" not in answer.headers
+        got = np.array(answer.json()["outputs"], np.float32)
+        assert got.shape == (*shape, 400) and got.tobytes() == sample.values.tobytes()
+    item = {"name": "ids", "shape": [700], "datatype": "INT64", "data": ids}
+    answer = client.post("/v2/models/emb/infer", json={"inputs": [item]})
+    assert "content-length" not in answer.headers
+    assert np.array(answer.json()["outputs"][0]["data"], np.float32).tobytes() == sample.values.tobytes()
+
+
+def test_requests_beyond_what_is_worked_on_at_a_time_are_told_to_come_again() -> None:
+    threads = Threads(Settings(max_concurrent=1))
+    go_on = threading.Event()
+
+    def wait() -> Response:
+        assert go_on.wait(30)
+        return Response(b"large")
+
+    async def ask() -> None:
+        first = asyncio.create_task(threads.run(wait, small=False))
+        await asyncio.sleep(0)
+        with pytest.raises(ProtocolError, match="the most at a time") as caught:
+            await threads.run(wait, small=False)
+        refusal = error_response(caught.value)
+        assert (refusal.status_code, refusal.headers["retry-after"]) == (429, "1")
+        small = await threads.run(lambda: Response(b"small"), small=True)  # what takes no thread needs no place
+        assert small.body == b"small"
+        go_on.set()
+        assert (await first).body == b"large"
+
+    asyncio.run(ask())

@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("fastapi")
 from fastapi.testclient import TestClient
+from version_files import write_checkpoint, write_snapshot
 
 from kvtools.errors import BadInputError, UsageError
 from kvtools.server import sources as sources_module
@@ -33,6 +34,7 @@ class Watched:
 
     def __init__(self, path: Path, policy: str = "latest", labels: dict[str, int] | None = None, **settings: Any):
         self.catalog = Catalog()
+        settings.setdefault("cache", path.parent / "cache")
         source = ModelSource("m", str(path), VersionPolicy.parse(policy), labels or {})
         self.versions = Versions(self.catalog, [source], Settings(**{"poll": 3600.0, **settings}))
         self.versions.load()
@@ -73,6 +75,11 @@ def mapped(path: Path) -> bool:
     return str(path) in Path("/proc/self/maps").read_text()
 
 
+@pytest.fixture(params=["snapshot", "checkpoint"])
+def write_version(request: pytest.FixtureRequest) -> Write:
+    return write_snapshot if request.param == "snapshot" else write_checkpoint
+
+
 def test_the_newest_is_served_by_number_not_by_name(settled: None, write_version: Write, tmp_path: Path) -> None:
     for number in (9, 10, 2):
         write_version(tmp_path / "m", number)
@@ -89,11 +96,11 @@ def test_a_new_version_is_served_once_its_files_stay_as_they_are(
         patch.setattr(Versions, "_settled", lambda self, state, found: True)
         write_version(tmp_path / "m", 1)
         watched = Watched(tmp_path / "m")
-    new = write_version(tmp_path / "m", 2)
+    write_checkpoint(tmp_path / "m", 2)
     assert watched.look(1) == [1]
     assert watched.states()[2] == "AVAILABLE", "unchanged at the second look"
     assert watched.numbers() == [2]
-    new = write_version(tmp_path / "m", 3)
+    new = write_checkpoint(tmp_path / "m", 3)
     assert watched.look(1) == [2]
     with next(new.glob("*data*")).open("ab") as file:
         file.write(b"more")
@@ -101,49 +108,97 @@ def test_a_new_version_is_served_once_its_files_stay_as_they_are(
     assert watched.catalog.status("m")[-1].error_message == "waiting until its files stay as they are"
 
 
+def test_a_snapshot_tells_itself_whether_it_is_whole(
+    write_version: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Versions, "_settled", lambda self, state, found: True)
+        write_version(tmp_path / "m", 1)
+        watched = Watched(tmp_path / "m")
+    write_snapshot(tmp_path / "m", 2)
+    assert watched.look(1) == [2]
+    whole = write_snapshot(tmp_path, 3).read_bytes()
+    copy = tmp_path / "m" / "3.kvsnap"
+    for size in (100, len(whole) // 2, len(whole) - 1):
+        copy.write_bytes(whole[:size])
+        assert watched.look(1) == [2]
+        assert watched.catalog.model("m").failures == 0, "it may be being copied"
+    copy.write_bytes(whole)
+    assert watched.look(1) == [3]
+
+
 def test_the_old_version_is_unmapped_after_its_last_reader(settled: None, write_version: Write, tmp_path: Path) -> None:
     old = write_version(tmp_path / "m", 1)
     watched = Watched(tmp_path / "m")
     reader: Any = watched.catalog.version()
-    assert said(reader) == 1 and mapped(old)
+    snapshot = reader.store.snapshot.path
+    assert said(reader) == 1 and mapped(snapshot)
     write_version(tmp_path / "m", 2)
     assert watched.look() == [2]
     assert watched.states() == {1: "UNLOADING", 2: "AVAILABLE"}
-    shutil.rmtree(old)
+    remove(old)
     assert said(reader) == 1, "a request keeps the version with which it began"
     reader = None
     assert watched.states() == {1: "END", 2: "AVAILABLE"}
-    assert not mapped(old)
+    assert not mapped(snapshot)
+
+
+def remove(version: Path) -> None:
+    if version.is_dir():
+        shutil.rmtree(version)
+    else:
+        version.unlink()
+
+
+def _data(version: Path) -> Path:
+    return next(version.glob("*data*")) if version.is_dir() else version
 
 
 def _truncate(version: Path) -> None:
-    data = next(version.glob("*data*"))
+    data = _data(version)
     data.write_bytes(data.read_bytes()[:-100])
 
 
 def _flip(version: Path) -> None:
-    data = next(version.glob("*data*"))
+    data = _data(version)
     content = bytearray(data.read_bytes())
     content[len(content) // 2] ^= 4
     data.write_bytes(content)
 
 
 def _cut_index(version: Path) -> None:
-    index = next(version.glob("*.index"))
+    index = next(version.glob("*.index")) if version.is_dir() else version
     index.write_bytes(index.read_bytes()[:40])
 
 
+def _empty(version: Path) -> None:
+    for file in [version] if version.is_file() else version.iterdir():
+        file.write_bytes(b"")
+
+
 def _leave_data(version: Path) -> None:
-    next(version.glob("*.index")).unlink()
+    (next(version.glob("*.index")) if version.is_dir() else version).write_bytes(b"to come")
 
 
 def _replace_by_text(version: Path) -> None:
-    for file in list(version.iterdir()):
-        file.unlink()
-    (version / "notes.txt").write_text("to come")
+    if version.is_dir():
+        for file in list(version.iterdir()):
+            file.unlink()
+        (version / "notes.txt").write_text("to come")
+    else:
+        version.write_text("to come")
 
 
-@pytest.mark.parametrize("damage", [_truncate, _flip, _cut_index, _leave_data, _replace_by_text])
+def _replace_by_folder(version: Path) -> None:
+    remove(version)
+    version.mkdir()
+    (version / "model").mkdir()
+    (version / "model" / "notes.txt").write_text("to come")
+
+
+@pytest.mark.parametrize(
+    "damage", [_truncate, _flip, _cut_index, _empty, _leave_data, _replace_by_text, _replace_by_folder]
+)
 def test_a_bad_version_is_named_and_the_old_one_stays(
     settled: None, write_version: Write, tmp_path: Path, damage: Callable[[Path], None], caplog: Any
 ) -> None:
@@ -164,15 +219,13 @@ def test_a_bad_version_is_named_and_the_old_one_stays(
     assert watched.error(2) == ("OK", "")
 
 
-def test_damage_in_the_first_version_is_found_after_the_start(
-    settled: None, write_version: Write, tmp_path: Path
-) -> None:
-    write_version(tmp_path / "m", 1)
-    _flip(write_version(tmp_path / "m", 2))
+def test_damage_in_the_first_version_is_found_after_the_start(settled: None, tmp_path: Path) -> None:
+    first = write_snapshot(tmp_path / "m", 1)
+    _flip(write_snapshot(tmp_path / "m", 2))
     watched = Watched(tmp_path / "m")
     assert watched.numbers() == [2], "it answers at once"
     assert watched.look(1) == [1], "checked, and left for the one before"
-    shutil.rmtree(tmp_path / "m" / "1")
+    remove(first)
     watched = Watched(tmp_path / "m")
     watched.look(1)
     with pytest.raises(UnknownVersionError):
@@ -186,21 +239,20 @@ def test_damage_in_the_first_version_is_found_after_the_start(
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
 
 
-def test_checksums_may_be_left_alone(settled: None, write_version: Write, tmp_path: Path) -> None:
-    _flip(write_version(tmp_path / "m", 1))
+def test_checksums_may_be_left_alone(settled: None, tmp_path: Path) -> None:
+    _flip(write_snapshot(tmp_path / "m", 1))
     assert Watched(tmp_path / "m", verify=False).look() == [1]
 
 
 def test_a_version_that_goes_is_let_go_but_never_the_last(
     settled: None, write_version: Write, tmp_path: Path, caplog: Any
 ) -> None:
-    for number in (1, 2):
-        write_version(tmp_path / "m", number)
+    one, two = (write_version(tmp_path / "m", number) for number in (1, 2))
     watched = Watched(tmp_path / "m", "all")
     assert watched.look() == [1, 2]
-    shutil.rmtree(tmp_path / "m" / "2")
+    remove(two)
     assert watched.look() == [1]
-    shutil.rmtree(tmp_path / "m" / "1")
+    remove(one)
     assert watched.look() == [1]
     (tmp_path / "m").rmdir()
     assert watched.look() == [1]
@@ -231,7 +283,7 @@ def test_only_what_the_policy_needs_is_opened(
         TableStore, "__init__", lambda self, path, **rest: opened.append(path) or plain(self, path, **rest)
     )
     assert Watched(tmp_path / "m").look() == [3]
-    assert [Path(path).name for path in opened] == ["3"]
+    assert [Path(path).stem for path in opened] == ["3"]
 
 
 @pytest.mark.parametrize("text", ["latest 0", "newest", "1,x", "", "latest -1"])
@@ -274,9 +326,9 @@ def test_a_version_written_anew_in_its_place_is_loaded_anew(
 
 
 def test_a_single_model_is_followed_too(settled: None, write_version: Write, tmp_path: Path) -> None:
-    write_version(tmp_path, 0, name="exported")
-    watched = Watched(tmp_path / "exported")
-    write_version(tmp_path, 0, name="exported", says=5)
+    exported = write_version(tmp_path / "m", 0, name="exported")
+    watched = Watched(exported)
+    write_version(tmp_path / "m", 0, name="exported", says=5)
     assert watched.look() == [1]
     assert said(watched.catalog.version()) == 5
 
@@ -287,7 +339,7 @@ def test_two_entries_of_one_number_are_refused(settled: None, write_version: Wri
     write_version(tmp_path / "m", 2)
     write_version(tmp_path / "m", 2, name="002")
     assert watched.look() == [1]
-    assert watched.error(2)[1] == "'002' and '2' are the same version; remove one"
+    assert watched.error(2)[1].endswith("are the same version; remove one") and "'002" in watched.error(2)[1]
 
 
 def test_no_version_at_the_start(settled: None, write_version: Write, tmp_path: Path) -> None:
@@ -353,7 +405,7 @@ def test_workers_hear_of_each_others_changes(
     shared.mkdir()
     checked: list[str] = []
     plain = TableStore.verify
-    monkeypatch.setattr(TableStore, "verify", lambda self: checked.append(str(self.path)) or plain(self))
+    monkeypatch.setattr(TableStore, "verify", lambda self, stop: checked.append(str(self.path)) or plain(self, stop))
     one, two = (Watched(tmp_path / "m", "all", shared=shared) for _ in range(2))
     one.look()
     one.versions.set_label("m", "stable", 1)

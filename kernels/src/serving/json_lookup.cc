@@ -145,6 +145,8 @@ bool ReadElements(Reader& reader, size_t most, std::vector<Element>* all, std::v
   });
 }
 
+}  // namespace
+
 bool SplitsRise(const std::vector<int64_t>& splits, size_t keys) {
   if (splits.empty() || splits.front() != 0 || splits.back() != static_cast<int64_t>(keys)) return false;
   for (size_t i = 1; i < splits.size(); ++i) {
@@ -152,8 +154,6 @@ bool SplitsRise(const std::vector<int64_t>& splits, size_t keys) {
   }
   return true;
 }
-
-}  // namespace
 
 bool ReadJsonLookup(std::string_view body, KeyType key_type, int64_t max_keys, JsonLookup* lookup) {
   const size_t most = static_cast<size_t>(max_keys);

@@ -27,4 +27,7 @@ struct JsonLookup {
 // it takes, too, with the same result. Neither depends on the locale.
 bool ReadJsonLookup(std::string_view body, KeyType key_type, int64_t max_keys, JsonLookup* lookup);
 
+// Whether `splits` are of bags of this many keys: from 0 to it, and never falling.
+bool SplitsRise(const std::vector<int64_t>& splits, size_t keys);
+
 }  // namespace kvtable

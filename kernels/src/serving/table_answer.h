@@ -5,6 +5,7 @@
 #include <functional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "kvtable/snapshot.h"
 
@@ -37,5 +38,35 @@ bool AnswerLookup(const SnapshotTable& table, std::string_view body, const Answe
                   const std::function<void*(int64_t bytes)>& allocate,
                   const std::function<void(int64_t numbers, const std::function<void()>& work)>& unlocked,
                   TableAnswer* answer);
+
+// ---- Several tables, in the frames of kvtools/lookup_frame.py
+
+struct FramePart {
+  std::string_view table;
+  uint32_t combiner = 0;  // 0: none
+  int64_t keys = 0;
+  int64_t bags = 0;
+  const char* keys_at = nullptr;     // int64 (keys)
+  const char* splits_at = nullptr;   // int64 (bags + 1) with a combiner
+  const char* weights_at = nullptr;  // float (keys), or null: all are 1
+};
+
+// Reads a request as far as it can without knowing the tables. Returns false where lookup_frame.py must say what
+// is wrong.
+bool ReadFrame(std::string_view body, std::vector<FramePart>* parts, uint32_t* missing);
+
+struct FrameLimits {
+  MissingKeys missing = MissingKeys::kZeros;
+  int64_t max_keys = 0;
+  int64_t max_numbers = 0;
+  uint64_t version = 0;
+};
+
+// As AnswerLookup; `tables` has the table of each part, and `missing` gets how many of its keys are.
+bool AnswerFrame(const std::vector<const SnapshotTable*>& tables, const std::vector<FramePart>& parts,
+                 uint32_t said, const FrameLimits& limits,
+                 const std::function<void*(int64_t bytes)>& allocate,
+                 const std::function<void(int64_t numbers, const std::function<void()>& work)>& unlocked,
+                 std::vector<int64_t>* missing);
 
 }  // namespace kvtable

@@ -431,7 +431,8 @@ void SnapshotWriter::Close(const std::string& json) {
   header.version = format::kVersion;
   header.tables = static_cast<uint32_t>(records_.size());
   // Of what tables hold, not of where it came from: the same rows have the same fingerprint.
-  format::ExtendFingerprint(header.fingerprint, description.data(), description.size());
+  format::ExtendFingerprint(header.fingerprint, description.data() + sizeof(start),
+                            description.size() - sizeof(start));
   format::ExtendFingerprint(header.fingerprint, checksums_.data(), checksums_.size() * sizeof(uint32_t));
   description += json;
   header.checksums_offset = static_cast<uint64_t>(end_);
