@@ -15,7 +15,8 @@ from kvtools.server.answer import TableCount
 class Answered:
     """An answer of a lookup, or a request that was no HTTP: what a metric or a line of a log is made of.
 
-    `kind` is "lookup", "tables" or "row", "predict" or "infer" in the protocols of others, and "" of what was no lookup. `code` is that of an error, "" of an answer.
+    `kind` is "lookup", "tables" or "row", "predict" or "infer" in the protocols of others, and "" of what was no
+    lookup. `code` is that of an error, "" of an answer.
     `seconds` are from the whole request to the whole answer, without what the network takes. `short` tells which way
     it went.
     """
