@@ -75,7 +75,7 @@ def answer_lookup(
             415, "unsupported_media", "frames are for POST /v1/tables:lookup, which takes one table, too"
         )
     binary = codec.reads == "binary"
-    done = stored.table and _snapshot.answer(
+    done = None if stored.table is None else _snapshot.answer(
         stored.table,
         body,
         binary,
@@ -168,6 +168,8 @@ def _answer_frame(
     try:
         tables = [version.store.tables[name].table for name in names]
     except KeyError:
+        return None
+    if None in tables:
         return None
     authorize(names)
     how = MISSING.index(missing or settings.missing)
