@@ -169,6 +169,8 @@ def _answer_frame(
         tables = [version.store.tables[name].table for name in names]
     except KeyError:
         return None
+    if None in tables:  # rows that come from elsewhere
+        return None
     authorize(names)
     how = MISSING.index(missing or settings.missing)
     done = _snapshot.answer_frame(tables, body, how, settings.max_keys, settings.max_values, version.number)
