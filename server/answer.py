@@ -178,7 +178,7 @@ def _answer_frame(
         tables = [version.store.tables[name].table for name in names]
     except KeyError:
         return None
-    if None in tables:
+    if None in tables:  # rows that come from elsewhere
         return None
     authorize(names)
     how = MISSING.index(missing or settings.missing)
