@@ -45,6 +45,7 @@ from kvtools.server.version_folder import (
     single_version,
     versions_in,
 )
+from kvtools.snapshot import file_errors
 
 log = logging.getLogger("kvtools.serve")
 
@@ -304,6 +305,11 @@ class Versions:
             if not settled:
                 state.waiting[number] = "waiting until its files stay as they are"
             elif not self._stop.is_set():
+                if served and (broken := _broken(served[0].store)):
+                    served = None  # what lay there before was written over, and its rows are gone with it
+                    with self._changing:
+                        self._let_go(state, number)
+                    log.error("model '%s': version %d is taken out of service: %s", state.source.name, number, broken)
                 self._mark_bad(state, found, *_described(error))
             return served is not None
         state.loading = None
@@ -490,6 +496,18 @@ def _open(path: str, options: OpenOptions | None, settings: Settings, progress: 
 
     store: TableStore = open_store(path, options=options, cache=cache, progress=progress)
     return store
+
+
+def _broken(store: TableStore) -> str:
+    """Return why a store that was sound gives no rows any more; empty if it does."""
+    try:
+        with file_errors():
+            store.snapshot.native.check_unchanged()
+    except BadInputError as error:
+        return one_line(str(error))
+    except AttributeError:  # a whole model, or rows in Redis
+        pass
+    return ""
 
 
 def _described(error: Exception) -> tuple[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import subprocess
 import sys
@@ -35,17 +34,17 @@ class Server:
 
 
 @contextlib.contextmanager
-def _serve(folder: Path, *arguments: Any, env: dict[str, str] | None = None) -> Iterator[Server]:
+def _serve(folder: Path, *arguments: Any, descriptors: int | None = None) -> Iterator[Server]:
     command = [sys.executable, "-m", "kvtools.cli.main", "serve", *map(str, arguments)]
     if "--port" not in arguments:
         command += ["--port", "0"]
     command += ["--cache", str(folder / "cache")]
     errors = folder / "stderr.txt"
     file: IO[str]
+    if descriptors is not None:
+        command = ["sh", "-c", f'ulimit -n {descriptors}; exec "$0" "$@"', *command]
     with errors.open("w") as file:
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=file, text=True, env={**os.environ, **(env or {})}
-        )
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
