@@ -118,6 +118,7 @@ class GrpcServer:
                 ("grpc.so_reuseport", int(settings.workers > 1)),
                 ("grpc.max_receive_message_length", limit_of(settings) + _HEADROOM),
                 ("grpc.max_send_message_length", -1),
+                ("grpc.server_handshake_timeout_ms", int(settings.header_timeout * 1000)),
             ],
         )
         servicer = health.aio.HealthServicer()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -392,3 +393,27 @@ def test_messages_are_in_a_pool_of_their_own() -> None:
     assert POOL is not descriptor_pool.Default()
     for kind in REQUESTS.values():
         assert kind.DESCRIPTOR.file.pool is POOL
+
+
+def test_what_is_no_grpc_is_hung_up_on(sample_path: Path) -> None:
+    server = start(static_catalog(sample_path), Settings(grpc_port=0, header_timeout=0.2))
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    settings_frame = b"\0\0\0\4\0\0\0\0\0"
+    headers_cut_off = b"\0\0\x20\1\4\0\0\0\1" + b"\xff" * 32
+    try:
+        for data in (
+            b"",
+            b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+            b"\x16\x03\x01\x02\x00\x01",
+            preface[:10],
+            preface,
+            preface + settings_frame + headers_cut_off,
+        ):
+            with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+                connection.sendall(data)
+                while connection.recv(4096):
+                    pass  # until the server closes, which it does
+        with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            assert ask(channel, STATUS, model_spec={"name": "default"}).model_version_status
+    finally:
+        server.stop(0)
