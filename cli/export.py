@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +11,17 @@ from typing import Annotated
 import typer
 
 from kvtools.cli.layout import columns, shown, size
-from kvtools.cli.options import DEFAULT_MEMORY, AsJson, Force, Memory, Source, SourcePath, Tables, bytes_of
+from kvtools.cli.options import (
+    DEFAULT_MEMORY,
+    AsJson,
+    Force,
+    Memory,
+    Source,
+    SourcePath,
+    Tables,
+    bytes_of,
+    no_standard_output,
+)
 from kvtools.cli.progress import progress_bar
 from kvtools.clip import Clip
 from kvtools.errors import UsageError
@@ -23,7 +31,12 @@ from kvtools.export import TableExport, export_saved_model
 def run(
     path: SourcePath,
     *,
-    savedmodel: Annotated[Path, typer.Option("--savedmodel", metavar="OUT", help="The SavedModel folder to write.")],
+    savedmodel: Annotated[
+        Path,
+        typer.Option(
+            "--savedmodel", metavar="OUT", help="The SavedModel folder to write.", callback=no_standard_output
+        ),
+    ],
     clip_abs: Annotated[
         float | None,
         typer.Option("--clip-abs", metavar="X", help="Leave out rows whose values are all below X in size."),
@@ -50,11 +63,7 @@ def run(
       kvtools export --savedmodel models/7 model.ckpt-100 --clip-l2 0.01 --json
     """
     clip = _clip(clip_abs, clip_l2)
-    checkpoint = source.open(path, memory)
-    # TensorFlow is used to write a small graph: no accelerator, and its log lines are none of the user's.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
-    logging.getLogger("tensorflow").setLevel(logging.ERROR)
+    checkpoint = source.open_for(table or [], path, memory)
     with progress_bar("exporting") as progress:
         exports = export_saved_model(
             checkpoint,

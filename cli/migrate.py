@@ -76,7 +76,7 @@ def run(
         batch_rows=batch_rows,
         partition=partition,
     )
-    checkpoint = source.open(path, output.memory)
+    checkpoint = source.open_for(table or [], path, output.memory)
     tables = checkpoint.select(table or [])
     if not tables:
         raise BadInputError(
