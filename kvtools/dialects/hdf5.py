@@ -115,7 +115,10 @@ def _open_table(file: HDF5File, group: Any) -> TableReader:
     schema = table_schema(text_of(attribute(group, ATTRIBUTE, doing)), NAME, doing)
 
     def column(part: Any, name: str, dtype: str, shape: tuple[int, ...]) -> DatasetColumn:
-        dataset = part.get(name)
+        try:
+            dataset = part[name]
+        except KeyError:
+            dataset = None
         if not isinstance(dataset, file.h5py.Dataset):
             raise CorruptFileError(
                 f"{doing}: got no dataset '{part.name}/{name}', which its description tells of; write it again"

@@ -6,7 +6,7 @@ graph.py      what a session runs: variables, signatures, initialization, saving
 objects.py    what `tf.saved_model.load` builds: objects by name, their functions and variables
 model.py      all of it as `saved_model.pb`, and the object graph of the variables' checkpoint
 
-`tf.saved_model.save` makes the same of a `tf.Module` per table; it takes 60 ms for each table, the larger part of it for
-tracing five functions, which here are written down. Formats: saved_model.proto, meta_graph.proto, graph.proto,
+`tf.saved_model.save` makes the same of a `tf.Module` per table; it takes 60 ms for each, most of it
+to trace five functions, which here are written down. Formats: saved_model.proto, meta_graph.proto, graph.proto,
 function.proto and saved_object_graph.proto in https://github.com/tensorflow/tensorflow/tree/master/tensorflow/core
 """

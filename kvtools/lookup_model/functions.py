@@ -27,6 +27,15 @@ _NOTHING = 1
 """What functions return that have nothing to return: TensorFlow's resources do so."""
 
 
+def legal(name: str) -> str:
+    """Return a name that a node may have: none may begin with `_`.
+
+    >>> legal("user_emb"), legal("_emb")
+    ('user_emb', '._emb')
+    """
+    return f".{name}" if name.startswith("_") else name
+
+
 @dataclass(frozen=True)
 class Lookup:
     """A table in a model.
@@ -54,6 +63,10 @@ class Lookup:
     def values_shape(self) -> bytes:
         """The shape of the values' variable."""
         return shape(-1, self.dim)
+
+    def variable(self, name: str) -> str:
+        """Return the name of the variable `keys` or `values`."""
+        return f"{legal(self.signature)}/{name}"
 
     def tensor(self, variable: str) -> str:
         """Return what the variable `keys` or `values` is called in the bundle of variables."""

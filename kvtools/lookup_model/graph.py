@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from kvtools.dialects.object_graph import OBJECT_GRAPH
-from kvtools.lookup_model.functions import KEYS_SHAPE, Lookup, index_node
+from kvtools.lookup_model.functions import KEYS_SHAPE, Lookup, index_node, legal
 from kvtools.lookup_model.messages import (
     INT32,
     INT64,
@@ -30,12 +30,8 @@ RESTORED = "save/restored"
 
 
 def ids_node(signature: str) -> str:
-    """Return the name of the node that ids are fed to, `<signature>_ids`; no node's name may begin with `_`.
-
-    >>> ids_node("user_emb"), ids_node("_emb")
-    ('user_emb_ids', '._emb_ids')
-    """
-    return f".{signature}_ids" if signature.startswith("_") else f"{signature}_ids"
+    """Return the name of the node that ids are fed to, as TensorFlow calls it."""
+    return f"{legal(signature)}_ids"
 
 
 def answer_node(signature: str) -> str:
@@ -85,7 +81,7 @@ def _variable(lookup: Lookup, variable: str, dtype: int, of_rows: bytes) -> Iter
         name,
         "VarHandleOp",
         container=of_text(""),
-        shared_name=of_text(f"{lookup.signature}/{variable}"),
+        shared_name=of_text(lookup.variable(variable)),
         dtype=of_type(dtype),
         shape=of_shape(of_rows),
     )

@@ -58,7 +58,7 @@ def _objects(lookups: Sequence[Lookup], signatures: Mapping[str, tuple[Lookup, s
             ("keys", INT64, KEYS_SHAPE),
             ("values", lookup.dtype, lookup.values_shape),
         ):
-            name = f"{lookup.signature}/{variable}"
+            name = lookup.variable(variable)
             kind = 7, message((1, dtype), (2, of_rows), (6, name))
             yield _Object(kind, variable=(name, lookup.tensor(variable)), restored=True)
         yield _Object((10, b""), tuple((_number(first, lookup, name), name) for name in INDEX_FUNCTIONS))

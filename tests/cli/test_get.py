@@ -139,9 +139,7 @@ def test_no_keys_are_not_missing(sample_path: Path, tmp_path: Path, capsys: Capt
         "export {} --savedmodel {out}/model --table user_emb",
     ],
 )
-def test_a_table_that_is_named_is_asked_alone(
-    sample_path: Path, tmp_path: Path, capsys: Capture, command: str
-) -> None:
+def test_a_table_that_is_named_is_asked_alone(sample_path: Path, tmp_path: Path, capsys: Capture, command: str) -> None:
     """user_emb is 8 wide, ads/emb is 4: `--dim 8` contradicts a table that nobody asked for, 7 the one that is."""
     (tmp_path / "out").mkdir()
     arguments = command.format(sample_path, out=tmp_path / "out").split()

@@ -115,7 +115,9 @@ def test_how_slots_of_new_rows_begin_is_kept_or_named(inits: frozenset[str] | No
     kept = fit(table, target(metadata=None, **holds)).schema.metadata.get("slots", {})
     held = {"constant", "copy_value"} if inits is None else inits
     assert {name for name in kept if name in names} == {
-        name for name in names if described[name]["init"] in held  # type: ignore[index]
+        name
+        for name in names
+        if described[name]["init"] in held  # type: ignore[index]
     }
 
 
