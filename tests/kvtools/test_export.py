@@ -138,7 +138,7 @@ assert not [name for name in sys.modules if name.split(".")[0] in ("kvtools", "t
 
 
 def as_tensorflow_saves_it(tf: Any, folder: Path, tables: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
-    """Save what `kvtools export` writes by `tf.saved_model.save`: per signature keys, and values with zeros at the end."""
+    """Save by `tf.saved_model.save` what an export has: per signature keys, and values with zeros at the end."""
 
     class Index(tf.saved_model.experimental.TrackableResource):  # type: ignore[misc]
         def __init__(self, keys: Any) -> None:
