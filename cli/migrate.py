@@ -32,7 +32,9 @@ def run(
     ],
     out: Annotated[
         str,
-        typer.Argument(metavar="DST", help="What to write: a prefix, file, folder or URL.", callback=no_standard_output),
+        typer.Argument(
+            metavar="DST", help="What to write: a prefix, file, folder or URL.", callback=no_standard_output
+        ),
     ],
     *,
     to: Annotated[

@@ -60,7 +60,10 @@ def test_exported_model_is_inspected(sample_path: Path, tmp_path: Path, capsys: 
 
 
 def test_without_tensorflow(sample_path: Path, tmp_path: Path) -> None:
-    program = "import sys; sys.modules['tensorflow'] = sys.modules['google.protobuf'] = None; from kvtools.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    program = (
+        "import sys; sys.modules['tensorflow'] = sys.modules['google.protobuf'] = None\n"
+        "from kvtools.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    )
     command = [sys.executable, "-c", program, "export", "--savedmodel", "out", str(sample_path)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

@@ -71,7 +71,7 @@ def test_a_reader_that_has_gone_is_no_failure(
     monkeypatch.chdir(sample_path.parent)
     read, write = os.pipe()
     os.close(read)
-    with open(write, "w", buffering=buffering) as stream:
+    with os.fdopen(write, "w", buffering=buffering) as stream:
         monkeypatch.setattr(sys, "stdout", stream)
         assert main(arguments.split()) == 0
     assert capfd.readouterr().err == ""
