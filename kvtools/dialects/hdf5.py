@@ -118,6 +118,8 @@ def _open_table(file: HDF5File, group: Any) -> TableReader:
         try:
             dataset = part[name]
         except KeyError:
+            if name in part:
+                raise  # it is there, and cannot be opened
             dataset = None
         if not isinstance(dataset, file.h5py.Dataset):
             raise CorruptFileError(

@@ -20,7 +20,7 @@ DEFAULT_SIGNATURE = "serving_default"
 _PRODUCER, _MIN_CONSUMER = 1645, 12
 """Versions of the graph: TensorFlow 2.15 makes the first, and programs of the second can read it."""
 _LIKE = "2.16.1"
-"""The oldest TensorFlow whose models are like this one."""
+"""The oldest TensorFlow that kvtools supports: what the model says that it was made by."""
 
 
 @dataclass(frozen=True)
