@@ -115,12 +115,7 @@ def _open_table(file: HDF5File, group: Any) -> TableReader:
     schema = table_schema(text_of(attribute(group, ATTRIBUTE, doing)), NAME, doing)
 
     def column(part: Any, name: str, dtype: str, shape: tuple[int, ...]) -> DatasetColumn:
-        try:
-            dataset = part[name]
-        except KeyError:
-            if name in part:
-                raise  # it is there, and cannot be opened
-            dataset = None
+        dataset = part.get(name)
         if not isinstance(dataset, file.h5py.Dataset):
             raise CorruptFileError(
                 f"{doing}: got no dataset '{part.name}/{name}', which its description tells of; write it again"
