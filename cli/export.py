@@ -1,10 +1,11 @@
-"""`kvtools export`: tables as a SavedModel of stock TensorFlow operations."""
+"""`kvtools export`: tables as a SavedModel of stock TensorFlow operations, or as a snapshot."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -24,19 +25,34 @@ from kvtools.cli.options import (
 )
 from kvtools.cli.progress import progress_bar
 from kvtools.clip import Clip
+from kvtools.dialects.interface import Checkpoint
 from kvtools.errors import UsageError
 from kvtools.export import TableExport, export_saved_model
+from kvtools.export_snapshot import export_snapshot
 
 
 def run(
     path: SourcePath,
     *,
     savedmodel: Annotated[
-        Path,
+        Path | None,
         typer.Option(
             "--savedmodel", metavar="OUT", help="The SavedModel folder to write.", callback=no_standard_output
         ),
-    ],
+    ] = None,
+    snapshot: Annotated[
+        Path | None,
+        typer.Option(
+            "--snapshot",
+            metavar="OUT",
+            help="The snapshot to write: a file, for `kvtools serve`.",
+            callback=no_standard_output,
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option("--dtype", metavar="T", help="Rows of a snapshot as float32, float16, bfloat16 or int8."),
+    ] = None,
     clip_abs: Annotated[
         float | None,
         typer.Option("--clip-abs", metavar="X", help="Leave out rows whose values are all below X in size."),
@@ -51,29 +67,66 @@ def run(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write tables as a SavedModel of stock TensorFlow operations, one signature per table.
+    """Write tables as a SavedModel of stock TensorFlow operations, one signature per table, or as a snapshot.
 
-    TensorFlow Serving and tf.saved_model.load open it without this package. A signature takes ids
-    (int64, any shape) and gives embeddings; missing ids give zeros. OUT appears whole or not at all.
+    TensorFlow Serving and tf.saved_model.load open a SavedModel without this package. A signature takes ids (int64, any
+    shape) and gives embeddings; missing ids give zeros. A snapshot is one file that kvtools serve maps and answers from
+    at once; int8 rows have a scale each. OUT appears whole or not at all.
 
     \b
     Examples:
       kvtools export --savedmodel exported model.ckpt-100
       kvtools export --savedmodel exported model.ckpt-100 --clip-abs 1e-6 --table user_emb
       kvtools export --savedmodel models/7 model.ckpt-100 --clip-l2 0.01 --json
+      kvtools export --snapshot model.kvsnap model.ckpt-100 --clip-l2 0.01 --dtype bfloat16
     """
     clip = _clip(clip_abs, clip_l2)
+    if (savedmodel is None) == (snapshot is None):
+        raise UsageError("exporting: say --savedmodel OUT or --snapshot OUT, one of them")
+    if dtype is not None and snapshot is None:
+        raise UsageError(f"exporting: got --dtype {dtype}, which is for --snapshot; see `kvtools cast`")
     checkpoint = source.open_for(table or [], path, memory)
+    output = snapshot if savedmodel is None else savedmodel
+    assert output is not None
+    if savedmodel is None:
+        with progress_bar("exporting") as progress:
+            exports = export_snapshot(
+                checkpoint,
+                output,
+                tables=table or (),
+                clip=clip,
+                dtype=dtype,
+                force=force,
+                memory=bytes_of(memory),
+                progress=progress,
+            )
+    else:
+        exports = _export_saved_model(checkpoint, output, table or (), clip, force=force, memory=memory)
+    _warn(exports)
+    if as_json:
+        kind = "snapshot" if savedmodel is None else "savedmodel"
+        record = {"path": str(checkpoint.path), kind: str(output)}
+        print(json.dumps({**record, "tables": [dataclasses.asdict(export) for export in exports]}))
+    else:
+        _print_exports(output, exports)
+
+
+def _export_saved_model(
+    checkpoint: Checkpoint, output: Path, tables: Sequence[str], clip: Clip | None, *, force: bool, memory: str
+) -> list[TableExport]:
     with progress_bar("exporting") as progress:
-        exports = export_saved_model(
+        return export_saved_model(
             checkpoint,
-            savedmodel,
-            tables=table or (),
+            output,
+            tables=tables,
             clip=clip,
             force=force,
             memory=bytes_of(memory),
             progress=progress,
         )
+
+
+def _warn(exports: Sequence[TableExport]) -> None:
     for export in exports:
         if export.non_finite:
             print(
@@ -86,11 +139,6 @@ def run(
                 " their key is there again later",
                 file=sys.stderr,
             )
-    if as_json:
-        record = {"path": str(checkpoint.path), "savedmodel": str(savedmodel)}
-        print(json.dumps({**record, "tables": [dataclasses.asdict(export) for export in exports]}))
-    else:
-        _print_exports(savedmodel, exports)
 
 
 def _clip(clip_abs: float | None, clip_l2: float | None) -> Clip | None:
@@ -101,7 +149,7 @@ def _clip(clip_abs: float | None, clip_l2: float | None) -> Clip | None:
     return None if clip_l2 is None else Clip("l2", clip_l2)
 
 
-def _print_exports(savedmodel: Path, exports: list[TableExport]) -> None:
+def _print_exports(output: Path, exports: list[TableExport]) -> None:
     print(
         columns(
             ["table", "signature", "rows kept", "rows cut", "bytes", "bytes saved"],
@@ -119,4 +167,4 @@ def _print_exports(savedmodel: Path, exports: list[TableExport]) -> None:
             right=frozenset({2, 3, 4, 5}),
         )
     )
-    print(f"wrote {savedmodel}")
+    print(f"wrote {output}")

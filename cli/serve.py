@@ -2,36 +2,265 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal, get_args
 
 import typer
 
-from kvtools.cli.options import Source, SourcePath
+from kvtools.cli.options import AsJson, Source
 from kvtools.errors import UsageError
+from kvtools.server.settings import Settings
+from kvtools.server.sources import ModelSource
+from kvtools.server.version_policy import VersionPolicy
+
+_NAMED = re.compile(r"([A-Za-z][A-Za-z0-9_.-]*)=(.+)")
+_DEFAULTS = Settings()
+_Missing = Literal["zeros", "default", "error"]
 
 
 def run(
-    path: SourcePath,
+    paths: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME=]PATH...",
+            help="A model: a checkpoint of any dialect, an exported SavedModel, a snapshot, or a folder of numbered"
+            " versions of one. Several need names.",
+            show_default=False,
+        ),
+    ] = None,
     *,
-    host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port to listen on; 0 picks a free one.")] = 8501,
-    max_keys: Annotated[int, typer.Option(help="The most keys that one request may ask for.")] = 65536,
+    host: Annotated[
+        str, typer.Option(help="The address to listen on; 0.0.0.0 for all.", envvar="KVTOOLS_SERVE_HOST")
+    ] = _DEFAULTS.host,
+    port: Annotated[
+        int, typer.Option(help="The port to listen on; 0 picks a free one.", envvar="KVTOOLS_SERVE_PORT")
+    ] = _DEFAULTS.port,
+    grpc_port: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PORT",
+            help="A port for gRPC, too: TensorFlow Serving's and KServe's services; 8500 is the usual one.",
+            envvar="KVTOOLS_SERVE_GRPC_PORT",
+        ),
+    ] = None,
+    resp_port: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PORT",
+            help="A port for the Redis protocol, too: GET, MGET, HGET, HMGET.",
+            envvar="KVTOOLS_SERVE_RESP_PORT",
+        ),
+    ] = None,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="A Redis to look keys up in that PATH has not; without PATH, all keys: redis://host:6379/0.",
+            envvar="KVTOOLS_SERVE_BACKEND",
+        ),
+    ] = None,
+    backend_down: Annotated[
+        str,
+        typer.Option(help="What keys give that only the backend could have, while it does not answer: error, missing."),
+    ] = "error",
+    model_name: Annotated[str, typer.Option(metavar="NAME", help="The name of a single model.")] = "default",
+    poll: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="Look for new versions this often, and serve them; otherwise at SIGHUP only.",
+            envvar="KVTOOLS_SERVE_POLL",
+        ),
+    ] = None,
+    versions: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME:]POLICY",
+            help="Which versions to serve: 'latest', 'latest 3', 'all', or numbers such as 3,7. May be repeated for"
+            " several models.",
+        ),
+    ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME:]LABEL=VERSION",
+            help="Another name of a version, such as stable=7, which is served as long as it has it. May be repeated.",
+        ),
+    ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Begin without a version and wait for the first; otherwise it is an error.")
+    ] = False,
+    cache: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Where to keep the snapshots that are made of anything else; KVTOOLS_CACHE_DIR or the user's cache.",
+        ),
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option(help="Compare all checksums: before a swap, and soon after the start.")
+    ] = True,
+    admin: Annotated[
+        bool, typer.Option("--admin", help="Let requests change labels and models; whoever reaches the port may.")
+    ] = False,
+    workers: Annotated[
+        int, typer.Option(metavar="N", help="How many processes answer.", envvar="KVTOOLS_SERVE_WORKERS")
+    ] = _DEFAULTS.workers,
+    grace: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            help="What requests in hand get to end at SIGTERM.",
+            envvar="KVTOOLS_SERVE_GRACE",
+        ),
+    ] = _DEFAULTS.grace,
+    missing: Annotated[
+        str, typer.Option(metavar="|".join(get_args(_Missing)), help="What a key without a row gets.")
+    ] = _DEFAULTS.missing,
+    max_keys: Annotated[int, typer.Option(help="The most keys that one request may ask for.")] = _DEFAULTS.max_keys,
+    max_values: Annotated[
+        int, typer.Option(help="The most numbers, keys times row width, that one answer may have.")
+    ] = _DEFAULTS.max_values,
+    max_body_bytes: Annotated[
+        int | None, typer.Option(help="The longest body of a request; by default what --max-keys keys take.")
+    ] = None,
+    max_connections: Annotated[
+        int, typer.Option(help="The most connections at once, of each worker.")
+    ] = _DEFAULTS.max_connections,
+    max_concurrent: Annotated[
+        int, typer.Option(help="The most large lookups at once, of each worker; beyond: 429 and Retry-After.")
+    ] = _DEFAULTS.max_concurrent,
+    header_timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="How long a request's headers may take.")
+    ] = _DEFAULTS.header_timeout,
+    body_timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="How long a request's body may take.")
+    ] = _DEFAULTS.body_timeout,
+    keep_alive: Annotated[
+        float, typer.Option(metavar="SECONDS", help="How long an idle connection is kept.")
+    ] = _DEFAULTS.keep_alive,
+    as_json: AsJson = False,
     source: Source,
 ) -> None:
     """Answer embedding lookups over HTTP, from a checkpoint of any dialect or an exported SavedModel.
 
-    The rows stay in the files, memory-mapped; only an index of the keys is built in memory.
+    The rows stay in the files, memory-mapped. SIGTERM ends the server when the requests in hand are answered; SIGHUP
+    has it look for new versions.
 
     \b
     Examples:
       kvtools serve exported
-      kvtools serve model.ckpt-100 --host 0.0.0.0 --port 8080 --max-keys 10000
+      kvtools serve models/ctr --poll 10 --label stable=20260101
+      kvtools serve ctr=models/ctr cvr=models/cvr --poll 10 --versions "ctr:latest 2"
+      kvtools serve saved_models/ranker --grpc-port 8500
+      kvtools serve --backend redis://cache:6379/0
+      kvtools serve model.ckpt-100 --host 0.0.0.0 --port 8080 --workers 4 --grace 20
       curl -d '{"keys": [17, -3]}' http://127.0.0.1:8501/v1/tables/user_emb:lookup
     """
-    if not 0 <= port <= 65535:
-        raise UsageError(f"serving '{path}': got --port {port}, expected 0 to 65535")
-    if max_keys < 1:
-        raise UsageError(f"serving '{path}': got --max-keys {max_keys}, expected 1 or more")
+    if not paths:
+        if backend is None:
+            raise UsageError("serving: got neither a PATH nor a --backend, expected one or both")
+        paths = [backend]
+    doing = f"serving '{paths[0]}'"
+    if backend is not None and len(paths) > 1:
+        raise UsageError(
+            f"{doing}: got {len(paths)} models and a --backend, expected one model: each table is there once"
+        )
+    if backend_down not in ("error", "missing"):
+        raise UsageError(f"{doing}: got --backend-down {backend_down}, expected error or missing")
+    _check_range(doing, "--port", port, 0, 65535)
+    _check_range(doing, "--grpc-port", grpc_port, 0, 65535)
+    _check_range(doing, "--resp-port", resp_port, 0, 65535)
+    for option, value in {
+        "--max-keys": max_keys,
+        "--max-values": max_values,
+        "--max-body-bytes": max_body_bytes,
+        "--max-connections": max_connections,
+        "--max-concurrent": max_concurrent,
+        "--workers": workers,
+    }.items():
+        _check_range(doing, option, value, 1, None)
+    _check_range(doing, "--grace", grace, 0, None)
+    for option, seconds in {
+        "--poll": poll,
+        "--header-timeout": header_timeout,
+        "--body-timeout": body_timeout,
+        "--keep-alive": keep_alive,
+    }.items():
+        _check_range(doing, option, seconds, 0.05, None)
+    if missing not in get_args(_Missing):
+        raise UsageError(f"{doing}: got --missing {missing}, expected {', '.join(get_args(_Missing))}")
+    settings = Settings(
+        host=host,
+        port=port,
+        grpc_port=grpc_port,
+        resp_port=resp_port,
+        max_keys=max_keys,
+        max_values=max_values,
+        max_body_bytes=max_body_bytes,
+        max_connections=max_connections,
+        max_concurrent=max_concurrent,
+        header_timeout=header_timeout,
+        body_timeout=body_timeout,
+        keep_alive=keep_alive,
+        grace=grace,
+        missing=missing,  # type: ignore[arg-type]
+        backend=backend,
+        backend_down=backend_down,  # type: ignore[arg-type]
+        workers=workers,
+        poll=poll,
+        wait=wait,
+        cache=cache,
+        verify=verify,
+        admin=admin,
+    )
+    sources = _sources(paths, model_name, versions or [], label or [])
     from kvtools.server.run import serve
 
-    serve(path, source.options(), host=host, port=port, max_keys=max_keys)
+    if status := serve(sources, settings, source.options(), as_json=as_json):
+        raise typer.Exit(status)
+
+
+def _sources(
+    paths: Sequence[str], model_name: str, versions: Sequence[str], labels: Sequence[str]
+) -> list[ModelSource]:
+    named: dict[str, str] = {}
+    for path in paths:
+        found = _NAMED.fullmatch(path)
+        name, where = (found[1], found[2]) if found and not Path(path).exists() else (model_name, path)
+        if name in named:
+            raise UsageError(
+                f"serving '{path}': there are two models of the name '{name}'; write NAME=PATH, each with its own name"
+            )
+        named[name] = where
+    policies: dict[str, VersionPolicy] = {}
+    for text in versions:
+        name, policy = _of_model(text, named, "--versions", "latest 2")
+        policies[name] = VersionPolicy.parse(policy)
+    numbers: dict[str, dict[str, int]] = {name: {} for name in named}
+    for text in labels:
+        name, assigned = _of_model(text, named, "--label", "stable=7")
+        label, _, number = assigned.partition("=")
+        if not label or not number.isdecimal():
+            raise UsageError(f"got --label {text!r}, expected a label and a number, such as stable=7")
+        numbers[name][label] = int(number)
+    return [ModelSource(name, path, policies.get(name, VersionPolicy()), numbers[name]) for name, path in named.items()]
+
+
+def _of_model(text: str, models: Sequence[str] | dict[str, str], option: str, example: str) -> tuple[str, str]:
+    name, colon, rest = text.partition(":")
+    if colon and name in models:
+        return name, rest
+    if len(models) == 1 and (not colon or option == "--versions"):
+        return next(iter(models)), text
+    raise UsageError(
+        f"got {option} {text!r}, expected the name of a model before it, such as {next(iter(models))}:{example}"
+    )
+
+
+def _check_range(doing: str, option: str, value: float | None, lowest: float, highest: float | None) -> None:
+    if value is not None and not (lowest <= value and (highest is None or value <= highest)):
+        expected = f"{lowest:g} or more" if highest is None else f"{lowest:g} to {highest:g}"
+        raise UsageError(f"{doing}: got {option} {value:g}, expected {expected}")

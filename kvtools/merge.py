@@ -398,8 +398,13 @@ def _groups(
 def _placed(
     schema: TableSchema, found: Sequence[tuple[Checkpoint, TableReader]], graph: Checkpoint | None
 ) -> TableSchema:
-    """Return the schema of a merged table with the path that it has in the object graph that is written."""
+    """Return the schema of a merged table with the path that it has in the object graph that is written, and without
+    the shard that its sources were, if they were several."""
     tables = [table for checkpoint, table in found if checkpoint is graph] + [table for _, table in found]
+    shards = [table.schema.metadata.get("shard") for table in tables]
+    if any(shard != shards[0] for shard in shards):
+        whole = {name: value for name, value in schema.metadata.items() if name != "shard"}
+        schema = dataclasses.replace(schema, metadata=whole)
     path = next((t.schema.metadata["object_path"] for t in tables if "object_path" in t.schema.metadata), None)
     if path is None:
         return schema

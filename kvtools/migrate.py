@@ -239,10 +239,10 @@ def _look(account: Account, written: _Written, fits: Sequence[Fit]) -> Account:
                 f"slots {', '.join(others)} go by other names there, or are tables of their own: the dialect tells"
                 " slots by their names, see `kvtools rename`"
             )
-        if table.rows != fitted.schema.rows:
+        if table.rows != said.rows_written:
             raise CheckFailedError(
                 f"writing table '{fitted.schema.name}' of '{account.output}': it would be read back with {table.rows}"
-                f" rows, expected {fitted.schema.rows}; nothing was written, report this"
+                f" rows, expected {said.rows_written}; nothing was written, report this"
             )
         accounts.append(dataclasses.replace(said, changes=tuple(changes)))
     return dataclasses.replace(account, tables=tuple(accounts))
@@ -554,7 +554,7 @@ def _write_table(
     for extra in fitted.schema.extras:
         output.extra(extra.name, fitted.extra(extra.name, table))
     output.close()
-    losses, checks = list(fitted.losses), ["as many rows read and written as the source says it has"]
+    losses, checks = [*fitted.losses, *output.losses], ["as many rows read and written as the source says it has"]
     if cut:
         dtype = str(fitted.schema.freq_dtype)
         losses.append(f"{cut} frequencies outside {dtype} were written as the nearest that it has")
@@ -563,7 +563,7 @@ def _write_table(
     return TableAccount(
         name=source.name,
         rows_read=rows,
-        rows_written=fitted.schema.rows,
+        rows_written=fitted.schema.rows - output.duplicates,
         parts=parts,
         bytes=fitted.schema.bytes,
         part_rows=fitted.schema.part_rows,

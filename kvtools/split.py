@@ -104,6 +104,16 @@ class RunTable(TableView):
         return self.source.take(np.asarray(rows, np.int64) + self._start, columns)
 
 
+class ShardTable(TableView):
+    """A table of which it is recorded that it has the keys of floor-mod `number` of `of`, and no others."""
+
+    def __init__(self, source: TableReader, number: int, of: int) -> None:
+        shard = {"rule": "floor_mod", "number": number, "of": of}
+        super().__init__(
+            source, dataclasses.replace(source.schema, metadata={**source.schema.metadata, "shard": shard})
+        )
+
+
 class WithoutLists(TableView):
     """A table without the lists of keys that belong to it as a whole."""
 
@@ -214,7 +224,8 @@ def _pieces(tables: Sequence[TableReader], by: By, number: int, memory: int, wor
             return ~listed if number else listed
         return np.asarray(owners(keys, by.number, "floor_mod") == number)
 
-    return [MaskedTable(table, _mask(table, wanted, memory, workers)) for table in tables]
+    pieces = [MaskedTable(table, _mask(table, wanted, memory, workers)) for table in tables]
+    return list(pieces) if by.kind == "keys" else [ShardTable(piece, number, by.number) for piece in pieces]
 
 
 def _mask(table: TableReader, wanted: Callable[[Array], Array], memory: int, workers: int | None) -> RowMask:

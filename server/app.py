@@ -1,128 +1,42 @@
-"""The HTTP interface: lookups by table, a list of the tables, a health check, and OpenAPI documents of all
-that.
+"""The FastAPI application: the interfaces side by side, and one shape of error for each.
 
-Every error is `{"error": {"code": ..., "message": ...}}` with a status of 4xx. Lookups run in a pool of
-threads, so that a big one does not hold up the others. JSON has no NaN and no infinity: such values are the
-strings "NaN", "Infinity" and "-Infinity"; the binary answer has their bits.
+Every error is an object with a status of 4xx or 5xx: `{"error": {"code": ..., "message": ...}}` in our own interface,
+`{"error": "..."}` under `/v1/models` (TensorFlow Serving's) and `/v2` (KServe's).
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 from fastapi import FastAPI, Request, Response
-from fastapi.concurrency import run_in_threadpool
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic_core import to_json
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 
 from kvtools import __version__
 from kvtools.errors import KvtoolsError, UnknownTableError
-from kvtools.inspect import describe_table
-from kvtools.json_numbers import json_numbers
-from kvtools.server.request import BINARY, RequestError, body_limit, parse_keys
-from kvtools.server.store import StoredTable, TableStore
+from kvtools.server import admin, health, kserve_rest, tables_api, tensorflow_rest
+from kvtools.server.catalog import Catalog, NoVersionError, UnknownModelError, UnknownVersionError
+from kvtools.server.head_requests import HeadRequests
+from kvtools.server.lookups import Lookups
+from kvtools.server.request import RequestError
+from kvtools.server.settings import Settings
 
-# How much of a body that is too large is read and dropped: a client that is still sending when the
-# connection is closed may never see the answer.
-_DRAINED_BYTES = 4 << 20
-_NUMBERS_AT_ONCE = 32768
-_EXAMPLE = {"keys": [17, -3]}
-_ANSWER = {"embeddings": [[0.25, -0.5], [0.0, 0.0]], "found": [True, False]}
-_ERROR = {"error": {"code": "unknown_table", "message": "there is no table 'x'; GET /v1/tables lists the tables"}}
-_ERROR_SCHEMA = {
-    "type": "object",
-    "properties": {
-        "error": {
-            "type": "object",
-            "properties": {"code": {"type": "string"}, "message": {"type": "string"}},
-        }
-    },
-}
-_LOOKUP_DOCUMENT: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "required": ["keys"],
-                    "properties": {"keys": {"type": "array", "items": {"type": "integer"}}},
-                },
-                "example": _EXAMPLE,
-            },
-            BINARY: {
-                "schema": {
-                    "type": "string",
-                    "format": "binary",
-                    "description": "Keys as little-endian int64; for a table of uint64 keys, their bits.",
-                }
-            },
-        },
-    },
-}
-_LOOKUP_RESPONSES: dict[int | str, dict[str, Any]] = {
-    200: {
-        "description": "One row per key, in the order of the keys; zeros where there is none.",
-        "content": {
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "properties": {
-                        "embeddings": {
-                            "type": "array",
-                            "items": {"type": "array", "items": {"type": "number"}},
-                        },
-                        "found": {"type": "array", "items": {"type": "boolean"}},
-                    },
-                },
-                "example": _ANSWER,
-            },
-            BINARY: {
-                "schema": {
-                    "type": "string",
-                    "format": "binary",
-                    "description": "Little-endian float32 rows; the shape is in X-Embedding-Shape, as `2,16`.",
-                }
-            },
-        },
-        "headers": {
-            "X-Embedding-Shape": {
-                "description": "Keys and dim.",
-                "schema": {"type": "string"},
-                "example": "2,16",
-            },
-            "X-Embedding-Missing": {
-                "description": "How many keys were not found.",
-                "schema": {"type": "integer"},
-            },
-        },
-    },
-    **{
-        status: {
-            "description": description,
-            "content": {"application/json": {"schema": _ERROR_SCHEMA, "example": _ERROR}},
-        }
-        for status, description in (
-            (400, "The body or a key is wrong."),
-            (404, "There is no such table."),
-            (413, "Too many keys, or too large a body."),
-        )
-    },
+_PLAIN_ERRORS = ("/v1/models", "/v2")  # where an error is one string
+_UNKNOWN: dict[type[KvtoolsError], str] = {
+    UnknownTableError: "unknown_table",
+    UnknownModelError: "unknown_model",
+    UnknownVersionError: "unknown_version",
 }
 
 
-def create_app(store: TableStore, *, max_keys: int = 65536) -> FastAPI:
-    """Make the application that answers from `store`, at most `max_keys` keys a request.
+def create_app(catalog: Catalog, settings: Settings | None = None, *, lookups: Lookups | None = None) -> FastAPI:
+    """Make the application that answers from what `catalog` serves; `lookups` are shared with `http_protocol.py`.
 
     Example:
         ```python
-        uvicorn.run(create_app(TableStore("exported")), port=8501)
+        uvicorn.run(create_app(static_catalog("exported")), port=8501)
         ```
     """
+    settings = settings or Settings()
     app = FastAPI(
         title="kvtools serve",
         version=__version__,
@@ -130,122 +44,44 @@ def create_app(store: TableStore, *, max_keys: int = 65536) -> FastAPI:
         docs_url="/docs",
         redoc_url=None,
     )
-    limit = body_limit(max_keys)
-
-    @app.post(
-        "/v1/tables/{table:path}:lookup",
-        summary="Look up the embeddings of keys",
-        responses=_LOOKUP_RESPONSES,
-        openapi_extra=_LOOKUP_DOCUMENT,
-        response_class=Response,
-    )
-    async def lookup(table: str, request: Request) -> Response:
-        stored = store.table(table)
-        body = await _read_body(request, limit)
-        binary_keys = _media_type(request.headers.get("content-type", "")) == BINARY
-        binary_answer = _wants_binary(request.headers.get("accept", ""))
-        return await run_in_threadpool(_answer, stored, body, binary_keys, binary_answer, max_keys)
-
-    @app.get("/v1/tables", summary="List the tables")
-    async def tables() -> dict[str, Any]:
-        return {
-            "path": str(store.path),
-            "dialect": store.dialect,
-            "tables": [describe_table(table.schema) for table in store.tables.values()],
-        }
-
-    @app.get("/healthz", summary="Tell that the server is up")
-    async def healthz() -> dict[str, str]:
-        return {"status": "ok"}
+    app.add_middleware(HeadRequests)
+    lookups = lookups or Lookups(catalog, settings)
+    app.include_router(tables_api.router(lookups))
+    for protocol in (tensorflow_rest, kserve_rest):
+        app.include_router(protocol.router(catalog, settings, lookups.observer))
+    for interface in (admin, health):
+        app.include_router(interface.router(catalog, settings))
 
     @app.exception_handler(RequestError)
     async def on_request_error(request: Request, error: RequestError) -> Response:
-        return _error(error.status, error.code, error.message)
+        return _error(request, error.status, error.code, error.message, error.headers)
 
     @app.exception_handler(KvtoolsError)
     async def on_kvtools_error(request: Request, error: KvtoolsError) -> Response:
-        if isinstance(error, UnknownTableError):
-            return _error(404, "unknown_table", str(error))
-        return _error(500, "internal", str(error))
+        if isinstance(error, NoVersionError):
+            return _error(request, 503, "not_ready", str(error), {"Retry-After": "1"})
+        if code := _UNKNOWN.get(type(error)):
+            return _error(request, 404, code, str(error))
+        return _error(request, 500, "internal", str(error))
 
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: HTTPException) -> Response:
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
         message = f"{request.method} {request.url.path}: {error.detail}; see /docs"
-        return _error(error.status_code, code, message, dict(error.headers or {}))
+        return _error(request, error.status_code, code, message, dict(error.headers or {}))
+
+    @app.exception_handler(RequestValidationError)
+    async def on_bad_request(request: Request, error: RequestValidationError) -> Response:
+        wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        return _error(request, 400, "bad_request", f"{wrong}; see /docs")
 
     @app.exception_handler(Exception)
     async def on_other_error(request: Request, error: Exception) -> Response:
-        return _error(500, "internal", f"{type(error).__name__}; the server's log says more")
+        return _error(request, 500, "internal", f"{type(error).__name__}; the server's log says more")
 
     return app
 
 
-def _answer(stored: StoredTable, body: bytes, binary_keys: bool, binary: bool, max_keys: int) -> Response:
-    keys = parse_keys(
-        body,
-        binary=binary_keys,
-        key_dtype=stored.schema.key_dtype,
-        limits=stored.key_limits,
-        max_keys=max_keys,
-    )
-    embeddings, found = stored.lookup(keys)
-    if binary:
-        with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinity, as it would anywhere
-            data = embeddings.astype("<f4").tobytes()
-        headers = {
-            "X-Embedding-Shape": f"{embeddings.shape[0]},{embeddings.shape[1]}",
-            "X-Embedding-Missing": str(len(found) - int(np.count_nonzero(found))),
-        }
-        return Response(data, media_type=BINARY, headers=headers)
-    return Response(_json_answer(embeddings, found), media_type="application/json")
-
-
-def _json_answer(embeddings: npt.NDArray[Any], found: npt.NDArray[np.bool_]) -> bytes:
-    """Encode an answer in blocks of rows, so that other threads get their turn between blocks."""
-    rows = max(1, _NUMBERS_AT_ONCE // max(1, embeddings.shape[1]))
-    blocks = [
-        to_json(json_numbers(embeddings[start : start + rows]))[1:-1] for start in range(0, len(embeddings), rows)
-    ]
-    return b'{"embeddings":[' + b",".join(blocks) + b'],"found":' + to_json(found.tolist()) + b"}"
-
-
-async def _read_body(request: Request, limit: int) -> bytes:
-    chunks, total = [], 0
-    try:
-        async for chunk in request.stream():
-            total += len(chunk)
-            if total <= limit:
-                chunks.append(chunk)
-            elif total > limit + _DRAINED_BYTES:
-                break
-    except ClientDisconnect:
-        raise RequestError(400, "disconnected", "the client went away") from None
-    if total > limit:
-        raise RequestError(413, "body_too_large", f"the body is over {limit} bytes; send fewer keys a request")
-    return b"".join(chunks)
-
-
-def _media_type(header: str) -> str:
-    return header.partition(";")[0].strip().lower()
-
-
-def _wants_binary(accept: str) -> bool:
-    """Tell whether an Accept header asks for the binary answer and not, as much or more, for JSON."""
-    weights = {"application/json": -1.0, BINARY: 0.0}
-    for item in accept.split(","):
-        media, *parameters = (part.strip().lower() for part in item.split(";"))
-        weight = 1.0
-        for parameter in parameters:
-            if parameter.startswith("q="):
-                try:
-                    weight = float(parameter[2:])
-                except ValueError:
-                    weight = 0.0
-        if media in weights:
-            weights[media] = weight
-    return weights[BINARY] > max(weights["application/json"], 0.0)
-
-
-def _error(status: int, code: str, message: str, headers: dict[str, str] | None = None) -> Response:
-    return JSONResponse({"error": {"code": code, "message": message}}, status, headers)
+def _error(request: Request, status: int, code: str, message: str, headers: dict[str, str] | None = None) -> Response:
+    plain = request.url.path.startswith(_PLAIN_ERRORS)
+    return JSONResponse({"error": message if plain else {"code": code, "message": message}}, status, headers)

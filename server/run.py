@@ -1,59 +1,126 @@
-"""Run the HTTP server until it is told to stop."""
+"""Run the server until it is told to stop: in this process, or in several under a supervisor."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import logging
 import socket
-import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 from kvtools.dialects.options import OpenOptions
-from kvtools.errors import BadInputError, MissingDependencyError, one_line
+from kvtools.errors import BadInputError, MissingDependencyError
+from kvtools.server.settings import Settings
+from kvtools.server.sources import ModelSource
 
 
-def serve(path: str, options: OpenOptions, *, host: str, port: int, max_keys: int) -> None:
-    """Answer lookups from the tables at `path` on `host`:`port` (0: any free port) until interrupted.
+def serve(
+    sources: Sequence[ModelSource],
+    settings: Settings,
+    options: OpenOptions | None = None,
+    *,
+    as_json: bool = False,
+) -> int:
+    """Answer lookups from `sources` until told to end; returns the exit status.
 
-    Prints one line when it is ready. Raises `MissingDependencyError` without the packages of
-    `kvtools[serve]`, and `BadInputError` if the path cannot be read or the address cannot be had.
+    Prints one line, or one JSON object, when requests are answered. Raises `MissingDependencyError` without the
+    packages of `kvtools[serve]`, and `BadInputError` if a model cannot be read or the address cannot be had.
     """
-    try:
-        import fastapi  # noqa: F401
-        import uvicorn
-    except ImportError as error:
+    # Looked for, not imported: FastAPI is, once the server listens.
+    if missing := [name for name in ("fastapi", "uvicorn", "uvloop", "httptools") if find_spec(name) is None]:
         raise MissingDependencyError(
-            f"serving '{path}': a package is missing ({one_line(str(error))}); run `pip install 'kvtools[serve]'`"
-        ) from error
-    from kvtools.server.app import create_app
-    from kvtools.server.store import TableStore
-
-    with _listen(host, port) as listener:
-        store = TableStore(path, options=options)
-        app = create_app(store, max_keys=max_keys)
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
-        for name, table in store.tables.items():
-            if table.duplicates:
-                print(
-                    f"kvtools: warning: table '{name}': {table.duplicates} rows are hidden by a later row of their key",
-                    file=sys.stderr,
-                )
-        rows = sum(table.schema.rows for table in store.tables.values())
-        shown = f"[{host}]" if ":" in host else host
-        print(
-            f"serving {len(store.tables)} tables, {rows} rows of {store.path} at"
-            f" http://{shown}:{listener.getsockname()[1]} (interactive documentation at /docs)",
-            flush=True,
+            f"serving '{sources[0].path}': no package {', '.join(missing)}; run `pip install 'kvtools[serve]'`"
         )
-        server.run(sockets=[listener])
+    from kvtools.server.process import run_process
+    from kvtools.server.workers import Supervisor
+
+    logging.basicConfig(format="%(asctime)s kvtools[%(process)d] %(levelname)s: %(message)s", level=logging.WARNING)
+    logging.getLogger("kvtools.serve").setLevel(logging.INFO)
+    listener = _bind(settings.host, settings.port, shared=False)
+    settings = dataclasses.replace(settings, port=listener.getsockname()[1])
+
+    def tell(what: dict[str, Any]) -> None:
+        print(json.dumps({"url": _url(settings), **what}) if as_json else _line(settings, what), flush=True)
+
+    if settings.workers == 1:
+        with listener:
+            run_process(sources, settings, options, listener, on_ready=tell)
+        return 0
+
+    # From here on the port is shared, which is refused as long as it is bound for one alone. That one came first: two
+    # servers that both share a port would take each other's requests.
+    listener.close()
+
+    settings = dataclasses.replace(
+        settings,
+        grpc_port=_settled(settings.host, settings.grpc_port, "--grpc-port"),
+        resp_port=_settled(settings.host, settings.resp_port, "--resp-port"),
+    )
+
+    with tempfile.TemporaryDirectory(prefix="kvtools-serve-") as folder:
+        settings = dataclasses.replace(settings, shared=Path(folder))
+
+        def work(listener: socket.socket, supervisor: int, answers: Callable[[str], None]) -> None:
+            def on_ready(what: dict[str, Any]) -> None:
+                answers(json.dumps(what))
+
+            run_process(sources, settings, options, listener, on_ready=on_ready, supervisor=supervisor)
+
+        return Supervisor(
+            settings.workers,
+            settings.grace,
+            lambda: _bind(settings.host, settings.port, shared=True),
+            work,
+            lambda line: tell(json.loads(line)),
+            # The first worker needs this once it answers; those forked later have it already.
+            lambda: import_module("kvtools.server.app"),
+        ).run()
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _settled(host: str, port: int | None, option: str) -> int | None:
+    """Return the port that all workers will share: a free one for 0. Raises `BadInputError` if it is taken."""
+    if port is None:
+        return None
+    with _bind(host, port, shared=False, option=option) as free:
+        settled: int = free.getsockname()[1]
+        return settled
+
+
+def _bind(host: str, port: int, *, shared: bool, option: str = "--port") -> socket.socket:
+    """Return a socket that has the address and does not listen yet: nobody can connect before there are answers."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio sets TCP_NODELAY then only
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind((host, port))
-        listener.listen(1024)
     except OSError as error:
         raise BadInputError(
-            f"listening on {host}:{port}: {error.strerror or error}; name another --host or --port"
+            f"listening on {host}:{port}: {error.strerror or error}; name another --host or {option}"
         ) from error
     return listener
+
+
+def _url(settings: Settings) -> str:
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"http://{host}:{settings.port}"
+
+
+def _line(settings: Settings, what: dict[str, Any]) -> str:
+    models = what["models"]
+    tables, rows = (sum(model[field] for model in models) for field in ("tables", "rows"))
+    if not models:
+        served = "serving no model yet"
+    elif len(models) == 1:
+        served = f"serving {tables} tables, {rows} rows of {models[0]['path']}"
+    else:
+        served = f"serving {len(models)} models, {tables} tables, {rows} rows"
+    titles = {"grpc_port": "gRPC", "resp_port": "the Redis protocol"}
+    others = "".join(f", {title} at port {what[name]}" for name, title in titles.items() if name in what)
+    return f"{served} at {_url(settings)}{others} (interactive documentation at /docs)"

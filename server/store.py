@@ -1,67 +1,74 @@
-"""The tables that a server answers from: values in the mapped files, keys in an index built at start."""
+"""The tables that a server answers from: those of a snapshot, mapped before the first lookup."""
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kvtools.dialects.chunk import Columns
+from kvtools._snapshot import Table
+from kvtools.dialects import snapshot as dialect
+from kvtools.dialects.chunk import Array
 from kvtools.dialects.detect import open_checkpoint
-from kvtools.dialects.interface import TableReader
+from kvtools.dialects.dialect import Source
+from kvtools.dialects.interface import Checkpoint
 from kvtools.dialects.options import OpenOptions, Progress
 from kvtools.dialects.schema import TableSchema
 from kvtools.errors import BadInputError, UnknownTableError
-from kvtools.server.key_index import KeyIndex
-
-_VALUES = Columns(values=True)
+from kvtools.server.snapshot_cache import snapshot_of
+from kvtools.snapshot import Snapshot, file_errors
 
 
 class StoredTable:
-    """One table, ready for lookups from any number of threads."""
+    """One table, ready for lookups from any number of threads. Immutable.
 
-    def __init__(self, reader: TableReader) -> None:
-        self._reader = reader
-        self._index = KeyIndex(reader.all_keys())
-        self.key_limits = np.iinfo(reader.schema.key_dtype)
+    `schema` says what the source has; `table` is the compiled table of the snapshot, `duplicates` how many rows of the
+    source are hidden by a later row of the same key, `key_limits` what a key may be.
+    """
 
-    @property
-    def schema(self) -> TableSchema:
-        """What the table holds."""
-        return self._reader.schema
+    def __init__(self, table: Table, schema: TableSchema) -> None:
+        self.table = table
+        self.schema = schema
+        self.duplicates = table.duplicates
+        self.key_limits = np.iinfo(schema.key_dtype)
 
-    @property
-    def duplicates(self) -> int:
-        """How many rows are hidden by a later row of the same key."""
-        return self._index.duplicates
-
-    def lookup(self, keys: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
+    def lookup(self, keys: npt.NDArray[Any]) -> tuple[Array, npt.NDArray[np.bool_]]:
         """Look up `keys` [n] of the table's key type.
 
-        Returns the values [n, dim] in the table's type, zeros where there is no row, and whether each key
-        was found, bool [n].
+        Returns the values [n, dim] in the table's type (float32 where rows are int8 with a scale), zeros where there is
+        no row, and whether each key was found, bool [n].
+
+        Raises:
+            BadInputError: the snapshot was cut or written over in place.
         """
-        rows = self._index.find(keys)
-        found = rows >= 0
-        if found.all():
-            values = self._reader.take(rows, _VALUES).values
-            assert values is not None
-            return values, found
-        embeddings = np.zeros((len(keys), self.schema.dim), self._reader.value_dtype)
-        embeddings[found] = self._reader.take(rows[found], _VALUES).values
-        return embeddings, found
+        with file_errors():
+            return self.table.lookup(np.ascontiguousarray(keys))
 
 
 class TableStore:
-    """The tables of a checkpoint, or of a SavedModel that `kvtools export` wrote, by name.
+    """The tables of a snapshot, or of anything else that kvtools reads, by name.
 
-    Reads and checks all keys, and no values.
+    A snapshot is mapped as it is. Of anything else a snapshot is made first, in a cache that the next start finds; the
+    source is not looked at again. What happens to the path later changes nothing of what is served: another file
+    renamed to it, or nothing there any more. Only a snapshot that is served itself must not be written over in place:
+    its lookups are errors from then on.
+
+    Args:
+        path: a snapshot, a checkpoint of any dialect, or a SavedModel that `kvtools export` wrote.
+        options: how to open it.
+        tables: these only; all if empty.
+        cache: the folder of snapshots that are made; see `snapshot_cache`.
+        progress: called as rows are written to a new snapshot, and with all of a table's rows when it is there.
 
     Raises:
-        BadInputError: the checkpoint has no table, or cannot be read.
+        BadInputError: there is no table, or the path cannot be read.
+        UnknownTableError: there is no table of one of these names.
+        OutputError: the cache cannot be written.
 
     Example:
         ```python
@@ -76,21 +83,37 @@ class TableStore:
         *,
         options: OpenOptions | None = None,
         tables: Sequence[str] = (),
+        cache: str | os.PathLike[str] | None = None,
         progress: Progress | None = None,
     ) -> None:
-        checkpoint = open_checkpoint(path, options)
-        readers = checkpoint.select(tables)
-        if not readers:
-            raise BadInputError(
-                f"serving '{checkpoint.path}': it has no key-value table; see `kvtools inspect`, or name another path"
+        options = options or OpenOptions()
+        source = Source(os.fspath(path))
+        if options.dialect in (None, dialect.NAME) and dialect.sniff(source):
+            snapshot = Snapshot(source.path)
+            checkpoint = dialect.checkpoint_of(source, snapshot.native)
+            readers = checkpoint.select(tables)
+        else:
+            checkpoint = open_checkpoint(path, options)
+            readers = checkpoint.select(tables)
+            _some(checkpoint, len(readers))
+            snapshot = snapshot_of(
+                checkpoint,
+                readers,
+                options=options,
+                cache=None if cache is None else Path(cache),
+                progress=progress,
             )
+        _some(checkpoint, len(readers))
         self.path = checkpoint.path
         self.dialect = checkpoint.dialect
+        self.fingerprint = snapshot.fingerprint
+        self.snapshot = snapshot
         self.tables: dict[str, StoredTable] = {}
         for reader in readers:
-            self.tables[reader.schema.name] = StoredTable(reader)
+            name = reader.schema.name
+            self.tables[name] = StoredTable(snapshot.table(name).native, reader.schema)
             if progress:
-                progress(reader.schema.name, reader.schema.rows, reader.schema.rows)
+                progress(name, reader.schema.rows, reader.schema.rows)
 
     def table(self, name: str) -> StoredTable:
         """Return the table `name`; raises `UnknownTableError`."""
@@ -98,3 +121,27 @@ class TableStore:
             return self.tables[name]
         except KeyError:
             raise UnknownTableError(f"there is no table '{name}'; GET /v1/tables lists the tables") from None
+
+    @property
+    def warm(self) -> bool:
+        """Whether `populate` has come to its end."""
+        return self.snapshot.warm
+
+    def populate(self, stop: threading.Event | None = None) -> None:
+        """Read the snapshot into memory, directories and keys first, until `stop` is set; takes its time."""
+        self.snapshot.populate(go_on=None if stop is None else lambda done, total: not stop.is_set())
+
+    def verify(self, stop: threading.Event | None = None) -> None:
+        """Compare the snapshot with its checksums, until `stop` is set.
+
+        Raises:
+            CorruptFileError: the message names table, section and place.
+        """
+        self.snapshot.verify(go_on=None if stop is None else lambda done, total: not stop.is_set())
+
+
+def _some(checkpoint: Checkpoint, tables: int) -> None:
+    if not tables:
+        raise BadInputError(
+            f"serving '{checkpoint.path}': it has no key-value table; see `kvtools inspect`, or name another path"
+        )

@@ -15,6 +15,7 @@ from kvtools.dialects.options import OpenOptions
 from kvtools.errors import BadInputError, UsageError
 
 _MODULES = (
+    "snapshot",
     "savedmodel",
     "tfplugin",
     "tfplus",
@@ -40,6 +41,7 @@ _BY_SUFFIX = {
     ".h5": "hdf5",
     ".hdf5": "hdf5",
     ".ipc": "arrow",
+    ".kvsnap": "snapshot",
     ".npz": "npz",
     ".parq": "parquet",
     ".parquet": "parquet",

@@ -27,12 +27,12 @@ from kvtools.errors import CorruptFileError
 
 
 class RedisTable(TableReader):
-    """A table in Redis. Its rows stand in the order of its buckets, and by key within a bucket."""
+    """A table in Redis. Its rows stand in the order of its buckets, and by key within a bucket. `layout` says where."""
 
     def __init__(self, place: Place, client: Any, schema: TableSchema, keys: TableKeys) -> None:
         self.schema = schema
+        self.layout = keys
         self._client = client
-        self._keys = keys
         self._doing = f"reading table '{schema.name}' of '{place.shown}'"
         self._sized = threading.Lock()
         self._ends: Array | None = None
@@ -41,11 +41,11 @@ class RedisTable(TableReader):
         """Yield the rows in order; see `TableReader.read_part`."""
         ends = self._bucket_ends()
         bucket = 0
-        while bucket < self._keys.buckets:
+        while bucket < self.layout.buckets:
             # As many buckets as a chunk takes, at least one: their keys are known before their rows are read.
             begun = int(ends[bucket - 1]) if bucket else 0
             stop = max(bucket + 1, int(np.searchsorted(ends, begun + rows, side="right")))
-            stop = min(stop, bucket + PIPELINE, self._keys.buckets)
+            stop = min(stop, bucket + PIPELINE, self.layout.buckets)
             if int(ends[stop - 1]) > begun:
                 whole = self._buckets(np.arange(bucket, stop), columns)
                 for start in range(0, len(whole), rows):
@@ -80,7 +80,7 @@ class RedisTable(TableReader):
         size = math.prod(extra.shape) * dtype.itemsize
         pieces: list[bytes] = []
         for number in range(-(-size // EXTRA_BYTES)):
-            (piece,) = run(self._client, [("HGET", self._keys.extra(name), str(number))], self._doing)
+            (piece,) = run(self._client, [("HGET", self.layout.extra(name), str(number))], self._doing)
             pieces.append(piece or b"")
         data = b"".join(pieces)
         if len(data) != size:
@@ -92,9 +92,9 @@ class RedisTable(TableReader):
     def check(self) -> Iterator[Finding]:
         """Yield how many keys lie in a bucket in which no lookup finds them."""
         wrong = 0
-        for batch in batches(self._keys.buckets):
+        for batch in batches(self.layout.buckets):
             keys, buckets = self._sorted_keys(np.arange(batch.start, batch.stop))
-            wrong += int(np.count_nonzero(bucket_of(keys, self._keys.buckets) != buckets))
+            wrong += int(np.count_nonzero(bucket_of(keys, self.layout.buckets) != buckets))
         if wrong:
             yield Finding(
                 "error",
@@ -108,8 +108,8 @@ class RedisTable(TableReader):
         with self._sized:
             if self._ends is None:
                 sizes: list[int] = []
-                for batch in batches(self._keys.buckets):
-                    sizes += run(self._client, [("HLEN", self._keys.values(b)) for b in batch], self._doing)
+                for batch in batches(self.layout.buckets):
+                    sizes += run(self._client, [("HLEN", self.layout.values(b)) for b in batch], self._doing)
                 ends = np.cumsum(np.array(sizes, np.int64))
                 if ends[-1] != self.rows:
                     raise CorruptFileError(
@@ -131,12 +131,12 @@ class RedisTable(TableReader):
         """Return all rows of these buckets, sorted by key in each."""
         states = state_dtypes(self.schema)
         size = self.value_dtype.itemsize * self.dim if columns.values else 0
-        keys, rows = self._hashes(self._keys.values, buckets, size)
+        keys, rows = self._hashes(self.layout.values, buckets, size)
         values = rows.reshape(-1).view(self.value_dtype).reshape(len(keys), self.dim) if columns.values else None
         if not any(_is_wanted(name, columns) for name, _, _ in states):
             return Chunk(keys, values)
         size = sum(dtype.itemsize * width for _, dtype, width in states)
-        state_keys, rows = self._hashes(self._keys.state, buckets, size)
+        state_keys, rows = self._hashes(self.layout.state, buckets, size)
         if not np.array_equal(keys, state_keys):
             raise CorruptFileError(
                 f"{self._doing}: rows and their slots are of different keys; it was replaced while it was read: read it"
@@ -179,12 +179,12 @@ class RedisTable(TableReader):
 
         values: Array | None = None
         if columns.values:
-            rows = rows_of(self._keys.values, self.value_dtype.itemsize * self.dim)
+            rows = rows_of(self.layout.values, self.value_dtype.itemsize * self.dim)
             values = rows.reshape(-1).view(self.value_dtype).reshape(len(keys), self.dim)
         if not any(_is_wanted(name, columns) for name, _, _ in states):
             return Chunk(keys, values)
         size = sum(dtype.itemsize * width for _, dtype, width in states)
-        return self._with_state(Chunk(keys, values), rows_of(self._keys.state, size), columns)
+        return self._with_state(Chunk(keys, values), rows_of(self.layout.state, size), columns)
 
     def _with_state(self, chunk: Chunk, rows: Array, columns: Columns) -> Chunk:
         """Return a chunk with the columns that are wanted of its rows' state, uint8 [n, bytes of a row]."""

@@ -395,6 +395,8 @@ def _meta_record(schema: TableSchema, part: int) -> bytes:
         record["initializer"] = schema.metadata["initializer"]
     elif schema.extras:
         record["initializer"] = {"kind": "rows"}  # without it, a restore does not look at them
+    if "shard" in schema.metadata:
+        record["shard"] = schema.metadata["shard"]
     return json.dumps(record).encode()
 
 
@@ -414,7 +416,7 @@ DIALECT = Dialect(
         version_units=("seconds", "steps", "unknown"),
         partition="floor_mod",
         extras=frozenset({"initial_values"}),
-        metadata=frozenset({"initializer", "slots", "object_path"}),
+        metadata=frozenset({"initializer", "slots", "object_path", "shard"}),
         variables=True,
     ),
 )

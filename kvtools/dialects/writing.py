@@ -61,10 +61,14 @@ class TableWriter(ABC):
     random_access   rows may be written anywhere: several shards may fill different runs of one part. Otherwise
                     each part is written by one shard, from its first row to its last.
     distributable   shards may be pickled and filled in other processes that see the same file system.
+    duplicates      rows that are not kept because a later one has their key, where the layout has a key once only.
+    losses          what else is lost, which only the writer finds; read when the table is closed.
     """
 
     random_access: ClassVar[bool] = False
     distributable: ClassVar[bool] = False
+    duplicates: int = 0
+    losses: tuple[str, ...] = ()
 
     @abstractmethod
     def shard(self) -> ShardWriter:

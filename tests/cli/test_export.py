@@ -68,3 +68,36 @@ def test_without_tensorflow(sample_path: Path, tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "out" / "saved_model.pb").is_file()
+
+
+def test_a_snapshot(sample_path: Path, tmp_path: Path, capsys: Capture) -> None:
+    out = str(tmp_path / "out.kvsnap")
+    assert main(["export", "--snapshot", out, str(sample_path), "--clip-l2", "5"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["ads/emb", "ads_emb", "9", "2", "216", "B", "48", "B"]
+    assert lines[-1] == f"wrote {out}"
+    again = ["export", "--snapshot", out, str(sample_path), "--dtype", "int8", "--json"]
+    assert main(again) == 1
+    assert "exists" in capsys.readouterr().err
+    assert main([*again, "--force"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert list(report) == ["path", "snapshot", "tables"]
+    assert [table["value_dtype"] for table in report["tables"]] == ["int8"] * len(report["tables"])
+    capsys.readouterr()
+    assert main(["get", out, "-7", "--table", "ads/emb", "--json"]) == 0
+    assert "2.375" in capsys.readouterr().out
+    assert main(["verify", out]) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "say --savedmodel OUT or --snapshot OUT"),
+        (["--savedmodel", "a", "--snapshot", "b"], "one of them"),
+        (["--savedmodel", "a", "--dtype", "int8"], "which is for --snapshot"),
+        (["--snapshot", "a", "--dtype", "int4"], "got --dtype int4, expected float32"),
+    ],
+)
+def test_options_that_make_no_sense(sample_path: Path, capsys: Capture, options: list[str], message: str) -> None:
+    assert main(["export", *options, str(sample_path)]) == 2
+    assert message in capsys.readouterr().err

@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvtools.cli.main import main
+from kvtools.server import run
+from kvtools.server.settings import Settings
+from kvtools.server.sources import ModelSource
+from kvtools.server.version_policy import VersionPolicy
 
 
 def test_without_fastapi(sample_path: Path, tmp_path: Path) -> None:
@@ -30,3 +36,83 @@ def test_port_that_is_taken(sample_path: Path, capsys: pytest.CaptureFixture[str
         taken.listen()
         assert main(["serve", str(sample_path), "--port", str(taken.getsockname()[1])]) == 1
     assert "name another --host or --port" in capsys.readouterr().err
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the server would have been started with."""
+    calls: list[Any] = []
+    monkeypatch.setattr(run, "serve", lambda *arguments, **rest: calls.append((*arguments, rest)) or 0)
+    return calls
+
+
+def test_defaults_are_those_of_the_settings(served: list[Any]) -> None:
+    assert main(["serve", "exported"]) == 0
+    sources, settings, _, rest = served[0]
+    assert sources == [ModelSource("default", "exported")]
+    assert settings == Settings() and rest == {"as_json": False}
+
+
+def test_several_models_with_policies_and_labels(served: list[Any]) -> None:
+    arguments = ["serve", "ctr=models/ctr", "cvr=models/cvr", "--versions", "ctr:latest 2", "--versions", "cvr:all"]
+    assert main([*arguments, "--label", "ctr:stable=7", "--label", "ctr:canary=8", "--poll", "0.5"]) == 0
+    assert served[0][0] == [
+        ModelSource("ctr", "models/ctr", VersionPolicy("latest", 2), {"stable": 7, "canary": 8}),
+        ModelSource("cvr", "models/cvr", VersionPolicy("all")),
+    ]
+    assert served[0][1].poll == 0.5
+
+
+def test_a_path_that_is_there_is_no_name(served: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "day=1").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert main(["serve", "day=1", "--model-name", "ctr", "--versions", "3,5", "--label", "stable=3"]) == 0
+    assert served[0][0] == [ModelSource("ctr", "day=1", VersionPolicy("specific", numbers=(3, 5)), {"stable": 3})]
+
+
+def test_the_environment(served: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"HOST": "0.0.0.0", "PORT": "80", "POLL": "5", "WORKERS": "3", "GRACE": "7"}.items():
+        monkeypatch.setenv(f"KVTOOLS_SERVE_{name}", value)
+    assert main(["serve", "exported", "--port", "81"]) == 0
+    assert served[0][1] == Settings(host="0.0.0.0", port=81, poll=5, workers=3, grace=7)
+
+
+def test_what_the_files_for_deployment_name_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = {path.name: path.read_text() for path in (Path(__file__).parents[2] / "deploy").iterdir()}
+    assert texts.keys() == {"Dockerfile", "kubernetes.yaml", "kvtools-serve.service"}
+    assert main(["serve", "--help"]) == 0
+    help_text = capsys.readouterr().out
+    for text in texts.values():
+        for name in re.findall(r"KVTOOLS_SERVE_\w+", text):
+            assert name in help_text
+    for path in re.findall(r"path: (/\w+z)", texts["kubernetes.yaml"]):
+        assert path in ("/livez", "/readyz", "/warmz")
+    arguments = re.search(r"args: \[(.*)\]", texts["kubernetes.yaml"])
+    assert arguments
+    for option in re.findall(r"--[\w-]+", arguments[1]):
+        assert option in help_text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["a", "--port", "70000"], "got --port 70000, expected 0 to 65535"),
+        (["a", "--max-keys", "0"], "got --max-keys 0, expected 1 or more"),
+        (["a", "--workers", "0"], "got --workers 0, expected 1 or more"),
+        (["a", "--grace", "-1"], "got --grace -1, expected 0 or more"),
+        (["a", "--poll", "0"], "got --poll 0, expected 0.05 or more"),
+        (["a", "--missing", "nan"], "got --missing nan, expected zeros, default, error"),
+        (["a", "b"], "two models of the name 'default'; write NAME=PATH"),
+        (["x=a", "x=b"], "two models of the name 'x'"),
+        (["a", "--versions", "newest"], "got versions 'newest', expected 'latest N', 'all' or numbers"),
+        (["x=a", "y=b", "--versions", "all"], "expected the name of a model before it, such as x:latest 2"),
+        (["x=a", "y=b", "--label", "z:stable=1"], "expected the name of a model before it, such as x:stable=7"),
+        (["a", "--label", "stable"], "expected a label and a number, such as stable=7"),
+        (["a", "--label", "stable=new"], "expected a label and a number, such as stable=7"),
+        ([], "PATH"),
+    ],
+)
+def test_usage_errors(served: list[Any], capsys: Any, arguments: list[str], message: str) -> None:
+    assert main(["serve", *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert not served

@@ -13,6 +13,8 @@ from fastapi.testclient import TestClient
 
 from kvtools.errors import BadInputError, UnknownTableError
 from kvtools.server.app import create_app
+from kvtools.server.catalog import static_catalog
+from kvtools.server.settings import Settings
 from kvtools.server.store import TableStore
 
 BINARY = "application/octet-stream"
@@ -20,7 +22,7 @@ BINARY = "application/octet-stream"
 
 @pytest.fixture
 def client(sample_path: Path) -> TestClient:
-    return TestClient(create_app(TableStore(sample_path), max_keys=20), raise_server_exceptions=False)
+    return TestClient(create_app(static_catalog(sample_path), Settings(max_keys=20)), raise_server_exceptions=False)
 
 
 @pytest.mark.parametrize("url", ["/v1/tables/ads/emb:lookup", "/v1/tables/ads%2Femb:lookup"])
@@ -89,7 +91,7 @@ def test_numbers_that_json_lacks(
 ) -> None:
     sample = make_sample("emb", rows=3, dim=3)
     sample.values[0] = [np.nan, np.inf, -np.inf]
-    client = TestClient(create_app(TableStore(save_plain(tmp_path / "a", table_tensors(sample)))))
+    client = TestClient(create_app(static_catalog(save_plain(tmp_path / "a", table_tensors(sample)))))
     keys = {"keys": sample.keys[:1].tolist()}
     assert client.post("/v1/tables/emb:lookup", json=keys).json()["embeddings"] == [["NaN", "Infinity", "-Infinity"]]
     answer = client.post("/v1/tables/emb:lookup", json=keys, headers={"Accept": BINARY})
@@ -150,9 +152,8 @@ def test_errors(client: TestClient, method: str, url: str, body: bytes, status: 
 
 
 def test_fault_of_ours_is_500_in_the_same_form(sample_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = TableStore(sample_path)
-    monkeypatch.setattr(store.tables["ads/emb"], "lookup", lambda keys: 1 / 0)
-    client = TestClient(create_app(store), raise_server_exceptions=False)
+    monkeypatch.setattr("kvtools.server.lookups.answer_lookup", lambda *arguments: 1 / 0)
+    client = TestClient(create_app(static_catalog(sample_path)), raise_server_exceptions=False)
     answer = client.post("/v1/tables/ads/emb:lookup", json={"keys": [1]})
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal")
 

@@ -1,0 +1,170 @@
+// A snapshot: the tables of a model in one immutable file, mapped and looked up as it is.
+//
+// docs/dialects/snapshot.md is the file, byte by byte. Opening reads the header and the description: a table of
+// any size is there at once, and several processes share its memory. Everything here may be called from any
+// number of threads.
+//
+// A file that is replaced by a rename, or deleted, stays as it is for who has it open. One that is cut or
+// written over in place does not: lookups then throw Error(kFailedPrecondition) from that moment on, and never
+// return rows of two files. Nothing else ends the process: the pages that are gone read as zeros, by a
+// handler of SIGBUS that looks at addresses of snapshots only, and what was read of them is thrown away.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kvtable/bags.h"
+#include "kvtable/parallel_for.h"
+#include "kvtable/types.h"
+
+namespace kvtable {
+
+class SnapshotFile;
+
+// One table. Keys are passed as 64-bit patterns: int32 sign-extended, uint64 as its bits. Every value is a
+// legal key.
+class SnapshotTable {
+ public:
+  // The sections of a table in the file.
+  enum Section { kDirectory, kKeys, kRows, kFrequencies, kVersions, kDefaultRow, kSections };
+  struct Range {
+    int64_t offset = 0;  // in the file
+    int64_t bytes = 0;   // 0: the table has no such section
+  };
+  struct Layout {
+    std::string name;
+    KeyType key_type = KeyType::kInt64;
+    ValueType value_type = ValueType::kFloat32;
+    bool quantized = false;
+    int64_t dim = 0;
+    int64_t rows = 0;
+    int64_t row_bytes = 0;
+    int64_t buckets = 1;
+    bool wide_directory = false;
+    uint8_t frequency_type = 0;  // as in the file; 0: none
+    uint8_t version_type = 0;
+    int64_t duplicates = 0;  // rows of the source that a later one of the same key hides
+    Range sections[kSections];
+    int64_t first_checksum[kSections] = {};  // of each section, among those of the file
+  };
+
+  SnapshotTable(const SnapshotFile* file, Layout layout);
+
+  const std::string& name() const { return layout_.name; }
+  KeyType key_type() const { return layout_.key_type; }
+  // Of what LookupRaw gives. Rows of int8 with a scale (`quantized`) are float32 there.
+  ValueType value_type() const { return layout_.value_type; }
+  bool quantized() const { return layout_.quantized; }
+  int dim() const { return static_cast<int>(layout_.dim); }
+  int64_t rows() const { return layout_.rows; }
+  // Of one row that LookupRaw gives.
+  int64_t value_bytes() const { return layout_.dim * SizeOf(layout_.value_type); }
+  const Layout& layout() const { return layout_; }
+
+  // The table's own row for missing keys (value_bytes()), or null where it has none.
+  const void* default_row() const;
+
+  // The row number of each of `n` keys, -1 where there is none.
+  void Find(const int64_t* keys, int64_t n, int64_t* rows) const;
+
+  // The rows of `n` keys as float32 `out` (n, dim), whatever the table's type; an absent key gets `missing`
+  // (dim), zeros if that is null. `found` (n), which may be null, becomes 1 or 0. Returns how many are absent.
+  int64_t Lookup(const int64_t* keys, int64_t n, float* out, uint8_t* found = nullptr,
+                 const float* missing = nullptr) const;
+
+  // The same in the table's own type: `out` (n, dim) and `missing` (dim) of value_type().
+  int64_t LookupRaw(const int64_t* keys, int64_t n, void* out, uint8_t* found = nullptr,
+                    const void* missing = nullptr) const;
+
+  // Combines the rows of each bag into one of `out` (bags, dim): bag b has the keys [splits[b], splits[b + 1]).
+  // A missing key counts like others, with the row `missing` (zeros if null). `weights` has one for each key,
+  // or is null: all are 1. Where the divisor is 0, and for a bag without keys, the row is zeros. Sums are made
+  // in float, key after key (in double for float64). Returns how many keys are absent.
+  //
+  // Throws Error(kInvalidArgument) on splits that do not rise from 0.
+  int64_t Pool(const int64_t* keys, const int64_t* splits, int64_t bags, Combiner combiner,
+               const float* weights, float* out, const float* missing = nullptr) const;
+
+  // Copies of the columns of rows [first, first + n), or of the rows numbered `rows` (n). `keys` are 64-bit
+  // patterns; `bytes` is that of the column: SizeOf its type.
+  void ReadKeys(int64_t first, int64_t n, int64_t* keys) const;
+  void TakeKeys(const int64_t* rows, int64_t n, int64_t* keys) const;
+  void ReadRows(int64_t first, int64_t n, void* out) const;
+  void TakeRows(const int64_t* rows, int64_t n, void* out) const;
+  void ReadColumn(Section section, int64_t bytes, int64_t first, int64_t n, void* out) const;
+  void TakeColumn(Section section, int64_t bytes, const int64_t* rows, int64_t n, void* out) const;
+
+  // Compares the mebibytes of a section that begin in bytes [begin, end) of it with their checksums. Throws
+  // Error(kInvalidArgument) naming table, section and place of the first that differs.
+  void Verify(Section section, int64_t begin, int64_t end) const;
+
+ private:
+  friend class Snapshot;
+
+  // Whether the mebibyte of a section that begins at `place` is what was written, and keys in it are in order.
+  bool Holds(Section section, int64_t place) const;
+  // Whether the mixed keys [first, first + n) rise, from the one before them on, and lie in the buckets that
+  // the directory says.
+  bool KeysRise(int64_t first, int64_t n, const uint64_t* mixed) const;
+
+  template <class Use>
+  void ForFound(const int64_t* keys, int64_t n, bool rows_too, const Use& use) const;
+
+  const SnapshotFile* file_;
+  Layout layout_;
+  const void* directory_;
+  const uint64_t* keys_;
+  const uint8_t* rows_;
+};
+
+class Snapshot {
+ public:
+  // Throws Error: kFailedPrecondition where the file cannot be opened, kInvalidArgument where it is no
+  // snapshot, of a later version, truncated or damaged (as far as header and description tell).
+  static std::shared_ptr<Snapshot> Open(const std::string& path);
+  ~Snapshot();
+  Snapshot(const Snapshot&) = delete;
+  Snapshot& operator=(const Snapshot&) = delete;
+
+  const std::string& path() const;
+  int64_t bytes() const;
+  // Says what the file is, in 32 hexadecimal digits: two files with one fingerprint have the same rows.
+  const std::string& fingerprint() const;
+  // What else the writer recorded: a JSON object in UTF-8.
+  const std::string& description() const;
+
+  const std::vector<SnapshotTable>& tables() const;
+  // Null where there is none of this name.
+  const SnapshotTable* table(std::string_view name) const;
+
+  // Called now and then, with the bytes that are done and those there are; false stops.
+  using GoOn = std::function<bool(int64_t done, int64_t total)>;
+
+  // Reads the file into memory, directories and keys first, then rows, by `threads` threads. Returns whether
+  // it came to the end. What is beyond the memory there is pushes out what was read first: rows, at the
+  // latest, are read as they are asked for.
+  bool Populate(int threads, const GoOn& go_on = {});
+  // Whether Populate came to its end.
+  bool warm() const;
+
+  // Reads all and compares it with the file's checksums. Returns whether it came to the end. Throws
+  // Error(kInvalidArgument) naming table, section and place of the first mebibyte that differs.
+  bool Verify(ParallelFor& threads, const GoOn& go_on = {}) const;
+
+  // Throws Error(kFailedPrecondition) where the file was cut or written over since it was opened. Each lookup
+  // does so when it is done.
+  void CheckUnchanged() const;
+
+ private:
+  explicit Snapshot(std::unique_ptr<SnapshotFile> file);
+
+  std::unique_ptr<SnapshotFile> file_;
+  std::vector<SnapshotTable> tables_;
+  std::string fingerprint_;
+};
+
+}  // namespace kvtable

@@ -1,0 +1,13 @@
+// What kvtools._snapshot is made of.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace kvtable {
+
+void BindSnapshots(nanobind::module_& m);
+void BindSnapshotWriter(nanobind::module_& m);
+void BindServing(nanobind::module_& m);  // answer, read_json_lookup, json_rows, json_flags
+void BindResp(nanobind::module_& m);     // RespReader, resp_rows
+
+}  // namespace kvtable

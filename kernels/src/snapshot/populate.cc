@@ -1,0 +1,181 @@
+// Reading a snapshot into memory, and comparing it with its checksums.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <initializer_list>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "base/crc32c.h"
+#include "kvtable/snapshot.h"
+#include "snapshot/format.h"
+#include "snapshot/snapshot_file.h"
+
+#if !defined(MADV_POPULATE_READ)
+#define MADV_POPULATE_READ 22
+#endif
+
+namespace kvtable {
+namespace {
+
+namespace format = snapshot_format;
+
+constexpr int64_t kPage = 4096;
+constexpr int64_t kPopulated = int64_t{8} << 20;  // bytes that a thread asks for at once
+constexpr int64_t kVerified = 256;                // mebibytes between two calls of go_on
+
+struct Piece {
+  const uint8_t* data;
+  int64_t bytes;
+};
+
+// Reads a piece, and maps it: the next reader of it meets no fault. What the system refuses is left to that
+// reader.
+void ReadIn(const Piece& piece) {
+  if (madvise(const_cast<uint8_t*>(piece.data), static_cast<size_t>(piece.bytes), MADV_POPULATE_READ) == 0 ||
+      errno != EINVAL) {
+    return;
+  }
+  madvise(const_cast<uint8_t*>(piece.data), static_cast<size_t>(piece.bytes), MADV_WILLNEED);
+  for (int64_t at = 0; at < piece.bytes; at += kPage) {
+    static_cast<void>(*static_cast<const volatile uint8_t*>(piece.data + at));
+  }
+}
+
+// What a process here may have: that of the machine, or of its control group.
+int64_t MemoryLimit() {
+  int64_t limit = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<int64_t>(sysconf(_SC_PAGESIZE));
+  if (std::FILE* const file = std::fopen("/sys/fs/cgroup/memory.max", "re")) {
+    long long most = 0;
+    if (std::fscanf(file, "%lld", &most) == 1 && most > 0) limit = std::min<int64_t>(limit, most);
+    std::fclose(file);
+  }
+  return limit;
+}
+
+void AddPieces(const uint8_t* data, int64_t bytes, std::vector<Piece>* pieces) {
+  for (int64_t at = 0; at < bytes; at += kPopulated) {
+    pieces->push_back({data + at, std::min(kPopulated, bytes - at)});
+  }
+}
+
+}  // namespace
+
+bool Snapshot::Populate(int threads, const GoOn& go_on) {
+  std::vector<Piece> pieces;
+  const auto add = [&](std::initializer_list<SnapshotTable::Section> sections) {
+    for (const SnapshotTable& table : tables_) {
+      for (const SnapshotTable::Section section : sections) {
+        const SnapshotTable::Range& range = table.layout().sections[section];
+        AddPieces(file_->data() + range.offset, range.bytes, &pieces);
+      }
+    }
+  };
+  add({SnapshotTable::kDirectory, SnapshotTable::kKeys, SnapshotTable::kDefaultRow});
+  // More than there is memory for would push out what was read before.
+  const bool all = bytes() < MemoryLimit() / 10 * 8;
+  if (all) add({SnapshotTable::kRows});
+
+  int64_t total = 0;
+  for (const Piece& piece : pieces) total += piece.bytes;
+  std::atomic<size_t> next{0};
+  std::atomic<int64_t> done{0};
+  std::atomic<bool> stop{false};
+  if (go_on && !go_on(0, total)) return false;
+  const auto work = [&](bool tell) {
+    for (size_t i; !stop.load(std::memory_order_relaxed) && (i = next.fetch_add(1)) < pieces.size();) {
+      ReadIn(pieces[i]);
+      const int64_t so_far = done.fetch_add(pieces[i].bytes) + pieces[i].bytes;
+      if (tell && go_on && !go_on(so_far, total)) stop.store(true);
+    }
+  };
+  std::vector<std::thread> helpers;
+  try {
+    for (int i = 1; i < threads; ++i) helpers.emplace_back(work, false);
+  } catch (const std::system_error&) {  // no more threads to be had: fewer do it
+  }
+  try {
+    work(true);
+  } catch (...) {
+    stop.store(true);
+    for (std::thread& helper : helpers) helper.join();
+    throw;
+  }
+  for (std::thread& helper : helpers) helper.join();
+  CheckUnchanged();
+  if (stop.load() || (go_on && !go_on(total, total))) return false;
+  if (all) file_->resident.store(true, std::memory_order_release);
+  file_->warm.store(true, std::memory_order_release);
+  return true;
+}
+
+bool SnapshotTable::Holds(Section section, int64_t place) const {
+  const Range& range = layout_.sections[section];
+  const int64_t bytes = std::min(format::kCheckedBytes, range.bytes - place);
+  const uint8_t* const data = file_->data() + range.offset + place;
+  const int64_t number = layout_.first_checksum[section] + place / format::kCheckedBytes;
+  if (ExtendCrc32c(0, data, static_cast<size_t>(bytes)) != file_->checksums[static_cast<size_t>(number)])
+    return false;
+  // Checksums are those of whoever wrote the file: what lookups rely on is looked at, too.
+  return section != kKeys || KeysRise(place / 8, bytes / 8, reinterpret_cast<const uint64_t*>(data));
+}
+
+void SnapshotTable::Verify(Section section, int64_t begin, int64_t end) const {
+  const Range& range = layout_.sections[section];
+  const int64_t first = (begin + format::kCheckedBytes - 1) / format::kCheckedBytes * format::kCheckedBytes;
+  for (int64_t place = first; place < std::min(end, range.bytes); place += format::kCheckedBytes) {
+    if (Holds(section, place)) continue;
+    file_->CheckUnchanged();  // which is what may be wrong
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        "verifying '" + file_->path() + "': table '" + layout_.name + "', its " +
+            format::kSectionNames[section] + " from byte " + std::to_string(place) + " on (byte " +
+            std::to_string(range.offset + place) +
+            " of the file) are not what was written: checksum mismatch, or keys out of order; the file is "
+            "damaged, copy it again or write it again");
+  }
+}
+
+bool Snapshot::Verify(ParallelFor& threads, const GoOn& go_on) const {
+  struct Piece {
+    const SnapshotTable* table;
+    SnapshotTable::Section section;
+    int64_t place;
+  };
+  std::vector<Piece> pieces;
+  pieces.reserve(file_->checksums.size());
+  for (const SnapshotTable& table : tables_) {
+    for (int section = 0; section < SnapshotTable::kSections; ++section) {
+      for (int64_t place = 0; place < table.layout().sections[section].bytes;
+           place += format::kCheckedBytes) {
+        pieces.push_back({&table, static_cast<SnapshotTable::Section>(section), place});
+      }
+    }
+  }
+  const auto count = static_cast<int64_t>(pieces.size());
+  for (int64_t first = 0; first < count; first += kVerified) {
+    const int64_t n = std::min(kVerified, count - first);
+    std::atomic<int64_t> bad{count};  // the first one
+    threads.Run(n, [&](int64_t i) {
+      const Piece& piece = pieces[static_cast<size_t>(first + i)];
+      if (piece.table->Holds(piece.section, piece.place)) return;
+      int64_t before = bad.load();
+      while (first + i < before && !bad.compare_exchange_weak(before, first + i)) {
+      }
+    });
+    if (bad.load() < count) {
+      const Piece& piece = pieces[static_cast<size_t>(bad.load())];
+      piece.table->Verify(piece.section, piece.place, piece.place + 1);
+    }
+    if (go_on && !go_on((first + n) * format::kCheckedBytes, count * format::kCheckedBytes)) return false;
+  }
+  CheckUnchanged();
+  return true;
+}
+
+}  // namespace kvtable

@@ -1,0 +1,163 @@
+#include "snapshot/snapshot_file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <mutex>
+
+#include "kvtable/types.h"
+
+namespace kvtable {
+namespace {
+
+std::mutex registering;
+std::atomic<GuardedRange*> ranges{nullptr};
+uintptr_t page_bytes = 4096;
+struct sigaction previous_action;
+// The signal is with the one who handled it before. Initial-exec: a handler may not allocate.
+__attribute__((tls_model("initial-exec"))) thread_local bool chained = false;
+
+// A mapped page that the file no longer has, or that the disk does not give, is a SIGBUS. Where it is one of a
+// snapshot, pages of zeros take its place and that of all behind it, and the file counts as gone: whoever read
+// there looks at that before it answers. Everything else goes to whoever handled the signal before.
+void OnBusError(int signal, siginfo_t* info, void* context) {
+  const auto address = reinterpret_cast<uintptr_t>(info->si_addr);
+  for (GuardedRange* range = ranges.load(std::memory_order_acquire); info->si_code > 0 && range != nullptr;
+       range = range->next) {
+    const uintptr_t begin = range->begin.load(std::memory_order_acquire);
+    const uintptr_t end = range->end.load(std::memory_order_acquire);
+    if (begin == 0 || address < begin || address >= end) continue;
+    const int error = errno;
+    range->gone.store(true, std::memory_order_seq_cst);
+    const uintptr_t page = address & ~(page_bytes - 1);
+    void* const zeros = mmap(reinterpret_cast<void*>(page), end - page, PROT_READ,
+                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
+    errno = error;
+    if (zeros != MAP_FAILED) return;
+  }
+  const bool takes_info = (previous_action.sa_flags & SA_SIGINFO) != 0;
+  const bool is_function =
+      takes_info || (previous_action.sa_handler != SIG_DFL && previous_action.sa_handler != SIG_IGN);
+  if (is_function && !chained) {  // who raises it again means it
+    chained = true;
+    if (takes_info) {
+      previous_action.sa_sigaction(signal, info, context);
+    } else {
+      previous_action.sa_handler(signal);
+    }
+    chained = false;
+    return;
+  }
+  struct sigaction fall = {};  // the read is made again when this returns, and ends the process
+  fall.sa_handler = SIG_DFL;
+  sigaction(signal, &fall, nullptr);
+  if (info->si_code <= 0) raise(signal);
+}
+
+// Under `registering`. Looks each time: whoever took the signal since may not hand it on.
+void InstallHandler() {
+  struct sigaction now = {};
+  if (sigaction(SIGBUS, nullptr, &now) == 0 && (now.sa_flags & SA_SIGINFO) != 0 &&
+      now.sa_sigaction == OnBusError) {
+    return;
+  }
+  struct sigaction ours = {};
+  page_bytes = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  ours.sa_sigaction = OnBusError;
+  ours.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+  sigemptyset(&ours.sa_mask);
+  if (sigaction(SIGBUS, &ours, &now) == 0) previous_action = now;
+}
+
+GuardedRange* Guard(const void* data, int64_t bytes) {
+  const std::lock_guard<std::mutex> hold(registering);
+  InstallHandler();
+  GuardedRange* range = ranges.load();
+  while (range != nullptr && range->begin.load() != 0) range = range->next;
+  const bool is_new = range == nullptr;
+  if (is_new) range = new GuardedRange;  // for good: see GuardedRange
+  range->gone.store(false);
+  const auto begin = reinterpret_cast<uintptr_t>(data);
+  range->end.store((begin + static_cast<uintptr_t>(bytes) + page_bytes - 1) & ~(page_bytes - 1));
+  range->begin.store(begin);
+  if (is_new) {
+    range->next = ranges.load();
+    ranges.store(range, std::memory_order_release);
+  }
+  return range;
+}
+
+void Release(GuardedRange* range) {
+  const std::lock_guard<std::mutex> hold(registering);
+  range->begin.store(0);
+}
+
+int64_t Nanoseconds(const struct timespec& time) { return time.tv_sec * int64_t{1000000000} + time.tv_nsec; }
+
+[[noreturn]] void ThrowSystem(const std::string& path, int error) {
+  throw Error(ErrorCode::kFailedPrecondition,
+              "opening '" + path + "': " + std::strerror(error) + "; name a file that can be read");
+}
+
+}  // namespace
+
+SnapshotFile::SnapshotFile(const std::string& path) : path_(path) {
+  descriptor_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (descriptor_ < 0) ThrowSystem(path, errno);
+  struct stat status = {};
+  const bool known = fstat(descriptor_, &status) == 0;
+  if (!known || !S_ISREG(status.st_mode)) {
+    const int error = known ? (S_ISDIR(status.st_mode) ? EISDIR : EINVAL) : errno;
+    close(descriptor_);
+    ThrowSystem(path, error);
+  }
+  bytes_ = status.st_size;
+  modified_.store(Nanoseconds(status.st_mtim));
+  if (bytes_ == 0) return;
+  void* const data = mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ, MAP_SHARED, descriptor_, 0);
+  if (data == MAP_FAILED) {
+    const int error = errno;
+    close(descriptor_);
+    ThrowSystem(path, error);
+  }
+  data_ = static_cast<uint8_t*>(data);
+  range_ = Guard(data_, bytes_);
+}
+
+SnapshotFile::~SnapshotFile() {
+  if (range_ != nullptr) Release(range_);
+  if (data_ != nullptr) munmap(data_, static_cast<size_t>(bytes_));
+  close(descriptor_);
+}
+
+void SnapshotFile::CheckUnchanged() const {
+  if (range_ == nullptr) return;
+  if (range_->gone.load(std::memory_order_acquire)) ThrowChanged();
+  struct stat status = {};
+  if (fstat(descriptor_, &status) == 0) {
+    const int64_t modified = Nanoseconds(status.st_mtim);
+    if (status.st_size == bytes_ && modified == modified_.load(std::memory_order_relaxed)) return;
+    // Touched, or written over: the header has the checksum of all checksums.
+    snapshot_format::Header header = {};
+    if (status.st_size == bytes_ && pread(descriptor_, &header, sizeof(header), 0) == sizeof(header) &&
+        std::memcmp(&header, &header_, sizeof(header)) == 0) {
+      modified_.store(modified, std::memory_order_relaxed);
+      return;
+    }
+  }
+  range_->gone.store(true);
+  ThrowChanged();
+}
+
+void SnapshotFile::ThrowChanged() const {
+  throw Error(ErrorCode::kFailedPrecondition, "reading '" + path_ +
+                                                  "': it was cut or written over since it was opened, or the "
+                                                  "disk does not give it; open it again, and "
+                                                  "replace a snapshot by renaming another one to its name");
+}
+
+}  // namespace kvtable

@@ -1,0 +1,62 @@
+// An open snapshot's bytes: mapped, and watched for being cut or written over.
+#pragma once
+
+#include <sys/stat.h>
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "snapshot/format.h"
+
+namespace kvtable {
+
+// Where a fault of memory may come from, for the handler of SIGBUS. They are never freed: a handler may be
+// looking at one while its file is closed.
+struct GuardedRange {
+  std::atomic<uintptr_t> begin{0};  // 0: nobody's
+  std::atomic<uintptr_t> end{0};
+  std::atomic<bool> gone{false};  // a page of it could not be read
+  GuardedRange* next = nullptr;
+};
+
+class SnapshotFile {
+ public:
+  // Maps the file, whatever is in it. Throws Error(kFailedPrecondition) where the system refuses.
+  explicit SnapshotFile(const std::string& path);
+  ~SnapshotFile();
+  SnapshotFile(const SnapshotFile&) = delete;
+  SnapshotFile& operator=(const SnapshotFile&) = delete;
+
+  const std::string& path() const { return path_; }
+  int64_t bytes() const { return bytes_; }
+  const uint8_t* data() const { return data_; }
+
+  // Notes the header, by which CheckUnchanged tells this content from another.
+  void Remember(const snapshot_format::Header& header) { header_ = header; }
+  const snapshot_format::Header& header() const { return header_; }
+
+  // See Snapshot::CheckUnchanged.
+  void CheckUnchanged() const;
+
+  std::vector<uint32_t> checksums;    // of each mebibyte of each section, table after table
+  std::string description;            // JSON
+  std::atomic<bool> warm{false};      // Populate came to its end
+  std::atomic<bool> resident{false};  // and has read all rows
+  // Whether what lookups read seems to be on the disk: they then ask for it ahead of use. Only a hint.
+  mutable std::atomic<bool> cold{true};
+
+ private:
+  [[noreturn]] void ThrowChanged() const;
+
+  std::string path_;
+  int descriptor_ = -1;
+  int64_t bytes_ = 0;
+  uint8_t* data_ = nullptr;
+  GuardedRange* range_ = nullptr;
+  mutable std::atomic<int64_t> modified_{0};  // nanoseconds
+  snapshot_format::Header header_{};
+};
+
+}  // namespace kvtable

@@ -1,0 +1,462 @@
+// Lookups: groups of keys go through directory, keys and rows in stages, each of which fetches ahead for the
+// next, so that many misses of the cache are on their way at once.
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "base/always_inline.h"
+#include "base/instruction_set.h"
+#include "kvtable/snapshot.h"
+#include "snapshot/format.h"
+#include "snapshot/snapshot_file.h"
+#include "values/elements.h"
+#include "values/row_conversion.h"
+
+namespace kvtable {
+namespace {
+
+namespace format = snapshot_format;
+
+constexpr int kGroup = 64;
+constexpr int64_t kLine = 64;
+constexpr int64_t kLinesAhead = 8;  // of a row: the processor fetches the rest of a longer one by itself
+
+constexpr int64_t kColdGroup = 300'000;  // nanoseconds: no group takes that long whose pages are in memory
+constexpr int64_t kWarmGroup =
+    200'000;  // nor as little whose pages are not, even if they were asked for ahead
+
+inline void Prefetch(const void* address) { __builtin_prefetch(address, 0, 3); }
+
+// Lets the disk begin with what will be read: a group's pages come side by side, and not one fault after the
+// other.
+void AskFor(const void* address, int64_t bytes) {
+  static const auto kPage = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto begin = reinterpret_cast<uintptr_t>(address) & ~(kPage - 1);
+  const uintptr_t end = reinterpret_cast<uintptr_t>(address) + static_cast<uintptr_t>(bytes);
+  madvise(reinterpret_cast<void*>(begin), end - begin, MADV_WILLNEED);
+}
+
+int64_t Nanoseconds() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * int64_t{1'000'000'000} + now.tv_nsec;
+}
+
+// The keys of one table, and where each is.
+template <class Entry>
+struct Index {
+  const Entry* directory;  // (buckets + 1)
+  const uint64_t* keys;    // (rows), rising
+  uint64_t buckets;
+  int64_t rows;
+
+  // What is in a file need not make sense: a start is one of the rows, whatever it says.
+  int64_t Start(uint64_t bucket) const {
+    return static_cast<int64_t>(std::min<uint64_t>(directory[bucket], static_cast<uint64_t>(rows)));
+  }
+
+  // The row of a mixed key that is in `bucket`, which begins at `start`; -1 if there is none.
+  int64_t Find(uint64_t mixed, uint64_t bucket, int64_t start) const {
+    // All keys behind a bucket are larger than those in it, so there is no need to see where it ends. A bucket
+    // has 4 keys on average and seldom more than 8.
+    if (start + 8 <= rows) {
+      const uint64_t* const at = keys + start;
+      int64_t smaller = 0;
+      for (int i = 0; i < 8; ++i) smaller += at[i] < mixed;
+      if (smaller < 8) return at[smaller] == mixed ? start + smaller : -1;
+      start += 8;
+    }
+    const int64_t end = Start(bucket + 1);
+    if (start >= end) return -1;
+    const uint64_t* const found = std::lower_bound(keys + start, keys + end, mixed);
+    return found != keys + end && *found == mixed ? found - keys : -1;
+  }
+
+  // Rows of `n` keys, at most kGroup. With `ask`, pages are asked for ahead.
+  void FindGroup(const int64_t* of, int n, bool ask, int64_t* found) const {
+    uint64_t mixed[kGroup];
+    uint64_t bucket[kGroup];
+    int64_t start[kGroup];
+    for (int i = 0; i < n; ++i) {
+      mixed[i] = Mix64(static_cast<uint64_t>(of[i]));
+      bucket[i] = format::BucketOfMixed(mixed[i], buckets);
+      Prefetch(directory + bucket[i]);
+    }
+    for (int i = 0; ask && i < n; ++i) AskFor(directory + bucket[i], 2 * int64_t{sizeof(Entry)});
+    for (int i = 0; i < n; ++i) {
+      start[i] = Start(bucket[i]);
+      Prefetch(keys + start[i]);
+      Prefetch(keys + start[i] + 7);
+    }
+    for (int i = 0; ask && i < n; ++i) AskFor(keys + start[i], 8 * int64_t{sizeof(uint64_t)});
+    for (int i = 0; i < n; ++i) found[i] = Find(mixed[i], bucket[i], start[i]);
+  }
+};
+
+// Copies rows of a width that the compiler knows.
+template <int64_t kBytes>
+void CopyRow(const uint8_t* from, int64_t, void* to) {
+  std::memcpy(to, from, kBytes);
+}
+void CopyAnyRow(const uint8_t* from, int64_t bytes, void* to) {
+  std::memcpy(to, from, static_cast<size_t>(bytes));
+}
+
+using RowCopy = void (*)(const uint8_t* from, int64_t bytes, void* to);
+
+RowCopy BestRowCopy(int64_t bytes) {
+  switch (bytes) {
+    case 4:
+      return CopyRow<4>;
+    case 8:
+      return CopyRow<8>;
+    case 16:
+      return CopyRow<16>;
+    case 32:
+      return CopyRow<32>;
+    case 64:
+      return CopyRow<64>;
+    case 128:
+      return CopyRow<128>;
+    case 256:
+      return CopyRow<256>;
+    default:
+      return CopyAnyRow;
+  }
+}
+
+// Rows as float32, and added to sums.
+template <class T>
+void LoadElements(const void* from, int64_t n, float* to) {
+  const auto* elements = static_cast<const uint8_t*>(from);
+  for (int64_t i = 0; i < n; ++i) {
+    T element;
+    std::memcpy(&element, elements + i * static_cast<int64_t>(sizeof(T)), sizeof(T));
+    to[i] = static_cast<float>(Element<T>::Load(element));
+  }
+}
+
+KVTABLE_ALWAYS_INLINE inline void ScaledToFloat(const void* from, int64_t n, float* __restrict to) {
+  float scale;
+  std::memcpy(&scale, from, sizeof(scale));
+  const auto* const elements = static_cast<const int8_t*>(from) + sizeof(scale);
+  for (int64_t i = 0; i < n; ++i) to[i] = scale * static_cast<float>(elements[i]);
+}
+
+KVTABLE_ALWAYS_INLINE inline void AddScaled(const float* row, float weight, int64_t n,
+                                            float* __restrict sum) {
+  for (int64_t i = 0; i < n; ++i) sum[i] += weight * row[i];
+}
+
+// What each instruction set has a version of.
+struct RowLoops {
+  void (*load_scaled)(const void* from, int64_t n, float* to);
+  void (*add)(const float* row, float weight, int64_t n, float* sum);  // sum += weight * row
+};
+
+void LoadScaledBaseline(const void* from, int64_t n, float* to) { ScaledToFloat(from, n, to); }
+void AddBaseline(const float* row, float weight, int64_t n, float* sum) { AddScaled(row, weight, n, sum); }
+#if defined(__x86_64__)
+KVTABLE_TARGET_AVX2 void LoadScaledAvx2(const void* from, int64_t n, float* to) {
+  ScaledToFloat(from, n, to);
+}
+KVTABLE_TARGET_AVX2 void AddAvx2(const float* row, float weight, int64_t n, float* sum) {
+  AddScaled(row, weight, n, sum);
+}
+#endif
+
+const RowLoops& BestRowLoops() {
+  static const RowLoops kBest = [] {
+#if defined(__x86_64__)
+    if (BestInstructionSet() != InstructionSet::kBaseline) return RowLoops{LoadScaledAvx2, AddAvx2};
+#endif
+    return RowLoops{LoadScaledBaseline, AddBaseline};
+  }();
+  return kBest;
+}
+
+using RowLoad = void (*)(const void* from, int64_t n, float* to);
+
+RowLoad BestRowLoad(ValueType type, bool quantized) {
+  if (quantized) return BestRowLoops().load_scaled;
+  if (type == ValueType::kFloat16 || type == ValueType::kBFloat16) {
+    static const RowLoad kHalf = BestRowConversion(ValueType::kFloat16).load;
+    static const RowLoad kBrain = BestRowConversion(ValueType::kBFloat16).load;
+    return type == ValueType::kFloat16 ? kHalf : kBrain;
+  }
+  return VisitAnyValueType(type, [](auto t) -> RowLoad { return LoadElements<decltype(t)>; });
+}
+
+void AddDoubles(const uint8_t* row, double weight, int64_t n, double* sum) {
+  for (int64_t i = 0; i < n; ++i) {
+    double element;
+    std::memcpy(&element, row + i * 8, 8);
+    sum[i] += weight * element;
+  }
+}
+
+// The row of an absent key.
+void Fill(void* out, int64_t bytes, const void* missing) {
+  if (missing == nullptr) {
+    std::memset(out, 0, static_cast<size_t>(bytes));
+  } else {
+    std::memcpy(out, missing, static_cast<size_t>(bytes));
+  }
+}
+
+}  // namespace
+
+SnapshotTable::SnapshotTable(const SnapshotFile* file, Layout layout)
+    : file_(file), layout_(std::move(layout)) {
+  const auto at = [&](Section section) { return file_->data() + layout_.sections[section].offset; };
+  directory_ = at(kDirectory);
+  keys_ = reinterpret_cast<const uint64_t*>(at(kKeys));
+  rows_ = at(kRows);
+}
+
+const void* SnapshotTable::default_row() const {
+  const Range& section = layout_.sections[kDefaultRow];
+  return section.bytes == 0 ? nullptr : file_->data() + section.offset;
+}
+
+// Calls use(i, row number) for each key in its order. Rows are on their way to the cache where `rows_too`.
+template <class Use>
+void SnapshotTable::ForFound(const int64_t* keys, int64_t n, bool rows_too, const Use& use) const {
+  const auto run = [&](auto entry) {
+    using Entry = decltype(entry);
+    const Index<Entry> index{static_cast<const Entry*>(directory_), keys_,
+                             static_cast<uint64_t>(layout_.buckets), layout_.rows};
+    const int64_t lines = rows_too ? std::min(kLinesAhead, (layout_.row_bytes + kLine - 1) / kLine) : 0;
+    const bool watched = !file_->resident.load(std::memory_order_relaxed);
+    int64_t found[kGroup];
+    for (int64_t first = 0; first < n; first += kGroup) {
+      const int count = static_cast<int>(std::min<int64_t>(kGroup, n - first));
+      const bool ask = watched && file_->cold.load(std::memory_order_relaxed);
+      const int64_t began = watched ? Nanoseconds() : 0;
+      index.FindGroup(keys + first, count, ask, found);
+      for (int i = 0; ask && rows_too && i < count; ++i) {
+        if (found[i] >= 0) AskFor(rows_ + found[i] * layout_.row_bytes, layout_.row_bytes);
+      }
+      if (lines > 0) {
+        for (int i = 0; i < count; ++i) {
+          if (found[i] < 0) continue;
+          const uint8_t* const row = rows_ + found[i] * layout_.row_bytes;
+          for (int64_t line = 0; line < lines; ++line) Prefetch(row + line * kLine);
+          Prefetch(row + layout_.row_bytes - 1);
+        }
+      }
+      for (int i = 0; i < count; ++i) use(first + i, found[i]);
+      if (!watched) continue;
+      // A few keys tell little of how fast the rest is.
+      const int64_t took = (Nanoseconds() - began) * kGroup / std::max(count, kGroup / 4);
+      if (!ask && took > kColdGroup) file_->cold.store(true, std::memory_order_relaxed);
+      if (ask && took < kWarmGroup) file_->cold.store(false, std::memory_order_relaxed);
+    }
+  };
+  if (layout_.wide_directory) {
+    run(uint64_t{});
+  } else {
+    run(uint32_t{});
+  }
+}
+
+bool SnapshotTable::KeysRise(int64_t first, int64_t n, const uint64_t* mixed) const {
+  const auto buckets = static_cast<uint64_t>(layout_.buckets);
+  const auto start = [&](uint64_t bucket) {
+    return layout_.wide_directory ? static_cast<const uint64_t*>(directory_)[bucket]
+                                  : uint64_t{static_cast<const uint32_t*>(directory_)[bucket]};
+  };
+  for (int64_t i = 0; i < n; ++i) {
+    if (first + i > 0 && mixed[i - 1] >= mixed[i]) return false;
+    const uint64_t bucket = format::BucketOfMixed(mixed[i], buckets);
+    const auto row = static_cast<uint64_t>(first + i);
+    if (row < start(bucket) || row >= start(bucket + 1)) return false;
+  }
+  return true;
+}
+
+void SnapshotTable::Find(const int64_t* keys, int64_t n, int64_t* rows) const {
+  ForFound(keys, n, false, [&](int64_t i, int64_t row) { rows[i] = row; });
+  file_->CheckUnchanged();
+}
+
+int64_t SnapshotTable::LookupRaw(const int64_t* keys, int64_t n, void* out, uint8_t* found,
+                                 const void* missing) const {
+  if (layout_.quantized)
+    return Lookup(keys, n, static_cast<float*>(out), found, static_cast<const float*>(missing));
+  const int64_t bytes = layout_.row_bytes;
+  const RowCopy copy = BestRowCopy(bytes);
+  auto* const to = static_cast<uint8_t*>(out);
+  int64_t absent = 0;
+  ForFound(keys, n, true, [&](int64_t i, int64_t row) {
+    if (row >= 0) {
+      copy(rows_ + row * bytes, bytes, to + i * bytes);
+    } else {
+      ++absent;
+      Fill(to + i * bytes, bytes, missing);
+    }
+    if (found != nullptr) found[i] = row >= 0;
+  });
+  file_->CheckUnchanged();
+  return absent;
+}
+
+int64_t SnapshotTable::Lookup(const int64_t* keys, int64_t n, float* out, uint8_t* found,
+                              const float* missing) const {
+  if (layout_.value_type == ValueType::kFloat32 && !layout_.quantized)
+    return LookupRaw(keys, n, out, found, missing);
+  const int64_t bytes = layout_.row_bytes, dim = layout_.dim;
+  const RowLoad load = BestRowLoad(layout_.value_type, layout_.quantized);
+  int64_t absent = 0;
+  ForFound(keys, n, true, [&](int64_t i, int64_t row) {
+    if (row >= 0) {
+      load(rows_ + row * bytes, dim, out + i * dim);
+    } else {
+      ++absent;
+      Fill(out + i * dim, dim * int64_t{sizeof(float)}, missing);
+    }
+    if (found != nullptr) found[i] = row >= 0;
+  });
+  file_->CheckUnchanged();
+  return absent;
+}
+
+int64_t SnapshotTable::Pool(const int64_t* keys, const int64_t* splits, int64_t bags, Combiner combiner,
+                            const float* weights, float* out, const float* missing) const {
+  if (bags == 0) return 0;
+  for (int64_t bag = 0; bag < bags; ++bag) {
+    if (splits[0] != 0 || splits[bag + 1] < splits[bag]) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "pooling rows of table '" + layout_.name + "': splits[" + std::to_string(bag + 1) +
+                      "] is " + std::to_string(splits[bag + 1]) + " after " + std::to_string(splits[bag]) +
+                      "; expected numbers that rise from 0");
+    }
+  }
+  const int64_t bytes = layout_.row_bytes, dim = layout_.dim;
+  const bool doubles = layout_.value_type == ValueType::kFloat64;
+  const bool plain = layout_.value_type == ValueType::kFloat32 && !layout_.quantized;
+  const RowLoad load = BestRowLoad(layout_.value_type, layout_.quantized);
+  const auto add = BestRowLoops().add;
+  std::vector<float> sum(static_cast<size_t>(doubles ? 0 : dim)),
+      row_of(static_cast<size_t>(plain ? 0 : dim));
+  std::vector<double> wide(static_cast<size_t>(doubles ? dim : 0));
+  int64_t absent = 0, bag = 0;
+  double divisor = 0;
+  float weight_sum = 0;
+
+  const auto close_bag = [&] {
+    float* const to = out + bag * dim;
+    const bool by_weight = combiner != Combiner::kSum;
+    double by = 1;
+    if (by_weight) {
+      by = combiner == Combiner::kMean ? (doubles ? divisor : static_cast<double>(weight_sum))
+                                       : std::sqrt(doubles ? divisor : static_cast<double>(weight_sum));
+    }
+    for (int64_t i = 0; i < dim; ++i) {
+      if (by == 0) {
+        to[i] = 0;
+      } else if (doubles) {
+        to[i] = static_cast<float>(wide[static_cast<size_t>(i)] / by);
+      } else {
+        to[i] =
+            by_weight ? sum[static_cast<size_t>(i)] / static_cast<float>(by) : sum[static_cast<size_t>(i)];
+      }
+    }
+    std::fill(sum.begin(), sum.end(), 0.0f);
+    std::fill(wide.begin(), wide.end(), 0.0);
+    divisor = 0;
+    weight_sum = 0;
+    ++bag;
+  };
+
+  ForFound(keys, splits[bags], true, [&](int64_t i, int64_t row) {
+    while (splits[bag + 1] <= i) close_bag();
+    const float weight = weights == nullptr ? 1.0f : weights[i];
+    const float share = combiner == Combiner::kSqrtN ? weight * weight : weight;
+    divisor += share;
+    weight_sum += share;
+    if (row < 0) {
+      ++absent;
+      if (missing == nullptr) return;
+      if (doubles) {
+        for (int64_t j = 0; j < dim; ++j) wide[static_cast<size_t>(j)] += double{weight} * double{missing[j]};
+      } else {
+        add(missing, weight, dim, sum.data());
+      }
+      return;
+    }
+    const uint8_t* const from = rows_ + row * bytes;
+    if (doubles) {
+      AddDoubles(from, weight, dim, wide.data());
+    } else if (plain) {
+      add(reinterpret_cast<const float*>(from), weight, dim, sum.data());
+    } else {
+      load(from, dim, row_of.data());
+      add(row_of.data(), weight, dim, sum.data());
+    }
+  });
+  while (bag < bags) close_bag();
+  file_->CheckUnchanged();
+  return absent;
+}
+
+void SnapshotTable::ReadKeys(int64_t first, int64_t n, int64_t* keys) const {
+  for (int64_t i = 0; i < n; ++i) keys[i] = static_cast<int64_t>(format::UnmixKey(keys_[first + i]));
+  file_->CheckUnchanged();
+}
+
+void SnapshotTable::TakeKeys(const int64_t* rows, int64_t n, int64_t* keys) const {
+  for (int64_t i = 0; i < n; ++i) keys[i] = static_cast<int64_t>(format::UnmixKey(keys_[rows[i]]));
+  file_->CheckUnchanged();
+}
+
+void SnapshotTable::ReadRows(int64_t first, int64_t n, void* out) const {
+  const uint8_t* const from = rows_ + first * layout_.row_bytes;
+  if (layout_.quantized) {
+    for (int64_t i = 0; i < n; ++i) {
+      BestRowLoops().load_scaled(from + i * layout_.row_bytes, layout_.dim,
+                                 static_cast<float*>(out) + i * layout_.dim);
+    }
+  } else if (n > 0) {
+    std::memcpy(out, from, static_cast<size_t>(n * layout_.row_bytes));
+  }
+  file_->CheckUnchanged();
+}
+
+void SnapshotTable::TakeRows(const int64_t* rows, int64_t n, void* out) const {
+  auto* const to = static_cast<uint8_t*>(out);
+  for (int64_t i = 0; i < n; ++i) {
+    if (i + kGroup < n) Prefetch(rows_ + rows[i + kGroup] * layout_.row_bytes);
+    const uint8_t* const from = rows_ + rows[i] * layout_.row_bytes;
+    if (layout_.quantized) {
+      BestRowLoops().load_scaled(from, layout_.dim, static_cast<float*>(out) + i * layout_.dim);
+    } else {
+      std::memcpy(to + i * layout_.row_bytes, from, static_cast<size_t>(layout_.row_bytes));
+    }
+  }
+  file_->CheckUnchanged();
+}
+
+void SnapshotTable::ReadColumn(Section section, int64_t bytes, int64_t first, int64_t n, void* out) const {
+  const uint8_t* const column = file_->data() + layout_.sections[section].offset;
+  if (n > 0) std::memcpy(out, column + first * bytes, static_cast<size_t>(n * bytes));
+  file_->CheckUnchanged();
+}
+
+void SnapshotTable::TakeColumn(Section section, int64_t bytes, const int64_t* rows, int64_t n,
+                               void* out) const {
+  const uint8_t* const column = file_->data() + layout_.sections[section].offset;
+  auto* const to = static_cast<uint8_t*>(out);
+  for (int64_t i = 0; i < n; ++i)
+    std::memcpy(to + i * bytes, column + rows[i] * bytes, static_cast<size_t>(bytes));
+  file_->CheckUnchanged();
+}
+
+}  // namespace kvtable

@@ -1,0 +1,49 @@
+"""Rows from `kvtools serve`, for Python programs: `Client` waits, `AsyncClient` is for event loops.
+
+Needs NumPy and nothing else: neither TensorFlow nor a library for HTTP.
+
+client.py, async_client.py     the two clients
+session.py                     what both do: shards, requests no larger than a server takes, checks of the answers
+call.py                        one request: retries, time limits, hedging
+replicas.py                    servers of the same rows: which one is asked
+blocking.py, asynchronous.py   who moves the bytes: a thread, an event loop
+http_answer.py                 HTTP/1.1, as bytes
+pooling.py, tables.py          bags in NumPy; what servers say of their tables
+
+Example:
+    ```python
+    from kvtools.client import Client
+
+    with Client("http://127.0.0.1:8501") as client:
+        embeddings, found = client.lookup("user_emb", [17, -3])
+    ```
+"""
+
+from __future__ import annotations
+
+from kvtools.client.async_client import AsyncClient
+from kvtools.client.client import Client
+from kvtools.client.errors import (
+    BadAnswerError,
+    ClientError,
+    RefusedError,
+    TimeLimitError,
+    UnavailableError,
+    WrongShardError,
+)
+from kvtools.client.options import Options
+from kvtools.client.tables import Shard, Table
+
+__all__ = [
+    "AsyncClient",
+    "BadAnswerError",
+    "Client",
+    "ClientError",
+    "Options",
+    "RefusedError",
+    "Shard",
+    "Table",
+    "TimeLimitError",
+    "UnavailableError",
+    "WrongShardError",
+]

@@ -1,0 +1,38 @@
+"""What can go wrong when rows are asked for over the network."""
+
+from __future__ import annotations
+
+from kvtools.errors import KvtoolsError
+
+
+class ClientError(KvtoolsError):
+    """Base of what a client raises; a wrong argument is a `UsageError`, a wrong name an `UnknownTableError`."""
+
+
+class RefusedError(ClientError):
+    """A server understood the request and will not answer it: `status` of HTTP, and the server's `code`, if any."""
+
+    def __init__(self, message: str, status: int = 0, code: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+class UnavailableError(ClientError):
+    """No server answered: none could be reached, or all were busy. `retry_after`: seconds that a server asked for."""
+
+    def __init__(self, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class TimeLimitError(UnavailableError, TimeoutError):
+    """No answer came within the time limit."""
+
+
+class BadAnswerError(ClientError):
+    """What came is no answer of `kvtools serve`, or not one to this request."""
+
+
+class WrongShardError(ClientError):
+    """A server has the rows of another shard than the one in whose place it stands."""

@@ -1,0 +1,87 @@
+"""What a client can be told."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from kvtools.errors import UsageError
+from kvtools.partition import RULES
+
+if TYPE_CHECKING:
+    import ssl
+
+KEYS_AT_ONCE = 65536
+VALUES_AT_ONCE = 1 << 24
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a client asks. Times are in seconds.
+
+    Attributes:
+        timeout: how long a call of the client may take in all: retries, shards and everything.
+        connect_timeout: how long a connection may take to come about.
+        attempt_timeout: after how long without an answer another attempt is made; None: never.
+        retries: how many more attempts there are after a failed one. Lookups change nothing, so each may be repeated:
+            when a connection fails, and when a server says 429, 502, 503 or 504.
+        backoff: how long to wait before a retry of the same server, doubled each time up to `backoff_limit`; what is
+            waited is drawn from the upper half of that. Another replica is tried at once.
+        backoff_limit: see `backoff`.
+        hedge: after how long without an answer a second replica is asked, too; the first answer counts. "p95": as long
+            as 95 of 100 answers took lately. None: never. At most one call in ten is hedged, over time.
+        rest: how long a replica that could not be reached is left alone while there are others.
+        max_idle: how many unused connections to a replica are kept.
+        idle: how long one is kept: less than the server's keep-alive.
+        at_once: how many requests of one call are under way at a time.
+        max_keys: how many keys go into one request, if the server does not say less.
+        max_answer_bytes: the longest answer that is taken.
+        api_key: sent as `Authorization: Bearer`.
+        tls: the context for https; None: the system's certificates, or those in `ca_file`.
+        ca_file: certificates to trust in place of the system's.
+        rule: which shard has a key: a rule of `kvtools.partition`.
+        shard_down: what a shard that does not answer gives: an "error", or "missing" rows.
+    """
+
+    timeout: float = 10.0
+    connect_timeout: float = 1.0
+    attempt_timeout: float | None = None
+    retries: int = 2
+    backoff: float = 0.05
+    backoff_limit: float = 1.0
+    hedge: float | Literal["p95"] | None = None
+    rest: float = 1.0
+    max_idle: int = 16
+    idle: float = 55.0
+    at_once: int = 16
+    max_keys: int = KEYS_AT_ONCE
+    max_answer_bytes: int = 1 << 31
+    api_key: str | None = field(default=None, repr=False)
+    tls: ssl.SSLContext | None = field(default=None, repr=False)
+    ca_file: str | None = None
+    rule: str = "floor_mod"
+    shard_down: Literal["error", "missing"] = "error"
+
+    def __post_init__(self) -> None:
+        for name in ("timeout", "connect_timeout", "attempt_timeout", "hedge"):
+            seconds = getattr(self, name)
+            if seconds is None or (name == "hedge" and seconds == "p95"):
+                continue
+            if isinstance(seconds, bool | str) or not 0 < seconds < math.inf:
+                expected = 'seconds, "p95" or None' if name == "hedge" else "seconds above 0"
+                raise UsageError(f"making a client: got {name}={seconds!r}, expected {expected}")
+        for name in ("retries", "backoff", "backoff_limit", "rest", "max_idle", "idle"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UsageError(f"making a client: got {name}={getattr(self, name)!r}, expected 0 or more")
+        for name in ("at_once", "max_keys", "max_answer_bytes"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"making a client: got {name}={getattr(self, name)!r}, expected 1 or more")
+        if self.rule not in RULES:
+            raise UsageError(f"making a client: got rule={self.rule!r}, expected one of {', '.join(RULES)}")
+        if self.shard_down not in ("error", "missing"):
+            raise UsageError(f"making a client: got shard_down={self.shard_down!r}, expected 'error' or 'missing'")
+        if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
+            raise UsageError(
+                "making a client: the api_key has characters that no header may have; check it for line ends"
+            )

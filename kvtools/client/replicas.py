@@ -1,0 +1,111 @@
+"""Servers that have the same rows: which one is asked next, which one rests, and how fast they answer."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from collections import deque
+from collections.abc import Collection, Sequence
+
+from kvtools.client.endpoint import Endpoint
+
+_LATENCIES = 256
+_ENOUGH_LATENCIES = 64
+_HEDGES_SAVED = 10.0
+_HEDGES_PER_CALL = 0.1
+
+
+class Replica:
+    """One server. `checked`: it was found to be what it should be; see `Session`."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self.under_way = 0
+        self.rests_until = -math.inf
+        self.checked = False
+        self.misses = 0
+
+    def __repr__(self) -> str:
+        return f"Replica({self.endpoint.shown})"
+
+
+class Replicas:
+    """The replicas of one shard; any thread.
+
+    The one with the fewest requests under way is asked, in turn where they are equal. One that failed rests.
+    """
+
+    def __init__(self, endpoints: Sequence[Endpoint]) -> None:
+        self.all = [Replica(endpoint) for endpoint in endpoints]
+        self._turn = itertools.count()
+        self._lock = threading.Lock()
+        self._latencies: deque[float] = deque(maxlen=_LATENCIES)
+        self._hedges = _HEDGES_SAVED
+        self._answers = 0
+        self._p95: float | None = None
+
+    def only(self, replica: Replica) -> Replicas:
+        """Return a group of this replica alone, whose state it shares."""
+        alone = Replicas([])
+        alone.all = [replica]
+        return alone
+
+    @property
+    def shown(self) -> str:
+        """The URLs, for messages."""
+        return " and ".join(replica.endpoint.shown for replica in self.all)
+
+    def take(self, now: float, tried: Collection[Replica] = ()) -> Replica:
+        """Return the replica to ask: one not tried yet if one is up, else any that is, else the first to be."""
+        with self._lock:
+            turn = next(self._turn)
+            order = [self.all[(turn + i) % len(self.all)] for i in range(len(self.all))]
+            up = [replica for replica in order if replica.rests_until <= now]
+            fresh = [replica for replica in up if replica not in tried]
+            if up:
+                chosen = min(fresh or up, key=lambda replica: replica.under_way)
+            else:
+                chosen = min(order, key=lambda replica: replica.rests_until)
+            chosen.under_way += 1
+            return chosen
+
+    def take_for_hedge(self, now: float, tried: Collection[Replica]) -> Replica | None:
+        """Return another replica that is up, or None: there is none, or too many calls were hedged."""
+        with self._lock:
+            others = [replica for replica in self.all if replica not in tried and replica.rests_until <= now]
+            if not others or self._hedges < 1:
+                return None
+            self._hedges -= 1
+            chosen = min(others, key=lambda replica: replica.under_way)
+            chosen.under_way += 1
+            return chosen
+
+    def has_other(self, now: float, tried: Collection[Replica]) -> bool:
+        """Tell whether a replica that was not tried is up."""
+        return any(replica not in tried and replica.rests_until <= now for replica in self.all)
+
+    def release(self, replica: Replica) -> None:
+        """Note that a request is over."""
+        with self._lock:
+            replica.under_way -= 1
+
+    def rest(self, replica: Replica, until: float) -> None:
+        """Leave a replica alone until then, while there are others."""
+        with self._lock:
+            replica.rests_until = max(replica.rests_until, until)
+
+    def answered(self, replica: Replica, seconds: float) -> None:
+        """Note an answer, and how long it took."""
+        with self._lock:
+            replica.rests_until = -math.inf
+            self._latencies.append(seconds)
+            self._answers += 1
+            self._hedges = min(_HEDGES_SAVED, self._hedges + _HEDGES_PER_CALL)
+            if self._answers % _ENOUGH_LATENCIES == 0:
+                self._p95 = sorted(self._latencies)[len(self._latencies) * 95 // 100]
+
+    @property
+    def p95(self) -> float | None:
+        """How long 95 of 100 answers took at most, lately; None before there are enough of them."""
+        return self._p95

@@ -1,0 +1,466 @@
+"""What a client does, whether it waits in a thread or on an event loop.
+
+An operation is a generator: it yields calls that may go at once, is resumed when all of them are done, and returns what
+the caller wants. `Client` and `AsyncClient` differ in who moves the calls, and in nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+
+from kvtools.client.call import Call
+from kvtools.client.endpoint import endpoint_of
+from kvtools.client.errors import (
+    BadAnswerError,
+    RefusedError,
+    UnavailableError,
+    WrongShardError,
+)
+from kvtools.client.http_answer import Answer, Request
+from kvtools.client.options import Options
+from kvtools.client.pooling import COMBINERS, Combiner, pool
+from kvtools.client.replicas import Replica, Replicas
+from kvtools.client.tables import Array, Shard, Table, Tables, tables_of, typed_keys, wire_keys
+from kvtools.errors import UnknownTableError, UsageError
+from kvtools.lookup_frame import MEDIA_TYPE, TableKeys, TableRows, decode_answer, encode_request
+from kvtools.partition import owners
+
+T = TypeVar("T")
+Steps = Generator[list[Call], None, T]
+Missing = Literal["zeros", "default", "error"]
+Rows = tuple[Array, Array]
+
+_ROUNDS = 3  # in which pieces of one lookup may turn out to be of different versions
+_SUSPECT_MISSES = 8  # answers without any row, after which a server is believed to have none
+_SUSPECT_KEYS = 256
+
+
+@dataclass
+class _Wanted:
+    """The keys of one table in a call, and where their rows go; `embeddings` is made when it is clear what comes."""
+
+    table: Table
+    keys: Array  # int64 [n], as on the wire
+    shape: tuple[int, ...]
+    embeddings: Array | None = None
+    found: Array | None = None
+
+    def put(self, where: Array | slice | None, part: TableRows) -> None:
+        """Put rows in their places; None: they are all."""
+        if where is None:
+            self.embeddings, self.found = part.embeddings, part.found
+            return
+        self._make()
+        assert self.embeddings is not None and self.found is not None
+        self.embeddings[where], self.found[where] = part.embeddings, part.found
+
+    def rows(self) -> Rows:
+        """Return rows and found in the shape of the keys."""
+        self._make()
+        assert self.embeddings is not None and self.found is not None
+        return self.embeddings.reshape(*self.shape, self.table.dim), self.found.reshape(self.shape)
+
+    def _make(self) -> None:
+        if self.embeddings is None:
+            self.embeddings = np.zeros((len(self.keys), self.table.dim), np.float32)
+            self.found = np.zeros(len(self.keys), np.bool_)
+
+
+@dataclass
+class _Piece:
+    """A request: keys of one or more tables for one shard. `where` [i] is where the rows of part i go."""
+
+    shard: int
+    wanted: list[_Wanted] = field(default_factory=list)
+    parts: list[TableKeys] = field(default_factory=list)
+    where: list[Array | slice | None] = field(default_factory=list)
+    at: Replica | None = None  # the only one to ask
+    version: int = 0
+
+    def add(self, wanted: _Wanted, where: Array | slice | None, keys: Array) -> None:
+        self.wanted.append(wanted)
+        self.parts.append(TableKeys(wanted.table.name, keys))
+        self.where.append(where)
+
+    @property
+    def keys(self) -> int:
+        return sum(len(part.keys) for part in self.parts)
+
+
+class Session:
+    """Shards and what is known of them; any thread."""
+
+    def __init__(self, shards: Sequence[Sequence[str]], options: Options) -> None:
+        self.options = options
+        self.shards = [Replicas([endpoint_of(url) for url in urls]) for urls in shards]
+        places = [replica.endpoint for shard in self.shards for replica in shard.all]
+        twice = next((place for place in places if places.count(place) > 1), None)
+        if twice is not None:
+            raise UsageError(f"making a client: '{twice.shown}' is named twice; each server once")
+        if not places or not all(shard.all for shard in self.shards):
+            raise UsageError("making a client: got a shard without a server, expected at least one URL for each")
+        self._tables: Tables | None = None
+        self._lock = threading.Lock()
+        self._headers = {"Accept": "application/json"}
+        if options.api_key is not None:
+            self._headers["Authorization"] = f"Bearer {options.api_key}"
+
+    def tables(self) -> Steps[dict[str, Table]]:
+        """Return the tables that there are now, by name; `rows` counts those of all shards."""
+        return dict((yield from self._describe(self._deadline())).tables)
+
+    def lookup_many(self, keys: Mapping[str, Any], missing: Missing | None) -> Steps[dict[str, Rows]]:
+        """Return embeddings and found of each table's keys."""
+        deadline = self._deadline()
+        known = self._tables or (yield from self._describe(deadline))
+        if any(name not in known.tables for name in keys):
+            known = yield from self._describe(deadline)  # A new version may have it.
+        wanted = {}
+        for name, asked in keys.items():
+            table = known.table(name)
+            wanted[name] = _Wanted(table, wire_keys(asked, table), np.shape(asked))
+        pieces = [piece for piece in self._pieces(list(wanted.values()), known) if piece.keys]
+        yield from self._look_up(pieces, known, missing, deadline)
+        return {name: one.rows() for name, one in wanted.items()}
+
+    def lookup_pooled(
+        self,
+        table: str,
+        keys: Any,
+        row_splits: Any,
+        combiner: Combiner,
+        weights: Any,
+        missing: Missing | None,
+    ) -> Steps[Array]:
+        """Return one row for each bag; see `Client.lookup_pooled`."""
+        if combiner not in COMBINERS:
+            raise UsageError(f"looking up in table '{table}': got {combiner=}, expected one of {', '.join(COMBINERS)}")
+        deadline = self._deadline()
+        known = self._tables or (yield from self._describe(deadline))
+        if table not in known.tables:
+            known = yield from self._describe(deadline)
+        described = known.table(table)
+        flat = wire_keys(keys, described)
+        splits, weighed = _bags(flat, row_splits, weights, table)
+        bags = len(splits) - 1
+        size = max(len(flat), bags)
+        if not bags:
+            return np.empty((0, described.dim), np.float32)
+        if len(self.shards) == 1 and size <= known.max_keys and size * described.dim <= known.max_values:
+            part = TableKeys(table, flat, combiner, splits, weighed)
+            call = self._call(0, encode_request([part], missing), deadline)
+            yield [call]
+            if not _is_too_large(call):
+                _, (answer,) = self._decode(call, [part], known)
+                return answer.embeddings
+        # Bags lie across servers or requests: their rows come here, and are pooled here.
+        rows = yield from self.lookup_many(
+            {table: flat if described.key_dtype != "uint64" else flat.view(np.uint64)}, missing
+        )
+        return pool(rows[table][0], splits, combiner, weighed)
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self.options.timeout
+
+    def _call(self, shard: int, body: bytes, deadline: float, at: Replica | None = None) -> Call:
+        headers = {**self._headers, "Content-Type": MEDIA_TYPE, "Accept": f"{MEDIA_TYPE}, application/json;q=0.5"}
+        request = Request("POST", "/v1/tables:lookup", headers, body)
+        return Call(request, self.shards[shard] if at is None else self.shards[shard].only(at), self.options, deadline)
+
+    def _pieces(self, wanted: Iterable[_Wanted], known: Tables) -> list[_Piece]:
+        """Cut keys into requests of no more keys and numbers than a server takes."""
+        pieces: list[_Piece] = []
+        if len(self.shards) == 1:
+            _fill(pieces, 0, [(one, None, one.keys) for one in wanted], known)
+            return pieces
+        by_shard: list[list[tuple[_Wanted, Array | None, Array]]] = [[] for _ in self.shards]
+        for one in wanted:
+            owner = owners(typed_keys(one.keys, one.table), len(self.shards), self.options.rule)
+            for shard, chosen in enumerate(by_shard):
+                where = np.flatnonzero(owner == shard)
+                if len(where):
+                    chosen.append((one, where, one.keys[where]))
+        for shard, chosen in enumerate(by_shard):
+            _fill(pieces, shard, chosen, known)
+        return pieces
+
+    def _look_up(self, pieces: list[_Piece], known: Tables, missing: Missing | None, deadline: float) -> Steps[None]:
+        asked, rounds = pieces, 0
+        while asked:
+            calls = [
+                self._call(piece.shard, encode_request(piece.parts, missing), deadline, piece.at) for piece in asked
+            ]
+            yield calls
+            smaller: list[_Piece] = []
+            answered: list[tuple[_Piece, Replica, bool]] = []
+            for piece, call in zip(asked, calls, strict=True):
+                if isinstance(call.error, UnavailableError) and self.options.shard_down == "missing":
+                    pieces = [one for one in pieces if one is not piece]
+                    continue
+                halves = _halves(piece) if _is_too_large(call) else []
+                if halves:
+                    pieces = [one for one in pieces if one is not piece] + halves
+                    smaller += halves
+                    continue
+                piece.version, parts = self._decode(call, piece.parts, known)
+                for one, where, part in zip(piece.wanted, piece.where, parts, strict=True):
+                    one.put(where, part)
+                piece.at = call.replica
+                assert piece.at is not None
+                answered.append((piece, piece.at, any(_has_rows(part) for part in parts)))
+            if len(self.shards) > 1:
+                yield from self._check(answered, known, deadline)
+            older = _of_older_versions([piece for piece in pieces if piece.at is not None])
+            rounds += bool(older)
+            if rounds == _ROUNDS:
+                raise UnavailableError(
+                    "looking up: the servers changed versions again and again while they were asked; ask for fewer keys"
+                    " at once"
+                )
+            asked = smaller + older
+
+    def _decode(self, call: Call, parts: Sequence[TableKeys], known: Tables) -> tuple[int, Sequence[TableRows]]:
+        answer = _checked(call)
+        doing = f"looking up at {_place(call)}"
+        if answer.headers.get("content-type", "").partition(";")[0].strip().lower() != MEDIA_TYPE:
+            raise BadAnswerError(
+                f"{doing}: got {answer.headers.get('content-type')!r}, expected {MEDIA_TYPE}; the server may be older"
+                " than this client"
+            )
+        try:
+            decoded, version = decode_answer(memoryview(answer.body))
+        except ValueError as error:
+            raise BadAnswerError(f"{doing}: {error}") from error
+        if len(decoded) != len(parts):
+            raise BadAnswerError(f"{doing}: got rows of {len(decoded)} tables, expected {len(parts)}")
+        for part, asked in zip(decoded, parts, strict=True):
+            rows = len(asked.keys) if asked.combiner is None else asked.bags
+            shape = (rows, known.tables[asked.table].dim)
+            found = 0 if part.found is None else len(part.found)
+            if part.embeddings.shape != shape or (asked.combiner is None and found != rows):
+                self._tables = None
+                raise BadAnswerError(
+                    f"{doing}: got rows {list(part.embeddings.shape)} of table '{asked.table}', expected {list(shape)}:"
+                    " it changed its dim; look up again"
+                )
+        return version, decoded
+
+    def _describe(self, deadline: float) -> Steps[Tables]:
+        """Ask each shard for its tables."""
+        calls = [
+            Call(Request("GET", "/v1/tables", self._headers), shard, self.options, deadline) for shard in self.shards
+        ]
+        yield calls
+        listings: list[Tables] = []
+        for number, call in enumerate(calls):
+            if isinstance(call.error, UnavailableError) and self.options.shard_down == "missing":
+                continue
+            listings.append(self._listing(call, number))
+        if not listings:
+            assert calls[0].error is not None
+            raise calls[0].error
+        known = _joined(listings)
+        with self._lock:
+            self._tables = known
+        return known
+
+    def _listing(self, call: Call, shard: int) -> Tables:
+        """Return what a server lists, checked: are these the tables of this shard?"""
+        answer = _checked(call)
+        assert call.replica is not None
+        listing = tables_of(answer.body.tobytes(), f"asking {_place(call)}", self.options.max_keys)
+        if len(self.shards) > 1:
+            expected = Shard(shard, len(self.shards), self.options.rule)
+            said = {table.shard for table in listing.tables.values() if table.rows} - {None}
+            wrong = next((one for one in said if one != expected), None)
+            if wrong is not None:
+                raise WrongShardError(
+                    f"asking {_place(call)}: it has shard {wrong.number} of {wrong.of} ({wrong.rule}), expected shard"
+                    f" {expected.number} of {expected.of} ({expected.rule}); see the order of shards="
+                )
+            call.replica.checked = bool(said)
+        else:
+            call.replica.checked = True
+        return listing
+
+    def _check(self, answered: Sequence[tuple[_Piece, Replica, bool]], known: Tables, deadline: float) -> Steps[None]:
+        """Look whether servers that were not looked at yet are the shards in whose place they stand.
+
+        A server says which shard it has, or shows it by a row of a key that it should have. One that does neither is
+        suspect: other shards are asked for the keys of which it has none.
+        """
+        new = {id(replica): (piece.shard, replica) for piece, replica, _ in answered if not replica.checked}
+        if not new:
+            return
+        request = Request("GET", "/v1/tables", self._headers)
+        calls = [Call(request, self.shards[n].only(one), self.options, deadline) for n, one in new.values()]
+        yield calls
+        for call, (number, _) in zip(calls, new.values(), strict=True):
+            self._listing(call, number)
+        for _, replica, has_rows in answered:
+            replica.checked = replica.checked or has_rows
+        suspects = [(piece, replica) for piece, replica, _ in answered if not replica.checked]
+        about: list[tuple[_Piece, Replica, int, list[TableKeys]]] = []
+        for piece, replica in suspects:
+            replica.misses += 1
+            replica.checked = replica.misses >= _SUSPECT_MISSES
+            parts = [TableKeys(part.table, part.keys[:_SUSPECT_KEYS]) for part in piece.parts]
+            about += [(piece, replica, other, parts) for other in range(len(self.shards)) if other != piece.shard]
+        calls = [self._call(other, encode_request(parts, "zeros"), deadline) for _, _, other, parts in about]
+        if calls:
+            yield calls
+        for call, (piece, replica, other, parts) in zip(calls, about, strict=True):
+            if isinstance(call.error, UnavailableError):
+                continue
+            _, decoded = self._decode(call, parts, known)
+            if any(_has_rows(part) for part in decoded):
+                raise WrongShardError(
+                    f"asking {replica.endpoint.shown}: it has no row of {piece.keys} keys of shard {piece.shard}, and"
+                    f" {self.shards[other].shown} in the place of shard {other} has some; see the order of shards="
+                )
+
+
+def _fill(
+    pieces: list[_Piece], shard: int, chosen: Sequence[tuple[_Wanted, Array | None, Array]], known: Tables
+) -> None:
+    piece = _Piece(shard)
+    keys_left, values_left = known.max_keys, known.max_values
+    for wanted, where, keys in chosen:
+        start = 0
+        while start < len(keys):
+            room = min(keys_left, values_left // wanted.table.dim)
+            if room < 1 and piece.parts:
+                pieces.append(piece)
+                piece, keys_left, values_left = _Piece(shard), known.max_keys, known.max_values
+                continue
+            stop = min(len(keys), start + max(1, room))
+            run = slice(start, stop)
+            whole = where is None and stop - start == len(keys)
+            piece.add(wanted, None if whole else run if where is None else where[run], keys[run])
+            keys_left -= stop - start
+            values_left -= (stop - start) * wanted.table.dim
+            start = stop
+    if piece.parts:
+        pieces.append(piece)
+
+
+def _halves(piece: _Piece) -> list[_Piece]:
+    """Return two pieces of about half the keys each; none if there is one key only."""
+    if piece.keys < 2:
+        return []
+    halves = [_Piece(piece.shard), _Piece(piece.shard)]
+    left = piece.keys // 2
+    for wanted, where, part in zip(piece.wanted, piece.where, piece.parts, strict=True):
+        if where is None:
+            where = np.arange(len(part.keys))
+        elif isinstance(where, slice):
+            where = np.arange(where.start, where.stop)
+        cut = min(left, len(part.keys))
+        left -= cut
+        for half, run in zip(halves, (slice(0, cut), slice(cut, None)), strict=True):
+            if len(part.keys[run]):
+                half.add(wanted, where[run], part.keys[run])
+    return halves
+
+
+def _has_rows(part: TableRows) -> bool:
+    return part.found is not None and bool(part.found.any())
+
+
+def _is_too_large(call: Call) -> bool:
+    return call.answer is not None and call.answer.status == 413
+
+
+def _of_older_versions(pieces: Sequence[_Piece]) -> list[_Piece]:
+    """Return the pieces whose rows are of an older version than others of their shard, to be asked of that server."""
+    newest: dict[int, _Piece] = {}
+    for piece in pieces:
+        if piece.shard not in newest or piece.version > newest[piece.shard].version:
+            newest[piece.shard] = piece
+    older = [piece for piece in pieces if piece.version != newest[piece.shard].version]
+    for piece in older:
+        piece.at = newest[piece.shard].at
+    return older
+
+
+def _joined(listings: Sequence[Tables]) -> Tables:
+    """Return the tables of all shards as one; raises if they disagree."""
+    tables = dict(listings[0].tables)
+    for listing in listings[1:]:
+        for name, table in listing.tables.items():
+            first = tables.setdefault(name, table)
+            if first is table:
+                continue
+            if (first.key_dtype, first.dim) != (table.key_dtype, table.dim):
+                raise WrongShardError(
+                    f"looking at the shards: table '{name}' is {first.key_dtype} -> {first.dim} numbers in one and"
+                    f" {table.key_dtype} -> {table.dim} in another; serve shards of one checkpoint"
+                )
+            tables[name] = Table(
+                name, first.key_dtype, first.value_dtype, first.dim, first.rows + table.rows, first.shard
+            )
+    keys, values = (min(getattr(one, limit) for one in listings) for limit in ("max_keys", "max_values"))
+    return Tables(tables, keys, values)
+
+
+def _checked(call: Call) -> Answer:
+    """Return the answer of a call; raises what it came to instead."""
+    if call.error is not None:
+        raise call.error
+    assert call.answer is not None
+    answer = call.answer
+    if answer.status == 200:
+        return answer
+    code, message = "", ""
+    try:
+        error = json.loads(answer.body.tobytes())["error"]
+        code, message = str(error.get("code", "")), str(error.get("message", ""))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        text = answer.body[:200].tobytes().decode("utf-8", "replace")
+        message = " ".join(text.split()) or "without a word; check that the URL is that of kvtools serve"
+    doing = f"asking {_place(call)}"
+    if code == "unknown_table":
+        raise UnknownTableError(f"{doing}: {message}")
+    if answer.status in (401, 403):
+        message += "; give api_key= to the client"
+    raise RefusedError(f"{doing}: {answer.status}: {message}", answer.status, code)
+
+
+def _place(call: Call) -> str:
+    return call.replica.endpoint.shown if call.replica is not None else call.replicas.shown
+
+
+def _bags(keys: Array, row_splits: Any, weights: Any, table: str) -> tuple[Array, Array | None]:
+    """Return row_splits int64 [bags + 1] and weights float32 [keys] or None, checked."""
+    doing = f"looking up in table '{table}'"
+    splits = np.asarray(row_splits)
+    if splits.ndim != 1 or splits.dtype.kind not in "iu" or not len(splits):
+        raise UsageError(f"{doing}: got row_splits {splits.dtype}{list(splits.shape)}, expected integers [bags + 1]")
+    splits = splits.astype(np.int64)
+    if splits[0] != 0 or splits[-1] != len(keys) or (np.diff(splits) < 0).any():
+        raise UsageError(f"{doing}: row_splits must ascend from 0 to the number of keys, {len(keys)}")
+    if weights is None:
+        return splits, None
+    weighed = np.asarray(weights, np.float32).reshape(-1)
+    if len(weighed) != len(keys):
+        raise UsageError(f"{doing}: got {len(weighed)} weights, expected one for each of {len(keys)} keys")
+    return splits, weighed
+
+
+def as_shards(servers: str | Sequence[str] | None, shards: Sequence[str | Sequence[str]] | None) -> list[list[str]]:
+    """Return the replicas of each shard, from what a client is made with."""
+    if (servers is None) == (shards is None):
+        raise UsageError("making a client: expected either servers or shards=")
+    if shards is None:
+        assert servers is not None
+        return [[servers] if isinstance(servers, str) else list(servers)]
+    if isinstance(shards, str):
+        raise UsageError("making a client: got one string as shards=, expected a list with a URL or more for each")
+    return [[shard] if isinstance(shard, str) else list(shard) for shard in shards]

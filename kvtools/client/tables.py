@@ -1,0 +1,121 @@
+"""What a client has to know of a server's tables before it asks for rows, and keys in the form of the wire."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtools.client.errors import BadAnswerError
+from kvtools.client.options import VALUES_AT_ONCE
+from kvtools.errors import UnknownTableError, UsageError
+
+Array = npt.NDArray[Any]
+_KEY_DTYPES = ("int64", "int32", "uint64")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Which keys a server says it has: those of which `rule` says `number` of `of`."""
+
+    number: int
+    of: int
+    rule: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table as a server describes it: rows are `dim` numbers."""
+
+    name: str
+    key_dtype: str
+    value_dtype: str
+    dim: int
+    rows: int
+    shard: Shard | None = None
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The tables of a server, and what it takes at once."""
+
+    tables: Mapping[str, Table]
+    max_keys: int
+    max_values: int
+
+    def table(self, name: str) -> Table:
+        """Return a table; raises `UnknownTableError`."""
+        try:
+            return self.tables[name]
+        except KeyError:
+            names = ", ".join(f"'{one}'" for one in sorted(self.tables)[:10])
+            raise UnknownTableError(f"looking up in table '{name}': the server has {names or 'none'}") from None
+
+
+def tables_of(body: bytes, doing: str, max_keys: int) -> Tables:
+    """Return what the answer to `GET /v1/tables` says; raises `BadAnswerError` if it is none."""
+    try:
+        listing = json.loads(body)
+        limits = listing.get("limits") or {}
+        tables = {
+            one["name"]: Table(
+                one["name"], one["key_dtype"], one["value_dtype"], int(one["dim"]), int(one["rows"]), _shard_of(one)
+            )
+            for one in listing["tables"]
+        }
+        keys, values = int(limits.get("max_keys", max_keys)), int(limits.get("max_values", VALUES_AT_ONCE))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise BadAnswerError(
+            f"{doing}: its list of tables is not one of kvtools serve ({error!r}); check the URL"
+        ) from error
+    return Tables(tables, max(1, min(keys, max_keys)), max(1, values))
+
+
+def wire_keys(keys: Any, table: Table) -> Array:
+    """Return keys of any shape as int64 [n], those of a table of uint64 keys as their bits.
+
+    Raises:
+        UsageError: they are no integers, or out of the range of the table's key type.
+
+    Example:
+        >>> table = Table("emb", "uint64", "float32", 4, 10)
+        >>> wire_keys([2**64 - 1, 7], table).tolist()
+        [-1, 7]
+    """
+    given = np.asarray(keys)
+    if not given.size:
+        return np.empty(0, np.int64)
+    if given.dtype.kind == "f" and not isinstance(keys, np.ndarray):
+        given = np.asarray(keys, object)  # NumPy makes floats of small and large ints together.
+    doing = f"looking up in table '{table.name}'"
+    if given.dtype == object and all(type(key) is int for key in given.flat):
+        low, high = min(given.flat), max(given.flat)
+    elif given.dtype.kind in "iu":
+        low, high = int(given.min()), int(given.max())
+    elif given.dtype == object:
+        wrong = next(key for key in given.flat if type(key) is not int)
+        raise UsageError(f"{doing}: got key {wrong!r:.60}, expected integers ({table.key_dtype})")
+    else:
+        raise UsageError(f"{doing}: got keys of type {given.dtype}, expected integers ({table.key_dtype})")
+    if table.key_dtype not in _KEY_DTYPES:
+        raise BadAnswerError(f"{doing}: the server says that its keys are {table.key_dtype}; update this client")
+    limits = np.iinfo(table.key_dtype)
+    if low < limits.min or high > limits.max:
+        wrong = low if low < limits.min else high
+        raise UsageError(f"{doing}: got key {wrong}, expected {table.key_dtype}: {limits.min} to {limits.max}")
+    flat = given.reshape(-1).astype(np.uint64 if table.key_dtype == "uint64" else np.int64, copy=False)
+    return np.ascontiguousarray(flat).view(np.int64)
+
+
+def typed_keys(wire: Array, table: Table) -> Array:
+    """Return the keys of `wire_keys` in 64 bits of the table's sign, as the rules of partitioning take them."""
+    return wire.view(np.uint64) if table.key_dtype == "uint64" else wire
+
+
+def _shard_of(description: Mapping[str, Any]) -> Shard | None:
+    shard = description.get("shard")
+    return None if shard is None else Shard(int(shard["number"]), int(shard["of"]), str(shard["rule"]))

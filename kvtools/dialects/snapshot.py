@@ -1,0 +1,260 @@
+"""Snapshots: keys sorted by their mixed bits, rows in that order, one mapped file (`.kvsnap`), for lookups.
+
+Specified in docs/dialects/snapshot.md; read and written by `kvtools._snapshot`. A snapshot has no optimizer slots:
+nobody trains it. `--compression int8` keeps float32 rows as int8 with a scale each.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, get_args
+
+import numpy as np
+
+from kvtools import __version__
+from kvtools._snapshot import Snapshot, Table
+from kvtools._snapshot import Writer as NativeWriter
+from kvtools._snapshot import open as open_native
+from kvtools.dialects.chunk import KEYS_AND_VALUES, Array, Chunk, Columns
+from kvtools.dialects.dialect import Dialect, Holds, Source
+from kvtools.dialects.interface import Checkpoint, Finding, TableReader
+from kvtools.dialects.options import OpenOptions
+from kvtools.dialects.schema import ExtraSchema, TableSchema, VersionUnit
+from kvtools.dialects.table_record import COUNTER_DTYPES, VALUE_DTYPES, json_object
+from kvtools.dialects.writing import CheckpointWriter, ShardWriter, TableWriter, WriteOptions
+from kvtools.errors import BadInputError, CorruptFileError, UsageError
+from kvtools.snapshot import file_errors
+
+NAME = "snapshot"
+SUFFIX = ".kvsnap"
+DEFAULT_ROW = "default_row"
+"""The extra array [dim] that a missing key may get."""
+
+_MAGIC = b"\x89KVS\r\n\x1a\n"
+_KEY_DTYPES = ("int64", "int32", "uint64")
+_INT8 = "int8"
+
+
+def sniff(source: Source) -> bool:
+    """Tell whether a source is a snapshot."""
+    if source.is_url or not source.path.is_file():
+        return False
+    if source.path.suffix.lower() == SUFFIX:
+        return True
+    with source.path.open("rb") as file:
+        return file.read(len(_MAGIC)) == _MAGIC
+
+
+def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
+    """Open a snapshot; raises `BadInputError`, or `CorruptFileError` where it is none or a damaged one."""
+    with file_errors():
+        snapshot = open_native(str(source.path))
+    return checkpoint_of(source, snapshot)
+
+
+def checkpoint_of(source: Source, snapshot: Snapshot) -> Checkpoint:
+    """Return an opened snapshot as a checkpoint."""
+    path = source.path
+    said = json_object(snapshot.description, f"opening '{path}'")
+    records = said.get("tables")
+    records = records if isinstance(records, dict) else {}
+    tables: dict[str, TableReader] = {}
+    for table in snapshot.tables:
+        try:
+            name = table.name.decode()
+        except UnicodeDecodeError as error:
+            raise CorruptFileError(
+                f"opening '{path}': the name {table.name[:40]!r} of a table is no UTF-8; write it again"
+            ) from error
+        record = records.get(name)
+        tables[name] = SnapshotReader(table, name, record if isinstance(record, dict) else {})
+    return Checkpoint(path, NAME, dict(sorted(tables.items())))
+
+
+class SnapshotReader(TableReader):
+    """A table of a snapshot, in the order of the mixed keys; `native` is the compiled table."""
+
+    def __init__(self, native: Table, name: str, record: dict[str, Any]) -> None:
+        self.native = native
+        unit, metadata = record.get("version_unit"), record.get("metadata")
+        extras = (ExtraSchema(DEFAULT_ROW, native.value_dtype, (native.dim,)),)
+        notes = []
+        if native.quantized:
+            notes.append("its rows are int8 with a float32 scale each; they are read as float32")
+        if native.duplicates:
+            notes.append(f"{native.duplicates} rows of its source are left out: a later one has their key")
+        self.schema = TableSchema(
+            name=name,
+            dialect=NAME,
+            key_dtype=native.key_dtype,
+            value_dtype=native.value_dtype,
+            dim=native.dim,
+            part_rows=(native.rows,),
+            freq_dtype=native.freq_dtype,
+            version_dtype=native.version_dtype,
+            version_unit=_unit(unit),
+            checksums="CRC-32C",
+            extras=() if native.default_row is None else extras,
+            metadata=metadata if isinstance(metadata, dict) else {},
+            notes=tuple(notes),
+            bytes=native.bytes,
+        )
+
+    def read_part(self, part: int, columns: Columns, rows: int, verify: bool) -> Iterator[Chunk]:
+        """Yield all rows; see `TableReader.read_part`."""
+        wanted = {"values": columns.values, "freqs": columns.freqs, "versions": columns.versions}
+        for first in range(0, self.rows, rows):
+            with file_errors():
+                read = self.native.read(first, min(rows, self.rows - first), **wanted, verify=verify)
+            yield _chunk(read)
+
+    def take(self, rows: Array, columns: Columns = KEYS_AND_VALUES) -> Chunk:
+        """Copy the rows of these numbers; see `TableReader.take`."""
+        numbers = np.ascontiguousarray(rows, np.int64)
+        with file_errors():
+            return _chunk(
+                self.native.take(numbers, values=columns.values, freqs=columns.freqs, versions=columns.versions)
+            )
+
+    def extra(self, name: str) -> Array:
+        """Return the row of missing keys."""
+        row = self.native.default_row
+        if name != DEFAULT_ROW or row is None:
+            raise KeyError(name)
+        return row
+
+    def check(self) -> Iterator[Finding]:
+        """Yield what is wrong with the directory, by which keys are found; the rest is checked as rows are read."""
+        try:
+            with file_errors():
+                self.native.verify_directory()
+        except CorruptFileError as error:
+            yield Finding("error", "checksum", self.schema.name, str(error))
+
+
+def _chunk(read: tuple[Array, Array | None, Array | None, Array | None]) -> Chunk:
+    keys, values, freqs, versions = read
+    return Chunk(keys=keys, values=values, freqs=freqs, versions=versions)
+
+
+def _unit(said: Any) -> VersionUnit:
+    for unit in get_args(VersionUnit):
+        if said == unit:
+            return unit  # type: ignore[no-any-return]
+    return "unknown"
+
+
+class _Shard(ShardWriter):
+    """Writes rows of a table, by their numbers."""
+
+    def __init__(self, writer: NativeWriter) -> None:
+        self._writer = writer
+
+    def write(self, part: int, start: int, chunk: Chunk) -> None:
+        """Write a chunk; see `ShardWriter.write`."""
+        assert chunk.values is not None
+        freqs = None if chunk.freqs is None else np.ascontiguousarray(chunk.freqs)
+        versions = None if chunk.versions is None else np.ascontiguousarray(chunk.versions)
+        try:
+            self._writer.add_rows(start, np.ascontiguousarray(chunk.values), freqs, versions)
+        except ValueError as error:
+            raise BadInputError(str(error)) from error
+
+
+class _Table(TableWriter):
+    """A table being written: its keys are there already."""
+
+    random_access: ClassVar[bool] = True
+
+    def __init__(self, writer: NativeWriter, schema: TableSchema, duplicates: int, losses: tuple[str, ...]) -> None:
+        self._writer = writer
+        self.duplicates = duplicates
+        self.losses = losses
+
+    def shard(self) -> _Shard:
+        """Return a writer for one task."""
+        return _Shard(self._writer)
+
+    def extra(self, name: str, array: Array) -> None:
+        """Write the row of missing keys."""
+        self._writer.set_default_row(np.ascontiguousarray(array))
+
+    def close(self) -> None:
+        """Put the rows in their places."""
+        self._writer.end_table()
+
+
+class Writer(CheckpointWriter):
+    """Writes a snapshot."""
+
+    def __init__(self, staging: str, options: WriteOptions) -> None:
+        if options.compression not in (None, "none", _INT8):
+            raise UsageError(f"writing {NAME}: got --compression {options.compression}, expected none or {_INT8}")
+        if options.compression_level is not None or options.batch_rows is not None:
+            option = "--compression-level" if options.compression_level is not None else "--batch-rows"
+            raise UsageError(f"writing {NAME}: it has no {option}; leave the option out")
+        self._quantized = options.compression == _INT8
+        self._writer = NativeWriter(staging, options.memory)
+        self._tables: dict[str, dict[str, Any]] = {}
+
+    def table(self, schema: TableSchema, keys: Callable[[], Iterator[tuple[int, Array]]]) -> TableWriter:
+        """Sort the keys of a table; see `CheckpointWriter.table`."""
+        if self._quantized and schema.value_dtype != "float32":
+            raise UsageError(
+                f"writing table '{schema.name}' as {NAME}: its values are {schema.value_dtype}, expected float32 with"
+                f" --compression {_INT8}; cast them first, see `kvtools cast`"
+            )
+        try:
+            self._writer.begin_table(
+                schema.name,
+                key_dtype=schema.key_dtype,
+                value_dtype=schema.value_dtype,
+                dim=schema.dim,
+                rows=schema.rows,
+                quantized=self._quantized,
+                freq_dtype=schema.freq_dtype or "",
+                version_dtype=schema.version_dtype or "",
+            )
+            for _, some in keys():
+                self._writer.add_keys(np.ascontiguousarray(some))
+            duplicates = self._writer.sort_keys()
+        except ValueError as error:
+            raise BadInputError(str(error)) from error
+        self._tables[schema.name] = {"version_unit": schema.version_unit, "metadata": dict(schema.metadata)}
+        losses = []
+        if duplicates:
+            losses.append(f"{duplicates} rows: a later row has their key, and only the last one counts")
+        if self._quantized:
+            losses.append("the exact numbers: rows are int8 with a scale, off by up to 1/254 of their largest number")
+        return _Table(self._writer, schema, duplicates, tuple(losses))
+
+    def close(self) -> None:
+        """Write the description and the header, and sync the file."""
+        said = {"format": "kvtools snapshot", "written_by": f"kvtools {__version__}", "tables": self._tables}
+        self._writer.close(json.dumps(said).encode())
+
+    def abort(self) -> None:
+        """Close the file."""
+        self._writer.abort()
+
+
+DIALECT = Dialect(
+    name=NAME,
+    title="a snapshot of kvtools (.kvsnap), for lookups",
+    sniff=sniff,
+    open=open_checkpoint,
+    write=Writer,
+    output="file",
+    suffixes=(SUFFIX,),
+    holds=Holds(
+        key_dtypes=_KEY_DTYPES,
+        value_dtypes=(*VALUE_DTYPES, "bool"),
+        slots=False,
+        freq_dtypes=COUNTER_DTYPES,
+        version_dtypes=COUNTER_DTYPES,
+        many_parts=False,
+        extras=frozenset({DEFAULT_ROW}),
+        metadata=None,
+    ),
+)

@@ -1,0 +1,176 @@
+"""Snapshots: the tables of a model in one immutable file, mapped and looked up as it is.
+
+`kvtools migrate --to snapshot` and `kvtools export --snapshot` write them; docs/dialects/snapshot.md is the format. A
+snapshot of any size is open at once, and processes that open the same one share its memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtools import _snapshot
+from kvtools.dialects.chunk import Array
+from kvtools.errors import BadInputError, CorruptFileError, UnknownTableError
+
+GoOn = Callable[[int, int], bool]
+"""Called now and then with the bytes that are done and those there are; returning False stops the work."""
+
+
+class SnapshotTable:
+    """One table of an open snapshot. Any thread; `native` is the compiled table, for C++ that takes it.
+
+    Every method raises `BadInputError` once the file was cut or written over in place: see `Snapshot`.
+    """
+
+    def __init__(self, native: _snapshot.Table) -> None:
+        self.native = native
+        self.name = native.name.decode("utf-8", "surrogateescape")
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has."""
+        return self.native.rows
+
+    @property
+    def dim(self) -> int:
+        """How many numbers a row has."""
+        return self.native.dim
+
+    @property
+    def key_dtype(self) -> np.dtype[Any]:
+        """The type of the keys."""
+        return np.dtype(self.native.key_dtype)
+
+    def find(self, keys: Array) -> npt.NDArray[np.int64]:
+        """Return the row number of each of `keys`, of the table's key type and any shape; -1 where there is none."""
+        with file_errors():
+            return self.native.find(_contiguous(keys))
+
+    def lookup(self, keys: Array, *, missing: Array | None = None) -> tuple[Array, npt.NDArray[np.bool_]]:
+        """Return the rows of `keys` and which of them were found.
+
+        Args:
+            keys: [...], of the table's key type.
+            missing: [dim], what an absent key gets; zeros if None.
+
+        Returns:
+            Values [..., dim] in the table's type (float32 where rows are int8 with a scale), found [...] bool.
+        """
+        with file_errors():
+            return self.native.lookup(_contiguous(keys), missing=missing)
+
+    def pool(
+        self,
+        keys: Array,
+        splits: npt.NDArray[np.int64],
+        combiner: Literal["sum", "mean", "sqrtn"] = "sum",
+        *,
+        weights: npt.NDArray[np.float32] | None = None,
+        missing: npt.NDArray[np.float32] | None = None,
+    ) -> npt.NDArray[np.float32]:
+        """Combine the rows of each bag of keys into one.
+
+        Args:
+            keys: [n], of the table's key type.
+            splits: [bags + 1], rising from 0 to n: bag b has the keys from splits[b] to splits[b + 1].
+            combiner: "sum", "mean" (over the sum of weights) or "sqrtn" (over the root of the sum of their squares).
+            weights: [n]; all 1 if None.
+            missing: [dim], the row of an absent key, which counts like others; zeros if None.
+
+        Returns:
+            [bags, dim] float32; zeros for a bag without keys.
+        """
+        with file_errors():
+            return self.native.pool(_contiguous(keys), splits, combiner, weights=weights, missing=missing)[0]
+
+
+class Snapshot:
+    """An open snapshot: `path`, `bytes`, `fingerprint` (two with the same one have the same rows), `tables` by name.
+
+    Renaming another file to its path, or deleting it, changes nothing here. Where the file itself is cut or written
+    over, every use of it from then on raises `BadInputError`; it never gives rows of two files.
+
+    Raises:
+        BadInputError: there is no such file, or it cannot be read.
+        CorruptFileError: it is no snapshot, or a damaged one, as far as header and description tell; see `verify`.
+
+    Example:
+        ```python
+        snapshot = Snapshot("model.kvsnap")
+        values, found = snapshot.table("user_emb").lookup(np.array([17, -3]))
+        ```
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        with file_errors():
+            self.native = _snapshot.open(os.fspath(path))
+        self.tables = {table.name: table for table in map(SnapshotTable, self.native.tables)}
+
+    @property
+    def bytes(self) -> int:
+        """The size of the file."""
+        return self.native.bytes
+
+    @property
+    def fingerprint(self) -> str:
+        """32 hexadecimal digits, of what the tables hold."""
+        return self.native.fingerprint
+
+    @property
+    def warm(self) -> bool:
+        """Whether `populate` came to its end."""
+        return self.native.warm
+
+    def table(self, name: str) -> SnapshotTable:
+        """Return a table; raises `UnknownTableError`."""
+        if name not in self.tables:
+            raise UnknownTableError(
+                f"opening table '{name}' of '{self.path}': no such table; it has {', '.join(self.tables) or 'none'}"
+            )
+        return self.tables[name]
+
+    def populate(self, *, threads: int = 4, go_on: GoOn | None = None) -> bool:
+        """Read the file into memory, directories and keys first, then rows where memory has room for all of them.
+
+        Returns:
+            Whether it came to its end: `go_on` may stop it.
+        """
+        with file_errors():
+            return self.native.populate(threads, go_on)
+
+    def verify(self, *, threads: int = 0, go_on: GoOn | None = None) -> bool:
+        """Compare all bytes with their checksums, by so many threads (0: one per processor).
+
+        Returns:
+            Whether it came to its end: `go_on` may stop it.
+
+        Raises:
+            CorruptFileError: the message names table, section and place.
+        """
+        with file_errors():
+            return self.native.verify(threads, go_on)
+
+
+@contextlib.contextmanager
+def file_errors() -> Iterator[None]:
+    """Raise what the compiled module says of a file as errors of kvtools."""
+    try:
+        yield
+    except ValueError as error:
+        if str(error).startswith(("opening '", "verifying '")):
+            raise CorruptFileError(str(error)) from error
+        raise
+    except RuntimeError as error:
+        raise BadInputError(str(error)) from error
+
+
+def _contiguous(keys: Array) -> Array:
+    return np.ascontiguousarray(keys)

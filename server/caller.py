@@ -1,0 +1,45 @@
+"""Who asks, in a protocol of others: let in or not, and what was looked up for them, for whoever watches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kvtools.server.answer import TableCount
+from kvtools.server.observer import Answered, Observer
+from kvtools.server.protocol_error import of_request
+from kvtools.server.request import RequestError
+
+
+@dataclass
+class Caller:
+    """One request's: `headers` are those of HTTP or the metadata of gRPC, names in lower case."""
+
+    observer: Observer = field(default_factory=Observer)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    client: tuple[str, int] | None = None
+    counts: list[TableCount] = field(default_factory=list)
+    began: float = field(default_factory=time.perf_counter)
+
+    def authorize(self, tables: Sequence[str] = ()) -> None:
+        """Raise a `ProtocolError` if the caller may not look up `tables`, or without any, may not ask at all."""
+        try:
+            self.observer.authorize(self.headers, tables)
+        except RequestError as error:
+            raise of_request(error) from None
+
+    def told(self, kind: str, status: int, code: str, bytes_in: int, bytes_out: int) -> Answered:
+        """Return what the observer is told when the answer is made."""
+        return Answered(
+            kind,
+            status,
+            code,
+            tuple(self.counts),
+            time.perf_counter() - self.began,
+            bytes_in,
+            bytes_out,
+            self.client,
+            self.headers,
+            False,
+        )

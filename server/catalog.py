@@ -1,0 +1,216 @@
+"""What is served now: models, their versions and labels.
+
+Whoever answers a request takes one `ServedVersion` at its start and keeps it to its end. Nothing here is changed in
+place: a model is replaced as a whole, by assigning one attribute, so readers take no lock and see either the old state
+or the new one. The files of a version are unmapped when the last reader lets go of it, which Python's references count.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal, Protocol
+
+from kvtools.errors import BadInputError
+from kvtools.server.recent_keys import RecentKeys
+from kvtools.server.sources import ModelSource
+from kvtools.server.store import TableStore
+
+DEFAULT_MODEL = "default"
+State = Literal["START", "LOADING", "AVAILABLE", "UNLOADING", "END"]
+
+
+class UnknownModelError(BadInputError):
+    """A model was named that is not served."""
+
+
+class UnknownVersionError(BadInputError):
+    """A version or label was named that its model does not have now, or the model has none at all."""
+
+
+class NoVersionError(UnknownVersionError):
+    """A model has no version at all now: it is loaded still, or what it had turned out bad. Another server may do."""
+
+
+@dataclass(frozen=True)
+class ServedVersion:
+    """One version of a model: immutable, for any number of threads.
+
+    `recent` has, per table, a sample of the keys asked for: who answers lookups notes some of them there.
+    """
+
+    model: str
+    number: int
+    path: Path
+    store: TableStore
+    recent: Mapping[str, RecentKeys] = field(default_factory=dict, compare=False)
+
+
+@dataclass(frozen=True)
+class VersionStatus:
+    """Where a version is in its life, in the words of TensorFlow Serving's `ModelVersionStatus`.
+
+    `error_code` is a name of `google.rpc.Code` ("OK", "UNKNOWN", "NOT_FOUND", ...); `error_message` has no path of the
+    host in it.
+    """
+
+    number: int
+    state: State
+    error_code: str = "OK"
+    error_message: str = ""
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model as it is served: versions ascending, labels to version numbers, and the life of every version known.
+
+    `loads` and `failures` count the versions that were loaded, and those that could not be, since the start.
+    """
+
+    name: str
+    versions: tuple[ServedVersion, ...] = ()
+    labels: Mapping[str, int] = field(default_factory=dict)
+    statuses: tuple[VersionStatus, ...] = ()
+    loads: int = 0
+    failures: int = 0
+
+
+class Changes(Protocol):
+    """What may be changed while the server runs: `Versions`, where there is one."""
+
+    def look_soon(self) -> None:
+        """Look for new versions now, in the background."""
+
+    def sources(self) -> list[ModelSource]:
+        """Return what is to be served now."""
+
+    def set_label(self, model: str, label: str, number: int | None) -> None:
+        """Give a label to a version that is served; None takes it away."""
+
+    def reload(self, sources: Sequence[ModelSource]) -> Future[dict[str, str]]:
+        """Serve these models and no other; the result tells, when it is done, what is wrong with which."""
+
+
+class Catalog:
+    """The models served. Reading is for any thread; `publish` and `remove` are for whoever loads versions.
+
+    Example:
+        ```python
+        catalog = static_catalog("exported")
+        served = catalog.version()
+        embeddings, found = served.store.table("user_emb").lookup(keys)
+        ```
+    """
+
+    def __init__(self, models: Iterable[ServedModel] = ()) -> None:
+        self._models: Mapping[str, ServedModel] = MappingProxyType({model.name: model for model in models})
+        self._writing = threading.Lock()
+        self.draining = False
+        """Set when the server is told to end: it is alive, and not ready any more."""
+        self.changes: Changes | None = None
+        """What changes labels and models while the server runs; None: they stay as they are."""
+
+    def names(self) -> list[str]:
+        """Return the names of the models, in the order in which they were named."""
+        return list(self._models)
+
+    def model(self, name: str | None = None) -> ServedModel:
+        """Return the state of a model; None: of the first one. Raises `UnknownModelError`."""
+        models = self._models
+        if name is None and models:
+            return next(iter(models.values()))
+        try:
+            return models[name or DEFAULT_MODEL]
+        except KeyError:
+            raise UnknownModelError(f"there is no model '{name or DEFAULT_MODEL}'") from None
+
+    def version(
+        self, model: str | None = None, *, number: int | None = None, label: str | None = None
+    ) -> ServedVersion:
+        """Return a version of a model (None: of the first one): `number`, or that of `label`, or the latest.
+
+        Raises:
+            UnknownModelError, UnknownVersionError: there is none such now.
+            NoVersionError: an `UnknownVersionError`, where the latest was asked for and there is none.
+        """
+        served = self.model(model)
+        if label is not None:
+            try:
+                number = served.labels[label]
+            except KeyError:
+                raise UnknownVersionError(f"model '{served.name}' has no label '{label}'") from None
+        if number is None:
+            if served.versions:
+                return served.versions[-1]
+            raise NoVersionError(f"model '{served.name}' has no version that can be served")
+        for version in served.versions:
+            if version.number == number:
+                return version
+        raise UnknownVersionError(f"model '{served.name}' has no version {number}")
+
+    def versions(self, model: str | None = None) -> list[ServedVersion]:
+        """Return the versions of a model that are served, ascending."""
+        return list(self.model(model).versions)
+
+    def labels(self, model: str | None = None) -> dict[str, int]:
+        """Return the labels of a model, each with the number of its version."""
+        return dict(self.model(model).labels)
+
+    def status(self, model: str | None = None) -> list[VersionStatus]:
+        """Return where each version of a model is in its life, those that could not be loaded included."""
+        return list(self.model(model).statuses)
+
+    def publish(self, model: ServedModel) -> None:
+        """Make `model` what is served under its name, from the next request on."""
+        with self._writing:
+            self._models = MappingProxyType({**self._models, model.name: model})
+
+    def remove(self, name: str) -> None:
+        """Stop serving a model; requests that have taken a version of it go on to their end."""
+        with self._writing:
+            self._models = MappingProxyType({key: model for key, model in self._models.items() if key != name})
+
+    @property
+    def live(self) -> bool:
+        """Whether the process answers at all."""
+        return True
+
+    @property
+    def ready(self) -> bool:
+        """Whether every model has a version that answers."""
+        return not self.unready()
+
+    @property
+    def warm(self) -> bool:
+        """Whether what is served is in memory, as far as it fits: no lookup waits for the disk."""
+        models = self._models.values()
+        return self.ready and all(version.store.warm for model in models for version in model.versions)
+
+    def unready(self) -> str:
+        """Return what keeps the server from being ready, in a sentence; empty if nothing does."""
+        models = self._models
+        if self.draining:
+            return "the server is ending"
+        if not models:
+            return "no model is served yet"
+        for model in models.values():
+            if not model.versions:
+                errors = [status for status in model.statuses if status.error_message]
+                because = f": version {errors[-1].number}: {errors[-1].error_message}" if errors else " yet"
+                return f"model '{model.name}' has no version that can be served{because}"
+        return ""
+
+
+def static_catalog(
+    source: str | os.PathLike[str] | TableStore, *, name: str = DEFAULT_MODEL, number: int = 1
+) -> Catalog:
+    """Return a catalog of one model of one version, over a store or what a store can be opened on."""
+    store = TableStore(source) if isinstance(source, str | os.PathLike) else source
+    recent = {table: RecentKeys() for table in store.tables}
+    version = ServedVersion(name, number, Path(store.path), store, recent)
+    return Catalog([ServedModel(name, (version,), {}, (VersionStatus(number, "AVAILABLE"),))])

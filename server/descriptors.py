@@ -1,0 +1,23 @@
+"""Room for connections among the file descriptors that a process may have."""
+
+from __future__ import annotations
+
+import resource
+
+# What a server has open beside its clients' connections: files of tables, logs, sockets of its own.
+_OTHERS = 512
+
+
+def make_room(connections: int) -> int:
+    """Raise the soft limit of descriptors, as far as the hard one lets it, so that `connections` have room.
+
+    Returns how many connections there is room for: `connections`, or fewer.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return connections
+    wanted = connections + _OTHERS
+    if soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return max(1, min(connections, soft - min(_OTHERS, soft // 2)))

@@ -1,0 +1,227 @@
+"""The gRPC port: TensorFlow Serving's services, the Open Inference Protocol's, health (grpc.health.v1), reflection.
+
+It has a thread and an event loop of its own (`grpc.aio`: 1.2 to 1.8 times the requests of gRPC's pool of threads, from
+1 to 10,000 ids). What is small is answered on the loop, the rest by threads, at most `settings.max_concurrent` at a
+time. Requests are parsed in the handlers, not by gRPC, so that one that is no message gets INVALID_ARGUMENT.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+from urllib.parse import unquote
+
+from kvtools.errors import BadInputError, MissingDependencyError, one_line
+from kvtools.server.caller import Caller
+from kvtools.server.catalog import Catalog
+from kvtools.server.observer import Answered, Observer
+from kvtools.server.protocol_error import HTTP_STATUSES, ProtocolError
+from kvtools.server.settings import Settings
+from kvtools.server.signatures import numbers_at_once
+
+_LOG = logging.getLogger("kvtools.serve")
+_HEALTH_EVERY = 1.0  # how often the state that Watch tells is looked at, in s
+_HEADROOM = 1 << 20  # of a message: names and shapes beside the ids
+_SMALL = 131_072  # bytes of a request times numbers of a row: a fraction of a millisecond
+_MOST_DETAILS = 4096  # characters of an error: it goes as a header
+_KINDS = {
+    "/tensorflow.serving.PredictionService/Predict": "predict",
+    "/inference.GRPCInferenceService/ModelInfer": "infer",
+}
+
+Method = Callable[[bytes, Caller], bytes]
+
+
+def start(catalog: Catalog, settings: Settings, observer: Observer | None = None) -> GrpcServer:
+    """Listen on `settings.host`:`settings.grpc_port` (0: any free port) and answer from what `catalog` serves.
+
+    Raises `MissingDependencyError` without the packages of `kvtools[grpc]`, and `BadInputError` if the address cannot
+    be had.
+
+    `observer` is asked before requests, with their metadata as headers, and told after: on the event loop that `start`
+    is called on, if there is one.
+
+    Example:
+        ```python
+        server = start(static_catalog("exported"), Settings(grpc_port=8500))
+        ...
+        server.stop(grace=30)
+        ```
+    """
+    try:
+        return GrpcServer(catalog, settings, observer or Observer())
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"serving gRPC: a package is missing ({one_line(str(error))}); run `pip install 'kvtools[grpc]'`"
+        ) from error
+
+
+class GrpcServer:
+    """A gRPC server that runs until `stop`; `port` is where."""
+
+    def __init__(self, catalog: Catalog, settings: Settings, observer: Observer) -> None:
+        from kvtools.server import kserve_grpc, tensorflow_grpc
+
+        self._catalog = catalog
+        self._settings = settings
+        self._observer = observer
+        try:
+            self._home: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+        except RuntimeError:
+            self._home = None
+        self._methods = {**tensorflow_grpc.methods(catalog, settings), **kserve_grpc.methods(catalog, settings)}
+        self._waits = {tensorflow_grpc.RELOAD}
+        self._running = 0
+        self._threads = ThreadPoolExecutor(settings.max_concurrent, "grpc")
+        self._grace: float | None = None
+        started: Future[int] = Future()
+        self._thread = threading.Thread(target=self._run, args=(started,), name="grpc", daemon=True)
+        self._thread.start()
+        self.port = started.result()
+
+    def stop(self, grace: float | None = None) -> None:
+        """Take no new requests, let those in hand go on for `grace` seconds, then end."""
+        self._grace = grace
+        self._loop.call_soon_threadsafe(self._ending.set)
+        self._thread.join()
+        self._threads.shutdown(wait=False)
+
+    def _run(self, started: Future[int]) -> None:
+        try:
+            import uvloop
+
+            self._loop = uvloop.new_event_loop()
+            asyncio.set_event_loop(self._loop)
+            self._loop.run_until_complete(self._serve(started))
+        except BaseException as error:
+            if started.done():
+                raise
+            started.set_exception(error)
+
+    async def _serve(self, started: Future[int]) -> None:
+        import grpc
+        from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+        from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+        from kvtools.server.protos import POOL, SERVICES
+        from kvtools.server.request_body import limit_of
+
+        settings = self._settings
+        self._ending = asyncio.Event()
+        server = grpc.aio.server(
+            handlers=[_handlers(self._methods, self._answer)],
+            options=[
+                ("grpc.so_reuseport", int(settings.workers > 1)),
+                ("grpc.max_receive_message_length", limit_of(settings) + _HEADROOM),
+                ("grpc.max_send_message_length", -1),
+            ],
+        )
+        servicer = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+        for module in (health_pb2, reflection_pb2):
+            POOL.AddSerializedFile(module.DESCRIPTOR.serialized_pb)
+        names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server, pool=POOL)
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        address = f"{host}:{settings.grpc_port or 0}"
+        try:
+            port = server.add_insecure_port(address)
+        except RuntimeError:
+            port = 0
+        if port == 0:
+            raise BadInputError(f"listening on {address} for gRPC: the address cannot be had; name another --grpc-port")
+
+        async def tell_health() -> None:
+            state = health_pb2.HealthCheckResponse
+            for service in ("", *SERVICES):
+                await servicer.set(service, state.SERVING if self._catalog.ready else state.NOT_SERVING)
+
+        await tell_health()
+        await server.start()
+        started.set_result(port)
+        while not self._ending.is_set():
+            try:
+                await asyncio.wait_for(self._ending.wait(), _HEALTH_EVERY)
+            except (TimeoutError, asyncio.TimeoutError):
+                await tell_health()
+        await servicer.enter_graceful_shutdown()
+        await server.stop(self._grace)
+
+    async def _answer(self, name: str, data: bytes, context: Any) -> bytes:
+        import grpc
+
+        caller = Caller(self._observer, _headers(context), _address(context.peer()))
+        try:
+            answer = await self._worked_out(name, data, caller)
+            self._tell(caller.told(_KINDS.get(name, ""), 200, "", len(data), len(answer)))
+            return answer
+        except ProtocolError as error:
+            code, text = error.code, error.message
+        except Exception as error:
+            _LOG.exception("answering %s", name)
+            code, text = "INTERNAL", f"{type(error).__name__}; the server's log says more"
+        context.set_code(getattr(grpc.StatusCode, code))
+        context.set_details(text[:_MOST_DETAILS])
+        self._tell(caller.told(_KINDS.get(name, ""), HTTP_STATUSES.get(code, 500), code.lower(), len(data), 0))
+        return b""
+
+    async def _worked_out(self, name: str, data: bytes, caller: Caller) -> bytes:
+        method = self._methods[name]
+        if name not in self._waits and self._is_small(data):
+            return method(data, caller)
+        if self._running >= self._settings.max_concurrent:
+            raise ProtocolError(
+                "RESOURCE_EXHAUSTED", f"{self._running} requests are being worked on, which is the most at a time"
+            )
+        self._running += 1
+        try:
+            answer: bytes = await self._loop.run_in_executor(self._threads, method, data, caller)
+            return answer
+        finally:
+            self._running -= 1
+
+    def _tell(self, answered: Answered) -> None:
+        if self._home is None:
+            self._observer.on_answer(answered)
+        elif not self._home.is_closed():
+            self._home.call_soon_threadsafe(self._observer.on_answer, answered)
+
+    def _is_small(self, data: bytes) -> bool:
+        versions = [version for name in self._catalog.names() for version in self._catalog.versions(name)]
+        widest = [numbers_at_once(version) for version in versions]
+        return all(widest) and len(data) * max(widest, default=1) <= _SMALL
+
+
+def _headers(context: Any) -> dict[str, str]:
+    return {name: value for name, value in context.invocation_metadata() or () if isinstance(value, str)}
+
+
+def _address(peer: str) -> tuple[str, int] | None:
+    """Return what gRPC calls `ipv4:127.0.0.1:4711` as an address."""
+    kind, _, address = peer.partition(":")
+    host, _, port = address.rpartition(":")
+    if kind not in ("ipv4", "ipv6") or not port.isdecimal():
+        return None
+    return unquote(host).strip("[]"), int(port)
+
+
+def _handlers(methods: dict[str, Method], answer: Callable[[str, bytes, Any], Awaitable[bytes]]) -> Any:
+    import grpc
+
+    def handler(name: str) -> Any:
+        async def of_method(data: bytes, context: Any) -> bytes:
+            return await answer(name, data, context)
+
+        return grpc.unary_unary_rpc_method_handler(of_method)  # no serializers: bytes go in and out
+
+    by_name = {name: handler(name) for name in methods}
+
+    class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
+        def service(self, details: Any) -> Any:
+            return by_name.get(details.method)
+
+    return Handlers()

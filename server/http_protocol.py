@@ -1,0 +1,414 @@
+"""HTTP as the server speaks it: uvicorn's protocol, with a short way for lookups, time limits and a limit of
+connections.
+
+**The short way.** A lookup that comes as clients send it (HTTP/1.1, a head of plain headers, a body of known length)
+on a connection where nothing else is in hand is answered here, from its bytes, without ASGI. Everything else goes the
+usual way, through FastAPI, and so does whatever is doubtful about a request: a short way is not a second opinion on
+what HTTP is. Both ways end in `Lookups`, and give the same answers.
+
+**What a connection is doing** is one of: nothing (`_open` is ""), in the middle of the "head" or the "body" of a
+request, or having one answered. Nothing may take `keep_alive`, a head `header_timeout` and a body `body_timeout` from
+its first byte; then the connection is closed, after a 408 if a request was begun. A client that does not read its
+answer for `body_timeout` is cut off. One timer for each connection looks after all of this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from kvtools.server.answer import Answer
+from kvtools.server.codecs import choose_codec
+from kvtools.server.lookups import Ask, Lookups, Size, error_answer
+from kvtools.server.request import RequestError
+
+_HEAD_LIMIT = 65536
+# Heads are remembered, as a client sends the same one with each request.
+_HEADS_KEPT = 1024
+_LONGEST_KEPT = 2048
+# Beyond this many connections over the limit there is not even a 503.
+_REFUSALS = 256
+_REFUSAL_TIME = 1.0
+# Who asks whether the server lives is answered also where all connections are taken.
+_PROBES = (b"GET /livez ", b"GET /readyz ", b"GET /healthz ", b"HEAD /livez ", b"HEAD /readyz ", b"HEAD /healthz ")
+
+_LINE = re.compile(
+    rb"(?:POST (?P<tables>/v1/tables:lookup)|POST /v1/tables/(?P<table>[\w./~@!$&'()*+,;=:-]*):lookup"
+    rb"|GET /v1/tables/(?P<of>[\w./~@!$&'()*+,;=:-]*)/rows/(?P<key>-?[0-9]{1,20}))"
+    rb"(?:\?missing=(?P<missing>zeros|default|error))? HTTP/1\.1",
+    re.ASCII,
+)
+_HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*((?:[!-~](?:[ \t!-~]*[!-~])?)?)[ \t]*")
+_LENGTH = re.compile("[0-9]{1,12}")
+# Headers that say that a request is not of the plain kind.
+_UNUSUAL = frozenset(("transfer-encoding", "expect", "upgrade", "content-encoding", "trailer", "te", "http2-settings"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """A head of the plain kind: what it asks for, and how long its body is."""
+
+    ask: Ask
+    length: int
+
+
+def read_head(head: bytes) -> _Head | None:
+    """Read the head of a lookup (with the empty line that ends it), or return None: it goes the usual way."""
+    line, *fields = head[:-4].split(b"\r\n")
+    asked = _LINE.fullmatch(line)
+    if asked is None:
+        return None
+    headers: dict[str, str] = {}
+    for each in fields:
+        matched = _HEADER.fullmatch(each)
+        if matched is None:
+            return None
+        name = matched[1].decode().lower()
+        if name in headers or name in _UNUSUAL:
+            return None
+        headers[name] = matched[2].decode()
+    if headers.get("connection", "keep-alive").lower() != "keep-alive":
+        return None
+    length = headers.get("content-length")
+    codec = choose_codec(headers.get("content-type", ""), headers.get("accept", ""))
+    missing = asked["missing"].decode() if asked["missing"] else None
+    if asked["key"] is not None:
+        if length is not None:
+            return None
+        return _Head(Ask("row", asked["of"].decode(), codec, asked["key"].decode(), missing, "", headers), 0)
+    if length is None or not _LENGTH.fullmatch(length):
+        return None
+    if asked["tables"] is not None:
+        return _Head(Ask("tables", "", codec, "", missing, "", headers), int(length))
+    return _Head(Ask("lookup", asked["table"].decode(), codec, "", missing, "", headers), int(length))
+
+
+class LookupProtocol(HttpToolsProtocol):
+    """One connection; see the top of this file. `lookups` is set by `make_protocol`."""
+
+    lookups: Lookups
+    heads: dict[bytes, _Head]
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._defaults: list[tuple[bytes, bytes]] = []
+        self._default_lines = b""
+        self._open = ""  # "head" or "body" of a request that is not whole
+        self._since = 0.0  # when that began, or when there was nothing to do
+        self._head_bytes = 0
+        self._gathered = bytearray()  # a lookup on the short way that is not whole; or what came while one is answered
+        self._gathering: _Head | None = None
+        self._answering = False  # a lookup of the short way is on a thread
+        self._closing = False  # no more requests after the one in hand
+        self._refused = False
+        self._stalled: float | None = None  # since when the client does not read
+        self._timer: asyncio.TimerHandle | None = None
+
+    # ---- What comes
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin, or refuse: beyond the limit of connections there is a 503, at once."""
+        super().connection_made(transport)
+        self._since = self.loop.time()
+        over = len(self.connections) - self.lookups.settings.max_connections
+        if over > _REFUSALS:
+            transport.abort()
+        elif over > 0:
+            self._refused = True
+        self._arm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End; an answer that a thread is at work on is thrown away."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._gathered.clear()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take a segment: on the short way as long as it has whole lookups, else on the usual one."""
+        if self._refused:
+            self._refuse_unless_probe(data)
+        elif self._gathering is not None:
+            self._gather(self._gathering, data)
+        elif self._answering or self._stalled is not None:
+            self._hold(data)
+        elif self._open or (self.cycle is not None and not self.cycle.response_complete):
+            self._feed(data)
+        else:
+            self._take(data)
+
+    def _take(self, data: bytes) -> None:
+        heads = self.heads
+        while data:
+            end = data.find(b"\r\n\r\n")
+            if end < 0 or end > _HEAD_LIMIT:
+                break
+            end += 4
+            text = data[:end]
+            head = heads.get(text)
+            if head is None:
+                head = read_head(text)
+                if head is None:
+                    break
+                if end <= _LONGEST_KEPT:
+                    if len(heads) >= _HEADS_KEPT:
+                        heads.clear()
+                    heads[text] = head
+            if head.length > self.lookups.body_limit:
+                break
+            if self.timeout_keep_alive_task is not None:
+                self._unset_keepalive_if_required()
+            whole = end + head.length
+            if len(data) < whole:
+                self._gathering = head
+                self._gathered[:] = data
+                self._begin("body")
+                return
+            if not self._answer(head, data[end:whole], text, data[whole:]):
+                return
+            data = data[whole:]
+        else:
+            return
+        self._feed(data)
+
+    def _gather(self, head: _Head, data: bytes) -> None:
+        self._gathered += data
+        end = self._gathered.find(b"\r\n\r\n") + 4
+        if len(self._gathered) < end + head.length:
+            return
+        self._open = ""
+        self._gathering = None
+        self._resume()
+
+    def _hold(self, data: bytes) -> None:
+        self._gathered += data
+        if len(self._gathered) > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+
+    def _resume(self) -> None:
+        """Go on with what was gathered or held."""
+        data = bytes(self._gathered)
+        self._gathered.clear()
+        self.flow.resume_reading()
+        if data and not self.transport.is_closing():
+            self.data_received(data)
+
+    def _feed(self, data: bytes) -> None:
+        """The usual way."""
+        was_head = self._open == "head"
+        super().data_received(data)
+        if self._open == "head" and not self.transport.is_closing():
+            self._head_bytes = len(data) + (self._head_bytes if was_head else 0)
+            if self._head_bytes > _HEAD_LIMIT:
+                self._fail(431, "head_too_large", f"the head of the request is over {_HEAD_LIMIT} bytes")
+
+    # ---- The short way
+
+    def _answer(self, head: _Head, body: bytes, text: bytes, rest: bytes) -> bool:
+        """Answer a whole lookup; False if something else goes on with `rest`."""
+        began = time.perf_counter()
+        lookups = self.lookups
+        ask = head.ask
+        size = lookups.size(ask, body)
+        if size is Size.STREAMED:
+            self._feed(text + body + rest)
+            return False
+        answer = lookups.authorize(ask)
+        if answer is None:
+            if size is Size.LARGE:
+                self._answering = True
+                self._hold(rest)
+                task = self.loop.create_task(self._answer_in_thread(ask, body, began))
+                self.tasks.add(task)
+                task.add_done_callback(self.tasks.discard)
+                return False
+            answer = lookups.answer(ask, body)
+        self._write(answer)
+        lookups.tell(ask, answer, began=began, bytes_in=len(body), client=self.client, short=True)
+        if self._stalled is None:
+            return True
+        self._hold(rest)
+        self.flow.pause_reading()
+        return False
+
+    async def _answer_in_thread(self, ask: Ask, body: bytes, began: float) -> None:
+        answer = await self.lookups.answer_in_thread(ask, body)
+        self._answering = False
+        if not self.transport.is_closing():
+            self._write(answer)
+            self.lookups.tell(ask, answer, began=began, bytes_in=len(body), client=self.client, short=True)
+            if self._stalled is None:
+                self._resume()
+
+    def _write(self, answer: Answer) -> None:
+        body = answer.body
+        assert body is not None
+        if self._defaults is not self.server_state.default_headers:
+            self._defaults = self.server_state.default_headers
+            self._default_lines = b"".join([b"%s: %s\r\n" % header for header in self._defaults])
+        parts = [STATUS_LINE[answer.status], self._default_lines]
+        parts += [b"%s: %s\r\n" % (name.lower().encode(), value.encode()) for name, value in answer.headers.items()]
+        parts.append(b"content-length: %d\r\ncontent-type: %s\r\n" % (len(body), answer.media_type.encode()))
+        if self._closing:
+            parts.append(b"connection: close\r\n")
+        parts += [b"\r\n", body]
+        self.transport.write(b"".join(parts))
+        self.server_state.total_requests += 1
+        self._since = self.loop.time()
+        if self._closing:
+            self.transport.close()
+
+    # ---- The usual way, and where a request is in it
+
+    def on_message_begin(self) -> None:
+        """Note that a head has begun."""
+        self._begin("head")
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """Note that a body has begun."""
+        self._begin("body")
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Note that a request is whole."""
+        self._open = ""
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Note that there is nothing to do, unless the next request has begun."""
+        super().on_response_complete()
+        self._unset_keepalive_if_required()  # this class has a timer of its own
+        if not self._open:
+            self._since = self.loop.time()
+
+    def shutdown(self) -> None:
+        """Close as soon as the request in hand has its answer, at once if there is none whose head is whole."""
+        self._closing = True
+        if self._gathering is None and not self._answering:
+            super().shutdown()
+
+    def pause_writing(self) -> None:
+        """Note that the client does not read."""
+        self._stalled = self.loop.time()
+        super().pause_writing()
+        self._arm()
+
+    def resume_writing(self) -> None:
+        """Go on with what the client sent meanwhile."""
+        self._stalled = None
+        super().resume_writing()
+        if self._gathered and self._gathering is None and not self._answering:
+            self._resume()
+
+    # ---- Limits
+
+    def _begin(self, what: str) -> None:
+        self._open = what
+        self._since = self.loop.time()
+        self._arm()
+
+    def _deadline(self) -> float:
+        settings = self.lookups.settings
+        if self._stalled is not None:
+            return self._stalled + settings.body_timeout
+        if self._refused:
+            return self._since + _REFUSAL_TIME
+        limit = {"head": settings.header_timeout, "body": settings.body_timeout, "": settings.keep_alive}[self._open]
+        return self._since + limit
+
+    def _arm(self) -> None:
+        """See to it that the timer fires at the deadline, or before it."""
+        deadline = self._deadline()
+        if self._timer is not None:
+            if self._timer.when() <= deadline:
+                return
+            self._timer.cancel()
+        self._timer = self.loop.call_at(deadline, self._look)
+
+    def _look(self) -> None:
+        """The timer fired: end what has taken too long, or look again."""
+        self._timer = None
+        now = self.loop.time()
+        if self.transport.is_closing():
+            if self._stalled is not None and now >= self._deadline():
+                self.transport.abort()
+            elif self._stalled is not None:
+                self._arm()
+            return
+        answering = self._answering or (self.cycle is not None and not self.cycle.response_complete)
+        if self._stalled is None and answering and self._open != "body":
+            # How long an answer takes is not the client's doing. A next request that has begun waits, too.
+            self._timer = self.loop.call_at(now + self.lookups.settings.header_timeout, self._look)
+        elif now < self._deadline():
+            self._arm()
+        elif self._stalled is not None:
+            self.transport.abort()
+        elif self._refused:
+            self._refuse()
+        elif self._open:
+            limit = self._deadline() - self._since
+            self._fail(408, "timeout", f"the {self._open} of the request did not come within {limit:g} s")
+        else:
+            self.transport.close()
+
+    def _refuse_unless_probe(self, data: bytes) -> None:
+        if self.cycle is not None or data.startswith(_PROBES):
+            self._feed(data)
+            if self.cycle is not None:
+                self.cycle.keep_alive = False
+        else:
+            self._refuse()
+
+    def _refuse(self) -> None:
+        most = self.lookups.settings.max_connections
+        message = f"there are {most} connections, which is the most at a time; try again, or keep connections open"
+        self._fail(503, "too_many_connections", message, {"Retry-After": "1"})
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP, as every error is answered."""
+        self._fail(400, "bad_request", "the request is no HTTP that this server reads")
+
+    def _fail(self, status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> None:
+        """End the connection with an error, unless an answer is under way that it would be in the middle of."""
+        if self.transport.is_closing():
+            return
+        cycle = self.cycle
+        if cycle is not None and self._gathering is None:
+            # The request that fails is the one whose body is open, or the next after the last answer.
+            if self._open == "body":
+                answered = cycle.response_started or bool(self.pipeline)
+            else:
+                answered = not cycle.response_complete
+            if answered:
+                self.transport.close()
+                return
+        if self._answering:
+            self.transport.close()
+            return
+        answer = error_answer(RequestError(status, code, message, headers))
+        self._closing = True
+        self._open = ""
+        self._write(answer)
+        self.lookups.tell(None, answer, began=time.perf_counter(), bytes_in=0, client=self.client, short=True)
+
+
+def make_protocol(lookups: Lookups) -> type[LookupProtocol]:
+    """Return the protocol that answers from `lookups`, for `uvicorn.Config(http=...)`."""
+    return type("LookupProtocol", (LookupProtocol,), {"lookups": lookups, "heads": {}})

@@ -1,0 +1,189 @@
+"""JSON to tensors and back, as TensorFlow Serving writes and reads them.
+
+A tensor is nested lists, every list of a level as long as the first. Floating-point numbers have a point or an
+exponent, and NaN, Infinity and -Infinity are tokens of their own, which Python's `json` reads. A string that is not
+text is `{"b64": "..."}`, both ways; answers have it for outputs whose name ends in `_bytes`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from pydantic_core import to_json
+
+from kvtools.server.codecs import json_numbers
+from kvtools.server.protocol_error import invalid
+from kvtools.server.signatures import BFLOAT16, STRING, TYPE_WORDS, Array
+
+_KINDS = {
+    dict: "Object",
+    list: "Array",
+    str: "String",
+    bool: "Bool",
+    int: "Number",
+    float: "Number",
+    type(None): "Null",
+}
+_NUMBERS_AT_ONCE = 65536
+_MOST_DIMENSIONS = 32
+
+
+def load_json(body: bytes) -> Any:
+    """Parse a body; raises a `ProtocolError` if it is no JSON."""
+    if not body:
+        raise invalid("JSON Parse error: The document is empty")
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise invalid(f"JSON Parse error: {str(error)[:120]}") from None
+
+
+def shown(value: Any) -> str:
+    """Return a value as JSON, cut to what fits an error message."""
+    try:
+        text = json.dumps(value)
+    except (ValueError, RecursionError):
+        text = "..."
+    return text if len(text) <= 256 else text[:256] + "..."
+
+
+def tensor(value: Any, dtype: np.dtype[Any], *, flat_shape: list[int] | None = None) -> Array:
+    """Return the array of `dtype` that nested lists are; raises a `ProtocolError` if they are none.
+
+    `flat_shape` is the shape that the lists stand for: they are nested like it, or one flat list.
+
+    Example:
+        >>> tensor([[1, 2], [3, 4]], np.dtype(np.int64)).shape
+        (2, 2)
+    """
+    shape: list[int] = []
+    level: list[Any] = [value]
+    while level and isinstance(level[0], list):
+        size = len(level[0])
+        for item in level:
+            if type(item) is not list:
+                raise invalid(
+                    f"JSON Value: {shown(item)} found at incorrect level: {len(shape) + 1} in the JSON DOM."
+                    f" Expected a list of {size}"
+                )
+            if len(item) != size:
+                raise invalid(
+                    f"Encountered list at unexpected size: {len(item)} at level: {len(shape)} expected size: {size}"
+                )
+        shape.append(size)
+        if len(shape) > _MOST_DIMENSIONS:
+            raise invalid(f"Encountered list at unexpected level: {len(shape)} expected < {_MOST_DIMENSIONS}")
+        level = list(chain.from_iterable(level))
+    values = _values(level, dtype, len(shape))
+    if flat_shape is None or shape == flat_shape:
+        return values.reshape(shape)
+    if len(shape) == 1 and len(values) == math.prod(flat_shape):
+        return values.reshape(flat_shape)
+    raise invalid(
+        f"got data of shape {shape}, expected {flat_shape}, or its {math.prod(flat_shape)} values in one list"
+    )
+
+
+def _values(values: list[Any], dtype: np.dtype[Any], level: int) -> Array:
+    kinds = set(map(type, values))
+    if list in kinds:
+        raise invalid(f"Encountered list at unexpected level: {level} expected < {level}")
+    if dtype == STRING:
+        array = np.empty(len(values), STRING)
+        array[:] = [_bytes(value) for value in values]
+        return array
+    allowed = {bool} if dtype == np.bool_ else {int} if dtype.kind in "iu" else {int, float}
+    if not kinds <= allowed:
+        _refuse(next(value for value in values if type(value) not in allowed), dtype)
+    if dtype.kind in "iu" and values:
+        limits = np.iinfo(dtype)
+        for extreme in (min(values), max(values)):
+            if not limits.min <= extreme <= limits.max:
+                _refuse(extreme, dtype)
+    try:
+        with np.errstate(over="ignore"):
+            return np.array(values, np.float64).astype(dtype) if dtype == BFLOAT16 else np.array(values, dtype)
+    except OverflowError:
+        raise invalid(f"JSON Value: a number is too large for the type {TYPE_WORDS[dtype]}") from None
+
+
+def _refuse(value: Any, dtype: np.dtype[Any]) -> None:
+    raise invalid(
+        f"JSON Value: {shown(value)} Type: {_KINDS.get(type(value), 'Value')} is not of expected type:"
+        f" {TYPE_WORDS[dtype]}"
+    )
+
+
+def is_base64(value: Any) -> bool:
+    """Tell whether a value is a string in base64: `{"b64": "..."}`."""
+    return isinstance(value, dict) and value.keys() == {"b64"} and isinstance(value["b64"], str)
+
+
+def _bytes(value: Any) -> bytes:
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogatepass")
+    if isinstance(value, dict):
+        if not is_base64(value):
+            raise invalid(f"JSON Value: {shown(value)} not formatted correctly for base64 data")
+        try:
+            return base64.b64decode(value["b64"], validate=True)
+        except (binascii.Error, ValueError):
+            raise invalid("Unable to base64 decode") from None
+    _refuse(value, STRING)
+    raise AssertionError
+
+
+def text_blocks(array: Array, *, as_bytes: bool = False) -> Iterator[bytes]:
+    """Yield an array as nested lists in JSON, in blocks, so that an answer of any size leaves others their turn.
+
+    Example:
+        >>> b"".join(text_blocks(np.array([[0.1, np.nan]], np.float32)))
+        b'[[0.1,NaN]]'
+    """
+    if array.dtype == STRING:
+        yield _strings_text(array, as_bytes)
+    elif array.ndim == 0:
+        yield _numbers(array.reshape(1, 1))[1:-1]
+    elif array.ndim == 1:
+        yield b"["
+        for start in range(0, len(array), _NUMBERS_AT_ONCE):
+            yield b"," if start else b""
+            yield _numbers(array[start : start + _NUMBERS_AT_ONCE].reshape(1, -1))[1:-1]
+        yield b"]"
+    else:
+        rows = max(1, _NUMBERS_AT_ONCE // max(1, math.prod(array.shape[1:])))
+        before = b"["
+        for start in range(0, len(array), rows):
+            block = array[start : start + rows]
+            yield before
+            yield _numbers(block) if array.ndim == 2 else b",".join(b"".join(text_blocks(item)) for item in block)
+            before = b","
+        yield b"]" if len(array) else b"[]"
+
+
+def _numbers(rows: Array) -> bytes:
+    """Return rows [n, dim] as JSON without brackets around all of them; NaN and infinities are words, not strings."""
+    text = json_numbers(rows)
+    if rows.dtype.kind in "iub" or b'"' not in text:
+        return text
+    return text.replace(b'"', b"")
+
+
+def _strings_text(array: Array, as_bytes: bool) -> bytes:
+    if array.ndim == 0:
+        return _strings_text(array.reshape(1), as_bytes)[1:-1]
+    flat = np.empty(array.size, STRING)
+    flat[:] = [_string(value, as_bytes) for value in array.flat]
+    return to_json(flat.reshape(array.shape).tolist())
+
+
+def _string(value: Any, as_bytes: bool) -> Any:
+    data = value if isinstance(value, bytes) else str(value).encode()
+    return {"b64": base64.b64encode(data).decode()} if as_bytes else data.decode("utf-8", "replace")

@@ -1,0 +1,200 @@
+"""Lookups as a service: what is asked, where it is worked on, and an answer whatever happens.
+
+Both ways on which a lookup comes, FastAPI's (`tables_api.py`) and the short one (`http_protocol.py`), make an `Ask` and
+have it answered here. So both give the same bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal
+
+from kvtools.errors import UnknownTableError
+from kvtools.server.answer import STREAMED_NUMBERS, Answer, answer_lookup, answer_row, answer_tables
+from kvtools.server.catalog import Catalog, NoVersionError, ServedVersion, UnknownModelError, UnknownVersionError
+from kvtools.server.codecs import JSON, Codec
+from kvtools.server.observer import Answered, Observer
+from kvtools.server.request import RequestError, body_limit, decode_body
+from kvtools.server.settings import Settings
+
+# A lookup that makes more numbers than this goes to a thread: about a third of a millisecond of work.
+_SMALL_BINARY = 65_536
+_SMALL_JSON = 8_192
+_UNKNOWN = {
+    UnknownTableError: "unknown_table",
+    UnknownModelError: "unknown_model",
+    UnknownVersionError: "unknown_version",
+}
+
+
+class Size(Enum):
+    """How a lookup is answered: at once, by a thread, or by a thread and in blocks."""
+
+    SMALL = 1
+    LARGE = 2
+    STREAMED = 3
+
+
+_log = logging.getLogger("kvtools.server")
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request for rows, but for its body. `headers` have names in lower case."""
+
+    kind: Literal["lookup", "tables", "row"]
+    table: str
+    codec: Codec
+    key: str = ""
+    missing: str | None = None
+    encoding: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class Lookups:
+    """Answers what is asked of the first model's latest version in `catalog`, within `settings`.
+
+    Small lookups are answered at once, on the event loop; others by threads, at most `settings.max_concurrent` at a
+    time. `observer` is asked before, and told after.
+    """
+
+    def __init__(self, catalog: Catalog, settings: Settings | None = None, observer: Observer | None = None) -> None:
+        self.catalog = catalog
+        self.settings = settings or Settings()
+        self.observer = observer or Observer()
+        self.body_limit = self.settings.max_body_bytes or body_limit(self.settings.max_keys)
+        self.running = 0
+        workers = min(self.settings.max_concurrent, 2 * (os.cpu_count() or 1) + 2)
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="lookup")
+
+    def size(self, ask: Ask, body: bytes) -> Size:
+        """Tell how much of an answer `ask` has, at most, as far as can be told without reading the body."""
+        keys = 1
+        if ask.kind != "row":
+            keys = body.count(b",") + 1 if ask.codec.reads == "json" else len(body) // 8
+        try:
+            store = self.catalog.version().store
+            if ask.kind == "tables":
+                dim = max((table.schema.dim for table in store.tables.values()), default=0)
+            else:
+                dim = store.tables[ask.table].schema.dim
+        except (KeyError, UnknownModelError, UnknownVersionError):
+            return Size.SMALL  # an error, and as such soon made
+        numbers, json = keys * dim, ask.codec.writes == "json"
+        if json and numbers > STREAMED_NUMBERS:
+            return Size.STREAMED
+        # What is packed may be more than it looks, and rows that are not in memory are waited for by a thread.
+        if ask.encoding or not store.warm or numbers > (_SMALL_JSON if json else _SMALL_BINARY):
+            return Size.LARGE
+        return Size.SMALL
+
+    def answer(self, ask: Ask, body: bytes) -> Answer:
+        """Answer on the thread that calls; never raises."""
+        try:
+            version = self.catalog.version()
+            body = decode_body(body, ask.encoding, self.body_limit)
+            return self._answer(version, ask, body)
+        except Exception as error:
+            return error_answer(error)
+
+    async def answer_in_thread(self, ask: Ask, body: bytes) -> Answer:
+        """Answer on a thread of the pool, or that there are too many lookups just now; never raises."""
+        if self.running >= self.settings.max_concurrent:
+            return error_answer(
+                RequestError(
+                    429,
+                    "too_busy",
+                    f"{self.running} lookups are being worked on, which is the most at a time; try again",
+                    {"Retry-After": "1"},
+                )
+            )
+        self.running += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self.answer, ask, body)
+        finally:
+            self.running -= 1
+
+    async def blocks_of(self, answer: Answer) -> AsyncIterator[bytes]:
+        """Yield the blocks of an answer, each made on a thread; a reader who is slow holds up nobody."""
+        assert answer.blocks is not None
+        blocks: Iterator[bytes] = answer.blocks
+        loop = asyncio.get_running_loop()
+        while (block := await loop.run_in_executor(self._threads, next, blocks, None)) is not None:
+            yield block
+
+    def authorize(self, ask: Ask) -> Answer | None:
+        """Return an error where the observer lets nobody in; None lets in. Several tables are asked for later."""
+        try:
+            self.observer.authorize(ask.headers, () if ask.kind == "tables" else (ask.table,))
+        except RequestError as error:
+            return error_answer(error)
+        return None
+
+    def tell(
+        self,
+        ask: Ask | None,
+        answer: Answer,
+        *,
+        began: float,
+        bytes_in: int,
+        client: tuple[str, int] | None,
+        short: bool,
+    ) -> None:
+        """Tell the observer of an answer; `began` is of `time.perf_counter`."""
+        self.observer.on_answer(
+            Answered(
+                ask.kind if ask else "",
+                answer.status,
+                answer.code,
+                answer.counts,
+                time.perf_counter() - began,
+                bytes_in,
+                len(answer.body or b""),
+                client,
+                ask.headers if ask else {},
+                short,
+            )
+        )
+
+    def close(self) -> None:
+        """Let the threads end; what they have begun they do not wait for."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _answer(self, version: ServedVersion, ask: Ask, body: bytes) -> Answer:
+        if ask.kind == "lookup":
+            return answer_lookup(version, ask.table, body, ask.codec, ask.missing, self.settings)
+        if ask.kind == "row":
+            return answer_row(version, ask.table, ask.key, ask.codec, ask.missing, self.settings)
+
+        def authorize(tables: list[str]) -> None:
+            self.observer.authorize(ask.headers, tables)
+
+        return answer_tables(version, body, ask.codec, ask.missing, self.settings, authorize)
+
+
+def error_answer(error: Exception) -> Answer:
+    """Return the answer to a request that failed with `error`; what is no fault of the request goes to the log."""
+    if isinstance(error, RequestError):
+        answer = Answer(error.status, JSON, error_body(error.code, error.message), error.headers)
+        answer.code = error.code
+        return answer
+    if isinstance(error, NoVersionError):
+        return error_answer(RequestError(503, "not_ready", str(error), {"Retry-After": "1"}))
+    if code := _UNKNOWN.get(type(error)):
+        return error_answer(RequestError(404, code, str(error)))
+    _log.error("a lookup failed", exc_info=error)
+    return error_answer(RequestError(500, "internal", f"{type(error).__name__}; the server's log says more"))
+
+
+def error_body(code: str, message: str) -> bytes:
+    """Return the JSON of an error of our own interface."""
+    document = {"error": {"code": code, "message": message}}
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")

@@ -1,0 +1,55 @@
+"""Who watches lookups, and who guards them: one object is told of every answer, and asked before every lookup.
+
+The one here counts. Metrics, access logs and access keys are made by deriving from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from kvtools.server.answer import TableCount
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """An answer of a lookup, or a request that was no HTTP: what a metric or a line of a log is made of.
+
+    `kind` is "lookup", "tables" or "row", "predict" or "infer" in the protocols of others, and "" of what was no
+    lookup. `code` is that of an error, "" of an answer.
+    `seconds` are from the whole request to the whole answer, without what the network takes. `short` tells which way
+    it went.
+    """
+
+    kind: str
+    status: int
+    code: str
+    counts: tuple[TableCount, ...]
+    seconds: float
+    bytes_in: int
+    bytes_out: int
+    client: tuple[str, int] | None
+    headers: Mapping[str, str]
+    short: bool
+
+
+class Observer:
+    """Counts requests by status, and keys and missing keys by table; lets everybody in.
+
+    `on_answer` is called on the event loop, `authorize` on any thread.
+    """
+
+    def __init__(self) -> None:
+        self.requests: dict[int, int] = {}
+        self.keys: dict[str, int] = {}
+        self.missing: dict[str, int] = {}
+
+    def authorize(self, headers: Mapping[str, str], tables: Iterable[str]) -> None:
+        """Raise `RequestError` (401, 403) if who sends `headers` (names in lower case) may not look up `tables`."""
+
+    def on_answer(self, answered: Answered) -> None:
+        """Count one answer."""
+        self.requests[answered.status] = self.requests.get(answered.status, 0) + 1
+        for count in answered.counts:
+            self.keys[count.table] = self.keys.get(count.table, 0) + count.keys
+            self.missing[count.table] = self.missing.get(count.table, 0) + count.missing

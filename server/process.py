@@ -1,0 +1,194 @@
+"""One process that serves: it loads, then listens, answers until it is told to end, and lets requests in hand finish.
+
+It ends by SIGTERM or SIGINT: no connection is accepted any more, idle ones are closed, and requests in hand get
+`settings.grace` seconds. What has not ended by then (a request that is only half sent, a client that does not read) is
+cut off. The exit status is 0 all the same; a second signal ends the process at once, with the status of the signal.
+SIGHUP has it look for new versions now; where it comes because the terminal was closed, it ends the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+
+from kvtools.dialects.options import OpenOptions
+from kvtools.server.catalog import Catalog
+from kvtools.server.descriptors import make_room
+from kvtools.server.http_protocol import make_protocol
+from kvtools.server.late_app import App, LateApp
+from kvtools.server.lookups import Lookups
+from kvtools.server.settings import Settings
+from kvtools.server.sources import ModelSource
+from kvtools.server.terminal import has_terminal
+from kvtools.server.versions import Versions
+
+if TYPE_CHECKING:
+    from kvtools.server.grpc_server import GrpcServer
+    from kvtools.server.resp import RespServer
+
+log = logging.getLogger("kvtools.serve")
+
+_BACKLOG = 1024
+_AFTER_GRACE = 2.0  # for what cannot be cut off, such as a lookup in a thread, in s
+
+
+def run_process(
+    sources: Sequence[ModelSource],
+    settings: Settings,
+    options: OpenOptions | None,
+    listener: socket.socket,
+    *,
+    on_ready: Callable[[dict[str, Any]], None],
+    supervisor: int | None = None,
+) -> None:
+    """Serve `sources` on `listener`, which is bound and not listened on yet, until told to end.
+
+    `on_ready` is called as soon as requests are answered, with what is served, JSON-ready. `supervisor` is the read end
+    of a pipe that the supervisor holds open: a worker ends when it is closed, and by SIGTERM only, since Ctrl-C reaches
+    the supervisor, too. Raises what `Versions.start` does.
+    """
+    room = make_room(settings.max_connections)
+    if room < settings.max_connections:
+        log.warning("descriptors suffice for %d connections, not for %d; see ulimit -n", room, settings.max_connections)
+        settings = dataclasses.replace(settings, max_connections=room)
+    catalog = Catalog()
+    versions = Versions(catalog, sources, settings, options)
+    signal.signal(signal.SIGHUP, lambda number, frame: versions.look_soon())
+    versions.start()
+    try:
+        server = _Server(catalog, settings, versions, on_ready, supervisor)
+        server.run(sockets=[listener])
+    finally:
+        versions.stop()
+
+
+class _Server(uvicorn.Server):
+    def __init__(
+        self,
+        catalog: Catalog,
+        settings: Settings,
+        versions: Versions,
+        on_ready: Callable[[dict[str, Any]], None],
+        supervisor: int | None,
+    ) -> None:
+        lookups = Lookups(catalog, settings)
+        self._lookups = lookups
+        self._app = LateApp(catalog, lambda: _make_app(catalog, settings, lookups))
+        super().__init__(
+            uvicorn.Config(
+                self._app,
+                http=make_protocol(lookups),
+                loop="uvloop",
+                log_level="warning",
+                access_log=False,
+                lifespan="off",
+                ws="none",
+                backlog=_BACKLOG,
+                timeout_graceful_shutdown=settings.grace,  # type: ignore[arg-type]  # fractions do
+            )
+        )
+        self._catalog = catalog
+        self._settings = settings
+        self._grpc: GrpcServer | None = None
+        self._resp: RespServer | None = None
+        self._lookups = lookups
+        self._versions = versions
+        self._on_ready = on_ready
+        self._supervisor = supervisor
+        self._had_terminal = supervisor is None and has_terminal()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to `startup`."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._end, signal.SIGTERM)
+        loop.add_signal_handler(signal.SIGHUP, self._hang_up)
+        if self._supervisor is None:
+            loop.add_signal_handler(signal.SIGINT, self._end, signal.SIGINT)
+        else:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            loop.add_reader(self._supervisor, self._orphaned)
+        if self._settings.grpc_port is not None:
+            from kvtools.server import grpc_server
+
+            self._grpc = grpc_server.start(self._catalog, self._settings, self._lookups.observer)
+        if self._settings.resp_port is not None:
+            from kvtools.server import resp
+
+            self._resp = await resp.start(self._catalog, self._settings, observer=self._lookups.observer)
+        await super().startup(sockets)
+        ports = {name: port.port for name, port in (("grpc_port", self._grpc), ("resp_port", self._resp)) if port}
+        self._app.begin()
+        self._on_ready({**_described(self._catalog), **ports})
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._catalog.draining = True
+        grace = self._settings.grace
+        last = threading.Timer(grace + _AFTER_GRACE, _give_up)
+        last.daemon = True
+        last.start()
+        ends = [super().shutdown(sockets)]
+        if self._grpc:
+            ends.append(asyncio.to_thread(self._grpc.stop, grace))
+        if self._resp:
+            ends.append(self._resp.close())
+        with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*ends), grace + _AFTER_GRACE / 2)
+
+    def _end(self, number: int) -> None:
+        if self.should_exit:  # the second one
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        self.should_exit = True
+
+    def _hang_up(self) -> None:
+        if self._had_terminal and not has_terminal():
+            self._end(signal.SIGHUP)  # it was closed
+        else:
+            self._versions.look_soon()
+
+    def _orphaned(self) -> None:
+        assert self._supervisor is not None
+        asyncio.get_running_loop().remove_reader(self._supervisor)
+        log.error("the supervisor is gone; this worker ends")
+        self.should_exit = True
+
+
+def _make_app(catalog: Catalog, settings: Settings, lookups: Lookups) -> App:
+    from kvtools.server.app import create_app
+
+    return create_app(catalog, settings, lookups=lookups)
+
+
+def _give_up() -> None:
+    log.error("a request did not end %g s after the time of grace; ending without it", _AFTER_GRACE)
+    os._exit(0)
+
+
+def _described(catalog: Catalog) -> dict[str, Any]:
+    return {
+        "models": [
+            {
+                "name": name,
+                "version": version.number,
+                "path": str(version.store.path),
+                "tables": len(version.store.tables),
+                "rows": sum(table.schema.rows for table in version.store.tables.values()),
+            }
+            for name in catalog.names()
+            for version in catalog.versions(name)[-1:]
+        ]
+    }

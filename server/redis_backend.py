@@ -1,0 +1,251 @@
+"""Tables that stay in Redis: each lookup asks for its rows there, behind a snapshot that has the most of them, or none.
+
+What lies in Redis is what `kvtools migrate ... redis://host/0` writes (`docs/dialects/redis.md`), in one server or a
+cluster: a lookup is one HMGET for each bucket that its keys are in, sent together. With a snapshot in front, keys are
+looked up there first, and only those that it lacks are asked of Redis; so the snapshot's rows count where both have a
+key, and they are there while Redis is not.
+
+A table that is written anew lies under another generation of keys. A lookup that misses a key looks whether that has
+happened, and begins again with the new one: so rows are of one generation, and none is missing because it moved.
+
+Redis that does not answer is a 503 with Retry-After, at once for a second after it was noticed; connections are made
+anew by themselves. With `missing_while_down`, keys that only Redis could have are missing in that time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtools.dialects.dialect import Source
+from kvtools.dialects.options import OpenOptions
+from kvtools.dialects.redis import open_checkpoint
+from kvtools.dialects.redis_layout import as_fields, as_rows, bucket_of, read_meta
+from kvtools.dialects.redis_server import Place, connect, place_of, run
+from kvtools.dialects.redis_table import RedisTable
+from kvtools.dialects.schema import TableSchema
+from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError, UnknownTableError
+from kvtools.server.request import RequestError
+from kvtools.server.store import TableStore
+
+Array = npt.NDArray[Any]
+
+_SECONDS = 2.0  # that Redis may take to connect, and to answer
+_RESTS = 1.0  # after it did not: lookups do not wait for it in that time
+_ROUNDS = 3
+_log = logging.getLogger("kvtools.server")
+
+
+class RedisBackend:
+    """A Redis server or cluster, and the generation of the tables in it; any thread."""
+
+    def __init__(self, url: str, options: OpenOptions | None) -> None:
+        self.place: Place = place_of(url)
+        self._url = url
+        self._options = options or OpenOptions()
+        self._client = connect(self.place, seconds=_SECONDS)
+        self._rests_until = 0.0
+        self.generation = ""
+        self.tables: dict[str, RedisTable] = {}
+        self.look_again()
+
+    def look_again(self) -> bool:
+        """Read which tables there are; return whether they were written anew."""
+        (text,) = self.ask([("GET", self.place.key("meta"))])
+        if text is None:
+            raise self.unavailable("it has no tables any more")
+        generation = read_meta(text, "reading tables in Redis")["generation"]
+        if generation == self.generation:
+            return False
+        checkpoint = open_checkpoint(Source(self._url), self._options)
+        self.tables = {name: table for name, table in checkpoint.tables.items() if isinstance(table, RedisTable)}
+        self.generation = generation
+        return True
+
+    def ask(self, commands: list[tuple[Any, ...]]) -> list[Any]:
+        """Send commands that only read; once more on new connections, should the old ones have been closed."""
+        if time.monotonic() < self._rests_until:
+            raise self.unavailable("it did not answer a moment ago")
+        for last in (False, True):
+            try:
+                return run(self._client, commands, f"looking up in '{self.place.shown}'")
+            except KvtoolsError as error:
+                if last:
+                    self._rests_until = time.monotonic() + _RESTS
+                    _log.warning("%s", error)
+                    raise self.unavailable("it does not answer") from error
+        raise AssertionError("one of the two returns or raises")
+
+    def unavailable(self, why: str) -> RequestError:
+        """Return the error of a lookup that needs what Redis does not give."""
+        return RequestError(
+            503,
+            "backend_unavailable",
+            f"Redis, where the rows are, cannot be asked: {why}; try again",
+            {"Retry-After": "1"},
+        )
+
+
+class BackedTable:
+    """One table, as `StoredTable` is to the rest of the server; it has no compiled `table`."""
+
+    table = None
+    duplicates = 0
+
+    def __init__(self, backend: RedisBackend, schema: TableSchema, front: Any, missing_while_down: bool) -> None:
+        self.schema = schema
+        self.key_limits = np.iinfo(schema.key_dtype)
+        self._backend = backend
+        self._front = front
+        self._missing_while_down = missing_while_down
+        self._dtype = backend.tables[schema.name].value_dtype
+
+    def lookup(self, keys: Array) -> tuple[Array, npt.NDArray[np.bool_]]:
+        """Look up `keys` [n] of the table's key type; see `StoredTable.lookup`.
+
+        Raises:
+            RequestError: 503, Redis does not answer and has to.
+            CorruptFileError: something that is no row lies in its place.
+        """
+        if self._front is None:
+            values = np.zeros((len(keys), self.schema.dim), self._dtype)
+            found = np.zeros(len(keys), np.bool_)
+        else:
+            values, found = self._front.lookup(keys)
+        left = np.flatnonzero(~found)
+        if not len(left):
+            return values, found
+        try:
+            wanted, places = np.unique(keys[left], return_inverse=True)
+            rows, there = self._ask(wanted)
+        except RequestError:
+            if not self._missing_while_down:
+                raise
+            return values, found
+        values[left], found[left] = rows[places], there[places]
+        return values, found
+
+    def _ask(self, keys: Array) -> tuple[Array, npt.NDArray[np.bool_]]:
+        """Return the rows of distinct keys and which are there, all of one generation of the table."""
+        for _ in range(_ROUNDS):
+            generation = self._backend.generation
+            rows, there = self._ask_once(keys)
+            if there.all() or not (self._backend.look_again() or self._backend.generation != generation):
+                return rows, there
+        raise self._backend.unavailable("its tables are written anew again and again")
+
+    def _ask_once(self, keys: Array) -> tuple[Array, npt.NDArray[np.bool_]]:
+        table = self._backend.tables.get(self.schema.name)
+        if table is None or (table.schema.dim, table.schema.key_dtype, table.schema.value_dtype) != (
+            self.schema.dim,
+            self.schema.key_dtype,
+            self.schema.value_dtype,
+        ):
+            raise self._backend.unavailable(f"table '{self.schema.name}' is gone or of another type; start again")
+        buckets = bucket_of(keys, table.layout.buckets)
+        order = np.argsort(buckets, kind="stable")
+        ordered = buckets[order]
+        cuts = [0, *(np.flatnonzero(np.diff(ordered)) + 1).tolist(), len(order)]
+        fields = as_fields(as_rows(keys[order]))
+        commands: list[tuple[Any, ...]] = [
+            ("HMGET", table.layout.values(int(ordered[start])), *fields[start:stop])
+            for start, stop in itertools.pairwise(cuts)
+        ]
+        replies = [row for reply in self._backend.ask(commands) for row in reply]
+        size = self._dtype.itemsize * self.schema.dim
+        wrong = next((row for row in replies if row is not None and len(row) != size), None)
+        if wrong is not None:
+            raise CorruptFileError(
+                f"looking up in table '{self.schema.name}': a row in Redis has {len(wrong)} bytes, expected {size};"
+                " something else wrote there"
+            )
+        there = np.empty(len(keys), np.bool_)
+        there[order] = [row is not None for row in replies]
+        rows = np.zeros((len(keys), self.schema.dim), self._dtype)
+        data = np.frombuffer(b"".join(row for row in replies if row is not None), self._dtype)
+        rows[order[there[order]]] = data.reshape(-1, self.schema.dim)
+        return rows, there
+
+
+class RedisStore:
+    """Tables in Redis, as `TableStore` is to the rest of the server.
+
+    Args:
+        url: a server or cluster, as `kvtools migrate` takes it.
+        options: how to open what is there.
+        front: tables whose rows are taken from here, where they have them; a subset of those in Redis.
+        missing_while_down: whether keys that only Redis could have are missing while it does not answer, in place of an
+            error.
+
+    Raises:
+        BadInputError: Redis cannot be reached, or has no tables; or the front's are of other types.
+
+    Example:
+        ```python
+        store = RedisStore("redis://cache/0", front=TableStore("model.kvsnap"))
+        embeddings, found = store.table("user_emb").lookup(keys)
+        ```
+    """
+
+    warm = False  # A lookup may wait for Redis: it goes to a thread.
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        options: OpenOptions | None = None,
+        front: TableStore | None = None,
+        missing_while_down: bool = False,
+    ) -> None:
+        try:
+            self.backend = RedisBackend(url, options)
+        except RequestError as error:
+            raise BadInputError(f"opening '{place_of(url).shown}': {error.message}") from error
+        self.path = Path(self.backend.place.shown) if front is None else front.path
+        self.dialect = "redis"
+        self.front = front
+        self.fingerprint = f"redis:{self.backend.generation}"
+        self.tables: dict[str, BackedTable] = {}
+        for name, table in self.backend.tables.items():
+            before = None if front is None else front.tables.get(name)
+            if before is not None:
+                _check_same(name, before.schema, table.schema)
+            self.tables[name] = BackedTable(self.backend, table.schema, before, missing_while_down)
+        strange = set(front.tables) - set(self.tables) if front is not None else set()
+        if strange:
+            raise BadInputError(
+                f"opening '{self.backend.place.shown}': it lacks table '{sorted(strange)[0]}', which '{self.path}' has;"
+                " write it there, or serve the path without a backend"
+            )
+
+    def table(self, name: str) -> BackedTable:
+        """Return the table `name`; raises `UnknownTableError`."""
+        try:
+            return self.tables[name]
+        except KeyError:
+            raise UnknownTableError(f"there is no table '{name}'; GET /v1/tables lists the tables") from None
+
+    def populate(self, stop: Any = None) -> None:
+        """Read what is in front into memory."""
+        if self.front is not None:
+            self.front.populate(stop)
+
+    def verify(self, stop: Any = None) -> None:
+        """Compare what is in front with its checksums."""
+        if self.front is not None:
+            self.front.verify(stop)
+
+
+def _check_same(name: str, front: TableSchema, back: TableSchema) -> None:
+    types = [(one.key_dtype, one.value_dtype, one.dim) for one in (front, back)]
+    if types[0] != types[1]:
+        raise BadInputError(
+            f"serving table '{name}': before Redis it is {types[0][0]} -> {types[0][1]}[{types[0][2]}], in Redis"
+            f" {types[1][0]} -> {types[1][1]}[{types[1][2]}]; write both from one checkpoint"
+        )

@@ -1,0 +1,351 @@
+"""Lookups for clients that speak only Redis: `MGET user_emb:17 user_emb:-3`, `HMGET user_emb 17 -3`.
+
+A value is the row's numbers in the table's own type, little-endian; a key without a row gives null. Commands are read,
+and rows written, in C++ (`kernels/src/serving/resp.h`), as many commands at once as have come; what is not a lookup is
+answered in `resp_commands.py`. Large lookups run in a thread of their own; a connection waits for its answer before it
+goes on, so replies come in the order of the commands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import ssl
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
+
+from kvtools._snapshot import RespReader
+from kvtools.errors import BadInputError, KvtoolsError
+from kvtools.server.answer import TableCount
+from kvtools.server.catalog import Catalog
+from kvtools.server.observer import Answered, Observer
+from kvtools.server.request import RequestError
+from kvtools.server.resp_commands import RespCommands, error, refusal
+from kvtools.server.resp_tables import Tables, answer_command
+from kvtools.server.settings import Settings
+from kvtools.server.store import StoredTable
+
+_log = logging.getLogger("kvtools.server")
+_LONGEST_WORD = 4096
+_BYTES_PER_KEY = 256
+_LEAST_BYTES = 1 << 20
+_AT_ONCE = 65_536  # numbers: a lookup of more goes to a thread
+_THREADS = 4
+_SWEEP = 1.0
+_NOTED_OF = 16  # lookups of a connection, of which the keys of one are noted as asked for lately
+_DROPPED_BYTES = 4 << 20  # of a client that is still sending: closed at once, it might never see the error
+
+
+class RespProtocol(asyncio.Protocol):
+    """One connection."""
+
+    def __init__(self, server: RespServer) -> None:
+        settings = server.settings
+        self._server = server
+        self._reader = RespReader(settings.max_keys, server.max_bytes, _LONGEST_WORD)
+        self._commands = RespCommands(server.tables, server.count, server.next_id(), settings.max_keys, server.observer)
+        self._transport: asyncio.Transport | None = None
+        self._held = False  # a lookup is in a thread
+        self._full = False  # the client does not read
+        self._ended = False  # nothing more is answered
+        self._ending = False  # nothing more comes
+        self._dropped = 0
+        self._lookups = 0
+        self._partial_since: float | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the connection, unless there are too many; see `asyncio.Protocol`."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        if not self._server.add(self):
+            self._end(error("max number of clients reached"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection; see `asyncio.Protocol`."""
+        self._ended = True
+        self._server.remove(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Answer what is whole; see `asyncio.Protocol`."""
+        if self._ended:
+            self._dropped += len(data)
+            if self._dropped > _DROPPED_BYTES and self._transport is not None:
+                self._transport.close()
+            return
+        self._reader.feed(data)
+        if not self._held and not self._full:
+            self._go()
+
+    def eof_received(self) -> bool:
+        """Answer what has come, then close; see `asyncio.Protocol`."""
+        self._ending = True
+        return self._held or self._full
+
+    def pause_writing(self) -> None:
+        """Read no more before the client does; see `asyncio.Protocol`."""
+        self._full = True
+        assert self._transport is not None
+        self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """Go on; see `asyncio.Protocol`."""
+        self._full = False
+        assert self._transport is not None
+        if not self._held and not self._ended:
+            self._transport.resume_reading()
+            self._go()
+
+    def check_time(self, now: float, limit: float) -> None:
+        """End the connection if a command is half sent for too long, or a client sends on after the end."""
+        if self._partial_since is None or self._held or now - self._partial_since <= limit:
+            return
+        if self._ended and self._transport is not None:
+            self._transport.close()
+        else:
+            self._end(error(f"a command was not whole within {limit:g} s"))
+
+    def end(self) -> None:
+        """Close the connection as soon as what is under way is answered."""
+        if not self._held:
+            self._end(b"")
+        else:
+            self._ended = True
+
+    def _end(self, last: bytes) -> None:
+        """Send a last reply, and close when the client does, or soon after."""
+        self._ended = True
+        assert self._transport is not None
+        if last and not self._transport.can_write_eof():  # TLS has no half-closed connections.
+            self._transport.write(last)
+            last = b""
+        if not last:
+            self._transport.close()
+            return
+        self._partial_since = self._server.now()
+        self._transport.write(last)
+        self._transport.write_eof()
+
+    def _go(self) -> None:
+        """Answer all commands that are whole, as far as the client reads."""
+        transport, reader = self._transport, self._reader
+        assert transport is not None
+        while not self._full and not self._ended:
+            item = reader.next()
+            if item is None:
+                break
+            kind = item[0]
+            if kind == "lookup":
+                if not self._look_up(item):
+                    return
+            elif kind == "command":
+                transport.write(self._commands.answer(item[1]))
+                if self._commands.quit:
+                    self._end(b"")
+            elif kind == "refused":
+                transport.write(error(item[1]))
+            else:
+                self._end(error(item[1]))
+        if self._ended:
+            return
+        if self._ending and not self._full:
+            self._end(b"")
+            return
+        if not reader.partial:
+            self._partial_since = None
+        elif self._partial_since is None:
+            self._partial_since = self._server.now()
+
+    def _look_up(self, item: tuple[Any, ...]) -> bool:
+        """Answer a lookup; return False if a thread does, which then goes on."""
+        assert self._transport is not None
+        _, name, keys, low, high = item
+        try:
+            table = self._server.tables.get(name, self._commands.selected)
+            self._server.observer.authorize(self._commands.headers, (table.schema.name,))
+        except (KvtoolsError, RequestError) as problem:
+            self._transport.write(refusal(problem) * len(self._reader.commands()))
+            return True
+        self._lookups += 1
+        if self._lookups % _NOTED_OF == 1:
+            recent = self._server.tables.recent(table.schema.name)
+            if recent is not None:
+                recent.note(self._reader.keys())
+        begun = time.perf_counter()
+        work = functools.partial(
+            answer_lookup, table, keys, low, high, self._reader, self._commands.resp3, self._server.settings.max_values
+        )
+        # Rows that are not in memory are waited for by a thread.
+        if keys * table.schema.dim <= _AT_ONCE and self._server.tables.warm:
+            self._reply(table, keys, begun, work())
+            return True
+        self._held = True
+        self._transport.pause_reading()
+        self._server.in_thread(work, functools.partial(self._resume, table, keys, begun))
+        return False
+
+    def _reply(self, table: StoredTable, keys: int, begun: float, answered: tuple[bytes, int]) -> None:
+        reply, missing = answered
+        assert self._transport is not None
+        self._transport.write(reply)
+        code = "refused" if reply.startswith(b"-") else ""
+        peer = self._transport.get_extra_info("peername")
+        self._server.observer.on_answer(
+            Answered(
+                "resp",
+                400 if code else 200,
+                code,
+                (TableCount(table.schema.name, keys, missing),),
+                time.perf_counter() - begun,
+                0,
+                len(reply),
+                peer[:2] if peer else None,
+                self._commands.headers,
+                True,
+            )
+        )
+
+    def _resume(self, table: StoredTable, keys: int, begun: float, answered: tuple[bytes, int]) -> None:
+        self._held = False
+        assert self._transport is not None
+        if self._transport.is_closing():
+            return
+        self._reply(table, keys, begun, answered)
+        if self._ended:
+            self._transport.close()
+        elif not self._full:
+            self._transport.resume_reading()
+            self._go()
+
+
+def answer_lookup(
+    table: StoredTable, keys: int, low: int, high: int, reader: RespReader, resp3: bool, max_values: int
+) -> tuple[bytes, int]:
+    """Return the replies to the commands of the last lookup of `reader`, and how many of its keys have no row."""
+    limits = table.key_limits
+    try:
+        if low >= limits.min and high <= limits.max and keys * table.schema.dim <= max_values and table.table:
+            return reader.answer(table.table, resp3)
+        replies: list[bytes] = []
+        every = reader.keys()
+        start, missing = 0, 0
+        for count, single, lowest, highest in reader.commands():
+            stop = start + count
+            if lowest < limits.min or highest > limits.max:
+                wrong = lowest if lowest < limits.min else highest
+                expected = f"{table.schema.key_dtype}: {limits.min} to {limits.max}"
+                replies.append(error(f"got key {wrong}, expected {expected}"))
+            elif count * table.schema.dim > max_values:
+                replies.append(error(f"got {count} keys of {table.schema.dim} numbers, expected at most {max_values}"))
+            else:
+                reply, absent = answer_command(table, every[start:stop], single, resp3)
+                replies.append(reply)
+                missing += absent
+            start = stop
+        return b"".join(replies), missing
+    except RequestError as problem:  # A backend that does not answer.
+        return refusal(problem) * len(reader.commands()), 0
+    except Exception as problem:  # A file that was cut, for one.
+        _log.error("a lookup of the Redis protocol failed", exc_info=problem)
+        said = error(f"internal: {type(problem).__name__}; the server's log says more")
+        return said * len(reader.commands()), 0
+
+
+class RespServer:
+    """The port, and what its connections share."""
+
+    def __init__(self, catalog: Catalog, settings: Settings, observer: Observer) -> None:
+        self.settings = settings
+        self.observer = observer
+        self.tables = Tables(catalog)
+        self.max_bytes = max(_LEAST_BYTES, settings.max_body_bytes or settings.max_keys * _BYTES_PER_KEY)
+        self._connections: set[RespProtocol] = set()
+        self._made = 0
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="resp")
+        self._listener: asyncio.Server | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        assert self._listener is not None
+        return int(self._listener.sockets[0].getsockname()[1])
+
+    async def listen(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
+        """Listen from now on; raises `BadInputError` if the address cannot be had."""
+        loop = asyncio.get_running_loop()
+        try:
+            self._listener = await loop.create_server(
+                lambda: RespProtocol(self), host, port, reuse_port=self.settings.workers > 1, backlog=1024, ssl=tls
+            )
+        except OSError as problem:
+            raise BadInputError(
+                f"listening on {host}:{port}: {problem.strerror or problem}; name another --resp-port"
+            ) from problem
+        self._sweeper = loop.call_later(_SWEEP, self._sweep)
+
+    async def close(self) -> None:
+        """Take no more connections, and close those there are when what is under way on them is answered."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        if self._listener is not None:
+            self._listener.close()
+        for connection in list(self._connections):
+            connection.end()
+        await asyncio.get_running_loop().run_in_executor(None, self._threads.shutdown)
+
+    def add(self, connection: RespProtocol) -> bool:
+        """Count a connection; False: there are too many."""
+        if len(self._connections) >= self.settings.max_connections:
+            return False
+        self._connections.add(connection)
+        return True
+
+    def remove(self, connection: RespProtocol) -> None:
+        """Note that a connection is gone."""
+        self._connections.discard(connection)
+
+    def count(self) -> int:
+        """How many connections there are."""
+        return len(self._connections)
+
+    def next_id(self) -> int:
+        """The number of a new connection."""
+        self._made += 1
+        return self._made
+
+    def now(self) -> float:
+        """The time, as the limits count it."""
+        return asyncio.get_running_loop().time()
+
+    def in_thread(self, work: Callable[[], tuple[bytes, int]], then: Callable[[tuple[bytes, int]], None]) -> None:
+        """Do work in a thread, and call `then` with what it returns."""
+        future = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        future.add_done_callback(lambda done: None if done.cancelled() else then(done.result()))
+
+    def _sweep(self) -> None:
+        now = self.now()
+        for connection in list(self._connections):
+            connection.check_time(now, self.settings.body_timeout)
+        self._sweeper = asyncio.get_running_loop().call_later(_SWEEP, self._sweep)
+
+
+async def start(
+    catalog: Catalog, settings: Settings, *, observer: Observer | None = None, tls: ssl.SSLContext | None = None
+) -> RespServer:
+    """Answer the Redis protocol at `settings.resp_port` (0: any free port) from what `catalog` serves.
+
+    `observer` is asked before lookups, and told after; what a client gives by AUTH is a bearer's key to it. Returns
+    what has the `port`, and `close()`. Raises `BadInputError` if the address cannot be had.
+
+    Example:
+        ```python
+        resp = await start(static_catalog("exported"), Settings(resp_port=6379))
+        ...
+        await resp.close()
+        ```
+    """
+    server = RespServer(catalog, settings, observer or Observer())
+    await server.listen(settings.host, settings.resp_port or 0, tls)
+    return server

@@ -1,0 +1,86 @@
+"""Tables as a connection of the Redis protocol names them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtools._snapshot import resp_answer
+from kvtools.errors import BadInputError
+from kvtools.server.catalog import Catalog, ServedVersion
+from kvtools.server.recent_keys import RecentKeys
+from kvtools.server.store import StoredTable
+
+
+class Tables:
+    """The tables of what is served now, by name as bytes, in the order of their names."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._served: ServedVersion | None = None
+        self._by_name: dict[bytes, StoredTable] = {}
+
+    def now(self) -> dict[bytes, StoredTable]:
+        """Return the tables of the latest version; raises `KvtoolsError` if none is served."""
+        served = self._catalog.version()
+        if served is not self._served:
+            self._by_name = {name.encode(): served.store.tables[name] for name in sorted(served.store.tables)}
+            self._served = served
+        return self._by_name
+
+    @property
+    def warm(self) -> bool:
+        """Whether what `now` gave is in memory."""
+        return self._served is not None and self._served.store.warm
+
+    def recent(self, name: str) -> RecentKeys | None:
+        """Return where keys asked of a table are noted, if anywhere."""
+        return None if self._served is None else self._served.recent.get(name)
+
+    def get(self, name: bytes, selected: bytes | None) -> StoredTable:
+        """Return a table; an empty name: the one that is selected, or the only one. Raises `KvtoolsError`."""
+        tables = self.now()
+        if not name:
+            if selected is None and len(tables) == 1:
+                return next(iter(tables.values()))
+            if selected is None:
+                shown = ", ".join(f"{number}: {one.decode()}" for number, one in enumerate(list(tables)[:8]))
+                raise BadInputError(f"the key names no table; write table:17, or SELECT a table ({shown})")
+            name = selected
+        try:
+            return tables[name]
+        except KeyError:
+            raise BadInputError(f"there is no table '{shown_bytes(name)}'") from None
+
+    def name_at(self, database: bytes) -> bytes:
+        """Return the name of a table, from its number in the order of names, or its name. Raises `KvtoolsError`."""
+        tables = self.now()
+        if database in tables:
+            return database
+        number = int(database) if database.isdigit() and len(database) < 10 else len(tables)
+        if number >= len(tables):
+            raise BadInputError(
+                f"there is no table '{shown_bytes(database)}'; there are 0 to {len(tables) - 1}, by name"
+            )
+        return list(tables)[number]
+
+
+def answer_command(table: StoredTable, keys: npt.NDArray[np.int64], single: bool, resp3: bool) -> tuple[bytes, int]:
+    """Return the reply to a command that asks for `keys` [n] (of uint64: their bits), and how many have no row."""
+    if table.table:
+        return resp_answer(table.table, keys, single, resp3)
+    key_dtype = table.schema.key_dtype
+    typed: npt.NDArray[Any] = keys.view(np.uint64) if key_dtype == "uint64" else keys.astype(key_dtype)
+    values, found = table.lookup(typed)
+    rows = np.ascontiguousarray(values).view(np.uint8).reshape(len(keys), -1)
+    null = b"_\r\n" if resp3 else b"$-1\r\n"
+    head = b"$%d\r\n" % rows.shape[1]
+    replies = [head + row.tobytes() + b"\r\n" if there else null for row, there in zip(rows, found, strict=True)]
+    return b"".join(replies if single else [b"*%d\r\n" % len(keys), *replies]), int(np.count_nonzero(~found))
+
+
+def shown_bytes(text: bytes) -> str:
+    """Return text from outside as a message may show it."""
+    return "".join(c if c.isprintable() else "?" for c in text[:64].decode("utf-8", "replace"))

@@ -1,0 +1,192 @@
+"""Whole models: a SavedModel run by TensorFlow, with the signatures that it has, for every protocol that has them.
+
+It is loaded as TensorFlow Serving loads it, into a session whose inputs are fed and outputs fetched by the tensors that
+the signature names; so what an answer does not need is not computed. TensorFlow is imported only here, and only where
+a SavedModel holds no table that can be served without it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import logging
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvtools.dialects.detect import open_checkpoint
+from kvtools.dialects.options import OpenOptions, Progress
+from kvtools.errors import BadInputError, CorruptFileError, MissingDependencyError, one_line
+from kvtools.server.protocol_error import HTTP_STATUSES, ProtocolError
+from kvtools.server.protos import DATA_TYPES
+from kvtools.server.settings import Settings
+from kvtools.server.signatures import FROM_TENSORFLOW, Array, TensorSpec
+from kvtools.server.store import TableStore
+
+_LOG = logging.getLogger("kvtools.serve")
+_MODEL_FILE = "saved_model.pb"
+_TAG = "serve"
+_TYPE_NAMES = {number: name for name, number in DATA_TYPES.items()}
+
+
+@dataclass(frozen=True)
+class ModelSignature:
+    """A signature of a SavedModel."""
+
+    name: str
+    inputs: Mapping[str, TensorSpec]
+    outputs: Mapping[str, TensorSpec]
+    method_name: str
+    graph: _Graph = field(repr=False)
+    by_name: Mapping[str, TensorSpec] = field(default_factory=dict)
+
+    def takes(self, name: str, dtype: np.dtype[Any]) -> bool:
+        """An input has the one type that the signature says."""
+        return bool(dtype == self.inputs[name].dtype)
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str], settings: Settings) -> dict[str, Array]:
+        """Run the model; an error of an operation is told with the code that TensorFlow gives it."""
+        names = list(self.inputs)
+        fetched = self.graph.fetch(
+            tuple(self.outputs[name].tensor for name in outputs),
+            tuple(self.inputs[name].tensor for name in names),
+            [inputs[name] for name in names],
+        )
+        return {name: np.asarray(array) for name, array in zip(outputs, fetched, strict=True)}
+
+
+class _Graph:
+    """A SavedModel's graph in a session. Signatures hold it, and not the store: so it goes when the store does."""
+
+    def __init__(self, tf: Any, session: Any) -> None:
+        self._tf = tf
+        self._session = session
+        self._callables: dict[Any, Any] = {}
+        self._making = threading.Lock()
+
+    def fetch(self, outputs: tuple[str, ...], inputs: tuple[str, ...], arrays: Sequence[Array]) -> Sequence[Array]:
+        """Run what `outputs` need, fed with `arrays`; raises a `ProtocolError`."""
+        errors = self._tf.errors
+        try:
+            call = self._callables.get((outputs, inputs))
+            if call is None:
+                with self._making:
+                    call = self._session.make_callable(list(outputs), feed_list=list(inputs))
+                    self._callables[outputs, inputs] = call
+            return call(*arrays)  # type: ignore[no-any-return]
+        except errors.OpError as error:
+            code = next((name for name, number in _codes(errors).items() if number == error.error_code), "UNKNOWN")
+            message = str(error.message).removeprefix("Graph execution error:").partition("[[{{node")[0]
+            raise ProtocolError(code if code in HTTP_STATUSES else "UNKNOWN", one_line(message)) from None
+        except ValueError as error:  # a shape that the graph refuses before it runs
+            raise ProtocolError("INVALID_ARGUMENT", one_line(str(error))) from None
+
+
+class SavedModelStore:
+    """A SavedModel folder, loaded: to the server what a `TableStore` is, without tables and with signatures.
+
+    Raises:
+        MissingDependencyError: TensorFlow is not installed.
+        BadInputError: TensorFlow cannot load the model.
+
+    Example:
+        ```python
+        store = SavedModelStore(Path("models/ranker/7"))
+        store.signatures["serving_default"].run({"x": x}, ["scores"], Settings())
+        ```
+    """
+
+    dialect = "tensorflow_savedmodel"
+    warm = True
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.tables: dict[str, Any] = {}
+        try:
+            self.fingerprint = hashlib.sha256((self.path / _MODEL_FILE).read_bytes()).hexdigest()
+        except OSError as error:
+            raise BadInputError(f"reading '{self.path}': {error.strerror or error}") from error
+        tf = _import_tensorflow(self.path)
+        tf1 = tf.compat.v1
+        graph = tf1.Graph()
+        try:
+            with graph.as_default():
+                session = tf1.Session(graph=graph)
+                meta = tf1.saved_model.load(session, [_TAG], str(self.path))
+        except Exception as error:  # a damaged protobuf, an unknown operation, a missing file: all sorts of types
+            raise BadInputError(f"loading '{self.path}' with TensorFlow: {one_line(str(error))[:500]}") from error
+        runs = _Graph(tf, session)
+        self.signatures: dict[str, ModelSignature] = {}
+        for name, definition in sorted(meta.signature_def.items()):
+            if name.startswith("__saved_model"):
+                continue  # what initialises the model
+            inputs, outputs = _specs(definition.inputs), _specs(definition.outputs)
+            if inputs is None or not outputs:
+                _LOG.warning("'%s': signature '%s' has tensors that are not dense; it is left out", self.path, name)
+                continue
+            self.signatures[name] = ModelSignature(name, inputs, outputs, definition.method_name, runs)
+        if not self.signatures:
+            raise BadInputError(f"serving '{self.path}': the model has no signature that can be asked")
+
+    def table(self, name: str) -> Any:
+        """A whole model has no tables of its own; raises `UnknownTableError`."""
+        return TableStore.table(self, name)  # type: ignore[arg-type]
+
+    def populate(self, stop: threading.Event | None = None) -> None:
+        """Do nothing: the session holds everything in memory."""
+
+    def verify(self, stop: threading.Event | None = None) -> None:
+        """Do nothing: TensorFlow has checked what it read."""
+
+
+def open_store(
+    path: str | os.PathLike[str],
+    *,
+    options: OpenOptions | None = None,
+    cache: Path | None = None,
+    progress: Progress | None = None,
+) -> Any:
+    """Open what lies at `path`: as tables where it holds any, otherwise as a whole model (`SavedModelStore`)."""
+    if not (Path(path) / _MODEL_FILE).is_file() or _has_tables(path, options):
+        return TableStore(path, options=options, cache=cache, progress=progress)
+    return SavedModelStore(path)
+
+
+def _has_tables(path: str | os.PathLike[str], options: OpenOptions | None) -> bool:
+    try:
+        return bool(open_checkpoint(path, options).tables)
+    except CorruptFileError:
+        raise
+    except BadInputError:
+        return False  # variables of no dialect, or none at all
+
+
+def _specs(infos: Any) -> dict[str, TensorSpec] | None:
+    specs = {}
+    for name, info in sorted(infos.items()):
+        dtype = FROM_TENSORFLOW.get(_TYPE_NAMES.get(info.dtype, ""))
+        if dtype is None or info.WhichOneof("encoding") != "name":
+            return None
+        shape = None if info.tensor_shape.unknown_rank else tuple(dim.size for dim in info.tensor_shape.dim)
+        specs[name] = TensorSpec(dtype, shape, info.name)
+    return specs
+
+
+def _codes(errors: Any) -> dict[str, int]:
+    return {name: value for name, value in vars(errors).items() if name.isupper() and isinstance(value, int)}
+
+
+def _import_tensorflow(path: Path) -> Any:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    try:
+        return importlib.import_module("tensorflow")
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"serving '{path}': a SavedModel without tables is run by TensorFlow, which cannot be imported"
+            f" ({one_line(str(error))}); run `pip install 'kvtools[tensorflow]'`"
+        ) from error

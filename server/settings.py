@@ -1,0 +1,44 @@
+"""Everything that `kvtools serve` can be told, with defaults that work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How answers are given, to whom, and within which limits. Times are in seconds.
+
+    Example:
+        >>> Settings(port=0, max_keys=100).max_keys
+        100
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8501
+    grpc_port: int | None = None  # None: no gRPC
+    resp_port: int | None = None  # None: no Redis protocol
+
+    max_keys: int = 65536  # keys of a request
+    max_values: int = 16_777_216  # keys x dim of a request: the numbers of its answer
+    max_body_bytes: int | None = None  # None: what max_keys keys take, generously spaced
+    max_connections: int = 1024
+    max_concurrent: int = 64  # lookups at once that take a thread; beyond: 429 with Retry-After
+
+    header_timeout: float = 10
+    body_timeout: float = 30
+    keep_alive: float = 75
+    grace: float = 30  # what requests in hand get to end when the server is told to
+
+    missing: Literal["zeros", "default", "error"] = "zeros"
+    backend: str | None = None  # the URL of a Redis that has the rows which the path has not; or all, if it is the path
+    backend_down: Literal["error", "missing"] = "error"  # what keys give that only a Redis could have that is down
+    workers: int = 1  # processes; with more than one, every port is listened on with SO_REUSEPORT
+    poll: float | None = None  # how often folders of versions are looked at; None: at SIGHUP only
+    wait: bool = False  # begin without a version, and wait for the first; otherwise it is an error that there is none
+    cache: Path | None = None  # where snapshots are kept that are made of anything else; None: the user's cache
+    verify: bool = True  # look at all checksums of a version: before a swap, and soon after the start
+    admin: bool = False  # labels and models may be changed by requests
+    shared: Path | None = None  # with several workers: a folder for what they tell each other, made by the supervisor

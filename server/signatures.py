@@ -1,0 +1,334 @@
+"""What a model can be asked, the same for every protocol: signatures with named inputs and outputs.
+
+Each table of a model is a signature, named as `kvtools export` names it in a SavedModel, with the same input, output
+and values: `ids` (int64 of any shape; a uint64 key as its bits) to `embeddings` (ids.shape + [dim]; 16-bit and smaller
+types as float32). Beside what the SavedModel has, `found` (bool, ids.shape) can be asked for by name. The table's own
+name is taken, too, and a model of one table has it as `serving_default`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from kvtools.export import signature_names
+from kvtools.server.answer import TableCount
+from kvtools.server.caller import Caller
+from kvtools.server.catalog import Catalog, ServedVersion, UnknownModelError, UnknownVersionError
+from kvtools.server.protocol_error import ProtocolError, invalid, of_request
+from kvtools.server.recent_keys import RecentKeys
+from kvtools.server.request import RequestError
+from kvtools.server.settings import Settings
+from kvtools.server.store import StoredTable
+
+Array = npt.NDArray[Any]
+DEFAULT = "serving_default"
+STRING = np.dtype(object)  # an array of bytes objects
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+# NumPy's name, TensorFlow's in DataType, TensorFlow's in prose, the Open Inference Protocol's
+_TYPES = (
+    ("float32", "DT_FLOAT", "float", "FP32"),
+    ("float64", "DT_DOUBLE", "double", "FP64"),
+    ("int32", "DT_INT32", "int32", "INT32"),
+    ("uint8", "DT_UINT8", "uint8", "UINT8"),
+    ("int16", "DT_INT16", "int16", "INT16"),
+    ("int8", "DT_INT8", "int8", "INT8"),
+    ("object", "DT_STRING", "string", "BYTES"),
+    ("int64", "DT_INT64", "int64", "INT64"),
+    ("bool", "DT_BOOL", "bool", "BOOL"),
+    ("bfloat16", "DT_BFLOAT16", "bfloat16", "BF16"),
+    ("uint16", "DT_UINT16", "uint16", "UINT16"),
+    ("float16", "DT_HALF", "half", "FP16"),
+    ("uint32", "DT_UINT32", "uint32", "UINT32"),
+    ("uint64", "DT_UINT64", "uint64", "UINT64"),
+)
+_DTYPES = {name: BFLOAT16 if name == "bfloat16" else np.dtype(name) for name, *_ in _TYPES}
+TENSORFLOW_TYPES: dict[np.dtype[Any], str] = {_DTYPES[name]: enum for name, enum, _, _ in _TYPES}
+TYPE_WORDS: dict[np.dtype[Any], str] = {_DTYPES[name]: word for name, _, word, _ in _TYPES}
+INFERENCE_TYPES: dict[np.dtype[Any], str] = {_DTYPES[name]: word for name, _, _, word in _TYPES}
+FROM_TENSORFLOW = {enum: dtype for dtype, enum in TENSORFLOW_TYPES.items()}
+FROM_INFERENCE = {word: dtype for dtype, word in INFERENCE_TYPES.items()}
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Type and shape of an input or output: -1 for a size that varies, None for any shape; `tensor` is its name in
+    TensorFlow's graph."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...] | None
+    tensor: str = ""
+
+
+class Signature(Protocol):
+    """One thing that a model can be asked; for any number of threads."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the model."""
+        ...
+
+    @property
+    def inputs(self) -> Mapping[str, TensorSpec]:
+        """What it takes, all of it."""
+        ...
+
+    @property
+    def outputs(self) -> Mapping[str, TensorSpec]:
+        """What is answered unless outputs are named."""
+        ...
+
+    @property
+    def by_name(self) -> Mapping[str, TensorSpec]:
+        """What is answered only to who names it."""
+        ...
+
+    @property
+    def method_name(self) -> str:
+        """TensorFlow Serving's word for how it is asked."""
+        ...
+
+    def takes(self, name: str, dtype: np.dtype[Any]) -> bool:
+        """Tell whether the input `name` may have this type."""
+        ...
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str], settings: Settings) -> dict[str, Array]:
+        """Answer; `inputs` and `outputs` have been checked against the signature. Raises `ProtocolError`."""
+        ...
+
+
+@dataclass(frozen=True)
+class TableSignature:
+    """A table as a signature."""
+
+    name: str
+    table: StoredTable = field(repr=False)
+    recent: RecentKeys | None = field(default=None, repr=False)
+    method_name: str = "tensorflow/serving/predict"
+
+    @cached_property
+    def inputs(self) -> Mapping[str, TensorSpec]:
+        """`ids`."""
+        return {"ids": TensorSpec(np.dtype(np.int64), None, f"{self.name}_ids:0")}
+
+    @cached_property
+    def outputs(self) -> Mapping[str, TensorSpec]:
+        """`embeddings`, as `kvtools export` has it."""
+        return {"embeddings": TensorSpec(self.dtype, None, f"{self.name}_embeddings:0")}
+
+    @cached_property
+    def by_name(self) -> Mapping[str, TensorSpec]:
+        """`found`."""
+        return {"found": TensorSpec(np.dtype(np.bool_), None, f"{self.name}_found:0")}
+
+    @cached_property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the answer."""
+        values, _ = self.table.lookup(np.empty(0, self.table.schema.key_dtype))
+        return values.dtype if values.dtype.itemsize >= 4 else np.dtype(np.float32)
+
+    def takes(self, name: str, dtype: np.dtype[Any]) -> bool:
+        """Ids are int64; the table's own key type is as clear."""
+        return dtype in (np.dtype(np.int64), np.dtype(self.table.schema.key_dtype))
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str], settings: Settings) -> dict[str, Array]:
+        """Look `ids` up; what a missing one gets is `settings.missing`'s to say."""
+        ids, dim = inputs["ids"], self.table.schema.dim
+        check_count(ids.size, settings, dim)
+        flat = np.require(ids, None, ["C", "A"]).reshape(-1)  # what lies in a message may be at odd addresses
+        key_dtype = np.dtype(self.table.schema.key_dtype)
+        outside = None
+        if flat.dtype != key_dtype:
+            if key_dtype == np.uint64:
+                flat = flat.view(np.uint64)
+            else:  # int32: a key that it cannot hold is in no table of it
+                narrow = flat.astype(key_dtype)
+                outside = narrow != flat
+                flat = narrow
+        try:
+            values, found = self.table.lookup(flat)
+        except RequestError as error:  # rows that lie elsewhere, which is not there
+            raise of_request(error) from None
+        if outside is not None and outside.any():
+            values, found = values.copy(), found & ~outside
+            values[outside] = 0
+        if settings.missing != "zeros" and not found.all():
+            values = self._without_missing(values, found, ids, settings)
+        if self.recent is not None:
+            self.recent.note(flat)
+        answer: dict[str, Array] = {}
+        for name in outputs:
+            if name == "found":
+                answer[name] = found.reshape(ids.shape)
+            else:
+                rows = values.astype(np.float32) if values.dtype.itemsize < 4 else values
+                answer[name] = rows.reshape(*ids.shape, dim)
+        return answer
+
+    def _without_missing(self, values: Array, found: Array, ids: Array, settings: Settings) -> Array:
+        name = self.table.schema.name
+        if settings.missing == "error":
+            key = ids.reshape(-1)[int(np.argmin(found))]
+            raise ProtocolError("NOT_FOUND", f"table '{name}' has no row for key {key}")
+        row = None if self.table.table is None else self.table.table.default_row
+        if row is None:
+            raise ProtocolError("FAILED_PRECONDITION", f"table '{name}' has no default row, and the server wants one")
+        values[~found] = row
+        return values
+
+
+def ask(
+    signature: Signature, inputs: Mapping[str, Array], outputs: Sequence[str], settings: Settings, caller: Caller
+) -> dict[str, Array]:
+    """Answer a caller who may ask this; `inputs` and `outputs` have been checked. Raises `ProtocolError`."""
+    if not isinstance(signature, TableSignature):
+        caller.authorize()
+        return signature.run(inputs, outputs, settings)
+    table = signature.table.schema.name
+    caller.authorize((table,))
+    answer = signature.run(inputs, list(dict.fromkeys([*outputs, "found"])), settings)
+    found = answer["found"]
+    caller.counts.append(TableCount(table, found.size, found.size - int(np.count_nonzero(found))))
+    return {name: answer[name] for name in outputs}
+
+
+def check_count(count: int, settings: Settings, dim: int = 1) -> None:
+    """Raise a `ProtocolError` if a request asks for more keys, or for more numbers, than the server allows."""
+    if count > settings.max_keys:
+        raise ProtocolError(
+            "INVALID_ARGUMENT",
+            f"got {count} ids, expected at most {settings.max_keys}; send several requests",
+            status=413,
+        )
+    if count * dim > settings.max_values:
+        raise ProtocolError(
+            "INVALID_ARGUMENT",
+            f"got {count} ids of {dim} numbers each, expected at most {settings.max_values} numbers in an answer;"
+            " send several requests",
+            status=413,
+        )
+
+
+_SMALL_NUMBERS = 32_768  # bytes of a request times numbers of a row
+
+# Signatures of tables hold tables and not the store, which would never go otherwise.
+_signatures: weakref.WeakKeyDictionary[Any, dict[str, Signature]] = weakref.WeakKeyDictionary()
+
+
+def signatures(version: ServedVersion) -> Mapping[str, Signature]:
+    """Return what a version can be asked, by name: the names that are listed, then those that are taken, too."""
+    store = version.store
+    own: Mapping[str, Signature] | None = getattr(store, "signatures", None)
+    if own:
+        return own  # a whole model
+    known = _signatures.get(store)
+    if known is None:
+        known = _table_signatures(store.tables, version.recent)
+        _signatures[store] = known
+    return known
+
+
+def numbers_at_once(version: ServedVersion) -> int:
+    """Return the numbers in the widest row of a version whose rows are all in memory; 0 if anything is waited for."""
+    tables = version.store.tables
+    if not version.store.warm or any(table.table is None for table in tables.values()):
+        return 0
+    return max((table.schema.dim for table in tables.values()), default=0)
+
+
+def is_small(version: ServedVersion, bytes_in: int) -> bool:
+    """Tell whether a request takes so little time that no thread need be asked: a few ids, and rows in memory."""
+    widest = numbers_at_once(version)
+    return widest > 0 and bytes_in * widest <= _SMALL_NUMBERS  # an id is two bytes at least, its comma counted
+
+
+def listed(version: ServedVersion) -> dict[str, Signature]:
+    """Return the signatures that a SavedModel of the same tables would have, by name."""
+    return {name: signature for name, signature in signatures(version).items() if name in (signature.name, DEFAULT)}
+
+
+def _table_signatures(tables: Mapping[str, StoredTable], recent: Mapping[str, RecentKeys]) -> dict[str, Signature]:
+    names = signature_names(list(tables))
+    found: dict[str, Signature] = {
+        names[table]: TableSignature(names[table], tables[table], recent.get(table)) for table in tables
+    }
+    if len(tables) == 1:
+        found.setdefault(DEFAULT, next(iter(found.values())))
+    for table, name in names.items():
+        if table != DEFAULT:
+            found.setdefault(table, found[name])
+    return found
+
+
+def served_version(
+    catalog: Catalog, model: str, *, number: int | None = None, label: str | None = None
+) -> ServedVersion:
+    """Return a version of a model; raises a `ProtocolError` in TensorFlow Serving's words."""
+    try:
+        if label is not None and label not in catalog.labels(model):
+            raise invalid(f"Unrecognized servable version label: {label}")
+        return catalog.version(model, number=number, label=label)
+    except (UnknownModelError, UnknownVersionError):
+        wanted = f"Latest({model})" if number is None else f"Specific({model}, {number})"
+        raise ProtocolError("NOT_FOUND", f"Servable not found for request: {wanted}") from None
+
+
+def signature_of(version: ServedVersion, name: str, *, code: str = "INVALID_ARGUMENT") -> Signature:
+    """Return a signature by name ('': the default one); raises a `ProtocolError` that lists what there is."""
+    known = signatures(version)
+    try:
+        return known[name or DEFAULT]
+    except KeyError:
+        there = ", ".join(f'"{signature}"' for signature in list(listed(version))[:20])
+        raise ProtocolError(
+            code,
+            f'Serving signature name: "{name or DEFAULT}" not found in signature def; the model has {there}:'
+            " name one as signature_name",
+        ) from None
+
+
+def check_inputs(signature: Signature, inputs: Mapping[str, Array]) -> None:
+    """Raise a `ProtocolError` unless `inputs` are those of the signature, in its types and shapes."""
+    got, wanted = sorted(inputs), sorted(signature.inputs)
+    if got != wanted:
+        extra, missing = sorted(set(got) - set(wanted)), sorted(set(wanted) - set(got))
+        raise invalid(
+            f"input size does not match signature: {len(got)}!={len(wanted)} len({_names(got)}) !="
+            f" len({_names(wanted)}). Sent extra: {_names(extra)}. Missing but required: {_names(missing)}."
+        )
+    for name, spec in signature.inputs.items():
+        array = inputs[name]
+        if not signature.takes(name, array.dtype):
+            raise invalid(f"input '{name}': expected {TYPE_WORDS[spec.dtype]}, got {TYPE_WORDS[array.dtype]}")
+        if spec.shape is not None and (
+            len(spec.shape) != array.ndim
+            or any(size not in (-1, got_size) for size, got_size in zip(spec.shape, array.shape, strict=True))
+        ):
+            raise invalid(f"input '{name}': expected shape {list(spec.shape)}, got {list(array.shape)}")
+
+
+def chosen_outputs(signature: Signature, names: Sequence[str]) -> list[str]:
+    """Return which outputs to answer with: `names`, or the signature's own; raises a `ProtocolError`."""
+    if not names:
+        return list(signature.outputs)
+    for place, name in enumerate(names):
+        if name not in signature.outputs and name not in signature.by_name:
+            known = _names([*signature.outputs, *signature.by_name])
+            raise invalid(
+                f"output tensor alias not found in signature: {name} Outputs expected to be in the set {known}."
+            )
+        if name in names[:place]:
+            raise invalid(f"duplicate output tensor alias: {name}")
+    return list(names)
+
+
+def _names(names: Sequence[str]) -> str:
+    return "{" + ",".join(names[:20]) + "}"

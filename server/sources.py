@@ -1,0 +1,78 @@
+"""Where models come from: what is named on the command line, and changed while the server runs."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from kvtools.server.version_policy import VersionPolicy
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model to serve: where its versions lie, which of them to serve, and which names they get beside numbers."""
+
+    name: str
+    path: str
+    policy: VersionPolicy = field(default_factory=VersionPolicy)
+    labels: Mapping[str, int] = field(default_factory=dict)
+
+
+class SharedSources:
+    """What the workers of one server tell each other, in a folder: the sources, once one of them was told of a change.
+
+    A change is written whole and renamed. The supervisor is asked, by SIGHUP, to have all workers look.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file = folder / "sources.json"
+        self._known: tuple[int, int] | None = None
+        self._lock = threading.Lock()
+
+    def changed(self) -> list[ModelSource] | None:
+        """Return the sources, if they were changed since the last call here; None otherwise."""
+        with self._lock:
+            try:
+                status = self._file.stat()
+                if (state := (status.st_ino, status.st_mtime_ns)) == self._known:
+                    return None
+                entries = json.loads(self._file.read_text())
+            except FileNotFoundError:
+                return None
+            self._known = state
+        return [
+            ModelSource(entry["name"], entry["path"], _policy(entry["policy"]), entry["labels"]) for entry in entries
+        ]
+
+    def write(self, sources: Sequence[ModelSource]) -> None:
+        """Tell all workers of `sources`."""
+        beside = self._folder / f"sources.{os.getpid()}"
+        with self._lock:
+            beside.write_text(json.dumps([{**asdict(source), "labels": dict(source.labels)} for source in sources]))
+            status = beside.stat()
+            self._known = status.st_ino, status.st_mtime_ns
+            beside.replace(self._file)
+        os.kill(os.getppid(), signal.SIGHUP)
+
+    @contextlib.contextmanager
+    def only_once(self, what: str) -> Iterator[bool]:
+        """Hold a lock of all workers; gives whether one of them got through this block for `what` before."""
+        note = self._folder / f"done-{hashlib.sha256(what.encode()).hexdigest()[:32]}"
+        with (self._folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            done = note.exists()
+            yield done
+            note.touch()
+
+
+def _policy(entry: Mapping[str, object]) -> VersionPolicy:
+    return VersionPolicy(entry["kind"], entry["count"], tuple(entry["numbers"]))  # type: ignore[arg-type]

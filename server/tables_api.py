@@ -1,0 +1,343 @@
+"""Our own interface: lookups in one table or several, rows by key, and a list of the tables.
+
+The lookups here are those that `http_protocol.py` does not answer by its short way. They give the same bytes, and
+describe both for OpenAPI.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Path, Request, Response
+from fastapi.responses import StreamingResponse
+from starlette.requests import ClientDisconnect
+
+from kvtools.dialects.schema import TableSchema
+from kvtools.inspect import describe_table
+from kvtools.lookup_frame import COMBINERS, MISSING
+from kvtools.lookup_frame import MEDIA_TYPE as FRAME
+from kvtools.server.answer import Answer
+from kvtools.server.codecs import JSON, choose_codec
+from kvtools.server.lookups import Ask, Lookups, Size, error_answer
+from kvtools.server.request import BINARY, RequestError, body_too_large, checked_missing
+
+# How much of a body that is too large is read and dropped: a client that is still sending when the
+# connection is closed may never see the answer.
+_DRAINED_BYTES = 4 << 20
+
+_ERROR = {"error": {"code": "unknown_table", "message": "there is no table 'x'; GET /v1/tables lists the tables"}}
+_ERROR_SCHEMA = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["code", "message"],
+            "properties": {"code": {"type": "string"}, "message": {"type": "string"}},
+        }
+    },
+}
+_NUMBER = {"oneOf": [{"type": "number"}, {"type": "boolean"}, {"enum": ["NaN", "Infinity", "-Infinity"]}]}
+_ROW = {"type": "array", "items": _NUMBER}
+_MISSING: dict[str, Any] = {
+    "type": "string",
+    "enum": list(MISSING),
+    "description": "What a key without a row gets; the server's setting unless said.",
+}
+_KEY = {"type": "integer"}
+_LOOKUP_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["keys"],
+    "additionalProperties": False,
+    "properties": {
+        "keys": {
+            "type": "array",
+            "items": {"oneOf": [_KEY, {"type": "array", "items": _KEY}]},
+            "description": "A row is given for each key; for each list of keys, one that combines theirs.",
+        },
+        "combiner": {"type": "string", "enum": list(COMBINERS), "description": "Of keys in lists, or with row_splits."},
+        "row_splits": {
+            "type": "array",
+            "items": {"type": "integer"},
+            "description": "Bag b has keys [row_splits[b], row_splits[b + 1]).",
+        },
+        "weights": {
+            "type": "array",
+            "items": {"oneOf": [{"type": "number"}, {"type": "array", "items": {"type": "number"}}]},
+            "description": "Of pooled keys, in their form.",
+        },
+        "missing": _MISSING,
+    },
+}
+_ANSWER_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["embeddings"],
+    "properties": {
+        "embeddings": {"type": "array", "items": _ROW},
+        "found": {"type": "array", "items": {"type": "boolean"}, "description": "Of each key; not of pooled ones."},
+        "missing": {"type": "integer", "description": "How many of the pooled keys have no row."},
+    },
+}
+_VERSION_HEADER = {
+    "X-Embedding-Version": {"description": "The model version that answered.", "schema": {"type": "integer"}}
+}
+_SHAPE_HEADERS = {
+    "X-Embedding-Shape": {
+        "description": "Of the binary answer: rows and dim.",
+        "schema": {"type": "string"},
+        "example": "2,16",
+    },
+    "X-Embedding-Missing": {
+        "description": "Of the binary answer: how many keys were not found.",
+        "schema": {"type": "integer"},
+    },
+}
+_FLOATS = {
+    "schema": {
+        "type": "string",
+        "format": "binary",
+        "description": "Little-endian float32 rows; the shape is in X-Embedding-Shape, as `2,16`.",
+    }
+}
+
+
+def _errors(**others: str) -> dict[int | str, dict[str, Any]]:
+    errors = {
+        "400": "The body, a key or a parameter is wrong.",
+        "404": "There is no such table; or a key has no row, where that is an error.",
+        **others,
+        "429": "Too many lookups at a time; Retry-After says when to try again.",
+    }
+    return {
+        int(status): {
+            "description": text,
+            "content": {JSON: {"schema": _ERROR_SCHEMA, "example": _ERROR}},
+        }
+        for status, text in errors.items()
+    }
+
+
+_BODY_ERRORS = {
+    "408": "The body did not come in time.",
+    "413": "Too many keys or numbers, or too large a body.",
+    "415": "Another Content-Encoding than gzip, or a binary form that this path does not have.",
+}
+_MISSING_PARAMETER: dict[str, Any] = {
+    "name": "missing",
+    "in": "query",
+    "required": False,
+    "schema": {"type": "string", "enum": list(MISSING)},
+    "description": "What a key without a row gets, where the body does not say it.",
+}
+_LOOKUP_DOCUMENT: dict[str, Any] = {
+    "parameters": [_MISSING_PARAMETER],
+    "requestBody": {
+        "required": True,
+        "content": {
+            JSON: {"schema": _LOOKUP_SCHEMA, "example": {"keys": [17, -3]}},
+            BINARY: {
+                "schema": {
+                    "type": "string",
+                    "format": "binary",
+                    "description": "Keys as little-endian int64; for a table of uint64 keys, their bits.",
+                }
+            },
+        },
+    },
+}
+_LOOKUP_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "One row per key or bag, in their order.",
+        "content": {
+            JSON: {
+                "schema": _ANSWER_SCHEMA,
+                "example": {"embeddings": [[0.25, -0.5], [0.0, 0.0]], "found": [True, False]},
+            },
+            BINARY: _FLOATS,
+        },
+        "headers": _VERSION_HEADER | _SHAPE_HEADERS,
+    },
+    **_errors(**_BODY_ERRORS),
+}
+_FRAME = {"schema": {"type": "string", "format": "binary", "description": "A frame, see docs/serve.md."}}
+_TABLES_DOCUMENT: dict[str, Any] = {
+    "parameters": [_MISSING_PARAMETER],
+    "requestBody": {
+        "required": True,
+        "content": {
+            JSON: {
+                "schema": {
+                    "type": "object",
+                    "required": ["tables"],
+                    "additionalProperties": False,
+                    "properties": {
+                        "tables": {"type": "object", "additionalProperties": _LOOKUP_SCHEMA},
+                        "missing": _MISSING,
+                    },
+                },
+                "example": {"tables": {"user": {"keys": [17]}, "item": {"keys": [[1, 2], [3]], "combiner": "mean"}}},
+            },
+            FRAME: _FRAME,
+        },
+    },
+}
+_TABLES_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The answer of each table, as one table alone gives it.",
+        "content": {
+            JSON: {
+                "schema": {
+                    "type": "object",
+                    "required": ["tables"],
+                    "properties": {"tables": {"type": "object", "additionalProperties": _ANSWER_SCHEMA}},
+                },
+            },
+            FRAME: _FRAME,
+        },
+        "headers": _VERSION_HEADER,
+    },
+    **_errors(**_BODY_ERRORS),
+}
+_ROW_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The row.",
+        "content": {
+            JSON: {
+                "schema": {
+                    "type": "object",
+                    "required": ["key", "embedding"],
+                    "properties": {"key": _KEY, "embedding": _ROW},
+                },
+                "example": {"key": 17, "embedding": [0.25, -0.5]},
+            },
+            BINARY: _FLOATS,
+        },
+        "headers": _VERSION_HEADER | _SHAPE_HEADERS,
+    },
+    **_errors(),
+}
+_TableName = Annotated[str, Path(description="As GET /v1/tables lists it, slashes too.")]
+_ROW_DOCUMENT: dict[str, Any] = {
+    "parameters": [{**_MISSING_PARAMETER, "description": "What a key without a row gets; an error unless said."}]
+}
+
+
+def router(lookups: Lookups) -> APIRouter:
+    """Return the routes under `/v1/tables`: of the first model's latest version."""
+    routes = APIRouter(tags=["tables"])
+
+    @routes.post(
+        "/v1/tables/{table:path}:lookup",
+        summary="Look up the embeddings of keys",
+        responses=_LOOKUP_RESPONSES,
+        openapi_extra=_LOOKUP_DOCUMENT,
+        response_class=Response,
+    )
+    async def lookup(table: _TableName, request: Request) -> Response:
+        return await _serve(lookups, "lookup", request, table)
+
+    @routes.post(
+        "/v1/tables:lookup",
+        summary="Look up keys in several tables at once",
+        responses=_TABLES_RESPONSES,
+        openapi_extra=_TABLES_DOCUMENT,
+        response_class=Response,
+    )
+    async def tables_lookup(request: Request) -> Response:
+        return await _serve(lookups, "tables", request)
+
+    @routes.get(
+        "/v1/tables/{table:path}/rows/{key}",
+        summary="Look up the embedding of one key",
+        responses=_ROW_RESPONSES,
+        openapi_extra=_ROW_DOCUMENT,
+        response_class=Response,
+    )
+    async def row(table: _TableName, key: str, request: Request) -> Response:
+        return await _serve(lookups, "row", request, table, key)
+
+    @routes.get("/v1/tables", summary="List the tables")
+    async def tables() -> dict[str, Any]:
+        version = lookups.catalog.version()
+        return {
+            "model": version.model,
+            "version": version.number,
+            "dialect": version.store.dialect,
+            "limits": {"max_keys": lookups.settings.max_keys, "max_values": lookups.settings.max_values},
+            "tables": [_described(table.schema) for table in version.store.tables.values()],
+        }
+
+    return routes
+
+
+async def _serve(
+    lookups: Lookups, kind: Literal["lookup", "tables", "row"], request: Request, table: str = "", key: str = ""
+) -> Response:
+    began = time.perf_counter()
+    headers = request.headers
+    body = b""
+    missing = request.query_params.get("missing")
+    ask = Ask(
+        kind,
+        table,
+        choose_codec(headers.get("content-type", ""), headers.get("accept", "")),
+        key,
+        missing,
+        headers.get("content-encoding", "") if kind != "row" else "",
+        headers,
+    )
+    try:
+        if missing is not None:
+            checked_missing(missing)
+        answer = lookups.authorize(ask)
+        if answer is None and kind != "row":
+            body = await _read_body(request, lookups.body_limit)
+    except RequestError as error:
+        answer = error_answer(error)
+    if answer is None:
+        small = lookups.size(ask, body) is Size.SMALL
+        answer = lookups.answer(ask, body) if small else await lookups.answer_in_thread(ask, body)
+    client = request.client
+    lookups.tell(
+        ask,
+        answer,
+        began=began,
+        bytes_in=len(body),
+        client=(client.host, client.port) if client else None,
+        short=False,
+    )
+    return await _response(lookups, answer, request.scope.get("http_version", "1.1"))
+
+
+async def _response(lookups: Lookups, answer: Answer, http_version: str) -> Response:
+    body = answer.body
+    if body is None:
+        blocks = lookups.blocks_of(answer)
+        if http_version != "1.0":
+            return StreamingResponse(blocks, answer.status, answer.headers, answer.media_type)
+        body = b"".join([block async for block in blocks])  # HTTP/1.0 has no chunks
+    return Response(body, answer.status, answer.headers, answer.media_type)
+
+
+async def _read_body(request: Request, limit: int) -> bytes:
+    chunks, total = [], 0
+    length = request.headers.get("content-length", "")
+    if "expect" in request.headers and length.isdecimal() and int(length) > limit:
+        raise body_too_large(limit)  # before the client sends it
+    try:
+        async for chunk in request.stream():
+            total += len(chunk)
+            if total <= limit:
+                chunks.append(chunk)
+            elif total > limit + _DRAINED_BYTES:
+                break
+    except ClientDisconnect:
+        raise RequestError(400, "disconnected", "the client went away") from None
+    if total > limit:
+        raise body_too_large(limit)
+    return b"".join(chunks)
+
+
+def _described(schema: TableSchema) -> dict[str, Any]:
+    return {**describe_table(schema), "shard": schema.metadata.get("shard")}

@@ -1,0 +1,107 @@
+"""Which versions of a model lie where it is served from, and whether anything about their files has changed.
+
+A folder of versions has entries that are numbers: folders (`1/`, `20260101/`) or snapshots (`7.kvsnap`). What is no
+such folder is one version by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+_NUMBERED = re.compile(r"(\d{1,18})(\.kvsnap|\.snapshot)?")
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.I)
+_SNAPSHOTS = (".kvsnap", ".snapshot")
+
+Stamp = tuple[tuple[str, int, int, int], ...]
+"""Each file of a version: name, inode, size, time of its last change in ns. Equal stamps: nothing was written."""
+
+
+@dataclass(frozen=True)
+class FoundVersion:
+    """A version as it lies on disk; `changed` is when its newest file was written or put there, in s since the epoch.
+
+    `problem` says why it cannot be one, if that is plain from its name.
+    """
+
+    number: int
+    path: str
+    stamp: Stamp
+    changed: float
+    problem: str = ""
+
+    @property
+    def whole_when_there(self) -> bool:
+        """Whether the file itself tells if it is complete: a snapshot's header has its size and checksums."""
+        return self.path.endswith(_SNAPSHOTS)
+
+
+def is_folder_of_versions(path: str) -> bool:
+    """Return whether `path` is a folder with at least one numbered entry."""
+    if _URL.match(path):
+        return False
+    try:
+        return any(_number(entry) is not None for entry in os.scandir(path))
+    except OSError:
+        return False
+
+
+def versions_in(folder: str) -> list[FoundVersion]:
+    """Return the versions in a folder, by number; raises `OSError` if it cannot be read."""
+    by_number: dict[int, list[str]] = {}
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            number = _number(entry)
+            if number is not None:
+                by_number.setdefault(number, []).append(entry.name)
+    found = []
+    for number, names in sorted(by_number.items()):
+        if len(names) > 1:
+            shown = " and ".join(repr(name) for name in sorted(names))
+            found.append(FoundVersion(number, "", (), 0, f"{shown} are the same version; remove one"))
+        else:
+            stamp, changed = _stamp(Path(folder, names[0]))
+            if stamp:  # empty, or gone again by now
+                found.append(FoundVersion(number, str(Path(folder) / names[0]), stamp, changed))
+    return found
+
+
+def single_version(path: str) -> list[FoundVersion]:
+    """Return the one version that `path` is: its number is that of its name, or 1; none if there is nothing."""
+    if _URL.match(path):
+        return [FoundVersion(1, path, (), 0)]
+    named = _NUMBERED.fullmatch(Path(path).name)
+    stamp, changed = _stamp(Path(path))
+    return [FoundVersion(int(named[1]) if named else 1, path, stamp, changed)] if stamp else []
+
+
+def _number(entry: os.DirEntry[str]) -> int | None:
+    named = _NUMBERED.fullmatch(entry.name)
+    if named is None:
+        return None
+    try:
+        return int(named[1]) if named[2] or entry.is_dir() else None
+    except OSError:
+        return None
+
+
+def _stamp(path: Path) -> tuple[Stamp, float]:
+    """Return the stamp of a file, of all files under a folder, or of those that a checkpoint's prefix names."""
+    if path.is_dir():
+        files = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
+    elif path.exists():
+        files = [path]
+    else:
+        files = [each for each in path.parent.glob("*") if each.name.startswith(path.name + ".")]
+    stamp, changed = [], 0.0
+    for file in sorted(files):
+        try:
+            status = file.stat()
+        except OSError:
+            continue
+        # The time of change, too: it is set by whoever writes, keeps or fakes the time of modification.
+        stamp.append((str(file), status.st_ino, status.st_size, status.st_mtime_ns))
+        changed = max(changed, status.st_mtime, status.st_ctime)
+    return tuple(stamp), changed

@@ -1,0 +1,536 @@
+"""The life of the versions of a model: found, loaded beside the old one, served, let go.
+
+One thread per process does this for all models (`Versions`). At every look it lists what lies on disk
+(`version_folder.py`), lets the model's policy choose (`version_policy.py`), and for what is chosen and not served yet:
+
+1. waits until its files have stayed as they are for one poll, unless the file itself tells whether it is whole;
+2. opens it, checks every checksum, brings it into memory, touches the rows asked for lately;
+3. publishes it in the catalog: from then on requests get it;
+4. only then lets go of the versions that are not chosen any more. Their files are unmapped when the last request that
+   took one of them is done.
+
+A version that cannot be loaded is named in the log and in its status, what was served stays, and it is tried again when
+its files change. A version with a label is served, whatever the policy says. If a folder cannot be read, or has no
+version any more, the last one goes on being served: a share that is gone for a minute shall not end the service.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import re
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from kvtools.dialects.options import OpenOptions, Progress
+from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError, UsageError, one_line
+from kvtools.server.catalog import Catalog, ServedModel, ServedVersion, VersionStatus
+from kvtools.server.recent_keys import RecentKeys
+from kvtools.server.settings import Settings
+from kvtools.server.sources import ModelSource, SharedSources
+from kvtools.server.store import TableStore
+from kvtools.server.version_folder import (
+    FoundVersion,
+    Stamp,
+    is_folder_of_versions,
+    single_version,
+    versions_in,
+)
+from kvtools.snapshot import file_errors
+
+log = logging.getLogger("kvtools.serve")
+
+_SETTLED_WITHOUT_POLL = 1.0  # how long files must have been left alone where no poll says it, in s
+_KEPT_ENDED = 16  # versions that have ended stay in the status, the last ones of them
+_TOLD_EVERY = 5.0  # s
+_TOUCHED_AT_ONCE = 4096
+_FAULTS_OF_FILES = ("DATA_LOSS", "INVALID_ARGUMENT", "INTERNAL")
+_FOLDERS = re.compile(r"'(?:[^'\s]*/)+([^'/]*)'")
+
+
+@dataclass
+class _Model:
+    """What is known of a model; only the thread of `Versions` changes it, `source` aside."""
+
+    source: ModelSource
+    served: dict[int, tuple[ServedVersion, Stamp]] = field(default_factory=dict)
+    bad: dict[int, tuple[Stamp, str, str]] = field(default_factory=dict)  # stamp, error code, message
+    seen: dict[int, Stamp] = field(default_factory=dict)  # at the last look
+    waiting: dict[int, str] = field(default_factory=dict)  # found and not tried yet: why
+    loading: int | None = None
+    leaving: dict[int, list[weakref.ref[TableStore]]] = field(default_factory=dict)
+    ended: list[int] = field(default_factory=list)
+    unchecked: set[int] = field(default_factory=set)  # served since the start, checksums not looked at yet
+    recent: dict[str, RecentKeys] = field(default_factory=dict)
+    loads: int = 0
+    failures: int = 0
+    said: str = ""  # the last trouble with the folder itself
+
+
+class _StoppedError(Exception):
+    """The server ends; what was being looked at is neither good nor bad."""
+
+
+class Versions:
+    """Loads what `sources` name into `catalog`, then keeps it up to date in a thread of its own.
+
+    Raises from `start`:
+        BadInputError: a model has no version that can be served, and `settings.wait` is not set.
+
+    Example:
+        ```python
+        catalog = Catalog()
+        versions = Versions(catalog, [ModelSource("default", "models/ctr")], Settings(poll=10))
+        versions.start()
+        ...
+        versions.stop()
+        ```
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        sources: Sequence[ModelSource],
+        settings: Settings,
+        options: OpenOptions | None = None,
+    ) -> None:
+        self._catalog = catalog
+        catalog.changes = self
+        self._settings = settings
+        self._options = options
+        self._shared = SharedSources(settings.shared) if settings.shared else None
+        if self._shared and (changed := self._shared.changed()) is not None:
+            sources = changed  # a worker that begins after a change
+        self._models = {source.name: _Model(source) for source in sources}
+        self._changing = threading.Lock()  # what `_models` holds, and publishing it
+        # Simple queues may be used from finalizers and signal handlers: their `put` is reentrant.
+        self._messages: queue.SimpleQueue[Future[dict[str, str]] | str] = queue.SimpleQueue()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="versions", daemon=True)
+        self._started = False
+        for model in self._models.values():
+            self._publish(model)
+
+    # What others may ask for, from any thread.
+
+    def start(self) -> None:
+        """Load the newest version of every model, then go on in the background."""
+        self.load()
+        self._thread.start()
+
+    def load(self) -> None:
+        """Load the newest version of every model, without looking at its checksums yet: that is for the first look."""
+        for name in list(self._models):
+            self._look(name)
+        if self._settings.poll is not None and any(model.waiting for model in self._unserved()):
+            self._stop.wait(self._settings.poll)  # a first version that is just being written
+            for name in list(self._models):
+                self._look(name)
+        self._started = True
+        for model in self._unserved():
+            if not self._settings.wait:
+                raise BadInputError(f"serving '{model.source.path}': {self._why_none(model)}")
+            log.warning("model '%s': %s; waiting for a version", model.source.name, self._why_none(model))
+
+    def look(self) -> None:
+        """Look for new versions of every model once, in this thread: for where there is no other."""
+        if self._shared and (changed := self._shared.changed()) is not None:
+            self._take(changed)
+        for name in list(self._models):
+            try:
+                self._look(name)
+            except Exception:  # a fault of ours shall not end all swaps to come
+                log.exception("model '%s': looking for versions failed", name)
+        self._check_what_is_served()
+
+    def look_soon(self) -> None:
+        """Look for new versions now. May be called in a signal handler."""
+        self._messages.put("look")
+
+    def stop(self) -> None:
+        """End the thread; what is served stays."""
+        self._stop.set()
+        self._messages.put("stop")
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def sources(self) -> list[ModelSource]:
+        """Return what is to be served now."""
+        return [model.source for model in self._models.values()]
+
+    def set_label(self, model: str, label: str, number: int | None) -> None:
+        """Give `label` to version `number` of a model, from the next request on; None takes it away.
+
+        Raises:
+            UnknownModelError, UnknownVersionError: there is none such now.
+        """
+        self._catalog.model(model)
+        if number is not None:
+            self._catalog.version(model, number=number)
+        with self._changing:
+            state = self._models[model]
+            labels = {name: at for name, at in state.source.labels.items() if name != label}
+            if number is not None:
+                labels[label] = number
+            state.source = replace(state.source, labels=labels)
+            self._publish(state)
+        self._share()
+        log.info("model '%s': label '%s' is %s", model, label, f"version {number}" if number else "taken away")
+        self.look_soon()  # a version that only its label kept leaves
+
+    def reload(self, sources: Sequence[ModelSource]) -> Future[dict[str, str]]:
+        """Serve `sources` from now on, and no other model.
+
+        Returns what will be, when all are loaded or have failed, a message for each model that has no version.
+        """
+        done: Future[dict[str, str]] = Future()
+        self._take(sources)
+        self._share()
+        self._messages.put(done)
+        return done
+
+    def _take(self, sources: Sequence[ModelSource]) -> None:
+        with self._changing:
+            kept = {}
+            for source in sources:
+                state = self._models.get(source.name)
+                if state is None or state.source.path != source.path:
+                    state = _Model(source, served=dict(state.served) if state else {})
+                state.source = source
+                kept[source.name] = state
+            gone = self._models.keys() - kept.keys()
+            self._models = kept
+            for name in gone:
+                self._catalog.remove(name)
+
+    def _share(self) -> None:
+        if self._shared:
+            self._shared.write(self.sources())
+
+    # The thread.
+
+    def _run(self) -> None:
+        self._check_what_is_served()
+        while not self._stop.is_set():
+            message: Future[dict[str, str]] | str
+            try:
+                poll = self._settings.poll
+                if poll is None and self._settings.wait and any(self._unserved()):
+                    poll = _SETTLED_WITHOUT_POLL
+                message = self._messages.get(timeout=poll)
+            except queue.Empty:
+                message = "look"
+            if message == "stop":
+                return
+            if message == "gone":
+                with self._changing:
+                    for model in self._models.values():
+                        self._publish(model)
+                continue
+            self.look()
+            if isinstance(message, Future):
+                message.set_result({model.source.name: self._why_none(model) for model in self._unserved()})
+            elif self._settings.poll is None and any(model.waiting for model in self._models.values()):
+                self._stop.wait(_SETTLED_WITHOUT_POLL)
+                self.look_soon()
+
+    def _look(self, name: str) -> None:
+        """Bring one model to what lies on disk now."""
+        state = self._models[name]
+        try:
+            found = self._find(state.source.path)
+        except OSError as error:
+            self._say(state, f"its folder cannot be read: {error.strerror or error}")
+            return
+        if not found and state.served:
+            self._say(state, "its folder has no version any more; the last one goes on being served")
+            return
+        self._say(state, "")
+        by_number = {version.number: version for version in found}
+        state.bad = {number: entry for number, entry in state.bad.items() if number in by_number}
+        state.waiting = {}
+        source = state.source
+        chosen = source.policy.choose(by_number, lambda number: self._usable(state, by_number[number]))
+        labelled = [number for number in {*source.labels.values()} - {*chosen} if number in by_number]
+        chosen += [number for number in labelled if self._usable(state, by_number[number])]
+        for number in source.policy.numbers:
+            if number not in by_number:
+                state.bad[number] = ((), "NOT_FOUND", "there is no such version in the model's folder")
+        state.seen = {version.number: version.stamp for version in found}
+        with self._changing:
+            if chosen:
+                for number in [number for number in state.served if number not in chosen]:
+                    self._let_go(state, number)
+            self._publish(state)
+
+    def _find(self, path: str) -> list[FoundVersion]:
+        if is_folder_of_versions(path):
+            return versions_in(path)
+        found = single_version(path)
+        return found  # none where the folder is empty: versions will come to it
+
+    def _usable(self, state: _Model, found: FoundVersion) -> bool:
+        """Tell whether a version can be served, after loading it where it is not yet."""
+        number = found.number
+        served = state.served.get(number)
+        if served and served[1] == found.stamp:
+            return True
+        bad = state.bad.get(number)
+        if bad and bad[0] and bad[0] == found.stamp:
+            return served is not None
+        if found.problem:
+            self._mark_bad(state, found, "INVALID_ARGUMENT", found.problem)
+            return served is not None
+        settled = self._settled(state, found)
+        if not settled and not found.whole_when_there:
+            state.waiting[number] = "waiting until its files stay as they are"
+            return served is not None
+        started = time.monotonic()
+        state.loading = number
+        with self._changing:
+            self._publish(state)
+        try:
+            version = self._load(state, found)
+        except Exception as error:
+            state.loading = None
+            if not settled:
+                state.waiting[number] = "waiting until its files stay as they are"
+            elif not self._stop.is_set():
+                if served and (broken := _broken(served[0].store)):
+                    served = None  # what lay there before was written over, and its rows are gone with it
+                    with self._changing:
+                        self._let_go(state, number)
+                    log.error("model '%s': version %d is taken out of service: %s", state.source.name, number, broken)
+                self._mark_bad(state, found, *_described(error))
+            return served is not None
+        state.loading = None
+        with self._changing:
+            if served:
+                self._let_go(state, number)
+            state.served[number] = version, found.stamp
+            state.bad.pop(number, None)
+            state.loads += 1
+            self._publish(state)
+        rows = sum(table.schema.rows for table in version.store.tables.values())
+        seconds = time.monotonic() - started
+        if self._started:
+            log.info("model '%s': version %d is served: %d rows, after %.1f s", version.model, number, rows, seconds)
+        return True
+
+    def _settled(self, state: _Model, found: FoundVersion) -> bool:
+        poll = self._settings.poll
+        if poll is None and not self._started:
+            return True  # it was named to be served now
+        quiet = _SETTLED_WITHOUT_POLL if poll is None else poll
+        return not found.stamp or state.seen.get(found.number) == found.stamp or time.time() - found.changed >= quiet
+
+    def _load(self, state: _Model, found: FoundVersion) -> ServedVersion:
+        progress = _Progress(f"model '{state.source.name}': version {found.number}")
+        store = _open(found.path, self._options, self._settings, progress)
+        for name, table in store.tables.items():
+            if table.duplicates:
+                log.warning("table '%s': %d rows are hidden by a later row of their key", name, table.duplicates)
+        recent = {name: state.recent.setdefault(name, RecentKeys()) for name in store.tables}
+        version = ServedVersion(state.source.name, found.number, Path(found.path), store, recent)
+        if not self._started and not state.served:
+            state.unchecked.add(found.number)  # the first one answers at once, and is looked at afterwards
+            return version
+        self._verify(store, found.stamp)
+        store.populate(self._stop)
+        for name, keys in recent.items():
+            _touch(store, name, keys)
+        return version
+
+    def _check_what_is_served(self) -> None:
+        """Check and bring into memory what has been served unchecked since the start."""
+        for state in list(self._models.values()):
+            for number in sorted(state.unchecked, reverse=True):
+                state.unchecked.discard(number)
+                if number not in state.served or self._stop.is_set():
+                    continue
+                version, stamp = state.served[number]
+                try:
+                    self._verify(version.store, stamp)
+                    version.store.populate(self._stop)
+                except _StoppedError:
+                    return
+                except Exception as error:
+                    code, message = _described(error)
+                    found = FoundVersion(number, str(version.path), stamp, 0)
+                    del version
+                    with self._changing:
+                        self._let_go(state, number)
+                        self._mark_bad(state, found, code, message)
+                    self._look(state.source.name)  # an older one may do
+
+    def _verify(self, store: TableStore, stamp: Stamp) -> None:
+        """Compare all checksums; of several workers, one does it for all."""
+        if not self._settings.verify:
+            return
+        once = self._shared.only_once(repr(stamp)) if self._shared and stamp else contextlib.nullcontext(False)
+        with once as done_before:
+            if not done_before:
+                store.verify(self._stop)
+                if self._stop.is_set():
+                    raise _StoppedError
+
+    # What is known, and what is told of it.
+
+    def _let_go(self, state: _Model, number: int) -> None:
+        store = state.served.pop(number)[0].store
+        messages = self._messages
+        weakref.finalize(store, messages.put, "gone").atexit = False
+        state.leaving.setdefault(number, []).append(weakref.ref(store))
+        log.info("model '%s': version %d is let go", state.source.name, number)
+
+    def _mark_bad(self, state: _Model, found: FoundVersion, code: str, message: str) -> None:
+        # What may be the machine's fault (no memory, no space, no permission) is tried again at the next look.
+        before = state.bad.get(found.number)
+        stamp = found.stamp if code in _FAULTS_OF_FILES else ()
+        state.bad[found.number] = stamp, code, _FOLDERS.sub(r"'\1'", one_line(message))
+        if before and before[1:] == state.bad[found.number][1:] and before[0] == stamp:
+            return  # told before
+        state.failures += 1
+        stays = ", ".join(map(str, sorted(state.served)))
+        log.error(
+            "model '%s': version %d cannot be served: %s (%s)",
+            state.source.name,
+            found.number,
+            one_line(message),
+            f"version {stays} stays" if stays else "no other version is served",
+        )
+
+    def _say(self, state: _Model, trouble: str) -> None:
+        if trouble and trouble != state.said:
+            log.warning("model '%s': %s", state.source.name, trouble)
+        state.said = trouble
+
+    def _publish(self, state: _Model) -> None:
+        """Make the catalog show `state`; the caller holds `_changing`."""
+        if self._models.get(state.source.name) is not state:
+            return  # another source has taken its name
+        statuses: dict[int, VersionStatus] = {}
+        for number in state.ended[-_KEPT_ENDED:]:
+            statuses[number] = VersionStatus(number, "END")
+        for number, stores in list(state.leaving.items()):
+            state.leaving[number] = left = [store for store in stores if store() is not None]
+            if left:
+                statuses[number] = VersionStatus(number, "UNLOADING")
+            else:
+                del state.leaving[number]
+                state.ended = [*(other for other in state.ended if other != number), number][-_KEPT_ENDED:]
+                statuses[number] = VersionStatus(number, "END")
+        bad = dict(state.bad)  # the thread goes on changing it
+        for number, (_, code, message) in bad.items():
+            statuses[number] = VersionStatus(number, "END", code, message)
+        for number, message in dict(state.waiting).items():
+            statuses[number] = VersionStatus(number, "START", "OK", message)
+        for number in state.served:
+            code, message = bad[number][1:] if number in bad else ("OK", "")
+            statuses[number] = VersionStatus(number, "AVAILABLE", code, message)
+        if state.loading is not None and state.loading not in state.served:
+            statuses[state.loading] = VersionStatus(state.loading, "LOADING")
+        versions = tuple(state.served[number][0] for number in sorted(state.served))
+        self._catalog.publish(
+            ServedModel(
+                state.source.name,
+                versions,
+                dict(state.source.labels),
+                tuple(statuses[number] for number in sorted(statuses)),
+                state.loads,
+                state.failures,
+            )
+        )
+
+    def _unserved(self) -> list[_Model]:
+        return [model for model in self._models.values() if not model.served]
+
+    def _why_none(self, state: _Model) -> str:
+        if state.bad:
+            number = max(state.bad)
+            return f"version {number}: {state.bad[number][2]}"
+        if state.waiting:
+            return f"version {max(state.waiting)} is still being written"
+        if state.said:
+            return state.said
+        if Path(state.source.path).is_dir():
+            return "there is no version in this folder (a folder or snapshot whose name is a number); --wait waits"
+        return "there is nothing; --wait waits for it"
+
+
+class _Progress:
+    """Tells in the log how far the snapshot of a version is, where making it takes long."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._last = time.monotonic()
+
+    def __call__(self, table: str, rows: int, total: int) -> None:
+        if (now := time.monotonic()) - self._last >= _TOLD_EVERY:
+            self._last = now
+            log.info("%s: making its snapshot: table '%s', %d of %d rows", self._what, table, rows, total)
+
+
+def _open(path: str, options: OpenOptions | None, settings: Settings, progress: Progress) -> TableStore:
+    cache = settings.cache
+    if settings.backend is not None:
+        from kvtools.server.redis_backend import RedisStore  # redis-py is optional
+
+        front = None
+        if path != settings.backend:
+            front = TableStore(path, options=options, cache=cache, progress=progress)
+        missing = settings.backend_down == "missing"
+        return cast(TableStore, RedisStore(settings.backend, options=options, front=front, missing_while_down=missing))
+    if not (Path(path) / "saved_model.pb").is_file():
+        return TableStore(path, options=options, cache=cache, progress=progress)
+    from kvtools.server.saved_models import open_store  # takes long to import, and may be a whole model
+
+    store: TableStore = open_store(path, options=options, cache=cache, progress=progress)
+    return store
+
+
+def _broken(store: TableStore) -> str:
+    """Return why a store that was sound gives no rows any more; empty if it does."""
+    try:
+        with file_errors():
+            store.snapshot.native.check_unchanged()
+    except BadInputError as error:
+        return one_line(str(error))
+    except AttributeError:  # a whole model, or rows in Redis
+        pass
+    return ""
+
+
+def _described(error: Exception) -> tuple[str, str]:
+    if isinstance(error, CorruptFileError):
+        return "DATA_LOSS", str(error)
+    if isinstance(error, (BadInputError, UsageError)):
+        return "INVALID_ARGUMENT", str(error)
+    if isinstance(error, KvtoolsError):
+        return "UNAVAILABLE", str(error)
+    if isinstance(error, MemoryError):
+        return "RESOURCE_EXHAUSTED", "out of memory"
+    if isinstance(error, OSError):
+        return "UNAVAILABLE", f"{error.strerror or error}"
+    log.error("loading a version", exc_info=error)
+    return "INTERNAL", f"{type(error).__name__}: {error}"
+
+
+def _touch(store: TableStore, name: str, recent: RecentKeys) -> None:
+    table = store.tables[name]
+    keys: np.ndarray[Any, Any] = recent.keys()
+    if table.schema.key_dtype == "uint64":
+        keys = keys.view(np.uint64)
+    else:  # the table may have had wider keys before
+        keys = keys[(keys >= table.key_limits.min) & (keys <= table.key_limits.max)].astype(table.schema.key_dtype)
+    for start in range(0, len(keys), _TOUCHED_AT_ONCE):
+        table.lookup(keys[start : start + _TOUCHED_AT_ONCE])

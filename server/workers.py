@@ -1,0 +1,225 @@
+"""Several processes that serve on one port, and a supervisor that keeps them alive.
+
+Every worker has a listening socket of its own on the same port (SO_REUSEPORT), among which the kernel spreads new
+connections. All map the same files, so rows are in memory once. The supervisor makes the sockets and forks the workers;
+it serves nothing and holds no rows, so that nothing that a request does can bring it down. It keeps the sockets: when a
+worker dies, connections that it had not accepted yet wait for the one that takes its place.
+
+A worker that ends unasked is started again, at once; one that keeps dying within seconds is started ever later, up to
+every 30 s, and its socket is closed meanwhile, so that nobody waits on it. SIGHUP goes on to all workers. SIGTERM and
+SIGINT have all of them end as `process.py` says; who has not ended soon after the time of grace is killed. Workers end
+when the supervisor is killed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvtools.errors import KvtoolsError, one_line
+from kvtools.server.terminal import has_terminal
+
+log = logging.getLogger("kvtools.serve")
+
+_SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+_SHORT_LIFE = 5.0
+_FIRST_DELAY = 0.1
+_LONGEST_DELAY = 30.0
+_AFTER_GRACE = 5.0
+
+
+@dataclass
+class _Worker:
+    slot: int
+    listener: socket.socket | None
+    pid: int = 0  # 0: does not run
+    ready: int = -1  # the read end of the pipe on which it tells that it answers
+    started: float = 0.0
+    due: float = 0.0  # when to start it again
+    short_lives: int = 0
+
+
+class Supervisor:
+    """Keeps `count` workers running until it is told to end.
+
+    Args:
+        count: how many workers.
+        grace: how long a worker may take to end, in s.
+        listen: makes a bound socket for a worker.
+        work: runs a worker: given its socket, the read end of a pipe that closes when the supervisor dies, and a
+            function to call with a line of text as soon as it answers. What it raises ends the worker.
+        on_ready: called once, with the line of the first worker, when all answer.
+        prepare: called after the first worker was forked, to import what later ones need.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        grace: float,
+        listen: Callable[[], socket.socket],
+        work: Callable[[socket.socket, int, Callable[[str], None]], None],
+        on_ready: Callable[[str], None],
+        prepare: Callable[[], object],
+    ) -> None:
+        self._grace = grace
+        self._listen = listen
+        self._work = work
+        self._on_ready = on_ready
+        self._prepare = prepare
+        self._workers = [_Worker(slot, None) for slot in range(count)]
+        self._starting = set(range(count))  # slots that have not answered yet, of the first workers
+        self._line = ""
+        self._alive, self._alive_end = os.pipe()
+
+    def run(self) -> int:
+        """Run until SIGTERM or SIGINT; returns the exit status: that of the first worker, if it cannot begin."""
+        had_terminal = has_terminal()
+        previous = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        try:
+            # The first one alone: what it has prepared the others find, and what keeps it from starting is told once.
+            self._start(self._workers[0])
+            self._prepare()
+            while True:
+                due = [worker.due for worker in self._workers if not worker.pid and worker.due]
+                wait = max(0.0, min(due) - time.monotonic()) if due else 3600.0
+                received = signal.sigtimedwait(_SIGNALS, wait)
+                number = received.si_signo if received else 0
+                closed = number == signal.SIGHUP and had_terminal and not has_terminal()
+                if number in (signal.SIGTERM, signal.SIGINT) or closed:
+                    return self._end()
+                if number == signal.SIGHUP:
+                    self._tell(signal.SIGHUP)
+                self._hear()
+                for worker, status in self._reap():
+                    if worker.slot == 0 and 0 in self._starting:
+                        return status if status > 0 else 128 - status
+                    self._plan(worker, status)
+                for worker in self._workers:
+                    if not worker.pid and worker.due and worker.due <= time.monotonic():
+                        self._start(worker)
+        finally:
+            self._tell(signal.SIGKILL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+    def _start(self, worker: _Worker) -> None:
+        if worker.listener is None:
+            worker.listener = self._listen()
+        if worker.ready >= 0:
+            os.close(worker.ready)
+        worker.ready, tell = os.pipe()
+        os.set_blocking(worker.ready, False)
+        worker.started, worker.due = time.monotonic(), 0.0
+        sys.stdout.flush()
+        sys.stderr.flush()
+        worker.pid = os.fork()
+        if worker.pid:
+            os.close(tell)
+            return
+        status = 1
+        try:
+            self._become(worker, tell)
+            status = 0
+        except KvtoolsError as error:
+            print(f"kvtools: {one_line(str(error))}", file=sys.stderr)
+            status = error.exit_code
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+
+    def _become(self, worker: _Worker, tell: int) -> None:
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        os.close(self._alive_end)
+        for other in self._workers:
+            if other is not worker and other.listener is not None:
+                other.listener.close()
+        supervisor = os.getppid()
+
+        def answers(line: str) -> None:
+            os.write(tell, line.encode() + b"\n")
+            os.close(tell)
+            os.kill(supervisor, signal.SIGUSR1)
+
+        assert worker.listener is not None
+        self._work(worker.listener, self._alive, answers)
+
+    def _hear(self) -> None:
+        """Take in which workers answer now; start the others after the first one."""
+        for worker in self._workers:
+            if not worker.pid or worker.slot not in self._starting:
+                continue
+            try:
+                line = os.read(worker.ready, 65536).decode().strip()
+            except BlockingIOError:
+                continue
+            if not line:
+                continue
+            self._starting.discard(worker.slot)
+            if worker.slot == 0:
+                self._line = line
+                for other in self._workers[1:]:
+                    self._start(other)
+            if not self._starting:
+                self._on_ready(self._line)
+
+    def _reap(self) -> list[tuple[_Worker, int]]:
+        """Return the workers that have ended, with their exit status, negative for a signal."""
+        ended = []
+        by_pid = {worker.pid: worker for worker in self._workers if worker.pid}
+        while by_pid:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if not pid:
+                break
+            if worker := by_pid.pop(pid, None):
+                worker.pid = 0
+                ended.append((worker, os.waitstatus_to_exitcode(status)))
+        return ended
+
+    def _plan(self, worker: _Worker, status: int) -> None:
+        lived = time.monotonic() - worker.started
+        worker.short_lives = worker.short_lives + 1 if lived < _SHORT_LIFE else 0
+        delay = min(_LONGEST_DELAY, _FIRST_DELAY * 2 ** (worker.short_lives - 1)) if worker.short_lives else 0.0
+        worker.due = time.monotonic() + delay
+        how = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
+        log.error("worker %d ended %s after %.1f s; another begins in %.1f s", worker.slot, how, lived, delay)
+        if delay > 1 and worker.listener is not None:
+            worker.listener.close()
+            worker.listener = None
+
+    def _tell(self, number: signal.Signals) -> None:
+        for worker in self._workers:
+            if worker.pid:
+                os.kill(worker.pid, number)
+
+    def _end(self) -> int:
+        for worker in self._workers:
+            if worker.listener is not None:
+                worker.listener.close()
+        self._tell(signal.SIGTERM)
+        last = time.monotonic() + self._grace + _AFTER_GRACE
+        self._reap()
+        while any(worker.pid for worker in self._workers) and (left := last - time.monotonic()) > 0:
+            received = signal.sigtimedwait(_SIGNALS, left)
+            if received and received.si_signo in (signal.SIGTERM, signal.SIGINT):  # the second one
+                self._tell(signal.SIGKILL)
+                return 128 + received.si_signo
+            self._reap()
+        late = [worker.slot for worker in self._workers if worker.pid]
+        if late:
+            log.error("workers %s did not end within %g s; killed", late, self._grace + _AFTER_GRACE)
+        return 1 if late else 0

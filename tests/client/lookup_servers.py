@@ -1,0 +1,194 @@
+"""Servers for clients to ask: the real one in a thread, and one that does as a test wants it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import uvicorn
+
+from kvtools.lookup_frame import TableRows, decode_request, encode_answer
+from kvtools.server.app import create_app
+from kvtools.server.catalog import Catalog
+from kvtools.server.http_protocol import make_protocol
+from kvtools.server.lookups import Lookups
+from kvtools.server.observer import Observer
+from kvtools.server.settings import Settings
+
+
+@contextlib.contextmanager
+def real_server(
+    catalog: Catalog, *, observer: Observer | None = None, tls: tuple[str, str] | None = None, **settings: Any
+) -> Iterator[str]:
+    """`kvtools serve` over a catalog; yields its URL."""
+    chosen = Settings(**settings)
+    lookups = Lookups(catalog, chosen, observer)
+    files: dict[str, Any] = {} if tls is None else {"ssl_certfile": tls[0], "ssl_keyfile": tls[1]}
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
+        listener.bind(("127.0.0.1", 0))
+        config = uvicorn.Config(
+            create_app(catalog, chosen, lookups=lookups),
+            http=make_protocol(lookups),
+            lifespan="off",
+            log_level="warning",
+            timeout_graceful_shutdown=1,
+            **files,
+        )
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.005)
+        try:
+            yield f"{'http' if tls is None else 'https'}://localhost:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(30)
+            lookups.close()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request as the server got it."""
+
+    line: str
+    headers: dict[str, str]
+    body: bytes
+
+
+Answers = Callable[[Asked], bytes | None]
+
+
+@dataclass
+class FakeServer:
+    """Answers each request by what `answers` returns for it; None closes the connection without a word."""
+
+    answers: Answers
+    port: int = 0
+    asked: list[Asked] = field(default_factory=list)
+    connections: int = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def lookups(self) -> list[Asked]:
+        return [one for one in self.asked if one.line.startswith("POST ")]
+
+
+@contextlib.contextmanager
+def fake_server(answers: Answers) -> Iterator[FakeServer]:
+    fake = FakeServer(answers)
+    open_now: set[socket.socket] = set()
+
+    def converse(connection: socket.socket) -> None:
+        with contextlib.suppress(OSError), connection, connection.makefile("rb") as stream:
+            while line := stream.readline().decode().strip():
+                headers = {}
+                while header := stream.readline().decode().strip():
+                    name, _, value = header.partition(":")
+                    headers[name.lower()] = value.strip()
+                asked = Asked(line, headers, stream.read(int(headers.get("content-length", 0))))
+                fake.asked.append(asked)
+                answer = fake.answers(asked)
+                if answer is None:
+                    connection.shutdown(socket.SHUT_RDWR)
+                    return
+                connection.sendall(answer)
+                if b"connection: close" in answer.partition(b"\r\n\r\n")[0].lower():
+                    return
+
+    def accept(listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                open_now.add(connection)
+                fake.connections += 1
+                threading.Thread(target=converse, args=(connection,), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        fake.port = listener.getsockname()[1]
+        thread = threading.Thread(target=accept, args=(listener,), daemon=True)
+        thread.start()
+        try:
+            yield fake
+        finally:
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            for connection in open_now:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+            thread.join(10)
+
+
+def http(status: int, body: bytes = b"", **headers: str) -> bytes:
+    """An answer of HTTP."""
+    lines = [f"HTTP/1.1 {status} Whatever", f"Content-Length: {len(body)}"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode() + body
+
+
+def refusal(status: int, code: str, message: str, **headers: str) -> bytes:
+    """An error as `kvtools serve` gives it."""
+    return http(status, f'{{"error": {{"code": "{code}", "message": "{message}"}}}}'.encode(), **headers)
+
+
+def rows_of(
+    tables: Mapping[str, Mapping[int, Any]], dim: int, *, version: int = 1, shard: Any = None, **limits: int
+) -> Answers:
+    """What answers for these rows, as a server of int64 keys would."""
+    import json
+
+    def answer(asked: Asked) -> bytes:
+        if asked.line.startswith("GET /v1/tables "):
+            listed = [
+                {
+                    "name": name,
+                    "key_dtype": "int64",
+                    "value_dtype": "float32",
+                    "dim": dim,
+                    "rows": len(rows),
+                    "shard": shard,
+                }
+                for name, rows in tables.items()
+            ]
+            return http(200, json.dumps({"tables": listed, "limits": limits}).encode(), Content_Type="application/json")
+        lookups, _ = decode_request(asked.body)
+        if "max_keys" in limits and sum(len(one.keys) for one in lookups) > limits["max_keys"]:
+            return refusal(413, "too_many_keys", "too many")
+        found = []
+        for one in lookups:
+            rows = tables[one.table]
+            there = np.array([int(key) in rows for key in one.keys], np.bool_)
+            values = np.array([rows.get(int(key), [0.0] * dim) for key in one.keys], np.float32).reshape(-1, dim)
+            found.append(TableRows(values, there, int((~there).sum())))
+        return http(200, encode_answer(found, version), Content_Type="application/x-kvtools-lookup")
+
+    return answer
+
+
+def certificate(folder: Any) -> tuple[str, str]:
+    """A certificate for localhost that signs itself, and its key: file names."""
+    import subprocess
+
+    key, cert = folder / "key.pem", folder / "cert.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+            *("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", cert),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    ssl.create_default_context(cafile=cert)  # It can be read.
+    return str(cert), str(key)

@@ -1,0 +1,71 @@
+"""What `kvtools export --snapshot` keeps, of which rows, in which type."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from kvtools.array_table import ArrayTable
+from kvtools.clip import Clip
+from kvtools.dialects.interface import Checkpoint
+from kvtools.errors import BadInputError, OutputError, UnknownTableError
+from kvtools.export_snapshot import export_snapshot
+from kvtools.snapshot import Snapshot
+
+KEYS = np.array([5, 6, 5, 7, 6, 8])
+VALUES = np.float32([[9, 9], [9, 1], [0.1, 0], [np.nan, 0], [2, 3], [4, 5]])
+
+
+def checkpoint(path: Path, **columns: np.ndarray) -> Checkpoint:
+    tables = [ArrayTable(name, KEYS, VALUES, slots={"m": VALUES}, **columns) for name in ("scope/emb", "other")]
+    return Checkpoint(path, "memory", {table.schema.name: table for table in tables})
+
+
+def rows_of(path: Path) -> dict[int, list[float]]:
+    values, found = Snapshot(path).table("scope/emb").lookup(np.array([5, 6, 7, 8]))
+    return {key: row.tolist() for key, row, there in zip([5, 6, 7, 8], values, found, strict=True) if there}
+
+
+def test_a_key_whose_last_row_is_cut_is_gone(tmp_path: Path) -> None:
+    out = tmp_path / "a.kvsnap"
+    exports = export_snapshot(checkpoint(tmp_path), out, tables=["scope/emb"], clip=Clip("l2", 1))
+    (export,) = exports
+    assert (export.rows, export.cut, export.duplicates, export.non_finite) == (3, 1, 2, 1)
+    assert export.signature == "scope_emb" and export.bytes == 3 * 16
+    kept = rows_of(out)
+    assert list(kept) == [6, 7, 8] and kept[6] == [2, 3]
+
+
+def test_all_rows_where_nothing_is_clipped(tmp_path: Path) -> None:
+    exports = export_snapshot(checkpoint(tmp_path, freqs=np.arange(6)), tmp_path / "a.kvsnap")
+    assert [(e.name, e.rows, e.cut, e.duplicates) for e in exports] == [("scope/emb", 4, 0, 2), ("other", 4, 0, 2)]
+    assert rows_of(tmp_path / "a.kvsnap")[5] == [np.float32(0.1), 0]
+    assert Snapshot(tmp_path / "a.kvsnap").table("other").native.freq_dtype == "int64"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_rows_in_another_type_are_rounded_to_the_nearest(tmp_path: Path, dtype: str) -> None:
+    (export, _) = export_snapshot(checkpoint(tmp_path), tmp_path / "a.kvsnap", dtype=dtype)
+    values, _ = Snapshot(tmp_path / "a.kvsnap").table("scope/emb").lookup(np.array([5, 8]))
+    assert export.value_dtype == dtype == values.dtype.name
+    assert np.array_equal(values, VALUES[[2, 5]].astype(getattr(ml_dtypes, dtype, dtype)))
+
+
+def test_int8_takes_no_nan_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match="table 'scope/emb' as int8: row 3 has NaN or infinity"):
+        export_snapshot(checkpoint(tmp_path), tmp_path / "a.kvsnap", dtype="int8")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnknownTableError):
+        export_snapshot(checkpoint(tmp_path), tmp_path / "a.kvsnap", tables=["no"])
+    (tmp_path / "a.kvsnap").write_text("mine")
+    with pytest.raises(OutputError, match="exists"):
+        export_snapshot(checkpoint(tmp_path), tmp_path / "a.kvsnap")
+    assert (tmp_path / "a.kvsnap").read_text() == "mine"
+    with pytest.raises(BadInputError, match="no key-value table"):
+        export_snapshot(Checkpoint(tmp_path, "memory", {}), tmp_path / "b.kvsnap")

@@ -1,0 +1,387 @@
+"""Snapshots against dicts: keys and values of every type, bags, duplicates, what happens to the file under a reader."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvtools
+from kvtools import _snapshot
+from kvtools.array_table import ArrayTable
+from kvtools.dialects.detect import open_checkpoint
+from kvtools.dialects.schema import numpy_dtype
+from kvtools.dialects.writing import WriteOptions
+from kvtools.errors import BadInputError, CheckFailedError, CorruptFileError, OutputError, UnknownTableError, UsageError
+from kvtools.migrate import write_tables
+from kvtools.snapshot import Snapshot
+
+KEY_DTYPES = ("int64", "int32", "uint64")
+VALUE_DTYPES = ("float32", "float16", "bfloat16", "float64", "int8", "int32", "int64")
+SMALL_MEMORY = 1 << 16
+"""So little that a few thousand rows go through the disk."""
+
+
+def some_keys(n: int, dtype: str, seed: int = 0) -> np.ndarray:
+    """Distinct keys, the extreme ones first."""
+    limits = np.iinfo(dtype)
+    drawn = np.random.default_rng(seed).integers(limits.min, limits.max, n, dtype=dtype, endpoint=True)
+    return np.fromiter(dict.fromkeys([limits.min, limits.max, 0, 1, limits.max - 1, *drawn.tolist()]), dtype)[:n]
+
+
+def some_values(n: int, dim: int, dtype: str, seed: int = 1) -> np.ndarray:
+    """Any bits, so NaN and infinities are among the floats."""
+    kind = numpy_dtype(dtype)
+    return np.random.default_rng(seed).integers(0, 256, (n, dim * kind.itemsize), np.uint8).view(kind)
+
+
+def write(path: Path, *tables: ArrayTable, **options: Any) -> Any:
+    return write_tables(tables, path, "snapshot", options=WriteOptions(**options))
+
+
+@pytest.mark.parametrize("memory", [1 << 30, SMALL_MEMORY])
+@pytest.mark.parametrize("dtype", KEY_DTYPES)
+def test_keys_of_every_type(tmp_path: Path, dtype: str, memory: int) -> None:
+    keys = some_keys(3000, dtype)
+    values = some_values(len(keys), 7, "float32")
+    write(tmp_path / "a.kvsnap", ArrayTable("emb", keys, values), memory=memory)
+    table = Snapshot(tmp_path / "a.kvsnap").table("emb")
+    rows = dict(zip(keys.tolist(), values, strict=True))
+    asked = np.concatenate([keys[::-1], some_keys(500, dtype, seed=9), keys[:3]])
+    got, found = table.lookup(asked)
+    assert (table.rows, got.shape, got.dtype) == (len(keys), (len(asked), 7), np.float32)
+    assert found.tolist() == [key in rows for key in asked.tolist()]
+    expected = np.stack([rows.get(key, np.zeros(7, np.float32)) for key in asked.tolist()])
+    assert got.tobytes() == expected.tobytes()
+    assert np.array_equal(table.find(asked) >= 0, found)
+
+
+@pytest.mark.parametrize("memory", [1 << 30, SMALL_MEMORY])
+@pytest.mark.parametrize("dtype", VALUE_DTYPES)
+def test_values_of_every_type_bit_for_bit(tmp_path: Path, dtype: str, memory: int) -> None:
+    for dim in (1, 3, 16, 129):
+        keys = some_keys(900, "int64")
+        values = some_values(len(keys), dim, dtype)
+        path = tmp_path / f"{dim}.kvsnap"
+        write(path, ArrayTable("emb", keys, values), memory=memory)
+        snapshot = Snapshot(path)
+        got, found = snapshot.table("emb").lookup(keys)
+        assert found.all() and got.dtype == numpy_dtype(dtype) and got.tobytes() == values.tobytes()
+        as_floats, _ = snapshot.table("emb").native.lookup(keys, as_float32=True)
+        with np.errstate(all="ignore"):
+            assert np.array_equal(as_floats, values.astype(np.float32), equal_nan=True)
+        assert snapshot.verify()
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 9])
+def test_few_rows(tmp_path: Path, rows: int) -> None:
+    keys = some_keys(max(rows, 5), "int64")[:rows]
+    write(tmp_path / "a.kvsnap", ArrayTable("emb", keys, some_values(rows, 2, "float32")))
+    snapshot = Snapshot(tmp_path / "a.kvsnap")
+    _, found = snapshot.table("emb").lookup(np.array([*keys.tolist(), 77, -77]))
+    assert found.tolist() == [True] * rows + [False] * 2
+    assert snapshot.table("emb").lookup(np.empty(0, np.int64))[0].shape == (0, 2)
+    assert snapshot.verify() and snapshot.populate() and snapshot.warm
+    (table,) = open_checkpoint(tmp_path / "a.kvsnap").select([])
+    assert sorted(table.all_keys().tolist()) == sorted(keys.tolist())
+
+
+@pytest.mark.parametrize("memory", [1 << 30, SMALL_MEMORY])
+def test_of_a_key_that_is_there_twice_the_last_row_counts(tmp_path: Path, memory: int) -> None:
+    keys = np.random.default_rng(0).integers(-900, 900, 5000)
+    values = np.arange(20_000, dtype=np.float32).reshape(5000, 4)
+    account = write(tmp_path / "a.kvsnap", ArrayTable("emb", keys, values), memory=memory)
+    last = dict(zip(keys.tolist(), values, strict=True))
+    snapshot = Snapshot(tmp_path / "a.kvsnap")
+    got, found = snapshot.table("emb").lookup(np.array(list(last)))
+    assert found.all() and np.array_equal(got, np.stack(list(last.values())))
+    assert snapshot.table("emb").native.duplicates == 5000 - len(last)
+    assert (account.tables[0].rows_read, account.tables[0].rows_written) == (5000, len(last))
+    assert f"{5000 - len(last)} rows: a later row has their key" in account.tables[0].losses[0]
+    with pytest.raises(CheckFailedError, match="a later row has their key"):
+        write_tables([ArrayTable("emb", keys, values)], tmp_path / "b.kvsnap", "snapshot", strict=True)
+
+
+@pytest.mark.parametrize("memory", [1 << 30, SMALL_MEMORY])
+def test_what_was_written_is_read_back(tmp_path: Path, memory: int) -> None:
+    keys = some_keys(4000, "uint64")
+    table = ArrayTable(
+        "ads/größe",
+        keys,
+        some_values(len(keys), 5, "float16"),
+        slots={"Adam.m": np.zeros((len(keys), 5), np.float32)},
+        freqs=np.arange(len(keys), dtype=np.uint32),
+        versions=np.arange(len(keys), dtype=np.int64) * -7,
+        version_unit="steps",
+        extras={"default_row": np.arange(5, dtype=np.float16)},
+        metadata={"initializer": {"kind": "constant", "value": 0.5}},
+    )
+    account = write(tmp_path / "a.kvsnap", table, ArrayTable("b", keys[:1], np.zeros((1, 1), np.int8)), memory=memory)
+    assert account.tables[0].losses == ("optimizer slots Adam.m: the dialect has none",)
+    read = open_checkpoint(tmp_path / "a.kvsnap")
+    assert (read.dialect, list(read.tables)) == ("snapshot", ["ads/größe", "b"])
+    schema = read.table("ads/größe").schema
+    assert (schema.freq_dtype, schema.version_dtype, schema.version_unit) == ("uint32", "int64", "steps")
+    assert schema.metadata == {"initializer": {"kind": "constant", "value": 0.5}}
+    assert read.table("ads/größe").extra("default_row").tolist() == [0, 1, 2, 3, 4]
+    chunk = read.table("ads/größe").to_numpy()
+    order = np.argsort(chunk.keys)
+    expected = table.to_numpy().take(np.argsort(keys))
+    for column in ("keys", "values", "freqs", "versions"):
+        assert getattr(chunk, column)[order].tobytes() == getattr(expected, column).tobytes()
+    taken = read.table("ads/größe").take(order[:9])
+    assert np.array_equal(taken.keys, expected.keys[:9])
+
+
+def test_bags_are_pooled_as_numpy_would(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    keys = some_keys(400, "int64")
+    splits = np.sort(np.concatenate([[0, 0, 999, 999], rng.integers(0, 999, 60)])).astype(np.int64)
+    asked = rng.choice(np.concatenate([keys, some_keys(100, "int64", seed=8)]), 999)
+    weights = rng.choice(np.float32([0, 0.5, -1, 2]), 999)
+    missing = rng.normal(size=9).astype(np.float32)
+    for dtype in VALUE_DTYPES:
+        values = (rng.normal(size=(400, 9)) * 20).astype(numpy_dtype(dtype))
+        write(tmp_path / f"{dtype}.kvsnap", ArrayTable("emb", keys, values))
+        table = Snapshot(tmp_path / f"{dtype}.kvsnap").table("emb")
+        wide = np.float64 if dtype == "float64" else np.float32
+        rows = dict(zip(keys.tolist(), values.astype(wide), strict=True))
+        for combiner, weight, row in [("sum", None, None), ("mean", weights, missing), ("sqrtn", weights, None)]:
+            absent = np.zeros(9, wide) if row is None else row.astype(wide)
+            expected = np.zeros((len(splits) - 1, 9), np.float32)
+            for bag, (first, last) in enumerate(itertools.pairwise(splits.tolist())):
+                total, divisor = np.zeros(9, wide), wide(0)
+                for i in range(first, last):
+                    w = wide(1 if weight is None else weight[i])
+                    total = total + w * rows.get(int(asked[i]), absent)
+                    divisor = divisor + (w * w if combiner == "sqrtn" else w)
+                divisor = wide(1) if combiner == "sum" else divisor if combiner == "mean" else np.sqrt(divisor)
+                expected[bag] = 0 if divisor == 0 else (total / divisor).astype(np.float32)
+            got = table.pool(asked, splits, combiner, weights=weight, missing=row)
+            assert np.array_equal(got, expected), (dtype, combiner)
+    for wrong in ([0, 5, 3, 999], [1, 999]):
+        with pytest.raises(ValueError, match="rise from 0"):
+            table.pool(asked, np.array(wrong, np.int64))
+    with pytest.raises(ValueError, match="999 keys"):
+        table.pool(asked, np.array([0, 998], np.int64))
+
+
+def test_a_missing_key_gets_what_the_caller_says(tmp_path: Path) -> None:
+    write(tmp_path / "a.kvsnap", ArrayTable("emb", np.array([5]), np.float32([[1, 2]])))
+    table = Snapshot(tmp_path / "a.kvsnap").table("emb")
+    got, found = table.lookup(np.array([[6, 5]]), missing=np.float32([8, 9]))
+    assert (got.tolist(), found.tolist()) == ([[[8, 9], [1, 2]]], [[False, True]])
+    with pytest.raises(TypeError, match="int64"):
+        table.lookup(np.array([5.0]))
+    with pytest.raises(UnknownTableError, match="it has emb"):
+        Snapshot(tmp_path / "a.kvsnap").table("other")
+
+
+def test_int8_rows_are_near_and_say_so(tmp_path: Path) -> None:
+    keys = some_keys(500, "int64")
+    values = np.random.default_rng(0).normal(size=(500, 33)).astype(np.float32)
+    values[3] = 0
+    values[4] = np.float32(1e-45)
+    values[5] = np.float32(3e38)
+    account = write(tmp_path / "a.kvsnap", ArrayTable("emb", keys, values), compression="int8")
+    assert "int8 with a scale" in account.tables[0].losses[0]
+    table = Snapshot(tmp_path / "a.kvsnap").table("emb")
+    got, found = table.lookup(keys)
+    assert found.all() and got.dtype == np.float32 and table.native.row_bytes == 37
+    largest = np.abs(values).max(axis=1, keepdims=True)
+    assert (np.abs(got - values) <= largest / 254 * 1.00001 + 1e-44).all()
+    assert np.array_equal(
+        table.native.lookup(keys)[0], open_checkpoint(tmp_path / "a.kvsnap").table("emb").take(table.find(keys)).values
+    )
+    values[7, 2] = np.nan
+    with pytest.raises(BadInputError, match="row 7 has NaN or infinity, which int8"):
+        write(tmp_path / "b.kvsnap", ArrayTable("emb", keys, values), compression="int8")
+    with pytest.raises(UsageError, match="float16, expected float32"):
+        write(tmp_path / "b.kvsnap", ArrayTable("emb", keys, np.ones((500, 2), np.float16)), compression="int8")
+    assert not (tmp_path / "b.kvsnap").exists()
+
+
+def test_the_same_rows_have_the_same_fingerprint(tmp_path: Path) -> None:
+    keys, values = some_keys(50, "int64"), some_values(50, 3, "float32")
+    changed = values.copy()
+    changed.view(np.uint8)[49, 0] ^= 1
+    orders = {"a": slice(None), "b": slice(None, None, -1)}
+    for name, order in orders.items():
+        write(tmp_path / f"{name}.kvsnap", ArrayTable("emb", keys[order], values[order]))
+    write(tmp_path / "c.kvsnap", ArrayTable("emb", keys, changed))
+    a, b, c = (Snapshot(tmp_path / f"{name}.kvsnap").fingerprint for name in "abc")
+    assert len(a) == 32 and a == b != c
+
+
+def test_a_file_renamed_over_it_or_deleted_changes_nothing(tmp_path: Path) -> None:
+    path, keys = tmp_path / "a.kvsnap", some_keys(5000, "int64")
+    write(path, ArrayTable("emb", keys, np.ones((5000, 8), np.float32)))
+    table = Snapshot(path).table("emb")
+    write(path, ArrayTable("emb", keys, np.full((5000, 8), 2, np.float32)), force=True)
+    assert (table.lookup(keys)[0] == 1).all() and (Snapshot(path).table("emb").lookup(keys)[0] == 2).all()
+    path.unlink()
+    assert (table.lookup(keys)[0] == 1).all()
+
+
+def test_touching_it_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a.kvsnap"
+    write(path, ArrayTable("emb", np.array([5]), np.float32([[1, 2]])))
+    table = Snapshot(path).table("emb")
+    os.utime(path, (1, 1))
+    assert table.lookup(np.array([5]))[1].all()
+
+
+def test_a_file_copied_over_it_is_an_error_and_never_other_rows(tmp_path: Path) -> None:
+    path, keys = tmp_path / "a.kvsnap", some_keys(5000, "int64")
+    write(path, ArrayTable("emb", keys, np.ones((5000, 8), np.float32)))
+    write(tmp_path / "b.kvsnap", ArrayTable("emb", keys, np.full((5000, 8), 2, np.float32)))
+    table = Snapshot(path).table("emb")
+    path.write_bytes((tmp_path / "b.kvsnap").read_bytes())
+    for use in (lambda: table.lookup(keys), lambda: table.find(keys), lambda: table.pool(keys, np.array([0, 5000]))):
+        with pytest.raises(BadInputError, match="cut or written over since it was opened"):
+            use()
+
+
+def test_a_file_that_is_cut_is_an_error_and_ends_no_process(tmp_path: Path) -> None:
+    # In a process of its own: where this fails, SIGBUS ends it. Its other faults still end it, with a traceback.
+    path, keys = tmp_path / "a.kvsnap", some_keys(50_000, "int64")
+    write(path, ArrayTable("emb", keys, np.ones((50_000, 16), np.float32)))
+    program = """
+        import faulthandler, mmap, os, sys
+        import numpy as np
+        from kvtools.errors import BadInputError
+        from kvtools.snapshot import Snapshot
+        faulthandler.enable()
+        path = sys.argv[1]
+        keys = np.load(path + ".npy")
+        snapshot = Snapshot(path)
+        table = snapshot.table("emb")
+        assert table.lookup(keys[:10])[1].all()
+        other = mmap.mmap(os.open(path, os.O_RDONLY), 0, access=mmap.ACCESS_READ)
+        size = os.path.getsize(path)
+        os.truncate(path, 8192)
+        for use in (lambda: table.lookup(keys), snapshot.populate, snapshot.verify):
+            try:
+                use()
+            except BadInputError as error:
+                assert "cut or written over" in str(error), error
+            else:
+                raise AssertionError("no error")
+        os.truncate(path, size)
+        try:
+            table.lookup(keys)
+        except BadInputError:
+            print("survived", flush=True)
+        os.truncate(path, 0)
+        other[size - 1]
+    """
+    np.save(f"{path}.npy", keys)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), str(path)], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "survived\n", done.stderr
+    assert done.returncode < 0 and "Bus error" in done.stderr
+
+
+def test_populate_and_verify_can_be_stopped(tmp_path: Path) -> None:
+    write(tmp_path / "a.kvsnap", ArrayTable("emb", np.arange(9), np.ones((9, 3), np.float32)))
+    snapshot = Snapshot(tmp_path / "a.kvsnap")
+    assert not snapshot.populate(go_on=lambda done, total: False) and not snapshot.warm
+    seen: list[tuple[int, int]] = []
+    assert snapshot.populate(go_on=lambda done, total: seen.append((done, total)) or True) and snapshot.warm
+    assert seen and seen[-1][0] == seen[-1][1]
+    assert not snapshot.verify(go_on=lambda done, total: False)
+
+
+def test_lookups_from_many_threads(tmp_path: Path) -> None:
+    keys = some_keys(20_000, "int64")
+    write(tmp_path / "a.kvsnap", ArrayTable("emb", keys, np.arange(20_000, dtype=np.float32)[:, None]))
+    table, wrong = Snapshot(tmp_path / "a.kvsnap").table("emb"), []
+
+    def look(seed: int) -> None:
+        rows = np.random.default_rng(seed).integers(0, 20_000, 3000)
+        for _ in range(20):
+            got, found = table.lookup(keys[rows])
+            if not found.all() or not np.array_equal(got[:, 0], rows):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=look, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_disk_that_is_full_leaves_the_old_file_and_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.kvsnap"
+    write(path, ArrayTable("emb", np.array([5]), np.float32([[1, 2]])))
+    program = f"""
+        import resource, signal
+        import numpy as np
+        from kvtools.array_table import ArrayTable
+        from kvtools.dialects.writing import WriteOptions
+        from kvtools.migrate import write_tables
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        table = ArrayTable("emb", np.arange(50_000), np.ones((50_000, 2), np.float32))
+        write_tables([table], {str(path)!r}, "snapshot", options=WriteOptions(force=True))
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True)
+    assert f"OutputError: writing '{path}': File too large; nothing was changed there" in done.stderr
+    assert [file.name for file in tmp_path.iterdir()] == ["a.kvsnap"]
+    assert Snapshot(path).table("emb").lookup(np.array([5]))[1].all()
+
+
+def test_a_folder_that_is_not_there_or_a_file_that_is(tmp_path: Path) -> None:
+    table = ArrayTable("emb", np.array([5]), np.float32([[1, 2]]))
+    with pytest.raises(OutputError, match="there is no folder"):
+        write(tmp_path / "no" / "a.kvsnap", table)
+    write(tmp_path / "a.kvsnap", table)
+    with pytest.raises(OutputError, match="exists"):
+        write(tmp_path / "a.kvsnap", table)
+    with pytest.raises(UsageError, match="expected none or int8"):
+        write(tmp_path / "b.kvsnap", table, compression="gzip")
+
+
+def test_opening_what_is_none(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match="No such file"):
+        Snapshot(tmp_path / "no.kvsnap")
+    with pytest.raises(BadInputError, match="Is a directory"):
+        Snapshot(tmp_path)
+    (tmp_path / "a.kvsnap").write_bytes(b"PK\x03\x04 and so on")
+    with pytest.raises(CorruptFileError, match="does not begin as a snapshot does"):
+        Snapshot(tmp_path / "a.kvsnap")
+
+
+def test_the_writer_refuses_rows_that_do_not_add_up(tmp_path: Path) -> None:
+    writer = _snapshot.Writer(str(tmp_path / "a"), 1 << 20)
+    writer.begin_table("emb", key_dtype="int64", value_dtype="float32", dim=2, rows=3)
+    writer.add_keys(np.array([1, 2]))
+    with pytest.raises(ValueError, match="got 2 keys, expected 3"):
+        writer.sort_keys()
+    writer.add_keys(np.array([3]))
+    with pytest.raises(ValueError, match="more keys came than its 3 rows"):
+        writer.add_keys(np.array([4]))
+    writer.sort_keys()
+    with pytest.raises(ValueError, match="it has not"):
+        writer.add_rows(2, np.ones((2, 2), np.float32))
+    writer.add_rows(0, np.ones((2, 2), np.float32))
+    with pytest.raises(ValueError, match="got 2 rows, expected 3"):
+        writer.end_table()
+    writer.abort()
+    with pytest.raises(ValueError, match="closed"):
+        writer.end_table()
+
+
+def test_kvtools_open_reads_one(tmp_path: Path) -> None:
+    write(tmp_path / "a.kvsnap", ArrayTable("emb", np.array([5]), np.float32([[1, 2]])))
+    assert kvtools.open(tmp_path / "a.kvsnap").table("emb").take(np.array([0])).values.tolist() == [[1, 2]]

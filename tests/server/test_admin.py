@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi")
+pytest.importorskip("httpx")
+from fastapi.testclient import TestClient
+
+from kvtools.server.app import create_app
+from kvtools.server.catalog import Catalog, static_catalog
+from kvtools.server.settings import Settings
+from kvtools.server.sources import ModelSource
+from kvtools.server.version_policy import VersionPolicy
+from kvtools.server.versions import Versions
+
+
+@pytest.fixture
+def client(write_version: Callable[..., Path], tmp_path: Path) -> TestClient:
+    for number in (6, 7):
+        write_version(tmp_path / "m", number)
+    catalog, settings = Catalog(), Settings(admin=True)
+    Versions(catalog, [ModelSource("ctr", str(tmp_path / "m"), VersionPolicy("all"))], settings).load()
+    return TestClient(create_app(catalog, settings), raise_server_exceptions=False)
+
+
+def test_labels(client: TestClient) -> None:
+    assert client.put("/admin/models/ctr/labels/stable", json={"version": 6}).json() == {"stable": 6}
+    assert client.put("/admin/models/ctr/labels/canary", json={"version": 7}).json() == {"stable": 6, "canary": 7}
+    assert client.delete("/admin/models/ctr/labels/stable").json() == {"canary": 7}
+    assert client.post("/admin/look").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "code"),
+    [
+        ("ctr/labels/stable", {"version": 8}, 404, "unknown_version"),
+        ("cvr/labels/stable", {"version": 7}, 404, "unknown_model"),
+        ("ctr/labels/stable", {"version": "new"}, 400, "bad_request"),
+        ("ctr/labels/stable", {}, 400, "bad_request"),
+    ],
+)
+def test_what_cannot_be_labelled(client: TestClient, path: str, body: object, status: int, code: str) -> None:
+    answer = client.put(f"/admin/models/{path}", json=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+
+
+@pytest.mark.parametrize("settings", [Settings(), Settings(admin=True)])
+def test_changes_are_off_unless_asked_for(sample_path: Path, settings: Settings) -> None:
+    client = TestClient(create_app(static_catalog(sample_path), settings))
+    answer = client.put("/admin/models/default/labels/stable", json={"version": 1})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "forbidden")

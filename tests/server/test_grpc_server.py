@@ -1,0 +1,394 @@
+"""The gRPC port, spoken to with bytes: what is answered, and how what is wrong is refused."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("grpc")
+pytest.importorskip("grpc_health")
+pytest.importorskip("grpc_reflection")
+import grpc
+
+from kvtools.errors import BadInputError
+from kvtools.server.catalog import Catalog, ServedModel, static_catalog
+from kvtools.server.grpc_server import GrpcServer, start
+from kvtools.server.protos import POOL, message
+from kvtools.server.settings import Settings
+from kvtools.server.sources import ModelSource
+from kvtools.server.version_policy import VersionPolicy
+
+PREDICT = "/tensorflow.serving.PredictionService/Predict"
+METADATA = "/tensorflow.serving.PredictionService/GetModelMetadata"
+STATUS = "/tensorflow.serving.ModelService/GetModelStatus"
+RELOAD = "/tensorflow.serving.ModelService/HandleReloadConfigRequest"
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+SEVEN = [2.0, 2.125, 2.25, 2.375]  # the row of key -7 in ads/emb
+REQUESTS = {
+    PREDICT: message("tensorflow.serving.PredictRequest"),
+    METADATA: message("tensorflow.serving.GetModelMetadataRequest"),
+    STATUS: message("tensorflow.serving.GetModelStatusRequest"),
+    RELOAD: message("tensorflow.serving.ReloadConfigRequest"),
+    INFER: message("inference.ModelInferRequest"),
+}
+ANSWERS = {
+    PREDICT: message("tensorflow.serving.PredictResponse"),
+    METADATA: message("tensorflow.serving.GetModelMetadataResponse"),
+    STATUS: message("tensorflow.serving.GetModelStatusResponse"),
+    RELOAD: message("tensorflow.serving.ReloadConfigResponse"),
+    INFER: message("inference.ModelInferResponse"),
+}
+
+
+@pytest.fixture(scope="module")
+def catalog() -> Catalog:
+    return static_catalog(Path(__file__).parent.parent / "data" / "sample")
+
+
+@pytest.fixture(scope="module")
+def server(catalog: Catalog) -> Iterator[GrpcServer]:
+    server = start(catalog, Settings(grpc_port=0, max_keys=1000, max_values=2000))
+    yield server
+    server.stop(0)
+
+
+@pytest.fixture(scope="module")
+def channel(server: GrpcServer) -> Iterator[Any]:
+    with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        yield channel
+
+
+def send(channel: Any, method: str, data: bytes) -> bytes:
+    return channel.unary_unary(method)(data, timeout=30)  # type: ignore[no-any-return]
+
+
+def ask(channel: Any, method: str, **fields: Any) -> Any:
+    return ANSWERS[method].FromString(send(channel, method, REQUESTS[method](**fields).SerializeToString()))
+
+
+def refused(channel: Any, method: str, data: bytes | None = None, **fields: Any) -> tuple[str, str]:
+    with pytest.raises(grpc.RpcError) as caught:
+        send(channel, method, REQUESTS[method](**fields).SerializeToString() if data is None else data)
+    return caught.value.code().name, caught.value.details()
+
+
+def model(signature: str = "ads_emb", **fields: Any) -> dict[str, Any]:
+    return {"name": "default", "signature_name": signature, **fields}
+
+
+def tensor(dtype: int = 9, shape: Any = (2,), **fields: Any) -> dict[str, Any]:
+    return {"dtype": dtype, "tensor_shape": {"dim": [{"size": size} for size in shape]}, **fields}
+
+
+def rows(tensor: Any) -> Any:
+    shape = [dim.size for dim in tensor.tensor_shape.dim]
+    return np.frombuffer(tensor.tensor_content, "<f4").reshape(shape).tolist()
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        tensor(tensor_content=np.array([-7, 99]).tobytes()),
+        tensor(int64_val=[-7, 99]),
+        tensor(int64_val=[-7, 99, 5]),  # as TensorFlow: what is too much is left aside
+    ],
+)
+def test_predict(channel: Any, ids: dict[str, Any]) -> None:
+    answer = ask(channel, PREDICT, model_spec=model(), inputs={"ids": ids})
+    assert rows(answer.outputs["embeddings"]) == [SEVEN, [0] * 4]
+    assert list(answer.outputs) == ["embeddings"]
+    spec = answer.model_spec
+    assert (spec.name, spec.signature_name, spec.version.value) == ("default", "ads_emb", 1)
+    answer = ask(channel, PREDICT, model_spec=model(), inputs={"ids": ids}, output_filter=["found", "embeddings"])
+    found = answer.outputs["found"]
+    assert (found.dtype, found.tensor_content, len(answer.outputs)) == (10, b"\1\0", 2)
+
+
+def test_the_last_value_stands_for_those_that_follow_and_none_for_zeros(channel: Any) -> None:
+    answer = ask(channel, PREDICT, model_spec=model(), inputs={"ids": tensor(shape=[2, 2], int64_val=[0, -7])})
+    assert rows(answer.outputs["embeddings"])[1] == [SEVEN, SEVEN]
+    zero = rows(
+        ask(channel, PREDICT, model_spec=model(), inputs={"ids": tensor(shape=[1], int64_val=[0])}).outputs[
+            "embeddings"
+        ]
+    )
+    answer = ask(channel, PREDICT, model_spec=model(), inputs={"ids": tensor(shape=[3])})
+    assert rows(answer.outputs["embeddings"]) == zero * 3
+    answer = ask(channel, PREDICT, model_spec=model(), inputs={"ids": tensor(shape=[], int64_val=[-7])})
+    assert rows(answer.outputs["embeddings"]) == SEVEN
+    answer = ask(channel, PREDICT, model_spec=model(), inputs={"ids": tensor(shape=[0])})
+    assert [dim.size for dim in answer.outputs["embeddings"].tensor_shape.dim] == [0, 4]
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "text"),
+    [
+        ({}, "INVALID_ARGUMENT", "Missing ModelSpec"),
+        ({"model_spec": {}}, "INVALID_ARGUMENT", "ModelSpec has no name specified."),
+        ({"model_spec": {"name": "x"}}, "NOT_FOUND", "Servable not found for request: Latest(x)"),
+        (
+            {"model_spec": model(version={"value": 9})},
+            "NOT_FOUND",
+            "Servable not found for request: Specific(default, 9)",
+        ),
+        ({"model_spec": model(version={"value": -1})}, "NOT_FOUND", "Specific(default, -1)"),
+        ({"model_spec": model(version_label="x")}, "INVALID_ARGUMENT", "Unrecognized servable version label: x"),
+        ({"model_spec": model("")}, "FAILED_PRECONDITION", '"serving_default" not found'),
+        ({"model_spec": model("x")}, "FAILED_PRECONDITION", '"x" not found'),
+        ({"model_spec": model()}, "INVALID_ARGUMENT", "Missing but required: {ids}"),
+        ({"inputs": {"id": tensor()}}, "INVALID_ARGUMENT", "Sent extra: {id}"),
+        ({"inputs": {"ids": tensor(1)}}, "INVALID_ARGUMENT", "expected int64, got float"),
+        ({"inputs": {"ids": tensor(3)}}, "INVALID_ARGUMENT", "expected int64, got int32"),
+        ({"inputs": {"ids": tensor(23)}}, "INVALID_ARGUMENT", "expected int64, got uint64"),
+        ({"inputs": {"ids": tensor(7, string_val=[b"a"])}}, "INVALID_ARGUMENT", "expected int64, got string"),
+        ({"inputs": {"ids": tensor(0)}}, "INVALID_ARGUMENT", "tensors of type DT_INVALID are not supported"),
+        ({"inputs": {"ids": tensor(21)}}, "INVALID_ARGUMENT", "tensors of type DT_VARIANT are not supported"),
+        ({"inputs": {"ids": tensor(77)}}, "INVALID_ARGUMENT", "tensors of type 77 are not supported"),
+        ({"inputs": {"ids": tensor(shape=[-1])}}, "INVALID_ARGUMENT", "no shape of a tensor"),
+        ({"inputs": {"ids": tensor(shape=[1] * 40)}}, "INVALID_ARGUMENT", "no shape of a tensor"),
+        ({"inputs": {"ids": tensor(shape=[2**62, 2**62, 0])}}, "INVALID_ARGUMENT", "expected at most 2000"),
+        ({"inputs": {"ids": tensor(shape=[2**40])}}, "INVALID_ARGUMENT", "expected at most 2000"),
+        ({"inputs": {"ids": tensor(shape=[600])}}, "INVALID_ARGUMENT", "at most 2000 numbers"),
+        ({"inputs": {"ids": tensor(shape=[1001])}}, "INVALID_ARGUMENT", "at most 1000"),
+        ({"inputs": {"ids": tensor(tensor_content=b"12345678")}}, "INVALID_ARGUMENT", "got 8 bytes of tensor_content"),
+        ({"inputs": {"ids": {"dtype": 9, "tensor_shape": {"unknown_rank": True}}}}, "INVALID_ARGUMENT", "no shape"),
+        ({"inputs": {"ids": tensor()}, "output_filter": ["x"]}, "INVALID_ARGUMENT", "output tensor alias not found"),
+    ],
+)
+def test_predict_refuses(channel: Any, fields: dict[str, Any], code: str, text: str) -> None:
+    got, details = refused(channel, PREDICT, **{"model_spec": model(), **fields} if fields else {})
+    assert got == code and text in details, details
+
+
+def test_metadata_and_status(channel: Any) -> None:
+    answer = ask(channel, METADATA, model_spec={"name": "default"}, metadata_field=["signature_def"])
+    assert answer.model_spec.version.value == 1
+    packed = answer.metadata["signature_def"]
+    assert packed.type_url.endswith("/tensorflow.serving.SignatureDefMap")
+    signatures = message("tensorflow.serving.SignatureDefMap").FromString(packed.value).signature_def
+    assert sorted(signatures) == ["ads_emb", "empty_emb", "user_emb"]
+    assert signatures["ads_emb"].inputs["ids"].tensor_shape.unknown_rank
+    status = ask(channel, STATUS, model_spec={"name": "default"}).model_version_status
+    assert [(each.version, each.state, each.status.error_code) for each in status] == [(1, 30, 0)]
+    for fields, code in [
+        ({}, "INVALID_ARGUMENT"),
+        ({"model_spec": {"name": "x"}}, "NOT_FOUND"),
+        ({"model_spec": {"name": "default", "version": {"value": 4}}}, "NOT_FOUND"),
+    ]:
+        assert refused(channel, STATUS, **fields)[0] == code
+    assert refused(channel, METADATA, model_spec={"name": "default"})[0] == "INVALID_ARGUMENT"
+    assert refused(channel, METADATA, model_spec={"name": "default"}, metadata_field=["x"]) == (
+        "INVALID_ARGUMENT",
+        "Metadata field x is not supported",
+    )
+
+
+@pytest.mark.parametrize("method", [*REQUESTS, "/inference.GRPCInferenceService/ModelReady"])
+def test_no_bytes_are_an_internal_error(channel: Any, method: str) -> None:
+    rng = random.Random(0)
+    whole = REQUESTS[PREDICT](
+        model_spec=model(), inputs={"ids": tensor(int64_val=[1, 2])}, output_filter=["found"]
+    ).SerializeToString()
+    bodies = [b"", b"\xff" * 9, b"\x0a\x05abc", b"\x0a\x02\xc3\x28", whole[:-3]]
+    for _ in range(40):
+        mutated = bytearray(whole)
+        for _ in range(rng.randint(1, 4)):
+            mutated[rng.randrange(len(mutated))] = rng.randrange(256)
+        bodies.append(bytes(mutated))
+    for body in bodies:
+        try:
+            send(channel, method, body)
+        except grpc.RpcError as error:
+            assert error.code().name in (
+                "INVALID_ARGUMENT",
+                "NOT_FOUND",
+                "FAILED_PRECONDITION",
+                "UNIMPLEMENTED",
+                "PERMISSION_DENIED",
+            ), (body, error)
+            assert error.details()
+
+
+def test_examples_and_unknown_methods_are_unimplemented(channel: Any) -> None:
+    for method in ("Classify", "Regress", "MultiInference", "Nothing"):
+        assert refused(channel, f"/tensorflow.serving.PredictionService/{method}", b"")[0] == "UNIMPLEMENTED"
+
+
+def test_a_message_that_is_too_large_is_refused(channel: Any) -> None:
+    ids = tensor(shape=[400_000], tensor_content=bytes(3_200_000))
+    assert refused(channel, PREDICT, model_spec=model(), inputs={"ids": ids})[0] == "RESOURCE_EXHAUSTED"
+
+
+def contents(**lists: Any) -> dict[str, Any]:
+    return {"name": "ids", "datatype": "INT64", "shape": [2], "contents": lists}
+
+
+RAW = {"name": "ids", "datatype": "INT64", "shape": [2]}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"inputs": [contents(int64_contents=[-7, 99])]},
+        {"inputs": [RAW], "raw_input_contents": [np.array([-7, 99]).tobytes()]},
+    ],
+)
+def test_infer(channel: Any, fields: dict[str, Any]) -> None:
+    answer = ask(channel, INFER, model_name="ads/emb", id="x", **fields)
+    assert (answer.model_name, answer.model_version, answer.id) == ("ads/emb", "1", "x")
+    assert [(o.name, o.datatype, list(o.shape)) for o in answer.outputs] == [
+        ("embeddings", "FP32", [2, 4]),
+        ("found", "BOOL", [2]),
+    ]
+    assert np.frombuffer(answer.raw_output_contents[0], "<f4").tolist() == [*SEVEN, 0, 0, 0, 0]
+    assert answer.raw_output_contents[1] == b"\1\0"
+    answer = ask(
+        channel,
+        INFER,
+        model_name="default",
+        model_version="1",
+        parameters={"signature_name": {"string_param": "ads_emb"}},
+        outputs=[{"name": "found"}],
+        **fields,
+    )
+    assert list(answer.raw_output_contents) == [b"\1\0"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "text"),
+    [
+        ({"model_name": "x"}, "NOT_FOUND", "'x' is not found"),
+        ({"model_version": "7"}, "NOT_FOUND", "version 7 is not found"),
+        ({}, "INVALID_ARGUMENT", "Missing but required: {ids}"),
+        ({"inputs": [contents()]}, "INVALID_ARGUMENT", "got 0 values in int64_contents"),
+        ({"inputs": [RAW, RAW], "raw_input_contents": [bytes(16)]}, "INVALID_ARGUMENT", "expected one for each of 2"),
+        ({"inputs": [RAW], "raw_input_contents": [bytes(15)]}, "INVALID_ARGUMENT", "got 15 bytes, expected 16"),
+        ({"inputs": [contents()], "raw_input_contents": [bytes(16)]}, "INVALID_ARGUMENT", "must not be there"),
+        ({"inputs": [{**RAW, "datatype": "FP16"}]}, "INVALID_ARGUMENT", "in raw_input_contents only"),
+        ({"inputs": [{**RAW, "shape": [-2]}]}, "INVALID_ARGUMENT", "a shape of sizes from 0"),
+        ({"inputs": [{**RAW, "datatype": "x"}]}, "INVALID_ARGUMENT", "got datatype 'x'"),
+        ({"inputs": [{**RAW, "shape": [1 << 39]}]}, "INVALID_ARGUMENT", "expected at most 2000 values"),
+    ],
+)
+def test_infer_refuses(channel: Any, fields: dict[str, Any], code: str, text: str) -> None:
+    got, details = refused(channel, INFER, **{"model_name": "ads/emb", **fields})
+    assert got == code and text in details, details
+
+
+def test_health_and_reflection(channel: Any, catalog: Catalog, server: GrpcServer) -> None:
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+    from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+    health = health_pb2_grpc.HealthStub(channel)
+    for service in ("", "tensorflow.serving.PredictionService", "inference.GRPCInferenceService"):
+        assert health.Check(health_pb2.HealthCheckRequest(service=service)).status == 1
+    with pytest.raises(grpc.RpcError) as caught:
+        health.Check(health_pb2.HealthCheckRequest(service="x"))
+    assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+    reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
+    asked = [
+        reflection_pb2.ServerReflectionRequest(list_services=""),
+        reflection_pb2.ServerReflectionRequest(file_containing_symbol="tensorflow.serving.PredictionService"),
+        reflection_pb2.ServerReflectionRequest(file_containing_symbol="grpc.health.v1.Health"),
+    ]
+    services, ours, health_file = reflection.ServerReflectionInfo(iter(asked))
+    assert {service.name for service in services.list_services_response.service} == {
+        "tensorflow.serving.PredictionService",
+        "tensorflow.serving.ModelService",
+        "inference.GRPCInferenceService",
+        "grpc.health.v1.Health",
+        "grpc.reflection.v1alpha.ServerReflection",
+    }
+    assert len(ours.file_descriptor_response.file_descriptor_proto) >= 1
+    assert len(health_file.file_descriptor_response.file_descriptor_proto) == 1
+
+
+def test_health_follows_the_catalog(sample_path: Path) -> None:
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    catalog = static_catalog(sample_path)
+    server = start(catalog, Settings(grpc_port=0))
+    try:
+        with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            watched = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=30)
+            assert next(watched).status == 1
+            catalog.draining = True
+            assert next(watched).status == 2
+    finally:
+        server.stop(0)
+
+
+def test_a_port_that_is_taken_is_named(server: GrpcServer, catalog: Catalog) -> None:
+    with pytest.raises(BadInputError, match=f"127.0.0.1:{server.port} for gRPC"):
+        start(catalog, Settings(grpc_port=server.port))
+
+
+def config(**changes: Any) -> dict[str, Any]:
+    entry = {"name": "ranker", "base_path": "/models/ranker", "model_platform": "tensorflow", **changes}
+    return {"config": {"model_config_list": {"config": [entry]}}}
+
+
+def test_reload(sample_path: Path) -> None:
+    catalog = static_catalog(sample_path)
+    taken: list[list[ModelSource]] = []
+
+    def reload(sources: list[ModelSource]) -> Future[dict[str, str]]:
+        taken.append(sources)
+        done: Future[dict[str, str]] = Future()
+        done.set_result({"ranker": "no version"} if "none" in sources[0].path else {})
+        return done
+
+    catalog.changes = SimpleNamespace(reload=reload)  # type: ignore[assignment]
+    catalog.publish(ServedModel("ranker"))
+    server = start(catalog, Settings(grpc_port=0, admin=True))
+    try:
+        with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            answer = ask(channel, RELOAD, **config())
+            assert (answer.status.error_code, answer.status.error_message) == (0, "")
+            assert taken.pop() == [ModelSource("ranker", "/models/ranker", VersionPolicy(), {})]
+            ask(channel, RELOAD, **config(model_version_policy={"specific": {"versions": [7, 3]}}))
+            assert taken.pop()[0].policy == VersionPolicy("specific", numbers=(3, 7))
+            ask(channel, RELOAD, **config(model_version_policy={"latest": {"num_versions": 2}}))
+            assert taken.pop()[0].policy == VersionPolicy("latest", 2)
+            ask(channel, RELOAD, **config(model_version_policy={"all": {}}))
+            assert taken.pop()[0].policy == VersionPolicy("all")
+            ask(channel, RELOAD, **config(name="other", version_labels={"stable": 4}))
+            assert taken.pop()[0].labels == {"stable": 4}
+            for fields, code, text in [
+                ({}, "INVALID_ARGUMENT", "Only ModelConfigList"),
+                (config(name=""), "INVALID_ARGUMENT", "has no name"),
+                (config(base_path=""), "INVALID_ARGUMENT", "no base_path"),
+                (config(model_platform="torch"), "INVALID_ARGUMENT", "unsupported platform torch"),
+                (config(logging_config=b"\x0a\x00"), "UNIMPLEMENTED", "logging_config"),
+                (config(model_version_policy={"specific": {}}), "INVALID_ARGUMENT", "needs version numbers"),
+                (config(version_labels={"stable": 4}), "FAILED_PRECONDITION", "assign label to version 4"),
+                (config(base_path="/none"), "UNKNOWN", "model ranker cannot be served: no version"),
+                (
+                    {"config": {"model_config_list": {"config": [{"name": "a", "base_path": "/a"}] * 2}}},
+                    "INVALID_ARGUMENT",
+                    "Illegal to list model a multiple times",
+                ),
+            ]:
+                got, details = refused(channel, RELOAD, **fields)
+                assert got == code and text in details, details
+    finally:
+        server.stop(0)
+
+
+def test_models_are_not_changed_by_requests_unless_that_is_allowed(channel: Any) -> None:
+    assert refused(channel, RELOAD, **config())[0] == "PERMISSION_DENIED"
+
+
+def test_messages_are_in_a_pool_of_their_own() -> None:
+    from google.protobuf import descriptor_pool
+
+    assert POOL is not descriptor_pool.Default()
+    for kind in REQUESTS.values():
+        assert kind.DESCRIPTOR.file.pool is POOL

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import pytest
+
+pytest.importorskip("fastapi")
+pytest.importorskip("httpx")
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from kvtools.server.catalog import Catalog
+from kvtools.server.late_app import LateApp
+
+
+def test_health_is_answered_before_there_is_an_application() -> None:
+    app = LateApp(Catalog(), FastAPI)
+    client = TestClient(app)
+    assert client.get("/livez").json() == {"status": "live"}
+    assert client.get("/healthz").json() == {"status": "ok"}
+    answer = client.get("/readyz")
+    assert answer.status_code == 503
+    assert answer.json() == {"error": {"code": "not_ready", "message": "no model is served yet"}}
+    assert client.head("/warmz").status_code == 503
+
+
+def test_other_requests_wait_for_it() -> None:
+    go = threading.Event()
+
+    def make() -> FastAPI:
+        assert go.wait(60)
+        return FastAPI()
+
+    app = LateApp(Catalog(), make)
+    app.begin()
+    threading.Timer(0.05, go.set).start()
+    assert TestClient(app).get("/openapi.json").status_code == 200
+    assert TestClient(app).post("/livez").status_code == 404, "a check is a GET"
+
+
+def test_serving_begins_without_fastapi() -> None:
+    program = (
+        "import sys, kvtools.cli.serve, kvtools.server.process, kvtools.server.run; print('fastapi' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

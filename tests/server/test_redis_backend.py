@@ -1,0 +1,248 @@
+"""Tables that stay in a real Redis: looked up there by every protocol, behind a snapshot, and while it is gone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("fastapi")
+pytest.importorskip("httpx")
+from fastapi.testclient import TestClient
+from redis_processes import Cluster, Guarded, Server, wait_until
+from resp_server import serving
+
+from kvtools.array_table import ArrayTable
+from kvtools.dialects.writing import WriteOptions
+from kvtools.errors import BadInputError, UsageError
+from kvtools.migrate import write_tables
+from kvtools.server import redis_backend
+from kvtools.server.app import create_app
+from kvtools.server.catalog import static_catalog
+from kvtools.server.redis_backend import RedisStore
+from kvtools.server.request import RequestError
+from kvtools.server.store import TableStore
+
+DIM = 4
+FORCE = WriteOptions(force=True)
+
+
+def table(name: str, keys: Any, *, plus: float = 0, dim: int = DIM, key_dtype: str = "int64") -> ArrayTable:
+    """A table whose rows tell their keys."""
+    keys = np.asarray(keys, key_dtype)
+    return ArrayTable(name, keys, (keys.astype(np.float32) + plus)[:, None] + np.zeros(dim, np.float32))
+
+
+def write(url: str, *tables: ArrayTable) -> None:
+    write_tables(list(tables), url, "redis", options=FORCE)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    running = Server(tmp_path)
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def url(server: Server) -> str:
+    return f"redis://127.0.0.1:{server.port}/0"
+
+
+def expect(store: RedisStore, name: str, keys: Any, rows: Any, found: Any) -> None:
+    values, there = store.table(name).lookup(np.asarray(keys, store.table(name).schema.key_dtype))
+    assert there.tolist() == list(found)
+    assert values[:, 0].tolist() == list(rows) and (values == values[:, :1]).all()
+
+
+@pytest.mark.parametrize("key_dtype", ["int64", "int32", "uint64"])
+def test_rows_are_those_in_redis(url: str, key_dtype: str) -> None:
+    limits = np.iinfo(key_dtype)
+    keys = np.unique(np.array([limits.min, 0, 5, limits.max, *range(100, 30_000)], key_dtype))
+    source = table("emb", keys, dim=64, key_dtype=key_dtype)  # many buckets
+    write(url, source)
+    store = RedisStore(url)
+    asked = np.random.default_rng(0).choice(keys, 3000)
+    values, found = store.table("emb").lookup(asked)
+    assert found.all() and (values == asked.astype(np.float32)[:, None]).all()
+    expect(store, "emb", [50, 5, 50], [0, 5, 0], [False, True, False])
+    expect(store, "emb", [], [], [])
+
+
+def test_every_protocol_looks_up_in_redis(url: str) -> None:
+    write(url, table("emb", range(100)), table("two", [7], dim=2))
+    catalog = static_catalog(RedisStore(url))  # type: ignore[arg-type]
+    with TestClient(create_app(catalog)) as client:
+        answer = client.post("/v1/tables/emb:lookup", json={"keys": [3, 999]})
+        assert answer.json() == {"embeddings": [[3.0] * DIM, [0.0] * DIM], "found": [True, False]}
+        pooled = {"keys": [[1, 2], [], [3, 999]], "combiner": "mean"}
+        answer = client.post("/v1/tables/emb:lookup", json=pooled)
+        assert [row[0] for row in answer.json()["embeddings"]] == [1.5, 0.0, 1.5]
+        both = client.post("/v1/tables:lookup", json={"tables": {"emb": {"keys": [1]}, "two": {"keys": [7]}}}).json()
+        assert both["tables"]["two"]["embeddings"] == [[7.0, 7.0]]
+        assert client.post("/v1/tables/emb:lookup", json={"keys": [999], "missing": "error"}).status_code == 404
+        assert client.post("/v1/models/default:predict", json={"instances": []}).status_code < 500
+    with serving(catalog) as running:
+        import redis
+
+        with redis.Redis(port=running.port) as client:
+            assert client.hmget("emb", 3, 999) == [np.full(DIM, 3, np.float32).tobytes(), None]
+            assert client.mget("emb:3", "two:7", "two:8")[1:] == [np.full(2, 7, np.float32).tobytes(), None]
+            assert client.hget("emb", 3) == np.full(DIM, 3, np.float32).tobytes()
+
+
+def test_a_snapshot_in_front_is_asked_first(url: str, tmp_path: Path) -> None:
+    write(url, table("emb", range(10)))
+    write_tables([table("emb", range(5), plus=1000)], tmp_path / "front.kvsnap", "snapshot")
+    store = RedisStore(url, front=TableStore(tmp_path / "front.kvsnap"))
+    expect(store, "emb", [2, 7, 99, 2], [1002, 7, 0, 1002], [True, True, False, True])
+
+
+def test_redis_gone_and_back(server: Server, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_backend, "_RESTS", 0.05)
+    write(url, table("emb", range(10)))
+    write_tables([table("emb", range(5))], tmp_path / "front.kvsnap", "snapshot")
+    front = TableStore(tmp_path / "front.kvsnap")
+    plain, fronted = RedisStore(url), RedisStore(url, front=front)
+    tolerant = RedisStore(url, front=front, missing_while_down=True)
+    app = TestClient(create_app(static_catalog(plain)))  # type: ignore[arg-type]
+    server.stop()
+    with serving(static_catalog(plain)) as resp:  # type: ignore[arg-type]
+        for _ in range(3):
+            answer = app.post("/v1/tables/emb:lookup", json={"keys": [1]})
+            assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+            assert answer.json()["error"]["code"] == "backend_unavailable"
+            assert str(server.port) not in answer.text
+        import redis
+
+        with (
+            redis.Redis(port=resp.port) as client,
+            pytest.raises(redis.ResponseError, match="Redis, where the rows are"),
+        ):
+            client.get("emb:1")
+    expect(fronted, "emb", [1, 2], [1, 2], [True, True])
+    with pytest.raises(RequestError, match="cannot be asked"):
+        fronted.table("emb").lookup(np.array([1, 7]))
+    expect(tolerant, "emb", [1, 7], [1, 0], [True, False])
+    server.start()
+    write(url, table("emb", range(10), plus=0.5))  # It had nothing on disk.
+    until_answered(plain)
+    expect(plain, "emb", [1, 7, 99], [1.5, 7.5, 0], [True, True, False])
+    expect(fronted, "emb", [1, 7], [1, 7.5], [True, True])
+    expect(tolerant, "emb", [1, 7], [1, 7.5], [True, True])
+
+
+def until_answered(store: RedisStore) -> None:
+    waiting = threading.Event()
+    last: RequestError | None = None
+    for _ in range(400):
+        try:
+            store.table("emb").lookup(np.array([1]))
+            return
+        except RequestError as error:
+            last = error
+            waiting.wait(0.02)
+    raise AssertionError(f"it never answers again: {last}") from last
+
+
+def test_tables_written_anew_are_found_without_a_gap(url: str) -> None:
+    write(url, table("emb", range(100)))
+    store = RedisStore(url)
+    wrong: list[Any] = []
+    done = threading.Event()
+
+    def ask() -> None:
+        keys = np.arange(100)
+        while not done.is_set():
+            values, found = store.table("emb").lookup(keys)
+            generations = set((values[:, 0] - keys).tolist())
+            if not found.all() or len(generations) != 1:
+                wrong.append((found.sum(), generations))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    for version in range(1, 6):
+        write(url, table("emb", range(100), plus=version * 1000))
+    done.set()
+    thread.join()
+    assert not wrong
+    expect(store, "emb", [3, 1000], [5003, 0], [True, False])
+
+
+def test_a_cluster(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    try:
+        url = f"redis+cluster://127.0.0.1:{cluster.ports[0]}"
+        write(url, table("emb", range(30_000), dim=64))
+        store = RedisStore(url)
+        keys = np.random.default_rng(0).integers(0, 30_000, 2000)
+        values, found = store.table("emb").lookup(keys)
+        assert found.all() and (values == keys.astype(np.float32)[:, None]).all()
+        expect(store, "emb", [-5, 5], [0, 5], [False, True])
+    finally:
+        cluster.stop()
+
+
+def test_the_primary_that_a_sentinel_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_backend, "_RESTS", 0.05)
+    guarded = Guarded(tmp_path, password="secret")
+    try:
+        url = f"redis+sentinel://:secret@127.0.0.1:{guarded.sentinel.port}/0?service=master"
+        write(url, table("emb", range(10)))
+        store = RedisStore(url)
+        expect(store, "emb", [3, 99], [3, 0], [True, False])
+        first, second = guarded.servers
+        wait_until(lambda: second.client().dbsize() == first.client().dbsize(), "the replica has the tables")
+        guarded.fail_over()
+        wait_until(lambda: guarded.primary() == second.port, "the replica is the primary")
+        first.stop()
+        until_answered(store)
+        expect(store, "emb", [3, 99], [3, 0], [True, False])
+    finally:
+        guarded.stop()
+    with pytest.raises(UsageError, match=r"expected the name of the service, as in \?service="):
+        RedisStore("redis+sentinel://localhost:26379/0")
+
+
+def test_what_cannot_be_is_named(url: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match="has no tables"):
+        RedisStore(url)
+    with pytest.raises(BadInputError, match="check that the server runs"):
+        RedisStore("redis://127.0.0.1:1/0")
+    write(url, table("emb", range(5)))
+    for name, other, said in (
+        (
+            "a",
+            table("emb", range(5), dim=3),
+            r"before Redis it is int64 -> float32\[3\], in Redis int64 -> float32\[4\]",
+        ),
+        ("b", table("other", range(5)), "it lacks table 'other'"),
+    ):
+        write_tables([other], tmp_path / f"{name}.kvsnap", "snapshot")
+        with pytest.raises(BadInputError, match=said):
+            RedisStore(url, front=TableStore(tmp_path / f"{name}.kvsnap"))
+
+
+def test_the_command_serves_from_redis(url: str, tmp_path: Path) -> None:
+    import json
+    import subprocess
+    import sys
+    import urllib.request
+
+    write(url, table("emb", range(10)))
+    write_tables([table("emb", range(5), plus=1000)], tmp_path / "front.kvsnap", "snapshot")
+    for paths, row in (([], 2.0), ([str(tmp_path / "front.kvsnap")], 1002.0)):
+        command = [sys.executable, "-m", "kvtools.cli.main", "serve", *paths, "--backend", url, "--port", "0", "--json"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+            try:
+                assert process.stdout is not None
+                said = json.loads(process.stdout.readline())
+                ask = urllib.request.Request(said["url"] + "/v1/tables/emb:lookup", b'{"keys": [2, 7]}')
+                with urllib.request.urlopen(ask, timeout=30) as answer:
+                    assert [one[0] for one in json.load(answer)["embeddings"]] == [row, 7.0]
+            finally:
+                process.terminate()

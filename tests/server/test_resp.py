@@ -1,0 +1,379 @@
+"""Lookups by the Redis protocol: with redis-py, redis-cli and redis-benchmark, and with bytes that none of them
+sends."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from resp_server import serving
+
+from kvtools._snapshot import RespReader
+from kvtools.server.catalog import static_catalog
+from kvtools.server.observer import Observer
+from kvtools.server.request import RequestError
+from kvtools.server.resp import RespServer
+from kvtools.server.store import TableStore
+
+redis = pytest.importorskip("redis", reason="redis-py is not installed")
+
+SAMPLE = Path(__file__).parent.parent / "data" / "sample"
+
+
+@pytest.fixture
+def users(sample_values: dict[str, dict[int, np.ndarray]]) -> dict[int, np.ndarray]:
+    """The rows of user_emb in its own type."""
+    return {key: row.astype(ml_dtypes.bfloat16) for key, row in sample_values["user_emb"].items()}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RespServer]:
+    with serving(static_catalog(TableStore(SAMPLE)), max_keys=1000) as running:
+        yield running
+
+
+def exchange(port: int, data: bytes, *, end: bool = True) -> bytes:
+    """Send bytes and return all that comes until the server closes, or has answered what was whole."""
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        connection.sendall(data)
+        if end:
+            connection.shutdown(socket.SHUT_WR)
+        received = b""
+        while chunk := connection.recv(65536):
+            received += chunk
+        return received
+
+
+def command(*words: object) -> bytes:
+    encoded = [word if isinstance(word, bytes) else str(word).encode() for word in words]
+    return b"*%d\r\n" % len(encoded) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in encoded)
+
+
+def bulk(row: np.ndarray) -> bytes:
+    data = row.tobytes()
+    return b"$%d\r\n%b\r\n" % (len(data), data)
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+@pytest.mark.parametrize("parser", ["hiredis", "python"])
+def test_redis_py(
+    server: RespServer,
+    sample_values: dict[str, dict[int, np.ndarray]],
+    users: dict[int, np.ndarray],
+    protocol: int,
+    parser: str,
+) -> None:
+    if parser == "hiredis":
+        pytest.importorskip("hiredis")
+        parser_class = redis.connection._HiredisParser
+    else:
+        parser_class = redis._parsers._RESP3Parser if protocol == 3 else redis._parsers._RESP2Parser
+    pool = redis.ConnectionPool(port=server.port, protocol=protocol, parser_class=parser_class)
+    with redis.Redis(connection_pool=pool) as client:
+        ads = sample_values["ads/emb"]
+        assert client.ping()
+        assert client.get("ads/emb:-7") == ads[-7].astype("<f4").tobytes()
+        assert client.get("ads/emb:99") is None
+        found = client.mget([f"ads/emb:{key}" for key in (2**63 - 1, 99, -7)])
+        assert [row and np.frombuffer(row, "<f4").tolist() for row in found] == [
+            ads[2**63 - 1].tolist(),
+            None,
+            ads[-7].tolist(),
+        ]
+        assert client.hmget("user_emb", [9, 4]) == [users[9].tobytes(), None]
+        assert client.hget("user_emb", "9") == users[9].tobytes()
+        assert client.mget("ads/emb:-7", "user_emb:9", "user_emb:5555") == [ads[-7].tobytes(), users[9].tobytes(), None]
+        assert client.exists("ads/emb:-7", "ads/emb:99", "user_emb:9") == 2
+        assert client.hexists("ads/emb", "-7")
+        assert (client.hlen("ads/emb"), client.dbsize()) == (11, 16)
+        assert client.info()["kvtools_version"]
+        assert client.client_id() > 0 and client.echo("hello") == b"hello"
+        pipeline = client.pipeline(transaction=False)
+        for key in (0, -7, 99):
+            pipeline.get(f"ads/emb:{key}")
+        pipeline.echo("between").mget(["user_emb:9"])
+        rows = [ads[0].tobytes(), ads[-7].tobytes(), None]
+        assert pipeline.execute() == [*rows, b"between", [users[9].tobytes()]]
+
+
+def test_a_database_is_a_table(server: RespServer, users: dict[int, np.ndarray]) -> None:
+    with redis.Redis(port=server.port, db=2) as client:
+        assert client.mget(9, 4) == [users[9].tobytes(), None]
+        assert client.get("ads/emb:-7") is not None
+        assert client.dbsize() == 5
+    with (
+        redis.Redis(port=server.port, db=3) as client,
+        pytest.raises(redis.RedisError, match="there is no table '3'; there are 0 to 2"),
+    ):
+        client.ping()
+    assert exchange(server.port, b"SELECT user_emb\r\nGET 9\r\n") == b"+OK\r\n" + bulk(users[9])
+
+
+def test_keys_without_a_table(
+    server: RespServer, save_plain: Callable[..., Path], make_sample: Any, table_tensors: Any, tmp_path: Path
+) -> None:
+    said = exchange(server.port, command("GET", 9))
+    assert said.startswith(b"-ERR the key names no table; write table:17, or SELECT a table (0: ads/emb, 1: empty_emb")
+    sample = make_sample("emb", rows=5)
+    store = TableStore(save_plain(tmp_path / "one", table_tensors(sample)))
+    with serving(static_catalog(store)) as alone:  # The only one needs no name.
+        assert exchange(alone.port, command("GET", sample.keys[0])) == bulk(sample.values[0])
+
+
+@pytest.mark.parametrize("key_dtype", ["int64", "int32", "uint64"])
+@pytest.mark.parametrize("value_dtype", ["float32", "float16", "bfloat16", "float64", "int8"])
+def test_rows_are_the_tables_bytes(
+    save_plain: Callable[..., Path],
+    make_sample: Any,
+    table_tensors: Any,
+    tmp_path: Path,
+    key_dtype: str,
+    value_dtype: str,
+) -> None:
+    sample = make_sample("a:b", rows=20, dim=3, key_dtype=key_dtype, value_dtype=value_dtype, slots=())
+    store = TableStore(save_plain(tmp_path / "a", table_tensors(sample)))
+    limits = np.iinfo(key_dtype)
+    with serving(static_catalog(store)) as running:
+        asked = command("MGET", *(f"a:b:{key}" for key in sample.keys))
+        assert exchange(running.port, asked) == b"*20\r\n" + b"".join(map(bulk, sample.values))
+        for wrong in (limits.min - 1, limits.max + 1):
+            said = exchange(running.port, command("GET", f"a:b:{wrong}") + command("GET", f"a:b:{limits.max}"))
+            expected = (
+                b"expected an integer"
+                if abs(wrong) > 2**63 and wrong != 2**64 - 1
+                else b"expected %b: " % key_dtype.encode()
+            )
+            assert said.startswith(b"-ERR got key ") and expected in said.splitlines()[0], said
+            assert said.endswith(
+                bulk(sample.values[sample.keys.tolist().index(limits.max)])
+            )  # The next one is answered.
+
+
+def test_redis_cli(server: RespServer) -> None:
+    program = shutil.which("redis-cli")
+    if program is None:
+        pytest.skip("redis-cli is not installed")
+    for protocol in ("-2", "-3"):
+        line = [program, "-p", str(server.port), protocol, "--raw", "HLEN", "ads/emb"]
+        assert subprocess.run(line, capture_output=True, check=True, timeout=30).stdout == b"11\n"
+    # Without a command it asks for the commands' documentation first.
+    said = subprocess.run(
+        [program, "-p", str(server.port)], input=b"PING\nGET ads/emb:99\n", capture_output=True, check=True, timeout=30
+    )
+    assert said.stdout.split() == [b"PONG"]
+
+
+def test_redis_benchmark(server: RespServer) -> None:
+    program = shutil.which("redis-benchmark")
+    if program is None:
+        pytest.skip("redis-benchmark is not installed")
+    line = [
+        program,
+        "-p",
+        str(server.port),
+        "-n",
+        "2000",
+        "-c",
+        "8",
+        "-P",
+        "4",
+        "-q",
+        "MGET",
+        "ads/emb:-7",
+        "ads/emb:99",
+    ]
+    said = subprocess.run(line, capture_output=True, check=True, timeout=60)
+    assert b"requests per second" in said.stdout and b"rror" not in said.stdout + said.stderr
+
+
+@pytest.mark.parametrize(
+    ("data", "answer"),
+    [
+        (b"*1048577\r\n", b"-ERR Protocol error: invalid multibulk length\r\n"),
+        (b"*99999999999999999999999\r\n", b"-ERR Protocol error: invalid multibulk length\r\n"),
+        (b"*x\r\n", b"-ERR Protocol error: invalid multibulk length\r\n"),
+        (b"*" + b"1" * 100, b"-ERR Protocol error: too big mbulk count string\r\n"),
+        (b"*2\r\n$3\r\nGET\r\n$536870912\r\n", b"-ERR Protocol error: invalid bulk length\r\n"),
+        (b"*2\r\n$3\r\nGET\r\n$-1\r\n", b"-ERR Protocol error: invalid bulk length\r\n"),
+        (b"*2\r\n$3\r\nGET\r\n$" + b"9" * 100, b"-ERR Protocol error: too big bulk count string\r\n"),
+        (b"*1\r\n*1\r\n*1\r\n", b"-ERR Protocol error: expected '$', got '*'\r\n"),
+        (b"*2\r\n$3\r\nGET\r\n$2\r\n1234\r\n", b"-ERR Protocol error: a bulk string is longer than it says\r\n"),
+        (b"a" * 70_000, b"-ERR Protocol error: too big inline request\r\n"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n", b"-ERR unknown command "),
+        (
+            b"*1000\r\n" + b"$4096\r\n" + b"x" * 4096 + b"\r\n" + (b"$4096\r\n" + b"1" * 4096 + b"\r\n") * 999,
+            b"-ERR Protocol error: a command of over 1048576 bytes",
+        ),
+    ],
+    ids=["words", "huge", "nan", "endless", "bulk", "negative", "digits", "deep", "lie", "line", "tls", "memory"],
+)
+def test_hostile_bytes_end_the_connection_with_an_error(server: RespServer, data: bytes, answer: bytes) -> None:
+    said = exchange(server.port, command("PING") + data)
+    assert said.startswith(b"+PONG\r\n" + answer)
+    assert exchange(server.port, b"PING\r\n") == b"+PONG\r\n"
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer"),
+    [
+        (command("GET"), b"-ERR wrong number of arguments for 'GET' command\r\n"),
+        (command("GET", "ads/emb:1", "ads/emb:2"), b"-ERR wrong number of arguments for 'GET' command\r\n"),
+        (command("HMGET", "ads/emb"), b"-ERR wrong number of arguments for 'HMGET' command\r\n"),
+        (
+            command("MGET", *["ads/emb:1"] * 1001),
+            b"-ERR got 1001 keys, expected at most 1000; send several commands\r\n",
+        ),
+        (command("GET", "ads/emb:1.5"), b"-ERR got key '1.5', expected an integer, as in table:17\r\n"),
+        (command("GET", "ads/emb:"), b"-ERR got key '', expected an integer, as in table:17\r\n"),
+        (command("GET", b"ads/emb:\xff\r\n"), b"-ERR got key '???', expected an integer, as in table:17\r\n"),
+        (command("GET", "nope:1"), b"-ERR there is no table 'nope'\r\n"),
+        (command("MGET", "nope:1", "ads/emb:1"), b"-ERR there is no table 'nope'\r\n"),
+        (command("MGET", "ads/emb:x", "user_emb:1"), b"-ERR got key 'x', expected an integer, as in table:17\r\n"),
+        (command("HGET", "nope", "1"), b"-ERR there is no table 'nope'\r\n"),
+        (command("SET", "ads/emb:1", "x"), b"-ERR unknown command 'SET'; rows are read by GET, MGET, HGET and HMGET"),
+        (command("HELLO", 4), b"-NOPROTO unsupported protocol version\r\n"),
+        (command("CONFIG", "SET", "save", ""), b"-ERR nothing can be set here"),
+        (command("CLIENT", "REPLY", "OFF"), b"-ERR there is no CLIENT REPLY here\r\n"),
+    ],
+)
+def test_wrong_commands_are_answered_and_the_connection_stays(server: RespServer, asked: bytes, answer: bytes) -> None:
+    said = exchange(server.port, asked + command("PING"))
+    assert said.startswith(answer) and said.endswith(b"\r\n+PONG\r\n") and said.count(b"\r\n") == 2
+
+
+def test_quit_answers_and_closes(server: RespServer) -> None:
+    assert exchange(server.port, command("QUIT") + command("PING"), end=False) == b"+OK\r\n"
+
+
+def test_empty_commands_are_passed_over(server: RespServer) -> None:
+    assert exchange(server.port, b"\r\n*0\r\n*-1\r\n   \r\nPING\r\n") == b"+PONG\r\n"
+
+
+def test_too_many_connections_are_told_so(sample_path: Path) -> None:
+    with (
+        serving(static_catalog(TableStore(sample_path)), max_connections=1) as running,
+        socket.create_connection(("127.0.0.1", running.port), timeout=30) as first,
+    ):
+        first.sendall(b"PING\r\n")
+        assert first.recv(100) == b"+PONG\r\n"
+        assert exchange(running.port, b"", end=False) == b"-ERR max number of clients reached\r\n"
+
+
+def test_a_half_sent_command_does_not_hold_a_connection_for_ever(sample_path: Path) -> None:
+    with serving(static_catalog(TableStore(sample_path)), body_timeout=0.01) as running:
+        said = exchange(running.port, b"PING\r\n*2\r\n$3\r\nGET\r\n", end=False)
+        assert said == b"+PONG\r\n-ERR a command was not whole within 0.01 s\r\n"
+
+
+def test_a_client_that_does_not_read_is_not_read_from(sample_path: Path) -> None:
+    keys = 1000
+    asked = command("MGET", *["user_emb:9"] * keys)
+    with (
+        serving(static_catalog(TableStore(sample_path))) as running,
+        socket.create_connection(("127.0.0.1", running.port), timeout=30) as connection,
+    ):
+        connection.setblocking(False)
+        sent = 0
+        with pytest.raises(BlockingIOError):  # The kernel's buffers are full, and nobody takes from them.
+            while True:
+                sent += connection.send(asked[sent % len(asked) :])
+                assert sent < 200 << 20
+        connection.setblocking(True)
+        # What was whole is answered, as soon as it is read.
+        expected = len(b"*%d\r\n" % keys) + keys * len(b"$16\r\n" + b"x" * 16 + b"\r\n")
+        received = 0
+        while received < expected * (sent // len(asked)):
+            chunk = connection.recv(1 << 20)
+            assert chunk
+            received += len(chunk)
+
+
+def test_large_lookups_keep_the_order_of_replies(
+    save_plain: Callable[..., Path], make_sample: Any, table_tensors: Any, tmp_path: Path
+) -> None:
+    sample = make_sample("emb", rows=2000, dim=64, slots=())
+    with serving(static_catalog(TableStore(save_plain(tmp_path / "a", table_tensors(sample))))) as running:
+        large = command("MGET", *(f"emb:{key}" for key in sample.keys))  # in a thread
+        asked = command("ECHO", "a") + large + command("ECHO", "b") + large + command("GET", f"emb:{sample.keys[3]}")
+        rows = b"*2000\r\n" + b"".join(map(bulk, sample.values))
+        assert exchange(running.port, asked) == (b"$1\r\na\r\n" + rows + b"$1\r\nb\r\n" + rows + bulk(sample.values[3]))
+
+
+def test_too_many_numbers_are_refused_one_command_at_a_time(sample_path: Path) -> None:
+    with serving(static_catalog(TableStore(sample_path)), max_values=8) as running:
+        said = exchange(running.port, command("HMGET", "ads/emb", 1, 2, 3) + command("HMGET", "ads/emb", 99))
+        assert said == b"-ERR got 3 keys of 4 numbers, expected at most 8\r\n*1\r\n$-1\r\n"
+
+
+def test_keys_are_asked_for_as_the_observer_wants_it(sample_path: Path) -> None:
+    class Guard(Observer):
+        def authorize(self, headers: Mapping[str, str], tables: Iterable[str]) -> None:
+            if headers.get("authorization") != "Bearer secret":
+                raise RequestError(401, "no_key", "an access key is needed")
+            if "user_emb" in tables:
+                raise RequestError(403, "forbidden", "this key does not open the table")
+
+    guard = Guard()
+    with serving(static_catalog(TableStore(sample_path)), observer=guard) as running:
+        asked, row = command("GET", "ads/emb:99"), b"$-1\r\n"
+        refused = b"-NOAUTH an access key is needed\r\n"
+        assert exchange(running.port, asked + command("AUTH", "wrong") + asked) == refused + b"+OK\r\n" + refused
+        assert exchange(running.port, command("AUTH", "secret") + asked) == b"+OK\r\n" + row
+        assert exchange(running.port, command("AUTH", "default", "secret") + asked) == b"+OK\r\n" + row
+        hello = command("HELLO", 2, "AUTH", "default", "secret", "SETNAME", "me")
+        assert exchange(running.port, hello + asked).endswith(row)
+        said = exchange(running.port, command("AUTH", "secret") + command("MGET", "ads/emb:-7", "user_emb:9"))
+        assert said == b"+OK\r\n-NOPERM this key does not open the table\r\n"
+        assert guard.keys["ads/emb"] == 3 and guard.missing["ads/emb"] == 3
+
+
+WORDS = st.lists(st.binary(min_size=1, max_size=20), min_size=1, max_size=5)
+
+
+@given(st.lists(WORDS, max_size=5), st.lists(st.integers(1, 40), max_size=30))
+def test_any_cut_of_the_bytes_gives_the_same_commands(commands: list[list[bytes]], cuts: list[int]) -> None:
+    data = b"".join(command(*words) for words in commands)
+    reader, taken, at = RespReader(100, 1 << 20, 100), [], 0
+    for size in [*cuts, len(data)]:
+        reader.feed(data[at : at + size])
+        at += size
+        while (item := reader.next()) is not None:
+            taken.append(item[1] if item[0] == "command" else item)
+    for words, item in zip(commands, taken, strict=True):
+        if words[0].upper() in (b"GET", b"MGET", b"HGET", b"HMGET"):
+            assert item[0] in ("lookup", "refused")
+        else:
+            assert item == words
+    assert not reader.partial
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_taken_or_refused(data: bytes) -> None:
+    reader = RespReader(100, 1 << 20, 100)
+    reader.feed(data)
+    for _ in range(len(data) + 1):
+        item = reader.next()
+        if item is None or item[0] == "broken":
+            return
+    raise AssertionError("it does not end")
+
+
+@given(st.lists(st.lists(st.integers(-(2**63), 2**64 - 1), min_size=1, max_size=6), min_size=1, max_size=6))
+def test_lookups_that_stand_together_are_one(commands: list[list[int]]) -> None:
+    reader = RespReader(100, 1 << 20, 100)
+    reader.feed(b"".join(command("HMGET", "t", *keys) for keys in commands))
+    kind, table, count, low, high = reader.next()
+    everything = [key for one in commands for key in one]
+    assert (kind, table, count) == ("lookup", b"t", len(everything))
+    assert reader.keys().view(np.uint64).tolist() == [key % 2**64 for key in everything]
+    assert (low, high) == (min(0, *everything, 0), max(0, *everything, 0))
+    assert [one[0] for one in reader.commands()] == [len(one) for one in commands]

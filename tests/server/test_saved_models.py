@@ -1,0 +1,243 @@
+"""Whole models: a SavedModel that TensorFlow runs, asked through every protocol."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("grpc")
+pytest.importorskip("fastapi")
+pytest.importorskip("httpx")
+from fastapi.testclient import TestClient
+
+from kvtools.errors import BadInputError, MissingDependencyError
+from kvtools.server import kserve_grpc, tensorflow_grpc
+from kvtools.server.app import create_app
+from kvtools.server.caller import Caller
+from kvtools.server.catalog import Catalog, ServedModel, ServedVersion, VersionStatus, static_catalog
+from kvtools.server.kserve_rest import HEADER
+from kvtools.server.protocol_error import ProtocolError
+from kvtools.server.protos import message
+from kvtools.server.saved_models import SavedModelStore, open_store
+from kvtools.server.settings import Settings
+from kvtools.server.sources import ModelSource
+from kvtools.server.store import TableStore
+from kvtools.server.versions import Versions
+
+IDS = {"name": "ids", "shape": [1], "datatype": "INT64", "data": [-7]}
+pytestmark = pytest.mark.usefixtures("tf")
+
+
+@pytest.fixture(scope="module")
+def folder(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`serving_default`: x [n, 2] -> scores [n, 1], twice [n, 2]; `words`: text [n] -> upper, raw_bytes; `half`."""
+    folder = tmp_path_factory.mktemp("saved") / "model"
+    module = tf.Module()
+    module.weights = tf.Variable([[2.0], [3.0]])
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 2], tf.float32, name="x")])
+    def scores(x: Any) -> Any:
+        return {"scores": x @ module.weights, "twice": 2.0 * x}
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="text")])
+    def words(text: Any) -> Any:
+        return {"upper": tf.strings.upper(text), "raw_bytes": text}
+
+    @tf.function(
+        input_signature=[
+            tf.TensorSpec([None], tf.bfloat16, name="a"),
+            tf.TensorSpec([], tf.bool, name="negative"),
+        ]
+    )
+    def half(a: Any, negative: Any) -> Any:
+        tf.debugging.assert_less(tf.size(a), 5, "too many")
+        return {"b": tf.where(negative, -a, a)}
+
+    tf.saved_model.save(module, str(folder), {"serving_default": scores, "words": words, "half": half})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def catalog(folder: Path) -> Catalog:
+    store = open_store(folder)
+    assert isinstance(store, SavedModelStore)
+    version = ServedVersion("ranker", 4, folder, store)  # type: ignore[arg-type]
+    return Catalog([ServedModel("ranker", (version,), {}, (VersionStatus(4, "AVAILABLE"),))])
+
+
+@pytest.fixture(scope="module")
+def client(catalog: Catalog) -> Iterator[TestClient]:
+    with TestClient(create_app(catalog, Settings()), raise_server_exceptions=False) as client:
+        yield client
+
+
+def predict(client: TestClient, **body: Any) -> Any:
+    answer = client.post("/v1/models/ranker:predict", json=body)
+    return answer.json() if answer.status_code == 200 else (answer.status_code, answer.json()["error"])
+
+
+def test_rows_and_columns(client: TestClient) -> None:
+    assert predict(client, instances=[[1, 2], [3.5, 4]]) == {
+        "predictions": [{"scores": [8.0], "twice": [2.0, 4.0]}, {"scores": [19.0], "twice": [7.0, 8.0]}]
+    }
+    assert predict(client, inputs={"x": [[1, 2]]}) == {"outputs": {"scores": [[8.0]], "twice": [[2.0, 4.0]]}}
+    assert predict(client, inputs=[[1, 2]], output_filter=["scores"]) == {"outputs": [[8.0]]}
+    assert predict(client, signature_name="half", inputs={"a": [1.5, 2], "negative": True}) == {"outputs": [-1.5, -2.0]}
+
+
+def test_strings_and_bytes(client: TestClient) -> None:
+    answer = predict(client, signature_name="words", instances=["hé", {"b64": "AP8="}])
+    assert answer["predictions"][0] == {"upper": "Hé", "raw_bytes": {"b64": "aMOp"}}
+    assert answer["predictions"][1]["raw_bytes"] == {"b64": "AP8="}
+    assert predict(client, signature_name="words", instances=[{"b64": "%"}]) == (400, "Unable to base64 decode")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"instances": [[1, 2, 3]]}, "input 'x': expected shape [-1, 2], got [1, 3]"),
+        ({"instances": [["a", 2]]}, 'JSON Value: "a" Type: String is not of expected type: float'),
+        ({"inputs": {"x": [[1, 2]]}, "signature_name": "y"}, '"half", "serving_default", "words"'),
+        ({"inputs": {"a": [1, 2, 3, 4, 5], "negative": False}, "signature_name": "half"}, "too many"),
+        ({"inputs": {"a": [1]}, "signature_name": "half"}, "Missing named input: negative"),
+        ({"inputs": [1], "signature_name": "half"}, "expecting an object"),
+        ({"instances": [1], "signature_name": "half"}, "expecting list of objects"),
+        ({"inputs": [[10**400, 1]]}, "too large"),
+    ],
+)
+def test_what_is_wrong_is_told(client: TestClient, body: dict[str, Any], message: str) -> None:
+    status, error = predict(client, **body)
+    assert status == 400 and message in error
+
+
+def test_metadata_is_the_models_own(client: TestClient) -> None:
+    metadata = client.get("/v1/models/ranker/metadata").json()
+    assert metadata["model_spec"] == {"name": "ranker", "signature_name": "", "version": "4"}
+    definitions = metadata["metadata"]["signature_def"]["signature_def"]
+    assert sorted(definitions) == ["half", "serving_default", "words"]
+    assert definitions["serving_default"]["inputs"] == {
+        "x": {
+            "dtype": "DT_FLOAT",
+            "tensor_shape": {"dim": [{"size": "-1", "name": ""}, {"size": "2", "name": ""}], "unknown_rank": False},
+            "name": "serving_default_x:0",
+        }
+    }
+    v2 = client.get("/v2/models/ranker").json()
+    assert v2["platform"] == "tensorflow_savedmodel"
+    assert v2["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 2]}]
+
+
+def test_grpc_and_v2_give_what_tensorflow_gives(tf: Any, catalog: Catalog, client: TestClient, folder: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(5, 2)).astype(np.float32)
+    expected = tf.saved_model.load(str(folder)).signatures["serving_default"](x=tf.constant(x))["scores"].numpy()
+    dims = [{"size": size} for size in x.shape]
+    request = message("tensorflow.serving.PredictRequest")(
+        model_spec={"name": "ranker"},
+        inputs={"x": {"dtype": 1, "tensor_shape": {"dim": dims}, "float_val": x.ravel().tolist()}},
+        output_filter=["scores"],
+    )
+    methods = tensorflow_grpc.methods(catalog, Settings())
+    data = methods["/tensorflow.serving.PredictionService/Predict"](request.SerializeToString(), Caller())
+    answer = message("tensorflow.serving.PredictResponse").FromString(data)
+    assert answer.outputs["scores"].tensor_content == expected.tobytes()
+    infer = message("inference.ModelInferRequest")(
+        model_name="ranker",
+        inputs=[{"name": "x", "datatype": "FP32", "shape": x.shape}],
+        raw_input_contents=[x.tobytes()],
+    )
+    data = kserve_grpc.methods(catalog, Settings())["/inference.GRPCInferenceService/ModelInfer"](
+        infer.SerializeToString(), Caller()
+    )
+    assert message("inference.ModelInferResponse").FromString(data).raw_output_contents[0] == expected.tobytes()
+    item = {"name": "x", "datatype": "FP32", "shape": [5, 2], "data": x.tolist()}
+    outputs = client.post("/v2/models/ranker/infer", json={"inputs": [item]}).json()["outputs"]
+    assert np.array(outputs[0]["data"], np.float32).tobytes() == expected.tobytes()
+
+
+def test_v2_has_sixteen_bit_floats_as_binary_and_strings_both_ways(client: TestClient) -> None:
+    head = (
+        b'{"inputs": [{"name": "a", "datatype": "BF16", "shape": [2], "parameters": {"binary_data_size": 4}},'
+        b' {"name": "negative", "datatype": "BOOL", "shape": [], "data": [true]}],'
+        b' "parameters": {"signature_name": "half", "binary_data_output": true}}'
+    )
+    values = b"\x80\x3f\x00\x40"  # 1, 2
+    answer = client.post("/v2/models/ranker/infer", content=head + values, headers={HEADER: str(len(head))})
+    assert answer.content[int(answer.headers[HEADER]) :] == b"\x80\xbf\x00\xc0"
+    as_json = head.replace(b', "binary_data_output": true', b"")
+    answer = client.post("/v2/models/ranker/infer", content=as_json + values, headers={HEADER: str(len(as_json))})
+    assert (answer.status_code, "BF16 are answered as binary only" in answer.text) == (400, True)
+    text = {"name": "text", "datatype": "BYTES", "shape": [2], "data": ["a", "é"]}
+    document = {"inputs": [text], "parameters": {"signature_name": "words"}, "outputs": [{"name": "upper"}]}
+    assert client.post("/v2/models/ranker/infer", json=document).json()["outputs"][0]["data"] == ["A", "é"]
+    document["outputs"] = [{"name": "raw_bytes", "parameters": {"binary_data": True}}]
+    answer = client.post("/v2/models/ranker/infer", json=document)
+    assert answer.content[int(answer.headers[HEADER]) :] == b"\1\0\0\0a\2\0\0\0\xc3\xa9"
+
+
+def test_tables_are_served_without_tensorflow(
+    sample_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from kvtools.dialects.detect import open_checkpoint
+    from kvtools.export import export_saved_model
+
+    export_saved_model(open_checkpoint(sample_path), tmp_path / "exported")
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    store = open_store(tmp_path / "exported")
+    assert isinstance(store, TableStore) and sorted(store.tables) == ["ads/emb", "empty_emb", "user_emb"]
+    client = TestClient(create_app(static_catalog(store), Settings()))
+    answer = client.post("/v1/models/default:predict", json={"signature_name": "ads_emb", "instances": [-7]})
+    assert answer.json() == {"predictions": [[2.0, 2.125, 2.25, 2.375]]}
+    with pytest.raises(MissingDependencyError, match=r"kvtools\[tensorflow\]"):
+        open_store(folder)
+
+
+def test_a_model_that_tensorflow_cannot_load(tmp_path: Path, folder: Path) -> None:
+    (tmp_path / "saved_model.pb").write_bytes(b"\xff\xff not a model")
+    with pytest.raises(BadInputError, match="with TensorFlow"):
+        open_store(tmp_path)
+
+
+def test_an_error_of_an_operation_has_its_code(catalog: Catalog) -> None:
+    store: Any = catalog.version().store
+    inputs = {"a": np.zeros(5, store.signatures["half"].inputs["a"].dtype), "negative": np.array(True)}
+    with pytest.raises(ProtocolError) as caught:
+        store.signatures["half"].run(inputs, ["b"], Settings())
+    assert (caught.value.code, caught.value.status) == ("INVALID_ARGUMENT", 400)
+
+
+def test_versions_of_whole_models_come_and_go(folder: Path, sample_path: Path, tmp_path: Path) -> None:
+    """By HandleReloadConfigRequest, as TensorFlow Serving's clients change what is served."""
+    for number in (3, 4):
+        shutil.copytree(folder, tmp_path / "ranker" / str(number))
+    catalog = Catalog()
+    settings = Settings(admin=True, poll=0.01)
+    versions = Versions(catalog, [ModelSource("ranker", str(tmp_path / "ranker"))], settings)
+    versions.start()
+    try:
+        client = TestClient(create_app(catalog, settings), raise_server_exceptions=False)
+        assert client.get("/v1/models/ranker/metadata").json()["model_spec"]["version"] == "4"
+        assert client.post("/v1/tables:lookup", json={"tables": {"x": {"keys": [1]}}}).status_code == 404
+        old = weakref.ref(catalog.version("ranker").store)
+        policy = {"specific": {"versions": [3]}}
+        configs = [
+            {"name": "ranker", "base_path": str(tmp_path / "ranker"), "model_version_policy": policy},
+            {"name": "emb", "base_path": str(sample_path)},
+        ]
+        request = message("tensorflow.serving.ReloadConfigRequest")(config={"model_config_list": {"config": configs}})
+        tensorflow_grpc.methods(catalog, settings)[tensorflow_grpc.RELOAD](request.SerializeToString(), Caller())
+        assert client.get("/v1/models/ranker/metadata").json()["model_spec"]["version"] == "3"
+        answer = client.post("/v1/models/ranker:predict", json={"inputs": [[1, 2]], "output_filter": ["scores"]})
+        assert answer.json() == {"outputs": [[8.0]]}
+        answer = client.post("/v2/models/ads/emb/infer", json={"inputs": [IDS], "outputs": [{"name": "found"}]})
+        assert answer.json()["outputs"][0]["data"] == [True]
+        del answer
+        assert old() is None, "the version before is held on to"
+    finally:
+        versions.stop()

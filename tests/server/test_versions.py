@@ -1,0 +1,430 @@
+"""Versions that come, go, and are damaged, without a server around them."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("fastapi")
+from fastapi.testclient import TestClient
+from version_files import write_checkpoint, write_snapshot
+
+from kvtools.errors import BadInputError, UsageError
+from kvtools.server import sources as sources_module
+from kvtools.server.app import create_app
+from kvtools.server.catalog import Catalog, UnknownModelError, UnknownVersionError
+from kvtools.server.settings import Settings
+from kvtools.server.sources import ModelSource
+from kvtools.server.store import TableStore
+from kvtools.server.version_policy import VersionPolicy
+from kvtools.server.versions import Versions
+
+Write = Callable[..., Path]
+KEYS = np.arange(5)
+
+
+class Watched:
+    """`Versions` that look when they are told to, and the catalog they load into."""
+
+    def __init__(self, path: Path, policy: str = "latest", labels: dict[str, int] | None = None, **settings: Any):
+        self.catalog = Catalog()
+        settings.setdefault("cache", path.parent / "cache")
+        source = ModelSource("m", str(path), VersionPolicy.parse(policy), labels or {})
+        self.versions = Versions(self.catalog, [source], Settings(**{"poll": 3600.0, **settings}))
+        self.versions.load()
+
+    def look(self, times: int = 2) -> list[int]:
+        """Look; the second time, files that have stayed as they were count as whole."""
+        for _ in range(times):
+            self.versions.look()
+        return self.numbers()
+
+    def numbers(self) -> list[int]:
+        return [version.number for version in self.catalog.versions("m")]
+
+    def states(self) -> dict[int, str]:
+        gc.collect()
+        self.versions.look()
+        return {status.number: status.state for status in self.catalog.status("m")}
+
+    def error(self, number: int) -> tuple[str, str]:
+        (status,) = [status for status in self.catalog.status("m") if status.number == number]
+        return status.error_code, status.error_message
+
+
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the files that are there at the start count as whole."""
+    monkeypatch.setattr(Versions, "_settled", lambda self, state, found: True)
+
+
+def said(version: Any) -> int:
+    """Which version the rows say they are of."""
+    values, found = version.store.table("emb").lookup(KEYS)
+    assert found.all() and np.array_equal(values - values[0, 0], np.repeat(KEYS[:, None], 4, 1))
+    return int(values[0, 0]) // 1000
+
+
+def mapped(path: Path) -> bool:
+    return str(path) in Path("/proc/self/maps").read_text()
+
+
+@pytest.fixture(params=["snapshot", "checkpoint"])
+def write_version(request: pytest.FixtureRequest) -> Write:
+    return write_snapshot if request.param == "snapshot" else write_checkpoint
+
+
+def test_the_newest_is_served_by_number_not_by_name(settled: None, write_version: Write, tmp_path: Path) -> None:
+    for number in (9, 10, 2):
+        write_version(tmp_path / "m", number)
+    write_version(tmp_path / "m", 11, name="eleven")
+    watched = Watched(tmp_path / "m")
+    assert watched.numbers() == [10]
+    assert said(watched.catalog.version()) == 10
+
+
+def test_a_new_version_is_served_once_its_files_stay_as_they_are(
+    write_version: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Versions, "_settled", lambda self, state, found: True)
+        write_version(tmp_path / "m", 1)
+        watched = Watched(tmp_path / "m")
+    write_checkpoint(tmp_path / "m", 2)
+    assert watched.look(1) == [1]
+    assert watched.states()[2] == "AVAILABLE", "unchanged at the second look"
+    assert watched.numbers() == [2]
+    new = write_checkpoint(tmp_path / "m", 3)
+    assert watched.look(1) == [2]
+    with next(new.glob("*data*")).open("ab") as file:
+        file.write(b"more")
+    assert watched.look(1) == [2], "its files have changed since the last look"
+    assert watched.catalog.status("m")[-1].error_message == "waiting until its files stay as they are"
+
+
+def test_a_snapshot_tells_itself_whether_it_is_whole(
+    write_version: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Versions, "_settled", lambda self, state, found: True)
+        write_version(tmp_path / "m", 1)
+        watched = Watched(tmp_path / "m")
+    write_snapshot(tmp_path / "m", 2)
+    assert watched.look(1) == [2]
+    whole = write_snapshot(tmp_path, 3).read_bytes()
+    copy = tmp_path / "m" / "3.kvsnap"
+    for size in (100, len(whole) // 2, len(whole) - 1):
+        copy.write_bytes(whole[:size])
+        assert watched.look(1) == [2]
+        assert watched.catalog.model("m").failures == 0, "it may be being copied"
+    copy.write_bytes(whole)
+    assert watched.look(1) == [3]
+
+
+def test_the_old_version_is_unmapped_after_its_last_reader(settled: None, write_version: Write, tmp_path: Path) -> None:
+    old = write_version(tmp_path / "m", 1)
+    watched = Watched(tmp_path / "m")
+    reader: Any = watched.catalog.version()
+    snapshot = reader.store.snapshot.path
+    assert said(reader) == 1 and mapped(snapshot)
+    write_version(tmp_path / "m", 2)
+    assert watched.look() == [2]
+    assert watched.states() == {1: "UNLOADING", 2: "AVAILABLE"}
+    remove(old)
+    assert said(reader) == 1, "a request keeps the version with which it began"
+    reader = None
+    assert watched.states() == {1: "END", 2: "AVAILABLE"}
+    assert not mapped(snapshot)
+
+
+def remove(version: Path) -> None:
+    if version.is_dir():
+        shutil.rmtree(version)
+    else:
+        version.unlink()
+
+
+def _data(version: Path) -> Path:
+    return next(version.glob("*data*")) if version.is_dir() else version
+
+
+def _truncate(version: Path) -> None:
+    data = _data(version)
+    data.write_bytes(data.read_bytes()[:-100])
+
+
+def _flip(version: Path) -> None:
+    data = _data(version)
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 4
+    data.write_bytes(content)
+
+
+def _cut_index(version: Path) -> None:
+    index = next(version.glob("*.index")) if version.is_dir() else version
+    index.write_bytes(index.read_bytes()[:40])
+
+
+def _empty(version: Path) -> None:
+    for file in [version] if version.is_file() else version.iterdir():
+        file.write_bytes(b"")
+
+
+def _leave_data(version: Path) -> None:
+    (next(version.glob("*.index")) if version.is_dir() else version).write_bytes(b"to come")
+
+
+def _replace_by_text(version: Path) -> None:
+    if version.is_dir():
+        for file in list(version.iterdir()):
+            file.unlink()
+        (version / "notes.txt").write_text("to come")
+    else:
+        version.write_text("to come")
+
+
+def _replace_by_folder(version: Path) -> None:
+    remove(version)
+    version.mkdir()
+    (version / "model").mkdir()
+    (version / "model" / "notes.txt").write_text("to come")
+
+
+@pytest.mark.parametrize(
+    "damage", [_truncate, _flip, _cut_index, _empty, _leave_data, _replace_by_text, _replace_by_folder]
+)
+def test_a_bad_version_is_named_and_the_old_one_stays(
+    settled: None, write_version: Write, tmp_path: Path, damage: Callable[[Path], None], caplog: Any
+) -> None:
+    write_version(tmp_path / "m", 1)
+    watched = Watched(tmp_path / "m")
+    damage(write_version(tmp_path / "m", 2))
+    assert watched.look() == [1]
+    assert said(watched.catalog.version()) == 1
+    code, message = watched.error(2)
+    assert code in ("DATA_LOSS", "INVALID_ARGUMENT") and message
+    assert str(tmp_path) not in message, "no path of the host"
+    assert watched.states() == {1: "AVAILABLE", 2: "END"}
+    assert [r.message for r in caplog.records if "version 2 cannot be served" in r.message and "1 stays" in r.message]
+    assert watched.catalog.model("m").failures == 1, "it is not tried again as long as it is the same"
+    write_version(tmp_path / "m", 2)
+    assert watched.look() == [2]
+    assert said(watched.catalog.version()) == 2
+    assert watched.error(2) == ("OK", "")
+
+
+def test_damage_in_the_first_version_is_found_after_the_start(settled: None, tmp_path: Path) -> None:
+    first = write_snapshot(tmp_path / "m", 1)
+    _flip(write_snapshot(tmp_path / "m", 2))
+    watched = Watched(tmp_path / "m")
+    assert watched.numbers() == [2], "it answers at once"
+    assert watched.look(1) == [1], "checked, and left for the one before"
+    remove(first)
+    watched = Watched(tmp_path / "m")
+    watched.look(1)
+    with pytest.raises(UnknownVersionError):
+        watched.catalog.version()
+    client = TestClient(create_app(watched.catalog))
+    answer = client.get("/readyz")
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "not_ready" and "version 2" in answer.json()["error"]["message"]
+    assert client.get("/livez").status_code == 200
+    answer = client.post("/v1/tables/emb:lookup", json={"keys": [1]})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
+
+
+def test_checksums_may_be_left_alone(settled: None, tmp_path: Path) -> None:
+    _flip(write_snapshot(tmp_path / "m", 1))
+    assert Watched(tmp_path / "m", verify=False).look() == [1]
+
+
+def test_a_version_that_goes_is_let_go_but_never_the_last(
+    settled: None, write_version: Write, tmp_path: Path, caplog: Any
+) -> None:
+    one, two = (write_version(tmp_path / "m", number) for number in (1, 2))
+    watched = Watched(tmp_path / "m", "all")
+    assert watched.look() == [1, 2]
+    remove(two)
+    assert watched.look() == [1]
+    remove(one)
+    assert watched.look() == [1]
+    (tmp_path / "m").rmdir()
+    assert watched.look() == [1]
+    assert said(watched.catalog.version()) == 1
+    assert [r for r in caplog.records if "no version any more" in r.message]
+
+
+def test_policies(settled: None, write_version: Write, tmp_path: Path) -> None:
+    for number in (1, 2, 3):
+        write_version(tmp_path / "m", number)
+    assert Watched(tmp_path / "m", "latest 2").look() == [2, 3]
+    assert Watched(tmp_path / "m", "all").look() == [1, 2, 3]
+    watched = Watched(tmp_path / "m", "1,3,7")
+    assert watched.look() == [1, 3]
+    assert watched.error(7)[0] == "NOT_FOUND"
+    write_version(tmp_path / "m", 7)
+    assert watched.look() == [1, 3, 7]
+
+
+def test_only_what_the_policy_needs_is_opened(
+    settled: None, write_version: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (1, 2, 3):
+        write_version(tmp_path / "m", number)
+    opened: list[str] = []
+    plain = TableStore.__init__
+    monkeypatch.setattr(
+        TableStore, "__init__", lambda self, path, **rest: opened.append(path) or plain(self, path, **rest)
+    )
+    assert Watched(tmp_path / "m").look() == [3]
+    assert [Path(path).stem for path in opened] == ["3"]
+
+
+@pytest.mark.parametrize("text", ["latest 0", "newest", "1,x", "", "latest -1"])
+def test_policies_that_mean_nothing(text: str) -> None:
+    with pytest.raises(UsageError, match="expected 'latest N', 'all' or numbers"):
+        VersionPolicy.parse(text)
+
+
+def test_labels_keep_their_versions_and_move_while_it_runs(settled: None, write_version: Write, tmp_path: Path) -> None:
+    for number in (1, 2, 3):
+        write_version(tmp_path / "m", number)
+    watched = Watched(tmp_path / "m", labels={"stable": 1, "gone": 9})
+    assert watched.look() == [1, 3]
+    catalog = watched.catalog
+    assert (said(catalog.version(label="stable")), said(catalog.version())) == (1, 3)
+    watched.versions.set_label("m", "canary", 3)
+    assert said(catalog.version("m", label="canary")) == 3
+    watched.versions.set_label("m", "stable", 3)
+    assert watched.look() == [3], "1 had nothing but its label"
+    watched.versions.set_label("m", "canary", None)
+    assert catalog.labels("m") == {"stable": 3, "gone": 9}
+    for label in ("canary", "gone"):
+        with pytest.raises(UnknownVersionError):
+            catalog.version("m", label=label)
+    with pytest.raises(UnknownVersionError, match="has no version 2"):
+        watched.versions.set_label("m", "canary", 2)
+    with pytest.raises(UnknownModelError):
+        watched.versions.set_label("x", "canary", 3)
+
+
+def test_a_version_written_anew_in_its_place_is_loaded_anew(
+    settled: None, write_version: Write, tmp_path: Path
+) -> None:
+    write_version(tmp_path / "m", 1)
+    watched = Watched(tmp_path / "m")
+    assert said(watched.catalog.version()) == 1
+    write_version(tmp_path / "m", 1, says=8)
+    assert watched.look() == [1]
+    assert said(watched.catalog.version()) == 8
+
+
+@pytest.mark.parametrize("damage", [_truncate, _empty, _replace_by_text])
+def test_a_snapshot_written_over_in_place_leaves_service(
+    settled: None, tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    write_snapshot(tmp_path / "m", 1)
+    served = write_snapshot(tmp_path / "m", 2)
+    watched = Watched(tmp_path / "m")
+    damage(served)
+    with pytest.raises(BadInputError):
+        said(watched.catalog.version())
+    assert watched.look() == [1], "the one before takes its place"
+    assert said(watched.catalog.version()) == 1
+
+
+def test_a_single_model_is_followed_too(settled: None, write_version: Write, tmp_path: Path) -> None:
+    exported = write_version(tmp_path / "m", 0, name="exported")
+    watched = Watched(exported)
+    write_version(tmp_path / "m", 0, name="exported", says=5)
+    assert watched.look() == [1]
+    assert said(watched.catalog.version()) == 5
+
+
+def test_two_entries_of_one_number_are_refused(settled: None, write_version: Write, tmp_path: Path) -> None:
+    write_version(tmp_path / "m", 1)
+    watched = Watched(tmp_path / "m")
+    write_version(tmp_path / "m", 2)
+    write_version(tmp_path / "m", 2, name="002")
+    assert watched.look() == [1]
+    assert watched.error(2)[1].endswith("are the same version; remove one") and "'002" in watched.error(2)[1]
+
+
+def test_no_version_at_the_start(settled: None, write_version: Write, tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    with pytest.raises(BadInputError, match=r"no version in this folder.*--wait"):
+        Watched(tmp_path / "m")
+    with pytest.raises(BadInputError, match="there is nothing"):
+        Watched(tmp_path / "nowhere")
+    watched = Watched(tmp_path / "m", wait=True)
+    assert not watched.catalog.ready and watched.catalog.live
+    write_version(tmp_path / "m", 4)
+    assert watched.look() == [4]
+    assert watched.catalog.ready
+
+
+def test_rows_asked_for_lately_are_read_before_the_swap(
+    settled: None, write_version: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_version(tmp_path / "m", 1)
+    watched = Watched(tmp_path / "m")
+    old = watched.catalog.version()
+    old.recent["emb"].note(np.array([3, 150, 3, -1]))
+    table = type(old.store.table("emb"))
+    touched: list[list[int]] = []
+    plain = table.lookup
+
+    def lookup(self: Any, keys: Any) -> Any:
+        assert watched.numbers() == [1], "before the swap"
+        touched.append(keys.tolist())
+        return plain(self, keys)
+
+    monkeypatch.setattr(table, "lookup", lookup)
+    write_version(tmp_path / "m", 2)
+    assert watched.look() == [2]
+    assert touched == [[-1, 3, 150]]
+
+
+def test_several_models(settled: None, write_version: Write, tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        write_version(tmp_path / name, 1)
+    catalog = Catalog()
+    models = {name: ModelSource(name, str(tmp_path / name)) for name in ("a", "b", "c")}
+    versions = Versions(catalog, [models["a"], models["b"]], Settings(poll=3600.0))
+    assert catalog.names() == ["a", "b"] and not catalog.ready, "named, and not loaded yet"
+    versions.start()
+    done = versions.reload([models["b"], models["c"], ModelSource("d", str(tmp_path / "nowhere"))])
+    assert list(done.result(60)) == ["d"]
+    versions.stop()
+    assert catalog.names() == ["b", "c", "d"]
+    with pytest.raises(UnknownModelError):
+        catalog.version("a")
+    assert not catalog.ready, "d has no version"
+
+
+def test_workers_hear_of_each_others_changes(
+    settled: None, write_version: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(sources_module.os, "kill", lambda pid, number: told.append(number))
+    for number in (1, 2):
+        write_version(tmp_path / "m", number)
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    checked: list[str] = []
+    plain = TableStore.verify
+    monkeypatch.setattr(TableStore, "verify", lambda self, stop: checked.append(str(self.path)) or plain(self, stop))
+    one, two = (Watched(tmp_path / "m", "all", shared=shared) for _ in range(2))
+    one.look()
+    one.versions.set_label("m", "stable", 1)
+    assert told
+    two.look()
+    assert two.catalog.labels("m") == {"stable": 1}
+    assert Watched(tmp_path / "m", "all", shared=shared).catalog.labels("m") == {"stable": 1}, "one that begins later"
+    assert len(checked) == 2, "checksums are compared once for all workers"
