@@ -112,8 +112,8 @@ def save(variable: ShardedTable, folder: Any) -> Any:
     config = saver.config
     slots = [
         SlotVariable(variable, optimizer, spec)
-        for optimizer, specs in variable.parts[0]._row_slots.of.items()
-        for spec in specs
+        for optimizer in list(variable.parts[0]._row_slots.of)
+        for spec in variable.parts[0].slots_of(optimizer) or ()
     ]
     bases = {"": variable.name} | {f"{s.optimizer_name}.{s.slot_name}": s.name for s in slots}
     names = [

@@ -271,7 +271,11 @@ class RedisSlotTable(SlotTable):
     def __init__(self, table: RedisTable, spec: SlotSpec) -> None:
         self._table = table
         self._column = table.kv.column(spec)
-        self._spec = spec
+        self._made_with = spec
+
+    @property
+    def _spec(self) -> SlotSpec:
+        return self._made_with  # no restore renames what is in a server
 
     def gather(self, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """As of `SlotTable`."""

@@ -121,9 +121,9 @@ def _has_slot(core: Any, variable: Any, name: str) -> bool:
 def table_specs(optimizer: Any, variable: KvVariable) -> tuple[SlotSpec, ...]:
     """The slots that `optimizer` keeps in the rows of `variable`, in its order; noted if it has taken no step yet."""
     core = core_of(optimizer)
-    specs = variable._row_slots.of.get(core)
+    specs = variable.slots_of(core)
     if specs is not None:
-        return tuple(specs)
+        return specs
     own_name = core.get_name() if isinstance(core, v1_optimizer.Optimizer) else type(core).__name__
     prefix = variable.slot_prefix(core, own_name)
     plan = fused.plan(core, variable)
