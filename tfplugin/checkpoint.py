@@ -157,6 +157,11 @@ def saved_elsewhere(bundles: Mapping[int, list[str]]) -> Iterator[None]:
             del _elsewhere[variable]
 
 
+def is_saved_elsewhere(variable: Any) -> bool:
+    """Whether what is saved of a variable now is what others have written."""
+    return id(variable) in _elsewhere
+
+
 def _renamed(file_prefix: tf.Tensor, prefix: str, bundles: Sequence[str]) -> list[tf.Tensor]:
     """Writes each bundle again, as a part of the object whose tensors begin with `prefix`. Returns the shards."""
     shards = []
