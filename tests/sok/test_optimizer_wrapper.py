@@ -108,3 +108,25 @@ def test_slots_have_one_name_whichever_keras_it_is(kind):
     assert row_of(table).tolist() == [[-1.5]]
     with pytest.raises(KeyError, match="no slot 'velocity' for 't:0': it keeps 'momentum'"):
         optimizer.get_slot(table, "velocity")
+
+
+def test_a_slot_that_was_taken_before_a_restore_is_the_restored_one(adam, tmp_path):
+    table = sok.DynamicVariable(1, "ones", name="t")
+
+    def made(steps):
+        optimizer = sok.OptimizerWrapper(adam())
+        for _ in range(steps):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.nn.embedding_lookup(table, [7]) ** 2)
+            optimizer.apply_gradients(zip(tape.gradient(loss, [table]), [table], strict=True))
+        return optimizer, optimizer.get_slot(table, "m")
+
+    first, m = made(3)
+    expected = sok.export(m)[1].numpy()
+    path = tf.train.Checkpoint(table=table, optimizer=first).save(str(tmp_path / "c"))
+    second, m = made(1)  # `first` is still there
+    tf.train.Checkpoint(table=table, optimizer=second).restore(path)
+    assert sok.export(m)[1].numpy() == expected == sok.export(second.get_slot(table, "m"))[1].numpy()
+    sok.assign(m, [7], [[0.25]])
+    assert sok.export(second.get_slot(table, "m"))[1].numpy() == 0.25
+    assert len(table.slot_names()) == 2
