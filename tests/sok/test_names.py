@@ -93,6 +93,28 @@ def test_an_optimizer_scope_stands_for_the_wrapper(keras):
             wrong(sok.Variable([[1.0]]))
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tf.keras.optimizers.LossScaleOptimizer(tf.keras.optimizers.SGD(0.25)),
+        lambda: tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.SGD(0.25)),
+        lambda: tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.legacy.SGD(0.25)),
+    ],
+    ids=["3", "tf_keras", "legacy"],
+)
+def test_an_optimizer_scope_takes_optimizers_that_scale_the_loss(make):
+    table, optimizer = sok.DynamicVariable(1, "ones"), make()
+    old = hasattr(optimizer, "get_scaled_loss")
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.nn.embedding_lookup(table, [7]) ** 2)
+        scaled = optimizer.get_scaled_loss(loss) if old else optimizer.scale_loss(loss)
+    gradients = tape.gradient(scaled, [table])
+    with sok.OptimizerScope([table]):
+        given = optimizer.get_unscaled_gradients(gradients) if old else gradients
+        optimizer.apply_gradients(zip(given, [table], strict=True))
+    assert table.sparse_read([7]).numpy().tolist() == [[0.5]]
+
+
 @pytest.mark.parametrize("make", [sok.DistributedEmbedding, sok_tf_keras.DistributedEmbedding], ids=["3", "tf_keras"])
 @pytest.mark.parametrize("use_hashtable", [True, False])
 @pytest.mark.parametrize("combiner", ["Mean", "sum"])
