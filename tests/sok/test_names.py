@@ -139,6 +139,17 @@ def test_distributed_embedding_combines_the_keys_of_each_slot(make, use_hashtabl
         make("max", 8, 3, 2, 2)
 
 
+@pytest.mark.parametrize("module", [sok, sok_tf_keras], ids=["3", "tf_keras"])
+@pytest.mark.parametrize("use_hashtable", [True, False])
+def test_layers_give_what_their_policy_computes_in(module, use_hashtable):
+    about = {"use_hashtable": use_hashtable, "dtype": "mixed_float16"}
+    ids = tf.constant([[[1, 2]]], tf.int64)
+    pooled = module.DistributedEmbedding("sum", 8, 3, slot_num=1, max_nnz=2, **about)
+    rows = module.All2AllDenseEmbedding(8, 3, slot_num=1, nnz_per_slot=2, **about)
+    for layer, given in ((pooled, tf.RaggedTensor.from_tensor(ids[0])), (rows, ids)):
+        assert layer(given).dtype == tf.float16 and layer.embedding_variable.dtype == tf.float32
+
+
 def test_values_are_loaded_by_row_number():
     saver, table = sok.Saver(), sok.DynamicVariable(2, "zeros")
     saver.load_embedding_values(table, [tf.ones([2, 2]), tf.fill([1, 2], 2.0)])

@@ -74,6 +74,10 @@ class RankEmbedding:
                 f"keras.Input(shape, dtype='{self.key_dtype.name}').)"
             )
 
+    def _in_compute_dtype(self, rows: tf.Tensor) -> tf.Tensor:
+        """Rows as the layer's policy wants its outputs: float16 under ``mixed_float16``."""
+        return tf.cast(rows, getattr(self, "compute_dtype", None) or rows.dtype)
+
     def get_config(self) -> dict[str, Any]:
         """What it takes to make the layer again."""
         return {
