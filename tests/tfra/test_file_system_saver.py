@@ -218,7 +218,7 @@ def test_a_saved_model_of_one_of_several_processes_is_an_error_and_one_process_t
     first, second = model_of(creator(2, 0)), model_of(creator(2, 1))
     first.v.upsert(KEYS[:3], ROWS[:3])
     second.v.upsert(KEYS[3:], ROWS[3:])
-    with pytest.raises(ValueError, match="'scope/emb' is spread over 2 processes.*rows of this one alone"):
+    with pytest.raises(ValueError, match=r"'scope/emb' is spread over 2 processes.*rows of this one alone"):
         tf.saved_model.save(first, str(tmp_path / "model"), signatures=first.serve)
 
     path = tf.train.Checkpoint(v=first.v).write(str(tmp_path / "c"))

@@ -185,11 +185,11 @@ def _check_model_is_whole(variable: ShardedTable) -> None:
     processes = saver.config.proc_size
     if processes > 1 and not all(is_saved_elsewhere(part) for part in variable.parts):
         raise ValueError(
-            f"Saving a SavedModel: dynamic embedding variable '{variable.name}' is spread over {processes} processes, as "
-            "its FileSystemSaver says, and a SavedModel would have the rows of this one alone. Save checkpoints, beside "
-            "which each process puts its rows (de.train.DECheckpoint); to serve, restore one in a process of its own, by "
-            "a FileSystemSaver without proc_size, and save the model there. The rows of a HvdAllToAllEmbedding can be "
-            "saved as a model by de.keras.models.de_save_model on all ranks."
+            f"Saving a SavedModel: dynamic embedding variable '{variable.name}' is spread over {processes} processes, "
+            "as its FileSystemSaver says, and a SavedModel would have the rows of this one alone. Save checkpoints, "
+            "beside which each process puts its rows (de.train.DECheckpoint); to serve, restore one in a process of "
+            "its own, by a FileSystemSaver without proc_size, and save the model there. The rows of a "
+            "HvdAllToAllEmbedding can be saved as a model by de.keras.models.de_save_model on all ranks."
         )
 
 

@@ -153,7 +153,9 @@ class ShardedTable(trackable.Trackable):
             except (TypeError, ValueError) as error:
                 raise DtypeError(f"{self!r} does not take {values!r:.80} as values: {error}") from error
         if tf.as_dtype(dtype) != self.value_dtype:
-            raise DtypeError(f"{self!r} takes {self.value_dtype.name} values, got {tf.as_dtype(dtype).name}: cast them.")
+            raise DtypeError(
+                f"{self!r} takes {self.value_dtype.name} values, got {tf.as_dtype(dtype).name}: cast them."
+            )
         return tf.convert_to_tensor(values)
 
     def split(self, keys: tf.Tensor, *columns: tf.Tensor) -> list[list[tf.Tensor]]:

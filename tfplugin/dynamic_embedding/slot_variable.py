@@ -60,8 +60,8 @@ class SlotTable(SavedColumn, trackable.Trackable):
         specs = self.part.slots_of(self._optimizer)
         if specs is None:
             raise ValueError(
-                f"'{self.name}': the rows have no slots of its optimizer now, since another optimizer was restored with "
-                "them. It gets new ones with its next step."
+                f"'{self.name}': the rows have no slots of its optimizer now, since another optimizer was restored "
+                "with them. It gets new ones with its next step."
             )
         return specs
 
