@@ -46,6 +46,11 @@ class BesideSaveable(saveable_object.SaveableObject):
 
 def add_save_ops(original: Callable[..., Any], builder: Any, filename: Any, saveables: Sequence[Any]) -> Any:
     """`BaseSaverBuilder._AddSaveOps`: key-value variables as shards of their own, merged with the rest."""
+    if not saveables:
+        raise ValueError(
+            "Nothing in the Saver's list has anything to save. Tables in Redis have not: their rows stay in the server, "
+            "and need no Saver."
+        )
     written = [saveable.save_beside(filename) for saveable in saveables if isinstance(saveable, BesideSaveable)]
     with tf.control_dependencies([op for op in written if op is not None]):
         return _add_bundle_ops(original, builder, filename, saveables)
