@@ -16,6 +16,7 @@ from tfplugin.dynamic_embedding.partition import default_partition_fn
 from tfplugin.dynamic_embedding.row_shape import rows_of_values
 from tfplugin.dynamic_embedding.string_keys import HASHES, KeyNames
 from tfplugin.dynamic_embedding.table import check_dtypes, table_name
+from tfplugin.keys import refuse_keras_input
 from tfplugin.kv_variable import KvVariable
 from tfplugin.ops import raw
 
@@ -128,6 +129,7 @@ class ShardedTable(trackable.Trackable):
         Raises:
           DtypeError: a tensor or array of another dtype: a TypeError and a ValueError.
         """
+        refuse_keras_input(keys, repr(self))
         dtype = getattr(keys, "dtype", None)
         if dtype is None:
             try:
