@@ -35,8 +35,9 @@ _HEAD_LIMIT = 65536
 # Heads are remembered, as a client sends the same one with each request.
 _HEADS_KEPT = 1024
 _LONGEST_KEPT = 2048
-# Beyond this many connections over the limit there is not even a 503.
+# Beyond this many connections over the limit, or this share of it, there is not even a 503.
 _REFUSALS = 256
+_REFUSED_SHARE = 1 / 8
 _REFUSAL_TIME = 1.0
 # Who asks whether the server lives is answered also where all connections are taken.
 _PROBES = (b"GET /livez ", b"GET /readyz ", b"GET /healthz ", b"HEAD /livez ", b"HEAD /readyz ", b"HEAD /healthz ")
@@ -116,6 +117,7 @@ class LookupProtocol(HttpToolsProtocol):
         self._answering = False  # a lookup of the short way is on a thread
         self._closing = False  # no more requests after the one in hand
         self._refused = False
+        self._ended = False  # the client sends no more
         self._stalled: float | None = None  # since when the client does not read
         self._timer: asyncio.TimerHandle | None = None
 
@@ -125,8 +127,9 @@ class LookupProtocol(HttpToolsProtocol):
         """Begin, or refuse: beyond the limit of connections there is a 503, at once."""
         super().connection_made(transport)
         self._since = self.loop.time()
-        over = len(self.connections) - self.lookups.settings.max_connections
-        if over > _REFUSALS:
+        most = self.lookups.settings.max_connections
+        over = len(self.connections) - most
+        if over > max(1, min(_REFUSALS, most * _REFUSED_SHARE)):
             transport.abort()
         elif over > 0:
             self._refused = True
@@ -152,6 +155,17 @@ class LookupProtocol(HttpToolsProtocol):
             self._feed(data)
         else:
             self._take(data)
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """Go on for a client that sends no more and still reads, until it has its answers."""
+        if self._open or self.scheme == "https" or not self._in_hand():
+            return None  # closes
+        self._ended = True
+        return True
+
+    def _in_hand(self) -> bool:
+        """Whether there is an answer to give."""
+        return bool(self._answering or self._gathered or (self.cycle is not None and not self.cycle.response_complete))
 
     def _take(self, data: bytes) -> None:
         heads = self.heads
@@ -255,6 +269,11 @@ class LookupProtocol(HttpToolsProtocol):
             self.lookups.tell(ask, answer, began=began, bytes_in=len(body), client=self.client, short=True)
             if self._stalled is None:
                 self._resume()
+            self._close_if_ended()
+
+    def _close_if_ended(self) -> None:
+        if self._ended and not self._in_hand() and not self.transport.is_closing():
+            self.transport.close()
 
     def _write(self, answer: Answer) -> None:
         body = answer.body
@@ -297,6 +316,7 @@ class LookupProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()  # this class has a timer of its own
         if not self._open:
             self._since = self.loop.time()
+        self._close_if_ended()
 
     def shutdown(self) -> None:
         """Close as soon as the request in hand has its answer, at once if there is none whose head is whole."""
@@ -316,6 +336,7 @@ class LookupProtocol(HttpToolsProtocol):
         super().resume_writing()
         if self._gathered and self._gathering is None and not self._answering:
             self._resume()
+        self._close_if_ended()
 
     # ---- Limits
 

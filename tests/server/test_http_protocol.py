@@ -308,6 +308,26 @@ def test_a_large_lookup_is_done_by_a_thread(running: Running, monkeypatch: pytes
     assert [answered.short for answered in running.seen.answers[-2:]] == [True, True]
 
 
+@pytest.mark.parametrize("path", ["", "?a=b"], ids=["short", "usual"])
+def test_a_client_that_sends_no_more_has_its_answers(
+    running: Running, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(lookups_module, "_SMALL_JSON", 0)
+    answer_lookup, ended = lookups_module.answer_lookup, threading.Event()
+
+    def wait(*arguments: Any) -> Any:
+        ended.wait(60)
+        return answer_lookup(*arguments)
+
+    monkeypatch.setattr(lookups_module, "answer_lookup", wait)
+    with running.connect() as connection:
+        connection.sendall(message(LOOKUP + path, b'{"keys": [0]}') * 3)
+        connection.shutdown(socket.SHUT_WR)
+        assert running.ask(message("GET /healthz", Connection="close"))  # the end has been seen
+        ended.set()
+        assert [status for status, _, _ in responses(read_all(connection))] == [200] * 3
+
+
 def test_large_json_is_sent_in_blocks(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     data = message(LOOKUP, json.dumps({"keys": [-7, 3, 0] * 20}).encode(), Connection="close")
     ((status, _, whole),) = responses(running.ask(data))
