@@ -75,14 +75,18 @@ def answer_lookup(
             415, "unsupported_media", "frames are for POST /v1/tables:lookup, which takes one table, too"
         )
     binary = codec.reads == "binary"
-    done = stored.table and _snapshot.answer(
-        stored.table,
-        body,
-        binary,
-        codec.writes == "binary",
-        MISSING.index(missing or settings.missing),
-        settings.max_keys,
-        settings.max_values if codec.writes == "binary" else min(settings.max_values, STREAMED_NUMBERS),
+    done = (
+        None
+        if stored.table is None
+        else _snapshot.answer(
+            stored.table,
+            body,
+            binary,
+            codec.writes == "binary",
+            MISSING.index(missing or settings.missing),
+            settings.max_keys,
+            settings.max_values if codec.writes == "binary" else min(settings.max_values, STREAMED_NUMBERS),
+        )
     )
     if done is not None:
         return _done(version, table, stored, codec, *done)
@@ -169,7 +173,7 @@ def _answer_frame(
         tables = [version.store.tables[name].table for name in names]
     except KeyError:
         return None
-    if None in tables:  # rows that come from elsewhere
+    if None in tables:
         return None
     authorize(names)
     how = MISSING.index(missing or settings.missing)

@@ -52,6 +52,7 @@ log = logging.getLogger("kvtools.serve")
 _SETTLED_WITHOUT_POLL = 1.0  # how long files must have been left alone where no poll says it, in s
 _KEPT_ENDED = 16  # versions that have ended stay in the status, the last ones of them
 _TOLD_EVERY = 5.0  # s
+_LONGEST_STOP = 2.0  # s
 _TOUCHED_AT_ONCE = 4096
 _FAULTS_OF_FILES = ("DATA_LOSS", "INVALID_ARGUMENT", "INTERNAL")
 _FOLDERS = re.compile(r"'(?:[^'\s]*/)+([^'/]*)'")
@@ -157,11 +158,11 @@ class Versions:
         self._messages.put("look")
 
     def stop(self) -> None:
-        """End the thread; what is served stays."""
+        """End the thread, or leave it to itself where it is making a snapshot; what is served stays."""
         self._stop.set()
         self._messages.put("stop")
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(_LONGEST_STOP)
 
     def sources(self) -> list[ModelSource]:
         """Return what is to be served now."""

@@ -34,15 +34,13 @@ class Server:
 
 
 @contextlib.contextmanager
-def _serve(folder: Path, *arguments: Any, descriptors: int | None = None) -> Iterator[Server]:
+def _serve(folder: Path, *arguments: Any) -> Iterator[Server]:
     command = [sys.executable, "-m", "kvtools.cli.main", "serve", *map(str, arguments)]
     if "--port" not in arguments:
         command += ["--port", "0"]
     command += ["--cache", str(folder / "cache")]
     errors = folder / "stderr.txt"
     file: IO[str]
-    if descriptors is not None:
-        command = ["sh", "-c", f'ulimit -n {descriptors}; exec "$0" "$@"', *command]
     with errors.open("w") as file:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True)
     try:
@@ -62,4 +60,4 @@ def _serve(folder: Path, *arguments: Any, descriptors: int | None = None) -> Ite
 def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
     """Start `kvtools serve` with arguments; it is killed after the test."""
     with contextlib.ExitStack() as stack:
-        yield lambda *arguments, **options: stack.enter_context(_serve(tmp_path, *arguments, **options))
+        yield lambda *arguments: stack.enter_context(_serve(tmp_path, *arguments))

@@ -225,30 +225,6 @@ def test_workers_end_with_their_supervisor(serve: Callable[..., Any]) -> None:
     until(lambda: all(gone(pid) for pid in workers), "the workers end")
 
 
-def test_descriptors_that_are_used_up(serve: Callable[..., Any]) -> None:
-    server = serve(SAMPLE, descriptors=150)
-    assert "descriptors suffice for 75 connections, not for 1024" in server.stderr()
-    held = []
-    try:
-        for _ in range(400):
-            held.append(socket.create_connection(("127.0.0.1", server.port), timeout=60))
-        for connection in held[:75]:  # those that it took are answered
-            connection.sendall(HEAD + BODY)
-            assert connection.recv(65536).startswith(b"HTTP/1.1 200")
-    finally:
-        for connection in held:
-            connection.close()
-
-    def answers() -> bool:
-        try:
-            return ask(server.port) == 200
-        except OSError:
-            return False
-
-    until(answers, "it answers again")
-    assert len(server.stderr()) < 4000, "one line, not one for each attempt"
-
-
 def test_what_is_changed_at_one_worker_is_changed_at_all(
     serve: Callable[..., Any], write_version: Callable[..., Path], tmp_path: Path
 ) -> None:
