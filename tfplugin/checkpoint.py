@@ -48,8 +48,8 @@ def add_save_ops(original: Callable[..., Any], builder: Any, filename: Any, save
     """`BaseSaverBuilder._AddSaveOps`: key-value variables as shards of their own, merged with the rest."""
     if not saveables:
         raise ValueError(
-            "Nothing in the Saver's list has anything to save. Tables in Redis have not: their rows stay in the server, "
-            "and need no Saver."
+            "Nothing in the Saver's list has anything to save. Tables in Redis have not: their rows stay in the "
+            "server, and need no Saver."
         )
     written = [saveable.save_beside(filename) for saveable in saveables if isinstance(saveable, BesideSaveable)]
     with tf.control_dependencies([op for op in written if op is not None]):

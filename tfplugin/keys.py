@@ -18,9 +18,9 @@ def refuse_keras_input(keys: Any, variable: str) -> None:
     """
     if type(keys).__name__.endswith("KerasTensor"):
         raise TypeError(
-            f"{variable} was given the input of a Keras model, outside of the model's layers: what looks ids up there is "
-            "no part of the model, and nothing would train or save the rows. Look them up in the call of a layer of the "
-            "same Keras. (Layers of tf_keras are in tfplugin.dynamic_embedding.tf_keras and tfplugin.sok.tf_keras, "
+            f"{variable} was given the input of a Keras model, outside of the model's layers: what looks ids up there "
+            "is no part of the model, and nothing would train or save the rows. Look them up in the call of a layer of "
+            "the same Keras. (Layers of tf_keras are in tfplugin.dynamic_embedding.tf_keras and tfplugin.sok.tf_keras, "
             "unless TF_USE_LEGACY_KERAS=1 makes tf.keras that.)"
         )
 

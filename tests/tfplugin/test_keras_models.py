@@ -434,5 +434,5 @@ def test_models_without_tables_are_left_alone(keras, tmp_path):
 )
 def test_a_lookup_between_the_layers_of_a_tf_keras_model_is_an_error(lookup):
     table = tfplugin.get_kv_variable("between", embedding_dim=2)
-    with pytest.raises(TypeError, match="'between.*in the call of a layer of the same Keras"):
+    with pytest.raises(TypeError, match=r"'between.*in the call of a layer of the same Keras"):
         lookup(table, tf_keras.Input((3,), dtype="int64"))
