@@ -19,6 +19,7 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from uvicorn.config import Config
@@ -60,6 +61,14 @@ class _Head:
 
     ask: Ask
     length: int
+
+
+class _Way(Enum):
+    """What has become of a lookup: it is answered; or what follows has to wait; or it goes the usual way."""
+
+    DONE = 1
+    LATER = 2
+    USUAL = 3
 
 
 def read_head(head: bytes) -> _Head | None:
@@ -168,19 +177,18 @@ class LookupProtocol(HttpToolsProtocol):
         return bool(self._answering or self._gathered or (self.cycle is not None and not self.cycle.response_complete))
 
     def _take(self, data: bytes) -> None:
-        heads = self.heads
-        while data:
-            end = data.find(b"\r\n\r\n")
-            if end < 0 or end > _HEAD_LIMIT:
+        heads, at = self.heads, 0
+        while at < len(data):
+            body = data.find(b"\r\n\r\n", at) + 4
+            if body < 4 or body - at > _HEAD_LIMIT:
                 break
-            end += 4
-            text = data[:end]
+            text = data[at:body]
             head = heads.get(text)
             if head is None:
                 head = read_head(text)
                 if head is None:
                     break
-                if end <= _LONGEST_KEPT:
+                if len(text) <= _LONGEST_KEPT:
                     if len(heads) >= _HEADS_KEPT:
                         heads.clear()
                     heads[text] = head
@@ -188,18 +196,21 @@ class LookupProtocol(HttpToolsProtocol):
                 break
             if self.timeout_keep_alive_task is not None:
                 self._unset_keepalive_if_required()
-            whole = end + head.length
-            if len(data) < whole:
+            end = body + head.length
+            if len(data) < end:
                 self._gathering = head
-                self._gathered[:] = data
+                self._gathered[:] = data[at:]
                 self._begin("body")
                 return
-            if not self._answer(head, data[end:whole], text, data[whole:]):
+            way = self._answer(head.ask, data[body:end])
+            if way is _Way.USUAL:
+                break
+            at = end
+            if way is _Way.LATER:
+                self._hold(data[at:])
                 return
-            data = data[whole:]
-        else:
-            return
-        self._feed(data)
+        if at < len(data):
+            self._feed(data[at:])
 
     def _gather(self, head: _Head, data: bytes) -> None:
         self._gathered += data
@@ -234,32 +245,25 @@ class LookupProtocol(HttpToolsProtocol):
 
     # ---- The short way
 
-    def _answer(self, head: _Head, body: bytes, text: bytes, rest: bytes) -> bool:
-        """Answer a whole lookup; False if something else goes on with `rest`."""
+    def _answer(self, ask: Ask, body: bytes) -> _Way:
+        """Answer a whole lookup, or see to it; what comes after it has to wait where its answer is not written."""
         began = time.perf_counter()
         lookups = self.lookups
-        ask = head.ask
         size = lookups.size(ask, body)
         if size is Size.STREAMED:
-            self._feed(text + body + rest)
-            return False
+            return _Way.USUAL
         answer = lookups.authorize(ask)
         if answer is None:
             if size is Size.LARGE:
                 self._answering = True
-                self._hold(rest)
                 task = self.loop.create_task(self._answer_in_thread(ask, body, began))
                 self.tasks.add(task)
                 task.add_done_callback(self.tasks.discard)
-                return False
+                return _Way.LATER
             answer = lookups.answer(ask, body)
         self._write(answer)
         lookups.tell(ask, answer, began=began, bytes_in=len(body), client=self.client, short=True)
-        if self._stalled is None:
-            return True
-        self._hold(rest)
-        self.flow.pause_reading()
-        return False
+        return _Way.DONE if self._stalled is None else _Way.LATER
 
     async def _answer_in_thread(self, ask: Ask, body: bytes, began: float) -> None:
         answer = await self.lookups.answer_in_thread(ask, body)
