@@ -6,7 +6,8 @@
 A wide-and-deep model over four sparse features whose ids are hashes from an open vocabulary. Its embeddings are
 key-value variables: no vocabulary file, no table size, no collisions; a key gets its row when training first meets it.
 Beside it, on the same batches, learns the same network without embeddings. Afterwards the demo calls the three
-commands of kvtools as you would, and checks that what they serve is what was trained, bit for bit.
+commands of kvtools as you would, and checks that what they serve, over HTTP and over TensorFlow Serving's gRPC, is what
+was trained, bit for bit.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import sysconfig
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 try:
     import numpy as np
@@ -38,6 +40,13 @@ except ImportError as error:
         f"ctr_demo.py: this Python ({sys.executable}) cannot import what the demo needs: {error}\n"
         "Run `make demo`, which makes .venv first; after that `.venv/bin/python examples/ctr_demo.py` works too."
     )
+
+try:
+    import grpc
+    from tensorflow_serving.apis.predict_pb2 import PredictRequest
+    from tensorflow_serving.apis.prediction_service_pb2_grpc import PredictionServiceStub
+except ImportError:
+    grpc = None  # `make setup` installs them; without them the demo leaves gRPC out, and says so
 
 from click_log import DENSE_FEATURES, FEATURES, Examples, auc, click_log
 
@@ -199,26 +208,44 @@ def call(command: list[str]) -> None:
         sys.exit(f"ctr_demo.py: the command ended with status {status}.")
 
 
+class Address(NamedTuple):
+    """Where a server answers: `http` is a URL, `grpc` host and port, or None if it has no gRPC."""
+
+    http: str
+    grpc: str | None
+
+
 @contextlib.contextmanager
-def server(model: Path) -> Iterator[str]:
-    """`kvtools serve` on a free port; gives its address. The server goes when the block is left, however it is."""
-    with subprocess.Popen(kvtools("serve", model, "--port", "0"), stdout=subprocess.PIPE, text=True) as process:
+def server(model: Path) -> Iterator[Address]:
+    """`kvtools serve` on free ports; gives its address. The server goes when the block is left, however it is."""
+    ports = ["--port", "0", *(["--grpc-port", "0"] if grpc else [])]
+    with subprocess.Popen(kvtools("serve", model, *ports), stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline().strip()
-            address = re.search(r"http://\S+", line)
-            if address is None:
+            found = re.search(r"(http://[^\s,]+)(?:, gRPC at port (\d+))?", line)
+            if found is None:
                 sys.exit(f"ctr_demo.py: the server did not start: {line}")
             console.print(line, soft_wrap=True, markup=False)
-            yield address.group()
+            yield Address(found[1], f"127.0.0.1:{found[2]}" if found[2] else None)
         finally:
             process.terminate()
 
 
 def look_up(address: str, table: str, keys: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Asks the server, as a program of yours would: vectors [n, dim] and which keys were found [n]."""
+    """Asks the server over HTTP, as a program of yours would: vectors [n, dim] and which keys were found [n]."""
     with Client(address) as client:
         return client.lookup(table, keys)
+
+
+def predict(address: str, table: str, keys: list[int]) -> np.ndarray:
+    """Asks the server as a client of TensorFlow Serving does, by its own stubs over gRPC: vectors [n, dim]."""
+    request = PredictRequest()
+    request.model_spec.name, request.model_spec.signature_name = "default", table
+    request.inputs["ids"].CopyFrom(tf.make_tensor_proto(keys, tf.int64))
+    with grpc.insecure_channel(address) as channel:
+        answer = PredictionServiceStub(channel).Predict(request, timeout=60)
+    return tf.make_ndarray(answer.outputs["embeddings"])
 
 
 # ---- Checks ----------------------------------------------------------------------------------------------------------
@@ -234,17 +261,21 @@ def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
     return a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
-def check_http(address: str, expected: Rows, rng: np.random.Generator) -> list[str]:
-    """Compares served vectors with trained ones: 1,000 keys a table, and 10 that never were. Returns complaints."""
+def check_served(address: Address, expected: Rows, rng: np.random.Generator) -> list[str]:
+    """Compares served vectors with trained ones: 1,000 keys a table, and 10 that never were; over HTTP, and over gRPC
+    where the server has it. Returns complaints."""
     wrong = []
     for table, (keys, vectors) in expected.items():
         some = rng.choice(len(keys), min(1000, len(keys)), replace=False)
         strangers = rng.integers(-(2**63), 2**63 - 1, 10)
-        served, found = look_up(address, table, [*keys[some].tolist(), *strangers.tolist()])
+        asked = [*keys[some].tolist(), *strangers.tolist()]
+        served, found = look_up(address.http, table, asked)
         if not same_bits(served[:-10], vectors[some]) or served[-10:].any():
             wrong.append(f"HTTP: vectors of {table} differ from the trained ones")
         if not np.array_equal(found, [*vectors[some].any(axis=1), *[False] * 10]):
             wrong.append(f"HTTP: {table} has other keys than were trained")
+        if address.grpc and not same_bits(predict(address.grpc, table, asked), served):
+            wrong.append(f"gRPC: vectors of {table} differ from those over HTTP")
     return wrong
 
 
@@ -302,11 +333,17 @@ def main() -> int:
 
     console.rule("4. Serve")
     with server(exported) as address:
-        url = f"{address}/v1/tables/deep/user:lookup"
+        url = f"{address.http}/v1/tables/deep/user:lookup"
         console.print(f"[bold]$ curl -d '{{\"keys\": [{strongest[0]}]}}' {url}[/bold]", soft_wrap=True)
-        vector, _ = look_up(address, "deep/user", [int(strongest[0])])
+        vector, _ = look_up(address.http, "deep/user", [int(strongest[0])])
         console.print(f"[{' '.join(f'{x:.4f}' for x in vector[0])}]", markup=False)
-        wrong = check_http(address, expected, np.random.default_rng(options.seed))
+        if address.grpc:
+            over_grpc = predict(address.grpc, "deep/user", [int(strongest[0])])
+            relation = "the same vector, bit for bit" if same_bits(over_grpc, vector) else "ANOTHER VECTOR"
+            console.print(f"and by the stubs of tensorflow-serving-api, from {address.grpc}: {relation}", markup=False)
+        else:
+            console.print("(gRPC is left out: there is no package tensorflow-serving-api here)", markup=False)
+        wrong = check_served(address, expected, np.random.default_rng(options.seed))
     wrong += check_saved_model(exported, expected, output)
     if results["with key-value embeddings"] < results["dense features only"] + 0.03 and steps >= 500:
         wrong.append("the embeddings learned nothing that the dense features do not say")
@@ -323,7 +360,7 @@ def main() -> int:
         console.print(f"[red]WRONG[/red]  {complaint}")
     if not wrong:
         console.print(
-            "HTTP answers (1,000 keys a table) and the exported SavedModel (all keys, in a process\n"
+            f"HTTP {'and gRPC ' if address.grpc else ''}answers (1,000 keys a table) and the exported SavedModel (all keys, in a process\n"
             "without tfplugin) equal the trained vectors bit for bit.\n",
             soft_wrap=True,
         )
