@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from kvtools.cli.layout import columns, shown, size
@@ -46,10 +47,15 @@ def print_account(account: Account, *, as_json: bool, planned: bool = False, who
         ("changed", [(line, table.name) for table in account.tables for line in table.changes]),
         ("checked", [(line, table.name) for table in account.tables for line in table.checks]),
     ):
-        for line in dict.fromkeys(line for line, _ in lines):
-            names = [shown(name) for said, name in lines if said == line]
-            whose = "all tables" if len(names) == len(account.tables) > 1 else ", ".join(names)
-            print(f"{kind}: {whose}: {line}")
+        print_of_tables(kind, lines, len(account.tables))
     if account.lossless and whole:
         print("nothing left out")
     print(f"{'would write' if planned else 'wrote'} {account.output} ({account.dialect})")
+
+
+def print_of_tables(kind: str, lines: Sequence[tuple[str, str]], tables: int) -> None:
+    """Print what is said of tables, (line, table) each, the same of several tables once; `tables` is how many are."""
+    for line in dict.fromkeys(line for line, _ in lines):
+        names = [shown(name) for said, name in lines if said == line]
+        whose = "all tables" if len(names) == tables > 1 else ", ".join(names)
+        print(f"{kind}: {whose}: {line}")

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from kvtools.cli.account import print_of_tables
 from kvtools.cli.layout import columns, shown, size
 from kvtools.cli.options import (
     DEFAULT_MEMORY,
@@ -103,12 +104,14 @@ def run(
     else:
         exports = _export_saved_model(checkpoint, output, table or (), clip, force=force, memory=memory)
     _warn(exports)
+    variables = [] if table else _variables_left_out(checkpoint)
     if as_json:
         kind = "snapshot" if savedmodel is None else "savedmodel"
         record = {"path": str(checkpoint.path), kind: str(output)}
-        print(json.dumps({**record, "tables": [dataclasses.asdict(export) for export in exports]}))
+        of_tables = [dataclasses.asdict(export) for export in exports]
+        print(json.dumps({**record, "tables": of_tables, "left_out": variables}))
     else:
-        _print_exports(output, exports)
+        _print_exports(output, exports, variables)
 
 
 def _export_saved_model(
@@ -149,7 +152,14 @@ def _clip(clip_abs: float | None, clip_l2: float | None) -> Clip | None:
     return None if clip_l2 is None else Clip("l2", clip_l2)
 
 
-def _print_exports(output: Path, exports: list[TableExport]) -> None:
+def _variables_left_out(checkpoint: Checkpoint) -> list[str]:
+    if not checkpoint.variables:
+        return []
+    size = sum(variable.bytes for variable in checkpoint.variables)
+    return [f"{len(checkpoint.variables)} dense variables, {size} bytes: only tables are exported"]
+
+
+def _print_exports(output: Path, exports: list[TableExport], variables: Sequence[str]) -> None:
     print(
         columns(
             ["table", "signature", "rows kept", "rows cut", "bytes", "bytes saved"],
@@ -167,4 +177,7 @@ def _print_exports(output: Path, exports: list[TableExport]) -> None:
             right=frozenset({2, 3, 4, 5}),
         )
     )
+    for line in variables:
+        print(f"left out: {line}")
+    print_of_tables("left out", [(line, export.name) for export in exports for line in export.left_out], len(exports))
     print(f"wrote {output}")

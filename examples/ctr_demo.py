@@ -340,7 +340,8 @@ def main() -> int:
         if address.grpc:
             over_grpc = predict(address.grpc, "deep/user", [int(strongest[0])])
             relation = "the same vector, bit for bit" if same_bits(over_grpc, vector) else "ANOTHER VECTOR"
-            console.print(f"and by the stubs of tensorflow-serving-api, from {address.grpc}: {relation}", markup=False)
+            told = f"and by the stubs of tensorflow-serving-api, from {address.grpc}: {relation}"
+            console.print(told, soft_wrap=True, markup=False)
         else:
             console.print("(gRPC is left out: there is no package tensorflow-serving-api here)", markup=False)
         wrong = check_served(address, expected, np.random.default_rng(options.seed))
@@ -359,8 +360,9 @@ def main() -> int:
     for complaint in wrong:
         console.print(f"[red]WRONG[/red]  {complaint}")
     if not wrong:
+        protocols = "HTTP and gRPC" if address.grpc else "HTTP"
         console.print(
-            f"HTTP {'and gRPC ' if address.grpc else ''}answers (1,000 keys a table) and the exported SavedModel (all keys, in a process\n"
+            f"{protocols} answers (1,000 keys a table) and the exported SavedModel (all keys, in a process\n"
             "without tfplugin) equal the trained vectors bit for bit.\n",
             soft_wrap=True,
         )

@@ -17,7 +17,7 @@ import numpy as np
 from kvtools.dialects.chunk import KEYS_AND_VALUES, Array, Chunk, Columns
 from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.options import Progress
-from kvtools.dialects.schema import ExtraSchema, are_initial_values, numpy_dtype
+from kvtools.dialects.schema import ExtraSchema, has_values_dtype, numpy_dtype
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, UsageError
 from kvtools.migrate import Account, write_tables
@@ -110,7 +110,7 @@ class CastTable(TableView):
         array = self.source.extra(name)
         if name in _KEY_EXTRAS:
             return self._keys(array)
-        if are_initial_values(name) and array.dtype == numpy_dtype(self.source.schema.value_dtype):
+        if has_values_dtype(name) and array.dtype == numpy_dtype(self.source.schema.value_dtype):
             return rounded(array, self.schema.value_dtype)
         return array
 
@@ -296,4 +296,4 @@ def _number_type(doing: str, what: str, was: str, wanted: str | None) -> str:
 def _extra(extra: ExtraSchema, key_dtype: str, value_dtype: str) -> ExtraSchema:
     if extra.name in _KEY_EXTRAS:
         return dataclasses.replace(extra, dtype=key_dtype)
-    return dataclasses.replace(extra, dtype=value_dtype) if are_initial_values(extra.name) else extra
+    return dataclasses.replace(extra, dtype=value_dtype) if has_values_dtype(extra.name) else extra

@@ -18,6 +18,7 @@ Format: https://www.tensorflow.org/guide/saved_model
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -30,13 +31,17 @@ import numpy as np
 
 from kvtools import __version__
 from kvtools.clip import Clip
+from kvtools.dialects import savedmodel
 from kvtools.dialects.bundle import BundleWriter
 from kvtools.dialects.chunk import KEYS, KEYS_AND_VALUES, Array
+from kvtools.dialects.dialect import Dialect
 from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.object_graph import OBJECT_GRAPH
 from kvtools.dialects.options import DEFAULT_MEMORY, Progress
 from kvtools.dialects.savedmodel import FORMAT, MANIFEST
+from kvtools.dialects.schema import TableSchema
 from kvtools.errors import BadInputError, OutputError
+from kvtools.fit import fit
 from kvtools.key_join import repeated_rows
 from kvtools.lookup_model.functions import Lookup
 from kvtools.lookup_model.model import DEFAULT_SIGNATURE, lookup_model
@@ -49,7 +54,10 @@ _NOT_IN_SIGNATURES = re.compile(r"[^A-Za-z0-9_]")
 
 @dataclass(frozen=True)
 class TableExport:
-    """What became of one table: `rows` were kept in `bytes`, `cut` were left out, saving `bytes_saved`."""
+    """What became of one table: `rows` were kept in `bytes`, `cut` were left out, saving `bytes_saved`.
+
+    `left_out` says what else of the table is not in the output, one sentence each.
+    """
 
     name: str
     signature: str
@@ -62,6 +70,7 @@ class TableExport:
     non_finite: int
     bytes: int
     bytes_saved: int
+    left_out: tuple[str, ...] = ()
 
 
 def export_saved_model(
@@ -146,6 +155,12 @@ def signature_names(tables: Sequence[str]) -> dict[str, str]:
     return names
 
 
+def left_out(schema: TableSchema, dialect: Dialect) -> tuple[str, ...]:
+    """Say what of a table, beside its keys and values, an export in `dialect` has no place for."""
+    holds = dataclasses.replace(dialect.holds, key_dtypes=(schema.key_dtype,), value_dtypes=(schema.value_dtype,))
+    return fit(schema, dataclasses.replace(dialect, holds=holds)).losses
+
+
 def _write_table(
     writer: BundleWriter,
     lookup: Lookup,
@@ -202,6 +217,7 @@ def _write_table(
         non_finite=non_finite,
         bytes=rows * row_bytes,
         bytes_saved=cut * row_bytes,
+        left_out=left_out(schema, savedmodel.DIALECT),
     )
 
 

@@ -15,7 +15,7 @@ from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.options import DEFAULT_MEMORY, Progress
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, UsageError
-from kvtools.export import TableExport, signature_names
+from kvtools.export import TableExport, left_out, signature_names
 from kvtools.key_join import repeated_rows
 from kvtools.migrate import check_output, write_tables
 from kvtools.row_norms import non_finite_rows
@@ -85,7 +85,7 @@ def export_snapshot(
     written = Snapshot(output)
     signatures = signature_names([reader.schema.name for reader in readers])
     exports = []
-    for table, left_out, hidden, told in zip(kept, cut, replaced, account.tables, strict=True):
+    for reader, table, rows_cut, hidden, told in zip(readers, kept, cut, replaced, account.tables, strict=True):
         native = written.table(table.schema.name).native
         row_bytes = native.row_bytes + 8
         assert isinstance(table, _CountedTable)
@@ -97,11 +97,12 @@ def export_snapshot(
                 value_dtype="int8" if native.quantized else native.value_dtype,
                 dim=native.dim,
                 rows=told.rows_written,
-                cut=left_out,
+                cut=rows_cut,
                 duplicates=hidden + native.duplicates,
                 non_finite=table.non_finite,
                 bytes=told.rows_written * row_bytes,
-                bytes_saved=left_out * row_bytes,
+                bytes_saved=rows_cut * row_bytes,
+                left_out=left_out(reader.schema, snapshot.DIALECT),
             )
         )
     return exports

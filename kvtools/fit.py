@@ -18,7 +18,7 @@ from kvtools.dialects.schema import (
     SlotSchema,
     TableSchema,
     VersionUnit,
-    are_initial_values,
+    has_values_dtype,
     initial_values_of,
     numpy_dtype,
     part_of_initial_values,
@@ -175,7 +175,7 @@ def fit(source: TableSchema, dialect: Dialect, *, parts: int | None = None) -> F
     # New rows are copied from these: they are of the rows' type.
     extras = tuple(
         dataclasses.replace(extra, dtype=value_dtype)
-        if are_initial_values(extra.name) and extra.dtype == source.value_dtype
+        if has_values_dtype(extra.name) and extra.dtype == source.value_dtype
         else extra
         for extra in extras
     )

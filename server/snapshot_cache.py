@@ -2,8 +2,11 @@
 
 A snapshot's name says what it was made of: the files of the source with their sizes, times of change and numbers on
 disk, and how they were opened. A source that has changed in any way gets another snapshot, and the one before is
-removed. So there is one for each source, and of sources those that were served last. The folder may be deleted at any
-time: what is being served from it stays mapped.
+removed. So there is one for each source, and of sources those that were served last: 16 at most, in half of the space
+that the disk would have without them. Whoever serves one holds a lock on it, and it stays. The folder may be deleted at
+any time: what is being served from it stays mapped.
+
+Where training would begin all rows with the same one, that is the snapshot's row for missing keys (`default_row`).
 """
 
 from __future__ import annotations
@@ -11,13 +14,17 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import logging
 import os
+import shutil
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kvtools import __version__
 from kvtools.cache_folder import cache_folder
+from kvtools.default_row import with_default_row
 from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.options import OpenOptions, Progress
 from kvtools.dialects.snapshot import NAME, SUFFIX
@@ -27,7 +34,12 @@ from kvtools.errors import BadInputError, KvtoolsError, OutputError
 from kvtools.migrate import write_tables
 from kvtools.snapshot import Snapshot
 
+log = logging.getLogger("kvtools.serve")
+
 _MOST_SNAPSHOTS = 16
+_CONTENTS = 2
+"""Rises when something else is written from the same source, so that those of before are made again."""
+_BYTES_OF_KEY = 9  # with its share of the directory
 _CLOCK_TICK = 0.02
 """Seconds between two times of a file system that differ for sure."""
 
@@ -65,39 +77,57 @@ def snapshot_of(
     names = [table.schema.name for table in tables]
     if isinstance(checkpoint.path, str):  # a URL: nothing tells whether what is there has changed
         path = folder / f"{_digest(os.getpid(), time.time_ns())}{SUFFIX}"
+        _make_room(folder, keep=path, needed=_bytes_of(tables))
         try:
-            return _write(tables, path, progress)
+            return _write(checkpoint, tables, path, progress, stays=False)
         finally:
             path.unlink(missing_ok=True)
     source = _digest(checkpoint.path.absolute(), opened, names)
     with _lock(folder / f"{source}.lock"):
         files = _state_of(checkpoint.path)
-        path = folder / f"{source}-{_digest(files, __version__)}{SUFFIX}"
+        path = folder / f"{source}-{_digest(files, __version__, _CONTENTS)}{SUFFIX}"
         if path.exists():
             with contextlib.suppress(KvtoolsError, OSError):  # cut, or of another version: made again
                 os.utime(path)
-                return Snapshot(path)
-        snapshot = _write(tables, path, progress)
+                return _in_use(Snapshot(path))
+        _make_room(folder, keep=path, needed=_bytes_of(tables))
+        snapshot = _in_use(_write(checkpoint, tables, path, progress))
         if _state_of(checkpoint.path) != files:
             path.unlink(missing_ok=True)
             raise BadInputError(
                 f"reading '{checkpoint.path}': it was changed while it was read; start again when it is whole"
             )
-        _remove_old(folder, source, path)
+        for old in folder.glob(f"{source}-*{SUFFIX}"):  # of what it was before: nobody will ask for it again
+            if old != path:
+                old.unlink(missing_ok=True)
+        _make_room(folder, keep=path, needed=0)
+        _remove_locks(folder)
         return snapshot
 
 
-def _remove_old(folder: Path, source: str, made: Path) -> None:
-    """Remove the snapshots of what `source` was before, and those served longest ago; who serves one keeps it."""
-    for old in folder.glob(f"{source}-*{SUFFIX}"):
-        if old != made:
-            old.unlink(missing_ok=True)
-    served: list[tuple[float, Path]] = []
+def _make_room(folder: Path, *, keep: Path, needed: int) -> None:
+    """Remove the snapshots served longest ago, until those that are left and `needed` bytes more are few enough.
+
+    Neither `keep` is removed nor one that is in use, as far as its file system has locks to tell.
+    """
+    served: list[tuple[float, int, Path]] = []
     for path in folder.glob(f"*-*{SUFFIX}"):
         with contextlib.suppress(OSError):
-            served.append((path.stat().st_mtime, path))
-    for _, path in sorted(served, reverse=True)[_MOST_SNAPSHOTS:]:
-        path.unlink(missing_ok=True)
+            status = path.stat()
+            served.append((status.st_mtime, status.st_blocks * 512, path))
+    taken = sum(size for _, size, _ in served)
+    most = (shutil.disk_usage(folder).free + taken) // 2
+    left = len(served) + (needed > 0)
+    for _, size, path in sorted(served):
+        if left <= _MOST_SNAPSHOTS and taken + needed <= most:
+            return
+        if path != keep and not _is_in_use(path):
+            path.unlink(missing_ok=True)
+            log.info("removed the snapshot '%s' (%d bytes), which was not served for longest", path, size)
+            taken, left = taken - size, left - 1
+
+
+def _remove_locks(folder: Path) -> None:
     kept = {path.name.partition("-")[0] for path in folder.glob(f"*-*{SUFFIX}")}
     for lock in folder.glob("*.lock"):
         # One that another process is waiting for, or holds while it makes its first snapshot, may go, too: at worst two
@@ -106,9 +136,47 @@ def _remove_old(folder: Path, source: str, made: Path) -> None:
             lock.unlink(missing_ok=True)
 
 
-def _write(tables: Sequence[TableReader], path: Path, progress: Progress | None) -> Snapshot:
+def _in_use(snapshot: Snapshot) -> Snapshot:
+    """Hold a shared lock on the file of `snapshot` for as long as it lives, where that can be had."""
+    with contextlib.suppress(OSError):
+        lock = os.open(snapshot.path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(snapshot, os.close, lock)
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return snapshot
+
+
+def _is_in_use(path: Path) -> bool:
+    try:
+        lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no locks here
+        return False
+    finally:
+        os.close(lock)
+    return False
+
+
+def _bytes_of(tables: Sequence[TableReader]) -> int:
+    """Return about how many bytes a snapshot of `tables` takes."""
+    return sum(table.schema.rows * (table.schema.dim * table.value_dtype.itemsize + _BYTES_OF_KEY) for table in tables)
+
+
+def _write(
+    checkpoint: Checkpoint, tables: Sequence[TableReader], path: Path, progress: Progress | None, *, stays: bool = True
+) -> Snapshot:
+    started = time.monotonic()
+    tables = [with_default_row(table) for table in tables]
     write_tables(tables, path, NAME, options=WriteOptions(force=True), progress=progress)
-    return Snapshot(path)
+    snapshot = Snapshot(path)
+    seconds = time.monotonic() - started
+    where = f"'{path}'" if stays else f"a file without a name in '{path.parent}'"
+    log.info("made a snapshot of '%s' in %.1f s: %s (%d bytes)", checkpoint.path, seconds, where, snapshot.bytes)
+    return snapshot
 
 
 def _digest(*of: object) -> str:

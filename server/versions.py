@@ -55,7 +55,7 @@ _TOLD_EVERY = 5.0  # s
 _LONGEST_STOP = 2.0  # s
 _TOUCHED_AT_ONCE = 4096
 _FAULTS_OF_FILES = ("DATA_LOSS", "INVALID_ARGUMENT", "INTERNAL")
-_FOLDERS = re.compile(r"'(?:[^'\s]*/)+([^'/]*)'")
+_FOLDERS = re.compile(r"(?<!table )'(?:[^'\s]*/)+([^'/]*)'")
 
 
 @dataclass
@@ -337,6 +337,8 @@ class Versions:
     def _load(self, state: _Model, found: FoundVersion) -> ServedVersion:
         progress = _Progress(f"model '{state.source.name}': version {found.number}")
         store = _open(found.path, self._options, self._settings, progress)
+        if self._settings.missing == "default":
+            _check_default_rows(store, found.path)
         for name, table in store.tables.items():
             if table.duplicates:
                 log.warning("table '%s': %d rows are hidden by a later row of their key", name, table.duplicates)
@@ -497,6 +499,21 @@ def _open(path: str, options: OpenOptions | None, settings: Settings, progress: 
 
     store: TableStore = open_store(path, options=options, cache=cache, progress=progress)
     return store
+
+
+def _check_default_rows(store: TableStore, path: str) -> None:
+    """Raise `BadInputError` for the first table that could not give missing keys what --missing default promises."""
+    for name, table in store.tables.items():
+        if table.table is None or table.table.default_row is None:
+            why = (
+                "its rows are in Redis"
+                if table.table is None
+                else "not all of its rows began alike, as far as is known"
+            )
+            raise BadInputError(
+                f"--missing default: table '{name}' of '{path}' has no default row ({why}); say --missing zeros or"
+                " error, or serve the checkpoint of a table whose initializer is a constant"
+            )
 
 
 def _broken(store: TableStore) -> str:

@@ -100,6 +100,8 @@ class VariableSchema:
 
 
 INITIAL_VALUES = "initial_values"
+DEFAULT_ROW = "default_row"
+"""What a lookup gives for a key without a row, where it is asked for: [dim], of the values' type."""
 
 
 def initial_values_of(part: int | str) -> str:
@@ -128,6 +130,15 @@ def are_initial_values(name: str) -> bool:
     (True, False)
     """
     return name == INITIAL_VALUES or part_of_initial_values(name) is not None
+
+
+def has_values_dtype(name: str) -> bool:
+    """Tell whether an extra of this name is of the values' type, and stays so when they get another.
+
+    >>> has_values_dtype("default_row"), has_values_dtype("initial_values_2"), has_values_dtype("blacklist")
+    (True, True, False)
+    """
+    return name == DEFAULT_ROW or are_initial_values(name)
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:

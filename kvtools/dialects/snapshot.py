@@ -20,7 +20,7 @@ from kvtools.dialects.chunk import KEYS_AND_VALUES, Array, Chunk, Columns
 from kvtools.dialects.dialect import Dialect, Holds, Source
 from kvtools.dialects.interface import Checkpoint, Finding, TableReader
 from kvtools.dialects.options import OpenOptions
-from kvtools.dialects.schema import ExtraSchema, TableSchema, VersionUnit
+from kvtools.dialects.schema import DEFAULT_ROW, ExtraSchema, TableSchema, VersionUnit
 from kvtools.dialects.table_record import COUNTER_DTYPES, VALUE_DTYPES, json_object
 from kvtools.dialects.writing import CheckpointWriter, ShardWriter, TableWriter, WriteOptions
 from kvtools.errors import BadInputError, CorruptFileError, UsageError
@@ -28,8 +28,6 @@ from kvtools.snapshot import file_errors
 
 NAME = "snapshot"
 SUFFIX = ".kvsnap"
-DEFAULT_ROW = "default_row"
-"""The extra array [dim] that a missing key may get."""
 
 _MAGIC = b"\x89KVS\r\n\x1a\n"
 _KEY_DTYPES = ("int64", "int32", "uint64")

@@ -25,7 +25,7 @@ def test_text_and_json(sample_path: Path, tmp_path: Path, capsys: Capture) -> No
     assert "exists already" in capsys.readouterr().err
     assert main([*again, "--force"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert list(report) == ["path", "savedmodel", "tables"]
+    assert list(report) == ["path", "savedmodel", "tables", "left_out"]
     assert report["tables"][0]["rows"] == 5
 
 
@@ -35,7 +35,7 @@ def test_nothing_but_the_result_is_printed(sample_path: Path, tmp_path: Path) ->
     command = [sys.executable, "-m", "kvtools.cli.main", "export", "--savedmodel", "out", str(sample_path)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.count("\n") == 5
+    assert done.stdout.count("\n") == 10
 
 
 def test_warnings(save_plain, make_sample, table_tensors, tmp_path: Path, capsys: Capture) -> None:  # type: ignore[no-untyped-def]
@@ -81,12 +81,34 @@ def test_a_snapshot(sample_path: Path, tmp_path: Path, capsys: Capture) -> None:
     assert "exists" in capsys.readouterr().err
     assert main([*again, "--force"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert list(report) == ["path", "snapshot", "tables"]
+    assert list(report) == ["path", "snapshot", "tables", "left_out"]
     assert [table["value_dtype"] for table in report["tables"]] == ["int8"] * len(report["tables"])
     capsys.readouterr()
     assert main(["get", out, "-7", "--table", "ads/emb", "--json"]) == 0
     assert "2.375" in capsys.readouterr().out
     assert main(["verify", out]) == 0
+
+
+@pytest.mark.parametrize("kind", ["savedmodel", "snapshot"])
+def test_what_is_left_out_is_named(sample_path: Path, tmp_path: Path, capsys: Capture, kind: str) -> None:
+    slots = "optimizer slots Adam.m, Adam.v: the dialect has none"
+    counters = ["frequencies: the dialect has none", "versions: the dialect has none"]
+    initializer = "the initializer of new rows: the dialect does not record it"
+    others = [*counters, initializer] if kind == "savedmodel" else []
+    variables = "2 dense variables, 32 bytes: only tables are exported"
+    assert main(["export", f"--{kind}", str(tmp_path / "a"), str(sample_path)]) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("left out: ")]
+    assert said == [
+        f"left out: {variables}",
+        f"left out: ads/emb: {slots}",
+        *(f"left out: all tables: {x}" for x in others),
+    ]
+    assert main(["export", f"--{kind}", str(tmp_path / "b"), str(sample_path), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["left_out"] == [variables]
+    assert [table["left_out"] for table in report["tables"]] == [[slots, *others], others, others]
+    assert main(["export", f"--{kind}", str(tmp_path / "c"), str(sample_path), "--table", "user_emb", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["left_out"] == []
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,49 @@ def test_few_sources_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert len(list((tmp_path / "cache").iterdir())) == 4  # and a lock for each
 
 
+def test_snapshots_take_half_of_the_free_space_and_those_in_use_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+
+    def store(number: int) -> TableStore:
+        before = set(snapshots(cache))
+        made = TableStore(write(tmp_path / f"{number}.npz", number), cache=cache)
+        for name in set(snapshots(cache)) - before:  # times that tell which was used first
+            os.utime(cache / name, (number, number))
+        return made
+
+    first = store(0)
+    second = store(1)
+    third = store(2)
+    names = sorted(snapshots(cache), key=lambda name: (cache / name).stat().st_mtime)
+    room = sum((cache / name).stat().st_blocks * 512 for name in names)
+    usage = shutil.disk_usage(tmp_path)._replace(free=room)  # so three may stay, and no fourth
+    monkeypatch.setattr("kvtools.server.snapshot_cache.shutil.disk_usage", lambda path: usage)
+    del second
+    fourth = store(3)
+    assert names[1] not in snapshots(cache), "nobody serves it"
+    assert {names[0], names[2]} < set(snapshots(cache)), "they are served"
+    assert [served(first), served(third), served(fourth)] == [0, 2, 3]
+    del first, third
+    usage = usage._replace(free=0)
+    fifth = store(4)
+    assert len(snapshots(cache)) == 2 and names[0] not in snapshots(cache) and names[2] not in snapshots(cache)
+    assert [served(fourth), served(fifth)] == [3, 4]
+
+
+def test_the_log_says_when_a_snapshot_is_made_and_where_it_lies(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "kvtools.serve")
+    path, cache = write(tmp_path / "a.npz", 1), tmp_path / "cache"
+    TableStore(path, cache=cache)
+    TableStore(path, cache=cache)
+    (made,) = snapshots(cache)
+    (message,) = caplog.messages
+    assert message.startswith(f"made a snapshot of '{path}' in ") and f"'{cache / made}' (" in message
+
+
 def test_a_cache_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="name another --cache"):

@@ -14,7 +14,9 @@ pytest.importorskip("fastapi")
 from fastapi.testclient import TestClient
 from version_files import write_checkpoint, write_snapshot
 
+from kvtools.array_table import ArrayTable
 from kvtools.errors import BadInputError, UsageError
+from kvtools.migrate import write_tables
 from kvtools.server import sources as sources_module
 from kvtools.server.app import create_app
 from kvtools.server.catalog import Catalog, UnknownModelError, UnknownVersionError
@@ -426,3 +428,36 @@ def test_workers_hear_of_each_others_changes(
     assert two.catalog.labels("m") == {"stable": 1}
     assert Watched(tmp_path / "m", "all", shared=shared).catalog.labels("m") == {"stable": 1}, "one that begins later"
     assert len(checked) == 2, "checksums are compared once for all workers"
+
+
+def write_constant(path: Path, *tables: str, constant: float | None) -> None:
+    """Write tables whose rows begin with `constant`, or nobody knows how."""
+    metadata = {} if constant is None else {"initializer": {"kind": "constant", "a": constant}}
+    rows = np.ones((5, 4), np.float32)
+    beside = path.parent.parent / "beside"
+    beside.mkdir()
+    write_tables([ArrayTable(name, KEYS, rows, metadata=metadata) for name in tables], beside / "model", "tfplugin")
+    path.parent.mkdir(exist_ok=True)
+    beside.rename(path)
+
+
+def test_missing_default_gives_what_training_would_have_begun_with(settled: None, tmp_path: Path) -> None:
+    write_constant(tmp_path / "m" / "1", "scope/emb", constant=0.5)
+    client = TestClient(create_app(Watched(tmp_path / "m", missing="default").catalog, Settings(missing="default")))
+    answer = client.post("/v1/tables/scope/emb:lookup", json={"keys": [1, 99]}).json()
+    assert answer == {"embeddings": [[1.0] * 4, [0.5] * 4], "found": [True, False]}
+
+
+def test_missing_default_without_a_default_row_is_an_error_at_the_start(settled: None, tmp_path: Path) -> None:
+    write_constant(tmp_path / "m" / "1", "scope/emb", "z", constant=None)
+    with pytest.raises(BadInputError, match=r"--missing default: table 'scope/emb' of '1' .* say --missing zeros or"):
+        Watched(tmp_path / "m", missing="default")
+    assert Watched(tmp_path / "m", missing="error").numbers() == [1]
+
+
+def test_a_new_version_without_a_default_row_is_bad_where_it_is_wanted(settled: None, tmp_path: Path) -> None:
+    write_constant(tmp_path / "m" / "1", "emb", constant=0.5)
+    watched = Watched(tmp_path / "m", missing="default")
+    write_constant(tmp_path / "m" / "2", "emb", constant=None)
+    assert watched.look() == [1]
+    assert "table 'emb' of '2' has no default row" in watched.error(2)[1]
