@@ -30,6 +30,7 @@ from kvtools.server.answer import Answer
 from kvtools.server.codecs import choose_codec
 from kvtools.server.lookups import Ask, Lookups, Size, error_answer
 from kvtools.server.request import RequestError
+from kvtools.server.request_ids import request_id
 
 _HEAD_LIMIT = 65536
 # Heads are remembered, as a client sends the same one with each request.
@@ -225,6 +226,7 @@ class LookupProtocol(HttpToolsProtocol):
         began = time.perf_counter()
         lookups = self.lookups
         ask = head.ask
+        name = request_id(ask.headers)
         size = lookups.size(ask, body)
         if size is Size.STREAMED:
             self._feed(text + body + rest)
@@ -234,29 +236,33 @@ class LookupProtocol(HttpToolsProtocol):
             if size is Size.LARGE:
                 self._answering = True
                 self._hold(rest)
-                task = self.loop.create_task(self._answer_in_thread(ask, body, began))
+                task = self.loop.create_task(self._answer_in_thread(ask, body, began, name))
                 self.tasks.add(task)
                 task.add_done_callback(self.tasks.discard)
                 return False
             answer = lookups.answer(ask, body)
-        self._write(answer)
-        lookups.tell(ask, answer, began=began, bytes_in=len(body), client=self.client, short=True)
+        self._write(answer, name)
+        lookups.tell(
+            ask, answer, began=began, bytes_in=len(body), client=self.client, short=True, request_id=name
+        )
         if self._stalled is None:
             return True
         self._hold(rest)
         self.flow.pause_reading()
         return False
 
-    async def _answer_in_thread(self, ask: Ask, body: bytes, began: float) -> None:
+    async def _answer_in_thread(self, ask: Ask, body: bytes, began: float, name: str) -> None:
         answer = await self.lookups.answer_in_thread(ask, body)
         self._answering = False
         if not self.transport.is_closing():
-            self._write(answer)
-            self.lookups.tell(ask, answer, began=began, bytes_in=len(body), client=self.client, short=True)
+            self._write(answer, name)
+            self.lookups.tell(
+                ask, answer, began=began, bytes_in=len(body), client=self.client, short=True, request_id=name
+            )
             if self._stalled is None:
                 self._resume()
 
-    def _write(self, answer: Answer) -> None:
+    def _write(self, answer: Answer, name: str) -> None:
         body = answer.body
         assert body is not None
         if self._defaults is not self.server_state.default_headers:
@@ -264,7 +270,10 @@ class LookupProtocol(HttpToolsProtocol):
             self._default_lines = b"".join([b"%s: %s\r\n" % header for header in self._defaults])
         parts = [STATUS_LINE[answer.status], self._default_lines]
         parts += [b"%s: %s\r\n" % (name.lower().encode(), value.encode()) for name, value in answer.headers.items()]
-        parts.append(b"content-length: %d\r\ncontent-type: %s\r\n" % (len(body), answer.media_type.encode()))
+        parts.append(
+            b"content-length: %d\r\ncontent-type: %s\r\nx-request-id: %s\r\n"
+            % (len(body), answer.media_type.encode(), name.encode())
+        )
         if self._closing:
             parts.append(b"connection: close\r\n")
         parts += [b"\r\n", body]
@@ -405,8 +414,11 @@ class LookupProtocol(HttpToolsProtocol):
         answer = error_answer(RequestError(status, code, message, headers))
         self._closing = True
         self._open = ""
-        self._write(answer)
-        self.lookups.tell(None, answer, began=time.perf_counter(), bytes_in=0, client=self.client, short=True)
+        name = request_id({})
+        self._write(answer, name)
+        self.lookups.tell(
+            None, answer, began=time.perf_counter(), bytes_in=0, client=self.client, short=True, request_id=name
+        )
 
 
 def make_protocol(lookups: Lookups) -> type[LookupProtocol]:

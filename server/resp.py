@@ -158,6 +158,7 @@ class RespProtocol(asyncio.Protocol):
         _, name, keys, low, high = item
         try:
             table = self._server.tables.get(name, self._commands.selected)
+            self._server.observer.authorize_model(self._commands.headers, None)
             self._server.observer.authorize(self._commands.headers, (table.schema.name,))
         except (KvtoolsError, RequestError) as problem:
             self._transport.write(refusal(problem) * len(self._reader.commands()))
@@ -198,6 +199,7 @@ class RespProtocol(asyncio.Protocol):
                 peer[:2] if peer else None,
                 self._commands.headers,
                 True,
+                "resp",
             )
         )
 

@@ -258,7 +258,8 @@ def router(lookups: Lookups) -> APIRouter:
         return await _serve(lookups, "row", request, table, key)
 
     @routes.get("/v1/tables", summary="List the tables")
-    async def tables() -> dict[str, Any]:
+    async def tables(request: Request) -> dict[str, Any]:
+        lookups.observer.authorize(request.headers, ())
         version = lookups.catalog.version()
         return {
             "model": version.model,
@@ -306,7 +307,9 @@ async def _serve(
         bytes_in=len(body),
         client=(client.host, client.port) if client else None,
         short=False,
+        request_id=request.scope.get("request_id", ""),
     )
+    request.scope["told"] = True
     return await _response(lookups, answer, request.scope.get("http_version", "1.1"))
 
 

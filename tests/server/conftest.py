@@ -49,7 +49,7 @@ def _serve(folder: Path, *arguments: Any, env: dict[str, str] | None = None) -> 
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
-        found = re.search(r"http://127\.0\.0\.1:(\d+)", line)
+        found = re.search(r"https?://127\.0\.0\.1:(\d+)", line)
         assert found, line + errors.read_text()
         yield Server(process, int(found[1]), line, errors)
     finally:
