@@ -58,6 +58,8 @@ class AccessKeys:
 
     def __init__(self, keys: Sequence[AccessKey]) -> None:
         self._keys = tuple(keys)
+        self.by_model = any(key.models is not None for key in keys)
+        """Whether any key is for some models only."""
 
     def find(self, headers: Mapping[str, str]) -> AccessKey | None:
         """Return the key that a client has sent, by `headers` with names in lower case, or None: it is none of ours."""

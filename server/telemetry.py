@@ -35,7 +35,7 @@ class Telemetry(Observer):
 
     def authorize_model(self, headers: Mapping[str, str], model: str | None) -> None:
         """Let in who has a key for `model`; None: for the first one."""
-        if self._keys is not None:
+        if self._keys is not None and (model is not None or self._keys.by_model):
             first = self._catalog.names()[:1] if model is None else [model]
             self._keys.authorize(headers, model=first[0] if first else None)
 
