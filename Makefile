@@ -19,7 +19,7 @@ PYTEST := $(BIN)/pytest -q -n logical --maxprocesses 4 --dist worksteal
 CONCURRENCY_TESTS := concurrency_test device_index_test eviction_test
 
 .PHONY: help setup setup-horovod demo test test-all test-rest test-durations peers redis fuzz sanitize lint types format bench \
-  bench-tools bench-sok bench-gpu docs clean
+  bench-tools bench-snapshot bench-sok bench-gpu docs clean
 
 help: ## list the targets
 	@echo "Start with \`make demo\`. The first run makes $(VENV), which takes some minutes."
@@ -111,6 +111,9 @@ bench: setup ## speed, side by side, into benchmarks/results/
 
 bench-tools: setup ## the offline tools on 4 GB, beside cat and a script by hand
 	$(BIN)/python benchmarks/tools.py
+
+bench-snapshot: setup ## lookups of snapshots beside an index in NumPy; building, opening and cold keys of 100 M rows
+	$(BIN)/python benchmarks/snapshot.py
 
 bench-sok: setup setup-horovod ## sok.lookup_sparse on two ranks, beside hvd.alltoall alone
 	$(BIN)/python benchmarks/sok.py

@@ -1,5 +1,6 @@
 """Snapshots: the tables of a model in one immutable, mapped file. Compiled from kernels/python/snapshot_*.cc."""
 
+import builtins
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ GoOn = Callable[[int, int], bool]
 
 class Table:
     @property
-    def name(self) -> bytes: ...
+    def name(self) -> builtins.bytes: ...
     @property
     def key_dtype(self) -> str: ...
     @property
@@ -68,7 +69,7 @@ class Snapshot:
     @property
     def fingerprint(self) -> str: ...
     @property
-    def description(self) -> bytes: ...
+    def description(self) -> builtins.bytes: ...
     @property
     def tables(self) -> list[Table]: ...
     @property

@@ -9,10 +9,8 @@ from typing import Literal
 
 from kvtools.server.answer import TableCount
 from kvtools.server.observer import Answered, Observer
-from kvtools.server.protocol_error import ProtocolError
+from kvtools.server.protocol_error import of_request
 from kvtools.server.request import RequestError
-
-_CODES = {401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 429: "RESOURCE_EXHAUSTED"}
 
 
 @dataclass
@@ -45,8 +43,7 @@ class Caller:
         try:
             check()
         except RequestError as error:
-            code = _CODES.get(error.status, "INVALID_ARGUMENT")
-            raise ProtocolError(code, error.message, status=error.status, headers=error.headers) from None
+            raise of_request(error) from None
 
     def told(self, kind: str, status: int, code: str, bytes_in: int, bytes_out: int) -> Answered:
         """Return what the observer is told when the answer is made."""

@@ -22,6 +22,7 @@ from kvtools.server.observer import Answered, Observer
 from kvtools.server.protocol_error import HTTP_STATUSES, ProtocolError
 from kvtools.server.request_ids import HEADER, request_id
 from kvtools.server.settings import Settings
+from kvtools.server.signatures import numbers_at_once
 
 _LOG = logging.getLogger("kvtools.serve")
 _HEALTH_EVERY = 1.0  # how often the state that Watch tells is looked at, in s
@@ -200,14 +201,9 @@ class GrpcServer:
             self._home.call_soon_threadsafe(self._observer.on_answer, answered)
 
     def _is_small(self, data: bytes) -> bool:
-        widest = 1
-        for name in self._catalog.names():
-            for version in self._catalog.versions(name):
-                tables = version.store.tables
-                if not tables or not version.store.warm:
-                    return False  # a whole model, or rows that the disk is waited for
-                widest = max(widest, *(table.schema.dim for table in tables.values()))
-        return len(data) * widest <= _SMALL
+        versions = [version for name in self._catalog.names() for version in self._catalog.versions(name)]
+        widest = [numbers_at_once(version) for version in versions]
+        return all(widest) and len(data) * max(widest, default=1) <= _SMALL
 
 
 def _headers(context: Any) -> dict[str, str]:

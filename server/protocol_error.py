@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kvtools.server.request import RequestError
+
 # How TensorFlow Serving maps codes to statuses; what it has none for is 500.
 HTTP_STATUSES = {
     "CANCELLED": 499,
@@ -38,6 +40,16 @@ class ProtocolError(Exception):
         self.message = message
         self.status = status or HTTP_STATUSES.get(code, 500)
         self.headers = dict(headers or {})
+
+
+def of_request(error: RequestError) -> ProtocolError:
+    """Return what an error of our own interface is here.
+
+    >>> of_request(RequestError(503, "backend_unavailable", "Redis does not answer")).code
+    'UNAVAILABLE'
+    """
+    code = next((code for code, status in HTTP_STATUSES.items() if status == error.status), "INVALID_ARGUMENT")
+    return ProtocolError(code, error.message, status=error.status, headers=error.headers)
 
 
 def invalid(message: str) -> ProtocolError:

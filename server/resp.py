@@ -51,6 +51,7 @@ class RespProtocol(asyncio.Protocol):
         self._held = False  # a lookup is in a thread
         self._full = False  # the client does not read
         self._ended = False  # nothing more is answered
+        self._ending = False  # nothing more comes
         self._dropped = 0
         self._lookups = 0
         self._partial_since: float | None = None
@@ -78,8 +79,9 @@ class RespProtocol(asyncio.Protocol):
             self._go()
 
     def eof_received(self) -> bool:
-        """Answer what is under way, then close; see `asyncio.Protocol`."""
-        return self._held
+        """Answer what has come, then close; see `asyncio.Protocol`."""
+        self._ending = True
+        return self._held or self._full
 
     def pause_writing(self) -> None:
         """Read no more before the client does; see `asyncio.Protocol`."""
@@ -146,6 +148,9 @@ class RespProtocol(asyncio.Protocol):
             else:
                 self._end(error(item[1]))
         if self._ended:
+            return
+        if self._ending and not self._full:
+            self._end(b"")
             return
         if not reader.partial:
             self._partial_since = None

@@ -22,8 +22,9 @@ from kvtools.export import signature_names
 from kvtools.server.answer import TableCount
 from kvtools.server.caller import Caller
 from kvtools.server.catalog import Catalog, ServedVersion, UnknownModelError, UnknownVersionError
-from kvtools.server.protocol_error import ProtocolError, invalid
+from kvtools.server.protocol_error import ProtocolError, invalid, of_request
 from kvtools.server.recent_keys import RecentKeys
+from kvtools.server.request import RequestError
 from kvtools.server.settings import Settings
 from kvtools.server.store import StoredTable
 
@@ -152,7 +153,10 @@ class TableSignature:
                 narrow = flat.astype(key_dtype)
                 outside = narrow != flat
                 flat = narrow
-        values, found = self.table.lookup(flat)
+        try:
+            values, found = self.table.lookup(flat)
+        except RequestError as error:  # rows that lie elsewhere, which is not there
+            raise of_request(error) from None
         if outside is not None and outside.any():
             values, found = values.copy(), found & ~outside
             values[outside] = 0
@@ -174,7 +178,7 @@ class TableSignature:
         if settings.missing == "error":
             key = ids.reshape(-1)[int(np.argmin(found))]
             raise ProtocolError("NOT_FOUND", f"table '{name}' has no row for key {key}")
-        row = self.table.table.default_row
+        row = None if self.table.table is None else self.table.table.default_row
         if row is None:
             raise ProtocolError("FAILED_PRECONDITION", f"table '{name}' has no default row, and the server wants one")
         values[~found] = row
@@ -232,12 +236,18 @@ def signatures(version: ServedVersion) -> Mapping[str, Signature]:
     return known
 
 
+def numbers_at_once(version: ServedVersion) -> int:
+    """Return the numbers in the widest row of a version whose rows are all in memory; 0 if anything is waited for."""
+    tables = version.store.tables
+    if not version.store.warm or any(table.table is None for table in tables.values()):
+        return 0
+    return max((table.schema.dim for table in tables.values()), default=0)
+
+
 def is_small(version: ServedVersion, bytes_in: int) -> bool:
     """Tell whether a request takes so little time that no thread need be asked: a few ids, and rows in memory."""
-    tables = version.store.tables
-    widest = max((table.schema.dim for table in tables.values()), default=0)
-    # An id is two bytes at least, its comma counted.
-    return bool(tables) and version.store.warm and bytes_in * widest <= _SMALL_NUMBERS
+    widest = numbers_at_once(version)
+    return widest > 0 and bytes_in * widest <= _SMALL_NUMBERS  # an id is two bytes at least, its comma counted
 
 
 def listed(version: ServedVersion) -> dict[str, Signature]:

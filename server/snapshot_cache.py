@@ -88,7 +88,7 @@ def snapshot_of(
 
 
 def _remove_old(folder: Path, source: str, made: Path) -> None:
-    """Remove the snapshots of what `source` was before, and those served longest ago; who serves one goes on with it."""
+    """Remove the snapshots of what `source` was before, and those served longest ago; who serves one keeps it."""
     for old in folder.glob(f"{source}-*{SUFFIX}"):
         if old != made:
             old.unlink(missing_ok=True)

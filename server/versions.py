@@ -45,12 +45,14 @@ from kvtools.server.version_folder import (
     single_version,
     versions_in,
 )
+from kvtools.snapshot import file_errors
 
 log = logging.getLogger("kvtools.serve")
 
 _SETTLED_WITHOUT_POLL = 1.0  # how long files must have been left alone where no poll says it, in s
 _KEPT_ENDED = 16  # versions that have ended stay in the status, the last ones of them
 _TOLD_EVERY = 5.0  # s
+_LONGEST_STOP = 2.0  # s
 _TOUCHED_AT_ONCE = 4096
 _FAULTS_OF_FILES = ("DATA_LOSS", "INVALID_ARGUMENT", "INTERNAL")
 _FOLDERS = re.compile(r"'(?:[^'\s]*/)+([^'/]*)'")
@@ -156,11 +158,11 @@ class Versions:
         self._messages.put("look")
 
     def stop(self) -> None:
-        """End the thread; what is served stays."""
+        """End the thread, or leave it to itself where it is making a snapshot; what is served stays."""
         self._stop.set()
         self._messages.put("stop")
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(_LONGEST_STOP)
 
     def sources(self) -> list[ModelSource]:
         """Return what is to be served now."""
@@ -304,6 +306,11 @@ class Versions:
             if not settled:
                 state.waiting[number] = "waiting until its files stay as they are"
             elif not self._stop.is_set():
+                if served and (broken := _broken(served[0].store)):
+                    served = None  # what lay there before was written over, and its rows are gone with it
+                    with self._changing:
+                        self._let_go(state, number)
+                    log.error("model '%s': version %d is taken out of service: %s", state.source.name, number, broken)
                 self._mark_bad(state, found, *_described(error))
             return served is not None
         state.loading = None
@@ -490,6 +497,18 @@ def _open(path: str, options: OpenOptions | None, settings: Settings, progress: 
 
     store: TableStore = open_store(path, options=options, cache=cache, progress=progress)
     return store
+
+
+def _broken(store: TableStore) -> str:
+    """Return why a store that was sound gives no rows any more; empty if it does."""
+    try:
+        with file_errors():
+            store.snapshot.native.check_unchanged()
+    except BadInputError as error:
+        return one_line(str(error))
+    except AttributeError:  # a whole model, or rows in Redis
+        pass
+    return ""
 
 
 def _described(error: Exception) -> tuple[str, str]:

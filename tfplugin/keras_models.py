@@ -14,15 +14,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
-import wrapt
 
-from tfplugin import step_record
+from tfplugin import scaled_loss, step_record
+from tfplugin.keras_hooks import KerasHooks
 from tfplugin.training_mode import inference_mode
 from tfplugin.wrapped_method import defining_class, wrap_method
 
@@ -40,26 +39,35 @@ _failed: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 # ---- The tables of a model -------------------------------------------------------------------------------------------
 
 
-def tables_in(value: Any, mark: str = "_kv_parts") -> Iterator[Any]:
-    """Key-value variables and what stands for them: `value` itself, or what lists and dictionaries hold.
+def is_table(value: Any) -> bool:
+    """Whether it is a key-value variable, or stands for one."""
+    return hasattr(type(value), "_kv_parts")
 
-    With `mark` ``"_is_shard"`` the `sok.Variable` s.
-    """
+
+def is_shard(value: Any) -> bool:
+    """Whether it is a `sok.Variable`."""
+    return hasattr(type(value), "_is_shard")
+
+
+def variables_in(value: Any, is_wanted: Callable[[Any], bool] = is_table) -> Iterator[Any]:
+    """The tables, or the variables of another kind: `value` itself, or what lists and dictionaries in it hold."""
     waiting, seen = [value], set()
     while waiting:
         value = waiting.pop()
-        if hasattr(type(value), mark):
+        if is_wanted(value):
             yield value
         elif isinstance(value, (dict, list, tuple, set, frozenset)) and id(value) not in seen:
             seen.add(id(value))
             waiting += value.values() if isinstance(value, dict) else value
 
 
-def held_by(layer: Any, mark: str = "_kv_parts") -> list[Any]:
-    """The tables that are attributes of a layer, or in a list or dictionary that is one; not those of its layers."""
+def held_by(layer: Any, is_wanted: Callable[[Any], bool] = is_table) -> list[Any]:
+    """The tables, or the variables of another kind, that are attributes of a layer, or in a list or dictionary that is
+    one; not those of its layers.
+    """
     # What TensorFlow tracks is in lists of its own, once more.
     attributes = [value for name, value in vars(layer).items() if not name.startswith("_self_")]
-    return [table for value in attributes for table in tables_in(value, mark)]
+    return [variable for value in attributes for variable in variables_in(value, is_wanted)]
 
 
 def _holders(model: Any) -> Iterator[tuple[Any, Any, Any]]:
@@ -184,9 +192,10 @@ def _updated_by_scaled_gradients(model: Any, step: step_record.StepRecord) -> st
 def _scale_loss(original: Callable[..., Any], optimizer: Any, loss: Any) -> Any:
     """``scale_loss`` of an optimizer of Keras 3, ``get_scaled_loss`` of one of tf_keras."""
     scaled = original(optimizer, loss)
-    if scaled is not loss:  # as those give it back that do not scale
-        step_record.note_scaled_loss(optimizer)
-    return scaled
+    if scaled is loss:  # as those give it back that do not scale
+        return loss
+    step_record.note_scaled_loss(optimizer)
+    return scaled_loss.mark(scaled, optimizer)
 
 
 # ---- Inference -------------------------------------------------------------------------------------------------------
@@ -253,7 +262,7 @@ def _shards_left_out(model: Any) -> set[str]:
         _name_of_shard(shard)
         for layer in model._flatten_layers()
         if not _saves_its_own(layer)
-        for shard in held_by(layer, "_is_shard")
+        for shard in held_by(layer, is_shard)
         if shard.num_gpus > 1 or not any(weight is shard for weight in layer.weights)
     }
 
@@ -299,10 +308,7 @@ def _save_hdf5_file(original: Callable[..., Any], *args: Any, **kwargs: Any) -> 
 def _save_weights(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
     """``save_weights`` of tf_keras, which may write a checkpoint of what is tracked from the model."""
     tracked = {
-        id(part)
-        for table in tf.train.TrackableView(model).descendants()
-        if hasattr(type(table), "_kv_parts")
-        for part in table._kv_parts
+        id(part) for table in tf.train.TrackableView(model).descendants() if is_table(table) for part in table._kv_parts
     }
     _refuse(model, (part for key, part in _parts_of(model).items() if key not in tracked), "The weights file")
     return original(model, *args, **kwargs)
@@ -316,7 +322,7 @@ def _stop_early(original: Callable[..., Any], callback: Any, *args: Any, **kwarg
         parts = [part for key, part in _parts_of(model).items() if key not in kept]
         _refuse_best(model, "key-value variable", [name for _, name in parts], _checkpoint(parts))
         listed = {id(weight) for weight in model.weights}
-        shards = (v for layer in model._flatten_layers() for v in held_by(layer, "_is_shard"))
+        shards = (v for layer in model._flatten_layers() for v in held_by(layer, is_shard))
         names = [_name_of_shard(v) for v in shards if v.trainable and id(v) not in listed]
         _refuse_best(model, "sok.Variable", names, "sok.Checkpoint(model=model)")
     return original(callback, *args, **kwargs)
@@ -334,14 +340,14 @@ def _refuse_best(model: Any, kind: str, names: list[str], checkpoint: str) -> No
 # ---- Checkpoints of Keras 3 ------------------------------------------------------------------------------------------
 
 
-def _in_containers(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _in_containers(name: str, value: Any, within: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:
     """The tables, and `sok.Variable` s, in an attribute that is a list or dictionary, as ``name_<index or key>``."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
     for key, item in items:
-        if hasattr(type(item), "_kv_parts") or hasattr(type(item), "_is_shard"):
+        if is_table(item) or is_shard(item):
             yield f"{name}_{key}", item
-        else:
-            yield from _in_containers(f"{name}_{key}", item)
+        elif not any(item is one for one in (*within, value)):  # else a circle
+            yield from _in_containers(f"{name}_{key}", item, (*within, value))
 
 
 def _children(original: Callable[..., Any], layer: Any, save_type: str = "checkpoint", **kwargs: Any) -> Any:
@@ -376,52 +382,29 @@ _WRITERS: dict[str, list[tuple[str, str, Callable[..., Any]]]] = {
     ],
 }
 
-_undo: dict[str, list[Callable[[], None]]] = {}
-_wanted = False
 
-
-def _wrap(keras: Any) -> None:
-    """Wraps what a Keras has, once it has been imported. Does nothing after `uninstall`, nor a second time."""
-    name = keras.__name__
-    if not _wanted or name in _undo:
-        return
-    undo = _undo[name] = []
+def _changes(keras: Any) -> Iterator[Callable[[], None]]:
+    """Wraps what a Keras has."""
     methods = [*((m, _train) for m in _TRAINING), *((m, _infer) for m in _INFERENCE)]
     methods.append(("make_train_function", _make_train_function))
     for method, replacement in methods:
         owner = defining_class(keras.Model, method)
         if owner is not None:
-            undo.append(wrap_method(owner, method, replacement))
+            yield wrap_method(owner, method, replacement)
     scaler = keras.mixed_precision.LossScaleOptimizer
     for optimizer in (*keras.optimizers.Optimizer.__mro__, scaler, *scaler.__subclasses__()):
         for method in ("scale_loss", "get_scaled_loss"):
             if method in vars(optimizer):
-                undo.append(wrap_method(optimizer, method, _scale_loss))
-    undo.append(wrap_method(keras.callbacks.EarlyStopping, "on_epoch_end", _stop_early))
-    if name == "keras":
+                yield wrap_method(optimizer, method, _scale_loss)
+    yield wrap_method(keras.callbacks.EarlyStopping, "on_epoch_end", _stop_early)
+    if keras.__name__ == "keras":
         owner = defining_class(keras.layers.Layer, "_trackable_children")
         if owner is not None and owner.__module__.startswith("keras."):
-            undo.append(wrap_method(owner, "_trackable_children", _children))
-    for module, function, replacement in _WRITERS[name]:
+            yield wrap_method(owner, "_trackable_children", _children)
+    for module, function, replacement in _WRITERS[keras.__name__]:
         with contextlib.suppress(ImportError, KeyError):
-            undo.append(wrap_method(importlib.import_module(module), function, replacement))
+            yield wrap_method(importlib.import_module(module), function, replacement)
 
 
-def install() -> None:
-    """Makes the changes to the Kerases that are imported, and to others when they are. `tfplugin.install` does it."""
-    global _wanted
-    _wanted = True
-    for name in _WRITERS:
-        if name in sys.modules:
-            _wrap(sys.modules[name])
-        else:
-            wrapt.register_post_import_hook(_wrap, name)
-
-
-def uninstall() -> None:
-    """Leaves Keras as it was."""
-    global _wanted
-    _wanted = False
-    while _undo:
-        for undo in _undo.popitem()[1]:
-            undo()
+_hooks = KerasHooks(_changes)
+install, uninstall = _hooks.install, _hooks.uninstall

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -203,6 +204,7 @@ class KvVariable(NotDense, trackable.Trackable):
     @property
     def device(self) -> str:
         """Where the table lives."""
+        self._check_asks_for_device(sys._getframe(1))
         return self._handle.device
 
     @property

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 _WRAP = (
     "Keras optimizers know dense variables only. Wrap this one, and give the wrapper key-value and dense variables "
-    "together: tfplugin.OptimizerWrapper(optimizer).apply_gradients(...)"
+    "together: {wrapper}(optimizer).apply_gradients(...)"
 )
 _WRITES = (
     "to replace rows use upsert(keys, rows), to add to them accumulate(keys, deltas), to subtract accumulate(keys, "
@@ -52,15 +52,35 @@ def _in_a_keras_step(asks: FrameType) -> bool:
     return caller is not None and caller.f_code.co_name in _KERAS_STEP
 
 
+def _in_a_legacy_step(asks: FrameType) -> bool:
+    """Whether `asks`, who wants to know a device, is an optimizer of `tf_keras.optimizers.legacy` about to take a step.
+
+    One that keeps nothing for a variable, as SGD, asks for nothing else before it hands the table to TensorFlow's op.
+    """
+    module = str(asks.f_globals.get("__name__"))
+    return module.startswith("tf_keras.src.optimizers.legacy.") and asks.f_code.co_name == "_prepare"
+
+
 class NotDense:
     """Says what to use in the place of methods that other variables have. They are absent to ``hasattr``."""
 
     name: Any
+    #: What has a Keras optimizer update it.
+    _optimizer_wrapper = "tfplugin.OptimizerWrapper"
+
+    def _refuse_step(self) -> NoReturn:
+        wrap = _WRAP.format(wrapper=self._optimizer_wrapper)
+        raise TypeError(f"Key-value variable '{self.name}' in the step of a Keras optimizer: {wrap}.")
+
+    def _check_asks_for_device(self, asks: FrameType) -> None:
+        """Raises TypeError where the device of a table is asked for by what cannot update it."""
+        if _in_a_legacy_step(asks):
+            self._refuse_step()
 
     @property
     def _unique_id(self) -> str:
         if _in_a_keras_step(sys._getframe(1)):
-            raise TypeError(f"Key-value variable '{self.name}' in the step of a Keras optimizer: {_WRAP}.")
+            self._refuse_step()
         try:
             return str(self.__dict__["_unique_id"])
         except KeyError:
@@ -82,4 +102,5 @@ class NotDense:
         instead = _INSTEAD.get(attribute)
         if instead is None:
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{attribute}'")
+        instead = instead.format(wrapper=self._optimizer_wrapper)
         raise AttributeError(f"Key-value variable '{self.name}' has no '{attribute}': {instead}.")

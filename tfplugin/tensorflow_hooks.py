@@ -24,7 +24,7 @@ from tensorflow.python.training import saver as saver_lib
 
 from tfplugin import checkpoint, graph_restore, keras_models, lookup
 from tfplugin.get_kv_variable import get_kv_variable
-from tfplugin.optimizers import step_rows, v1
+from tfplugin.optimizers import generic_update, v1
 from tfplugin.wrapped_method import wrap_method
 
 _undo: list[Callable[[], None]] = []
@@ -53,7 +53,7 @@ def install() -> None:
         (saver_lib.BaseSaverBuilder, "_AddSaveOps", checkpoint.add_save_ops),
         (saver_lib.BaseSaverBuilder, "_AddRestoreOps", checkpoint.add_restore_ops),
         (functional_saver.MultiDeviceSaver, "restore", graph_restore.restore),
-        (restore_lib.CheckpointPosition, "bind_object", step_rows.bind_object),
+        (restore_lib.CheckpointPosition, "bind_object", generic_update.bind_object),
     ):
         _undo.append(wrap_method(owner, method, replacement))
     keras_models.install()

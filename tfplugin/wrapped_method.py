@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,24 @@ def wrap_method(owner: Any, name: str, replacement: Callable[..., Any]) -> Calla
     return lambda: setattr(owner, name, original)
 
 
+def wrap_property(owner: type, name: str, replacement: Callable[..., Any]) -> Callable[[], None]:
+    """Has the property ``owner.name`` give ``replacement(getter, self)``. Otherwise as `wrap_method`."""
+    original = vars(owner)[name]
+    getter = original.fget
+    setattr(owner, name, property(lambda self: replacement(getter, self), doc=original.__doc__))
+    return lambda: setattr(owner, name, original)
+
+
 def defining_class(cls: type, name: str) -> type | None:
     """The class among `cls` and its bases that a method of it is defined in; None where there is no such method."""
     return next((base for base in cls.__mro__ if name in vars(base)), None)
+
+
+def weak_method(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Calls a method of an object that this does not keep: one that holds itself lives on until a collection."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return reference()(*args, **kwargs)  # type: ignore[misc]  # who calls has the object
+
+    return call

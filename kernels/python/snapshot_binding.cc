@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kvtable/snapshot.h"
+#include "snapshot/format.h"
 #include "snapshot_arguments.h"
 #include "snapshot_bindings.h"
 #include "thread_pools.h"
@@ -28,16 +29,12 @@ auto WithoutGil(int64_t keys, const Body& body) {
   return body();
 }
 
-nb::object NewArray(const Shape& shape, const char* dtype) {
-  return OutputArray(nb::none(), shape, DtypeNamed(dtype));
-}
-
 // The row for missing keys, or none.
 class MissingRow {
  public:
   MissingRow(nb::handle row, int64_t dim, const char* dtype) {
     if (row.is_none()) return;
-    view_.emplace("missing", row, DtypeNamed(dtype), false);
+    view_.emplace("missing", row, Numpy::Get().Dtype(dtype), false);
     view_->ExpectShape("missing", {dim});
   }
   const void* data() const { return view_ ? view_->data() : nullptr; }
@@ -48,31 +45,26 @@ class MissingRow {
 
 nb::object Find(const SnapshotTable& table, nb::handle keys) {
   const KeyPatterns patterns(keys, table.key_type());
-  nb::object rows = NewArray(patterns.shape(), "int64");
-  const ArrayView out("rows", rows, DtypeNamed("int64"), true);
-  WithoutGil(patterns.size(),
-             [&] { table.Find(patterns.data(), patterns.size(), static_cast<int64_t*>(out.data())); });
-  return rows;
+  const NewArray rows(patterns.shape(), "int64");
+  WithoutGil(patterns.size(), [&] { table.Find(patterns.data(), patterns.size(), rows.data<int64_t>()); });
+  return rows.Take();
 }
 
 nb::tuple Lookup(const SnapshotTable& table, nb::handle keys, nb::handle missing, bool as_float32) {
   const KeyPatterns patterns(keys, table.key_type());
   const char* const dtype = as_float32 ? "float32" : NameOf(table.value_type());
-  nb::object values = NewArray(WithWidth(patterns.shape(), table.dim()), dtype);
-  nb::object found = NewArray(patterns.shape(), "bool");
+  const NewArray values(WithWidth(patterns.shape(), table.dim()), dtype), found(patterns.shape(), "bool");
   const MissingRow row(missing, table.dim(), dtype);
-  const ArrayView to("values", values, DtypeNamed(dtype), true),
-      flags("found", found, DtypeNamed("bool"), true);
   WithoutGil(patterns.size(), [&] {
-    auto* const flag = static_cast<uint8_t*>(flags.data());
     if (as_float32) {
-      table.Lookup(patterns.data(), patterns.size(), static_cast<float*>(to.data()), flag,
+      table.Lookup(patterns.data(), patterns.size(), values.data<float>(), found.data<uint8_t>(),
                    static_cast<const float*>(row.data()));
     } else {
-      table.LookupRaw(patterns.data(), patterns.size(), to.data(), flag, row.data());
+      table.LookupRaw(patterns.data(), patterns.size(), values.data<void>(), found.data<uint8_t>(),
+                      row.data());
     }
   });
-  return nb::make_tuple(values, found);
+  return nb::make_tuple(values.Take(), found.Take());
 }
 
 nb::tuple Pool(const SnapshotTable& table, nb::handle keys, nb::handle splits, const std::string& combiner,
@@ -97,48 +89,48 @@ nb::tuple Pool(const SnapshotTable& table, nb::handle keys, nb::handle splits, c
     weight->ExpectShape("weights", {patterns.size()});
   }
   const int64_t bags = bounds.size() - 1;
-  nb::object pooled = NewArray({bags, table.dim()}, "float32");
-  const ArrayView to("pooled", pooled, DtypeNamed("float32"), true);
+  const NewArray pooled({bags, table.dim()}, "float32");
   const MissingRow row(missing, table.dim(), "float32");
   const int64_t absent = WithoutGil(patterns.size(), [&] {
     return table.Pool(patterns.data(), split, bags, how,
-                      weight ? static_cast<const float*>(weight->data()) : nullptr,
-                      static_cast<float*>(to.data()), static_cast<const float*>(row.data()));
+                      weight ? static_cast<const float*>(weight->data()) : nullptr, pooled.data<float>(),
+                      static_cast<const float*>(row.data()));
   });
-  return nb::make_tuple(pooled, absent);
+  return nb::make_tuple(pooled.Take(), absent);
 }
 
 // Columns of rows, by what `read_keys(int64 *)`, `read_values(void *)` and `read_column(section, width, void *)` do.
 template <class Keys, class Values, class Column>
 nb::tuple ReadColumns(const SnapshotTable& table, int64_t n, bool values, bool freqs, bool versions,
                       const Keys& read_keys, const Values& read_values, const Column& read_column) {
-  nb::object keys = NewArray({n}, "int64");
+  const NewArray patterns({n}, "int64");
   nb::object columns[3] = {nb::none(), nb::none(), nb::none()};
   {
-    const ArrayView to("keys", keys, DtypeNamed("int64"), true);
     const nb::gil_scoped_release release;
-    read_keys(static_cast<int64_t*>(to.data()));
+    read_keys(patterns.data<int64_t>());
   }
   if (values) {
-    const char* const dtype = NameOf(table.value_type());
-    columns[0] = NewArray({n, table.dim()}, dtype);
-    const ArrayView to("values", columns[0], DtypeNamed(dtype), true);
-    const nb::gil_scoped_release release;
-    read_values(to.data());
+    const NewArray to({n, table.dim()}, NameOf(table.value_type()));
+    {
+      const nb::gil_scoped_release release;
+      read_values(to.data<void>());
+    }
+    columns[0] = to.Take();
   }
   const auto counter = [&](SnapshotTable::Section section, uint8_t type) {
-    nb::object column = NewArray({n}, kCounterNames[type]);
-    const ArrayView to("counters", column, DtypeNamed(kCounterNames[type]), true);
-    const int64_t width = nb::cast<int64_t>(column.attr("dtype").attr("itemsize"));
-    const nb::gil_scoped_release release;
-    read_column(section, width, to.data());
-    return column;
+    const NewArray to({n}, kCounterNames[type]);
+    {
+      const nb::gil_scoped_release release;
+      read_column(section, snapshot_format::kCounterBytes[type], to.data<void>());
+    }
+    return to.Take();
   };
   const SnapshotTable::Layout& layout = table.layout();
   if (freqs && layout.frequency_type != 0)
     columns[1] = counter(SnapshotTable::kFrequencies, layout.frequency_type);
   if (versions && layout.version_type != 0)
     columns[2] = counter(SnapshotTable::kVersions, layout.version_type);
+  nb::object keys = patterns.Take();
   if (table.key_type() == KeyType::kInt32) keys = keys.attr("astype")("int32");
   if (table.key_type() == KeyType::kUint64) keys = keys.attr("view")("uint64");
   return nb::make_tuple(keys, columns[0], columns[1], columns[2]);
@@ -185,10 +177,9 @@ nb::tuple Take(const SnapshotTable& table, nb::handle rows, bool values, bool fr
 nb::object DefaultRow(const SnapshotTable& table) {
   const void* const row = table.default_row();
   if (row == nullptr) return nb::none();
-  nb::object copy = NewArray({table.dim()}, NameOf(table.value_type()));
-  const ArrayView to("default_row", copy, DtypeNamed(NameOf(table.value_type())), true);
-  std::memcpy(to.data(), row, static_cast<size_t>(table.value_bytes()));
-  return copy;
+  const NewArray copy({table.dim()}, NameOf(table.value_type()));
+  std::memcpy(copy.data<void>(), row, static_cast<size_t>(table.value_bytes()));
+  return copy.Take();
 }
 
 std::optional<std::string> CounterName(uint8_t type) {

@@ -58,7 +58,7 @@ class PythonWriter {
   }
 
   void AddRows(int64_t first, nb::handle values, nb::handle freqs, nb::handle versions) {
-    const ArrayView rows("values", values, DtypeNamed(NameOf(plan_.value_type)), false);
+    const ArrayView rows("values", values, Numpy::Get().Dtype(NameOf(plan_.value_type)), false);
     if (rows.shape().size() != 2)
       ThrowValue("values has shape " + TextOf(rows.shape()) + "; expected (n, dim).");
     const int64_t n = rows.shape()[0];
@@ -66,7 +66,7 @@ class PythonWriter {
     std::optional<ArrayView> counters[2];
     const auto view = [&](int i, const char* what, nb::handle array, uint8_t type) -> const void* {
       if (type == 0) return nullptr;
-      counters[i].emplace(what, array, DtypeNamed(kCounterNames[type]), false);
+      counters[i].emplace(what, array, Numpy::Get().Dtype(kCounterNames[type]), false);
       counters[i]->ExpectShape(what, {n});
       return counters[i]->data();
     };
@@ -78,7 +78,7 @@ class PythonWriter {
   }
 
   void SetDefaultRow(nb::handle row) {
-    const ArrayView view("default row", row, DtypeNamed(NameOf(plan_.value_type)), false);
+    const ArrayView view("default row", row, Numpy::Get().Dtype(NameOf(plan_.value_type)), false);
     view.ExpectShape("default row", {plan_.dim});
     Writer().SetDefaultRow(view.data());
   }

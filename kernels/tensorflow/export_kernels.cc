@@ -4,6 +4,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "errors.h"
@@ -62,6 +63,50 @@ absl::Status CheckKeyType(const TableConfig& config, tf::DataType output) {
                                  tf::DataTypeString(output));
 }
 
+// A column of an export, in host memory, that is made longer while it is read.
+class GrowingColumn {
+ public:
+  // `width` 0 for keys and stamps.
+  GrowingColumn(tf::DataType dtype, int64_t width)
+      : dtype_(dtype), width_(width), row_bytes_(std::max<int64_t>(1, width) * tf::DataTypeSize(dtype)) {}
+
+  // Gives it room for `room` rows, of which the first `rows` stay.
+  absl::Status Grow(OpKernelContext* ctx, int64_t rows, int64_t room) {
+    TensorShape shape({room});
+    if (width_ > 0) TF_RETURN_IF_ERROR(shape.AddDimWithStatus(width_));
+    Tensor grown;
+    TF_RETURN_IF_ERROR(ctx->allocate_temp(dtype_, shape, &grown, OnHost()));
+    if (rows > 0) std::memcpy(grown.data(), column_.data(), static_cast<size_t>(rows * row_bytes_));
+    column_ = std::move(grown);
+    return absl::OkStatus();
+  }
+
+  char* at(int64_t row) const { return static_cast<char*>(column_.data()) + row * row_bytes_; }
+  Tensor First(int64_t rows) const { return column_.Slice(0, rows); }
+
+ private:
+  tf::DataType dtype_;
+  int64_t width_;
+  int64_t row_bytes_;
+  Tensor column_;
+};
+
+// Reads all rows of a table, into `columns` from row `*n` on, where `out()` says. A table of a GPU may have got
+// more of them than were counted at the start by the time that it is read to the end.
+template <class Out>
+absl::Status ReadAll(OpKernelContext* ctx, OpenTable* open, const std::vector<GrowingColumn*>& columns,
+                     int64_t* n, const Out& out) {
+  const std::unique_ptr<kvtable::Exporter> exporter = open->table->Export();
+  for (int64_t room = exporter->max_rows() + 1;; room += room / 2 + 1) {
+    for (GrowingColumn* column : columns) TF_RETURN_IF_ERROR(column->Grow(ctx, *n, room));
+    while (*n < room) {
+      const int64_t got = exporter->Next(room - *n, out(), open->threads);
+      if (got == 0) return absl::OkStatus();
+      *n += got;
+    }
+  }
+}
+
 class ExportOp : public TableKernel {
  public:
   using TableKernel::TableKernel;
@@ -79,33 +124,23 @@ class ExportOp : public TableKernel {
     TF_RETURN_IF_ERROR(CheckKeyType(config, output_type(0)));
     TF_RETURN_IF_ERROR(CheckValueType(config, output_type(1)));
     TF_RETURN_IF_ERROR(FindColumn(config, *open->table, column_, width_, &column));
-    const std::unique_ptr<kvtable::Exporter> exporter = open->table->Export();
-    const int64_t room = exporter->max_rows();
-    TensorShape rows_shape({room});
-    TF_RETURN_IF_ERROR(rows_shape.AddDimWithStatus(width_));
-    Tensor keys, rows, freqs, versions;
-    TF_RETURN_IF_ERROR(ctx->allocate_temp(config.key_dtype, TensorShape({room}), &keys, OnHost()));
-    TF_RETURN_IF_ERROR(ctx->allocate_temp(config.value_dtype, rows_shape, &rows, OnHost()));
-    TF_RETURN_IF_ERROR(ctx->allocate_temp(tf::DT_UINT32, TensorShape({room}), &freqs, OnHost()));
-    TF_RETURN_IF_ERROR(ctx->allocate_temp(tf::DT_UINT32, TensorShape({room}), &versions, OnHost()));
-    const int64_t key_bytes = tf::DataTypeSize(config.key_dtype);
-    const int64_t row_bytes = width_ * tf::DataTypeSize(config.value_dtype);
+    GrowingColumn keys(config.key_dtype, 0);
+    GrowingColumn rows(config.value_dtype, width_);
+    GrowingColumn freqs(tf::DT_UINT32, 0);
+    GrowingColumn versions(tf::DT_UINT32, 0);
     int64_t n = 0;
-    while (n < room) {
+    TF_RETURN_IF_ERROR(ReadAll(ctx, open, {&keys, &rows, &freqs, &versions}, &n, [&] {
       kvtable::Exporter::Buffers out;
-      out.keys = static_cast<char*>(keys.data()) + n * key_bytes;
-      out.freqs = static_cast<uint32_t*>(freqs.data()) + n;
-      out.versions = static_cast<uint32_t*>(versions.data()) + n;
-      out.columns = {
-          {column.number, static_cast<char*>(rows.data()) + n * row_bytes, width_, column.generation}};
-      const int64_t got = exporter->Next(room - n, out, open->threads);
-      if (got == 0) break;
-      n += got;
-    }
-    ctx->set_output(0, keys.Slice(0, n));
-    ctx->set_output(1, rows.Slice(0, n));
-    ctx->set_output(2, freqs.Slice(0, n));
-    ctx->set_output(3, versions.Slice(0, n));
+      out.keys = keys.at(n);
+      out.freqs = reinterpret_cast<uint32_t*>(freqs.at(n));
+      out.versions = reinterpret_cast<uint32_t*>(versions.at(n));
+      out.columns = {{column.number, rows.at(n), width_, column.generation}};
+      return out;
+    }));
+    ctx->set_output(0, keys.First(n));
+    ctx->set_output(1, rows.First(n));
+    ctx->set_output(2, freqs.First(n));
+    ctx->set_output(3, versions.First(n));
     return absl::OkStatus();
   }
 
@@ -124,19 +159,14 @@ class KeysOp : public TableKernel {
   absl::Status WorkOn(OpKernelContext* ctx, OpenTable* open) override {
     const TableConfig& config = open->config();
     TF_RETURN_IF_ERROR(CheckKeyType(config, output_type(0)));
-    const std::unique_ptr<kvtable::Exporter> exporter = open->table->Export();
-    const int64_t room = exporter->max_rows();
-    Tensor keys;
-    TF_RETURN_IF_ERROR(ctx->allocate_temp(config.key_dtype, TensorShape({room}), &keys, OnHost()));
+    GrowingColumn keys(config.key_dtype, 0);
     int64_t n = 0;
-    while (n < room) {
+    TF_RETURN_IF_ERROR(ReadAll(ctx, open, {&keys}, &n, [&] {
       kvtable::Exporter::Buffers out;
-      out.keys = static_cast<char*>(keys.data()) + n * tf::DataTypeSize(config.key_dtype);
-      const int64_t got = exporter->Next(room - n, out, open->threads);
-      if (got == 0) break;
-      n += got;
-    }
-    ctx->set_output(0, keys.Slice(0, n));
+      out.keys = keys.at(n);
+      return out;
+    }));
+    ctx->set_output(0, keys.First(n));
     return absl::OkStatus();
   }
 };

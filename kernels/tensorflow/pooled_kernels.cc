@@ -1,16 +1,17 @@
 // Pooled lookups in one op, and their gradients.
 
+#include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <memory>
 #include <vector>
 
 #include "errors.h"
-#include "kernel.h"
 #include "kernel_threads.h"
 #include "kvtable/device_table_view.h"
 #include "kvtable/pool_rows.h"
 #include "kvtable/sum_by_key.h"
-#include "segments.h"
+#include "pooled_kernel.h"
 #include "table_list.h"
 
 namespace kvtools {
@@ -22,93 +23,43 @@ using tf::OpKernelContext;
 using tf::Tensor;
 using tf::TensorShape;
 
-// What the three kernels share: the attributes, and the ids of each table in bags.
-class PoolOpBase : public Kernel {
+// What the three kernels share: the attributes of tables, and of ids that are keys.
+class PoolOpBase : public PooledKernel {
  public:
-  using Kernel::Kernel;
+  using PooledKernel::PooledKernel;
 
  protected:
   absl::Status SetUp(OpKernelConstruction* ctx) override {
-    std::vector<std::string> combiners;
-    int weights;
     TF_RETURN_IF_ERROR(attrs_.Read(ctx));
-    TF_RETURN_IF_ERROR(ReadAttrs(ctx, "outer", &outer_, "weighted", &weighted_, "positive", &positive_,
-                                 "filled", &filled_, "Tkeys", &key_dtype_, "dtype", &dtype_, "combiners",
-                                 &combiners, "Tweights", &weights_dtype_, "W", &weights));
-    const size_t tables = attrs_.parts.size();
-    if (combiners.size() != tables || outer_.size() != tables || weighted_.size() != tables ||
-        positive_.size() != tables || filled_.size() != tables) {
-      return errors::InvalidArgument("each list of attributes must have ", tables, " entries");
-    }
-    TF_RETURN_IF_ERROR(ReadCombiners(combiners, &combiners_));
-    return weights == 0 ? absl::OkStatus() : CheckWeightsType(dtype_, weights_dtype_);
+    TF_RETURN_IF_ERROR(ReadAttrs(ctx, "positive", &positive_, "filled", &filled_, "Tkeys", &key_dtype_));
+    TF_RETURN_IF_ERROR(CheckEntries(positive_.size(), attrs_.tables()));
+    TF_RETURN_IF_ERROR(CheckEntries(filled_.size(), attrs_.tables()));
+    return PooledKernel::SetUp(ctx);
   }
 
-  // The bags of all tables, made in parallel, in input order.
   absl::Status MakeBags(OpKernelContext* ctx, kvtable::ParallelFor* threads,
                         std::vector<std::unique_ptr<kvtable::Bags>>* bags) const {
-    tf::OpInputList keys, segments, shapes, weights, fill_keys;
-    TF_RETURN_IF_ERROR(ctx->input_list("keys", &keys));
-    TF_RETURN_IF_ERROR(ctx->input_list("segments", &segments));
-    TF_RETURN_IF_ERROR(ctx->input_list("shapes", &shapes));
-    TF_RETURN_IF_ERROR(ctx->input_list("weights", &weights));
+    return PooledKernel::MakeBags(ctx, "keys", ToKeyType(key_dtype_), threads, bags);
+  }
+
+  absl::Status Complete(OpKernelContext* ctx, size_t t, kvtable::BagsInput* in) const override {
+    in->positive_only = weighted_[t] && positive_[t];
+    if (!filled_[t]) return absl::OkStatus();
+    tf::OpInputList fill_keys;
     TF_RETURN_IF_ERROR(ctx->input_list("fill_keys", &fill_keys));
-    int next_shape = 0, next_weights = 0, next_fill = 0;
-    std::vector<kvtable::BagsInput> inputs;
-    for (size_t t = 0; t < outer_.size(); ++t) {
-      const int i = static_cast<int>(t);
-      const int64_t n = keys[i].NumElements();
-      kvtable::BagsInput in;
-      in.key_type = ToKeyType(key_dtype_);
-      in.value_type = ToValueType(dtype_);
-      in.keys = keys[i].data();
-      in.n = n;
-      const bool sparse = outer_[t] >= 0;
-      if (sparse && next_shape >= shapes.size()) return errors::InvalidArgument("a shape is missing");
-      TF_RETURN_IF_ERROR(ReadSegments(segments[i], sparse ? &shapes[next_shape++] : nullptr, outer_[t], &in));
-      if (weighted_[t]) {
-        if (next_weights >= weights.size()) return errors::InvalidArgument("weights are missing");
-        const Tensor& own = weights[next_weights++];
-        if (own.NumElements() != n) {
-          return errors::InvalidArgument("got ", n, " ids and ", own.NumElements(), " weights");
-        }
-        in.weights = own.data();
-        in.positive_only = positive_[t];
-      }
-      if (filled_[t]) {
-        if (next_fill >= fill_keys.size() || fill_keys[next_fill].NumElements() != 1) {
-          return errors::InvalidArgument("default_id must be one key");
-        }
-        in.fill_key = fill_keys[next_fill++].data();
-      }
-      inputs.push_back(in);
+    const auto own =
+        static_cast<int>(std::count(filled_.begin(), filled_.begin() + static_cast<std::ptrdiff_t>(t), true));
+    if (own >= fill_keys.size() || fill_keys[own].NumElements() != 1) {
+      return errors::InvalidArgument("default_id must be one key");
     }
-    bags->resize(inputs.size());
-    threads->Run(static_cast<int64_t>(inputs.size()), [&](int64_t t) {
-      (*bags)[static_cast<size_t>(t)] = std::make_unique<kvtable::Bags>(inputs[static_cast<size_t>(t)]);
-    });
+    in->fill_key = fill_keys[own].data();
     return absl::OkStatus();
   }
 
-  // Tensor t of an input list, checked to be (bags, dim).
-  absl::Status CheckPooled(const char* what, const Tensor& tensor, const kvtable::Bags& bags,
-                           size_t t) const {
-    if (tensor.dims() == 2 && tensor.dim_size(0) == bags.size() && tensor.dim_size(1) == attrs_.dims[t]) {
-      return absl::OkStatus();
-    }
-    return errors::InvalidArgument(what, " are of shape ", tensor.shape().DebugString(), ", expected [",
-                                   bags.size(), ", ", attrs_.dims[t], "]");
-  }
-
   TableListAttrs attrs_;
-  std::vector<kvtable::Combiner> combiners_;
-  std::vector<int64_t> outer_;
-  std::vector<bool> weighted_;
   std::vector<bool> positive_;
   std::vector<bool> filled_;
   tf::DataType key_dtype_;
-  tf::DataType dtype_;
-  tf::DataType weights_dtype_;
 };
 
 size_t RowBytes(const kvtable::TableParts& parts) {
@@ -177,9 +128,7 @@ class PoolOp : public PoolOpBase {
     for (size_t t = 0; t < bags.size(); ++t) {
       const int i = static_cast<int>(t);
       Tensor* rows = nullptr;
-      TensorShape shape({bags[t]->size()});
-      TF_RETURN_IF_ERROR(shape.AddDimWithStatus(attrs_.dims[t]));
-      TF_RETURN_IF_ERROR(ctx->allocate_output(i, shape, &rows));
+      TF_RETURN_IF_ERROR(AllocatePooled(ctx, *bags[t], t, &rows));
       lookups.push_back({tables.parts(i), bags[t].get(), combiners_[t], rows->data(),
                          MissingKeysOf(mode_, tables.config(i))});
     }
@@ -235,14 +184,14 @@ class PoolGradientOp : public PoolOpBase {
     for (size_t t = 0; t < bags.size(); ++t) {
       const Tensor& gradient = gradients[static_cast<int>(t)];
       TF_RETURN_IF_ERROR(CheckPooled("gradients", gradient, *bags[t], t));
-      sums.push_back({bags[t].get(), combiners_[t], attrs_.parts[t], attrs_.dims[t], gradient.data()});
+      sums.push_back({bags[t].get(), combiners_[t], attrs_.parts[t], dims_[t], gradient.data()});
     }
     const kvtable::SumByKey by_key(std::move(sums), threads);
     if (gpu == nullptr) return Write(ctx, by_key, &threads);
     for (size_t t = 0, h = 0; t < bags.size(); ++t) {
       for (int64_t p = 0; p < attrs_.parts[t]; ++p, ++h) {
         TF_RETURN_IF_ERROR(SumOnGpu(ctx, gpu->work(), by_key.TermsOf(t, p), static_cast<int>(h),
-                                    gradients[static_cast<int>(t)], attrs_.dims[t]));
+                                    gradients[static_cast<int>(t)], dims_[t]));
       }
     }
     return absl::OkStatus();
@@ -283,7 +232,7 @@ class PoolGradientOp : public PoolOpBase {
         const int64_t count = by_key.count(t, p);
         Tensor *keys = nullptr, *rows = nullptr;
         TF_RETURN_IF_ERROR(ctx->allocate_output(h, TensorShape({count}), &keys));
-        TF_RETURN_IF_ERROR(ctx->allocate_output(handles + h, TensorShape({count, attrs_.dims[t]}), &rows));
+        TF_RETURN_IF_ERROR(ctx->allocate_output(handles + h, TensorShape({count, dims_[t]}), &rows));
         shares[t].push_back({keys->data(), rows->data()});
       }
     }

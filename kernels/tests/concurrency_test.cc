@@ -125,6 +125,16 @@ void MixOperations(Table* table, ParallelFor* pool, uint64_t seed, int rounds) {
         for (uint64_t& position : positions) position = random.Next(8) << 32 | random.Next(kKeys);
         const Update update = MakeUpdate("sgd", {{"learning_rate", 0.5}});
         table->Apply(keys.data(), positions.data(), kBatch, rows.data(), update, {}, {1, 8}, *pool);
+        const auto [slots, generation] = table->schema();
+        if (slots.size() == 2) {  // the first is kCopy
+          const Update momentum = MakeUpdate("momentum", {{"learning_rate", 0.5}, {"momentum", 0.5}});
+          try {
+            table->Apply(keys.data(), positions.data(), kBatch, rows.data(), momentum, {{1}, generation},
+                         {1, 8}, *pool);
+          } catch (const Error& error) {  // dropped meanwhile
+            CHECK(error.code() == ErrorCode::kFailedPrecondition);
+          }
+        }
         table->Zeroed(keys.data(), kBatch, flags.get(), *pool);
         CHECK(table->ZeroedRows() == 0);
         break;

@@ -2,9 +2,14 @@
 // columns that are those that were looked up, initial values that its type can hold.
 #include "kvtable/table.h"
 
+#include <algorithm>
+#include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <set>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -153,6 +158,66 @@ void ColumnsAreThoseThatWereLookedUp() {
   table->GatherColumns(&key, 1, {{1, &row, 1, table->schema().generation}}, nullptr, Serial());
 }
 
+// Runs the first task, has another thread do something, and then runs the other tasks.
+class Interrupted : public ParallelFor {
+ public:
+  explicit Interrupted(std::function<void()> meanwhile) : meanwhile_(std::move(meanwhile)) {}
+  ~Interrupted() override { other_.join(); }
+
+  int threads() const override { return 2; }
+
+  void Run(int64_t tasks, const std::function<void(int64_t)>& body) override {
+    body(0);
+    other_ = std::thread([this] {
+      meanwhile_();
+      done_ = true;
+    });
+    for (int i = 0; i < 100000 && !done_; ++i) std::this_thread::yield();  // or it waits for this batch
+    Serial().Run(tasks - 1, [&](int64_t task) { body(task + 1); });
+  }
+
+ private:
+  const std::function<void()> meanwhile_;
+  std::atomic<bool> done_{false};
+  std::thread other_;
+};
+
+// A batch that writes slots, and a thread that drops them when its first shard is written.
+void SlotsThatAreDroppedBetweenShardsAreWrittenInAllOrInNone() {
+  const std::vector<int64_t> keys = Keys(100);
+  const std::vector<float> rows(keys.size(), 1.0f);
+  const Update update = MakeUpdate("momentum", {{"learning_rate", 0.5}, {"momentum", 0.0}});
+  for (const bool step : {true, false}) {
+    const auto table = MakeTable({Slot("a", 1.0)}, 4);
+    Insert(table.get(), keys);
+    const uint64_t generation = table->schema().generation;
+    const auto write = [&](ParallelFor* threads) {
+      if (step) {
+        table->Apply(keys.data(), nullptr, 100, rows.data(), update, {{1}, generation}, {}, *threads);
+      } else {
+        table->UpsertColumns(keys.data(), 100,
+                             {{0, rows.data(), 1, generation}, {1, rows.data(), 1, generation}}, {},
+                             *threads);
+      }
+    };
+    const auto written = [&] {
+      std::vector<float> values(keys.size());
+      table->Gather(keys.data(), 100, values.data(), Missing::kZeros, nullptr, 0, nullptr, Serial());
+      return 100 - std::count(values.begin(), values.end(), 0.5f);
+    };
+    bool refused = false;
+    {
+      Interrupted threads([&] { table->EnsureSlots({}, Serial()); });
+      refused = Throws(ErrorCode::kFailedPrecondition, "have changed since", [&] { write(&threads); });
+    }
+    CHECK(table->slots().empty());
+    CHECK(written() == (refused ? 0 : 100));
+    Insert(table.get(), keys);
+    CHECK(Throws(ErrorCode::kFailedPrecondition, "have changed since", [&] { write(&Serial()); }));
+    CHECK(written() == 0);
+  }
+}
+
 // Keys that were exported and removed, and come again in rows that are still to be read.
 void NoKeyIsExportedTwice() {
   const auto table = MakeTable({}, 1);
@@ -234,6 +299,7 @@ int main() {
   kvtable::SlotsThatOneShardHasNoMemoryForChangeNoShard();
   kvtable::NoKeyIsExportedTwice();
   kvtable::ColumnsAreThoseThatWereLookedUp();
+  kvtable::SlotsThatAreDroppedBetweenShardsAreWrittenInAllOrInNone();
   kvtable::InitialValuesThatAreNoneOfTheTypeAreRefused();
   return 0;
 }

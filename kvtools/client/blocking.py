@@ -155,9 +155,8 @@ class Pool:
         """Return a connection that nobody else has; `fresh`: a new one."""
         if self._closed:
             raise ClientError("this client is closed; make another")
-        if self._process != os.getpid():  # After a fork: the sockets are the parent's.
-            with self._lock:
-                self._idle, self._process = {}, os.getpid()
+        if self._process != os.getpid():  # After a fork: the sockets are the parent's, and the lock may be held there.
+            self._lock, self._idle, self._process = threading.Lock(), {}, os.getpid()
         now = time.monotonic()
         while not fresh:
             with self._lock:

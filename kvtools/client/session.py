@@ -157,8 +157,9 @@ class Session:
             part = TableKeys(table, flat, combiner, splits, weighed)
             call = self._call(0, encode_request([part], missing), deadline)
             yield [call]
-            _, (answer,) = self._decode(call, [part], known)
-            return answer.embeddings
+            if not _is_too_large(call):
+                _, (answer,) = self._decode(call, [part], known)
+                return answer.embeddings
         # Bags lie across servers or requests: their rows come here, and are pooled here.
         rows = yield from self.lookup_many(
             {table: flat if described.key_dtype != "uint64" else flat.view(np.uint64)}, missing
@@ -191,15 +192,14 @@ class Session:
         return pieces
 
     def _look_up(self, pieces: list[_Piece], known: Tables, missing: Missing | None, deadline: float) -> Steps[None]:
-        asked = pieces
-        suspects: list[tuple[_Piece, Replica]] = []
-        for _ in range(_ROUNDS):
+        asked, rounds = pieces, 0
+        while asked:
             calls = [
                 self._call(piece.shard, encode_request(piece.parts, missing), deadline, piece.at) for piece in asked
             ]
             yield calls
             smaller: list[_Piece] = []
-            new: list[Replica] = []
+            answered: list[tuple[_Piece, Replica, bool]] = []
             for piece, call in zip(asked, calls, strict=True):
                 if isinstance(call.error, UnavailableError) and self.options.shard_down == "missing":
                     pieces = [one for one in pieces if one is not piece]
@@ -212,24 +212,19 @@ class Session:
                 piece.version, parts = self._decode(call, piece.parts, known)
                 for one, where, part in zip(piece.wanted, piece.where, parts, strict=True):
                     one.put(where, part)
-                assert call.replica is not None
-                if not call.replica.checked and len(self.shards) > 1:
-                    new.append(call.replica)
-                    if not any(_has_rows(part) for part in parts):
-                        suspects.append((piece, call.replica))
                 piece.at = call.replica
-            yield from self._check(new, deadline)
-            yield from self._check_suspects(suspects, known, deadline)
-            suspects = []
-            asked = smaller + [piece for piece in _of_older_versions(pieces) if piece not in smaller]
-            if not asked:
-                return
-        if smaller:
-            yield from self._look_up(asked, known, missing, deadline)
-            return
-        raise UnavailableError(
-            "looking up: the servers changed versions again and again while they were asked; ask for fewer keys at once"
-        )
+                assert piece.at is not None
+                answered.append((piece, piece.at, any(_has_rows(part) for part in parts)))
+            if len(self.shards) > 1:
+                yield from self._check(answered, known, deadline)
+            older = _of_older_versions([piece for piece in pieces if piece.at is not None])
+            rounds += bool(older)
+            if rounds == _ROUNDS:
+                raise UnavailableError(
+                    "looking up: the servers changed versions again and again while they were asked; ask for fewer keys"
+                    " at once"
+                )
+            asked = smaller + older
 
     def _decode(self, call: Call, parts: Sequence[TableKeys], known: Tables) -> tuple[int, Sequence[TableRows]]:
         answer = _checked(call)
@@ -295,38 +290,32 @@ class Session:
             call.replica.checked = True
         return listing
 
-    def _check(self, replicas: Iterable[Replica], deadline: float) -> Steps[None]:
-        """Ask servers that answered for the first time which shard they have."""
-        calls = []
-        shards = []
-        for number, shard in enumerate(self.shards):
-            for replica in shard.all:
-                if any(replica is one for one in replicas) and not replica.checked and not replica.misses:
-                    request = Request("GET", "/v1/tables", self._headers)
-                    calls.append(Call(request, shard.only(replica), self.options, deadline))
-                    shards.append(number)
-        if not calls:
-            return
-        yield calls
-        for call, number in zip(calls, shards, strict=True):
-            self._listing(call, number)
+    def _check(self, answered: Sequence[tuple[_Piece, Replica, bool]], known: Tables, deadline: float) -> Steps[None]:
+        """Look whether servers that were not looked at yet are the shards in whose place they stand.
 
-    def _check_suspects(self, suspects: list[tuple[_Piece, Replica]], known: Tables, deadline: float) -> Steps[None]:
-        """Ask the other shards for keys that a server had none of, if it does not say which shard it has."""
-        calls: list[Call] = []
+        A server says which shard it has, or shows it by a row of a key that it should have. One that does neither is
+        suspect: other shards are asked for the keys of which it has none.
+        """
+        new = {id(replica): (piece.shard, replica) for piece, replica, _ in answered if not replica.checked}
+        if not new:
+            return
+        request = Request("GET", "/v1/tables", self._headers)
+        calls = [Call(request, self.shards[n].only(one), self.options, deadline) for n, one in new.values()]
+        yield calls
+        for call, (number, _) in zip(calls, new.values(), strict=True):
+            self._listing(call, number)
+        for _, replica, has_rows in answered:
+            replica.checked = replica.checked or has_rows
+        suspects = [(piece, replica) for piece, replica, _ in answered if not replica.checked]
         about: list[tuple[_Piece, Replica, int, list[TableKeys]]] = []
         for piece, replica in suspects:
-            if replica.checked or replica.misses >= _SUSPECT_MISSES:
-                continue
             replica.misses += 1
-            for other in range(len(self.shards)):
-                if other != piece.shard:
-                    parts = [TableKeys(part.table, part.keys[:_SUSPECT_KEYS]) for part in piece.parts]
-                    calls.append(self._call(other, encode_request(parts, "zeros"), deadline))
-                    about.append((piece, replica, other, parts))
-        if not calls:
-            return
-        yield calls
+            replica.checked = replica.misses >= _SUSPECT_MISSES
+            parts = [TableKeys(part.table, part.keys[:_SUSPECT_KEYS]) for part in piece.parts]
+            about += [(piece, replica, other, parts) for other in range(len(self.shards)) if other != piece.shard]
+        calls = [self._call(other, encode_request(parts, "zeros"), deadline) for _, _, other, parts in about]
+        if calls:
+            yield calls
         for call, (piece, replica, other, parts) in zip(calls, about, strict=True):
             if isinstance(call.error, UnavailableError):
                 continue

@@ -16,7 +16,7 @@ from kvtools.errors import BadInputError, KvtoolsError, MissingDependencyError, 
 from kvtools.url_password import without_password
 
 DEFAULT_PREFIX = "kvtools"
-SCHEMES = ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster")
+SCHEMES = ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster", "redis+sentinel")
 PIPELINE = 512  # commands sent at once where they are small
 _SOCKET_SECONDS = 60
 
@@ -39,12 +39,18 @@ READ, WRITE = (hashlib.sha1(script.encode()).hexdigest() for script in (_READ_SC
 
 @dataclass(frozen=True)
 class Place:
-    """A database and a prefix of its keys; `shown` is the URL without a password, for messages."""
+    """A database and a prefix of its keys; `shown` is the URL without a password, for messages.
+
+    With a `service`, the URL is that of a sentinel, which knows the server that is the primary now; `sentinels` are
+    others of them, each a host and a port.
+    """
 
     url: str
     prefix: str
     cluster: bool
     shown: str
+    service: str = ""
+    sentinels: tuple[tuple[str, int], ...] = ()
 
     def key(self, name: str) -> str:
         """Return one of the keys that there is one of."""
@@ -57,7 +63,8 @@ def place_of(text: str) -> Place:
     Args:
         text: `redis://[user:password@]host[:port][/database]`, `rediss://` for TLS, `unix:///path/to/socket`, and with
             `+cluster` for a cluster, which is found out anyway. `?prefix=NAME` names the keys; the other options are
-            those of redis-py.
+            those of redis-py. `redis+sentinel://host:26379/0?service=NAME` asks a sentinel for the primary;
+            `&sentinels=host:port,host:port` names others of them, `&sentinel_password=` is theirs.
 
     Raises:
         UsageError: it is no such URL.
@@ -71,7 +78,7 @@ def place_of(text: str) -> Place:
         parts = urllib.parse.urlsplit(text)
     except ValueError as error:
         raise UsageError(f"{doing} '{without_password(text)}': {error}; expected redis://host:port/database") from error
-    scheme, plus, _ = parts.scheme.partition("+")
+    scheme, _, kind = parts.scheme.partition("+")
     options = dict(urllib.parse.parse_qsl(parts.query, keep_blank_values=True))
     prefix = options.pop("prefix", DEFAULT_PREFIX)
     try:
@@ -91,8 +98,14 @@ def place_of(text: str) -> Place:
         raise UsageError(f"{doing} '{shown}': got database '{database}', expected a number, as in redis://localhost/0")
     if not prefix or set("{}") & set(prefix):
         raise UsageError(f"{doing} '{shown}': got prefix '{prefix}', expected a name without braces")
+    service, others = "", ()
+    if kind == "sentinel":
+        service = options.pop("service", "")
+        if not service:
+            raise UsageError(f"{doing} '{shown}': expected the name of the service, as in ?service=mymaster")
+        others = tuple(_sentinel(one, f"{doing} '{shown}'") for one in options.pop("sentinels", "").split(",") if one)
     query = f"?{urllib.parse.urlencode(options)}" if options else ""
-    return Place(f"{scheme}://{parts.netloc}{parts.path}{query}", prefix, bool(plus), shown)
+    return Place(f"{scheme}://{parts.netloc}{parts.path}{query}", prefix, kind == "cluster", shown, service, others)
 
 
 def connect(place: Place, *, seconds: float | None = None) -> Any:
@@ -119,7 +132,7 @@ def connect(place: Place, *, seconds: float | None = None) -> Any:
         settings["socket_timeout"] = seconds or _SOCKET_SECONDS
     with redis_errors(f"connecting to '{place.shown}'"):
         try:
-            client: Any = redis.Redis.from_url(place.url, **settings)
+            client: Any = _primary(place, settings) if place.service else redis.Redis.from_url(place.url, **settings)
             client.ping()
         except TypeError as error:
             raise UsageError(f"connecting to '{place.shown}': {error}; leave the option out of the URL") from error
@@ -133,6 +146,26 @@ def connect(place: Place, *, seconds: float | None = None) -> Any:
         for script in (_READ_SCRIPT, _WRITE_SCRIPT):
             client.script_load(script)
         return client
+
+
+def _primary(place: Place, settings: dict[str, Any]) -> Any:
+    """Return a client of the primary of a service; each new connection asks the sentinels which one that is."""
+    from redis.connection import parse_url
+    from redis.sentinel import Sentinel
+
+    options = {**parse_url(place.url), **settings}
+    first = (options.pop("host", "localhost"), options.pop("port", 26379))
+    password = options.pop("sentinel_password", None)
+    asking = {name: value for name, value in settings.items() if name.startswith("socket")}
+    sentinels = Sentinel([first, *place.sentinels], sentinel_kwargs={"password": password, **asking})
+    return sentinels.master_for(place.service, **options)
+
+
+def _sentinel(text: str, doing: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal():
+        raise UsageError(f"{doing}: got sentinel '{text}', expected host:port")
+    return host, int(port)
 
 
 @contextlib.contextmanager

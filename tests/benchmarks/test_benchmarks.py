@@ -249,3 +249,15 @@ def test_pictures_are_drawn_of_what_was_measured(module, tmp_path):
         "training-step.png",
     }
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
+
+
+@pytest.mark.thorough
+def test_snapshots_are_measured(tmp_path):
+    command = [sys.executable, str(ROOT / "benchmarks" / "snapshot.py"), "--tables", "3000x4", "--cold-rows", "3000"]
+    command += ["--rounds", "1", "--seconds", "0.01", "--folder", str(tmp_path), "--output", str(tmp_path / "results")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (path,) = (tmp_path / "results").glob("*-snapshot.json")
+    result = json.loads(path.read_text())
+    assert all(rate > 0 for rate in result["lookups"][0]["batch 1000"].values())
+    assert result["cold"]["rows"] == 3000

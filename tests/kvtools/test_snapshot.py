@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -156,7 +157,7 @@ def test_bags_are_pooled_as_numpy_would(tmp_path: Path) -> None:
         for combiner, weight, row in [("sum", None, None), ("mean", weights, missing), ("sqrtn", weights, None)]:
             absent = np.zeros(9, wide) if row is None else row.astype(wide)
             expected = np.zeros((len(splits) - 1, 9), np.float32)
-            for bag, (first, last) in enumerate(zip(splits[:-1], splits[1:], strict=True)):
+            for bag, (first, last) in enumerate(itertools.pairwise(splits.tolist())):
                 total, divisor = np.zeros(9, wide), wide(0)
                 for i in range(first, last):
                     w = wide(1 if weight is None else weight[i])

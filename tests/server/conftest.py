@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import subprocess
 import sys
@@ -35,7 +34,7 @@ class Server:
 
 
 @contextlib.contextmanager
-def _serve(folder: Path, *arguments: Any, env: dict[str, str] | None = None) -> Iterator[Server]:
+def _serve(folder: Path, *arguments: Any) -> Iterator[Server]:
     command = [sys.executable, "-m", "kvtools.cli.main", "serve", *map(str, arguments)]
     if "--port" not in arguments:
         command += ["--port", "0"]
@@ -43,9 +42,7 @@ def _serve(folder: Path, *arguments: Any, env: dict[str, str] | None = None) -> 
     errors = folder / "stderr.txt"
     file: IO[str]
     with errors.open("w") as file:
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=file, text=True, env={**os.environ, **(env or {})}
-        )
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -63,4 +60,4 @@ def _serve(folder: Path, *arguments: Any, env: dict[str, str] | None = None) -> 
 def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
     """Start `kvtools serve` with arguments; it is killed after the test."""
     with contextlib.ExitStack() as stack:
-        yield lambda *arguments, **options: stack.enter_context(_serve(tmp_path, *arguments, **options))
+        yield lambda *arguments: stack.enter_context(_serve(tmp_path, *arguments))

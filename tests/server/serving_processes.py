@@ -1,21 +1,15 @@
-"""A real HTTP port and a real gRPC port over a catalog, for clients that are programs of others."""
+"""`kvtools serve` in a process of its own, with a real HTTP port and a real gRPC port."""
 
 from __future__ import annotations
 
 import contextlib
-import socket
-import threading
-import time
+import json
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
-
-import uvicorn
-
-from kvtools.server.app import create_app
-from kvtools.server.catalog import Catalog
-from kvtools.server.grpc_server import start
-from kvtools.server.settings import Settings
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -25,19 +19,29 @@ class Ports:
 
 
 @contextlib.contextmanager
-def serving(catalog: Catalog, **settings: Any) -> Iterator[Ports]:
-    chosen = Settings(grpc_port=0, **settings)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        http = uvicorn.Server(uvicorn.Config(create_app(catalog, chosen), log_level="warning"))
-        thread = threading.Thread(target=http.run, kwargs={"sockets": [listener]}, daemon=True)
-        thread.start()
-        while not http.started:
-            assert thread.is_alive()
-            time.sleep(0.01)
-        grpc = start(catalog, chosen)
+def serving(path: Path, *options: str) -> Iterator[Ports]:
+    command = [
+        sys.executable,
+        "-m",
+        "kvtools.cli.main",
+        "serve",
+        str(path),
+        "--port",
+        "0",
+        "--grpc-port",
+        "0",
+        "--json",
+    ]
+    process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with process:
+        assert process.stdout is not None and process.stderr is not None
+        line = process.stdout.readline()
+        assert line, process.stderr.read()
+        told = json.loads(line)
         try:
-            yield Ports(listener.getsockname()[1], grpc.port)
+            yield Ports(int(told["url"].rpartition(":")[2]), told["grpc_port"])
+            assert process.poll() is None, "the server died"
         finally:
-            grpc.stop(1)
-            http.should_exit = True
-            thread.join(30)
+            process.send_signal(signal.SIGTERM)
+            said = process.stderr.read()
+        assert process.wait(60) == 0 and "Traceback" not in said, said

@@ -225,6 +225,27 @@ def test_workers_end_with_their_supervisor(serve: Callable[..., Any]) -> None:
     until(lambda: all(gone(pid) for pid in workers), "the workers end")
 
 
+def test_what_is_changed_at_one_worker_is_changed_at_all(
+    serve: Callable[..., Any], write_version: Callable[..., Path], tmp_path: Path
+) -> None:
+    for number in (6, 7):
+        write_version(tmp_path / "m", number)
+    server = serve(tmp_path / "m", "--workers", "2", "--admin", "--versions", "all")
+
+    def request(method: str, path: str, body: bytes = b"") -> int:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        try:
+            connection.request(method, path, body, {"Content-Type": "application/json"})
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
+    labelled = ("POST", "/v1/models/default/labels/stable:predict", b'{"instances": [1]}')
+    assert request(*labelled) == 400, "as TensorFlow Serving answers an unknown label"
+    assert request("PUT", "/admin/models/default/labels/stable", b'{"version": 6}') == 200
+    until(lambda: [request(*labelled) for _ in range(20)] == [200] * 20, "both workers know the label")
+
+
 def test_what_keeps_workers_from_starting_is_told_once(tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
     command = [sys.executable, "-m", "kvtools.cli.main", "serve", str(tmp_path / "m"), "--workers", "3", "--port", "0"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -12,17 +13,21 @@ pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
 pytest.importorskip("grpc_health")
 import grpc
+import numpy as np
 from fastapi.testclient import TestClient
 
+from kvtools.array_table import ArrayTable
 from kvtools.server.answer import TableCount
 from kvtools.server.app import create_app
-from kvtools.server.catalog import static_catalog
+from kvtools.server.catalog import Catalog, ServedModel, ServedVersion, static_catalog
 from kvtools.server.grpc_server import start
 from kvtools.server.lookups import Lookups
 from kvtools.server.observer import Answered, Observer
+from kvtools.server.protocol_error import ProtocolError
 from kvtools.server.protos import message
 from kvtools.server.request import RequestError
 from kvtools.server.settings import Settings
+from kvtools.server.signatures import is_small, signature_of
 
 PREDICT = {"signature_name": "ads_emb", "instances": [-7, 99]}
 INFER = {"inputs": [{"name": "ids", "shape": [2], "datatype": "INT64", "data": [-7, 99]}]}
@@ -111,3 +116,38 @@ def test_grpc(sample_path: Path) -> None:
             )
     finally:
         server.stop(0)
+
+
+class Away:
+    """A table whose rows lie elsewhere, and elsewhere is not there."""
+
+    table = None
+    schema = ArrayTable("emb", np.arange(3), np.zeros((3, 2), np.float32)).schema
+
+    def lookup(self, keys: np.ndarray) -> Any:
+        if not len(keys):
+            return np.zeros((0, 2), np.float32), np.zeros(0, bool)
+        raise RequestError(503, "backend_unavailable", "Redis cannot be asked; try again", {"Retry-After": "1"})
+
+
+class AwayStore:
+    warm = False
+    tables: Any = MappingProxyType({"emb": Away()})
+
+
+def test_rows_that_cannot_be_had_now_are_unavailable() -> None:
+    store: Any = AwayStore()
+    version = ServedVersion("default", 1, Path(), store)
+    assert not is_small(version, 10)  # what is waited for is asked by a thread
+    catalog = Catalog([ServedModel("default", (version,))])
+    client = TestClient(create_app(catalog))
+    for url, body in (
+        ("/v1/models/default:predict", {"instances": [1]}),
+        ("/v2/models/default/infer", {"inputs": [{"name": "ids", "shape": [1], "datatype": "INT64", "data": [1]}]}),
+    ):
+        answer = client.post(url, json=body)
+        assert (answer.status_code, answer.json()) == (503, {"error": "Redis cannot be asked; try again"})
+        assert answer.headers["retry-after"] == "1"
+    with pytest.raises(ProtocolError) as caught:
+        signature_of(version, "").run({"ids": np.array([1])}, ["embeddings"], Settings())
+    assert caught.value.code == "UNAVAILABLE"

@@ -29,7 +29,6 @@ from kvtools.dialects.schema import numpy_dtype
 from kvtools.dialects.tfplugin import KEY_DTYPES, VALUE_DTYPES
 from kvtools.export import export_saved_model
 from kvtools.migrate import write_tables
-from kvtools.server.catalog import static_catalog
 
 TABLES = [f"{key}_of_{value}" for key in KEY_DTYPES for value in VALUE_DTYPES]
 ROWS, DIM = 40, 3
@@ -69,7 +68,7 @@ def served(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served
     write_tables(list(tables.values()), str(folder / "checkpoint"), "tfplugin")
     export_saved_model(open_checkpoint(folder / "checkpoint"), folder / "exported")
     model = tf.saved_model.load(str(folder / "exported"))
-    with serving(static_catalog(folder / "checkpoint")) as ports:
+    with serving(folder / "checkpoint", "--cache", str(folder / "cache")) as ports:
         yield Served(ports, model, tables, values)
 
 

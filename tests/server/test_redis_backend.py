@@ -13,12 +13,12 @@ import pytest
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
 from fastapi.testclient import TestClient
-from redis_processes import Cluster, Server
+from redis_processes import Cluster, Guarded, Server, wait_until
 from resp_server import serving
 
 from kvtools.array_table import ArrayTable
 from kvtools.dialects.writing import WriteOptions
-from kvtools.errors import BadInputError
+from kvtools.errors import BadInputError, UsageError
 from kvtools.migrate import write_tables
 from kvtools.server import redis_backend
 from kvtools.server.app import create_app
@@ -138,13 +138,15 @@ def test_redis_gone_and_back(server: Server, url: str, tmp_path: Path, monkeypat
 
 def until_answered(store: RedisStore) -> None:
     waiting = threading.Event()
+    last: RequestError | None = None
     for _ in range(400):
         try:
             store.table("emb").lookup(np.array([1]))
             return
-        except RequestError:
+        except RequestError as error:
+            last = error
             waiting.wait(0.02)
-    raise AssertionError("it never answers again")
+    raise AssertionError(f"it never answers again: {last}") from last
 
 
 def test_tables_written_anew_are_found_without_a_gap(url: str) -> None:
@@ -183,6 +185,27 @@ def test_a_cluster(tmp_path: Path) -> None:
         expect(store, "emb", [-5, 5], [0, 5], [False, True])
     finally:
         cluster.stop()
+
+
+def test_the_primary_that_a_sentinel_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_backend, "_RESTS", 0.05)
+    guarded = Guarded(tmp_path, password="secret")
+    try:
+        url = f"redis+sentinel://:secret@127.0.0.1:{guarded.sentinel.port}/0?service=master"
+        write(url, table("emb", range(10)))
+        store = RedisStore(url)
+        expect(store, "emb", [3, 99], [3, 0], [True, False])
+        first, second = guarded.servers
+        wait_until(lambda: second.client().dbsize() == first.client().dbsize(), "the replica has the tables")
+        guarded.fail_over()
+        wait_until(lambda: guarded.primary() == second.port, "the replica is the primary")
+        first.stop()
+        until_answered(store)
+        expect(store, "emb", [3, 99], [3, 0], [True, False])
+    finally:
+        guarded.stop()
+    with pytest.raises(UsageError, match=r"expected the name of the service, as in \?service="):
+        RedisStore("redis+sentinel://localhost:26379/0")
 
 
 def test_what_cannot_be_is_named(url: str, tmp_path: Path) -> None:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
-import signal
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +13,7 @@ import pytest
 
 pytest.importorskip("uvicorn")
 pytest.importorskip("grpc_health")
+from serving_processes import serving
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "serving-protocols.md").read_text()
@@ -27,20 +24,9 @@ PYTHON = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 @pytest.fixture(scope="module")
 def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """What the page calls 8501 and 8500."""
-    sample = ROOT / "tests" / "data" / "sample"
-    command = [sys.executable, "-m", "kvtools.cli.main", "serve", str(sample)]
-    command += ["--port", "0", "--grpc-port", "0", "--json"]
-    cwd = tmp_path_factory.mktemp("server")
-    with subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stderr is not None
-        line = process.stdout.readline()
-        assert line, process.stderr.read()
-        told = json.loads(line)
-        http = told["url"].removeprefix("http://")
-        yield {"127.0.0.1:8501": http, "127.0.0.1:8500": f"127.0.0.1:{told['grpc_port']}"}
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
-        assert "Traceback" not in process.stderr.read()
+    cache = tmp_path_factory.mktemp("cache")
+    with serving(ROOT / "tests" / "data" / "sample", "--cache", str(cache)) as ports:
+        yield {"127.0.0.1:8501": f"127.0.0.1:{ports.http}", "127.0.0.1:8500": f"127.0.0.1:{ports.grpc}"}
 
 
 def at(ports: dict[str, str], text: str) -> str:

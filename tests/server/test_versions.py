@@ -325,6 +325,20 @@ def test_a_version_written_anew_in_its_place_is_loaded_anew(
     assert said(watched.catalog.version()) == 8
 
 
+@pytest.mark.parametrize("damage", [_truncate, _empty, _replace_by_text])
+def test_a_snapshot_written_over_in_place_leaves_service(
+    settled: None, tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    write_snapshot(tmp_path / "m", 1)
+    served = write_snapshot(tmp_path / "m", 2)
+    watched = Watched(tmp_path / "m")
+    damage(served)
+    with pytest.raises(BadInputError):
+        said(watched.catalog.version())
+    assert watched.look() == [1], "the one before takes its place"
+    assert said(watched.catalog.version()) == 1
+
+
 def test_a_single_model_is_followed_too(settled: None, write_version: Write, tmp_path: Path) -> None:
     exported = write_version(tmp_path / "m", 0, name="exported")
     watched = Watched(exported)

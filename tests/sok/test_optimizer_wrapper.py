@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
+from tensorflow.python.framework import op_callbacks
 
 import tfplugin.sok as sok
 from tfplugin import optimizers
@@ -108,3 +109,24 @@ def test_slots_have_one_name_whichever_keras_it_is(kind):
     assert row_of(table).tolist() == [[-1.5]]
     with pytest.raises(KeyError, match="no slot 'velocity' for 't:0': it keeps 'momentum'"):
         optimizer.get_slot(table, "velocity")
+
+
+def test_an_exported_slot_has_no_rows_of_keys_that_have_gone():
+    optimizer, table = sok.OptimizerWrapper(tf_keras.optimizers.Adagrad(1.0, 0.25)), sok.DynamicVariable(1, "ones")
+    optimizer.apply_gradients([(tf.IndexedSlices(tf.ones([2, 1]), tf.constant([7, 8], tf.int64)), table)])
+    slot = optimizer.get_slot(table, "accumulator")
+    ops = []
+
+    def remove_after(op, *of_op):
+        ops.append(op)
+        if len(ops) == 1:
+            table.remove([8])  # as another thread might, between two ops
+
+    op_callbacks.add_op_callback(remove_after)
+    try:
+        keys, rows = sok.export(slot)
+    finally:
+        op_callbacks.remove_op_callback(remove_after)
+    assert ops and table.export()[0].numpy().tolist() == [7]
+    assert all(row == [1.25] for row in rows.numpy().tolist())  # each row that is there has had a gradient
+    assert len(keys) == len(rows) and 7 in keys.numpy()

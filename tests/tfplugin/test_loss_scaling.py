@@ -93,3 +93,69 @@ def test_a_loss_scale_factor(make, rows_of):
     gradient = tf.IndexedSlices(tf.fill([2, 1], 1.0), tf.constant([1, 1], tf.int64))
     optimizer.apply_gradients([(gradient, table)])
     assert rows_of(table, [1]).tolist() == [[0.5]]
+    assert optimizer.scale_loss(2.0) == 8.0
+
+
+SCALERS = {
+    "Keras 3": (lambda: k3.LossScaleOptimizer(k3.SGD(0.5)), "scale_loss"),
+    "Keras 3, constant": (lambda: k3.SGD(0.5, loss_scale_factor=4.0), "scale_loss"),
+    "tf_keras": (lambda: tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.SGD(0.5)), "get_scaled_loss"),
+    "legacy": (
+        lambda: tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.legacy.SGD(0.5)),
+        "get_scaled_loss",
+    ),
+}
+
+
+@pytest.mark.parametrize("function", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize("name", SCALERS)
+def test_a_scaled_loss_does_not_reach_rows_that_its_gradient_updates(make, partitioner, rows_of, name, function):
+    make_optimizer, scale = SCALERS[name]
+    table, dense, optimizer = (
+        make(name="user", dim=1, initializer=1.0, partitioner=partitioner),
+        tf.Variable([1.0]),
+        make_optimizer(),
+    )
+    parts = list(table) if partitioner else [table]
+    table.sparse_read([1, 2])
+    updates = tfplugin.apply_in_backward(table, tfplugin.optimizers.SGD(0.5))
+
+    def step(scaled):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.nn.embedding_lookup(table, [1, 2]) * dense)
+            target = getattr(optimizer, scale)(loss) if scaled else loss
+        return tape.gradient(target, [dense, *parts])[0]
+
+    run = tf.function(step) if function else step
+    with pytest.raises(ValueError, match=r"'user.* a loss that \w+ has scaled.*undo\(\).*tfplugin.OptimizerWrapper"):
+        run(True)
+    assert (rows_of(table, [1, 2]) == 1.0).all() and not any(step.numpy() for step in updates.steps)
+    assert run(False).numpy() == [2.0]
+    assert (rows_of(table, [1, 2]) == 0.5).all()
+
+
+@pytest.mark.parametrize("name", SCALERS)
+def test_minimize_of_a_scaling_optimizer_does_not_update_rows_in_its_backward_pass(make, rows_of, name):
+    table, dense = make(name="user", dim=1, initializer=1.0), tf.Variable([1.0])
+    tfplugin.apply_in_backward(table, tfplugin.optimizers.SGD(0.5))
+    optimizer = tfplugin.OptimizerWrapper(SCALERS[name][0]())
+
+    def loss():
+        return tf.reduce_sum(tf.nn.embedding_lookup(table, [1]) * dense)
+
+    with tf.GradientTape() as tape:
+        computed = loss()
+    for minimize in (lambda: optimizer.minimize(loss), lambda: optimizer.minimize(computed, [dense, table], tape)):
+        with pytest.raises(ValueError, match=r"'user:0'.* a loss that \w+ has scaled"):
+            minimize()
+    assert rows_of(table, [1]) == 1.0
+
+
+def test_a_graph_that_scales_its_loss_does_not_update_rows_in_its_backward_pass(session):
+    table, dense = v1.get_kv_variable("user", embedding_dim=1), v1.get_variable("dense", initializer=[1.0])
+    updates = tfplugin.apply_in_backward(table, tfplugin.optimizers.SGD(0.5))
+    loss = tf.reduce_sum(tf.nn.embedding_lookup(table, [1]) * dense)
+    scaled = v1.train.experimental.MixedPrecisionLossScaleOptimizer(v1.train.AdagradOptimizer(0.5), "dynamic")
+    with pytest.raises(ValueError, match=r"'user:0'.* a loss that MixedPrecisionLossScaleOptimizer has scaled"):
+        scaled.minimize(loss, var_list=[table, dense])
+    assert updates.steps and v1.train.AdagradOptimizer(0.5).minimize(loss, var_list=[table, dense]) is not None

@@ -41,8 +41,9 @@ def test_methods_of_dense_variables(make):
         tf_keras.optimizers.Adam,
         tf_keras.optimizers.SGD,
         tf_keras.optimizers.legacy.Adam,
+        tf_keras.optimizers.legacy.SGD,
     ],
-    ids=["keras Adam", "keras SGD", "tf_keras Adam", "tf_keras SGD", "legacy Adam"],
+    ids=["keras Adam", "keras SGD", "tf_keras Adam", "tf_keras SGD", "legacy Adam", "legacy SGD"],
 )
 @pytest.mark.parametrize("built", [False, True], ids=["new", "built"])
 def test_a_keras_loop_without_the_wrapper(make, partitioner, make_optimizer, built):
@@ -52,9 +53,28 @@ def test_a_keras_loop_without_the_wrapper(make, partitioner, make_optimizer, bui
         optimizer.apply_gradients([(tf.ones([4]), dense)])
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(tf.nn.embedding_lookup(table, [1, 2]) * dense)
-    gradients = tape.gradient(loss, [*parts, dense])
+    gradients = tape.gradient(loss, [dense, *parts])
     with pytest.raises((TypeError, AttributeError), match=r"Wrap this one.*tfplugin.OptimizerWrapper\(optimizer\)"):
-        optimizer.apply_gradients(zip(gradients, [*parts, dense], strict=True))
+        optimizer.apply_gradients(zip(gradients, [dense, *parts], strict=True))
+
+
+def test_a_legacy_step_without_the_wrapper_changes_no_dense_variable(make):
+    table, dense = make(), tf.Variable(tf.ones([4]))
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.nn.embedding_lookup(table, [1, 2]) * dense)
+    with pytest.raises(TypeError, match=r"'v:0'.*Wrap this one"):
+        tf_keras.optimizers.legacy.SGD().apply_gradients(
+            zip(tape.gradient(loss, [dense, table]), [dense, table], strict=True)
+        )
+    assert (dense.numpy() == 1).all()
+
+
+def test_a_keras_graph_without_the_wrapper(make):
+    with tf.Graph().as_default():
+        table = make(name="in_graph")
+        loss = tf.reduce_sum(tf.nn.embedding_lookup(table, [1, 2]))
+        with pytest.raises(TypeError, match=r"'in_graph.*Wrap this one.*tfplugin.OptimizerWrapper\(optimizer\)"):
+            tf_keras.optimizers.legacy.SGD().apply_gradients([(v1.gradients(loss, table)[0], table)])
 
 
 def test_the_width_of_rows(make):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfplugin
+from tfplugin.ops import raw
 
 
 @pytest.fixture
@@ -44,6 +48,29 @@ def test_export_and_clear(table):
     table.clear()
     assert int(table.size()) == 0
     assert [part.shape[0] for part in table.export()] == [0, 0]
+
+
+def test_an_export_beside_inserts_has_every_key_that_was_there(make):
+    table, there = make(dim=256), np.arange(40_000)  # several chunks of an export
+    table.upsert(there, np.zeros([len(there), 256], np.float32))
+    stop = threading.Event()
+
+    def insert():
+        for first in itertools.count(len(there), 100):
+            if stop.is_set():
+                return
+            table.upsert(np.arange(first, first + 100), np.ones([100, 256], np.float32))
+
+    other = threading.Thread(target=insert)
+    other.start()
+    try:
+        for _ in range(2):
+            keys, rows = table.export()
+            assert np.isin(there, keys).all() and len(np.unique(keys)) == len(keys) == len(rows)
+            assert np.isin(there, raw.kv_table_keys(table.handle, Tkeys=tf.int64)).all()
+    finally:
+        stop.set()
+        other.join()
 
 
 def test_batches_of_nothing(table):

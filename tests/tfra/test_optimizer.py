@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
+from tensorflow.python.framework import op_callbacks
 
 import tfplugin
 from tfplugin import dynamic_embedding as de
+from tfplugin.dynamic_embedding.slot_arrays import slot_arrays
 
 v1 = tf.compat.v1
 TESTS = Path(__file__).parents[1] / "tfplugin"
@@ -451,3 +453,24 @@ def test_synchronous_without_horovod_says_so(name, monkeypatch):
             lambda: tf.reduce_sum(de.embedding_lookup(table, tf.constant([1], tf.int64), name="x")),
             var_list=[table.get_trainable_by_name("x")],
         )
+
+
+def test_slots_as_arrays_have_no_rows_of_keys_that_have_gone(name):
+    table = de.Variable(dim=1, name=name, initializer=1.0)
+    optimizer = de.DynamicEmbeddingOptimizer(tf_keras.optimizers.Adagrad(1.0, 0.25))
+    _, shadow = de.embedding_lookup(table, tf.constant([1, 2], tf.int64), name="x", return_trainable=True)
+    optimizer.apply_gradients([(tf.constant([[1.0], [1.0]]), shadow)])
+    gone = []
+
+    def remove_after(op, *of_op):
+        if not gone and ("KvTableKeys" in str(op) or "KvTableExport" in str(op)):
+            gone.append(2)
+            table.remove(tf.constant(gone, tf.int64))  # as another thread might, once the keys are known
+
+    op_callbacks.add_op_callback(remove_after)
+    try:
+        columns = slot_arrays(table)
+    finally:
+        op_callbacks.remove_op_callback(remove_after)
+    assert table.export()[0].numpy().tolist() == [1] == columns.pop("keys").tolist()
+    assert [slot.tolist() for slot in columns.values()] == [[[1.25]]]

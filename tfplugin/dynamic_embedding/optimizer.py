@@ -22,10 +22,10 @@ from tfplugin.dynamic_embedding.trainable import TrainableWrapper
 from tfplugin.dynamic_embedding.variable import Variable
 from tfplugin.ops import raw
 from tfplugin.optimizers import fused as fusing
-from tfplugin.optimizers.known import innermost
-from tfplugin.optimizers.more_variables import weakly
-from tfplugin.optimizers.step_rows import sum_equal_keys
+from tfplugin.optimizers.generic_update import sum_equal_keys
+from tfplugin.optimizers.inner_optimizer import innermost
 from tfplugin.optimizers.wrapper import OptimizerWrapper
+from tfplugin.wrapped_method import weak_method
 
 Pairs = list[tuple[Any, Any]]
 
@@ -388,7 +388,7 @@ def _build_without_trainables(optimizer: Any) -> None:
     if not hasattr(optimizer, "build") or "_de_built" in vars(optimizer):  # tf_keras.optimizers.legacy; once
         return
     object.__setattr__(optimizer, "_de_built", True)
-    stock = optimizer.build if "build" in vars(optimizer) else weakly(optimizer.build)
+    stock = optimizer.build if "build" in vars(optimizer) else weak_method(optimizer.build)
 
     held = weakref.ref(optimizer)
 
@@ -396,7 +396,7 @@ def _build_without_trainables(optimizer: Any) -> None:
         _note_tables(innermost(held()), variables)
         return stock([v for v in variables if not isinstance(v, TrainableWrapper)], *args, **kwargs)
 
-    build.keeps_update = True  # type: ignore[attr-defined]  # for `known.find`
+    build.keeps_update = True  # type: ignore[attr-defined]  # for `fused_rule_of`
     object.__setattr__(optimizer, "build", build)
 
 

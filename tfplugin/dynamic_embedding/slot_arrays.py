@@ -32,16 +32,20 @@ def slot_arrays(variable: ShardedTable) -> dict[str, np.ndarray]:
         return {}
     columns: dict[str, list[np.ndarray]] = {name: [] for name in ("keys", *every)}
     for part, of_part in zip(variable.parts, specs, strict=True):
-        ids, _ = part.export()
-        columns["keys"].append(ids.numpy())
-        there = {spec["name"] for spec in of_part}
+        ids = raw.kv_table_keys(part.handle, Tkeys=part.key_dtype)
+        # With the value, which there always is: rows of keys that have gone meanwhile are left out.
+        widths = {"": part.dim, **{spec["name"]: int(spec["width"]) for spec in of_part}}
+        read, found = raw.kv_table_read_columns(
+            part.handle, ids, dtype=part.dtype, N=len(widths), columns=list(widths), widths=list(widths.values())
+        )
+        rows = {name: column.numpy()[found.numpy()] for name, column in zip(widths, read, strict=True)}
+        rows["keys"] = ids.numpy()[found.numpy()]
         for name, spec in every.items():
-            width = int(spec["width"])
-            if name in there:
-                rows = raw.kv_table_read_column(part.handle, ids, dtype=part.dtype, column=name, width=width).numpy()
-            else:
-                rows = np.full([len(ids), width], spec.get("constant", 0.0), part.dtype.as_numpy_dtype)
-            columns[name].append(rows)
+            if name not in rows:
+                shape = [len(rows["keys"]), int(spec["width"])]
+                rows[name] = np.full(shape, spec.get("constant", 0.0), part.dtype.as_numpy_dtype)
+        for name, arrays in columns.items():
+            arrays.append(rows[name])
     return {name: np.concatenate(arrays) for name, arrays in columns.items()}
 
 

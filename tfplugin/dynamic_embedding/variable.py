@@ -24,7 +24,7 @@ from tfplugin.dynamic_embedding.shadow_variable import shadow_of
 from tfplugin.dynamic_embedding.sharded_table import ShardedTable
 from tfplugin.dynamic_embedding.slot_variable import slot_variables
 from tfplugin.kv_variable import KvVariable
-from tfplugin.optimizers.known import innermost
+from tfplugin.optimizers.inner_optimizer import innermost
 from tfplugin.partitioned_kv_variable import PartitionedKvVariable
 
 _log = logging.getLogger("tfplugin")

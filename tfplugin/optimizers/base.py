@@ -15,10 +15,10 @@ from tfplugin.kv_variable import KvVariable
 from tfplugin.ops import raw
 from tfplugin.optimizers.argument_names import takes_other_names
 from tfplugin.optimizers.fused import Options, compute_dtype
+from tfplugin.optimizers.fused_rules import FusedRule
+from tfplugin.optimizers.generic_update import stands_for_table
 from tfplugin.optimizers.hyperparameters import Number, Step, given, number, pack
-from tfplugin.optimizers.known import Known
 from tfplugin.optimizers.reference_variables import update_reference_variable
-from tfplugin.optimizers.step_rows import stands_for_table
 from tfplugin.partitioned_kv_variable import PartitionedKvVariable
 
 # What a hyperparameter may be, in words and as a test.
@@ -197,9 +197,9 @@ class FusedOptimizer(v1_optimizer.Optimizer):
 
     # ---- Hyperparameters ---------------------------------------------------------------------------------------------
 
-    def as_known(self) -> Known:
-        """For `tfplugin.optimizers.known`."""
-        return Known(self.rule(), self.slots(), self._values)
+    def as_fused_rule(self) -> FusedRule:
+        """For `tfplugin.optimizers.fused_rules`."""
+        return FusedRule(self.rule(), self.slots(), self._values)
 
     def _values(self, step: Step) -> Mapping[str, Number]:
         if step.number is not None:

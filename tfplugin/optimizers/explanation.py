@@ -9,7 +9,7 @@ from typing import Any
 from tfplugin import step_record
 from tfplugin.kv_variable import KvVariable
 from tfplugin.optimizers import fused
-from tfplugin.optimizers.known import innermost
+from tfplugin.optimizers.inner_optimizer import innermost
 from tfplugin.partitioned_kv_variable import PartitionedKvVariable
 
 
@@ -41,11 +41,15 @@ _seen: weakref.WeakKeyDictionary[Any, dict[int, tuple[weakref.ref[Any] | None, s
 
 def _way(optimizer: Any, variable: Any) -> str:
     if not isinstance(variable, KvVariable):
-        return f"fused: {optimizer.rule_of(variable)}" if hasattr(optimizer, "as_known") else "TensorFlow's own update"
+        return (
+            f"fused: {optimizer.rule_of(variable)}"
+            if hasattr(optimizer, "as_fused_rule")
+            else "TensorFlow's own update"
+        )
     if variable._in_backward is not None:
         return f"in the backward pass: {variable._in_backward.rule}"
     plan = fused.plan(optimizer, variable)
-    return f"generic: {plan}" if isinstance(plan, str) else f"fused: {plan.rule}"
+    return f"generic: {plan}" if isinstance(plan, str) else f"fused: {plan.name}"
 
 
 def note(optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> None:

@@ -13,11 +13,11 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from tfplugin.kv_variable import KvVariable
-from tfplugin.optimizers import known_keras as _known_keras  # noqa: F401 - registers
-from tfplugin.optimizers import known_legacy as _known_legacy  # noqa: F401 - registers
-from tfplugin.optimizers import known_v1 as _known_v1  # noqa: F401 - registers
+from tfplugin.optimizers import fused_rules_keras as _fused_rules_keras  # noqa: F401 - registers
+from tfplugin.optimizers import fused_rules_legacy as _fused_rules_legacy  # noqa: F401 - registers
+from tfplugin.optimizers import fused_rules_v1 as _fused_rules_v1  # noqa: F401 - registers
+from tfplugin.optimizers.fused_rules import FusedRule, fused_rule_of
 from tfplugin.optimizers.hyperparameters import Step, pack
-from tfplugin.optimizers.known import Known, find
 from tfplugin.row_handles import recall
 from tfplugin.slots import SlotSpec
 
@@ -52,27 +52,27 @@ def options_of(optimizer: Any) -> Options:
     return _options.get(optimizer) or getattr(optimizer, "kv_options", None) or Options()
 
 
-def plan(optimizer: Any, variable: KvVariable) -> Known | str:
+def plan(optimizer: Any, variable: KvVariable) -> FusedRule | str:
     """What a step of `optimizer` on `variable` is to the engine, or why it runs as TensorFlow ops instead."""
     if not options_of(optimizer).fused:
         return "fused=False"
     if variable.constraint is not None:
         return "the variable has a constraint"
-    known = find(optimizer)
+    rule = fused_rule_of(optimizer)
     names = options_of(optimizer).slot_names
-    if not names or isinstance(known, str):
-        return known
-    return dataclasses.replace(known, slots=tuple((names.get(slot, slot), start) for slot, start in known.slots))
+    if not names or isinstance(rule, str):
+        return rule
+    return dataclasses.replace(rule, slots=tuple((names.get(slot, slot), start) for slot, start in rule.slots))
 
 
-def slot_specs(known: Known, variable: KvVariable, prefix: str) -> list[SlotSpec]:
-    """The slots of `known` in the rows of `variable`."""
+def slot_specs(rule: FusedRule, variable: KvVariable, prefix: str) -> list[SlotSpec]:
+    """The slots of `rule` in the rows of `variable`."""
     exact = compute_dtype(variable.dtype) == tf.float64
     return [
         SlotSpec(
             f"{prefix}.{name.replace('/', '_')}", variable.dim, "constant", start if exact else float(np.float32(start))
         )
-        for name, start in known.slots
+        for name, start in rule.slots
     ]
 
 
@@ -90,7 +90,7 @@ class FusedStep:
 
     def apply(
         self,
-        known: Known,
+        rule: FusedRule,
         variable: KvVariable,
         prefix: str,
         keys: tf.Tensor,
@@ -106,20 +106,20 @@ class FusedStep:
         decays = not (isinstance(weight_decay, float) and weight_decay == 0)
         packed = self._packed.get((step.dtype, place, decays))
         if packed is None:
-            values = dict(known.hyperparameters(step))
+            values = dict(rule.hyperparameters(step))
             if decays:
                 values["weight_decay"] = weight_decay
             packed = self._packed[step.dtype, place, decays] = pack(values)
         names, tensors = packed
         options = options_of(self._optimizer)
-        specs = slot_specs(known, variable, prefix)
+        specs = slot_specs(rule, variable, prefix)
         note_switch(variable, self._optimizer, prefix, specs)
         return variable.apply_update(
             keys,
             gradients,
             self._optimizer,
             specs,
-            known.rule,
+            rule.name,
             names,
             tensors,
             positions=recall(keys) if positions is None else positions,

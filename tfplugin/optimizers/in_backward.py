@@ -10,11 +10,11 @@ from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.trackable import autotrackable, data_structures
 from tensorflow.python.training import optimizer as v1_optimizer
 
-from tfplugin import backward_updates, step_record
+from tfplugin import backward_updates, scaled_loss, step_record
 from tfplugin.kv_variable import KvVariable
 from tfplugin.optimizers import fused
+from tfplugin.optimizers.fused_rules import FusedRule, fused_rule_of
 from tfplugin.optimizers.hyperparameters import Step, given, number
-from tfplugin.optimizers.known import Known, find
 from tfplugin.optimizers.wrapper import OptimizerWrapper
 from tfplugin.partitioned_kv_variable import PartitionedKvVariable
 
@@ -43,10 +43,10 @@ class _PartUpdate:
     def __init__(self, variable: KvVariable, optimizer: Any) -> None:
         self._variable = variable
         self._optimizer = optimizer
-        known = find(_prepared(optimizer))
-        if isinstance(known, str):
-            raise ValueError(f"apply_in_backward of '{variable.name}': {known}. Take one of tfplugin.optimizers.")
-        self.rule = known.rule
+        rule = fused_rule_of(_prepared(optimizer))
+        if isinstance(rule, str):
+            raise ValueError(f"apply_in_backward of '{variable.name}': {rule}. Take one of tfplugin.optimizers.")
+        self.rule = rule.name
         own = isinstance(optimizer, v1_optimizer.Optimizer)
         self._optimizer_name = optimizer.get_name() if own else type(optimizer).__name__
         with tf_ops.init_scope():
@@ -60,14 +60,22 @@ class _PartUpdate:
         if not step_record.note_backward_update(variable):
             # A step of Keras that scales its loss: the rows stay as they are, and the step ends in an error.
             return self._nothing()
+        scaler = scaled_loss.scaler_of_this_pass()
+        if scaler is not None:
+            raise ValueError(
+                f"Key-value variable '{variable.name}' is updated in the backward pass, and would get the gradients of "
+                f"a loss that {scaler} has scaled, which nothing has scaled back. Take the gradients of the loss "
+                "itself; or, after undo() of what tfplugin.apply_in_backward returned, hand those of the table to "
+                f"{variable._optimizer_wrapper}(LossScaleOptimizer(optimizer)).apply_gradients."
+            )
         with tf.name_scope("update_in_backward"):
             optimizer = _prepared(self._optimizer)
-            known = find(optimizer)
-            assert isinstance(known, Known)
+            rule = fused_rule_of(optimizer)
+            assert isinstance(rule, FusedRule)
             dtype = fused.compute_dtype(variable.dtype)
             step = Step(dtype, number(self.step) + 1, coefficients=_coefficients(optimizer, dtype))
             updated = fused.FusedStep(self._optimizer).apply(
-                known,
+                rule,
                 variable,
                 variable.slot_prefix(self._optimizer, self._optimizer_name),
                 keys,
@@ -162,8 +170,9 @@ def apply_in_backward(variable: Any, optimizer: Any) -> BackwardUpdates:
     What follows from that: gradients are applied as they are, without clipping or loss scaling; each lookup in a pass
     is a step of its own, as two lookups of one batch are two; a pass through a lookup is a step whether or not its
     result is asked for. A step of Keras's ``fit`` or ``train_on_batch`` whose optimizer scales the loss, as under the
-    policy ``mixed_float16``, is a ValueError that leaves the rows as they are. Call this before functions
-    are traced and graphs are built.
+    policy ``mixed_float16``, is a ValueError that leaves the rows as they are; so is, in a loop of your own, the
+    gradient of a loss that an optimizer of Keras has scaled, where it is taken of that loss itself. Call this before
+    functions are traced and graphs are built.
 
     Args:
       variable: a key-value variable, or a partitioned one.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tfplugin.optimizers.base import NON_NEGATIVE, UNIT, FusedOptimizer
-from tfplugin.optimizers.known import rmsprop_rule
+from tfplugin.optimizers.fused_rules import rmsprop_rule
 
 
 class RMSprop(FusedOptimizer):

@@ -14,7 +14,7 @@ from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.training import optimizer as optimizer_lib
 
 from tfplugin.kv_variable import KvVariable
-from tfplugin.optimizers import explanation, fused, known, step_rows
+from tfplugin.optimizers import explanation, fused, generic_update
 from tfplugin.optimizers.patch_lock import patch_lock
 
 # Their dense updates do not cast the learning rate to the dtype of the variable; the sparse ones do.
@@ -28,7 +28,7 @@ class _Template:
     _in_graph_mode = False
     stands_for_table = True
 
-    def __init__(self, variable: KvVariable, update: step_rows.RowUpdate | None) -> None:
+    def __init__(self, variable: KvVariable, update: generic_update.RowUpdate | None) -> None:
         self.update = update
         self.name = variable.name
         self.dtype = variable.dtype
@@ -61,7 +61,7 @@ def _wanted_slots(optimizer: Any, templates: list[_Template]) -> None:
         return note(var, slot_name, 0.0)
 
     def get_or_make_slot(var: Any, val: Any, slot_name: str, op_name: str) -> Any:
-        return note(var, slot_name, step_rows.constant_of(val, f"Slot '{slot_name}' of {optimizer.get_name()}"))
+        return note(var, slot_name, generic_update.constant_of(val, f"Slot '{slot_name}' of {optimizer.get_name()}"))
 
     def get_or_make_slot_with_initializer(
         var: Any, initializer: Any, shape: Any, dtype: Any, slot_name: str, op_name: str
@@ -69,7 +69,7 @@ def _wanted_slots(optimizer: Any, templates: list[_Template]) -> None:
         def value() -> tf.Tensor:
             return initializer(shape=tf.TensorShape(shape).as_list(), dtype=dtype)
 
-        return note(var, slot_name, step_rows.constant_of(value, f"Slot '{slot_name}' of {optimizer.get_name()}"))
+        return note(var, slot_name, generic_update.constant_of(value, f"Slot '{slot_name}' of {optimizer.get_name()}"))
 
     recorder._zeros_slot = zeros_slot
     recorder._get_or_make_slot = get_or_make_slot
@@ -99,7 +99,7 @@ def apply_gradients(
     for _, v in pairs:
         if hasattr(v, "refuse_plain_optimizer"):
             v.refuse_plain_optimizer()
-    if not step_rows.any_key_value(pairs):
+    if not generic_update.any_key_value(pairs):
         return original(optimizer, pairs, global_step, name, **kwargs)
     if distribute_lib.has_strategy():
         raise NotImplementedError(
@@ -122,13 +122,13 @@ def _apply(
     if not plans:  # The loss has not met a table.
         return original(optimizer, pairs, global_step, name, **kwargs)
     for v, plan in plans.items():
-        coupling = known.couples_rows(optimizer)
+        coupling = generic_update.couples_rows(optimizer)
         if coupling and isinstance(plan, str):
             raise ValueError(
                 f"{coupling} couples the rows of a matrix: it cannot update key-value variable '{v.name}'."
             )
     replaced: list[tuple[Any, Any]] = []
-    updates: list[step_rows.RowUpdate] = []
+    updates: list[generic_update.RowUpdate] = []
     templates: list[_Template] = []
     for g, v in pairs:
         if not isinstance(v, KvVariable):
@@ -136,12 +136,12 @@ def _apply(
             continue
         if g is None:
             continue
-        keys, rows = step_rows.row_gradient(v, g)
+        keys, rows = generic_update.row_gradient(v, g)
         if v._in_backward is not None or not isinstance(plans[v], str):
             templates.append(_Template(v, None))
             replaced.append((tf.IndexedSlices(rows, keys), v))
             continue
-        update = step_rows.RowUpdate(v, v.slot_prefix(optimizer, optimizer.get_name()))
+        update = generic_update.RowUpdate(v, v.slot_prefix(optimizer, optimizer.get_name()))
         update.keys = keys
         update.stand_for_table()
         updates.append(update)
@@ -168,7 +168,7 @@ def _apply(
 
 
 @contextlib.contextmanager
-def _slots_in_place(optimizer: Any, update: step_rows.RowUpdate) -> Iterator[None]:
+def _slots_in_place(optimizer: Any, update: generic_update.RowUpdate) -> Iterator[None]:
     """While the optimizer finds the slots of the rows that are bound where it looks for those of a variable."""
     key = optimizer_lib._var_key(update.value)  # in a graph, the op behind it: the rows'
     names = [spec.name.removeprefix(f"{update.prefix}.") for spec in update.specs]
@@ -182,7 +182,7 @@ def _slots_in_place(optimizer: Any, update: step_rows.RowUpdate) -> Iterator[Non
 
 
 def _methods(
-    optimizer: Any, plans: dict[KvVariable, Any], updates: list[step_rows.RowUpdate]
+    optimizer: Any, plans: dict[KvVariable, Any], updates: list[generic_update.RowUpdate]
 ) -> dict[str, Callable[..., Any]]:
     """What takes the place of an optimizer's methods during a step: tables and their rows are updated our way."""
     create_slots, apply_dense = optimizer._create_slots, optimizer._resource_apply_dense
@@ -191,11 +191,11 @@ def _methods(
     step = fused.FusedStep(optimizer)
 
     def create_other_slots(variables: list[Any]) -> None:
-        others = [v for v in variables if not isinstance(v, (step_rows.StepVariable, KvVariable))]
+        others = [v for v in variables if not isinstance(v, (generic_update.StepVariable, KvVariable))]
         if others:
             create_slots(others)
 
-    def run_stock(update: step_rows.RowUpdate, gradient: tf.Tensor, stock: Callable[[tf.Tensor], Any]) -> Any:
+    def run_stock(update: generic_update.RowUpdate, gradient: tf.Tensor, stock: Callable[[tf.Tensor], Any]) -> Any:
         def move(summed: tf.Tensor) -> Any:
             with _slots_in_place(optimizer, update):
                 return stock(summed)

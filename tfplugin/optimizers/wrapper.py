@@ -14,10 +14,10 @@ from tensorflow.python.trackable import autotrackable
 from tensorflow.python.training import optimizer as v1_optimizer
 
 from tfplugin.kv_variable import KvVariable
-from tfplugin.optimizers import explanation, more_variables, step_rows
+from tfplugin.optimizers import explanation, generic_update, late_variables
 from tfplugin.optimizers import fused as fusing
 from tfplugin.optimizers.hyperparameters import Step, given
-from tfplugin.optimizers.known import couples_rows, innermost
+from tfplugin.optimizers.inner_optimizer import innermost
 from tfplugin.optimizers.patch_lock import patch_lock
 from tfplugin.partitioned_kv_variable import PartitionedKvVariable
 
@@ -69,14 +69,14 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
         if fused not in ("auto", False):
             raise ValueError(f"OptimizerWrapper: fused must be 'auto' or False, got {fused!r}.")
         self.optimizer = optimizer
-        self._updates: weakref.WeakKeyDictionary[KvVariable, step_rows.RowUpdate] = weakref.WeakKeyDictionary()
+        self._updates: weakref.WeakKeyDictionary[KvVariable, generic_update.RowUpdate] = weakref.WeakKeyDictionary()
         own = getattr(self._core, "kv_options", None)
         if own is not None and fused is False:
             raise ValueError(f"OptimizerWrapper: {type(self._core).__name__} has no update but the fused one.")
         if own is not None:
             skip_nonfinite |= own.skip_nonfinite
             stochastic_rounding |= own.stochastic_rounding
-        more_variables.accept(self._core)
+        late_variables.accept(self._core)
         fusing.set_options(self._core, fusing.Options(fused == "auto", skip_nonfinite, stochastic_rounding))
 
     @property
@@ -143,7 +143,7 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         """Applies gradients to a list of variables, key-value ones and others."""
         pairs = list(grads_and_vars)
-        if isinstance(self.optimizer, v1_optimizer.Optimizer) or not step_rows.any_key_value(pairs):
+        if isinstance(self.optimizer, v1_optimizer.Optimizer) or not generic_update.any_key_value(pairs):
             return self.optimizer.apply_gradients(pairs, *args, **kwargs)
         plans = {v: fusing.plan(self._core, v) for _, v in pairs if isinstance(v, KvVariable)}
         self._check_supported(plans)
@@ -156,10 +156,10 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
                     replaced.append((g, v))
                 elif g is not None:
                     update = self._updates[v]
-                    update.keys, rows = step_rows.row_gradient(v, g)
+                    update.keys, rows = generic_update.row_gradient(v, g)
                     update.unique = self._clips()
                     if update.unique:  # clipping has to see the gradient of each row as a whole
-                        update.keys, rows = step_rows.sum_equal_keys(update.keys, rows)
+                        update.keys, rows = generic_update.sum_equal_keys(update.keys, rows)
                     update.stand_for_table()
                     replaced.append((rows, update.value))
             try:
@@ -199,7 +199,7 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
             update = by_value.get(id(variable))
             return bool(uses_decay(variable if update is None else update.variable))
 
-        def apply_to_rows(update: step_rows.RowUpdate, rows: tf.Tensor, stock: Any, **about: Any) -> Any:
+        def apply_to_rows(update: generic_update.RowUpdate, rows: tf.Tensor, stock: Any, **about: Any) -> Any:
             variable = update.variable
             if variable._in_backward is not None:  # has been updated; the empty gradient carries that
                 return None if tf.executing_eagerly() else tf.group(rows)
@@ -276,7 +276,7 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
     def _check_supported(self, plans: dict[KvVariable, Any]) -> None:
         core = self._core
         reason = next((plan for plan in plans.values() if isinstance(plan, str)), None)
-        couples = couples_rows(core) or (reason and "Lamb" in _names(core) and "Lamb")
+        couples = generic_update.couples_rows(core) or (reason and "Lamb" in _names(core) and "Lamb")
         if couples:
             raise ValueError(
                 f"{couples} couples the rows of a matrix, so its own update cannot run on the rows of a key-value "
@@ -298,13 +298,13 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
                 # Not its name: Keras numbers the optimizers of a process, and a restart must find the same slots.
                 prefix = v.slot_prefix(core, type(core).__name__)
                 if v not in self._updates:
-                    self._updates[v] = step_rows.RowUpdate(v, prefix)
+                    self._updates[v] = generic_update.RowUpdate(v, prefix)
                 self._updates[v].rename(prefix)
                 v = self._updates[v].value
             variables.append(v)
         # Dense variables first: their places in the optimizer's lists, which name them in checkpoints, must not depend
         # on the number of parts.
-        variables.sort(key=lambda v: isinstance(v, step_rows.StepVariable))
+        variables.sort(key=lambda v: isinstance(v, generic_update.StepVariable))
         with self._slots_noted(), tf_ops.init_scope():
             if hasattr(core, "_create_all_weights"):  # tf_keras.optimizers.legacy
                 core._create_all_weights(variables)
@@ -329,8 +329,8 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
                     raise ValueError(f"{what} starts from '{initializer}'; key-value slots start from a constant.")
                 return float(initializer == "ones")
             if callable(initializer):
-                return step_rows.constant_of(lambda: initializer([1, 1], tf.float32), what)
-            return 0.0 if initializer is None else step_rows.constant_of(initializer, what)
+                return generic_update.constant_of(lambda: initializer([1, 1], tf.float32), what)
+            return 0.0 if initializer is None else generic_update.constant_of(initializer, what)
 
         def wrap(method: str, read: Any) -> None:
             stock = getattr(optimizer, method)
@@ -372,7 +372,7 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
                 ),
             )
         try:
-            with step_rows.one_row_shown([update.value for update in self._updates.values()]):
+            with generic_update.one_row_shown([update.value for update in self._updates.values()]):
                 yield
         finally:
             for method, own in before.items():

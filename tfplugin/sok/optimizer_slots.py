@@ -10,8 +10,8 @@ from tensorflow.python.training import optimizer as v1_optimizer
 
 from tfplugin.kv_variable import KvVariable
 from tfplugin.ops import raw
-from tfplugin.optimizers import fused, more_variables
-from tfplugin.optimizers.known import innermost
+from tfplugin.optimizers import fused, late_variables
+from tfplugin.optimizers.inner_optimizer import innermost
 from tfplugin.optimizers.wrapper import OptimizerWrapper
 from tfplugin.slots import SlotSpec
 
@@ -52,9 +52,8 @@ class TableSlot:
         )
 
     def export(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """All keys [N] of this rank and the slot's rows [N, width], in no particular order."""
-        keys = raw.kv_table_keys(self.variable.handle, Tkeys=self.variable.key_dtype)
-        return keys, self.read(keys)
+        """All keys [N] of this rank and the slot's rows [N, width], each of one moment, in no particular order."""
+        return self.variable.export(self.spec.name)
 
     def assign(self, keys: tf.Tensor, rows: Any) -> Any:
         """Writes the slot's rows [n, width] of keys [n] on this rank; a missing key gets a row. In a graph an op."""
@@ -154,7 +153,7 @@ def _specs_of_stock_update(core: Any, variable: KvVariable, prefix: str) -> tupl
 
 def _keras_slots(core: Any, variable: Any) -> dict[str, Any]:
     """What an optimizer of Keras 3 or tf_keras keeps for a variable: its place in each list that has one for each."""
-    made = getattr(core, "_kv_slots", None)  # see tfplugin.optimizers.more_variables
+    made = getattr(core, "_kv_slots", None)  # see tfplugin.optimizers.late_variables
     slots = {} if made is None else made.of(variable)
     if slots or not is_built(core):
         return slots
@@ -207,7 +206,7 @@ def make_slots(optimizer: Any, variables: list[Any]) -> None:
         core._create_slots(variables)
     else:
         # Others may come later, see there.
-        more_variables.accept(core)
+        late_variables.accept(core)
         if is_built(core) and hasattr(core, "_check_variables_are_known"):  # Keras 3
             core._check_variables_are_known(variables)
         else:

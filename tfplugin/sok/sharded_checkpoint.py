@@ -18,7 +18,7 @@ import tensorflow as tf
 from tensorflow.python.saved_model import registration
 
 from kvtools.dialects.bundle.reader import Bundle
-from tfplugin.optimizers import more_variables
+from tfplugin.optimizers import late_variables
 from tfplugin.sok.distributed_variable import ShardedVariable
 
 #: How TensorFlow calls the saver that is registered below.
@@ -101,7 +101,7 @@ def watch(optimizer: Any) -> None:
     if hasattr(optimizer, "_create_all_weights"):  # tf_keras.optimizers.legacy
         _watch_legacy(optimizer)
     elif hasattr(optimizer, "add_variable_from_reference"):
-        more_variables.accept(optimizer)
+        late_variables.accept(optimizer)
         made = optimizer._kv_slots
         stock = made._stock
 

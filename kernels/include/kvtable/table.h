@@ -245,7 +245,8 @@ class Table {
   // inserted first, its initial value being what the gradient was taken at. Each updated row is stamped once.
   //
   // `positions` may be null: (n), where a lookup found each key (see kNoPosition); a key that is not there
-  // any more is looked up again. `slots` are the columns of the rule's slots, each as wide as the value.
+  // any more is looked up again. `slots` are the columns of the rule's slots, each as wide as the value. Where
+  // one is not there any more, throws Error(kFailedPrecondition) and has changed no row.
   virtual ApplyCounts Apply(const void* keys, const uint64_t* positions, int64_t n,
                             const void* gradients /* (n, dim) */, const Update& update,
                             const SlotColumns& slots, Stamp stamp, ParallelFor& threads) = 0;
@@ -270,9 +271,10 @@ class Table {
 
   // Makes the slots exactly these, in this order: a slot of the same name and width keeps its contents, a new
   // one starts from its initial value, others are dropped. Rebuilds one shard at a time under its lock; other
-  // operations go on meanwhile and see each shard before or after. Returns the new generation; a no-op keeps
-  // it. Either all rows change or, where it throws (Error(kResourceExhausted), std::bad_alloc), none. An
-  // operation that names a column the row does not have throws Error(kFailedPrecondition).
+  // operations go on meanwhile and see each shard before or after, but for those that write slots (Apply,
+  // UpsertColumns, Import): it waits for them, and they for it. Returns the new generation; a no-op keeps it.
+  // Either all rows change or, where it throws (Error(kResourceExhausted), std::bad_alloc), none. An operation
+  // that names a column the row does not have throws Error(kFailedPrecondition).
   virtual uint64_t EnsureSlots(const std::vector<SlotSpec>& slots, ParallelFor& threads) = 0;
 
   // ---- Export and import

@@ -1,4 +1,4 @@
-// What a lookup of one table asks for, read from JSON.
+// What a lookup of one table asks for, read from JSON. `combiner` and `missing` point into it.
 #pragma once
 
 #include <cstdint>

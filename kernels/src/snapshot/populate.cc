@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <initializer_list>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -77,7 +78,8 @@ bool Snapshot::Populate(int threads, const GoOn& go_on) {
   };
   add({SnapshotTable::kDirectory, SnapshotTable::kKeys, SnapshotTable::kDefaultRow});
   // More than there is memory for would push out what was read before.
-  if (bytes() < MemoryLimit() / 10 * 8) add({SnapshotTable::kRows});
+  const bool all = bytes() < MemoryLimit() / 10 * 8;
+  if (all) add({SnapshotTable::kRows});
 
   int64_t total = 0;
   for (const Piece& piece : pieces) total += piece.bytes;
@@ -93,7 +95,10 @@ bool Snapshot::Populate(int threads, const GoOn& go_on) {
     }
   };
   std::vector<std::thread> helpers;
-  for (int i = 1; i < threads; ++i) helpers.emplace_back(work, false);
+  try {
+    for (int i = 1; i < threads; ++i) helpers.emplace_back(work, false);
+  } catch (const std::system_error&) {  // no more threads to be had: fewer do it
+  }
   try {
     work(true);
   } catch (...) {
@@ -104,6 +109,7 @@ bool Snapshot::Populate(int threads, const GoOn& go_on) {
   for (std::thread& helper : helpers) helper.join();
   CheckUnchanged();
   if (stop.load() || (go_on && !go_on(total, total))) return false;
+  if (all) file_->resident.store(true, std::memory_order_release);
   file_->warm.store(true, std::memory_order_release);
   return true;
 }

@@ -14,12 +14,12 @@
 namespace kvtable {
 namespace {
 
-constexpr uintptr_t kPage = 4096;
-
 std::mutex registering;
 std::atomic<GuardedRange*> ranges{nullptr};
+uintptr_t page_bytes = 4096;
 struct sigaction previous_action;
-std::atomic<bool> chained{false};
+// The signal is with the one who handled it before. Initial-exec: a handler may not allocate.
+__attribute__((tls_model("initial-exec"))) thread_local bool chained = false;
 
 // A mapped page that the file no longer has, or that the disk does not give, is a SIGBUS. Where it is one of a
 // snapshot, pages of zeros take its place and that of all behind it, and the file counts as gone: whoever read
@@ -33,21 +33,24 @@ void OnBusError(int signal, siginfo_t* info, void* context) {
     if (begin == 0 || address < begin || address >= end) continue;
     const int error = errno;
     range->gone.store(true, std::memory_order_seq_cst);
-    const uintptr_t page = address & ~(kPage - 1);
+    const uintptr_t page = address & ~(page_bytes - 1);
     void* const zeros = mmap(reinterpret_cast<void*>(page), end - page, PROT_READ,
                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
     errno = error;
     if (zeros != MAP_FAILED) return;
   }
-  if (!chained.exchange(true)) {
-    if ((previous_action.sa_flags & SA_SIGINFO) != 0 && previous_action.sa_sigaction != nullptr) {
+  const bool takes_info = (previous_action.sa_flags & SA_SIGINFO) != 0;
+  const bool is_function =
+      takes_info || (previous_action.sa_handler != SIG_DFL && previous_action.sa_handler != SIG_IGN);
+  if (is_function && !chained) {  // who raises it again means it
+    chained = true;
+    if (takes_info) {
       previous_action.sa_sigaction(signal, info, context);
-      return;
-    }
-    if (previous_action.sa_handler != SIG_DFL && previous_action.sa_handler != SIG_IGN) {
+    } else {
       previous_action.sa_handler(signal);
-      return;
     }
+    chained = false;
+    return;
   }
   struct sigaction fall = {};  // the read is made again when this returns, and ends the process
   fall.sa_handler = SIG_DFL;
@@ -63,6 +66,7 @@ void InstallHandler() {
     return;
   }
   struct sigaction ours = {};
+  page_bytes = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   ours.sa_sigaction = OnBusError;
   ours.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
   sigemptyset(&ours.sa_mask);
@@ -78,7 +82,7 @@ GuardedRange* Guard(const void* data, int64_t bytes) {
   if (is_new) range = new GuardedRange;  // for good: see GuardedRange
   range->gone.store(false);
   const auto begin = reinterpret_cast<uintptr_t>(data);
-  range->end.store((begin + static_cast<uintptr_t>(bytes) + kPage - 1) & ~(kPage - 1));
+  range->end.store((begin + static_cast<uintptr_t>(bytes) + page_bytes - 1) & ~(page_bytes - 1));
   range->begin.store(begin);
   if (is_new) {
     range->next = ranges.load();

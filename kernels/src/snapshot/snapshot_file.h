@@ -40,9 +40,12 @@ class SnapshotFile {
   // See Snapshot::CheckUnchanged.
   void CheckUnchanged() const;
 
-  std::vector<uint32_t> checksums;  // of each mebibyte of each section, table after table
-  std::string description;          // JSON
-  std::atomic<bool> warm{false};
+  std::vector<uint32_t> checksums;    // of each mebibyte of each section, table after table
+  std::string description;            // JSON
+  std::atomic<bool> warm{false};      // Populate came to its end
+  std::atomic<bool> resident{false};  // and has read all rows
+  // Whether what lookups read seems to be on the disk: they then ask for it ahead of use. Only a hint.
+  mutable std::atomic<bool> cold{true};
 
  private:
   [[noreturn]] void ThrowChanged() const;

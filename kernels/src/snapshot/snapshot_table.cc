@@ -1,5 +1,9 @@
 // Lookups: groups of keys go through directory, keys and rows in stages, each of which fetches ahead for the
 // next, so that many misses of the cache are on their way at once.
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -24,7 +28,26 @@ constexpr int kGroup = 64;
 constexpr int64_t kLine = 64;
 constexpr int64_t kLinesAhead = 8;  // of a row: the processor fetches the rest of a longer one by itself
 
+constexpr int64_t kColdGroup = 300'000;  // nanoseconds: no group takes that long whose pages are in memory
+constexpr int64_t kWarmGroup =
+    200'000;  // nor as little whose pages are not, even if they were asked for ahead
+
 inline void Prefetch(const void* address) { __builtin_prefetch(address, 0, 3); }
+
+// Lets the disk begin with what will be read: a group's pages come side by side, and not one fault after the
+// other.
+void AskFor(const void* address, int64_t bytes) {
+  static const auto kPage = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto begin = reinterpret_cast<uintptr_t>(address) & ~(kPage - 1);
+  const uintptr_t end = reinterpret_cast<uintptr_t>(address) + static_cast<uintptr_t>(bytes);
+  madvise(reinterpret_cast<void*>(begin), end - begin, MADV_WILLNEED);
+}
+
+int64_t Nanoseconds() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * int64_t{1'000'000'000} + now.tv_nsec;
+}
 
 // The keys of one table, and where each is.
 template <class Entry>
@@ -56,8 +79,8 @@ struct Index {
     return found != keys + end && *found == mixed ? found - keys : -1;
   }
 
-  // Rows of `n` keys, at most kGroup.
-  void FindGroup(const int64_t* of, int n, int64_t* found) const {
+  // Rows of `n` keys, at most kGroup. With `ask`, pages are asked for ahead.
+  void FindGroup(const int64_t* of, int n, bool ask, int64_t* found) const {
     uint64_t mixed[kGroup];
     uint64_t bucket[kGroup];
     int64_t start[kGroup];
@@ -66,11 +89,13 @@ struct Index {
       bucket[i] = format::BucketOfMixed(mixed[i], buckets);
       Prefetch(directory + bucket[i]);
     }
+    for (int i = 0; ask && i < n; ++i) AskFor(directory + bucket[i], 2 * int64_t{sizeof(Entry)});
     for (int i = 0; i < n; ++i) {
       start[i] = Start(bucket[i]);
       Prefetch(keys + start[i]);
       Prefetch(keys + start[i] + 7);
     }
+    for (int i = 0; ask && i < n; ++i) AskFor(keys + start[i], 8 * int64_t{sizeof(uint64_t)});
     for (int i = 0; i < n; ++i) found[i] = Find(mixed[i], bucket[i], start[i]);
   }
 };
@@ -209,10 +234,16 @@ void SnapshotTable::ForFound(const int64_t* keys, int64_t n, bool rows_too, cons
     const Index<Entry> index{static_cast<const Entry*>(directory_), keys_,
                              static_cast<uint64_t>(layout_.buckets), layout_.rows};
     const int64_t lines = rows_too ? std::min(kLinesAhead, (layout_.row_bytes + kLine - 1) / kLine) : 0;
+    const bool watched = !file_->resident.load(std::memory_order_relaxed);
     int64_t found[kGroup];
     for (int64_t first = 0; first < n; first += kGroup) {
       const int count = static_cast<int>(std::min<int64_t>(kGroup, n - first));
-      index.FindGroup(keys + first, count, found);
+      const bool ask = watched && file_->cold.load(std::memory_order_relaxed);
+      const int64_t began = watched ? Nanoseconds() : 0;
+      index.FindGroup(keys + first, count, ask, found);
+      for (int i = 0; ask && rows_too && i < count; ++i) {
+        if (found[i] >= 0) AskFor(rows_ + found[i] * layout_.row_bytes, layout_.row_bytes);
+      }
       if (lines > 0) {
         for (int i = 0; i < count; ++i) {
           if (found[i] < 0) continue;
@@ -222,6 +253,11 @@ void SnapshotTable::ForFound(const int64_t* keys, int64_t n, bool rows_too, cons
         }
       }
       for (int i = 0; i < count; ++i) use(first + i, found[i]);
+      if (!watched) continue;
+      // A few keys tell little of how fast the rest is.
+      const int64_t took = (Nanoseconds() - began) * kGroup / std::max(count, kGroup / 4);
+      if (!ask && took > kColdGroup) file_->cold.store(true, std::memory_order_relaxed);
+      if (ask && took < kWarmGroup) file_->cold.store(false, std::memory_order_relaxed);
     }
   };
   if (layout_.wide_directory) {

@@ -90,58 +90,36 @@ void ShardedTable::GatherColumns(const void* keys, int64_t n, const std::vector<
 }
 
 void ShardedTable::Contains(const void* keys, int64_t n, bool* out, ParallelFor& threads) const {
-  CheckBatch(n);
-  VisitKeyType(key_type_, [&](auto k) {
-    using Key = decltype(k);
-    const Ranges ranges(n, kLeastKeysPerTask, threads);
-    RunTasks(threads, ranges.count(), [&](int64_t r) {
-      ReadRange(
-          static_cast<const Key*>(keys), ranges.begin(r), ranges.end(r), [](const Shard&) {},
-          [](int64_t, size_t, const Shard& shard, uint32_t) { return &shard; },
-          [](const Shard&, const Shard*) {},
-          [&](int64_t i, const Shard&, const Shard* there) { out[i] = there != nullptr; });
-    });
-  });
+  ReadBatch(
+      keys, n, threads, [](const Shard&) {},
+      [](int64_t, size_t, const Shard& shard, uint32_t) { return &shard; }, [](const Shard&, const Shard*) {},
+      [out](int64_t i, const Shard&, const Shard* there) { out[i] = there != nullptr; });
 }
 
 void ShardedTable::GatherStamps(const void* keys, int64_t n, uint32_t* freqs, uint32_t* versions,
                                 ParallelFor& threads) const {
-  CheckBatch(n);
-  VisitKeyType(key_type_, [&](auto k) {
-    using Key = decltype(k);
-    const Ranges ranges(n, kLeastKeysPerTask, threads);
-    RunTasks(threads, ranges.count(), [&](int64_t r) {
-      ReadRange(
-          static_cast<const Key*>(keys), ranges.begin(r), ranges.end(r), [](const Shard&) {},
-          [](int64_t, size_t, const Shard& shard, uint32_t row)
-              KVTABLE_ALWAYS_INLINE -> const RowStamp* { return shard.rows.StampOf(row); },
-          [](const Shard&, const RowStamp* stamp) KVTABLE_ALWAYS_INLINE { __builtin_prefetch(stamp); },
-          [&](int64_t i, const Shard&, const RowStamp* stamp) {
-            if (freqs != nullptr) freqs[i] = stamp == nullptr ? 0 : stamp->frequency;
-            if (versions != nullptr) versions[i] = stamp == nullptr ? 0 : stamp->version;
-          });
-    });
-  });
+  ReadBatch(
+      keys, n, threads, [](const Shard&) {},
+      [](int64_t, size_t, const Shard& shard, uint32_t row)
+          KVTABLE_ALWAYS_INLINE -> const RowStamp* { return shard.rows.StampOf(row); },
+      [](const Shard&, const RowStamp* stamp) KVTABLE_ALWAYS_INLINE { __builtin_prefetch(stamp); },
+      [freqs, versions](int64_t i, const Shard&, const RowStamp* stamp) {
+        if (freqs != nullptr) freqs[i] = stamp == nullptr ? 0 : stamp->frequency;
+        if (versions != nullptr) versions[i] = stamp == nullptr ? 0 : stamp->version;
+      });
 }
 
 void ShardedTable::Locate(const void* keys, int64_t n, uint64_t* positions, ParallelFor& threads) const {
-  CheckBatch(n);
-  VisitKeyType(key_type_, [&](auto k) {
-    using Key = decltype(k);
-    const Ranges ranges(n, kLeastKeysPerTask, threads);
-    RunTasks(threads, ranges.count(), [&](int64_t r) {
-      ReadRange(
-          static_cast<const Key*>(keys), ranges.begin(r), ranges.end(r), [](const Shard&) {},
-          [positions](int64_t i, size_t number, const Shard& shard, uint32_t row) KVTABLE_ALWAYS_INLINE {
-            positions[i] = uint64_t{number} << 32 | row;
-            return &shard;
-          },
-          [](const Shard&, const Shard*) {},
-          [positions](int64_t i, const Shard&, const Shard* there) {
-            if (there == nullptr) positions[i] = kNoPosition;
-          });
-    });
-  });
+  ReadBatch(
+      keys, n, threads, [](const Shard&) {},
+      [positions](int64_t i, size_t number, const Shard& shard, uint32_t row) KVTABLE_ALWAYS_INLINE {
+        positions[i] = uint64_t{number} << 32 | row;
+        return &shard;
+      },
+      [](const Shard&, const Shard*) {},
+      [positions](int64_t i, const Shard&, const Shard* there) {
+        if (there == nullptr) positions[i] = kNoPosition;
+      });
 }
 
 void ShardedTable::KeysAt(const uint64_t* positions, int64_t n, void* keys) const {
@@ -157,21 +135,14 @@ void ShardedTable::KeysAt(const uint64_t* positions, int64_t n, void* keys) cons
 }
 
 void ShardedTable::Zeroed(const void* keys, int64_t n, bool* out, ParallelFor& threads) const {
-  CheckBatch(n);
-  VisitKeyType(key_type_, [&](auto k) {
-    using Key = decltype(k);
-    const Ranges ranges(n, kLeastKeysPerTask, threads);
-    RunTasks(threads, ranges.count(), [&](int64_t r) {
-      ReadRange(
-          static_cast<const Key*>(keys), ranges.begin(r), ranges.end(r), [](const Shard&) {},
-          [&](int64_t i, size_t, const Shard& shard, uint32_t row) {
-            out[i] = shard.zeroed.Has(row);
-            return &shard;
-          },
-          [](const Shard&, const Shard*) {},
-          [&](int64_t i, const Shard&, const Shard* there) { out[i] = there != nullptr && out[i]; });
-    });
-  });
+  ReadBatch(
+      keys, n, threads, [](const Shard&) {},
+      [out](int64_t i, size_t, const Shard& shard, uint32_t row) {
+        out[i] = shard.zeroed.Has(row);
+        return &shard;
+      },
+      [](const Shard&, const Shard*) {},
+      [out](int64_t i, const Shard&, const Shard* there) { out[i] = there != nullptr && out[i]; });
 }
 
 }  // namespace kvtable

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <shared_mutex>
 #include <vector>
 
 #include "table/write_groups.h"
@@ -16,13 +17,11 @@ void ShardedTable::WriteColumns(const void* keys, int64_t n, const std::vector<C
   const std::shared_ptr<const InitialValue> init = initial();
   const bool has_value =
       std::any_of(in.begin(), in.end(), [](const ColumnIn& column) { return column.column == 0; });
+  const std::shared_lock<RwSpinlock> same_slots(slots_lock_);
+  const std::shared_ptr<const RowLayout> rows = layout();
+  for (const ColumnIn& column : in) rows->At(column.column, column.width, column.generation);
   WriteBatch(
-      keys, n, threads,
-      [&](Shard& shard) {
-        for (const ColumnIn& column : in) CheckColumn(shard, column);
-        prepare(shard, n);
-      },
-      [](int64_t) {},
+      keys, n, threads, [&](Shard& shard) { prepare(shard, n); }, [](int64_t) {},
       [&](Shard& shard, uint32_t row, uint64_t key, int64_t i, bool is_new) {
         const RowLayout& layout = *shard.layout;
         char* const at = shard.rows.Row(row);

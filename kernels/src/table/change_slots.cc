@@ -40,7 +40,7 @@ RowStore::ConvertRows RowConverter(const RowLayout& from, const RowLayout& to) {
 }  // namespace
 
 uint64_t ShardedTable::EnsureSlots(const std::vector<SlotSpec>& slots, ParallelFor& threads) {
-  std::lock_guard<std::mutex> one_at_a_time(schema_mutex_);
+  std::lock_guard<RwSpinlock> alone(slots_lock_);
   const std::shared_ptr<const RowLayout> from = layout();
   const auto to =
       std::make_shared<const RowLayout>(value_type_, dim_, slots, from->generation + 1, from.get());

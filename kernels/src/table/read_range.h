@@ -9,7 +9,9 @@
 #include "base/always_inline.h"
 #include "base/hash.h"
 #include "memory/copy_rows.h"
+#include "table/check_batch.h"
 #include "table/sharded_table.h"
+#include "threads/run_tasks.h"
 #include "values/elements.h"
 
 namespace kvtable {
@@ -117,6 +119,20 @@ void ShardedTable::ReadRange(const Key* keys, int64_t begin, int64_t end, const 
       visit(block + i, shard_at(i), reinterpret_cast<Pointer>(found[static_cast<size_t>(i)]));
     }
   }
+}
+
+template <class Check, class LocateRow, class Prefetch, class Visit>
+void ShardedTable::ReadBatch(const void* keys, int64_t n, ParallelFor& threads, const Check& check,
+                             const LocateRow& locate, const Prefetch& prefetch, const Visit& visit) const {
+  CheckBatch(n);
+  VisitKeyType(key_type_, [&](auto k) {
+    using Key = decltype(k);
+    const Ranges ranges(n, kLeastKeysPerTask, threads);
+    RunTasks(threads, ranges.count(), [&](int64_t r) {
+      ReadRange(static_cast<const Key*>(keys), ranges.begin(r), ranges.end(r), check, locate, prefetch,
+                visit);
+    });
+  });
 }
 
 template <class Key, class Missed>

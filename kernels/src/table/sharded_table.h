@@ -8,8 +8,9 @@
 //   - who holds it exclusively may change them, and leaves every row whole before he lets go, also by an
 //     exception: whatever may fail (memory) happens before the first change of a row.
 // Locks and their order:
-//   1. `schema_mutex_`: one EnsureSlots at a time, for the whole of it. Taken before any other, by EnsureSlots
-//      only.
+//   1. `slots_lock_`: EnsureSlots has it exclusively for the whole of it, so that there is one at a time. Who
+//      writes columns (Apply, UpsertColumns, Import) has it shared for the whole batch, so that all shards have
+//      the columns that it found, or it is refused before it has changed anything. Taken before any other.
 //   2. Shard locks. A lookup takes the shared locks of all shards that a block of its keys touches, in
 //      ascending order; a writer holds one exclusive lock and no other shard's. Since a writer never waits
 //      with a lock in hand and readers wait in ascending order only, nobody waits in a circle, although a
@@ -17,13 +18,14 @@
 //   3. `state_mutex_`: guards the pointers to the current layout and initializer. A leaf: nothing is taken
 //      under it.
 // Nobody calls ParallelFor::Run with a shard lock in hand: the lent threads may be busy waiting for that very
-// lock.
+// lock. With `slots_lock_` it is safe: no task takes it, and Run waits for nothing but tasks that have begun.
 //
 // EnsureSlots changes all shards or none. It takes the memory for the rows of all of them first, shard by
 // shard; a shard that gets more rows meanwhile takes memory for them in both layouts. Then nothing can fail.
 //
 // A lookup locks a block of some thousand keys at a time, a write one shard's share of its batch. So a batch
-// is not one transaction: another thread's write may come between two blocks. Each row is.
+// is not one transaction: another thread's write may come between two blocks, and one for which memory runs
+// out has written the shards before. Each row is.
 //
 // A row's number stays the same for life, and its address until EnsureSlots gives its shard another layout.
 // Nothing outside a lock remembers the address. A number may be remembered (RowsOut::positions), and proves
@@ -154,6 +156,10 @@ class ShardedTable : public Table {
   template <class Key, class Check, class LocateRow, class Prefetch, class Visit>
   void ReadRange(const Key* keys, int64_t begin, int64_t end, const Check& check, const LocateRow& locate,
                  const Prefetch& prefetch, const Visit& visit) const;
+  // The same for all keys of a batch, shared out among the threads.
+  template <class Check, class LocateRow, class Prefetch, class Visit>
+  void ReadBatch(const void* keys, int64_t n, ParallelFor& threads, const Check& check,
+                 const LocateRow& locate, const Prefetch& prefetch, const Visit& visit) const;
   // Copies the values of keys[begin, end) to their places, and calls missed(i) for the keys that are not
   // there.
   template <class Key, class Missed>
@@ -177,9 +183,9 @@ class ShardedTable : public Table {
   void WriteColumns(const void* keys, int64_t n, const std::vector<ColumnIn>& in, ParallelFor& threads,
                     const Prepare& prepare, const Finish& finish);
   bool IsZero(const char* value) const;
-  // The keys of one shard in a training step.
+  // The keys of one shard in a training step. `offsets` are those of value and slots in a row.
   ApplyCounts ApplyGroup(const ShardGroups::Group& group, const uint64_t* positions, const char* gradients,
-                         const Update& update, const RowUpdater& updater, const SlotColumns& slots,
+                         const Update& update, const RowUpdater& updater, const std::vector<int64_t>& offsets,
                          Stamp stamp, const InitialValue& init);
   // Keeps the keys of `misses` that are admitted, and writes zeros for the others.
   template <class Key>
@@ -196,7 +202,7 @@ class ShardedTable : public Table {
   int shard_bits_ = 0;
   std::vector<std::unique_ptr<Shard>> shards_;
 
-  std::mutex schema_mutex_;
+  RwSpinlock slots_lock_;
   mutable std::mutex state_mutex_;
   std::shared_ptr<const RowLayout> layout_;  // what all shards have, or had until EnsureSlots began
   std::shared_ptr<const InitialValue> initial_;

@@ -1,6 +1,8 @@
 // One step of an optimizer over a batch's rows.
 #include <algorithm>
 #include <atomic>
+#include <memory>
+#include <shared_mutex>
 #include <string>
 #include <vector>
 
@@ -20,7 +22,8 @@ namespace {
 
 ApplyCounts ShardedTable::ApplyGroup(const ShardGroups::Group& group, const uint64_t* positions,
                                      const char* gradients, const Update& update, const RowUpdater& updater,
-                                     const SlotColumns& slots, Stamp stamp, const InitialValue& init) {
+                                     const std::vector<int64_t>& offsets, Stamp stamp,
+                                     const InitialValue& init) {
   const size_t n = static_cast<size_t>(group.count);
   const int64_t bytes = value_bytes_;
   const GradientSum sum(value_type_, dim_);
@@ -65,12 +68,8 @@ ApplyCounts ShardedTable::ApplyGroup(const ShardGroups::Group& group, const uint
   if (distinct == 0) return counts;
 
   Scratch<uint64_t> scratch(updater.scratch_bytes() / 8 + 1);
-  std::vector<int64_t> offsets(1 + slots.columns.size());
-  std::vector<void*> columns(1 + slots.columns.size());
-  const auto check = [&](Shard& shard) {
-    for (size_t c = 0; c < slots.columns.size(); ++c) {
-      offsets[c + 1] = shard.layout->At(slots.columns[c], dim_, slots.generation).offset;
-    }
+  std::vector<void*> columns(offsets.size());
+  const auto prepare = [&](Shard& shard) {
     if (update.optimizer->zeroes_rows) shard.zeroed.Prepare(size_t{shard.rows.high_water()} + distinct);
   };
   const auto prefetch_input = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
@@ -90,14 +89,14 @@ ApplyCounts ShardedTable::ApplyGroup(const ShardGroups::Group& group, const uint
   };
   const ShardGroups::Group each{group.shard, keys.data(), first.data(), distinct};
   if (positions == nullptr) {
-    WriteGroup(each, check, NoHint{}, prefetch_input, write);
+    WriteGroup(each, prepare, NoHint{}, prefetch_input, write);
   } else {
     const uint64_t shard = static_cast<uint64_t>(group.shard);
     const auto hint = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
       const uint64_t position = positions[group.positions[i]];
       return position >> 32 == shard ? static_cast<uint32_t>(position) : BucketIndex::kNoRow;
     };
-    WriteGroup(each, check, hint, prefetch_input, write);
+    WriteGroup(each, prepare, hint, prefetch_input, write);
   }
   return counts;
 }
@@ -113,6 +112,10 @@ ApplyCounts ShardedTable::Apply(const void* keys, const uint64_t* positions, int
   }
   const RowUpdater updater(update, value_type_, dim_);
   const std::shared_ptr<const InitialValue> init = initial();
+  const std::shared_lock<RwSpinlock> same_slots(slots_lock_);
+  const std::shared_ptr<const RowLayout> rows = layout();
+  std::vector<int64_t> offsets = {0};
+  for (const int column : slots.columns) offsets.push_back(rows->At(column, dim_, slots.generation).offset);
   std::atomic<int64_t> updated{0};
   std::atomic<int64_t> skipped{0};
   VisitKeyType(key_type_, [&](auto k) {
@@ -120,7 +123,7 @@ ApplyCounts ShardedTable::Apply(const void* keys, const uint64_t* positions, int
     const ShardGroups groups(static_cast<const Key*>(keys), nullptr, n, shard_bits_, threads);
     RunTasks(threads, groups.size(), [&](int64_t g) {
       const ApplyCounts counts = ApplyGroup(groups[g], positions, static_cast<const char*>(gradients), update,
-                                            updater, slots, stamp, *init);
+                                            updater, offsets, stamp, *init);
       updated.fetch_add(counts.updated, std::memory_order_relaxed);
       skipped.fetch_add(counts.skipped, std::memory_order_relaxed);
     });

@@ -1,4 +1,4 @@
-"""The rows of one step as dense variables, so that a stock optimizer can update them with its own ops.
+"""The generic update: the rows of one step as dense variables, for an optimizer to update with its own ops.
 
 A step reads value and slots of the keys in its gradient, hands them to the optimizer as resource variables that live
 for this step alone, lets it apply its dense update, and writes the rows back.
@@ -260,3 +260,13 @@ def constant_of(value: Any, what: str) -> float:
             "a constant."
         )
     return float(flat[0])
+
+
+#: These take norms or factors over all rows of a matrix.
+_COUPLES_ROWS = ("Adafactor", "Muon")
+
+
+def couples_rows(optimizer: Any) -> str | None:
+    """The name of the class of an optimizer whose update of a row depends on other rows."""
+    names = [cls.__name__ for cls in type(optimizer).__mro__]
+    return next((name for name in names if name in _COUPLES_ROWS), None)

@@ -14,7 +14,8 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.trackable.base import Trackable
 
-from tfplugin.optimizers.step_rows import StepVariable, one_row_shown
+from tfplugin.optimizers.generic_update import StepVariable, one_row_shown
+from tfplugin.wrapped_method import weak_method
 
 _Key = tuple[int, str]
 
@@ -30,7 +31,7 @@ class _Slots:
     """The slots that an optimizer has made, by variable and name. It gets them again when it asks again."""
 
     def __init__(self, optimizer: Any) -> None:
-        self._stock = weakly(optimizer.add_variable_from_reference)
+        self._stock = weak_method(optimizer.add_variable_from_reference)
         self._made: dict[_Key, tuple[Any, Any]] = {}
         self._only_asks = False
         # What the optimizer has already: its lists of slots, and the number in them of each variable.
@@ -77,7 +78,7 @@ def accept(optimizer: Any) -> None:
     if "_kv_slots" in vars(optimizer) or not hasattr(optimizer, "add_variable_from_reference"):
         return
     slots = _Slots(optimizer)
-    held, stock_build = weakref.ref(optimizer), weakly(optimizer.build)
+    held, stock_build = weakref.ref(optimizer), weak_method(optimizer.build)
     known: list[Any] = []
     object.__setattr__(optimizer, "_kv_slots", slots)
     object.__setattr__(optimizer, "add_variable_from_reference", slots)
@@ -101,7 +102,7 @@ def accept(optimizer: Any) -> None:
             known.sort(key=lambda variable: isinstance(variable, StepVariable))
             build(list(known))
 
-    extend.keeps_update = True  # type: ignore[attr-defined]  # for `known.find`
+    extend.keeps_update = True  # type: ignore[attr-defined]  # for `fused_rule_of`
     if hasattr(optimizer, "_check_variables_are_known"):  # Keras 3
         object.__setattr__(optimizer, "_check_variables_are_known", extend)
     else:
@@ -132,16 +133,6 @@ def _state_kept(optimizer: Any) -> Iterator[None]:
 def _is_variable(value: Any) -> bool:
     """Of TensorFlow or of Keras 3."""
     return isinstance(value, tf.Variable) or (isinstance(value, Trackable) and hasattr(value, "assign"))
-
-
-def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Calls a method of an object that this does not keep: one that holds itself lives on until a collection."""
-    reference = weakref.WeakMethod(method)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return reference()(*args, **kwargs)  # type: ignore[misc]  # who calls has the object
-
-    return call
 
 
 def _set_built(optimizer: Any, built: bool) -> None:

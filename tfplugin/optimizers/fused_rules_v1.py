@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tfplugin.optimizers.fused_rules import FusedRule, register
 from tfplugin.optimizers.hyperparameters import Number, Step, given, number
-from tfplugin.optimizers.known import Known, register
 
 _METHODS = (
     "_create_slots",
@@ -19,11 +19,11 @@ _METHODS = (
 )
 
 
-def _gradient_descent(o: Any) -> Known:
-    return Known("sgd", (), lambda _: {"learning_rate": given(o._learning_rate_tensor)})
+def _gradient_descent(o: Any) -> FusedRule:
+    return FusedRule("sgd", (), lambda _: {"learning_rate": given(o._learning_rate_tensor)})
 
 
-def _momentum(o: Any) -> Known:
+def _momentum(o: Any) -> FusedRule:
     def hyperparameters(_: Step) -> dict[str, Number]:
         return {
             "learning_rate": given(o._learning_rate_tensor),
@@ -31,17 +31,17 @@ def _momentum(o: Any) -> Known:
             "nesterov": float(o._use_nesterov),
         }
 
-    return Known("momentum", (("momentum", 0.0),), hyperparameters)
+    return FusedRule("momentum", (("momentum", 0.0),), hyperparameters)
 
 
-def _adagrad(o: Any) -> Known:
+def _adagrad(o: Any) -> FusedRule:
     def hyperparameters(_: Step) -> dict[str, Number]:
         return {"learning_rate": given(o._learning_rate_tensor), "epsilon": 0.0, "epsilon_inside": 0.0}
 
-    return Known("adagrad", (("accumulator", float(o._initial_accumulator_value)),), hyperparameters)
+    return FusedRule("adagrad", (("accumulator", float(o._initial_accumulator_value)),), hyperparameters)
 
 
-def _adagrad_da(o: Any) -> Known:
+def _adagrad_da(o: Any) -> FusedRule:
     def hyperparameters(step: Step) -> dict[str, Number]:
         return {
             "learning_rate": given(o._learning_rate_tensor),
@@ -52,7 +52,7 @@ def _adagrad_da(o: Any) -> Known:
 
     start = float(o._initial_gradient_squared_accumulator_value)
     slots = (("gradient_accumulator", 0.0), ("gradient_squared_accumulator", start))
-    return Known("adagrad_da", slots, hyperparameters)
+    return FusedRule("adagrad_da", slots, hyperparameters)
 
 
 def _proximal(o: Any) -> dict[str, Number]:
@@ -63,16 +63,16 @@ def _proximal(o: Any) -> dict[str, Number]:
     }
 
 
-def _proximal_adagrad(o: Any) -> Known:
+def _proximal_adagrad(o: Any) -> FusedRule:
     slots = (("accumulator", float(o._initial_accumulator_value)),)
-    return Known("proximal_adagrad", slots, lambda _: _proximal(o))
+    return FusedRule("proximal_adagrad", slots, lambda _: _proximal(o))
 
 
-def _proximal_gradient_descent(o: Any) -> Known:
-    return Known("proximal_sgd", (), lambda _: _proximal(o))
+def _proximal_gradient_descent(o: Any) -> FusedRule:
+    return FusedRule("proximal_sgd", (), lambda _: _proximal(o))
 
 
-def _adam(o: Any) -> Known:
+def _adam(o: Any) -> FusedRule:
     def hyperparameters(step: Step) -> dict[str, Number]:
         if step.number is None:
             power_1, power_2 = (given(power) for power in o._get_beta_accumulators())
@@ -87,10 +87,10 @@ def _adam(o: Any) -> Known:
             "beta_2_power": power_2,
         }
 
-    return Known("adam", (("m", 0.0), ("v", 0.0)), hyperparameters)
+    return FusedRule("adam", (("m", 0.0), ("v", 0.0)), hyperparameters)
 
 
-def _rmsprop(o: Any) -> Known:
+def _rmsprop(o: Any) -> FusedRule:
     def hyperparameters(_: Step) -> dict[str, Number]:
         return {
             "learning_rate": given(o._learning_rate_tensor),
@@ -102,18 +102,18 @@ def _rmsprop(o: Any) -> Known:
 
     slots = (("rms", 1.0), ("momentum", 0.0))
     if o._centered:
-        return Known("centered_rmsprop", (*slots, ("mg", 0.0)), hyperparameters)
-    return Known("rmsprop", slots, hyperparameters)
+        return FusedRule("centered_rmsprop", (*slots, ("mg", 0.0)), hyperparameters)
+    return FusedRule("rmsprop", slots, hyperparameters)
 
 
-def _adadelta(o: Any) -> Known:
+def _adadelta(o: Any) -> FusedRule:
     def hyperparameters(_: Step) -> dict[str, Number]:
         return {"learning_rate": given(o._lr_t), "rho": given(o._rho_t), "epsilon": given(o._epsilon_t)}
 
-    return Known("adadelta", (("accum", 0.0), ("accum_update", 0.0)), hyperparameters)
+    return FusedRule("adadelta", (("accum", 0.0), ("accum_update", 0.0)), hyperparameters)
 
 
-def _ftrl(o: Any) -> Known:
+def _ftrl(o: Any) -> FusedRule:
     def hyperparameters(_: Step) -> dict[str, Number]:
         return {
             "learning_rate": given(o._learning_rate_tensor),
@@ -125,7 +125,7 @@ def _ftrl(o: Any) -> Known:
             "beta": 0.0,
         }
 
-    return Known("ftrl", (("accum", float(o._initial_accumulator_value)), ("linear", 0.0)), hyperparameters)
+    return FusedRule("ftrl", (("accum", float(o._initial_accumulator_value)), ("linear", 0.0)), hyperparameters)
 
 
 for _module, _name, _describe in (

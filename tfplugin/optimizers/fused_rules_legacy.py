@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tfplugin.optimizers.fused_rules import FusedRule, register, rmsprop_rule
 from tfplugin.optimizers.hyperparameters import Number, Step, given, number
-from tfplugin.optimizers.known import Known, register, rmsprop_rule
 
 _METHODS = (
     "_create_slots",
@@ -30,54 +30,54 @@ def _powers(step: Step, *betas: str) -> dict[str, Number]:
     return {f"{beta}_power": number(step.coefficients[f"{beta}_t"]) ** step.number for beta in betas}
 
 
-def _sgd(o: Any) -> Known:
+def _sgd(o: Any) -> FusedRule:
     if not o._momentum:
-        return Known("sgd", (), lambda step: _named(step, learning_rate="lr_t"))
-    return Known(
+        return FusedRule("sgd", (), lambda step: _named(step, learning_rate="lr_t"))
+    return FusedRule(
         "keras_momentum",
         (("momentum", 0.0),),
         lambda step: _named(step, learning_rate="lr_t", momentum="momentum") | {"nesterov": float(bool(o.nesterov))},
     )
 
 
-def _adam(o: Any) -> Known:
+def _adam(o: Any) -> FusedRule:
     def hyperparameters(step: Step) -> dict[str, Number]:
         values = _named(step, learning_rate="lr_t", beta_1="beta_1_t", beta_2="beta_2_t", epsilon="epsilon")
         return values | _powers(step, "beta_1", "beta_2")
 
     slots = (("m", 0.0), ("v", 0.0))
     return (
-        Known("amsgrad", (*slots, ("vhat", 0.0)), hyperparameters)
+        FusedRule("amsgrad", (*slots, ("vhat", 0.0)), hyperparameters)
         if o.amsgrad
-        else Known("adam", slots, hyperparameters)
+        else FusedRule("adam", slots, hyperparameters)
     )
 
 
-def _adagrad(o: Any) -> Known:
-    return Known(
+def _adagrad(o: Any) -> FusedRule:
+    return FusedRule(
         "adagrad",
         (("accumulator", float(o._initial_accumulator_value)),),
         lambda step: _named(step, learning_rate="lr_t", epsilon="epsilon") | {"epsilon_inside": 0.0},
     )
 
 
-def _adadelta(_: Any) -> Known:
-    return Known(
+def _adadelta(_: Any) -> FusedRule:
+    return FusedRule(
         "adadelta",
         (("accum_grad", 0.0), ("accum_var", 0.0)),
         lambda step: _named(step, learning_rate="lr_t", rho="rho", epsilon="epsilon"),
     )
 
 
-def _adamax(_: Any) -> Known:
+def _adamax(_: Any) -> FusedRule:
     def hyperparameters(step: Step) -> dict[str, Number]:
         values = _named(step, learning_rate="lr_t", beta_1="beta_1_t", beta_2="beta_2_t", epsilon="epsilon")
         return values | _powers(step, "beta_1")
 
-    return Known("adamax", (("m", 0.0), ("v", 0.0)), hyperparameters)
+    return FusedRule("adamax", (("m", 0.0), ("v", 0.0)), hyperparameters)
 
 
-def _nadam(o: Any) -> Known:
+def _nadam(o: Any) -> FusedRule:
     def hyperparameters(step: Step) -> dict[str, Number]:
         if step.number is not None:
             raise ValueError("Nadam of tf_keras.optimizers.legacy counts its steps itself; use another Nadam.")
@@ -89,7 +89,7 @@ def _nadam(o: Any) -> Known:
             "v_factor": 1 / factor["v_t_prime_denominator"],
         }
 
-    return Known("nadam", (("m", 0.0), ("v", 0.0)), hyperparameters)
+    return FusedRule("nadam", (("m", 0.0), ("v", 0.0)), hyperparameters)
 
 
 _NADAM = (
@@ -101,7 +101,7 @@ _NADAM = (
 )
 
 
-def _rmsprop(o: Any) -> Known:
+def _rmsprop(o: Any) -> FusedRule:
     def hyperparameters(step: Step) -> dict[str, Number]:
         values = _named(step, learning_rate="lr_t", rho="rho")
         # TensorFlow's op, which it runs where there is momentum, has epsilon under the root.
@@ -116,10 +116,10 @@ def _rmsprop(o: Any) -> Known:
     if o.centered:
         slots.append(("mg", 0.0))
     rule = rmsprop_rule(o.centered, bool(o._momentum))
-    return Known(rule, tuple(slots), hyperparameters)
+    return FusedRule(rule, tuple(slots), hyperparameters)
 
 
-def _ftrl(o: Any) -> Known:
+def _ftrl(o: Any) -> FusedRule:
     def hyperparameters(step: Step) -> dict[str, Number]:
         values = _named(
             step,
@@ -131,7 +131,7 @@ def _ftrl(o: Any) -> Known:
         l2, beta, rate = (number(step.coefficients[name]) for name in ("l2_regularization_strength", "beta", "lr_t"))
         return values | {"l2": l2 + beta / (2 * rate), "beta": 0.0}
 
-    return Known("ftrl", (("accumulator", float(o._initial_accumulator_value)), ("linear", 0.0)), hyperparameters)
+    return FusedRule("ftrl", (("accumulator", float(o._initial_accumulator_value)), ("linear", 0.0)), hyperparameters)
 
 
 for _module, _name, _describe in (

@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfplugin.optimizers.fused_rules import FusedRule, register, rmsprop_rule
 from tfplugin.optimizers.hyperparameters import (
     Number,
     Step,
@@ -18,7 +19,6 @@ from tfplugin.optimizers.hyperparameters import (
     nadam_momentum_product,
     number,
 )
-from tfplugin.optimizers.known import Known, register, rmsprop_rule
 
 _METHODS = ("build", "update_step", "_update_step", "_apply_weight_decay", "_backend_update_step")
 
@@ -51,7 +51,7 @@ def _powers(o: Any, step: Step) -> dict[str, Number]:
     return {"beta_1_power": step.rounded(o.beta_1) ** count, "beta_2_power": step.rounded(o.beta_2) ** count}
 
 
-def _sgd(o: Any) -> Known:
+def _sgd(o: Any) -> FusedRule:
     def hyperparameters(step: Step) -> dict[str, Number]:
         values = {"learning_rate": _learning_rate(o, step)}
         if slots:
@@ -61,10 +61,10 @@ def _sgd(o: Any) -> Known:
     slots: tuple[tuple[str, float], ...] = (("m", 0.0),)
     if _is_keras_3(o):
         slots = (("momentum", 0.0),) if o.momentum != 0 else ()
-    return Known("keras_momentum" if slots else "sgd", slots, hyperparameters)
+    return FusedRule("keras_momentum" if slots else "sgd", slots, hyperparameters)
 
 
-def _adam(o: Any) -> Known:
+def _adam(o: Any) -> FusedRule:
     def hyperparameters(step: Step) -> dict[str, Number]:
         values = {
             "learning_rate": _learning_rate(o, step),
@@ -79,10 +79,10 @@ def _adam(o: Any) -> Known:
 
     names = ("momentum", "velocity", "velocity_hat") if _is_keras_3(o) else ("m", "v", "vhat")
     slots = tuple((name, 0.0) for name in names)
-    return Known("amsgrad", slots, hyperparameters) if o.amsgrad else Known("adam", slots[:2], hyperparameters)
+    return FusedRule("amsgrad", slots, hyperparameters) if o.amsgrad else FusedRule("adam", slots[:2], hyperparameters)
 
 
-def _lamb(o: Any) -> Known:
+def _lamb(o: Any) -> FusedRule:
     def hyperparameters(step: Step) -> dict[str, Number]:
         return {
             "learning_rate": _learning_rate(o, step),
@@ -92,24 +92,24 @@ def _lamb(o: Any) -> Known:
             **_powers(o, step),
         }
 
-    return Known("lamb", (("momentum", 0.0), ("velocity", 0.0)), hyperparameters)
+    return FusedRule("lamb", (("momentum", 0.0), ("velocity", 0.0)), hyperparameters)
 
 
-def _adagrad(o: Any) -> Known:
+def _adagrad(o: Any) -> FusedRule:
     def hyperparameters(step: Step) -> dict[str, Number]:
         return {"learning_rate": _learning_rate(o, step), "epsilon": 0.0, "epsilon_inside": given(o.epsilon)}
 
-    return Known("adagrad", (("accumulator", float(o.initial_accumulator_value)),), hyperparameters)
+    return FusedRule("adagrad", (("accumulator", float(o.initial_accumulator_value)),), hyperparameters)
 
 
-def _adadelta(o: Any) -> Known:
+def _adadelta(o: Any) -> FusedRule:
     def hyperparameters(step: Step) -> dict[str, Number]:
         return {"learning_rate": _learning_rate(o, step), "rho": given(o.rho), "epsilon": given(o.epsilon)}
 
-    return Known("adadelta", (("accumulated_grad", 0.0), ("accumulated_delta_var", 0.0)), hyperparameters)
+    return FusedRule("adadelta", (("accumulated_grad", 0.0), ("accumulated_delta_var", 0.0)), hyperparameters)
 
 
-def _adamax(o: Any) -> Known:
+def _adamax(o: Any) -> FusedRule:
     def hyperparameters(step: Step) -> dict[str, Number]:
         return {
             "learning_rate": _learning_rate(o, step),
@@ -120,7 +120,7 @@ def _adamax(o: Any) -> Known:
         }
 
     names = ("momentum", "norm") if _is_keras_3(o) else ("m", "u")
-    return Known("adamax", tuple((name, 0.0) for name in names), hyperparameters)
+    return FusedRule("adamax", tuple((name, 0.0) for name in names), hyperparameters)
 
 
 def _nadam_product(o: Any, beta_1: Number, step: Step) -> Number:
@@ -132,17 +132,17 @@ def _nadam_product(o: Any, beta_1: Number, step: Step) -> Number:
     return nadam_momentum_product(beta_1, _step_number(o, step))
 
 
-def _nadam(o: Any) -> Known:
+def _nadam(o: Any) -> FusedRule:
     def hyperparameters(step: Step) -> dict[str, Number]:
         beta_1, beta_2 = step.rounded(o.beta_1), step.rounded(o.beta_2)
         factors = nadam_factors(beta_1, beta_2, _step_number(o, step), _nadam_product(o, beta_1, step))
         return {"learning_rate": _learning_rate(o, step), "epsilon": given(o.epsilon), **factors}
 
     names = ("momentum", "velocity") if _is_keras_3(o) else ("m", "v")
-    return Known("nadam", tuple((name, 0.0) for name in names), hyperparameters)
+    return FusedRule("nadam", tuple((name, 0.0) for name in names), hyperparameters)
 
 
-def _rmsprop(o: Any) -> Known:
+def _rmsprop(o: Any) -> FusedRule:
     def hyperparameters(step: Step) -> dict[str, Number]:
         values = {
             "learning_rate": _learning_rate(o, step),
@@ -160,10 +160,10 @@ def _rmsprop(o: Any) -> Known:
     if o.centered:
         slots.append(("average_gradient", 0.0))
     rule = rmsprop_rule(o.centered, o.momentum > 0)
-    return Known(rule, tuple(slots), hyperparameters)
+    return FusedRule(rule, tuple(slots), hyperparameters)
 
 
-def _ftrl(o: Any) -> Known:
+def _ftrl(o: Any) -> FusedRule:
     def hyperparameters(step: Step) -> dict[str, Number]:
         rate = number(_learning_rate(o, step))
         return {
@@ -175,10 +175,10 @@ def _ftrl(o: Any) -> Known:
             "beta": 0.0,
         }
 
-    return Known("ftrl", (("accumulator", float(o.initial_accumulator_value)), ("linear", 0.0)), hyperparameters)
+    return FusedRule("ftrl", (("accumulator", float(o.initial_accumulator_value)), ("linear", 0.0)), hyperparameters)
 
 
-def _lion(o: Any) -> Known:
+def _lion(o: Any) -> FusedRule:
     def hyperparameters(step: Step) -> dict[str, Number]:
         return {
             "learning_rate": _learning_rate(o, step),
@@ -186,7 +186,7 @@ def _lion(o: Any) -> Known:
             "beta_2": step.rounded(o.beta_2),
         }
 
-    return Known("lion", (("momentum" if _is_keras_3(o) else "m", 0.0),), hyperparameters)
+    return FusedRule("lion", (("momentum" if _is_keras_3(o) else "m", 0.0),), hyperparameters)
 
 
 for _module, _name, _describe in (
