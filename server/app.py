@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 
 from kvtools import __version__
 from kvtools.errors import KvtoolsError, UnknownTableError
-from kvtools.server import admin, documentation, health, kserve_rest, tables_api, tensorflow_rest
+from kvtools.server import admin, documentation, health, kserve_rest, page_api, tables_api, tensorflow_rest
 from kvtools.server.catalog import Catalog, NoVersionError, UnknownModelError, UnknownVersionError
 from kvtools.server.guard import Guard
 from kvtools.server.head_requests import HeadRequests
@@ -60,6 +60,8 @@ def create_app(catalog: Catalog, settings: Settings | None = None, *, lookups: L
     app.include_router(admin.router(catalog, settings, lookups.observer))
     app.include_router(health.router(catalog, settings))
     app.include_router(documentation.router(app.title))
+    if settings.page:
+        app.include_router(page_api.router(lookups))
 
     @app.get("/monitoring/prometheus/metrics", include_in_schema=False)
     @app.get("/metrics", tags=["health"], summary="Give metrics, for Prometheus", response_class=PlainTextResponse)
