@@ -109,13 +109,15 @@ def run(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Who may ask: names, keys and what each opens, in TOML. KVTOOLS_SERVE_API_KEY is one key for all tables.",
+            help="Who may ask: names, keys and what each opens, in TOML. KVTOOLS_SERVE_API_KEY is one key for all.",
             envvar="KVTOOLS_SERVE_API_KEYS",
         ),
     ] = None,
     tls_cert: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A certificate in PEM: every port speaks TLS.", envvar="KVTOOLS_SERVE_TLS_CERT"),
+        typer.Option(
+            metavar="FILE", help="A certificate in PEM: every port speaks TLS.", envvar="KVTOOLS_SERVE_TLS_CERT"
+        ),
     ] = None,
     tls_key: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The key to it.", envvar="KVTOOLS_SERVE_TLS_KEY")

@@ -7,7 +7,8 @@
     models = ["ctr"]                  # all, if it is left out
     admin = false                     # may labels and models be changed with it?
 
-Only digests are kept, and all of them are compared, each in constant time. What a client sends is never logged or shown.
+Only digests are kept, and all of them are compared, each in constant time. What a client sends is never logged or
+shown.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ import hashlib
 import hmac
 import os
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
+
+import tomllib
 
 from kvtools.errors import BadInputError
 from kvtools.server.request import RequestError
@@ -155,9 +157,7 @@ def _entry(doing: str, entry: dict[str, Any]) -> AccessKey:
     admin = entry.get("admin", False)
     if not isinstance(admin, bool):
         raise BadInputError(f"{doing}: expected admin true or false")
-    return AccessKey(
-        name, bytes.fromhex(digest), _names(doing, entry, "tables"), _names(doing, entry, "models"), admin
-    )
+    return AccessKey(name, bytes.fromhex(digest), _names(doing, entry, "tables"), _names(doing, entry, "models"), admin)
 
 
 def _names(doing: str, entry: dict[str, Any], field: str) -> tuple[str, ...] | None:

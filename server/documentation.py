@@ -23,7 +23,8 @@ _FILES = {
 _WITHOUT = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title></head>
 <body><p>The interface is described in <a href="openapi.json">openapi.json</a>. To see it as a page, run
-<code>pip install 'kvtools[serve]'</code> where the server runs: the package fastapi-offline is not there.</p></body></html>
+<code>pip install 'kvtools[serve]'</code> where the server runs: the package fastapi-offline is not
+there.</p></body></html>
 """
 
 

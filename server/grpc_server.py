@@ -162,9 +162,7 @@ class GrpcServer:
         headers = _headers(context)
         name_of_request = request_id(headers)
         context.set_trailing_metadata(((HEADER, name_of_request),))
-        caller = Caller(
-            self._observer, headers, _address(context.peer()), protocol="grpc", request_id=name_of_request
-        )
+        caller = Caller(self._observer, headers, _address(context.peer()), protocol="grpc", request_id=name_of_request)
         try:
             answer = await self._worked_out(name, data, caller)
             self._tell(caller.told(_KINDS.get(name, ""), 200, "", len(data), len(answer)))

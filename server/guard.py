@@ -21,8 +21,10 @@ from kvtools.server.request_ids import HEADER, request_id
 
 # What the server is, how it is, and pages, which have no row in them.
 _OPEN = frozenset(
-    ("/", "/docs", "/openapi.json", "/healthz", "/livez", "/readyz", "/warmz")
-    + ("/v2", "/v2/", "/v2/health/live", "/v2/health/ready")
+    (
+        *("/", "/docs", "/openapi.json", "/healthz", "/livez", "/readyz", "/warmz"),
+        *("/v2", "/v2/", "/v2/health/live", "/v2/health/ready"),
+    )
 )
 _OPEN_FILES = ("/docs/", "/page/")
 # Who answers these asks by itself, and tells what was asked for.
@@ -32,9 +34,7 @@ _ASKING = ("/v1/tables", "/v1/models", "/v2/models")
 class Guard:
     """Lets requests through to `app`; `refuse` makes the answer to those that are not, in their protocol's form."""
 
-    def __init__(
-        self, app: ASGIApp, observer: Observer, refuse: Callable[[Request, RequestError], Response]
-    ) -> None:
+    def __init__(self, app: ASGIApp, observer: Observer, refuse: Callable[[Request, RequestError], Response]) -> None:
         self._app = app
         self._observer = observer
         self._refuse = refuse

@@ -242,9 +242,7 @@ class LookupProtocol(HttpToolsProtocol):
                 return False
             answer = lookups.answer(ask, body)
         self._write(answer, name)
-        lookups.tell(
-            ask, answer, began=began, bytes_in=len(body), client=self.client, short=True, request_id=name
-        )
+        lookups.tell(ask, answer, began=began, bytes_in=len(body), client=self.client, short=True, request_id=name)
         if self._stalled is None:
             return True
         self._hold(rest)

@@ -3,7 +3,8 @@
 It ends by SIGTERM or SIGINT: no connection is accepted any more, idle ones are closed, and requests in hand get
 `settings.grace` seconds. What has not ended by then (a request that is only half sent, a client that does not read) is
 cut off. The exit status is 0 all the same; a second signal ends the process at once, with the status of the signal.
-SIGHUP has it look for new versions, and read access keys and the certificate anew; where it comes because the terminal was closed, it ends the server.
+SIGHUP has it look for new versions, and read access keys and the certificate anew; where it comes because the terminal
+was closed, it ends the server.
 """
 
 from __future__ import annotations

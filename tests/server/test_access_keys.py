@@ -117,9 +117,10 @@ def test_protocols_of_others_refuse_in_their_own_form(client: TestClient) -> Non
 def test_grpc_reads_the_key_from_the_metadata(key_file: Path, catalog: Catalog) -> None:
     grpc = pytest.importorskip("grpc")
     pytest.importorskip("tensorflow_serving")
+    from google.protobuf.message_factory import GetMessageClass
+
     from kvtools.server.grpc_server import start
     from kvtools.server.protos import POOL
-    from google.protobuf.message_factory import GetMessageClass
 
     settings = Settings(grpc_port=0, api_keys=key_file)
     server = start(catalog, settings, Telemetry(catalog, settings))

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 pytest.importorskip("fastapi")
-parser = pytest.importorskip("prometheus_client.parser")
+pytest.importorskip("prometheus_client")
 from fastapi.testclient import TestClient
+from prometheus_client import parser
 
 from kvtools.server.answer import TableCount
 from kvtools.server.app import create_app

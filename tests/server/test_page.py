@@ -23,7 +23,6 @@ from kvtools.server.app import create_app
 from kvtools.server.catalog import static_catalog
 from kvtools.server.settings import Settings
 
-ROOT = Path(__file__).parents[2]
 LONG = "a/very/long/name/" + "x" * 150
 BIG = np.array([2**64 - 1, 2**63 + 1, 2**53 + 1], np.uint64)
 
@@ -134,9 +133,7 @@ def browse(url: str, folder: Path, *arguments: str) -> str:
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no chromium; apt-get install chromium")
-def test_a_browser_shows_tables_rows_and_neighbours(
-    model: Path, serve: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_browser_shows_tables_rows_and_neighbours(model: Path, serve: Callable[..., Any], tmp_path: Path) -> None:
     server = serve(model)
     address = f"http://127.0.0.1:{server.port}/"
 
@@ -152,7 +149,7 @@ def test_a_browser_shows_tables_rows_and_neighbours(
     assert len(re.findall(r'class="row"', document)) == 1 and "no row" in document
     assert len(re.findall(r"<rect", document)) == 16 + 24 + 24
     assert len(re.findall(r"<li>", document)) == 10 and "of all 3,000 rows" in document
-    assert 'class="state' in document and "<b id=\"requests-rate\">" in document
+    assert 'class="state' in document and '<b id="requests-rate">' in document
 
     document = shown(f"table=unsigned&keys={2**64 - 1},{2**53 + 1}&near={2**64 - 1}&metric=dot")
     assert re.search(r'id="error"[^>]* hidden', document) and "no row" not in document
@@ -163,13 +160,3 @@ def test_a_browser_shows_tables_rows_and_neighbours(
     assert "it has no rows" in document and "no row</span>" in document
     document = shown(f"table={quote(LONG)}&keys=3&near=1.5")
     assert 'class="row"' in document and "1.5 is no key" in document
-
-
-if __name__ == "__main__":  # the picture in docs: .venv/bin/python tests/server/test_page.py URL
-    import sys
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as profile:
-        picture = ROOT / "docs" / "images" / "page.png"
-        size = ("--window-size=1200,860", "--virtual-time-budget=9000", f"--screenshot={picture}")
-        browse(sys.argv[1], Path(profile), *size)

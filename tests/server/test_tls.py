@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 pytest.importorskip("fastapi")
-grpc = pytest.importorskip("grpc")
+pytest.importorskip("grpc")
+import grpc
 from certificate import make_certificate
 
 from kvtools.errors import BadInputError
@@ -59,10 +60,12 @@ def test_every_port_speaks_tls_and_a_new_certificate_is_taken_at_sighup(
         assert live == b"\x08\x01"
 
     context = ssl.create_default_context(cafile=certificate)
-    with socket.create_connection(("127.0.0.1", resp_port)) as plain:
-        with context.wrap_socket(plain, server_hostname="127.0.0.1") as encrypted:
-            encrypted.sendall(b"GET ads/emb:42\r\n")
-            assert encrypted.recv(100).startswith(b"$")
+    with (
+        socket.create_connection(("127.0.0.1", resp_port)) as plain,
+        context.wrap_socket(plain, server_hostname="127.0.0.1") as encrypted,
+    ):
+        encrypted.sendall(b"GET ads/emb:42\r\n")
+        assert encrypted.recv(100).startswith(b"$")
 
     other, other_key = make_certificate(tmp_path, "other")
     other.replace(certificate)
