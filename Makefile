@@ -120,6 +120,9 @@ bench-tools: setup ## the offline tools on 4 GB, beside cat and a script by hand
 bench-snapshot: setup ## lookups of snapshots beside an index in NumPy; building, opening and cold keys of 100 M rows
 	$(BIN)/python benchmarks/snapshot.py
 
+bench-serve: setup redis ## lookups over HTTP, beside Redis MGET
+	$(BIN)/python benchmarks/serve.py
+
 bench-sok: setup setup-horovod ## sok.lookup_sparse on two ranks, beside hvd.alltoall alone
 	$(BIN)/python benchmarks/sok.py
 

@@ -73,6 +73,7 @@ def commands() -> dict[str, Callable[[str, str], list[str]]]:
         "verify": lambda source, out: ["verify", source],
         "clip": lambda source, out: ["clip", source, out, "--max-abs", "0.5"],
         "merge": lambda source, out: ["merge", source, source, out],
+        "export": lambda source, out: ["export", source, "--savedmodel", out],
         **made,
     }
 

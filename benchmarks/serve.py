@@ -48,7 +48,7 @@ def make_snapshot(path: Path, rows: int, dim: int) -> np.ndarray:
 @contextmanager
 def serving(path: Path) -> Iterator[tuple[int, int]]:
     """A server over `path`: its port and process."""
-    command = [sys.executable, "-m", "kvtools.cli.main", "serve", str(path), "--port", "0", "--json"]
+    command = [sys.executable, "-m", "kvtools.cli.main", "serve", str(path), "--port", "0", "--no-verify", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         port = int(json.loads(process.stdout.readline())["url"].rpartition(":")[2])

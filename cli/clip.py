@@ -12,7 +12,16 @@ import typer
 
 from kvtools.cli.account import print_account
 from kvtools.cli.layout import columns, shown, size
-from kvtools.cli.options import AsJson, Output, Source, SourcePath, Tables, To, bytes_of
+from kvtools.cli.options import (
+    AsJson,
+    Output,
+    Source,
+    SourcePath,
+    Tables,
+    To,
+    bytes_of,
+    no_standard_output,
+)
 from kvtools.cli.progress import progress_bar
 from kvtools.clip import Age, Choice, Clip, Criteria, Top, choose_all, write_chosen
 from kvtools.dialects.schema import VersionUnit
@@ -27,7 +36,10 @@ _By = Literal["freq", "l2", "abs", "version"]
 def run(
     path: SourcePath,
     out: Annotated[
-        str | None, typer.Argument(metavar="OUT", help="What to write: a prefix, file, folder or URL.")
+        str | None,
+        typer.Argument(
+            metavar="OUT", help="What to write: a prefix, file, folder or URL.", callback=no_standard_output
+        ),
     ] = None,
     *,
     max_abs: Annotated[

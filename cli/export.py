@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +12,17 @@ from typing import Annotated
 import typer
 
 from kvtools.cli.layout import columns, shown, size
-from kvtools.cli.options import DEFAULT_MEMORY, AsJson, Force, Memory, Source, SourcePath, Tables, bytes_of
+from kvtools.cli.options import (
+    DEFAULT_MEMORY,
+    AsJson,
+    Force,
+    Memory,
+    Source,
+    SourcePath,
+    Tables,
+    bytes_of,
+    no_standard_output,
+)
 from kvtools.cli.progress import progress_bar
 from kvtools.clip import Clip
 from kvtools.dialects.interface import Checkpoint
@@ -27,11 +35,19 @@ def run(
     path: SourcePath,
     *,
     savedmodel: Annotated[
-        Path | None, typer.Option("--savedmodel", metavar="OUT", help="The SavedModel folder to write.")
+        Path | None,
+        typer.Option(
+            "--savedmodel", metavar="OUT", help="The SavedModel folder to write.", callback=no_standard_output
+        ),
     ] = None,
     snapshot: Annotated[
         Path | None,
-        typer.Option("--snapshot", metavar="OUT", help="The snapshot to write: a file, for `kvtools serve`."),
+        typer.Option(
+            "--snapshot",
+            metavar="OUT",
+            help="The snapshot to write: a file, for `kvtools serve`.",
+            callback=no_standard_output,
+        ),
     ] = None,
     dtype: Annotated[
         str | None,
@@ -69,7 +85,7 @@ def run(
         raise UsageError("exporting: say --savedmodel OUT or --snapshot OUT, one of them")
     if dtype is not None and snapshot is None:
         raise UsageError(f"exporting: got --dtype {dtype}, which is for --snapshot; see `kvtools cast`")
-    checkpoint = source.open(path, memory)
+    checkpoint = source.open_for(table or [], path, memory)
     output = snapshot if savedmodel is None else savedmodel
     assert output is not None
     if savedmodel is None:
@@ -98,10 +114,6 @@ def run(
 def _export_saved_model(
     checkpoint: Checkpoint, output: Path, tables: Sequence[str], clip: Clip | None, *, force: bool, memory: str
 ) -> list[TableExport]:
-    # TensorFlow is used to write a small graph: no accelerator, and its log lines are none of the user's.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
-    logging.getLogger("tensorflow").setLevel(logging.ERROR)
     with progress_bar("exporting") as progress:
         return export_saved_model(
             checkpoint,

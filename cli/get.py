@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import numpy as np
@@ -13,7 +13,17 @@ import typer
 
 from kvtools.cli.key_arguments import key_words, mark_negative
 from kvtools.cli.layout import columns, shown
-from kvtools.cli.options import DEFAULT_MEMORY, Force, Memory, Output, Source, SourcePath, Tables, bytes_of
+from kvtools.cli.options import (
+    DEFAULT_MEMORY,
+    Force,
+    Memory,
+    Output,
+    Source,
+    SourcePath,
+    Tables,
+    bytes_of,
+    no_standard_output,
+)
 from kvtools.cli.progress import progress_bar
 from kvtools.dialects.chunk import Array, Chunk
 from kvtools.dialects.detect import dialect_for, dialect_named
@@ -47,12 +57,18 @@ def run(
     json_lines: Annotated[bool, typer.Option("--json-lines", help="Print a JSON object for each row.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values, of one table.")] = False,
     output: Annotated[
-        str | None, typer.Option("--output", metavar="OUT", help="Write the rows: OUT.npz, OUT.parquet, any dialect.")
+        str | None,
+        typer.Option(
+            "--output",
+            metavar="OUT",
+            help="Write the rows: OUT.npz, OUT.parquet, any dialect.",
+            callback=no_standard_output,
+        ),
     ] = None,
     to: Annotated[
         str | None, typer.Option("--to", metavar="DIALECT", help="The dialect of OUT, if its name does not tell.")
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 3 if a key is in no table.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 3 if any key is in no table.")] = False,
     force: Force = False,
     source: Source,
     memory: Memory = DEFAULT_MEMORY,
@@ -60,8 +76,8 @@ def run(
     """Print the rows of keys, in the order of the keys, from each table that has them.
 
     Text shows the first 8 numbers of a row; --json, --json-lines, --csv and --output have all of them.
-    Keys that are in no table are named on stderr; OUT is written all the same, without rows if it is
-    none of them that is found.
+    Keys that are in no table are named on stderr; where none is in a table, the exit status is 3. What is
+    printed or written is whole all the same, without rows if there are none.
 
     \b
     Examples:
@@ -76,7 +92,7 @@ def run(
         raise UsageError("looking up keys: got none, expected some after PATH, or --keys-file")
     target = None if output is None else dialect_named(to) if to else dialect_for(output)
     wanted = keys_from(key_words(keys or []), keys_file, sys.stdin.buffer)
-    checkpoint = source.open(path, memory)
+    checkpoint = source.open_for(table or [], path, memory)
     tables = checkpoint.select(table or [])
     if as_csv and len(tables) != 1:
         raise UsageError(f"printing rows as CSV: got {len(tables)} tables, expected one; name it with --table")
@@ -109,7 +125,9 @@ def run(
             _print_csv(tables[0], choice, chunks)
         else:
             _print_text(chunks, choice)
-    _tell_missing(wanted[missing], len(wanted), strict)
+    _tell_missing(wanted[missing], len(wanted))
+    if missing.any() and (strict or missing.all()):
+        raise typer.Exit(CheckFailedError.exit_code)
 
 
 def _first_of_each(rows: Array) -> Array:
@@ -192,11 +210,8 @@ def _numbers(row: Array) -> str:
     return " ".join(f"{float(value):.6g}" for value in row[:_VALUES_SHOWN]) + (" ..." * (len(row) > _VALUES_SHOWN))
 
 
-def _tell_missing(missing: Sequence[int] | Array, asked: int, strict: bool) -> None:
-    if not len(missing):
-        return
-    few = ", ".join(str(key) for key in missing[:_MISSING_SHOWN]) + ", ..." * (len(missing) > _MISSING_SHOWN)
-    message = f"looking up {asked:,} keys: {len(missing):,} are in no table: {few}"
-    if strict:
-        raise CheckFailedError(message)
-    print(f"kvtools: {message}", file=sys.stderr)
+def _tell_missing(missing: Array, asked: int) -> None:
+    if len(missing):
+        few = ", ".join(str(key) for key in missing[:_MISSING_SHOWN]) + ", ..." * (len(missing) > _MISSING_SHOWN)
+        keys = "1 key" if asked == 1 else f"{asked:,} keys"
+        print(f"kvtools: looking up {keys}: {len(missing):,} in no table: {few}", file=sys.stderr)

@@ -2,7 +2,7 @@
 
 Each command's module is imported only when that command runs: `kvtools --help` loads neither NumPy nor
 TensorFlow. Errors are one line on stderr, and the exit status says of which kind: 2 bad usage, 1 bad input,
-3 a failed check, 128 and the number of a signal.
+3 a failed check or nothing found, 128 and the number of a signal. That nobody reads what is printed is no error.
 """
 
 from __future__ import annotations
@@ -70,14 +70,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     open_standard_files()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     requested = next((argument for argument in arguments if not argument.startswith("-")), None)
+    status = 0
     try:
         app = build_app(requested if requested in COMMANDS else None)
         arguments = _prepared(arguments, requested)
-        with ended_by_signals(), standard_output(held_back=requested in HELD_BACK):
+        with ended_by_signals(), standard_output(held_back=_is_held_back(requested, arguments)):
             result = app(arguments, prog_name="kvtools", standalone_mode=False)
-        if result == 130:  # how Typer tells of an interrupt
+            status = result if isinstance(result, int) else 0
+        if status == 130:  # how Typer tells of an interrupt
             return _fail("interrupted", 130)
-        return result if isinstance(result, int) else 0
+        return status
     except KvtoolsError as error:
         return _fail(str(error), error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
@@ -87,8 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RefusedOutputError as error:
         if not error.reader_gone:
             return _fail(str(error), 1)
-        give_up_output()  # there is nobody to tell; what is held back is told when the work is done
-        return 0 if requested in HELD_BACK else 1
+        give_up_output()  # who has read enough is told no more, which is no fault
+        return status
     except MemoryError:
         return _fail("out of memory; run on a machine with more of it", 1)
     except OSError as error:
@@ -103,6 +105,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         hint = f"kvtools {requested}" if requested in COMMANDS else "kvtools"
         return _fail(f"{str(message()).rstrip('.')}; see `{hint} --help`", 2)
+
+
+def _is_held_back(requested: str | None, arguments: Sequence[str]) -> bool:
+    """Tell whether a command goes on to its end, whoever reads; `get` does so where it writes rows to a file."""
+    writes_rows = requested == "get" and any(argument.partition("=")[0] == "--output" for argument in arguments)
+    return requested in HELD_BACK or writes_rows
 
 
 def _prepared(arguments: Sequence[str], requested: str | None) -> list[str]:

@@ -9,7 +9,13 @@ import typer
 
 from kvtools.cli.account import print_account
 from kvtools.cli.layout import columns, shown
-from kvtools.cli.options import AsJson, Output, Source, To
+from kvtools.cli.options import (
+    AsJson,
+    Output,
+    Source,
+    To,
+    no_standard_output,
+)
 from kvtools.cli.progress import progress_bar
 from kvtools.errors import UsageError
 from kvtools.merge import Merged, OnConflict, merge
@@ -71,6 +77,7 @@ def run(
     if slots not in ("same", "common"):
         raise UsageError(f"merging: got --slots {slots!r}, expected same or common")
     *sources, out = paths
+    no_standard_output(out)
     checkpoints = [source.open(path, output.memory) for path in sources]
     with progress_bar("merging") as progress:
         account, merged = merge(

@@ -18,6 +18,7 @@ from kvtools.cli.options import (
     Parts,
     Source,
     engine_named,
+    no_standard_output,
 )
 from kvtools.cli.progress import progress_bar
 from kvtools.dialects.detect import dialect_for, dialect_named
@@ -29,7 +30,12 @@ def run(
     path: Annotated[
         str, typer.Argument(metavar="SRC", help="A checkpoint prefix, file or folder of any dialect, or a URL.")
     ],
-    out: Annotated[str, typer.Argument(metavar="DST", help="What to write: a prefix, file, folder or URL.")],
+    out: Annotated[
+        str,
+        typer.Argument(
+            metavar="DST", help="What to write: a prefix, file, folder or URL.", callback=no_standard_output
+        ),
+    ],
     *,
     to: Annotated[
         str | None,
@@ -76,7 +82,7 @@ def run(
         batch_rows=batch_rows,
         partition=partition,
     )
-    checkpoint = source.open(path, output.memory)
+    checkpoint = source.open_for(table or [], path, output.memory)
     tables = checkpoint.select(table or [])
     if not tables:
         raise BadInputError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
@@ -20,11 +20,26 @@ from kvtools.engine import Engine
 from kvtools.errors import BadInputError, UsageError
 from kvtools.partition import RULES
 
+_Named = TypeVar("_Named")
+
 SourcePath = Annotated[
     str,
     typer.Argument(metavar="PATH", help="A checkpoint prefix, file or folder of any dialect, or a URL."),
 ]
-OutputPath = Annotated[str, typer.Argument(metavar="OUT", help="What to write: a prefix, file, folder or URL.")]
+
+
+def no_standard_output(output: _Named) -> _Named:
+    """Return where an option or argument says to write; raises `UsageError` for `-`, by which others mean standard
+    output: what is written here is whole or not there, which no stream can be."""
+    if str(output) == "-":
+        raise UsageError("writing: got - as the output, expected a file, folder or URL; ./- is a file of that name")
+    return output
+
+
+OutputPath = Annotated[
+    str,
+    typer.Argument(metavar="OUT", help="What to write: a prefix, file, folder or URL.", callback=no_standard_output),
+]
 DialectName = Annotated[
     str | None, typer.Option("--dialect", metavar="NAME", help="The dialect of PATH; found out if left out.")
 ]
@@ -89,6 +104,12 @@ class Source:
     def open(self, path: str, memory: str = DEFAULT_MEMORY, *, lenient: bool = False) -> Checkpoint:
         """Open the checkpoint at `path`."""
         return open_checkpoint(path, self.options(memory, lenient=lenient))
+
+    def open_for(self, tables: Sequence[str], path: str, memory: str = DEFAULT_MEMORY) -> Checkpoint:
+        """Open the checkpoint at `path` for these tables, or all if empty: what is wrong with others is not asked."""
+        checkpoint = self.open(path, memory, lenient=bool(tables))
+        check_readable(checkpoint, tables)
+        return checkpoint
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from kvtools.cli.options import (
     bytes_of,
     check_readable,
     engine_named,
+    no_standard_output,
 )
 from kvtools.cli.progress import progress_bar
 from kvtools.report import write_report
@@ -31,7 +32,9 @@ def run(
         typer.Argument(metavar="PATH...", help="A checkpoint of any dialect; or several of one model, oldest first."),
     ],
     *,
-    html: Annotated[Path, typer.Option("--html", metavar="OUT", help="The page to write.")],
+    html: Annotated[
+        Path, typer.Option("--html", metavar="OUT", help="The page to write.", callback=no_standard_output)
+    ],
     title: Annotated[str | None, typer.Option("--title", metavar="TEXT", help="What stands above the page.")] = None,
     table: Tables = None,
     force: Force = False,

@@ -11,7 +11,15 @@ from typing import Annotated
 import typer
 
 from kvtools.cli.layout import columns, shown, size
-from kvtools.cli.options import AsJson, Output, Source, SourcePath, Tables, To
+from kvtools.cli.options import (
+    AsJson,
+    Output,
+    Source,
+    SourcePath,
+    Tables,
+    To,
+    no_standard_output,
+)
 from kvtools.cli.progress import progress_bar
 from kvtools.errors import UsageError
 from kvtools.key_list import read_key_list
@@ -21,7 +29,14 @@ from kvtools.split import By, split
 
 def run(
     path: SourcePath,
-    out: Annotated[str, typer.Argument(metavar="OUT", help="A folder, or a name with {} in it for each piece's name.")],
+    out: Annotated[
+        str,
+        typer.Argument(
+            metavar="OUT",
+            help="A folder, or a name with {} in it for each piece's name.",
+            callback=no_standard_output,
+        ),
+    ],
     *,
     by: Annotated[
         str | None, typer.Option("--by", metavar="table|part|mod:N", help="A piece per table, part, or key modulo N.")
@@ -64,7 +79,7 @@ def run(
       kvtools split model.ckpt-100 pieces --rows 1000000
       kvtools split model.ckpt-100 'users-{}.ckpt' --keys-file vip.txt
     """
-    checkpoint = source.open(path, output.memory)
+    checkpoint = source.open_for(table or [], path, output.memory)
     how = _by(by, rows, keys_file)
     options = output.options()
     with progress_bar("writing") as progress:

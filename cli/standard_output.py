@@ -26,7 +26,15 @@ class RefusedOutputError(Exception):
 
     def __init__(self, reason: OSError) -> None:
         super().__init__(f"writing to standard output: {reason.strerror or reason}")
+        self.reason = reason
         self.reader_gone = isinstance(reason, BrokenPipeError)
+
+
+class RefusedReportError(RefusedOutputError):
+    """Standard output does not take what a command says at its end, having done its work."""
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}; only this report is lost: what the command was to write is whole, in its place"
 
 
 class _Output:
@@ -53,7 +61,8 @@ class _Output:
 
 @contextlib.contextmanager
 def standard_output(*, held_back: bool) -> Iterator[None]:
-    """Raise `RefusedOutputError` where what the block prints is refused; with `held_back`, when it has ended well.
+    """Raise `RefusedOutputError` where what the block prints is refused; with `held_back`, when it has ended well, and
+    as `RefusedReportError`.
 
     What is held back is printed when the block has ended, or failed, so that no pipe that closes cuts it short. A
     terminal shows everything at once: it goes away with a signal, not with an error.
@@ -71,7 +80,11 @@ def standard_output(*, held_back: bool) -> Iterator[None]:
                 with contextlib.suppress(RefusedOutputError):
                     stream.write(held.getvalue())
                 raise
-            stream.write(held.getvalue())
+            try:
+                stream.write(held.getvalue())
+                stream.flush()
+            except RefusedOutputError as error:
+                raise RefusedReportError(error.reason) from error
         stream.flush()
 
 

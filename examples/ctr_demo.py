@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import re
 import shlex
 import shutil
@@ -22,7 +21,6 @@ import subprocess
 import sys
 import sysconfig
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +32,7 @@ try:
     from rich.console import Console
 
     import tfplugin
+    from kvtools.client import Client
 except ImportError as error:
     sys.exit(
         f"ctr_demo.py: this Python ({sys.executable}) cannot import what the demo needs: {error}\n"
@@ -217,11 +216,9 @@ def server(model: Path) -> Iterator[str]:
 
 
 def look_up(address: str, table: str, keys: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Asks the server: vectors [n, dim] and which keys were found [n]."""
-    body = json.dumps({"keys": keys}).encode()
-    with urllib.request.urlopen(f"{address}/v1/tables/{table}:lookup", body, timeout=30) as response:
-        answer = json.load(response)
-    return np.array(answer["embeddings"], np.float32), np.array(answer["found"])
+    """Asks the server, as a program of yours would: vectors [n, dim] and which keys were found [n]."""
+    with Client(address) as client:
+        return client.lookup(table, keys)
 
 
 # ---- Checks ----------------------------------------------------------------------------------------------------------

@@ -1,8 +1,7 @@
 """Offline tools for key-value embedding checkpoints: open, check, compare, shrink, move, export and serve them.
 
 `kvtools.open` opens a checkpoint of any engine through one of the dialects (`kvtools.dialects`); the tools work on the
-streams of rows that a dialect gives. Nothing here imports TensorFlow but `kvtools.export`, inside the one function
-that writes a SavedModel.
+streams of rows that a dialect gives. Nothing here imports TensorFlow.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -298,7 +298,11 @@ def _version_type(
 
 
 def _metadata(source: TableSchema, dialect: Dialect, slots: Collection[str], losses: list[str]) -> dict[str, Any]:
-    metadata = _without_initial_rows(source, slots, losses)
+    metadata = dict(source.metadata)
+    if isinstance(described := metadata.get("slots"), dict):
+        metadata["slots"] = _beginnings(described, dialect.holds, slots, losses)
+        if described and not metadata["slots"]:
+            del metadata["slots"]
     if dialect.holds.metadata is None:
         # What a table evicted by is of no use without the scores.
         return {name: value for name, value in metadata.items() if name != "policies"}
@@ -313,20 +317,27 @@ def _metadata(source: TableSchema, dialect: Dialect, slots: Collection[str], los
     return kept
 
 
-def _without_initial_rows(source: TableSchema, slots: Collection[str], losses: list[str]) -> dict[str, Any]:
-    """Return the metadata without what no dialect holds, that slots of new rows are drawn from rows; name it for those
-    of `slots`, which are kept: of others, all is left out."""
-    metadata = dict(source.metadata)
-    described = metadata.get("slots")
-    if isinstance(described, dict):
-        drawn = [name for name, record in described.items() if record.get("init") == "rows"]
-        metadata["slots"] = {name: record for name, record in described.items() if name not in drawn}
-        if drawn and not metadata["slots"]:
-            del metadata["slots"]
-        losses += [
-            f"initial values of slot {name}: no more than one number is kept of them" for name in drawn if name in slots
-        ]
-    return metadata
+def _beginnings(
+    described: Mapping[str, Any], holds: Holds, slots: Collection[str], losses: list[str]
+) -> dict[str, Any]:
+    """Return what is kept of how slots of new rows begin; name the rest for those of `slots`, which are kept: of
+    others, all is left out."""
+    held = holds.slot_inits if holds.metadata is None or "slots" in holds.metadata else frozenset()
+    kept: dict[str, Any] = {}
+    for name, record in described.items():
+        told = record if isinstance(record, dict) else {}
+        init, number = told.get("init", "constant"), told.get("constant", 0.0)
+        if init in held:
+            kept[name] = record
+        elif name not in slots:
+            continue
+        elif init == "copy_value":
+            losses.append(f"initial values of slot {name}: a copy of the value, which the dialect does not record")
+        elif init != "constant":
+            losses.append(f"initial values of slot {name}: no more than one number is kept of them")
+        elif number != 0:  # where nothing is recorded, slots of new rows are read as zeros
+            losses.append(f"initial values of slot {name}, {number}: the dialect does not record them")
+    return kept
 
 
 class FittedTable(TableReader):

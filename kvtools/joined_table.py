@@ -112,24 +112,26 @@ def _joined_schema(name: str, schemas: Sequence[TableSchema], labels: Sequence[s
 
     def differs(what: str, mine: Any, other: Any, label: str, advice: str) -> BadInputError:
         return BadInputError(
-            f"merging into table '{name}': {what} is {mine} in {labels[0]} and {other} in {label}; {advice}"
+            f"merging into table '{name}': {what} {mine} in {labels[0]} and {other} in {label}; {advice}"
         )
 
     for schema, label in zip(schemas[1:], labels[1:], strict=True):
         if schema.dim != first.dim:
-            raise differs("dim", first.dim, schema.dim, label, "such tables cannot be merged, leave one out")
-        for what, field in (("the keys' type", "key_dtype"), ("the values' type", "value_dtype")):
+            raise differs("dim is", first.dim, schema.dim, label, "such tables cannot be merged, leave one out")
+        for what, field in (("the keys' type is", "key_dtype"), ("the values' type is", "value_dtype")):
             mine, other = getattr(first, field), getattr(schema, field)
             if mine != other:
                 raise differs(what, mine, other, label, "cast one of them first, see `kvtools cast`")
         if schema.has_versions and first.has_versions and schema.version_unit != first.version_unit:
             units = first.version_unit, schema.version_unit
-            raise differs("the unit of versions", *units, label, "versions that count different things have no order")
+            raise differs(
+                "the unit of versions is", *units, label, "versions that count different things have no order"
+            )
         if not common:
             for what, mine, other in (
-                ("the slots", _slots(first), _slots(schema)),
-                ("having frequencies", first.has_freqs, schema.has_freqs),
-                ("having versions", first.has_versions, schema.has_versions),
+                ("the slots are", _slots(first), _slots(schema)),
+                ("frequencies are", _there(first.has_freqs), _there(schema.has_freqs)),
+                ("versions are", _there(first.has_versions), _there(schema.has_versions)),
             ):
                 if mine != other:
                     raise differs(what, mine, other, label, "add --slots common to keep only what all have")
@@ -148,6 +150,10 @@ def _joined_schema(name: str, schemas: Sequence[TableSchema], labels: Sequence[s
         bytes=0,
     )
     return dataclasses.replace(joined, bytes=joined.rows * row_bytes(joined))
+
+
+def _there(column: bool) -> str:
+    return "there" if column else "missing"
 
 
 def _slots(schema: TableSchema) -> str:

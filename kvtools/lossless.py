@@ -111,6 +111,7 @@ def _columns(source: Dialect, target: Dialect, types: tuple[str, str]) -> Iterat
             _table(source, key, value, slots=(SlotSchema("m", 1, value),)), target
         ):
             yield "slots of another width than the value"
+        yield from _slot_inits(source, target, types)
     if holds.freq_dtypes and not target.holds.freq_dtypes:
         yield "frequencies"
     if holds.version_dtypes and not target.holds.version_dtypes:
@@ -126,6 +127,23 @@ def _columns(source: Dialect, target: Dialect, types: tuple[str, str]) -> Iterat
         _table(source, key, value, metadata={"initializer": {}}), target
     ):
         yield "the initializer"
+
+
+def _slot_inits(source: Dialect, target: Dialect, types: tuple[str, str]) -> Iterator[str]:
+    """Yield the ways in which slots of new rows may begin that are left out."""
+    holds = source.holds
+    if not target.holds.slots or not (holds.metadata is None or "slots" in holds.metadata):
+        return
+
+    def lost(**init: Any) -> bool:
+        slots = (SlotSchema("m", _DIM, types[1]),)
+        table = _table(source, *types, slots=slots, metadata={"slots": {"m": init}})
+        return init["init"] in holds.slot_inits and _loses(table, target)
+
+    if lost(init="constant", constant=0.5):
+        yield "initial values of slots"
+    elif lost(init="copy_value"):
+        yield "slots that begin as the value"
 
 
 def _numbers(source: Dialect, target: Dialect) -> tuple[list[str], list[str]]:

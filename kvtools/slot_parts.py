@@ -52,6 +52,8 @@ class SplitSlot(_OtherSlots):
         described = dict(metadata.get("slots") or {})
         if slot in described:
             record = described.pop(slot)
+            if record.get("init") == "copy_value":
+                record = {"init": "rows"}  # each begins as a piece of the value: named as left out
             described |= {name: {**record, "name": name, "width": width} for name in names}
             metadata["slots"] = described
         super().__init__(source, replace_schema(source, slots=tuple(schemas), metadata=metadata))

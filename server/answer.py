@@ -16,7 +16,7 @@ import numpy.typing as npt
 from kvtools import _snapshot
 from kvtools.client.pooling import pool
 from kvtools.lookup_frame import MEDIA_TYPE as FRAME
-from kvtools.lookup_frame import MISSING, TableKeys, TableRows, encode_answer
+from kvtools.lookup_frame import MISSING, TableKeys, TableRows, decode_request, encode_answer
 from kvtools.server import codecs
 from kvtools.server.catalog import ServedVersion
 from kvtools.server.codecs import JSON, Codec
@@ -75,21 +75,28 @@ def answer_lookup(
             415, "unsupported_media", "frames are for POST /v1/tables:lookup, which takes one table, too"
         )
     binary = codec.reads == "binary"
-    done = stored.table and _snapshot.answer(
-        stored.table,
-        body,
-        binary,
-        codec.writes == "binary",
-        MISSING.index(missing or settings.missing),
-        settings.max_keys,
-        settings.max_values if codec.writes == "binary" else min(settings.max_values, STREAMED_NUMBERS),
+    done = (
+        None
+        if stored.table is None
+        else _snapshot.answer(
+            stored.table,
+            body,
+            binary,
+            codec.writes == "binary",
+            MISSING.index(missing or settings.missing),
+            settings.max_keys,
+            settings.max_values if codec.writes == "binary" else min(settings.max_values, STREAMED_NUMBERS),
+        )
     )
     if done is not None:
+        if recent := version.recent.get(table):
+            recent.note_body(body, binary=binary)
         return _done(version, table, stored, codec, *done)
     lookup, said = parse_lookup(
         body, table, binary=binary, key_dtype=stored.schema.key_dtype, max_keys=settings.max_keys
     )
     _check_values([(lookup, stored)], settings)
+    version.note(table, lookup.keys)
     rows = _look_up(stored, lookup, said or missing or settings.missing)
     headers = {"X-Embedding-Version": str(version.number)}
     counts = (TableCount(table, len(lookup.keys), rows.missing),)
@@ -126,6 +133,8 @@ def answer_tables(
     authorize(names)
     wanted = [(lookup, tables[lookup.table]) for lookup in lookups]
     _check_values(wanted, settings)
+    for lookup in lookups:
+        version.note(lookup.table, lookup.keys)
     how = said or missing or settings.missing
     answers = [_look_up(stored, lookup, how) for lookup, stored in wanted]
     headers = {"X-Embedding-Version": str(version.number)}
@@ -169,12 +178,17 @@ def _answer_frame(
         tables = [version.store.tables[name].table for name in names]
     except KeyError:
         return None
+    if None in tables:  # rows that come from elsewhere
+        return None
     authorize(names)
     how = MISSING.index(missing or settings.missing)
     done = _snapshot.answer_frame(tables, body, how, settings.max_keys, settings.max_values, version.number)
     if done is None:
         return None
     frame, counted = done
+    if names and (recent := version.recent.get(names[0])) and recent.due():
+        for lookup in decode_request(body)[0]:
+            version.note(lookup.table, lookup.keys)
     headers = {"X-Embedding-Version": str(version.number)}
     counts = tuple(TableCount(name, *count) for name, count in zip(names, counted, strict=True))
     return Answer(200, FRAME, frame, headers, counts=counts)

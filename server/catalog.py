@@ -14,7 +14,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
+
+import numpy.typing as npt
 
 from kvtools.errors import BadInputError
 from kvtools.server.recent_keys import RecentKeys
@@ -41,7 +43,7 @@ class NoVersionError(UnknownVersionError):
 class ServedVersion:
     """One version of a model: immutable, for any number of threads.
 
-    `recent` has, per table, a sample of the keys asked for: who answers lookups notes some of them there.
+    `recent` has, per table, a sample of the keys asked for: who answers lookups notes some of them there, by `note`.
     """
 
     model: str
@@ -49,6 +51,11 @@ class ServedVersion:
     path: Path
     store: TableStore
     recent: Mapping[str, RecentKeys] = field(default_factory=dict, compare=False)
+
+    def note(self, table: str, keys: npt.NDArray[Any]) -> None:
+        """Remember some of `keys` [n] of `table`: their rows are touched in the next version before it is served."""
+        if recent := self.recent.get(table):
+            recent.note(keys)
 
 
 @dataclass(frozen=True)

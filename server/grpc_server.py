@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -67,6 +68,7 @@ class GrpcServer:
     def __init__(self, catalog: Catalog, settings: Settings, observer: Observer) -> None:
         from kvtools.server import kserve_grpc, tensorflow_grpc
 
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what is wrong is told by us; heeded at gRPC's first import
         self._catalog = catalog
         self._settings = settings
         self._observer = observer
@@ -119,6 +121,7 @@ class GrpcServer:
                 ("grpc.so_reuseport", int(settings.workers > 1)),
                 ("grpc.max_receive_message_length", limit_of(settings) + _HEADROOM),
                 ("grpc.max_send_message_length", -1),
+                ("grpc.server_handshake_timeout_ms", int(settings.header_timeout * 1000)),
             ],
         )
         servicer = health.aio.HealthServicer()

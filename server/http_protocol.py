@@ -19,6 +19,7 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from uvicorn.config import Config
@@ -36,8 +37,9 @@ _HEAD_LIMIT = 65536
 # Heads are remembered, as a client sends the same one with each request.
 _HEADS_KEPT = 1024
 _LONGEST_KEPT = 2048
-# Beyond this many connections over the limit there is not even a 503.
+# Beyond this many connections over the limit, or this share of it, there is not even a 503.
 _REFUSALS = 256
+_REFUSED_SHARE = 1 / 8
 _REFUSAL_TIME = 1.0
 # Who asks whether the server lives is answered also where all connections are taken.
 _PROBES = (b"GET /livez ", b"GET /readyz ", b"GET /healthz ", b"HEAD /livez ", b"HEAD /readyz ", b"HEAD /healthz ")
@@ -60,6 +62,14 @@ class _Head:
 
     ask: Ask
     length: int
+
+
+class _Way(Enum):
+    """What has become of a lookup: it is answered; or what follows has to wait; or it goes the usual way."""
+
+    DONE = 1
+    LATER = 2
+    USUAL = 3
 
 
 def read_head(head: bytes) -> _Head | None:
@@ -117,6 +127,7 @@ class LookupProtocol(HttpToolsProtocol):
         self._answering = False  # a lookup of the short way is on a thread
         self._closing = False  # no more requests after the one in hand
         self._refused = False
+        self._ended = False  # the client sends no more
         self._stalled: float | None = None  # since when the client does not read
         self._timer: asyncio.TimerHandle | None = None
 
@@ -126,8 +137,9 @@ class LookupProtocol(HttpToolsProtocol):
         """Begin, or refuse: beyond the limit of connections there is a 503, at once."""
         super().connection_made(transport)
         self._since = self.loop.time()
-        over = len(self.connections) - self.lookups.settings.max_connections
-        if over > _REFUSALS:
+        most = self.lookups.settings.max_connections
+        over = len(self.connections) - most
+        if over > max(1, min(_REFUSALS, most * _REFUSED_SHARE)):
             transport.abort()
         elif over > 0:
             self._refused = True
@@ -154,20 +166,30 @@ class LookupProtocol(HttpToolsProtocol):
         else:
             self._take(data)
 
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """Go on for a client that sends no more and still reads, until it has its answers."""
+        if self._open or self.scheme == "https" or not self._in_hand():
+            return None  # closes
+        self._ended = True
+        return True
+
+    def _in_hand(self) -> bool:
+        """Whether there is an answer to give."""
+        return bool(self._answering or self._gathered or (self.cycle is not None and not self.cycle.response_complete))
+
     def _take(self, data: bytes) -> None:
-        heads = self.heads
-        while data:
-            end = data.find(b"\r\n\r\n")
-            if end < 0 or end > _HEAD_LIMIT:
+        heads, at = self.heads, 0
+        while at < len(data):
+            body = data.find(b"\r\n\r\n", at) + 4
+            if body < 4 or body - at > _HEAD_LIMIT:
                 break
-            end += 4
-            text = data[:end]
+            text = data[at:body]
             head = heads.get(text)
             if head is None:
                 head = read_head(text)
                 if head is None:
                     break
-                if end <= _LONGEST_KEPT:
+                if len(text) <= _LONGEST_KEPT:
                     if len(heads) >= _HEADS_KEPT:
                         heads.clear()
                     heads[text] = head
@@ -175,18 +197,21 @@ class LookupProtocol(HttpToolsProtocol):
                 break
             if self.timeout_keep_alive_task is not None:
                 self._unset_keepalive_if_required()
-            whole = end + head.length
-            if len(data) < whole:
+            end = body + head.length
+            if len(data) < end:
                 self._gathering = head
-                self._gathered[:] = data
+                self._gathered[:] = data[at:]
                 self._begin("body")
                 return
-            if not self._answer(head, data[end:whole], text, data[whole:]):
+            way = self._answer(head.ask, data[body:end])
+            if way is _Way.USUAL:
+                break
+            at = end
+            if way is _Way.LATER:
+                self._hold(data[at:])
                 return
-            data = data[whole:]
-        else:
-            return
-        self._feed(data)
+        if at < len(data):
+            self._feed(data[at:])
 
     def _gather(self, head: _Head, data: bytes) -> None:
         self._gathered += data
@@ -221,33 +246,26 @@ class LookupProtocol(HttpToolsProtocol):
 
     # ---- The short way
 
-    def _answer(self, head: _Head, body: bytes, text: bytes, rest: bytes) -> bool:
-        """Answer a whole lookup; False if something else goes on with `rest`."""
+    def _answer(self, ask: Ask, body: bytes) -> _Way:
+        """Answer a whole lookup, or see to it; what comes after it has to wait where its answer is not written."""
         began = time.perf_counter()
         lookups = self.lookups
-        ask = head.ask
         name = request_id(ask.headers)
         size = lookups.size(ask, body)
         if size is Size.STREAMED:
-            self._feed(text + body + rest)
-            return False
+            return _Way.USUAL
         answer = lookups.authorize(ask)
         if answer is None:
             if size is Size.LARGE:
                 self._answering = True
-                self._hold(rest)
                 task = self.loop.create_task(self._answer_in_thread(ask, body, began, name))
                 self.tasks.add(task)
                 task.add_done_callback(self.tasks.discard)
-                return False
+                return _Way.LATER
             answer = lookups.answer(ask, body)
         self._write(answer, name)
         lookups.tell(ask, answer, began=began, bytes_in=len(body), client=self.client, short=True, request_id=name)
-        if self._stalled is None:
-            return True
-        self._hold(rest)
-        self.flow.pause_reading()
-        return False
+        return _Way.DONE if self._stalled is None else _Way.LATER
 
     async def _answer_in_thread(self, ask: Ask, body: bytes, began: float, name: str) -> None:
         answer = await self.lookups.answer_in_thread(ask, body)
@@ -259,8 +277,13 @@ class LookupProtocol(HttpToolsProtocol):
             )
             if self._stalled is None:
                 self._resume()
+            self._close_if_ended()
 
-    def _write(self, answer: Answer, name: str) -> None:
+    def _close_if_ended(self) -> None:
+        if self._ended and not self._in_hand() and not self.transport.is_closing():
+            self.transport.close()
+
+    def _write(self, answer: Answer, request: str) -> None:
         body = answer.body
         assert body is not None
         if self._defaults is not self.server_state.default_headers:
@@ -270,7 +293,7 @@ class LookupProtocol(HttpToolsProtocol):
         parts += [b"%s: %s\r\n" % (name.lower().encode(), value.encode()) for name, value in answer.headers.items()]
         parts.append(
             b"content-length: %d\r\ncontent-type: %s\r\nx-request-id: %s\r\n"
-            % (len(body), answer.media_type.encode(), name.encode())
+            % (len(body), answer.media_type.encode(), request.encode())
         )
         if self._closing:
             parts.append(b"connection: close\r\n")
@@ -304,6 +327,7 @@ class LookupProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()  # this class has a timer of its own
         if not self._open:
             self._since = self.loop.time()
+        self._close_if_ended()
 
     def shutdown(self) -> None:
         """Close as soon as the request in hand has its answer, at once if there is none whose head is whole."""
@@ -323,6 +347,7 @@ class LookupProtocol(HttpToolsProtocol):
         super().resume_writing()
         if self._gathered and self._gathering is None and not self._answering:
             self._resume()
+        self._close_if_ended()
 
     # ---- Limits
 

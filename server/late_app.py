@@ -7,6 +7,8 @@ Importing FastAPI and making all routes takes several times as long as mapping a
 from __future__ import annotations
 
 import asyncio
+import errno
+import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from concurrent.futures import Future
 from threading import Thread
@@ -15,6 +17,7 @@ from typing import Any
 from kvtools.server.catalog import Catalog
 from kvtools.server.health import check_in_json
 
+_AGAIN = 0.1  # s
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -38,9 +41,18 @@ class LateApp:
 
     def _run(self) -> None:
         try:
-            self._made.set_result(self._make())
+            self._made.set_result(self._make_in_time())
         except BaseException as error:
             self._made.set_exception(error)
+
+    def _make_in_time(self) -> App:
+        while True:
+            try:
+                return self._make()
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE):
+                    raise
+            time.sleep(_AGAIN)  # connections have all descriptors just now; modules are files
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""

@@ -28,7 +28,7 @@ from kvtools.server.settings import Settings
 # A lookup that makes more numbers than this goes to a thread: about a third of a millisecond of work.
 _SMALL_BINARY = 65_536
 _SMALL_JSON = 8_192
-_UNKNOWN = {
+_UNKNOWN: dict[type[Exception], str] = {
     UnknownTableError: "unknown_table",
     UnknownModelError: "unknown_model",
     UnknownVersionError: "unknown_version",

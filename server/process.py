@@ -17,6 +17,7 @@ import os
 import signal
 import socket
 import ssl
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -45,6 +46,8 @@ log = logging.getLogger("kvtools.serve")
 
 _BACKLOG = 1024
 _TICK = 1.0  # how often workers tell each other what they have counted, in s
+# How long a lookup may wait for Python code of another thread, such as one that loads a version, in s.
+_SWITCH_INTERVAL = 0.0005
 _AFTER_GRACE = 2.0  # for what cannot be cut off, such as a lookup in a thread, in s
 
 
@@ -67,6 +70,7 @@ def run_process(
     if room < settings.max_connections:
         log.warning("descriptors suffice for %d connections, not for %d; see ulimit -n", room, settings.max_connections)
         settings = dataclasses.replace(settings, max_connections=room)
+    sys.setswitchinterval(_SWITCH_INTERVAL)
     catalog = Catalog()
     versions = Versions(catalog, sources, settings, options)
     signal.signal(signal.SIGHUP, lambda number, frame: versions.look_soon())

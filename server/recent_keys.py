@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 _OF_A_REQUEST = 64
+_ONE_IN = 16
+_MASK = (1 << 64) - 1
+_LONGEST_JSON = 8192
 
 
 class RecentKeys:
@@ -25,6 +29,26 @@ class RecentKeys:
     def __init__(self, size: int = 1 << 16) -> None:
         self._keys = np.zeros(size, np.int64)
         self._written = 0
+        self._requests = 0
+
+    def due(self) -> bool:
+        """Tell, of each request, whether it is one whose keys are to be remembered."""
+        self._requests += 1
+        return self._requests % _ONE_IN == 0
+
+    def note_body(self, body: bytes, *, binary: bool) -> None:
+        """Remember keys of one in 16 bodies: little-endian int64, or JSON with a list of `keys` that has been answered.
+
+        JSON of over 8 KiB is left alone: reading it would take longer than the lookup did.
+        """
+        if not self.due():
+            return
+        if binary:
+            self.note(np.frombuffer(body, "<i8"))
+        elif len(body) <= _LONGEST_JSON:
+            keys = json.loads(body)["keys"][:_OF_A_REQUEST]
+            if keys and type(keys[0]) is int:  # pooled keys are lists
+                self.note(np.array([key & _MASK for key in keys], np.uint64))
 
     def note(self, keys: npt.NDArray[Any]) -> None:
         """Remember up to 64 of `keys` [n], int64 or the bits of uint64."""

@@ -43,14 +43,17 @@ _log = logging.getLogger("kvtools.server")
 
 
 class RedisBackend:
-    """A Redis server or cluster, and the generation of the tables in it; any thread."""
+    """A Redis server or cluster, and the generation of the tables in it; any thread.
+
+    After it did not answer it is not asked before `rests_until`, of `time.monotonic`.
+    """
 
     def __init__(self, url: str, options: OpenOptions | None) -> None:
         self.place: Place = place_of(url)
         self._url = url
         self._options = options or OpenOptions()
         self._client = connect(self.place, seconds=_SECONDS)
-        self._rests_until = 0.0
+        self.rests_until = 0.0
         self.generation = ""
         self.tables: dict[str, RedisTable] = {}
         self.look_again()
@@ -70,14 +73,14 @@ class RedisBackend:
 
     def ask(self, commands: list[tuple[Any, ...]]) -> list[Any]:
         """Send commands that only read; once more on new connections, should the old ones have been closed."""
-        if time.monotonic() < self._rests_until:
+        if time.monotonic() < self.rests_until:
             raise self.unavailable("it did not answer a moment ago")
         for last in (False, True):
             try:
                 return run(self._client, commands, f"looking up in '{self.place.shown}'")
             except KvtoolsError as error:
                 if last:
-                    self._rests_until = time.monotonic() + _RESTS
+                    self.rests_until = time.monotonic() + _RESTS
                     _log.warning("%s", error)
                     raise self.unavailable("it does not answer") from error
         raise AssertionError("one of the two returns or raises")

@@ -15,7 +15,7 @@ import ssl
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, cast
+from typing import cast
 
 from kvtools._snapshot import RespReader
 from kvtools.errors import BadInputError, KvtoolsError
@@ -24,18 +24,16 @@ from kvtools.server.catalog import Catalog
 from kvtools.server.observer import Answered, Observer
 from kvtools.server.request import RequestError
 from kvtools.server.resp_commands import RespCommands, error, refusal
-from kvtools.server.resp_tables import Tables, answer_command
+from kvtools.server.resp_tables import RespTable, Tables, answer_command
 from kvtools.server.settings import Settings
-from kvtools.server.store import StoredTable
 
 _log = logging.getLogger("kvtools.server")
 _LONGEST_WORD = 4096
 _BYTES_PER_KEY = 256
 _LEAST_BYTES = 1 << 20
-_AT_ONCE = 65_536  # numbers: a lookup of more goes to a thread
 _THREADS = 4
 _SWEEP = 1.0
-_NOTED_OF = 16  # lookups of a connection, of which the keys of one are noted as asked for lately
+_NOTED_OF = 64  # lookups of a connection, of which the keys of one are noted as asked for lately
 _DROPPED_BYTES = 4 << 20  # of a client that is still sending: closed at once, it might never see the error
 
 
@@ -54,11 +52,14 @@ class RespProtocol(asyncio.Protocol):
         self._ending = False  # nothing more comes
         self._dropped = 0
         self._lookups = 0
+        self._peer: tuple[str, int] | None = None
         self._partial_since: float | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection, unless there are too many; see `asyncio.Protocol`."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        peer = transport.get_extra_info("peername")
+        self._peer = peer[:2] if peer else None
         if not self._server.add(self):
             self._end(error("max number of clients reached"))
 
@@ -137,7 +138,7 @@ class RespProtocol(asyncio.Protocol):
                 break
             kind = item[0]
             if kind == "lookup":
-                if not self._look_up(item):
+                if not self._look_up(*item[1:]):
                     return
             elif kind == "command":
                 transport.write(self._commands.answer(item[1]))
@@ -157,63 +158,59 @@ class RespProtocol(asyncio.Protocol):
         elif self._partial_since is None:
             self._partial_since = self._server.now()
 
-    def _look_up(self, item: tuple[Any, ...]) -> bool:
+    def _look_up(self, name: bytes, keys: int, low: int, high: int) -> bool:
         """Answer a lookup; return False if a thread does, which then goes on."""
+        begun = time.perf_counter()
+        commands, tables = self._commands, self._server.tables
         assert self._transport is not None
-        _, name, keys, low, high = item
         try:
-            table = self._server.tables.get(name, self._commands.selected)
-            self._server.observer.authorize_model(self._commands.headers, None)
-            self._server.observer.authorize(self._commands.headers, (table.schema.name,))
+            table = tables.get(name, commands.selected)
+            self._server.observer.authorize_model(commands.headers, None)
+            self._server.observer.authorize(commands.headers, (table.name,))
         except (KvtoolsError, RequestError) as problem:
             self._transport.write(refusal(problem) * len(self._reader.commands()))
             return True
         self._lookups += 1
-        if self._lookups % _NOTED_OF == 1:
-            recent = self._server.tables.recent(table.schema.name)
-            if recent is not None:
-                recent.note(self._reader.keys())
-        begun = time.perf_counter()
-        work = functools.partial(
-            answer_lookup, table, keys, low, high, self._reader, self._commands.resp3, self._server.settings.max_values
-        )
+        if self._lookups % _NOTED_OF == 1 and table.recent is not None:
+            table.recent.note(self._reader.keys())
+        plain = low >= table.low and high <= table.high and table.native is not None
         # Rows that are not in memory are waited for by a thread.
-        if keys * table.schema.dim <= _AT_ONCE and self._server.tables.warm:
-            self._reply(table, keys, begun, work())
+        if keys <= table.at_once and tables.warm():
+            self._reply(table, keys, begun, *answer_lookup(table, self._reader, commands.resp3, plain, 0))
             return True
+        most = self._server.settings.max_values // max(1, table.stored.schema.dim)
+        work = functools.partial(answer_lookup, table, self._reader, commands.resp3, plain and keys <= most, most)
         self._held = True
         self._transport.pause_reading()
         self._server.in_thread(work, functools.partial(self._resume, table, keys, begun))
         return False
 
-    def _reply(self, table: StoredTable, keys: int, begun: float, answered: tuple[bytes, int]) -> None:
-        reply, missing = answered
+    def _reply(self, table: RespTable, keys: int, begun: float, reply: bytes, missing: int) -> None:
         assert self._transport is not None
         self._transport.write(reply)
-        code = "refused" if reply.startswith(b"-") else ""
-        peer = self._transport.get_extra_info("peername")
+        failed = reply.startswith(b"-")
         self._server.observer.on_answer(
             Answered(
                 "resp",
-                400 if code else 200,
-                code,
-                (TableCount(table.schema.name, keys, missing),),
+                400 if failed else 200,
+                "refused" if failed else "",
+                (TableCount(table.name, keys, missing),),
                 time.perf_counter() - begun,
                 0,
                 len(reply),
-                peer[:2] if peer else None,
+                self._peer,
                 self._commands.headers,
                 True,
                 "resp",
             )
         )
 
-    def _resume(self, table: StoredTable, keys: int, begun: float, answered: tuple[bytes, int]) -> None:
+    def _resume(self, table: RespTable, keys: int, begun: float, answered: tuple[bytes, int]) -> None:
         self._held = False
         assert self._transport is not None
         if self._transport.is_closing():
             return
-        self._reply(table, keys, begun, answered)
+        self._reply(table, keys, begun, *answered)
         if self._ended:
             self._transport.close()
         elif not self._full:
@@ -221,27 +218,30 @@ class RespProtocol(asyncio.Protocol):
             self._go()
 
 
-def answer_lookup(
-    table: StoredTable, keys: int, low: int, high: int, reader: RespReader, resp3: bool, max_values: int
-) -> tuple[bytes, int]:
-    """Return the replies to the commands of the last lookup of `reader`, and how many of its keys have no row."""
-    limits = table.key_limits
+def answer_lookup(table: RespTable, reader: RespReader, resp3: bool, plain: bool, most: int) -> tuple[bytes, int]:
+    """Return the replies to the commands of the last lookup of `reader`, and how many of its keys have no row.
+
+    `plain`: all keys are in range, few enough, and of a compiled table; otherwise each command is looked at by itself,
+    and may have `most` keys (0: any number).
+    """
     try:
-        if low >= limits.min and high <= limits.max and keys * table.schema.dim <= max_values and table.table:
-            return reader.answer(table.table, resp3)
+        if plain:
+            assert table.native is not None
+            return reader.answer(table.native, resp3)
         replies: list[bytes] = []
         every = reader.keys()
         start, missing = 0, 0
         for count, single, lowest, highest in reader.commands():
             stop = start + count
-            if lowest < limits.min or highest > limits.max:
-                wrong = lowest if lowest < limits.min else highest
-                expected = f"{table.schema.key_dtype}: {limits.min} to {limits.max}"
+            if lowest < table.low or highest > table.high:
+                wrong = lowest if lowest < table.low else highest
+                expected = f"{table.stored.schema.key_dtype}: {table.low} to {table.high}"
                 replies.append(error(f"got key {wrong}, expected {expected}"))
-            elif count * table.schema.dim > max_values:
-                replies.append(error(f"got {count} keys of {table.schema.dim} numbers, expected at most {max_values}"))
+            elif most and count > most:
+                dim = table.stored.schema.dim
+                replies.append(error(f"got {count} keys of {dim} numbers, expected at most {most * dim}"))
             else:
-                reply, absent = answer_command(table, every[start:stop], single, resp3)
+                reply, absent = answer_command(table.stored, every[start:stop], single, resp3)
                 replies.append(reply)
                 missing += absent
             start = stop
@@ -260,7 +260,7 @@ class RespServer:
     def __init__(self, catalog: Catalog, settings: Settings, observer: Observer) -> None:
         self.settings = settings
         self.observer = observer
-        self.tables = Tables(catalog)
+        self.tables = Tables(catalog, settings.max_values)
         self.max_bytes = max(_LEAST_BYTES, settings.max_body_bytes or settings.max_keys * _BYTES_PER_KEY)
         self._connections: set[RespProtocol] = set()
         self._made = 0

@@ -167,7 +167,7 @@ class RespCommands:
 
     def _database_size(self, words: list[bytes]) -> bytes:
         if self.selected is None:
-            return b":%d\r\n" % sum(table.schema.rows for table in self._tables.now().values())
+            return b":%d\r\n" % sum(table.stored.schema.rows for table in self._tables.now().values())
         return self._length([self.selected])
 
     def _exists(self, words: list[bytes]) -> bytes:
@@ -210,14 +210,14 @@ class RespCommands:
             "",
             "# Keyspace",
             *(
-                f"db{number}:keys={table.schema.rows},expires=0,avg_ttl=0,table={shown_bytes(name)}"
+                f"db{number}:keys={table.stored.schema.rows},expires=0,avg_ttl=0,table={shown_bytes(name)}"
                 for number, (name, table) in enumerate(self._tables.now().items())
             ),
         ]
         return self.bulk("\r\n".join([*lines, ""]).encode())
 
     def _length(self, words: list[bytes]) -> bytes:
-        return b":%d\r\n" % self._tables.get(words[0], self.selected).schema.rows
+        return b":%d\r\n" % self._tables.get(words[0], self.selected).stored.schema.rows
 
     def _several_tables(self, words: list[bytes]) -> bytes:
         """MGET of keys of several tables; that of one never comes here."""
@@ -248,15 +248,16 @@ class RespCommands:
         rows: list[bytes | None] = [None] * len(words)
         for name, (places, keys) in by_table.items():
             table = self._tables.get(name, self.selected)
-            limits = table.key_limits
-            wrong = next((key for key in keys if not limits.min <= key <= limits.max), None)
+            wrong = next((key for key in keys if not table.low <= key <= table.high), None)
             if wrong is not None:
-                raise BadInputError(f"got key {wrong}, expected {table.schema.key_dtype}: {limits.min} to {limits.max}")
+                raise BadInputError(
+                    f"got key {wrong}, expected {table.stored.schema.key_dtype}: {table.low} to {table.high}"
+                )
             self._observer.authorize_model(self.headers, None)
-            self._observer.authorize(self.headers, (table.schema.name,))
-            asked = np.array(keys, np.uint64 if limits.min == 0 else np.int64).view(np.int64)
+            self._observer.authorize(self.headers, (table.name,))
+            asked = np.array(keys, np.uint64 if table.low == 0 else np.int64).view(np.int64)
             for place, key in zip(places, asked, strict=True):
-                reply, missing = answer_command(table, np.array([key]), True, self.resp3)
+                reply, missing = answer_command(table.stored, np.array([key]), True, self.resp3)
                 rows[place] = None if missing else reply
         return rows
 

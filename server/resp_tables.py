@@ -2,46 +2,64 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kvtools._snapshot import resp_answer
+from kvtools._snapshot import Table, resp_answer
 from kvtools.errors import BadInputError
 from kvtools.server.catalog import Catalog, ServedVersion
 from kvtools.server.recent_keys import RecentKeys
 from kvtools.server.store import StoredTable
 
+_AT_ONCE = 65_536  # numbers: a lookup of more goes to a thread
+
+
+@dataclass(frozen=True, slots=True)
+class RespTable:
+    """A table, with what every lookup of it needs at hand; keys are `low` to `high`, and `at_once` of them are few."""
+
+    name: str
+    stored: StoredTable
+    native: Table | None
+    low: int
+    high: int
+    at_once: int
+    recent: RecentKeys | None
+
 
 class Tables:
     """The tables of what is served now, by name as bytes, in the order of their names."""
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, max_values: int) -> None:
         self._catalog = catalog
+        self._numbers = min(_AT_ONCE, max_values)
         self._served: ServedVersion | None = None
-        self._by_name: dict[bytes, StoredTable] = {}
+        self._by_name: dict[bytes, RespTable] = {}
+        self._warm = False
 
-    def now(self) -> dict[bytes, StoredTable]:
+    def now(self) -> dict[bytes, RespTable]:
         """Return the tables of the latest version; raises `KvtoolsError` if none is served."""
         served = self._catalog.version()
         if served is not self._served:
-            self._by_name = {name.encode(): served.store.tables[name] for name in sorted(served.store.tables)}
-            self._served = served
+            self._by_name = {name.encode(): self._table(served, name) for name in sorted(served.store.tables)}
+            self._served, self._warm = served, False
         return self._by_name
 
-    @property
     def warm(self) -> bool:
-        """Whether what `now` gave is in memory."""
-        return self._served is not None and self._served.store.warm
+        """Return whether what `now` gave is in memory."""
+        if not self._warm and self._served is not None:
+            self._warm = self._served.store.warm
+        return self._warm
 
-    def recent(self, name: str) -> RecentKeys | None:
-        """Return where keys asked of a table are noted, if anywhere."""
-        return None if self._served is None else self._served.recent.get(name)
-
-    def get(self, name: bytes, selected: bytes | None) -> StoredTable:
+    def get(self, name: bytes, selected: bytes | None) -> RespTable:
         """Return a table; an empty name: the one that is selected, or the only one. Raises `KvtoolsError`."""
         tables = self.now()
+        table = tables.get(name)
+        if table is not None:
+            return table
         if not name:
             if selected is None and len(tables) == 1:
                 return next(iter(tables.values()))
@@ -53,6 +71,12 @@ class Tables:
             return tables[name]
         except KeyError:
             raise BadInputError(f"there is no table '{shown_bytes(name)}'") from None
+
+    def _table(self, served: ServedVersion, name: str) -> RespTable:
+        stored = served.store.tables[name]
+        limits = stored.key_limits
+        at_once = self._numbers // max(1, stored.schema.dim)
+        return RespTable(name, stored, stored.table, limits.min, limits.max, at_once, served.recent.get(name))
 
     def name_at(self, database: bytes) -> bytes:
         """Return the name of a table, from its number in the order of names, or its name. Raises `KvtoolsError`."""

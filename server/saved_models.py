@@ -114,12 +114,17 @@ class SavedModelStore:
         tf = _import_tensorflow(self.path)
         tf1 = tf.compat.v1
         graph = tf1.Graph()
+        said = tf.get_logger()
+        level = said.level
         try:
+            said.setLevel(logging.ERROR)  # that this loader is TensorFlow 1's is as it should be
             with graph.as_default():
                 session = tf1.Session(graph=graph)
                 meta = tf1.saved_model.load(session, [_TAG], str(self.path))
         except Exception as error:  # a damaged protobuf, an unknown operation, a missing file: all sorts of types
             raise BadInputError(f"loading '{self.path}' with TensorFlow: {one_line(str(error))[:500]}") from error
+        finally:
+            said.setLevel(level)
         runs = _Graph(tf, session)
         self.signatures: dict[str, ModelSignature] = {}
         for name, definition in sorted(meta.signature_def.items()):

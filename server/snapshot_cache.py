@@ -98,6 +98,12 @@ def _remove_old(folder: Path, source: str, made: Path) -> None:
             served.append((path.stat().st_mtime, path))
     for _, path in sorted(served, reverse=True)[_MOST_SNAPSHOTS:]:
         path.unlink(missing_ok=True)
+    kept = {path.name.partition("-")[0] for path in folder.glob(f"*-*{SUFFIX}")}
+    for lock in folder.glob("*.lock"):
+        # One that another process is waiting for, or holds while it makes its first snapshot, may go, too: at worst two
+        # make the same snapshot, and the last one stays.
+        if lock.stem not in kept:
+            lock.unlink(missing_ok=True)
 
 
 def _write(tables: Sequence[TableReader], path: Path, progress: Progress | None) -> Snapshot:

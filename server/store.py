@@ -137,7 +137,8 @@ class TableStore:
         Raises:
             CorruptFileError: the message names table, section and place.
         """
-        self.snapshot.verify(go_on=None if stop is None else lambda done, total: not stop.is_set())
+        # By one thread: lookups go on meanwhile, and shall not wait for a processor.
+        self.snapshot.verify(threads=1, go_on=None if stop is None else lambda done, total: not stop.is_set())
 
 
 def _some(checkpoint: Checkpoint, tables: int) -> None:

@@ -73,7 +73,9 @@ def _from_list(name: str, proto: Any, dtype: np.dtype[Any], count: int) -> Array
         values = np.empty(min(count, len(proto.string_val)), STRING)
         values[:] = proto.string_val[:count]
     else:
-        values = _narrow(name, np.array(getattr(proto, _LISTS[dtype.name])[:count]), dtype)
+        # The type of the list is said: of large and small numbers NumPy would make floats.
+        wide = np.dtype(np.int64) if _LISTS[dtype.name] == "int_val" else dtype
+        values = _narrow(name, np.array(getattr(proto, _LISTS[dtype.name])[:count], wide), dtype)
     if len(values) == count:
         return values
     last: Any = values[-1] if len(values) else (b"" if dtype == STRING else 0)

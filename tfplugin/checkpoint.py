@@ -46,6 +46,11 @@ class BesideSaveable(saveable_object.SaveableObject):
 
 def add_save_ops(original: Callable[..., Any], builder: Any, filename: Any, saveables: Sequence[Any]) -> Any:
     """`BaseSaverBuilder._AddSaveOps`: key-value variables as shards of their own, merged with the rest."""
+    if not saveables:
+        raise ValueError(
+            "Nothing in the Saver's list has anything to save. Tables in Redis have not: their rows stay in the "
+            "server, and need no Saver."
+        )
     written = [saveable.save_beside(filename) for saveable in saveables if isinstance(saveable, BesideSaveable)]
     with tf.control_dependencies([op for op in written if op is not None]):
         return _add_bundle_ops(original, builder, filename, saveables)
@@ -155,6 +160,11 @@ def saved_elsewhere(bundles: Mapping[int, list[str]]) -> Iterator[None]:
     finally:
         for variable in bundles:
             del _elsewhere[variable]
+
+
+def is_saved_elsewhere(variable: Any) -> bool:
+    """Whether what is saved of a variable now is what others have written."""
+    return id(variable) in _elsewhere
 
 
 def _renamed(file_prefix: tf.Tensor, prefix: str, bundles: Sequence[str]) -> list[tf.Tensor]:

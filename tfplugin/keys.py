@@ -11,10 +11,25 @@ from tensorflow.python.framework import ops as tf_ops
 KEY_DTYPES = (tf.int64, tf.int32, tf.uint64)
 
 
+def refuse_keras_input(keys: Any, variable: str) -> None:
+    """Raises TypeError for what stands for the ids of a tf_keras model while it is put together.
+
+    TensorFlow would make the op that reads the rows a layer of the model, and nothing would train or save the table.
+    """
+    if type(keys).__name__.endswith("KerasTensor"):
+        raise TypeError(
+            f"{variable} was given the input of a Keras model, outside of the model's layers: what looks ids up there "
+            "is no part of the model, and nothing would train or save the rows. Look them up in the call of a layer of "
+            "the same Keras. (Layers of tf_keras are in tfplugin.dynamic_embedding.tf_keras and tfplugin.sok.tf_keras, "
+            "unless TF_USE_LEGACY_KERAS=1 makes tf.keras that.)"
+        )
+
+
 def keys_to_tensor(keys: Any, key_dtype: tf.DType, name: str) -> tf.Tensor:
     """Keys as a Tensor of `key_dtype`: integers that are not tensors yet, and int32 where the keys are int64."""
     if isinstance(keys, tf_ops.EagerTensor) and keys.dtype == key_dtype:
         return keys
+    refuse_keras_input(keys, f"Key-value variable '{name}'")
     if isinstance(keys, (tf.SparseTensor, tf.compat.v1.SparseTensorValue, tf.RaggedTensor)):
         raise TypeError(
             f"Key-value variable '{name}' takes ids as a dense tensor here, got a {type(keys).__name__}: pass it to "

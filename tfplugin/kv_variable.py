@@ -501,6 +501,10 @@ class KvVariable(NotDense, trackable.Trackable):
         """The name under which an optimizer's slots are kept, unique among the live optimizers of this variable."""
         return slot_binding.prefix_of(self, optimizer, name)
 
+    def slots_of(self, optimizer: Any) -> tuple[SlotSpec, ...] | None:
+        """The slots that an optimizer keeps in the rows; None of one that keeps none, or has not said so yet."""
+        return slot_binding.current(self, optimizer)
+
     def attach_slots(self, optimizer: Any, specs: Sequence[SlotSpec]) -> None:
         """Notes what an optimizer keeps beside each row. The table itself is changed by the next `read_rows`."""
         self._row_slots.of[optimizer] = tuple(specs)

@@ -55,7 +55,10 @@ def _gather_gradient(op: tf.Operation, grad: tf.Tensor, *_: Any) -> list[tf.Inde
 def _trainable_gradient(op: tf.Operation, grad: tf.Tensor) -> list[tf.IndexedSlices | None]:
     """As of a lookup, all keys in one."""
     keys = tf.reshape(op.inputs[1], [-1])
-    rows = tf.reshape(grad, [-1, op.inputs[3].shape[-1]])
+    read = op.inputs[3]
+    # Of ids whose rank is known only when the graph runs, so is the shape of the rows.
+    dim = tf.shape(read)[-1] if read.shape.rank is None else read.shape[-1]
+    rows = tf.reshape(grad, [-1, dim])
     where = op.inputs[2]
     if where.shape.num_elements() != 0:
         row_handles.remember(keys, tf.reshape(where, [-1]))

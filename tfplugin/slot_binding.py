@@ -9,6 +9,7 @@ in its checkpoints.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import re
@@ -48,6 +49,7 @@ class _Restored:
     def __init__(self) -> None:
         self.uid = -1  # of the last restore
         self.bound: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # optimizer -> restore
+        self.bases: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # optimizer -> its name
         self.in_functions: set[str] = set()  # prefixes that traced functions have
         self.unclaimed: tuple[SlotSpec, ...] = ()  # slots that came and have not been asked for yet
 
@@ -64,6 +66,7 @@ def prefix_of(variable: Any, optimizer: Any, name: str) -> str:
             prefixes[optimizer] = _free(prefixes, base)
         return str(prefixes[optimizer])
     state = _restored.setdefault(variable, _Restored())
+    state.bases[optimizer] = base
     if state.uid >= 0 and state.bound.get(optimizer) != state.uid and state.uid in _restores_of(optimizer, variable):
         _rebind(variable, optimizer, base, state)
     prefix = prefixes.get(optimizer)
@@ -73,6 +76,19 @@ def prefix_of(variable: Any, optimizer: Any, name: str) -> str:
     if not tf.executing_eagerly():
         state.in_functions.add(prefix)
     return str(prefix)
+
+
+def current(variable: Any, optimizer: Any) -> tuple[SlotSpec, ...] | None:
+    """The slots that an optimizer has said it keeps in the rows of `variable`, by the names that they have now.
+
+    A restore may have given them others since the optimizer's last step. None of one that has said nothing, or whose
+    slots went to another one that was restored.
+    """
+    state = _restored.get(variable)
+    if state is not None and optimizer in variable._row_slots.of and optimizer in state.bases:
+        prefix_of(variable, optimizer, state.bases[optimizer])
+    found: tuple[SlotSpec, ...] | None = variable._row_slots.of.get(optimizer)
+    return found
 
 
 def restored(variable: Any, uid: int) -> None:
@@ -135,6 +151,11 @@ def _rebind(variable: Any, optimizer: Any, base: str, state: _Restored) -> None:
             del prefixes[other]
             variable._row_slots.of.pop(other, None)
     prefixes[optimizer] = wanted
+    held = variable._row_slots.of
+    if optimizer in held:
+        held[optimizer] = tuple(
+            dataclasses.replace(spec, name=f"{wanted}.{spec.name.partition('.')[2]}") for spec in held[optimizer]
+        )
     _note(variable, optimizer, wanted, base)
 
 

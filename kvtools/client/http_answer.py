@@ -154,7 +154,7 @@ class AnswerReader:
         if len(data) > size:
             self.keep_alive = False  # Nobody asked for more: the next answer would be another's.
         if self._have < size:
-            self._view = memoryview(self._body)
+            self._view = self._body.data
         return self._whole_if(self._have == size)
 
     def _more(self, data: bytes) -> bool:

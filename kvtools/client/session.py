@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 
@@ -235,7 +235,7 @@ class Session:
                 " than this client"
             )
         try:
-            decoded, version = decode_answer(memoryview(answer.body))
+            decoded, version = decode_answer(cast(bytes, answer.body.data))  # any buffer does
         except ValueError as error:
             raise BadAnswerError(f"{doing}: {error}") from error
         if len(decoded) != len(parts):

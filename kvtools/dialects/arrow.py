@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from kvtools.dialects.arrow_columns import arrow_errors, import_pyarrow
+from kvtools.dialects.arrow_columns import arrow_errors, import_pyarrow, numpy_numbers
 from kvtools.dialects.arrow_input import BatchInput, InputFormat, open_files
 from kvtools.dialects.arrow_output import CONTENTS, BatchFile, BatchFormat, BatchWriter, check_compression, unsealed
 from kvtools.dialects.arrow_table import ArrowPart
@@ -172,7 +172,7 @@ class ArrowFile(BatchFile):
         import pyarrow
 
         empty = pyarrow.RecordBatch.from_arrays(
-            [pyarrow.array([], column.type) for column in self._schema], schema=self._schema
+            [pyarrow.nulls(0, column.type) for column in self._schema], schema=self._schema
         )
         self._writer.write_batch(empty, custom_metadata={CONTENTS: contents})
         self._writer.close()
@@ -188,7 +188,7 @@ def writer(staging: str, options: WriteOptions) -> BatchWriter:
 
 def _checksum(column: Any) -> int:
     numbers = column.flatten() if hasattr(column.type, "value_type") else column
-    return extend(0, np.ascontiguousarray(numbers.to_numpy(zero_copy_only=False)).view(np.uint8))
+    return extend(0, np.ascontiguousarray(numpy_numbers(numbers)).view(np.uint8))
 
 
 _FORM = InputFormat(NAME, "Arrow", "CRC-32C", SUFFIXES, ArrowInput)

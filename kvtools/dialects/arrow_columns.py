@@ -27,6 +27,15 @@ DESCRIPTION = b"kvtools"
 """The key of the table's description in the metadata of an Arrow schema."""
 
 
+_NUMPY_NAMES = {
+    **{f"{sign}int{bits}": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+    "halffloat": "float16",
+    "float": "float32",
+    "double": "float64",
+}
+"""What Arrow calls the types of numbers that both have -> what NumPy calls them."""
+
+
 @dataclass(frozen=True)
 class ColumnMap:
     """Which Arrow columns make the columns of a table: one of lists, or several of numbers, for values and slots."""
@@ -122,11 +131,38 @@ def arrow_batch(chunk: Chunk, schema: Any) -> Any:
     for column, described in zip(columns, schema, strict=True):
         numbers = np.ascontiguousarray(widened(column)).reshape(-1)
         if column.ndim == 1:
-            arrays.append(pyarrow.array(numbers, described.type))
+            arrays.append(arrow_numbers(numbers, described.type))
         else:
-            flat = pyarrow.array(numbers, described.type.value_type)
+            flat = arrow_numbers(numbers, described.type.value_type)
             arrays.append(pyarrow.FixedSizeListArray.from_arrays(flat, type=described.type))
     return pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def arrow_numbers(numbers: Array, kind: Any) -> Any:
+    """Return numbers [n], of the type that Arrow calls `kind`, as an Arrow array over their memory.
+
+    `pyarrow.array` does the same, and imports pandas to see whether it was given something of pandas.
+    """
+    pyarrow = import_pyarrow("making Arrow columns")
+    if kind.bit_width != 8 * numbers.itemsize:
+        raise ValueError(f"got {numbers.dtype} numbers, expected {kind}")
+    return pyarrow.Array.from_buffers(kind, len(numbers), [None, pyarrow.py_buffer(np.ascontiguousarray(numbers))])
+
+
+def numpy_numbers(column: Any) -> Array:
+    """Return an Arrow array of numbers as NumPy has it, [n], without copying what NumPy can hold as it is.
+
+    Its method `to_numpy` does the same, and imports pandas, which is a third of a second.
+    """
+    name = str(column.type)
+    if column.null_count or name not in _NUMPY_NAMES:
+        numbers: Array = column.to_numpy(zero_copy_only=False)
+        return numbers
+    dtype = np.dtype(_NUMPY_NAMES[name])
+    data = column.buffers()[1]
+    if data is None or not len(column):
+        return np.empty(0, dtype)
+    return np.frombuffer(data, dtype, len(column), column.offset * dtype.itemsize)
 
 
 def empty_chunk(schema: TableSchema, rows: int, columns: Columns) -> Chunk:
@@ -189,7 +225,7 @@ def flat_numbers(column: Any, dtype: str, doing: str) -> Array:
     """Return a column of numbers [n]."""
     if column.null_count:
         raise BadInputError(f"{doing}: got {column.null_count} nulls, expected a number in every row; fill them first")
-    return _narrowed(column.to_numpy(zero_copy_only=False), dtype, doing)
+    return _narrowed(numpy_numbers(column), dtype, doing)
 
 
 def list_numbers(column: Any, dtype: str, width: int, doing: str) -> Array:
@@ -199,7 +235,7 @@ def list_numbers(column: Any, dtype: str, width: int, doing: str) -> Array:
         raise BadInputError(f"{doing}: got {column.null_count} nulls, expected {width} numbers in every row")
     offsets = getattr(column, "offsets", None)
     if offsets is not None:
-        lengths = np.diff(offsets.to_numpy())
+        lengths = np.diff(numpy_numbers(offsets))
         if np.any(lengths != width):
             wrong = int(lengths[np.flatnonzero(lengths != width)[0]])
             raise BadInputError(f"{doing}: got a list of {wrong} numbers, expected {width} in every row")

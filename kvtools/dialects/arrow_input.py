@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from kvtools.dialects.arrow_columns import DESCRIPTION, arrow_errors, arrow_schema, column_map
+from kvtools.dialects.arrow_columns import DESCRIPTION, arrow_errors, arrow_schema, column_map, numpy_numbers
 from kvtools.dialects.arrow_output import EXTRAS, PART, Contents, read_extra
 from kvtools.dialects.arrow_table import ArrowPart, ArrowTable, stranger_table
 from kvtools.dialects.bundle.checksum import extend
@@ -186,7 +186,7 @@ def _flat_file(path: Path, extra: ExtraSchema, form: InputFormat, doing: str) ->
     pieces = []
     with arrow_errors(doing):
         for batch in file.part(range(len(file.batch_rows))).batches(["element"], 1 << 18, True):
-            pieces.append(batch.column(0).to_numpy(zero_copy_only=False))
+            pieces.append(numpy_numbers(batch.column(0)))
     stored = np.concatenate([np.ascontiguousarray(piece).view(np.uint8) for piece in pieces] or [np.empty(0, np.uint8)])
     return read_extra(stored, extra.dtype, extra.shape, doing)
 

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from kvtools.dialects.arrow_columns import arrow_batch, arrow_schema, import_pyarrow
+from kvtools.dialects.arrow_columns import arrow_batch, arrow_numbers, arrow_schema, import_pyarrow
 from kvtools.dialects.bundle.checksum import extend
 from kvtools.dialects.chunk import ALL_COLUMNS, Array, Chunk
 from kvtools.dialects.safe_name import safe_name
@@ -201,7 +201,8 @@ class FolderTable(TableWriter):
         rows = max(1, self._form.batch_bytes // max(1, numbers.itemsize))
         told = []
         for start in range(0, len(numbers), rows):
-            batch = pyarrow.RecordBatch.from_arrays([pyarrow.array(numbers[start : start + rows])], schema=schema)
+            piece = arrow_numbers(numbers[start : start + rows], schema.field(0).type)
+            batch = pyarrow.RecordBatch.from_arrays([piece], schema=schema)
             told.append([0, batch.num_rows, file.write(batch)])
         file.close(sealed({"batches": told, "extras": {}, "table": 0}))
 

@@ -57,9 +57,10 @@ class Holds:
     such column; `version_units` None means that it records the unit, whatever it is.
     `partition` is the rule by which its parts own keys, or a function that chooses it for a source's schema; None
     where any row may stand in any part. `many_parts` is False where a table is always one part. `empty_dim` is False
-    where only rows tell how wide a row is. `extras` and `metadata` are None where any can be held. `status_tables` says
-    that frequencies and versions are tables of their own there: where the source has such tables, of the names that
-    `kvtools.status_names.status_table` gives, those are meant, and other counters are left out.
+    where only rows tell how wide a row is. `extras` and `metadata` are None where any can be held. `slot_inits` is how
+    slots of new rows may begin, of what "slots" of the metadata describes (`docs/checkpoint-layout.md`).
+    `status_tables` says that frequencies and versions are tables of their own there: where the source has such tables,
+    of the names that `kvtools.status_names.status_table` gives, those are meant, and other counters are left out.
     """
 
     key_dtypes: tuple[str, ...]
@@ -76,6 +77,7 @@ class Holds:
     empty_dim: bool = True
     extras: frozenset[str] | None = frozenset()
     metadata: frozenset[str] | None = frozenset()
+    slot_inits: frozenset[str] = frozenset({"constant", "copy_value"})
     variables: bool = False
     status_tables: bool = False
 

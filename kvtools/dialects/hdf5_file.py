@@ -191,7 +191,8 @@ class DatasetColumn:
 
     def _check_sizes(self) -> None:
         doing = f"opening dataset '{self.name}' of '{self._file.path}'"
-        linked = self._dataset.file != self._file.file  # an external link led there
+        # Not that of an external link. Asked of the library itself: `Dataset.file` makes an object each time.
+        linked = self._file.h5py.h5i.get_file_id(self._dataset.id) != self._file.file.id
         if linked or self._dataset.is_virtual or self._dataset.external:
             raise BadInputError(f"{doing}: its rows lie in other files; copy them into one, as `h5repack` does")
         if self._offset is not None and self._offset + self.size > self._file.size:
@@ -278,13 +279,20 @@ def attribute(owner: Any, name: str, doing: str) -> Any:
     One of variable length lies in the file's global heap, which has no checksum, and a damaged heap keeps the HDF5
     library busy for ever: it is not read. Others lie in the header of their object, which has one.
     """
-    if name not in owner.attrs:
+    attributes = owner.attrs
+    if name not in attributes:
         return None
-    if owner.attrs.get_id(name).dtype.kind == "O":
+    found = attributes.get_id(name)
+    kind = found.dtype.kind
+    if kind == "O":
         raise CorruptFileError(
             f"{doing}: attribute '{name}' of '{owner.name}' is of variable length, expected a fixed one; write it again"
         )
-    return owner.attrs[name]
+    if kind not in "Su" or found.shape != () or not found.get_storage_size():
+        return attributes[name]
+    value = np.zeros((), found.dtype)  # of those of ours there may be thousands: they are opened once
+    found.read(value)
+    return value[()]
 
 
 def check_heap(file: HDF5File, dataset: Any, doing: str) -> None:

@@ -98,7 +98,8 @@ def place_of(text: str) -> Place:
         raise UsageError(f"{doing} '{shown}': got database '{database}', expected a number, as in redis://localhost/0")
     if not prefix or set("{}") & set(prefix):
         raise UsageError(f"{doing} '{shown}': got prefix '{prefix}', expected a name without braces")
-    service, others = "", ()
+    service = ""
+    others: tuple[tuple[str, int], ...] = ()
     if kind == "sentinel":
         service = options.pop("service", "")
         if not service:

@@ -195,6 +195,7 @@ class Writer(CheckpointWriter):
             option = "--compression-level" if options.compression_level is not None else "--batch-rows"
             raise UsageError(f"writing {NAME}: it has no {option}; leave the option out")
         self._quantized = options.compression == _INT8
+        self.exact = not self._quantized
         self._writer = NativeWriter(staging, options.memory)
         self._tables: dict[str, dict[str, Any]] = {}
 

@@ -427,6 +427,7 @@ DIALECT = Dialect(
         partition="floor_mod",
         extras=frozenset({INITIAL_VALUES, initial_values_of("<part>"), "blacklist", "deleted_keys"}),
         metadata=frozenset({"slots", "partitioned", "increment"}),
+        slot_inits=frozenset({"constant"}),
         variables=True,
     ),
 )

@@ -87,7 +87,12 @@ class TableWriter(ABC):
 
 
 class CheckpointWriter(ABC):
-    """A checkpoint being written to a staging place; a context manager that syncs and closes its files."""
+    """A checkpoint being written to a staging place; a context manager that syncs and closes its files.
+
+    exact    what is read back is what was given, number for number.
+    """
+
+    exact: bool = True
 
     def plan(self, schemas: Sequence[TableSchema]) -> None:  # noqa: B027  most layouts need no table of contents
         """Take notice of all tables that will come, before the first, for a layout that begins with what is in it.

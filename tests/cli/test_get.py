@@ -23,7 +23,7 @@ def test_text(sample_path: Path, capsys: Capture, keys: list[str]) -> None:
     assert [line[:2] for line in lines[1:]] == [["ads/emb", "0"], ["ads/emb", "-7"], ["user_emb", "0"]]
     assert lines[2][:8] == ["ads/emb", "-7", "2", "1700000001", "2", "2.125", "2.25", "2.375"]
     assert lines[2][8:13] == ["Adam.m", "-2", "-2.125", "-2.25", "-2.375"]
-    assert output.err == "kvtools: looking up 3 keys: 1 are in no table: 99\n"
+    assert output.err == "kvtools: looking up 3 keys: 1 in no table: 99\n"
 
 
 def test_only_negative_keys_before_options(sample_path: Path, capsys: Capture) -> None:
@@ -48,7 +48,7 @@ def test_json(sample_path: Path, capsys: Capture) -> None:
         "version": 1700000001,
         "slots": {"Adam.m": [-2, -2.125, -2.25, -2.375], "Adam.v": [4, 4.25, 4.5, 4.75]},
     }
-    assert main(["get", str(sample_path), "77", "--json"]) == 0
+    assert main(["get", str(sample_path), "77", "--json"]) == 3
     assert json.loads(capsys.readouterr().out) == {"rows": [], "missing": [77]}
 
 
@@ -100,10 +100,10 @@ def test_writing_none_of_the_rows_writes_tables_without_any(
     sample_path: Path, tmp_path: Path, capsys: Capture, suffix: str
 ) -> None:
     out = tmp_path / f"rows.{suffix}"
-    assert main(["get", str(sample_path), "77777", "--output", str(out)]) == 0
+    assert main(["get", str(sample_path), "77777", "--output", str(out)]) == 3
     captured = capsys.readouterr()
     assert captured.out == f"wrote 0 rows to {out} ({open_checkpoint(out).dialect})\n"
-    assert "1 are in no table: 77777" in captured.err
+    assert "1 in no table: 77777" in captured.err
     assert {name: table.rows for name, table in open_checkpoint(out).tables.items()} == {
         "ads/emb": 0,
         "empty_emb": 0,
@@ -113,8 +113,39 @@ def test_writing_none_of_the_rows_writes_tables_without_any(
 
 def test_missing_keys_fail_if_strict(sample_path: Path, capsys: Capture) -> None:
     assert main(["get", str(sample_path), "0", "99", "--strict"]) == 3
-    assert "1 are in no table: 99" in capsys.readouterr().err
+    assert "1 in no table: 99" in capsys.readouterr().err
     assert main(["get", str(sample_path), "0", "--strict"]) == 0
+
+
+@pytest.mark.parametrize("form", [[], ["--json"], ["--json-lines"], ["--csv", "--table", "user_emb"], ["--strict"]])
+def test_the_status_tells_a_script_that_no_key_is_there(sample_path: Path, capsys: Capture, form: list[str]) -> None:
+    assert main(["get", str(sample_path), "98", "99", *form]) == 3
+    assert capsys.readouterr().err == "kvtools: looking up 2 keys: 2 in no table: 98, 99\n"
+
+
+def test_no_keys_are_not_missing(sample_path: Path, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "none.txt").write_text("")
+    assert main(["get", str(sample_path), "--keys-file", str(tmp_path / "none.txt"), "--json"]) == 0
+    captured = capsys.readouterr()
+    assert (json.loads(captured.out), captured.err) == ({"rows": [], "missing": []}, "")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "get {} 0 --table user_emb --output {out}/rows.npz",
+        "migrate {} {out}/user.npz --table user_emb",
+        "split {} {out}/pieces --by table --table user_emb",
+        "export {} --savedmodel {out}/model --table user_emb",
+    ],
+)
+def test_a_table_that_is_named_is_asked_alone(sample_path: Path, tmp_path: Path, capsys: Capture, command: str) -> None:
+    """user_emb is 8 wide, ads/emb is 4: `--dim 8` contradicts a table that nobody asked for, 7 the one that is."""
+    (tmp_path / "out").mkdir()
+    arguments = command.format(sample_path, out=tmp_path / "out").split()
+    assert main([*arguments, "--dim", "7"]) == 2
+    assert "opening table 'user_emb'" in (said := capsys.readouterr().err) and "got --dim 7, it says 8" in said
+    assert main([*arguments, "--dim", "8"]) == 0
 
 
 def test_bad_usage(sample_path: Path, capsys: Capture) -> None:

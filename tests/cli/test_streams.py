@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from kvtools.cli.main import main
 
 KVTOOLS = f"{sys.executable} -P -m kvtools.cli.main"
 CLIP = f"{KVTOOLS} clip sample out/b.ckpt --max-abs 0"
@@ -41,12 +44,72 @@ def test_a_reader_that_goes_away_does_not_stop_what_is_written(tmp_path: Path, s
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["b.ckpt.data-00000-of-00001", "b.ckpt.index"]
 
 
+@pytest.mark.parametrize("buffering", [1, -1], ids=["each line at once", "all at the end"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "dialects",
+        "stats sample",
+        "inspect sample",
+        "get sample 5",
+        "get sample 5 --output rows.npz",
+        "verify sample",
+        "diff sample sample",
+        "clip sample --max-abs 0 --dry-run",
+        "--help",
+        "stats --help",
+        "--version",
+    ],
+)
+def test_a_reader_that_has_gone_is_no_failure(
+    sample_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    arguments: str,
+    buffering: int,
+) -> None:
+    monkeypatch.chdir(sample_path.parent)
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w", buffering=buffering) as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        assert main(arguments.split()) == 0
+    assert capfd.readouterr().err == ""
+
+
 def test_a_full_output_is_named_and_does_not_stop_what_is_written(tmp_path: Path, sample_path: Path) -> None:
     done = shell(f"{CLIP} > /dev/full; {KVTOOLS} inspect sample > /dev/full", tmp_path)
-    message = "kvtools: writing to standard output: No space left on device"
+    full = "kvtools: writing to standard output: No space left on device"
+    stands = "only this report is lost: what the command was to write is whole, in its place"
     assert done.returncode == 1
-    assert done.stderr.splitlines() == [message] * 2
+    assert done.stderr.splitlines() == [f"{full}; {stands}", full]
     assert (tmp_path / "out" / "b.ckpt.index").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "migrate sample - --to tfplugin",
+        "clip sample - --max-abs 0",
+        "cast sample - --to-value-dtype float16",
+        "reshard sample - --parts 2",
+        "merge sample sample -",
+        "split sample - --by table",
+        "rename sample - --table user_emb=u",
+        "get sample 5 --to npz --output -",
+        "get sample 5 --to npz --output=-",
+        "export sample --savedmodel -",
+        "report sample --html -",
+    ],
+)
+def test_a_dash_is_no_file(
+    sample_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: str
+) -> None:
+    monkeypatch.chdir(sample_path.parent)
+    assert main(arguments.split()) == 2
+    message = "writing: got - as the output, expected a file, folder or URL; ./- is a file of that name"
+    assert capsys.readouterr().err == f"kvtools: {message}\n"
+    assert [file.name for file in sample_path.parent.iterdir()] == ["sample"]
 
 
 def test_no_output_at_all_goes_nowhere_and_into_no_file(tmp_path: Path, sample_path: Path) -> None:

@@ -26,9 +26,14 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#:]+\.md|[^):]*examples/[^)#:]*)(?:#[^)]*)?\)")
 
 
+@pytest.fixture(scope="session")
+def tfplugin(tf):
+    """The plugin. Its first import on a machine compiles its ops, minutes that are no page's own."""
+    return pytest.importorskip("tfplugin")
+
+
 @pytest.mark.parametrize("page", PAGES)
-def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch, tf):
-    tfplugin = pytest.importorskip("tfplugin")
+def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch, tfplugin):
     monkeypatch.chdir(tmp_path)
     text = (ROOT / page).read_text()
     blocks = list(BLOCK.finditer(text))

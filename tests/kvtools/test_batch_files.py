@@ -7,6 +7,8 @@ import pickle
 import random
 import resource
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from round_trip import check_same, write, write_and_open
 
 import kvtools
 from kvtools.array_table import ArrayTable
-from kvtools.dialects import arrow_output
+from kvtools.dialects import arrow_columns, arrow_output
 from kvtools.dialects.chunk import Chunk
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.options import OpenOptions
@@ -80,6 +82,31 @@ def test_any_table_comes_back_in_one_file(
     table = round_trip.table(name, rows, dim, parts=parts, seed=seed)
     checkpoint = write_and_open([table], tmp_path / f"a.{dialect}", dialect, batch_rows=batch_rows, force=True)
     check_same(checkpoint.table(name), table)
+
+
+def test_pandas_is_not_imported(tmp_path: Path, sample_path: Path) -> None:
+    """pyarrow does so in several of its functions: a third of a second of each command."""
+    program = (
+        "import sys; from kvtools.cli.main import main\n"
+        "for name in ('arrow', 'parquet'):\n"
+        "    assert main(['migrate', 'sample', name, '--to', name, '--table', 'ads/emb', '--verify']) == 0\n"
+        "    assert main(['stats', name]) == 0\n"
+        "sys.exit('pandas was imported' if 'pandas' in sys.modules else 0)"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_arrow_numbers_are_those_of_numpy() -> None:
+    for dtype in ("int8", "uint16", "int32", "uint64", "float16", "float32", "float64"):
+        numbers = np.arange(9).astype(dtype)
+        made = arrow_columns.arrow_numbers(numbers, pa.from_numpy_dtype(numbers.dtype))
+        assert made.equals(pa.array(numbers))
+        for piece in (made, made.slice(2, 5), made.slice(9), pa.nulls(0, made.type)):
+            np.testing.assert_array_equal(arrow_columns.numpy_numbers(piece), piece.to_numpy(zero_copy_only=False))
+            assert arrow_columns.numpy_numbers(piece).dtype == dtype
+    with pytest.raises(ValueError, match="got float32 numbers, expected double"):
+        arrow_columns.arrow_numbers(np.zeros(3, np.float32), pa.float64())
 
 
 @pytest.mark.parametrize("dialect", FORMATS)

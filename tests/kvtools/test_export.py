@@ -17,6 +17,7 @@ from kvtools.clip import Clip
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.errors import BadInputError, CorruptFileError, OutputError, UnknownTableError
 from kvtools.export import export_saved_model, signature_names
+from kvtools.migrate import write_tables
 
 Save = Callable[..., Path]
 
@@ -134,6 +135,93 @@ assert not [name for name in sys.modules if name.split(".")[0] in ("kvtools", "t
 """
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     subprocess.run([sys.executable, "-c", program, *map(str, paths)], check=True, cwd=tmp_path, env=environment)
+
+
+def as_tensorflow_saves_it(tf: Any, folder: Path, tables: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
+    """Save by `tf.saved_model.save` what an export has: per signature keys, and values with zeros at the end."""
+
+    class Index(tf.saved_model.experimental.TrackableResource):  # type: ignore[misc]
+        def __init__(self, keys: Any) -> None:
+            super().__init__()
+            self._keys = keys
+            self._eager_handle = self.resource_handle
+
+        def _create_resource(self) -> Any:
+            return tf.raw_ops.HashTableV2(key_dtype=tf.int64, value_dtype=tf.int64, shared_name=str(id(self)))
+
+        def _initialize(self) -> None:
+            rows = tf.range(tf.size(self._keys, out_type=tf.int64), dtype=tf.int64)
+            tf.raw_ops.InitializeTableV2(table_handle=self.resource_handle, keys=self._keys, values=rows)
+
+    model = tf.Module()
+    model.tables, signatures = [], {}
+    for name, (keys, values) in tables.items():
+        table = tf.Module()
+        table.keys = tf.Variable(keys, shape=[None], trainable=False, name=f"{name}/keys")
+        shape = [None, values.shape[1]]
+        table.values = tf.Variable(values, shape=shape, trainable=False, name=f"{name}/values")
+        table.index = Index(table.keys)
+
+        def lookup(ids: Any, table: Any = table, missing: int = len(keys)) -> Any:
+            rows = tf.raw_ops.LookupTableFindV2(
+                table_handle=table.index.resource_handle, keys=ids, default_value=tf.constant(missing, tf.int64)
+            )
+            return {"embeddings": tf.cast(tf.gather(table.values, rows), tf.float32)}
+
+        spec = tf.TensorSpec(None, tf.int64, name="ids")
+        signatures[name] = tf.function(lookup, input_signature=[spec], autograph=False)
+        model.tables.append(table)
+    tf.saved_model.save(model, str(folder), signatures=signatures)
+
+
+def test_a_model_is_like_one_that_tensorflow_saved(tf: Any, make_table: Any, tmp_path: Path) -> None:
+    tables = [make_table("_a/b", rows=7, dim=3, value_dtype="bfloat16"), make_table("c", rows=5, dim=2)]
+    write_tables(tables, tmp_path / "checkpoint", "tfplugin")
+    export_saved_model(open_checkpoint(tmp_path / "checkpoint"), tmp_path / "ours")
+    as_tensorflow_saves_it(
+        tf,
+        tmp_path / "theirs",
+        {
+            # TensorFlow itself saves no signature whose name begins with "_".
+            name: (table.keys, np.concatenate([table.values, np.zeros((1, table.dim), table.values.dtype)]))
+            for name, table in zip(("a_b", "c"), tables, strict=True)
+        },
+    )
+    ours, theirs = (tf.saved_model.load(str(tmp_path / side)) for side in ("ours", "theirs"))
+    assert (list(ours.signatures), list(theirs.signatures)) == (["_a_b", "c"], ["a_b", "c"])
+    for number, (name, reference) in enumerate((("_a_b", "a_b"), ("c", "c"))):
+        mine, other = ours.signatures[name], theirs.signatures[reference]
+        assert mine.structured_input_signature == other.structured_input_signature
+        assert mine.structured_outputs == other.structured_outputs
+        ids = tf.constant([[*tables[number].keys.tolist(), 12345]], tf.int64)
+        for answer in (mine(ids=ids), tf.function(lambda ids, mine=mine: mine(ids=ids))(ids)):
+            np.testing.assert_array_equal(answer["embeddings"], other(ids=ids)["embeddings"])
+        for variable in ("keys", "values"):
+            a, b = (getattr(model.tables[number], variable) for model in (ours, theirs))
+            assert (a.dtype, a.shape.as_list(), a.trainable) == (b.dtype, b.shape.as_list(), b.trainable)
+            np.testing.assert_array_equal(a.numpy(), b.numpy())
+    # As a graph: the same inputs and outputs, and a saver that saves what it restored.
+    described = {}
+    for side in ("ours", "theirs"):
+        with tf.compat.v1.Session(graph=tf.Graph()) as session:
+            meta = tf.compat.v1.saved_model.load(session, ["serve"], str(tmp_path / side))
+            described[side] = {
+                name.removeprefix("_"): {
+                    of: {key: (one.dtype, str(one.tensor_shape)) for key, one in getattr(signature, of).items()}
+                    for of in ("inputs", "outputs")
+                }
+                for name, signature in meta.signature_def.items()
+            }
+            prefix = str(tmp_path / side / "again")
+            saver = meta.saver_def
+            session.run(saver.save_tensor_name, {saver.filename_tensor_name: prefix})
+        described[side]["saved"] = sorted(tf.train.load_checkpoint(prefix).get_variable_to_shape_map().items())
+    assert described["ours"] == described["theirs"]
+    # What was loaded is saved again, by TensorFlow.
+    tf.saved_model.save(ours, str(tmp_path / "again"), signatures={"c": ours.signatures["c"]})
+    np.testing.assert_array_equal(
+        answers(tf, tf.saved_model.load(str(tmp_path / "again")), "c", tables[1].keys), tables[1].values
+    )
 
 
 def test_later_rows_of_a_key_win(

@@ -74,6 +74,53 @@ def test_a_loss_is_named(holds: dict[str, Any], loss: str) -> None:
     assert fit(SOURCE, target(**holds)).losses == (loss,)
 
 
+@pytest.mark.parametrize(
+    ("inits", "losses"),
+    [
+        (None, ("initial values of slot Adam.m: no more than one number is kept of them",)),
+        (
+            frozenset({"constant"}),
+            (
+                "initial values of slot wide: a copy of the value, which the dialect does not record",
+                "initial values of slot Adam.m: no more than one number is kept of them",
+            ),
+        ),
+        (
+            frozenset(),
+            (
+                "initial values of slot Adam.v, 0.5: the dialect does not record them",
+                "initial values of slot wide: a copy of the value, which the dialect does not record",
+                "initial values of slot Adam.m: no more than one number is kept of them",
+            ),
+        ),
+    ],
+)
+def test_how_slots_of_new_rows_begin_is_kept_or_named(inits: frozenset[str] | None, losses: tuple[str, ...]) -> None:
+    described = {
+        "zero": {"init": "constant", "constant": 0.0},
+        "Adam.v": {"init": "constant", "constant": 0.5},
+        "wide": {"init": "copy_value"},
+        "Adam.m": {"init": "rows"},
+        "gone": {"init": "copy_value"},  # of a slot that is not there: nothing is lost with it
+        "broken": "no object",
+    }
+    names = ("zero", "Adam.v", "wide", "Adam.m")
+    table = source(
+        slots=tuple(SlotSchema(name, 2, "float32") for name in names),
+        metadata={"slots": described, "initializer": {"kind": "constant"}},
+    )
+    holds = {} if inits is None else {"slot_inits": inits}
+    for names_of_slots in (frozenset({"slots", "initializer"}), None):
+        assert fit(table, target(metadata=names_of_slots, **holds)).losses == losses
+    kept = fit(table, target(metadata=None, **holds)).schema.metadata.get("slots", {})
+    held = {"constant", "copy_value"} if inits is None else inits
+    assert {name for name in kept if name in names} == {
+        name
+        for name in names
+        if described[name]["init"] in held  # type: ignore[index]
+    }
+
+
 def test_a_wider_type_is_a_change_and_exact() -> None:
     fitted = fit(source(key_dtype="int32", value_dtype="bfloat16", slots=()), target())
     assert fitted.losses == ()

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from kvtools.dialects.chunk import ALL_COLUMNS, Columns
-from kvtools.dialects.detect import open_checkpoint
+from kvtools.dialects.detect import dialect_named, open_checkpoint
 from kvtools.errors import BadInputError
+from kvtools.lossless import with_tables
 from kvtools.migrate import write_tables
 from kvtools.rename import Renames, rename
 from kvtools.slot_parts import with_other_slots
@@ -73,6 +74,40 @@ def test_slots_that_begin_differently_lose_that_side_by_side(
     account, _ = rename(open_checkpoint(tmp_path / "a"), tmp_path / "b", Renames(join=((("S.a", "S.b"), "S"),)))
     message = "initial values of slot {}: no more than one number is kept of them"
     assert account.tables[0].losses == tuple(map(message.format, lost))
+
+
+def test_pieces_of_a_slot_that_begins_as_the_value_begin_as_pieces_of_it(
+    make_table: Callable[..., Any], tmp_path: Path
+) -> None:
+    described = {"S": {"name": "S", "init": "copy_value"}}
+    write_tables([make_table(slots=("S",), metadata={"slots": described})], tmp_path / "a", "tfplugin")
+    account, _ = rename(open_checkpoint(tmp_path / "a"), tmp_path / "b", Renames(split=(("S", ("a", "b")),)))
+    assert account.tables[0].losses == tuple(
+        f"initial values of slot {name}: no more than one number is kept of them" for name in ("a", "b")
+    )
+
+
+@pytest.mark.parametrize("target", [name for name, dialect in with_tables().items() if dialect.write])
+@pytest.mark.parametrize(
+    "begins",
+    [{"init": "constant", "constant": 0.5}, {"init": "constant", "constant": 0.0}, {"init": "copy_value"}],
+    ids=["half", "zero", "copy"],
+)
+def test_how_slots_of_new_rows_begin_is_read_back_or_named(
+    make_table: Callable[..., Any], tmp_path: Path, target: str, begins: dict[str, Any]
+) -> None:
+    dialect = dialect_named(target)
+    if dialect.output == "url" or not dialect.holds.slots:
+        pytest.skip("nothing is written to a disk, or no slots are")
+    table = make_table(slots=("m",), metadata={"slots": {"m": {"name": "m", **begins}}})
+    out = tmp_path / f"out{dialect.suffixes[0] if dialect.suffixes else ''}"
+    account = write_tables([table], out, target)
+    (after,) = open_checkpoint(out).tables.values()
+    record = after.schema.metadata.get("slots", {}).get("m", {"init": "constant", "constant": 0.0})
+    arrived = {name: record.get(name) for name in begins} == begins
+    named = [loss for loss in account.tables[0].losses if loss.startswith("initial values of slot m")]
+    assert arrived != bool(named), (record, named)
+    assert arrived or begins != {"init": "constant", "constant": 0.0}
 
 
 @pytest.mark.parametrize(

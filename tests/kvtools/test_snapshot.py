@@ -108,6 +108,9 @@ def test_of_a_key_that_is_there_twice_the_last_row_counts(tmp_path: Path, memory
     assert f"{5000 - len(last)} rows: a later row has their key" in account.tables[0].losses[0]
     with pytest.raises(CheckFailedError, match="a later row has their key"):
         write_tables([ArrayTable("emb", keys, values)], tmp_path / "b.kvsnap", "snapshot", strict=True)
+    table = ArrayTable("emb", keys, values, part_rows=(3000, 2000))
+    checked = write_tables([table], tmp_path / "c.kvsnap", "snapshot", verify=True)
+    assert "compared with the source, by key" in checked.tables[0].checks[-1]
 
 
 @pytest.mark.parametrize("memory", [1 << 30, SMALL_MEMORY])
@@ -206,6 +209,10 @@ def test_int8_rows_are_near_and_say_so(tmp_path: Path) -> None:
         write(tmp_path / "b.kvsnap", ArrayTable("emb", keys, values), compression="int8")
     with pytest.raises(UsageError, match="float16, expected float32"):
         write(tmp_path / "b.kvsnap", ArrayTable("emb", keys, np.ones((500, 2), np.float16)), compression="int8")
+    with pytest.raises(UsageError, match="--verify, which compares every number"):
+        table = ArrayTable("emb", keys[:9], np.ones((9, 2), np.float32))
+        options = WriteOptions(compression="int8")
+        write_tables([table], tmp_path / "b.kvsnap", "snapshot", options=options, verify=True)
     assert not (tmp_path / "b.kvsnap").exists()
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -296,6 +297,16 @@ def outcome(version: ServedVersion, body: bytes) -> bytes | str:
     except RequestError as error:
         assert error.status in (400, 404, 413)
         return error.code
+
+
+def test_rows_that_come_from_elsewhere_than_a_snapshot(version: ServedVersion, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "int64/float32"
+    stored = version.store.table(name)
+    frame = encode_request([TableKeys(name, np.array([0, 2])), TableKeys(name, np.array([0]), "sum", np.array([0, 1]))])
+    expected = outcome(version, frame)
+    elsewhere = SimpleNamespace(table=None, schema=stored.schema, key_limits=stored.key_limits, lookup=stored.lookup)
+    monkeypatch.setitem(version.store.tables, name, elsewhere)
+    assert outcome(version, frame) == expected and not isinstance(expected, str)
 
 
 def test_a_snapshot_that_was_cut_is_an_error_with_no_path(version: ServedVersion, tmp_path: Path, way: str) -> None:

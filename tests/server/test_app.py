@@ -12,6 +12,8 @@ pytest.importorskip("httpx")
 from fastapi.testclient import TestClient
 
 from kvtools.errors import BadInputError, UnknownTableError
+from kvtools.lookup_frame import MEDIA_TYPE as FRAME
+from kvtools.lookup_frame import TableKeys, encode_request
 from kvtools.server.app import create_app
 from kvtools.server.catalog import static_catalog
 from kvtools.server.settings import Settings
@@ -163,3 +165,23 @@ def test_store_refuses_what_it_cannot_serve(save_plain: Callable[..., Path], sam
         TableStore(save_plain(tmp_path / "a", {"w": np.zeros(3)}))
     with pytest.raises(UnknownTableError):
         TableStore(sample_path, tables=["nope"])
+
+
+def test_some_of_the_keys_are_remembered(sample_path: Path) -> None:
+    catalog = static_catalog(sample_path)
+    client = TestClient(create_app(catalog))
+    recent = catalog.version().recent["ads/emb"]
+    for _ in range(16):
+        client.post("/v1/tables/ads/emb:lookup", json={"keys": [-7, 3]})
+    assert recent.keys().tolist() == [-7, 3]
+    for _ in range(16):
+        body = np.array([5, 2**63 - 1]).tobytes()
+        client.post("/v1/tables/ads/emb:lookup", content=body, headers={"Content-Type": BINARY})
+    assert recent.keys().tolist() == [-7, 3, 5, 2**63 - 1]
+    client.post("/v1/tables:lookup", json={"tables": {"ads/emb": {"keys": [[11], [12]], "combiner": "sum"}}})
+    assert recent.keys().tolist() == [-7, 3, 5, 11, 12, 2**63 - 1]
+    frame = encode_request([TableKeys("ads/emb", np.array([21, 22]))])
+    for _ in range(16):
+        answer = client.post("/v1/tables:lookup", content=frame, headers={"Content-Type": FRAME, "Accept": FRAME})
+        assert answer.status_code == 200
+    assert recent.keys().tolist() == [-7, 3, 5, 11, 12, 21, 22, 2**63 - 1]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import socket
+import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -17,7 +19,7 @@ pytest.importorskip("grpc_health")
 pytest.importorskip("grpc_reflection")
 import grpc
 
-from kvtools.errors import BadInputError
+from kvtools.errors import BadInputError, MissingDependencyError
 from kvtools.server.catalog import Catalog, ServedModel, static_catalog
 from kvtools.server.grpc_server import GrpcServer, start
 from kvtools.server.protos import POOL, message
@@ -392,3 +394,65 @@ def test_messages_are_in_a_pool_of_their_own() -> None:
     assert POOL is not descriptor_pool.Default()
     for kind in REQUESTS.values():
         assert kind.DESCRIPTOR.file.pool is POOL
+
+
+def test_what_is_no_grpc_is_hung_up_on(sample_path: Path) -> None:
+    server = start(static_catalog(sample_path), Settings(grpc_port=0, header_timeout=0.2))
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    settings_frame = b"\0\0\0\4\0\0\0\0\0"
+    headers_cut_off = b"\0\0\x20\1\4\0\0\0\1" + b"\xff" * 32
+    try:
+        for data in (
+            b"",
+            b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+            b"\x16\x03\x01\x02\x00\x01",
+            preface[:10],
+            preface,
+            preface + settings_frame + headers_cut_off,
+        ):
+            with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+                connection.sendall(data)
+                while connection.recv(4096):
+                    pass  # until the server closes, which it does
+        with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            assert ask(channel, STATUS, model_spec={"name": "default"}).model_version_status
+    finally:
+        server.stop(0)
+
+
+def test_ids_may_have_the_type_of_the_tables_keys(
+    save_plain: Any, make_sample: Any, table_tensors: Any, tmp_path: Path
+) -> None:
+    tables = {
+        "small": make_sample("small", rows=8, dim=2, key_dtype="int32"),
+        "big": make_sample("big", rows=8, dim=2, key_dtype="uint64"),
+    }
+    tensors: dict[str, Any] = {}
+    for sample in tables.values():
+        tensors |= table_tensors(sample)
+    server = start(static_catalog(save_plain(tmp_path / "a", tensors)), Settings(grpc_port=0))
+    try:
+        with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            for name, fields in {
+                "small": {"dtype": 3, "int_val": tables["small"].keys.tolist()},
+                "big": {"dtype": 23, "uint64_val": tables["big"].keys.tolist()},
+            }.items():
+                ids = {**fields, "tensor_shape": {"dim": [{"size": 8}]}}
+                answer = ask(channel, PREDICT, model_spec=model(name), inputs={"ids": ids})
+                assert rows(answer.outputs["embeddings"]) == tables[name].values.tolist()
+            given = {"name": "ids", "datatype": "UINT64", "shape": [8]}
+            keys = tables["big"].keys
+            for item, raw in (
+                ({**given, "contents": {"uint64_contents": keys.tolist()}}, []),
+                (given, [keys.tobytes()]),
+            ):
+                answer = ask(channel, INFER, model_name="big", inputs=[item], raw_input_contents=raw)
+                assert answer.raw_output_contents[0] == tables["big"].values.tobytes()
+    finally:
+        server.stop(0)
+
+
+def test_without_its_packages_the_extra_is_named(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "grpc_health.v1", None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'kvtools\[grpc\]'"):
+        start(catalog, Settings(grpc_port=0))

@@ -308,6 +308,26 @@ def test_a_large_lookup_is_done_by_a_thread(running: Running, monkeypatch: pytes
     assert [answered.short for answered in running.seen.answers[-2:]] == [True, True]
 
 
+@pytest.mark.parametrize("path", ["", "?a=b"], ids=["short", "usual"])
+def test_a_client_that_sends_no_more_has_its_answers(
+    running: Running, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(lookups_module, "_SMALL_JSON", 0)
+    answer_lookup, ended = lookups_module.answer_lookup, threading.Event()
+
+    def wait(*arguments: Any) -> Any:
+        ended.wait(60)
+        return answer_lookup(*arguments)
+
+    monkeypatch.setattr(lookups_module, "answer_lookup", wait)
+    with running.connect() as connection:
+        connection.sendall(message(LOOKUP + path, b'{"keys": [0]}') * 3)
+        connection.shutdown(socket.SHUT_WR)
+        assert running.ask(message("GET /healthz", Connection="close"))  # the end has been seen
+        ended.set()
+        assert [status for status, _, _ in responses(read_all(connection))] == [200] * 3
+
+
 def test_large_json_is_sent_in_blocks(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     data = message(LOOKUP, json.dumps({"keys": [-7, 3, 0] * 20}).encode(), Connection="close")
     ((status, _, whole),) = responses(running.ask(data))
@@ -372,6 +392,7 @@ def test_a_head_has_a_limit(running: Running) -> None:
 
 
 HEAD = message(LOOKUP, None, Content_Length="100")
+HEALTH = message("GET /healthz", Connection="close")
 
 
 @pytest.mark.parametrize(
@@ -432,6 +453,23 @@ def test_a_client_that_does_not_read_is_cut_off() -> None:
             while True:  # until the server has let go of the connection
                 connection.sendall(data)
         assert server.seen.requests[200] >= 1
+
+
+@pytest.mark.parametrize("path", ["", "?a=b"], ids=["short", "usual"])
+def test_a_client_that_sends_before_it_reads_has_all_answers(path: str) -> None:
+    count = 300  # answers of 32 kB: more than sockets hold
+    keys = np.where(np.arange(2000) % 3 == 0, -7, 3).astype("<i8")
+    data = message(LOOKUP + path, keys.tobytes(), Content_Type=BINARY, Accept=BINARY)
+    with Running(Settings()) as server, server.connect() as connection:
+        reader = connection.dup()
+        sender = threading.Thread(target=lambda: connection.sendall(data * count + HEALTH))
+        sender.start()
+        sender.join(0.3)  # it gets stuck, or all is sent
+        got = responses(read_all(reader))
+        sender.join(60)
+        reader.close()
+    assert [status for status, _, _ in got] == [200] * (count + 1)
+    assert len({body for _, _, body in got}) == 2
 
 
 def test_the_server_ends_with_half_sent_requests_about() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ pytest.importorskip("httpx")
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from kvtools.server import late_app
 from kvtools.server.catalog import Catalog
 from kvtools.server.late_app import LateApp
 
@@ -46,3 +48,18 @@ def test_serving_begins_without_fastapi() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_it_is_made_as_soon_as_there_are_descriptors_for_its_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(late_app, "_AGAIN", 0)
+    tries: list[int] = []
+
+    def make() -> FastAPI:
+        tries.append(1)
+        if len(tries) < 3:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return FastAPI()
+
+    app = LateApp(Catalog(), make)
+    app.begin()
+    assert TestClient(app).get("/openapi.json").status_code == 200 and len(tries) == 3

@@ -19,6 +19,8 @@ from resp_server import serving
 from kvtools.array_table import ArrayTable
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, UsageError
+from kvtools.lookup_frame import MEDIA_TYPE as FRAME
+from kvtools.lookup_frame import TableKeys, decode_answer, encode_request
 from kvtools.migrate import write_tables
 from kvtools.server import redis_backend
 from kvtools.server.app import create_app
@@ -84,6 +86,10 @@ def test_every_protocol_looks_up_in_redis(url: str) -> None:
         assert [row[0] for row in answer.json()["embeddings"]] == [1.5, 0.0, 1.5]
         both = client.post("/v1/tables:lookup", json={"tables": {"emb": {"keys": [1]}, "two": {"keys": [7]}}}).json()
         assert both["tables"]["two"]["embeddings"] == [[7.0, 7.0]]
+        asked = encode_request([TableKeys("emb", np.array([3, 999]))])
+        answer = client.post("/v1/tables:lookup", content=asked, headers={"Content-Type": FRAME, "Accept": FRAME})
+        ((rows,), _) = decode_answer(answer.content)
+        assert rows.embeddings[:, 0].tolist() == [3, 0] and rows.found.tolist() == [True, False]
         assert client.post("/v1/tables/emb:lookup", json={"keys": [999], "missing": "error"}).status_code == 404
         assert client.post("/v1/models/default:predict", json={"instances": []}).status_code < 500
     with serving(catalog) as running:
@@ -103,7 +109,7 @@ def test_a_snapshot_in_front_is_asked_first(url: str, tmp_path: Path) -> None:
 
 
 def test_redis_gone_and_back(server: Server, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_backend, "_RESTS", 0.05)
+    monkeypatch.setattr(redis_backend, "_RESTS", 3600)
     write(url, table("emb", range(10)))
     write_tables([table("emb", range(5))], tmp_path / "front.kvsnap", "snapshot")
     front = TableStore(tmp_path / "front.kvsnap")
@@ -130,7 +136,10 @@ def test_redis_gone_and_back(server: Server, url: str, tmp_path: Path, monkeypat
     expect(tolerant, "emb", [1, 7], [1, 0], [True, False])
     server.start()
     write(url, table("emb", range(10), plus=0.5))  # It had nothing on disk.
-    until_answered(plain)
+    with pytest.raises(RequestError, match="it did not answer a moment ago"):
+        plain.table("emb").lookup(np.array([1]))
+    for store in (plain, fronted, tolerant):
+        store.backend.rests_until = 0.0  # The hour is over.
     expect(plain, "emb", [1, 7, 99], [1.5, 7.5, 0], [True, True, False])
     expect(fronted, "emb", [1, 7], [1, 7.5], [True, True])
     expect(tolerant, "emb", [1, 7], [1, 7.5], [True, True])

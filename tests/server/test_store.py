@@ -118,6 +118,7 @@ def test_few_sources_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for number in range(4):
         TableStore(write(tmp_path / f"{number}.npz", number), cache=tmp_path / "cache")
     assert len(snapshots(tmp_path / "cache")) == 2
+    assert len(list((tmp_path / "cache").iterdir())) == 4  # and a lock for each
 
 
 def test_a_cache_that_cannot_be_made(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -49,7 +48,6 @@ class Watched:
         return [version.number for version in self.catalog.versions("m")]
 
     def states(self) -> dict[int, str]:
-        gc.collect()
         self.versions.look()
         return {status.number: status.state for status in self.catalog.status("m")}
 

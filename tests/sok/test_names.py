@@ -93,6 +93,28 @@ def test_an_optimizer_scope_stands_for_the_wrapper(keras):
             wrong(sok.Variable([[1.0]]))
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tf.keras.optimizers.LossScaleOptimizer(tf.keras.optimizers.SGD(0.25)),
+        lambda: tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.SGD(0.25)),
+        lambda: tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.legacy.SGD(0.25)),
+    ],
+    ids=["3", "tf_keras", "legacy"],
+)
+def test_an_optimizer_scope_takes_optimizers_that_scale_the_loss(make):
+    table, optimizer = sok.DynamicVariable(1, "ones"), make()
+    old = hasattr(optimizer, "get_scaled_loss")
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.nn.embedding_lookup(table, [7]) ** 2)
+        scaled = optimizer.get_scaled_loss(loss) if old else optimizer.scale_loss(loss)
+    gradients = tape.gradient(scaled, [table])
+    with sok.OptimizerScope([table]):
+        given = optimizer.get_unscaled_gradients(gradients) if old else gradients
+        optimizer.apply_gradients(zip(given, [table], strict=True))
+    assert table.sparse_read([7]).numpy().tolist() == [[0.5]]
+
+
 @pytest.mark.parametrize("make", [sok.DistributedEmbedding, sok_tf_keras.DistributedEmbedding], ids=["3", "tf_keras"])
 @pytest.mark.parametrize("use_hashtable", [True, False])
 @pytest.mark.parametrize("combiner", ["Mean", "sum"])
@@ -115,6 +137,17 @@ def test_distributed_embedding_combines_the_keys_of_each_slot(make, use_hashtabl
         layer(tf.zeros([2, 2], tf.int64))
     with pytest.raises(ValueError, match="combiner must be one of"):
         make("max", 8, 3, 2, 2)
+
+
+@pytest.mark.parametrize("module", [sok, sok_tf_keras], ids=["3", "tf_keras"])
+@pytest.mark.parametrize("use_hashtable", [True, False])
+def test_layers_give_what_their_policy_computes_in(module, use_hashtable):
+    about = {"use_hashtable": use_hashtable, "dtype": "mixed_float16"}
+    ids = tf.constant([[[1, 2]]], tf.int64)
+    pooled = module.DistributedEmbedding("sum", 8, 3, slot_num=1, max_nnz=2, **about)
+    rows = module.All2AllDenseEmbedding(8, 3, slot_num=1, nnz_per_slot=2, **about)
+    for layer, given in ((pooled, tf.RaggedTensor.from_tensor(ids[0])), (rows, ids)):
+        assert layer(given).dtype == tf.float16 and layer.embedding_variable.dtype == tf.float32
 
 
 def test_values_are_loaded_by_row_number():

@@ -130,3 +130,25 @@ def test_an_exported_slot_has_no_rows_of_keys_that_have_gone():
     assert ops and table.export()[0].numpy().tolist() == [7]
     assert all(row == [1.25] for row in rows.numpy().tolist())  # each row that is there has had a gradient
     assert len(keys) == len(rows) and 7 in keys.numpy()
+
+
+def test_a_slot_that_was_taken_before_a_restore_is_the_restored_one(adam, tmp_path):
+    table = sok.DynamicVariable(1, "ones", name="t")
+
+    def made(steps):
+        optimizer = sok.OptimizerWrapper(adam())
+        for _ in range(steps):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.nn.embedding_lookup(table, [7]) ** 2)
+            optimizer.apply_gradients(zip(tape.gradient(loss, [table]), [table], strict=True))
+        return optimizer, optimizer.get_slot(table, "m")
+
+    first, m = made(3)
+    expected = sok.export(m)[1].numpy()
+    path = tf.train.Checkpoint(table=table, optimizer=first).save(str(tmp_path / "c"))
+    second, m = made(1)  # `first` is still there
+    tf.train.Checkpoint(table=table, optimizer=second).restore(path)
+    assert sok.export(m)[1].numpy() == expected == sok.export(second.get_slot(table, "m"))[1].numpy()
+    sok.assign(m, [7], [[0.25]])
+    assert sok.export(second.get_slot(table, "m"))[1].numpy() == 0.25
+    assert len(table.slot_names()) == 2

@@ -420,3 +420,19 @@ def test_models_without_tables_are_left_alone(keras, tmp_path):
     np.testing.assert_array_equal(
         keras.models.load_model(str(tmp_path / "m.keras")).predict(IDS, verbose=0), model.predict(IDS, verbose=0)
     )
+
+
+@pytest.mark.parametrize(
+    "lookup",
+    [
+        tf.nn.embedding_lookup,
+        tf.gather,
+        lambda table, ids: table.sparse_read(ids),
+        lambda table, ids: tfplugin.lookup_many([table], [ids]),
+    ],
+    ids=["embedding_lookup", "gather", "sparse_read", "lookup_many"],
+)
+def test_a_lookup_between_the_layers_of_a_tf_keras_model_is_an_error(lookup):
+    table = tfplugin.get_kv_variable("between", embedding_dim=2)
+    with pytest.raises(TypeError, match=r"'between.*in the call of a layer of the same Keras"):
+        lookup(table, tf_keras.Input((3,), dtype="int64"))

@@ -124,6 +124,35 @@ def test_a_checkpoint_keeps_rows_slots_and_status(tmp_path, before, after, parti
     assert state(table, optimizer) == later
 
 
+@pytest.mark.parametrize("files", [False, True], ids=["in_checkpoint", "to_files"])
+@pytest.mark.parametrize("make_optimizer", [*OPTIMIZERS.values(), v1.train.AdamOptimizer], ids=[*OPTIMIZERS, "v1"])
+def test_slots_that_were_taken_before_a_restore_are_the_restored_ones(tmp_path, make_optimizer, files):
+    creator = de.CuckooHashTableCreator(saver=de.FileSystemSaver()) if files else None
+    table = de.Variable(dim=2, name=NAME, devices=["/CPU:0"] * 2, kv_creator=creator)
+    first, second = (de.DynamicEmbeddingOptimizer(make_optimizer(0.1)) for _ in range(2))
+    trained(first, table)
+    of_first = table.get_slot_variables(first)
+    expected = [by_key(slot.export()) for slot in of_first]
+    path = tf.train.Checkpoint(table=table, optimizer=first).save(str(tmp_path / "c"))
+
+    trained(second, table, 1)
+    taken = table.get_slot_variables(second)
+    checkpoint = tf.train.Checkpoint(table=table, optimizer=second)
+    checkpoint.restore(path)
+    assert [by_key(slot.export()) for slot in taken] == expected
+    assert [by_key(slot.export()) for slot in table.get_slot_variables(second)] == expected
+    with pytest.raises(ValueError, match="another optimizer was restored"):
+        of_first[0].export()
+
+    taken[0].upsert(KEYS[:1], ROWS[:1])
+    expected[0][int(KEYS[0])] = ROWS[0].tobytes()
+    assert [by_key(slot.export()) for slot in taken] == expected
+    path = checkpoint.save(str(tmp_path / "again"))
+    trained(second, table, 1)
+    checkpoint.restore(path)
+    assert [by_key(slot.export()) for slot in taken] == expected
+
+
 def test_a_checkpoint_may_be_restored_before_its_variable_is_made(tmp_path):
     v = de.Variable(dim=2, name=NAME)
     v.upsert(KEYS, ROWS)

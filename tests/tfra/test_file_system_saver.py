@@ -208,6 +208,28 @@ def test_a_saved_model_holds_the_rows_itself(tmp_path, devices, partitioner):
     np.testing.assert_array_equal(got, ROWS)
 
 
+def test_a_saved_model_of_one_of_several_processes_is_an_error_and_one_process_that_restores_all_saves_it(tmp_path):
+    def model_of(saver):
+        model = tf.Module()
+        model.v = de.Variable(dim=2, name=NAME, kv_creator=saver)
+        model.serve = tf.function(lambda ids: model.v.lookup(ids), input_signature=[tf.TensorSpec([None], tf.int64)])
+        return model
+
+    first, second = model_of(creator(2, 0)), model_of(creator(2, 1))
+    first.v.upsert(KEYS[:3], ROWS[:3])
+    second.v.upsert(KEYS[3:], ROWS[3:])
+    with pytest.raises(ValueError, match=r"'scope/emb' is spread over 2 processes.*rows of this one alone"):
+        tf.saved_model.save(first, str(tmp_path / "model"), signatures=first.serve)
+
+    path = tf.train.Checkpoint(v=first.v).write(str(tmp_path / "c"))
+    second.v.save_to_file_system(str(tmp_path / "TFRADynamicEmbedding"), proc_size=2, proc_rank=1)
+    alone = model_of(creator())
+    tf.train.Checkpoint(v=alone.v).read(path)
+    tf.saved_model.save(alone, str(tmp_path / "whole"), signatures=alone.serve)
+    (got,) = tf.saved_model.load(str(tmp_path / "whole")).signatures["serving_default"](tf.constant(KEYS)).values()
+    np.testing.assert_array_equal(got, ROWS)
+
+
 def test_arguments_of_the_saver_are_checked():
     with pytest.raises(TypeError, match="proc_size and proc_rank together, got proc_size=2, proc_rank=None"):
         de.FileSystemSaver(proc_size=2)

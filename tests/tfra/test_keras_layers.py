@@ -579,3 +579,20 @@ def test_sparse_ids_with_holes(keras, layers, name):
     model.compile(de.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.05)), loss="mse")
     model.fit(ids, np.ones([3, 1]), verbose=0)
     assert sorted(rows_by_key(squashed)) == [2, 4, 15]
+
+
+@pytest.mark.parametrize("kind", ["Embedding", "SquashedEmbedding", "FieldWiseEmbedding"])
+def test_a_layer_of_keras_3_in_a_model_of_tf_keras_is_an_error(name, kind):
+    own = {"nslots": 2, "slot_map_fn": lambda ids: ids % 2} if kind == "FieldWiseEmbedding" else {}
+    layer = getattr(de.keras.layers, kind)(2, name=name, **own)
+    with pytest.raises(TypeError, match=r"tfplugin\.dynamic_embedding\.tf_keras"):
+        layer(tf_keras.Input((3,), dtype="int64"))
+
+
+@pytest.mark.parametrize("lookup", [de.embedding_lookup, de.embedding_lookup_unique], ids=lambda f: f.__name__)
+def test_a_lookup_between_the_layers_of_tf_keras_is_an_error(name, lookup):
+    v = de.Variable(dim=2, name=name)
+    with pytest.raises(TypeError, match="in the call of a layer of the same Keras"):
+        lookup(v, tf_keras.Input((3,), dtype="int64"), name="x")
+    with pytest.raises(TypeError, match="in the call of a layer of the same Keras"):
+        v.lookup(tf_keras.Input((3,), dtype="int64"))

@@ -42,6 +42,23 @@ def by_key(exported):
     return {int(key): row.tobytes() for key, row in zip(keys, rows, strict=True)}
 
 
+def test_a_saver_of_nothing_else_is_an_error(creator):
+    with tf.Graph().as_default():
+        v = de.Variable(dim=2, name="alone", kv_creator=creator())
+        with pytest.raises(ValueError, match="Tables in Redis have not"):
+            tf.compat.v1.train.Saver([v])
+
+
+@pytest.mark.parametrize("shape", [(6,), (2, 3), (2, 2), (3, 1), (0, 2)], ids=str)
+def test_rows_of_another_shape_are_an_error(mode, creator, shape):
+    v = de.Variable(dim=2, name="wrong", kv_creator=creator())
+    keys, rows = np.arange(3), np.ones(shape, np.float32)
+    for write in (lambda: v.upsert(keys, rows), lambda: v.accum(keys, rows, rows, np.ones(3, bool))):
+        with pytest.raises((ValueError, tf.errors.InvalidArgumentError)):
+            mode(write)
+    assert mode(v.size) == 0
+
+
 @pytest.mark.parametrize("slices", [1, 3])
 def test_rows_are_written_looked_up_exported_and_removed(mode, creator, devices, slices):
     v = de.Variable(

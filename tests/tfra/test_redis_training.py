@@ -58,6 +58,23 @@ def test_string_keys_train_as_in_memory(creator, traced):
     assert all(b"a" not in by_key(slot.export()) for slot in tables[0].get_slot_variables(optimizers[0]))
 
 
+def test_ids_whose_rank_only_the_session_knows_train_as_in_memory(creator):
+    v1 = tf.compat.v1
+    found = []
+    for kv_creator in (creator, de.CuckooHashTableCreator()):
+        with tf.Graph().as_default(), v1.Session() as session:
+            v = de.Variable(dim=2, name="v", initializer=0.5, kv_creator=kv_creator)
+            ids = v1.placeholder(tf.int64)
+            _, trainable = de.embedding_lookup(v, ids, name="x", return_trainable=True)
+            optimizer = de.DynamicEmbeddingOptimizer(v1.train.AdamOptimizer(0.1))
+            step = optimizer.minimize(lambda t=trainable: t * t, var_list=[trainable])
+            session.run(v1.global_variables_initializer())
+            for fed in ([3, 1], [[1], [2]]):
+                session.run(step, {ids: fed})
+            found.append(by_key(session.run(v.export())))
+    assert found[0] == found[1] and set(found[0]) == {1, 2, 3}
+
+
 def test_string_keys_train_in_a_graph(creator):
     v1 = tf.compat.v1
     found = []

@@ -108,6 +108,7 @@ def test_the_timestamp_is_the_unix_time(name):
     table = de.Variable(dim=1, name=name, restrict_policy=de.TimestampRestrictPolicy)
     before = int(time.time())
     table.restrict_policy.apply_update(tf.constant([1], tf.int64))
+    assert table.restrict_policy.tstp_var is table.restrict_policy.status
     assert before <= int(table.restrict_policy.status.lookup([1]).numpy()[0, 0]) <= time.time()
 
 
@@ -126,6 +127,7 @@ def test_a_key_that_was_never_trained_goes_first(name):
     table = de.Variable(dim=1, name=name, restrict_policy=de.FrequencyRestrictPolicy)
     table.upsert([1, 2, 3], [[1.0], [2.0], [3.0]])
     table.restrict_policy.apply_update(tf.constant([1, 3], tf.int64))
+    assert table.restrict_policy.freq_var is table.restrict_policy.status
     table.restrict(2)
     assert sorted(table.export()[0].numpy().tolist()) == [1, 3]
 

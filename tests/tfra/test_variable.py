@@ -116,6 +116,22 @@ def test_initial_values(mode, name, devices, initializer, expected):
     assert mode(lambda k: v.lookup(k), np.array([5, -9])).tolist() == [expected, expected]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "initializer", "expected"),
+    [
+        (tf.int32, 0.1, 0),
+        (tf.int8, -2.7, -2),
+        (tf.int64, tf.keras.initializers.Constant(3.5), 3),
+        (tf.bool, 0.1, True),
+        (tf.int32, np.array([1.5, 2.5]), [1, 2]),
+    ],
+    ids=str,
+)
+def test_initial_values_of_integers_drop_the_fraction(name, dtype, initializer, expected):
+    v = de.Variable(value_dtype=dtype, dim=2, name=name, initializer=initializer)
+    assert v.lookup([7]).numpy().tolist() == np.broadcast_to(expected, (1, 2)).tolist()
+
+
 def test_an_initial_value_may_be_a_tensor_of_the_graph(session, name):
     v = de.Variable(dim=2, name=name, initializer=tf.constant([1.0, 2.0]) * 2)
     assert session.run(v.lookup(tf.constant([1], tf.int64))).tolist() == [[2, 4]]
@@ -140,7 +156,8 @@ def test_an_array_of_float64_is_rounded_but_not_a_tensor(name):
 
 
 @pytest.mark.parametrize("keys", [tf.constant([1]), tf.constant([1.0]), np.array([1], np.int32), ["a"], [1.5]])
-def test_keys_of_another_dtype_are_a_type_error(name, devices, keys):
+@pytest.mark.parametrize("error", [TypeError, ValueError])
+def test_keys_of_another_dtype_are_a_type_error_and_a_value_error(name, devices, keys, error):
     v = de.Variable(dim=1, name=name, devices=devices)
     one = tf.constant([[1.0]])
     for call in (
@@ -149,11 +166,12 @@ def test_keys_of_another_dtype_are_a_type_error(name, devices, keys):
         lambda: v.remove(keys),
         lambda: v.accum(keys, one, one, [True]),
     ):
-        with pytest.raises(TypeError, match=name):
+        with pytest.raises(error, match=name):
             call()
 
 
-def test_values_of_another_dtype_are_a_type_error(mode, name, devices):
+@pytest.mark.parametrize("error", [TypeError, ValueError])
+def test_values_of_another_dtype_are_a_type_error_and_a_value_error(mode, name, devices, error):
     v = de.Variable(dim=1, name=name, devices=devices)
     one, wrong = tf.constant([[1.0]]), tf.constant([[1]])
     key = tf.constant([1], tf.int64)
@@ -162,7 +180,7 @@ def test_values_of_another_dtype_are_a_type_error(mode, name, devices):
         lambda: v.accum(key, wrong, one, [True]),
         lambda: v.accum(key, one, wrong, [True]),
     ):
-        with pytest.raises(TypeError, match="float32 values, got int32"):
+        with pytest.raises(error, match="float32 values, got int32"):
             call()
 
 

@@ -22,7 +22,7 @@ from tensorflow.python.saved_model import registration
 from tensorflow.python.trackable import base as trackable
 from tensorflow.python.training.saving import saveable_object_util
 
-from tfplugin import graph_restore
+from tfplugin import graph_restore, slot_binding
 from tfplugin.checkpoint import object_prefix
 from tfplugin.dynamic_embedding import file_system_saver
 from tfplugin.dynamic_embedding.python_ops import local, python_op
@@ -146,6 +146,8 @@ def _restore_objects(trackables: Mapping[str, ShardedTable], merged_prefix: tf.T
     for path, variable in trackables.items():
         if variable.checkpoint and variable.parts:
             _restore_object(path.split("/.ATTRIBUTES/")[0], variable, merged_prefix)
+            for part in variable.parts:
+                slot_binding.restored(part, variable._update_uid)
 
 
 def _restore_object(path: str, variable: ShardedTable, filename: tf.Tensor) -> None:

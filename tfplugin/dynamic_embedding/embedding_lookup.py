@@ -16,7 +16,7 @@ from tfplugin.dynamic_embedding.shadow_variable import serving, shadow_of
 from tfplugin.dynamic_embedding.sharded_table import ShardedTable
 from tfplugin.dynamic_embedding.trainable import TrainableWrapper
 from tfplugin.fused_lookup import pool_many
-from tfplugin.keys import how_to_convert
+from tfplugin.keys import how_to_convert, refuse_keras_input
 from tfplugin.lookup import COMBINERS, pooled_ids
 
 
@@ -32,6 +32,7 @@ def _one(params: Any, caller: str) -> Any:
 
 
 def _check_ids(params: ShardedTable, ids: Any, caller: str) -> Any:
+    refuse_keras_input(ids, f"{caller}: {params!r}")
     if not hasattr(ids, "dtype"):
         ids = params.keys_tensor(ids)
     dtype = tf.as_dtype(ids.dtype)

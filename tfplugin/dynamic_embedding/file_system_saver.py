@@ -18,7 +18,7 @@ from tensorflow.python.ops import io_ops
 from tensorflow.python.saved_model import save_context
 from tensorflow.python.training.saving import saveable_object
 
-from tfplugin.checkpoint import BesideSaveable
+from tfplugin.checkpoint import BesideSaveable, is_saved_elsewhere
 from tfplugin.dynamic_embedding import table_files
 from tfplugin.dynamic_embedding.sharded_table import ShardedTable
 from tfplugin.dynamic_embedding.slot_variable import SlotVariable
@@ -112,8 +112,8 @@ def save(variable: ShardedTable, folder: Any) -> Any:
     config = saver.config
     slots = [
         SlotVariable(variable, optimizer, spec)
-        for optimizer, specs in variable.parts[0]._row_slots.of.items()
-        for spec in specs
+        for optimizer in list(variable.parts[0]._row_slots.of)
+        for spec in variable.parts[0].slots_of(optimizer) or ()
     ]
     bases = {"": variable.name} | {f"{s.optimizer_name}.{s.slot_name}": s.name for s in slots}
     names = [
@@ -149,11 +149,18 @@ def save_objects(trackables: Mapping[str, ShardedTable], file_prefix: tf.Tensor)
     """Saves those variables of an object-based checkpoint that have a saver; markers for them go into the checkpoint.
 
     A SavedModel holds the tables itself.
+
+    Raises:
+      ValueError: it would lack the rows of other processes.
     """
     beside = {path: variable for path, variable in trackables.items() if variable.checkpoint and saver_of(variable)}
     prefix = tf.convert_to_tensor(file_prefix)
     model = tf.executing_eagerly() and re.search(rf"/variables/variables({re.escape(_OURS)})?$", _str(prefix))
-    if not beside or save_context.in_save_context() or model:
+    if save_context.in_save_context() or model:
+        for variable in beside.values():
+            _check_model_is_whole(variable)
+        return []
+    if not beside:
         return []
     written = []
     markers: list[str] = []
@@ -170,6 +177,20 @@ def save_objects(trackables: Mapping[str, ShardedTable], file_prefix: tf.Tensor)
         saved = io_ops.save_v2(shard, markers, [""] * len(markers), [tf.constant(True) for _ in markers])
     with tf.control_dependencies([] if saved is None else [saved]):
         return [tf.identity(shard)]
+
+
+def _check_model_is_whole(variable: ShardedTable) -> None:
+    saver = saver_of(variable)
+    assert saver is not None
+    processes = saver.config.proc_size
+    if processes > 1 and not all(is_saved_elsewhere(part) for part in variable.parts):
+        raise ValueError(
+            f"Saving a SavedModel: dynamic embedding variable '{variable.name}' is spread over {processes} processes, "
+            "as its FileSystemSaver says, and a SavedModel would have the rows of this one alone. Save checkpoints, "
+            "beside which each process puts its rows (de.train.DECheckpoint); to serve, restore one in a process of "
+            "its own, by a FileSystemSaver without proc_size, and save the model there. The rows of a "
+            "HvdAllToAllEmbedding can be saved as a model by de.keras.models.de_save_model on all ranks."
+        )
 
 
 def _str(text: tf.Tensor) -> str:

@@ -38,6 +38,7 @@ def initial_values(given: Any, name: str, dim: int, dtype: tf.DType) -> InitialV
     Args:
       given: None (zeros), a number, an array or Tensor, or an initializer of TensorFlow or Keras (an object, class or
         name). An array of `dim` elements is the row of every missing key; of another its first element is repeated.
+        Among integers, fractions are dropped.
       name: the variable's, which seeds what is random.
       dim: width of a row.
       dtype: of the values.
@@ -53,7 +54,7 @@ def initial_values(given: Any, name: str, dim: int, dtype: tf.DType) -> InitialV
     if isinstance(given, (bool, np.bool_)):
         given = int(given)
     if isinstance(given, (int, float, np.number)) and (not isinstance(given, (int, np.integer)) or abs(given) < _EXACT):
-        return InitialValues(dim, KvInitializer("constant", float(given)))
+        return InitialValues(dim, KvInitializer("constant", _cast(float(given), dtype)))
     if isinstance(given, (int, np.integer, np.ndarray, list, tuple)) or tf.is_tensor(given):
         flat = _known(given, name).reshape(-1)
         if flat.size == 0:
@@ -64,7 +65,16 @@ def initial_values(given: Any, name: str, dim: int, dtype: tf.DType) -> InitialV
     native = resolve(given, name, dim, floating)
     if native.kind != "constant" and (not dtype.is_floating or native.rows is not None):
         return InitialValues(dim, _rows(_sampled(given, native, dim, floating), dim, dtype, native.seed))
+    if native.kind == "constant":
+        native = dataclasses.replace(native, a=_cast(native.a, dtype))
     return InitialValues(dim, native)
+
+
+def _cast(constant: float, dtype: tf.DType) -> float:
+    """A constant as `tf.cast` makes one of the values' dtype: 0.1 is 0 among integers and 1 among bools."""
+    if dtype.is_floating or not np.isfinite(constant):
+        return constant
+    return float(constant != 0) if dtype == tf.bool else float(np.trunc(constant))
 
 
 def _sampled(given: Any, native: KvInitializer, dim: int, dtype: tf.DType) -> np.ndarray:

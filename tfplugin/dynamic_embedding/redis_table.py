@@ -18,6 +18,7 @@ from tfplugin.dynamic_embedding.creators import KVCreator
 from tfplugin.dynamic_embedding.redis_config import RedisTableConfig
 from tfplugin.dynamic_embedding.redis_key_names import RedisKeyNames
 from tfplugin.dynamic_embedding.redis_store import RedisStore
+from tfplugin.dynamic_embedding.row_shape import rows_of_values
 from tfplugin.dynamic_embedding.slot_variable import SlotTable
 from tfplugin.dynamic_embedding.table import CuckooHashTable, check_dtypes
 from tfplugin.dynamic_embedding.table_files import call
@@ -163,8 +164,12 @@ class RedisTable(CuckooHashTable):
 
     def insert(self, keys: Any, values: Any, name: str | None = None) -> Any:
         """Writes rows, inserting keys that are not there."""
-        values = tf.reshape(tf.convert_to_tensor(values, self.value_dtype), [-1, self._dim])
-        return self._put(self._name, self._keys(keys), values)
+        keys = self._keys(keys)
+        return self._put(self._name, keys, self._rows_of(keys, values, "insert"))
+
+    def _rows_of(self, keys: tf.Tensor, values: Any, doing: str) -> tf.Tensor:
+        values = tf.convert_to_tensor(values, self.value_dtype)
+        return rows_of_values(keys, values, self._dim, f"{doing} of '{self._name}'")
 
     upsert = insert
 
@@ -173,8 +178,9 @@ class RedisTable(CuckooHashTable):
 
     def add(self, keys: Any, deltas: Any) -> Any:
         """Adds to rows, once for each occurrence of a key; a missing key starts from its initial value."""
-        ids, where = tf.unique(tf.reshape(self._keys(keys), [-1]))
-        deltas = tf.reshape(tf.convert_to_tensor(deltas, self.value_dtype), [-1, self._dim])
+        keys = self._keys(keys)
+        ids, where = tf.unique(tf.reshape(keys, [-1]))
+        deltas = self._rows_of(keys, deltas, "add")
         total = tf.math.unsorted_segment_sum(deltas, where, tf.size(ids))
         return self.insert(ids, self.gather(ids)[0] + total)
 
@@ -184,8 +190,8 @@ class RedisTable(CuckooHashTable):
 
     def accum(self, keys: Any, values_or_deltas: Any, exists: Any, name: str | None = None) -> Any:
         """As of `CuckooHashTable`."""
-        ids = tf.reshape(self._keys(keys), [-1])
-        rows = tf.reshape(tf.convert_to_tensor(values_or_deltas, self.value_dtype), [-1, self._dim])
+        keys = self._keys(keys)
+        ids, rows = tf.reshape(keys, [-1]), self._rows_of(keys, values_or_deltas, "accum")
         exists = tf.reshape(tf.convert_to_tensor(exists, tf.bool), [-1])
         there = self.contains(ids)
         new, old = tf.reverse(tf.where(~(exists | there))[:, 0], [0]), tf.where(exists & there)[:, 0]
@@ -271,7 +277,11 @@ class RedisSlotTable(SlotTable):
     def __init__(self, table: RedisTable, spec: SlotSpec) -> None:
         self._table = table
         self._column = table.kv.column(spec)
-        self._spec = spec
+        self._made_with = spec
+
+    @property
+    def _spec(self) -> SlotSpec:
+        return self._made_with  # no restore renames what is in a server
 
     def gather(self, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """As of `SlotTable`."""
@@ -283,8 +293,10 @@ class RedisSlotTable(SlotTable):
 
     def insert(self, keys: Any, values: Any, name: str | None = None) -> Any:
         """Writes the slot of keys."""
-        values = tf.reshape(tf.convert_to_tensor(values, self._table.value_dtype), [-1, self._spec.width])
-        return self._table._put(self._column, self._table._keys(keys), values)
+        keys = self._table._keys(keys)
+        values = tf.convert_to_tensor(values, self._table.value_dtype)
+        rows = rows_of_values(keys, values, self._spec.width, f"insert of '{self.name}'")
+        return self._table._put(self._column, keys, rows)
 
     def export(self, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
         """All keys [N] and their slot rows [N, width]."""

@@ -107,6 +107,11 @@ class TimestampRestrictPolicy(_StatusPolicy):
 
     _kind = "timestamp"
 
+    @property
+    def tstp_var(self) -> ShardedTable:
+        """`status`, as TFRA calls it."""
+        return self._status
+
     def apply_update(self, ids: tf.Tensor) -> Any:
         """Sets the time of `ids` to now."""
         ids = tf.reshape(ids, [-1])
@@ -118,6 +123,11 @@ class FrequencyRestrictPolicy(_StatusPolicy):
     """Removes the rows that were updated least often. The status of a key is the number of its updates."""
 
     _kind = "frequency"
+
+    @property
+    def freq_var(self) -> ShardedTable:
+        """`status`, as TFRA calls it."""
+        return self._status
 
     def apply_update(self, ids: tf.Tensor) -> Any:
         """Adds 1 to the count of each of `ids`, however often it is in them."""

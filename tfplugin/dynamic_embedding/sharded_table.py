@@ -10,11 +10,13 @@ import tensorflow as tf
 from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.trackable import base as trackable
 
+from tfplugin.dynamic_embedding.dtype_error import DtypeError
 from tfplugin.dynamic_embedding.initial_values import initial_values
 from tfplugin.dynamic_embedding.partition import default_partition_fn
 from tfplugin.dynamic_embedding.row_shape import rows_of_values
 from tfplugin.dynamic_embedding.string_keys import HASHES, KeyNames
 from tfplugin.dynamic_embedding.table import check_dtypes, table_name
+from tfplugin.keys import refuse_keras_input
 from tfplugin.kv_variable import KvVariable
 from tfplugin.ops import raw
 
@@ -125,23 +127,24 @@ class ShardedTable(trackable.Trackable):
         """Keys as a Tensor of `key_dtype`, any shape.
 
         Raises:
-          TypeError: a tensor or array of another dtype.
+          DtypeError: a tensor or array of another dtype: a TypeError and a ValueError.
         """
+        refuse_keras_input(keys, repr(self))
         dtype = getattr(keys, "dtype", None)
         if dtype is None:
             try:
                 return tf.convert_to_tensor(keys, self.key_dtype)
             except (TypeError, ValueError) as error:
-                raise TypeError(f"{self!r} does not take {keys!r:.80} as keys: {error}") from error
+                raise DtypeError(f"{self!r} does not take {keys!r:.80} as keys: {error}") from error
         if tf.as_dtype(dtype) != self.key_dtype:
-            raise TypeError(f"{self!r} takes {self.key_dtype.name} keys, got {tf.as_dtype(dtype).name}: cast them.")
+            raise DtypeError(f"{self!r} takes {self.key_dtype.name} keys, got {tf.as_dtype(dtype).name}: cast them.")
         return tf.convert_to_tensor(keys)
 
     def values_tensor(self, values: Any) -> tf.Tensor:
         """Rows as a Tensor of `value_dtype`, any shape.
 
         Raises:
-          TypeError: a tensor or array of another dtype; an array of floats is rounded to floats.
+          DtypeError: a tensor or array of another dtype; an array of floats is rounded to floats.
         """
         dtype = getattr(values, "dtype", None)
         if isinstance(values, np.ndarray) and values.dtype.kind in "OSU":
@@ -150,9 +153,11 @@ class ShardedTable(trackable.Trackable):
             try:
                 return tf.convert_to_tensor(values, self.value_dtype)
             except (TypeError, ValueError) as error:
-                raise TypeError(f"{self!r} does not take {values!r:.80} as values: {error}") from error
+                raise DtypeError(f"{self!r} does not take {values!r:.80} as values: {error}") from error
         if tf.as_dtype(dtype) != self.value_dtype:
-            raise TypeError(f"{self!r} takes {self.value_dtype.name} values, got {tf.as_dtype(dtype).name}: cast them.")
+            raise DtypeError(
+                f"{self!r} takes {self.value_dtype.name} values, got {tf.as_dtype(dtype).name}: cast them."
+            )
         return tf.convert_to_tensor(values)
 
     def split(self, keys: tf.Tensor, *columns: tf.Tensor) -> list[list[tf.Tensor]]:

@@ -29,17 +29,27 @@ class SlotTable(SavedColumn, trackable.Trackable):
         self._table = table
         self.key_dtype = table.key_dtype
         self.value_dtype = table.value_dtype
-        self.column = spec.name
         self.read_other = table.read_other
         self.saved_beside = table.saved_beside
         self.part: KvVariable = table.kv
         self._optimizer = optimizer
-        self._spec = spec
+        self._made_with = spec
 
     @property
     def name(self) -> str:
         """``<variable>_<optimizer>_<slot>_mht_<i>of<tables>``."""
-        return self.file_name or f"{self._table.name}/{self._spec.name}"
+        return self.file_name or f"{self._table.name}/{self._made_with.name}"
+
+    @property
+    def _spec(self) -> SlotSpec:
+        # Not the one that it was made with: a restore gives an optimizer's slots the names that they were saved under.
+        slot = self._made_with.name.partition(".")[2]
+        return next(spec for spec in self._specs() if spec.name.partition(".")[2] == slot)
+
+    @property
+    def column(self) -> str:  # type: ignore[override]
+        """The name of the slot in the rows."""
+        return self._spec.name
 
     def replace(self, keys: tf.Tensor, rows: tf.Tensor) -> Any:
         """Writes the slot of these keys: rows come and go with the table that is trained."""
@@ -47,7 +57,12 @@ class SlotTable(SavedColumn, trackable.Trackable):
 
     def _specs(self) -> tuple[SlotSpec, ...]:
         """All slots of the optimizer, which a write goes to together."""
-        specs: tuple[SlotSpec, ...] = self.part._row_slots.of[self._optimizer]
+        specs = self.part.slots_of(self._optimizer)
+        if specs is None:
+            raise ValueError(
+                f"'{self.name}': the rows have no slots of its optimizer now, since another optimizer was restored "
+                "with them. It gets new ones with its next step."
+            )
         return specs
 
     def gather(self, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -68,12 +83,12 @@ class SlotTable(SavedColumn, trackable.Trackable):
             ids, tf.convert_to_tensor(values, self.part.dtype), self._spec.width, f"insert of '{self.name}'"
         )
         ids = tf.reshape(ids, [-1])
-        specs = self._specs()
+        specs, at = self._specs(), 1 + self._specs().index(self._spec)
         with tf.name_scope(name or "insert"):
             noted = self._table.note(ids, keys)
             with locked_updates(self.part, after=values) as finish:
                 columns = self.part.read_rows(ids, self._optimizer, specs)
-                columns[1 + specs.index(self._spec)] = values
+                columns[at] = values
                 written = finish(self.part.write_rows(ids, columns, specs))
             return written if noted is None or tf.executing_eagerly() else tf.group(noted, written)
 
@@ -94,7 +109,7 @@ class SlotTable(SavedColumn, trackable.Trackable):
 
     def export(self, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
         """All keys [N] and their slot rows [N, width]."""
-        ids, rows = self.part.export(self._spec.name, name=name)
+        ids, rows = self.part.export(self.column, name=name)
         return (ids if self._table.names is None else self._table.names.of(ids)), rows
 
     def size(self, name: str | None = None) -> tf.Tensor:
@@ -198,5 +213,5 @@ class SlotVariable(VariableFiles, trackable.Trackable):
 
 def slot_variables(variable: ShardedTable, optimizer: Any) -> Iterator[SlotVariable]:
     """The slots that `optimizer`, the innermost one, keeps for `variable`."""
-    for spec in variable.parts[0]._row_slots.of.get(optimizer, ()):
+    for spec in variable.parts[0].slots_of(optimizer) or ():
         yield SlotVariable(variable, optimizer, spec)

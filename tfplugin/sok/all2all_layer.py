@@ -54,9 +54,8 @@ class _All2AllDenseEmbedding(RankEmbedding):
                 f"sok.All2AllDenseEmbedding '{self.name}': inputs must be of shape {wanted} "  # type: ignore[attr-defined]
                 f"(dynamic_input={self.dynamic_input}), got {shape}."
             )
-        return all2all_dense_embedding(
-            self.embedding_variable, inputs, training=None if training is None else bool(training)
-        )
+        train = None if training is None else bool(training)
+        return self._in_compute_dtype(all2all_dense_embedding(self.embedding_variable, inputs, training=train))
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """Adds the width of a row."""

@@ -65,7 +65,7 @@ class _DistributedEmbedding(RankEmbedding):
             hotness=self.max_nnz,
             training=None if training is None else bool(training),
         )
-        return tf.reshape(rows, [-1, self.slot_num, self.embedding_vec_size])
+        return self._in_compute_dtype(tf.reshape(rows, [-1, self.slot_num, self.embedding_vec_size]))
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """[batch, slot_num, embedding_vec_size]."""

@@ -32,8 +32,14 @@ class TableSlot:
     """A slot of a key-value variable: a column of its rows."""
 
     variable: KvVariable
-    spec: SlotSpec
+    slot: str
     optimizer: Any
+
+    @property
+    def spec(self) -> SlotSpec:
+        """By the name that it has now: a restore may give it another."""
+        specs = table_specs(self.optimizer, self.variable)
+        return next(spec for spec in specs if spec.name.partition(".")[2] == self.slot)
 
     @property
     def name(self) -> str:
@@ -47,8 +53,9 @@ class TableSlot:
 
     def read(self, keys: tf.Tensor) -> tf.Tensor:
         """The slot's rows of keys [n], which it does not insert: [n, width]."""
+        spec = self.spec
         return raw.kv_table_read_column(
-            self.variable.handle, keys, dtype=self.dtype, column=self.spec.name, width=self.spec.width
+            self.variable.handle, keys, dtype=self.dtype, column=spec.name, width=spec.width
         )
 
     def export(self) -> tuple[tf.Tensor, tf.Tensor]:
@@ -59,7 +66,7 @@ class TableSlot:
         """Writes the slot's rows [n, width] of keys [n] on this rank; a missing key gets a row. In a graph an op."""
         specs = table_specs(self.optimizer, self.variable)
         columns = list(self.variable.read_rows(keys, core_of(self.optimizer), specs))
-        columns[1 + [spec.name for spec in specs].index(self.spec.name)] = tf.convert_to_tensor(rows, self.dtype)
+        columns[1 + specs.index(self.spec)] = tf.convert_to_tensor(rows, self.dtype)
         return self.variable.write_rows(keys, columns, specs)
 
 
@@ -98,7 +105,8 @@ def slots_of(optimizer: Any, variable: Any) -> dict[str, Any]:
     names = _SLOT_NAMES.get(file_name(core), {})
     if isinstance(variable, KvVariable):
         found: dict[str, Any] = {
-            spec.name.partition(".")[2]: TableSlot(variable, spec, core) for spec in table_specs(core, variable)
+            slot: TableSlot(variable, slot, core)
+            for slot in (spec.name.partition(".")[2] for spec in table_specs(core, variable))
         }
     elif hasattr(core, "get_slot_names"):
         held = {
@@ -120,9 +128,9 @@ def _has_slot(core: Any, variable: Any, name: str) -> bool:
 def table_specs(optimizer: Any, variable: KvVariable) -> tuple[SlotSpec, ...]:
     """The slots that `optimizer` keeps in the rows of `variable`, in its order; noted if it has taken no step yet."""
     core = core_of(optimizer)
-    specs = variable._row_slots.of.get(core)
+    specs = variable.slots_of(core)
     if specs is not None:
-        return tuple(specs)
+        return specs
     own_name = core.get_name() if isinstance(core, v1_optimizer.Optimizer) else type(core).__name__
     prefix = variable.slot_prefix(core, own_name)
     plan = fused.plan(core, variable)

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfplugin import ranks
+from tfplugin.keys import refuse_keras_input
 from tfplugin.sok.distributed_variable import ShardedVariable, Variable
 from tfplugin.sok.dynamic_variable import DynamicVariable
 
@@ -67,12 +68,17 @@ class RankEmbedding:
 
     def _checked_keys(self, keys: tf.Tensor) -> None:
         """Raises TypeError for keys of another dtype than the layer's."""
+        refuse_keras_input(keys, f"Layer '{self.name}'")  # type: ignore[attr-defined]
         if keys.dtype not in (self.key_dtype, tf.int32):
             raise TypeError(
                 f"sok.{type(self).__name__} '{self.name}': keys must be {self.key_dtype.name}, got "  # type: ignore[attr-defined]
                 f"{keys.dtype.name}. (A keras.Sequential casts its inputs to floats unless it begins with "
                 f"keras.Input(shape, dtype='{self.key_dtype.name}').)"
             )
+
+    def _in_compute_dtype(self, rows: tf.Tensor) -> tf.Tensor:
+        """Rows as the layer's policy wants its outputs: float16 under ``mixed_float16``."""
+        return tf.cast(rows, getattr(self, "compute_dtype", None) or rows.dtype)
 
     def get_config(self) -> dict[str, Any]:
         """What it takes to make the layer again."""

@@ -18,6 +18,8 @@ _OPTIMIZERS = (
     ("keras.src.optimizers.base_optimizer", "BaseOptimizer"),
     ("tf_keras.src.optimizers.optimizer", "Optimizer"),
     ("tf_keras.src.optimizers.legacy.optimizer_v2", "OptimizerV2"),
+    ("tf_keras.src.mixed_precision.loss_scale_optimizer", "LossScaleOptimizer"),
+    ("tf_keras.src.mixed_precision.loss_scale_optimizer", "LossScaleOptimizerV3"),
 )
 
 

@@ -89,6 +89,15 @@ def numpy_dtype(number: int) -> np.dtype[Any] | None:
     return np.dtype(name) if name in _NATIVE else None
 
 
+def number_named(name: str) -> int:
+    """Return the number of the type called `name`, of those that NumPy has not, too.
+
+    >>> number_named("resource")
+    20
+    """
+    return _NUMBERS[name]
+
+
 def dtype_number(dtype: np.dtype[Any]) -> int:
     """Return TensorFlow's number for a NumPy type; raises `KeyError` for one that TensorFlow has not.
 

@@ -17,6 +17,7 @@ from tfplugin.dynamic_embedding import restrict_policies, shadow_ops
 from tfplugin.dynamic_embedding.get_variable import get_variable, unused_name
 from tfplugin.dynamic_embedding.keras.layers.table_rows import TableRows, keys_of, table_rows
 from tfplugin.dynamic_embedding.partition import default_partition_fn
+from tfplugin.keys import refuse_keras_input
 
 _POLICIES = {
     cls.__name__: cls for cls in (restrict_policies.FrequencyRestrictPolicy, restrict_policies.TimestampRestrictPolicy)
@@ -192,6 +193,7 @@ class EmbeddingLayer:
         Raises:
           ValueError: ids of another dtype than the keys.
         """
+        refuse_keras_input(ids, f"Layer '{self.name}'")  # type: ignore[attr-defined]
         if isinstance(ids, tf.SparseTensor):
             shape = tf.concat([ids.dense_shape, [self.embedding_size]], 0)
             rows = tf.scatter_nd(ids.indices, self._rows(ids.values), shape)

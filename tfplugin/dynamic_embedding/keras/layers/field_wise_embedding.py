@@ -7,6 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfplugin.keys import refuse_keras_input
+
 _COMBINERS: dict[str, Callable[..., tf.Tensor]] = {
     "sum": tf.math.unsorted_segment_sum,
     "mean": tf.math.unsorted_segment_mean,
@@ -71,6 +73,7 @@ class FieldWiseLayer:
           NotImplementedError: ids of another number of dimensions.
           tf.errors.InvalidArgumentError: `slot_map_fn` gives a field that is not in [0, nslots).
         """
+        refuse_keras_input(ids, f"Layer '{self.name}'")  # type: ignore[attr-defined]
         ids = ids if isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)) else tf.convert_to_tensor(ids)
         if ids.shape.rank != 2:
             raise NotImplementedError(
