@@ -133,12 +133,16 @@ def find_nearest(stored: StoredTable, key: str, metric: str, count: int) -> dict
 
 def describe_rows(stored: StoredTable, bins: int) -> dict[str, Any]:
     """Return some keys, and histograms of the norms of rows and of frequencies, where there are any."""
-    norms, freqs, shown = [], [], []
+    norms: list[npt.NDArray[Any]] = []
+    freqs: list[npt.NDArray[Any]] = []
+    shown: list[str] = []
     for first, keys, rows in _blocks(stored.table, _SAMPLED_NUMBERS):
         with np.errstate(all="ignore"):
             norms.append(np.linalg.norm(rows, axis=1))
         if stored.table.freq_dtype:
-            freqs.append(stored.table.read(first, len(keys), values=False, versions=False)[2])
+            counted = stored.table.read(first, len(keys), values=False, versions=False)[2]
+            assert counted is not None
+            freqs.append(counted)
         if len(shown) < _KEYS_SHOWN:
             shown += [str(key) for key in keys[: _KEYS_SHOWN - len(shown)]]
     lengths = np.concatenate(norms) if norms else np.empty(0, np.float32)
@@ -166,7 +170,8 @@ def _blocks(table: Table, most: int) -> Iterator[tuple[int, npt.NDArray[Any], Fl
 
 
 def _float32(values: Any) -> Floats:
-    return np.asarray(values).astype(np.float32)
+    rows: Floats = np.asarray(values).astype(np.float32)
+    return rows
 
 
 def _unit(rows: Floats) -> Floats:

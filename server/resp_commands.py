@@ -180,8 +180,8 @@ class RespCommands:
             options = [word.upper() for word in words[1:]]
             while options:
                 if options[0] == b"AUTH" and len(options) >= 3:
-                    if (said := self._auth([words[len(words) - len(options) + 2]])) != OK:
-                        return said
+                    if (refused := self._auth([words[len(words) - len(options) + 2]])) != OK:
+                        return refused
                     options = options[3:]
                 elif options[0] == b"SETNAME" and len(options) >= 2:
                     self._name = words[len(words) - len(options) + 1]

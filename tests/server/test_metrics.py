@@ -143,7 +143,10 @@ def test_workers_are_added_up_and_a_dead_ones_counts_are_taken_over(tmp_path: Pa
     )
 
 
-def test_one_answer_has_all_workers_counts_a_killed_one_included(serve: Callable[..., Any]) -> None:
+def test_one_answer_has_all_workers_counts_a_killed_one_included(
+    tmp_path: Path, serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     server = serve(SAMPLE, "--workers", "2")
     url = f"http://127.0.0.1:{server.port}"
 
@@ -161,6 +164,17 @@ def test_one_answer_has_all_workers_counts_a_killed_one_included(serve: Callable
     for _ in range(20):  # each on a connection of its own, so both workers get some
         urllib.request.urlopen(f"{url}/v1/tables/ads/emb/rows/42").close()
     until(20)
+    last = time.monotonic() + 60
+    while (
+        sum(  # the last second of a killed worker would be lost
+            keys[0]
+            for path in tmp_path.glob("kvtools-serve-*/metrics-*.json")
+            for _, keys in json.loads(path.read_text())["keys"]
+        )
+        < 20
+    ):
+        assert time.monotonic() < last
+        time.sleep(0.05)
     pid = server.process.pid
     os.kill(int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0]), signal.SIGKILL)
     last = time.monotonic() + 60
