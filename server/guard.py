@@ -20,12 +20,8 @@ from kvtools.server.request import RequestError
 from kvtools.server.request_ids import HEADER, request_id
 
 # What the server is, how it is, and pages, which have no row in them.
-_OPEN = frozenset(
-    (
-        *("/", "/docs", "/openapi.json", "/healthz", "/livez", "/readyz", "/warmz"),
-        *("/v2", "/v2/", "/v2/health/live", "/v2/health/ready"),
-    )
-)
+_CHECKS = frozenset(("/healthz", "/livez", "/readyz", "/warmz"))  # which nobody is told of: there are so many of them
+_OPEN = _CHECKS | {"/", "/docs", "/openapi.json", "/v2", "/v2/", "/v2/health/live", "/v2/health/ready"}
 _OPEN_FILES = ("/docs/", "/page/")
 # Who answers these asks by itself, and tells what was asked for.
 _ASKING = ("/v1/tables", "/v1/models", "/v2/models")
@@ -69,7 +65,7 @@ class Guard:
                     return
             await self._app(scope, receive, send_with_id)
         finally:
-            if "told" not in scope:
+            if "told" not in scope and path not in _CHECKS:
                 client: Any = scope.get("client")
                 length = headers.get("content-length", "")
                 self._observer.on_answer(
