@@ -176,7 +176,8 @@ def _float32(values: Any) -> Floats:
 
 def _unit(rows: Floats) -> Floats:
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    return np.divide(rows, norms, out=np.zeros_like(rows), where=norms > 0)
+    unit: Floats = np.divide(rows, norms, out=np.zeros_like(rows), where=norms > 0)
+    return unit
 
 
 def _histogram(values: npt.NDArray[Any], bins: int) -> dict[str, Any]:
