@@ -212,12 +212,15 @@ def test_an_error_of_an_operation_has_its_code(catalog: Catalog) -> None:
     assert (caught.value.code, caught.value.status) == ("INVALID_ARGUMENT", 400)
 
 
-def test_versions_of_whole_models_come_and_go(folder: Path, sample_path: Path, tmp_path: Path) -> None:
+def test_versions_of_whole_models_come_and_go(
+    folder: Path, sample_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By HandleReloadConfigRequest, as TensorFlow Serving's clients change what is served."""
+    monkeypatch.setattr("kvtools.server.versions._SETTLED_WITHOUT_POLL", 0.0)  # the files here are whole
     for number in (3, 4):
         shutil.copytree(folder, tmp_path / "ranker" / str(number))
     catalog = Catalog()
-    settings = Settings(admin=True, poll=0.01)
+    settings = Settings(admin=True)
     versions = Versions(catalog, [ModelSource("ranker", str(tmp_path / "ranker"))], settings)
     versions.start()
     try:
