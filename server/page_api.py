@@ -39,6 +39,14 @@ _SAMPLED_NUMBERS = 1 << 22
 _BINS = 24
 _KEYS_SHOWN = 12
 
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    400: {"description": "The key or a parameter is wrong, or the rows are not here."},
+    401: {"description": "An access key is needed."},
+    403: {"description": "The access key is not for this table."},
+    404: {"description": "There is no such table, or no row of this key."},
+    429: {"description": "Another table is being read; Retry-After says when to try again."},
+}
+
 Floats = npt.NDArray[np.float32]
 _TableName = Annotated[str, Path(description="As GET /v1/tables lists it, slashes too.")]
 
@@ -85,11 +93,13 @@ def router(lookups: Lookups) -> APIRouter:
         finally:
             busy = False
 
-    @routes.post("/v1/tables/{table:path}:nearest", summary="Find the rows that are most like a row")
+    @routes.post(
+        "/v1/tables/{table:path}:nearest", summary="Find the rows that are most like a row", responses=_RESPONSES
+    )
     async def nearest(table: _TableName, wanted: Wanted, request: Request) -> dict[str, Any]:
         return await worked_out(find_nearest, stored(request, table), wanted.key, wanted.metric, wanted.count)
 
-    @routes.get("/v1/tables/{table:path}:rows", summary="Tell what a table's rows are like")
+    @routes.get("/v1/tables/{table:path}:rows", summary="Tell what a table's rows are like", responses=_RESPONSES)
     async def rows(
         table: _TableName, request: Request, bins: Annotated[int, Query(ge=1, le=200)] = _BINS
     ) -> dict[str, Any]:

@@ -105,6 +105,8 @@ _FLOATS = {
 def _errors(**others: str) -> dict[int | str, dict[str, Any]]:
     errors = {
         "400": "The body, a key or a parameter is wrong.",
+        "401": "An access key is needed.",
+        "403": "The access key is not for this.",
         "404": "There is no such table; or a key has no row, where that is an error.",
         **others,
         "429": "Too many lookups at a time; Retry-After says when to try again.",
