@@ -18,7 +18,7 @@ PYTEST := $(BIN)/pytest -q -n logical --maxprocesses 4 --dist worksteal
 # The C++ tests that are about threads.
 CONCURRENCY_TESTS := concurrency_test device_index_test eviction_test
 
-.PHONY: help setup setup-horovod demo test test-all test-rest test-durations peers redis fuzz sanitize lint types format bench \
+.PHONY: help setup setup-horovod demo test test-all test-rest test-durations peers redis chromium fuzz sanitize lint types format bench \
   bench-tools bench-snapshot bench-sok bench-gpu docs clean
 
 help: ## list the targets
@@ -57,7 +57,7 @@ $(HOROVOD_STAMP): $(STAMP)
 demo: setup ## train, inspect, export and serve a small model, end to end
 	$(BIN)/python examples/ctr_demo.py
 
-test: setup setup-horovod redis ## what decides, in ten minutes
+test: setup setup-horovod redis chromium ## what decides, in ten minutes
 	kernels/tests/run.sh plain build/setup $(BIN)/cmake
 	kernels/tests/run.sh thread build/thread $(BIN)/cmake $(CONCURRENCY_TESTS)
 	$(PYTEST) -m 'not thorough' --hypothesis-profile=quick --costs=build/costs-test.jsonl
@@ -67,7 +67,7 @@ test-all: ## everything that must pass: `make test`, and some half an hour more
 	@$(MAKE) --no-print-directory test-rest
 
 # What test-all adds to test: the whole grids, more examples of each property, sanitizers, other engines, CUDA's compiler.
-test-rest: setup setup-horovod redis peers sanitize
+test-rest: setup setup-horovod redis chromium peers sanitize
 	$(PYTEST) -m 'thorough or hypothesis' --hypothesis-profile=thorough --costs=build/costs-rest.jsonl
 
 test-durations: ## write what each file took in the last `make test-all` into docs/testing.md
@@ -78,6 +78,11 @@ redis:
 	@command -v redis-server >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
 	  apt-get update -qq && apt-get install -y -qq redis-server; } || \
 	  echo "make: without redis-server the tests of tables in Redis are skipped: install it to run them." >&2
+
+chromium:
+	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	  apt-get update -qq && apt-get install -y -qq chromium; } || \
+	  echo "make: without chromium the test of the server's page in a browser is skipped: install it to run it." >&2
 
 peers: setup ## other engines, each in its environment, to exchange checkpoints with
 	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 12))'; then $(BIN)/python benchmarks/peers/tfra.py >/dev/null; \

@@ -105,6 +105,32 @@ def run(
     admin: Annotated[
         bool, typer.Option("--admin", help="Let requests change labels and models; whoever reaches the port may.")
     ] = False,
+    api_keys: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Who may ask: names, keys and what each opens, in TOML. KVTOOLS_SERVE_API_KEY is one key for all.",
+            envvar="KVTOOLS_SERVE_API_KEYS",
+        ),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="A certificate in PEM: every port speaks TLS.", envvar="KVTOOLS_SERVE_TLS_CERT"
+        ),
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The key to it.", envvar="KVTOOLS_SERVE_TLS_KEY")
+    ] = None,
+    access_log: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write a line of JSON for each request; - is standard output.",
+            envvar="KVTOOLS_SERVE_ACCESS_LOG",
+        ),
+    ] = None,
+    page: Annotated[bool, typer.Option(help="Answer / with a page for people, and nearest neighbours.")] = True,
     workers: Annotated[
         int, typer.Option(metavar="N", help="How many processes answer.", envvar="KVTOOLS_SERVE_WORKERS")
     ] = _DEFAULTS.workers,
@@ -215,6 +241,11 @@ def run(
         cache=cache,
         verify=verify,
         admin=admin,
+        api_keys=api_keys,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        access_log=access_log,
+        page=page,
     )
     sources = _sources(paths, model_name, versions or [], label or [])
     from kvtools.server.run import serve

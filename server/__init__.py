@@ -9,6 +9,7 @@ codecs.py           from rows to bytes
 answer.py           the one core: parse, look up, encode
 lookups.py          the core as a service: on which thread, and an answer whatever happens
 observer.py         who watches lookups, and who guards them
+telemetry.py        the observer of a server that runs: keys asked, answers counted and logged
 tables_api.py       our own interface, on FastAPI
 http_protocol.py    HTTP, with a short way for lookups
 
@@ -24,6 +25,14 @@ protos.py              the messages of gRPC, in a pool of their own
 protocol_routes.py     their routes, protocol_error.py their errors, request_body.py what they are sent
 json_tensor.py         tensors as JSON; tensor_proto.py: as TensorFlow's message
 model_status.py        the states of versions
+
+access_keys.py      who may ask; guard.py: asked of every request but lookups, which ask themselves
+metrics.py          counts of all workers, for Prometheus
+access_log.py       a line for each request
+request_ids.py      an id for each
+tls.py              the certificate of all ports
+documentation.py    /docs, from files of this machine
+page_api.py         the page at /, and what it asks; its files are in page/
 
 health.py           live, ready, warm
 admin.py            labels and looking for versions, by requests

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
 from kvtools.server.catalog import Catalog, Changes
+from kvtools.server.observer import Observer
 from kvtools.server.request import RequestError
 from kvtools.server.settings import Settings
 
 _RESPONSES: dict[int | str, dict[str, Any]] = {
-    403: {"description": "The server was started without --admin."},
+    403: {"description": "The server was started without --admin, or the key is not for administration."},
     404: {"description": "There is no such model, or no such version of it now."},
 }
 
@@ -27,11 +28,14 @@ class LabelledVersion(BaseModel):
     version: int = Field(ge=0, examples=[7])
 
 
-def router(catalog: Catalog, settings: Settings) -> APIRouter:
+def router(catalog: Catalog, settings: Settings, observer: Observer | None = None) -> APIRouter:
     """Return the routes under `/admin`."""
     routes = APIRouter(prefix="/admin", tags=["administration"])
 
-    def changes() -> Changes:
+    asked = observer or Observer()
+
+    def changes(request: Request) -> Changes:
+        asked.authorize_change(request.headers)
         if not settings.admin:
             raise RequestError(403, "forbidden", "changes are off; start the server with --admin")
         if catalog.changes is None:
@@ -39,18 +43,18 @@ def router(catalog: Catalog, settings: Settings) -> APIRouter:
         return catalog.changes
 
     @routes.put("/models/{model}/labels/{label}", summary="Give a label to a version", responses=_RESPONSES)
-    async def set_label(model: str, label: str, to: LabelledVersion) -> dict[str, int]:
-        changes().set_label(model, label, to.version)
+    async def set_label(model: str, label: str, to: LabelledVersion, request: Request) -> dict[str, int]:
+        changes(request).set_label(model, label, to.version)
         return catalog.labels(model)
 
     @routes.delete("/models/{model}/labels/{label}", summary="Take a label away", responses=_RESPONSES)
-    async def remove_label(model: str, label: str) -> dict[str, int]:
-        changes().set_label(model, label, None)
+    async def remove_label(model: str, label: str, request: Request) -> dict[str, int]:
+        changes(request).set_label(model, label, None)
         return catalog.labels(model)
 
     @routes.post("/look", summary="Look for new versions now", responses=_RESPONSES)
-    async def look() -> dict[str, str]:
-        changes().look_soon()
+    async def look(request: Request) -> dict[str, str]:
+        changes(request).look_soon()
         return {"status": "looking"}
 
     return routes

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from kvtools.server.answer import TableCount
 from kvtools.server.observer import Answered, Observer
@@ -21,11 +22,26 @@ class Caller:
     client: tuple[str, int] | None = None
     counts: list[TableCount] = field(default_factory=list)
     began: float = field(default_factory=time.perf_counter)
+    protocol: Literal["http", "grpc"] = "http"
+    request_id: str = ""
+    model: str = ""  # that is served; set by `asks`
 
     def authorize(self, tables: Sequence[str] = ()) -> None:
         """Raise a `ProtocolError` if the caller may not look up `tables`, or without any, may not ask at all."""
+        self._checked(lambda: self.observer.authorize(self.headers, tables))
+
+    def asks(self, model: str) -> None:
+        """Note which model is asked, one that is served. Raises a `ProtocolError` if the caller may not ask it."""
+        self.model = model
+        self._checked(lambda: self.observer.authorize_model(self.headers, model))
+
+    def changes(self) -> None:
+        """Raise a `ProtocolError` if the caller may not change what is served."""
+        self._checked(lambda: self.observer.authorize_change(self.headers))
+
+    def _checked(self, check: Callable[[], None]) -> None:
         try:
-            self.observer.authorize(self.headers, tables)
+            check()
         except RequestError as error:
             raise of_request(error) from None
 
@@ -42,4 +58,7 @@ class Caller:
             self.client,
             self.headers,
             False,
+            self.protocol,
+            self.request_id,
+            self.model,
         )

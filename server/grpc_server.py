@@ -21,6 +21,7 @@ from kvtools.server.caller import Caller
 from kvtools.server.catalog import Catalog
 from kvtools.server.observer import Answered, Observer
 from kvtools.server.protocol_error import HTTP_STATUSES, ProtocolError
+from kvtools.server.request_ids import HEADER, request_id
 from kvtools.server.settings import Settings
 from kvtools.server.signatures import numbers_at_once
 
@@ -132,7 +133,11 @@ class GrpcServer:
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         address = f"{host}:{settings.grpc_port or 0}"
         try:
-            port = server.add_insecure_port(address)
+            if settings.tls_cert is not None and settings.tls_key is not None:
+                pair = (settings.tls_key.read_bytes(), settings.tls_cert.read_bytes())
+                port = server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
+            else:
+                port = server.add_insecure_port(address)
         except RuntimeError:
             port = 0
         if port == 0:
@@ -157,7 +162,10 @@ class GrpcServer:
     async def _answer(self, name: str, data: bytes, context: Any) -> bytes:
         import grpc
 
-        caller = Caller(self._observer, _headers(context), _address(context.peer()))
+        headers = _headers(context)
+        name_of_request = request_id(headers)
+        context.set_trailing_metadata(((HEADER, name_of_request),))
+        caller = Caller(self._observer, headers, _address(context.peer()), protocol="grpc", request_id=name_of_request)
         try:
             answer = await self._worked_out(name, data, caller)
             self._tell(caller.told(_KINDS.get(name, ""), 200, "", len(data), len(answer)))

@@ -31,6 +31,7 @@ from kvtools.server.answer import Answer
 from kvtools.server.codecs import choose_codec
 from kvtools.server.lookups import Ask, Lookups, Size, error_answer
 from kvtools.server.request import RequestError
+from kvtools.server.request_ids import request_id
 
 _HEAD_LIMIT = 65536
 # Heads are remembered, as a client sends the same one with each request.
@@ -249,6 +250,7 @@ class LookupProtocol(HttpToolsProtocol):
         """Answer a whole lookup, or see to it; what comes after it has to wait where its answer is not written."""
         began = time.perf_counter()
         lookups = self.lookups
+        name = request_id(ask.headers)
         size = lookups.size(ask, body)
         if size is Size.STREAMED:
             return _Way.USUAL
@@ -256,21 +258,23 @@ class LookupProtocol(HttpToolsProtocol):
         if answer is None:
             if size is Size.LARGE:
                 self._answering = True
-                task = self.loop.create_task(self._answer_in_thread(ask, body, began))
+                task = self.loop.create_task(self._answer_in_thread(ask, body, began, name))
                 self.tasks.add(task)
                 task.add_done_callback(self.tasks.discard)
                 return _Way.LATER
             answer = lookups.answer(ask, body)
-        self._write(answer)
-        lookups.tell(ask, answer, began=began, bytes_in=len(body), client=self.client, short=True)
+        self._write(answer, name)
+        lookups.tell(ask, answer, began=began, bytes_in=len(body), client=self.client, short=True, request_id=name)
         return _Way.DONE if self._stalled is None else _Way.LATER
 
-    async def _answer_in_thread(self, ask: Ask, body: bytes, began: float) -> None:
+    async def _answer_in_thread(self, ask: Ask, body: bytes, began: float, name: str) -> None:
         answer = await self.lookups.answer_in_thread(ask, body)
         self._answering = False
         if not self.transport.is_closing():
-            self._write(answer)
-            self.lookups.tell(ask, answer, began=began, bytes_in=len(body), client=self.client, short=True)
+            self._write(answer, name)
+            self.lookups.tell(
+                ask, answer, began=began, bytes_in=len(body), client=self.client, short=True, request_id=name
+            )
             if self._stalled is None:
                 self._resume()
             self._close_if_ended()
@@ -279,7 +283,7 @@ class LookupProtocol(HttpToolsProtocol):
         if self._ended and not self._in_hand() and not self.transport.is_closing():
             self.transport.close()
 
-    def _write(self, answer: Answer) -> None:
+    def _write(self, answer: Answer, request: str) -> None:
         body = answer.body
         assert body is not None
         if self._defaults is not self.server_state.default_headers:
@@ -287,7 +291,10 @@ class LookupProtocol(HttpToolsProtocol):
             self._default_lines = b"".join([b"%s: %s\r\n" % header for header in self._defaults])
         parts = [STATUS_LINE[answer.status], self._default_lines]
         parts += [b"%s: %s\r\n" % (name.lower().encode(), value.encode()) for name, value in answer.headers.items()]
-        parts.append(b"content-length: %d\r\ncontent-type: %s\r\n" % (len(body), answer.media_type.encode()))
+        parts.append(
+            b"content-length: %d\r\ncontent-type: %s\r\nx-request-id: %s\r\n"
+            % (len(body), answer.media_type.encode(), request.encode())
+        )
         if self._closing:
             parts.append(b"connection: close\r\n")
         parts += [b"\r\n", body]
@@ -430,8 +437,11 @@ class LookupProtocol(HttpToolsProtocol):
         answer = error_answer(RequestError(status, code, message, headers))
         self._closing = True
         self._open = ""
-        self._write(answer)
-        self.lookups.tell(None, answer, began=time.perf_counter(), bytes_in=0, client=self.client, short=True)
+        name = request_id({})
+        self._write(answer, name)
+        self.lookups.tell(
+            None, answer, began=time.perf_counter(), bytes_in=0, client=self.client, short=True, request_id=name
+        )
 
 
 def make_protocol(lookups: Lookups) -> type[LookupProtocol]:

@@ -88,6 +88,7 @@ def methods(catalog: Catalog, settings: Settings) -> dict[str, Method]:
     def infer(request: Any, response: Any, caller: Caller) -> None:
         caller.authorize()
         served, own = find_model(catalog, request.model_name, request.model_version)
+        caller.asks(served.model)
         signature = signature_named(served, own, _parameters(request.parameters))
         for output in request.outputs:
             refuse_extensions(_parameters(output.parameters))

@@ -94,6 +94,7 @@ def router(catalog: Catalog, settings: Settings, observer: Observer | None = Non
         caller.authorize()
         name, version = named(request)
         served, own = find_model(catalog, name, version)
+        caller.asks(served.model)
         header = request.headers.get(HEADER)
         body = await read_body(request, settings)
         small = is_small(served, len(body))

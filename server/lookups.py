@@ -133,6 +133,7 @@ class Lookups:
     def authorize(self, ask: Ask) -> Answer | None:
         """Return an error where the observer lets nobody in; None lets in. Several tables are asked for later."""
         try:
+            self.observer.authorize_model(ask.headers, None)
             self.observer.authorize(ask.headers, () if ask.kind == "tables" else (ask.table,))
         except RequestError as error:
             return error_answer(error)
@@ -147,6 +148,7 @@ class Lookups:
         bytes_in: int,
         client: tuple[str, int] | None,
         short: bool,
+        request_id: str = "",
     ) -> None:
         """Tell the observer of an answer; `began` is of `time.perf_counter`."""
         self.observer.on_answer(
@@ -161,6 +163,8 @@ class Lookups:
                 client,
                 ask.headers if ask else {},
                 short,
+                "http",
+                request_id,
             )
         )
 

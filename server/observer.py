@@ -1,12 +1,13 @@
 """Who watches lookups, and who guards them: one object is told of every answer, and asked before every lookup.
 
-The one here counts. Metrics, access logs and access keys are made by deriving from it.
+The one here counts. Metrics, access logs and access keys are made by deriving from it (`telemetry.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from kvtools.server.answer import TableCount
 
@@ -15,10 +16,11 @@ from kvtools.server.answer import TableCount
 class Answered:
     """An answer of a lookup, or a request that was no HTTP: what a metric or a line of a log is made of.
 
-    `kind` is "lookup", "tables" or "row", "predict" or "infer" in the protocols of others, and "" of what was no
-    lookup. `code` is that of an error, "" of an answer.
+    `kind` is "lookup", "tables" or "row", "resp" in the Redis protocol, "predict" or "infer" in the protocols of
+    others, and "" of what was no lookup. `code` is that of an error, "" of an answer.
     `seconds` are from the whole request to the whole answer, without what the network takes. `short` tells which way
-    it went.
+    it went. `model` is the name of one that is served, or "" where the request named none; `path` that of a request
+    which is told by nothing else.
     """
 
     kind: str
@@ -31,6 +33,10 @@ class Answered:
     client: tuple[str, int] | None
     headers: Mapping[str, str]
     short: bool
+    protocol: Literal["http", "grpc", "resp"] = "http"
+    request_id: str = ""
+    model: str = ""
+    path: str = ""
 
 
 class Observer:
@@ -46,6 +52,16 @@ class Observer:
 
     def authorize(self, headers: Mapping[str, str], tables: Iterable[str]) -> None:
         """Raise `RequestError` (401, 403) if who sends `headers` (names in lower case) may not look up `tables`."""
+
+    def authorize_model(self, headers: Mapping[str, str], model: str | None) -> None:
+        """Raise `RequestError` if who sends `headers` may not ask `model`; None: the first one."""
+
+    def authorize_change(self, headers: Mapping[str, str]) -> None:
+        """Raise `RequestError` if who sends `headers` may not change what is served."""
+
+    def metrics(self) -> str:
+        """Return what was counted, in Prometheus' text format."""
+        return ""
 
     def on_answer(self, answered: Answered) -> None:
         """Count one answer."""

@@ -3,7 +3,8 @@
 It ends by SIGTERM or SIGINT: no connection is accepted any more, idle ones are closed, and requests in hand get
 `settings.grace` seconds. What has not ended by then (a request that is only half sent, a client that does not read) is
 cut off. The exit status is 0 all the same; a second signal ends the process at once, with the status of the signal.
-SIGHUP has it look for new versions now; where it comes because the terminal was closed, it ends the server.
+SIGHUP has it look for new versions, and read access keys and the certificate anew; where it comes because the terminal
+was closed, it ends the server.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from kvtools.dialects.options import OpenOptions
+from kvtools.errors import KvtoolsError
 from kvtools.server.catalog import Catalog
 from kvtools.server.descriptors import make_room
 from kvtools.server.http_protocol import make_protocol
@@ -30,7 +33,9 @@ from kvtools.server.late_app import App, LateApp
 from kvtools.server.lookups import Lookups
 from kvtools.server.settings import Settings
 from kvtools.server.sources import ModelSource
+from kvtools.server.telemetry import Telemetry
 from kvtools.server.terminal import has_terminal
+from kvtools.server.tls import load_certificate, tls_context
 from kvtools.server.versions import Versions
 
 if TYPE_CHECKING:
@@ -40,6 +45,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("kvtools.serve")
 
 _BACKLOG = 1024
+_TICK = 1.0  # how often workers tell each other what they have counted, in s
 # How long a lookup may wait for Python code of another thread, such as one that loads a version, in s.
 _SWITCH_INTERVAL = 0.0005
 _AFTER_GRACE = 2.0  # for what cannot be cut off, such as a lookup in a thread, in s
@@ -68,12 +74,15 @@ def run_process(
     catalog = Catalog()
     versions = Versions(catalog, sources, settings, options)
     signal.signal(signal.SIGHUP, lambda number, frame: versions.look_soon())
+    tls = tls_context(settings)
+    telemetry = Telemetry(catalog, settings)
     versions.start()
     try:
-        server = _Server(catalog, settings, versions, on_ready, supervisor)
+        server = _Server(catalog, settings, versions, telemetry, tls, on_ready, supervisor)
         server.run(sockets=[listener])
     finally:
         versions.stop()
+        telemetry.close()
 
 
 class _Server(uvicorn.Server):
@@ -82,10 +91,12 @@ class _Server(uvicorn.Server):
         catalog: Catalog,
         settings: Settings,
         versions: Versions,
+        telemetry: Telemetry,
+        tls: ssl.SSLContext | None,
         on_ready: Callable[[dict[str, Any]], None],
         supervisor: int | None,
     ) -> None:
-        lookups = Lookups(catalog, settings)
+        lookups = Lookups(catalog, settings, telemetry)
         self._lookups = lookups
         self._app = LateApp(catalog, lambda: _make_app(catalog, settings, lookups))
         super().__init__(
@@ -101,6 +112,12 @@ class _Server(uvicorn.Server):
                 timeout_graceful_shutdown=settings.grace,  # type: ignore[arg-type]  # fractions do
             )
         )
+        if tls is not None:
+            # uvicorn makes a context of its own of file names; this one is shared with the Redis port.
+            self.config.load()
+            self.config.ssl = tls
+        self._tls = tls
+        self._telemetry = telemetry
         self._catalog = catalog
         self._settings = settings
         self._grpc: GrpcServer | None = None
@@ -132,8 +149,9 @@ class _Server(uvicorn.Server):
         if self._settings.resp_port is not None:
             from kvtools.server import resp
 
-            self._resp = await resp.start(self._catalog, self._settings, observer=self._lookups.observer)
+            self._resp = await resp.start(self._catalog, self._settings, observer=self._telemetry, tls=self._tls)
         await super().startup(sockets)
+        self._tick()
         ports = {name: port.port for name, port in (("grpc_port", self._grpc), ("resp_port", self._resp)) if port}
         self._app.begin()
         self._on_ready({**_described(self._catalog), **ports})
@@ -163,6 +181,17 @@ class _Server(uvicorn.Server):
             self._end(signal.SIGHUP)  # it was closed
         else:
             self._versions.look_soon()
+
+        self._telemetry.reload()
+        if self._tls is not None and self._settings.tls_cert and self._settings.tls_key:
+            try:
+                load_certificate(self._tls, self._settings.tls_cert, self._settings.tls_key)
+            except KvtoolsError as error:
+                log.error("%s; the certificate stays as it is", error)
+
+    def _tick(self) -> None:
+        self._telemetry.tick()
+        asyncio.get_running_loop().call_later(_TICK, self._tick)
 
     def _orphaned(self) -> None:
         assert self._supervisor is not None

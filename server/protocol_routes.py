@@ -58,7 +58,7 @@ class RouteAdder:
 
         async def answered(request: Request) -> Response:
             address = (request.client.host, request.client.port) if request.client else None
-            caller = Caller(self._observer, request.headers, address)
+            caller = Caller(self._observer, request.headers, address, request_id=request.scope.get("request_id", ""))
             code = ""
             try:
                 response = await endpoint(request, caller)
@@ -72,6 +72,7 @@ class RouteAdder:
             bytes_in = int(sent) if sent.isdecimal() else 0
             bytes_out = len(response.body) if hasattr(response, "body") else 0
             self._observer.on_answer(caller.told(kind, response.status_code, code, bytes_in, bytes_out))
+            request.scope["told"] = True
             return response
 
         def content(example: Any) -> dict[str, Any]:

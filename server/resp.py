@@ -165,6 +165,7 @@ class RespProtocol(asyncio.Protocol):
         assert self._transport is not None
         try:
             table = tables.get(name, commands.selected)
+            self._server.observer.authorize_model(commands.headers, None)
             self._server.observer.authorize(commands.headers, (table.name,))
         except (KvtoolsError, RequestError) as problem:
             self._transport.write(refusal(problem) * len(self._reader.commands()))
@@ -200,6 +201,7 @@ class RespProtocol(asyncio.Protocol):
                 self._peer,
                 self._commands.headers,
                 True,
+                "resp",
             )
         )
 

@@ -19,6 +19,7 @@ from kvtools.server.resp_tables import Tables, answer_command, shown_bytes
 
 OK = b"+OK\r\n"
 _SPOKEN_VERSION = "7.0.0"  # of Redis: clients look what they may ask for
+_FIRST = frozenset((b"AUTH", b"CLIENT", b"COMMAND", b"ECHO", b"HELLO", b"PING", b"QUIT", b"RESET"))  # need no key
 _KEY = re.compile(rb"-?\d{1,20}")
 
 
@@ -96,6 +97,8 @@ class RespCommands:
         if not least <= len(words) - 1 <= most:
             return error(f"wrong number of arguments for '{shown_bytes(words[0].lower())}' command")
         try:
+            if name not in _FIRST:
+                self._observer.authorize(self.headers, ())
             return does(words[1:])
         except (KvtoolsError, RequestError) as problem:
             return refusal(problem)
@@ -120,7 +123,12 @@ class RespCommands:
 
     def _auth(self, words: list[bytes]) -> bytes:
         """Keep the key that a client gives, `AUTH key` or `AUTH user key`; whether it opens a table, lookups tell."""
-        self.headers = {**self.headers, "authorization": f"Bearer {words[-1].decode('utf-8', 'replace')}"}
+        headers = {**self.headers, "authorization": f"Bearer {words[-1].decode('utf-8', 'replace')}"}
+        try:
+            self._observer.authorize(headers, ())
+        except RequestError:
+            return error("the key is not known here", "WRONGPASS")
+        self.headers = headers
         return OK
 
     def _client(self, words: list[bytes]) -> bytes:
@@ -172,7 +180,8 @@ class RespCommands:
             options = [word.upper() for word in words[1:]]
             while options:
                 if options[0] == b"AUTH" and len(options) >= 3:
-                    self._auth([words[len(words) - len(options) + 2]])
+                    if (refused := self._auth([words[len(words) - len(options) + 2]])) != OK:
+                        return refused
                     options = options[3:]
                 elif options[0] == b"SETNAME" and len(options) >= 2:
                     self._name = words[len(words) - len(options) + 1]
@@ -244,6 +253,7 @@ class RespCommands:
                 raise BadInputError(
                     f"got key {wrong}, expected {table.stored.schema.key_dtype}: {table.low} to {table.high}"
                 )
+            self._observer.authorize_model(self.headers, None)
             self._observer.authorize(self.headers, (table.name,))
             asked = np.array(keys, np.uint64 if table.low == 0 else np.int64).view(np.int64)
             for place, key in zip(places, asked, strict=True):

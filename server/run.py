@@ -36,11 +36,16 @@ def serve(
         raise MissingDependencyError(
             f"serving '{sources[0].path}': no package {', '.join(missing)}; run `pip install 'kvtools[serve]'`"
         )
+    from kvtools.server.access_keys import read_access_keys
     from kvtools.server.process import run_process
+    from kvtools.server.tls import tls_context
     from kvtools.server.workers import Supervisor
 
     logging.basicConfig(format="%(asctime)s kvtools[%(process)d] %(levelname)s: %(message)s", level=logging.WARNING)
     logging.getLogger("kvtools.serve").setLevel(logging.INFO)
+    # What is wrong with them is told before anything is listened on, and once, not by each worker.
+    read_access_keys(settings.api_keys)
+    tls_context(settings)
     listener = _bind(settings.host, settings.port, shared=False)
     settings = dataclasses.replace(settings, port=listener.getsockname()[1])
 
@@ -109,7 +114,7 @@ def _bind(host: str, port: int, *, shared: bool, option: str = "--port") -> sock
 
 def _url(settings: Settings) -> str:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    return f"http://{host}:{settings.port}"
+    return f"{'https' if settings.tls_cert else 'http'}://{host}:{settings.port}"
 
 
 def _line(settings: Settings, what: dict[str, Any]) -> str:

@@ -41,4 +41,9 @@ class Settings:
     cache: Path | None = None  # where snapshots are kept that are made of anything else; None: the user's cache
     verify: bool = True  # look at all checksums of a version: before a swap, and soon after the start
     admin: bool = False  # labels and models may be changed by requests
+    api_keys: Path | None = None  # a file of who may ask; None, and none in the environment: everybody may
+    tls_cert: Path | None = None  # a certificate chain in PEM, and its key: every port speaks TLS
+    tls_key: Path | None = None
+    access_log: str | None = None  # a file, or - for standard output
+    page: bool = True  # answer / with a page for people, and what it asks
     shared: Path | None = None  # with several workers: a folder for what they tell each other, made by the supervisor

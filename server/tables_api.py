@@ -105,6 +105,8 @@ _FLOATS = {
 def _errors(**others: str) -> dict[int | str, dict[str, Any]]:
     errors = {
         "400": "The body, a key or a parameter is wrong.",
+        "401": "An access key is needed.",
+        "403": "The access key is not for this.",
         "404": "There is no such table; or a key has no row, where that is an error.",
         **others,
         "429": "Too many lookups at a time; Retry-After says when to try again.",
@@ -258,7 +260,8 @@ def router(lookups: Lookups) -> APIRouter:
         return await _serve(lookups, "row", request, table, key)
 
     @routes.get("/v1/tables", summary="List the tables")
-    async def tables() -> dict[str, Any]:
+    async def tables(request: Request) -> dict[str, Any]:
+        lookups.observer.authorize(request.headers, ())
         version = lookups.catalog.version()
         return {
             "model": version.model,
@@ -306,7 +309,9 @@ async def _serve(
         bytes_in=len(body),
         client=(client.host, client.port) if client else None,
         short=False,
+        request_id=request.scope.get("request_id", ""),
     )
+    request.scope["told"] = True
     return await _response(lookups, answer, request.scope.get("http_version", "1.1"))
 
 

@@ -77,6 +77,7 @@ def methods(catalog: Catalog, settings: Settings) -> dict[str, Method]:
             raise invalid("Missing ModelSpec")
         spec = request.model_spec
         served = _served(catalog, spec)
+        caller.asks(served.model)
         signature = signature_of(served, spec.signature_name, code="FAILED_PRECONDITION")
         outputs = chosen_outputs(signature, list(request.output_filter))
         inputs = {name: decode(name, tensor, limit=settings.max_values) for name, tensor in request.inputs.items()}
@@ -127,7 +128,7 @@ def methods(catalog: Catalog, settings: Settings) -> dict[str, Method]:
         return response.SerializeToString()  # type: ignore[no-any-return]
 
     def reload(data: bytes, caller: Caller) -> bytes:
-        caller.authorize()
+        caller.changes()
         request = parse(_ReloadRequest, data)
         _reload(catalog, settings, model_sources(request.config))
         response = _ReloadResponse()

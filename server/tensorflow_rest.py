@@ -71,6 +71,7 @@ def router(catalog: Catalog, settings: Settings, observer: Observer | None = Non
     async def predict(request: Request, caller: Caller) -> Response:
         caller.authorize()
         served = asked(request)
+        caller.asks(served.model)
         body = await read_body(request, settings)
         return await threads.run(lambda: _predict(served, body, settings, caller), small=is_small(served, len(body)))
 

@@ -46,7 +46,7 @@ def _serve(folder: Path, *arguments: Any) -> Iterator[Server]:
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
-        found = re.search(r"http://127\.0\.0\.1:(\d+)", line)
+        found = re.search(r"https?://127\.0\.0\.1:(\d+)", line)
         assert found, line + errors.read_text()
         yield Server(process, int(found[1]), line, errors)
     finally:

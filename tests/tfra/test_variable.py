@@ -125,7 +125,7 @@ def test_initial_values(mode, name, devices, initializer, expected):
         (tf.bool, 0.1, True),
         (tf.int32, np.array([1.5, 2.5]), [1, 2]),
     ],
-    ids=str,
+    ids=["int32", "int8", "int64", "bool", "array"],
 )
 def test_initial_values_of_integers_drop_the_fraction(name, dtype, initializer, expected):
     v = de.Variable(value_dtype=dtype, dim=2, name=name, initializer=initializer)

@@ -1,0 +1,317 @@
+"""What a server counts, in Prometheus' text format (version 0.0.4), over all its workers.
+
+Counting has to cost next to nothing beside a lookup of some tens of microseconds, so it is done in plain integers, by
+the one thread that runs the event loop. With several workers each writes its counts to a file of its own in a folder
+that they share, once a second and in one piece; who is asked for metrics adds up all of them. A worker that takes the
+place of a dead one goes on from its file, so counters never fall, and there are never more files than workers.
+
+Labels are names of tables and models that are served, and words of this program: nothing that a client makes up.
+TensorFlow Serving's metrics have its names, labels and buckets, for dashboards that are there already:
+https://github.com/tensorflow/serving/blob/master/tensorflow_serving/servables/tensorflow/util.cc
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from kvtools import __version__
+from kvtools.server.catalog import Catalog
+from kvtools.server.observer import Answered
+
+MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+#: Upper bounds of the buckets of a request's time, in s.
+BOUNDS = (
+    *(step * 10**power for power in (-5, -4, -3, -2, -1) for step in (1, 2.5, 5)),
+    *(1.0, 2.5, 5.0, 10.0),
+)
+#: TensorFlow Serving's, in us: scale 10, growth 1.8, 33 of them.
+SERVING_BOUNDS = tuple(10 * 1.8**power for power in range(33))
+_API = {"": "other"}
+# What its statuses are called there; a status of HTTP tells no more than this.
+_SERVING_CODES = {200: "OK", 500: "INTERNAL", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND"}
+SEVERAL = "*"  # the table of a request for several
+
+Key = tuple[str, ...]
+
+
+class Counts:
+    """Counters and histograms: what one worker has counted, or the sum over several."""
+
+    def __init__(self) -> None:
+        self.requests: dict[tuple[str, str, int], int] = {}  # protocol, api, status
+        self.seconds: dict[tuple[str, str, str], list[float]] = {}  # protocol, api, table: buckets, then the sum
+        self.bytes: dict[str, list[int]] = {}  # protocol: in, out
+        self.keys: dict[str, list[int]] = {}  # table: keys, missing
+        self.serving_requests: dict[tuple[str, str], int] = {}  # model, code
+        self.serving_seconds: dict[tuple[str, str], list[float]] = {}  # model, entry: buckets, then the sum in us
+
+    def count(self, answered: Answered) -> None:
+        """Count an answer; about a microsecond."""
+        protocol, status, seconds = answered.protocol, answered.status, answered.seconds
+        api = answered.kind or "other"
+        request = (protocol, api, status)
+        self.requests[request] = self.requests.get(request, 0) + 1
+        counts = answered.counts
+        timed = (protocol, api, "" if not counts else counts[0].table if len(counts) == 1 else SEVERAL)
+        buckets = self.seconds.get(timed)
+        if buckets is None:
+            buckets = self.seconds[timed] = [0] * (len(BOUNDS) + 2)
+        buckets[bisect_left(BOUNDS, seconds)] += 1
+        buckets[-1] += seconds
+        sizes = self.bytes.get(protocol)
+        if sizes is None:
+            sizes = self.bytes[protocol] = [0, 0]
+        sizes[0] += answered.bytes_in
+        sizes[1] += answered.bytes_out
+        for count in counts:
+            keys = self.keys.get(count.table)
+            if keys is None:
+                keys = self.keys[count.table] = [0, 0]
+            keys[0] += count.keys
+            keys[1] += count.missing
+        if answered.kind == "predict" and answered.model:
+            self._count_serving(answered)
+
+    def _count_serving(self, answered: Answered) -> None:
+        status = answered.status
+        code = answered.code.upper() or _SERVING_CODES.get(status, "INVALID_ARGUMENT" if status < 500 else "UNKNOWN")
+        request = (answered.model, code)
+        self.serving_requests[request] = self.serving_requests.get(request, 0) + 1
+        if status == 200:
+            entry = (answered.model, "GRPC" if answered.protocol == "grpc" else "REST")
+            buckets = self.serving_seconds.setdefault(entry, [0] * (len(SERVING_BOUNDS) + 2))
+            buckets[bisect_left(SERVING_BOUNDS, answered.seconds * 1e6)] += 1
+            buckets[-1] += answered.seconds * 1e6
+
+    def add(self, other: Counts) -> None:
+        """Add what `other` has."""
+        for name, mine in vars(self).items():
+            for key, theirs in vars(other)[name].items():
+                if isinstance(theirs, list):
+                    mine[key] = [a + b for a, b in zip(mine.get(key, [0] * len(theirs)), theirs, strict=True)]
+                else:
+                    mine[key] = mine.get(key, 0) + theirs
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as lists of keys and values."""
+        return {name: [[key, value] for key, value in counts.items()] for name, counts in vars(self).items()}
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> Counts:
+        """Return what `to_json` was given; raises `ValueError` and its like if this is none of it."""
+        counts = cls()
+        for name, mine in vars(counts).items():
+            for key, value in document[name]:
+                mine[tuple(key) if isinstance(key, list) else key] = value
+        return counts
+
+
+class Metrics:
+    """The counts of this worker, and of the others in `shared`; None: there are no others."""
+
+    def __init__(self, catalog: Catalog, shared: Path | None = None) -> None:
+        self.counts = Counts()
+        self._catalog = catalog
+        self._shared = shared
+        self._written: dict[str, Any] | None = None
+        self._file = None if shared is None else shared / f"metrics-{os.getpid()}.json"
+        if self._file is not None:
+            self._take_over(self._file)
+
+    def publish(self) -> None:
+        """Let the other workers know what was counted; for every second or so."""
+        if self._file is None:
+            return
+        document = self.counts.to_json()
+        if document == self._written:
+            return
+        beside = self._file.with_suffix(".new")
+        beside.write_text(json.dumps(document))
+        beside.replace(self._file)
+        self._written = document
+
+    def text(self) -> str:
+        """Return all metrics as Prometheus reads them."""
+        total = Counts()
+        total.add(self.counts)
+        workers = 1
+        for path in self._files():
+            if path != self._file:
+                total.add(_read(path))
+                workers += _lives(path)
+        return "".join(_lines(total, self._catalog, workers))
+
+    def _files(self) -> Iterable[Path]:
+        return [] if self._shared is None else sorted(self._shared.glob("metrics-*.json"))
+
+    def _take_over(self, mine: Path) -> None:
+        """Go on from the counts of a worker that is gone. A rename is done by one of those who try it."""
+        for path in self._files():
+            if not _lives(path):
+                try:
+                    path.rename(mine)
+                except OSError:
+                    continue
+                self.counts = _read(mine)
+                break
+        self.publish()
+
+
+def _read(path: Path) -> Counts:
+    try:
+        return Counts.from_json(json.loads(path.read_text()))
+    except (OSError, ValueError, KeyError, TypeError):  # it was taken over at this moment
+        return Counts()
+
+
+def _lives(path: Path) -> bool:
+    try:
+        os.kill(int(path.stem.removeprefix("metrics-")), 0)
+    except OSError:
+        return False
+    return True
+
+
+def _lines(counts: Counts, catalog: Catalog, workers: int) -> Iterator[str]:
+    yield from _family("kvtools_info", "gauge", "The version of kvtools.", [({"version": __version__}, 1)])
+    yield from _family("kvtools_workers", "gauge", "Processes that answer.", [({}, workers)])
+    yield from _family("kvtools_ready", "gauge", "Whether every model has a version.", [({}, int(catalog.ready))])
+    yield from _family("kvtools_warm", "gauge", "Whether what is served is in memory.", [({}, int(catalog.warm))])
+    yield from _family(
+        "kvtools_requests_total",
+        "counter",
+        "Answers, by protocol, interface and status.",
+        [
+            ({"protocol": protocol, "api": api, "status": str(status)}, value)
+            for (protocol, api, status), value in sorted(counts.requests.items())
+        ],
+    )
+    yield from _histogram(
+        "kvtools_request_seconds",
+        "From the whole request to the whole answer; table is * for several, and empty for none.",
+        BOUNDS,
+        [
+            ({"protocol": protocol, "api": api, "table": table}, buckets)
+            for (protocol, api, table), buckets in sorted(counts.seconds.items())
+        ],
+    )
+    for place, name, what in ((0, "request", "requests"), (1, "response", "answers")):
+        yield from _family(
+            f"kvtools_{name}_bytes_total",
+            "counter",
+            f"Bytes of the bodies of {what}; streamed ones are not counted.",
+            [({"protocol": protocol}, sizes[place]) for protocol, sizes in sorted(counts.bytes.items())],
+        )
+    tables = sorted(counts.keys.items())
+    yield from _family(
+        "kvtools_keys_total", "counter", "Keys looked up.", [({"table": name}, keys[0]) for name, keys in tables]
+    )
+    yield from _family(
+        "kvtools_keys_found_total",
+        "counter",
+        "Keys that had a row.",
+        [({"table": name}, keys[0] - keys[1]) for name, keys in tables],
+    )
+    yield from _family(
+        "kvtools_keys_missing_total",
+        "counter",
+        "Keys that had none.",
+        [({"table": name}, keys[1]) for name, keys in tables],
+    )
+    yield from _of_models(catalog)
+    yield from _family(
+        ":tensorflow:serving:request_count",
+        "counter",
+        "The total number of requests.",
+        [
+            ({"model_name": model, "status": code}, value)
+            for (model, code), value in sorted(counts.serving_requests.items())
+        ],
+    )
+    yield from _histogram(
+        ":tensorflow:serving:request_latency",
+        "Distribution of wall time (in microseconds) for requests that were answered.",
+        SERVING_BOUNDS,
+        [
+            ({"model_name": model, "API": "Predict", "entrypoint": entry}, buckets)
+            for (model, entry), buckets in sorted(counts.serving_seconds.items())
+        ],
+    )
+
+
+def _of_models(catalog: Catalog) -> Iterator[str]:
+    models = [catalog.model(name) for name in catalog.names()]
+    yield from _family(
+        "kvtools_model_version",
+        "gauge",
+        "The latest version that is served.",
+        [({"model": model.name}, model.versions[-1].number) for model in models if model.versions],
+    )
+    yield from _family(
+        "kvtools_model_versions",
+        "gauge",
+        "How many versions are served.",
+        [({"model": model.name}, len(model.versions)) for model in models],
+    )
+    yield from _family(
+        "kvtools_versions_loaded_total",
+        "counter",
+        "Versions that were loaded, by the worker that is asked.",
+        [({"model": model.name}, model.loads) for model in models],
+    )
+    yield from _family(
+        "kvtools_versions_failed_total",
+        "counter",
+        "Versions that could not be loaded, by the worker that is asked.",
+        [({"model": model.name}, model.failures) for model in models],
+    )
+    yield from _family(
+        "kvtools_table_rows",
+        "gauge",
+        "Rows of a table, in the latest version.",
+        [
+            ({"model": model.name, "table": name}, table.schema.rows)
+            for model in models
+            if model.versions
+            for name, table in model.versions[-1].store.tables.items()
+        ],
+    )
+
+
+def _family(name: str, kind: str, about: str, samples: Sequence[tuple[dict[str, str], float]]) -> Iterator[str]:
+    yield f"# HELP {name} {about}\n# TYPE {name} {kind}\n"
+    for labels, value in samples:
+        yield f"{name}{_labels(labels)} {_number(value)}\n"
+
+
+def _histogram(
+    name: str, about: str, bounds: Sequence[float], samples: Sequence[tuple[dict[str, str], Sequence[float]]]
+) -> Iterator[str]:
+    yield f"# HELP {name} {about}\n# TYPE {name} histogram\n"
+    for labels, buckets in samples:
+        below: float = 0
+        for bound, value in zip((*map(_number, bounds), "+Inf"), buckets[:-1], strict=True):
+            below += value
+            yield f"{name}_bucket{_labels({**labels, 'le': bound})} {_number(below)}\n"
+        yield f"{name}_sum{_labels(labels)} {_number(buckets[-1])}\n{name}_count{_labels(labels)} {_number(below)}\n"
+
+
+def _labels(labels: dict[str, str]) -> str:
+    if not labels:
+        return ""
+    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}"
+
+
+def _escaped(value: str) -> str:
+    escaped = value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    return escaped.encode("utf-8", "replace").decode()
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.12g}"

@@ -1,0 +1,198 @@
+"""The page at `/`, and what it asks that nobody else does: nearest neighbours, and what a table's rows are like.
+
+Both read rows in blocks, on a thread, one request at a time, and at most so many of them that it takes about a second;
+of a larger table they read blocks spread evenly over it. Rows lie in the order of their mixed keys, so that is a fair
+sample. `--no-page` leaves all of this out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path as FilePath
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import FileResponse
+from pydantic import BaseModel, Field
+
+from kvtools._snapshot import Table
+from kvtools.server.lookups import Lookups
+from kvtools.server.request import RequestError, parse_key, table_keys
+from kvtools.server.store import StoredTable
+from kvtools.snapshot import file_errors
+
+_FOLDER = FilePath(__file__).parent / "page"
+_FILES = {"page.js": "text/javascript", "page.css": "text/css"}
+_HEADERS = {
+    # Nothing from elsewhere, and nothing to elsewhere.
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-cache",
+}
+_BLOCK_NUMBERS = 1 << 19
+_MOST_NUMBERS = 1 << 26  # about a second of work
+_MOST_ROWS = 1 << 20
+_SAMPLED_NUMBERS = 1 << 22
+_BINS = 24
+_KEYS_SHOWN = 12
+
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    400: {"description": "The key or a parameter is wrong, or the rows are not here."},
+    401: {"description": "An access key is needed."},
+    403: {"description": "The access key is not for this table."},
+    404: {"description": "There is no such table, or no row of this key."},
+    429: {"description": "Another table is being read; Retry-After says when to try again."},
+}
+
+Floats = npt.NDArray[np.float32]
+_TableName = Annotated[str, Path(description="As GET /v1/tables lists it, slashes too.")]
+
+
+class Wanted(BaseModel):
+    """Whose neighbours, and how many."""
+
+    key: str = Field(pattern=r"^-?[0-9]{1,20}$", examples=["17"], description="As text, as 64 bits are no JSON number.")
+    metric: Literal["cosine", "dot"] = "cosine"
+    count: int = Field(default=10, ge=1, le=100)
+
+
+def router(lookups: Lookups) -> APIRouter:
+    """Return the routes of the page."""
+    routes = APIRouter(tags=["page"])
+    busy = False
+
+    @routes.get("/", include_in_schema=False)
+    async def page() -> Response:
+        return FileResponse(_FOLDER / "page.html", media_type="text/html", headers=_HEADERS)
+
+    @routes.get("/page/{name}", include_in_schema=False)
+    async def file(name: str) -> Response:
+        if name not in _FILES:
+            raise RequestError(404, "not_found", f"the page has no file '{name[:80]}'")
+        return FileResponse(_FOLDER / name, media_type=_FILES[name], headers=_HEADERS)
+
+    def stored(request: Request, table: str) -> StoredTable:
+        lookups.observer.authorize_model(request.headers, None)
+        lookups.observer.authorize(request.headers, (table,))
+        found = lookups.catalog.version().store.table(table)
+        if not found.table:
+            raise RequestError(400, "not_local", f"the rows of table '{table}' are not here, but in its backend")
+        return found
+
+    async def worked_out(work: Any, *arguments: Any) -> dict[str, Any]:
+        nonlocal busy
+        if busy:
+            raise RequestError(429, "too_busy", "another table is being read; try again", {"Retry-After": "1"})
+        busy = True
+        try:
+            found: dict[str, Any] = await run_in_threadpool(work, *arguments)
+            return found
+        finally:
+            busy = False
+
+    @routes.post(
+        "/v1/tables/{table:path}:nearest", summary="Find the rows that are most like a row", responses=_RESPONSES
+    )
+    async def nearest(table: _TableName, wanted: Wanted, request: Request) -> dict[str, Any]:
+        return await worked_out(find_nearest, stored(request, table), wanted.key, wanted.metric, wanted.count)
+
+    @routes.get("/v1/tables/{table:path}:rows", summary="Tell what a table's rows are like", responses=_RESPONSES)
+    async def rows(
+        table: _TableName, request: Request, bins: Annotated[int, Query(ge=1, le=200)] = _BINS
+    ) -> dict[str, Any]:
+        return await worked_out(describe_rows, stored(request, table), bins)
+
+    return routes
+
+
+def find_nearest(stored: StoredTable, key: str, metric: str, count: int) -> dict[str, Any]:
+    """Return the `count` rows with the largest product with the row of `key`, or the largest cosine, largest first.
+
+    The row itself is left out, and so are rows that are not finite. Ties have no order. Raises `RequestError`: there is
+    no row of this key.
+    """
+    asked = table_keys(parse_key(key, stored.schema.key_dtype), stored.schema.key_dtype, stored.key_limits)
+    with file_errors():
+        place = int(stored.table.find(asked)[0])
+        if place < 0:
+            raise RequestError(404, "missing_keys", f"table '{stored.schema.name}' has no row for key {key}")
+        wanted = _float32(stored.table.take(np.array([place]), freqs=False, versions=False)[1])[0]
+    if metric == "cosine":
+        wanted = _unit(wanted[None])[0]
+    best_scores, best_keys, scanned = np.empty(0, np.float32), np.empty(0, stored.schema.key_dtype), 0
+    for first, keys, rows in _blocks(stored.table, _MOST_NUMBERS):
+        scanned += len(keys)
+        with np.errstate(all="ignore"):
+            scores = (_unit(rows) if metric == "cosine" else rows) @ wanted
+        scores[~np.isfinite(scores)] = -np.inf
+        if first <= place < first + len(keys):
+            scores[place - first] = -np.inf
+        best_scores, best_keys = np.concatenate([best_scores, scores]), np.concatenate([best_keys, keys])
+        kept = np.argsort(-best_scores, kind="stable")[:count]
+        best_scores, best_keys = best_scores[kept], best_keys[kept]
+    neighbours = [
+        {"key": str(each), "score": float(score)}
+        for each, score in zip(best_keys, best_scores, strict=True)
+        if np.isfinite(score)
+    ]
+    return {"key": key, "metric": metric, "rows": stored.table.rows, "scanned": scanned, "neighbours": neighbours}
+
+
+def describe_rows(stored: StoredTable, bins: int) -> dict[str, Any]:
+    """Return some keys, and histograms of the norms of rows and of frequencies, where there are any."""
+    norms: list[npt.NDArray[Any]] = []
+    freqs: list[npt.NDArray[Any]] = []
+    shown: list[str] = []
+    for first, keys, rows in _blocks(stored.table, _SAMPLED_NUMBERS):
+        with np.errstate(all="ignore"):
+            norms.append(np.linalg.norm(rows, axis=1))
+        if stored.table.freq_dtype:
+            counted = stored.table.read(first, len(keys), values=False, versions=False)[2]
+            assert counted is not None
+            freqs.append(counted)
+        if len(shown) < _KEYS_SHOWN:
+            shown += [str(key) for key in keys[: _KEYS_SHOWN - len(shown)]]
+    lengths = np.concatenate(norms) if norms else np.empty(0, np.float32)
+    return {
+        "rows": stored.table.rows,
+        "dim": stored.table.dim,
+        "sampled": len(lengths),
+        "keys": shown,
+        "norms": _histogram(lengths, bins),
+        "frequencies": _histogram(np.concatenate(freqs), bins) if freqs else None,
+    }
+
+
+def _blocks(table: Table, most: int) -> Iterator[tuple[int, npt.NDArray[Any], Floats]]:
+    """Yield first row, keys and rows of blocks: all of them, or of a large table as many as `most` allows, spread."""
+    rows, block = table.rows, max(1, _BLOCK_NUMBERS // max(1, table.dim))
+    wanted = min(rows, _MOST_ROWS, max(block, most // max(1, table.dim)))
+    blocks = -(-wanted // block)
+    step = block if wanted == rows else rows // blocks
+    for number in range(blocks):
+        first = number * step
+        with file_errors():
+            keys, values, _, _ = table.read(first, min(block, rows - first), freqs=False, versions=False)
+        yield first, keys, _float32(values)
+
+
+def _float32(values: Any) -> Floats:
+    rows: Floats = np.asarray(values).astype(np.float32)
+    return rows
+
+
+def _unit(rows: Floats) -> Floats:
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    unit: Floats = np.divide(rows, norms, out=np.zeros_like(rows), where=norms > 0)
+    return unit
+
+
+def _histogram(values: npt.NDArray[Any], bins: int) -> dict[str, Any]:
+    finite = values[np.isfinite(values)].astype(np.float64)
+    if not len(finite):
+        return {"edges": [], "counts": []}
+    counts, edges = np.histogram(finite, bins)
+    return {"edges": edges.tolist(), "counts": counts.tolist()}

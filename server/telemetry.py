@@ -1,0 +1,86 @@
+"""The observer of a server that runs: keys are asked, answers counted and logged."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+
+from kvtools.errors import KvtoolsError
+from kvtools.server.access_keys import AccessKeys, read_access_keys
+from kvtools.server.access_log import AccessLog
+from kvtools.server.catalog import Catalog
+from kvtools.server.metrics import Metrics
+from kvtools.server.observer import Answered, Observer
+from kvtools.server.settings import Settings
+
+log = logging.getLogger("kvtools.serve")
+
+
+class Telemetry(Observer):
+    """Made once for each process. Raises `BadInputError` if the keys cannot be read or the log not be written."""
+
+    def __init__(self, catalog: Catalog, settings: Settings) -> None:
+        super().__init__()
+        self._catalog = catalog
+        self._settings = settings
+        self._keys: AccessKeys | None = read_access_keys(settings.api_keys)
+        self._counted = Metrics(catalog, settings.shared)
+        self._count = self._counted.counts.count
+        self._log = None if settings.access_log is None else AccessLog(settings.access_log, self._key_name)
+
+    def authorize(self, headers: Mapping[str, str], tables: Iterable[str]) -> None:
+        """Let in who has a key for `tables`; everybody, where no keys were given."""
+        if self._keys is not None:
+            self._keys.authorize(headers, tables)
+
+    def authorize_model(self, headers: Mapping[str, str], model: str | None) -> None:
+        """Let in who has a key for `model`; None: for the first one."""
+        if self._keys is not None and (model is not None or self._keys.by_model):
+            first = self._catalog.names()[:1] if model is None else [model]
+            self._keys.authorize(headers, model=first[0] if first else None)
+
+    def authorize_change(self, headers: Mapping[str, str]) -> None:
+        """Let in who has a key for administration."""
+        if self._keys is not None:
+            self._keys.authorize(headers, admin=True)
+
+    def metrics(self) -> str:
+        """Return what all workers have counted."""
+        return self._counted.text()
+
+    def on_answer(self, answered: Answered) -> None:
+        """Count an answer, and have it logged."""
+        self._count(answered)
+        if self._log is not None:
+            self._log.add(answered)
+
+    def tick(self) -> None:
+        """Tell the other workers what was counted; for every second."""
+        try:
+            self._counted.publish()
+        except OSError as error:
+            log.error("the counts of this worker cannot be written: %s", error.strerror)
+
+    def reload(self) -> None:
+        """Read the keys anew, and begin a new file of the log if the old one was moved. Bad keys change nothing."""
+        if self._log is not None:
+            self._log.reopen()
+        try:
+            keys = read_access_keys(self._settings.api_keys)
+        except KvtoolsError as error:
+            log.error("%s; the keys stay as they are", error)
+            return
+        if keys is None and self._keys is not None:
+            log.error("there are no keys any more; the keys stay as they are")
+            return
+        self._keys = keys
+
+    def close(self) -> None:
+        """Write what is not written yet."""
+        self.tick()
+        if self._log is not None:
+            self._log.close()
+
+    def _key_name(self, headers: Mapping[str, str]) -> str:
+        key = self._keys.find(headers) if self._keys is not None else None
+        return key.name if key is not None else ""

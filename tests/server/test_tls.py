@@ -1,0 +1,109 @@
+"""TLS on every port, and certificates that are none."""
+
+from __future__ import annotations
+
+import http.client
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi")
+pytest.importorskip("grpc")
+import grpc
+from certificate import make_certificate
+
+from kvtools.errors import BadInputError
+from kvtools.server.settings import Settings
+from kvtools.server.tls import tls_context
+
+SAMPLE = Path(__file__).parent.parent / "data" / "sample"
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+def ask(port: int, certificate: Path) -> tuple[int, bytes]:
+    context = ssl.create_default_context(cafile=certificate)
+    connection = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=30)
+    try:
+        connection.request("GET", "/v1/tables/ads/emb/rows/42")
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def test_every_port_speaks_tls_and_a_new_certificate_is_taken_at_sighup(
+    tmp_path: Path, serve: Callable[..., Any]
+) -> None:
+    certificate, key = make_certificate(tmp_path)
+    grpc_port, resp_port = free_port(), free_port()
+    server = serve(
+        SAMPLE, "--tls-cert", certificate, "--tls-key", key, "--grpc-port", grpc_port, "--resp-port", resp_port
+    )
+    assert "https://" in server.line
+    assert ask(server.port, certificate) == (200, b'{"key":42,"embedding":[9.0,9.125,9.25,9.375]}')
+
+    credentials = grpc.ssl_channel_credentials(certificate.read_bytes())
+    with grpc.secure_channel(f"127.0.0.1:{grpc_port}", credentials) as channel:
+        live = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=30)
+        assert live == b"\x08\x01"
+
+    context = ssl.create_default_context(cafile=certificate)
+    with (
+        socket.create_connection(("127.0.0.1", resp_port)) as plain,
+        context.wrap_socket(plain, server_hostname="127.0.0.1") as encrypted,
+    ):
+        encrypted.sendall(b"GET ads/emb:42\r\n")
+        assert encrypted.recv(100).startswith(b"$")
+
+    other, other_key = make_certificate(tmp_path, "other")
+    other.replace(certificate)
+    other_key.replace(key)
+    server.process.send_signal(signal.SIGHUP)
+    last = time.monotonic() + 30
+    while True:
+        try:
+            assert ask(server.port, certificate)[0] == 200
+            break
+        except ssl.SSLCertVerificationError:
+            assert time.monotonic() < last
+            time.sleep(0.02)
+
+
+def test_files_are_looked_at_before_listening(tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path)
+    _, other_key = make_certificate(tmp_path, "other")
+    no_key = tmp_path / "none.key"
+    no_key.write_text("nothing\n")
+    locked = tmp_path / "locked.key"
+    subprocess.run(
+        ["openssl", "ec", "-in", key, "-aes256", "-passout", "pass:secret", "-out", locked],
+        check=True,
+        capture_output=True,
+    )
+    for tls_cert, tls_key, message in (
+        (certificate, None, "belong together"),
+        (None, key, "belong together"),
+        (certificate, tmp_path / "absent", "absent': No such file"),
+        (certificate, no_key, "no certificate"),
+        (certificate, other_key, "no certificate"),
+        (certificate, locked, "passphrase"),
+    ):
+        with pytest.raises(BadInputError, match=message):
+            tls_context(Settings(tls_cert=tls_cert, tls_key=tls_key))
+    assert tls_context(Settings()) is None
+
+    command = [sys.executable, "-m", "kvtools.cli.main", "serve", str(SAMPLE), "--tls-cert", str(certificate)]
+    ended = subprocess.run([*command, "--tls-key", str(no_key), "--port", "0"], capture_output=True, text=True)
+    assert ended.returncode and "setting up TLS" in ended.stderr and not ended.stdout
