@@ -199,6 +199,7 @@ def run(
     _check_range(doing, "--port", port, 0, 65535)
     _check_range(doing, "--grpc-port", grpc_port, 0, 65535)
     _check_range(doing, "--resp-port", resp_port, 0, 65535)
+    _check_apart(doing, {"--port": port, "--grpc-port": grpc_port, "--resp-port": resp_port})
     for option, value in {
         "--max-keys": max_keys,
         "--max-values": max_values,
@@ -252,6 +253,17 @@ def run(
 
     if status := serve(sources, settings, source.options(), as_json=as_json):
         raise typer.Exit(status)
+
+
+def _check_apart(doing: str, ports: dict[str, int | None]) -> None:
+    """Every protocol has a port of its own: two on one would take each other's connections."""
+    options: dict[int, str] = {}
+    for option, port in ports.items():
+        if not port:  # 0: any free one
+            continue
+        if port in options:
+            raise UsageError(f"{doing}: got {options[port]} {port} and {option} {port}, expected a port for each")
+        options[port] = option
 
 
 def _sources(

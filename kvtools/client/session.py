@@ -29,7 +29,7 @@ from kvtools.client.pooling import COMBINERS, Combiner, pool
 from kvtools.client.replicas import Replica, Replicas
 from kvtools.client.tables import Array, Shard, Table, Tables, tables_of, typed_keys, wire_keys
 from kvtools.errors import UnknownTableError, UsageError
-from kvtools.lookup_frame import MEDIA_TYPE, TableKeys, TableRows, decode_answer, encode_request
+from kvtools.lookup_frame import MEDIA_TYPE, MISSING, TableKeys, TableRows, decode_answer, encode_request
 from kvtools.partition import owners
 
 T = TypeVar("T")
@@ -118,6 +118,7 @@ class Session:
 
     def lookup_many(self, keys: Mapping[str, Any], missing: Missing | None) -> Steps[dict[str, Rows]]:
         """Return embeddings and found of each table's keys."""
+        _check_missing(missing)
         deadline = self._deadline()
         known = self._tables or (yield from self._describe(deadline))
         if any(name not in known.tables for name in keys):
@@ -142,6 +143,7 @@ class Session:
         """Return one row for each bag; see `Client.lookup_pooled`."""
         if combiner not in COMBINERS:
             raise UsageError(f"looking up in table '{table}': got {combiner=}, expected one of {', '.join(COMBINERS)}")
+        _check_missing(missing)
         deadline = self._deadline()
         known = self._tables or (yield from self._describe(deadline))
         if table not in known.tables:
@@ -464,3 +466,8 @@ def as_shards(servers: str | Sequence[str] | None, shards: Sequence[str | Sequen
     if isinstance(shards, str):
         raise UsageError("making a client: got one string as shards=, expected a list with a URL or more for each")
     return [[shard] if isinstance(shard, str) else list(shard) for shard in shards]
+
+
+def _check_missing(missing: Missing | None) -> None:
+    if missing is not None and missing not in MISSING:
+        raise UsageError(f"looking up: got {missing=}, expected one of {', '.join(MISSING)}")

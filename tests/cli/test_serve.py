@@ -116,3 +116,18 @@ def test_usage_errors(served: list[Any], capsys: Any, arguments: list[str], mess
     assert main(["serve", *arguments]) == 2
     assert message in capsys.readouterr().err
     assert not served
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--grpc-port", "8501"], "--port 8501 and --grpc-port 8501"),
+        (["--port", "0", "--grpc-port", "9000", "--resp-port", "9000"], "--grpc-port 9000 and --resp-port 9000"),
+    ],
+)
+def test_each_protocol_has_a_port_of_its_own(
+    served: list[Any], capsys: pytest.CaptureFixture[str], options: list[str], named: str
+) -> None:
+    assert main(["serve", "exported", *options]) == 2
+    assert named in capsys.readouterr().err and not served
+    assert main(["serve", "exported", "--port", "0", "--grpc-port", "0", "--resp-port", "0"]) == 0

@@ -160,6 +160,16 @@ def test_what_missing_keys_give(make_client: Any, url: str) -> None:
     assert (refused.value.status, refused.value.code) == (404, "missing_keys")
 
 
+def test_another_word_for_missing_keys_is_named(make_client: Any, url: str) -> None:
+    client = make_client(url)
+    for call in (
+        lambda: client.lookup("user_emb", [1], missing="zero"),
+        lambda: client.lookup_pooled("user_emb", [1], [0, 1], missing="zero"),
+    ):
+        with pytest.raises(UsageError, match="missing='zero', expected one of zeros, default, error"):
+            call()
+
+
 def test_tables_are_described(make_client: Any, url: str) -> None:
     tables = make_client(url).tables()
     assert list(tables) == ["ads/emb", "empty_emb", "user_emb"]
