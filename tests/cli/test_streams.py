@@ -129,7 +129,11 @@ def test_a_failure_is_told_to_whoever_reads_errors_alone(tmp_path: Path, sample_
 def test_a_signal_leaves_nothing(tmp_path: Path, sample_path: Path, number: signal.Signals, workers: str) -> None:
     arguments = ["migrate", "sample", "out", "--to", "tfplugin", "--workers", workers]
     done = subprocess.run(
-        [sys.executable, "-c", BLOCKED, str(int(number)), *arguments], cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "-c", BLOCKED, str(int(number)), *arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # which a job in the background may be without
     )
     said = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}[number]
     assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", f"kvtools: {said}\n")

@@ -492,10 +492,10 @@ def test_many_tasks_share_a_client_and_a_cancelled_one_leaves_nothing(url: str) 
     asyncio.run(go())
 
 
-def test_it_needs_neither_tensorflow_nor_a_server_package() -> None:
+def test_it_needs_neither_tensorflow_nor_a_server_package(tmp_path: Path) -> None:
     code = (
         "import sys, kvtools.client\n"
         "wrong = {'tensorflow', 'fastapi', 'uvicorn', 'httpx', 'redis', 'kvtools._snapshot'} & set(sys.modules)\n"
         "assert not wrong, wrong"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)

@@ -292,7 +292,11 @@ def test_a_file_that_is_cut_is_an_error_and_ends_no_process(tmp_path: Path) -> N
     """
     np.save(f"{path}.npy", keys)
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program), str(path)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", textwrap.dedent(program), str(path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
     )
     assert done.stdout == "survived\n", done.stderr
     assert done.returncode < 0 and "Bus error" in done.stderr
@@ -342,7 +346,8 @@ def test_a_disk_that_is_full_leaves_the_old_file_and_is_named(tmp_path: Path) ->
         table = ArrayTable("emb", np.arange(50_000), np.ones((50_000, 2), np.float32))
         write_tables([table], {str(path)!r}, "snapshot", options=WriteOptions(force=True))
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True)
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert f"OutputError: writing '{path}': File too large; nothing was changed there" in done.stderr
     assert [file.name for file in tmp_path.iterdir()] == ["a.kvsnap"]
     assert Snapshot(path).table("emb").lookup(np.array([5]))[1].all()

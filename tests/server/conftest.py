@@ -42,7 +42,7 @@ def _serve(folder: Path, *arguments: Any) -> Iterator[Server]:
     errors = folder / "stderr.txt"
     file: IO[str]
     with errors.open("w") as file:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True, cwd=folder)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()

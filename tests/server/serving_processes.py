@@ -32,7 +32,9 @@ def serving(path: Path, *options: str) -> Iterator[Ports]:
         "0",
         "--json",
     ]
-    process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=path.resolve().parent
+    )
     with process:
         assert process.stdout is not None and process.stderr is not None
         line = process.stdout.readline()

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import subprocess
 import sys
+from pathlib import Path
 import threading
 
 import pytest
@@ -42,11 +43,11 @@ def test_other_requests_wait_for_it() -> None:
     assert TestClient(app).post("/livez").status_code == 404, "a check is a GET"
 
 
-def test_serving_begins_without_fastapi() -> None:
+def test_serving_begins_without_fastapi(tmp_path: Path) -> None:
     program = (
         "import sys, kvtools.cli.serve, kvtools.server.process, kvtools.server.run; print('fastapi' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert done.stdout == "False\n"
 
 

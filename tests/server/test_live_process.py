@@ -158,10 +158,11 @@ def test_a_second_signal_ends_it_at_once(serve: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_closed_terminal_ends_it(workers: str) -> None:
+def test_a_closed_terminal_ends_it(workers: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "kvtools.cli.main", "serve", str(SAMPLE), "--port", "0", "--workers", workers]
     pid, terminal = pty.fork()
     if not pid:
+        os.chdir(tmp_path)
         os.execv(sys.executable, command)
     line = b""
     while b"http://" not in line:
@@ -171,10 +172,11 @@ def test_a_closed_terminal_ends_it(workers: str) -> None:
     os.waitpid(pid, 0)
 
 
-def test_the_address_is_taken(serve: Callable[..., Any]) -> None:
+def test_the_address_is_taken(serve: Callable[..., Any], tmp_path: Path) -> None:
     server = serve(SAMPLE, "--workers", "2")
     command = [sys.executable, "-m", "kvtools.cli.main", "serve", str(SAMPLE), "--port", str(server.port)]
-    done = subprocess.run([*command, "--workers", "2"], capture_output=True, text=True, check=False)
+    command += ["--workers", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 1, "a shared port is not shared with another server"
     assert f"listening on 127.0.0.1:{server.port}: Address already in use" in done.stderr
 
@@ -249,6 +251,6 @@ def test_what_is_changed_at_one_worker_is_changed_at_all(
 def test_what_keeps_workers_from_starting_is_told_once(tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
     command = [sys.executable, "-m", "kvtools.cli.main", "serve", str(tmp_path / "m"), "--workers", "3", "--port", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.count("no version in this folder") == 1

@@ -105,5 +105,7 @@ def test_files_are_looked_at_before_listening(tmp_path: Path) -> None:
     assert tls_context(Settings()) is None
 
     command = [sys.executable, "-m", "kvtools.cli.main", "serve", str(SAMPLE), "--tls-cert", str(certificate)]
-    ended = subprocess.run([*command, "--tls-key", str(no_key), "--port", "0"], capture_output=True, text=True)
+    ended = subprocess.run(
+        [*command, "--tls-key", str(no_key), "--port", "0"], capture_output=True, text=True, cwd=no_key.parent
+    )
     assert ended.returncode and "setting up TLS" in ended.stderr and not ended.stdout
