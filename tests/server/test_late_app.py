@@ -3,8 +3,8 @@ from __future__ import annotations
 import errno
 import subprocess
 import sys
-from pathlib import Path
 import threading
+from pathlib import Path
 
 import pytest
 
