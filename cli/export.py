@@ -136,6 +136,12 @@ def _warn(exports: Sequence[TableExport]) -> None:
                 f"kvtools: warning: table '{export.name}': {export.non_finite} rows with NaN or infinity were kept",
                 file=sys.stderr,
             )
+        if export.cut and not export.rows:
+            print(
+                f"kvtools: warning: table '{export.name}': the threshold leaves none of its {export.cut} rows;"
+                " `kvtools stats` says what each threshold would keep",
+                file=sys.stderr,
+            )
         if export.duplicates:
             print(
                 f"kvtools: warning: table '{export.name}': {export.duplicates} rows were left out because"

@@ -63,10 +63,26 @@ class SharedSources:
             beside.replace(self._file)
         os.kill(os.getppid(), signal.SIGHUP)
 
+    def fault(self, what: str) -> str | None:
+        """Return what a worker found wrong with `what`, or None: a worker that begins later need not find it again."""
+        try:
+            return self._note("fault", what).read_text()
+        except FileNotFoundError:
+            return None
+
+    def tell_fault(self, what: str, message: str) -> None:
+        """Tell all workers, and those that begin later, what is wrong with `what`."""
+        beside = self._folder / f"fault.{os.getpid()}"
+        beside.write_text(message)
+        beside.replace(self._note("fault", what))
+
+    def _note(self, kind: str, what: str) -> Path:
+        return self._folder / f"{kind}-{hashlib.sha256(what.encode()).hexdigest()[:32]}"
+
     @contextlib.contextmanager
     def only_once(self, what: str) -> Iterator[bool]:
         """Hold a lock of all workers; gives whether one of them got through this block for `what` before."""
-        note = self._folder / f"done-{hashlib.sha256(what.encode()).hexdigest()[:32]}"
+        note = self._note("done", what)
         with (self._folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             done = note.exists()

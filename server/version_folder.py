@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _NUMBERED = re.compile(r"(\d{1,18})(\.kvsnap|\.snapshot)?")
+_OTHER_FILES = re.compile(r"(\d{1,18})\.(npz|h5|hdf5|parquet|arrow|safetensors)")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.I)
 _SNAPSHOTS = (".kvsnap", ".snapshot")
 
@@ -51,12 +52,21 @@ def is_folder_of_versions(path: str) -> bool:
 def versions_in(folder: str) -> list[FoundVersion]:
     """Return the versions in a folder, by number; raises `OSError` if it cannot be read."""
     by_number: dict[int, list[str]] = {}
+    others: dict[int, str] = {}
     with os.scandir(folder) as entries:
         for entry in entries:
             number = _number(entry)
             if number is not None:
                 by_number.setdefault(number, []).append(entry.name)
-    found = []
+            elif other := _OTHER_FILES.fullmatch(entry.name):
+                others[int(other[1])] = entry.name
+    found = [
+        FoundVersion(
+            number, "", (), 0, f"{name!r} is no version: make a snapshot of it, `kvtools migrate --to snapshot`"
+        )
+        for number, name in others.items()
+        if number not in by_number
+    ]
     for number, names in sorted(by_number.items()):
         if len(names) > 1:
             shown = " and ".join(repr(name) for name in sorted(names))
@@ -65,7 +75,7 @@ def versions_in(folder: str) -> list[FoundVersion]:
             stamp, changed = _stamp(Path(folder, names[0]))
             if stamp:  # empty, or gone again by now
                 found.append(FoundVersion(number, str(Path(folder) / names[0]), stamp, changed))
-    return found
+    return sorted(found, key=lambda version: version.number)
 
 
 def single_version(path: str) -> list[FoundVersion]:

@@ -23,7 +23,7 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -72,6 +72,7 @@ class _Model:
     ended: list[int] = field(default_factory=list)
     unchecked: set[int] = field(default_factory=set)  # served since the start, checksums not looked at yet
     recent: dict[str, RecentKeys] = field(default_factory=dict)
+    in_folder: bool = False  # its path was seen to be a folder of versions, and stays one when they are gone
     loads: int = 0
     failures: int = 0
     said: str = ""  # the last trouble with the folder itself
@@ -248,14 +249,13 @@ class Versions:
         """Bring one model to what lies on disk now."""
         state = self._models[name]
         try:
-            found = self._find(state.source.path)
+            found = self._find(state)
         except OSError as error:
             self._say(state, f"its folder cannot be read: {error.strerror or error}")
             return
         if not found and state.served:
             self._say(state, "its folder has no version any more; the last one goes on being served")
             return
-        self._say(state, "")
         by_number = {version.number: version for version in found}
         state.bad = {number: entry for number, entry in state.bad.items() if number in by_number}
         state.waiting = {}
@@ -266,6 +266,7 @@ class Versions:
         for number in source.policy.numbers:
             if number not in by_number:
                 state.bad[number] = ((), "NOT_FOUND", "there is no such version in the model's folder")
+        self._say(state, _trouble(state, by_number, chosen))
         state.seen = {version.number: version.stamp for version in found}
         with self._changing:
             if chosen:
@@ -273,11 +274,12 @@ class Versions:
                     self._let_go(state, number)
             self._publish(state)
 
-    def _find(self, path: str) -> list[FoundVersion]:
-        if is_folder_of_versions(path):
+    def _find(self, state: _Model) -> list[FoundVersion]:
+        path = state.source.path
+        if state.in_folder or is_folder_of_versions(path):
+            state.in_folder = True
             return versions_in(path)
-        found = single_version(path)
-        return found  # none where the folder is empty: versions will come to it
+        return single_version(path)  # none where the folder is empty: versions will come to it
 
     def _usable(self, state: _Model, found: FoundVersion) -> bool:
         """Tell whether a version can be served, after loading it where it is not yet."""
@@ -345,6 +347,8 @@ class Versions:
         recent = {name: state.recent.setdefault(name, RecentKeys()) for name in store.tables}
         version = ServedVersion(state.source.name, found.number, Path(found.path), store, recent)
         if not self._started and not state.served:
+            if self._shared and (fault := self._shared.fault(repr(found.stamp))) is not None:
+                raise CorruptFileError(fault)  # found by a worker that began earlier
             state.unchecked.add(found.number)  # the first one answers at once, and is looked at afterwards
             return version
         self._verify(store, found.stamp)
@@ -382,7 +386,12 @@ class Versions:
         once = self._shared.only_once(repr(stamp)) if self._shared and stamp else contextlib.nullcontext(False)
         with once as done_before:
             if not done_before:
-                store.verify(self._stop)
+                try:
+                    store.verify(self._stop)
+                except CorruptFileError as error:
+                    if self._shared and stamp:
+                        self._shared.tell_fault(repr(stamp), str(error))
+                    raise
                 if self._stop.is_set():
                     raise _StoppedError
 
@@ -514,6 +523,17 @@ def _check_default_rows(store: TableStore, path: str) -> None:
                 f"--missing default: table '{name}' of '{path}' has no default row ({why}); say --missing zeros or"
                 " error, or serve the checkpoint of a table whose initializer is a constant"
             )
+
+
+def _trouble(state: _Model, by_number: Mapping[int, FoundVersion], chosen: Sequence[int]) -> str:
+    """Return what is not as whoever runs the server will expect, though the folder can be read; empty if all is."""
+    gone = sorted(number for number in state.served if number not in by_number)
+    if gone and not chosen:
+        return f"version {gone[-1]} is gone from its folder, where no other can be served; it goes on being served"
+    for label, number in state.source.labels.items():
+        if number not in by_number and number not in state.served:
+            return f"label '{label}' names version {number}, which is not in its folder"
+    return ""
 
 
 def _broken(store: TableStore) -> str:

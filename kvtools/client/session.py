@@ -278,18 +278,24 @@ class Session:
         answer = _checked(call)
         assert call.replica is not None
         listing = tables_of(answer.body.tobytes(), f"asking {_place(call)}", self.options.max_keys)
-        if len(self.shards) > 1:
-            expected = Shard(shard, len(self.shards), self.options.rule)
-            said = {table.shard for table in listing.tables.values() if table.rows} - {None}
-            wrong = next((one for one in said if one != expected), None)
-            if wrong is not None:
+        said = {table.shard for table in listing.tables.values() if table.rows} - {None}
+        if len(self.shards) == 1:
+            part = next((one for one in said if one.of > 1), None)
+            if part is not None:
                 raise WrongShardError(
-                    f"asking {_place(call)}: it has shard {wrong.number} of {wrong.of} ({wrong.rule}), expected shard"
-                    f" {expected.number} of {expected.of} ({expected.rule}); see the order of shards="
+                    f"asking {_place(call)}: it has shard {part.number} of {part.of} ({part.rule}), and other servers have"
+                    " the rest of the keys; name them all, in order, by shards="
                 )
-            call.replica.checked = bool(said)
-        else:
             call.replica.checked = True
+            return listing
+        expected = Shard(shard, len(self.shards), self.options.rule)
+        wrong = next((one for one in said if one != expected), None)
+        if wrong is not None:
+            raise WrongShardError(
+                f"asking {_place(call)}: it has shard {wrong.number} of {wrong.of} ({wrong.rule}), expected shard"
+                f" {expected.number} of {expected.of} ({expected.rule}); see the order of shards="
+            )
+        call.replica.checked = bool(said)
         return listing
 
     def _check(self, answered: Sequence[tuple[_Piece, Replica, bool]], known: Tables, deadline: float) -> Steps[None]:

@@ -123,3 +123,13 @@ def test_what_is_left_out_is_named(sample_path: Path, tmp_path: Path, capsys: Ca
 def test_options_that_make_no_sense(sample_path: Path, capsys: Capture, options: list[str], message: str) -> None:
     assert main(["export", *options, str(sample_path)]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["--savedmodel", "--snapshot"])
+def test_a_threshold_that_leaves_no_row_is_a_warning(
+    sample_path: Path, tmp_path: Path, capsys: Capture, kind: str
+) -> None:
+    out = str(tmp_path / "out.kvsnap")
+    assert main(["export", kind, out, str(sample_path), "--clip-l2", "1e9", "--table", "user_emb"]) == 0
+    said = capsys.readouterr().err
+    assert "table 'user_emb': the threshold leaves none of its 5 rows" in said

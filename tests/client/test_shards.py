@@ -104,6 +104,12 @@ def test_shards_in_another_order_or_number_are_refused(make_client: Any, urls: l
         make_client(shards=urls[:2]).lookup("emb", [1, 2, 3])
 
 
+def test_one_shard_is_not_taken_for_the_whole(make_client: Any, urls: list[str]) -> None:
+    for servers in (urls, urls[1]):  # as replicas of one another, and one alone
+        with pytest.raises(WrongShardError, match=r"it has shard \d of 3 .* name them all, in order, by shards="):
+            make_client(servers).lookup("emb", [1])
+
+
 def test_a_wrong_replica_is_found_when_it_is_first_used(make_client: Any) -> None:
     def shard(number: int) -> Any:
         return rows_of(

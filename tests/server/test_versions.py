@@ -239,6 +239,19 @@ def test_damage_in_the_first_version_is_found_after_the_start(settled: None, tmp
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
 
 
+def test_what_one_worker_found_damaged_is_not_served_by_one_that_begins_later(settled: None, tmp_path: Path) -> None:
+    write_snapshot(tmp_path / "m", 1)
+    _flip(write_snapshot(tmp_path / "m", 2))
+    (tmp_path / "shared").mkdir()
+    first = Watched(tmp_path / "m", shared=tmp_path / "shared")
+    assert first.numbers() == [2] and first.look(1) == [1]
+    later = Watched(tmp_path / "m", shared=tmp_path / "shared")
+    assert later.numbers() == [1], "from its first answer on"
+    assert later.error(2)[0] == "DATA_LOSS"
+    write_snapshot(tmp_path / "m", 2)
+    assert later.look() == [2] == Watched(tmp_path / "m", shared=tmp_path / "shared").numbers(), "it is another file"
+
+
 def test_checksums_may_be_left_alone(settled: None, tmp_path: Path) -> None:
     _flip(write_snapshot(tmp_path / "m", 1))
     assert Watched(tmp_path / "m", verify=False).look() == [1]
@@ -257,6 +270,17 @@ def test_a_version_that_goes_is_let_go_but_never_the_last(
     (tmp_path / "m").rmdir()
     assert watched.look() == [1]
     assert said(watched.catalog.version()) == 1
+    assert [r for r in caplog.records if "no version any more" in r.message]
+
+
+def test_a_folder_of_versions_is_no_model_itself_when_they_are_gone(settled: None, tmp_path: Path, caplog: Any) -> None:
+    pytest.importorskip("pyarrow")
+    one = write_snapshot(tmp_path / "m", 1)
+    write_tables([ArrayTable("log", KEYS, np.ones((5, 1), np.float32))], tmp_path / "m" / "log.parquet", "parquet")
+    watched = Watched(tmp_path / "m")
+    remove(one)
+    assert watched.look() == [1]
+    assert list(watched.catalog.version().store.tables) == ["emb"]
     assert [r for r in caplog.records if "no version any more" in r.message]
 
 
@@ -290,6 +314,22 @@ def test_only_what_the_policy_needs_is_opened(
 def test_policies_that_mean_nothing(text: str) -> None:
     with pytest.raises(UsageError, match="expected 'latest N', 'all' or numbers"):
         VersionPolicy.parse(text)
+
+
+def test_what_is_not_there_is_told(settled: None, tmp_path: Path, caplog: Any) -> None:
+    one = write_snapshot(tmp_path / "m", 1)
+    (tmp_path / "m" / "4.npz").write_bytes(b"")
+    watched = Watched(tmp_path / "m", labels={"stable": 9})
+    assert watched.look() == [1]
+    assert "'4.npz' is no version: make a snapshot of it" in watched.error(4)[1]
+    remove(one)
+    assert watched.look() == [1]
+    for line in (
+        "version 4 cannot be served: '4.npz' is no version",
+        "label 'stable' names version 9, which is not in its folder",
+        "version 1 is gone from its folder, where no other can be served; it goes on being served",
+    ):
+        assert len([r for r in caplog.records if line in r.message]) == 1, line
 
 
 def test_labels_keep_their_versions_and_move_while_it_runs(settled: None, write_version: Write, tmp_path: Path) -> None:

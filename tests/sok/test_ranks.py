@@ -112,6 +112,7 @@ def test_ranks_that_collect_different_tests_are_refused(tmp_path: Path) -> None:
     assert "test_of_rank_0" in report.failures()
 
 
+@pytest.mark.thorough
 def test_file_that_does_not_import_on_one_rank_is_reported(tmp_path: Path) -> None:
     report = _run(tmp_path, "if os.environ['HOROVOD_RANK'] == '1': raise ValueError('bad import')\ndef test_a(): pass")
     assert "bad import" in report.failures() and "--- rank 1 ---" in report.failures()
@@ -142,6 +143,7 @@ def test_rank_that_fails_while_another_waits_in_an_exchange(tmp_path: Path) -> N
     assert "in test_left_alone" in text.split("--- output of rank 0 ---")[1]
 
 
+@pytest.mark.thorough
 def test_a_single_rank_runs_without_a_launcher(tmp_path: Path) -> None:
     report = _run(tmp_path, "def test_a(rank, size, gather): assert (rank, size, gather(5)) == (0, 1, [5])", ranks=1)
     assert _outcomes(report) == {"test_a": ["passed"]}

@@ -40,6 +40,7 @@ if [ -n "$link" ]; then cp {library.library_path()} "$out"; else : > "$out"; fi
     return str(script)
 
 
+@pytest.mark.thorough
 def test_processes_that_start_at_once_build_once(tmp_path, compiler):
     processes = [importing(KVTOOLS_CACHE_DIR=str(tmp_path), CXX=compiler) for _ in range(2)]
     outputs = [process.communicate() for process in processes]

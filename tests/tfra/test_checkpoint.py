@@ -189,7 +189,7 @@ with tf.Graph().as_default(), v1.Session() as session:
 """
 
 
-@pytest.mark.parametrize("devices", [1, 3])
+@pytest.mark.parametrize("devices", [1, pytest.param(3, marks=pytest.mark.thorough)])
 def test_another_process_imports_the_graph_and_restores(tmp_path, devices):
     with tf.Graph().as_default(), v1.Session() as session:
         v = de.Variable(dim=2, name=NAME, devices=["/CPU:0"] * devices)

@@ -49,6 +49,7 @@ def test_one_process_saves_a_graph(tmp_path):
         np.testing.assert_array_equal(session.run(v.lookup(KEYS)), ROWS)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed")
 def test_two_ranks_save_and_restore_their_own_rows_and_fail_together(tmp_path):
     done = launch_on_ranks(2, Path(__file__).with_name("save_on_ranks.py"), str(tmp_path), timeout=170)
