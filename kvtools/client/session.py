@@ -125,7 +125,7 @@ class Session:
             known = yield from self._describe(deadline)  # A new version may have it.
         wanted = {}
         for name, asked in keys.items():
-            table = known.table(name)
+            table = self._whole(known.table(name))
             wanted[name] = _Wanted(table, wire_keys(asked, table), np.shape(asked))
         pieces = [piece for piece in self._pieces(list(wanted.values()), known) if piece.keys]
         yield from self._look_up(pieces, known, missing, deadline)
@@ -148,7 +148,7 @@ class Session:
         known = self._tables or (yield from self._describe(deadline))
         if table not in known.tables:
             known = yield from self._describe(deadline)
-        described = known.table(table)
+        described = self._whole(known.table(table))
         flat = wire_keys(keys, described)
         splits, weighed = _bags(flat, row_splits, weights, table)
         bags = len(splits) - 1
@@ -273,21 +273,25 @@ class Session:
             self._tables = known
         return known
 
+    def _whole(self, table: Table) -> Table:
+        """Return a table that is asked for rows: not one shard of several, as if it were all."""
+        part = table.shard
+        if len(self.shards) == 1 and part is not None and part.of > 1:
+            raise WrongShardError(
+                f"looking up in table '{table.name}': the server has shard {part.number} of {part.of} ({part.rule}), and"
+                " other servers have the rest of the keys; name them all, in order, by shards="
+            )
+        return table
+
     def _listing(self, call: Call, shard: int) -> Tables:
         """Return what a server lists, checked: are these the tables of this shard?"""
         answer = _checked(call)
         assert call.replica is not None
         listing = tables_of(answer.body.tobytes(), f"asking {_place(call)}", self.options.max_keys)
-        said = {table.shard for table in listing.tables.values() if table.rows} - {None}
         if len(self.shards) == 1:
-            part = next((one for one in said if one.of > 1), None)
-            if part is not None:
-                raise WrongShardError(
-                    f"asking {_place(call)}: it has shard {part.number} of {part.of} ({part.rule}), and other servers have"
-                    " the rest of the keys; name them all, in order, by shards="
-                )
             call.replica.checked = True
             return listing
+        said = {table.shard for table in listing.tables.values() if table.rows} - {None}
         expected = Shard(shard, len(self.shards), self.options.rule)
         wrong = next((one for one in said if one != expected), None)
         if wrong is not None:

@@ -106,7 +106,9 @@ def test_shards_in_another_order_or_number_are_refused(make_client: Any, urls: l
 
 def test_one_shard_is_not_taken_for_the_whole(make_client: Any, urls: list[str]) -> None:
     for servers in (urls, urls[1]):  # as replicas of one another, and one alone
-        with pytest.raises(WrongShardError, match=r"it has shard \d of 3 .* name them all, in order, by shards="):
+        with pytest.raises(
+            WrongShardError, match=r"the server has shard \d of 3 .* name them all, in order, by shards="
+        ):
             make_client(servers).lookup("emb", [1])
 
 
