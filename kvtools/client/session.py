@@ -278,8 +278,8 @@ class Session:
         part = table.shard
         if len(self.shards) == 1 and part is not None and part.of > 1:
             raise WrongShardError(
-                f"looking up in table '{table.name}': the server has shard {part.number} of {part.of} ({part.rule}), and"
-                " other servers have the rest of the keys; name them all, in order, by shards="
+                f"looking up in table '{table.name}': the server has shard {part.number} of {part.of} ({part.rule}),"
+                " and other servers have the rest of the keys; name them all, in order, by shards="
             )
         return table
 
