@@ -291,6 +291,11 @@ async def _serve(
         headers,
     )
     try:
+        for name in request.query_params:
+            if name != "missing":  # a misspelt one would say nothing, and be believed
+                raise RequestError(
+                    400, "bad_parameter", f"got the parameter {name[:60]!r} in the URL, expected missing"
+                )
         if missing is not None:
             checked_missing(missing)
         answer = lookups.authorize(ask)

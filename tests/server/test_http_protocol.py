@@ -164,6 +164,7 @@ CORPUS: dict[str, tuple[bytes, bool]] = {
     "missing in the body": (message(LOOKUP, b'{"keys": [99], "missing": "error"}'), True),
     "missing in the url": (message(f"{LOOKUP}?missing=error", b'{"keys": [99, 98]}'), True),
     "no such missing": (message(f"{LOOKUP}?missing=x", b'{"keys": [99]}'), False),
+    "no such parameter": (message(f"{LOOKUP}?mising=error", b'{"keys": [99]}'), False),
     "no default": (message(f"{LOOKUP}?missing=default", b'{"keys": [99]}'), True),
     "several tables": (
         message(
