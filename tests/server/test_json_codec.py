@@ -113,7 +113,7 @@ def check_float32(values: np.ndarray) -> None:
             shortest = np.format_float_scientific(np.float32(number), unique=True)
             # Whole numbers may be written out, where that takes no more characters than an exponent.
             assert digits(shown) <= digits(shortest) + (shown.lstrip("-") == "7.0385307e-26") or (
-                shown.endswith(".0") and len(shown) <= len(shortest)
+                shown.endswith(".0") and len(shown) - 2 <= len(shortest)
             )
 
 
