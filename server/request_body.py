@@ -22,22 +22,27 @@ def limit_of(settings: Settings) -> int:
     return settings.max_body_bytes or body_limit(settings.max_keys)
 
 
+async def read_within(request: Request, limit: int) -> bytes | None:
+    """Return the body as it was sent, None if it is over `limit` bytes; raises `ClientDisconnect`."""
+    chunks, total = [], 0
+    async for chunk in request.stream():
+        total += len(chunk)
+        if total <= limit:
+            chunks.append(chunk)
+        elif total > limit + _DRAINED_BYTES:
+            break
+    return b"".join(chunks) if total <= limit else None
+
+
 async def read_body(request: Request, settings: Settings) -> bytes:
     """Return the body, unpacked if it is gzip or deflate; raises a `ProtocolError`."""
     limit = limit_of(settings)
-    chunks, total = [], 0
     try:
-        async for chunk in request.stream():
-            total += len(chunk)
-            if total <= limit:
-                chunks.append(chunk)
-            elif total > limit + _DRAINED_BYTES:
-                break
+        body = await read_within(request, limit)
     except ClientDisconnect:
         raise ProtocolError("CANCELLED", "the client went away") from None
-    if total > limit:
+    if body is None:
         raise _too_large(limit)
-    body = b"".join(chunks)
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding in ("", "identity"):
         return body

@@ -21,10 +21,7 @@ from kvtools.server.answer import Answer
 from kvtools.server.codecs import JSON, choose_codec
 from kvtools.server.lookups import Ask, Lookups, Size, error_answer
 from kvtools.server.request import BINARY, RequestError, body_too_large, checked_missing
-
-# How much of a body that is too large is read and dropped: a client that is still sending when the
-# connection is closed may never see the answer.
-_DRAINED_BYTES = 4 << 20
+from kvtools.server.request_body import read_within
 
 _ERROR = {"error": {"code": "unknown_table", "message": "there is no table 'x'; GET /v1/tables lists the tables"}}
 _ERROR_SCHEMA = {
@@ -331,22 +328,16 @@ async def _response(lookups: Lookups, answer: Answer, http_version: str) -> Resp
 
 
 async def _read_body(request: Request, limit: int) -> bytes:
-    chunks, total = [], 0
     length = request.headers.get("content-length", "")
     if "expect" in request.headers and length.isdecimal() and int(length) > limit:
         raise body_too_large(limit)  # before the client sends it
     try:
-        async for chunk in request.stream():
-            total += len(chunk)
-            if total <= limit:
-                chunks.append(chunk)
-            elif total > limit + _DRAINED_BYTES:
-                break
+        body = await read_within(request, limit)
     except ClientDisconnect:
         raise RequestError(400, "disconnected", "the client went away") from None
-    if total > limit:
+    if body is None:
         raise body_too_large(limit)
-    return b"".join(chunks)
+    return body
 
 
 def _described(schema: TableSchema) -> dict[str, Any]:
