@@ -24,6 +24,8 @@ from kvtools.table_view import MaskedTable, TableView
 
 DTYPES = ("float32", "float16", "bfloat16", "int8")
 
+_KEY_BYTES = 8
+
 
 def export_snapshot(
     checkpoint: Checkpoint,
@@ -87,7 +89,8 @@ def export_snapshot(
     exports = []
     for reader, table, rows_cut, hidden, told in zip(readers, kept, cut, replaced, account.tables, strict=True):
         native = written.table(table.schema.name).native
-        row_bytes = native.row_bytes + 8
+        row_bytes = native.row_bytes + _KEY_BYTES
+        whole = (told.rows_written + rows_cut) * (native.dim * reader.value_dtype.itemsize + _KEY_BYTES)
         assert isinstance(table, _CountedTable)
         exports.append(
             TableExport(
@@ -101,7 +104,7 @@ def export_snapshot(
                 duplicates=hidden + native.duplicates,
                 non_finite=table.non_finite,
                 bytes=told.rows_written * row_bytes,
-                bytes_saved=rows_cut * row_bytes,
+                bytes_saved=max(0, whole - told.rows_written * row_bytes),
                 left_out=left_out(reader.schema, snapshot.DIALECT),
             )
         )

@@ -475,8 +475,10 @@ class Versions:
         if state.said:
             return state.said
         if Path(state.source.path).is_dir():
-            return "there is no version in this folder (a folder or snapshot whose name is a number); --wait waits"
-        return "there is nothing; --wait waits for it"
+            found = "there is no version in this folder (a folder or snapshot whose name is a number)"
+        else:
+            found = "there is nothing"
+        return found if self._settings.wait else f"{found}; --wait waits for one"
 
 
 class _Progress:

@@ -155,3 +155,11 @@ def test_bad_usage(sample_path: Path, capsys: Capture) -> None:
     for arguments in (["abc"], ["1.5"], ["5", "--columns", "value"], ["--keys-file", "gone"], ["5", "--table", "x"]):
         assert main(["get", path, *arguments]) == 1
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["18446744073709551616", "-9223372036854775809", "9" * 50])
+def test_a_key_beyond_64_bits_is_named(sample_path: Path, capsys: Capture, key: str) -> None:
+    for command in (["get", str(sample_path), "5", key], ["inspect", str(sample_path), "--keys", "5", key]):
+        assert main(command) == 2
+        said = capsys.readouterr().err
+        assert key[:40] in said and "64-bit integers, -9223372036854775808 to 18446744073709551615" in said
