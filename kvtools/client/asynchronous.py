@@ -183,6 +183,7 @@ class AsyncTransport:
                 attempt.connected = True
                 return _Exchange(attempt, connection.send(request), connection)
             connection.close()
+            attempt.replica.forget()
         exchange = _Exchange(attempt, asyncio.get_running_loop().create_future(), None)
         exchange.waiting = asyncio.ensure_future(self._connect_and_send(exchange, request))
         return exchange

@@ -18,6 +18,7 @@ from kvtools.client.endpoint import Endpoint
 from kvtools.client.errors import BadAnswerError, ClientError
 from kvtools.client.http_answer import AnswerReader, Request
 from kvtools.client.options import Options
+from kvtools.client.replicas import Replica
 
 _Buffers = list[memoryview]
 
@@ -151,13 +152,16 @@ class Pool:
         self._tls = options.tls
         self._closed = False
 
-    def connection(self, endpoint: Endpoint, *, fresh: bool) -> Connection:
-        """Return a connection that nobody else has; `fresh`: a new one."""
+    def connection(self, replica: Replica, *, fresh: bool) -> Connection:
+        """Return a connection that nobody else has; `fresh`: a new one.
+
+        Where an idle one was lost, another server may be there by now.
+        """
         if self._closed:
             raise ClientError("this client is closed; make another")
         if self._process != os.getpid():  # After a fork: the sockets are the parent's, and the lock may be held there.
             self._lock, self._idle, self._process = threading.Lock(), {}, os.getpid()
-        now = time.monotonic()
+        endpoint, now = replica.endpoint, time.monotonic()
         while not fresh:
             with self._lock:
                 idle = self._idle.get(endpoint)
@@ -167,6 +171,7 @@ class Pool:
             if now - found.idle_since < self._options.idle and found.is_quiet():
                 return found
             found.close()
+            replica.forget()
         return Connection(endpoint, self.tls() if endpoint.secure else None, self._options.max_answer_bytes)
 
     def give_back(self, endpoint: Endpoint, connection: Connection) -> None:
@@ -254,7 +259,7 @@ class _Run:
 
     def _start(self, call: Call, attempt: Attempt) -> None:
         try:
-            connection = self._pool.connection(attempt.replica.endpoint, fresh=attempt.fresh)
+            connection = self._pool.connection(attempt.replica, fresh=attempt.fresh)
         except OSError as error:
             call.failed(attempt, error, time.monotonic())
             call.wake = -math.inf

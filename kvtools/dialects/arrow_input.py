@@ -126,8 +126,8 @@ def _check_alone(folder: Path, files: Sequence[Path], form: InputFormat) -> None
         return names + ", ..." * (len(some) > _OTHERS_TOLD)
 
     raise BadInputError(
-        f"opening '{folder}': it has {form.title} files ({told(files)}) among others ({told(others)}), so it is not taken"
-        f" for tables; name the file or folder that is meant, or say --dialect {form.name}, which leaves all"
+        f"opening '{folder}': it has {form.title} files ({told(files)}) among others ({told(others)}), so it is not"
+        f" taken for tables; name the file or folder that is meant, or say --dialect {form.name}, which leaves all"
         " other files aside"
     )
 
