@@ -224,6 +224,7 @@ class AsyncTransport:
                 idle.pop(0).close()
         else:
             connection.close()
+            exchange.attempt.replica.forget()  # The server may be about to end.
         call.answered(exchange.attempt, answer, now)
 
     def _drop_stopped(self, call: Call, exchanges: dict[asyncio.Future[Answer], _Exchange]) -> None:

@@ -174,18 +174,19 @@ class Pool:
             replica.forget()
         return Connection(endpoint, self.tls() if endpoint.secure else None, self._options.max_answer_bytes)
 
-    def give_back(self, endpoint: Endpoint, connection: Connection) -> None:
+    def give_back(self, replica: Replica, connection: Connection) -> None:
         """Keep a connection for the next request, or close it."""
         if connection.reader.keep_alive and not self._closed:
             connection.used, connection.idle_since = True, time.monotonic()
             with self._lock:
-                idle = self._idle.setdefault(endpoint, [])
+                idle = self._idle.setdefault(replica.endpoint, [])
                 idle.append(connection)
                 surplus = idle.pop(0) if len(idle) > self._options.max_idle else None
             if surplus is not None:
                 surplus.close()
         else:
             connection.close()
+            replica.forget()  # The server may be about to end.
 
     def tls(self) -> ssl.SSLContext:
         """The context of all connections."""
@@ -295,7 +296,7 @@ class _Run:
         self._forget(fd)
         answer = connection.reader.answer
         assert answer is not None
-        self._pool.give_back(attempt.replica.endpoint, connection)
+        self._pool.give_back(attempt.replica, connection)
         call.answered(attempt, answer, time.monotonic())
         call.wake = -math.inf
         self._close_stopped(call)

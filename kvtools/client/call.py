@@ -22,11 +22,15 @@ BUSY = frozenset({429, 502, 503, 504})
 
 @dataclass(eq=False)
 class Attempt:
-    """A request that is under way. `connected` is set by whoever connects; `fresh`: on no connection that was idle."""
+    """A request that is under way. `connected` is set by whoever connects; `fresh`: on no connection that was idle.
+
+    `generation` is the replica's at its start.
+    """
 
     replica: Replica
     started: float
     fresh: bool = False
+    generation: int = 0
     connected: bool = False
 
 
@@ -57,10 +61,16 @@ class Call:
         self._next = -math.inf
         self._fresh = False
         self._tried: list[Replica] = []
+        self._generation = 0
         self._what = request.target if what is None else what
         self._failures: dict[Replica, str] = {}
         self._of_another_kind: set[Replica] = set()
         self._retry_after: float | None = None
+
+    @property
+    def is_there_still(self) -> bool:
+        """Whether what answered is surely there still: the replica was not forgotten since it was asked."""
+        return self.replica is not None and self.replica.generation == self._generation
 
     def due(self, now: float) -> list[Attempt]:
         """Return the attempts to start now."""
@@ -100,7 +110,7 @@ class Call:
             self._after_failure(attempt.replica, f" said {answer.status}: {_one_line(text)}", now)
             return
         self.replicas.answered(attempt.replica, now - attempt.started)
-        self.answer, self.replica = answer, attempt.replica
+        self.answer, self.replica, self._generation = answer, attempt.replica, attempt.generation
         self._finish()
 
     def failed(self, attempt: Attempt, error: Exception, now: float, *, stale: bool = False) -> None:
@@ -123,7 +133,7 @@ class Call:
         self._give_up(error)
 
     def _start(self, replica: Replica, now: float) -> Attempt:
-        attempt = Attempt(replica, now, fresh=self._fresh)
+        attempt = Attempt(replica, now, fresh=self._fresh, generation=replica.generation)
         self.running.append(attempt)
         if replica not in self._tried:
             self._tried.append(replica)

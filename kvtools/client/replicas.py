@@ -26,11 +26,13 @@ class Replica:
         self.checked = False
         self.version: int | None = None
         self.misses = 0
+        self.generation = 0
 
     def forget(self) -> None:
         """Note that another server may be there now, or another version."""
         self.checked = False
         self.misses = 0
+        self.generation += 1
 
     def __repr__(self) -> str:
         return f"Replica({self.endpoint.shown})"

@@ -171,8 +171,7 @@ class Session:
             yield [call]
             if not _is_too_large(call):
                 piece.version, (answer,) = self._decode(call, piece.parts, known)
-                assert call.replica is not None
-                if not (yield from self._check([(piece, call.replica, True)], known, deadline)):
+                if not (yield from self._check([(piece, call, True)], known, deadline)):
                     return answer.embeddings
         # Bags lie across servers or requests: their rows come here, and are pooled here.
         rows = yield from self.lookup_many(
@@ -212,7 +211,7 @@ class Session:
             calls = [self._call(piece, missing, deadline) for piece in asked]
             yield calls
             smaller: list[_Piece] = []
-            answered: list[tuple[_Piece, Replica, bool]] = []
+            answered: list[tuple[_Piece, Call, bool]] = []
             rows: list[Sequence[TableRows]] = []
             for piece, call in zip(asked, calls, strict=True):
                 if isinstance(call.error, UnavailableError) and self.options.shard_down == "missing":
@@ -226,8 +225,7 @@ class Session:
                 piece.version, parts = self._decode(call, piece.parts, known)
                 rows.append(parts)
                 piece.at = call.replica
-                assert piece.at is not None
-                answered.append((piece, piece.at, any(_has_rows(part) for part in parts)))
+                answered.append((piece, call, any(_has_rows(part) for part in parts)))
             unsure = yield from self._check(answered, known, deadline)
             for (piece, _, _), parts in zip(answered, rows, strict=True):
                 if any(piece is one for one in unsure):
@@ -306,7 +304,7 @@ class Session:
         listing = tables_of(answer.body.tobytes(), f"asking {_place(call)}", self.options.max_keys)
         call.replica.version = listing.version
         if len(self.shards) == 1:
-            call.replica.checked = True
+            call.replica.checked = call.is_there_still
             return listing
         said = {table.shard for table in listing.tables.values() if table.rows} - {None}
         expected = Shard(shard, len(self.shards), self.options.rule)
@@ -316,11 +314,11 @@ class Session:
                 f"asking {_place(call)}: it has shard {wrong.number} of {wrong.of} ({wrong.rule}), expected shard"
                 f" {expected.number} of {expected.of} ({expected.rule}); see the order of shards="
             )
-        call.replica.checked = bool(said)
+        call.replica.checked = bool(said) and call.is_there_still
         return listing
 
     def _check(
-        self, answered: Sequence[tuple[_Piece, Replica, bool]], known: Tables, deadline: float
+        self, answered: Sequence[tuple[_Piece, Call, bool]], known: Tables, deadline: float
     ) -> Steps[list[_Piece]]:
         """Look whether servers that were not looked at yet are the shards in whose place they stand.
 
@@ -330,15 +328,22 @@ class Session:
         A server says which shard it has, or shows it by a row of a key that it should have. One that does neither is
         suspect: other shards are asked for the keys of which it has none.
 
+        Args:
+            answered: what was asked for, what became of it, and whether there was any row.
+
         Returns:
             The pieces whose server could not be looked at: their rows are not to be used.
         """
-        for piece, replica, _ in answered:
+        new: dict[int, tuple[_Piece, Replica]] = {}
+        for piece, call, _ in answered:
+            replica = call.replica
+            assert replica is not None
             if replica.version is None:
                 replica.version = piece.version
             if replica.version != piece.version:
                 replica.forget()
-        new = {id(replica): (piece, replica) for piece, replica, _ in answered if not replica.checked}
+            if not replica.checked:
+                new[id(replica)] = piece, replica
         if not new:
             return []
         request = Request("GET", "/v1/tables", self._headers)
@@ -346,27 +351,47 @@ class Session:
             Call(request, self.shards[piece.shard].only(one), self.options, deadline) for piece, one in new.values()
         ]
         yield calls
-        lost = set()
+        lost: set[int] = set()
         for call, (piece, replica) in zip(calls, new.values(), strict=True):
             if isinstance(call.error, UnavailableError):
                 lost.add(id(replica))
-                continue
-            listing = self._listing(call, piece.shard)
-            replica.version = piece.version if listing.version is None else listing.version
-            if len(self.shards) == 1:
-                for name in [part.table for part in piece.parts if part.table in listing.tables]:
-                    self._whole(listing.tables[name])
-                with self._lock:
-                    self._tables = listing
-        unsure = [piece for piece, replica, _ in answered if id(replica) in lost]
-        answered = [one for one in answered if id(one[1]) not in lost]
-        if len(self.shards) == 1:
-            return unsure
-        for _, replica, has_rows in answered:
-            replica.checked = replica.checked or has_rows
-        suspects = [(piece, replica) for piece, replica, _ in answered if not replica.checked]
+            else:
+                self._look_at(call, piece)
+        if len(self.shards) > 1:
+            yield from self._look_at_rows([one for one in answered if id(one[1].replica) not in lost], known, deadline)
+        return [piece for piece, call, _ in answered if id(call.replica) in lost]
+
+    def _look_at(self, call: Call, piece: _Piece) -> None:
+        """Look at what a server lists that answered `piece`."""
+        replica = call.replica
+        listing = self._listing(call, piece.shard)
+        assert replica is not None
+        if replica.version is None:
+            replica.version = piece.version
+        if len(self.shards) > 1:
+            return
+        self._tables = None
+        try:
+            for name in [part.table for part in piece.parts if part.table in listing.tables]:
+                self._whole(listing.tables[name])
+        except WrongShardError:
+            replica.forget()
+            raise
+        self._tables = listing
+
+    def _look_at_rows(
+        self, answered: Sequence[tuple[_Piece, Call, bool]], known: Tables, deadline: float
+    ) -> Steps[None]:
+        """Look at the rows of servers that do not say which shard they have."""
         about: list[tuple[_Piece, Replica, int, list[TableKeys]]] = []
-        for piece, replica in suspects:
+        for _, call, has_rows in answered:
+            assert call.replica is not None
+            call.replica.checked = call.replica.checked or (has_rows and call.is_there_still)
+        for piece, call, has_rows in answered:
+            replica = call.replica
+            assert replica is not None
+            if replica.checked or has_rows:
+                continue
             replica.misses += 1
             replica.checked = replica.misses >= _SUSPECT_MISSES
             parts = [TableKeys(part.table, part.keys[:_SUSPECT_KEYS]) for part in piece.parts]
@@ -383,7 +408,6 @@ class Session:
                     f"asking {replica.endpoint.shown}: it has no row of {piece.keys} keys of shard {piece.shard}, and"
                     f" what stands in the place of {self.shards[other].shown} has some; see the order of shards="
                 )
-        return unsure
 
 
 def _fill(

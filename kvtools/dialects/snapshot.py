@@ -46,9 +46,13 @@ def sniff(source: Source) -> bool:
 
 
 def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
-    """Open a snapshot; raises `BadInputError`, or `CorruptFileError` where it is none or a damaged one."""
+    """Open a snapshot, whose rows are checked against their checksums whichever way they are read.
+
+    Raises `BadInputError`, or `CorruptFileError` where it is none or a damaged one.
+    """
     with file_errors():
         snapshot = open_native(str(source.path))
+        snapshot.verify_on_use()
     return checkpoint_of(source, snapshot)
 
 

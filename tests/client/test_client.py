@@ -499,3 +499,13 @@ def test_it_needs_neither_tensorflow_nor_a_server_package(tmp_path: Path) -> Non
         "assert not wrong, wrong"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_a_misspelt_option_is_named(kind: Any) -> None:
+    with pytest.raises(
+        TypeError, match=rf"^{kind.__name__}\(\) has no option max_retries=; did you mean retries=\? It has"
+    ):
+        kind("http://a", max_retries=3)
+    with pytest.raises(TypeError, match=r"has no option zzz= It has shards, timeout, "):
+        kind("http://a", zzz=3)

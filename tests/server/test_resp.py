@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from resp_server import serving
 
 from kvtools._snapshot import RespReader
+from kvtools.client import BadAnswerError, Client
 from kvtools.server.catalog import static_catalog
 from kvtools.server.observer import Observer
 from kvtools.server.request import RequestError
@@ -378,3 +379,10 @@ def test_lookups_that_stand_together_are_one(commands: list[list[int]]) -> None:
     assert reader.keys().view(np.uint64).tolist() == [key % 2**64 for key in everything]
     assert (low, high) == (min(0, *everything, 0), max(0, *everything, 0))
     assert [one[0] for one in reader.commands()] == [len(one) for one in commands]
+
+
+def test_a_client_of_the_other_protocol_is_told_at_once(server: RespServer) -> None:
+    said = "this is no kvtools server but one that speaks the Redis protocol; check the port of the URL"
+    client = Client(f"http://127.0.0.1:{server.port}", timeout=60)
+    with client, pytest.raises(BadAnswerError, match=said):
+        client.lookup("user_emb", [1])
