@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from kvtools import _snapshot
 from kvtools.dialects.chunk import Array
-from kvtools.errors import BadInputError, CorruptFileError, UnknownTableError
+from kvtools.errors import BadInputError, CorruptFileError, UnknownTableError, UsageError
 
 GoOn = Callable[[int, int], bool]
 """Called now and then with the bytes that are done and those there are; returning False stops the work."""
@@ -32,6 +32,7 @@ class SnapshotTable:
     def __init__(self, native: _snapshot.Table) -> None:
         self.native = native
         self.name = native.name.decode("utf-8", "surrogateescape")
+        self._key_limits = np.iinfo(native.key_dtype)
 
     @property
     def rows(self) -> int:
@@ -48,27 +49,34 @@ class SnapshotTable:
         """The type of the keys."""
         return np.dtype(self.native.key_dtype)
 
-    def find(self, keys: Array) -> npt.NDArray[np.int64]:
-        """Return the row number of each of `keys`, of the table's key type and any shape; -1 where there is none."""
-        with file_errors():
-            return self.native.find(_contiguous(keys))
+    def find(self, keys: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """Return the row number of each of `keys`, integers of any shape; -1 where there is none.
 
-    def lookup(self, keys: Array, *, missing: Array | None = None) -> tuple[Array, npt.NDArray[np.bool_]]:
+        Raises:
+            UsageError: a key is no integer, or out of the range of the table's key type.
+        """
+        with file_errors():
+            return self.native.find(self._keys(keys))
+
+    def lookup(self, keys: npt.ArrayLike, *, missing: Array | None = None) -> tuple[Array, npt.NDArray[np.bool_]]:
         """Return the rows of `keys` and which of them were found.
 
         Args:
-            keys: [...], of the table's key type.
+            keys: [...], integers.
             missing: [dim], what an absent key gets; zeros if None.
 
         Returns:
             Values [..., dim] in the table's type (float32 where rows are int8 with a scale), found [...] bool.
+
+        Raises:
+            UsageError: a key is no integer, or out of the range of the table's key type.
         """
         with file_errors():
-            return self.native.lookup(_contiguous(keys), missing=missing)
+            return self.native.lookup(self._keys(keys), missing=missing)
 
     def pool(
         self,
-        keys: Array,
+        keys: npt.ArrayLike,
         splits: npt.NDArray[np.int64],
         combiner: Literal["sum", "mean", "sqrtn"] = "sum",
         *,
@@ -78,7 +86,7 @@ class SnapshotTable:
         """Combine the rows of each bag of keys into one.
 
         Args:
-            keys: [n], of the table's key type.
+            keys: [n], integers.
             splits: [bags + 1], rising from 0 to n: bag b has the keys from splits[b] to splits[b + 1].
             combiner: "sum", "mean" (over the sum of weights) or "sqrtn" (over the root of the sum of their squares).
             weights: [n]; all 1 if None.
@@ -88,7 +96,23 @@ class SnapshotTable:
             [bags, dim] float32; zeros for a bag without keys.
         """
         with file_errors():
-            return self.native.pool(_contiguous(keys), splits, combiner, weights=weights, missing=missing)[0]
+            return self.native.pool(self._keys(keys), splits, combiner, weights=weights, missing=missing)[0]
+
+    def _keys(self, keys: npt.ArrayLike) -> Array:
+        """Return keys in the table's type, in one piece of memory."""
+        given = np.ascontiguousarray(keys)
+        limits = self._key_limits
+        if given.dtype == limits.dtype:
+            return given
+        doing = f"looking up in table '{self.name}'"
+        if not given.size:
+            return given.astype(limits.dtype)
+        if given.dtype.kind not in "iu":
+            raise UsageError(f"{doing}: got keys of type {given.dtype}, expected integers ({limits.dtype})")
+        for key in (int(given.min()), int(given.max())):
+            if not limits.min <= key <= limits.max:
+                raise UsageError(f"{doing}: got key {key}, expected {limits.dtype}: {limits.min} to {limits.max}")
+        return given.astype(limits.dtype)
 
 
 class Snapshot:
@@ -189,7 +213,3 @@ def file_errors() -> Iterator[None]:
         raise
     except RuntimeError as error:
         raise BadInputError(str(error)) from error
-
-
-def _contiguous(keys: Array) -> Array:
-    return np.ascontiguousarray(keys)

@@ -13,7 +13,7 @@ from typing import cast
 
 from kvtools.client.call import Attempt, Call
 from kvtools.client.endpoint import Endpoint
-from kvtools.client.errors import BadAnswerError, ClientError
+from kvtools.client.errors import BadAnswerError, ClientError, with_way_out
 from kvtools.client.http_answer import Answer, AnswerReader, Request
 from kvtools.client.options import Options
 
@@ -207,8 +207,8 @@ class AsyncTransport:
             answer = exchange.waiting.result()
         except (OSError, BadAnswerError) as error:
             shown: Exception = error
-            if isinstance(error, ssl.SSLCertVerificationError):
-                shown = OSError(f"{error.verify_message}; name its certificate authority by ca_file=")
+            if isinstance(error, ssl.SSLError):
+                shown = with_way_out(error)
             elif isinstance(error, OSError) and not isinstance(error, socket.gaierror) and error.errno:
                 shown = OSError(error.errno, os.strerror(error.errno))  # asyncio has words of its own.
             if connection is not None:

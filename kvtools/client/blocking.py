@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from kvtools.client.call import Attempt, Call
 from kvtools.client.endpoint import Endpoint
-from kvtools.client.errors import BadAnswerError, ClientError
+from kvtools.client.errors import BadAnswerError, ClientError, with_way_out
 from kvtools.client.http_answer import AnswerReader, Request
 from kvtools.client.options import Options
 from kvtools.client.replicas import Replica
@@ -281,9 +281,8 @@ class _Run:
         except (OSError, BadAnswerError) as error:
             self._forget(fd)
             connection.close()
-            if isinstance(error, ssl.SSLCertVerificationError):
-                error = OSError(f"{error.verify_message}; name its certificate authority by ca_file=")
-            call.failed(attempt, error, time.monotonic(), stale=connection.stale)
+            shown = with_way_out(error) if isinstance(error, OSError) else error
+            call.failed(attempt, shown, time.monotonic(), stale=connection.stale)
             call.wake = -math.inf
             return
         attempt.connected = connection.connected

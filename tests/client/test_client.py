@@ -412,6 +412,9 @@ def test_tls(make_client: Any, tmp_path: Path) -> None:
             make_client(url, retries=0).lookup("ads/emb", [-7])
         with pytest.raises(UnavailableError):
             make_client(url.replace("https", "http"), retries=0).lookup("ads/emb", [-7])
+    said = pytest.raises(UnavailableError, match="it does not speak TLS; name it by http://")
+    with real_server(static_catalog(TableStore(SAMPLE))) as url, said:
+        make_client(url.replace("http", "https"), retries=0).tables()
 
 
 def test_a_closed_client_says_so(make_client: Any, url: str) -> None:

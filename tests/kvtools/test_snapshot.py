@@ -500,3 +500,17 @@ def test_damage_met_on_use_ends_a_verification_that_is_running(
     with pytest.raises(CorruptFileError, match="table 'b', its rows"):
         snapshot.verify(threads=1, go_on=meet)
     assert places[1:] == [], "what was met is thrown, not looked for"
+
+
+def test_keys_of_any_integer_type_are_taken(tmp_path: Path) -> None:
+    keys, values = np.array([5, -7, 9], np.int32), some_values(3, 2, "float32")
+    write(tmp_path / "a.kvsnap", ArrayTable("emb", keys, values))
+    table = Snapshot(tmp_path / "a.kvsnap").table("emb")
+    for asked in ([-7, 4], np.array([-7, 4]), np.array([-7, 4], np.int8)):
+        got, found = table.lookup(asked)
+        assert found.tolist() == [True, False] and got[0].tobytes() == values[1].tobytes()
+    assert table.find([]).shape == (0,) and table.pool([5, 9], np.array([0, 2])).shape == (1, 2)
+    with pytest.raises(UsageError, match="got key 2147483648, expected int32: -2147483648 to 2147483647"):
+        table.lookup([5, 2**31])
+    with pytest.raises(UsageError, match="got keys of type float64, expected integers"):
+        table.lookup([0.5])
