@@ -53,7 +53,8 @@ class SnapshotTable:
         """Return the row number of each of `keys`, integers of any shape; -1 where there is none.
 
         Raises:
-            UsageError: a key is no integer, or out of the range of the table's key type.
+            TypeError: they are no integers.
+            UsageError: a key is out of the range of the table's key type.
         """
         with file_errors():
             return self.native.find(self._keys(keys))
@@ -69,7 +70,8 @@ class SnapshotTable:
             Values [..., dim] in the table's type (float32 where rows are int8 with a scale), found [...] bool.
 
         Raises:
-            UsageError: a key is no integer, or out of the range of the table's key type.
+            TypeError: they are no integers.
+            UsageError: a key is out of the range of the table's key type.
         """
         with file_errors():
             return self.native.lookup(self._keys(keys), missing=missing)
@@ -104,14 +106,16 @@ class SnapshotTable:
         limits = self._key_limits
         if given.dtype == limits.dtype:
             return given
-        doing = f"looking up in table '{self.name}'"
         if not given.size:
             return given.astype(limits.dtype)
         if given.dtype.kind not in "iu":
-            raise UsageError(f"{doing}: got keys of type {given.dtype}, expected integers ({limits.dtype})")
+            return given  # which is refused
         for key in (int(given.min()), int(given.max())):
             if not limits.min <= key <= limits.max:
-                raise UsageError(f"{doing}: got key {key}, expected {limits.dtype}: {limits.min} to {limits.max}")
+                raise UsageError(
+                    f"looking up in table '{self.name}': got key {key}, expected {limits.dtype}: {limits.min} to"
+                    f" {limits.max}"
+                )
         return given.astype(limits.dtype)
 
 
