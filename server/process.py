@@ -85,6 +85,8 @@ def run_process(
     finally:
         versions.stop()
         telemetry.close()
+    if supervisor is None:
+        log.info("ended")
 
 
 class _Server(uvicorn.Server):
@@ -193,6 +195,7 @@ class _Server(uvicorn.Server):
                 load_certificate(self._tls, self._settings.tls_cert, self._settings.tls_key)
                 if self._grpc:
                     self._grpc.load_certificate(self._settings.tls_cert, self._settings.tls_key)
+                log.info("the certificate was read anew")
             except KvtoolsError as error:
                 log.error("%s; the certificate stays as it is", error)
 

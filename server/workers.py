@@ -229,4 +229,5 @@ class Supervisor:
         late = [worker.slot for worker in self._workers if worker.pid]
         if late:
             log.error("workers %s did not end within %g s; killed", late, self._grace + _AFTER_GRACE)
+        log.info("ended")
         return 1 if late else 0
