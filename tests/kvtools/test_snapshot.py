@@ -443,7 +443,8 @@ def test_what_is_read_is_verified_before_its_first_use(
         snapshot = fresh()
         for some in np.array_split(keys[::100], 300):
             try:
-                assert np.array_equal(use(snapshot.table("emb"), some), some), "what was written, or an error"
+                with file_errors():
+                    assert np.array_equal(use(snapshot.table("emb"), some), some), "what was written, or an error"
             except CorruptFileError as error:
                 assert f"table 'emb', its {named} from byte {place >> 20 << 20} on" in str(error)
                 refused += 1
