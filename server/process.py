@@ -66,9 +66,12 @@ def run_process(
     of a pipe that the supervisor holds open: a worker ends when it is closed, and by SIGTERM only, since Ctrl-C reaches
     the supervisor, too. Raises what `Versions.start` does.
     """
-    room = make_room(settings.max_connections)
+    ports = 1 + (settings.grpc_port is not None) + (settings.resp_port is not None)
+    room = make_room(settings.max_connections, ports)
     if room < settings.max_connections:
-        log.warning("descriptors suffice for %d connections, not for %d; see ulimit -n", room, settings.max_connections)
+        each = " to each port" if ports > 1 else ""
+        wanted = settings.max_connections
+        log.warning("descriptors suffice for %d connections%s, not for %d; see ulimit -n", room, each, wanted)
         settings = dataclasses.replace(settings, max_connections=room)
     sys.setswitchinterval(_SWITCH_INTERVAL)
     catalog = Catalog()
