@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 import socket
 import subprocess
 import sys
@@ -75,22 +74,6 @@ def test_the_environment(served: list[Any], monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setenv(f"KVTOOLS_SERVE_{name}", value)
     assert main(["serve", "exported", "--port", "81"]) == 0
     assert served[0][1] == Settings(host="0.0.0.0", port=81, poll=5, workers=3, grace=7)
-
-
-def test_what_the_files_for_deployment_name_is_there(capsys: pytest.CaptureFixture[str]) -> None:
-    texts = {path.name: path.read_text() for path in (Path(__file__).parents[2] / "deploy").iterdir()}
-    assert texts.keys() == {"Dockerfile", "kubernetes.yaml", "kvtools-serve.service"}
-    assert main(["serve", "--help"]) == 0
-    help_text = capsys.readouterr().out
-    for text in texts.values():
-        for name in re.findall(r"KVTOOLS_SERVE_\w+", text):
-            assert name in help_text
-    for path in re.findall(r"path: (/\w+z)", texts["kubernetes.yaml"]):
-        assert path in ("/livez", "/readyz", "/warmz")
-    arguments = re.search(r"args: \[(.*)\]", texts["kubernetes.yaml"])
-    assert arguments
-    for option in re.findall(r"--[\w-]+", arguments[1]):
-        assert option in help_text
 
 
 @pytest.mark.parametrize(
