@@ -27,7 +27,6 @@ from kvtools.server.signatures import numbers_at_once
 
 _LOG = logging.getLogger("kvtools.serve")
 _HEALTH_EVERY = 1.0  # how often the state that Watch tells is looked at, in s
-_TO_BE_TOLD = 0.02  # what those that watch the health get to hear of the end before their streams do, in s
 _HEADROOM = 1 << 20  # of a message: names and shapes beside the ids
 _SMALL = 131_072  # bytes of a request times numbers of a row: a fraction of a millisecond
 _MOST_STREAMS = 1024  # requests of a connection at a time; those beyond wait at the client
@@ -127,8 +126,7 @@ class GrpcServer:
                 ("grpc.max_connection_idle_ms", int(settings.keep_alive * 1000)),
             ],
         )
-        ending_streams = asyncio.Event()
-        health = grpc_services.add_services(server, ending_streams)
+        health = grpc_services.add_services(server)
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         address = f"{host}:{settings.grpc_port or 0}"
         try:
@@ -142,17 +140,15 @@ class GrpcServer:
         if port == 0:
             raise BadInputError(f"listening on {address} for gRPC: the address cannot be had; name another --grpc-port")
 
-        await grpc_services.tell_health(health, self._catalog.ready)
+        await health.tell(self._catalog.ready)
         await server.start()
         started.set_result(port)
         while not self._ending.is_set():
             try:
                 await asyncio.wait_for(self._ending.wait(), _HEALTH_EVERY)
             except (TimeoutError, asyncio.TimeoutError):
-                await grpc_services.tell_health(health, self._catalog.ready)
-        await health.enter_graceful_shutdown()
-        await asyncio.sleep(_TO_BE_TOLD)
-        ending_streams.set()
+                await health.tell(self._catalog.ready)
+        await health.end()
         await server.stop(self._grace)
 
     async def _answer(self, name: str, data: bytes, context: Any) -> bytes:

@@ -2,7 +2,7 @@
 
 As grpcio brings them, bytes that are no message give UNKNOWN and a traceback, and a client that watches the health
 keeps the server from ending until its time of grace is over. Here such bytes give INVALID_ARGUMENT, and streams end
-when `ending` is set.
+with the server.
 """
 
 from __future__ import annotations
@@ -13,16 +13,38 @@ from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
 from kvtools.server.protos import POOL, SERVICES
 
-_STATE = health_pb2.HealthCheckResponse
+_TO_BE_TOLD = 0.02  # what those that watch the health get to hear of the end before their streams do, in s
 
 
-def add_services(server: Any, ending: asyncio.Event) -> health.aio.HealthServicer:
-    """Add both to a server that has not started; returns the one that is told of the health."""
+class Health:
+    """What is told to those that ask for the health, or watch it."""
+
+    def __init__(self, servicer: Any, states: Any, ending: asyncio.Event) -> None:
+        self._servicer = servicer
+        self._states = states
+        self._ending = ending
+
+    async def tell(self, ready: bool) -> None:
+        """Tell whether requests are answered."""
+        for service in ("", *SERVICES):
+            await self._servicer.set(service, self._states.SERVING if ready else self._states.NOT_SERVING)
+
+    async def end(self) -> None:
+        """Tell that they are answered no more, and end the streams."""
+        await self._servicer.enter_graceful_shutdown()
+        await asyncio.sleep(_TO_BE_TOLD)
+        self._ending.set()
+
+
+def add_services(server: Any) -> Health:
+    """Add both to a server that has not started."""
+    from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+    from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
+
+    ending = asyncio.Event()
     adding = _Adding(server, ending)
     servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, adding)
@@ -31,13 +53,7 @@ def add_services(server: Any, ending: asyncio.Event) -> health.aio.HealthService
     names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
     reflection_servicer = reflection.aio.ReflectionServicer(names, pool=POOL)
     reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflection_servicer, adding)
-    return servicer
-
-
-async def tell_health(servicer: health.aio.HealthServicer, ready: bool) -> None:
-    """Tell whoever asks or watches."""
-    for service in ("", *SERVICES):
-        await servicer.set(service, _STATE.SERVING if ready else _STATE.NOT_SERVING)
+    return Health(servicer, health_pb2.HealthCheckResponse, ending)
 
 
 class _Adding:
