@@ -270,7 +270,7 @@ class RespServer:
         self.tables = Tables(catalog, settings.max_values)
         self.max_bytes = max(_LEAST_BYTES, settings.max_body_bytes or settings.max_keys * _BYTES_PER_KEY)
         self._connections: set[RespProtocol] = set()
-        self._refused: set[RespProtocol] = set()  # one too many, and told so; they are to close
+        self._refused: dict[RespProtocol, None] = {}  # one too many, and told so; they are to close; the oldest first
         self._made = 0
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="resp")
         self._listener: asyncio.Server | None = None
@@ -312,7 +312,7 @@ class RespServer:
         if len(self._connections) >= self.settings.max_connections:
             if len(self._refused) >= _MOST_REFUSED:
                 next(iter(self._refused)).drop()
-            self._refused.add(connection)
+            self._refused[connection] = None
             return False
         self._connections.add(connection)
         return True
@@ -320,7 +320,7 @@ class RespServer:
     def remove(self, connection: RespProtocol) -> None:
         """Note that a connection is gone."""
         self._connections.discard(connection)
-        self._refused.discard(connection)
+        self._refused.pop(connection, None)
 
     def count(self) -> int:
         """How many connections there are."""
