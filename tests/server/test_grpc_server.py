@@ -233,6 +233,33 @@ def test_health_and_reflection_refuse_what_is_no_message(channel: Any, caplog: A
     assert not caplog.records
 
 
+def test_a_request_in_hand_is_answered_at_the_end(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = start(catalog, Settings(grpc_port=0))
+    begun, go_on = threading.Event(), threading.Event()
+    method = server._methods[STATUS]
+
+    def wait(data: bytes, caller: Any) -> bytes:
+        begun.set()
+        go_on.wait(60)
+        return method(data, caller)
+
+    monkeypatch.setitem(server._methods, STATUS, wait)
+    monkeypatch.setattr(server, "_is_small", lambda data: False)  # in a thread
+    request = REQUESTS[STATUS](model_spec={"name": "default"}).SerializeToString()
+    with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        answer = channel.unary_unary(STATUS).future(request, timeout=60)
+        assert begun.wait(60)
+        ending = threading.Thread(target=server.stop, args=(60,))
+        ending.start()
+        with pytest.raises(grpc.RpcError), grpc.insecure_channel(f"127.0.0.1:{server.port}") as other:
+            while True:  # until it takes no more
+                other.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=60)
+        go_on.set()
+        assert ANSWERS[STATUS].FromString(answer.result()).model_version_status
+        ending.join(60)
+        assert not ending.is_alive()
+
+
 def test_streams_end_with_the_server(catalog: Catalog) -> None:
     server = start(catalog, Settings(grpc_port=0))
     with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
