@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import errno
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -114,3 +116,17 @@ def test_each_protocol_has_a_port_of_its_own(
     assert main(["serve", "exported", *options]) == 2
     assert named in capsys.readouterr().err and not served
     assert main(["serve", "exported", "--port", "0", "--grpc-port", "0", "--resp-port", "0"]) == 0
+
+
+def test_no_place_for_what_workers_share(
+    sample_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("fastapi")
+
+    def full(**_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", full)
+    assert main(["serve", str(sample_path), "--port", "0", "--workers", "2"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "No space left on device; name one that can be written by TMPDIR" in line

@@ -102,6 +102,7 @@ class Client(threading.Thread):
         return lambda: self.answers >= goal or bool(self.wrong)
 
 
+@pytest.mark.thorough
 def test_a_worker_killed_under_load_breaks_what_it_had_in_hand_and_nothing_else(
     serve: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -129,7 +130,8 @@ def test_a_worker_killed_under_load_breaks_what_it_had_in_hand_and_nothing_else(
     assert "ended by SIGKILL" in server.stderr() and "Traceback" not in server.stderr()
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("workers", [1, 2])
 def test_the_end_in_mid_load(serve: Callable[..., Any], tmp_path: Path, workers: int) -> None:
     grpc = pytest.importorskip("grpc")
     pytest.importorskip("grpc_health")
@@ -194,7 +196,7 @@ def test_the_end_in_mid_load(serve: Callable[..., Any], tmp_path: Path, workers:
     long.close()
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal(serve: Callable[..., Any], tmp_path: Path, workers: int, number: signal.Signals) -> None:
     write_snapshot(tmp_path / "m", 1)
