@@ -220,9 +220,7 @@ def test_a_second_signal(serve: Callable[..., Any], tmp_path: Path, workers: int
         until(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in before), "the workers are gone")
 
 
-def test_a_served_file_that_is_cut_gives_errors_and_never_wrong_rows(
-    serve: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_served_file_that_is_cut_gives_errors_and_never_wrong_rows(serve: Callable[..., Any], tmp_path: Path) -> None:
     grpc = pytest.importorskip("grpc")
     pytest.importorskip("grpc_health")
     from kvtools.server.protos import message
