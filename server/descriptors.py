@@ -9,9 +9,9 @@ _OTHERS = 512
 
 
 def make_room(connections: int, ports: int = 1) -> int:
-    """Raise the soft limit of descriptors, as far as the hard one lets it, so that `connections` to each port have room.
+    """Raise the soft limit of descriptors, as far as the hard one lets it, for `connections` to each of `ports`.
 
-    Returns how many connections to each port there is room for: `connections`, or fewer.
+    Returns how many to each there is room for: `connections`, or fewer.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:

@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 from urllib.parse import unquote
 
-from kvtools.errors import BadInputError, MissingDependencyError, one_line
+from kvtools.errors import BadInputError, KvtoolsError, MissingDependencyError, one_line
 from kvtools.server.caller import Caller
 from kvtools.server.catalog import Catalog
 from kvtools.server.observer import Answered, Observer
@@ -165,7 +165,7 @@ class GrpcServer:
         except ProtocolError as error:
             code, text = error.code, error.message
         except Exception as error:
-            _LOG.exception("answering %s", name)
+            _LOG.error("answering %s: %s", name, error, exc_info=None if isinstance(error, KvtoolsError) else error)
             code, text = "INTERNAL", f"{type(error).__name__}; the server's log says more"
         context.set_code(getattr(grpc.StatusCode, code))
         context.set_details(text[:_MOST_DETAILS])

@@ -256,7 +256,8 @@ def answer_lookup(table: RespTable, reader: RespReader, resp3: bool, plain: bool
     except RequestError as problem:  # A backend that does not answer.
         return refusal(problem) * len(reader.commands()), 0
     except Exception as problem:  # A file that was cut, for one.
-        _log.error("a lookup of the Redis protocol failed", exc_info=problem)
+        known = isinstance(problem, KvtoolsError)
+        _log.error("a lookup of the Redis protocol failed: %s", problem, exc_info=None if known else problem)
         said = error(f"internal: {type(problem).__name__}; the server's log says more")
         return said * len(reader.commands()), 0
 

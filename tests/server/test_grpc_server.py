@@ -320,6 +320,17 @@ def test_connections_are_counted(catalog: Catalog) -> None:
         server.stop(0)
 
 
+def test_an_idle_connection_is_closed(catalog: Catalog) -> None:
+    server = start(catalog, Settings(grpc_port=0, keep_alive=0.2))
+    try:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+            connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
+            while connection.recv(4096):
+                pass
+    finally:
+        server.stop(0)
+
+
 def test_examples_and_unknown_methods_are_unimplemented(channel: Any) -> None:
     for method in ("Classify", "Regress", "MultiInference", "Nothing"):
         assert refused(channel, f"/tensorflow.serving.PredictionService/{method}", b"")[0] == "UNIMPLEMENTED"

@@ -253,7 +253,7 @@ def test_a_served_file_that_is_cut_gives_errors_and_never_wrong_rows(serve: Call
     client.going = False
     client.join()
     assert not client.wrong and not client.breaks and client.statuses.keys() <= {200, 500, 503}
-    assert server.process.poll() is None
+    assert server.process.poll() is None and "Traceback" not in server.stderr()
 
 
 def test_a_disk_that_is_full_keeps_what_is_served_and_is_tried_again(serve: Callable[..., Any], tmp_path: Path) -> None:

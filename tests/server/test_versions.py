@@ -220,6 +220,31 @@ def test_a_bad_version_is_named_and_the_old_one_stays(
     assert watched.error(2) == ("OK", "")
 
 
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        (MemoryError(), "RESOURCE_EXHAUSTED"),
+        (OSError(errno.ENOSPC, "No space left on device", "/cache/x.kvsnap"), "UNAVAILABLE"),
+    ],
+)
+def test_what_may_be_the_machines_fault_is_tried_again_at_every_look(
+    settled: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any, fault: Exception, code: str
+) -> None:
+    write_snapshot(tmp_path / "m", 1)
+    watched = Watched(tmp_path / "m")
+    write_snapshot(tmp_path / "m", 2)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise fault
+
+    with monkeypatch.context() as patch:
+        patch.setattr("kvtools.server.versions.TableStore", fail)
+        assert watched.look(4) == [1]
+        assert watched.error(2)[0] == code and "/cache" not in watched.error(2)[1]
+        assert caplog.text.count("version 2 cannot be served") == 1, "told once"
+    assert watched.look(1) == [2]
+
+
 def test_damage_in_the_first_version_is_found_after_the_start(settled: None, tmp_path: Path) -> None:
     first = write_snapshot(tmp_path / "m", 1)
     _flip(write_snapshot(tmp_path / "m", 2))
