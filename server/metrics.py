@@ -12,6 +12,7 @@ https://github.com/tensorflow/serving/blob/master/tensorflow_serving/servables/t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -137,8 +138,12 @@ class Metrics:
         if document == self._written:
             return
         beside = self._file.with_suffix(".new")
-        beside.write_text(json.dumps(document))
-        beside.replace(self._file)
+        try:
+            beside.write_text(json.dumps(document))
+            beside.replace(self._file)
+        except OSError:
+            beside.unlink(missing_ok=True)
+            raise
         self._written = document
 
     def text(self) -> str:
@@ -183,7 +188,8 @@ class Metrics:
                     continue
                 self.counts = _read(mine)
                 break
-        self.publish()
+        with contextlib.suppress(OSError):  # no space: told when it is tried again, in a second
+            self.publish()
 
 
 def _read(path: Path) -> Counts:

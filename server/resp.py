@@ -34,6 +34,7 @@ _BYTES_PER_KEY = 256
 _LEAST_BYTES = 1 << 20
 _THREADS = 4
 _SWEEP = 1.0
+_MOST_REFUSED = 16  # connections beyond the limit that are waited for to read why, and to close
 _NOTED_OF = 64  # lookups of a connection, of which the keys of one are noted as asked for lately
 _DROPPED_BYTES = 4 << 20  # of a client that is still sending: closed at once, it might never see the error
 
@@ -107,6 +108,12 @@ class RespProtocol(asyncio.Protocol):
             self._transport.close()
         else:
             self._end(error(f"a command was not whole within {limit:g} s"))
+
+    def drop(self) -> None:
+        """Close the connection now; see `asyncio.Transport.abort`."""
+        self._server.remove(self)
+        if self._transport is not None:
+            self._transport.abort()
 
     def end(self) -> None:
         """Close the connection as soon as what is under way is answered."""
@@ -251,7 +258,8 @@ def answer_lookup(table: RespTable, reader: RespReader, resp3: bool, plain: bool
     except RequestError as problem:  # A backend that does not answer, a file that is damaged.
         return refusal(problem) * len(reader.commands()), 0
     except Exception as problem:  # A file that was cut, for one.
-        _log.error("a lookup of the Redis protocol failed", exc_info=problem)
+        known = isinstance(problem, KvtoolsError)
+        _log.error("a lookup of the Redis protocol failed: %s", problem, exc_info=None if known else problem)
         said = error(f"internal: {type(problem).__name__}; the server's log says more")
         return said * len(reader.commands()), 0
 
@@ -265,6 +273,7 @@ class RespServer:
         self.tables = Tables(catalog, settings.max_values)
         self.max_bytes = max(_LEAST_BYTES, settings.max_body_bytes or settings.max_keys * _BYTES_PER_KEY)
         self._connections: set[RespProtocol] = set()
+        self._refused: dict[RespProtocol, None] = {}  # one too many, and told so; they are to close; the oldest first
         self._made = 0
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="resp")
         self._listener: asyncio.Server | None = None
@@ -297,11 +306,16 @@ class RespServer:
             self._listener.close()
         for connection in list(self._connections):
             connection.end()
+        for connection in list(self._refused):
+            connection.drop()
         await asyncio.get_running_loop().run_in_executor(None, self._threads.shutdown)
 
     def add(self, connection: RespProtocol) -> bool:
         """Count a connection; False: there are too many."""
         if len(self._connections) >= self.settings.max_connections:
+            if len(self._refused) >= _MOST_REFUSED:
+                next(iter(self._refused)).drop()
+            self._refused[connection] = None
             return False
         self._connections.add(connection)
         return True
@@ -309,6 +323,7 @@ class RespServer:
     def remove(self, connection: RespProtocol) -> None:
         """Note that a connection is gone."""
         self._connections.discard(connection)
+        self._refused.pop(connection, None)
 
     def count(self) -> int:
         """How many connections there are."""
@@ -330,7 +345,7 @@ class RespServer:
 
     def _sweep(self) -> None:
         now = self.now()
-        for connection in list(self._connections):
+        for connection in [*self._connections, *self._refused]:
             connection.check_time(now, self.settings.body_timeout)
         self._sweeper = asyncio.get_running_loop().call_later(_SWEEP, self._sweep)
 

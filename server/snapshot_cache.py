@@ -69,9 +69,7 @@ def snapshot_of(
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OutputError(
-            f"making a snapshot of '{checkpoint.path}' in '{folder}': {error.strerror or error}; name another --cache"
-        ) from error
+        raise _unusable(folder, error) from error
     opened = (options.dialect, options.key_dtype, options.value_dtype, options.dim)
     names = [table.schema.name for table in tables]
     if isinstance(checkpoint.path, str):  # a URL: nothing tells whether what is there has changed
@@ -182,10 +180,17 @@ def _digest(*of: object) -> str:
     return hashlib.sha256(repr(of).encode()).hexdigest()[:24]
 
 
+def _unusable(folder: Path, error: OSError) -> OutputError:
+    return OutputError(f"making a snapshot in '{folder}': {error.strerror or error}; name another --cache")
+
+
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
     """Let one process at a time make a snapshot of a source: those that wait find it made."""
-    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise _unusable(path.parent, error) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

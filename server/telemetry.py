@@ -26,6 +26,7 @@ class Telemetry(Observer):
         self._keys: AccessKeys | None = read_access_keys(settings.api_keys)
         self._counted = Metrics(catalog, settings.shared)
         self._count = self._counted.counts.count
+        self._failing = False
         self._log = None if settings.access_log is None else AccessLog(settings.access_log, self._key_name)
 
     def authorize(self, headers: Mapping[str, str], tables: Iterable[str]) -> None:
@@ -58,8 +59,12 @@ class Telemetry(Observer):
         """Tell the other workers what was counted; for every second."""
         try:
             self._counted.publish()
+            self._failing = False
         except OSError as error:
-            log.error("the counts of this worker cannot be written: %s", error.strerror)
+            if not self._failing:
+                where = self._settings.shared
+                log.error("the other workers cannot be told what this one counts: '%s': %s", where, error.strerror)
+            self._failing = True
 
     def reload(self) -> None:
         """Read the keys anew, and begin a new file of the log if the old one was moved. Bad keys change nothing."""

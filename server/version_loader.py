@@ -203,6 +203,7 @@ def described(error: Exception) -> tuple[str, str]:
     if isinstance(error, MemoryError):
         return "RESOURCE_EXHAUSTED", "out of memory"
     if isinstance(error, OSError):
-        return "UNAVAILABLE", f"{error.strerror or error}"
+        where = f"'{error.filename}': " if error.filename else ""
+        return "UNAVAILABLE", f"{where}{error.strerror or error}"
     log.error("loading a version", exc_info=error)
     return "INTERNAL", f"{type(error).__name__}: {error}"

@@ -183,6 +183,7 @@ class Versions:
 
         Raises:
             UnknownModelError, UnknownVersionError: there is none such now.
+            RequestError: the other workers cannot be told; nothing was changed.
         """
         self._catalog.model(model)
         if number is not None:
@@ -192,20 +193,22 @@ class Versions:
             labels = {name: at for name, at in state.source.labels.items() if name != label}
             if number is not None:
                 labels[label] = number
-            state.source = replace(state.source, labels=labels)
+            changed = replace(state.source, labels=labels)
+            self._share([changed if each is state else each.source for each in self._models.values()])
+            state.source = changed
             self._publish(state)
-        self._share()
         log.info("model '%s': label '%s' is %s", model, label, f"version {number}" if number else "taken away")
         self.look_soon()  # a version that only its label kept leaves
 
     def reload(self, sources: Sequence[ModelSource]) -> Future[dict[str, str]]:
         """Serve `sources` from now on, and no other model.
 
-        Returns what will be, when all are loaded or have failed, a message for each model that has no version.
+        Returns what will be, when all are loaded or have failed, a message for each model that has no version. Raises
+        `RequestError` if the other workers cannot be told; nothing was changed then.
         """
         done: Future[dict[str, str]] = Future()
+        self._share(sources)
         self._take(sources)
-        self._share()
         self._messages.put(done)
         return done
 
@@ -223,9 +226,9 @@ class Versions:
             for name in gone:
                 self._catalog.remove(name)
 
-    def _share(self) -> None:
+    def _share(self, sources: Sequence[ModelSource]) -> None:
         if self._shared:
-            self._shared.write(self.sources())
+            self._shared.write(sources)
 
     # The thread.
 

@@ -353,6 +353,29 @@ def test_a_disk_that_is_full_leaves_the_old_file_and_is_named(tmp_path: Path) ->
     assert Snapshot(path).table("emb").lookup(np.array([5]))[1].all()
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("command", ["migrate", "export"])
+def test_a_command_on_a_disk_that_is_full_leaves_nothing(tmp_path: Path, sample_path: Path, command: str) -> None:
+    program = (
+        "import resource, sys; from kvtools.cli.main import main\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))\n"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    out = tmp_path / "out" / "a.kvsnap"
+    out.parent.mkdir()
+    source = str(sample_path / "model.ckpt-7")
+    arguments = {"migrate": ["migrate", source, str(out)], "export": ["export", source, "--snapshot", str(out)]}
+    for options in ([], ["--force"]):
+        before = {file.name: file.read_bytes() for file in out.parent.iterdir()}
+        done = subprocess.run(
+            [sys.executable, "-c", program, *arguments[command], *options], capture_output=True, text=True, cwd=tmp_path
+        )
+        assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
+        assert f"writing '{out}': File too large; nothing was changed there, make room" in done.stderr
+        assert {file.name: file.read_bytes() for file in out.parent.iterdir()} == before
+        out.write_bytes(b"what was there before")
+
+
 def test_a_folder_that_is_not_there_or_a_file_that_is(tmp_path: Path) -> None:
     table = ArrayTable("emb", np.array([5]), np.float32([[1, 2]]))
     with pytest.raises(OutputError, match="there is no folder"):

@@ -3,9 +3,11 @@ sends."""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -267,6 +269,29 @@ def test_too_many_connections_are_told_so(sample_path: Path) -> None:
         first.sendall(b"PING\r\n")
         assert first.recv(100) == b"+PONG\r\n"
         assert exchange(running.port, b"", end=False) == b"-ERR max number of clients reached\r\n"
+
+
+def test_those_that_are_too_many_do_not_stay(sample_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvtools.server.resp._MOST_REFUSED", 2)
+    with (
+        serving(static_catalog(TableStore(sample_path)), max_connections=1) as running,
+        contextlib.ExitStack() as stack,
+    ):
+        late = []
+        for place in range(5):
+            connection = socket.create_connection(("127.0.0.1", running.port), timeout=30)
+            stack.enter_context(connection)
+            if place == 0:
+                connection.sendall(b"PING\r\n")
+                assert connection.recv(100) == b"+PONG\r\n"
+            else:
+                assert connection.recv(100) == b"-ERR max number of clients reached\r\n"
+                late.append(connection)
+        for connection in late[:2]:  # the server has let go of them, though they are open here
+            with pytest.raises(ConnectionError):
+                for _ in range(1000):
+                    connection.sendall(b"PING\r\n")
+                    time.sleep(0.001)
 
 
 def test_a_half_sent_command_does_not_hold_a_connection_for_ever(sample_path: Path) -> None:

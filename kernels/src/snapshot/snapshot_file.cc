@@ -2,8 +2,10 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
@@ -18,8 +20,10 @@ std::mutex registering;
 std::atomic<GuardedRange*> ranges{nullptr};
 uintptr_t page_bytes = 4096;
 struct sigaction previous_action;
-// The signal is with the one who handled it before. Initial-exec: a handler may not allocate.
-__attribute__((tls_model("initial-exec"))) thread_local bool chained = false;
+// The thread whose signal is with the one who handled it before. No thread_local: a handler may not allocate, and one
+// that needs no allocating (initial-exec) has the loader find static room for all that the library and those linked into
+// it, such as CUDA's runtime, keep for each thread: there is too little, and the library cannot be loaded.
+std::atomic<pid_t> chained{0};
 
 // A mapped page that the file no longer has, or that the disk does not give, is a SIGBUS. Where it is one of a
 // snapshot, pages of zeros take its place and that of all behind it, and the file counts as gone: whoever read
@@ -42,14 +46,15 @@ void OnBusError(int signal, siginfo_t* info, void* context) {
   const bool takes_info = (previous_action.sa_flags & SA_SIGINFO) != 0;
   const bool is_function =
       takes_info || (previous_action.sa_handler != SIG_DFL && previous_action.sa_handler != SIG_IGN);
-  if (is_function && !chained) {  // who raises it again means it
-    chained = true;
+  auto self = static_cast<pid_t>(syscall(SYS_gettid));
+  if (is_function && chained.load() != self) {  // who raises it again means it
+    chained.store(self);
     if (takes_info) {
       previous_action.sa_sigaction(signal, info, context);
     } else {
       previous_action.sa_handler(signal);
     }
-    chained = false;
+    chained.compare_exchange_strong(self, 0);
     return;
   }
   struct sigaction fall = {};  // the read is made again when this returns, and ends the process
