@@ -111,7 +111,6 @@ class GrpcServer:
         from grpc_reflection.v1alpha import reflection, reflection_pb2
 
         from kvtools.server.protos import POOL, SERVICES
-        from kvtools.server.request_body import limit_of
 
         settings = self._settings
         self._ending = asyncio.Event()
@@ -119,7 +118,7 @@ class GrpcServer:
             handlers=[_handlers(self._methods, self._answer)],
             options=[
                 ("grpc.so_reuseport", int(settings.workers > 1)),
-                ("grpc.max_receive_message_length", limit_of(settings) + _HEADROOM),
+                ("grpc.max_receive_message_length", settings.body_limit + _HEADROOM),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.server_handshake_timeout_ms", int(settings.header_timeout * 1000)),
             ],

@@ -35,7 +35,7 @@ from kvtools.server.json_tensor import load_json, tensor, text_blocks
 from kvtools.server.observer import Observer
 from kvtools.server.protocol_error import ProtocolError, invalid
 from kvtools.server.protocol_routes import RouteAdder, Threads, blocks_response, json_response
-from kvtools.server.request_body import read_body
+from kvtools.server.request_body import decode_ids, read_ids
 from kvtools.server.settings import Settings
 from kvtools.server.signatures import INFERENCE_TYPES, Array, Signature, is_small
 
@@ -95,10 +95,14 @@ def router(catalog: Catalog, settings: Settings, observer: Observer | None = Non
         name, version = named(request)
         served, own = find_model(catalog, name, version)
         caller.asks(served.model)
-        header = request.headers.get(HEADER)
-        body = await read_body(request, settings)
-        small = is_small(served, len(body))
-        return await threads.run(lambda: _infer(served, own, name, body, header, settings, caller), small=small)
+        header = caller.headers.get(HEADER.lower())
+        limit = settings.body_limit
+        body = await read_ids(request.receive, caller.headers, limit)
+        encoding = caller.headers.get("content-encoding", "")
+        return await threads.run(
+            lambda: _infer(served, own, name, decode_ids(body, encoding, limit), header, settings, caller),
+            small=not encoding and is_small(served, len(body)),  # what is packed may be more than it looks
+        )
 
     add_route("GET", "/v2", server, summary="What the server is", answer=SERVER)
     add_route("GET", "/v2/health/live", live, summary="Whether the server lives", answer={"live": True})

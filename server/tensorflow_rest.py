@@ -25,7 +25,7 @@ from kvtools.server.model_status import model_statuses
 from kvtools.server.observer import Observer
 from kvtools.server.protocol_error import ProtocolError, invalid
 from kvtools.server.protocol_routes import RouteAdder, Threads, blocks_response, json_response, version_number
-from kvtools.server.request_body import read_body
+from kvtools.server.request_body import decode_ids, read_ids
 from kvtools.server.settings import Settings
 from kvtools.server.signatures import (
     TENSORFLOW_TYPES,
@@ -72,8 +72,13 @@ def router(catalog: Catalog, settings: Settings, observer: Observer | None = Non
         caller.authorize()
         served = asked(request)
         caller.asks(served.model)
-        body = await read_body(request, settings)
-        return await threads.run(lambda: _predict(served, body, settings, caller), small=is_small(served, len(body)))
+        limit = settings.body_limit
+        body = await read_ids(request.receive, caller.headers, limit)
+        encoding = caller.headers.get("content-encoding", "")
+        return await threads.run(
+            lambda: _predict(served, decode_ids(body, encoding, limit), settings, caller),
+            small=not encoding and is_small(served, len(body)),  # what is packed may be more than it looks
+        )
 
     async def status(request: Request, caller: Caller) -> Response:
         caller.authorize()
