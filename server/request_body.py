@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, TypeVar
 
+from fastapi import Request
+from pydantic import BaseModel, ValidationError
 from starlette.types import Receive
 
 from kvtools.server.protocol_error import ProtocolError, of_request
@@ -12,6 +15,8 @@ from kvtools.server.request import RequestError, body_too_large, decode_body
 # How much of a body that is too large is read and dropped: a client that is still sending when the
 # connection is closed may never see the answer.
 _DRAINED_BYTES = 4 << 20
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
 async def read_within(receive: Receive, headers: Mapping[str, str], limit: int) -> bytes:
@@ -32,6 +37,22 @@ async def read_within(receive: Receive, headers: Mapping[str, str], limit: int) 
     if total > limit:
         raise body_too_large(limit)
     return b"".join(chunks)
+
+
+async def read_model(request: Request, kind: type[Model], limit: int) -> Model:
+    """Return a JSON body as a `kind`, whatever its Content-Type says; raises `RequestError`."""
+    body = await read_within(request.receive, request.headers, limit)
+    body = decode_body(body, request.headers.get("content-encoding", ""), limit)
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, ('body', *each['loc'])))}: {each['msg']}" for each in error.errors())
+        raise RequestError(400, "bad_request", f"{wrong}; see /docs") from None
+
+
+def model_schema(kind: type[BaseModel]) -> dict[str, Any]:
+    """Return what the interface's description says of a body that `read_model` reads."""
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": kind.model_json_schema()}}}}
 
 
 async def read_ids(receive: Receive, headers: Mapping[str, str], limit: int) -> bytes:

@@ -33,7 +33,7 @@ import numpy as np
 
 from kvtools.dialects.options import OpenOptions, Progress
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError, UsageError, one_line
-from kvtools.server.catalog import Catalog, ServedModel, ServedVersion, VersionStatus
+from kvtools.server.catalog import Catalog, ServedModel, ServedVersion, UnknownVersionError, VersionStatus
 from kvtools.server.recent_keys import RecentKeys
 from kvtools.server.settings import Settings
 from kvtools.server.sources import ModelSource, SharedSources
@@ -173,13 +173,15 @@ class Versions:
         """Give `label` to version `number` of a model, from the next request on; None takes it away.
 
         Raises:
-            UnknownModelError, UnknownVersionError: there is none such now.
+            UnknownModelError, UnknownVersionError: there is none such now, or no such label to take away.
         """
         self._catalog.model(model)
         if number is not None:
             self._catalog.version(model, number=number)
         with self._changing:
             state = self._models[model]
+            if number is None and label not in state.source.labels:
+                raise UnknownVersionError(f"model '{model}' has no label '{label}'")
             labels = {name: at for name, at in state.source.labels.items() if name != label}
             if number is not None:
                 labels[label] = number
