@@ -78,7 +78,7 @@ _INFER = Body(
         "type": "object",
         "required": ["inputs"],
         "properties": {
-            "id": {"type": "string"},
+            "id": {"type": ["string", "null"]},
             "parameters": {"type": "object"},
             "inputs": {"minItems": 1, **_TENSORS},
             "outputs": _NAMES,
@@ -143,7 +143,7 @@ _STATISTICS = Body(
     },
     {"type": "object", "required": ["model_stats"], "properties": {"model_stats": {"type": "array"}}},
 )
-_INDEX = Body({"ready": True}, {"type": "object", "properties": {"ready": {"type": "boolean"}}})
+_INDEX = Body({"ready": True}, {"type": "object", "properties": {"ready": {"type": "boolean"}}}, required=False)
 _INDEXED = Body(
     [{"name": "user_emb", "version": "1", "state": "READY", "reason": ""}],
     {

@@ -54,6 +54,7 @@ class Body:
 
     example: Any
     schema: Mapping[str, Any] = field(default_factory=lambda: {"type": "object"})
+    required: bool = True
 
 
 class ProtocolRouter(APIRouter):
@@ -137,7 +138,7 @@ def _document(path: str, body: Body | None, answer: Body | None) -> dict[str, An
         },
     }
     if body is not None:
-        document["requestBody"] = {"required": True, "content": content(body)}
+        document["requestBody"] = {"required": body.required, "content": content(body)}
     return document
 
 
