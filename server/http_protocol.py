@@ -34,6 +34,7 @@ from kvtools.server.request import RequestError
 from kvtools.server.request_ids import request_id
 
 _HEAD_LIMIT = 65536
+_AROUND_A_HEADER = 4  # bytes: colon, space and the end of the line
 # Heads are remembered, as a client sends the same one with each request.
 _HEADS_KEPT = 1024
 _LONGEST_KEPT = 2048
@@ -121,7 +122,8 @@ class LookupProtocol(HttpToolsProtocol):
         self._default_lines = b""
         self._open = ""  # "head" or "body" of a request that is not whole
         self._since = 0.0  # when that began, or when there was nothing to do
-        self._head_bytes = 0
+        self._head_bytes = 0  # of a head that is not whole, as they came
+        self._field_bytes = 0  # of the parts of the head that is read
         self._gathered = bytearray()  # a lookup on the short way that is not whole; or what came while one is answered
         self._gathering: _Head | None = None
         self._answering = False  # a lookup of the short way is on a thread
@@ -242,7 +244,10 @@ class LookupProtocol(HttpToolsProtocol):
         if self._open == "head" and not self.transport.is_closing():
             self._head_bytes = len(data) + (self._head_bytes if was_head else 0)
             if self._head_bytes > _HEAD_LIMIT:
-                self._fail(431, "head_too_large", f"the head of the request is over {_HEAD_LIMIT} bytes")
+                self._refuse_head()
+
+    def _refuse_head(self) -> None:
+        self._fail(431, "head_too_large", f"the head of the request is over {_HEAD_LIMIT} bytes")
 
     # ---- The short way
 
@@ -309,10 +314,24 @@ class LookupProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Note that a head has begun."""
         self._begin("head")
+        self._field_bytes = 0
         super().on_message_begin()
 
+    def on_url(self, url: bytes) -> None:
+        """Count the bytes of a head."""
+        self._field_bytes += len(url)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Count the bytes of a head."""
+        self._field_bytes += len(name) + len(value) + _AROUND_A_HEADER
+        super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
-        """Note that a body has begun."""
+        """Note that a body has begun, unless the head is over its limit; one may come whole, in one segment."""
+        if self._field_bytes > _HEAD_LIMIT:
+            self._refuse_head()
+            raise ValueError("the head is too large")  # has the parser stop
         self._begin("body")
         super().on_headers_complete()
 

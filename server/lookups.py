@@ -22,7 +22,7 @@ from kvtools.server.answer import STREAMED_NUMBERS, Answer, answer_lookup, answe
 from kvtools.server.catalog import Catalog, NoVersionError, ServedVersion, UnknownModelError, UnknownVersionError
 from kvtools.server.codecs import JSON, Codec
 from kvtools.server.observer import Answered, Observer
-from kvtools.server.request import RequestError, body_limit, decode_body
+from kvtools.server.request import RequestError, decode_body
 from kvtools.server.settings import Settings
 
 # A lookup that makes more numbers than this goes to a thread: about a third of a millisecond of work.
@@ -70,7 +70,7 @@ class Lookups:
         self.catalog = catalog
         self.settings = settings or Settings()
         self.observer = observer or Observer()
-        self.body_limit = self.settings.max_body_bytes or body_limit(self.settings.max_keys)
+        self.body_limit = self.settings.body_limit
         self.running = 0
         workers = min(self.settings.max_concurrent, 2 * (os.cpu_count() or 1) + 2)
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="lookup")

@@ -16,6 +16,7 @@ import contextlib
 import json
 import os
 import threading
+import time
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ from typing import Any
 
 from kvtools import __version__
 from kvtools.server.catalog import Catalog, UnknownModelError
-from kvtools.server.observer import Answered
+from kvtools.server.observer import Answered, Inferences
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -34,7 +35,7 @@ BOUNDS = (
 )
 #: TensorFlow Serving's, in us: scale 10, growth 1.8, 33 of them.
 SERVING_BOUNDS = tuple(10 * 1.8**power for power in range(33))
-_API = {"": "other"}
+_INFERENCES = ("predict", "infer")
 # What its statuses are called there; a status of HTTP tells no more than this.
 _SERVING_CODES = {200: "OK", 500: "INTERNAL", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND"}
 SEVERAL = "*"  # the table of a request for several
@@ -52,6 +53,9 @@ class Counts:
         self.keys: dict[str, list[int]] = {}  # table: keys, missing
         self.versions: dict[str, list[int]] = {}  # model: loaded, failed
         self.serving_requests: dict[tuple[str, str], int] = {}  # model, code
+        # model, version, signature: answers, their ns, errors, their ns
+        self.inferences: dict[tuple[str, int, str], list[int]] = {}
+        self.last_inferences: dict[tuple[str, int, str], int] = {}  # in ms since 1970
         self.serving_seconds: dict[tuple[str, str], list[float]] = {}  # model, entry: buckets, then the sum in us
 
     def count(self, answered: Answered) -> None:
@@ -78,8 +82,18 @@ class Counts:
                 keys = self.keys[count.table] = [0, 0]
             keys[0] += count.keys
             keys[1] += count.missing
-        if answered.kind == "predict" and answered.model:
-            self._count_serving(answered)
+        if answered.model and answered.kind in _INFERENCES:
+            self._count_inference(answered)
+            if answered.kind == "predict":
+                self._count_serving(answered)
+
+    def _count_inference(self, answered: Answered) -> None:
+        asked = (answered.model, answered.version, answered.signature)
+        counts = self.inferences.setdefault(asked, [0, 0, 0, 0])
+        place = 0 if answered.status == 200 else 2
+        counts[place] += 1
+        counts[place + 1] += int(answered.seconds * 1e9)
+        self.last_inferences[asked] = int(time.time() * 1000)
 
     def _count_serving(self, answered: Answered) -> None:
         status = answered.status
@@ -95,8 +109,10 @@ class Counts:
     def add(self, other: Counts) -> None:
         """Add what `other` has."""
         for name, mine in vars(self).items():
-            for key, theirs in vars(other)[name].items():
-                if isinstance(theirs, list):
+            for key, theirs in list(vars(other)[name].items()):  # at once: the event loop goes on counting
+                if name == "last_inferences":
+                    mine[key] = max(mine.get(key, 0), theirs)
+                elif isinstance(theirs, list):
                     mine[key] = [a + b for a, b in zip(mine.get(key, [0] * len(theirs)), theirs, strict=True)]
                 else:
                     mine[key] = mine.get(key, 0) + theirs
@@ -149,6 +165,19 @@ class Metrics:
     def text(self) -> str:
         """Return all metrics as Prometheus reads them."""
         self._count_versions()
+        total, workers = self._total()
+        return "".join(_lines(total, self._catalog, workers))
+
+    def inferences(self) -> dict[tuple[str, int, str], Inferences]:
+        """Return what was asked of models in the protocols of others, by model, version and signature."""
+        total, _ = self._total()
+        return {
+            asked: Inferences(*counts, total.last_inferences.get(asked, 0))
+            for asked, counts in total.inferences.items()
+        }
+
+    def _total(self) -> tuple[Counts, int]:
+        """Return what all workers have counted, and how many they are."""
         total = Counts()
         total.add(self.counts)
         workers = 1
@@ -156,7 +185,7 @@ class Metrics:
             if path != self._file:
                 total.add(_read(path))
                 workers += _lives(path)
-        return "".join(_lines(total, self._catalog, workers))
+        return total, workers
 
     def _count_versions(self) -> None:
         """Count the versions that this worker has loaded, or could not load, since the last time."""

@@ -149,7 +149,10 @@ class RespProtocol(asyncio.Protocol):
                 if not self._look_up(*item[1:]):
                     return
             elif kind == "command":
-                transport.write(self._commands.answer(item[1]))
+                begun = time.perf_counter()
+                reply = self._commands.answer(item[1])
+                transport.write(reply)
+                self._tell_command(begun, reply)
                 if self._commands.quit:
                     self._end(b"")
             elif kind == "refused":
@@ -176,7 +179,12 @@ class RespProtocol(asyncio.Protocol):
             self._server.observer.authorize_model(commands.headers, None)
             self._server.observer.authorize(commands.headers, (table.name,))
         except (KvtoolsError, RequestError) as problem:
-            self._transport.write(refusal(problem) * len(self._reader.commands()))
+            replies = refusal(problem) * len(self._reader.commands())
+            self._transport.write(replies)
+            status, code = (400, "refused")
+            if isinstance(problem, RequestError):
+                status, code = problem.status, problem.code
+            self._tell("resp", status, code, (), begun, len(replies))
             return True
         self._lookups += 1
         if self._lookups % _NOTED_OF == 1 and table.recent is not None:
@@ -197,15 +205,29 @@ class RespProtocol(asyncio.Protocol):
         assert self._transport is not None
         self._transport.write(reply)
         failed = reply.startswith(b"-")
+        counts = (TableCount(table.name, keys, missing),)
+        self._tell("resp", 400 if failed else 200, "refused" if failed else "", counts, begun, len(reply))
+
+    def _tell_command(self, begun: float, reply: bytes) -> None:
+        """Tell of a command that was not let in, or that looked keys up; of others nobody is told."""
+        commands = self._commands
+        if commands.refused is not None:
+            self._tell("", commands.refused.status, commands.refused.code, (), begun, len(reply))
+        elif commands.counts:
+            self._tell("resp", 200, "", tuple(commands.counts), begun, len(reply))
+
+    def _tell(
+        self, kind: str, status: int, code: str, counts: tuple[TableCount, ...], begun: float, bytes_out: int
+    ) -> None:
         self._server.observer.on_answer(
             Answered(
-                "resp",
-                400 if failed else 200,
-                "refused" if failed else "",
-                (TableCount(table.name, keys, missing),),
+                kind,
+                status,
+                code,
+                counts,
                 time.perf_counter() - begun,
                 0,
-                len(reply),
+                bytes_out,
                 self._peer,
                 self._commands.headers,
                 True,

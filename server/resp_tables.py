@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from kvtools.server.catalog import Catalog, ServedVersion
 from kvtools.server.recent_keys import RecentKeys
 from kvtools.server.store import StoredTable, lookup_errors
 
+_NUMBER = re.compile(rb"-?[0-9]+")
 _AT_ONCE = 65_536  # numbers: a lookup of more goes to a thread
 
 
@@ -83,11 +85,12 @@ class Tables:
         tables = self.now()
         if database in tables:
             return database
-        number = int(database) if database.isdigit() and len(database) < 10 else len(tables)
-        if number >= len(tables):
-            raise BadInputError(
-                f"there is no table '{shown_bytes(database)}'; there are 0 to {len(tables) - 1}, by name"
-            )
+        there = f"there are tables 0 to {len(tables) - 1}, by name"
+        if not _NUMBER.fullmatch(database):
+            raise BadInputError(f"there is no table '{shown_bytes(database)}'; {there}")
+        number = int(database) if len(database) < 10 else -1
+        if not 0 <= number < len(tables):
+            raise BadInputError(f"DB index is out of range; {there}")  # as Redis says it
         return list(tables)[number]
 
 

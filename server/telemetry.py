@@ -10,7 +10,7 @@ from kvtools.server.access_keys import AccessKeys, read_access_keys
 from kvtools.server.access_log import AccessLog
 from kvtools.server.catalog import Catalog
 from kvtools.server.metrics import Metrics
-from kvtools.server.observer import Answered, Observer
+from kvtools.server.observer import Answered, Inferences, Observer
 from kvtools.server.settings import Settings
 
 log = logging.getLogger("kvtools.serve")
@@ -48,6 +48,10 @@ class Telemetry(Observer):
     def metrics(self) -> str:
         """Return what all workers have counted."""
         return self._counted.text()
+
+    def inferences(self) -> Mapping[tuple[str, int, str], Inferences]:
+        """Return what was asked of models in the protocols of others, of all workers."""
+        return self._counted.inferences()
 
     def on_answer(self, answered: Answered) -> None:
         """Count an answer, and have it logged."""
