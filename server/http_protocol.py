@@ -6,6 +6,11 @@ on a connection where nothing else is in hand is answered here, from its bytes, 
 usual way, through FastAPI, and so does whatever is doubtful about a request: a short way is not a second opinion on
 what HTTP is. Both ways end in `Lookups`, and give the same answers.
 
+A client sends the same head again and again. From the second time on, a lookup of it is prepared: `Lookups.prepare`
+looks once at what is the same each time (who asks, what, in which form), and C++ answers from segment to response what
+follows of that head, as long as nothing changes of what is served and to whom. It leaves to this file all that is not
+answered by a small 200.
+
 **What a connection is doing** is one of: nothing (`_open` is ""), in the middle of the "head" or the "body" of a
 request, or having one answered. Nothing may take `keep_alive`, a head `header_timeout` and a body `body_timeout` from
 its first byte; then the connection is closed, after a 408 if a request was begun. A client that does not read its
@@ -27,6 +32,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from kvtools._snapshot import PreparedLookup
 from kvtools.server.answer import Answer
 from kvtools.server.codecs import choose_codec
 from kvtools.server.lookups import Ask, Lookups, Size, error_answer
@@ -56,12 +62,14 @@ _LENGTH = re.compile("[0-9]{1,12}")
 _UNUSUAL = frozenset(("transfer-encoding", "expect", "upgrade", "content-encoding", "trailer", "te", "http2-settings"))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Head:
-    """A head of the plain kind: what it asks for, and how long its body is."""
+    """A head of the plain kind: what it asks for, how long its body is, and where in it the key of a URL is."""
 
     ask: Ask
     length: int
+    key: tuple[int, int] = (0, 0)
+    prepared: PreparedLookup | None = None
 
 
 class _Way(Enum):
@@ -95,7 +103,8 @@ def read_head(head: bytes) -> _Head | None:
     if asked["key"] is not None:
         if length is not None:
             return None
-        return _Head(Ask("row", asked["of"].decode(), codec, asked["key"].decode(), missing, "", headers), 0)
+        ask = Ask("row", asked["of"].decode(), codec, asked["key"].decode(), missing, "", headers)
+        return _Head(ask, 0, asked.span("key"))
     if length is None or not _LENGTH.fullmatch(length):
         return None
     if asked["tables"] is not None:
@@ -124,6 +133,7 @@ class LookupProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._gathered = bytearray()  # a lookup on the short way that is not whole; or what came while one is answered
         self._gathering: _Head | None = None
+        self._prepared: PreparedLookup | None = None  # of the last head
         self._answering = False  # a lookup of the short way is on a thread
         self._closing = False  # no more requests after the one in hand
         self._refused = False
@@ -180,6 +190,15 @@ class LookupProtocol(HttpToolsProtocol):
     def _take(self, data: bytes) -> None:
         heads, at = self.heads, 0
         while at < len(data):
+            if self._prepared is not None and not self._closing:
+                answered = self._prepared.answer(data, at, self._default_header_lines())
+                if answered is not None:
+                    at = self._send(*answered)
+                    if self._stalled is None:
+                        continue
+                    if at < len(data):
+                        self._hold(data[at:])
+                    return
             body = data.find(b"\r\n\r\n", at) + 4
             if body < 4 or body - at > _HEAD_LIMIT:
                 break
@@ -193,6 +212,8 @@ class LookupProtocol(HttpToolsProtocol):
                     if len(heads) >= _HEADS_KEPT:
                         heads.clear()
                     heads[text] = head
+            elif head.length <= self.lookups.body_limit and self._prepare(head, text):
+                continue
             if head.length > self.lookups.body_limit:
                 break
             if self.timeout_keep_alive_task is not None:
@@ -212,6 +233,20 @@ class LookupProtocol(HttpToolsProtocol):
                 return
         if at < len(data):
             self._feed(data[at:])
+
+    def _prepare(self, head: _Head, text: bytes) -> bool:
+        """Have lookups of a head prepared, if they can be; return whether that is worth a try which was not made."""
+        if head.prepared is None or not head.prepared.valid:
+            head.prepared = self.lookups.prepare(head.ask, text, head.length, head.key)
+        tried = self._prepared
+        self._prepared = head.prepared
+        return head.prepared is not None and head.prepared is not tried
+
+    def _send(self, responses: bytes, end: int, answers: int) -> int:
+        self.transport.write(responses)
+        self.server_state.total_requests += answers
+        self._since = self.loop.time()
+        return end
 
     def _gather(self, head: _Head, data: bytes) -> None:
         self._gathered += data
@@ -286,10 +321,7 @@ class LookupProtocol(HttpToolsProtocol):
     def _write(self, answer: Answer, request: str) -> None:
         body = answer.body
         assert body is not None
-        if self._defaults is not self.server_state.default_headers:
-            self._defaults = self.server_state.default_headers
-            self._default_lines = b"".join([b"%s: %s\r\n" % header for header in self._defaults])
-        parts = [STATUS_LINE[answer.status], self._default_lines]
+        parts = [STATUS_LINE[answer.status], self._default_header_lines()]
         parts += [b"%s: %s\r\n" % (name.lower().encode(), value.encode()) for name, value in answer.headers.items()]
         parts.append(
             b"content-length: %d\r\ncontent-type: %s\r\nx-request-id: %s\r\n"
@@ -303,6 +335,12 @@ class LookupProtocol(HttpToolsProtocol):
         self._since = self.loop.time()
         if self._closing:
             self.transport.close()
+
+    def _default_header_lines(self) -> bytes:
+        if self._defaults is not self.server_state.default_headers:
+            self._defaults = self.server_state.default_headers
+            self._default_lines = b"".join([b"%s: %s\r\n" % header for header in self._defaults])
+        return self._default_lines
 
     # ---- The usual way, and where a request is in it
 
