@@ -117,6 +117,23 @@ class LookupProtocol(HttpToolsProtocol):
 
     lookups: Lookups
     heads: dict[bytes, _Head]
+    # Not in the instance's dictionary: with these it would be too large for Python's fast access to attributes.
+    __slots__ = (
+        "_answering",
+        "_closing",
+        "_default_lines",
+        "_defaults",
+        "_ended",
+        "_gathered",
+        "_gathering",
+        "_head_bytes",
+        "_open",
+        "_prepared",
+        "_refused",
+        "_since",
+        "_stalled",
+        "_timer",
+    )
 
     def __init__(
         self,
@@ -191,9 +208,15 @@ class LookupProtocol(HttpToolsProtocol):
         heads, at = self.heads, 0
         while at < len(data):
             if self._prepared is not None and not self._closing:
-                answered = self._prepared.answer(data, at, self._default_header_lines())
+                state = self.server_state
+                if self._defaults is not state.default_headers:
+                    self._read_defaults()
+                answered = self._prepared.answer(data, at, self._default_lines)
                 if answered is not None:
-                    at = self._send(*answered)
+                    responses, at, count = answered
+                    self.transport.write(responses)
+                    state.total_requests += count
+                    self._since = self.loop.time()
                     if self._stalled is None:
                         continue
                     if at < len(data):
@@ -241,12 +264,6 @@ class LookupProtocol(HttpToolsProtocol):
         tried = self._prepared
         self._prepared = head.prepared
         return head.prepared is not None and head.prepared is not tried
-
-    def _send(self, responses: bytes, end: int, answers: int) -> int:
-        self.transport.write(responses)
-        self.server_state.total_requests += answers
-        self._since = self.loop.time()
-        return end
 
     def _gather(self, head: _Head, data: bytes) -> None:
         self._gathered += data
@@ -321,7 +338,9 @@ class LookupProtocol(HttpToolsProtocol):
     def _write(self, answer: Answer, request: str) -> None:
         body = answer.body
         assert body is not None
-        parts = [STATUS_LINE[answer.status], self._default_header_lines()]
+        if self._defaults is not self.server_state.default_headers:
+            self._read_defaults()
+        parts = [STATUS_LINE[answer.status], self._default_lines]
         parts += [b"%s: %s\r\n" % (name.lower().encode(), value.encode()) for name, value in answer.headers.items()]
         parts.append(
             b"content-length: %d\r\ncontent-type: %s\r\nx-request-id: %s\r\n"
@@ -336,11 +355,9 @@ class LookupProtocol(HttpToolsProtocol):
         if self._closing:
             self.transport.close()
 
-    def _default_header_lines(self) -> bytes:
-        if self._defaults is not self.server_state.default_headers:
-            self._defaults = self.server_state.default_headers
-            self._default_lines = b"".join([b"%s: %s\r\n" % header for header in self._defaults])
-        return self._default_lines
+    def _read_defaults(self) -> None:
+        self._defaults = self.server_state.default_headers
+        self._default_lines = b"".join([b"%s: %s\r\n" % header for header in self._defaults])
 
     # ---- The usual way, and where a request is in it
 
@@ -484,4 +501,4 @@ class LookupProtocol(HttpToolsProtocol):
 
 def make_protocol(lookups: Lookups) -> type[LookupProtocol]:
     """Return the protocol that answers from `lookups`, for `uvicorn.Config(http=...)`."""
-    return type("LookupProtocol", (LookupProtocol,), {"lookups": lookups, "heads": {}})
+    return type("LookupProtocol", (LookupProtocol,), {"lookups": lookups, "heads": {}, "__slots__": ()})
