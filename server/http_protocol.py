@@ -8,8 +8,9 @@ what HTTP is. Both ways end in `Lookups`, and give the same answers.
 
 A client sends the same head again and again. From the second time on, a lookup of it is prepared: `Lookups.prepare`
 looks once at what is the same each time (who asks, what, in which form), and C++ answers from segment to response what
-follows of that head, as long as nothing changes of what is served and to whom. It leaves to this file all that is not
-answered by a small 200.
+follows of that head, as long as nothing changes of what is served and to whom. Segments come to C++ first (`ShortWay`),
+which is armed while nothing is in hand on the connection, and leaves to this file all that is not answered by a small
+200.
 
 **What a connection is doing** is one of: nothing (`_open` is ""), in the middle of the "head" or the "body" of a
 request, or having one answered. Nothing may take `keep_alive`, a head `header_timeout` and a body `body_timeout` from
@@ -32,7 +33,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from kvtools._snapshot import PreparedLookup
+from kvtools._snapshot import PreparedLookup, ShortWay
 from kvtools.server.answer import Answer
 from kvtools.server.codecs import choose_codec
 from kvtools.server.lookups import Ask, Lookups, Size, error_answer
@@ -130,6 +131,7 @@ class LookupProtocol(HttpToolsProtocol):
         "_open",
         "_prepared",
         "_refused",
+        "_short",
         "_since",
         "_stalled",
         "_timer",
@@ -151,6 +153,9 @@ class LookupProtocol(HttpToolsProtocol):
         self._gathered = bytearray()  # a lookup on the short way that is not whole; or what came while one is answered
         self._gathering: _Head | None = None
         self._prepared: PreparedLookup | None = None  # of the last head
+        self._short = ShortWay()
+        # uvloop keeps what it finds here, so that it is called without Python in between.
+        self.data_received = self._short.received  # type: ignore[method-assign]
         self._answering = False  # a lookup of the short way is on a thread
         self._closing = False  # no more requests after the one in hand
         self._refused = False
@@ -163,6 +168,9 @@ class LookupProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin, or refuse: beyond the limit of connections there is a 503, at once."""
         super().connection_made(transport)
+        own = transport.get_extra_info("socket")
+        descriptor = -1 if own is None or self.scheme == "https" else own.fileno()
+        self._short.begin(self._received, transport, self.server_state, descriptor)
         self._since = self.loop.time()
         most = self.lookups.settings.max_connections
         over = len(self.connections) - most
@@ -178,10 +186,12 @@ class LookupProtocol(HttpToolsProtocol):
             self._timer.cancel()
             self._timer = None
         self._gathered.clear()
+        self._short.end()
         super().connection_lost(exc)
 
-    def data_received(self, data: bytes) -> None:
-        """Take a segment: on the short way as long as it has whole lookups, else on the usual one."""
+    def _received(self, data: bytes) -> None:
+        """Take a segment that `_short` does not answer: as long as it has whole lookups, else on the usual way."""
+        self._short.disarm()
         if self._refused:
             self._refuse_unless_probe(data)
         elif self._gathering is not None:
@@ -192,6 +202,16 @@ class LookupProtocol(HttpToolsProtocol):
             self._feed(data)
         else:
             self._take(data)
+            # Only where nothing is in hand. Whatever else changes that, `_received` apart, disarms first.
+            prepared = self._prepared
+            if (
+                prepared is not None
+                and prepared.valid
+                and not (self._answering or self._closing or self._gathering or self._open)
+                and self._stalled is None
+                and (self.cycle is None or self.cycle.response_complete)
+            ):
+                self._short.arm(prepared)
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
         """Go on for a client that sends no more and still reads, until it has its answers."""
@@ -285,7 +305,7 @@ class LookupProtocol(HttpToolsProtocol):
         self._gathered.clear()
         self.flow.resume_reading()
         if data and not self.transport.is_closing():
-            self.data_received(data)
+            self._received(data)
 
     def _feed(self, data: bytes) -> None:
         """The usual way."""
@@ -387,12 +407,14 @@ class LookupProtocol(HttpToolsProtocol):
     def shutdown(self) -> None:
         """Close as soon as the request in hand has its answer, at once if there is none whose head is whole."""
         self._closing = True
+        self._short.disarm()
         if self._gathering is None and not self._answering:
             super().shutdown()
 
     def pause_writing(self) -> None:
         """Note that the client does not read."""
         self._stalled = self.loop.time()
+        self._short.disarm()
         super().pause_writing()
         self._arm()
 
@@ -417,7 +439,9 @@ class LookupProtocol(HttpToolsProtocol):
             return self._stalled + settings.body_timeout
         if self._refused:
             return self._since + _REFUSAL_TIME
-        limit = {"head": settings.header_timeout, "body": settings.body_timeout, "": settings.keep_alive}[self._open]
+        if not self._open:
+            return max(self._since, self._short.since) + settings.keep_alive
+        limit = {"head": settings.header_timeout, "body": settings.body_timeout}[self._open]
         return self._since + limit
 
     def _arm(self) -> None:
@@ -491,6 +515,7 @@ class LookupProtocol(HttpToolsProtocol):
             return
         answer = error_answer(RequestError(status, code, message, headers))
         self._closing = True
+        self._short.disarm()
         self._open = ""
         name = request_id({})
         self._write(answer, name)

@@ -3,11 +3,14 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
+#include <sys/socket.h>
+#include <sys/types.h>
 
-#include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -67,6 +70,100 @@ void Prepare(Prepared* self, Epoch* epoch, const nb::object& table, const nb::by
   plan.tally = tally;
   new (self) Prepared(epoch, std::move(plan));
 }
+
+// What a connection's segments come to first. While it is armed, whole requests of one head are answered here, and
+// nothing else may write to the connection; all else goes to Python.
+class ShortWay {
+ public:
+  // `received(data)` is Python's way. `descriptor` is that of the socket, -1 where only the transport may write.
+  void Begin(nb::object received, const nb::object& transport, nb::object state, int descriptor) {
+    received_ = std::move(received);
+    write_ = transport.attr("write");
+    waiting_ = transport.attr("get_write_buffer_size");
+    state_ = std::move(state);
+    descriptor_ = descriptor;
+  }
+
+  // Lets go of all that it was given: it is part of it, so that nobody else would.
+  void End() {
+    Disarm();
+    descriptor_ = -1;
+    received_ = write_ = waiting_ = state_ = defaults_ = nb::object();
+  }
+
+  void Arm(nb::object prepared) {
+    lookup_ = nb::cast<Prepared*>(prepared);
+    prepared_ = std::move(prepared);
+    flushed_ = false;
+  }
+
+  void Disarm() {
+    lookup_ = nullptr;
+    prepared_ = nb::object();
+  }
+
+  double since() const { return since_; }
+
+  void Received(const nb::bytes& data) {
+    const std::string_view bytes{data.c_str(), data.size()};
+    size_t end = 0;
+    if (lookup_ != nullptr && lookup_->epoch->valid()) {
+      ReadDefaults();
+      std::string& responses = lookup_->responses;
+      responses.clear();
+      int64_t answers;
+      end = lookup_->lookup.Answer(bytes, 0, lines_, &responses, &answers);
+      if (answers > 0) {
+        since_ = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+        Write(responses);  // which may disarm this, or end it
+      }
+      if (end == bytes.size()) return;
+    }
+    const nb::object received = received_;
+    if (received.is_valid()) received(end == 0 ? data : nb::bytes(bytes.data() + end, bytes.size() - end));
+  }
+
+ private:
+  // As bytes, the header lines that every response has; uvicorn makes new ones once a second.
+  void ReadDefaults() {
+    nb::object defaults = state_.attr("default_headers");
+    if (defaults.is(defaults_)) return;
+    lines_.clear();
+    for (nb::handle header : defaults) {
+      const auto name = nb::cast<nb::bytes>(header[0]), value = nb::cast<nb::bytes>(header[1]);
+      lines_.append(name.c_str(), name.size())
+          .append(": ")
+          .append(value.c_str(), value.size())
+          .append("\r\n");
+    }
+    defaults_ = std::move(defaults);
+  }
+
+  void Write(const std::string& responses) {
+    size_t sent = 0;
+    if (descriptor_ >= 0) {
+      // What the transport has not sent yet comes first. Once it has sent all, only what is written here is under way.
+      if (!flushed_) flushed_ = nb::cast<int64_t>(waiting_()) == 0;
+      if (flushed_) {
+        const ssize_t count =
+            ::send(descriptor_, responses.data(), responses.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (count > 0) sent = static_cast<size_t>(count);  // what is wrong the transport finds out
+        if (sent == responses.size()) return;
+        flushed_ = false;
+      }
+    }
+    const nb::bytes rest(responses.data() + sent, responses.size() - sent);
+    const nb::object write = write_;
+    write(rest);
+  }
+
+  nb::object received_, write_, waiting_, state_, defaults_, prepared_;
+  Prepared* lookup_ = nullptr;  // prepared_, while it is armed
+  std::string lines_;
+  int descriptor_ = -1;
+  bool flushed_ = false;  // the transport had nothing to send since this was armed
+  double since_ = 0;
+};
 
 nb::object KeysOf(const RecentKeys& recent) {
   auto owned = std::make_unique<std::vector<int64_t>>(recent.keys());
@@ -132,6 +229,20 @@ void BindPrepared(nb::module_& m) {
            "lines\n"
            "`defaults`. Returns (responses, where it stopped, how many they are), or None where there is "
            "none.");
+
+  nb::class_<ShortWay>(m, "ShortWay", "What the segments of a connection come to first.")
+      .def(nb::init<>())
+      .def("begin", &ShortWay::Begin, "received"_a, "transport"_a, "state"_a, "descriptor"_a,
+           "Begin, disarmed: all that comes goes to `received(data)`. `state` has `default_headers`;\n"
+           "`descriptor` is that of the socket, or -1: only the transport may write to it.")
+      .def("end", &ShortWay::End, "Let go of what was given; a connection that is over has to.")
+      .def("arm", &ShortWay::Arm, "prepared"_a,
+           "Answer whole requests of the head of `prepared`, until `disarm`, and hand on the rest of a "
+           "segment.\n"
+           "Nobody else may write to the transport meanwhile.")
+      .def("disarm", &ShortWay::Disarm, "Hand on all that comes.")
+      .def("received", &ShortWay::Received, "data"_a)
+      .def_prop_ro("since", &ShortWay::since, "When something was answered, by the clock of the event loop.");
 }
 
 }  // namespace kvtable
