@@ -1,9 +1,10 @@
 """What a server counts, in Prometheus' text format (version 0.0.4), over all its workers.
 
-Counting has to cost next to nothing beside a lookup of some tens of microseconds, so it is done in plain integers, by
-the one thread that runs the event loop. With several workers each writes its counts to a file of its own in a folder
-that they share, once a second and in one piece; who is asked for metrics adds up all of them. A worker that takes the
-place of a dead one goes on from its file, so counters never fall, and there are never more files than workers.
+Counting has to cost next to nothing beside a lookup of some microseconds, so it is done in plain integers, by the one
+thread that runs the event loop: in Python for each answer, or in C++ (`Tally`), and added when counts are read. With
+several workers each writes its counts to a file of its own in a folder that they share, once a second and in one piece;
+who is asked for metrics adds up all of them. A worker that takes the place of a dead one goes on from its file, so
+counters never fall, and there are never more files than workers.
 
 Labels are names of tables and models that are served, and words of this program: nothing that a client makes up.
 TensorFlow Serving's metrics have its names, labels and buckets, for dashboards that are there already:
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtools import __version__
+from kvtools._snapshot import Tally
 from kvtools.server.catalog import Catalog, UnknownModelError
 from kvtools.server.observer import Answered, Inferences
 
@@ -106,6 +108,18 @@ class Counts:
             buckets[bisect_left(SERVING_BOUNDS, answered.seconds * 1e6)] += 1
             buckets[-1] += answered.seconds * 1e6
 
+    def add_tally(self, tally: Tally, protocol: str, api: str, table: str) -> None:
+        """Add the answers that `tally` has counted, which are all of status 200."""
+        answers, found, seconds, bytes_in, bytes_out, keys, missing = tally.counts()
+        if not answers:
+            return
+        counted = Counts()
+        counted.requests[protocol, api, 200] = answers
+        counted.seconds[protocol, api, table] = [*found, seconds]
+        counted.bytes[protocol] = [bytes_in, bytes_out]
+        counted.keys[table] = [keys, missing]
+        self.add(counted)
+
     def add(self, other: Counts) -> None:
         """Add what `other` has."""
         for name, mine in vars(self).items():
@@ -136,6 +150,7 @@ class Metrics:
 
     def __init__(self, catalog: Catalog, shared: Path | None = None) -> None:
         self.counts = Counts()
+        self._tallies: dict[tuple[str, str, str], Tally] = {}
         self._catalog = catalog
         self._shared = shared
         self._written: dict[str, Any] | None = None
@@ -145,12 +160,19 @@ class Metrics:
         if self._file is not None:
             self._take_over(self._file)
 
+    def tally(self, protocol: str, api: str, table: str) -> Tally:
+        """Return what counts answers of status 200 in C++; its counts are added to `counts` when these are read."""
+        found = self._tallies.get((protocol, api, table))
+        if found is None:
+            found = self._tallies[protocol, api, table] = Tally(BOUNDS)
+        return found
+
     def publish(self) -> None:
         """Let the other workers know what was counted; for every second or so."""
         if self._file is None:
             return
         self._count_versions()
-        document = self.counts.to_json()
+        document = self._own().to_json()
         if document == self._written:
             return
         beside = self._file.with_suffix(".new")
@@ -178,8 +200,7 @@ class Metrics:
 
     def _total(self) -> tuple[Counts, int]:
         """Return what all workers have counted, and how many they are."""
-        total = Counts()
-        total.add(self.counts)
+        total = self._own()
         workers = 1
         for path in self._files():
             if path != self._file:
@@ -203,6 +224,14 @@ class Metrics:
                 for place in (0, 1):
                     mine[place] += now[place] - before[place]
                 self._versions[model.name] = now
+
+    def _own(self) -> Counts:
+        """Return what this worker has counted; for any thread."""
+        own = Counts()
+        own.add(self.counts)
+        for name, tally in list(self._tallies.items()):
+            own.add_tally(tally, *name)
+        return own
 
     def _files(self) -> Iterable[Path]:
         return [] if self._shared is None else sorted(self._shared.glob("metrics-*.json"))
