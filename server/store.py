@@ -128,8 +128,11 @@ class TableStore:
         return self.snapshot.warm
 
     def populate(self, stop: threading.Event | None = None) -> None:
-        """Read the snapshot into memory, directories and keys first, until `stop` is set; takes its time."""
-        self.snapshot.populate(go_on=None if stop is None else lambda done, total: not stop.is_set())
+        """Read the snapshot into memory, directories and keys first, until `stop` is set; takes its time.
+
+        As `verify`, by threads of the lowest priority: lookups go on meanwhile, and shall not wait for a processor.
+        """
+        self.snapshot.populate(background=True, go_on=None if stop is None else lambda done, total: not stop.is_set())
 
     def verify(self, stop: threading.Event | None = None) -> None:
         """Compare the snapshot with its checksums, until `stop` is set.
@@ -137,8 +140,7 @@ class TableStore:
         Raises:
             CorruptFileError: the message names table, section and place.
         """
-        # By one thread: lookups go on meanwhile, and shall not wait for a processor.
-        self.snapshot.verify(threads=1, go_on=None if stop is None else lambda done, total: not stop.is_set())
+        self.snapshot.verify(threads=1, background=True, go_on=None if stop is None else lambda done, total: not stop.is_set())
 
 
 def _some(checkpoint: Checkpoint, tables: int) -> None:
