@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -312,6 +313,37 @@ def test_populate_and_verify_can_be_stopped(tmp_path: Path) -> None:
     assert not snapshot.verify(go_on=lambda done, total: False)
 
 
+def test_whoever_uses_a_version_last_does_not_wait_until_its_memory_is_given_back(tmp_path: Path) -> None:
+    path = tmp_path / "a.kvsnap"
+    write(path, ArrayTable("emb", np.arange(300_000), np.ones((300_000, 16), np.float32)))
+
+    def mapped() -> bool:
+        return str(path) in Path("/proc/self/maps").read_text()
+
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})  # another thread has its turn later, mostly
+    try:
+        for _ in range(100):
+            snapshot = Snapshot(path)
+            assert snapshot.populate(background=True) and snapshot.verify(background=True)
+            del snapshot
+            if mapped():
+                break
+        else:
+            pytest.fail("it was unmapped by the thread that let it go")
+    finally:
+        os.sched_setaffinity(0, allowed)
+    last = time.monotonic() + 60
+    while mapped():
+        assert time.monotonic() < last, "it stays mapped for ever"
+        time.sleep(0.001)
+    assert str(path) not in [os.readlink(f"/proc/self/fd/{number}") for number in range(3, 64) if _is_open(number)]
+
+
+def _is_open(descriptor: int) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{descriptor}")
+
+
 def test_lookups_from_many_threads(tmp_path: Path) -> None:
     keys = some_keys(20_000, "int64")
     write(tmp_path / "a.kvsnap", ArrayTable("emb", keys, np.arange(20_000, dtype=np.float32)[:, None]))
@@ -443,7 +475,8 @@ def test_what_is_read_is_verified_before_its_first_use(
         snapshot = fresh()
         for some in np.array_split(keys[::100], 300):
             try:
-                assert np.array_equal(use(snapshot.table("emb"), some), some), "what was written, or an error"
+                with file_errors():
+                    assert np.array_equal(use(snapshot.table("emb"), some), some), "what was written, or an error"
             except CorruptFileError as error:
                 assert f"table 'emb', its {named} from byte {place >> 20 << 20} on" in str(error)
                 refused += 1
