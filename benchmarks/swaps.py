@@ -312,14 +312,13 @@ def markdown(result: dict[str, Any]) -> str:
     if swaps:
         after = sorted(swap["served_after"] for swap in swaps)
         lines.append(f"- versions: {len(swaps)}, served {after[0]:.2f} to {after[-1]:.2f} s after they came")
-    memory = result["memory"]
+    first, *_, last = [{name: one[name] >> 10 for name in ("anonymous", "mapped", "pss")} for one in result["memory"]]
+    most = max(one["anonymous"] for one in result["memory"]) >> 10
     lines += [
         f"- {result['requests']:,} requests, {result['vectors']:,} vectors compared, {len(result['failures'])} failed;"
         f" {result['late']} sent over 1 ms late",
-        f"- memory before the first swap and before the last: anonymous {memory[0]['anonymous'] >> 10} and"
-        f" {memory[-1]['anonymous'] >> 10} MiB, mapped {memory[0]['mapped'] >> 10} and {memory[-1]['mapped'] >> 10} MiB,"
-        f" PSS {memory[0]['pss'] >> 10} and {memory[-1]['pss'] >> 10} MiB; most anonymous"
-        f" {max(one['anonymous'] for one in memory) >> 10} MiB",
+        f"- memory before the first swap and before the last: anonymous {first['anonymous']} and {last['anonymous']} MiB"
+        f" (at most {most}), mapped {first['mapped']} and {last['mapped']} MiB, PSS {first['pss']} and {last['pss']} MiB",
     ]
     lines += [f"- FAILED: {failure}" for failure in result["failures"][:20]]
     return "\n".join(lines) + "\n"
