@@ -317,8 +317,9 @@ def markdown(result: dict[str, Any]) -> str:
     lines += [
         f"- {result['requests']:,} requests, {result['vectors']:,} vectors compared, {len(result['failures'])} failed;"
         f" {result['late']} sent over 1 ms late",
-        f"- memory before the first swap and before the last: anonymous {first['anonymous']} and {last['anonymous']} MiB"
-        f" (at most {most}), mapped {first['mapped']} and {last['mapped']} MiB, PSS {first['pss']} and {last['pss']} MiB",
+        f"- MiB of memory before the first swap and before the last: anonymous {first['anonymous']} and"
+        f" {last['anonymous']} (at most {most}), mapped {first['mapped']} and {last['mapped']}, PSS {first['pss']} and"
+        f" {last['pss']}",
     ]
     lines += [f"- FAILED: {failure}" for failure in result["failures"][:20]]
     return "\n".join(lines) + "\n"
