@@ -19,7 +19,7 @@ PYTEST := $(BIN)/pytest -q -n logical --maxprocesses 4 --dist worksteal
 CONCURRENCY_TESTS := concurrency_test device_index_test eviction_test
 
 .PHONY: help setup setup-horovod demo test test-all test-rest test-durations peers redis chromium fuzz sanitize lint types format bench \
-  bench-tools bench-snapshot bench-sok bench-gpu docs clean
+  bench-tools bench-snapshot bench-swaps bench-sok bench-gpu docs clean
 
 help: ## list the targets
 	@echo "Start with \`make demo\`. The first run makes $(VENV), which takes some minutes."
@@ -122,6 +122,9 @@ bench-snapshot: setup ## lookups of snapshots beside an index in NumPy; building
 
 bench-serve: setup redis ## lookups over HTTP, beside Redis MGET
 	$(BIN)/python benchmarks/serve.py
+
+bench-swaps: setup ## half an hour of new versions under load: latencies in swaps beside those of the steady state
+	$(BIN)/python benchmarks/swaps.py
 
 bench-sok: setup setup-horovod ## sok.lookup_sparse on two ranks, beside hvd.alltoall alone
 	$(BIN)/python benchmarks/sok.py

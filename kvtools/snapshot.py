@@ -165,14 +165,16 @@ class Snapshot:
             )
         return self.tables[name]
 
-    def populate(self, *, threads: int = 4, go_on: GoOn | None = None) -> bool:
+    def populate(self, *, threads: int = 4, go_on: GoOn | None = None, background: bool = False) -> bool:
         """Read the file into memory, directories and keys first, then rows where memory has room for all of them.
+
+        In the `background`, threads of the lowest priority do it: who looks up at the same time does not notice.
 
         Returns:
             Whether it came to its end: `go_on` may stop it.
         """
         with file_errors():
-            return self.native.populate(threads, go_on)
+            return self.native.populate(threads, go_on, background)
 
     def verify_on_use(self) -> None:
         """Compare what lookups and reads touch with its checksum from now on, a mebibyte at a time, before it is used.
@@ -193,8 +195,10 @@ class Snapshot:
         with file_errors():
             self.native.verify_on_use()
 
-    def verify(self, *, threads: int = 0, go_on: GoOn | None = None) -> bool:
+    def verify(self, *, threads: int = 0, go_on: GoOn | None = None, background: bool = False) -> bool:
         """Compare all bytes with their checksums, by so many threads (0: one per processor).
+
+        In the `background`, they have the lowest priority; see `populate`.
 
         Returns:
             Whether it came to its end: `go_on` may stop it.
@@ -203,7 +207,7 @@ class Snapshot:
             CorruptFileError: the message names table, section and place.
         """
         with file_errors():
-            return self.native.verify(threads, go_on)
+            return self.native.verify(threads, go_on, background)
 
 
 @contextlib.contextmanager

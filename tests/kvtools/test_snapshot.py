@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -310,6 +311,32 @@ def test_populate_and_verify_can_be_stopped(tmp_path: Path) -> None:
     assert snapshot.populate(go_on=lambda done, total: seen.append((done, total)) or True) and snapshot.warm
     assert seen and seen[-1][0] == seen[-1][1]
     assert not snapshot.verify(go_on=lambda done, total: False)
+
+
+def test_whoever_uses_a_version_last_does_not_wait_until_its_memory_is_given_back(tmp_path: Path) -> None:
+    path = tmp_path / "a.kvsnap"
+    write(path, ArrayTable("emb", np.arange(300_000), np.ones((300_000, 16), np.float32)))
+
+    def mapped() -> bool:
+        return str(path) in Path("/proc/self/maps").read_text()
+
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})  # another thread has its turn later, mostly
+    try:
+        for _ in range(100):
+            snapshot = Snapshot(path)
+            assert snapshot.populate(background=True) and snapshot.verify(background=True)
+            del snapshot
+            if mapped():
+                break
+        else:
+            pytest.fail("it was unmapped by the thread that let it go")
+    finally:
+        os.sched_setaffinity(0, allowed)
+    last = time.monotonic() + 60
+    while mapped():
+        assert time.monotonic() < last, "it stays mapped for ever"
+        time.sleep(0.001)
 
 
 def test_lookups_from_many_threads(tmp_path: Path) -> None:
