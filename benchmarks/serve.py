@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 from machine import file_name, machine
-from serving import in_process, page, picture, python_clients, time_split
+from serving import page, picture, python_clients, time_split
 from serving.forms import BINARY, FORMS, LOOKUP_JSON, REDIS_GETS, REDIS_MGET, RESP_MGET, Form, resp_command
 from serving.generators import GeneratorError, Generators, Load, compile_load, warm, write_requests
 from serving.servers import Server, kvtools_server, pinned, redis_server
@@ -149,8 +149,8 @@ class Measurement:
                     if server is None or (form is REDIS_GETS and size == 1):
                         continue
                     # It takes a number of requests: a short run tells how many are a run's.
-                    requests = 20
-                    for seconds in (0.1, 2 * self.options.seconds):
+                    requests = 50
+                    for seconds in (self.options.seconds / 4, 2 * self.options.seconds):
                         load = self.generators.redis_benchmark(
                             server, form, size, self.table.rows, connections, requests
                         )
@@ -241,7 +241,7 @@ class Measurement:
                 seconds = 2 * self.options.seconds
                 system = time_split.by_system(server, lambda: work(seconds))  # noqa: B023
                 parts = time_split.by_perf(server, self.folder, lambda: work(seconds))  # noqa: B023
-                counted = time_split.system_calls(server, self.folder, lambda: work(self.options.seconds)[1])  # noqa: B023
+                counted = time_split.system_calls(server, self.folder, lambda: work(self.options.seconds)[1])
                 one = {"side": form.name, "keys": size, "connections": connections, "cpu": load.cpu}
                 self.split.append(one | {"system": system, "parts": parts, "calls": counted})
                 say(f"  split: {form.name}, {size} keys: CPU {load.cpu * 1e6:.1f} us, system {system:.0%}, {parts}")

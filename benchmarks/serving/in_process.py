@@ -1,6 +1,6 @@
 """Lookups without a server, on one thread: the snapshot's compiled table, and the SavedModel in TensorFlow.
 
-python -m serving.in_process SNAPSHOT SAVED_MODEL|- SECONDS VALUES.npy KEYS.npy...     prints a line of JSON for each figure
+python -m serving.in_process SNAPSHOT SAVED_MODEL|- SECONDS VALUES.npy KEYS.npy...     a line of JSON for each figure
 """
 
 from __future__ import annotations

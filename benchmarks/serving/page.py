@@ -107,8 +107,8 @@ def markdown(result: dict[str, Any], picture: str | None) -> str:
         f"Servers have CPU {result['cpus']['servers']} for themselves, generators CPU {result['cpus']['generators']}:"
         " Redis and kvtools are asked on the same core, one at a time. keys/s are as seen by the generator; CPU is the"
         " server's, of all its threads, for one request. A ratio is over Redis MGET by the same kind of generator: wrk"
-        " over redis-benchmark, Python over redis-py with hiredis, what is without a server over load.cc. `docs/benchmarks.md`"
-        " says how to read this.",
+        " over redis-benchmark, Python over redis-py with hiredis, what is without a server over load.cc."
+        " `docs/benchmarks.md` says how to read this.",
     ]
     if picture:
         lines += ["", f"![Keys a second by keys a request]({picture})"]
@@ -165,7 +165,8 @@ def _open(runs: list[dict[str, Any]]) -> list[str]:
         " from when it was due. `unanswered` would say that the load was too much. Even a server whose every answer"
         " takes the same time has p99 / p50 of about 3.5 with Poisson times (a queue M/D/1).",
         "",
-        "| side | keys | arrivals | requests/s | p50, µs | p90, µs | p99, µs | p99.9, µs | max, µs | p99 / p50 | unanswered |",
+        "| side | keys | arrivals | requests/s | p50, µs | p90, µs | p99, µs | p99.9, µs | max, µs | p99 / p50 |"
+        " unanswered |",
         "|---" * 11 + "|",
     ]
     for one in runs:
@@ -184,8 +185,8 @@ def _split(table: dict[str, Any]) -> list[str]:
         "",
         "### Where the time goes",
         "",
-        "Microseconds of the server's CPU for one request; the parts by samples of perf. 0 keys: a lookup of nothing, or"
-        " PING. `lookup alone` is the compiled table in a process without a server.",
+        "Microseconds of the server's CPU for one request; the parts by samples of perf, `system` as the system counts"
+        " it. 0 keys: a lookup of nothing, or PING. `lookup alone` is the compiled table in a process without a server.",
         "",
         "| side | keys | CPU | " + " | ".join(PARTS) + " | system | lookup alone | system calls a request |",
         "|---" * (len(PARTS) + 6) + "|",

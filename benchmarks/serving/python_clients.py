@@ -50,7 +50,7 @@ def _kvtools(ports: Ports, _: int) -> Ask:
     from kvtools.client import Client
 
     client = Client(f"http://127.0.0.1:{ports.http}")
-    return lambda keys: client.lookup(NAME, keys).embeddings
+    return lambda keys: client.lookup(NAME, keys)[0]
 
 
 def _rest(form: Form) -> Callable[[Ports, int], Ask]:

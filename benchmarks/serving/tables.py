@@ -49,8 +49,14 @@ def redis_commands(table: Table, at_once: int = 10_000) -> Iterator[bytes]:
     size = 4 * table.dim
     head = b"$%d\r\n" % size
     pair = np.dtype(
-        [("key_head", "S5"), ("key", f"S{DIGITS}"), ("key_end", "S2"), ("head", f"S{len(head)}"), ("row", f"V{size}")]
-        + [("end", "S2")]
+        [
+            ("key_head", "S5"),
+            ("key", f"S{DIGITS}"),
+            ("key_end", "S2"),
+            ("head", f"S{len(head)}"),
+            ("row", f"V{size}"),
+            ("end", "S2"),
+        ]
     )
     for first in range(0, table.rows, at_once):
         rows = np.ascontiguousarray(table.values[first : first + at_once])

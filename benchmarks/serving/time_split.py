@@ -47,14 +47,14 @@ def part_of(dso: str) -> str:
 def shares(report: str) -> dict[str, float]:
     """Shares of the parts, from `perf report --sort dso --stdio -t ';'`.
 
-    >>> shares("# a comment\\n  60.00%;[kernel.kallsyms]\\n  40.00%;python3.11\\n")["kernel"]
+    >>> shares("# a comment\\n  60.00% ;[kernel.kallsyms]\\n  40.00%;python3.11\\n")["kernel"]
     0.6
     """
     found = dict.fromkeys(PARTS, 0.0)
     for line in report.splitlines():
-        percent, _, dso = line.strip().partition(";")
+        percent, _, dso = (words.strip() for words in line.partition(";"))
         if percent.endswith("%") and dso:
-            found[part_of(dso.strip())] += float(percent[:-1]) / 100
+            found[part_of(dso)] += float(percent[:-1]) / 100
     return found
 
 
@@ -109,8 +109,8 @@ def system_calls(server: Server, folder: Path, work: Callable[[], int]) -> dict[
 def calls(table: str, requests: int) -> dict[str, float] | None:
     """Calls a request by name, from what `strace -c` writes.
 
-    >>> calls("% time seconds usecs/call calls errors syscall\\n 60.0 0.1 2 200 recvfrom\\n 40.0 0.1 2 100 1 write\\n", 100)
-    {'recvfrom': 2.0, 'write': 1.0}
+    >>> calls("% time seconds usecs/call calls errors syscall\\n 60.0 0.1 2 200 recvfrom\\n 40.0 0.1 2 100 1 write", 50)
+    {'recvfrom': 4.0, 'write': 2.0}
     """
     found = {}
     for line in table.splitlines():
