@@ -186,7 +186,7 @@ def _split(table: dict[str, Any]) -> list[str]:
         "### Where the time goes",
         "",
         "Microseconds of the server's CPU for one request; the parts by samples of perf, `system` as the system counts"
-        " it. 0 keys: a lookup of nothing, or PING. `lookup alone` is the compiled table in a process without a server.",
+        " it. 0 keys: a lookup of nothing, or PING. `lookup alone`: the compiled table in a process without a server.",
         "",
         "| side | keys | CPU | " + " | ".join(PARTS) + " | system | lookup alone | system calls a request |",
         "|---" * (len(PARTS) + 6) + "|",

@@ -5,6 +5,8 @@ python -m serving.python_clients TASK.json     prints a line of JSON for each fi
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import http.client
 import importlib.util
 import json
@@ -155,35 +157,41 @@ def task(
     return json.dumps(asdict(Task(told, dim, files, str(values), connections, seconds)))
 
 
-def measure(asks: list[Ask], batches: np.ndarray, seconds: float, process: int) -> dict[str, float]:
-    """Threads of one connection each, for some seconds."""
-    walls: list[list[float]] = [[] for _ in asks]
-    failed: list[Exception] = []
-    barrier = threading.Barrier(len(asks) + 1)
+def measure(
+    connect: Callable[[], Ask], connections: int, batches: np.ndarray, values: np.ndarray, seconds: float, process: int
+) -> dict[str, float]:
+    """Threads of one connection each, for some seconds. Each makes its own: gevent's cannot change threads."""
+    walls: list[list[float]] = [[] for _ in range(connections)]
+    barrier = threading.Barrier(connections + 1)
+    failed: list[BaseException] = []
 
     def go(number: int) -> None:
-        ask, times = asks[number], walls[number]
-        barrier.wait()
-        last, at = time.perf_counter() + seconds, number
         try:
+            ask, times = connect(), walls[number]
+            first = batches[number % len(batches)]
+            if not np.array_equal(ask(first), values[first]):
+                raise AssertionError("other rows than the table's")
+            barrier.wait()
+            last, at = time.perf_counter() + seconds, number
             while (start := time.perf_counter()) < last:
                 ask(batches[at % len(batches)])
                 times.append(time.perf_counter() - start)
-                at += len(asks)
-        except Exception as problem:  # told to whoever waits for the figure
+                at += connections
+        except BaseException as problem:  # whoever waits for the figure raises it
             failed.append(problem)
+            barrier.abort()
 
-    threads = [threading.Thread(target=go, args=(number,)) for number in range(len(asks))]
+    threads = [threading.Thread(target=go, args=(number,)) for number in range(connections)]
     for thread in threads:
         thread.start()
-    before = cpu_seconds(process)
-    barrier.wait()
-    start = time.perf_counter()
+    with contextlib.suppress(threading.BrokenBarrierError):
+        barrier.wait()
+    before, start = cpu_seconds(process), time.perf_counter()
     for thread in threads:
         thread.join()
     took, used = time.perf_counter() - start, cpu_seconds(process) - before
     if failed:
-        raise failed[0]
+        raise next((problem for problem in failed if not isinstance(problem, threading.BrokenBarrierError)), failed[0])
     times = np.concatenate(walls)
     p50, p99 = np.percentile(times, [50, 99])
     return {"per_second": len(times) / took, "cpu": used / len(times), "p50": float(p50), "p99": float(p99)}
@@ -203,12 +211,10 @@ def main() -> None:
             print(json.dumps({"left_out": f"{client.name}: {why}"}), flush=True)
             continue
         process, ports = server
-        asks = [client.connect(Ports(**ports), told.dim) for _ in range(max(told.connections))]
+        connect = functools.partial(client.connect, Ports(**ports), told.dim)
         for size, batches in keys.items():
-            for ask in asks:
-                assert np.array_equal(ask(batches[0]), values[batches[0]]), f"{client.name}: other rows"
             for connections in told.connections:
-                figures = measure(asks[:connections], batches, told.seconds, process)
+                figures = measure(connect, connections, batches, values, told.seconds, process)
                 print(
                     json.dumps({"side": client.name, "keys": size, "connections": connections, **figures}), flush=True
                 )
