@@ -35,7 +35,7 @@ from machine import file_name, machine
 from serving import page, picture, python_clients, time_split
 from serving.forms import BINARY, FORMS, LOOKUP_JSON, REDIS_GETS, REDIS_MGET, RESP_MGET, Form, resp_command
 from serving.generators import GeneratorError, Generators, Load, compile_load, warm, write_requests
-from serving.servers import Server, kvtools_server, pinned, redis_server
+from serving.servers import Server, StartError, kvtools_server, pinned, redis_server
 from serving.tables import Table, make_table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -379,7 +379,7 @@ def main() -> None:
             for told in options.tables:
                 rows, _, dim = told.partition("x")
                 tables.append(measure(options.rows or int(rows), int(dim), options, program, cpus))
-        except GeneratorError as problem:
+        except (GeneratorError, StartError) as problem:
             raise SystemExit(f"serve.py: {problem}") from None
     result = {
         "date": datetime.date.today().isoformat(),

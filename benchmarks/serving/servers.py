@@ -22,6 +22,10 @@ from serving.tables import Table, redis_commands
 _PATIENCE = 120.0
 
 
+class StartError(Exception):
+    """A server did not start, or not as it should; the message says why."""
+
+
 @dataclass(frozen=True)
 class Ports:
     """Where a server listens; of what is not there: None."""
@@ -77,7 +81,7 @@ def kvtools_server(snapshot: Path, cpu: int) -> Iterator[Server]:
         try:
             line = process.stdout.readline()
             if not line:
-                raise SystemExit("serve.py: kvtools serve did not start; it says why above")
+                raise StartError("kvtools serve did not start; it says why above")
             told = json.loads(line)
             http = int(told["url"].rpartition(":")[2])
             wait_for(http, "/warmz")
@@ -95,7 +99,7 @@ def wait_for(port: int, path: str, interval: float = 0.05) -> None:
                 return
         except (urllib.error.URLError, ConnectionError):
             if time.monotonic() > last:
-                raise SystemExit(f"serve.py: {path} was not answered with 200 within {_PATIENCE:g} s") from None
+                raise StartError(f"{path} was not answered with 200 within {_PATIENCE:g} s") from None
             time.sleep(interval)
 
 
