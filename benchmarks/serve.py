@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +179,7 @@ class Measurement:
             if "left_out" in told:
                 self.left_out.append(told["left_out"])
             else:
-                load = Load(*(told[name] for name in ("per_second", "cpu", "p50", "p99")))
+                load = Load(*(told[name] for name in ("per_second", "cpu", "p50", "p99", "requests")))
                 self.add("python", told["side"], told["keys"], told["connections"], load)
 
     def run_process(self) -> None:
@@ -191,7 +191,7 @@ class Measurement:
         command = [sys.executable, "-m", "serving.in_process", str(self.table.snapshot), model]
         command += [str(2 * self.options.seconds), str(values), *map(str, files.values())]
         for told in lines_of(command, self.cpus[0]):
-            load = Load(*(told[name] for name in ("per_second", "cpu", "p50", "p99")))
+            load = Load(*(told[name] for name in ("per_second", "cpu", "p50", "p99", "requests")))
             self.add("process", told["side"], told["keys"], 1, load)
 
     def run_open(self) -> None:
@@ -230,18 +230,14 @@ class Measurement:
             for size in (0, *self.drawn):
                 file = self.file(form, size) if size else empty
 
-                def work(
-                    seconds: float, file: Path = file, form: Form = form, server: Server = server
-                ) -> tuple[Load, int]:
-                    before = time.perf_counter()
-                    load = self.generators.closed(server, form, file, connections, seconds)
-                    return load, int(load.per_second * (time.perf_counter() - before))
+                def work(seconds: float, file: Path = file, form: Form = form, server: Server = server) -> Load:
+                    return self.generators.closed(server, form, file, connections, seconds)
 
-                load, _ = work(self.options.seconds)
-                seconds = 2 * self.options.seconds
-                system = time_split.by_system(server, lambda: work(seconds))  # noqa: B023
-                parts = time_split.by_perf(server, self.folder, lambda: work(seconds))  # noqa: B023
-                counted = time_split.system_calls(server, self.folder, lambda: work(self.options.seconds)[1])
+                seconds = self.options.seconds
+                load = work(seconds)
+                system = time_split.by_system(server, lambda: work(2 * seconds))  # noqa: B023
+                parts = time_split.by_perf(server, self.folder, lambda: work(2 * seconds))  # noqa: B023
+                counted = time_split.system_calls(server, self.folder, lambda: work(seconds).requests)  # noqa: B023
                 one = {"side": form.name, "keys": size, "connections": connections, "cpu": load.cpu}
                 self.split.append(one | {"system": system, "parts": parts, "calls": counted})
                 say(f"  split: {form.name}, {size} keys: CPU {load.cpu * 1e6:.1f} us, system {system:.0%}, {parts}")
@@ -276,9 +272,7 @@ def ask_once(server: Server | None, form: Form, keys: np.ndarray) -> bytes:
 
 def middle(loads: list[Load]) -> Load:
     """The median of each figure."""
-    return Load(
-        *(statistics.median(getattr(load, name) for load in loads) for name in ("per_second", "cpu", "p50", "p99"))
-    )
+    return Load(*(statistics.median(getattr(load, field.name) for load in loads) for field in fields(Load)))
 
 
 def ratios(loads: list[Load], rounds: dict[str, list[Load]], to: str) -> dict[str, float]:

@@ -27,12 +27,13 @@ class GeneratorError(Exception):
 @dataclass(frozen=True)
 class Load:
     """What came of a load: requests a second as seen by the generator, the server's CPU seconds a request, and
-    seconds that half, and 99 of 100, of the requests took at most."""
+    seconds that half, and 99 of 100, of the requests took at most. `requests` were made in all, warming up included."""
 
     per_second: float
     cpu: float
     p50: float
     p99: float
+    requests: int
 
 
 def compile_load(folder: Path) -> Path:
@@ -73,7 +74,7 @@ class Generators:
         before = server.cpu_seconds()
         told = json.loads(_output(command, self.cpu))
         used = server.cpu_seconds() - before
-        return Load(told["requests"] / told["seconds"], used / told["all"], told["p50"], told["p99"])
+        return Load(told["requests"] / told["seconds"], used / told["all"], told["p50"], told["p99"], told["all"])
 
     def open(
         self, server: Server, form: Form, requests: Path, connections: int, seconds: float, rate: float, arrivals: str
@@ -96,7 +97,7 @@ class Generators:
         used = server.cpu_seconds() - before
         if told["errors"] or not told["requests"]:
             raise GeneratorError(f"wrk: {told}")
-        return Load(told["requests"] / told["seconds"], used / told["all"], told["p50"], told["p99"])
+        return Load(told["requests"] / told["seconds"], used / told["all"], told["p50"], told["p99"], told["all"])
 
     def redis_benchmark(
         self, server: Server, form: Form, keys: int, rows: int, connections: int, requests: int
@@ -118,7 +119,9 @@ class Generators:
         rate = float(row[1])
         if not math.isfinite(rate):  # so few that they took no millisecond
             rate = count / took
-        return Load(rate / pipeline, used / count * pipeline, float(row[4]) / 1e3, float(row[6]) / 1e3)
+        return Load(
+            rate / pipeline, used / count * pipeline, float(row[4]) / 1e3, float(row[6]) / 1e3, count // pipeline
+        )
 
 
 def warm(generators: Generators, server: Server, form: Form, requests: Path, rows: int) -> None:

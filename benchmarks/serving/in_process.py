@@ -63,7 +63,7 @@ def measure(ask: Ask, batches: np.ndarray, seconds: float) -> dict[str, float]:
         at += 1
     took, used = time.perf_counter() - begin, time.process_time() - cpu
     p50, p99 = np.percentile(times, [50, 99])
-    return {"per_second": at / took, "cpu": used / at, "p50": float(p50), "p99": float(p99)}
+    return {"per_second": at / took, "cpu": used / at, "p50": float(p50), "p99": float(p99), "requests": at}
 
 
 def main() -> None:

@@ -69,13 +69,13 @@ def goals(table: dict[str, Any]) -> list[dict[str, Any]]:
             asked = GOALS.get(one["keys"])
             if asked is not None:
                 what = f"{one['side']} / {REDIS_MGET.name}, keys/s"
-                where = f"{one['keys']:,} keys, {connections(one['connections'])}"
+                where = f"{counted(one['keys'], 'key')}, {counted(one['connections'], 'connection')}"
                 found.append(
                     {"what": what, "where": where, "value": one["ratio"], "at_least": asked, "cpu": one["cpu_ratio"]}
                 )
     for one in table["open"]:
         if one["arrivals"] == "even" and one["side"] != REDIS_MGET.name:
-            where = f"{one['keys']:,} keys, 70% load"
+            where = f"{counted(one['keys'], 'key')}, 70% load"
             value = one["p99"] / one["p50"]
             found.append({"what": f"{one['side']}, p99 / p50", "where": where, "value": value, "at_most": TAIL})
     for one in found:
@@ -83,13 +83,13 @@ def goals(table: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def connections(number: int) -> str:
-    """A number of connections in words.
+def counted(number: int, what: str) -> str:
+    """So many of something.
 
-    >>> connections(1), connections(8)
-    ('1 connection', '8 connections')
+    >>> counted(1, "connection"), counted(1000, "key")
+    ('1 connection', '1,000 keys')
     """
-    return f"{number} connection{'' if number == 1 else 's'}"
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def markdown(result: dict[str, Any], picture: str | None) -> str:
@@ -138,10 +138,9 @@ def _table(table: dict[str, Any]) -> list[str]:
 
 
 def _figures(size: int, figures: list[dict[str, Any]]) -> list[str]:
-    heading = f"### {size:,} keys a request" if size > 1 else "### 1 key a request"
     lines = [
         "",
-        heading,
+        f"### {counted(size, 'key')} a request",
         "",
         "| by | side | connections | keys/s | / Redis MGET | CPU, µs | CPU / | p50, µs | p99, µs |",
     ]

@@ -194,7 +194,13 @@ def measure(
         raise next((problem for problem in failed if not isinstance(problem, threading.BrokenBarrierError)), failed[0])
     times = np.concatenate(walls)
     p50, p99 = np.percentile(times, [50, 99])
-    return {"per_second": len(times) / took, "cpu": used / len(times), "p50": float(p50), "p99": float(p99)}
+    return {
+        "per_second": len(times) / took,
+        "cpu": used / len(times),
+        "p50": float(p50),
+        "p99": float(p99),
+        "requests": len(times),
+    }
 
 
 def main() -> None:
