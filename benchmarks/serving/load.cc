@@ -32,14 +32,17 @@
 namespace {
 
 constexpr double kWarmUp = 0.1;
-constexpr double kPatience = 5;  // seconds for what is under way at the end of an open loop
+constexpr double kPatience = 5;  // more seconds, until what is under way or must be is answered
+constexpr size_t kLeast = 2;     // requests of each connection, so that slow ones are measured, too
 
 [[noreturn]] void Fail(const std::string& why) {
   std::fprintf(stderr, "load: %s\n", why.c_str());
   std::exit(1);
 }
 
-double Now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+double Now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 struct Request {
   std::string bytes;
@@ -211,7 +214,8 @@ double Percentile(const std::vector<double>& sorted, double part) {
 }  // namespace
 
 int main(int count, char** words) {
-  if (count != 6 && count != 8) Fail("usage: load PORT REQUESTS http|resp CONNECTIONS SECONDS [RATE even|poisson]");
+  if (count != 6 && count != 8)
+    Fail("usage: load PORT REQUESTS http|resp CONNECTIONS SECONDS [RATE even|poisson]");
   const std::vector<Request> requests = ReadRequests(words[2]);
   const bool http = std::string_view(words[3]) == "http";
   const size_t wanted = std::strtoull(words[4], nullptr, 10);
@@ -231,9 +235,9 @@ int main(int count, char** words) {
   std::vector<char> buffer(1 << 20);
   std::vector<epoll_event> events(wanted);
   size_t next = 0;
-  int64_t all = 0, bytes = 0;
+  int64_t all = 0, counted = 0, bytes = 0;
   const double begin = Now(), from = begin + kWarmUp, until = from + seconds;
-  double due = begin, ended = until, longest_wait = 0;
+  double due = begin, ended = 0, longest_wait = 0;
 
   const auto start = [&](size_t number, double at) {
     Connection& connection = connections[number];
@@ -261,7 +265,7 @@ int main(int count, char** words) {
         waiting.pop_front();
       }
       if (now >= until && waiting.empty() && free.size() == wanted) break;
-    } else if (now >= until) {
+    } else if (now >= until && times.size() >= kLeast * wanted) {
       break;
     }
     if (now >= until + kPatience) break;
@@ -279,29 +283,31 @@ int main(int count, char** words) {
         if (!connection.answer.Take({buffer.data(), static_cast<size_t>(got)})) continue;
         now = Now();
         ++all;
+        if (now >= from) ++counted;
         connection.request = nullptr;
         if (rate > 0) {
           if (connection.due >= from) times.push_back(now - connection.due);
           free.push_back(number);
         } else {
-          if (connection.due >= from && now <= until) times.push_back(now - connection.due);
+          if (connection.due >= from) times.push_back(now - connection.due);
           start(number, now);
         }
       }
     }
   }
-  if (rate > 0) ended = Now();
+  ended = Now();
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   const double cpu = static_cast<double>(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
                      1e-6 * static_cast<double>(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
   std::sort(times.begin(), times.end());
   std::printf(
-      "{\"requests\": %zu, \"seconds\": %.6f, \"p50\": %.9f, \"p90\": %.9f, \"p99\": %.9f, \"p999\": %.9f, "
+      "{\"requests\": %lld, \"seconds\": %.6f, \"p50\": %.9f, \"p90\": %.9f, \"p99\": %.9f, \"p999\": %.9f, "
       "\"max\": %.9f, \"all\": %lld, \"bytes\": %lld, \"generator_cpu\": %.6f, \"longest_wait\": %.9f, "
       "\"unanswered\": %zu}\n",
-      times.size(), ended - from, Percentile(times, 0.5), Percentile(times, 0.9), Percentile(times, 0.99),
-      Percentile(times, 0.999), times.empty() ? 0 : times.back(), static_cast<long long>(all),
-      static_cast<long long>(bytes), cpu, longest_wait, rate > 0 ? waiting.size() + wanted - free.size() : size_t{0});
+      static_cast<long long>(counted), ended - from, Percentile(times, 0.5), Percentile(times, 0.9),
+      Percentile(times, 0.99), Percentile(times, 0.999), times.empty() ? 0 : times.back(),
+      static_cast<long long>(all), static_cast<long long>(bytes), cpu, longest_wait,
+      rate > 0 ? waiting.size() + wanted - free.size() : size_t{0});
   return 0;
 }

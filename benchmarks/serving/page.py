@@ -162,7 +162,7 @@ def _open(runs: list[dict[str, Any]]) -> list[str]:
         "",
         "Requests are due at 70% of what the closed loop reached, at even or at Poisson times; a request's time counts"
         " from when it was due. `unanswered` would say that the load was too much. Even a server whose every answer"
-        " takes the same time has p99 / p50 of about 3.5 with Poisson times (a queue M/D/1).",
+        " takes the same time has p99 / p50 of 4.3 with Poisson times (a queue M/D/1).",
         "",
         "| side | keys | arrivals | requests/s | p50, µs | p90, µs | p99, µs | p99.9, µs | max, µs | p99 / p50 |"
         " unanswered |",
