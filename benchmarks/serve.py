@@ -204,15 +204,20 @@ class Measurement:
                     continue
                 capacity = middle([self.closed(form, size, connections) for _ in range(self.options.rounds)]).per_second
                 for arrivals in ("even", "poisson"):
-                    rate, seconds = OPEN_LOAD * capacity, 4 * self.options.seconds
-                    told = self.generators.open(
-                        server, form, self.file(form, size), connections, seconds, rate, arrivals
-                    )
-                    one = {"side": form.name, "keys": size, "arrivals": arrivals, "connections": connections}
-                    self.open.append(one | {"capacity": capacity, "rate": rate, **told})
+                    rate, seconds = OPEN_LOAD * capacity, 2 * self.options.seconds
+                    rounds = [
+                        self.generators.open(server, form, self.file(form, size), connections, seconds, rate, arrivals)
+                        for _ in range(self.options.rounds)
+                    ]
+                    one: dict[str, Any] = {"side": form.name, "keys": size, "arrivals": arrivals}
+                    one |= {"connections": connections, "capacity": capacity, "rate": rate, "rounds": rounds}
+                    one |= {name: statistics.median(told[name] for told in rounds) for name in page.PERCENTILES}
+                    one["tail"] = statistics.median(told["p99"] / told["p50"] for told in rounds)
+                    one["unanswered"] = sum(told["unanswered"] for told in rounds)
+                    self.open.append(one)
                     say(
                         f"  open: {form.name}, {size} keys, {arrivals}: {rate:,.0f} requests/s,"
-                        f" p50 {told['p50'] * 1e6:.0f} us, p99 {told['p99'] * 1e6:.0f} us"
+                        f" p50 {one['p50'] * 1e6:.0f} us, p99 {one['p99'] * 1e6:.0f} us"
                     )
 
     def run_split(self) -> None:
