@@ -237,7 +237,11 @@ def markdown(result: dict[str, Any]) -> str:
             )
     if cold := result["cold"]:
         lines += ["", f"## {cold['rows']:,} rows x 2", ""]
-        lines += [f"- {what}: {number:,.1f}" for what, number in cold.items() if what not in ("rows", "starts")]
+        told = {what.replace("_", " "): number for what, number in cold.items() if what not in ("rows", "starts")}
+        lines += [
+            f"- {what}: {number:,.0f}" if what == "bytes" else f"- {what}: {number:,.1f}"
+            for what, number in told.items()
+        ]
         lines += ["", "`kvtools serve` over it: seconds since before the process was made, medians.", ""]
         lines += [
             f"| the file | lives | is ready | has answered {COLD_KEYS:,} keys | is warm (first round) |",

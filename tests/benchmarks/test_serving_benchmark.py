@@ -155,7 +155,7 @@ def test_the_load_generator_knows_where_answers_end(load_generator, tmp_path, pr
     done = load_generator(server.port, tmp_path / "requests", protocol, 1, 0.05, *rate)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    assert told["requests"] > 3 and told["unanswered"] == 0 and 0 < told["p50"] <= told["p99"] <= told["max"]
+    assert told["requests"] >= 2 and told["unanswered"] == 0 and 0 < told["p50"] <= told["p99"] <= told["max"]
 
 
 @pytest.mark.parametrize(
