@@ -123,6 +123,20 @@ void Release(GuardedRange* range) {
 
 int64_t Nanoseconds(const struct timespec& time) { return time.tv_sec * int64_t{1000000000} + time.tv_nsec; }
 
+// A file that is only touched stays the same; one that has the inode of another that was removed has not.
+std::string IdentityOf(int descriptor, const struct stat& status) {
+  int64_t born = 0;
+#if defined(STATX_BTIME)
+  struct statx more = {};
+  if (statx(descriptor, "", AT_EMPTY_PATH, STATX_BTIME, &more) == 0 && (more.stx_mask & STATX_BTIME) != 0)
+    born = more.stx_btime.tv_sec * int64_t{1000000000} + more.stx_btime.tv_nsec;
+#else
+  static_cast<void>(descriptor);
+#endif
+  return std::to_string(status.st_dev) + ":" + std::to_string(status.st_ino) + ":" +
+         std::to_string(status.st_size) + ":" + std::to_string(born);
+}
+
 [[noreturn]] void ThrowSystem(const std::string& path, int error) {
   throw Error(ErrorCode::kFailedPrecondition,
               "opening '" + path + "': " + std::strerror(error) + "; name a file that can be read");
@@ -142,6 +156,7 @@ SnapshotFile::SnapshotFile(const std::string& path) : path_(path) {
   }
   bytes_ = status.st_size;
   modified_.store(Nanoseconds(status.st_mtim));
+  identity_ = IdentityOf(descriptor_, status);
   if (bytes_ == 0) return;
   void* const data = mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ, MAP_SHARED, descriptor_, 0);
   if (data == MAP_FAILED) {

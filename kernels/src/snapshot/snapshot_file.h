@@ -32,6 +32,7 @@ class SnapshotFile {
 
   const std::string& path() const { return path_; }
   int64_t bytes() const { return bytes_; }
+  const std::string& identity() const { return identity_; }
   const uint8_t* data() const { return data_; }
 
   // Notes the header, by which CheckUnchanged tells this content from another.
@@ -58,6 +59,7 @@ class SnapshotFile {
   [[noreturn]] void ThrowChanged() const;
 
   std::string path_;
+  std::string identity_;
   int descriptor_ = -1;
   int64_t bytes_ = 0;
   uint8_t* data_ = nullptr;
