@@ -3,8 +3,8 @@
 A value is the row's numbers in the table's own type, little-endian; a key without a row gives null. Commands are read,
 and rows written, in C++ (`kernels/src/serving/resp.h`), as many commands at once as have come. Tables that a connection
 has looked up once are known to its reader, which answers small lookups of them without Python, until what is served
-changes, or to whom. What is not a lookup is answered in `resp_commands.py`. Large lookups run in a thread of their own; a connection waits for its answer before it
-goes on, so replies come in the order of the commands.
+changes, or to whom. What is not a lookup is answered in `resp_commands.py`. Large lookups run in a thread of their own;
+a connection waits for its answer before it goes on, so replies come in the order of the commands.
 """
 
 from __future__ import annotations
