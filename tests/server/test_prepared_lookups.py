@@ -7,6 +7,7 @@ import gc
 import json
 import re
 import socket
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 from resp_server import serving
 from test_answer import TABLES, Reference
+from test_http_protocol import Running, read_all
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
@@ -249,6 +251,27 @@ def test_a_client_that_does_not_read_stops_what_follows(tmp_path: Path, wire: Ca
         short.protocol.resume_writing()
         got += re.sub(rb"(x-request-id: )[0-9a-f]{12}-[0-9a-f]+(?=\r\n)", rb"\1made", short.written)
     assert got == expected * many
+
+
+def test_a_client_that_reads_late_gets_every_answer_in_order() -> None:
+    with Running(Settings()) as server:
+        server.lookups.observer = Telemetry(server.lookups.catalog, server.lookups.settings)
+        some, more = post(bytes(8 * 400), "ads/emb", Content_Type=BINARY, Accept=BINARY), row(-7, "ads/emb")
+        with server.connect() as connection:
+            connection.sendall(row(-7, "ads/emb") + some + row(-7, "ads/emb", Connection="close"))
+            once = read_all(connection)
+        with server.connect() as connection:
+            asked = 4 * more + 1500 * (some + more) + row(-7, "ads/emb", Connection="close")
+            sender = threading.Thread(target=connection.sendall, args=(asked,))
+            sender.start()
+            sender.join(0.2)
+            received = read_all(connection)
+            sender.join()
+    changing = re.compile(rb"(?:date|x-request-id): [^\r]*\r\n")
+    expected, place = changing.sub(b"", once), [m.start() for m in re.finditer(b"HTTP/1.1 ", changing.sub(b"", once))]
+    one, two, last = expected[: place[1]], expected[place[1] : place[2]], expected[place[2] :]
+    assert changing.sub(b"", received) == 4 * one + 1500 * (two + one) + last
+    assert len(set(re.findall(rb"x-request-id: ([^\r]*)", received))) == 4 + 3000 + 1
 
 
 def test_after_a_swap_rows_are_of_the_new_version_and_the_old_one_is_let_go(
