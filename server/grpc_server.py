@@ -127,7 +127,6 @@ class GrpcServer:
         import grpc
 
         from kvtools.server import grpc_services
-        from kvtools.server.request_body import limit_of
 
         settings = self._settings
         self._ending = asyncio.Event()
@@ -135,7 +134,7 @@ class GrpcServer:
             handlers=[_handlers(self._methods, self._answer)],
             options=[
                 ("grpc.so_reuseport", int(settings.workers > 1)),
-                ("grpc.max_receive_message_length", limit_of(settings) + _HEADROOM),
+                ("grpc.max_receive_message_length", settings.body_limit + _HEADROOM),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.server_handshake_timeout_ms", int(settings.header_timeout * 1000)),
                 ("grpc.max_allowed_incoming_connections", settings.max_connections),

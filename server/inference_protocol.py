@@ -37,7 +37,11 @@ from kvtools.server.signatures import (
     signatures,
 )
 
-SERVER = {"name": "kvtools", "version": __version__, "extensions": ["binary_tensor_data"]}
+SERVER = {
+    "name": "kvtools",
+    "version": __version__,
+    "extensions": ["binary_tensor_data", "model_configuration", "statistics"],
+}
 _LENGTH = struct.Struct("<I")
 _NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
 _NOT_HERE = {

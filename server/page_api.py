@@ -21,6 +21,7 @@ from pydantic import BaseModel, Field
 from kvtools._snapshot import Table
 from kvtools.server.lookups import Lookups
 from kvtools.server.request import RequestError, parse_key, table_keys
+from kvtools.server.request_body import model_schema, read_model
 from kvtools.server.store import StoredTable, lookup_errors
 
 _FOLDER = FilePath(__file__).parent / "page"
@@ -93,10 +94,15 @@ def router(lookups: Lookups) -> APIRouter:
             busy = False
 
     @routes.post(
-        "/v1/tables/{table:path}:nearest", summary="Find the rows that are most like a row", responses=_RESPONSES
+        "/v1/tables/{table:path}:nearest",
+        summary="Find the rows that are most like a row",
+        responses=_RESPONSES,
+        openapi_extra=model_schema(Wanted),
     )
-    async def nearest(table: _TableName, wanted: Wanted, request: Request) -> dict[str, Any]:
-        return await worked_out(find_nearest, stored(request, table), wanted.key, wanted.metric, wanted.count)
+    async def nearest(table: _TableName, request: Request) -> dict[str, Any]:
+        found = stored(request, table)
+        wanted = await read_model(request, Wanted, lookups.body_limit)
+        return await worked_out(find_nearest, found, wanted.key, wanted.metric, wanted.count)
 
     @routes.get("/v1/tables/{table:path}:rows", summary="Tell what a table's rows are like", responses=_RESPONSES)
     async def rows(

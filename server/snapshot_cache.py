@@ -24,7 +24,6 @@ from pathlib import Path
 
 from kvtools import __version__
 from kvtools.cache_folder import cache_folder
-from kvtools.default_row import with_default_row
 from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.options import OpenOptions, Progress
 from kvtools.dialects.snapshot import NAME, SUFFIX
@@ -168,7 +167,6 @@ def _write(
     checkpoint: Checkpoint, tables: Sequence[TableReader], path: Path, progress: Progress | None, *, stays: bool = True
 ) -> Snapshot:
     started = time.monotonic()
-    tables = [with_default_row(table) for table in tables]
     write_tables(tables, path, NAME, options=WriteOptions(force=True), progress=progress)
     snapshot = Snapshot(path)
     seconds = time.monotonic() - started

@@ -132,8 +132,11 @@ class TableStore:
         return self.snapshot.warm
 
     def populate(self, stop: threading.Event | None = None) -> None:
-        """Read the snapshot into memory, directories and keys first, until `stop` is set; takes its time."""
-        self.snapshot.populate(go_on=None if stop is None else lambda done, total: not stop.is_set())
+        """Read the snapshot into memory, directories and keys first, until `stop` is set; takes its time.
+
+        As `verify`, by threads of the lowest priority: lookups go on meanwhile, and shall not wait for a processor.
+        """
+        self.snapshot.populate(background=True, go_on=None if stop is None else lambda done, total: not stop.is_set())
 
     def verify(self, go_on: Callable[[], bool] | None = None) -> bool:
         """Compare the snapshot with its checksums; returns whether it came to its end, before `go_on` said no.
@@ -141,8 +144,9 @@ class TableStore:
         Raises:
             CorruptFileError: the message names table, section and place.
         """
-        # By one thread: lookups go on meanwhile, and shall not wait for a processor.
-        return self.snapshot.verify(threads=1, go_on=None if go_on is None else lambda done, total: go_on())
+        return self.snapshot.verify(
+            threads=1, background=True, go_on=None if go_on is None else lambda done, total: go_on()
+        )
 
     def verify_on_use(self) -> None:
         """Verify what lookups touch before they use it, until `verify` has come to its end, or `trust` is called.

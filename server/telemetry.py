@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from typing import Literal
 
+from kvtools._snapshot import Tally
 from kvtools.errors import KvtoolsError
 from kvtools.server.access_keys import AccessKeys, read_access_keys
 from kvtools.server.access_log import AccessLog
 from kvtools.server.catalog import Catalog
 from kvtools.server.metrics import Metrics
-from kvtools.server.observer import Answered, Observer
+from kvtools.server.observer import Answered, Inferences, Observer
 from kvtools.server.settings import Settings
 
 log = logging.getLogger("kvtools.serve")
@@ -49,6 +51,14 @@ class Telemetry(Observer):
         """Return what all workers have counted."""
         return self._counted.text()
 
+    def inferences(self) -> Mapping[tuple[str, int, str], Inferences]:
+        """Return what was asked of models in the protocols of others, of all workers."""
+        return self._counted.inferences()
+
+    def tally(self, protocol: Literal["http", "resp"], kind: str, table: str) -> Tally | None:
+        """Return what counts lookups of a table; None where each has a line in the log."""
+        return None if self._log is not None else self._counted.tally(protocol, kind, table)
+
     def on_answer(self, answered: Answered) -> None:
         """Count an answer, and have it logged."""
         self._count(answered)
@@ -79,6 +89,7 @@ class Telemetry(Observer):
             log.error("there are no keys any more; the keys stay as they are")
             return
         self._keys = keys
+        self._catalog.renew()
 
     def close(self) -> None:
         """Write what is not written yet."""

@@ -78,8 +78,9 @@ def methods(catalog: Catalog, settings: Settings) -> dict[str, Method]:
             raise invalid("Missing ModelSpec")
         spec = request.model_spec
         served = _served(catalog, spec)
-        caller.asks(served.model)
+        caller.asks(served)
         signature = signature_of(served, spec.signature_name, code="FAILED_PRECONDITION")
+        caller.signature = signature.name
         outputs = chosen_outputs(signature, list(request.output_filter))
         inputs = {name: decode(name, tensor, limit=settings.max_values) for name, tensor in request.inputs.items()}
         check_inputs(signature, inputs)

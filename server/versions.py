@@ -31,7 +31,7 @@ from pathlib import Path
 
 from kvtools.dialects.options import OpenOptions
 from kvtools.errors import BadInputError, one_line
-from kvtools.server.catalog import Catalog, ServedModel, ServedVersion, VersionStatus
+from kvtools.server.catalog import Catalog, ServedModel, ServedVersion, UnknownVersionError, VersionStatus
 from kvtools.server.host_paths import without_folders
 from kvtools.server.recent_keys import RecentKeys
 from kvtools.server.settings import Settings
@@ -182,7 +182,7 @@ class Versions:
         """Give `label` to version `number` of a model, from the next request on; None takes it away.
 
         Raises:
-            UnknownModelError, UnknownVersionError: there is none such now.
+            UnknownModelError, UnknownVersionError: there is none such now, or no such label to take away.
             RequestError: the other workers cannot be told; nothing was changed.
         """
         self._catalog.model(model)
@@ -190,6 +190,8 @@ class Versions:
             self._catalog.version(model, number=number)
         with self._changing:
             state = self._models[model]
+            if number is None and label not in state.source.labels:
+                raise UnknownVersionError(f"model '{model}' has no label '{label}'")
             labels = {name: at for name, at in state.source.labels.items() if name != label}
             if number is not None:
                 labels[label] = number
@@ -471,8 +473,10 @@ class Versions:
         if state.said:
             return state.said
         if Path(state.source.path).is_dir():
-            return "there is no version in this folder (a folder or snapshot whose name is a number); --wait waits"
-        return "there is nothing; --wait waits for it"
+            found = "there is no version in this folder (a folder or snapshot whose name is a number)"
+        else:
+            found = "there is nothing"
+        return found if self._settings.wait else f"{found}; --wait waits for one"
 
 
 def _bad_line(state: _Model, number: int, message: str) -> str:

@@ -206,7 +206,7 @@ def test_a_slot_that_moves_in_a_cluster(tmp_path: Path) -> None:
         owner, some_rows = next(
             (node, key)
             for node in cluster.nodes
-            for key in node.client().keys()
+            for key in node.client().keys("*")
             if node.client().type(key) in (b"hash", "hash")
         )
         other = next(node for node in cluster.nodes if node is not owner)

@@ -576,13 +576,16 @@ def test_two_entries_of_one_number_are_refused(settled: None, write_version: Wri
     assert watched.error(2)[1].endswith("are the same version; remove one") and "'002" in watched.error(2)[1]
 
 
-def test_no_version_at_the_start(settled: None, write_version: Write, tmp_path: Path) -> None:
+def test_no_version_at_the_start(
+    settled: None, write_version: Write, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "m").mkdir()
     with pytest.raises(BadInputError, match=r"no version in this folder.*--wait"):
         Watched(tmp_path / "m")
     with pytest.raises(BadInputError, match="there is nothing"):
         Watched(tmp_path / "nowhere")
     watched = Watched(tmp_path / "m", wait=True)
+    assert "waiting for a version" in caplog.text and "--wait" not in caplog.text
     assert not watched.catalog.ready and watched.catalog.live
     write_version(tmp_path / "m", 4)
     assert watched.look() == [4]

@@ -160,10 +160,9 @@ class Snapshot {
   // Called now and then, with the bytes that are done and those there are; false stops.
   using GoOn = std::function<bool(int64_t done, int64_t total)>;
 
-  // Reads the file into memory, directories and keys first, then rows, by `threads` threads. Returns whether
-  // it came to the end. What is beyond the memory there is pushes out what was read first: rows, at the
+  // Reads the file into memory, directories and keys first, then rows. Returns whether it came to the end. What is beyond the memory there is pushes out what was read first: rows, at the
   // latest, are read as they are asked for.
-  bool Populate(int threads, const GoOn& go_on = {});
+  bool Populate(ParallelFor& threads, const GoOn& go_on = {});
   // Whether Populate came to its end.
   bool warm() const;
 
