@@ -6,6 +6,7 @@ has, too, are in its words, since clients look for them; what follows a semicolo
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -19,6 +20,7 @@ from kvtools.server.observer import Observer
 from kvtools.server.request import RequestError
 from kvtools.server.resp_tables import Tables, answer_command, shown_bytes
 
+_log = logging.getLogger("kvtools.server")
 OK = b"+OK\r\n"
 _SPOKEN_VERSION = "7.0.0"  # of Redis: clients look what they may ask for
 _FIRST = frozenset((b"AUTH", b"CLIENT", b"COMMAND", b"ECHO", b"HELLO", b"PING", b"QUIT", b"RESET"))  # need no key
@@ -316,9 +318,14 @@ class RespCommands:
             self._observer.authorize_model(self.headers, None)
             self._observer.authorize(self.headers, (table.name,))
             asked = np.array(keys, np.uint64 if table.low == 0 else np.int64).view(np.int64)
-            for place, key in zip(places, asked, strict=True):
-                reply, missing = answer_command(table.stored, np.array([key]), True, self.resp3)
-                rows[place] = None if missing else reply
+            try:
+                for place, key in zip(places, asked, strict=True):
+                    reply, missing = answer_command(table.stored, np.array([key]), True, self.resp3)
+                    rows[place] = None if missing else reply
+            except KvtoolsError as problem:  # a file that was cut: its path is for the log
+                _log.error("a lookup of the Redis protocol failed: %s", problem)
+                message = f"internal: {type(problem).__name__}; the server's log says more"
+                raise RequestError(500, "internal", message) from None
             absent = sum(rows[place] is None for place in places)
             self.counts.append(TableCount(table.name, len(keys), absent))
         return rows

@@ -85,7 +85,7 @@ def test_at_the_limit_of_descriptors_service_goes_on(tmp_path: Path) -> None:
         finally:
             process.terminate()
     text = log.read_text()
-    assert "descriptors suffice for 48 connections, not for 1024" in text
+    assert "descriptors suffice for 48 connections, not for 1,024" in text
     assert "Traceback" not in text and len(text.splitlines()) < 20
 
 
@@ -147,5 +147,5 @@ def test_connections_to_one_port_leave_room_for_the_others(tmp_path: Path, port:
             process.terminate()
     assert process.returncode == 0
     text = log.read_text()
-    assert "descriptors suffice for 42 connections to each port, not for 1024" in text
+    assert "descriptors suffice for 42 connections to each port, not for 1,024" in text
     assert "Traceback" not in text and len(text.splitlines()) < 10

@@ -203,10 +203,16 @@ def test_a_slot_that_moves_in_a_cluster(tmp_path: Path) -> None:
         write(url, table("emb", range(3000)))
         store = RedisStore(url)
         keys = np.arange(3000)
-        here, there = (node.client().execute_command for node in cluster.nodes[:2])
+        owner, some_rows = next(
+            (node, key)
+            for node in cluster.nodes
+            for key in node.client().keys("*")
+            if node.client().type(key) in (b"hash", "hash")
+        )
+        other = next(node for node in cluster.nodes if node is not owner)
+        here, there = owner.client().execute_command, other.client().execute_command
         ids = [ask("CLUSTER", "MYID").decode() for ask in (here, there)]
-        hashes = [key for key in cluster.nodes[0].client().keys("*") if here("TYPE", key) in (b"hash", "hash")]
-        slot = here("CLUSTER", "KEYSLOT", hashes[0])
+        slot = here("CLUSTER", "KEYSLOT", some_rows)
 
         def expect_all() -> None:
             values, found = store.table("emb").lookup(keys)
@@ -217,7 +223,7 @@ def test_a_slot_that_moves_in_a_cluster(tmp_path: Path) -> None:
         here("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[1])
         expect_all()
         moved = here("CLUSTER", "GETKEYSINSLOT", slot, 1000)
-        here("MIGRATE", "127.0.0.1", cluster.ports[1], "", 0, 5000, "KEYS", *moved)
+        here("MIGRATE", "127.0.0.1", other.port, "", 0, 5000, "KEYS", *moved)
         expect_all()  # the slot is at one, its rows at the other
         for ask in (there, here):
             ask("CLUSTER", "SETSLOT", slot, "NODE", ids[1])
