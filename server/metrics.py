@@ -161,7 +161,7 @@ class Metrics:
         """Return what was asked of models in the protocols of others, by model, version and signature."""
         total, _ = self._total()
         return {
-            asked: Inferences(*counts, total.last_inferences.get(asked, 0))
+            asked: Inferences(*counts, last=total.last_inferences.get(asked, 0))
             for asked, counts in total.inferences.items()
         }
 

@@ -194,7 +194,7 @@ def _float32(values: Any) -> Floats:
 
 def _norms(rows: Floats) -> npt.NDArray[np.float64]:
     """Return the lengths of rows [n, dim], also where a square is beyond what float32 has."""
-    norms = np.linalg.norm(rows, axis=1).astype(np.float64)
+    norms: npt.NDArray[np.float64] = np.linalg.norm(rows, axis=1).astype(np.float64)
     beyond = ~np.isfinite(norms) | (norms < _SMALL_NORM)
     norms[beyond] = np.linalg.norm(rows[beyond].astype(np.float64), axis=1)
     return norms

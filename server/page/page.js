@@ -72,8 +72,8 @@ async function showOverview() {
   for (const table of tables) {
     const line = make("tr");
     const button = make("button", table.name);
-    button.title = table.name;
     const cell = make("td");
+    cell.title = table.name;
     cell.append(button);
     line.append(cell, make("td", shown(table.rows), "number"), make("td", table.dim, "number"));
     line.append(make("td", table.key_dtype), make("td", table.value_dtype));
@@ -193,7 +193,7 @@ async function showTable() {
 
 function showInList(line) {
   const list = at("tables").parentElement; // not the window, which may be small
-  const [top, bottom] = [line.offsetTop - at("tables").offsetTop, line.offsetTop - at("tables").offsetTop + line.offsetHeight];
+  const top = line.offsetTop, bottom = top + line.offsetHeight;
   if (top < list.scrollTop || bottom > list.scrollTop + list.clientHeight) list.scrollTop = top - list.clientHeight / 2;
 }
 
