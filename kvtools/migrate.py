@@ -151,6 +151,7 @@ def write_tables(
     """
     options = options or WriteOptions()
     output = output_of(output, to, [beside] if beside else [])
+    tables = [_writable(output, to).completed(table) for table in tables]
     plan = _plan(tables, output, to, beside, parts, options)
     dialect = plan.dialect
     assert dialect.write is not None
@@ -324,6 +325,7 @@ def plan_tables(
     the columns, before any compression. Arguments and errors are those of `write_tables`.
     """
     output = output_of(output, to, [beside] if beside else [])
+    tables = [_writable(output, to).completed(table) for table in tables]
     account = _plan(tables, output, to, beside, parts, options or WriteOptions()).account
     if strict:
         _check_lossless(account)

@@ -30,8 +30,7 @@ from kvtools.server.request import (
     unknown_table,
 )
 from kvtools.server.settings import Settings
-from kvtools.server.store import StoredTable
-from kvtools.snapshot import file_errors
+from kvtools.server.store import StoredTable, lookup_errors
 
 # JSON of more numbers than this is made and sent block by block.
 STREAMED_NUMBERS = 262_144
@@ -86,11 +85,10 @@ def answer_lookup(
             MISSING.index(missing or settings.missing),
             settings.max_keys,
             settings.max_values if codec.writes == "binary" else min(settings.max_values, STREAMED_NUMBERS),
+            version.recent.get(table),
         )
     )
     if done is not None:
-        if recent := version.recent.get(table):
-            recent.note_body(body, binary=binary)
         return _done(version, table, stored, codec, *done)
     lookup, said = parse_lookup(
         body, table, binary=binary, key_dtype=stored.schema.key_dtype, max_keys=settings.max_keys
@@ -230,7 +228,7 @@ def _look_up(stored: StoredTable, lookup: TableKeys, how: str) -> TableRows:
         if missing and how == "error":
             raise _missing_keys(lookup.table, keys[~found])
         return TableRows(pooled, None, missing)
-    with file_errors():
+    with lookup_errors():
         pooled, missing = stored.table.pool(
             np.ascontiguousarray(keys),
             np.ascontiguousarray(lookup.row_splits),

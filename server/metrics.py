@@ -1,9 +1,10 @@
 """What a server counts, in Prometheus' text format (version 0.0.4), over all its workers.
 
-Counting has to cost next to nothing beside a lookup of some tens of microseconds, so it is done in plain integers, by
-the one thread that runs the event loop. With several workers each writes its counts to a file of its own in a folder
-that they share, once a second and in one piece; who is asked for metrics adds up all of them. A worker that takes the
-place of a dead one goes on from its file, so counters never fall, and there are never more files than workers.
+Counting has to cost next to nothing beside a lookup of some microseconds, so it is done in plain integers, by the one
+thread that runs the event loop: in Python for each answer, or in C++ (`Tally`), and added when counts are read. With
+several workers each writes its counts to a file of its own in a folder that they share, once a second and in one piece;
+who is asked for metrics adds up all of them. A worker that takes the place of a dead one goes on from its file, so
+counters never fall, and there are never more files than workers.
 
 Labels are names of tables and models that are served, and words of this program: nothing that a client makes up.
 TensorFlow Serving's metrics have its names, labels and buckets, for dashboards that are there already:
@@ -12,8 +13,10 @@ https://github.com/tensorflow/serving/blob/master/tensorflow_serving/servables/t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import threading
 import time
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from kvtools import __version__
-from kvtools.server.catalog import Catalog
+from kvtools._snapshot import Tally
+from kvtools.server.catalog import Catalog, UnknownModelError
 from kvtools.server.observer import Answered, Inferences
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -49,6 +53,7 @@ class Counts:
         self.seconds: dict[tuple[str, str, str], list[float]] = {}  # protocol, api, table: buckets, then the sum
         self.bytes: dict[str, list[int]] = {}  # protocol: in, out
         self.keys: dict[str, list[int]] = {}  # table: keys, missing
+        self.versions: dict[str, list[int]] = {}  # model: loaded, failed
         self.serving_requests: dict[tuple[str, str], int] = {}  # model, code
         # model, version, signature: answers, their ns, errors, their ns
         self.inferences: dict[tuple[str, int, str], list[int]] = {}
@@ -103,6 +108,18 @@ class Counts:
             buckets[bisect_left(SERVING_BOUNDS, answered.seconds * 1e6)] += 1
             buckets[-1] += answered.seconds * 1e6
 
+    def add_tally(self, tally: Tally, protocol: str, api: str, table: str) -> None:
+        """Add the answers that `tally` has counted, which are all of status 200."""
+        answers, found, seconds, bytes_in, bytes_out, keys, missing = tally.counts()
+        if not answers:
+            return
+        counted = Counts()
+        counted.requests[protocol, api, 200] = answers
+        counted.seconds[protocol, api, table] = [*found, seconds]
+        counted.bytes[protocol] = [bytes_in, bytes_out]
+        counted.keys[table] = [keys, missing]
+        self.add(counted)
+
     def add(self, other: Counts) -> None:
         """Add what `other` has."""
         for name, mine in vars(self).items():
@@ -133,27 +150,43 @@ class Metrics:
 
     def __init__(self, catalog: Catalog, shared: Path | None = None) -> None:
         self.counts = Counts()
+        self._tallies: dict[tuple[str, str, str], Tally] = {}
         self._catalog = catalog
         self._shared = shared
         self._written: dict[str, Any] | None = None
+        self._versions: dict[str, tuple[int, int]] = {}  # loads and failures of models that are counted already
+        self._counting = threading.Lock()
         self._file = None if shared is None else shared / f"metrics-{os.getpid()}.json"
         if self._file is not None:
             self._take_over(self._file)
+
+    def tally(self, protocol: str, api: str, table: str) -> Tally:
+        """Return what counts answers of status 200 in C++; its counts are added to `counts` when these are read."""
+        found = self._tallies.get((protocol, api, table))
+        if found is None:
+            found = self._tallies[protocol, api, table] = Tally(BOUNDS)
+        return found
 
     def publish(self) -> None:
         """Let the other workers know what was counted; for every second or so."""
         if self._file is None:
             return
-        document = self.counts.to_json()
+        self._count_versions()
+        document = self._own().to_json()
         if document == self._written:
             return
         beside = self._file.with_suffix(".new")
-        beside.write_text(json.dumps(document))
-        beside.replace(self._file)
+        try:
+            beside.write_text(json.dumps(document))
+            beside.replace(self._file)
+        except OSError:
+            beside.unlink(missing_ok=True)
+            raise
         self._written = document
 
     def text(self) -> str:
         """Return all metrics as Prometheus reads them."""
+        self._count_versions()
         total, workers = self._total()
         return "".join(_lines(total, self._catalog, workers))
 
@@ -168,14 +201,38 @@ class Metrics:
 
     def _total(self) -> tuple[Counts, int]:
         """Return what all workers have counted, and how many they are."""
-        total = Counts()
-        total.add(self.counts)
+        total = self._own()
         workers = 1
         for path in self._files():
             if path != self._file:
                 total.add(_read(path))
                 workers += _lives(path)
         return total, workers
+
+    def _count_versions(self) -> None:
+        """Count the versions that this worker has loaded, or could not load, since the last time."""
+        with self._counting:
+            for name in self._catalog.names():
+                try:
+                    model = self._catalog.model(name)
+                except UnknownModelError:  # it was taken away at this moment
+                    continue
+                now = (model.loads, model.failures)
+                before = self._versions.get(model.name, (0, 0))
+                if any(after < earlier for after, earlier in zip(now, before, strict=True)):
+                    before = (0, 0)  # another model has taken the name
+                mine = self.counts.versions.setdefault(model.name, [0, 0])
+                for place in (0, 1):
+                    mine[place] += now[place] - before[place]
+                self._versions[model.name] = now
+
+    def _own(self) -> Counts:
+        """Return what this worker has counted; for any thread."""
+        own = Counts()
+        own.add(self.counts)
+        for name, tally in list(self._tallies.items()):
+            own.add_tally(tally, *name)
+        return own
 
     def _files(self) -> Iterable[Path]:
         return [] if self._shared is None else sorted(self._shared.glob("metrics-*.json"))
@@ -190,7 +247,8 @@ class Metrics:
                     continue
                 self.counts = _read(mine)
                 break
-        self.publish()
+        with contextlib.suppress(OSError):  # no space: told when it is tried again, in a second
+            self.publish()
 
 
 def _read(path: Path) -> Counts:
@@ -254,7 +312,7 @@ def _lines(counts: Counts, catalog: Catalog, workers: int) -> Iterator[str]:
         "Keys that had none.",
         [({"table": name}, keys[1]) for name, keys in tables],
     )
-    yield from _of_models(catalog)
+    yield from _of_models(catalog, counts)
     yield from _family(
         ":tensorflow:serving:request_count",
         "counter",
@@ -275,7 +333,7 @@ def _lines(counts: Counts, catalog: Catalog, workers: int) -> Iterator[str]:
     )
 
 
-def _of_models(catalog: Catalog) -> Iterator[str]:
+def _of_models(catalog: Catalog, counts: Counts) -> Iterator[str]:
     models = [catalog.model(name) for name in catalog.names()]
     yield from _family(
         "kvtools_model_version",
@@ -292,14 +350,14 @@ def _of_models(catalog: Catalog) -> Iterator[str]:
     yield from _family(
         "kvtools_versions_loaded_total",
         "counter",
-        "Versions that were loaded, by the worker that is asked.",
-        [({"model": model.name}, model.loads) for model in models],
+        "Versions that were loaded, by all workers: each loads for itself.",
+        [({"model": name}, loaded) for name, (loaded, _) in sorted(counts.versions.items())],
     )
     yield from _family(
         "kvtools_versions_failed_total",
         "counter",
-        "Versions that could not be loaded, by the worker that is asked.",
-        [({"model": model.name}, model.failures) for model in models],
+        "Versions that could not be loaded, by all workers.",
+        [({"model": name}, failed) for name, (_, failed) in sorted(counts.versions.items())],
     )
     yield from _family(
         "kvtools_table_rows",

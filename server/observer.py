@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from kvtools._snapshot import Tally
 from kvtools.server.answer import TableCount
 
 
@@ -89,6 +90,14 @@ class Observer:
 
     def inferences(self) -> Mapping[tuple[str, int, str], Inferences] | None:
         """Return what was asked in the protocols of others, by (model, version, signature); None: unknown."""
+        return None
+
+    def tally(self, protocol: Literal["http", "resp"], kind: str, table: str) -> Tally | None:
+        """Return what lookups of one table that were answered may be counted by, in place of `on_answer`.
+
+        None: `on_answer` has to be told of each. What `authorize` says to who asks the same again has to stay as it is
+        where this is no None, until `Catalog.renew`.
+        """
         return None
 
     def on_answer(self, answered: Answered) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +15,7 @@ from kvtools._snapshot import Table, resp_answer
 from kvtools.errors import BadInputError
 from kvtools.server.catalog import Catalog, ServedVersion
 from kvtools.server.recent_keys import RecentKeys
-from kvtools.server.store import StoredTable
+from kvtools.server.store import StoredTable, lookup_errors
 
 _NUMBER = re.compile(rb"-?[0-9]+")
 _AT_ONCE = 65_536  # numbers: a lookup of more goes to a thread
@@ -32,29 +34,42 @@ class RespTable:
     recent: RecentKeys | None
 
 
+@dataclass(slots=True, weakref_slot=True)
+class _Served:
+    version: ServedVersion
+    by_name: dict[bytes, RespTable]
+    warm: bool = False
+
+
 class Tables:
     """The tables of what is served now, by name as bytes, in the order of their names."""
 
     def __init__(self, catalog: Catalog, max_values: int) -> None:
         self._catalog = catalog
         self._numbers = min(_AT_ONCE, max_values)
-        self._served: ServedVersion | None = None
-        self._by_name: dict[bytes, RespTable] = {}
-        self._warm = False
+        self._now: Callable[[], _Served | None] = lambda: None
 
     def now(self) -> dict[bytes, RespTable]:
         """Return the tables of the latest version; raises `KvtoolsError` if none is served."""
-        served = self._catalog.version()
-        if served is not self._served:
-            self._by_name = {name.encode(): self._table(served, name) for name in sorted(served.store.tables)}
-            self._served, self._warm = served, False
-        return self._by_name
+        return self._served().by_name
 
     def warm(self) -> bool:
-        """Return whether what `now` gave is in memory."""
-        if not self._warm and self._served is not None:
-            self._warm = self._served.store.warm
-        return self._warm
+        """Return whether they are in memory."""
+        served = self._served()
+        if not served.warm:
+            served.warm = served.version.store.warm
+        return served.warm
+
+    def _served(self) -> _Served:
+        served = self._now()
+        if served is None:
+            epoch, version = self._catalog.epoch, self._catalog.version()
+            by_name = {name.encode(): self._table(version, name) for name in sorted(version.store.tables)}
+            served = _Served(version, by_name)
+            # The epoch keeps it, and not this: a version that is served no more is let go of.
+            epoch.hold(served)
+            self._now = weakref.ref(served)
+        return served
 
     def get(self, name: bytes, selected: bytes | None) -> RespTable:
         """Return a table; an empty name: the one that is selected, or the only one. Raises `KvtoolsError`."""
@@ -97,7 +112,8 @@ class Tables:
 def answer_command(table: StoredTable, keys: npt.NDArray[np.int64], single: bool, resp3: bool) -> tuple[bytes, int]:
     """Return the reply to a command that asks for `keys` [n] (of uint64: their bits), and how many have no row."""
     if table.table:
-        return resp_answer(table.table, keys, single, resp3)
+        with lookup_errors():
+            return resp_answer(table.table, keys, single, resp3)
     key_dtype = table.schema.key_dtype
     typed: npt.NDArray[Any] = keys.view(np.uint64) if key_dtype == "uint64" else keys.astype(key_dtype)
     values, found = table.lookup(typed)

@@ -6,14 +6,22 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import IO
 
+from kvtools.server.request import RequestError
 from kvtools.server.version_policy import VersionPolicy
+
+log = logging.getLogger("kvtools.serve")
+
+_LOOKS_EVERY = 0.02  # s
 
 
 @dataclass(frozen=True)
@@ -54,13 +62,22 @@ class SharedSources:
         ]
 
     def write(self, sources: Sequence[ModelSource]) -> None:
-        """Tell all workers of `sources`."""
+        """Tell all workers of `sources`; raises `RequestError` (503) if that cannot be written, and told nobody."""
         beside = self._folder / f"sources.{os.getpid()}"
         with self._lock:
-            beside.write_text(json.dumps([{**asdict(source), "labels": dict(source.labels)} for source in sources]))
-            status = beside.stat()
+            try:
+                beside.write_text(json.dumps([{**asdict(source), "labels": dict(source.labels)} for source in sources]))
+                status = beside.stat()
+                beside.replace(self._file)
+            except OSError as error:
+                log.error("a change cannot be told to the other workers: '%s': %s", self._folder, error.strerror)
+                raise RequestError(
+                    503,
+                    "not_shared",
+                    f"the other workers cannot be told: {error.strerror}; nothing was changed, and the server's log"
+                    " says where to make room",
+                ) from error
             self._known = status.st_ino, status.st_mtime_ns
-            beside.replace(self._file)
         os.kill(os.getppid(), signal.SIGHUP)
 
     def fault(self, what: str) -> str | None:
@@ -73,21 +90,55 @@ class SharedSources:
     def tell_fault(self, what: str, message: str) -> None:
         """Tell all workers, and those that begin later, what is wrong with `what`."""
         beside = self._folder / f"fault.{os.getpid()}"
-        beside.write_text(message)
-        beside.replace(self._note("fault", what))
+        try:
+            beside.write_text(message)
+            beside.replace(self._note("fault", what))
+        except OSError as error:  # each of them will find it by itself
+            log.warning("a fault cannot be told to the other workers: '%s': %s", self._folder, error.strerror)
 
     def _note(self, kind: str, what: str) -> Path:
         return self._folder / f"{kind}-{hashlib.sha256(what.encode()).hexdigest()[:32]}"
 
+    def says_first(self, what: str) -> bool:
+        """Return whether no worker was told so for `what` before: what all of them find, one says."""
+        try:
+            self._note("said", what).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        except OSError:  # such as a full disk: better twice than never
+            return True
+        return True
+
     @contextlib.contextmanager
-    def only_once(self, what: str) -> Iterator[bool]:
-        """Hold a lock of all workers; gives whether one of them got through this block for `what` before."""
+    def only_once(self, what: str, go_on: Callable[[], bool]) -> Iterator[bool | None]:
+        """Hold a lock of all workers; gives whether one of them got through this block for `what` before.
+
+        None: another one held the lock until `go_on` said no. What the block raises does not count as getting through.
+        """
         note = self._note("done", what)
-        with (self._folder / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            lock = (self._folder / "lock").open("w")
+        except OSError:  # a full disk: each does it for itself
+            yield note.exists()
+            return
+        with lock:
+            while not (held := _try_lock(lock)) and go_on():
+                time.sleep(_LOOKS_EVERY)
+            if not held:
+                yield True if note.exists() else None
+                return
             done = note.exists()
             yield done
-            note.touch()
+            with contextlib.suppress(OSError):
+                note.touch()
+
+
+def _try_lock(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _policy(entry: Mapping[str, object]) -> VersionPolicy:

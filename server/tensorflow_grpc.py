@@ -13,8 +13,9 @@ from typing import Any
 from kvtools.server.caller import Caller
 from kvtools.server.catalog import Catalog, ServedVersion
 from kvtools.server.model_status import model_statuses
-from kvtools.server.protocol_error import ProtocolError, invalid
+from kvtools.server.protocol_error import ProtocolError, invalid, of_request
 from kvtools.server.protos import DATA_TYPES, message
+from kvtools.server.request import RequestError
 from kvtools.server.settings import Settings
 from kvtools.server.signatures import (
     DEFAULT,
@@ -255,6 +256,8 @@ def _reload(catalog: Catalog, settings: Settings, sources: list[ModelSource]) ->
                 )
     try:
         failed = catalog.changes.reload(sources).result(timeout=settings.grace)
+    except RequestError as error:
+        raise of_request(error) from None
     except FutureTimeoutError:
         raise ProtocolError(
             "DEADLINE_EXCEEDED", "the new models are still being loaded; GetModelStatus tells how far they are"

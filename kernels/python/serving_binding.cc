@@ -3,6 +3,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -53,8 +54,9 @@ class NewBytes {
   nb::object object_;
 };
 
-void Unlocked(int64_t numbers, const std::function<void()>& work) {
-  if (numbers < kWorthReleasing) {
+// `verifies`: a single key may take a mebibyte from the disk.
+void Unlocked(bool verifies, int64_t numbers, const std::function<void()>& work) {
+  if (numbers < kWorthReleasing && !verifies) {
     work();
   } else {
     const nb::gil_scoped_release release;
@@ -63,17 +65,20 @@ void Unlocked(int64_t numbers, const std::function<void()>& work) {
 }
 
 nb::object Answer(const SnapshotTable& table, const nb::bytes& body, bool binary_keys, bool binary_rows,
-                  int missing, int64_t max_keys, int64_t max_numbers) {
+                  int missing, int64_t max_keys, int64_t max_numbers, RecentKeys* recent) {
   AnswerForm form;
   form.binary_keys = binary_keys;
   form.binary_rows = binary_rows;
   form.missing = static_cast<MissingKeys>(missing);
   form.max_keys = max_keys;
   form.max_numbers = max_numbers;
+  form.recent = recent;
   NewBytes bytes;
   TableAnswer answer;
   try {
-    if (!AnswerLookup(table, TextOf(body), form, bytes.allocator(), Unlocked, &answer)) return nb::none();
+    const bool verifies = table.verifies_on_use();
+    const auto unlocked = [=](int64_t numbers, const auto& work) { Unlocked(verifies, numbers, work); };
+    if (!AnswerLookup(table, TextOf(body), form, bytes.allocator(), unlocked, &answer)) return nb::none();
   } catch (const Error&) {
     return nb::none();  // it will be met again, and then told
   }
@@ -113,7 +118,10 @@ nb::object AnswerFrameOf(const nb::list& tables, const nb::bytes& body, int miss
   std::vector<int64_t> absent;
   NewBytes bytes;
   try {
-    if (!AnswerFrame(of, parts, said, limits, bytes.allocator(), Unlocked, &absent)) return nb::none();
+    const bool verifies =
+        std::any_of(of.begin(), of.end(), [](auto table) { return table->verifies_on_use(); });
+    const auto unlocked = [=](int64_t numbers, const auto& work) { Unlocked(verifies, numbers, work); };
+    if (!AnswerFrame(of, parts, said, limits, bytes.allocator(), unlocked, &absent)) return nb::none();
   } catch (const Error&) {
     return nb::none();  // it will be met again, and then told
   }
@@ -183,8 +191,10 @@ nb::bytes JsonFlags(const Flags& flags) {
 
 void BindServing(nb::module_& m) {
   m.def("answer", &Answer, "table"_a, "body"_a, "binary_keys"_a, "binary_rows"_a, "missing"_a, "max_keys"_a,
-        "max_numbers"_a,
-        "Answer a lookup of one table; `missing` is 0 for zeros, 1 for the default row, 2 for an error.\n\n"
+        "max_numbers"_a, "recent"_a.none() = nb::none(),
+        "Answer a lookup of one table; `missing` is 0 for zeros, 1 for the default row, 2 for an error. "
+        "`recent`\n"
+        "gets keys of some of the lookups.\n\n"
         "Returns (body, keys, rows, missing keys), or None where kvtools.server.answer must do it.");
   m.def("frame_tables", &FrameTables, "body"_a,
         "Return the names of the tables of a frame, or None where kvtools.lookup_frame must read it.");

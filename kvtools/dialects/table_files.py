@@ -21,6 +21,11 @@ def files_below(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     return list(_walk(folder, suffixes))
 
 
+def other_files(folder: Path, suffixes: tuple[str, ...], most: int) -> list[Path]:
+    """Return up to `most` of the files that `files_below` passes over although their names hide nothing."""
+    return list(itertools.islice(_walk(folder, suffixes, others=True), most))
+
+
 def has_file(folder: Path, suffixes: tuple[str, ...]) -> bool:
     """Tell whether there is such a file, looking no further than the first, and at so many folders at the most."""
     return next(_walk(folder, suffixes, _FOLDERS_LOOKED_AT), None) is not None
@@ -58,9 +63,9 @@ def group_files(folder: Path, files: list[Path]) -> dict[str, list[Path]]:
     return groups
 
 
-def _walk(folder: Path, suffixes: tuple[str, ...], most: int | None = None) -> Iterator[Path]:
+def _walk(folder: Path, suffixes: tuple[str, ...], most: int | None = None, *, others: bool = False) -> Iterator[Path]:
     for parent, folders, files in itertools.islice(os.walk(folder), most):
         folders[:] = sorted(name for name in folders if name[0] not in "._")
         for name in sorted(files):
-            if name[0] not in "._" and name.endswith(suffixes):
+            if name[0] not in "._" and name.endswith(suffixes) != others:
                 yield Path(parent) / name

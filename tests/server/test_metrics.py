@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import json
 import os
 import signal
@@ -21,7 +23,7 @@ from prometheus_client import parser
 
 from kvtools.server.answer import TableCount
 from kvtools.server.app import create_app
-from kvtools.server.catalog import static_catalog
+from kvtools.server.catalog import Catalog, static_catalog
 from kvtools.server.lookups import Lookups
 from kvtools.server.metrics import BOUNDS, Counts, Metrics
 from kvtools.server.observer import Answered
@@ -143,6 +145,27 @@ def test_workers_are_added_up_and_a_dead_ones_counts_are_taken_over(tmp_path: Pa
     )
 
 
+def test_versions_are_those_of_all_workers(tmp_path: Path) -> None:
+    catalog = static_catalog(SAMPLE)
+    catalog.publish(dataclasses.replace(catalog.model(), loads=3, failures=1))
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    other = Counts()
+    other.versions = {"default": [5, 2], "gone": [1, 0]}
+    (tmp_path / f"metrics-{dead.pid}.json").write_text(json.dumps(other.to_json()))  # another worker's, or taken over
+    metrics = Metrics(catalog, tmp_path)
+    for more in (0, 0, 2):
+        catalog.publish(dataclasses.replace(catalog.model(), loads=3 + more))
+        metrics.publish()
+        samples = parsed(metrics.text())
+        assert value(samples, "kvtools_versions_loaded_total", model="default") == 8 + more
+        assert value(samples, "kvtools_versions_failed_total", model="default") == 3
+        assert value(samples, "kvtools_versions_loaded_total", model="gone") == 1
+    catalog.publish(dataclasses.replace(catalog.model(), loads=1, failures=0))
+    samples = parsed(metrics.text())
+    assert value(samples, "kvtools_versions_loaded_total", model="default") == 11, "another model of the name"
+
+
 def test_one_answer_has_all_workers_counts_a_killed_one_included(
     tmp_path: Path, serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,3 +205,20 @@ def test_one_answer_has_all_workers_counts_a_killed_one_included(
         assert time.monotonic() < last
         time.sleep(0.05)
     until(20)
+
+
+def test_counts_that_cannot_be_shared_are_told_once_and_end_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        telemetry = Telemetry(Catalog(), Settings(shared=tmp_path))
+        for _ in range(3):
+            telemetry.tick()
+        assert not list(tmp_path.iterdir())
+    assert caplog.text.count(f"'{tmp_path}': No space left on device") == 1
+    telemetry.tick()
+    assert [path.suffix for path in tmp_path.iterdir()] == [".json"]

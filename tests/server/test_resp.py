@@ -7,6 +7,7 @@ import contextlib
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from redis_processes import Server as RedisServer
 from resp_server import serving
 
 from kvtools._snapshot import RespReader
+from kvtools.client import BadAnswerError, Client
 from kvtools.server.catalog import static_catalog
 from kvtools.server.observer import Answered, Observer
 from kvtools.server.request import RequestError
@@ -270,6 +272,29 @@ def test_too_many_connections_are_told_so(sample_path: Path) -> None:
         assert exchange(running.port, b"", end=False) == b"-ERR max number of clients reached\r\n"
 
 
+def test_those_that_are_too_many_do_not_stay(sample_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvtools.server.resp._MOST_REFUSED", 2)
+    with (
+        serving(static_catalog(TableStore(sample_path)), max_connections=1) as running,
+        contextlib.ExitStack() as stack,
+    ):
+        late = []
+        for place in range(5):
+            connection = socket.create_connection(("127.0.0.1", running.port), timeout=30)
+            stack.enter_context(connection)
+            if place == 0:
+                connection.sendall(b"PING\r\n")
+                assert connection.recv(100) == b"+PONG\r\n"
+            else:
+                assert connection.recv(100) == b"-ERR max number of clients reached\r\n"
+                late.append(connection)
+        for connection in late[:2]:  # the server has let go of them, though they are open here
+            with pytest.raises(ConnectionError):
+                for _ in range(1000):
+                    connection.sendall(b"PING\r\n")
+                    time.sleep(0.001)
+
+
 def test_a_half_sent_command_does_not_hold_a_connection_for_ever(sample_path: Path) -> None:
     with serving(static_catalog(TableStore(sample_path)), body_timeout=0.01) as running:
         said = exchange(running.port, b"PING\r\n*2\r\n$3\r\nGET\r\n", end=False)
@@ -510,3 +535,10 @@ def test_lookups_that_stand_together_are_one(commands: list[list[int]]) -> None:
     assert reader.keys().view(np.uint64).tolist() == [key % 2**64 for key in everything]
     assert (low, high) == (min(0, *everything, 0), max(0, *everything, 0))
     assert [one[0] for one in reader.commands()] == [len(one) for one in commands]
+
+
+def test_a_client_of_the_other_protocol_is_told_at_once(server: RespServer) -> None:
+    said = "this is no kvtools server but one that speaks the Redis protocol; check the port of the URL"
+    client = Client(f"http://127.0.0.1:{server.port}", timeout=60)
+    with client, pytest.raises(BadAnswerError, match=said):
+        client.lookup("user_emb", [1])

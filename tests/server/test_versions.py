@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +22,7 @@ from kvtools.server import sources as sources_module
 from kvtools.server.app import create_app
 from kvtools.server.catalog import Catalog, UnknownModelError, UnknownVersionError
 from kvtools.server.settings import Settings
-from kvtools.server.sources import ModelSource
+from kvtools.server.sources import ModelSource, SharedSources
 from kvtools.server.store import TableStore
 from kvtools.server.version_policy import VersionPolicy
 from kvtools.server.versions import Versions
@@ -219,12 +220,93 @@ def test_a_bad_version_is_named_and_the_old_one_stays(
     assert watched.error(2) == ("OK", "")
 
 
-def test_damage_in_the_first_version_is_found_after_the_start(settled: None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        (MemoryError(), "RESOURCE_EXHAUSTED"),
+        (OSError(errno.ENOSPC, "No space left on device", "/cache/x.kvsnap"), "UNAVAILABLE"),
+    ],
+)
+def test_what_may_be_the_machines_fault_is_tried_again_at_every_look(
+    settled: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any, fault: Exception, code: str
+) -> None:
+    write_snapshot(tmp_path / "m", 1)
+    watched = Watched(tmp_path / "m")
+    write_snapshot(tmp_path / "m", 2)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise fault
+
+    with monkeypatch.context() as patch:
+        patch.setattr("kvtools.server.version_loader.TableStore", fail)
+        assert watched.look(4) == [1]
+        assert watched.error(2)[0] == code and "/cache" not in watched.error(2)[1]
+        assert caplog.text.count("version 2 cannot be served") == 1, "told once"
+    assert watched.look(1) == [2]
+
+
+@pytest.fixture
+def slow_to_verify(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have versions be so large that they cannot be verified before they are served."""
+    monkeypatch.setattr("kvtools.server.version_loader._AT_ONCE", -1.0)
+
+
+def test_a_first_version_that_is_damaged_is_never_served(settled: None, tmp_path: Path, caplog: Any) -> None:
     first = write_snapshot(tmp_path / "m", 1)
     _flip(write_snapshot(tmp_path / "m", 2))
     watched = Watched(tmp_path / "m")
+    assert watched.numbers() == [1], "from the first answer on"
+    (line,) = [r.message for r in caplog.records if r.levelname == "ERROR"]
+    assert "version 2 cannot be served: verifying '" in line and line.endswith("(version 1 stays)")
+    assert watched.look(1) == [1] and len([r for r in caplog.records if r.levelname == "ERROR"]) == 1
+    remove(first)
+    caplog.clear()
+    with pytest.raises(BadInputError, match=r"serving '.*/m': version 2: verifying '2.kvsnap': table 'emb', its keys"):
+        Watched(tmp_path / "m")
+    assert not caplog.records, "the error says it"
+    watched = Watched(tmp_path / "m", wait=True)
+    (line,) = [r.message for r in caplog.records]
+    assert "version 2: verifying '2.kvsnap': table 'emb', its keys" in line and line.endswith("; waiting for a version")
+    assert not watched.catalog.ready and "version 2" in watched.catalog.unready()
+
+
+def test_what_is_served_unverified_gives_no_wrong_rows_and_leaves_without_a_gap(
+    settled: None, slow_to_verify: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = write_snapshot(tmp_path / "m", 1)
+    damaged = write_snapshot(tmp_path / "m", 2)
+    content = bytearray(damaged.read_bytes())
+    content[3 * 4096 + 16 * 7] ^= 4  # in a row
+    damaged.write_bytes(content)
+    watched = Watched(tmp_path / "m")
     assert watched.numbers() == [2], "it answers at once"
-    assert watched.look(1) == [1], "checked, and left for the one before"
+    client = TestClient(create_app(watched.catalog))
+    error = "verifying '2.kvsnap': table 'emb', its rows from byte 0 on"
+    answer = client.post("/v1/tables/emb:lookup", json={"keys": list(range(200))})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "damaged")
+    assert answer.json()["error"]["message"].startswith(error) and answer.headers["Retry-After"] == "1"
+    pooled = {"keys": [[1, 2]], "combiner": "sum"}
+    assert client.post("/v1/tables/emb:lookup", json=pooled).status_code == 503
+    assert client.get("/v1/tables/emb/rows/1").status_code == 503
+    assert client.get("/v1/tables/emb:rows").status_code == 503
+    answer = client.post("/v1/models/m:predict", json={"instances": [1]})
+    assert answer.status_code == 503 and answer.json()["error"].startswith(error)
+    tensor = {"name": "ids", "shape": [1], "datatype": "INT64", "data": [1]}
+    answer = client.post("/v2/models/m/infer", json={"inputs": [tensor]})
+    assert answer.status_code == 503 and answer.json()["error"].startswith(error)
+    assert client.get("/readyz").status_code == 200
+
+    plain = TableStore.__init__
+
+    def opened(self: Any, path: Any, **rest: Any) -> None:
+        assert watched.numbers() == [2], "there is no moment without a version"
+        plain(self, path, **rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TableStore, "__init__", opened)
+        assert watched.look(1) == [1], "left for the one before"
+    assert said(watched.catalog.version()) == 1
+    assert not watched.catalog.version().store.verifies_on_use, "all of it is verified now"
     remove(first)
     watched = Watched(tmp_path / "m")
     watched.look(1)
@@ -239,7 +321,9 @@ def test_damage_in_the_first_version_is_found_after_the_start(settled: None, tmp
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
 
 
-def test_what_one_worker_found_damaged_is_not_served_by_one_that_begins_later(settled: None, tmp_path: Path) -> None:
+def test_what_one_worker_found_damaged_is_not_served_by_one_that_begins_later(
+    settled: None, slow_to_verify: None, tmp_path: Path
+) -> None:
     write_snapshot(tmp_path / "m", 1)
     _flip(write_snapshot(tmp_path / "m", 2))
     (tmp_path / "shared").mkdir()
@@ -250,6 +334,42 @@ def test_what_one_worker_found_damaged_is_not_served_by_one_that_begins_later(se
     assert later.error(2)[0] == "DATA_LOSS"
     write_snapshot(tmp_path / "m", 2)
     assert later.look() == [2] == Watched(tmp_path / "m", shared=tmp_path / "shared").numbers(), "it is another file"
+
+
+def test_what_another_worker_has_verified_is_trusted(settled: None, slow_to_verify: None, tmp_path: Path) -> None:
+    write_snapshot(tmp_path / "m", 1)
+    (tmp_path / "shared").mkdir()
+    first, second = (Watched(tmp_path / "m", shared=tmp_path / "shared") for _ in range(2))
+    with SharedSources(tmp_path / "shared").only_once("another", lambda: True):
+        third = Watched(tmp_path / "m", shared=tmp_path / "shared")
+        assert third.catalog.version().store.verifies_on_use, "it does not wait for one that verifies"
+    first.look(1)
+    for worker in (second, third):
+        assert worker.catalog.version().store.verifies_on_use
+        worker.look(1)
+        assert not worker.catalog.version().store.verifies_on_use
+
+
+def test_workers_say_once_what_all_of_them_find_at_the_start(settled: None, tmp_path: Path, caplog: Any) -> None:
+    write_snapshot(tmp_path / "m", 1)
+    _flip(write_snapshot(tmp_path / "m", 2))
+    (tmp_path / "shared").mkdir()
+    for _ in range(3):
+        assert Watched(tmp_path / "m", shared=tmp_path / "shared").numbers() == [1]
+    assert len([r for r in caplog.records if "version 2 cannot be served" in r.message]) == 1
+
+
+def test_a_version_that_could_not_be_finished_is_finished_later(
+    settled: None, slow_to_verify: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_snapshot(tmp_path / "m", 1)
+    watched = Watched(tmp_path / "m")
+    with monkeypatch.context() as patch:
+        patch.setattr(TableStore, "populate", lambda self, stop: (_ for _ in ()).throw(MemoryError))
+        assert watched.look(1) == [1] and watched.error(1)[0] == "RESOURCE_EXHAUSTED"
+        assert not watched.catalog.warm and said(watched.catalog.version()) == 1
+    assert watched.look(1) == [1] and watched.catalog.warm
+    assert watched.error(1) == ("OK", "")
 
 
 def test_checksums_may_be_left_alone(settled: None, tmp_path: Path) -> None:
@@ -314,6 +434,44 @@ def test_only_what_the_policy_needs_is_opened(
 def test_policies_that_mean_nothing(text: str) -> None:
     with pytest.raises(UsageError, match="expected 'latest N', 'all' or numbers"):
         VersionPolicy.parse(text)
+
+
+def test_what_is_served_is_untouched_by_what_lies_in_its_place_later(
+    settled: None, write_version: Write, tmp_path: Path
+) -> None:
+    place = write_version(tmp_path / "m", 1)
+    watched = Watched(tmp_path / "m")
+    reader: Any = watched.catalog.version()
+    place.rename(tmp_path / "away")
+    write_version(tmp_path / "m", 1, says=2)
+    assert said(reader) == 1, "another file of the same name"
+    remove(tmp_path / "away")
+    assert said(reader) == 1, "gone from the disk"
+    assert watched.look() == [1] and said(watched.catalog.version()) == 2 and said(reader) == 1
+
+
+def test_changes_that_workers_cannot_be_told_of_are_not_made(
+    settled: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (1, 2):
+        write_snapshot(tmp_path / "m", number)
+    (tmp_path / "shared").mkdir()
+    watched = Watched(tmp_path / "m", "all", shared=tmp_path / "shared", admin=True)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        answer = TestClient(create_app(watched.catalog, Settings(admin=True))).put(
+            "/admin/models/m/labels/stable", json={"version": 1}
+        )
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_shared")
+        assert "nothing was changed" in answer.text and str(tmp_path) not in answer.text
+        assert watched.catalog.labels("m") == {}
+        _flip(write_snapshot(tmp_path / "m", 3))
+        assert watched.look() == [1, 2], "a fault is found, though nobody can be told"
+        assert watched.error(3)[0] == "DATA_LOSS"
 
 
 def test_what_is_not_there_is_told(settled: None, tmp_path: Path, caplog: Any) -> None:
@@ -387,6 +545,28 @@ def test_a_single_model_is_followed_too(settled: None, write_version: Write, tmp
     assert said(watched.catalog.version()) == 5
 
 
+def test_a_link_that_is_swapped_is_a_new_version(settled: None, write_version: Write, tmp_path: Path) -> None:
+    targets = [write_version(tmp_path / "m", number) for number in (1, 2)]
+    latest = tmp_path / "latest"
+
+    def swap(target: Path) -> None:
+        beside = tmp_path / "latest.new"
+        beside.symlink_to(target)
+        beside.replace(latest)
+
+    swap(targets[0])
+    watched = Watched(latest)
+    old: Any = watched.catalog.version()
+    assert said(old) == 1
+    swap(targets[1])
+    assert watched.look() == [1] and said(watched.catalog.version()) == 2
+    swap(targets[0])
+    assert watched.look() == [1] and said(watched.catalog.version()) == 1, "and back"
+    assert said(old) == 1, "who began with it ends with it"
+    latest.unlink()
+    assert watched.look() == [1] and said(watched.catalog.version()) == 1, "a link that is gone ends nothing"
+
+
 def test_two_entries_of_one_number_are_refused(settled: None, write_version: Write, tmp_path: Path) -> None:
     write_version(tmp_path / "m", 1)
     watched = Watched(tmp_path / "m")
@@ -396,13 +576,16 @@ def test_two_entries_of_one_number_are_refused(settled: None, write_version: Wri
     assert watched.error(2)[1].endswith("are the same version; remove one") and "'002" in watched.error(2)[1]
 
 
-def test_no_version_at_the_start(settled: None, write_version: Write, tmp_path: Path) -> None:
+def test_no_version_at_the_start(
+    settled: None, write_version: Write, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "m").mkdir()
     with pytest.raises(BadInputError, match=r"no version in this folder.*--wait"):
         Watched(tmp_path / "m")
     with pytest.raises(BadInputError, match="there is nothing"):
         Watched(tmp_path / "nowhere")
     watched = Watched(tmp_path / "m", wait=True)
+    assert "waiting for a version" in caplog.text and "--wait" not in caplog.text
     assert not watched.catalog.ready and watched.catalog.live
     write_version(tmp_path / "m", 4)
     assert watched.look() == [4]
@@ -459,7 +642,7 @@ def test_workers_hear_of_each_others_changes(
     shared.mkdir()
     checked: list[str] = []
     plain = TableStore.verify
-    monkeypatch.setattr(TableStore, "verify", lambda self, stop: checked.append(str(self.path)) or plain(self, stop))
+    monkeypatch.setattr(TableStore, "verify", lambda self, on: checked.append(str(self.path)) or plain(self, on))
     one, two = (Watched(tmp_path / "m", "all", shared=shared) for _ in range(2))
     one.look()
     one.versions.set_label("m", "stable", 1)

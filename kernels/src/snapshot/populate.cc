@@ -4,11 +4,9 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <cstdio>
 #include <initializer_list>
-#include <system_error>
-#include <thread>
+#include <mutex>
 #include <vector>
 
 #include "base/crc32c.h"
@@ -16,31 +14,25 @@
 #include "snapshot/format.h"
 #include "snapshot/snapshot_file.h"
 
-#if !defined(MADV_POPULATE_READ)
-#define MADV_POPULATE_READ 22
-#endif
-
 namespace kvtable {
 namespace {
 
 namespace format = snapshot_format;
 
 constexpr int64_t kPage = 4096;
-constexpr int64_t kPopulated = int64_t{8} << 20;  // bytes that a thread asks for at once
-constexpr int64_t kVerified = 256;                // mebibytes between two calls of go_on
+constexpr int64_t kPopulated = int64_t{4} << 20;  // bytes that a thread asks for at once
+constexpr int64_t kPopulatedPieces = 16;          // of them, between two calls of go_on
+constexpr int64_t kVerified = 32;                 // mebibytes between two calls of go_on
 
 struct Piece {
   const uint8_t* data;
   int64_t bytes;
 };
 
-// Reads a piece, and maps it: the next reader of it meets no fault. What the system refuses is left to that
-// reader.
+// Reads a piece, and maps it: the next reader of it meets no fault. By touching it, since a fault takes the lock of
+// one mapping alone: madvise(MADV_POPULATE_READ) holds that of the whole address space, and a thread of low
+// priority that has it lets all others wait.
 void ReadIn(const Piece& piece) {
-  if (madvise(const_cast<uint8_t*>(piece.data), static_cast<size_t>(piece.bytes), MADV_POPULATE_READ) == 0 ||
-      errno != EINVAL) {
-    return;
-  }
   madvise(const_cast<uint8_t*>(piece.data), static_cast<size_t>(piece.bytes), MADV_WILLNEED);
   for (int64_t at = 0; at < piece.bytes; at += kPage) {
     static_cast<void>(*static_cast<const volatile uint8_t*>(piece.data + at));
@@ -66,7 +58,7 @@ void AddPieces(const uint8_t* data, int64_t bytes, std::vector<Piece>* pieces) {
 
 }  // namespace
 
-bool Snapshot::Populate(int threads, const GoOn& go_on) {
+bool Snapshot::Populate(ParallelFor& threads, const GoOn& go_on) {
   std::vector<Piece> pieces;
   const auto add = [&](std::initializer_list<SnapshotTable::Section> sections) {
     for (const SnapshotTable& table : tables_) {
@@ -81,34 +73,16 @@ bool Snapshot::Populate(int threads, const GoOn& go_on) {
   const bool all = bytes() < MemoryLimit() / 10 * 8;
   if (all) add({SnapshotTable::kRows});
 
-  int64_t total = 0;
+  int64_t total = 0, done = 0;
   for (const Piece& piece : pieces) total += piece.bytes;
-  std::atomic<size_t> next{0};
-  std::atomic<int64_t> done{0};
-  std::atomic<bool> stop{false};
   if (go_on && !go_on(0, total)) return false;
-  const auto work = [&](bool tell) {
-    for (size_t i; !stop.load(std::memory_order_relaxed) && (i = next.fetch_add(1)) < pieces.size();) {
-      ReadIn(pieces[i]);
-      const int64_t so_far = done.fetch_add(pieces[i].bytes) + pieces[i].bytes;
-      if (tell && go_on && !go_on(so_far, total)) stop.store(true);
-    }
-  };
-  std::vector<std::thread> helpers;
-  try {
-    for (int i = 1; i < threads; ++i) helpers.emplace_back(work, false);
-  } catch (const std::system_error&) {  // no more threads to be had: fewer do it
+  for (size_t first = 0; first < pieces.size(); first += kPopulatedPieces) {
+    const size_t n = std::min<size_t>(kPopulatedPieces, pieces.size() - first);
+    threads.Run(static_cast<int64_t>(n), [&](int64_t i) { ReadIn(pieces[first + static_cast<size_t>(i)]); });
+    for (size_t i = first; i < first + n; ++i) done += pieces[i].bytes;
+    if (go_on && !go_on(done, total)) return false;
   }
-  try {
-    work(true);
-  } catch (...) {
-    stop.store(true);
-    for (std::thread& helper : helpers) helper.join();
-    throw;
-  }
-  for (std::thread& helper : helpers) helper.join();
   CheckUnchanged();
-  if (stop.load() || (go_on && !go_on(total, total))) return false;
   if (all) file_->resident.store(true, std::memory_order_release);
   file_->warm.store(true, std::memory_order_release);
   return true;
@@ -122,7 +96,10 @@ bool SnapshotTable::Holds(Section section, int64_t place) const {
   if (ExtendCrc32c(0, data, static_cast<size_t>(bytes)) != file_->checksums[static_cast<size_t>(number)])
     return false;
   // Checksums are those of whoever wrote the file: what lookups rely on is looked at, too.
-  return section != kKeys || KeysRise(place / 8, bytes / 8, reinterpret_cast<const uint64_t*>(data));
+  if (section == kKeys && !KeysRise(place / 8, bytes / 8, reinterpret_cast<const uint64_t*>(data)))
+    return false;
+  file_->sound[static_cast<size_t>(number)].store(true, std::memory_order_release);
+  return true;
 }
 
 void SnapshotTable::Verify(Section section, int64_t begin, int64_t end) const {
@@ -139,6 +116,59 @@ void SnapshotTable::Verify(Section section, int64_t begin, int64_t end) const {
             " of the file) are not what was written: checksum mismatch, or keys out of order; the file is "
             "damaged, copy it again or write it again");
   }
+}
+
+bool SnapshotTable::verifies_on_use() const { return file_->verify_on_use.load(std::memory_order_acquire); }
+
+void SnapshotTable::VerifyUsed(Section section, int64_t begin, int64_t bytes) const {
+  if (bytes <= 0) return;
+  const int64_t last = (begin + bytes - 1) / format::kCheckedBytes;
+  for (int64_t piece = begin / format::kCheckedBytes; piece <= last; ++piece) {
+    const auto number = static_cast<size_t>(layout_.first_checksum[section] + piece);
+    if (file_->sound[number].load(std::memory_order_acquire)) continue;
+    if (section == kKeys) VerifyDirectoryOf(piece);
+    try {
+      Verify(section, piece * format::kCheckedBytes, piece * format::kCheckedBytes + 1);
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::kInvalidArgument) {
+        const std::lock_guard<std::mutex> hold(file_->damage_mutex);
+        if (file_->damage.empty()) file_->damage = error.what();
+      }
+      throw;
+    }
+  }
+}
+
+// Keys are compared with the directory, so what is wrong there is to be found there.
+void SnapshotTable::VerifyDirectoryOf(int64_t piece) const {
+  constexpr int64_t kKeysOfPiece = format::kCheckedBytes / 8;
+  const auto bucket = [&](int64_t key) {
+    return static_cast<int64_t>(format::BucketOfMixed(keys_[key], static_cast<uint64_t>(layout_.buckets)));
+  };
+  const int64_t width = layout_.wide_directory ? 8 : 4;
+  const int64_t first = bucket(piece * kKeysOfPiece);
+  const int64_t last = bucket(std::min((piece + 1) * kKeysOfPiece, layout_.rows) - 1);
+  VerifyUsed(kDirectory, first * width, (last + 2 - first) * width);
+}
+
+void SnapshotTable::VerifyRange(Section section, int64_t width, int64_t first, int64_t n) const {
+  if (verifies_on_use()) VerifyUsed(section, first * width, n * width);
+}
+
+void SnapshotTable::VerifyTaken(Section section, int64_t width, const int64_t* rows, int64_t n) const {
+  if (!verifies_on_use()) return;
+  for (int64_t i = 0; i < n; ++i) VerifyUsed(section, rows[i] * width, width);
+}
+
+void SnapshotTable::AskForUsed(Section section, int64_t place) const {
+  const Range& range = layout_.sections[section];
+  const int64_t piece = place / format::kCheckedBytes;
+  const auto number = static_cast<size_t>(layout_.first_checksum[section] + piece);
+  if (place >= range.bytes || file_->sound[number].load(std::memory_order_acquire)) return;
+  const int64_t begin = piece * format::kCheckedBytes;
+  const int64_t bytes = std::min(format::kCheckedBytes, range.bytes - begin);
+  madvise(const_cast<uint8_t*>(file_->data()) + range.offset + begin, static_cast<size_t>(bytes),
+          MADV_WILLNEED);
 }
 
 bool Snapshot::Verify(ParallelFor& threads, const GoOn& go_on) const {
@@ -172,9 +202,14 @@ bool Snapshot::Verify(ParallelFor& threads, const GoOn& go_on) const {
       const Piece& piece = pieces[static_cast<size_t>(bad.load())];
       piece.table->Verify(piece.section, piece.place, piece.place + 1);
     }
+    {
+      const std::lock_guard<std::mutex> hold(file_->damage_mutex);
+      if (!file_->damage.empty()) throw Error(ErrorCode::kInvalidArgument, file_->damage);
+    }
     if (go_on && !go_on((first + n) * format::kCheckedBytes, count * format::kCheckedBytes)) return false;
   }
   CheckUnchanged();
+  file_->verify_on_use.store(false, std::memory_order_release);
   return true;
 }
 

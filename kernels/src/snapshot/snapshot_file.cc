@@ -2,24 +2,35 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
 #include <mutex>
+#include <system_error>
+#include <thread>
 
+#include "kvtable/parallel_for.h"
 #include "kvtable/types.h"
 
 namespace kvtable {
 namespace {
 
+constexpr int64_t kLetGo = int64_t{4} << 20;         // bytes of a piece
+constexpr int64_t kLetGoAtOnce = int64_t{16} << 20;  // bytes that take less time than a thread for them does
+
 std::mutex registering;
 std::atomic<GuardedRange*> ranges{nullptr};
 uintptr_t page_bytes = 4096;
 struct sigaction previous_action;
-// The signal is with the one who handled it before. Initial-exec: a handler may not allocate.
-__attribute__((tls_model("initial-exec"))) thread_local bool chained = false;
+// The thread whose signal is with the one who handled it before. No thread_local: a handler may not allocate, and one
+// that needs no allocating (initial-exec) has the loader find static room for all that the library and those linked into
+// it, such as CUDA's runtime, keep for each thread: there is too little, and the library cannot be loaded.
+std::atomic<pid_t> chained{0};
 
 // A mapped page that the file no longer has, or that the disk does not give, is a SIGBUS. Where it is one of a
 // snapshot, pages of zeros take its place and that of all behind it, and the file counts as gone: whoever read
@@ -42,14 +53,15 @@ void OnBusError(int signal, siginfo_t* info, void* context) {
   const bool takes_info = (previous_action.sa_flags & SA_SIGINFO) != 0;
   const bool is_function =
       takes_info || (previous_action.sa_handler != SIG_DFL && previous_action.sa_handler != SIG_IGN);
-  if (is_function && !chained) {  // who raises it again means it
-    chained = true;
+  auto self = static_cast<pid_t>(syscall(SYS_gettid));
+  if (is_function && chained.load() != self) {  // who raises it again means it
+    chained.store(self);
     if (takes_info) {
       previous_action.sa_sigaction(signal, info, context);
     } else {
       previous_action.sa_handler(signal);
     }
-    chained = false;
+    chained.compare_exchange_strong(self, 0);
     return;
   }
   struct sigaction fall = {};  // the read is made again when this returns, and ends the process
@@ -91,6 +103,19 @@ GuardedRange* Guard(const void* data, int64_t bytes) {
   return range;
 }
 
+// Gives the memory back, and closes the file. A gigabyte takes a tenth of a second: it is let go piece by piece, by
+// threads of its own, and not by whoever used it last, which may be the one that answers all requests. Each
+// piece takes the lock of its mapping alone, as a fault does, and the rest is soon done.
+void LetGo(uint8_t* data, int64_t bytes, int descriptor) {
+  const int64_t pieces = (bytes + kLetGo - 1) / kLetGo;
+  MakeBackgroundThreads(1)->Run(pieces, [&](int64_t i) {
+    const int64_t first = i * kLetGo;
+    madvise(data + first, static_cast<size_t>(std::min(kLetGo, bytes - first)), MADV_DONTNEED);
+  });
+  munmap(data, static_cast<size_t>(bytes));
+  close(descriptor);
+}
+
 void Release(GuardedRange* range) {
   const std::lock_guard<std::mutex> hold(registering);
   range->begin.store(0);
@@ -130,6 +155,13 @@ SnapshotFile::SnapshotFile(const std::string& path) : path_(path) {
 
 SnapshotFile::~SnapshotFile() {
   if (range_ != nullptr) Release(range_);
+  if (bytes_ > kLetGoAtOnce) {
+    try {
+      std::thread(LetGo, data_, bytes_, descriptor_).detach();
+      return;
+    } catch (const std::system_error&) {  // no thread to be had
+    }
+  }
   if (data_ != nullptr) munmap(data_, static_cast<size_t>(bytes_));
   close(descriptor_);
 }
