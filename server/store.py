@@ -156,6 +156,20 @@ class TableStore:
         """
         self.snapshot.verify_on_use()
 
+    @property
+    def identity(self) -> str:
+        """Tells the file that is mapped from every other; who verifies it verifies it for all workers that have it."""
+        return self.snapshot.native.identity
+
+    def discard(self) -> bool:
+        """Remove the snapshot, if it was made in the cache, so that the next store makes it anew; returns whether."""
+        if self.snapshot.path == self.path:
+            return False
+        with contextlib.suppress(BadInputError):  # it is gone, or cannot be read
+            if Snapshot(self.snapshot.path).native.identity == self.identity:  # not what another worker made since
+                self.snapshot.path.unlink(missing_ok=True)
+        return True
+
     def trust(self) -> None:
         """Verify nothing on use any more: another process has verified this file."""
         self.snapshot.native.trust()

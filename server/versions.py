@@ -30,7 +30,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kvtools.dialects.options import OpenOptions
-from kvtools.errors import BadInputError, one_line
+from kvtools.errors import BadInputError, CorruptFileError, one_line
 from kvtools.server.catalog import Catalog, ServedModel, ServedVersion, UnknownVersionError, VersionStatus
 from kvtools.server.host_paths import without_folders
 from kvtools.server.recent_keys import RecentKeys
@@ -352,11 +352,10 @@ class Versions:
         return not found.stamp or state.seen.get(found.number) == found.stamp or time.time() - found.changed >= quiet
 
     def _load(self, state: _Model, found: FoundVersion) -> ServedVersion:
-        version = self._loader.open(state.source.name, found, state.recent)
-        if self._started and any(not state.is_damaged(number) for number in state.served):
-            self._loader.prepare(version, found.stamp)
-        else:  # requests wait for it already
-            self._loader.prepare_at_once(version, found.stamp)
+        # Where nothing sound is served, requests wait for it already.
+        waited_for = not self._started or all(state.is_damaged(number) for number in state.served)
+        version = self._loader.load(state.source.name, found, state.recent, at_once=waited_for)
+        if waited_for:
             state.unfinished.add(found.number)
         return version
 
@@ -371,10 +370,16 @@ class Versions:
                     continue
                 version, stamp = state.served[number]
                 try:
-                    self._loader.finish(version, stamp)
+                    self._loader.finish(version)
                 except StoppedError:
                     return
                 except Exception as error:
+                    if isinstance(error, CorruptFileError) and version.store.discard():
+                        log.warning("%s; it was in the cache, and is made again", error)
+                        state.served[number] = version, ()  # another file than what lies there: it is loaded anew
+                        del version
+                        self._look(state.source.name)
+                        continue
                     found = FoundVersion(number, str(version.path), stamp, 0)
                     del version
                     self._mark_bad(state, found, *described(error))

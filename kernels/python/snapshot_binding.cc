@@ -260,6 +260,7 @@ void BindSnapshots(nb::module_& m) {
   nb::class_<Snapshot>(m, "Snapshot",
                        "An open snapshot: its bytes are mapped, and stay so as long as a table is in use.")
       .def_prop_ro("bytes", &Snapshot::bytes)
+      .def_prop_ro("identity", &Snapshot::identity)
       .def_prop_ro("fingerprint", &Snapshot::fingerprint)
       .def_prop_ro(
           "description",

@@ -20,7 +20,7 @@ from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.safe_name import safe_name
 from kvtools.dialects.schema import ExtraSchema, TableSchema
-from kvtools.dialects.table_files import files_below, group_files, other_files
+from kvtools.dialects.table_files import FOLDER_MARK, files_below, group_files, other_files
 from kvtools.dialects.table_record import table_schema
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError
 
@@ -106,8 +106,10 @@ def open_files(path: Path, form: InputFormat, options: OpenOptions) -> Checkpoin
                 raise
             broken[name] = error
 
+    is_ours = (path / FOLDER_MARK).exists()
     for name, members in ours.items():
-        add(name, lambda members=members: _our_table(members, form))  # type: ignore[misc]
+        told = _told_files(path, [found.path for _, found in members]) if path.is_dir() and not is_ours else []
+        add(name, lambda members=members, told=told: _our_table(members, form, told))  # type: ignore[misc]
     for name, group in groups.items():
         inputs = [opened[file] for file in group]
         told = _told_files(path, group) if path.is_dir() else []
@@ -149,7 +151,7 @@ def _described(found: BatchInput, form: InputFormat, doing: str) -> TableSchema 
     return schema if [(column.name, column.type) for column in found.schema] == expected else None
 
 
-def _our_table(members: list[tuple[TableSchema, BatchInput]], form: InputFormat) -> TableReader:
+def _our_table(members: list[tuple[TableSchema, BatchInput]], form: InputFormat, notes: Sequence[str]) -> TableReader:
     schema, first = members[0]
     doing = f"opening table '{schema.name}' from '{first.path}'"
     for other, found in members[1:]:
@@ -185,7 +187,8 @@ def _our_table(members: list[tuple[TableSchema, BatchInput]], form: InputFormat)
     if parts:
         raise CorruptFileError(f"{doing}: got a part {min(parts)}, expected {schema.parts} parts; write it again")
     extras = {extra.name: _extra(first, extra, schema, form) for extra in schema.extras}
-    return ArrowTable(dataclasses.replace(schema, checksums=form.checksums), ordered, column_map(schema), extras)
+    schema = dataclasses.replace(schema, checksums=form.checksums, notes=(*schema.notes, *notes))
+    return ArrowTable(schema, ordered, column_map(schema), extras)
 
 
 def _extra(found: BatchInput, extra: ExtraSchema, schema: TableSchema, form: InputFormat) -> Callable[[], Array]:

@@ -8,6 +8,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+FOLDER_MARK = ".kvtools"
+"""A file in each folder that kvtools wrote: `--force` replaces no folder without it."""
+
 _VARYING = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|\d+")
 
 _FOLDERS_LOOKED_AT = 1000

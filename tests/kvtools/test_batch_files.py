@@ -403,6 +403,11 @@ def test_a_folder_of_other_things_is_no_table(tmp_path: Path, dialect: str) -> N
     assert f"say --dialect {dialect}" in str(e.value)
     (table,) = open_checkpoint(tmp_path, OpenOptions(dialect)).select([])
     assert table.rows == 2
+    (tmp_path / "ours").mkdir()
+    write([round_trip.table("emb")], tmp_path / "ours" / f"x.{dialect}", dialect)
+    assert f"its rows are those of 'x.{dialect}'" in open_checkpoint(tmp_path / "ours").table("emb").schema.notes
+    write([round_trip.table("emb")], tmp_path / "whole", dialect)
+    assert not open_checkpoint(tmp_path / "whole").table("emb").schema.notes
 
 
 @pytest.mark.parametrize("dialect", FORMATS)

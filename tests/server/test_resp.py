@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis_processes import Server as RedisServer
 from resp_server import serving
+from version_files import write_snapshot
 
 from kvtools._snapshot import RespReader
 from kvtools.client import BadAnswerError, Client
@@ -512,6 +513,21 @@ def test_any_cut_of_the_bytes_gives_the_same_commands(commands: list[list[bytes]
         else:
             assert item == words
     assert not reader.partial
+
+
+def test_rows_of_a_damaged_file_are_an_error(tmp_path: Path) -> None:
+    path = write_snapshot(tmp_path, 1)
+    content = bytearray(path.read_bytes())
+    content[3 * 4096] ^= 1
+    path.write_bytes(content)
+    store = TableStore(path)
+    store.verify_on_use()
+    with serving(static_catalog(store), max_keys=1000) as running:
+        answer = exchange(running.port, command("GET", "emb:1") + command("MGET", "emb:1", "emb:999") + b"PING\r\n")
+    *refused, pong = answer.splitlines()
+    assert len(refused) == 2 and pong == b"+PONG"
+    assert all(line.startswith(b"-") and b"table 'emb', its rows from byte 0 on" in line for line in refused)
+    assert str(tmp_path).encode() not in answer
 
 
 @given(st.binary(max_size=200))

@@ -21,6 +21,7 @@ from kvtools.migrate import write_tables
 from kvtools.server import sources as sources_module
 from kvtools.server.app import create_app
 from kvtools.server.catalog import Catalog, UnknownModelError, UnknownVersionError
+from kvtools.server.request import RequestError
 from kvtools.server.settings import Settings
 from kvtools.server.sources import ModelSource, SharedSources
 from kvtools.server.store import TableStore
@@ -334,6 +335,27 @@ def test_what_one_worker_found_damaged_is_not_served_by_one_that_begins_later(
     assert later.error(2)[0] == "DATA_LOSS"
     write_snapshot(tmp_path / "m", 2)
     assert later.look() == [2] == Watched(tmp_path / "m", shared=tmp_path / "shared").numbers(), "it is another file"
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_snapshot_of_the_cache_that_is_damaged_is_made_again(
+    settled: None, tmp_path: Path, late: bool, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    write_checkpoint(tmp_path / "m", 1)
+    (tmp_path / "shared").mkdir()
+    assert said(Watched(tmp_path / "m").catalog.version()) == 1
+    (made,) = (tmp_path / "cache").glob("*.kvsnap")
+    _flip(made)
+    if late:
+        monkeypatch.setattr("kvtools.server.version_loader._AT_ONCE", -1.0)
+    watched, other = (Watched(tmp_path / "m", shared=tmp_path / "shared") for _ in range(2))
+    if late:
+        with pytest.raises(RequestError, match="not what was written"):
+            said(watched.catalog.version())
+        assert watched.look(1) == other.look(1) == [1]
+    assert said(watched.catalog.version()) == said(other.catalog.version()) == 1
+    assert watched.error(1) == ("OK", "")
+    assert any("it was in the cache, and is made again" in record.message for record in caplog.records)
 
 
 def test_what_another_worker_has_verified_is_trusted(settled: None, slow_to_verify: None, tmp_path: Path) -> None:

@@ -148,6 +148,8 @@ class Snapshot {
 
   const std::string& path() const;
   int64_t bytes() const;
+  // Tells the file that is mapped from every other of this machine: device, inode, size, time of its birth.
+  const std::string& identity() const;
   // Says what the file is, in 32 hexadecimal digits: two files with one fingerprint have the same rows.
   const std::string& fingerprint() const;
   // What else the writer recorded: a JSON object in UTF-8.

@@ -32,8 +32,8 @@ struct Piece {
 // Reads a piece, and maps it: the next reader of it meets no fault. By touching it, since a fault takes the lock of
 // one mapping alone: madvise(MADV_POPULATE_READ) holds that of the whole address space, and a thread of low
 // priority that has it lets all others wait.
-void ReadIn(const Piece& piece) {
-  madvise(const_cast<uint8_t*>(piece.data), static_cast<size_t>(piece.bytes), MADV_WILLNEED);
+void ReadIn(const SnapshotFile& file, const Piece& piece) {
+  file.AskFor(piece.data, piece.bytes);
   for (int64_t at = 0; at < piece.bytes; at += kPage) {
     static_cast<void>(*static_cast<const volatile uint8_t*>(piece.data + at));
   }
@@ -78,7 +78,8 @@ bool Snapshot::Populate(ParallelFor& threads, const GoOn& go_on) {
   if (go_on && !go_on(0, total)) return false;
   for (size_t first = 0; first < pieces.size(); first += kPopulatedPieces) {
     const size_t n = std::min<size_t>(kPopulatedPieces, pieces.size() - first);
-    threads.Run(static_cast<int64_t>(n), [&](int64_t i) { ReadIn(pieces[first + static_cast<size_t>(i)]); });
+    threads.Run(static_cast<int64_t>(n),
+                [&](int64_t i) { ReadIn(*file_, pieces[first + static_cast<size_t>(i)]); });
     for (size_t i = first; i < first + n; ++i) done += pieces[i].bytes;
     if (go_on && !go_on(done, total)) return false;
   }

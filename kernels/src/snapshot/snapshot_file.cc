@@ -8,19 +8,20 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstring>
 #include <mutex>
 #include <system_error>
 #include <thread>
 
-#include "kvtable/parallel_for.h"
 #include "kvtable/types.h"
 
 namespace kvtable {
 namespace {
 
 constexpr int64_t kLetGo = int64_t{4} << 20;         // bytes of a piece
+constexpr std::chrono::milliseconds kPause{1};       // after each
 constexpr int64_t kLetGoAtOnce = int64_t{16} << 20;  // bytes that take less time than a thread for them does
 
 std::mutex registering;
@@ -103,15 +104,14 @@ GuardedRange* Guard(const void* data, int64_t bytes) {
   return range;
 }
 
-// Gives the memory back, and closes the file. A gigabyte takes a tenth of a second: it is let go piece by piece, by
-// threads of its own, and not by whoever used it last, which may be the one that answers all requests. Each
-// piece takes the lock of its mapping alone, as a fault does, and the rest is soon done.
+// Gives the memory back, and closes the file. A gigabyte takes some ten milliseconds: it is let go piece by piece, with
+// pauses, by a thread of its own, and not by whoever used it last, which may be the one that answers all
+// requests. The thread has the usual priority: what it holds in the kernel others wait for.
 void LetGo(uint8_t* data, int64_t bytes, int descriptor) {
-  const int64_t pieces = (bytes + kLetGo - 1) / kLetGo;
-  MakeBackgroundThreads(1)->Run(pieces, [&](int64_t i) {
-    const int64_t first = i * kLetGo;
+  for (int64_t first = 0; first < bytes; first += kLetGo) {
     madvise(data + first, static_cast<size_t>(std::min(kLetGo, bytes - first)), MADV_DONTNEED);
-  });
+    std::this_thread::sleep_for(kPause);
+  }
   munmap(data, static_cast<size_t>(bytes));
   close(descriptor);
 }
@@ -122,6 +122,20 @@ void Release(GuardedRange* range) {
 }
 
 int64_t Nanoseconds(const struct timespec& time) { return time.tv_sec * int64_t{1000000000} + time.tv_nsec; }
+
+// A file that is only touched stays the same; one that has the inode of another that was removed has not.
+std::string IdentityOf(int descriptor, const struct stat& status) {
+  int64_t born = 0;
+#if defined(STATX_BTIME)
+  struct statx more = {};
+  if (statx(descriptor, "", AT_EMPTY_PATH, STATX_BTIME, &more) == 0 && (more.stx_mask & STATX_BTIME) != 0)
+    born = more.stx_btime.tv_sec * int64_t{1000000000} + more.stx_btime.tv_nsec;
+#else
+  static_cast<void>(descriptor);
+#endif
+  return std::to_string(status.st_dev) + ":" + std::to_string(status.st_ino) + ":" +
+         std::to_string(status.st_size) + ":" + std::to_string(born);
+}
 
 [[noreturn]] void ThrowSystem(const std::string& path, int error) {
   throw Error(ErrorCode::kFailedPrecondition,
@@ -142,6 +156,7 @@ SnapshotFile::SnapshotFile(const std::string& path) : path_(path) {
   }
   bytes_ = status.st_size;
   modified_.store(Nanoseconds(status.st_mtim));
+  identity_ = IdentityOf(descriptor_, status);
   if (bytes_ == 0) return;
   void* const data = mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ, MAP_SHARED, descriptor_, 0);
   if (data == MAP_FAILED) {
@@ -164,6 +179,10 @@ SnapshotFile::~SnapshotFile() {
   }
   if (data_ != nullptr) munmap(data_, static_cast<size_t>(bytes_));
   close(descriptor_);
+}
+
+void SnapshotFile::AskFor(const uint8_t* data, int64_t bytes) const {
+  posix_fadvise(descriptor_, data - data_, bytes, POSIX_FADV_WILLNEED);
 }
 
 void SnapshotFile::CheckUnchanged() const {
