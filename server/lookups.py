@@ -18,7 +18,7 @@ from enum import Enum
 from typing import Literal
 
 from kvtools._snapshot import PreparedLookup
-from kvtools.errors import UnknownTableError
+from kvtools.errors import KvtoolsError, UnknownTableError
 from kvtools.lookup_frame import MISSING
 from kvtools.server.answer import STREAMED_NUMBERS, Answer, answer_lookup, answer_row, answer_tables
 from kvtools.server.catalog import Catalog, NoVersionError, ServedVersion, UnknownModelError, UnknownVersionError
@@ -244,7 +244,7 @@ def error_answer(error: Exception) -> Answer:
         return error_answer(RequestError(503, "not_ready", str(error), {"Retry-After": "1"}))
     if code := _UNKNOWN.get(type(error)):
         return error_answer(RequestError(404, code, str(error)))
-    _log.error("a lookup failed", exc_info=error)
+    _log.error("a lookup failed: %s", error, exc_info=None if isinstance(error, KvtoolsError) else error)
     return error_answer(RequestError(500, "internal", f"{type(error).__name__}; the server's log says more"))
 
 

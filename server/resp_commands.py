@@ -6,6 +6,7 @@ has, too, are in its words, since clients look for them; what follows a semicolo
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -17,8 +18,9 @@ from kvtools.errors import BadInputError, KvtoolsError, one_line
 from kvtools.server.answer import TableCount
 from kvtools.server.observer import Observer
 from kvtools.server.request import RequestError
-from kvtools.server.resp_tables import Tables, answer_command, shown_bytes
+from kvtools.server.resp_tables import RespTable, Tables, answer_command, shown_bytes
 
+_log = logging.getLogger("kvtools.server")
 OK = b"+OK\r\n"
 _SPOKEN_VERSION = "7.0.0"  # of Redis: clients look what they may ask for
 _FIRST = frozenset((b"AUTH", b"CLIENT", b"COMMAND", b"ECHO", b"HELLO", b"PING", b"QUIT", b"RESET"))  # need no key
@@ -317,11 +319,23 @@ class RespCommands:
             self._observer.authorize(self.headers, (table.name,))
             asked = np.array(keys, np.uint64 if table.low == 0 else np.int64).view(np.int64)
             for place, key in zip(places, asked, strict=True):
-                reply, missing = answer_command(table.stored, np.array([key]), True, self.resp3)
+                reply, missing = _row_of(table, key, self.resp3)
                 rows[place] = None if missing else reply
             absent = sum(rows[place] is None for place in places)
             self.counts.append(TableCount(table.name, len(keys), absent))
         return rows
+
+
+def _row_of(table: RespTable, key: np.int64, resp3: bool) -> tuple[bytes, int]:
+    """Return the reply for one key, and how many of it have no row; raises `RequestError`."""
+    try:
+        return answer_command(table.stored, np.array([key]), True, resp3)
+    except RequestError:
+        raise
+    except Exception as problem:  # a file that was cut, for one; its path is not for who asks
+        _log.error("a lookup of the Redis protocol failed: %s", problem)
+        said = f"internal: {type(problem).__name__}; the server's log says more"
+        raise RequestError(500, "internal", said) from problem
 
 
 def _refuse_key(key: bytes) -> NoReturn:
