@@ -193,10 +193,11 @@ class Metrics:
     def inferences(self) -> dict[tuple[str, int, str], Inferences]:
         """Return what was asked of models in the protocols of others, by model, version and signature."""
         total, _ = self._total()
-        return {
-            asked: Inferences(*[*counts, total.last_inferences.get(asked, 0)])
-            for asked, counts in total.inferences.items()
-        }
+        found = {}
+        for asked, (answers, answers_ns, errors, errors_ns) in total.inferences.items():
+            last = total.last_inferences.get(asked, 0)
+            found[asked] = Inferences(answers, answers_ns, errors, errors_ns, last)
+        return found
 
     def _total(self) -> tuple[Counts, int]:
         """Return what all workers have counted, and how many they are."""

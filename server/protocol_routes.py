@@ -21,6 +21,7 @@ from starlette.datastructures import Headers
 from starlette.routing import compile_path
 from starlette.types import Receive, Scope, Send
 
+from kvtools.errors import KvtoolsError
 from kvtools.server.answer import STREAMED_NUMBERS
 from kvtools.server.caller import Caller
 from kvtools.server.observer import Observer
@@ -96,7 +97,8 @@ class ProtocolRouter(APIRouter):
             except ProtocolError as error:
                 response, code = error_response(error), error.code.lower()
             except Exception as error:
-                _LOG.exception("answering %s", request.url.path)
+                known = isinstance(error, KvtoolsError)
+                _LOG.error("answering %s: %s", request.url.path, error, exc_info=None if known else error)
                 response = json_response({"error": f"{type(error).__name__}; the server's log says more"}, 500)
                 code = "internal"
             sent = headers.get("content-length", "")

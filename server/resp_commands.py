@@ -18,7 +18,7 @@ from kvtools.errors import BadInputError, KvtoolsError, one_line
 from kvtools.server.answer import TableCount
 from kvtools.server.observer import Observer
 from kvtools.server.request import RequestError
-from kvtools.server.resp_tables import Tables, answer_command, shown_bytes
+from kvtools.server.resp_tables import RespTable, Tables, answer_command, shown_bytes
 
 _log = logging.getLogger("kvtools.server")
 OK = b"+OK\r\n"
@@ -318,17 +318,24 @@ class RespCommands:
             self._observer.authorize_model(self.headers, None)
             self._observer.authorize(self.headers, (table.name,))
             asked = np.array(keys, np.uint64 if table.low == 0 else np.int64).view(np.int64)
-            try:
-                for place, key in zip(places, asked, strict=True):
-                    reply, missing = answer_command(table.stored, np.array([key]), True, self.resp3)
-                    rows[place] = None if missing else reply
-            except KvtoolsError as problem:  # a file that was cut: its path is for the log
-                _log.error("a lookup of the Redis protocol failed: %s", problem)
-                message = f"internal: {type(problem).__name__}; the server's log says more"
-                raise RequestError(500, "internal", message) from None
+            for place, key in zip(places, asked, strict=True):
+                reply, missing = _row_of(table, key, self.resp3)
+                rows[place] = None if missing else reply
             absent = sum(rows[place] is None for place in places)
             self.counts.append(TableCount(table.name, len(keys), absent))
         return rows
+
+
+def _row_of(table: RespTable, key: np.int64, resp3: bool) -> tuple[bytes, int]:
+    """Return the reply for one key, and how many of it have no row; raises `RequestError`."""
+    try:
+        return answer_command(table.stored, np.array([key]), True, resp3)
+    except RequestError:
+        raise
+    except Exception as problem:  # a file that was cut, for one; its path is not for who asks
+        _log.error("a lookup of the Redis protocol failed: %s", problem)
+        said = f"internal: {type(problem).__name__}; the server's log says more"
+        raise RequestError(500, "internal", said) from problem
 
 
 def _refuse_key(key: bytes) -> NoReturn:

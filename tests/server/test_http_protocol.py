@@ -403,7 +403,7 @@ INFER = b'{"inputs": [{"name": "ids", "shape": [1], "datatype": "INT64", "data":
         message("GET /healthz", Connection="close", **{f"a{number}": "b" * 90 for number in range(700)}),
         message("GET /healthz?" + "q" * 70_000, Connection="close"),
         message(LOOKUP, b'{"keys": [0]}', Connection="close", Cookie="c" * 70_000),
-        message("POST /v2/models/ads/infer", INFER, Connection="close", Cookie="c" * 70_000),
+        message("POST /v2/models/ads/emb/infer", INFER, Connection="close", Cookie="c" * 70_000),
         message(LOOKUP, b'{"keys": [0]}', Cookie="c" * 70_000),
     ],
     ids=["header", "headers", "url", "lookup", "infer", "short way"],
