@@ -39,12 +39,13 @@ from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.object_graph import OBJECT_GRAPH
 from kvtools.dialects.options import DEFAULT_MEMORY, Progress
 from kvtools.dialects.savedmodel import FORMAT, MANIFEST
-from kvtools.dialects.schema import TableSchema
+from kvtools.dialects.schema import TableSchema, numpy_dtype
 from kvtools.errors import BadInputError, OutputError
 from kvtools.fit import fit
 from kvtools.key_join import repeated_rows
 from kvtools.lookup_model.functions import Lookup
 from kvtools.lookup_model.model import DEFAULT_SIGNATURE, lookup_model
+from kvtools.partition import owners
 from kvtools.replace_output import check_replaceable, replace_folder
 from kvtools.row_norms import non_finite_rows
 
@@ -111,7 +112,7 @@ def export_saved_model(
     if not readers:
         raise BadInputError(f"exporting '{checkpoint.path}': it has no key-value table; see `kvtools inspect`")
     check_replaceable(output, mark=_MODEL_FILE, force=force)
-    _check_room(readers, output, clip)
+    check_room(readers, output, clip)
     signatures = signature_names([reader.schema.name for reader in readers])
     with replace_folder(output, mark=_MODEL_FILE, force=force) as folder:
         for part in ("assets", "variables"):
@@ -125,7 +126,9 @@ def export_saved_model(
                 index = f"kvtools_{uuid.uuid4().hex}"
                 lookup = Lookup(number, signatures[schema.name], schema.value_dtype, schema.dim, index)
                 lookups.append(lookup)
-                exports.append(_write_table(writer, lookup, reader, clip, memory, progress))
+                tensors = lookup.tensor("keys"), lookup.tensor("values")
+                written = write_table(writer, tensors, reader, clip, memory, progress)
+                exports.append(written.account(schema, lookup.signature, left_out(schema, savedmodel.DIALECT)))
             model = lookup_model(lookups, [export.rows for export in exports])
             writer.string(OBJECT_GRAPH, model.object_graph)
         (folder / _MODEL_FILE).write_bytes(model.saved_model)
@@ -161,20 +164,65 @@ def left_out(schema: TableSchema, dialect: Dialect) -> tuple[str, ...]:
     return fit(schema, dataclasses.replace(dialect, holds=holds)).losses
 
 
-def _write_table(
+@dataclass(frozen=True)
+class Written:
+    """The rows of a table that were written: how many, how many of each part, and which were not."""
+
+    part_rows: tuple[int, ...]
+    cut: int
+    duplicates: int
+    non_finite: int
+
+    def account(self, schema: TableSchema, signature: str, left_out: tuple[str, ...]) -> TableExport:
+        """Say what became of a table."""
+        rows = sum(self.part_rows)
+        row_bytes = schema.dim * numpy_dtype(schema.value_dtype).itemsize + 8
+        return TableExport(
+            name=schema.name,
+            signature=signature,
+            key_dtype=schema.key_dtype,
+            value_dtype=schema.value_dtype,
+            dim=schema.dim,
+            rows=rows,
+            cut=self.cut,
+            duplicates=self.duplicates,
+            non_finite=self.non_finite,
+            bytes=rows * row_bytes,
+            bytes_saved=self.cut * row_bytes,
+            left_out=left_out,
+        )
+
+
+def write_table(
     writer: BundleWriter,
-    lookup: Lookup,
+    tensors: tuple[str, str],
     reader: TableReader,
     clip: Clip | None,
     memory: int,
     progress: Progress | None,
-) -> TableExport:
+    *,
+    behind: Array | None = None,
+    parts: int = 1,
+) -> Written:
+    """Write a table as two tensors: keys [rows], and values [rows + 1 + n, dim], of which one row is zeros.
+
+    Args:
+        writer: the bundle.
+        tensors: what keys and values are called.
+        reader: the table.
+        clip: leave out the rows under this threshold.
+        memory: bytes for the search for keys that are there twice.
+        progress: called after each chunk.
+        behind: rows [n, dim] behind the row of zeros.
+        parts: of how many parts to count the rows.
+    """
     schema = reader.schema
     all_keys = (chunk.keys for chunk in reader.chunks(KEYS, rows=1 << 18))
     replaced = repeated_rows(all_keys, schema.rows, memory=memory)
     kept_keys: list[Array] = []
+    part_rows = np.zeros(parts, np.int64)
     done = cut = non_finite = 0
-    writer.begin(lookup.tensor("values"), reader.value_dtype, (schema.dim,))
+    writer.begin(tensors[1], reader.value_dtype, (schema.dim,))
     for chunk in reader.chunks(KEYS_AND_VALUES):
         keys, values = chunk.keys, chunk.values
         assert values is not None
@@ -190,12 +238,16 @@ def _write_table(
             if not keep.all():
                 keys, values = keys[keep], values[keep]
         writer.append(values)
+        if parts > 1:
+            part_rows += np.bincount(owners(keys, parts, "floor_mod"), minlength=parts)
         kept_keys.append(keys.view(np.int64) if keys.dtype == np.uint64 else keys.astype(np.int64))
         if progress:
             progress(schema.name, done, schema.rows)
     writer.append(np.zeros((1, schema.dim), reader.value_dtype))
+    if behind is not None and len(behind):
+        writer.append(behind)
     writer.end()
-    writer.begin(lookup.tensor("keys"), np.dtype(np.int64), ())
+    writer.begin(tensors[0], np.dtype(np.int64), ())
     for keys in kept_keys:
         writer.append(keys)
     rows = sum(map(len, kept_keys))
@@ -204,21 +256,7 @@ def _write_table(
         # no answer.
         writer.append(np.zeros(1, np.int64))
     writer.end()
-    row_bytes = schema.dim * reader.value_dtype.itemsize + 8
-    return TableExport(
-        name=schema.name,
-        signature=lookup.signature,
-        key_dtype=schema.key_dtype,
-        value_dtype=schema.value_dtype,
-        dim=schema.dim,
-        rows=rows,
-        cut=cut,
-        duplicates=len(replaced),
-        non_finite=non_finite,
-        bytes=rows * row_bytes,
-        bytes_saved=cut * row_bytes,
-        left_out=left_out(schema, savedmodel.DIALECT),
-    )
+    return Written(tuple(part_rows.tolist()) if parts > 1 else (rows,), cut, len(replaced), non_finite)
 
 
 def _write_manifest(
@@ -254,7 +292,8 @@ def _write_manifest(
     path.write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
 
 
-def _check_room(readers: Sequence[TableReader], output: Path, clip: Clip | None) -> None:
+def check_room(readers: Sequence[TableReader], output: Path, clip: Clip | None) -> None:
+    """Raise `OutputError` where the rows of these tables do not fit on the disk of `output`."""
     if clip is not None:
         return  # how much is cut is not known yet
     needed = sum(r.schema.rows * (r.schema.dim * r.value_dtype.itemsize + 8) for r in readers)

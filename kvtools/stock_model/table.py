@@ -85,5 +85,5 @@ def resources_of(body: FunctionBody, handles: Sequence[Handle]) -> list[Resource
     """Add the arguments for some handles to a function; return them for each."""
     found = []
     for at, _ in enumerate(handles):
-        found.append(Resources(*(body.argument(f"{resource}_{at}", RESOURCE) for resource in RESOURCES)))
+        found.append(Resources(*(body.argument(f"table_{at}_{resource}", RESOURCE) for resource in RESOURCES)))
     return found

@@ -1,0 +1,286 @@
+"""Write a trained SavedModel with the operations of key-value tables as one of stock TensorFlow operations.
+
+The graph is rewritten (`kvtools.stock_model`), the rows of its tables are streamed from the model's variables into those
+of the new one, and all else, dense variables, assets and signatures, goes along as it is. TensorFlow is not needed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from kvtools import __version__
+from kvtools.clip import Clip
+from kvtools.dialects import savedmodel
+from kvtools.dialects.bundle import BundleWriter
+from kvtools.dialects.bundle.wire import WireError
+from kvtools.dialects.bundle_output import write_variable
+from kvtools.dialects.chunk import Array
+from kvtools.dialects.interface import Checkpoint, TableReader
+from kvtools.dialects.object_graph import OBJECT_GRAPH
+from kvtools.dialects.options import DEFAULT_MEMORY, Progress
+from kvtools.dialects.savedmodel import FORMAT, MANIFEST
+from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError
+from kvtools.export import TableExport, check_room, left_out, write_table
+from kvtools.replace_output import check_replaceable, replace_folder
+from kvtools.stock_model.fields import join, messages, split, without
+from kvtools.stock_model.handles import Restored, restored_tables
+from kvtools.stock_model.initial_rows import InitialRows, initial_rows
+from kvtools.stock_model.meta_graph import MetaGraph, Tables, rewrite_meta_graph
+from kvtools.stock_model.objects import object_prefixes
+from kvtools.stock_model.op_table import HANDLE, OPERATIONS, RESTORE
+from kvtools.stock_model.rewrite import UnsupportedOperation
+from kvtools.stock_model.stock_ops import foreign_nodes, is_stock
+from kvtools.stock_model.table import StockTable
+
+_MODEL_FILE = "saved_model.pb"
+_ALSO_DONE = frozenset({HANDLE, RESTORE})
+_NOT_COPIED = frozenset({_MODEL_FILE, "variables", "fingerprint.pb"})
+
+
+@dataclass(frozen=True)
+class ModelExport:
+    """What became of a model: its tables, and which functions were left out, a sentence each."""
+
+    tables: list[TableExport]
+    left_out: list[str]
+
+
+def has_custom_operations(folder: Path) -> bool:
+    """Tell whether a folder is a SavedModel with operations that stock TensorFlow has not."""
+    file = folder / _MODEL_FILE
+    if not file.is_file():
+        return False
+    try:
+        return any(True for _ in foreign_nodes(file.read_bytes()))
+    except (WireError, ValueError, AttributeError, KeyError):
+        return False
+
+
+def export_model(
+    checkpoint: Checkpoint,
+    output: Path,
+    *,
+    clip: Clip | None = None,
+    force: bool = False,
+    memory: int = DEFAULT_MEMORY,
+    progress: Progress | None = None,
+) -> ModelExport:
+    """Write the SavedModel that `checkpoint` was opened from as a folder `output` of stock operations.
+
+    Args:
+        checkpoint: a SavedModel, opened.
+        output: the folder to write; it appears when it is whole, and what stood there stays if anything fails.
+        clip: leave out the rows under this threshold: keys like those that were never there.
+        force: replace a SavedModel that is there.
+        memory: how many bytes the search for keys that are there twice may hold; more spills to disk.
+        progress: called after each chunk.
+
+    Raises:
+        BadInputError: what is served has an operation that cannot be rewritten, or a table without rows to restore.
+        OutputError: `output` exists, or cannot be written.
+        CorruptFileError: the model's data is damaged.
+
+    Example:
+        ```python
+        from kvtools.dialects.detect import open_checkpoint
+        export_model(open_checkpoint("trained_model"), Path("models/1"))
+        ```
+    """
+    source = Path(checkpoint.path)
+    check_replaceable(output, mark=_MODEL_FILE, force=force)
+    model = _Model(source, checkpoint)
+    tables = {prefix: model.table(prefix, number) for number, prefix in enumerate(model.readers)}
+    model.rewritten(tables)  # what cannot be rewritten is told before hours of writing
+    check_room(list(model.readers.values()), output, clip)
+    with replace_folder(output, mark=_MODEL_FILE, force=force) as folder:
+        _copy_rest(source, folder)
+        (folder / "variables").mkdir()
+        exports: list[TableExport] = []
+        with BundleWriter(folder / "variables" / "variables") as writer:
+            for prefix, reader in model.readers.items():
+                table = tables[prefix]
+                schema = reader.schema
+                written = write_table(
+                    writer,
+                    (table.tensor("keys"), table.tensor("values")),
+                    reader,
+                    clip,
+                    memory,
+                    progress,
+                    behind=model.initial[prefix][1],
+                    parts=model.parts[prefix],
+                )
+                tables[prefix] = dataclasses.replace(table, part_rows=written.part_rows)
+                exports.append(written.account(schema, "", left_out(schema, savedmodel.DIALECT)))
+            for variable in checkpoint.variables:
+                write_variable(writer, variable, checkpoint.read_variable(variable.name))
+            encoded, tracked, reasons = model.rewritten(tables)
+            if tracked:
+                writer.string(OBJECT_GRAPH, tracked)
+        (folder / _MODEL_FILE).write_bytes(encoded)
+        _write_manifest(folder, checkpoint, list(tables.values()), exports, clip)
+    return ModelExport(exports, reasons)
+
+
+class _Model:
+    """A SavedModel to be rewritten.
+
+    Attributes:
+        readers: its tables, by what their tensors begin with.
+        parts: how many parts the graph has of each.
+        initial: how the keys of each begin, and rows for that.
+    """
+
+    def __init__(self, folder: Path, checkpoint: Checkpoint) -> None:
+        self._folder, self._checkpoint = folder, checkpoint
+        file = folder / _MODEL_FILE
+        try:
+            self._fields = split(file.read_bytes())
+            self._graphs = messages(self._fields, 2)
+            decoded = [MetaGraph.decode(data) for data in self._graphs]
+        except OSError as error:
+            raise BadInputError(f"reading '{file}': {error.strerror or error}") from error
+        except WireError as error:
+            raise CorruptFileError(f"reading '{file}': got malformed bytes ({error}); save the model again") from error
+        self._tracked = self._object_graph()
+        by_prefix = {_prefix(reader): reader for reader in checkpoint.tables.values()}
+        restored = [one for meta in decoded for of in restored_tables(meta.graph).values() for one in of]
+        for meta in decoded:
+            known = {one.prefix for one in restored}
+            restored += [
+                Restored(prefix, 0, 1, "")
+                for prefix, _ in object_prefixes(meta.objects, self._tracked).values()
+                if prefix not in known
+            ]
+        self.readers: dict[str, TableReader] = {}
+        self.parts: dict[str, int] = {}
+        self.initial: dict[str, tuple[InitialRows, Array]] = {}
+        begins = any(_asks_for_initial(meta) for meta in decoded)
+        for one in restored:
+            if one.prefix not in by_prefix or one.prefix in self.readers:
+                continue
+            reader = by_prefix[one.prefix]
+            self.readers[one.prefix] = reader
+            self.parts[one.prefix] = one.parts
+            nothing = InitialRows(), np.zeros((1, reader.dim), reader.value_dtype)
+            self.initial[one.prefix] = initial_rows(reader, _fields_of(one.initializer)) if begins else nothing
+        if not self.readers:
+            raise BadInputError(
+                f"exporting '{folder}': its graph restores none of the {len(checkpoint.tables)} tables in its variables;"
+                " export its tables alone with --table NAME"
+            )
+
+    def _object_graph(self) -> bytes:
+        if not any(variable.name == OBJECT_GRAPH for variable in self._checkpoint.bookkeeping):
+            return b""
+        chunk = next(self._checkpoint.read_variable(OBJECT_GRAPH))
+        return bytes(chunk.reshape(-1)[0])
+
+    def table(self, prefix: str, number: int) -> StockTable:
+        """Return a table as far as it is known before its rows are written."""
+        schema = self.readers[prefix].schema
+        # The index's name decides which one a session or an eager process shares: models never share one.
+        index = f"kvtools_{uuid.uuid4().hex}"
+        parts = (schema.rows,) + (0,) * (self.parts[prefix] - 1)
+        initial = self.initial[prefix][0]
+        return StockTable(
+            number, schema.name, schema.key_dtype, schema.value_dtype, schema.dim, parts, initial, index
+        )
+
+    def rewritten(self, tables: Mapping[str, StockTable]) -> tuple[bytes, bytes, list[str]]:
+        """Return the model as it is with these tables, the objects of its checkpoint, and what was left out."""
+        graphs: list[bytes] = []
+        tracked, reasons = self._tracked, []
+        for data in self._graphs:
+            try:
+                changed = rewrite_meta_graph(data, Tables(tables), self._tracked, is_stock)
+            except UnsupportedOperation as error:
+                raise self._refused(error) from error
+            graphs.append(changed.meta_graph)
+            tracked = changed.tracked or tracked
+            reasons += [f"function '{name}': {_told(error)}" for name, error in changed.left_out.items()]
+        encoded = join([*without(self._fields, 2), *((2, 2, graph) for graph in graphs)])
+        for function, node in foreign_nodes(encoded):
+            raise self._refused(UnsupportedOperation(node, function, "it is none of stock TensorFlow's"))
+        return encoded, tracked, reasons
+
+    def _refused(self, error: UnsupportedOperation) -> KvtoolsError:
+        done = ", ".join(sorted({*OPERATIONS, *_ALSO_DONE}))
+        return BadInputError(
+            f"exporting '{self._folder}': {_told(error)}; those that can be rewritten are {done}"
+        )
+
+
+def _told(error: UnsupportedOperation) -> str:
+    where = f"node '{error.node.name}'" + (f" of function '{error.function}'" if error.function else "")
+    return f"operation '{error.node.op}' ({where}) cannot be rewritten: {error.reason}"
+
+
+def _prefix(reader: TableReader) -> str:
+    """What a table's tensors begin with, as the operation says that restores it."""
+    path = reader.schema.metadata.get("object_path")
+    if not isinstance(path, str):
+        return reader.schema.name
+    return f"{path}/.ATTRIBUTES/kv" if path else ".ATTRIBUTES/kv"
+
+
+def _fields_of(initializer: str) -> Mapping[str, object]:
+    found = json.loads(initializer) if initializer else {}
+    return found if isinstance(found, dict) else {}
+
+
+def _asks_for_initial(meta: MetaGraph) -> bool:
+    return any(node.op in OPERATIONS and node.attrs.text("mode") == "initial" for _, node in meta.graph.all_nodes())
+
+
+def _copy_rest(source: Path, folder: Path) -> None:
+    """Assets and what else lies in the model's folder."""
+    for entry in sorted(source.iterdir()):
+        if entry.name in _NOT_COPIED:
+            continue
+        if entry.is_dir():
+            shutil.copytree(entry, folder / entry.name)
+        else:
+            shutil.copyfile(entry, folder / entry.name)
+
+
+def _write_manifest(
+    folder: Path,
+    checkpoint: Checkpoint,
+    tables: Sequence[StockTable],
+    exports: Sequence[TableExport],
+    clip: Clip | None,
+) -> None:
+    manifest = {
+        "format": FORMAT,
+        "written_by": f"kvtools {__version__}",
+        "source": str(checkpoint.path),
+        "source_dialect": checkpoint.dialect,
+        "whole_model": True,
+        "clip": None if clip is None else {"norm": clip.norm, "threshold": clip.threshold},
+        "tables": [
+            {
+                "name": export.name,
+                "key_dtype": export.key_dtype,
+                "value_dtype": export.value_dtype,
+                "dim": export.dim,
+                "rows": export.rows,
+                "cut": export.cut,
+                "initial_rows": table.initial.stored,
+                "keys": table.tensor("keys"),
+                "values": table.tensor("values"),
+            }
+            for table, export in zip(tables, exports, strict=True)
+        ],
+    }
+    path = folder / MANIFEST
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
