@@ -321,6 +321,8 @@ def _initialize(meta: MetaGraph, tables: Sequence[StockTable]) -> list[Node]:
     nodes.append(Node(_INIT, "NoOp", controls, {}))
     meta.collections = {key: value for key, value in meta.collections.items() if key not in _INIT_COLLECTIONS}
     meta.collections[_MAIN_OP] = message((1, message((1, _INIT))))
+    if not meta.objects and _INIT_SIGNATURE not in meta.signatures:
+        return nodes  # a model of TensorFlow 1: one that is loaded by TensorFlow 2 would have a function of this name
     output = message((1, _INIT), (3, UNKNOWN_RANK))
     meta.signatures[_INIT_SIGNATURE] = message((2, message((1, _INIT_SIGNATURE), (2, output))))
     return nodes
