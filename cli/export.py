@@ -1,17 +1,18 @@
-"""`kvtools export`: tables as a SavedModel of stock TensorFlow operations, or as a snapshot."""
+"""`kvtools export`: a trained model, or tables, as a SavedModel of stock TensorFlow operations, or as a snapshot."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from kvtools.cli.account import print_of_tables
+from kvtools.cli.clip_options import Clipping, describe, print_choices, print_cut, share_missed, warn_unmatched
 from kvtools.cli.layout import columns, shown, size
 from kvtools.cli.options import (
     DEFAULT_MEMORY,
@@ -25,11 +26,12 @@ from kvtools.cli.options import (
     no_standard_output,
 )
 from kvtools.cli.progress import progress_bar
-from kvtools.clip import Clip
+from kvtools.clip import Choice
 from kvtools.dialects.interface import Checkpoint
 from kvtools.errors import UsageError
-from kvtools.export import TableExport, export_saved_model
-from kvtools.export_snapshot import export_snapshot
+from kvtools.export import TableExport, choose_for_saved_model, export_saved_model
+from kvtools.export_model import choose_for_model, export_model, has_custom_operations
+from kvtools.export_snapshot import choose_for_snapshot, export_snapshot
 
 
 def run(
@@ -62,47 +64,65 @@ def run(
         float | None,
         typer.Option("--clip-l2", metavar="X", help="Leave out rows whose Euclidean norm is below X."),
     ] = None,
+    keep_keys: Annotated[
+        str | None,
+        typer.Option("--keep-keys", metavar="FILE", help="Keep only these keys: a key per line, or .npy; - is stdin."),
+    ] = None,
+    drop_keys: Annotated[str | None, typer.Option("--drop-keys", metavar="FILE", help="Leave out these keys.")] = None,
+    keep_zeros: Annotated[
+        bool, typer.Option("--keep-zeros", help="Keep rows of zeros, which are what a missing key gives.")
+    ] = False,
+    clipping: Clipping,
     table: Tables = None,
     source: Source,
     memory: Memory = DEFAULT_MEMORY,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write tables as a SavedModel of stock TensorFlow operations, one signature per table, or as a snapshot.
+    """Write a trained model, or tables, as a SavedModel of stock TensorFlow operations, or tables as a snapshot.
 
-    TensorFlow Serving and tf.saved_model.load open a SavedModel without this package. A signature takes ids (int64, any
+    A SavedModel with operations of its tables becomes one without them, signatures, dense variables and assets as they
+    were. Of a checkpoint, and of the tables that --table names, each table gets a signature. TensorFlow Serving and tf.saved_model.load open a SavedModel without this package. A signature takes ids (int64, any
     shape) and gives embeddings; missing ids give zeros. A snapshot is one file that kvtools serve maps and answers from
-    at once; int8 rows have a scale each. OUT appears whole or not at all.
+    at once; int8 rows have a scale each. A row is kept if it passes all that is asked; rows of zeros are left out, as
+    a missing id gives the same. OUT appears whole or not at all.
 
     \b
     Examples:
       kvtools export --savedmodel exported model.ckpt-100
       kvtools export --savedmodel exported model.ckpt-100 --clip-abs 1e-6 --table user_emb
-      kvtools export --savedmodel models/7 model.ckpt-100 --clip-l2 0.01 --json
+      kvtools export --savedmodel models/7 trained_model --clip-l2 0.01
+      kvtools export --savedmodel models/7 model.ckpt-100 --budget 2GiB --dry-run
+      kvtools export --savedmodel models/7 model.ckpt-100 --policy thresholds.toml
       kvtools export --snapshot model.kvsnap model.ckpt-100 --clip-l2 0.01 --dtype bfloat16
     """
-    clip = _clip(clip_abs, clip_l2)
     if (savedmodel is None) == (snapshot is None):
         raise UsageError("exporting: say --savedmodel OUT or --snapshot OUT, one of them")
     if dtype is not None and snapshot is None:
         raise UsageError(f"exporting: got --dtype {dtype}, which is for --snapshot; see `kvtools cast`")
+    policy = clipping.policy_of(str(path), clip_abs, clip_l2, keep_keys, drop_keys, ("--keep-keys", "--drop-keys"))
     checkpoint = source.open_for(table or [], path, memory)
+    warn_unmatched(policy, [*checkpoint.tables], clipping.policy)
+    what: dict[str, Any] = {
+        "tables": table or (),
+        "policy": policy,
+        "keep_zeros": keep_zeros,
+        "memory": bytes_of(memory),
+    }
+    if savedmodel is None:
+        what["dtype"] = dtype
+    if savedmodel is not None and not table and has_custom_operations(Path(checkpoint.path)):
+        del what["tables"]
+        _export_model(checkpoint, savedmodel, what, force=force, dry_run=clipping.dry_run, as_json=as_json)
+        return
+    if clipping.dry_run:
+        _choose_only(checkpoint, choose_for_snapshot if savedmodel is None else choose_for_saved_model, what, as_json)
+        return
     output = snapshot if savedmodel is None else savedmodel
     assert output is not None
-    if savedmodel is None:
-        with progress_bar("exporting") as progress:
-            exports = export_snapshot(
-                checkpoint,
-                output,
-                tables=table or (),
-                clip=clip,
-                dtype=dtype,
-                force=force,
-                memory=bytes_of(memory),
-                progress=progress,
-            )
-    else:
-        exports = _export_saved_model(checkpoint, output, table or (), clip, force=force, memory=memory)
+    export = export_snapshot if savedmodel is None else export_saved_model
+    with progress_bar("exporting") as progress:
+        exports = export(checkpoint, output, force=force, progress=progress, **what)
     _warn(exports)
     variables = [] if table else _variables_left_out(checkpoint)
     if as_json:
@@ -114,19 +134,34 @@ def run(
         _print_exports(output, exports, variables)
 
 
-def _export_saved_model(
-    checkpoint: Checkpoint, output: Path, tables: Sequence[str], clip: Clip | None, *, force: bool, memory: str
-) -> list[TableExport]:
+def _export_model(
+    checkpoint: Checkpoint, output: Path, what: Mapping[str, Any], *, force: bool, dry_run: bool, as_json: bool
+) -> None:
+    if dry_run:
+        _choose_only(checkpoint, choose_for_model, what, as_json)
+        return
     with progress_bar("exporting") as progress:
-        return export_saved_model(
-            checkpoint,
-            output,
-            tables=tables,
-            clip=clip,
-            force=force,
-            memory=bytes_of(memory),
-            progress=progress,
-        )
+        model = export_model(checkpoint, output, force=force, progress=progress, **what)
+    _warn(model.tables)
+    if as_json:
+        of_tables = [dataclasses.asdict(export) for export in model.tables]
+        record = {"path": str(checkpoint.path), "savedmodel": str(output), "whole_model": True}
+        print(json.dumps({**record, "tables": of_tables, "left_out": model.left_out}))
+    else:
+        _print_exports(output, model.tables, model.left_out)
+
+
+def _choose_only(
+    checkpoint: Checkpoint, choose: Callable[..., list[Choice]], what: Mapping[str, Any], as_json: bool
+) -> None:
+    with progress_bar("choosing rows of") as progress:
+        choices = choose(checkpoint, progress=progress, **what)
+    if as_json:
+        record = {"path": str(checkpoint.path), "dry_run": True, "tables": [describe(choice) for choice in choices]}
+        print(json.dumps(record))
+    else:
+        print_choices(choices)
+        print("nothing was written")
 
 
 def _warn(exports: Sequence[TableExport]) -> None:
@@ -138,7 +173,7 @@ def _warn(exports: Sequence[TableExport]) -> None:
             )
         if export.cut and not export.rows:
             print(
-                f"kvtools: warning: table '{export.name}': the threshold leaves none of its {export.cut} rows;"
+                f"kvtools: warning: table '{export.name}': the thresholds leave none of its {export.cut} rows;"
                 " `kvtools stats` says what each threshold would keep",
                 file=sys.stderr,
             )
@@ -150,14 +185,6 @@ def _warn(exports: Sequence[TableExport]) -> None:
             )
 
 
-def _clip(clip_abs: float | None, clip_l2: float | None) -> Clip | None:
-    if clip_abs is not None and clip_l2 is not None:
-        raise UsageError("exporting: got --clip-abs and --clip-l2, expected one of them")
-    if clip_abs is not None:
-        return Clip("abs", clip_abs)
-    return None if clip_l2 is None else Clip("l2", clip_l2)
-
-
 def _variables_left_out(checkpoint: Checkpoint) -> list[str]:
     if not checkpoint.variables:
         return []
@@ -166,23 +193,36 @@ def _variables_left_out(checkpoint: Checkpoint) -> list[str]:
 
 
 def _print_exports(output: Path, exports: list[TableExport], variables: Sequence[str]) -> None:
+    counted = any(export.lookups for export in exports)
+    signed = any(export.signature for export in exports)
     print(
         columns(
-            ["table", "signature", "rows kept", "rows cut", "bytes", "bytes saved"],
+            [
+                "table",
+                *(["signature"] if signed else []),
+                "rows kept",
+                "rows cut",
+                "bytes",
+                "bytes saved",
+                *(["lookups missed"] if counted else []),
+            ],
             [
                 [
                     shown(export.name),
-                    export.signature,
+                    *([export.signature] if signed else []),
                     f"{export.rows:,}",
                     f"{export.cut:,}",
                     size(export.bytes),
                     size(export.bytes_saved),
+                    *([share_missed(export.lookups, export.lookups_missed)] if counted else []),
                 ]
                 for export in exports
             ],
-            right=frozenset({2, 3, 4, 5}),
+            right=frozenset(range(1 + signed, 7)),
         )
     )
+    for export in exports:
+        print_cut(export.name, export.failed)
     for line in variables:
         print(f"left out: {line}")
     print_of_tables("left out", [(line, export.name) for export in exports for line in export.left_out], len(exports))

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, TypeVar
 
 import typer
 
+from kvtools.byte_size import byte_size
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.interface import Checkpoint
 from kvtools.dialects.options import OpenOptions
@@ -85,7 +85,6 @@ CompressionLevel = Annotated[int | None, typer.Option("--compression-level", met
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 DEFAULT_MEMORY = "1GiB"
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])i?)?B?", re.I)
 
 
 @dataclass(frozen=True)
@@ -159,15 +158,8 @@ def check_readable(checkpoint: Checkpoint, tables: Sequence[str], *, any_table: 
 
 
 def bytes_of(text: str) -> int:
-    """Return the number of bytes that a size means; raises `UsageError` if it is none.
-
-    >>> bytes_of("1GiB"), bytes_of("512M"), bytes_of("4096")
-    (1073741824, 536870912, 4096)
-    """
-    found = _SIZE.fullmatch(text.strip())
-    if not found or (size := int(float(found[1]) * 1024 ** " KMGT".index((found[2] or " ").upper()))) < 1:
-        raise UsageError(f"got --memory {text!r}, expected a size such as 512MiB or 2GiB")
-    return size
+    """Return the number of bytes that `--memory` is; raises `UsageError` if it is none."""
+    return byte_size(text, "--memory")
 
 
 def engine_named(name: str) -> Engine:

@@ -1,4 +1,7 @@
-"""Which rows are worth their memory: the rules by which `kvtools clip` and `kvtools export` leave rows out."""
+"""Which rows are worth their memory: the criteria by which `kvtools clip` and `kvtools export` leave rows out.
+
+Which criteria hold for which table is a `Policy` (`clip_policy.py`).
+"""
 
 from __future__ import annotations
 
@@ -14,20 +17,23 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from kvtools.dialects.chunk import Array, Chunk, Columns
+from kvtools.dialects.chunk import KEYS, Array, Chunk, Columns
 from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.options import Progress
 from kvtools.dialects.schema import TableSchema, VersionUnit, row_bytes
 from kvtools.dialects.writing import WriteOptions
 from kvtools.engine import run_all
 from kvtools.errors import BadInputError, UsageError
-from kvtools.key_join import row_numbers
+from kvtools.key_join import repeated_rows, row_numbers
 from kvtools.key_list import KeyList
 from kvtools.migrate import Account, write_tables
 from kvtools.row_mask import RowMask
 from kvtools.row_norms import any_in_row, as_floats, row_norms, rows_not_finite
 from kvtools.table_view import MaskedTable, changed_tables
-from kvtools.top_rows import keep_top, sortable
+from kvtools.top_rows import Scores, keep_top, sortable
+
+By = Literal["freq", "l2", "abs", "version"]
+"""What rows are compared by."""
 
 _SECONDS_PER_DAY = 86_400
 _KEY_ROWS = 1 << 18
@@ -83,13 +89,14 @@ class Top:
     """Keep the `rows` rows with the highest `by`; of equal ones those with the smallest keys."""
 
     rows: int
-    by: Literal["freq", "l2", "abs", "version"]
+    by: By
 
 
 @dataclass(frozen=True)
 class Criteria:
     """Which rows to keep: those that pass all of these; `top` then chooses among them.
 
+    zeros         cut rows of zeros alone
     norms         cut rows below these thresholds
     min_freq      cut rows seen less often
     age           cut rows last written long ago
@@ -106,6 +113,7 @@ class Criteria:
     drop_keys: KeyList | None = None
     top: Top | None = None
     version_unit: VersionUnit | None = None
+    zeros: bool = False
 
     def __post_init__(self) -> None:
         if self.min_freq is not None and self.min_freq < 0:
@@ -118,12 +126,27 @@ class Criteria:
         """Whether nothing would be cut."""
         return dataclasses.replace(self, version_unit=None) == Criteria()
 
+    def described(self) -> dict[str, Any]:
+        """Return the criteria as a policy file names them, lists of keys by their length.
+
+        >>> Criteria(norms=(Clip("l2", 0.5),), top=Top(9, "freq")).described()
+        {'clip-l2': 0.5, 'top-k': 9, 'by': 'freq'}
+        """
+        told: dict[str, Any] = {f"clip-{clip.norm}": clip.threshold for clip in self.norms}
+        told["min-freq"] = self.min_freq
+        told["older-than"] = self.age and f"{self.age.amount}{'s' if self.age.timed else ''}"
+        told["now"] = self.age and self.age.now
+        told["keep-keys"] = None if self.keep_keys is None else len(self.keep_keys)
+        told["drop-keys"] = None if self.drop_keys is None else len(self.drop_keys)
+        told["top-k"], told["by"] = (self.top.rows, self.top.by) if self.top else (None, None)
+        return {name: value for name, value in told.items() if value is not None}
+
     @property
     def columns(self) -> Columns:
         """What has to be read to decide."""
         by = self.top.by if self.top else None
         return Columns(
-            values=bool(self.norms) or by in ("l2", "abs"),
+            values=self.zeros or bool(self.norms) or by in ("l2", "abs"),
             freqs=self.min_freq is not None or by == "freq",
             versions=self.age is not None or by == "version",
         )
@@ -134,29 +157,53 @@ class Choice:
     """Which rows of a table are kept, and why the others are not.
 
     `failed` counts the rows that each criterion cuts; a row may fail several. `non_finite` rows hold a NaN or an
-    infinity and were kept by the norms; `undated` rows have version 0, no time, and were kept by the age.
+    infinity and passed the norms; `undated` rows have version 0, no time, and passed the age. `hidden_rows`, int64 [n],
+    have a key that a later row has again; they are none of `rows`, and not kept. `lookups` is the sum of all rows'
+    frequencies, `lookups_missed` that of the rows that are cut; None where the table has no frequencies. `scores`,
+    uint64 [rows], are what rows can be compared by with those of other tables, if it was asked for.
     """
 
     table: str
     rows: int
     kept: int
-    bytes: int
-    bytes_saved: int
+    row_bytes: int
     failed: Mapping[str, int]
     non_finite: int
     undated: int
-    mask: RowMask = field(repr=False, compare=False)
+    lookups: int | None = None
+    lookups_missed: int | None = None
+    mask: RowMask = field(repr=False, compare=False, kw_only=True)
+    hidden_rows: Array = field(default_factory=lambda: np.empty(0, np.int64), repr=False, compare=False, kw_only=True)
+    scores: Scores | None = field(default=None, repr=False, compare=False, kw_only=True)
 
     @property
     def cut(self) -> int:
         """How many rows are left out."""
         return self.rows - self.kept
 
+    @property
+    def bytes(self) -> int:
+        """The bytes of the rows that are kept, where they go."""
+        return self.kept * self.row_bytes
+
+    @property
+    def bytes_saved(self) -> int:
+        """The bytes that the rows that are cut would take."""
+        return self.cut * self.row_bytes
+
+    @property
+    def hidden(self) -> int:
+        """How many rows have a key that a later row has again."""
+        return len(self.hidden_rows)
+
 
 def choose_rows(
     table: TableReader,
     criteria: Criteria,
     *,
+    distinct: bool = False,
+    score: By | None = None,
+    size: int | None = None,
     memory: int = 1 << 30,
     workers: int | None = None,
     progress: Progress | None = None,
@@ -168,6 +215,9 @@ def choose_rows(
     Args:
         table: the table.
         criteria: what a row must pass.
+        distinct: leave out rows whose key a later one has again, before all else.
+        score: keep in the choice by what its rows can be compared with other tables'; frequencies for each byte.
+        size: the bytes of a row where it goes, its key included; those of all its columns if None.
         memory: bytes to stay within; what needs more goes to temporary files.
         workers: how many parts to read at once.
         progress: called as rows are read.
@@ -182,10 +232,18 @@ def choose_rows(
         ```
     """
     schema = table.schema
-    _check_columns(schema, criteria)
+    check_columns(schema, criteria)
+    size = row_bytes(schema) if size is None else size
+    columns = _columns(criteria, score)
     oldest = _oldest_version(table, criteria)
+    hidden = _hidden_rows(table, memory) if distinct else np.empty(0, np.int64)
+    if columns == KEYS and criteria.keep_keys is None and criteria.drop_keys is None:
+        mask = RowMask(schema.part_rows, memory=memory, kept=True)  # nothing to read
+        mask.clear(hidden)
+        return account_of(table, mask, hidden, size)
     mask = RowMask(schema.part_rows, memory=memory)
-    scores = row_numbers(schema.rows, memory=memory).view(np.uint64) if criteria.top else None
+    tops = row_numbers(schema.rows, memory=memory).view(np.uint64) if criteria.top else None
+    scores = row_numbers(schema.rows, memory=memory).view(np.uint64) if score else None
     starts = np.cumsum([0, *schema.part_rows])
     lock, done = threading.Lock(), 0
 
@@ -193,18 +251,24 @@ def choose_rows(
         nonlocal done
         failed: dict[str, int] = {}
         non_finite = undated = at = 0
-        for chunk in table.chunks(criteria.columns, part=part, rows=_chunk_rows(table, criteria)):
-            kept = np.ones(len(chunk), np.bool_)
+        for chunk in table.chunks(columns, part=part, rows=_chunk_rows(table, columns)):
+            row = starts[part] + at
+            there = np.ones(len(chunk), np.bool_)
+            first, last = np.searchsorted(hidden, [row, row + len(chunk)])
+            there[hidden[first:last] - row] = False
+            kept = there.copy()
             for name, passed in _passes(chunk, criteria, oldest).items():
-                failed[name] = failed.get(name, 0) + len(chunk) - int(np.count_nonzero(passed))
+                failed[name] = failed.get(name, 0) + int(np.count_nonzero(there & ~passed))
                 kept &= passed
             if chunk.values is not None:
                 non_finite += int(np.count_nonzero(rows_not_finite(chunk.values) & kept))
             if oldest is not None and criteria.age is not None and criteria.age.timed:
                 undated += int(np.count_nonzero((chunk.versions == 0) & kept))
             mask.put(part, at, kept)
-            if scores is not None and criteria.top is not None:
-                scores[starts[part] + at : starts[part] + at + len(chunk)] = _scores(chunk, criteria.top)
+            if tops is not None and criteria.top is not None:
+                tops[row : row + len(chunk)] = _scores(chunk, criteria.top.by)
+            if scores is not None and score is not None:
+                scores[row : row + len(chunk)] = _scores(chunk, score, size)
             at += len(chunk)
             with lock:
                 done += len(chunk)
@@ -219,39 +283,36 @@ def choose_rows(
             failed[name] = failed.get(name, 0) + count
         non_finite += part_non_finite
         undated += part_undated
-    if criteria.top is not None and scores is not None:
-        failed["top-k"] = keep_top(table, mask, scores, criteria.top.rows, memory=memory)
-    kept = sum(mask.kept_rows())
-    size = row_bytes(schema)
+    if criteria.top is not None and tops is not None:
+        failed["top-k"] = keep_top(table, mask, tops, criteria.top.rows, memory=memory)
+    choice = account_of(table, mask, hidden, size)
+    return dataclasses.replace(choice, failed=failed, non_finite=non_finite, undated=undated, scores=scores)
+
+
+def account_of(table: TableReader, mask: RowMask, hidden: Array, size: int) -> Choice:
+    """Return the choice that a mask is, with nothing said of why.
+
+    Args:
+        table: the table.
+        mask: which of its rows are kept.
+        hidden: numbers of rows that are none of the table's, as a later one has their key, sorted, int64 [n].
+        size: the bytes of a row where it goes.
+    """
+    schema = table.schema
+    lookups, missed = _lookups(table, mask, hidden) if schema.has_freqs else (None, None)
     return Choice(
         table=schema.name,
-        rows=schema.rows,
-        kept=kept,
-        bytes=kept * size,
-        bytes_saved=(schema.rows - kept) * size,
-        failed=failed,
-        non_finite=non_finite,
-        undated=undated,
+        rows=schema.rows - len(hidden),
+        kept=sum(mask.kept_rows()),
+        row_bytes=size,
+        failed={},
+        non_finite=0,
+        undated=0,
+        lookups=lookups,
+        lookups_missed=missed,
         mask=mask,
+        hidden_rows=hidden,
     )
-
-
-def choose_all(
-    checkpoint: Checkpoint,
-    criteria: Criteria,
-    *,
-    tables: Sequence[str] = (),
-    memory: int = 1 << 30,
-    workers: int | None = None,
-    progress: Progress | None = None,
-) -> list[Choice]:
-    """Decide for these tables of a checkpoint, all if `tables` is empty; see `choose_rows`."""
-    chosen = checkpoint.select(tables)
-    if not chosen:
-        raise BadInputError(f"clipping '{checkpoint.path}': it has no key-value table; see `kvtools inspect`")
-    for table in chosen:  # before any row is read
-        _check_columns(table.schema, criteria)
-    return [choose_rows(table, criteria, memory=memory, workers=workers, progress=progress) for table in chosen]
 
 
 def write_chosen(
@@ -292,12 +353,48 @@ def write_chosen(
     )
 
 
-def _chunk_rows(table: TableReader, criteria: Criteria) -> int:
-    columns = criteria.columns
+def _columns(criteria: Criteria, score: By | None) -> Columns:
+    more = Criteria(top=Top(0, score)).columns if score else KEYS
+    own = criteria.columns
+    return Columns(
+        values=own.values or more.values, freqs=own.freqs or more.freqs, versions=own.versions or more.versions
+    )
+
+
+def _chunk_rows(table: TableReader, columns: Columns) -> int:
     return table.chunk_rows(columns) if columns.values else _KEY_ROWS
 
 
-def _check_columns(schema: TableSchema, criteria: Criteria) -> None:
+def _hidden_rows(table: TableReader, memory: int) -> Array:
+    """Return the numbers of the rows whose key a later row has, counted along all parts, sorted, int64 [n]."""
+    keys = (chunk.keys for chunk in table.chunks(KEYS, rows=_KEY_ROWS))
+    return repeated_rows(keys, table.rows, memory=memory)
+
+
+def _lookups(table: TableReader, mask: RowMask, hidden: Array) -> tuple[int, int]:
+    """Return the sum of the frequencies of all rows but the hidden ones, and of those of them that are not kept."""
+    lookups = kept = row = 0
+    for part in range(table.parts):
+        at = 0
+        for chunk in table.chunks(Columns(freqs=True), part=part, rows=_KEY_ROWS):
+            assert chunk.freqs is not None
+            freqs = np.maximum(chunk.freqs.astype(np.int64), 0)
+            first, last = np.searchsorted(hidden, [row, row + len(chunk)])
+            freqs[hidden[first:last] - row] = 0
+            lookups += _total(freqs)
+            kept += _total(freqs[mask.get(part, at, len(chunk))])
+            at += len(chunk)
+            row += len(chunk)
+    return lookups, lookups - kept
+
+
+def _total(numbers: Array) -> int:
+    """Return the sum of int64 numbers [n] of 0 or more, which may be beyond int64 itself."""
+    return (int((numbers >> 32).sum()) << 32) + int((numbers & 0xFFFFFFFF).sum())
+
+
+def check_columns(schema: TableSchema, criteria: Criteria) -> None:
+    """Raise what keeps a table from being judged by these criteria, reading none of it; see `choose_rows`."""
     for wanted, there, what in (
         (criteria.columns.freqs, schema.has_freqs, "frequencies"),
         (criteria.columns.versions, schema.has_versions, "versions"),
@@ -339,6 +436,9 @@ def _oldest_version(table: TableReader, criteria: Criteria) -> int | None:
 def _passes(chunk: Chunk, criteria: Criteria, oldest: int | None) -> dict[str, Array]:
     """Return, by criterion, which rows of a chunk pass it, bool [n]."""
     passes: dict[str, Array] = {}
+    if criteria.zeros:
+        assert chunk.values is not None
+        passes["zeros"] = any_in_row(chunk.values != 0)  # a NaN is no zero
     for clip in criteria.norms:
         assert chunk.values is not None
         passes["max-abs" if clip.norm == "abs" else "l2"] = clip.keep(chunk.values)
@@ -364,12 +464,14 @@ def _at_least(numbers: Array, least: int) -> Array:
     return np.asarray(numbers >= numbers.dtype.type(max(least, limits.min)))
 
 
-def _scores(chunk: Chunk, top: Top) -> Array:
-    if top.by == "freq" or top.by == "version":
-        column = chunk.freqs if top.by == "freq" else chunk.versions
-        assert column is not None
-        return sortable(column)
+def _scores(chunk: Chunk, by: By, size: int = 1) -> Scores:
+    if by == "freq":
+        assert chunk.freqs is not None
+        return sortable(chunk.freqs if size == 1 else np.maximum(chunk.freqs.astype(np.float64), 0) / size)
+    if by == "version":
+        assert chunk.versions is not None
+        return sortable(chunk.versions)
     assert chunk.values is not None
-    norms = row_norms(chunk.values, top.by)
+    norms = row_norms(chunk.values, by)
     # A row that is not finite is the last to be cut, whatever else is in it.
     return sortable(np.where(rows_not_finite(chunk.values), np.nan, norms))

@@ -23,17 +23,18 @@ import json
 import re
 import shutil
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from kvtools import __version__
-from kvtools.clip import Clip
+from kvtools.clip import Choice
+from kvtools.clip_policy import Policy, choose_all
 from kvtools.dialects import savedmodel
 from kvtools.dialects.bundle import BundleWriter
-from kvtools.dialects.chunk import KEYS, KEYS_AND_VALUES, Array
+from kvtools.dialects.chunk import KEYS_AND_VALUES, Array
 from kvtools.dialects.dialect import Dialect
 from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.object_graph import OBJECT_GRAPH
@@ -42,12 +43,12 @@ from kvtools.dialects.savedmodel import FORMAT, MANIFEST
 from kvtools.dialects.schema import TableSchema, numpy_dtype
 from kvtools.errors import BadInputError, OutputError
 from kvtools.fit import fit
-from kvtools.key_join import repeated_rows
 from kvtools.lookup_model.functions import Lookup
 from kvtools.lookup_model.model import DEFAULT_SIGNATURE, lookup_model
 from kvtools.partition import owners
 from kvtools.replace_output import check_replaceable, replace_folder
 from kvtools.row_norms import non_finite_rows
+from kvtools.table_view import MaskedTable
 
 _MODEL_FILE = "saved_model.pb"
 _NOT_IN_SIGNATURES = re.compile(r"[^A-Za-z0-9_]")
@@ -57,7 +58,9 @@ _NOT_IN_SIGNATURES = re.compile(r"[^A-Za-z0-9_]")
 class TableExport:
     """What became of one table: `rows` were kept in `bytes`, `cut` were left out, saving `bytes_saved`.
 
-    `left_out` says what else of the table is not in the output, one sentence each.
+    `failed` counts the rows that each criterion cut; `lookups` is the sum of all rows' frequencies and `lookups_missed`
+    that of the rows that were cut, None where the table has none. `left_out` says what else of the table is not in the
+    output, one sentence each.
     """
 
     name: str
@@ -72,6 +75,9 @@ class TableExport:
     bytes: int
     bytes_saved: int
     left_out: tuple[str, ...] = ()
+    failed: Mapping[str, int] = field(default_factory=dict)
+    lookups: int | None = None
+    lookups_missed: int | None = None
 
 
 def export_saved_model(
@@ -79,7 +85,8 @@ def export_saved_model(
     output: Path,
     *,
     tables: Sequence[str] = (),
-    clip: Clip | None = None,
+    policy: Policy | None = None,
+    keep_zeros: bool = False,
     force: bool = False,
     memory: int = DEFAULT_MEMORY,
     progress: Progress | None = None,
@@ -92,7 +99,8 @@ def export_saved_model(
         checkpoint: an opened checkpoint, of any dialect.
         output: the folder to write; it appears when it is whole, and what stood there stays if anything fails.
         tables: the tables' names; all if empty.
-        clip: leave out the rows under this threshold.
+        policy: which rows to leave out.
+        keep_zeros: keep rows of zeros alone; they are what a missing key gives, and left out otherwise.
         force: replace a SavedModel that is there.
         memory: how many bytes the search for keys that are there twice may hold; more spills to disk.
         progress: called after each chunk.
@@ -105,14 +113,17 @@ def export_saved_model(
     Example:
         ```python
         from kvtools.dialects.detect import open_checkpoint
-        export_saved_model(open_checkpoint("model.ckpt-100"), Path("out"), clip=Clip("abs", 1e-6))
+        export_saved_model(open_checkpoint("model.ckpt-100"), Path("out"), policy=Policy.of(Criteria(min_freq=2)))
         ```
     """
     readers = checkpoint.select(tables)
     if not readers:
         raise BadInputError(f"exporting '{checkpoint.path}': it has no key-value table; see `kvtools inspect`")
     check_replaceable(output, mark=_MODEL_FILE, force=force)
-    check_room(readers, output, clip)
+    choices = choose_for_saved_model(
+        checkpoint, tables=tables, policy=policy, keep_zeros=keep_zeros, memory=memory, progress=progress
+    )
+    check_room(choices, output)
     signatures = signature_names([reader.schema.name for reader in readers])
     with replace_folder(output, mark=_MODEL_FILE, force=force) as folder:
         for part in ("assets", "variables"):
@@ -120,20 +131,44 @@ def export_saved_model(
         exports: list[TableExport] = []
         lookups: list[Lookup] = []
         with BundleWriter(folder / "variables" / "variables") as writer:
-            for number, reader in enumerate(readers):
+            for number, (reader, choice) in enumerate(zip(readers, choices, strict=True)):
                 schema = reader.schema
                 # The index's name decides which one a session or an eager process shares: models never share one.
                 index = f"kvtools_{uuid.uuid4().hex}"
                 lookup = Lookup(number, signatures[schema.name], schema.value_dtype, schema.dim, index)
                 lookups.append(lookup)
                 tensors = lookup.tensor("keys"), lookup.tensor("values")
-                written = write_table(writer, tensors, reader, clip, memory, progress)
-                exports.append(written.account(schema, lookup.signature, left_out(schema, savedmodel.DIALECT)))
+                exports.append(write_table(writer, tensors, reader, choice, progress, signature=lookup.signature)[0])
             model = lookup_model(lookups, [export.rows for export in exports])
             writer.string(OBJECT_GRAPH, model.object_graph)
         (folder / _MODEL_FILE).write_bytes(model.saved_model)
-        _write_manifest(folder, checkpoint, lookups, exports, clip)
+        _write_manifest(folder, checkpoint, lookups, exports, policy or Policy())
     return exports
+
+
+def choose_for_saved_model(
+    checkpoint: Checkpoint,
+    *,
+    tables: Sequence[str] = (),
+    policy: Policy | None = None,
+    keep_zeros: bool | Collection[str] = False,
+    memory: int = DEFAULT_MEMORY,
+    progress: Progress | None = None,
+) -> list[Choice]:
+    """Decide which rows `export_saved_model` would keep, and write nothing; arguments and errors are its own.
+
+    `keep_zeros` may name the tables that keep their rows of zeros.
+    """
+    return choose_all(
+        checkpoint,
+        policy or Policy(),
+        tables=tables,
+        distinct=True,
+        zeros=lambda table: not (keep_zeros if isinstance(keep_zeros, bool) else table.schema.name in keep_zeros),
+        size=lambda schema: schema.dim * numpy_dtype(schema.value_dtype).itemsize + 8,
+        memory=memory,
+        progress=progress,
+    )
 
 
 def signature_names(tables: Sequence[str]) -> dict[str, str]:
@@ -164,85 +199,49 @@ def left_out(schema: TableSchema, dialect: Dialect) -> tuple[str, ...]:
     return fit(schema, dataclasses.replace(dialect, holds=holds)).losses
 
 
-@dataclass(frozen=True)
-class Written:
-    """The rows of a table that were written: how many, how many of each part, and which were not."""
-
-    part_rows: tuple[int, ...]
-    cut: int
-    duplicates: int
-    non_finite: int
-
-    def account(self, schema: TableSchema, signature: str, left_out: tuple[str, ...]) -> TableExport:
-        """Say what became of a table."""
-        rows = sum(self.part_rows)
-        row_bytes = schema.dim * numpy_dtype(schema.value_dtype).itemsize + 8
-        return TableExport(
-            name=schema.name,
-            signature=signature,
-            key_dtype=schema.key_dtype,
-            value_dtype=schema.value_dtype,
-            dim=schema.dim,
-            rows=rows,
-            cut=self.cut,
-            duplicates=self.duplicates,
-            non_finite=self.non_finite,
-            bytes=rows * row_bytes,
-            bytes_saved=self.cut * row_bytes,
-            left_out=left_out,
-        )
-
-
 def write_table(
     writer: BundleWriter,
     tensors: tuple[str, str],
     reader: TableReader,
-    clip: Clip | None,
-    memory: int,
+    choice: Choice,
     progress: Progress | None,
     *,
+    signature: str = "",
     behind: Array | None = None,
     parts: int = 1,
-) -> Written:
-    """Write a table as two tensors: keys [rows], and values [rows + 1 + n, dim], of which one row is zeros.
+) -> tuple[TableExport, tuple[int, ...]]:
+    """Write a table as two tensors: keys [rows], and values [rows + 1 + n, dim], of which row number `rows` is zeros.
 
     Args:
         writer: the bundle.
         tensors: what keys and values are called.
         reader: the table.
-        clip: leave out the rows under this threshold.
-        memory: bytes for the search for keys that are there twice.
+        choice: which rows to keep.
         progress: called after each chunk.
+        signature: by which it is looked up, for the account.
         behind: rows [n, dim] behind the row of zeros.
         parts: of how many parts to count the rows.
+
+    Returns:
+        What became of the table, and how many rows each part has.
     """
     schema = reader.schema
-    all_keys = (chunk.keys for chunk in reader.chunks(KEYS, rows=1 << 18))
-    replaced = repeated_rows(all_keys, schema.rows, memory=memory)
+    kept = MaskedTable(reader, choice.mask)
     kept_keys: list[Array] = []
     part_rows = np.zeros(parts, np.int64)
-    done = cut = non_finite = 0
+    done = non_finite = 0
     writer.begin(tensors[1], reader.value_dtype, (schema.dim,))
-    for chunk in reader.chunks(KEYS_AND_VALUES):
+    for chunk in kept.chunks(KEYS_AND_VALUES):
         keys, values = chunk.keys, chunk.values
         assert values is not None
-        start, done = done, done + len(keys)
-        first, last = np.searchsorted(replaced, [start, done])
-        if last > first:
-            here = replaced[first:last] - start
-            keys, values = np.delete(keys, here), np.delete(values, here, axis=0)
         non_finite += non_finite_rows(values)
-        if clip is not None:
-            keep = clip.keep(values)
-            cut += len(keep) - int(np.count_nonzero(keep))
-            if not keep.all():
-                keys, values = keys[keep], values[keep]
         writer.append(values)
         if parts > 1:
             part_rows += np.bincount(owners(keys, parts, "floor_mod"), minlength=parts)
         kept_keys.append(keys.view(np.int64) if keys.dtype == np.uint64 else keys.astype(np.int64))
+        done += len(keys)
         if progress:
-            progress(schema.name, done, schema.rows)
+            progress(schema.name, done, choice.kept)
     writer.append(np.zeros((1, schema.dim), reader.value_dtype))
     if behind is not None and len(behind):
         writer.append(behind)
@@ -250,13 +249,29 @@ def write_table(
     writer.begin(tensors[0], np.dtype(np.int64), ())
     for keys in kept_keys:
         writer.append(keys)
-    rows = sum(map(len, kept_keys))
-    if rows == 0:
+    if done == 0:
         # TensorFlow initialises no hash table with nothing: one key that leads to the row of zeros changes
         # no answer.
         writer.append(np.zeros(1, np.int64))
     writer.end()
-    return Written(tuple(part_rows.tolist()) if parts > 1 else (rows,), cut, len(replaced), non_finite)
+    export = TableExport(
+        name=schema.name,
+        signature=signature,
+        key_dtype=schema.key_dtype,
+        value_dtype=schema.value_dtype,
+        dim=schema.dim,
+        rows=done,
+        cut=choice.cut,
+        duplicates=choice.hidden,
+        non_finite=non_finite,
+        bytes=choice.bytes,
+        bytes_saved=choice.bytes_saved,
+        left_out=left_out(schema, savedmodel.DIALECT),
+        failed=choice.failed,
+        lookups=choice.lookups,
+        lookups_missed=choice.lookups_missed,
+    )
+    return export, tuple(part_rows.tolist()) if parts > 1 else (done,)
 
 
 def _write_manifest(
@@ -264,14 +279,14 @@ def _write_manifest(
     checkpoint: Checkpoint,
     lookups: Sequence[Lookup],
     exports: Sequence[TableExport],
-    clip: Clip | None,
+    policy: Policy,
 ) -> None:
     manifest = {
         "format": FORMAT,
         "written_by": f"kvtools {__version__}",
         "source": str(checkpoint.path),
         "source_dialect": checkpoint.dialect,
-        "clip": None if clip is None else {"norm": clip.norm, "threshold": clip.threshold},
+        "budget": policy.budget,
         "tables": [
             {
                 "name": export.name,
@@ -281,6 +296,8 @@ def _write_manifest(
                 "dim": export.dim,
                 "rows": export.rows,
                 "cut": export.cut,
+                "clip": policy.criteria(export.name).described(),
+                "cut_by": {criterion: count for criterion, count in export.failed.items() if count},
                 "keys": lookup.tensor("keys"),
                 "values": lookup.tensor("values"),
             }
@@ -292,11 +309,9 @@ def _write_manifest(
     path.write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
 
 
-def check_room(readers: Sequence[TableReader], output: Path, clip: Clip | None) -> None:
-    """Raise `OutputError` where the rows of these tables do not fit on the disk of `output`."""
-    if clip is not None:
-        return  # how much is cut is not known yet
-    needed = sum(r.schema.rows * (r.schema.dim * r.value_dtype.itemsize + 8) for r in readers)
+def check_room(choices: Sequence[Choice], output: Path) -> None:
+    """Raise `OutputError` where the rows that were chosen do not fit on the disk of `output`."""
+    needed = sum(choice.bytes for choice in choices)
     free = shutil.disk_usage(output.parent).free
     if free < needed:
         raise OutputError(

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from kvtools import __version__
-from kvtools.clip import Clip
-from kvtools.dialects import savedmodel
+from kvtools.clip import Choice
+from kvtools.clip_policy import Policy
 from kvtools.dialects.bundle import BundleWriter
 from kvtools.dialects.bundle.wire import WireError
 from kvtools.dialects.bundle_output import write_variable
@@ -28,7 +28,7 @@ from kvtools.dialects.object_graph import OBJECT_GRAPH
 from kvtools.dialects.options import DEFAULT_MEMORY, Progress
 from kvtools.dialects.savedmodel import FORMAT, MANIFEST
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError
-from kvtools.export import TableExport, check_room, left_out, write_table
+from kvtools.export import TableExport, check_room, choose_for_saved_model, write_table
 from kvtools.replace_output import check_replaceable, replace_folder
 from kvtools.stock_model.fields import join, messages, split, without
 from kvtools.stock_model.handles import Restored, restored_tables
@@ -42,6 +42,7 @@ from kvtools.stock_model.table import StockTable
 
 _MODEL_FILE = "saved_model.pb"
 _ALSO_DONE = frozenset({HANDLE, RESTORE})
+_TELL_ZEROS = frozenset({"KvTableContains", "KvTableSize"})
 _NOT_COPIED = frozenset({_MODEL_FILE, "variables", "fingerprint.pb"})
 
 
@@ -68,7 +69,8 @@ def export_model(
     checkpoint: Checkpoint,
     output: Path,
     *,
-    clip: Clip | None = None,
+    policy: Policy | None = None,
+    keep_zeros: bool = False,
     force: bool = False,
     memory: int = DEFAULT_MEMORY,
     progress: Progress | None = None,
@@ -78,9 +80,10 @@ def export_model(
     Args:
         checkpoint: a SavedModel, opened.
         output: the folder to write; it appears when it is whole, and what stood there stays if anything fails.
-        clip: leave out the rows under this threshold: keys like those that were never there.
+        policy: which rows to leave out: their keys are answered like those that were never there.
+        keep_zeros: keep rows of zeros alone; they are left out otherwise, where the model cannot tell.
         force: replace a SavedModel that is there.
-        memory: how many bytes the search for keys that are there twice may hold; more spills to disk.
+        memory: how many bytes the choice of rows may hold; more spills to disk.
         progress: called after each chunk.
 
     Raises:
@@ -94,54 +97,67 @@ def export_model(
         export_model(open_checkpoint("trained_model"), Path("models/1"))
         ```
     """
-    source = Path(checkpoint.path)
     check_replaceable(output, mark=_MODEL_FILE, force=force)
-    model = _Model(source, checkpoint)
+    model = _Model(checkpoint)
     tables = {prefix: model.table(prefix, number) for number, prefix in enumerate(model.readers)}
     model.rewritten(tables)  # what cannot be rewritten is told before hours of writing
-    check_room(list(model.readers.values()), output, clip)
+    choices = model.choose(policy, keep_zeros=keep_zeros, memory=memory, progress=progress)
+    check_room(choices, output)
     with replace_folder(output, mark=_MODEL_FILE, force=force) as folder:
-        _copy_rest(source, folder)
+        _copy_rest(model.folder, folder)
         (folder / "variables").mkdir()
         exports: list[TableExport] = []
         with BundleWriter(folder / "variables" / "variables") as writer:
-            for prefix, reader in model.readers.items():
+            for (prefix, reader), choice in zip(model.readers.items(), choices, strict=True):
                 table = tables[prefix]
-                schema = reader.schema
-                written = write_table(
+                export, part_rows = write_table(
                     writer,
                     (table.tensor("keys"), table.tensor("values")),
                     reader,
-                    clip,
-                    memory,
+                    choice,
                     progress,
                     behind=model.initial[prefix][1],
                     parts=model.parts[prefix],
                 )
-                tables[prefix] = dataclasses.replace(table, part_rows=written.part_rows)
-                exports.append(written.account(schema, "", left_out(schema, savedmodel.DIALECT)))
+                tables[prefix] = dataclasses.replace(table, part_rows=part_rows)
+                exports.append(export)
             for variable in checkpoint.variables:
                 write_variable(writer, variable, checkpoint.read_variable(variable.name))
-            encoded, tracked, reasons = model.rewritten(tables)
+            encoded, tracked, left_out = model.rewritten(tables)
             if tracked:
                 writer.string(OBJECT_GRAPH, tracked)
         (folder / _MODEL_FILE).write_bytes(encoded)
-        _write_manifest(folder, checkpoint, list(tables.values()), exports, clip)
-    return ModelExport(exports, reasons)
+        _write_manifest(folder, checkpoint, list(tables.values()), exports, policy or Policy())
+    return ModelExport(exports, left_out)
+
+
+def choose_for_model(
+    checkpoint: Checkpoint,
+    *,
+    policy: Policy | None = None,
+    keep_zeros: bool = False,
+    memory: int = DEFAULT_MEMORY,
+    progress: Progress | None = None,
+) -> list[Choice]:
+    """Decide which rows `export_model` would keep, and write nothing; arguments and errors are its own."""
+    model = _Model(checkpoint)
+    model.rewritten({prefix: model.table(prefix, number) for number, prefix in enumerate(model.readers)})
+    return model.choose(policy, keep_zeros=keep_zeros, memory=memory, progress=progress)
 
 
 class _Model:
     """A SavedModel to be rewritten.
 
     Attributes:
+        folder: where it is.
         readers: its tables, by what their tensors begin with.
         parts: how many parts the graph has of each.
         initial: how the keys of each begin, and rows for that.
     """
 
-    def __init__(self, folder: Path, checkpoint: Checkpoint) -> None:
-        self._folder, self._checkpoint = folder, checkpoint
-        file = folder / _MODEL_FILE
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.folder, self._checkpoint = Path(checkpoint.path), checkpoint
+        file = self.folder / _MODEL_FILE
         try:
             self._fields = split(file.read_bytes())
             self._graphs = messages(self._fields, 2)
@@ -164,6 +180,7 @@ class _Model:
         self.parts: dict[str, int] = {}
         self.initial: dict[str, tuple[InitialRows, Array]] = {}
         begins = any(_asks_for_initial(meta) for meta in decoded)
+        self._tells_zeros = begins or any(_asks_what_is_there(meta) for meta in decoded)
         for one in restored:
             if one.prefix not in by_prefix or one.prefix in self.readers:
                 continue
@@ -174,7 +191,7 @@ class _Model:
             self.initial[one.prefix] = initial_rows(reader, _fields_of(one.initializer)) if begins else nothing
         if not self.readers:
             raise BadInputError(
-                f"exporting '{folder}': its graph restores none of the {len(checkpoint.tables)} tables in its variables;"
+                f"exporting '{self.folder}': its graph restores none of the {len(checkpoint.tables)} tables in its variables;"
                 " export its tables alone with --table NAME"
             )
 
@@ -183,6 +200,19 @@ class _Model:
             return b""
         chunk = next(self._checkpoint.read_variable(OBJECT_GRAPH))
         return bytes(chunk.reshape(-1)[0])
+
+    def choose(
+        self, policy: Policy | None, *, keep_zeros: bool, memory: int, progress: Progress | None
+    ) -> list[Choice]:
+        """Decide which rows of each table are kept."""
+        return choose_for_saved_model(
+            self._checkpoint,
+            tables=[reader.schema.name for reader in self.readers.values()],
+            policy=policy,
+            keep_zeros=keep_zeros or self._tells_zeros,
+            memory=memory,
+            progress=progress,
+        )
 
     def table(self, prefix: str, number: int) -> StockTable:
         """Return a table as far as it is known before its rows are written."""
@@ -215,7 +245,7 @@ class _Model:
     def _refused(self, error: UnsupportedOperation) -> KvtoolsError:
         done = ", ".join(sorted({*OPERATIONS, *_ALSO_DONE}))
         return BadInputError(
-            f"exporting '{self._folder}': {_told(error)}; those that can be rewritten are {done}"
+            f"exporting '{self.folder}': {_told(error)}; those that can be rewritten are {done}"
         )
 
 
@@ -241,6 +271,11 @@ def _asks_for_initial(meta: MetaGraph) -> bool:
     return any(node.op in OPERATIONS and node.attrs.text("mode") == "initial" for _, node in meta.graph.all_nodes())
 
 
+def _asks_what_is_there(meta: MetaGraph) -> bool:
+    """Whether a row of zeros is not the same as none."""
+    return any(node.op in _TELL_ZEROS for _, node in meta.graph.all_nodes())
+
+
 def _copy_rest(source: Path, folder: Path) -> None:
     """Assets and what else lies in the model's folder."""
     for entry in sorted(source.iterdir()):
@@ -257,7 +292,7 @@ def _write_manifest(
     checkpoint: Checkpoint,
     tables: Sequence[StockTable],
     exports: Sequence[TableExport],
-    clip: Clip | None,
+    policy: Policy,
 ) -> None:
     manifest = {
         "format": FORMAT,
@@ -265,7 +300,7 @@ def _write_manifest(
         "source": str(checkpoint.path),
         "source_dialect": checkpoint.dialect,
         "whole_model": True,
-        "clip": None if clip is None else {"norm": clip.norm, "threshold": clip.threshold},
+        "budget": policy.budget,
         "tables": [
             {
                 "name": export.name,
@@ -274,6 +309,8 @@ def _write_manifest(
                 "dim": export.dim,
                 "rows": export.rows,
                 "cut": export.cut,
+                "clip": policy.criteria(export.name).described(),
+                "cut_by": {criterion: count for criterion, count in export.failed.items() if count},
                 "initial_rows": table.initial.stored,
                 "keys": table.tensor("keys"),
                 "values": table.tensor("values"),

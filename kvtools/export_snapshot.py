@@ -7,18 +7,22 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from kvtools.cast import CastTable
-from kvtools.clip import Choice, Clip, Criteria, choose_rows
+from kvtools.clip import Choice
+from kvtools.clip_policy import Policy, choose_all
+from kvtools.default_row import with_default_row
 from kvtools.dialects import snapshot
-from kvtools.dialects.chunk import KEYS, Chunk, Columns
+from kvtools.dialects.chunk import Chunk, Columns
 from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.options import DEFAULT_MEMORY, Progress
+from kvtools.dialects.schema import DEFAULT_ROW, TableSchema, numpy_dtype
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, UsageError
 from kvtools.export import TableExport, left_out, signature_names
-from kvtools.key_join import repeated_rows
 from kvtools.migrate import check_output, write_tables
-from kvtools.row_norms import non_finite_rows
+from kvtools.row_norms import rows_not_finite
 from kvtools.snapshot import Snapshot
 from kvtools.table_view import MaskedTable, TableView
 
@@ -30,7 +34,8 @@ def export_snapshot(
     output: Path,
     *,
     tables: Sequence[str] = (),
-    clip: Clip | None = None,
+    policy: Policy | None = None,
+    keep_zeros: bool = False,
     dtype: str | None = None,
     force: bool = False,
     memory: int = DEFAULT_MEMORY,
@@ -45,7 +50,8 @@ def export_snapshot(
         checkpoint: an opened checkpoint, of any dialect.
         output: the file to write; it appears when it is whole, and what stood there stays if anything fails.
         tables: the tables' names; all if empty.
-        clip: leave out the rows under this threshold.
+        policy: which rows to leave out.
+        keep_zeros: keep rows of zeros alone; they are what a missing key gives, and left out otherwise.
         dtype: what rows become: one of `DTYPES`, "int8" with a float32 scale for each row; as they are if None.
         force: replace a file that is there.
         memory: how many bytes of rows to hold; more go through the disk.
@@ -70,22 +76,27 @@ def export_snapshot(
     if dtype is not None and dtype not in DTYPES:
         raise UsageError(f"exporting a snapshot: got --dtype {dtype}, expected {', '.join(DTYPES)}")
     check_output(output, snapshot.NAME, force=force)
+    choices = choose_for_snapshot(
+        checkpoint,
+        tables=tables,
+        policy=policy,
+        keep_zeros=keep_zeros,
+        dtype=dtype,
+        memory=memory,
+        progress=progress,
+    )
     kept: list[TableReader] = []
-    cut, replaced = [0] * len(readers), [0] * len(readers)
-    for number, reader in enumerate(readers):
-        if clip is not None:
-            choice, replaced[number] = _choose(reader, clip, memory, progress)
-            cut[number] = reader.rows - replaced[number] - sum(choice.mask.kept_rows())
-            reader = MaskedTable(reader, choice.mask)
+    for reader, choice in zip(readers, choices, strict=True):
+        table: TableReader = MaskedTable(reader, choice.mask)
         if dtype is not None:
-            reader = CastTable(reader, value_dtype="float32" if dtype == "int8" else dtype)
-        kept.append(_CountedTable(reader))
+            table = CastTable(table, value_dtype="float32" if dtype == "int8" else dtype)
+        kept.append(_CountedTable(table, finite=dtype == "int8"))
     options = WriteOptions(compression="int8" if dtype == "int8" else None, memory=memory, force=force)
     account = write_tables(kept, output, snapshot.NAME, options=options, progress=progress)
     written = Snapshot(output)
     signatures = signature_names([reader.schema.name for reader in readers])
     exports = []
-    for reader, table, rows_cut, hidden, told in zip(readers, kept, cut, replaced, account.tables, strict=True):
+    for reader, table, choice, told in zip(readers, kept, choices, account.tables, strict=True):
         native = written.table(table.schema.name).native
         row_bytes = native.row_bytes + 8
         assert isinstance(table, _CountedTable)
@@ -97,39 +108,74 @@ def export_snapshot(
                 value_dtype="int8" if native.quantized else native.value_dtype,
                 dim=native.dim,
                 rows=told.rows_written,
-                cut=rows_cut,
-                duplicates=hidden + native.duplicates,
+                cut=choice.cut,
+                duplicates=choice.hidden + native.duplicates,
                 non_finite=table.non_finite,
                 bytes=told.rows_written * row_bytes,
-                bytes_saved=rows_cut * row_bytes,
+                bytes_saved=choice.cut * row_bytes,
                 left_out=left_out(reader.schema, snapshot.DIALECT),
+                failed=choice.failed,
+                lookups=choice.lookups,
+                lookups_missed=choice.lookups_missed,
             )
         )
     return exports
 
 
-def _choose(reader: TableReader, clip: Clip, memory: int, progress: Progress | None) -> tuple[Choice, int]:
-    """Choose rows by `clip`, and none that a later one hides: that one may be cut, and its key is gone then."""
-    choice = choose_rows(reader, Criteria(norms=(clip,)), memory=memory, progress=progress)
-    keys = (chunk.keys for chunk in reader.chunks(KEYS, rows=1 << 18))
-    hidden = repeated_rows(keys, reader.rows, memory=memory)
-    choice.mask.clear(hidden)
-    return choice, len(hidden)
+def choose_for_snapshot(
+    checkpoint: Checkpoint,
+    *,
+    tables: Sequence[str] = (),
+    policy: Policy | None = None,
+    keep_zeros: bool = False,
+    dtype: str | None = None,
+    memory: int = DEFAULT_MEMORY,
+    progress: Progress | None = None,
+) -> list[Choice]:
+    """Decide which rows `export_snapshot` would keep, and write nothing; arguments and errors are its own."""
+    return choose_all(
+        checkpoint,
+        policy or Policy(),
+        tables=tables,
+        distinct=True,
+        zeros=lambda table: not keep_zeros and _missing_is_zeros(table),
+        size=lambda schema: _stored_bytes(schema, dtype),
+        memory=memory,
+        progress=progress,
+    )
+
+
+def _missing_is_zeros(table: TableReader) -> bool:
+    """Tell whether a missing key always gets zeros: a table may have a row of its own for them."""
+    told = with_default_row(table)
+    return all(extra.name != DEFAULT_ROW or not told.extra(extra.name).any() for extra in told.schema.extras)
+
+
+def _stored_bytes(schema: TableSchema, dtype: str | None) -> int:
+    """Return the bytes of a row in a snapshot, and of its key."""
+    scale = 4 if dtype == "int8" else 0
+    return scale + schema.dim * numpy_dtype(dtype or schema.value_dtype).itemsize + 8
 
 
 class _CountedTable(TableView):
-    """A table that counts its rows with NaN or infinity as they are read."""
+    """A table that counts its rows with NaN or infinity as they are read, or refuses them."""
 
-    def __init__(self, source: TableReader) -> None:
+    def __init__(self, source: TableReader, *, finite: bool) -> None:
         super().__init__(source, dataclasses.replace(source.schema, slots=()))
         self.non_finite = 0
+        self._finite = finite
         self._counting = threading.Lock()
 
     def read_part(self, part: int, columns: Columns, rows: int, verify: bool) -> Iterator[Chunk]:
         """Yield the rows of one part; see `TableReader.read_part`."""
         for chunk in self.source.read_part(part, columns, rows, verify):
             if chunk.values is not None:
-                found = non_finite_rows(chunk.values)
+                found = np.flatnonzero(rows_not_finite(chunk.values))
+                if self._finite and len(found):
+                    raise BadInputError(
+                        f"writing table '{self.schema.name}' as int8: the row of key {chunk.keys[found[0]]} has NaN or"
+                        " infinity, which int8 with a scale does not hold; write another type, or drop such rows"
+                    )
                 with self._counting:
-                    self.non_finite += found
+                    self.non_finite += len(found)
             yield chunk

@@ -146,6 +146,25 @@ class Snapshot:
         with file_errors():
             return self.native.populate(threads, go_on)
 
+    def verify_on_use(self) -> None:
+        """Compare what lookups and reads touch with its checksum from now on, a mebibyte at a time, before it is used.
+
+        What touches a damaged one raises `CorruptFileError`, and gives nothing. It ends when `verify` has come to its
+        end: lookups cost nothing more from then on.
+
+        Raises:
+            CorruptFileError: a default row is damaged; they are compared at once.
+
+        Example:
+            ```python
+            snapshot = Snapshot("model.kvsnap")
+            snapshot.verify_on_use()
+            values, found = snapshot.table("user_emb").lookup(keys)  # what was written, or an error
+            ```
+        """
+        with file_errors():
+            self.native.verify_on_use()
+
     def verify(self, *, threads: int = 0, go_on: GoOn | None = None) -> bool:
         """Compare all bytes with their checksums, by so many threads (0: one per processor).
 

@@ -53,7 +53,7 @@ def keep_top(table: TableReader, mask: RowMask, scores: Scores, count: int, *, m
         count: how many rows to keep; all if there are no more.
         memory: bytes to stay within.
     """
-    spans = list(_spans(table))
+    spans = list(row_spans(table))
 
     def candidates() -> Iterator[Scores]:
         for part, start, rows, row in spans:
@@ -133,7 +133,7 @@ def _tied(table: TableReader, mask: RowMask, scores: Scores, edge: np.uint64) ->
             row += len(chunk)
 
 
-def _spans(table: TableReader) -> Iterator[tuple[int, int, int, int]]:
+def row_spans(table: TableReader) -> Iterator[tuple[int, int, int, int]]:
     """Yield runs of rows: part, first row of the part, how many, first row counted along all parts."""
     row = 0
     for part, rows in enumerate(table.schema.part_rows):

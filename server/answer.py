@@ -30,8 +30,7 @@ from kvtools.server.request import (
     unknown_table,
 )
 from kvtools.server.settings import Settings
-from kvtools.server.store import StoredTable
-from kvtools.snapshot import file_errors
+from kvtools.server.store import StoredTable, lookup_errors
 
 # JSON of more numbers than this is made and sent block by block.
 STREAMED_NUMBERS = 262_144
@@ -230,7 +229,7 @@ def _look_up(stored: StoredTable, lookup: TableKeys, how: str) -> TableRows:
         if missing and how == "error":
             raise _missing_keys(lookup.table, keys[~found])
         return TableRows(pooled, None, missing)
-    with file_errors():
+    with lookup_errors():
         pooled, missing = stored.table.pool(
             np.ascontiguousarray(keys),
             np.ascontiguousarray(lookup.row_splits),

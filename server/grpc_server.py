@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -81,10 +82,26 @@ class GrpcServer:
         self._running = 0
         self._threads = ThreadPoolExecutor(settings.max_concurrent, "grpc")
         self._grace: float | None = None
+        self._certificate: Any = None
+        self._certificate_used: Any = None
         started: Future[int] = Future()
         self._thread = threading.Thread(target=self._run, args=(started,), name="grpc", daemon=True)
         self._thread.start()
         self.port = started.result()
+
+    def load_certificate(self, certificate: Path, key: Path) -> None:
+        """Use these files, which belong together, from the next connection on. For any thread."""
+        import grpc
+
+        pair = (key.read_bytes(), certificate.read_bytes())
+        self._certificate = grpc.ssl_server_certificate_configuration([pair])
+
+    def _changed_certificate(self) -> Any:
+        """Return what gRPC, which asks at each handshake, is to use from now on; None: what it has."""
+        if self._certificate is self._certificate_used:
+            return None
+        self._certificate_used = self._certificate
+        return self._certificate_used
 
     def stop(self, grace: float | None = None) -> None:
         """Take no new requests, let those in hand go on for `grace` seconds, then end."""
@@ -134,8 +151,10 @@ class GrpcServer:
         address = f"{host}:{settings.grpc_port or 0}"
         try:
             if settings.tls_cert is not None and settings.tls_key is not None:
-                pair = (settings.tls_key.read_bytes(), settings.tls_cert.read_bytes())
-                port = server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
+                self.load_certificate(settings.tls_cert, settings.tls_key)
+                self._certificate_used = self._certificate
+                credentials = grpc.dynamic_ssl_server_credentials(self._certificate, self._changed_certificate)
+                port = server.add_secure_port(address, credentials)
             else:
                 port = server.add_insecure_port(address)
         except RuntimeError:

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from kvtools import __version__
-from kvtools.server.catalog import Catalog
+from kvtools.server.catalog import Catalog, UnknownModelError
 from kvtools.server.observer import Answered
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -48,6 +49,7 @@ class Counts:
         self.seconds: dict[tuple[str, str, str], list[float]] = {}  # protocol, api, table: buckets, then the sum
         self.bytes: dict[str, list[int]] = {}  # protocol: in, out
         self.keys: dict[str, list[int]] = {}  # table: keys, missing
+        self.versions: dict[str, list[int]] = {}  # model: loaded, failed
         self.serving_requests: dict[tuple[str, str], int] = {}  # model, code
         self.serving_seconds: dict[tuple[str, str], list[float]] = {}  # model, entry: buckets, then the sum in us
 
@@ -120,6 +122,8 @@ class Metrics:
         self._catalog = catalog
         self._shared = shared
         self._written: dict[str, Any] | None = None
+        self._versions: dict[str, tuple[int, int]] = {}  # loads and failures of models that are counted already
+        self._counting = threading.Lock()
         self._file = None if shared is None else shared / f"metrics-{os.getpid()}.json"
         if self._file is not None:
             self._take_over(self._file)
@@ -128,6 +132,7 @@ class Metrics:
         """Let the other workers know what was counted; for every second or so."""
         if self._file is None:
             return
+        self._count_versions()
         document = self.counts.to_json()
         if document == self._written:
             return
@@ -138,6 +143,7 @@ class Metrics:
 
     def text(self) -> str:
         """Return all metrics as Prometheus reads them."""
+        self._count_versions()
         total = Counts()
         total.add(self.counts)
         workers = 1
@@ -146,6 +152,23 @@ class Metrics:
                 total.add(_read(path))
                 workers += _lives(path)
         return "".join(_lines(total, self._catalog, workers))
+
+    def _count_versions(self) -> None:
+        """Count the versions that this worker has loaded, or could not load, since the last time."""
+        with self._counting:
+            for name in self._catalog.names():
+                try:
+                    model = self._catalog.model(name)
+                except UnknownModelError:  # it was taken away at this moment
+                    continue
+                now = (model.loads, model.failures)
+                before = self._versions.get(model.name, (0, 0))
+                if any(after < earlier for after, earlier in zip(now, before, strict=True)):
+                    before = (0, 0)  # another model has taken the name
+                mine = self.counts.versions.setdefault(model.name, [0, 0])
+                for place in (0, 1):
+                    mine[place] += now[place] - before[place]
+                self._versions[model.name] = now
 
     def _files(self) -> Iterable[Path]:
         return [] if self._shared is None else sorted(self._shared.glob("metrics-*.json"))
@@ -224,7 +247,7 @@ def _lines(counts: Counts, catalog: Catalog, workers: int) -> Iterator[str]:
         "Keys that had none.",
         [({"table": name}, keys[1]) for name, keys in tables],
     )
-    yield from _of_models(catalog)
+    yield from _of_models(catalog, counts)
     yield from _family(
         ":tensorflow:serving:request_count",
         "counter",
@@ -245,7 +268,7 @@ def _lines(counts: Counts, catalog: Catalog, workers: int) -> Iterator[str]:
     )
 
 
-def _of_models(catalog: Catalog) -> Iterator[str]:
+def _of_models(catalog: Catalog, counts: Counts) -> Iterator[str]:
     models = [catalog.model(name) for name in catalog.names()]
     yield from _family(
         "kvtools_model_version",
@@ -262,14 +285,14 @@ def _of_models(catalog: Catalog) -> Iterator[str]:
     yield from _family(
         "kvtools_versions_loaded_total",
         "counter",
-        "Versions that were loaded, by the worker that is asked.",
-        [({"model": model.name}, model.loads) for model in models],
+        "Versions that were loaded, by all workers: each loads for itself.",
+        [({"model": name}, loaded) for name, (loaded, _) in sorted(counts.versions.items())],
     )
     yield from _family(
         "kvtools_versions_failed_total",
         "counter",
-        "Versions that could not be loaded, by the worker that is asked.",
-        [({"model": model.name}, model.failures) for model in models],
+        "Versions that could not be loaded, by all workers.",
+        [({"model": name}, failed) for name, (_, failed) in sorted(counts.versions.items())],
     )
     yield from _family(
         "kvtools_table_rows",

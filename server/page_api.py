@@ -21,8 +21,7 @@ from pydantic import BaseModel, Field
 from kvtools._snapshot import Table
 from kvtools.server.lookups import Lookups
 from kvtools.server.request import RequestError, parse_key, table_keys
-from kvtools.server.store import StoredTable
-from kvtools.snapshot import file_errors
+from kvtools.server.store import StoredTable, lookup_errors
 
 _FOLDER = FilePath(__file__).parent / "page"
 _FILES = {"page.js": "text/javascript", "page.css": "text/css"}
@@ -115,7 +114,7 @@ def find_nearest(stored: StoredTable, key: str, metric: str, count: int) -> dict
     no row of this key.
     """
     asked = table_keys(parse_key(key, stored.schema.key_dtype), stored.schema.key_dtype, stored.key_limits)
-    with file_errors():
+    with lookup_errors():
         place = int(stored.table.find(asked)[0])
         if place < 0:
             raise RequestError(404, "missing_keys", f"table '{stored.schema.name}' has no row for key {key}")
@@ -174,7 +173,7 @@ def _blocks(table: Table, most: int) -> Iterator[tuple[int, npt.NDArray[Any], Fl
     step = block if wanted == rows else rows // blocks
     for number in range(blocks):
         first = number * step
-        with file_errors():
+        with lookup_errors():
             keys, values, _, _ = table.read(first, min(block, rows - first), freqs=False, versions=False)
         yield first, keys, _float32(values)
 

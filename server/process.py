@@ -32,7 +32,7 @@ from kvtools.server.http_protocol import make_protocol
 from kvtools.server.late_app import App, LateApp
 from kvtools.server.lookups import Lookups
 from kvtools.server.settings import Settings
-from kvtools.server.sources import ModelSource
+from kvtools.server.sources import ModelSource, SharedSources
 from kvtools.server.telemetry import Telemetry
 from kvtools.server.terminal import has_terminal
 from kvtools.server.tls import load_certificate, tls_context
@@ -68,7 +68,9 @@ def run_process(
     """
     room = make_room(settings.max_connections)
     if room < settings.max_connections:
-        log.warning("descriptors suffice for %d connections, not for %d; see ulimit -n", room, settings.max_connections)
+        line = f"descriptors suffice for {room:,} connections, not for {settings.max_connections:,}; see ulimit -n"
+        if settings.shared is None or SharedSources(settings.shared).says_first(line):
+            log.warning("%s", line)
         settings = dataclasses.replace(settings, max_connections=room)
     sys.setswitchinterval(_SWITCH_INTERVAL)
     catalog = Catalog()
@@ -76,13 +78,15 @@ def run_process(
     signal.signal(signal.SIGHUP, lambda number, frame: versions.look_soon())
     tls = tls_context(settings)
     telemetry = Telemetry(catalog, settings)
-    versions.start()
+    versions.load()
     try:
         server = _Server(catalog, settings, versions, telemetry, tls, on_ready, supervisor)
         server.run(sockets=[listener])
     finally:
         versions.stop()
         telemetry.close()
+    if supervisor is None:
+        log.info("ended")
 
 
 class _Server(uvicorn.Server):
@@ -104,6 +108,7 @@ class _Server(uvicorn.Server):
                 self._app,
                 http=make_protocol(lookups),
                 loop="uvloop",
+                log_config=None,  # its lines are written like ours
                 log_level="warning",
                 access_log=False,
                 lifespan="off",
@@ -155,6 +160,7 @@ class _Server(uvicorn.Server):
         ports = {name: port.port for name, port in (("grpc_port", self._grpc), ("resp_port", self._resp)) if port}
         self._app.begin()
         self._on_ready({**_described(self._catalog), **ports})
+        self._versions.go_on()  # now: what was told is what was loaded
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._catalog.draining = True
@@ -174,6 +180,8 @@ class _Server(uvicorn.Server):
         if self.should_exit:  # the second one
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
+        if self._supervisor is None:  # which says so for all
+            log.info("got %s: ending; requests in hand get %g s", signal.Signals(number).name, self._settings.grace)
         self.should_exit = True
 
     def _hang_up(self) -> None:
@@ -181,11 +189,13 @@ class _Server(uvicorn.Server):
             self._end(signal.SIGHUP)  # it was closed
         else:
             self._versions.look_soon()
-
         self._telemetry.reload()
         if self._tls is not None and self._settings.tls_cert and self._settings.tls_key:
             try:
                 load_certificate(self._tls, self._settings.tls_cert, self._settings.tls_key)
+                if self._grpc:
+                    self._grpc.load_certificate(self._settings.tls_cert, self._settings.tls_key)
+                log.info("the certificate was read anew")
             except KvtoolsError as error:
                 log.error("%s; the certificate stays as it is", error)
 
@@ -223,5 +233,6 @@ def _described(catalog: Catalog) -> dict[str, Any]:
             }
             for name in catalog.names()
             for version in catalog.versions(name)[-1:]
-        ]
+        ],
+        "waiting": [name for name in catalog.names() if not catalog.versions(name)],
     }

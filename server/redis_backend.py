@@ -239,10 +239,24 @@ class RedisStore:
         if self.front is not None:
             self.front.populate(stop)
 
-    def verify(self, stop: Any = None) -> None:
+    def verify(self, go_on: Any = None) -> bool:
         """Compare what is in front with its checksums."""
+        return self.front is None or self.front.verify(go_on)
+
+    def verify_on_use(self) -> None:
+        """Verify what lookups touch in front before they use it."""
         if self.front is not None:
-            self.front.verify(stop)
+            self.front.verify_on_use()
+
+    def trust(self) -> None:
+        """Verify nothing on use any more."""
+        if self.front is not None:
+            self.front.trust()
+
+    @property
+    def verifies_on_use(self) -> bool:
+        """Whether lookups verify what they touch in front."""
+        return self.front is not None and self.front.verifies_on_use
 
 
 def _check_same(name: str, front: TableSchema, back: TableSchema) -> None:

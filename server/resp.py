@@ -26,6 +26,7 @@ from kvtools.server.request import RequestError
 from kvtools.server.resp_commands import RespCommands, error, refusal
 from kvtools.server.resp_tables import RespTable, Tables, answer_command
 from kvtools.server.settings import Settings
+from kvtools.server.store import lookup_errors
 
 _log = logging.getLogger("kvtools.server")
 _LONGEST_WORD = 4096
@@ -227,7 +228,8 @@ def answer_lookup(table: RespTable, reader: RespReader, resp3: bool, plain: bool
     try:
         if plain:
             assert table.native is not None
-            return reader.answer(table.native, resp3)
+            with lookup_errors():
+                return reader.answer(table.native, resp3)
         replies: list[bytes] = []
         every = reader.keys()
         start, missing = 0, 0
@@ -246,7 +248,7 @@ def answer_lookup(table: RespTable, reader: RespReader, resp3: bool, plain: bool
                 missing += absent
             start = stop
         return b"".join(replies), missing
-    except RequestError as problem:  # A backend that does not answer.
+    except RequestError as problem:  # A backend that does not answer, a file that is damaged.
         return refusal(problem) * len(reader.commands()), 0
     except Exception as problem:  # A file that was cut, for one.
         _log.error("a lookup of the Redis protocol failed", exc_info=problem)

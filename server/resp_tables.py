@@ -12,7 +12,7 @@ from kvtools._snapshot import Table, resp_answer
 from kvtools.errors import BadInputError
 from kvtools.server.catalog import Catalog, ServedVersion
 from kvtools.server.recent_keys import RecentKeys
-from kvtools.server.store import StoredTable
+from kvtools.server.store import StoredTable, lookup_errors
 
 _AT_ONCE = 65_536  # numbers: a lookup of more goes to a thread
 
@@ -94,7 +94,8 @@ class Tables:
 def answer_command(table: StoredTable, keys: npt.NDArray[np.int64], single: bool, resp3: bool) -> tuple[bytes, int]:
     """Return the reply to a command that asks for `keys` [n] (of uint64: their bits), and how many have no row."""
     if table.table:
-        return resp_answer(table.table, keys, single, resp3)
+        with lookup_errors():
+            return resp_answer(table.table, keys, single, resp3)
     key_dtype = table.schema.key_dtype
     typed: npt.NDArray[Any] = keys.view(np.uint64) if key_dtype == "uint64" else keys.astype(key_dtype)
     values, found = table.lookup(typed)

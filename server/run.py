@@ -120,12 +120,25 @@ def _url(settings: Settings) -> str:
 def _line(settings: Settings, what: dict[str, Any]) -> str:
     models = what["models"]
     tables, rows = (sum(model[field] for model in models) for field in ("tables", "rows"))
+    amount = f"{_counted(tables, 'table')}, {_counted(rows, 'row')}"
     if not models:
         served = "serving no model yet"
     elif len(models) == 1:
-        served = f"serving {tables} tables, {rows} rows of {models[0]['path']}"
+        served = f"serving {amount} of {models[0]['path']}"
     else:
-        served = f"serving {len(models)} models, {tables} tables, {rows} rows"
+        served = f"serving {len(models)} models, {amount}"
+    waiting = ", ".join(f"'{name}'" for name in what["waiting"])
     titles = {"grpc_port": "gRPC", "resp_port": "the Redis protocol"}
     others = "".join(f", {title} at port {what[name]}" for name, title in titles.items() if name in what)
+    if waiting:
+        others += f", waiting for a version of {waiting}"
     return f"{served} at {_url(settings)}{others} (interactive documentation at /docs)"
+
+
+def _counted(number: int, what: str) -> str:
+    """Return a number with its noun.
+
+    >>> _counted(1, "table"), _counted(1500000, "row")
+    ('1 table', '1,500,000 rows')
+    """
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -12,7 +12,7 @@ import importlib
 import logging
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -146,8 +146,17 @@ class SavedModelStore:
     def populate(self, stop: threading.Event | None = None) -> None:
         """Do nothing: the session holds everything in memory."""
 
-    def verify(self, stop: threading.Event | None = None) -> None:
+    def verify(self, go_on: Callable[[], bool] | None = None) -> bool:
         """Do nothing: TensorFlow has checked what it read."""
+        return True
+
+    verifies_on_use = False
+
+    def verify_on_use(self) -> None:
+        """Do nothing, for the same reason."""
+
+    def trust(self) -> None:
+        """Do nothing."""
 
 
 def open_store(

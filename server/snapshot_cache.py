@@ -123,7 +123,7 @@ def _make_room(folder: Path, *, keep: Path, needed: int) -> None:
             return
         if path != keep and not _is_in_use(path):
             path.unlink(missing_ok=True)
-            log.info("removed the snapshot '%s' (%d bytes), which was not served for longest", path, size)
+            log.info("removed the snapshot '%s' (%s bytes), which was not served for longest", path, f"{size:,}")
             taken, left = taken - size, left - 1
 
 
@@ -175,7 +175,8 @@ def _write(
     snapshot = Snapshot(path)
     seconds = time.monotonic() - started
     where = f"'{path}'" if stays else f"a file without a name in '{path.parent}'"
-    log.info("made a snapshot of '%s' in %.1f s: %s (%d bytes)", checkpoint.path, seconds, where, snapshot.bytes)
+    size = f"{snapshot.bytes:,}"
+    log.info("made a snapshot of '%s' in %.1f s: %s (%s bytes)", checkpoint.path, seconds, where, size)
     return snapshot
 
 

@@ -9,11 +9,15 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import IO
 
 from kvtools.server.version_policy import VersionPolicy
+
+_LOOKS_EVERY = 0.02  # s
 
 
 @dataclass(frozen=True)
@@ -79,15 +83,40 @@ class SharedSources:
     def _note(self, kind: str, what: str) -> Path:
         return self._folder / f"{kind}-{hashlib.sha256(what.encode()).hexdigest()[:32]}"
 
+    def says_first(self, what: str) -> bool:
+        """Return whether no worker was told so for `what` before: what all of them find, one says."""
+        try:
+            self._note("said", what).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        except OSError:  # such as a full disk: better twice than never
+            return True
+        return True
+
     @contextlib.contextmanager
-    def only_once(self, what: str) -> Iterator[bool]:
-        """Hold a lock of all workers; gives whether one of them got through this block for `what` before."""
+    def only_once(self, what: str, go_on: Callable[[], bool]) -> Iterator[bool | None]:
+        """Hold a lock of all workers; gives whether one of them got through this block for `what` before.
+
+        None: another one held the lock until `go_on` said no. What the block raises does not count as getting through.
+        """
         note = self._note("done", what)
         with (self._folder / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            while not (held := _try_lock(lock)) and go_on():
+                time.sleep(_LOOKS_EVERY)
+            if not held:
+                yield True if note.exists() else None
+                return
             done = note.exists()
             yield done
             note.touch()
+
+
+def _try_lock(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _policy(entry: Mapping[str, object]) -> VersionPolicy:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from kvtools.dialects.dialect import Source
 from kvtools.dialects.interface import Checkpoint
 from kvtools.dialects.options import OpenOptions, Progress
 from kvtools.dialects.schema import TableSchema
-from kvtools.errors import BadInputError, UnknownTableError
+from kvtools.errors import BadInputError, CorruptFileError, UnknownTableError, one_line
+from kvtools.server.host_paths import without_folders
+from kvtools.server.request import RequestError
 from kvtools.server.snapshot_cache import snapshot_of
 from kvtools.snapshot import Snapshot, file_errors
 
@@ -45,8 +48,9 @@ class StoredTable:
 
         Raises:
             BadInputError: the snapshot was cut or written over in place.
+            RequestError: it is damaged where these keys or rows lie.
         """
-        with file_errors():
+        with lookup_errors():
             return self.table.lookup(np.ascontiguousarray(keys))
 
 
@@ -131,14 +135,44 @@ class TableStore:
         """Read the snapshot into memory, directories and keys first, until `stop` is set; takes its time."""
         self.snapshot.populate(go_on=None if stop is None else lambda done, total: not stop.is_set())
 
-    def verify(self, stop: threading.Event | None = None) -> None:
-        """Compare the snapshot with its checksums, until `stop` is set.
+    def verify(self, go_on: Callable[[], bool] | None = None) -> bool:
+        """Compare the snapshot with its checksums; returns whether it came to its end, before `go_on` said no.
 
         Raises:
             CorruptFileError: the message names table, section and place.
         """
         # By one thread: lookups go on meanwhile, and shall not wait for a processor.
-        self.snapshot.verify(threads=1, go_on=None if stop is None else lambda done, total: not stop.is_set())
+        return self.snapshot.verify(threads=1, go_on=None if go_on is None else lambda done, total: go_on())
+
+    def verify_on_use(self) -> None:
+        """Verify what lookups touch before they use it, until `verify` has come to its end, or `trust` is called.
+
+        Raises:
+            CorruptFileError: a default row is damaged; they are verified at once.
+        """
+        self.snapshot.verify_on_use()
+
+    def trust(self) -> None:
+        """Verify nothing on use any more: another process has verified this file."""
+        self.snapshot.native.trust()
+
+    @property
+    def verifies_on_use(self) -> bool:
+        """Whether lookups verify what they touch."""
+        return self.snapshot.native.verifies_on_use
+
+
+@contextlib.contextmanager
+def lookup_errors() -> Iterator[None]:
+    """Raise what the compiled module says of a file as `BadInputError`; where it is damaged, as a `RequestError`: 503.
+
+    The server lets go of a version whose damage was met, and another one, or another server, has these rows.
+    """
+    try:
+        with file_errors():
+            yield
+    except CorruptFileError as error:
+        raise RequestError(503, "damaged", without_folders(one_line(str(error))), {"Retry-After": "1"}) from error
 
 
 def _some(checkpoint: Checkpoint, tables: int) -> None:

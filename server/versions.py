@@ -4,10 +4,13 @@ One thread per process does this for all models (`Versions`). At every look it l
 (`version_folder.py`), lets the model's policy choose (`version_policy.py`), and for what is chosen and not served yet:
 
 1. waits until its files have stayed as they are for one poll, unless the file itself tells whether it is whole;
-2. opens it, checks every checksum, brings it into memory, touches the rows asked for lately;
+2. opens it, compares every checksum, brings it into memory, touches the rows asked for lately (`version_loader.py`);
 3. publishes it in the catalog: from then on requests get it;
 4. only then lets go of the versions that are not chosen any more. Their files are unmapped when the last request that
    took one of them is done.
+
+Where no version is served yet, requests wait: the first one is served at once, and verified as it is used, until the
+thread has verified all of it. If it is damaged, an older one is loaded the same way, and takes its place.
 
 A version that cannot be loaded is named in the log and in its status, what was served stays, and it is tried again when
 its files change. A version with a label is served, whatever the policy says. If a folder cannot be read, or has no
@@ -16,10 +19,8 @@ version any more, the last one goes on being served: a share that is gone for a 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import queue
-import re
 import threading
 import time
 import weakref
@@ -27,13 +28,11 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
 
-import numpy as np
-
-from kvtools.dialects.options import OpenOptions, Progress
-from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError, UsageError, one_line
+from kvtools.dialects.options import OpenOptions
+from kvtools.errors import BadInputError, one_line
 from kvtools.server.catalog import Catalog, ServedModel, ServedVersion, VersionStatus
+from kvtools.server.host_paths import without_folders
 from kvtools.server.recent_keys import RecentKeys
 from kvtools.server.settings import Settings
 from kvtools.server.sources import ModelSource, SharedSources
@@ -45,17 +44,14 @@ from kvtools.server.version_folder import (
     single_version,
     versions_in,
 )
-from kvtools.snapshot import file_errors
+from kvtools.server.version_loader import StoppedError, VersionLoader, broken, described
 
 log = logging.getLogger("kvtools.serve")
 
 _SETTLED_WITHOUT_POLL = 1.0  # how long files must have been left alone where no poll says it, in s
 _KEPT_ENDED = 16  # versions that have ended stay in the status, the last ones of them
-_TOLD_EVERY = 5.0  # s
 _LONGEST_STOP = 2.0  # s
-_TOUCHED_AT_ONCE = 4096
 _FAULTS_OF_FILES = ("DATA_LOSS", "INVALID_ARGUMENT", "INTERNAL")
-_FOLDERS = re.compile(r"(?<!table )'(?:[^'\s]*/)+([^'/]*)'")
 
 
 @dataclass
@@ -70,16 +66,16 @@ class _Model:
     loading: int | None = None
     leaving: dict[int, list[weakref.ref[TableStore]]] = field(default_factory=dict)
     ended: list[int] = field(default_factory=list)
-    unchecked: set[int] = field(default_factory=set)  # served since the start, checksums not looked at yet
+    unfinished: set[int] = field(default_factory=set)  # served, and not verified or not in memory yet
     recent: dict[str, RecentKeys] = field(default_factory=dict)
     in_folder: bool = False  # its path was seen to be a folder of versions, and stays one when they are gone
     loads: int = 0
     failures: int = 0
     said: str = ""  # the last trouble with the folder itself
 
-
-class _StoppedError(Exception):
-    """The server ends; what was being looked at is neither good nor bad."""
+    def is_damaged(self, number: int) -> bool:
+        """Whether what is served as `number` has turned out bad: not another file, which lies in its place now."""
+        return number in self.bad and self.bad[number][0] == self.served[number][1]
 
 
 class Versions:
@@ -108,7 +104,6 @@ class Versions:
         self._catalog = catalog
         catalog.changes = self
         self._settings = settings
-        self._options = options
         self._shared = SharedSources(settings.shared) if settings.shared else None
         if self._shared and (changed := self._shared.changed()) is not None:
             sources = changed  # a worker that begins after a change
@@ -117,8 +112,10 @@ class Versions:
         # Simple queues may be used from finalizers and signal handlers: their `put` is reentrant.
         self._messages: queue.SimpleQueue[Future[dict[str, str]] | str] = queue.SimpleQueue()
         self._stop = threading.Event()
+        self._loader = VersionLoader(settings, options, self._shared, self._stop)
         self._thread = threading.Thread(target=self._run, name="versions", daemon=True)
         self._started = False
+        self._bad_at_start: list[tuple[_Model, int, str]] = []  # number and what is wrong
         for model in self._models.values():
             self._publish(model)
 
@@ -127,10 +124,14 @@ class Versions:
     def start(self) -> None:
         """Load the newest version of every model, then go on in the background."""
         self.load()
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Go on in the background, after `load`: verify the rest of what is served, look for new versions."""
         self._thread.start()
 
     def load(self) -> None:
-        """Load the newest version of every model, without looking at its checksums yet: that is for the first look."""
+        """Load the newest version of every model, so far that it can be served: the rest is for the background."""
         for name in list(self._models):
             self._look(name)
         if self._settings.poll is not None and any(model.waiting for model in self._unserved()):
@@ -138,10 +139,18 @@ class Versions:
             for name in list(self._models):
                 self._look(name)
         self._started = True
-        for model in self._unserved():
-            if not self._settings.wait:
-                raise BadInputError(f"serving '{model.source.path}': {self._why_none(model)}")
-            log.warning("model '%s': %s; waiting for a version", model.source.name, self._why_none(model))
+        unserved = self._unserved()
+        fails = bool(unserved) and not self._settings.wait
+        for model, number, message in self._bad_at_start:
+            # What the error below says, or the warning, is said once.
+            if not (model in unserved[: 1 if fails else None] and number == max(model.bad, default=None)):
+                self._say_first(logging.ERROR, _bad_line(model, number, message))
+        self._bad_at_start.clear()
+        if fails:
+            raise BadInputError(f"serving '{unserved[0].source.path}': {self._why_none(unserved[0])}")
+        for model in unserved:
+            line = f"model '{model.source.name}': {self._why_none(model)}; waiting for a version"
+            self._say_first(logging.WARNING, line)
 
     def look(self) -> None:
         """Look for new versions of every model once, in this thread: for where there is no other."""
@@ -152,7 +161,7 @@ class Versions:
                 self._look(name)
             except Exception:  # a fault of ours shall not end all swaps to come
                 log.exception("model '%s': looking for versions failed", name)
-        self._check_what_is_served()
+        self._finish()
 
     def look_soon(self) -> None:
         """Look for new versions now. May be called in a signal handler."""
@@ -221,7 +230,7 @@ class Versions:
     # The thread.
 
     def _run(self) -> None:
-        self._check_what_is_served()
+        self._finish()
         while not self._stop.is_set():
             message: Future[dict[str, str]] | str
             try:
@@ -285,11 +294,11 @@ class Versions:
         """Tell whether a version can be served, after loading it where it is not yet."""
         number = found.number
         served = state.served.get(number)
-        if served and served[1] == found.stamp:
-            return True
         bad = state.bad.get(number)
         if bad and bad[0] and bad[0] == found.stamp:
-            return served is not None
+            return served is not None and served[1] != found.stamp
+        if served and served[1] == found.stamp:
+            return True
         if found.problem:
             self._mark_bad(state, found, "INVALID_ARGUMENT", found.problem)
             return served is not None
@@ -308,12 +317,12 @@ class Versions:
             if not settled:
                 state.waiting[number] = "waiting until its files stay as they are"
             elif not self._stop.is_set():
-                if served and (broken := _broken(served[0].store)):
+                if served and (why := broken(served[0].store)):
                     served = None  # what lay there before was written over, and its rows are gone with it
                     with self._changing:
                         self._let_go(state, number)
-                    log.error("model '%s': version %d is taken out of service: %s", state.source.name, number, broken)
-                self._mark_bad(state, found, *_described(error))
+                    log.error("model '%s': version %d is taken out of service: %s", state.source.name, number, why)
+                self._mark_bad(state, found, *described(error))
             return served is not None
         state.loading = None
         with self._changing:
@@ -326,7 +335,8 @@ class Versions:
         rows = sum(table.schema.rows for table in version.store.tables.values())
         seconds = time.monotonic() - started
         if self._started:
-            log.info("model '%s': version %d is served: %d rows, after %.1f s", version.model, number, rows, seconds)
+            line = "model '%s': version %d is served: %s rows, after %.1f s"
+            log.info(line, version.model, number, f"{rows:,}", seconds)
         return True
 
     def _settled(self, state: _Model, found: FoundVersion) -> bool:
@@ -337,63 +347,45 @@ class Versions:
         return not found.stamp or state.seen.get(found.number) == found.stamp or time.time() - found.changed >= quiet
 
     def _load(self, state: _Model, found: FoundVersion) -> ServedVersion:
-        progress = _Progress(f"model '{state.source.name}': version {found.number}")
-        store = _open(found.path, self._options, self._settings, progress)
-        if self._settings.missing == "default":
-            _check_default_rows(store, found.path)
-        for name, table in store.tables.items():
-            if table.duplicates:
-                log.warning("table '%s': %d rows are hidden by a later row of their key", name, table.duplicates)
-        recent = {name: state.recent.setdefault(name, RecentKeys()) for name in store.tables}
-        version = ServedVersion(state.source.name, found.number, Path(found.path), store, recent)
-        if not self._started and not state.served:
-            if self._shared and (fault := self._shared.fault(repr(found.stamp))) is not None:
-                raise CorruptFileError(fault)  # found by a worker that began earlier
-            state.unchecked.add(found.number)  # the first one answers at once, and is looked at afterwards
-            return version
-        self._verify(store, found.stamp)
-        store.populate(self._stop)
-        for name, keys in recent.items():
-            _touch(store, name, keys)
+        version = self._loader.open(state.source.name, found, state.recent)
+        if self._started and any(not state.is_damaged(number) for number in state.served):
+            self._loader.prepare(version, found.stamp)
+        else:  # requests wait for it already
+            self._loader.prepare_at_once(version, found.stamp)
+            state.unfinished.add(found.number)
         return version
 
-    def _check_what_is_served(self) -> None:
-        """Check and bring into memory what has been served unchecked since the start."""
+    def _finish(self) -> None:
+        """Verify and bring into memory what is served without that; what is damaged is taken out of service."""
         for state in list(self._models.values()):
-            for number in sorted(state.unchecked, reverse=True):
-                state.unchecked.discard(number)
-                if number not in state.served or self._stop.is_set():
+            again = set()
+            while state.unfinished and not self._stop.is_set():
+                number = max(state.unfinished)
+                state.unfinished.discard(number)
+                if number not in state.served:
                     continue
                 version, stamp = state.served[number]
                 try:
-                    self._verify(version.store, stamp)
-                    version.store.populate(self._stop)
-                except _StoppedError:
+                    self._loader.finish(version, stamp)
+                except StoppedError:
                     return
                 except Exception as error:
-                    code, message = _described(error)
                     found = FoundVersion(number, str(version.path), stamp, 0)
                     del version
-                    with self._changing:
-                        self._let_go(state, number)
-                        self._mark_bad(state, found, code, message)
+                    self._mark_bad(state, found, *described(error))
+                    if not state.is_damaged(number):  # no memory, no space: at the next look
+                        again.add(number)
+                        continue
                     self._look(state.source.name)  # an older one may do
-
-    def _verify(self, store: TableStore, stamp: Stamp) -> None:
-        """Compare all checksums; of several workers, one does it for all."""
-        if not self._settings.verify:
-            return
-        once = self._shared.only_once(repr(stamp)) if self._shared and stamp else contextlib.nullcontext(False)
-        with once as done_before:
-            if not done_before:
-                try:
-                    store.verify(self._stop)
-                except CorruptFileError as error:
-                    if self._shared and stamp:
-                        self._shared.tell_fault(repr(stamp), str(error))
-                    raise
-                if self._stop.is_set():
-                    raise _StoppedError
+                    with self._changing:
+                        if number in state.served and state.is_damaged(number):
+                            self._let_go(state, number)
+                else:
+                    if number in state.bad and not state.bad[number][0]:
+                        del state.bad[number]
+            state.unfinished |= again
+            with self._changing:
+                self._publish(state)
 
     # What is known, and what is told of it.
 
@@ -408,18 +400,19 @@ class Versions:
         # What may be the machine's fault (no memory, no space, no permission) is tried again at the next look.
         before = state.bad.get(found.number)
         stamp = found.stamp if code in _FAULTS_OF_FILES else ()
-        state.bad[found.number] = stamp, code, _FOLDERS.sub(r"'\1'", one_line(message))
+        state.bad[found.number] = stamp, code, without_folders(one_line(message))
         if before and before[1:] == state.bad[found.number][1:] and before[0] == stamp:
             return  # told before
         state.failures += 1
-        stays = ", ".join(map(str, sorted(state.served)))
-        log.error(
-            "model '%s': version %d cannot be served: %s (%s)",
-            state.source.name,
-            found.number,
-            one_line(message),
-            f"version {stays} stays" if stays else "no other version is served",
-        )
+        if self._started:
+            log.error("%s", _bad_line(state, found.number, message))
+        else:
+            self._bad_at_start.append((state, found.number, message))
+
+    def _say_first(self, level: int, line: str) -> None:
+        """Say at the start what all workers find: one of them says it."""
+        if self._shared is None or self._shared.says_first(line):
+            log.log(level, "%s", line)
 
     def _say(self, state: _Model, trouble: str) -> None:
         if trouble and trouble != state.said:
@@ -479,50 +472,14 @@ class Versions:
         return "there is nothing; --wait waits for it"
 
 
-class _Progress:
-    """Tells in the log how far the snapshot of a version is, where making it takes long."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._last = time.monotonic()
-
-    def __call__(self, table: str, rows: int, total: int) -> None:
-        if (now := time.monotonic()) - self._last >= _TOLD_EVERY:
-            self._last = now
-            log.info("%s: making its snapshot: table '%s', %d of %d rows", self._what, table, rows, total)
-
-
-def _open(path: str, options: OpenOptions | None, settings: Settings, progress: Progress) -> TableStore:
-    cache = settings.cache
-    if settings.backend is not None:
-        from kvtools.server.redis_backend import RedisStore  # redis-py is optional
-
-        front = None
-        if path != settings.backend:
-            front = TableStore(path, options=options, cache=cache, progress=progress)
-        missing = settings.backend_down == "missing"
-        return cast(TableStore, RedisStore(settings.backend, options=options, front=front, missing_while_down=missing))
-    if not (Path(path) / "saved_model.pb").is_file():
-        return TableStore(path, options=options, cache=cache, progress=progress)
-    from kvtools.server.saved_models import open_store  # takes long to import, and may be a whole model
-
-    store: TableStore = open_store(path, options=options, cache=cache, progress=progress)
-    return store
-
-
-def _check_default_rows(store: TableStore, path: str) -> None:
-    """Raise `BadInputError` for the first table that could not give missing keys what --missing default promises."""
-    for name, table in store.tables.items():
-        if table.table is None or table.table.default_row is None:
-            why = (
-                "its rows are in Redis"
-                if table.table is None
-                else "not all of its rows began alike, as far as is known"
-            )
-            raise BadInputError(
-                f"--missing default: table '{name}' of '{path}' has no default row ({why}); say --missing zeros or"
-                " error, or serve the checkpoint of a table whose initializer is a constant"
-            )
+def _bad_line(state: _Model, number: int, message: str) -> str:
+    if number in state.served and state.is_damaged(number):
+        rest = "it is taken out of service"
+    elif stays := ", ".join(map(str, sorted(state.served))):
+        rest = f"version {stays} stays"
+    else:
+        rest = "no other version is served"
+    return f"model '{state.source.name}': version {number} cannot be served: {one_line(message)} ({rest})"
 
 
 def _trouble(state: _Model, by_number: Mapping[int, FoundVersion], chosen: Sequence[int]) -> str:
@@ -534,41 +491,3 @@ def _trouble(state: _Model, by_number: Mapping[int, FoundVersion], chosen: Seque
         if number not in by_number and number not in state.served:
             return f"label '{label}' names version {number}, which is not in its folder"
     return ""
-
-
-def _broken(store: TableStore) -> str:
-    """Return why a store that was sound gives no rows any more; empty if it does."""
-    try:
-        with file_errors():
-            store.snapshot.native.check_unchanged()
-    except BadInputError as error:
-        return one_line(str(error))
-    except AttributeError:  # a whole model, or rows in Redis
-        pass
-    return ""
-
-
-def _described(error: Exception) -> tuple[str, str]:
-    if isinstance(error, CorruptFileError):
-        return "DATA_LOSS", str(error)
-    if isinstance(error, (BadInputError, UsageError)):
-        return "INVALID_ARGUMENT", str(error)
-    if isinstance(error, KvtoolsError):
-        return "UNAVAILABLE", str(error)
-    if isinstance(error, MemoryError):
-        return "RESOURCE_EXHAUSTED", "out of memory"
-    if isinstance(error, OSError):
-        return "UNAVAILABLE", f"{error.strerror or error}"
-    log.error("loading a version", exc_info=error)
-    return "INTERNAL", f"{type(error).__name__}: {error}"
-
-
-def _touch(store: TableStore, name: str, recent: RecentKeys) -> None:
-    table = store.tables[name]
-    keys: np.ndarray[Any, Any] = recent.keys()
-    if table.schema.key_dtype == "uint64":
-        keys = keys.view(np.uint64)
-    else:  # the table may have had wider keys before
-        keys = keys[(keys >= table.key_limits.min) & (keys <= table.key_limits.max)].astype(table.schema.key_dtype)
-    for start in range(0, len(keys), _TOUCHED_AT_ONCE):
-        table.lookup(keys[start : start + _TOUCHED_AT_ONCE])

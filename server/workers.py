@@ -44,6 +44,7 @@ class _Worker:
     started: float = 0.0
     due: float = 0.0  # when to start it again
     short_lives: int = 0
+    answers: bool = False
 
 
 class Supervisor:
@@ -93,6 +94,7 @@ class Supervisor:
                 number = received.si_signo if received else 0
                 closed = number == signal.SIGHUP and had_terminal and not has_terminal()
                 if number in (signal.SIGTERM, signal.SIGINT) or closed:
+                    log.info("got %s: ending; requests in hand get %g s", signal.Signals(number).name, self._grace)
                     return self._end()
                 if number == signal.SIGHUP:
                     self._tell(signal.SIGHUP)
@@ -115,7 +117,7 @@ class Supervisor:
             os.close(worker.ready)
         worker.ready, tell = os.pipe()
         os.set_blocking(worker.ready, False)
-        worker.started, worker.due = time.monotonic(), 0.0
+        worker.started, worker.due, worker.answers = time.monotonic(), 0.0, False
         sys.stdout.flush()
         sys.stderr.flush()
         worker.pid = os.fork()
@@ -158,13 +160,18 @@ class Supervisor:
     def _hear(self) -> None:
         """Take in which workers answer now; start the others after the first one."""
         for worker in self._workers:
-            if not worker.pid or worker.slot not in self._starting:
+            if not worker.pid or worker.answers:
                 continue
             try:
                 line = os.read(worker.ready, 65536).decode().strip()
             except BlockingIOError:
                 continue
             if not line:
+                continue
+            worker.answers = True
+            if worker.slot not in self._starting:
+                took = time.monotonic() - worker.started
+                log.info("worker %d answers again, as process %d, after %.1f s", worker.slot, worker.pid, took)
                 continue
             self._starting.discard(worker.slot)
             if worker.slot == 0:
@@ -222,4 +229,5 @@ class Supervisor:
         late = [worker.slot for worker in self._workers if worker.pid]
         if late:
             log.error("workers %s did not end within %g s; killed", late, self._grace + _AFTER_GRACE)
+        log.info("ended")
         return 1 if late else 0

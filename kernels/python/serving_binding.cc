@@ -3,6 +3,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -53,8 +54,9 @@ class NewBytes {
   nb::object object_;
 };
 
-void Unlocked(int64_t numbers, const std::function<void()>& work) {
-  if (numbers < kWorthReleasing) {
+// `verifies`: a single key may take a mebibyte from the disk.
+void Unlocked(bool verifies, int64_t numbers, const std::function<void()>& work) {
+  if (numbers < kWorthReleasing && !verifies) {
     work();
   } else {
     const nb::gil_scoped_release release;
@@ -73,7 +75,9 @@ nb::object Answer(const SnapshotTable& table, const nb::bytes& body, bool binary
   NewBytes bytes;
   TableAnswer answer;
   try {
-    if (!AnswerLookup(table, TextOf(body), form, bytes.allocator(), Unlocked, &answer)) return nb::none();
+    const bool verifies = table.verifies_on_use();
+    const auto unlocked = [=](int64_t numbers, const auto& work) { Unlocked(verifies, numbers, work); };
+    if (!AnswerLookup(table, TextOf(body), form, bytes.allocator(), unlocked, &answer)) return nb::none();
   } catch (const Error&) {
     return nb::none();  // it will be met again, and then told
   }
@@ -113,7 +117,10 @@ nb::object AnswerFrameOf(const nb::list& tables, const nb::bytes& body, int miss
   std::vector<int64_t> absent;
   NewBytes bytes;
   try {
-    if (!AnswerFrame(of, parts, said, limits, bytes.allocator(), Unlocked, &absent)) return nb::none();
+    const bool verifies =
+        std::any_of(of.begin(), of.end(), [](auto table) { return table->verifies_on_use(); });
+    const auto unlocked = [=](int64_t numbers, const auto& work) { Unlocked(verifies, numbers, work); };
+    if (!AnswerFrame(of, parts, said, limits, bytes.allocator(), unlocked, &absent)) return nb::none();
   } catch (const Error&) {
     return nb::none();  // it will be met again, and then told
   }

@@ -23,8 +23,9 @@ namespace {
 constexpr int64_t kReleaseFrom = 256;  // keys: below that, giving the GIL away costs more than it brings
 
 template <class Body>
-auto WithoutGil(int64_t keys, const Body& body) {
-  if (keys < kReleaseFrom) return body();
+auto WithoutGil(const SnapshotTable& table, int64_t keys, const Body& body) {
+  // A key may take a mebibyte from the disk where they are verified.
+  if (keys < kReleaseFrom && !table.verifies_on_use()) return body();
   const nb::gil_scoped_release release;
   return body();
 }
@@ -46,7 +47,8 @@ class MissingRow {
 nb::object Find(const SnapshotTable& table, nb::handle keys) {
   const KeyPatterns patterns(keys, table.key_type());
   const NewArray rows(patterns.shape(), "int64");
-  WithoutGil(patterns.size(), [&] { table.Find(patterns.data(), patterns.size(), rows.data<int64_t>()); });
+  WithoutGil(table, patterns.size(),
+             [&] { table.Find(patterns.data(), patterns.size(), rows.data<int64_t>()); });
   return rows.Take();
 }
 
@@ -55,7 +57,7 @@ nb::tuple Lookup(const SnapshotTable& table, nb::handle keys, nb::handle missing
   const char* const dtype = as_float32 ? "float32" : NameOf(table.value_type());
   const NewArray values(WithWidth(patterns.shape(), table.dim()), dtype), found(patterns.shape(), "bool");
   const MissingRow row(missing, table.dim(), dtype);
-  WithoutGil(patterns.size(), [&] {
+  WithoutGil(table, patterns.size(), [&] {
     if (as_float32) {
       table.Lookup(patterns.data(), patterns.size(), values.data<float>(), found.data<uint8_t>(),
                    static_cast<const float*>(row.data()));
@@ -91,7 +93,7 @@ nb::tuple Pool(const SnapshotTable& table, nb::handle keys, nb::handle splits, c
   const int64_t bags = bounds.size() - 1;
   const NewArray pooled({bags, table.dim()}, "float32");
   const MissingRow row(missing, table.dim(), "float32");
-  const int64_t absent = WithoutGil(patterns.size(), [&] {
+  const int64_t absent = WithoutGil(table, patterns.size(), [&] {
     return table.Pool(patterns.data(), split, bags, how,
                       weight ? static_cast<const float*>(weight->data()) : nullptr, pooled.data<float>(),
                       static_cast<const float*>(row.data()));
@@ -268,6 +270,9 @@ void BindSnapshots(nb::module_& m) {
       .def_prop_ro("warm", &Snapshot::warm)
       .def("populate", &Populate, "threads"_a = 4, "go_on"_a = nb::none())
       .def("verify", &Verify, "threads"_a = 0, "go_on"_a = nb::none())
+      .def_prop_ro("verifies_on_use", &Snapshot::verifies_on_use)
+      .def("verify_on_use", &Snapshot::VerifyOnUse)
+      .def("trust", &Snapshot::Trust)
       .def("check_unchanged", &Snapshot::CheckUnchanged);
 
   m.def("open", &Open, "path"_a,

@@ -4,11 +4,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from kvtools.cli.main import main
+from kvtools.dialects.detect import open_checkpoint
 
 pytestmark = pytest.mark.usefixtures("tf")
 Capture = pytest.CaptureFixture[str]
@@ -18,7 +20,7 @@ def test_text_and_json(sample_path: Path, tmp_path: Path, capsys: Capture) -> No
     out = str(tmp_path / "out")
     assert main(["export", "--savedmodel", out, str(sample_path), "--clip-l2", "5"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split() == ["ads/emb", "ads_emb", "9", "2", "216", "B", "48", "B"]
+    assert lines[1].split() == ["ads/emb", "ads_emb", "9", "2", "216", "B", "48", "B", "4.55%"]
     assert lines[-1] == f"wrote {out}"
     again = ["export", "--savedmodel", out, str(sample_path), "--table", "user_emb", "--json"]
     assert main(again) == 1
@@ -74,7 +76,7 @@ def test_a_snapshot(sample_path: Path, tmp_path: Path, capsys: Capture) -> None:
     out = str(tmp_path / "out.kvsnap")
     assert main(["export", "--snapshot", out, str(sample_path), "--clip-l2", "5"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split() == ["ads/emb", "ads_emb", "9", "2", "216", "B", "48", "B"]
+    assert lines[1].split() == ["ads/emb", "ads_emb", "9", "2", "216", "B", "48", "B", "4.55%"]
     assert lines[-1] == f"wrote {out}"
     again = ["export", "--snapshot", out, str(sample_path), "--dtype", "int8", "--json"]
     assert main(again) == 1
@@ -132,4 +134,39 @@ def test_a_threshold_that_leaves_no_row_is_a_warning(
     out = str(tmp_path / "out.kvsnap")
     assert main(["export", kind, out, str(sample_path), "--clip-l2", "1e9", "--table", "user_emb"]) == 0
     said = capsys.readouterr().err
-    assert "table 'user_emb': the threshold leaves none of its 5 rows" in said
+    assert "table 'user_emb': the thresholds leave none of its 5 rows" in said
+
+
+@pytest.mark.parametrize("kind", ["--savedmodel", "--snapshot"])
+def test_a_dry_run_says_what_the_export_then_does(
+    sample_path: Path, tmp_path: Path, capsys: Capture, kind: str
+) -> None:
+    out = tmp_path / "out"
+    asked = ["export", kind, str(out), str(sample_path), "--budget", "200B", "--clip-abs", "4", "--json"]
+    assert main([*asked, "--dry-run"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert planned["dry_run"] and not out.exists()
+    assert main(asked) == 0
+    done = json.loads(capsys.readouterr().out)
+    for before, after in zip(planned["tables"], done["tables"], strict=True):
+        for name in ("bytes", "failed", "lookups", "lookups_missed", "cut"):
+            assert before[name] == after[name]
+        assert before["kept"] == after["rows"]
+    assert sum(table["bytes"] for table in done["tables"]) <= 200
+    assert sum(table["failed"].get("budget", 0) for table in done["tables"]) > 0
+    assert [table.rows for table in open_checkpoint(out).tables.values()] == [t["rows"] for t in done["tables"]]
+
+
+@pytest.mark.parametrize("kind", ["--savedmodel", "--snapshot"])
+def test_rows_of_zeros_are_left_out_unless_asked_for(
+    save_plain: Any, make_sample: Any, table_tensors: Any, tmp_path: Path, capsys: Capture, kind: str
+) -> None:
+    sample = make_sample("emb", rows=20)
+    sample.values[[3, 7]] = 0
+    path = save_plain(tmp_path / "a", table_tensors(sample))
+    for more, rows in ([], 18), (["--keep-zeros"], 20):
+        out = tmp_path / f"out{rows}"
+        assert main(["export", kind, str(out), str(path), *more]) == 0
+        assert ("cut: emb: 2 fail zeros" in capsys.readouterr().out) == (rows == 18)
+        kept = {int(key) for key in open_checkpoint(out).table("emb").all_keys()}
+        assert kept == {int(key) for at, key in enumerate(sample.keys) if rows == 20 or at not in (3, 7)}

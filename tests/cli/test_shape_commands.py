@@ -13,6 +13,7 @@ import pytest
 
 from kvtools.cli.main import main
 from kvtools.dialects.detect import open_checkpoint
+from kvtools.dialects.schema import row_bytes
 
 Capture = pytest.CaptureFixture[str]
 
@@ -33,10 +34,10 @@ def test_clip(sample_path: Path, tmp_path: Path, capsys: Capture) -> None:
     status, out, err = run(capsys, "clip", sample_path, tmp_path / "b", "--max-abs", 5, "--min-freq", 8)
     assert (status, err) == (0, "")
     assert out.splitlines()[:5] == [
-        "table      rows  cut  kept  bytes kept  bytes saved",
-        "ads/emb      11    7     4       256 B        448 B",
+        "table      rows  cut  kept  bytes kept  bytes saved  lookups missed",
+        "ads/emb      11    7     4       256 B        448 B          42.42%",
         "empty_emb     0    0     0         0 B          0 B",
-        "user_emb      5    5     0         0 B        140 B",
+        "user_emb      5    5     0         0 B        140 B         100.00%",
         "cut: ads/emb: 4 fail max-abs, 7 fail min-freq; a row may fail several",
     ]
     assert out.endswith(f"wrote {tmp_path / 'b'} (tfplugin)\n") and "nothing left out" not in out
@@ -51,6 +52,25 @@ def test_clip_dry_run_needs_no_output(sample_path: Path, tmp_path: Path, capsys:
     status, out, _ = run(capsys, "clip", sample_path, "--l2", 1, "--dry-run")
     assert status == 0 and out.endswith("nothing was written\n")
     assert sorted(path.name for path in sample_path.iterdir()) == before
+
+
+def test_clip_by_a_policy_within_a_budget(sample_path: Path, tmp_path: Path, capsys: Capture) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text('[[tables]]\nname = "ads/*"\nmin-freq = 8\n[[tables]]\nname = "itm_*"\nmin-freq = 1\n')
+    status, out, err = run(capsys, "clip", sample_path, tmp_path / "b", "--policy", policy, "--budget", "300B")
+    assert status == 0 and "4 fail budget" in out
+    assert err == f"kvtools: warning: 'itm_*' in '{policy}' matches no table; see `kvtools inspect`\n"
+    written = open_checkpoint(tmp_path / "b")
+    assert sum(table.rows * row_bytes(table.schema) for table in written.tables.values()) <= 300
+    assert [table.rows for table in written.tables.values()] == [4, 0, 1]
+
+    status, _, err = run(capsys, "clip", sample_path, "--policy", policy, "--min-freq", 3, "--dry-run")
+    assert status == 2 and "got --policy and thresholds beside it" in err
+    policy.write_text("budget = 5")
+    status, _, err = run(capsys, "clip", sample_path, "--policy", policy, "--budget", 7, "--dry-run")
+    assert status == 2 and "expected one of them" in err
+    status, _, err = run(capsys, "clip", sample_path, "--budget", "lots", "--dry-run")
+    assert status == 2 and "got --budget 'lots'" in err
 
 
 def test_clip_by_age_and_keys(

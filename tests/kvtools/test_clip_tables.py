@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtools.clip import Age, Clip, Criteria, Top, choose_all, choose_rows, write_chosen
+from kvtools.clip import Age, Clip, Criteria, Top, choose_rows, write_chosen
+from kvtools.clip_policy import Policy, choose_all
 from kvtools.dialects.chunk import ALL_COLUMNS
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.interface import Checkpoint, TableReader
@@ -75,7 +76,7 @@ def test_what_is_kept_is_kept_whole(
     }
     before = [row for row in rows_of(checkpoint.table("emb")) if row[0] in expected]
     criteria = Criteria(norms=(Clip("l2", 1.5), Clip("abs", 1)), min_freq=1 << 30)
-    choices = choose_all(checkpoint, criteria)
+    choices = choose_all(checkpoint, Policy.of(criteria))
     account = write_chosen(checkpoint, choices, tmp_path / "out")
     after = open_checkpoint(tmp_path / "out").table("emb")
     assert rows_of(after) == before and 0 < len(before) < 90
@@ -88,7 +89,7 @@ def test_what_is_kept_is_kept_whole(
 def test_empty_table_and_nothing_left(open_sample: Any, tmp_path: Path) -> None:
     for rows, threshold in ((0, 1.0), (9, 1e9)):
         _, checkpoint = open_sample(2, rows=rows)
-        choices = choose_all(checkpoint, Criteria(norms=(Clip("abs", threshold),)))
+        choices = choose_all(checkpoint, Policy.of(Criteria(norms=(Clip("abs", threshold),))))
         write_chosen(checkpoint, choices, tmp_path / "out", options=WriteOptions(force=True))
         table = open_checkpoint(tmp_path / "out").table("emb")
         assert (table.rows, table.parts) == (0, 2)
@@ -235,16 +236,16 @@ def test_refused(open_sample: Any) -> None:
 
     _, checkpoint = open_sample(change=strip)
     with pytest.raises(BadInputError, match="'emb' by frequencies: it has none; name the tables that have them"):
-        choose_all(checkpoint, Criteria(min_freq=1))
+        choose_all(checkpoint, Policy.of(Criteria(min_freq=1)))
     with pytest.raises(BadInputError, match="by versions: it has none"):
-        choose_all(checkpoint, Criteria(top=Top(3, "version")))
+        choose_all(checkpoint, Policy.of(Criteria(top=Top(3, "version"))))
     _, checkpoint = open_sample()
     with pytest.raises(UsageError, match="its versions count seconds, so --older-than is a time"):
-        choose_all(checkpoint, Criteria(age=Age(5, False)))
+        choose_all(checkpoint, Policy.of(Criteria(age=Age(5, False))))
     with pytest.raises(UsageError, match="its versions count steps, so --older-than is a number of steps"):
-        choose_all(checkpoint, Criteria(age=Age(5, True), version_unit="steps"))
+        choose_all(checkpoint, Policy.of(Criteria(age=Age(5, True), version_unit="steps")))
     with pytest.raises(BadInputError, match="say --version-unit"):
-        choose_all(checkpoint, Criteria(age=Age(5, True), version_unit="unknown"))
+        choose_all(checkpoint, Policy.of(Criteria(age=Age(5, True), version_unit="unknown")))
     with pytest.raises(UsageError, match="expected 0 or more"):
         Criteria(min_freq=-1)
     with pytest.raises(UsageError, match="expected 0 or more"):

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtools.clip import Clip
+from kvtools.clip import Clip, Criteria
+from kvtools.clip_policy import Policy
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.errors import BadInputError, CorruptFileError, OutputError, UnknownTableError
 from kvtools.export import export_saved_model, signature_names
@@ -58,7 +59,9 @@ def test_answers_are_the_checkpoints_and_zeros_for_cut_keys(
 ) -> None:
     sample = make_sample(rows=300, key_dtype=key_dtype, value_dtype=value_dtype)
     checkpoint = open_checkpoint(save(tmp_path / "a", table_tensors(sample, 3), slices=2))
-    (export,) = export_saved_model(checkpoint, tmp_path / "out", clip=clip)
+    (export,) = export_saved_model(
+        checkpoint, tmp_path / "out", policy=Policy.of(Criteria(norms=(clip,) if clip else ()))
+    )
     wide = sample.values.astype(np.float64)
     norms = np.abs(wide).max(axis=1) if clip and clip.norm == "abs" else np.sqrt((wide**2).sum(axis=1))
     kept = np.ones(300, bool) if clip is None else norms >= clip.threshold
@@ -242,7 +245,7 @@ def test_rows_that_are_not_finite_are_kept(
     sample.values[4, 1] = np.nan
     sample.values[5, 0] = -np.inf
     checkpoint = open_checkpoint(save_plain(tmp_path / "a", table_tensors(sample)))
-    (export,) = export_saved_model(checkpoint, tmp_path / "out", clip=Clip("l2", 1e6))
+    (export,) = export_saved_model(checkpoint, tmp_path / "out", policy=Policy.of(Criteria(norms=(Clip("l2", 1e6),))))
     assert (export.rows, export.cut, export.non_finite) == (2, 18, 2)
     got = answers(tf, tf.saved_model.load(str(tmp_path / "out")), "emb", sample.keys[[4, 5]])
     assert np.array_equal(got, sample.values[[4, 5]], equal_nan=True)
@@ -250,7 +253,10 @@ def test_rows_that_are_not_finite_are_kept(
 
 def test_everything_cut(tf: Any, sample_path: Path, tmp_path: Path) -> None:
     (export,) = export_saved_model(
-        open_checkpoint(sample_path), tmp_path / "out", tables=["ads/emb"], clip=Clip("abs", 1e9)
+        open_checkpoint(sample_path),
+        tmp_path / "out",
+        tables=["ads/emb"],
+        policy=Policy.of(Criteria(norms=(Clip("abs", 1e9),))),
     )
     assert (export.rows, export.cut) == (0, 11)
     assert not answers(tf, tf.saved_model.load(str(tmp_path / "out")), "ads_emb", [0, -7]).any()
@@ -269,9 +275,14 @@ def test_signature_names_are_legal_and_differ() -> None:
 
 
 def test_manifest(sample_path: Path, tmp_path: Path) -> None:
-    export_saved_model(open_checkpoint(sample_path), tmp_path / "out", tables=["user_emb"], clip=Clip("l2", 5))
+    export_saved_model(
+        open_checkpoint(sample_path),
+        tmp_path / "out",
+        tables=["user_emb"],
+        policy=Policy.of(Criteria(norms=(Clip("l2", 5),))),
+    )
     manifest = json.loads((tmp_path / "out" / "assets.extra" / "kvtools.json").read_text())
-    assert manifest["clip"] == {"norm": "l2", "threshold": 5}
+    assert manifest["tables"][0]["clip"] == {"clip-l2": 5} and manifest["tables"][0]["cut_by"] == {"l2": 1}
     assert manifest["tables"][0]["signature"] == "user_emb"
     assert not (tmp_path / "out" / "fingerprint.pb").exists()
 
@@ -326,7 +337,12 @@ class TestRefusedAndAtomic:
             export_saved_model(checkpoint, tmp_path / "out")
         assert list(open_checkpoint(tmp_path / "out").tables) == ["ads/emb"]
         # Onto itself: the source is read from the folder that is replaced.
-        export_saved_model(open_checkpoint(tmp_path / "out"), tmp_path / "out", force=True, clip=Clip("abs", 5))
+        export_saved_model(
+            open_checkpoint(tmp_path / "out"),
+            tmp_path / "out",
+            force=True,
+            policy=Policy.of(Criteria(norms=(Clip("abs", 5),))),
+        )
         assert open_checkpoint(tmp_path / "out").table("ads/emb").schema.rows == 7
 
     def test_damaged_source_leaves_no_output(self, sample_path: Path, tmp_path: Path) -> None:
@@ -368,7 +384,8 @@ class TestRefusedAndAtomic:
         program = (
             "import sys, time; from pathlib import Path\n"
             "from kvtools.dialects.detect import open_checkpoint; from kvtools.export import"
-            " export_saved_model\ndef progress(*_): print('writing', flush=True); time.sleep(60)\n"
+            " export_saved_model\ndef progress(*_):\n"
+            "  if any(Path(sys.argv[2]).parent.glob('.out*')): print('writing', flush=True); time.sleep(60)\n"
             "export_saved_model(open_checkpoint(sys.argv[1]), Path(sys.argv[2]), force=True,"
             " progress=progress)"
         )

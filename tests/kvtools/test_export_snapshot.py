@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from kvtools.array_table import ArrayTable
-from kvtools.clip import Clip
+from kvtools.clip import Clip, Criteria
+from kvtools.clip_policy import Policy
 from kvtools.dialects.interface import Checkpoint
 from kvtools.errors import BadInputError, OutputError, UnknownTableError
 from kvtools.export_snapshot import export_snapshot
@@ -31,7 +32,9 @@ def rows_of(path: Path) -> dict[int, list[float]]:
 
 def test_a_key_whose_last_row_is_cut_is_gone(tmp_path: Path) -> None:
     out = tmp_path / "a.kvsnap"
-    exports = export_snapshot(checkpoint(tmp_path), out, tables=["scope/emb"], clip=Clip("l2", 1))
+    exports = export_snapshot(
+        checkpoint(tmp_path), out, tables=["scope/emb"], policy=Policy.of(Criteria(norms=(Clip("l2", 1),)))
+    )
     (export,) = exports
     assert (export.rows, export.cut, export.duplicates, export.non_finite) == (3, 1, 2, 1)
     assert export.signature == "scope_emb" and export.bytes == 3 * 16
@@ -55,7 +58,7 @@ def test_rows_in_another_type_are_rounded_to_the_nearest(tmp_path: Path, dtype: 
 
 
 def test_int8_takes_no_nan_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    with pytest.raises(BadInputError, match="table 'scope/emb' as int8: row 3 has NaN or infinity"):
+    with pytest.raises(BadInputError, match="table 'scope/emb' as int8: the row of key 7 has NaN or infinity"):
         export_snapshot(checkpoint(tmp_path), tmp_path / "a.kvsnap", dtype="int8")
     assert list(tmp_path.iterdir()) == []
 
@@ -69,3 +72,13 @@ def test_what_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "a.kvsnap").read_text() == "mine"
     with pytest.raises(BadInputError, match="no key-value table"):
         export_snapshot(Checkpoint(tmp_path, "memory", {}), tmp_path / "b.kvsnap")
+
+
+def test_rows_of_zeros_stay_where_a_missing_key_gets_something_else(tmp_path: Path) -> None:
+    values = np.float32([[0, 0], [1, 2]])
+    tables = {
+        name: ArrayTable(name, KEYS[:2], values, metadata={"initializer": {"kind": "constant", "a": constant}})
+        for name, constant in (("ones", 1.0), ("zeros", 0.0))
+    }
+    exports = export_snapshot(Checkpoint(tmp_path, "memory", tables), tmp_path / "a.kvsnap")
+    assert [(export.name, export.rows, export.cut) for export in exports] == [("ones", 2, 0), ("zeros", 1, 1)]

@@ -18,7 +18,8 @@ import os, resource, signal, sys
 from kvtools.cli.main import main
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.writing import WriteOptions
-from kvtools.clip import Clip, Criteria, choose_all, write_chosen
+from kvtools.clip import Clip, Criteria, write_chosen
+from kvtools.clip_policy import Policy, choose_all
 from kvtools.merge import merge
 from kvtools.reshard import reshard
 
@@ -33,7 +34,7 @@ def progress(table, done, total):
 if command == "reshard":
     reshard(checkpoint, output, 5, options=options, workers=1, progress=progress)
 elif command == "clip":
-    choices = choose_all(checkpoint, Criteria(norms=(Clip("abs", 0),)))
+    choices = choose_all(checkpoint, Policy.of(Criteria(norms=(Clip("abs", 0),))))
     write_chosen(checkpoint, choices, output, options=options, workers=1, progress=progress)
 elif command == "merge":
     merge([checkpoint, checkpoint], output, options=options, workers=1, progress=progress)

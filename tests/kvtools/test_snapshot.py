@@ -22,7 +22,7 @@ from kvtools.dialects.schema import numpy_dtype
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, CheckFailedError, CorruptFileError, OutputError, UnknownTableError, UsageError
 from kvtools.migrate import write_tables
-from kvtools.snapshot import Snapshot
+from kvtools.snapshot import Snapshot, file_errors
 
 KEY_DTYPES = ("int64", "int32", "uint64")
 VALUE_DTYPES = ("float32", "float16", "bfloat16", "float64", "int8", "int32", "int64")
@@ -265,7 +265,7 @@ def test_a_file_that_is_cut_is_an_error_and_ends_no_process(tmp_path: Path) -> N
         import faulthandler, mmap, os, sys
         import numpy as np
         from kvtools.errors import BadInputError
-        from kvtools.snapshot import Snapshot
+        from kvtools.snapshot import Snapshot, file_errors
         faulthandler.enable()
         path = sys.argv[1]
         keys = np.load(path + ".npy")
@@ -397,3 +397,107 @@ def test_the_writer_refuses_rows_that_do_not_add_up(tmp_path: Path) -> None:
 def test_kvtools_open_reads_one(tmp_path: Path) -> None:
     write(tmp_path / "a.kvsnap", ArrayTable("emb", np.array([5]), np.float32([[1, 2]])))
     assert kvtools.open(tmp_path / "a.kvsnap").table("emb").take(np.array([0])).values.tolist() == [[1, 2]]
+
+
+ROWS_OF_SEVERAL_MEBIBYTES = 300_000
+
+
+@pytest.fixture(scope="module")
+def several_mebibytes(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, np.ndarray]:
+    """A snapshot whose keys, rows and frequencies are several mebibytes each, and its keys; a row is twice its key."""
+    keys = np.arange(ROWS_OF_SEVERAL_MEBIBYTES)
+    rows = np.repeat(2 * keys[:, None], 3, 1).astype(np.float32)
+    table = ArrayTable("emb", keys, rows, freqs=keys, extras={"default_row": np.float32([7, 7, 7])})
+    path = tmp_path_factory.mktemp("several") / "a.kvsnap"
+    write(path, table)
+    return path.read_bytes(), keys
+
+
+def _flipped(content: bytes, section: int, place: int) -> bytes:
+    """Flip a bit of a section of the first table, `place` bytes in."""
+    description = int.from_bytes(content[24:32], "little")
+    offset = int.from_bytes(content[description + 16 + 40 + 16 * section :][:8], "little") + place
+    return content[:offset] + bytes([content[offset] ^ 4]) + content[offset + 1 :]
+
+
+@pytest.mark.parametrize(("section", "place"), [(0, 100), (1, 1_500_000), (2, 8), (2, 2_100_000), (3, 1_100_000)])
+def test_what_is_read_is_verified_before_its_first_use(
+    several_mebibytes: tuple[bytes, np.ndarray], tmp_path: Path, section: int, place: int
+) -> None:
+    content, keys = several_mebibytes
+    (tmp_path / "a.kvsnap").write_bytes(_flipped(content, section, place))
+    named = ["directory", "keys", "rows", "frequencies"][section]
+
+    def fresh() -> Snapshot:
+        snapshot = Snapshot(tmp_path / "a.kvsnap")
+        snapshot.verify_on_use()
+        return snapshot
+
+    uses: list[Any] = [
+        lambda table, some: table.lookup(some)[0][:, 0] / 2,
+        lambda table, some: table.pool(some, np.arange(len(some) + 1))[:, 0] / 2,
+        lambda table, some: table.native.take(table.find(some), freqs=section == 3)[2 if section == 3 else 0],
+    ]
+    refused = 0
+    for use in uses[2:] if section == 3 else uses:
+        snapshot = fresh()
+        for some in np.array_split(keys[::100], 300):
+            try:
+                with file_errors():
+                    assert np.array_equal(use(snapshot.table("emb"), some), some), "what was written, or an error"
+            except CorruptFileError as error:
+                assert f"table 'emb', its {named} from byte {place >> 20 << 20} on" in str(error)
+                refused += 1
+    assert refused
+    with pytest.raises(CorruptFileError, match=named), file_errors():
+        fresh().table("emb").native.read(0, len(keys))
+    snapshot = fresh()
+    with pytest.raises(CorruptFileError, match=named):
+        snapshot.verify()
+    assert snapshot.native.verifies_on_use, "damaged: it is not over"
+
+
+def test_verifying_on_use_ends_when_all_is_verified(
+    several_mebibytes: tuple[bytes, np.ndarray], tmp_path: Path
+) -> None:
+    content, keys = several_mebibytes
+    (tmp_path / "a.kvsnap").write_bytes(content)
+    snapshot = Snapshot(tmp_path / "a.kvsnap")
+    snapshot.verify_on_use()
+    assert not snapshot.verify(go_on=lambda done, total: False) and snapshot.native.verifies_on_use
+    assert np.array_equal(snapshot.table("emb").lookup(keys)[0][:, 0], 2 * keys)
+    snapshot.verify()
+    assert not snapshot.native.verifies_on_use
+    snapshot.verify_on_use()
+    snapshot.native.trust()
+    assert not snapshot.native.verifies_on_use
+
+
+def test_a_default_row_is_verified_at_once(several_mebibytes: tuple[bytes, np.ndarray], tmp_path: Path) -> None:
+    (tmp_path / "a.kvsnap").write_bytes(_flipped(several_mebibytes[0], 5, 0))
+    with pytest.raises(CorruptFileError, match="its default row from byte 0"):
+        Snapshot(tmp_path / "a.kvsnap").verify_on_use()
+
+
+def test_damage_met_on_use_ends_a_verification_that_is_running(
+    several_mebibytes: tuple[bytes, np.ndarray], tmp_path: Path
+) -> None:
+    content, keys = several_mebibytes
+    tables = [ArrayTable(name, keys, np.ones((len(keys), 40), np.float32)) for name in ("a", "b")]
+    write(tmp_path / "a.kvsnap", *tables)
+    content = (tmp_path / "a.kvsnap").read_bytes()
+    (tmp_path / "a.kvsnap").write_bytes(content[:-300_000] + b"x" + content[-299_999:])
+    snapshot = Snapshot(tmp_path / "a.kvsnap")
+    snapshot.verify_on_use()
+    places: list[int] = []
+
+    def meet(done: int, total: int) -> bool:
+        places.append(done)
+        if len(places) == 1:
+            with pytest.raises(CorruptFileError):
+                snapshot.table("b").lookup(keys)
+        return True
+
+    with pytest.raises(CorruptFileError, match="table 'b', its rows"):
+        snapshot.verify(threads=1, go_on=meet)
+    assert places[1:] == [], "what was met is thrown, not looked for"

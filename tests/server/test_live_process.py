@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import pty
+import re
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from version_files import write_snapshot
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
@@ -121,8 +123,10 @@ def test_requests_in_hand_are_answered_at_the_end(serve: Callable[..., Any], wor
     for thread in threads:
         thread.join()
     assert not wrong
-    (made,) = server.stderr().splitlines()
+    made, got, ended = server.stderr().splitlines()
     assert "INFO: made a snapshot of " in made
+    assert got.endswith(" INFO: got SIGTERM: ending; requests in hand get 30 s")
+    assert ended.endswith(" INFO: ended")
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -192,6 +196,7 @@ def test_a_worker_that_dies_is_started_again(serve: Callable[..., Any]) -> None:
     for _ in range(40):  # a connection to the dead one's socket waits for the new one
         assert ask(server.port) == 200
     assert "ended by SIGKILL" in server.stderr()
+    until(lambda: " answers again, as process " in server.stderr(), "it says so")
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(60) == 0
     assert all(gone(pid) for pid in before)
@@ -248,9 +253,42 @@ def test_what_is_changed_at_one_worker_is_changed_at_all(
     until(lambda: [request(*labelled) for _ in range(20)] == [200] * 20, "both workers know the label")
 
 
-def test_what_keeps_workers_from_starting_is_told_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", ["1", "3"])
+def test_what_keeps_it_from_starting_is_told_once(workers: str, tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
-    command = [sys.executable, "-m", "kvtools.cli.main", "serve", str(tmp_path / "m"), "--workers", "3", "--port", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 1
-    assert done.stderr.count("no version in this folder") == 1
+    damaged = write_snapshot(tmp_path / "d", 7)
+    content = bytearray(damaged.read_bytes())
+    content[3 * 4096] ^= 1
+    damaged.write_bytes(content)
+    for path, says in (
+        ("m", "serving 'm': there is no version in this folder"),
+        ("d", "serving 'd': version 7: verifying '7.kvsnap': table 'emb', its rows from byte 0 on"),
+    ):
+        command = [sys.executable, "-m", "kvtools.cli.main", "serve", path, "--workers", workers, "--port", "0"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (1, "")
+        (line,) = done.stderr.splitlines()
+        assert line.startswith(f"kvtools: {says}")
+
+
+def test_all_lines_of_the_log_have_one_form(serve: Callable[..., Any]) -> None:
+    server = serve(SAMPLE)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        connection.sendall(b"GARBAGE\r\n\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.1 400")
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(60) == 0
+    lines = server.stderr().splitlines()
+    form = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} kvtools\[\d+\] (INFO|WARNING): \S")
+    assert len(lines) == 4 and all(form.match(line) for line in lines), lines
+
+
+def test_the_line_at_the_start_counts_as_people_do() -> None:
+    model = {"name": "m", "version": 1, "path": "exported", "tables": 1, "rows": 1_500_000}
+    line = run._line(Settings(port=80), {"models": [model], "waiting": []})
+    assert line.startswith("serving 1 table, 1,500,000 rows of exported at http://127.0.0.1:80 (")
+    line = run._line(Settings(port=80), {"models": [model, model], "waiting": ["c"], "grpc_port": 8500})
+    assert line.startswith(
+        "serving 2 models, 2 tables, 3,000,000 rows at http://127.0.0.1:80, gRPC at port 8500, waiting"
+    )
+    assert "waiting for a version of 'c' (" in line

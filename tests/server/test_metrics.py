@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -141,6 +142,27 @@ def test_workers_are_added_up_and_a_dead_ones_counts_are_taken_over(tmp_path: Pa
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
         f"metrics-{pid}.json" for pid in (os.getpid(), os.getppid())
     )
+
+
+def test_versions_are_those_of_all_workers(tmp_path: Path) -> None:
+    catalog = static_catalog(SAMPLE)
+    catalog.publish(dataclasses.replace(catalog.model(), loads=3, failures=1))
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    other = Counts()
+    other.versions = {"default": [5, 2], "gone": [1, 0]}
+    (tmp_path / f"metrics-{dead.pid}.json").write_text(json.dumps(other.to_json()))  # another worker's, or taken over
+    metrics = Metrics(catalog, tmp_path)
+    for more in (0, 0, 2):
+        catalog.publish(dataclasses.replace(catalog.model(), loads=3 + more))
+        metrics.publish()
+        samples = parsed(metrics.text())
+        assert value(samples, "kvtools_versions_loaded_total", model="default") == 8 + more
+        assert value(samples, "kvtools_versions_failed_total", model="default") == 3
+        assert value(samples, "kvtools_versions_loaded_total", model="gone") == 1
+    catalog.publish(dataclasses.replace(catalog.model(), loads=1, failures=0))
+    samples = parsed(metrics.text())
+    assert value(samples, "kvtools_versions_loaded_total", model="default") == 11, "another model of the name"
 
 
 def test_one_answer_has_all_workers_counts_a_killed_one_included(

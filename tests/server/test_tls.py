@@ -54,11 +54,13 @@ def test_every_port_speaks_tls_and_a_new_certificate_is_taken_at_sighup(
     assert "https://" in server.line
     assert ask(server.port, certificate) == (200, b'{"key":42,"embedding":[9.0,9.125,9.25,9.375]}')
 
-    credentials = grpc.ssl_channel_credentials(certificate.read_bytes())
-    with grpc.secure_channel(f"127.0.0.1:{grpc_port}", credentials) as channel:
-        live = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=30)
+    def grpc_live() -> None:
+        credentials = grpc.ssl_channel_credentials(certificate.read_bytes())
+        with grpc.secure_channel(f"127.0.0.1:{grpc_port}", credentials) as channel:
+            live = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=30)
         assert live == b"\x08\x01"
 
+    grpc_live()
     context = ssl.create_default_context(cafile=certificate)
     with (
         socket.create_connection(("127.0.0.1", resp_port)) as plain,
@@ -68,6 +70,7 @@ def test_every_port_speaks_tls_and_a_new_certificate_is_taken_at_sighup(
         assert encrypted.recv(100).startswith(b"$")
 
     other, other_key = make_certificate(tmp_path, "other")
+    other_content = other.read_bytes()
     other.replace(certificate)
     other_key.replace(key)
     server.process.send_signal(signal.SIGHUP)
@@ -79,6 +82,18 @@ def test_every_port_speaks_tls_and_a_new_certificate_is_taken_at_sighup(
         except ssl.SSLCertVerificationError:
             assert time.monotonic() < last
             time.sleep(0.02)
+    grpc_live()
+    grpc_live()
+    assert "the certificate was read anew" in server.stderr()
+
+    certificate.write_text("none")
+    server.process.send_signal(signal.SIGHUP)
+    while "the certificate stays as it is" not in server.stderr():
+        assert time.monotonic() < last
+        time.sleep(0.02)
+    certificate.write_bytes(other_content)
+    assert ask(server.port, certificate)[0] == 200
+    grpc_live()
 
 
 def test_files_are_looked_at_before_listening(tmp_path: Path) -> None:

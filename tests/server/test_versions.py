@@ -21,7 +21,7 @@ from kvtools.server import sources as sources_module
 from kvtools.server.app import create_app
 from kvtools.server.catalog import Catalog, UnknownModelError, UnknownVersionError
 from kvtools.server.settings import Settings
-from kvtools.server.sources import ModelSource
+from kvtools.server.sources import ModelSource, SharedSources
 from kvtools.server.store import TableStore
 from kvtools.server.version_policy import VersionPolicy
 from kvtools.server.versions import Versions
@@ -219,12 +219,68 @@ def test_a_bad_version_is_named_and_the_old_one_stays(
     assert watched.error(2) == ("OK", "")
 
 
-def test_damage_in_the_first_version_is_found_after_the_start(settled: None, tmp_path: Path) -> None:
+@pytest.fixture
+def slow_to_verify(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have versions be so large that they cannot be verified before they are served."""
+    monkeypatch.setattr("kvtools.server.version_loader._AT_ONCE", -1.0)
+
+
+def test_a_first_version_that_is_damaged_is_never_served(settled: None, tmp_path: Path, caplog: Any) -> None:
     first = write_snapshot(tmp_path / "m", 1)
     _flip(write_snapshot(tmp_path / "m", 2))
     watched = Watched(tmp_path / "m")
+    assert watched.numbers() == [1], "from the first answer on"
+    (line,) = [r.message for r in caplog.records if r.levelname == "ERROR"]
+    assert "version 2 cannot be served: verifying '" in line and line.endswith("(version 1 stays)")
+    assert watched.look(1) == [1] and len([r for r in caplog.records if r.levelname == "ERROR"]) == 1
+    remove(first)
+    caplog.clear()
+    with pytest.raises(BadInputError, match=r"serving '.*/m': version 2: verifying '2.kvsnap': table 'emb', its keys"):
+        Watched(tmp_path / "m")
+    assert not caplog.records, "the error says it"
+    watched = Watched(tmp_path / "m", wait=True)
+    (line,) = [r.message for r in caplog.records]
+    assert "version 2: verifying '2.kvsnap': table 'emb', its keys" in line and line.endswith("; waiting for a version")
+    assert not watched.catalog.ready and "version 2" in watched.catalog.unready()
+
+
+def test_what_is_served_unverified_gives_no_wrong_rows_and_leaves_without_a_gap(
+    settled: None, slow_to_verify: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = write_snapshot(tmp_path / "m", 1)
+    damaged = write_snapshot(tmp_path / "m", 2)
+    content = bytearray(damaged.read_bytes())
+    content[3 * 4096 + 16 * 7] ^= 4  # in a row
+    damaged.write_bytes(content)
+    watched = Watched(tmp_path / "m")
     assert watched.numbers() == [2], "it answers at once"
-    assert watched.look(1) == [1], "checked, and left for the one before"
+    client = TestClient(create_app(watched.catalog))
+    error = "verifying '2.kvsnap': table 'emb', its rows from byte 0 on"
+    answer = client.post("/v1/tables/emb:lookup", json={"keys": list(range(200))})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "damaged")
+    assert answer.json()["error"]["message"].startswith(error) and answer.headers["Retry-After"] == "1"
+    pooled = {"keys": [[1, 2]], "combiner": "sum"}
+    assert client.post("/v1/tables/emb:lookup", json=pooled).status_code == 503
+    assert client.get("/v1/tables/emb/rows/1").status_code == 503
+    assert client.get("/v1/tables/emb:rows").status_code == 503
+    answer = client.post("/v1/models/m:predict", json={"instances": [1]})
+    assert answer.status_code == 503 and answer.json()["error"].startswith(error)
+    tensor = {"name": "ids", "shape": [1], "datatype": "INT64", "data": [1]}
+    answer = client.post("/v2/models/m/infer", json={"inputs": [tensor]})
+    assert answer.status_code == 503 and answer.json()["error"].startswith(error)
+    assert client.get("/readyz").status_code == 200
+
+    plain = TableStore.__init__
+
+    def opened(self: Any, path: Any, **rest: Any) -> None:
+        assert watched.numbers() == [2], "there is no moment without a version"
+        plain(self, path, **rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TableStore, "__init__", opened)
+        assert watched.look(1) == [1], "left for the one before"
+    assert said(watched.catalog.version()) == 1
+    assert not watched.catalog.version().store.verifies_on_use, "all of it is verified now"
     remove(first)
     watched = Watched(tmp_path / "m")
     watched.look(1)
@@ -239,7 +295,9 @@ def test_damage_in_the_first_version_is_found_after_the_start(settled: None, tmp
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
 
 
-def test_what_one_worker_found_damaged_is_not_served_by_one_that_begins_later(settled: None, tmp_path: Path) -> None:
+def test_what_one_worker_found_damaged_is_not_served_by_one_that_begins_later(
+    settled: None, slow_to_verify: None, tmp_path: Path
+) -> None:
     write_snapshot(tmp_path / "m", 1)
     _flip(write_snapshot(tmp_path / "m", 2))
     (tmp_path / "shared").mkdir()
@@ -250,6 +308,42 @@ def test_what_one_worker_found_damaged_is_not_served_by_one_that_begins_later(se
     assert later.error(2)[0] == "DATA_LOSS"
     write_snapshot(tmp_path / "m", 2)
     assert later.look() == [2] == Watched(tmp_path / "m", shared=tmp_path / "shared").numbers(), "it is another file"
+
+
+def test_what_another_worker_has_verified_is_trusted(settled: None, slow_to_verify: None, tmp_path: Path) -> None:
+    write_snapshot(tmp_path / "m", 1)
+    (tmp_path / "shared").mkdir()
+    first, second = (Watched(tmp_path / "m", shared=tmp_path / "shared") for _ in range(2))
+    with SharedSources(tmp_path / "shared").only_once("another", lambda: True):
+        third = Watched(tmp_path / "m", shared=tmp_path / "shared")
+        assert third.catalog.version().store.verifies_on_use, "it does not wait for one that verifies"
+    first.look(1)
+    for worker in (second, third):
+        assert worker.catalog.version().store.verifies_on_use
+        worker.look(1)
+        assert not worker.catalog.version().store.verifies_on_use
+
+
+def test_workers_say_once_what_all_of_them_find_at_the_start(settled: None, tmp_path: Path, caplog: Any) -> None:
+    write_snapshot(tmp_path / "m", 1)
+    _flip(write_snapshot(tmp_path / "m", 2))
+    (tmp_path / "shared").mkdir()
+    for _ in range(3):
+        assert Watched(tmp_path / "m", shared=tmp_path / "shared").numbers() == [1]
+    assert len([r for r in caplog.records if "version 2 cannot be served" in r.message]) == 1
+
+
+def test_a_version_that_could_not_be_finished_is_finished_later(
+    settled: None, slow_to_verify: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_snapshot(tmp_path / "m", 1)
+    watched = Watched(tmp_path / "m")
+    with monkeypatch.context() as patch:
+        patch.setattr(TableStore, "populate", lambda self, stop: (_ for _ in ()).throw(MemoryError))
+        assert watched.look(1) == [1] and watched.error(1)[0] == "RESOURCE_EXHAUSTED"
+        assert not watched.catalog.warm and said(watched.catalog.version()) == 1
+    assert watched.look(1) == [1] and watched.catalog.warm
+    assert watched.error(1) == ("OK", "")
 
 
 def test_checksums_may_be_left_alone(settled: None, tmp_path: Path) -> None:
@@ -459,7 +553,7 @@ def test_workers_hear_of_each_others_changes(
     shared.mkdir()
     checked: list[str] = []
     plain = TableStore.verify
-    monkeypatch.setattr(TableStore, "verify", lambda self, stop: checked.append(str(self.path)) or plain(self, stop))
+    monkeypatch.setattr(TableStore, "verify", lambda self, on: checked.append(str(self.path)) or plain(self, on))
     one, two = (Watched(tmp_path / "m", "all", shared=shared) for _ in range(2))
     one.look()
     one.versions.set_label("m", "stable", 1)

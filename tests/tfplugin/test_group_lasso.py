@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 
 import tfplugin
-from kvtools.clip import Clip
+from kvtools.clip import Clip, Criteria
+from kvtools.clip_policy import Policy
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.export import export_saved_model
 
@@ -120,5 +121,7 @@ def test_marks_survive_a_checkpoint_and_exports_leave_the_rows_out(make, optimiz
     tf.train.Checkpoint(table=restored).restore(path)
     np.testing.assert_array_equal(restored.zeroed(KEYS).numpy(), ~USEFUL)
     assert int(restored.zeroed_rows()) == (~USEFUL).sum()
-    (export,) = export_saved_model(open_checkpoint(Path(path)), tmp_path / "served", clip=Clip("abs", 1e-20))
+    (export,) = export_saved_model(
+        open_checkpoint(Path(path)), tmp_path / "served", policy=Policy.of(Criteria(norms=(Clip("abs", 1e-20),)))
+    )
     assert (export.rows, export.cut) == (USEFUL.sum(), (~USEFUL).sum())

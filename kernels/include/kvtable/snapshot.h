@@ -102,6 +102,9 @@ class SnapshotTable {
   // Error(kInvalidArgument) naming table, section and place of the first that differs.
   void Verify(Section section, int64_t begin, int64_t end) const;
 
+  // See Snapshot::VerifyOnUse.
+  bool verifies_on_use() const;
+
  private:
   friend class Snapshot;
 
@@ -110,6 +113,19 @@ class SnapshotTable {
   // Whether the mixed keys [first, first + n) rise, from the one before them on, and lie in the buckets that
   // the directory says.
   bool KeysRise(int64_t first, int64_t n, const uint64_t* mixed) const;
+
+  // What VerifyOnUse promises: verifies the mebibytes in which `bytes` of a section from `begin` on lie, those
+  // of them that are not known to be sound yet.
+  void VerifyUsed(Section section, int64_t begin, int64_t bytes) const;
+  void VerifyDirectoryOf(int64_t piece) const;
+  // The same for elements of `width` bytes: [first, first + n) of them, or those numbered `rows` (n).
+  void VerifyRange(Section section, int64_t width, int64_t first, int64_t n) const;
+  void VerifyTaken(Section section, int64_t width, const int64_t* rows, int64_t n) const;
+  // The same for all that finding a group of keys reads.
+  template <class Entry>
+  void VerifyGroup(const int64_t* keys, int n, bool ask) const;
+  // Lets the disk begin with a mebibyte that VerifyUsed will read.
+  void AskForUsed(Section section, int64_t place) const;
 
   template <class Use>
   void ForFound(const int64_t* keys, int64_t n, bool rows_too, const Use& use) const;
@@ -154,6 +170,15 @@ class Snapshot {
   // Reads all and compares it with the file's checksums. Returns whether it came to the end. Throws
   // Error(kInvalidArgument) naming table, section and place of the first mebibyte that differs.
   bool Verify(ParallelFor& threads, const GoOn& go_on = {}) const;
+
+  // From now on no lookup or read gives bytes of a mebibyte before that was compared with its checksum: the first
+  // one to touch it does so, and throws what Verify does where it is damaged. Default rows are compared at once.
+  // It ends, and costs nothing any more, when Verify has come to its end. What a lookup has found damaged, a
+  // Verify that is running throws, too, at its next call of `go_on`.
+  void VerifyOnUse();
+  // Ends that without Verify: another process has verified this file.
+  void Trust();
+  bool verifies_on_use() const;
 
   // Throws Error(kFailedPrecondition) where the file was cut or written over since it was opened. Each lookup
   // does so when it is done.

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <initializer_list>
+#include <mutex>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -27,7 +28,7 @@ namespace format = snapshot_format;
 
 constexpr int64_t kPage = 4096;
 constexpr int64_t kPopulated = int64_t{8} << 20;  // bytes that a thread asks for at once
-constexpr int64_t kVerified = 256;                // mebibytes between two calls of go_on
+constexpr int64_t kVerified = 32;                 // mebibytes between two calls of go_on
 
 struct Piece {
   const uint8_t* data;
@@ -122,7 +123,10 @@ bool SnapshotTable::Holds(Section section, int64_t place) const {
   if (ExtendCrc32c(0, data, static_cast<size_t>(bytes)) != file_->checksums[static_cast<size_t>(number)])
     return false;
   // Checksums are those of whoever wrote the file: what lookups rely on is looked at, too.
-  return section != kKeys || KeysRise(place / 8, bytes / 8, reinterpret_cast<const uint64_t*>(data));
+  if (section == kKeys && !KeysRise(place / 8, bytes / 8, reinterpret_cast<const uint64_t*>(data)))
+    return false;
+  file_->sound[static_cast<size_t>(number)].store(true, std::memory_order_release);
+  return true;
 }
 
 void SnapshotTable::Verify(Section section, int64_t begin, int64_t end) const {
@@ -139,6 +143,59 @@ void SnapshotTable::Verify(Section section, int64_t begin, int64_t end) const {
             " of the file) are not what was written: checksum mismatch, or keys out of order; the file is "
             "damaged, copy it again or write it again");
   }
+}
+
+bool SnapshotTable::verifies_on_use() const { return file_->verify_on_use.load(std::memory_order_acquire); }
+
+void SnapshotTable::VerifyUsed(Section section, int64_t begin, int64_t bytes) const {
+  if (bytes <= 0) return;
+  const int64_t last = (begin + bytes - 1) / format::kCheckedBytes;
+  for (int64_t piece = begin / format::kCheckedBytes; piece <= last; ++piece) {
+    const auto number = static_cast<size_t>(layout_.first_checksum[section] + piece);
+    if (file_->sound[number].load(std::memory_order_acquire)) continue;
+    if (section == kKeys) VerifyDirectoryOf(piece);
+    try {
+      Verify(section, piece * format::kCheckedBytes, piece * format::kCheckedBytes + 1);
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::kInvalidArgument) {
+        const std::lock_guard<std::mutex> hold(file_->damage_mutex);
+        if (file_->damage.empty()) file_->damage = error.what();
+      }
+      throw;
+    }
+  }
+}
+
+// Keys are compared with the directory, so what is wrong there is to be found there.
+void SnapshotTable::VerifyDirectoryOf(int64_t piece) const {
+  constexpr int64_t kKeysOfPiece = format::kCheckedBytes / 8;
+  const auto bucket = [&](int64_t key) {
+    return static_cast<int64_t>(format::BucketOfMixed(keys_[key], static_cast<uint64_t>(layout_.buckets)));
+  };
+  const int64_t width = layout_.wide_directory ? 8 : 4;
+  const int64_t first = bucket(piece * kKeysOfPiece);
+  const int64_t last = bucket(std::min((piece + 1) * kKeysOfPiece, layout_.rows) - 1);
+  VerifyUsed(kDirectory, first * width, (last + 2 - first) * width);
+}
+
+void SnapshotTable::VerifyRange(Section section, int64_t width, int64_t first, int64_t n) const {
+  if (verifies_on_use()) VerifyUsed(section, first * width, n * width);
+}
+
+void SnapshotTable::VerifyTaken(Section section, int64_t width, const int64_t* rows, int64_t n) const {
+  if (!verifies_on_use()) return;
+  for (int64_t i = 0; i < n; ++i) VerifyUsed(section, rows[i] * width, width);
+}
+
+void SnapshotTable::AskForUsed(Section section, int64_t place) const {
+  const Range& range = layout_.sections[section];
+  const int64_t piece = place / format::kCheckedBytes;
+  const auto number = static_cast<size_t>(layout_.first_checksum[section] + piece);
+  if (place >= range.bytes || file_->sound[number].load(std::memory_order_acquire)) return;
+  const int64_t begin = piece * format::kCheckedBytes;
+  const int64_t bytes = std::min(format::kCheckedBytes, range.bytes - begin);
+  madvise(const_cast<uint8_t*>(file_->data()) + range.offset + begin, static_cast<size_t>(bytes),
+          MADV_WILLNEED);
 }
 
 bool Snapshot::Verify(ParallelFor& threads, const GoOn& go_on) const {
@@ -172,9 +229,14 @@ bool Snapshot::Verify(ParallelFor& threads, const GoOn& go_on) const {
       const Piece& piece = pieces[static_cast<size_t>(bad.load())];
       piece.table->Verify(piece.section, piece.place, piece.place + 1);
     }
+    {
+      const std::lock_guard<std::mutex> hold(file_->damage_mutex);
+      if (!file_->damage.empty()) throw Error(ErrorCode::kInvalidArgument, file_->damage);
+    }
     if (go_on && !go_on((first + n) * format::kCheckedBytes, count * format::kCheckedBytes)) return false;
   }
   CheckUnchanged();
+  file_->verify_on_use.store(false, std::memory_order_release);
   return true;
 }
 

@@ -187,6 +187,7 @@ std::shared_ptr<Snapshot> Snapshot::Open(const std::string& path) {
                        std::to_string(pieces * 4));
   }
   file.checksums.resize(pieces);
+  file.sound = std::vector<std::atomic<bool>>(pieces);
   if (pieces > 0)
     std::memcpy(file.checksums.data(), file.data() + header.checksums_offset, header.checksums_bytes);
   file.Remember(header);
@@ -205,6 +206,15 @@ const std::string& Snapshot::description() const { return file_->description; }
 const std::vector<SnapshotTable>& Snapshot::tables() const { return tables_; }
 bool Snapshot::warm() const { return file_->warm.load(std::memory_order_acquire); }
 void Snapshot::CheckUnchanged() const { file_->CheckUnchanged(); }
+bool Snapshot::verifies_on_use() const { return file_->verify_on_use.load(std::memory_order_acquire); }
+void Snapshot::Trust() { file_->verify_on_use.store(false, std::memory_order_release); }
+
+void Snapshot::VerifyOnUse() {
+  for (const SnapshotTable& table : tables_) {
+    table.Verify(SnapshotTable::kDefaultRow, 0, table.layout().sections[SnapshotTable::kDefaultRow].bytes);
+  }
+  file_->verify_on_use.store(true, std::memory_order_release);
+}
 
 const SnapshotTable* Snapshot::table(std::string_view name) const {
   for (const SnapshotTable& table : tables_) {

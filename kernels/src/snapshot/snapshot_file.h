@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -40,10 +41,16 @@ class SnapshotFile {
   // See Snapshot::CheckUnchanged.
   void CheckUnchanged() const;
 
-  std::vector<uint32_t> checksums;    // of each mebibyte of each section, table after table
+  std::vector<uint32_t> checksums;  // of each mebibyte of each section, table after table
+  // Of each of them, whether it was compared with its checksum and holds. Only a hint: it may be so and not be told.
+  mutable std::vector<std::atomic<bool>> sound;
   std::string description;            // JSON
   std::atomic<bool> warm{false};      // Populate came to its end
   std::atomic<bool> resident{false};  // and has read all rows
+  std::atomic<bool> verify_on_use{false};
+  // What was found damaged on use, empty as long as nothing is. Under `damage_mutex`.
+  mutable std::mutex damage_mutex;
+  mutable std::string damage;
   // Whether what lookups read seems to be on the disk: they then ask for it ahead of use. Only a hint.
   mutable std::atomic<bool> cold{true};
 

@@ -226,6 +226,27 @@ const void* SnapshotTable::default_row() const {
   return section.bytes == 0 ? nullptr : file_->data() + section.offset;
 }
 
+template <class Entry>
+void SnapshotTable::VerifyGroup(const int64_t* keys, int n, bool ask) const {
+  const Index<Entry> index{static_cast<const Entry*>(directory_), keys_,
+                           static_cast<uint64_t>(layout_.buckets), layout_.rows};
+  constexpr int64_t kWidth = sizeof(Entry);
+  int64_t bucket[kGroup], start[kGroup];
+  for (int i = 0; i < n; ++i) {
+    bucket[i] =
+        static_cast<int64_t>(format::BucketOfMixed(Mix64(static_cast<uint64_t>(keys[i])), index.buckets));
+  }
+  for (int i = 0; ask && i < n; ++i) AskForUsed(kDirectory, bucket[i] * kWidth);
+  for (int i = 0; i < n; ++i) VerifyUsed(kDirectory, bucket[i] * kWidth, 2 * kWidth);
+  for (int i = 0; i < n; ++i) start[i] = index.Start(static_cast<uint64_t>(bucket[i]));
+  for (int i = 0; ask && i < n; ++i) AskForUsed(kKeys, start[i] * 8);
+  for (int i = 0; i < n; ++i) {
+    const int64_t end =
+        std::max(index.Start(static_cast<uint64_t>(bucket[i]) + 1), std::min(start[i] + 8, layout_.rows));
+    VerifyUsed(kKeys, start[i] * 8, (end - start[i]) * 8);
+  }
+}
+
 // Calls use(i, row number) for each key in its order. Rows are on their way to the cache where `rows_too`.
 template <class Use>
 void SnapshotTable::ForFound(const int64_t* keys, int64_t n, bool rows_too, const Use& use) const {
@@ -235,12 +256,22 @@ void SnapshotTable::ForFound(const int64_t* keys, int64_t n, bool rows_too, cons
                              static_cast<uint64_t>(layout_.buckets), layout_.rows};
     const int64_t lines = rows_too ? std::min(kLinesAhead, (layout_.row_bytes + kLine - 1) / kLine) : 0;
     const bool watched = !file_->resident.load(std::memory_order_relaxed);
+    const bool verified = !file_->verify_on_use.load(std::memory_order_acquire);
     int64_t found[kGroup];
     for (int64_t first = 0; first < n; first += kGroup) {
       const int count = static_cast<int>(std::min<int64_t>(kGroup, n - first));
       const bool ask = watched && file_->cold.load(std::memory_order_relaxed);
       const int64_t began = watched ? Nanoseconds() : 0;
+      if (!verified) VerifyGroup<Entry>(keys + first, count, ask);
       index.FindGroup(keys + first, count, ask, found);
+      if (!verified && rows_too) {
+        for (int i = 0; ask && i < count; ++i) {
+          if (found[i] >= 0) AskForUsed(kRows, found[i] * layout_.row_bytes);
+        }
+        for (int i = 0; i < count; ++i) {
+          if (found[i] >= 0) VerifyUsed(kRows, found[i] * layout_.row_bytes, layout_.row_bytes);
+        }
+      }
       for (int i = 0; ask && rows_too && i < count; ++i) {
         if (found[i] >= 0) AskFor(rows_ + found[i] * layout_.row_bytes, layout_.row_bytes);
       }
@@ -408,16 +439,19 @@ int64_t SnapshotTable::Pool(const int64_t* keys, const int64_t* splits, int64_t 
 }
 
 void SnapshotTable::ReadKeys(int64_t first, int64_t n, int64_t* keys) const {
+  VerifyRange(kKeys, 8, first, n);
   for (int64_t i = 0; i < n; ++i) keys[i] = static_cast<int64_t>(format::UnmixKey(keys_[first + i]));
   file_->CheckUnchanged();
 }
 
 void SnapshotTable::TakeKeys(const int64_t* rows, int64_t n, int64_t* keys) const {
+  VerifyTaken(kKeys, 8, rows, n);
   for (int64_t i = 0; i < n; ++i) keys[i] = static_cast<int64_t>(format::UnmixKey(keys_[rows[i]]));
   file_->CheckUnchanged();
 }
 
 void SnapshotTable::ReadRows(int64_t first, int64_t n, void* out) const {
+  VerifyRange(kRows, layout_.row_bytes, first, n);
   const uint8_t* const from = rows_ + first * layout_.row_bytes;
   if (layout_.quantized) {
     for (int64_t i = 0; i < n; ++i) {
@@ -431,6 +465,7 @@ void SnapshotTable::ReadRows(int64_t first, int64_t n, void* out) const {
 }
 
 void SnapshotTable::TakeRows(const int64_t* rows, int64_t n, void* out) const {
+  VerifyTaken(kRows, layout_.row_bytes, rows, n);
   auto* const to = static_cast<uint8_t*>(out);
   for (int64_t i = 0; i < n; ++i) {
     if (i + kGroup < n) Prefetch(rows_ + rows[i + kGroup] * layout_.row_bytes);
@@ -446,6 +481,7 @@ void SnapshotTable::TakeRows(const int64_t* rows, int64_t n, void* out) const {
 
 void SnapshotTable::ReadColumn(Section section, int64_t bytes, int64_t first, int64_t n, void* out) const {
   const uint8_t* const column = file_->data() + layout_.sections[section].offset;
+  VerifyRange(section, bytes, first, n);
   if (n > 0) std::memcpy(out, column + first * bytes, static_cast<size_t>(n * bytes));
   file_->CheckUnchanged();
 }
@@ -453,6 +489,7 @@ void SnapshotTable::ReadColumn(Section section, int64_t bytes, int64_t first, in
 void SnapshotTable::TakeColumn(Section section, int64_t bytes, const int64_t* rows, int64_t n,
                                void* out) const {
   const uint8_t* const column = file_->data() + layout_.sections[section].offset;
+  VerifyTaken(section, bytes, rows, n);
   auto* const to = static_cast<uint8_t*>(out);
   for (int64_t i = 0; i < n; ++i)
     std::memcpy(to + i * bytes, column + rows[i] * bytes, static_cast<size_t>(bytes));
