@@ -26,6 +26,7 @@ from kvtools.cli.options import (
     no_standard_output,
 )
 from kvtools.cli.progress import progress_bar
+from kvtools.check_model import SignatureCheck
 from kvtools.clip import Choice
 from kvtools.dialects.interface import Checkpoint
 from kvtools.errors import UsageError
@@ -72,6 +73,12 @@ def run(
     keep_zeros: Annotated[
         bool, typer.Option("--keep-zeros", help="Keep rows of zeros, which are what a missing key gives.")
     ] = False,
+    check: Annotated[
+        int,
+        typer.Option(
+            "--check", metavar="N", min=0, help="Ask a trained model and its export N random requests, and compare."
+        ),
+    ] = 0,
     clipping: Clipping,
     table: Tables = None,
     source: Source,
@@ -113,8 +120,14 @@ def run(
         what["dtype"] = dtype
     if savedmodel is not None and not table and has_custom_operations(Path(checkpoint.path)):
         del what["tables"]
-        _export_model(checkpoint, savedmodel, what, force=force, dry_run=clipping.dry_run, as_json=as_json)
+        _export_model(checkpoint, savedmodel, what, check, force=force, dry_run=clipping.dry_run, as_json=as_json)
         return
+    if check:
+        raise UsageError(
+            f"exporting: got --check {check}, which compares a trained SavedModel with its export; '{path}' is none"
+            if not table
+            else f"exporting: got --check {check} and --table: tables alone answer nothing that the model does"
+        )
     if clipping.dry_run:
         _choose_only(checkpoint, choose_for_snapshot if savedmodel is None else choose_for_saved_model, what, as_json)
         return
@@ -135,20 +148,36 @@ def run(
 
 
 def _export_model(
-    checkpoint: Checkpoint, output: Path, what: Mapping[str, Any], *, force: bool, dry_run: bool, as_json: bool
+    checkpoint: Checkpoint,
+    output: Path,
+    what: Mapping[str, Any],
+    check: int,
+    *,
+    force: bool,
+    dry_run: bool,
+    as_json: bool,
 ) -> None:
     if dry_run:
         _choose_only(checkpoint, choose_for_model, what, as_json)
         return
     with progress_bar("exporting") as progress:
-        model = export_model(checkpoint, output, force=force, progress=progress, **what)
+        model = export_model(checkpoint, output, force=force, progress=progress, check=check, **what)
     _warn(model.tables)
     if as_json:
         of_tables = [dataclasses.asdict(export) for export in model.tables]
         record = {"path": str(checkpoint.path), "savedmodel": str(output), "whole_model": True}
-        print(json.dumps({**record, "tables": of_tables, "left_out": model.left_out}))
+        checks = [dataclasses.asdict(one) for one in model.checks]
+        print(json.dumps({**record, "tables": of_tables, "left_out": model.left_out, "checks": checks}))
     else:
+        for one in model.checks:
+            print(f"checked: {one.signature}: {_told(one)}")
         _print_exports(output, model.tables, model.left_out)
+
+
+def _told(check: SignatureCheck) -> str:
+    if check.refused:
+        return f"not at all, as the model took none of the requests: {check.refused}"
+    return f"{check.requests:,} requests, {check.outputs} outputs each: the same to the bit"
 
 
 def _choose_only(

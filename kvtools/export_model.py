@@ -11,23 +11,25 @@ import json
 import shutil
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from kvtools import __version__
+from kvtools.check_model import SignatureCheck, check_available, check_model
 from kvtools.clip import Choice
 from kvtools.clip_policy import Policy
 from kvtools.dialects.bundle import BundleWriter
 from kvtools.dialects.bundle.wire import WireError
 from kvtools.dialects.bundle_output import write_variable
 from kvtools.dialects.chunk import Array
+from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.object_graph import OBJECT_GRAPH
 from kvtools.dialects.options import DEFAULT_MEMORY, Progress
 from kvtools.dialects.savedmodel import FORMAT, MANIFEST
-from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError
+from kvtools.errors import BadInputError, CheckFailedError, CorruptFileError, KvtoolsError
 from kvtools.export import TableExport, check_room, choose_for_saved_model, write_table
 from kvtools.replace_output import check_replaceable, replace_folder
 from kvtools.stock_model.fields import join, messages, split, without
@@ -48,10 +50,11 @@ _NOT_COPIED = frozenset({_MODEL_FILE, "variables", "fingerprint.pb"})
 
 @dataclass(frozen=True)
 class ModelExport:
-    """What became of a model: its tables, and which functions were left out, a sentence each."""
+    """What became of a model: its tables, which functions were left out, a sentence each, and what was compared."""
 
     tables: list[TableExport]
     left_out: list[str]
+    checks: list[SignatureCheck] = field(default_factory=list)
 
 
 def has_custom_operations(folder: Path) -> bool:
@@ -74,6 +77,7 @@ def export_model(
     force: bool = False,
     memory: int = DEFAULT_MEMORY,
     progress: Progress | None = None,
+    check: int = 0,
 ) -> ModelExport:
     """Write the SavedModel that `checkpoint` was opened from as a folder `output` of stock operations.
 
@@ -85,8 +89,11 @@ def export_model(
         force: replace a SavedModel that is there.
         memory: how many bytes the choice of rows may hold; more spills to disk.
         progress: called after each chunk.
+        check: how many random requests to compare of each signature, before `output` appears.
 
     Raises:
+        MissingDependencyError: there is a check to be made, and no TensorFlow.
+        CheckFailedError: the export answers otherwise than the model.
         BadInputError: what is served has an operation that cannot be rewritten, or a table without rows to restore.
         OutputError: `output` exists, or cannot be written.
         CorruptFileError: the model's data is damaged.
@@ -98,6 +105,8 @@ def export_model(
         ```
     """
     check_replaceable(output, mark=_MODEL_FILE, force=force)
+    if check:
+        check_available()
     model = _Model(checkpoint)
     tables = {prefix: model.table(prefix, number) for number, prefix in enumerate(model.readers)}
     model.rewritten(tables)  # what cannot be rewritten is told before hours of writing
@@ -120,7 +129,8 @@ def export_model(
                     parts=model.parts[prefix],
                 )
                 tables[prefix] = dataclasses.replace(table, part_rows=part_rows)
-                exports.append(export)
+                # What a server has no use for is not worth a line.
+                exports.append(dataclasses.replace(export, left_out=()))
             for variable in checkpoint.variables:
                 write_variable(writer, variable, checkpoint.read_variable(variable.name))
             encoded, tracked, left_out = model.rewritten(tables)
@@ -128,7 +138,14 @@ def export_model(
                 writer.string(OBJECT_GRAPH, tracked)
         (folder / _MODEL_FILE).write_bytes(encoded)
         _write_manifest(folder, checkpoint, list(tables.values()), exports, policy or Policy())
-    return ModelExport(exports, left_out)
+        checks = check_model(checkpoint, open_checkpoint(folder), check) if check else []
+        wrong = [f"{one.signature}: {what}" for one in checks for what in one.different]
+        if wrong:
+            raise CheckFailedError(
+                f"exporting '{model.folder}': the export answers otherwise than the model, so '{output}' was not written:"
+                f" {'; '.join(wrong)}"
+            )
+    return ModelExport(exports, left_out, checks)
 
 
 def choose_for_model(
