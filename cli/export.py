@@ -177,7 +177,10 @@ def _export_model(
 def _told(check: SignatureCheck) -> str:
     if check.refused:
         return f"not at all, as the model took none of the requests: {check.refused}"
-    return f"{check.requests:,} requests, {check.outputs} outputs each: the same to the bit"
+    asked = f"{check.requests:,} requests, {check.outputs} outputs each"
+    if check.differing:
+        return f"{asked}: {check.differing:,} of {check.values:,} values differ, as rows were cut"
+    return f"{asked}: the same to the bit"
 
 
 def _choose_only(

@@ -30,7 +30,8 @@ Answer = Callable[[Request], Mapping[str, Array]]
 
 @dataclass(frozen=True)
 class SignatureCheck:
-    """What a comparison found: `different` names the outputs that are not the same to the bit, and by how much.
+    """What a comparison found: `different` names the outputs that are not the same to the bit, and by how much; of all
+    values, `differing` differ.
 
     `refused` says why a signature was not compared: the trained model answered none of the requests.
     """
@@ -40,6 +41,8 @@ class SignatureCheck:
     outputs: int
     different: tuple[str, ...] = ()
     refused: str = ""
+    values: int = 0
+    differing: int = 0
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,8 @@ def check_available() -> None:
 def check_model(checkpoint: Checkpoint, export: Checkpoint, requests: int, seed: int = 0) -> list[SignatureCheck]:
     """Compare the answers of a model to random requests with those of its export.
 
-    Ids are keys of the export, keys of none, and duplicates. Rows that were left out are not asked for.
+    Ids are keys of the export, keys of none, and duplicates. Rows that were left out are not asked for, but a model may
+    make other ids of those that it is given.
 
     Args:
         checkpoint: the trained SavedModel, opened.
@@ -112,8 +116,10 @@ class _Ids:
 
     def __init__(self, checkpoint: Checkpoint, export: Checkpoint, random: np.random.Generator) -> None:
         self.random = random
-        self._kept = self._sample(export)
-        self._taken = np.sort(self._sample(checkpoint, all_of_it=True))
+        self._taken = self._sample(checkpoint, all_of_it=True)
+        kept = self._sample(export)
+        cut = np.setdiff1d(self._taken, self._sample(export, all_of_it=True))
+        self._kept = kept[~np.isin(kept, cut)]
 
     @staticmethod
     def _sample(checkpoint: Checkpoint, all_of_it: bool = False) -> Array:
@@ -149,10 +155,11 @@ def _requests(inputs: Sequence[_Input], ids: _Ids) -> Iterator[Request]:
     names = {one.name: one for one in inputs}
     alone = {one.name: _plain(one, ids) for one in inputs}
     sparse, ragged = dict(alone), dict(alone)
+    # The same for all: weights are of as many rows as ids.
+    sizes = ids.random.integers(0, 4, _BATCH)
+    total = int(sizes.sum())
     for one in inputs:
         second, third = names.get(f"{one.name}_1"), names.get(f"{one.name}_2")
-        sizes = ids.random.integers(0, 4, _BATCH)
-        total = int(sizes.sum())
         if second is None or second.dtype not in (*_INTEGERS, "float32", "string"):
             continue
         if third is not None and one.dtype == third.dtype == "int64" and one.shape is not None and len(one.shape) == 2:
@@ -206,7 +213,7 @@ def _check(
             refusal = one_line(str(error))[:300]
     if way < 0:
         return SignatureCheck(name, 0, 0, refused=refusal)
-    done, outputs = 0, 0
+    done, outputs, values, differing = 0, 0, 0, 0
     different: dict[str, str] = {}
     for _ in range(requests):
         request = list(_requests(inputs, ids))[way]
@@ -217,9 +224,13 @@ def _check(
         got = theirs(request)
         done, outputs = done + 1, len(expected)
         for output, array in expected.items():
+            values += array.size
             if not _same(array, got[output]):
                 different[output] = _difference(array, got[output])
-    return SignatureCheck(name, done, outputs, tuple(f"{output}: {what}" for output, what in sorted(different.items())))
+                comparable = array.shape == got[output].shape
+                differing += int(np.count_nonzero(array != got[output])) if comparable else array.size
+    told = tuple(f"{output}: {what}" for output, what in sorted(different.items()))
+    return SignatureCheck(name, done, outputs, told, "", values, differing)
 
 
 def _same(a: Array, b: Array) -> bool:

@@ -85,7 +85,9 @@ def with_functions(attribute: bytes, rename: Callable[[str], str]) -> bytes:
 
     def renamed(value: int | bytes) -> bytes:
         assert isinstance(value, bytes)
-        return join([(n, k, blob(rename(text(v))) if n == 1 and isinstance(v, bytes) else v) for n, k, v in split(value)])
+        return join(
+            [(n, k, blob(rename(text(v))) if n == 1 and isinstance(v, bytes) else v) for n, k, v in split(value)]
+        )
 
     def changed(number: int, value: int | bytes) -> int | bytes:
         if number == _FUNCTION:

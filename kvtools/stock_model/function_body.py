@@ -61,7 +61,9 @@ class FunctionBody:
 
     def cast(self, tensor: str, source: int, target: int) -> str:
         """Return a tensor as another type."""
-        return tensor if source == target else self.op("Cast", [tensor], "y", SrcT=of_type(source), DstT=of_type(target))
+        return (
+            tensor if source == target else self.op("Cast", [tensor], "y", SrcT=of_type(source), DstT=of_type(target))
+        )
 
     def result(self, dtype: int, tensor: str) -> None:
         """Add a result."""

@@ -118,9 +118,7 @@ class Function:
             control_results={key: text(value) for key, value in entries(fields, 6)},
             attributes=dict(entries(fields, 5)),
             argument_attributes=dict(number_entries(fields, 7)),
-            resource_ids={
-                number_in(pair, 1): number_in(pair, 2) for pair in map(split, messages(fields, 8))
-            },
+            resource_ids={number_in(pair, 1): number_in(pair, 2) for pair in map(split, messages(fields, 8))},
             control_outputs=texts(signature, 20),
             signature_rest=without(signature, 1, 2, 3, 20),
             rest=without(fields, 1, 3, 4, 5, 6, 7, 8),

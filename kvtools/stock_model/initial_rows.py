@@ -100,7 +100,9 @@ def stored_row(body: FunctionBody, ids: str, rows: int, initial: InitialRows) ->
         return body.constant(rows + 1, np.int64)
     integers = _Integers(body)
     chosen = integers.remainder(integers.mix(integers.of_signed(ids)), initial.stored)
-    return body.op("AddV2", [body.cast(chosen, _UINT64, INT64), body.constant(rows + 1, np.int64)], "z", T=of_type(INT64))
+    return body.op(
+        "AddV2", [body.cast(chosen, _UINT64, INT64), body.constant(rows + 1, np.int64)], "z", T=of_type(INT64)
+    )
 
 
 def drawn_rows(body: FunctionBody, ids: str, dim: int, dtype: int, initial: InitialRows) -> str:

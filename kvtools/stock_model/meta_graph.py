@@ -134,9 +134,7 @@ class Changed:
     left_out: Mapping[str, UnsupportedOperation]
 
 
-def rewrite_meta_graph(
-    data: bytes, tables: Tables, tracked: bytes, is_stock: Callable[[str], bool]
-) -> Changed:
+def rewrite_meta_graph(data: bytes, tables: Tables, tracked: bytes, is_stock: Callable[[str], bool]) -> Changed:
     """Rewrite a MetaGraphDef.
 
     Args:
@@ -257,7 +255,14 @@ def _variable_nodes(variable: bytes) -> list[str]:
     return [node_of(text(value)) for number in _VARIABLE_FIELDS for value in messages(fields, number)]
 
 
-_OF_VARIABLES = ("variables", "trainable_variables", "local_variables", "model_variables", "global_step", "metric_variables")
+_OF_VARIABLES = (
+    "variables",
+    "trainable_variables",
+    "local_variables",
+    "model_variables",
+    "global_step",
+    "metric_variables",
+)
 
 
 def _variable_roots(collections: Mapping[str, bytes], kept: set[str]) -> list[str]:
@@ -344,7 +349,9 @@ class _Saver:
         nodes: list[Node] = []
         if not self._filename or node_of(self._filename) in gone:
             self._filename = "kvtools/filename:0"
-            nodes.append(Node("kvtools/filename", "Placeholder", [], {"dtype": of_type(STRING), "shape": message((7, shape()))}))
+            nodes.append(
+                Node("kvtools/filename", "Placeholder", [], {"dtype": of_type(STRING), "shape": message((7, shape()))})
+            )
         variables = [
             (table, name, dtype) for table in tables for name, dtype in (("keys", INT64), ("values", table.dtype))
         ]
@@ -406,4 +413,3 @@ def _info(info: bytes, is_stock: Callable[[str], bool]) -> bytes:
             value = join(kept)
         changed.append((number, kind, value))
     return join(changed)
-

@@ -36,6 +36,8 @@ _CLASS, _CONFIG, _SAVER_OF_OBJECT = 13, 14, 16
 _ATTRIBUTE, _SAVER, _HAS_VALUES = 2, 4, 5
 _NEW = ("keys", "values", "index", *INDEX_FUNCTIONS)
 """The objects of a table: variables, the index, and its functions."""
+_PLAIN = message((1, "_generic_user_object"), (2, message((1, 1), (2, 1))))
+"""An object of no class."""
 
 
 @dataclass
@@ -85,12 +87,13 @@ def rewrite_objects(
         rewriter: rewrites the functions.
         library: how many arguments each function has.
 
-    Raises:
-        UnsupportedOperation: a signature has an operation that cannot be rewritten.
+    A function with an operation that cannot be rewritten is left out.
     """
     nodes, checkpoint = _nodes(saved), _nodes(tracked)
     first = len(nodes)
-    number_of = {(table.number, what): first + at for at, (table, what) in enumerate((t, w) for t in tables for w in _NEW)}
+    number_of = {
+        (table.number, what): first + at for at, (table, what) in enumerate((t, w) for t in tables for w in _NEW)
+    }
     left_out: dict[str, UnsupportedOperation] = {}
     renamed: dict[str, str] = {}
     concrete: list[Field] = []
@@ -112,8 +115,10 @@ def rewrite_objects(
                 now.append(number)
         changed = [(2, 0, number) for number in now] + without(fields, 2)
         concrete.append((2, 2, message((1, blob(renamed[name])), (2, join(changed)))))
+    lost = {at for at, node in enumerate(nodes) for bare in messages(node, _BARE) if _first(bare) in left_out}
     for at, node in enumerate(nodes):
-        nodes[at] = _changed(node, renamed, left_out)
+        there = [one for one in node if not (one[0] == _CHILD and _child(one) in lost)]
+        nodes[at] = _changed(there, renamed, left_out)
     holders = _holders(handles)
     for table in tables:
         holder = holders.get(table.number)
@@ -137,6 +142,14 @@ def _nodes(graph: bytes) -> list[list[Field]]:
 def _children(node: list[Field]) -> list[tuple[str, int]]:
     found = [split(child) for child in messages(node, _CHILD)]
     return [(text(last(child, 2)), number_in(child, 1)) for child in found]
+
+
+def _child(child: Field) -> int:
+    return number_in(split(child[2]), 1) if isinstance(child[2], bytes) else -1
+
+
+def _first(message: bytes) -> str:
+    return text(last(split(message), 1))
 
 
 def _pairs(nodes: list[list[Field]], checkpoint: list[list[Field]]) -> list[tuple[int, int]]:
@@ -174,7 +187,7 @@ def _changed(
     for number, kind, value in node:
         if number == _USER_OBJECT and isinstance(value, bytes):
             if text(last(split(value), 1)).startswith(_OURS):
-                value = message((1, "_generic_user_object"), (2, message((1, 1), (2, 1))))
+                value = _PLAIN
         elif number == _FUNCTION and isinstance(value, bytes):
             fields = split(value)
             names = [renamed.get(name, name) for name in texts(fields, 1) if name not in left_out]
@@ -182,7 +195,8 @@ def _changed(
         elif number == _BARE and isinstance(value, bytes):
             name = text(last(split(value), 1))
             if name in left_out:
-                raise left_out[name]
+                changed.append((_USER_OBJECT, 2, _PLAIN))
+                continue
             value = join([(1, 2, blob(renamed.get(name, name))), *without(split(value), 1)])
         changed.append((number, kind, value))
     return changed

@@ -39,9 +39,7 @@ OPERATIONS: dict[str, Operation] = {
     "KvExchangeRequest": Operation(
         exchange_ops.request, lambda attrs: [("message", 1), ("splits", 1), ("places", attrs.number("T"))]
     ),
-    "KvExchangeServe": Operation(
-        exchange_ops.serve, lambda attrs: [("keys", len(attrs.types("Tout"))), ("counts", 1)]
-    ),
+    "KvExchangeServe": Operation(exchange_ops.serve, lambda attrs: [("keys", len(attrs.types("Tout"))), ("counts", 1)]),
     "KvTableContains": Operation(plain_ops.contains, _outputs("found")),
     "KvTableGather": Operation(plain_ops.gather, _outputs("rows", "positions")),
     "KvTableGatherMany": Operation(plain_ops.gather_many, _of_tables("rows", "positions")),

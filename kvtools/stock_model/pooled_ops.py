@@ -124,9 +124,7 @@ def _of_splits(body: FunctionBody, ids: str, key_type: int, splits: str) -> tupl
     zero, one = body.constant(0, np.int64), body.constant(1, np.int64)
     places = body.op("Range", [zero, n, one], Tidx=of_type(INT64))
     first = body.constant(0, np.int32)
-    rows = [
-        body.op("ExpandDims", [tensor, first], T=of_type(INT64), Tdim=of_type(INT32)) for tensor in (ends, places)
-    ]
+    rows = [body.op("ExpandDims", [tensor, first], T=of_type(INT64), Tdim=of_type(INT32)) for tensor in (ends, places)]
     bags = body.op("UpperBound", rows, T=of_type(INT64), out_type=of_type(INT64))
     return body.op("Squeeze", [bags], T=of_type(INT64), squeeze_dims=_numbers([0])), count
 

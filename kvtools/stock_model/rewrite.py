@@ -215,7 +215,9 @@ class _Body:
             return self._sources[node]
         if node in self._passing:
             # The second output of a Merge is a number.
-            return None if source.endswith((":value_index:0", f"{node}:1")) and self._merges(node) else self._passing[node]
+            return (
+                None if source.endswith((":value_index:0", f"{node}:1")) and self._merges(node) else self._passing[node]
+            )
         if node in self._outputs:
             return self._outputs[node].handles[self._number(source)]
         return None
