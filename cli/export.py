@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kvtools.check_model import SignatureCheck
 from kvtools.cli.account import print_of_tables
 from kvtools.cli.clip_options import Clipping, describe, print_choices, print_cut, share_missed, warn_unmatched
 from kvtools.cli.layout import columns, shown, size
@@ -26,7 +27,6 @@ from kvtools.cli.options import (
     no_standard_output,
 )
 from kvtools.cli.progress import progress_bar
-from kvtools.check_model import SignatureCheck
 from kvtools.clip import Choice
 from kvtools.dialects.interface import Checkpoint
 from kvtools.errors import UsageError
@@ -89,10 +89,11 @@ def run(
     """Write a trained model, or tables, as a SavedModel of stock TensorFlow operations, or tables as a snapshot.
 
     A SavedModel with operations of its tables becomes one without them, signatures, dense variables and assets as they
-    were. Of a checkpoint, and of the tables that --table names, each table gets a signature. TensorFlow Serving and tf.saved_model.load open a SavedModel without this package. A signature takes ids (int64, any
-    shape) and gives embeddings; missing ids give zeros. A snapshot is one file that kvtools serve maps and answers from
-    at once; int8 rows have a scale each. A row is kept if it passes all that is asked; rows of zeros are left out, as
-    a missing id gives the same. OUT appears whole or not at all.
+    were. Of a checkpoint, and of the tables that --table names, each table gets a signature: it takes ids (int64, any
+    shape) and gives embeddings; missing ids give zeros. TensorFlow Serving and tf.saved_model.load open a SavedModel
+    without this package. A snapshot is one file that kvtools serve maps and answers from at once; int8 rows have a
+    scale each. A row is kept if it passes all that is asked; rows of zeros are left out, as a missing id gives the
+    same. OUT appears whole or not at all.
 
     \b
     Examples:

@@ -1,7 +1,8 @@
 """Write a trained SavedModel with the operations of key-value tables as one of stock TensorFlow operations.
 
-The graph is rewritten (`kvtools.stock_model`), the rows of its tables are streamed from the model's variables into those
-of the new one, and all else, dense variables, assets and signatures, goes along as it is. TensorFlow is not needed.
+The graph is rewritten (`kvtools.stock_model`), the rows of its tables are streamed from the model's variables into
+those of the new one, and all else, dense variables, assets and signatures, goes along as it is. TensorFlow is not
+needed.
 """
 
 from __future__ import annotations
@@ -142,8 +143,8 @@ def export_model(
         wrong = [f"{one.signature}: {what}" for one in checks for what in one.different]
         if wrong and not any(export.cut for export in exports):
             raise CheckFailedError(
-                f"exporting '{model.folder}': the export answers otherwise than the model, so '{output}' was not written:"
-                f" {'; '.join(wrong)}"
+                f"exporting '{model.folder}': the export answers otherwise than the model, so '{output}' was not"
+                f" written: {'; '.join(wrong)}"
             )
     return ModelExport(exports, left_out, checks)
 
@@ -208,8 +209,8 @@ class _Model:
             self.initial[one.prefix] = initial_rows(reader, _fields_of(one.initializer)) if begins else nothing
         if not self.readers:
             raise BadInputError(
-                f"exporting '{self.folder}': its graph restores none of the {len(checkpoint.tables)} tables in its variables;"
-                " export its tables alone with --table NAME"
+                f"exporting '{self.folder}': its graph restores none of the {len(checkpoint.tables)} tables in its"
+                " variables; export its tables alone with --table NAME"
             )
 
     def _object_graph(self) -> bytes:

@@ -1,7 +1,7 @@
 """What the lookups of `sok` over all ranks become, where one rank has all rows.
 
-Four operations pass messages on, which are of nobody else's concern: what one writes here, the next one reads. A message
-of keys is the number of keys of each table, then the keys; one of rows is the rows of each table, one after the other.
+Four operations pass messages on, which are of nobody else's concern: what one writes here, the next one reads. A
+message of keys is the number of keys of each table, then the keys; one of rows is the rows of each table, in turn.
 """
 
 from __future__ import annotations
@@ -36,9 +36,11 @@ def request(body: FunctionBody, call: Call) -> None:
         if most >= 0:
             bags = put_into_bags(body, own, dtype, one, number_named("float32"))
             ones = body.op("OnesLike", [bags.bags], "y", T=of_type(INT64))
-            sizes = segment_sum(body, ones, INT64, bags.bags, bags.count)
-            _check(body, sizes, most, f"a row has more ids of '{name}' than its hotness, {most}")
-    sizes = [body.op("Size", [own], T=of_type(dtype), out_type=of_type(INT64)) for own, dtype in zip(ids, types)]
+            counted = segment_sum(body, ones, INT64, bags.bags, bags.count)
+            _check(body, counted, most, f"a row has more ids of '{name}' than its hotness, {most}")
+    sizes = [
+        body.op("Size", [own], T=of_type(dtype), out_type=of_type(INT64)) for own, dtype in zip(ids, types, strict=True)
+    ]
     counts = body.op("Pack", sizes, N=of_number(len(sizes)), T=of_type(INT64), axis=of_number(0))
     wide = [as_int64(body, own, dtype) for own, dtype in zip(ids, types, strict=True)]
     message = _concat(body, [counts, *wide], INT64)
@@ -106,7 +108,7 @@ def _check(body: FunctionBody, sizes: str, most: int, message: str) -> None:
     within = body.op("LessEqual", [sizes, body.constant(most, np.int64)], "z", T=of_type(INT64))
     all_of_it = body.constant([0], np.int32)
     fine = body.op("All", [within, all_of_it], Tidx=of_type(INT32), keep_dims=of_bool(False))
-    text = body.op("Const", [], **strings([message]))
+    text = body.op("Const", [], "output", **strings([message]))
     body.op("Assert", [fine, text], "", T=of_types([_STRING]), summarize=of_number(1))
 
 

@@ -57,7 +57,7 @@ class FunctionBody:
 
     def constant(self, value: npt.ArrayLike, dtype: npt.DTypeLike | None = None) -> str:
         """Add a constant."""
-        return self.op("Const", [], **constant_attributes(np.asarray(value, dtype)))
+        return self.op("Const", [], "output", **constant_attributes(np.asarray(value, dtype)))
 
     def cast(self, tensor: str, source: int, target: int) -> str:
         """Return a tensor as another type."""

@@ -36,8 +36,8 @@ from kvtools.stock_model.fields import (
 )
 from kvtools.stock_model.function_body import constant_attributes
 from kvtools.stock_model.graph_def import Graph, Node, functions_called, functions_needed, node_of
-from kvtools.stock_model.hash_index import index_functions, index_node
 from kvtools.stock_model.handles import Restored, restored_tables
+from kvtools.stock_model.hash_index import index_functions, index_node
 from kvtools.stock_model.objects import Objects, object_prefixes, rewrite_objects
 from kvtools.stock_model.op_table import HANDLE
 from kvtools.stock_model.plain_ops import resource_variable, strings
@@ -204,7 +204,7 @@ def _left(nodes: list[Node], kept: Iterable[str]) -> tuple[list[Node], set[str]]
     return nodes, set(kept) - there
 
 
-# ---- What is served ------------------------------------------------------------------------------------------------------
+# ---- What is served ----
 
 
 def _serving_roots(meta: MetaGraph) -> list[str]:
@@ -238,7 +238,7 @@ def _nodes_of(collection: bytes) -> list[str]:
     return texts(split(last(split(collection), 1)), 1)
 
 
-# ---- Variables of collections ---------------------------------------------------------------------------------------------
+# ---- Variables of collections ----
 
 _VARIABLE_FIELDS = (1, 2, 3, 6)
 """A VariableDef's name, and those of its initializer, of what reads it, and of its initial value."""
@@ -295,7 +295,7 @@ def _collections(collections: Mapping[str, bytes], there: set[str]) -> dict[str,
     return left
 
 
-# ---- Tables ---------------------------------------------------------------------------------------------------------------
+# ---- Tables ----
 
 
 def _table_nodes(table: StockTable) -> list[Node]:

@@ -1,7 +1,7 @@
 """The objects that `tf.saved_model.load` builds, and those by which it finds their variables in the checkpoint.
 
-What was a table's object has the variables `keys` and `values` and the resource `index` below it. Functions that captured
-a table capture these.
+What was a table's object has the variables `keys` and `values` and the resource `index` below it. Functions that
+captured a table capture these.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _PLAIN = message((1, "_generic_user_object"), (2, message((1, 1), (2, 1))))
 
 @dataclass
 class Objects:
-    """The changed objects: a `SavedObjectGraph`, the `TrackableObjectGraph` of the checkpoint, and the names of functions
-    that were left out, with the reasons."""
+    """The changed objects: a `SavedObjectGraph`, the `TrackableObjectGraph` of the checkpoint, and the names of
+    functions that were left out, with the reasons."""
 
     saved: bytes
     tracked: bytes
@@ -254,11 +254,11 @@ def _track(
 
     parents = {child: (at, name) for at, node in enumerate(nodes) for name, child in _children(node) if at in paths}
     for number, holder in holders.items():
-        path = paths.get(holder)
-        if path is None:
+        if holder not in paths:
             # A part: the checkpoint knows the whole only.
             parent, name = parents[holder]
-            path = add(paths[parent], name, [has_values])
+            paths[holder] = add(paths[parent], name, [has_values])
+        path = paths[holder]
         table = tables[number]
         for variable in ("keys", "values"):
             attribute = message((1, "VARIABLE_VALUE"), (2, table.node(variable)), (3, table.tensor(variable)))

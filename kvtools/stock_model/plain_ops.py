@@ -141,7 +141,7 @@ def save(body: FunctionBody, call: Call) -> None:
             names.append(handle.table.tensor(variable))
             types.append(dtype)
             tensors.append(body.op("ReadVariableOp", [resource], "value", dtype=of_type(dtype)))
-    listed = (body.op("Const", [], **strings(texts)) for texts in (names, [""] * len(names)))
+    listed = (body.op("Const", [], "output", **strings(texts)) for texts in (names, [""] * len(names)))
     body.op("SaveV2", [prefix, *listed, *tensors], "", dtypes=of_types(types))
 
 

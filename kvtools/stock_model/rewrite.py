@@ -1,4 +1,4 @@
-"""Graphs and functions rewritten: a handle becomes a table's resources wherever it goes, an operation a call of a function.
+"""Graphs and functions rewritten: a handle becomes a table's resources wherever it goes, an operation a call.
 
 A handle is one tensor; what takes its place is several (`RESOURCES`). So each node that passes a handle on passes these
 on, each function that takes one takes these, and its calls are changed as it is: calls, conditions and loops alike. A

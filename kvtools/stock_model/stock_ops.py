@@ -1,4 +1,4 @@
-"""The operations that stock TensorFlow has: `stock_ops.txt`, the registry of TensorFlow 2.21 without anybody's library."""
+"""The operations that stock TensorFlow has: `stock_ops.txt`, the registry of TensorFlow 2.21."""
 
 from __future__ import annotations
 

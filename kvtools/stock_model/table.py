@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from kvtools.dialects.bundle.dtypes import number_named
 from kvtools.lookup_model.messages import RESOURCE
@@ -73,7 +72,8 @@ class Handle:
     read_only: bool
 
 
-class Resources(NamedTuple):
+@dataclass(frozen=True)
+class Resources:
     """The tensors of a table's resources, in the order of `RESOURCES`."""
 
     index: str
