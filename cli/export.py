@@ -1,16 +1,17 @@
-"""`kvtools export`: tables as a SavedModel of stock TensorFlow operations, or as a snapshot."""
+"""`kvtools export`: a trained model, or tables, as a SavedModel of stock TensorFlow operations, or as a snapshot."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from kvtools.check_model import SignatureCheck
 from kvtools.cli.account import print_of_tables
 from kvtools.cli.clip_options import Clipping, describe, print_choices, print_cut, share_missed, warn_unmatched
 from kvtools.cli.layout import columns, shown, size
@@ -26,9 +27,11 @@ from kvtools.cli.options import (
     no_standard_output,
 )
 from kvtools.cli.progress import progress_bar
+from kvtools.clip import Choice
 from kvtools.dialects.interface import Checkpoint
 from kvtools.errors import UsageError
 from kvtools.export import TableExport, choose_for_saved_model, export_saved_model
+from kvtools.export_model import choose_for_model, export_model, has_custom_operations
 from kvtools.export_snapshot import choose_for_snapshot, export_snapshot
 
 
@@ -70,6 +73,12 @@ def run(
     keep_zeros: Annotated[
         bool, typer.Option("--keep-zeros", help="Keep rows of zeros, which are what a missing key gives.")
     ] = False,
+    check: Annotated[
+        int,
+        typer.Option(
+            "--check", metavar="N", min=0, help="Ask a trained model and its export N random requests, and compare."
+        ),
+    ] = 0,
     clipping: Clipping,
     table: Tables = None,
     source: Source,
@@ -77,18 +86,20 @@ def run(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write tables as a SavedModel of stock TensorFlow operations, one signature per table, or as a snapshot.
+    """Write a trained model, or tables, as a SavedModel of stock TensorFlow operations, or tables as a snapshot.
 
-    TensorFlow Serving and tf.saved_model.load open a SavedModel without this package. A signature takes ids (int64, any
-    shape) and gives embeddings; missing ids give zeros. A snapshot is one file that kvtools serve maps and answers from
-    at once; int8 rows have a scale each. A row is kept if it passes all that is asked; rows of zeros are left out, as
-    a missing id gives the same. OUT appears whole or not at all.
+    A SavedModel with operations of its tables becomes one without them, signatures, dense variables and assets as they
+    were. Of a checkpoint, and of the tables that --table names, each table gets a signature: it takes ids (int64, any
+    shape) and gives embeddings; missing ids give zeros. TensorFlow Serving and tf.saved_model.load open a SavedModel
+    without this package. A snapshot is one file that kvtools serve maps and answers from at once; int8 rows have a
+    scale each. A row is kept if it passes all that is asked; rows of zeros are left out, as a missing id gives the
+    same. OUT appears whole or not at all.
 
     \b
     Examples:
       kvtools export --savedmodel exported model.ckpt-100
       kvtools export --savedmodel exported model.ckpt-100 --clip-abs 1e-6 --table user_emb
-      kvtools export --savedmodel models/7 model.ckpt-100 --clip-l2 0.01 --json
+      kvtools export --savedmodel models/7 trained_model --clip-l2 0.01
       kvtools export --savedmodel models/7 model.ckpt-100 --budget 2GiB --dry-run
       kvtools export --savedmodel models/7 model.ckpt-100 --policy thresholds.toml
       kvtools export --snapshot model.kvsnap model.ckpt-100 --clip-l2 0.01 --dtype bfloat16
@@ -108,8 +119,18 @@ def run(
     }
     if savedmodel is None:
         what["dtype"] = dtype
+    if savedmodel is not None and not table and has_custom_operations(Path(checkpoint.path)):
+        del what["tables"]
+        _export_model(checkpoint, savedmodel, what, check, force=force, dry_run=clipping.dry_run, as_json=as_json)
+        return
+    if check:
+        raise UsageError(
+            f"exporting: got --check {check}, which compares a trained SavedModel with its export; '{path}' is none"
+            if not table
+            else f"exporting: got --check {check} and --table: tables alone answer nothing that the model does"
+        )
     if clipping.dry_run:
-        _choose_only(checkpoint, savedmodel is None, what, as_json=as_json)
+        _choose_only(checkpoint, choose_for_snapshot if savedmodel is None else choose_for_saved_model, what, as_json)
         return
     output = snapshot if savedmodel is None else savedmodel
     assert output is not None
@@ -127,8 +148,45 @@ def run(
         _print_exports(output, exports, variables)
 
 
-def _choose_only(checkpoint: Checkpoint, as_snapshot: bool, what: Mapping[str, Any], *, as_json: bool) -> None:
-    choose = choose_for_snapshot if as_snapshot else choose_for_saved_model
+def _export_model(
+    checkpoint: Checkpoint,
+    output: Path,
+    what: Mapping[str, Any],
+    check: int,
+    *,
+    force: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    if dry_run:
+        _choose_only(checkpoint, choose_for_model, what, as_json)
+        return
+    with progress_bar("exporting") as progress:
+        model = export_model(checkpoint, output, force=force, progress=progress, check=check, **what)
+    _warn(model.tables)
+    if as_json:
+        of_tables = [dataclasses.asdict(export) for export in model.tables]
+        record = {"path": str(checkpoint.path), "savedmodel": str(output), "whole_model": True}
+        checks = [dataclasses.asdict(one) for one in model.checks]
+        print(json.dumps({**record, "tables": of_tables, "left_out": model.left_out, "checks": checks}))
+    else:
+        for one in model.checks:
+            print(f"checked: {one.signature}: {_told(one)}")
+        _print_exports(output, model.tables, model.left_out)
+
+
+def _told(check: SignatureCheck) -> str:
+    if check.refused:
+        return f"not at all, as the model took none of the requests: {check.refused}"
+    asked = f"{check.requests:,} requests, {check.outputs} outputs each"
+    if check.differing:
+        return f"{asked}: {check.differing:,} of {check.values:,} values differ, as rows were cut"
+    return f"{asked}: the same to the bit"
+
+
+def _choose_only(
+    checkpoint: Checkpoint, choose: Callable[..., list[Choice]], what: Mapping[str, Any], as_json: bool
+) -> None:
     with progress_bar("choosing rows of") as progress:
         choices = choose(checkpoint, progress=progress, **what)
     if as_json:
@@ -169,11 +227,12 @@ def _variables_left_out(checkpoint: Checkpoint) -> list[str]:
 
 def _print_exports(output: Path, exports: list[TableExport], variables: Sequence[str]) -> None:
     counted = any(export.lookups for export in exports)
+    signed = any(export.signature for export in exports)
     print(
         columns(
             [
                 "table",
-                "signature",
+                *(["signature"] if signed else []),
                 "rows kept",
                 "rows cut",
                 "bytes",
@@ -183,7 +242,7 @@ def _print_exports(output: Path, exports: list[TableExport], variables: Sequence
             [
                 [
                     shown(export.name),
-                    export.signature,
+                    *([export.signature] if signed else []),
                     f"{export.rows:,}",
                     f"{export.cut:,}",
                     size(export.bytes),
@@ -192,7 +251,7 @@ def _print_exports(output: Path, exports: list[TableExport], variables: Sequence
                 ]
                 for export in exports
             ],
-            right=frozenset(range(2, 7)),
+            right=frozenset(range(1 + signed, 7)),
         )
     )
     for export in exports:

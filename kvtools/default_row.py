@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -28,17 +29,25 @@ def _constant_row(schema: TableSchema) -> Array | None:
     initializer = schema.metadata.get("initializer")
     if not isinstance(initializer, dict) or initializer.get("kind") != "constant":
         return None
-    constant = initializer.get("a", 0.0)
+    return constant_row(initializer.get("a", 0.0), schema.value_dtype, schema.dim)
+
+
+def constant_row(constant: Any, value_dtype: str, dim: int) -> Array | None:
+    """Return the row [dim] of a constant as the engine makes it; None if there is none of this type.
+
+    >>> constant_row(0.5, "float32", 2).tolist()
+    [0.5, 0.5]
+    """
     if isinstance(constant, bool) or not isinstance(constant, (int, float)):
         return None
-    dtype = numpy_dtype(schema.value_dtype)
+    dtype = numpy_dtype(value_dtype)
     # As the engine makes it: a number of two bytes is rounded from a float32.
-    exact = np.float32 if schema.value_dtype in ("float16", "bfloat16") else np.float64
+    exact = np.float32 if value_dtype in ("float16", "bfloat16") else np.float64
     with np.errstate(over="ignore", invalid="ignore"):
         number = exact(constant).astype(dtype)
-    if schema.value_dtype not in ("float16", "bfloat16", "float32", "float64") and number != constant:
+    if value_dtype not in ("float16", "bfloat16", "float32", "float64") and number != constant:
         return None  # no value of an integer type
-    return np.full(schema.dim, number, dtype)
+    return np.full(dim, number, dtype)
 
 
 class _WithDefaultRow(TableView):

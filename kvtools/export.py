@@ -23,7 +23,7 @@ import json
 import re
 import shutil
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,6 +45,7 @@ from kvtools.errors import BadInputError, OutputError
 from kvtools.fit import fit
 from kvtools.lookup_model.functions import Lookup
 from kvtools.lookup_model.model import DEFAULT_SIGNATURE, lookup_model
+from kvtools.partition import owners
 from kvtools.replace_output import check_replaceable, replace_folder
 from kvtools.row_norms import non_finite_rows
 from kvtools.table_view import MaskedTable
@@ -124,7 +125,7 @@ def export_saved_model(
     choices = choose_for_saved_model(
         checkpoint, tables=tables, policy=policy, keep_zeros=keep_zeros, memory=memory, progress=progress
     )
-    _check_room(choices, output)
+    check_room(choices, output)
     signatures = signature_names([reader.schema.name for reader in readers])
     with replace_folder(output, mark=_MODEL_FILE, force=force) as folder:
         for part in ("assets", "variables"):
@@ -138,7 +139,8 @@ def export_saved_model(
                 index = f"kvtools_{uuid.uuid4().hex}"
                 lookup = Lookup(number, signatures[schema.name], schema.value_dtype, schema.dim, index)
                 lookups.append(lookup)
-                exports.append(_write_table(writer, lookup, reader, choice, progress))
+                tensors = lookup.tensor("keys"), lookup.tensor("values")
+                exports.append(write_table(writer, tensors, reader, choice, progress, signature=lookup.signature)[0])
             model = lookup_model(lookups, [export.rows for export in exports])
             writer.string(OBJECT_GRAPH, model.object_graph)
         (folder / _MODEL_FILE).write_bytes(model.saved_model)
@@ -151,17 +153,20 @@ def choose_for_saved_model(
     *,
     tables: Sequence[str] = (),
     policy: Policy | None = None,
-    keep_zeros: bool = False,
+    keep_zeros: bool | Collection[str] = False,
     memory: int = DEFAULT_MEMORY,
     progress: Progress | None = None,
 ) -> list[Choice]:
-    """Decide which rows `export_saved_model` would keep, and write nothing; arguments and errors are its own."""
+    """Decide which rows `export_saved_model` would keep, and write nothing; arguments and errors are its own.
+
+    `keep_zeros` may name the tables that keep their rows of zeros.
+    """
     return choose_all(
         checkpoint,
         policy or Policy(),
         tables=tables,
         distinct=True,
-        zeros=lambda _: not keep_zeros,
+        zeros=lambda table: not (keep_zeros if isinstance(keep_zeros, bool) else table.schema.name in keep_zeros),
         size=lambda schema: schema.dim * numpy_dtype(schema.value_dtype).itemsize + 8,
         memory=memory,
         progress=progress,
@@ -196,26 +201,54 @@ def left_out(schema: TableSchema, dialect: Dialect) -> tuple[str, ...]:
     return fit(schema, dataclasses.replace(dialect, holds=holds)).losses
 
 
-def _write_table(
-    writer: BundleWriter, lookup: Lookup, reader: TableReader, choice: Choice, progress: Progress | None
-) -> TableExport:
+def write_table(
+    writer: BundleWriter,
+    tensors: tuple[str, str],
+    reader: TableReader,
+    choice: Choice,
+    progress: Progress | None,
+    *,
+    signature: str = "",
+    behind: Array | None = None,
+    parts: int = 1,
+) -> tuple[TableExport, tuple[int, ...]]:
+    """Write a table as two tensors: keys [rows], and values [rows + 1 + n, dim], of which row number `rows` is zeros.
+
+    Args:
+        writer: the bundle.
+        tensors: what keys and values are called.
+        reader: the table.
+        choice: which rows to keep.
+        progress: called after each chunk.
+        signature: by which it is looked up, for the account.
+        behind: rows [n, dim] behind the row of zeros.
+        parts: of how many parts to count the rows.
+
+    Returns:
+        What became of the table, and how many rows each part has.
+    """
     schema = reader.schema
     kept = MaskedTable(reader, choice.mask)
     kept_keys: list[Array] = []
+    part_rows = np.zeros(parts, np.int64)
     done = non_finite = 0
-    writer.begin(lookup.tensor("values"), reader.value_dtype, (schema.dim,))
+    writer.begin(tensors[1], reader.value_dtype, (schema.dim,))
     for chunk in kept.chunks(KEYS_AND_VALUES):
         keys, values = chunk.keys, chunk.values
         assert values is not None
         non_finite += non_finite_rows(values)
         writer.append(values)
+        if parts > 1:
+            part_rows += np.bincount(owners(keys, parts, "floor_mod"), minlength=parts)
         kept_keys.append(keys.view(np.int64) if keys.dtype == np.uint64 else keys.astype(np.int64))
         done += len(keys)
         if progress:
             progress(schema.name, done, choice.kept)
     writer.append(np.zeros((1, schema.dim), reader.value_dtype))
+    if behind is not None and len(behind):
+        writer.append(behind)
     writer.end()
-    writer.begin(lookup.tensor("keys"), np.dtype(np.int64), ())
+    writer.begin(tensors[0], np.dtype(np.int64), ())
     for keys in kept_keys:
         writer.append(keys)
     if done == 0:
@@ -223,9 +256,9 @@ def _write_table(
         # no answer.
         writer.append(np.zeros(1, np.int64))
     writer.end()
-    return TableExport(
+    export = TableExport(
         name=schema.name,
-        signature=lookup.signature,
+        signature=signature,
         key_dtype=schema.key_dtype,
         value_dtype=schema.value_dtype,
         dim=schema.dim,
@@ -240,6 +273,7 @@ def _write_table(
         lookups=choice.lookups,
         lookups_missed=choice.lookups_missed,
     )
+    return export, tuple(part_rows.tolist()) if parts > 1 else (done,)
 
 
 def _write_manifest(
@@ -277,7 +311,8 @@ def _write_manifest(
     path.write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
 
 
-def _check_room(choices: Sequence[Choice], output: Path) -> None:
+def check_room(choices: Sequence[Choice], output: Path) -> None:
+    """Raise `OutputError` where the rows that were chosen do not fit on the disk of `output`."""
     needed = sum(choice.bytes for choice in choices)
     free = shutil.disk_usage(output.parent).free
     if free < needed:

@@ -21,6 +21,7 @@ import numpy as np
 
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.options import OpenOptions, Progress
+from kvtools.dialects.savedmodel import is_whole_model
 from kvtools.errors import BadInputError, CorruptFileError, MissingDependencyError, one_line
 from kvtools.server.protocol_error import HTTP_STATUSES, ProtocolError
 from kvtools.server.protos import DATA_TYPES
@@ -171,7 +172,8 @@ def open_store(
     progress: Progress | None = None,
 ) -> Any:
     """Open what lies at `path`: as tables where it holds any, otherwise as a whole model (`SavedModelStore`)."""
-    if not (Path(path) / _MODEL_FILE).is_file() or _has_tables(path, options):
+    is_model = (Path(path) / _MODEL_FILE).is_file()
+    if not is_model or (not is_whole_model(Path(path)) and _has_tables(path, options)):
         return TableStore(path, options=options, cache=cache, progress=progress)
     return SavedModelStore(path)
 

@@ -108,23 +108,7 @@ class BundleCheckpointWriter(CheckpointWriter):
 
     def variable(self, schema: VariableSchema, chunks: Iterable[Array]) -> None:
         """Write a dense variable, or a tensor of TensorFlow's own bookkeeping."""
-        if not schema.shape or schema.dtype == "string":
-            for array in chunks:
-                if schema.dtype == "string":
-                    self.bundle.strings(schema.name, list(array.reshape(-1)), schema.shape)
-                else:
-                    self.bundle.array(schema.name, array)
-            return
-        begun = False
-        for rows in chunks:
-            if not begun:
-                self.bundle.begin(schema.name, rows.dtype, schema.shape[1:])
-                begun = True
-            self.bundle.append(rows)
-        if not begun:
-            self.bundle.array(schema.name, np.empty(schema.shape, schema.dtype))
-            return
-        self.bundle.end()
+        write_variable(self.bundle, schema, chunks)
 
     def close(self) -> None:
         """Write the index; raises `ValueError` if rows are missing."""
@@ -133,6 +117,27 @@ class BundleCheckpointWriter(CheckpointWriter):
     def abort(self) -> None:
         """Close the data file."""
         self.bundle.abort()
+
+
+def write_variable(writer: BundleWriter, schema: VariableSchema, chunks: Iterable[Array]) -> None:
+    """Write a dense variable to a bundle; its rows as `variable_chunks` gives them."""
+    if not schema.shape or schema.dtype == "string":
+        for array in chunks:
+            if schema.dtype == "string":
+                writer.strings(schema.name, list(array.reshape(-1)), schema.shape)
+            else:
+                writer.array(schema.name, array)
+        return
+    begun = False
+    for rows in chunks:
+        if not begun:
+            writer.begin(schema.name, rows.dtype, schema.shape[1:])
+            begun = True
+        writer.append(rows)
+    if not begun:
+        writer.array(schema.name, np.empty(schema.shape, schema.dtype))
+        return
+    writer.end()
 
 
 def variable_chunks(bundle: Bundle, name: str) -> Iterator[Array]:

@@ -6,7 +6,8 @@
       "value_dtype": "float32", "dim": 16, "rows": 10, "keys": "<tensor>", "values": "<tensor>", ...}]}
 
 The keys tensor [rows] holds int64, with uint64 keys bit-cast, and is [0] where there are no rows; the values
-tensor [rows + 1, dim] ends in a row of zeros that missing keys are answered with.
+tensor [rows + 1 + initial_rows, dim] has a row of zeros behind them that missing keys are answered with, and then, in
+an exported model ("whole_model"), those that keys begin with.
 """
 
 from __future__ import annotations
@@ -37,6 +38,15 @@ def sniff(source: Source) -> bool:
     """Tell whether a source is a SavedModel that `kvtools export` wrote."""
     location = source.location
     return location is not None and location.saved_model is not None and (location.saved_model / MANIFEST).is_file()
+
+
+def is_whole_model(folder: Path) -> bool:
+    """Tell whether a folder is a trained model that `kvtools export` wrote, with more than lookups of its tables."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(manifest, dict) and manifest.get("whole_model") is True
 
 
 def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
@@ -72,7 +82,8 @@ def _open_table(bundle: Bundle, record: dict[str, Any]) -> ColumnTable:
     value_dtype = str(record["value_dtype"])
     if key_dtype not in KEY_DTYPES or value_dtype not in VALUE_DTYPES:
         raise ValueError(f"unknown types {key_dtype} and {value_dtype}")
-    if keys.shape != (max(rows, 1),) or values.shape != (rows + 1, dim) or values.dtype.name != value_dtype:
+    behind = int(record.get("initial_rows", 0))
+    if keys.shape != (max(rows, 1),) or values.shape != (rows + 1 + behind, dim) or values.dtype.name != value_dtype:
         raise ValueError(
             f"table '{record['name']}' should have {rows} rows of {dim} {value_dtype}, its variables have"
             f" shapes {list(keys.shape)} and {list(values.shape)}"

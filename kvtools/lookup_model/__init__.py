@@ -4,6 +4,7 @@ messages.py   how the messages are encoded
 functions.py  the functions of a table: its lookup, and how its index is made, filled and given up
 graph.py      what a session runs: variables, signatures, initialization, saving and restoring
 objects.py    what `tf.saved_model.load` builds: objects by name, their functions and variables
+structures.py  how functions are called, and what they take and give
 model.py      all of it as `saved_model.pb`, and the object graph of the variables' checkpoint
 
 `tf.saved_model.save` makes the same of a `tf.Module` per table; it takes 60 ms for each, most of it

@@ -12,6 +12,15 @@ from dataclasses import dataclass
 
 from kvtools.lookup_model.functions import INDEX_FUNCTIONS, KEYS_SHAPE, Lookup
 from kvtools.lookup_model.messages import INT32, INT64, RESOURCE, UNKNOWN_RANK, entry, message, shape
+from kvtools.lookup_model.structures import (
+    NONE,
+    dict_value,
+    function_spec,
+    list_value,
+    tensor_spec,
+    text_value,
+    tuple_value,
+)
 
 _OF_TABLE = ("table", "keys", "values", "index", *INDEX_FUNCTIONS)
 
@@ -48,9 +57,9 @@ def _objects(lookups: Sequence[Lookup], signatures: Mapping[str, tuple[Lookup, s
     yield _Object(_user_object("trackable_list_wrapper"), tables, restored=True)
     yield _Object(_user_object("signature_map"), tuple((3 + at, name) for at, name in enumerate(signatures)))
     for _, function in signatures.values():
-        called = _function_spec(kwonlyargs=_list(_text("ids")), signature=_NONE)
+        called = function_spec(kwonlyargs=list_value(text_value("ids")), signature=NONE)
         yield _Object((8, message((1, function), (2, "ids"), (3, 1), (4, called))))
-    nothing = _function_spec(kwonlyargs=_list(), signature=_tuple())
+    nothing = function_spec(kwonlyargs=list_value(), signature=tuple_value())
     for lookup in lookups:
         below = tuple((_number(first, lookup, what), what) for what in ("keys", "values", "index"))
         yield _Object(_user_object("_generic_user_object"), below, restored=True)
@@ -95,58 +104,18 @@ def _concrete_functions(
     lookups: Sequence[Lookup], signatures: Mapping[str, tuple[Lookup, str]], first: int
 ) -> Iterator[tuple[str, bytes]]:
     """Yield each function's name, with what it captures, takes and gives."""
-    nothing = _tuple(_tuple(), _dict())
+    nothing = tuple_value(tuple_value(), dict_value())
 
     def signed(captured: Sequence[int], takes: bytes, gives: bytes) -> bytes:
         return message(*((2, number) for number in captured), (3, takes), (4, gives))
 
     for lookup, function in signatures.values():
         captured = [_number(first, lookup, what) for what in ("index", "values")]
-        takes = _tuple(_tuple(), _dict(ids=_tensor("ids", UNKNOWN_RANK, INT64)))
-        gives = _dict(embeddings=_tensor("embeddings", UNKNOWN_RANK, lookup.answer_dtype))
+        takes = tuple_value(tuple_value(), dict_value(ids=tensor_spec("ids", UNKNOWN_RANK, INT64)))
+        gives = dict_value(embeddings=tensor_spec("embeddings", UNKNOWN_RANK, lookup.answer_dtype))
         yield function, signed(captured, takes, gives)
     for lookup in lookups:
         captured = [_number(first, lookup, what) for what in ("keys", "index")]
-        yield lookup.function("_creator"), signed([], nothing, _tensor("unknown", shape(), RESOURCE))
-        yield lookup.function("_initializer"), signed(captured, nothing, _tensor("unknown", shape(), INT32))
-        yield lookup.function("_destroyer"), signed([], nothing, _tensor("unknown", shape(), INT32))
-
-
-# Values of struct.proto.
-
-_NONE = message((1, b""))
-
-
-def _text(text: str) -> bytes:
-    return message((13, text))
-
-
-def _tensor(name: str, of_rows: bytes, dtype: int) -> bytes:
-    return message((33, message((1, name), (2, of_rows), (3, dtype))))
-
-
-def _list(*values: bytes) -> bytes:
-    return message((51, message(*((1, value) for value in values))))
-
-
-def _tuple(*values: bytes) -> bytes:
-    return message((52, message(*((1, value) for value in values))))
-
-
-def _dict(**fields: bytes) -> bytes:
-    return message((53, message(*((1, entry(key, value)) for key, value in fields.items()))))
-
-
-def _function_spec(*, kwonlyargs: bytes, signature: bytes) -> bytes:
-    """Encode how a Python function is called that takes nothing but these keywords."""
-    values = {
-        "args": _list(),
-        "varargs": _NONE,
-        "varkw": _NONE,
-        "defaults": _NONE,
-        "kwonlyargs": kwonlyargs,
-        "kwonlydefaults": _NONE,
-        "annotations": _dict(),
-    }
-    named = message((1, "FullArgSpec"), *((2, entry(key, value)) for key, value in values.items()))
-    return message((1, message((54, named))), (5, signature))
+        yield lookup.function("_creator"), signed([], nothing, tensor_spec("unknown", shape(), RESOURCE))
+        yield lookup.function("_initializer"), signed(captured, nothing, tensor_spec("unknown", shape(), INT32))
+        yield lookup.function("_destroyer"), signed([], nothing, tensor_spec("unknown", shape(), INT32))

@@ -1,0 +1,337 @@
+"""Write a trained SavedModel with the operations of key-value tables as one of stock TensorFlow operations.
+
+The graph is rewritten (`kvtools.stock_model`), the rows of its tables are streamed from the model's variables into
+those of the new one, and all else, dense variables, assets and signatures, goes along as it is. TensorFlow is not
+needed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from kvtools import __version__
+from kvtools.check_model import SignatureCheck, check_available, check_model
+from kvtools.clip import Choice
+from kvtools.clip_policy import Policy
+from kvtools.dialects.bundle import BundleWriter
+from kvtools.dialects.bundle.wire import WireError
+from kvtools.dialects.bundle_output import write_variable
+from kvtools.dialects.chunk import Array
+from kvtools.dialects.detect import open_checkpoint
+from kvtools.dialects.interface import Checkpoint, TableReader
+from kvtools.dialects.object_graph import OBJECT_GRAPH
+from kvtools.dialects.options import DEFAULT_MEMORY, Progress
+from kvtools.dialects.savedmodel import FORMAT, MANIFEST
+from kvtools.errors import BadInputError, CheckFailedError, CorruptFileError, KvtoolsError
+from kvtools.export import TableExport, check_room, choose_for_saved_model, write_table
+from kvtools.replace_output import check_replaceable, replace_folder
+from kvtools.stock_model.fields import join, messages, split, without
+from kvtools.stock_model.handles import Restored, restored_tables
+from kvtools.stock_model.initial_rows import InitialRows, initial_rows
+from kvtools.stock_model.meta_graph import MetaGraph, Tables, rewrite_meta_graph
+from kvtools.stock_model.objects import object_prefixes
+from kvtools.stock_model.op_table import HANDLE, OPERATIONS, RESTORE
+from kvtools.stock_model.rewrite import UnsupportedOperation
+from kvtools.stock_model.stock_ops import foreign_nodes, is_stock
+from kvtools.stock_model.table import StockTable
+
+_MODEL_FILE = "saved_model.pb"
+_ALSO_DONE = frozenset({HANDLE, RESTORE})
+_TELL_ZEROS = frozenset({"KvTableContains", "KvTableSize"})
+_NOT_COPIED = frozenset({_MODEL_FILE, "variables", "fingerprint.pb"})
+
+
+@dataclass(frozen=True)
+class ModelExport:
+    """What became of a model: its tables, which functions were left out, a sentence each, and what was compared."""
+
+    tables: list[TableExport]
+    left_out: list[str]
+    checks: list[SignatureCheck] = field(default_factory=list)
+
+
+def has_custom_operations(folder: Path) -> bool:
+    """Tell whether a folder is a SavedModel with operations that stock TensorFlow has not."""
+    file = folder / _MODEL_FILE
+    if not file.is_file():
+        return False
+    try:
+        return any(True for _ in foreign_nodes(file.read_bytes()))
+    except (WireError, ValueError, AttributeError, KeyError):
+        return False
+
+
+def export_model(
+    checkpoint: Checkpoint,
+    output: Path,
+    *,
+    policy: Policy | None = None,
+    keep_zeros: bool = False,
+    force: bool = False,
+    memory: int = DEFAULT_MEMORY,
+    progress: Progress | None = None,
+    check: int = 0,
+) -> ModelExport:
+    """Write the SavedModel that `checkpoint` was opened from as a folder `output` of stock operations.
+
+    Args:
+        checkpoint: a SavedModel, opened.
+        output: the folder to write; it appears when it is whole, and what stood there stays if anything fails.
+        policy: which rows to leave out: their keys are answered like those that were never there.
+        keep_zeros: keep rows of zeros alone; they are left out otherwise, where the model cannot tell.
+        force: replace a SavedModel that is there.
+        memory: how many bytes the choice of rows may hold; more spills to disk.
+        progress: called after each chunk.
+        check: how many random requests to compare of each signature, before `output` appears.
+
+    Raises:
+        MissingDependencyError: there is a check to be made, and no TensorFlow.
+        CheckFailedError: the export answers otherwise than the model.
+        BadInputError: what is served has an operation that cannot be rewritten, or a table without rows to restore.
+        OutputError: `output` exists, or cannot be written.
+        CorruptFileError: the model's data is damaged.
+
+    Example:
+        ```python
+        from kvtools.dialects.detect import open_checkpoint
+        export_model(open_checkpoint("trained_model"), Path("models/1"))
+        ```
+    """
+    check_replaceable(output, mark=_MODEL_FILE, force=force)
+    if check:
+        check_available()
+    model = _Model(checkpoint)
+    tables = {prefix: model.table(prefix, number) for number, prefix in enumerate(model.readers)}
+    model.rewritten(tables)  # what cannot be rewritten is told before hours of writing
+    choices = model.choose(policy, keep_zeros=keep_zeros, memory=memory, progress=progress)
+    check_room(choices, output)
+    with replace_folder(output, mark=_MODEL_FILE, force=force) as folder:
+        _copy_rest(model.folder, folder)
+        (folder / "variables").mkdir()
+        exports: list[TableExport] = []
+        with BundleWriter(folder / "variables" / "variables") as writer:
+            for (prefix, reader), choice in zip(model.readers.items(), choices, strict=True):
+                table = tables[prefix]
+                export, part_rows = write_table(
+                    writer,
+                    (table.tensor("keys"), table.tensor("values")),
+                    reader,
+                    choice,
+                    progress,
+                    behind=model.initial[prefix][1],
+                    parts=model.parts[prefix],
+                )
+                tables[prefix] = dataclasses.replace(table, part_rows=part_rows)
+                # What a server has no use for is not worth a line.
+                exports.append(dataclasses.replace(export, left_out=()))
+            for variable in checkpoint.variables:
+                write_variable(writer, variable, checkpoint.read_variable(variable.name))
+            encoded, tracked, left_out = model.rewritten(tables)
+            if tracked:
+                writer.string(OBJECT_GRAPH, tracked)
+        (folder / _MODEL_FILE).write_bytes(encoded)
+        _write_manifest(folder, checkpoint, list(tables.values()), exports, policy or Policy())
+        checks = check_model(checkpoint, open_checkpoint(folder), check) if check else []
+        wrong = [f"{one.signature}: {what}" for one in checks for what in one.different]
+        if wrong and not any(export.cut for export in exports):
+            raise CheckFailedError(
+                f"exporting '{model.folder}': the export answers otherwise than the model, so '{output}' was not"
+                f" written: {'; '.join(wrong)}"
+            )
+    return ModelExport(exports, left_out, checks)
+
+
+def choose_for_model(
+    checkpoint: Checkpoint,
+    *,
+    policy: Policy | None = None,
+    keep_zeros: bool = False,
+    memory: int = DEFAULT_MEMORY,
+    progress: Progress | None = None,
+) -> list[Choice]:
+    """Decide which rows `export_model` would keep, and write nothing; arguments and errors are its own."""
+    model = _Model(checkpoint)
+    model.rewritten({prefix: model.table(prefix, number) for number, prefix in enumerate(model.readers)})
+    return model.choose(policy, keep_zeros=keep_zeros, memory=memory, progress=progress)
+
+
+class _Model:
+    """A SavedModel to be rewritten.
+
+    Attributes:
+        folder: where it is.
+        readers: its tables, by what their tensors begin with.
+        parts: how many parts the graph has of each.
+        initial: how the keys of each begin, and rows for that.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.folder, self._checkpoint = Path(checkpoint.path), checkpoint
+        file = self.folder / _MODEL_FILE
+        try:
+            self._fields = split(file.read_bytes())
+            self._graphs = messages(self._fields, 2)
+            decoded = [MetaGraph.decode(data) for data in self._graphs]
+        except OSError as error:
+            raise BadInputError(f"reading '{file}': {error.strerror or error}") from error
+        except WireError as error:
+            raise CorruptFileError(f"reading '{file}': got malformed bytes ({error}); save the model again") from error
+        self._tracked = self._object_graph()
+        by_prefix = {_prefix(reader): reader for reader in checkpoint.tables.values()}
+        restored = [one for meta in decoded for of in restored_tables(meta.graph).values() for one in of]
+        for meta in decoded:
+            known = {one.prefix for one in restored}
+            restored += [
+                Restored(prefix, 0, 1, "")
+                for prefix, _ in object_prefixes(meta.objects, self._tracked).values()
+                if prefix not in known
+            ]
+        self.readers: dict[str, TableReader] = {}
+        self.parts: dict[str, int] = {}
+        self.initial: dict[str, tuple[InitialRows, Array]] = {}
+        begins = any(_asks_for_initial(meta) for meta in decoded)
+        self._tells_zeros = begins or any(_asks_what_is_there(meta) for meta in decoded)
+        for one in restored:
+            if one.prefix not in by_prefix or one.prefix in self.readers:
+                continue
+            reader = by_prefix[one.prefix]
+            self.readers[one.prefix] = reader
+            self.parts[one.prefix] = one.parts
+            nothing = InitialRows(), np.zeros((1, reader.dim), reader.value_dtype)
+            self.initial[one.prefix] = initial_rows(reader, _fields_of(one.initializer)) if begins else nothing
+        if not self.readers:
+            raise BadInputError(
+                f"exporting '{self.folder}': its graph restores none of the {len(checkpoint.tables)} tables in its"
+                " variables; export its tables alone with --table NAME"
+            )
+
+    def _object_graph(self) -> bytes:
+        if not any(variable.name == OBJECT_GRAPH for variable in self._checkpoint.bookkeeping):
+            return b""
+        chunk = next(self._checkpoint.read_variable(OBJECT_GRAPH))
+        return bytes(chunk.reshape(-1)[0])
+
+    def choose(
+        self, policy: Policy | None, *, keep_zeros: bool, memory: int, progress: Progress | None
+    ) -> list[Choice]:
+        """Decide which rows of each table are kept."""
+        return choose_for_saved_model(
+            self._checkpoint,
+            tables=[reader.schema.name for reader in self.readers.values()],
+            policy=policy,
+            keep_zeros=keep_zeros or self._tells_zeros,
+            memory=memory,
+            progress=progress,
+        )
+
+    def table(self, prefix: str, number: int) -> StockTable:
+        """Return a table as far as it is known before its rows are written."""
+        schema = self.readers[prefix].schema
+        # The index's name decides which one a session or an eager process shares: models never share one.
+        index = f"kvtools_{uuid.uuid4().hex}"
+        parts = (schema.rows,) + (0,) * (self.parts[prefix] - 1)
+        initial = self.initial[prefix][0]
+        return StockTable(number, schema.name, schema.key_dtype, schema.value_dtype, schema.dim, parts, initial, index)
+
+    def rewritten(self, tables: Mapping[str, StockTable]) -> tuple[bytes, bytes, list[str]]:
+        """Return the model as it is with these tables, the objects of its checkpoint, and what was left out."""
+        graphs: list[bytes] = []
+        tracked, reasons = self._tracked, []
+        for data in self._graphs:
+            try:
+                changed = rewrite_meta_graph(data, Tables(tables), self._tracked, is_stock)
+            except UnsupportedOperation as error:
+                raise self._refused(error) from error
+            graphs.append(changed.meta_graph)
+            tracked = changed.tracked or tracked
+            reasons += [f"function '{name}': {_told(error)}" for name, error in changed.left_out.items()]
+        encoded = join([*without(self._fields, 2), *((2, 2, graph) for graph in graphs)])
+        for function, node in foreign_nodes(encoded):
+            raise self._refused(UnsupportedOperation(node, function, "it is none of stock TensorFlow's"))
+        return encoded, tracked, reasons
+
+    def _refused(self, error: UnsupportedOperation) -> KvtoolsError:
+        done = ", ".join(sorted({*OPERATIONS, *_ALSO_DONE}))
+        return BadInputError(f"exporting '{self.folder}': {_told(error)}; those that can be rewritten are {done}")
+
+
+def _told(error: UnsupportedOperation) -> str:
+    where = f"node '{error.node.name}'" + (f" of function '{error.function}'" if error.function else "")
+    return f"operation '{error.node.op}' ({where}) cannot be rewritten: {error.reason}"
+
+
+def _prefix(reader: TableReader) -> str:
+    """What a table's tensors begin with, as the operation says that restores it."""
+    path = reader.schema.metadata.get("object_path")
+    if not isinstance(path, str):
+        return reader.schema.name
+    return f"{path}/.ATTRIBUTES/kv" if path else ".ATTRIBUTES/kv"
+
+
+def _fields_of(initializer: str) -> Mapping[str, object]:
+    found = json.loads(initializer) if initializer else {}
+    return found if isinstance(found, dict) else {}
+
+
+def _asks_for_initial(meta: MetaGraph) -> bool:
+    return any(node.op in OPERATIONS and node.attrs.text("mode") == "initial" for _, node in meta.graph.all_nodes())
+
+
+def _asks_what_is_there(meta: MetaGraph) -> bool:
+    """Whether a row of zeros is not the same as none."""
+    return any(node.op in _TELL_ZEROS for _, node in meta.graph.all_nodes())
+
+
+def _copy_rest(source: Path, folder: Path) -> None:
+    """Assets and what else lies in the model's folder."""
+    for entry in sorted(source.iterdir()):
+        if entry.name in _NOT_COPIED:
+            continue
+        if entry.is_dir():
+            shutil.copytree(entry, folder / entry.name)
+        else:
+            shutil.copyfile(entry, folder / entry.name)
+
+
+def _write_manifest(
+    folder: Path,
+    checkpoint: Checkpoint,
+    tables: Sequence[StockTable],
+    exports: Sequence[TableExport],
+    policy: Policy,
+) -> None:
+    manifest = {
+        "format": FORMAT,
+        "written_by": f"kvtools {__version__}",
+        "source": str(checkpoint.path),
+        "source_dialect": checkpoint.dialect,
+        "whole_model": True,
+        "budget": policy.budget,
+        "tables": [
+            {
+                "name": export.name,
+                "key_dtype": export.key_dtype,
+                "value_dtype": export.value_dtype,
+                "dim": export.dim,
+                "rows": export.rows,
+                "cut": export.cut,
+                "clip": policy.criteria(export.name).described(),
+                "cut_by": {criterion: count for criterion, count in export.failed.items() if count},
+                "initial_rows": table.initial.stored,
+                "keys": table.tensor("keys"),
+                "values": table.tensor("values"),
+            }
+            for table, export in zip(tables, exports, strict=True)
+        ],
+    }
+    path = folder / MANIFEST
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")

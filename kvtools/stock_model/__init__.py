@@ -1,0 +1,23 @@
+"""A trained SavedModel with the operations of key-value engines, rewritten into one of stock TensorFlow operations.
+
+TensorFlow is not needed: the messages of a SavedModel are read and written here.
+
+fields.py       the fields of a message, kept as they are
+attributes.py   attributes of nodes: read, and lists changed
+graph_def.py    nodes, functions and graphs
+meta_graph.py   a SavedModel's graph with its signatures, collections and saver
+function_body.py  a function of stock operations, made step by step
+table.py        a table in the model: what it holds, and its resources
+hash_index.py   the index from keys to rows, and the reading of rows
+initial_rows.py what a key that is not there begins with
+plain_ops.py, pooled_ops.py, exchange_ops.py   what each operation becomes
+op_table.py     all of them by name
+handles.py      which table a handle is
+rewrite.py      graphs and functions, changed
+prune.py        what signatures need of a graph
+objects.py      the objects of `tf.saved_model.load`, and of its checkpoint
+stock_ops.py    the operations that stock TensorFlow has
+
+Formats: saved_model.proto, meta_graph.proto, graph.proto, function.proto and saved_object_graph.proto in
+https://github.com/tensorflow/tensorflow/tree/master/tensorflow/core
+"""

@@ -1,0 +1,270 @@
+"""The objects that `tf.saved_model.load` builds, and those by which it finds their variables in the checkpoint.
+
+What was a table's object has the variables `keys` and `values` and the resource `index` below it. Functions that
+captured a table capture these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kvtools.lookup_model.messages import INT32, INT64, RESOURCE, message, shape
+from kvtools.lookup_model.structures import dict_value, function_spec, list_value, tensor_spec, tuple_value
+from kvtools.stock_model.fields import (
+    Field,
+    blob,
+    entries,
+    join,
+    last,
+    messages,
+    number_in,
+    numbers,
+    split,
+    text,
+    texts,
+    without,
+)
+from kvtools.stock_model.hash_index import INDEX_FUNCTIONS
+from kvtools.stock_model.rewrite import Rewriter, UnsupportedOperation
+from kvtools.stock_model.table import RESOURCES, Handle, StockTable
+
+_OURS = "tfplugin."
+_PARTITIONED = "tfplugin.PartitionedKvVariable"
+_CHILD, _USER_OBJECT, _FUNCTION, _VARIABLE, _BARE, _RESOURCE = 1, 4, 6, 7, 8, 10
+_CLASS, _CONFIG, _SAVER_OF_OBJECT = 13, 14, 16
+_ATTRIBUTE, _SAVER, _HAS_VALUES = 2, 4, 5
+_NEW = ("keys", "values", "index", *INDEX_FUNCTIONS)
+"""The objects of a table: variables, the index, and its functions."""
+_PLAIN = message((1, "_generic_user_object"), (2, message((1, 1), (2, 1))))
+"""An object of no class."""
+
+
+@dataclass
+class Objects:
+    """The changed objects: a `SavedObjectGraph`, the `TrackableObjectGraph` of the checkpoint, and the names of
+    functions that were left out, with the reasons."""
+
+    saved: bytes
+    tracked: bytes
+    left_out: dict[str, UnsupportedOperation] = field(default_factory=dict)
+
+
+def object_prefixes(saved: bytes, tracked: bytes) -> dict[int, tuple[str, int]]:
+    """Return which objects are tables: by their numbers, what their tensors begin with, and which part they are."""
+    nodes, checkpoint = _nodes(saved), _nodes(tracked)
+    found: dict[int, tuple[str, int]] = {}
+    parts: dict[int, tuple[str, int]] = {}
+    for number, path in _pairs(nodes, checkpoint):
+        saver = split(last(checkpoint[path], _SAVER))
+        if not saver or not text(last(saver, 1)).startswith(_OURS):
+            continue
+        prefix = f"{text(last(saver, 2))}/.ATTRIBUTES/kv"
+        if text(last(nodes[number], _CLASS)) != _PARTITIONED:
+            found[number] = prefix, 0
+            continue
+        for name, child in _children(nodes[number]):
+            if name.startswith("part_"):
+                parts[child] = prefix, int(name.removeprefix("part_"))
+    return found | parts  # a part is saved by the whole
+
+
+def rewrite_objects(
+    saved: bytes,
+    tracked: bytes,
+    handles: Mapping[int, Handle],
+    tables: Sequence[StockTable],
+    rewriter: Rewriter,
+    library: Mapping[str, int],
+) -> Objects:
+    """Rewrite the objects of a model, and the functions that they name.
+
+    Args:
+        saved: the `SavedObjectGraph`.
+        tracked: the `TrackableObjectGraph`.
+        handles: which objects are tables.
+        tables: all tables.
+        rewriter: rewrites the functions.
+        library: how many arguments each function has.
+
+    A function with an operation that cannot be rewritten is left out.
+    """
+    nodes, checkpoint = _nodes(saved), _nodes(tracked)
+    first = len(nodes)
+    number_of = {
+        (table.number, what): first + at for at, (table, what) in enumerate((t, w) for t in tables for w in _NEW)
+    }
+    left_out: dict[str, UnsupportedOperation] = {}
+    renamed: dict[str, str] = {}
+    concrete: list[Field] = []
+    for name, value in entries(split(saved), 2):
+        fields = split(value)
+        captured = numbers(fields, 2)
+        start = library.get(name, 0) - len(captured)
+        bound = {start + at: handles[number] for at, number in enumerate(captured) if number in handles}
+        try:
+            renamed[name] = rewriter.function(name, bound).name if name in library else name
+        except UnsupportedOperation as reason:
+            left_out[name] = reason
+            continue
+        now: list[int] = []
+        for number in captured:
+            if number in handles:
+                now += [number_of[handles[number].table.number, resource] for resource in RESOURCES]
+            else:
+                now.append(number)
+        changed = [(2, 0, number) for number in now] + without(fields, 2)
+        concrete.append((2, 2, message((1, blob(renamed[name])), (2, join(changed)))))
+    lost = {at for at, node in enumerate(nodes) for bare in messages(node, _BARE) if _first(bare) in left_out}
+    for at, node in enumerate(nodes):
+        there = [one for one in node if not (one[0] == _CHILD and _child(one) in lost)]
+        nodes[at] = _changed(there, renamed, left_out)
+    holders = _holders(handles)
+    for table in tables:
+        holder = holders.get(table.number)
+        if holder is not None:
+            below = [(_CHILD, 2, message((1, number_of[table.number, what]), (2, what))) for what in _NEW[:3]]
+            nodes[holder] = below + nodes[holder]
+        nodes += _new_objects(table, number_of)
+        concrete += _index_functions(table, number_of)
+    _track(nodes, checkpoint, holders, {table.number: table for table in tables})
+    return Objects(
+        join([(1, 2, join(node)) for node in nodes] + concrete + without(split(saved), 1, 2)),
+        join([(1, 2, join(node)) for node in checkpoint] + without(split(tracked), 1)),
+        left_out,
+    )
+
+
+def _nodes(graph: bytes) -> list[list[Field]]:
+    return [split(node) for node in messages(split(graph), 1)]
+
+
+def _children(node: list[Field]) -> list[tuple[str, int]]:
+    found = [split(child) for child in messages(node, _CHILD)]
+    return [(text(last(child, 2)), number_in(child, 1)) for child in found]
+
+
+def _child(child: Field) -> int:
+    return number_in(split(child[2]), 1) if isinstance(child[2], bytes) else -1
+
+
+def _first(message: bytes) -> str:
+    return text(last(split(message), 1))
+
+
+def _pairs(nodes: list[list[Field]], checkpoint: list[list[Field]]) -> list[tuple[int, int]]:
+    """Each object with what it is in the checkpoint: from the roots on, by the names of children."""
+    seen = {(0, 0)} if nodes and checkpoint else set()
+    waiting = list(seen)
+    while waiting:
+        number, path = waiting.pop()
+        there = dict(_children(checkpoint[path]))
+        for name, child in _children(nodes[number]):
+            pair = child, there.get(name, -1)
+            if pair[1] >= 0 and pair not in seen:
+                seen.add(pair)
+                waiting.append(pair)
+    return sorted(seen)
+
+
+def _holders(handles: Mapping[int, Handle]) -> dict[int, int]:
+    """The object that has a table's new objects below it: that of its first part."""
+    found: dict[int, int] = {}
+    for number, handle in sorted(handles.items(), key=lambda item: item[1].part):
+        found.setdefault(handle.table.number, number)
+    return found
+
+
+def _changed(
+    node: list[Field], renamed: Mapping[str, str], left_out: Mapping[str, UnsupportedOperation]
+) -> list[Field]:
+    """An object without what only tfplugin could make again, and with the functions' new names."""
+    if text(last(node, _CLASS)).startswith(_OURS):
+        node = without(node, _CLASS, _CONFIG)
+    if text(last(node, _SAVER_OF_OBJECT)):
+        node = without(node, _SAVER_OF_OBJECT)
+    changed: list[Field] = []
+    for number, kind, value in node:
+        if number == _USER_OBJECT and isinstance(value, bytes):
+            if text(last(split(value), 1)).startswith(_OURS):
+                value = _PLAIN
+        elif number == _FUNCTION and isinstance(value, bytes):
+            fields = split(value)
+            names = [renamed.get(name, name) for name in texts(fields, 1) if name not in left_out]
+            value = join([(1, 2, blob(name)) for name in names] + without(fields, 1))
+        elif number == _BARE and isinstance(value, bytes):
+            name = text(last(split(value), 1))
+            if name in left_out:
+                changed.append((_USER_OBJECT, 2, _PLAIN))
+                continue
+            value = join([(1, 2, blob(renamed.get(name, name))), *without(split(value), 1)])
+        changed.append((number, kind, value))
+    return changed
+
+
+def _new_objects(table: StockTable, number_of: Mapping[tuple[int, str], int]) -> list[list[Field]]:
+    objects: list[list[Field]] = []
+    for name, dtype, of_rows in (("keys", INT64, shape(-1)), ("values", table.dtype, shape(-1, table.dim))):
+        objects.append([(_VARIABLE, 2, message((1, dtype), (2, of_rows), (6, table.node(name))))])
+    below: list[Field] = [
+        (_CHILD, 2, message((1, number_of[table.number, name]), (2, name))) for name in INDEX_FUNCTIONS
+    ]
+    objects.append([*below, (_RESOURCE, 2, b"")])
+    nothing = function_spec(kwonlyargs=list_value(), signature=tuple_value())
+    for does in INDEX_FUNCTIONS.values():
+        objects.append([(_FUNCTION, 2, message((1, table.function(does)), (2, nothing)))])
+    return objects
+
+
+def _index_functions(table: StockTable, number_of: Mapping[tuple[int, str], int]) -> list[Field]:
+    nothing = tuple_value(tuple_value(), dict_value())
+    captured = {"initializer": ("keys", "index")}
+    gives = {"creator": RESOURCE, "initializer": INT32, "destroyer": INT32}
+    found: list[Field] = []
+    for does, dtype in gives.items():
+        signed = message(
+            *((2, number_of[table.number, what]) for what in captured.get(does, ())),
+            (3, nothing),
+            (4, tensor_spec("unknown", shape(), dtype)),
+        )
+        found.append((2, 2, message((1, table.function(does)), (2, signed))))
+    return found
+
+
+def _track(
+    nodes: list[list[Field]],
+    checkpoint: list[list[Field]],
+    holders: Mapping[int, int],
+    tables: Mapping[int, StockTable],
+) -> None:
+    """Give the checkpoint's objects what is below those of tables, and take away what saved these."""
+    paths: dict[int, int] = {}
+    for number, path in _pairs(nodes, checkpoint):
+        paths.setdefault(number, path)
+    has_values: Field = (_HAS_VALUES, 2, message((1, 1)))
+    for at, node in enumerate(checkpoint):
+        if messages(node, _SAVER):
+            checkpoint[at] = without(node, _SAVER)
+
+    def add(parent: int, name: str, fields: list[Field]) -> int:
+        checkpoint.append(fields)
+        child: Field = (_CHILD, 2, message((1, len(checkpoint) - 1), (2, name)))
+        checkpoint[parent] = [child, *without(checkpoint[parent], _HAS_VALUES), has_values]
+        return len(checkpoint) - 1
+
+    parents = {child: (at, name) for at, node in enumerate(nodes) for name, child in _children(node) if at in paths}
+    for number, holder in holders.items():
+        if holder not in paths:
+            # A part: the checkpoint knows the whole only.
+            parent, name = parents[holder]
+            paths[holder] = add(paths[parent], name, [has_values])
+        path = paths[holder]
+        table = tables[number]
+        for variable in ("keys", "values"):
+            attribute = message((1, "VARIABLE_VALUE"), (2, table.node(variable)), (3, table.tensor(variable)))
+            add(path, variable, [(_ATTRIBUTE, 2, attribute), has_values])
+        index = add(path, "index", [has_values])
+        for function in INDEX_FUNCTIONS:
+            checkpoint.append([(_HAS_VALUES, 2, b"")])
+            child: Field = (_CHILD, 2, message((1, len(checkpoint) - 1), (2, function)))
+            checkpoint[index] = [child, *checkpoint[index]]

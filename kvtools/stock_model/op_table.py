@@ -1,0 +1,53 @@
+"""What each operation becomes, by its name. An operation of another engine is a line in `OPERATIONS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvtools.stock_model import exchange_ops, plain_ops, pooled_ops
+from kvtools.stock_model.attributes import Attributes
+from kvtools.stock_model.function_body import FunctionBody
+from kvtools.stock_model.plain_ops import Call
+
+Outputs = Callable[[Attributes], Sequence[tuple[str, int]]]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """How an operation is rewritten: `build` makes a function that takes and gives what the operation does, a table's
+    resources in the place of its handle; `outputs` are the names of its outputs, and how many tensors each has."""
+
+    build: Callable[[FunctionBody, Call], None]
+    outputs: Outputs
+
+
+def _outputs(*names: str) -> Outputs:
+    return lambda attrs: [(name, 1) for name in names]
+
+
+def _of_tables(*names: str) -> Outputs:
+    return lambda attrs: [(name, attrs.number("T")) for name in names]
+
+
+HANDLE = "KvTableHandle"
+RESTORE = "KvTableRestore"
+
+OPERATIONS: dict[str, Operation] = {
+    "KvExchangePool": Operation(exchange_ops.pool, _of_tables("rows")),
+    "KvExchangeReply": Operation(exchange_ops.reply, _outputs("flat", "splits")),
+    "KvExchangeRequest": Operation(
+        exchange_ops.request, lambda attrs: [("message", 1), ("splits", 1), ("places", attrs.number("T"))]
+    ),
+    "KvExchangeServe": Operation(exchange_ops.serve, lambda attrs: [("keys", len(attrs.types("Tout"))), ("counts", 1)]),
+    "KvTableContains": Operation(plain_ops.contains, _outputs("found")),
+    "KvTableGather": Operation(plain_ops.gather, _outputs("rows", "positions")),
+    "KvTableGatherMany": Operation(plain_ops.gather_many, _of_tables("rows", "positions")),
+    "KvTableIsInitialized": Operation(plain_ops.is_initialized, _outputs("initialized")),
+    "KvTablePartition": Operation(plain_ops.partition, _outputs("owner")),
+    "KvTablePool": Operation(pooled_ops.pool, _of_tables("rows")),
+    "KvTableSave": Operation(plain_ops.save, _outputs()),
+    "KvTableSize": Operation(plain_ops.size, _outputs("size")),
+    "KvTableTrainable": Operation(plain_ops.trainable, _outputs("rows")),
+}
+"""What serves a model, and what saves it, rewritten."""

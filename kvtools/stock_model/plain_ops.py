@@ -1,0 +1,161 @@
+"""What lookups of rows, and questions about tables, become."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvtools.dialects.bundle.dtypes import dtype_name, number_named
+from kvtools.lookup_model.messages import INT32, INT64, STRING, message, of_shape, of_type, of_types, shape
+from kvtools.stock_model.attributes import Attributes
+from kvtools.stock_model.function_body import FunctionBody
+from kvtools.stock_model.hash_index import find, is_found, read_rows
+from kvtools.stock_model.table import Handle, Resources, resources_of
+
+_BOOL = number_named("bool")
+
+
+class NotRewritable(Exception):
+    """An operation does what stock operations over exported tables cannot: the reason."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A node to rewrite: its attributes, and the tables among its inputs, in order."""
+
+    attrs: Attributes
+    handles: tuple[Handle, ...]
+
+
+def starts_new_rows(call: Call) -> bool:
+    """Tell whether a lookup gives initial values for missing keys; raises `NotRewritable` if it inserts them."""
+    mode = call.attrs.text("mode", "train")
+    for handle in call.handles:
+        if mode == "train" and not handle.read_only:
+            raise NotRewritable(
+                f"it inserts missing keys into table '{handle.table.name}' while it serves: build what is served with"
+                " training=False, or inside tfplugin.inference_mode()"
+            )
+    return mode == "initial"
+
+
+def check_whole(handles: tuple[Handle, ...]) -> Handle:
+    """Return the table that these are all parts of, in their order."""
+    first = handles[0]
+    parts = len(first.table.part_rows)
+    if any(handle.table is not first.table for handle in handles) or [h.part for h in handles] != list(range(parts)):
+        raise NotRewritable(f"it looks up some parts of table '{first.table.name}' only, or in another order")
+    return Handle(first.table, -1, first.read_only)
+
+
+def shares(call: Call) -> list[tuple[int, int, Handle]]:
+    """Return for each table of a lookup of several: its first handle, its number of them, and the whole."""
+    found, at = [], 0
+    for parts in call.attrs.numbers("parts"):
+        found.append((at, parts, check_whole(call.handles[at : at + parts])))
+        at += parts
+    return found
+
+
+def positions_of(body: FunctionBody, numbers: str, wanted: bool) -> str:
+    """Return where rows lie, -1 where they do not; none where nobody remembers it."""
+    return numbers if wanted else body.constant(np.zeros(0, np.int64))
+
+
+def gather(body: FunctionBody, call: Call) -> None:
+    """`KvTableGather`: keys -> rows, positions."""
+    initial = starts_new_rows(call)
+    handle, (resources,) = call.handles[0], resources_of(body, call.handles)
+    ids = body.argument("keys", handle.table.key_type)
+    numbers = find(body, handle, resources, ids)
+    body.result(handle.table.dtype, read_rows(body, handle.table, resources, ids, numbers, initial=initial))
+    body.result(INT64, positions_of(body, numbers, call.attrs.boolean("remember")))
+
+
+def gather_many(body: FunctionBody, call: Call) -> None:
+    """`KvTableGatherMany`: the keys of several tables -> the rows of each, the positions of each."""
+    initial = starts_new_rows(call)
+    tables = shares(call)
+    all_resources = resources_of(body, call.handles)
+    all_ids = [body.argument(f"keys_{at}", whole.table.key_type) for at, (_, _, whole) in enumerate(tables)]
+    all_numbers = []
+    for (first, _, whole), ids in zip(tables, all_ids, strict=True):
+        resources = all_resources[first]
+        all_numbers.append(find(body, whole, resources, ids))
+        rows = read_rows(body, whole.table, resources, ids, all_numbers[-1], initial=initial)
+        body.result(whole.table.dtype, rows)
+    for numbers in all_numbers:
+        body.result(INT64, positions_of(body, numbers, call.attrs.boolean("remember")))
+
+
+def trainable(body: FunctionBody, call: Call) -> None:
+    """`KvTableTrainable`: rows that were looked up -> the same."""
+    resources_of(body, call.handles)
+    body.argument("keys", call.attrs.type("Tkeys"))
+    body.argument("positions", INT64)
+    dtype = call.attrs.type("dtype")
+    body.result(dtype, body.argument("looked_up", dtype))
+
+
+def contains(body: FunctionBody, call: Call) -> None:
+    """`KvTableContains`: keys -> whether each is there."""
+    handle, (resources,) = call.handles[0], resources_of(body, call.handles)
+    ids = body.argument("keys", handle.table.key_type)
+    body.result(_BOOL, is_found(body, find(body, handle, resources, ids)))
+
+
+def size(body: FunctionBody, call: Call) -> None:
+    """`KvTableSize`: -> the number of rows."""
+    handle, _ = call.handles[0], resources_of(body, call.handles)
+    body.result(INT64, body.constant(handle.table.part_rows[handle.part], np.int64))
+
+
+def is_initialized(body: FunctionBody, call: Call) -> None:
+    """`KvTableIsInitialized`: -> true."""
+    resources_of(body, call.handles)
+    body.result(_BOOL, body.constant(True))
+
+
+def partition(body: FunctionBody, call: Call) -> None:
+    """`KvTablePartition`: keys -> the part of each."""
+    key_type = call.attrs.type("Tkeys")
+    ids = body.argument("keys", key_type)
+    parts = body.constant(call.attrs.number("parts"), dtype_name(key_type))
+    owner = body.op("FloorMod", [ids, parts], "z", T=of_type(key_type))
+    body.result(INT32, body.cast(owner, key_type, INT32))
+
+
+def save(body: FunctionBody, call: Call) -> None:
+    """`KvTableSave`: writes keys and values of each table, whatever its parts, under the names that they have here."""
+    prefix = body.argument("prefix", STRING)
+    tables: dict[int, tuple[Handle, Resources]] = {}
+    for handle, resources in zip(call.handles, resources_of(body, call.handles), strict=True):
+        tables.setdefault(handle.table.number, (handle, resources))
+    names, types, tensors = [], [], []
+    for handle, resources in tables.values():
+        for variable, resource, dtype in (
+            ("keys", resources.keys, INT64),
+            ("values", resources.values, handle.table.dtype),
+        ):
+            names.append(handle.table.tensor(variable))
+            types.append(dtype)
+            tensors.append(body.op("ReadVariableOp", [resource], "value", dtype=of_type(dtype)))
+    listed = (body.op("Const", [], "output", **strings(texts)) for texts in (names, [""] * len(names)))
+    body.op("SaveV2", [prefix, *listed, *tensors], "", dtypes=of_types(types))
+
+
+def strings(texts: list[str]) -> dict[str, bytes]:
+    """Return the attributes of a node that is strings [n]."""
+    tensor = message((1, STRING), (2, shape(len(texts))), *((8, text.encode()) for text in texts))
+    return {"dtype": of_type(STRING), "value": message((8, tensor))}
+
+
+def resource_variable(name: str, shared_name: str, dtype: int, of_rows: bytes) -> dict[str, bytes]:
+    """Return the attributes of a node that is a variable."""
+    return {
+        "container": message((2, "")),
+        "shared_name": message((2, shared_name or name)),
+        "dtype": of_type(dtype),
+        "shape": of_shape(of_rows),
+    }

@@ -1,0 +1,463 @@
+"""Graphs and functions rewritten: a handle becomes a table's resources wherever it goes, an operation a call.
+
+A handle is one tensor; what takes its place is several (`RESOURCES`). So each node that passes a handle on passes these
+on, each function that takes one takes these, and its calls are changed as it is: calls, conditions and loops alike. A
+function is rewritten once for the tables that it is called with, and keeps its name where that is always the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kvtools.lookup_model.messages import RESOURCE, message, of_function, of_text, of_types, shape
+from kvtools.stock_model.attributes import (
+    expanded_shapes,
+    expanded_types,
+    functions_in,
+    moved_numbers,
+    with_functions,
+)
+from kvtools.stock_model.fields import blob, last, split, texts
+from kvtools.stock_model.function_body import FunctionBody
+from kvtools.stock_model.graph_def import Argument, Function, Node, functions_called, node_of
+from kvtools.stock_model.handles import CALLS, PASSING
+from kvtools.stock_model.op_table import HANDLE, OPERATIONS, RESTORE
+from kvtools.stock_model.plain_ops import Call, NotRewritable
+from kvtools.stock_model.table import RESOURCES, Handle
+
+_LOOPS = frozenset(["While", "StatelessWhile"])
+_PYTHON = frozenset(["PyFunc", "PyFuncStateless", "EagerPyFunc"])
+_INPUT_TYPES = ("T", "Tin")
+_READ_ONLY = "_read_only_resource_inputs"
+_KEPT = ("_output_shapes",)
+_COLOCATED = "_class"
+_LOCATION = "loc:@"
+
+
+class UnsupportedOperation(Exception):
+    """An operation that cannot be rewritten: its name, the node, its function (empty: the graph itself), and why."""
+
+    def __init__(self, node: Node, function: str, reason: str) -> None:
+        super().__init__(reason)
+        self.node, self.function, self.reason = node, function, reason
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """A function that was rewritten: its name, which of its results are handles, and whether some are gone."""
+
+    name: str
+    outputs: tuple[Handle | None, ...]
+    lost: bool = False
+
+
+Binding = tuple[tuple[int, Handle], ...]
+"""The arguments of a function that are handles, by their numbers."""
+
+
+class Rewriter:
+    """Rewrites the functions of a library, and the graphs that call them.
+
+    Args:
+        library: the functions as they are.
+        is_stock: tells whether stock TensorFlow has an operation.
+
+    Attributes:
+        functions: those that were rewritten, and those of stock operations that they call.
+    """
+
+    def __init__(self, library: Mapping[str, Function], is_stock: Callable[[str], bool]) -> None:
+        self._library = library
+        self._is_stock = is_stock
+        self._done: dict[tuple[str, Binding, bool], Rewritten] = {}
+        self._operations: dict[tuple[object, ...], str] = {}
+        self.functions: dict[str, Function] = {}
+
+    def graph(self, nodes: Sequence[Node], handles: Mapping[str, Handle], lenient: Sequence[str]) -> list[Node]:
+        """Rewrite a graph.
+
+        Args:
+            nodes: its nodes.
+            handles: what its nodes that are handles stand for.
+            lenient: nodes that save and restore: what of them cannot be rewritten is left out.
+        """
+        kept = set(lenient)
+        return _Body(self, nodes, "", lambda node: node.name in kept, handles).nodes
+
+    def function(self, name: str, bound: Mapping[int, Handle], lenient: bool = False) -> Rewritten:
+        """Rewrite a function for the tables that it is given."""
+        binding = tuple(sorted(bound.items()))
+        key = (name, binding, lenient)
+        if key not in self._done:
+            self._done[key] = self._rewrite(self._library[name], dict(binding), lenient)
+        return self._done[key]
+
+    def _rewrite(self, function: Function, bound: dict[int, Handle], lenient: bool) -> Rewritten:
+        taken = {function.arguments[at].name: handle for at, handle in bound.items()}
+        body = _Body(self, function.nodes, function.name, lambda _: lenient, taken, in_function=True)
+        outputs: list[Argument] = []
+        results: dict[str, str] = {}
+        passed: list[Handle | None] = []
+        for output in function.outputs:
+            source = function.results[output.name]
+            if node_of(source) in body.gone:
+                return Rewritten(function.name, (), lost=True)
+            resources = body.resources(source)
+            if resources is None:
+                outputs.append(output)
+                results[output.name] = body.tensor(source)
+                passed.append(None)
+                continue
+            passed.append(body.handle(source))
+            for resource, tensor in zip(RESOURCES, resources, strict=True):
+                outputs.append(Argument(f"{output.name}_{resource}", RESOURCE))
+                results[outputs[-1].name] = tensor
+        places = sorted(bound)
+        arguments: list[Argument] = []
+        number_of: dict[int, list[int]] = {}
+        for at, argument in enumerate(function.arguments):
+            new = [Argument(name, RESOURCE) for name in _names(argument.name)] if at in bound else [argument]
+            number_of[at] = list(range(len(arguments), len(arguments) + len(new)))
+            arguments += new
+        attributes = dict(function.attributes)
+        if "_input_shapes" in attributes:
+            scalars = [shape()] * len(RESOURCES)
+            attributes["_input_shapes"] = expanded_shapes(attributes["_input_shapes"], places, scalars)
+        controls = {key: name for key, name in function.control_results.items() if name not in body.gone}
+        rewritten = Function(
+            self.free_name(function.name),
+            arguments,
+            outputs,
+            body.nodes,
+            results,
+            controls,
+            attributes,
+            {number_of[at][0]: value for at, value in function.argument_attributes.items() if at not in bound},
+            {number_of[at][0]: value for at, value in function.resource_ids.items() if at not in bound},
+            [name for name in function.control_outputs if name in controls],
+            function.signature_rest,
+            function.rest,
+        )
+        self.functions[rewritten.name] = rewritten
+        return Rewritten(rewritten.name, tuple(passed))
+
+    def free_name(self, name: str) -> str:
+        """Return a name for a function that no other has."""
+        wanted, number = name, 0
+        while wanted in self.functions or (number and wanted in self._library):
+            number += 1
+            wanted = f"{name}_kvtools_{number}"
+        return wanted
+
+    def is_known(self, node: Node) -> bool:
+        """Tell whether stock TensorFlow, or the library, has the operation of a node."""
+        return node.op in self._library or self._is_stock(node.op)
+
+    def calls_function(self, node: Node) -> list[str]:
+        """Return the functions that a node calls."""
+        return functions_called([node], self._library)
+
+    def operation(self, node: Node, handles: tuple[Handle, ...]) -> Function:
+        """Return the function of stock operations that an operation becomes, made once for all of its kind."""
+        told = tuple(sorted((key, value) for key, value in node.attributes.items() if not key.startswith("_")))
+        key = (node.op, handles, told)
+        if key not in self._operations:
+            body = FunctionBody(self.free_name(f"__kvtools_{node.op}_{len(self._operations)}"))
+            OPERATIONS[node.op].build(body, Call(node.attrs, handles))
+            self.functions[body.name] = body.function()
+            self._operations[key] = body.name
+        return self.functions[self._operations[key]]
+
+
+@dataclass
+class _Outputs:
+    """How the outputs of a node are to be found: the new number of each, which ones are handles, and their new name."""
+
+    starts: list[int]
+    handles: list[Handle | None]
+    name: str = "output"
+    flat: dict[str, int] = field(default_factory=dict)
+
+
+class _Body:
+    """The nodes of one graph or function while they are rewritten."""
+
+    def __init__(
+        self,
+        rewriter: Rewriter,
+        nodes: Sequence[Node],
+        name: str,
+        lenient: Callable[[Node], bool],
+        handles: Mapping[str, Handle],
+        in_function: bool = False,
+    ) -> None:
+        self._rewriter = rewriter
+        self._name = name
+        self._lenient = lenient
+        self._in_function = in_function
+        self._sources: dict[str, Handle] = dict(handles)
+        """Arguments, or nodes, that are handles."""
+        self._passing: dict[str, Handle] = {}
+        self._outputs: dict[str, _Outputs] = {}
+        self.nodes: list[Node] = []
+        self.gone: set[str] = set()
+        for node in in_order(nodes):
+            self._add(node)
+        self._forget_places(nodes)
+
+    # ---- Tensors -----------------------------------------------------------------------------------------------------
+
+    def handle(self, source: str) -> Handle | None:
+        """Return what a tensor is the handle of, if it is one."""
+        node = node_of(source)
+        if node in self._sources:
+            return self._sources[node]
+        if node in self._passing:
+            # The second output of a Merge is a number.
+            return (
+                None if source.endswith((":value_index:0", f"{node}:1")) and self._merges(node) else self._passing[node]
+            )
+        if node in self._outputs:
+            return self._outputs[node].handles[self._number(source)]
+        return None
+
+    def resources(self, source: str) -> list[str] | None:
+        """Return the tensors that take the place of a handle; None of another tensor."""
+        handle, node = self.handle(source), node_of(source)
+        if handle is None:
+            return None
+        if node in self._sources:
+            return _names(node) if self._in_function else [handle.table.node(resource) for resource in RESOURCES]
+        if node in self._passing:
+            return [name + source.removeprefix(node) for name in _copies(node)]
+        found = self._outputs[node]
+        start = found.starts[self._number(source)]
+        return [self._output(node, found.name, start + at) for at in range(len(RESOURCES))]
+
+    def tensor(self, source: str) -> str:
+        """Return what a tensor that is no handle is called now."""
+        node = node_of(source)
+        if node not in self._outputs or source.startswith("^"):
+            return source
+        found = self._outputs[node]
+        return self._output(node, found.name, found.starts[self._number(source)])
+
+    def _output(self, node: str, name: str, number: int) -> str:
+        return f"{node}:{name}:{number}" if self._in_function else f"{node}:{number}"
+
+    def _number(self, source: str) -> int:
+        """The number of an output among all outputs of its node."""
+        parts = source.split(":")
+        if not self._in_function:
+            return int(parts[1]) if len(parts) > 1 else 0
+        return self._outputs[parts[0]].flat.get(parts[1], 0) + int(parts[2])
+
+    def _merges(self, node: str) -> bool:
+        return any(one.name == node and one.op == "Merge" for one in self.nodes)
+
+    # ---- Nodes -------------------------------------------------------------------------------------------------------
+
+    def _add(self, node: Node) -> None:
+        if node.name in self._sources and node.op == HANDLE:
+            return
+        lenient = self._lenient(node)
+        if any(node_of(source) in self.gone for source in node.data_inputs()):
+            self.gone.add(node.name)
+            return
+        if node.op in OPERATIONS:
+            try:
+                self._replace(node)
+            except NotRewritable as reason:
+                raise UnsupportedOperation(node, self._name, str(reason)) from None
+            return
+        if not self._rewriter.is_known(node) or (lenient and node.op in _PYTHON):
+            if not lenient:
+                raise UnsupportedOperation(node, self._name, _why_not(node))
+            self.gone.add(node.name)
+            return
+        taken = {at: h for at, source in enumerate(node.data_inputs()) if (h := self.handle(source)) is not None}
+        if taken and node.op in PASSING:
+            self._pass_on(node, taken)
+        elif self._rewriter.calls_function(node):
+            self._call(node, taken, lenient)
+        elif taken:
+            name = next(iter(taken.values())).table.name
+            raise UnsupportedOperation(node, self._name, f"it takes table '{name}' as if it were a variable")
+        else:
+            self.nodes.append(Node(node.name, node.op, self._inputs(node), node.attributes, node.rest))
+
+    def _inputs(self, node: Node) -> list[str]:
+        """The inputs of a node as they are now: resources for each handle, no control by what is gone."""
+        inputs: list[str] = []
+        for source in node.inputs:
+            if source.startswith("^"):
+                if source[1:] in self._sources:
+                    if not self._in_function:
+                        inputs.append(f"^{self._sources[source[1:]].table.node(RESOURCES[0])}")
+                elif source[1:] not in self.gone:
+                    inputs.append(source)
+                continue
+            inputs += self.resources(source) or [self.tensor(source)]
+        return inputs
+
+    def _replace(self, node: Node) -> None:
+        """An operation by the call of a function."""
+        handles = tuple(h for source in node.data_inputs() if (h := self.handle(source)) is not None)
+        function = self._rewriter.operation(node, handles)
+        attributes = {
+            "Tin": of_types(argument.dtype for argument in function.arguments),
+            "Tout": of_types(output.dtype for output in function.outputs),
+            "f": of_function(function.name),
+            "config": of_text(""),
+            "config_proto": of_text(""),
+            "executor_type": of_text(""),
+            **{key: node.attributes[key] for key in _KEPT if key in node.attributes},
+        }
+        op = "StatefulPartitionedCall" if function.control_outputs else "PartitionedCall"
+        self.nodes.append(Node(node.name, op, self._inputs(node), attributes, node.rest))
+        flat, at = {}, 0
+        for name, count in OPERATIONS[node.op].outputs(node.attrs):
+            flat[name] = at
+            at += count
+        self._outputs[node.name] = _Outputs(list(range(at)), [None] * at, flat=flat)
+
+    def _pass_on(self, node: Node, taken: Mapping[int, Handle]) -> None:
+        """A node that passes a handle on by one such node for each resource."""
+        handles = set(taken.values())
+        if len(handles) > 1 or node.op == "IdentityN":
+            raise UnsupportedOperation(node, self._name, "it mixes handles of tables with each other, or with others")
+        self._passing[node.name] = handles.pop()
+        for at, name in enumerate(_copies(node.name)):
+            inputs = []
+            for source in node.inputs:
+                if source.startswith("^"):
+                    inputs.append(source)
+                    continue
+                if node_of(source) not in self._passing and self.handle(source) is None and node.op == "Merge":
+                    # The way back of a loop, which comes later: it passes the same on.
+                    inputs.append(_copies(node_of(source))[at] + source.removeprefix(node_of(source)))
+                    continue
+                inputs.append((self.resources(source) or [self.tensor(source)] * len(RESOURCES))[at])
+            controls = [one for one in self._inputs(Node("", "", [s for s in inputs if s.startswith("^")], {}))]
+            data = [source for source in inputs if not source.startswith("^")]
+            self.nodes.append(Node(name, node.op, data + controls, node.attributes, node.rest))
+
+    def _call(self, node: Node, taken: Mapping[int, Handle], lenient: bool) -> None:
+        """A node that calls functions: these take the resources, and so does it."""
+        offset = CALLS.get(node.op, 0)
+        bound = {at - offset: handle for at, handle in taken.items()}
+        if any(at < 0 for at in bound):
+            raise UnsupportedOperation(node, self._name, "it takes a table where it wants a number")
+        called = self._rewriter.calls_function(node)
+        done = {name: self._rewriter.function(name, bound if _takes(node, name) else {}, lenient) for name in called}
+        if any(one.lost for one in done.values()):
+            self.gone.add(node.name)
+            return
+        attributes = {
+            key: with_functions(value, lambda name: done[name].name if name in done else name)
+            if functions_in(value)
+            else value
+            for key, value in node.attributes.items()
+        }
+        places = sorted(bound)
+        resources = [RESOURCE] * len(RESOURCES)
+        if places:
+            for key in _INPUT_TYPES:
+                if key in attributes:
+                    attributes[key] = expanded_types(attributes[key], places, resources)
+            if _READ_ONLY in attributes:
+                attributes[_READ_ONLY] = moved_numbers(attributes[_READ_ONLY], _mover(sorted(taken)))
+        op = done[node.op].name if node.op in done else node.op
+        self.nodes.append(Node(node.name, op, self._inputs(node), attributes, node.rest))
+        if node.op in _LOOPS:
+            given = [bound.get(at) for at in range(len(node.data_inputs()))]
+            if "output_shapes" in attributes:
+                attributes["output_shapes"] = expanded_shapes(
+                    attributes["output_shapes"], places, [shape()] * len(RESOURCES)
+                )
+        else:
+            given = list(next(iter(done.values())).outputs)
+            if any(list(one.outputs) != given for one in done.values()):
+                raise UnsupportedOperation(node, self._name, "its branches give different tables")
+        if not any(given):
+            return
+        if node.op in done:
+            raise UnsupportedOperation(node, self._name, "it gives a table's handle back")
+        attributes.pop("_output_shapes", None)
+        gives = [at for at, handle in enumerate(given) if handle is not None]
+        if "Tout" in attributes:
+            attributes["Tout"] = expanded_types(attributes["Tout"], gives, resources)
+        starts, at = [], 0
+        for handle in given:
+            starts.append(at)
+            at += 1 if handle is None else len(RESOURCES)
+        self._outputs[node.name] = _Outputs(starts, given)
+
+    def _forget_places(self, nodes: Sequence[Node]) -> None:
+        """Leave out colocation with nodes that are not there any more."""
+        there = {node.name for node in self.nodes}
+        lost = {node.name for node in nodes} - there
+        for node in self.nodes:
+            if _COLOCATED not in node.attributes:
+                continue
+            places = texts(split(last(split(node.attributes[_COLOCATED]), 1)), 2)
+            kept = [place for place in places if place.removeprefix(_LOCATION) not in lost]
+            if kept != places:
+                node.attributes = {key: value for key, value in node.attributes.items() if key != _COLOCATED}
+                if kept:
+                    node.attributes[_COLOCATED] = message((1, message(*((2, blob(place)) for place in kept))))
+
+
+def in_order(nodes: Sequence[Node]) -> list[Node]:
+    """Return nodes, each after those that it has inputs from; where a loop closes, the order is as it was."""
+    by_name = {node.name: node for node in nodes}
+    done: set[str] = set()
+    ordered: list[Node] = []
+    for first in nodes:
+        waiting = [(first, False)]
+        while waiting:
+            node, ready = waiting.pop()
+            if ready:
+                ordered.append(node)
+                continue
+            if node.name in done:
+                continue
+            done.add(node.name)
+            waiting.append((node, True))
+            for source in reversed(node.inputs):
+                name = node_of(source)
+                if name in by_name and name not in done and by_name[name].op != "NextIteration":
+                    waiting.append((by_name[name], False))
+    return ordered
+
+
+def _names(argument: str) -> list[str]:
+    return [f"{argument}_{resource}" for resource in RESOURCES]
+
+
+def _copies(node: str) -> list[str]:
+    return [node, *(f"{node}/{resource}" for resource in RESOURCES[1:])]
+
+
+def _takes(node: Node, function: str) -> bool:
+    """Whether a function that a node names takes the node's inputs: it is called with them, and not its gradient."""
+    return node.op == function or any(
+        function in functions_in(value) for key, value in node.attributes.items() if not key.startswith("_")
+    )
+
+
+def _mover(places: Sequence[int]) -> Callable[[int], list[int]]:
+    more = len(RESOURCES) - 1
+
+    def moved(number: int) -> list[int]:
+        start = number + more * sum(place < number for place in places)
+        return list(range(start, start + (len(RESOURCES) if number in places else 1)))
+
+    return moved
+
+
+def _why_not(node: Node) -> str:
+    if node.op in (HANDLE, RESTORE):
+        return "a function has it that is served; tables belong to the graph"
+    return "it is none of stock TensorFlow's"

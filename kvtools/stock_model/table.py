@@ -1,0 +1,89 @@
+"""A table in a model of stock operations: what it holds, and by which resources its functions reach it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvtools.dialects.bundle.dtypes import number_named
+from kvtools.lookup_model.messages import RESOURCE
+from kvtools.stock_model.function_body import FunctionBody
+from kvtools.stock_model.initial_rows import InitialRows
+
+RESOURCES = ("index", "values", "keys")
+"""What the handle of a table becomes: the index from keys to rows, and two variables."""
+
+
+@dataclass(frozen=True)
+class StockTable:
+    """A table, by its number in the model.
+
+    Row i of the variable `values` is that of key i; row number `rows` is zeros, and those behind it are what keys
+    begin with (`InitialRows.stored`). `part_rows` are the rows of each part. `index_name` is what its index is called
+    in a process: two models must never share one.
+    """
+
+    number: int
+    name: str
+    key_dtype: str
+    value_dtype: str
+    dim: int
+    part_rows: tuple[int, ...]
+    initial: InitialRows
+    index_name: str
+
+    @property
+    def rows(self) -> int:
+        """How many keys there are."""
+        return sum(self.part_rows)
+
+    @property
+    def dtype(self) -> int:
+        """The type of the values."""
+        return number_named(self.value_dtype)
+
+    @property
+    def key_type(self) -> int:
+        """The type of the keys, as the model looks them up."""
+        return number_named(self.key_dtype)
+
+    def node(self, resource: str) -> str:
+        """Return the name of the node of a resource."""
+        return f"kvtools/table_{self.number}/{resource}"
+
+    def tensor(self, variable: str) -> str:
+        """Return what the variable `keys` or `values` is called in the bundle of variables."""
+        return f"kvtools_tables/{self.number}/{variable}/.ATTRIBUTES/VARIABLE_VALUE"
+
+    def function(self, does: str) -> str:
+        """Return the name of a function of this table."""
+        return f"__kvtools_{does}_{self.number}"
+
+
+@dataclass(frozen=True)
+class Handle:
+    """What a tensor that is a table's handle stands for: a table, or part number `part` of it.
+
+    `read_only` says that lookups through it never insert, whatever they ask for.
+    """
+
+    table: StockTable
+    part: int
+    read_only: bool
+
+
+@dataclass(frozen=True)
+class Resources:
+    """The tensors of a table's resources, in the order of `RESOURCES`."""
+
+    index: str
+    values: str
+    keys: str
+
+
+def resources_of(body: FunctionBody, handles: Sequence[Handle]) -> list[Resources]:
+    """Add the arguments for some handles to a function; return them for each."""
+    found = []
+    for at, _ in enumerate(handles):
+        found.append(Resources(*(body.argument(f"table_{at}_{resource}", RESOURCE) for resource in RESOURCES)))
+    return found
