@@ -29,7 +29,7 @@ from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.object_graph import OBJECT_GRAPH
 from kvtools.dialects.options import DEFAULT_MEMORY, Progress
-from kvtools.dialects.savedmodel import FORMAT, MANIFEST
+from kvtools.dialects.savedmodel import FORMAT, MANIFEST, is_whole_model
 from kvtools.errors import BadInputError, CheckFailedError, CorruptFileError, KvtoolsError
 from kvtools.export import TableExport, check_room, choose_for_saved_model, write_table
 from kvtools.replace_output import check_replaceable, replace_folder
@@ -44,6 +44,7 @@ from kvtools.stock_model.stock_ops import foreign_nodes, is_stock
 from kvtools.stock_model.table import StockTable
 
 _MODEL_FILE = "saved_model.pb"
+_TEXT_FILE = "saved_model.pbtxt"
 _ALSO_DONE = frozenset({HANDLE, RESTORE})
 _TELL_ZEROS = frozenset({"KvTableContains", "KvTableSize"})
 _NOT_COPIED = frozenset({_MODEL_FILE, "variables", "fingerprint.pb"})
@@ -59,14 +60,31 @@ class ModelExport:
 
 
 def has_custom_operations(folder: Path) -> bool:
-    """Tell whether a folder is a SavedModel with operations that stock TensorFlow has not."""
+    """Tell whether a folder is a SavedModel with operations that stock TensorFlow has not.
+
+    Raises:
+        BadInputError: it is a SavedModel as text, or a model that was exported whole.
+        CorruptFileError: its graph is damaged.
+    """
     file = folder / _MODEL_FILE
     if not file.is_file():
+        if (folder / _TEXT_FILE).is_file():
+            raise BadInputError(
+                f"exporting '{folder}': its graph is in '{_TEXT_FILE}', as text; save the model again without as_text, or"
+                " export its tables alone with --table NAME"
+            )
         return False
+    if is_whole_model(folder):
+        raise BadInputError(
+            f"exporting '{folder}': it is an exported model already; export the trained one again, or its tables alone"
+            " with --table NAME"
+        )
     try:
         return any(True for _ in foreign_nodes(file.read_bytes()))
-    except (WireError, ValueError, AttributeError, KeyError):
-        return False
+    except OSError as error:
+        raise BadInputError(f"reading '{file}': {error.strerror or error}") from error
+    except (WireError, AssertionError) as error:
+        raise _malformed(file, error) from error
 
 
 def export_model(
@@ -163,6 +181,10 @@ def choose_for_model(
     return model.choose(policy, keep_zeros=keep_zeros, memory=memory, progress=progress)
 
 
+def _malformed(file: Path, error: Exception) -> CorruptFileError:
+    return CorruptFileError(f"reading '{file}': got malformed bytes ({error}); save the model again")
+
+
 class _Model:
     """A SavedModel to be rewritten.
 
@@ -182,8 +204,8 @@ class _Model:
             decoded = [MetaGraph.decode(data) for data in self._graphs]
         except OSError as error:
             raise BadInputError(f"reading '{file}': {error.strerror or error}") from error
-        except WireError as error:
-            raise CorruptFileError(f"reading '{file}': got malformed bytes ({error}); save the model again") from error
+        except (WireError, AssertionError) as error:
+            raise _malformed(file, error) from error
         self._tracked = self._object_graph()
         by_prefix = {_prefix(reader): reader for reader in checkpoint.tables.values()}
         restored = [one for meta in decoded for of in restored_tables(meta.graph).values() for one in of]

@@ -18,7 +18,7 @@ from kvtools.stock_model.attributes import (
     moved_numbers,
     with_functions,
 )
-from kvtools.stock_model.fields import blob, last, split, texts
+from kvtools.stock_model.fields import blob, last, split, texts, without
 from kvtools.stock_model.function_body import FunctionBody
 from kvtools.stock_model.graph_def import Argument, Function, Node, functions_called, node_of
 from kvtools.stock_model.handles import CALLS, PASSING
@@ -33,6 +33,7 @@ _READ_ONLY = "_read_only_resource_inputs"
 _KEPT = ("_output_shapes",)
 _COLOCATED = "_class"
 _LOCATION = "loc:@"
+_DEVICE = 4
 
 
 class UnsupportedOperation(Exception):
@@ -315,7 +316,8 @@ class _Body:
             **{key: node.attributes[key] for key in _KEPT if key in node.attributes},
         }
         op = "StatefulPartitionedCall" if function.control_outputs else "PartitionedCall"
-        self.nodes.append(Node(node.name, op, self._inputs(node), attributes, node.rest))
+        # Without its device: a table is where its resources are.
+        self.nodes.append(Node(node.name, op, self._inputs(node), attributes, without(node.rest, _DEVICE)))
         flat, at = {}, 0
         for name, count in OPERATIONS[node.op].outputs(node.attrs):
             flat[name] = at

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,10 +25,12 @@ from kvtools.dialects.bundle import BundleWriter
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.errors import BadInputError, CheckFailedError, OutputError
 from kvtools.export_model import ModelExport, export_model, has_custom_operations
+from kvtools.server.saved_models import SavedModelStore, open_store
 from kvtools.stock_model.fields import messages, split
 from kvtools.stock_model.meta_graph import MetaGraph
 from kvtools.stock_model.stock_ops import foreign_nodes, is_stock
 from tfplugin import dynamic_embedding as de
+from tfplugin import sok
 
 IDS = tf.TensorSpec([None], tf.int64)
 RANDOM = np.random.default_rng(0)
@@ -259,6 +262,12 @@ def test_assets_dense_variables_and_tags_stay(folder: Path) -> None:
     assert [graph.tags for graph in graphs] == [("serve",)]
 
 
+def test_the_server_serves_its_signatures(folder: Path) -> None:
+    store = open_store(folder / "export")
+    assert isinstance(store, SavedModelStore)
+    assert set(store.signatures) == {*SIGNATURES, "serving_default"}
+
+
 def test_a_session_runs_it(folder: Path) -> None:
     fed = request("control", np.random.default_rng(2))
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
@@ -320,6 +329,89 @@ def test_saved_model_cli_runs_it(folder: Path, models: tuple[Any, Any], tmp_path
     assert same(answers(models[0], "begun", {"ids": ids}), got)
 
 
+# ---- Initial rows, and other tables ----
+
+
+def save_and_export(module: Any, function: Any, folder: Path) -> tuple[Any, Any]:
+    """Save a module with one signature, and export it; both loaded."""
+    tf.saved_model.save(module, str(folder / "source"), signatures=function)
+    exported(folder / "source", folder / "export")
+    return tf.saved_model.load(str(folder / "source")), tf.saved_model.load(str(folder / "export"))
+
+
+def test_rows_that_keys_begin_with_are_drawn_to_the_bit(tmp_path: Path) -> None:
+    initializers = tf.keras.initializers
+    module = tf.Module()
+    module.tables = [
+        tfplugin.get_kv_variable(f"v{number}", embedding_dim=dim, value_dtype=dtype, initializer=initializer)
+        for number, (dim, dtype, initializer) in enumerate(
+            (dim, dtype, initializer)
+            for dim, dtype in ((5, tf.float32), (4, tf.float64), (3, tf.bfloat16))
+            for initializer in (
+                initializers.RandomUniform(-3, 1),
+                initializers.RandomNormal(1, 2),
+                initializers.TruncatedNormal(),
+                lambda shape, dtype=None: tf.reshape(tf.range(shape[0] * shape[1], dtype=tf.float32), shape),
+            )
+        )
+    ]
+    for table in module.tables:
+        fill(table, [1, 2])
+
+    @tf.function(input_signature=[IDS])
+    def look_up(ids: Any) -> Any:
+        rows = [table.sparse_read(ids, training=False, missing="initial") for table in module.tables]
+        return {str(number): tf.cast(one, tf.float64) for number, one in enumerate(rows)}
+
+    source, export = save_and_export(module, look_up, tmp_path)
+    fed = {"ids": np.concatenate([np.arange(-500, 500), np.random.default_rng(5).integers(-(2**62), 2**62, 500)])}
+    assert same(answers(source, "serving_default", fed), answers(export, "serving_default", fed))
+
+
+def test_lookups_of_sok_on_one_rank(tmp_path: Path) -> None:
+    module = tf.Module()
+    module.a = sok.DynamicVariable(dimension=4, initializer="13")
+    module.b = sok.DynamicVariable(dimension=2, key_type=tf.uint64)
+    module.rows = sok.Variable(np.arange(20, dtype=np.float32).reshape(5, 4))
+    fill(module.a, np.arange(30))
+    fill(module.b, np.arange(30))
+    ragged = tf.RaggedTensorSpec([None, None], tf.int64)
+
+    @tf.function(input_signature=[ragged, tf.RaggedTensorSpec([None, None], tf.float32)])
+    def look_up(ids: Any, weights: Any) -> Any:
+        weights = ids.with_values(weights.values)
+        ids_of_b = tf.cast(ids, tf.uint64)
+        plain = sok.lookup_sparse([module.a, module.b], [ids, ids_of_b], combiners=["sum", "mean"])
+        exchanged = sok.lookup_sparse(
+            [module.a, module.b, module.rows],
+            [ids, ids_of_b, ids % 5],
+            [weights, None, None],
+            combiners=["sqrtn", "mean", "sum"],
+            hotness=[4, 4, 4],
+        )
+        return {str(number): rows for number, rows in enumerate([*plain, *exchanged])}
+
+    source, export = save_and_export(module, look_up, tmp_path)
+    splits = np.array([0, 3, 3, 4, 8])
+    fed = {"ids": np.array([1, 2, 1, 77, 3, 3, 50, 4]), "ids_1": splits}
+    fed |= {"weights": RANDOM.standard_normal(8).astype(np.float32), "weights_1": splits}
+    assert same(answers(source, "serving_default", fed), answers(export, "serving_default", fed))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"more ids of .* than its hotness, 4"):
+        answers(export, "serving_default", {**fed, "ids_1": np.array([0, 5, 5, 5, 8])})
+
+
+def test_string_keys(tmp_path: Path) -> None:
+    module = tf.Module()
+    module.table = de.get_variable("words", key_dtype=tf.string, dim=2, initializer=-1.0)
+    module.table.upsert(tf.constant(["a", "b"]), np.float32([[1, 2], [3, 4]]))
+    spec = tf.TensorSpec([None], tf.string)
+    look_up = tf.function(lambda words: {"rows": module.table.lookup(words)}, input_signature=[spec])
+    source, export = save_and_export(module, look_up, tmp_path)
+    got = answers(export, "serving_default", {"words": np.array([b"b", b"x", b"a"])})
+    assert got["rows"].tolist() == [[3, 4], [-1, -1], [1, 2]]
+    assert same(answers(source, "serving_default", {"words": np.array([b"b", b"x", b"a"])}), got)
+
+
 # ---- Models of Keras, and of TensorFlow 1 ----
 
 
@@ -375,7 +467,7 @@ def graph_model(path: Path, training: bool = False) -> None:
             parts = tfplugin.get_kv_variable("parts", embedding_dim=2, partitioner=partitioned(2))
             weights = tf.compat.v1.get_variable("w", [6, 1])
 
-        def scores() -> Any:
+        def scores(looped: bool) -> Any:
             rows = tf.concat([tf.nn.embedding_lookup(whole, ids), tf.nn.embedding_lookup(parts, ids)], 1)
             sparse = tf.sparse.from_dense(tf.expand_dims(ids, 1))
             pooled = tf.nn.embedding_lookup_sparse(whole, sparse, None, combiner="sum")
@@ -384,12 +476,20 @@ def graph_model(path: Path, training: bool = False) -> None:
                 lambda: tf.nn.embedding_lookup(whole, ids + 1),
                 lambda: tf.nn.embedding_lookup(whole, ids),
             )
-            return rows @ weights + tf.reduce_sum(pooled) + tf.reduce_sum(chosen)
+            scored = rows @ weights + tf.reduce_sum(pooled) + tf.reduce_sum(chosen)
+            if not looped:
+                return scored
+            _, total = tf.while_loop(
+                lambda i, _: i < 3,
+                lambda i, total: (i + 1, total + tf.reduce_sum(tf.nn.embedding_lookup(parts, ids + i))),
+                [tf.constant(0, tf.int64), tf.constant(0.0)],
+            )
+            return scored + total
 
-        trained = scores()
+        trained = scores(looped=False)
         step = tf.compat.v1.train.AdamOptimizer(0.1).minimize(tf.reduce_sum(trained**2))
         with tfplugin.inference_mode():
-            served = scores()
+            served = scores(looped=True)
         session.run(tf.compat.v1.global_variables_initializer())
         for _ in range(3):
             session.run(step, {ids: np.arange(20)})
@@ -486,6 +586,23 @@ def test_a_full_disk_or_an_interrupt_leaves_the_old_export(
         exported(folder / "source", output, force=True)
     assert (output / "saved_model.pb").read_bytes() == b"old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["export"]
+
+
+def test_sources_that_are_no_trained_model_are_told(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--savedmodel", str(tmp_path / "out")]
+    assert main(["export", str(folder / "export"), *arguments]) == 1
+    assert "is an exported model already" in capsys.readouterr().err
+    shutil.copytree(folder / "source", tmp_path / "damaged")
+    (tmp_path / "damaged" / "saved_model.pb").write_bytes(b"\x12\xff\xff\x03")
+    assert main(["export", str(tmp_path / "damaged"), *arguments]) == 1
+    assert "got malformed bytes" in capsys.readouterr().err
+    (tmp_path / "damaged" / "saved_model.pb").rename(tmp_path / "damaged" / "saved_model.pbtxt")
+    assert main(["export", str(tmp_path / "damaged"), *arguments]) == 1
+    assert "as text" in capsys.readouterr().err
+    assert main(["export", str(folder / "source"), *arguments, "--table", "user", "--check", "3"]) == 2
+    assert not (tmp_path / "out").exists()
 
 
 # ---- The comparison ----
