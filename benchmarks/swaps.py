@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from command_line import KVTOOLS
 from machine import file_name, machine
 
 from kvtools import _snapshot
@@ -101,7 +102,7 @@ def make_batches(keys: np.ndarray, dim: int, size: int) -> tuple[list[bytes], np
 @contextlib.contextmanager
 def serving(folder: Path, cpus: set[int], workers: int) -> Iterator[tuple[int, list[int]]]:
     """Serve `folder`, warm: the port, and the processes that serve."""
-    command = [sys.executable, "-m", "kvtools.cli.main", "serve", str(folder), "--poll", "1", "--port", "0", "--json"]
+    command = [KVTOOLS, "serve", str(folder), "--poll", "1", "--port", "0", "--json"]
     command += ["--workers", str(workers)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, preexec_fn=lambda: os.sched_setaffinity(0, cpus)

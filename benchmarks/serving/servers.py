@@ -8,7 +8,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -16,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from command_line import KVTOOLS
 from serving.forms import resp_command
 from serving.tables import Table, redis_commands
 
@@ -72,7 +72,7 @@ def system_share(process: int) -> tuple[float, float]:
 @contextlib.contextmanager
 def kvtools_server(snapshot: Path, cpu: int) -> Iterator[Server]:
     """`kvtools serve` with all its ports, its rows in memory."""
-    command = [sys.executable, "-m", "kvtools.cli.main", "serve", str(snapshot), "--no-verify", "--json"]
+    command = [KVTOOLS, "serve", str(snapshot), "--no-verify", "--json"]
     command += ["--port", "0", "--resp-port", "0"]
     if importlib.util.find_spec("grpc") is not None:
         command += ["--grpc-port", "0"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import http.client
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
+from command_line import KVTOOLS
 from serving.forms import BINARY
 from serving.servers import StartError
 
@@ -27,7 +27,7 @@ def start_server(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "kvtools.cli.main", "serve", str(snapshot), "--port", str(port), "--json"]
+    command = [KVTOOLS, "serve", str(snapshot), "--port", str(port), "--json"]
     begin = time.perf_counter()
     seconds: dict[str, float] = {}
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
