@@ -18,7 +18,13 @@ from starlette.types import Receive, Scope, Send
 from kvtools import __version__
 from kvtools.errors import KvtoolsError, UnknownTableError
 from kvtools.server import admin, documentation, health, kserve_rest, page_api, tables_api, tensorflow_rest
-from kvtools.server.catalog import Catalog, NoVersionError, UnknownModelError, UnknownVersionError
+from kvtools.server.catalog import (
+    AmbiguousTableError,
+    Catalog,
+    NoVersionError,
+    UnknownModelError,
+    UnknownVersionError,
+)
 from kvtools.server.guard import Guard
 from kvtools.server.head_requests import HeadRequests
 from kvtools.server.lookups import Lookups
@@ -91,6 +97,8 @@ def create_app(catalog: Catalog, settings: Settings | None = None, *, lookups: L
     async def on_kvtools_error(request: Request, error: KvtoolsError) -> Response:
         if isinstance(error, NoVersionError):
             return _error(request, 503, "not_ready", str(error), {"Retry-After": "1"})
+        if isinstance(error, AmbiguousTableError):
+            return _error(request, 400, "ambiguous_table", str(error))
         if code := _UNKNOWN.get(type(error)):
             return _error(request, 404, code, str(error))
         _log.error("answering %s: %s", request.url.path, error)  # the message may have a path of this host in it

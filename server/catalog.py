@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol
 import numpy.typing as npt
 
 from kvtools._snapshot import Epoch
-from kvtools.errors import BadInputError
+from kvtools.errors import BadInputError, UnknownTableError
 from kvtools.server.recent_keys import RecentKeys
 from kvtools.server.sources import ModelSource
 from kvtools.server.store import TableStore
@@ -34,6 +34,10 @@ class UnknownModelError(BadInputError):
 
 class UnknownVersionError(BadInputError):
     """A version or label was named that its model does not have now, or the model has none at all."""
+
+
+class AmbiguousTableError(BadInputError):
+    """A table was asked for by its name alone, and several models have one of this name."""
 
 
 class NoVersionError(UnknownVersionError):
@@ -163,6 +167,47 @@ class Catalog:
                 return version
         raise UnknownVersionError(f"model '{served.name}' has no version {number}")
 
+    def model_of(self, tables: Sequence[str] = (), model: str | None = None) -> str | None:
+        """Return which model lookups in `tables` are for: `model`, or where several are served, the one that has them.
+
+        None: the first one, as there is no other, or no table is named.
+
+        Raises:
+            UnknownModelError: there is no such model.
+            AmbiguousTableError: several models have a table of this name, or the tables are not of one model.
+            UnknownTableError: no model has the table.
+            NoVersionError: no model that has a version has the table, and there is one without.
+        """
+        models = self._models
+        if model is not None:
+            if model not in models:
+                raise UnknownModelError(f"there is no model '{model[:200]}'; there are {_listed(models)}")
+            return model
+        if len(models) < 2 or not tables:
+            return None
+        found = {table: _model_with(table, models) for table in tables}
+        (first, one), *others = found.items()
+        for table, other in others:
+            if other != one:
+                raise AmbiguousTableError(
+                    f"table '{first[:200]}' is of model '{one}' and table '{table[:200]}' of model '{other}', and one"
+                    " request is answered by one model: ask for each by itself"
+                )
+        return one
+
+    def choose(self, tables: Sequence[str] = (), model: str | None = None) -> ServedVersion:
+        """Return the latest version of the model that lookups in `tables` are for; see `model_of` and `version`."""
+        name = self.model_of(tables, model)
+        return self.version() if name is None else self.version(name)
+
+    def same_tables(self) -> dict[str, list[str]]:
+        """Return the names of tables that several models have, each with those models."""
+        having: dict[str, list[str]] = {}
+        for model in self._models.values():
+            for table in model.versions[-1].store.tables if model.versions else ():
+                having.setdefault(table, []).append(model.name)
+        return {table: models for table, models in having.items() if len(models) > 1}
+
     def versions(self, model: str | None = None) -> list[ServedVersion]:
         """Return the versions of a model that are served, ascending."""
         return list(self.model(model).versions)
@@ -225,6 +270,25 @@ class Catalog:
                 because = f": version {errors[-1].number}: {errors[-1].error_message}" if errors else " yet"
                 return f"model '{model.name}' has no version that can be served{because}"
         return ""
+
+
+def _model_with(table: str, models: Mapping[str, ServedModel]) -> str:
+    having = [name for name, model in models.items() if model.versions and table in model.versions[-1].store.tables]
+    if len(having) == 1:
+        return having[0]
+    if having:
+        raise AmbiguousTableError(
+            f"there is a table '{table[:200]}' in the models {_listed(having)}: name the one that is meant in the URL,"
+            f" such as ?model={having[0]}"
+        )
+    for name, model in models.items():
+        if not model.versions:  # it may have the table
+            raise NoVersionError(f"model '{name}' has no version that can be served")
+    raise UnknownTableError(f"there is no table '{table[:200]}'; GET /v1/tables lists the tables")
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names) or "none"
 
 
 def static_catalog(

@@ -55,7 +55,7 @@ _PROBES = (b"GET /livez ", b"GET /readyz ", b"GET /healthz ", b"HEAD /livez ", b
 _LINE = re.compile(
     rb"(?:POST (?P<tables>/v1/tables:lookup)|POST /v1/tables/(?P<table>[\w./~@!$&'()*+,;=:-]*):lookup"
     rb"|GET /v1/tables/(?P<of>[\w./~@!$&'()*+,;=:-]*)/rows/(?P<key>-?[0-9]{1,20}))"
-    rb"(?:\?missing=(?P<missing>zeros|default|error))? HTTP/1\.1",
+    rb"(?:\?model=(?P<model>[\w.-]+))?(?:(?(model)&|\?)missing=(?P<missing>zeros|default|error))? HTTP/1\.1",
     re.ASCII,
 )
 _HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*((?:[!-~](?:[ \t!-~]*[!-~])?)?)[ \t]*")
@@ -102,16 +102,17 @@ def read_head(head: bytes) -> _Head | None:
     length = headers.get("content-length")
     codec = choose_codec(headers.get("content-type", ""), headers.get("accept", ""))
     missing = asked["missing"].decode() if asked["missing"] else None
+    model = asked["model"].decode() if asked["model"] else None
     if asked["key"] is not None:
         if length is not None:
             return None
-        ask = Ask("row", asked["of"].decode(), codec, asked["key"].decode(), missing, "", headers)
+        ask = Ask("row", asked["of"].decode(), codec, asked["key"].decode(), missing, "", headers, model)
         return _Head(ask, 0, asked.span("key"))
     if length is None or not _LENGTH.fullmatch(length):
         return None
     if asked["tables"] is not None:
-        return _Head(Ask("tables", "", codec, "", missing, "", headers), int(length))
-    return _Head(Ask("lookup", asked["table"].decode(), codec, "", missing, "", headers), int(length))
+        return _Head(Ask("tables", "", codec, "", missing, "", headers, model), int(length))
+    return _Head(Ask("lookup", asked["table"].decode(), codec, "", missing, "", headers, model), int(length))
 
 
 class LookupProtocol(HttpToolsProtocol):

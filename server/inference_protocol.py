@@ -1,7 +1,7 @@
 """What REST and gRPC of the Open Inference Protocol (KServe v2) have in common: models by name, tensors, metadata.
 
 A table is asked as its model with the parameter `signature_name`, or as a model of its own under its name or that of
-its signature. All outputs are answered unless some are named. A tensor of an unknown number of dimensions, such as
+its signature, unless several models have one of that name. All outputs are answered unless some are named. A tensor of an unknown number of dimensions, such as
 `ids`, shows as [-1] in the metadata, where the protocol has no word for it.
 """
 
@@ -58,7 +58,14 @@ def find_model(catalog: Catalog, name: str, version: str) -> tuple[ServedVersion
     `version` is a number, a label, or '' for the latest. Raises a `ProtocolError`.
     """
     models = catalog.names()
-    for model in [name] if name in models else models:
+    if name in models:
+        models = [name]
+    elif len(models) > 1:
+        models = [model for model in models if _has_signature(catalog, model, name)]
+        if len(models) > 1:
+            there = ", ".join(f"'{model}'" for model in models)
+            raise invalid(f"'{name}' is in the models {there}: ask one of them, with parameter signature_name '{name}'")
+    for model in models:
         try:
             served = _version(catalog, model, version)
         except (UnknownModelError, UnknownVersionError):
@@ -69,6 +76,13 @@ def find_model(catalog: Catalog, name: str, version: str) -> tuple[ServedVersion
             return served, name
     of = f" version {version}" if version else ""
     raise ProtocolError("NOT_FOUND", f"Request for unknown model: '{name}'{of} is not found")
+
+
+def _has_signature(catalog: Catalog, model: str, name: str) -> bool:
+    try:
+        return name != DEFAULT and any(name in signatures(served) for served in catalog.versions(model))
+    except UnknownModelError:  # it is gone
+        return False
 
 
 def _version(catalog: Catalog, model: str, version: str) -> ServedVersion:

@@ -21,10 +21,17 @@ from kvtools._snapshot import PreparedLookup
 from kvtools.errors import KvtoolsError, UnknownTableError
 from kvtools.lookup_frame import MISSING
 from kvtools.server.answer import STREAMED_NUMBERS, Answer, answer_lookup, answer_row, answer_tables
-from kvtools.server.catalog import Catalog, NoVersionError, ServedVersion, UnknownModelError, UnknownVersionError
+from kvtools.server.catalog import (
+    AmbiguousTableError,
+    Catalog,
+    NoVersionError,
+    ServedVersion,
+    UnknownModelError,
+    UnknownVersionError,
+)
 from kvtools.server.codecs import JSON, Codec
 from kvtools.server.observer import Answered, Observer
-from kvtools.server.request import RequestError, decode_body
+from kvtools.server.request import RequestError, decode_body, tables_asked
 from kvtools.server.request_ids import HEADER, MADE
 from kvtools.server.settings import Settings
 
@@ -38,6 +45,8 @@ _UNKNOWN: dict[type[Exception], str] = {
     UnknownModelError: "unknown_model",
     UnknownVersionError: "unknown_version",
 }
+# Why it cannot be told which version is asked.
+_NOT_CHOSEN = (AmbiguousTableError, UnknownTableError, UnknownModelError, UnknownVersionError)
 
 
 class Size(Enum):
@@ -53,7 +62,7 @@ _log = logging.getLogger("kvtools.server")
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request for rows, but for its body. `headers` have names in lower case."""
+    """A request for rows, but for its body. `headers` have names in lower case; `model` is None if none is named."""
 
     kind: Literal["lookup", "tables", "row"]
     table: str
@@ -62,10 +71,13 @@ class Ask:
     missing: str | None = None
     encoding: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
+    model: str | None = None
 
 
 class Lookups:
-    """Answers what is asked of the first model's latest version in `catalog`, within `settings`.
+    """Answers what is asked of models' latest versions in `catalog`, within `settings`.
+
+    The model is the one that is named, or the only one that has the table; see `Catalog.model_of`.
 
     Small lookups are answered at once, on the event loop; others by threads, at most `settings.max_concurrent` at a
     time. `observer` is asked before, and told after.
@@ -86,26 +98,34 @@ class Lookups:
         if ask.kind != "row":
             keys = body.count(b",") + 1 if ask.codec.reads == "json" else len(body) // 8
         try:
-            store = self.catalog.version().store
-            if ask.kind == "tables":
-                dim = max((table.schema.dim for table in store.tables.values()), default=0)
+            if self._by_body(ask):
+                stores = [versions[-1].store for name in self.catalog.names() if (versions := self.catalog.versions(name))]
             else:
-                dim = store.tables[ask.table].schema.dim
-        except (KeyError, UnknownModelError, UnknownVersionError):
+                stores = [self._version(ask).store]
+            if ask.kind == "tables":
+                dim = max((table.schema.dim for store in stores for table in store.tables.values()), default=0)
+            else:
+                dim = stores[0].tables[ask.table].schema.dim
+        except (KeyError, *_NOT_CHOSEN):
             return Size.SMALL  # an error, and as such soon made
         numbers, json = keys * dim, ask.codec.writes == "json"
         if json and numbers > STREAMED_NUMBERS:
             return Size.STREAMED
         # What is packed may be more than it looks, and rows that are not in memory are waited for by a thread.
-        if ask.encoding or not store.warm or numbers > (_SMALL_JSON if json else _SMALL_BINARY):
+        warm = all(store.warm for store in stores)
+        if ask.encoding or not warm or numbers > (_SMALL_JSON if json else _SMALL_BINARY):
             return Size.LARGE
         return Size.SMALL
 
     def answer(self, ask: Ask, body: bytes) -> Answer:
         """Answer on the thread that calls; never raises."""
         try:
-            version = self.catalog.version()
+            version = None if self._by_body(ask) else self._version(ask)
             body = decode_body(body, ask.encoding, self.body_limit)
+            if version is None:
+                version = self.catalog.choose(tables_asked(body, frame=ask.codec.reads == "frame"))
+            if self._by_table(ask):  # the body told which, or models came and went since `authorize`
+                self.observer.authorize_model(ask.headers, version.model)
             return self._answer(version, ask, body)
         except Exception as error:
             return error_answer(error)
@@ -128,8 +148,8 @@ class Lookups:
         if tally is None or self.authorize(ask) is not None:
             return None
         try:
-            version = self.catalog.version()
-        except (UnknownModelError, UnknownVersionError):
+            version = self._version(ask)
+        except _NOT_CHOSEN:
             return None
         stored = version.store.tables.get(ask.table)
         if stored is None or stored.table is None or not version.store.warm:
@@ -181,11 +201,21 @@ class Lookups:
             yield block
 
     def authorize(self, ask: Ask) -> Answer | None:
-        """Return an error where the observer lets nobody in; None lets in. Several tables are asked for later."""
+        """Return an error where the observer lets nobody in, or where it cannot be told which model is asked.
+
+        None lets in. Several tables are asked for later.
+        """
+        tables = () if ask.kind == "tables" else (ask.table,)
         try:
-            self.observer.authorize_model(ask.headers, None)
-            self.observer.authorize(ask.headers, () if ask.kind == "tables" else (ask.table,))
-        except RequestError as error:
+            model = None
+            if ask.model is not None or self._by_table(ask):
+                self.observer.authorize(ask.headers, ())  # who may ask nothing is told nothing of models
+                if self._by_body(ask):
+                    return None
+                model = self.catalog.model_of(tables, ask.model)
+            self.observer.authorize_model(ask.headers, model)
+            self.observer.authorize(ask.headers, tables)
+        except (RequestError, *_NOT_CHOSEN) as error:
             return error_answer(error)
         return None
 
@@ -222,6 +252,17 @@ class Lookups:
         """Let the threads end; what they have begun they do not wait for."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
+    def _by_table(self, ask: Ask) -> bool:
+        """Whether the table tells which model is asked."""
+        return ask.model is None and len(self.catalog.names()) > 1
+
+    def _by_body(self, ask: Ask) -> bool:
+        """Whether the tables that the body names tell which model is asked."""
+        return ask.kind == "tables" and self._by_table(ask)
+
+    def _version(self, ask: Ask) -> ServedVersion:
+        return self.catalog.choose(() if ask.kind == "tables" else (ask.table,), ask.model)
+
     def _answer(self, version: ServedVersion, ask: Ask, body: bytes) -> Answer:
         if ask.kind == "lookup":
             return answer_lookup(version, ask.table, body, ask.codec, ask.missing, self.settings)
@@ -242,6 +283,8 @@ def error_answer(error: Exception) -> Answer:
         return answer
     if isinstance(error, NoVersionError):
         return error_answer(RequestError(503, "not_ready", str(error), {"Retry-After": "1"}))
+    if isinstance(error, AmbiguousTableError):
+        return error_answer(RequestError(400, "ambiguous_table", str(error)))
     if code := _UNKNOWN.get(type(error)):
         return error_answer(RequestError(404, code, str(error)))
     _log.error("a lookup failed: %s", error, exc_info=None if isinstance(error, KvtoolsError) else error)

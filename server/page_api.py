@@ -23,6 +23,7 @@ from kvtools.server.lookups import Lookups
 from kvtools.server.request import RequestError, parse_key, table_keys
 from kvtools.server.request_body import model_schema, read_model
 from kvtools.server.store import StoredTable, lookup_errors
+from kvtools.server.tables_api import MODEL_PARAMETER, named_model
 
 _FOLDER = FilePath(__file__).parent / "page"
 _FILES = {"page.js": "text/javascript", "page.css": "text/css"}
@@ -44,7 +45,7 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
     400: {"description": "The key or a parameter is wrong, or the rows are not here."},
     401: {"description": "An access key is needed."},
     403: {"description": "The access key is not for this table."},
-    404: {"description": "There is no such table, or no row of this key."},
+    404: {"description": "There is no such table or model, or no row of this key."},
     429: {"description": "Another table is being read; Retry-After says when to try again."},
 }
 
@@ -76,9 +77,11 @@ def router(lookups: Lookups) -> APIRouter:
         return FileResponse(_FOLDER / name, media_type=_FILES[name], headers=_HEADERS)
 
     def stored(request: Request, table: str) -> StoredTable:
-        lookups.observer.authorize_model(request.headers, None)
+        lookups.observer.authorize(request.headers, ())
+        model = lookups.catalog.model_of((table,), named_model(request))
+        lookups.observer.authorize_model(request.headers, model)
         lookups.observer.authorize(request.headers, (table,))
-        found = lookups.catalog.version().store.table(table)
+        found = lookups.catalog.choose((table,), model).store.table(table)
         if not found.table:
             raise RequestError(400, "not_local", f"the rows of table '{table}' are not here, but in its backend")
         return found
@@ -98,14 +101,19 @@ def router(lookups: Lookups) -> APIRouter:
         "/v1/tables/{table:path}:nearest",
         summary="Find the rows that are most like a row",
         responses=_RESPONSES,
-        openapi_extra=model_schema(Wanted),
+        openapi_extra={**model_schema(Wanted), "parameters": [MODEL_PARAMETER]},
     )
     async def nearest(table: _TableName, request: Request) -> dict[str, Any]:
         found = stored(request, table)
         wanted = await read_model(request, Wanted, lookups.body_limit)
         return await worked_out(find_nearest, found, wanted.key, wanted.metric, wanted.count)
 
-    @routes.get("/v1/tables/{table:path}:rows", summary="Tell what a table's rows are like", responses=_RESPONSES)
+    @routes.get(
+        "/v1/tables/{table:path}:rows",
+        summary="Tell what a table's rows are like",
+        responses=_RESPONSES,
+        openapi_extra={"parameters": [MODEL_PARAMETER]},
+    )
     async def rows(
         table: _TableName, request: Request, bins: Annotated[int, Query(ge=1, le=200)] = _BINS
     ) -> dict[str, Any]:

@@ -156,6 +156,15 @@ def parse_tables(
     return lookups, missing
 
 
+def tables_asked(body: bytes, *, frame: bool) -> list[str]:
+    """Return the names of the tables that a lookup of several is for; none where `parse_tables` will refuse it."""
+    try:
+        tables = [lookup.table for lookup in decode_request(body)[0]] if frame else json.loads(body)["tables"]
+    except (ValueError, RecursionError, LookupError, TypeError):
+        return []
+    return list(tables) if isinstance(tables, list if frame else dict) else []
+
+
 def table_keys(patterns: npt.NDArray[np.int64], key_dtype: str, limits: np.iinfo[Any]) -> npt.NDArray[Any]:
     """Return keys [n] in a table's type from their 64-bit patterns; raises `RequestError` where one is out of range."""
     if key_dtype == "uint64":

@@ -183,7 +183,7 @@ class RespProtocol(asyncio.Protocol):
         assert self._transport is not None
         try:
             table = tables.get(name, commands.selected)
-            self._server.observer.authorize_model(commands.headers, None)
+            self._server.observer.authorize_model(commands.headers, table.model)
             self._server.observer.authorize(commands.headers, (table.name,))
         except (KvtoolsError, RequestError) as problem:
             replies = refusal(problem) * len(self._reader.commands())

@@ -315,7 +315,7 @@ class RespCommands:
                 raise BadInputError(
                     f"got key {wrong}, expected {table.stored.schema.key_dtype}: {table.low} to {table.high}"
                 )
-            self._observer.authorize_model(self.headers, None)
+            self._observer.authorize_model(self.headers, table.model)
             self._observer.authorize(self.headers, (table.name,))
             asked = np.array(keys, np.uint64 if table.low == 0 else np.int64).view(np.int64)
             for place, key in zip(places, asked, strict=True):

@@ -1,6 +1,6 @@
 """Our own interface: lookups in one table or several, rows by key, and a list of the tables.
 
-The lookups here are those that `http_protocol.py` does not answer by its short way. They give the same bytes, and
+The model is the one that `?model=` names, or the only one that has the table; see `Catalog.model_of`. The lookups here are those that `http_protocol.py` does not answer by its short way. They give the same bytes, and
 describe both for OpenAPI.
 """
 
@@ -17,6 +17,7 @@ from kvtools.inspect import describe_table
 from kvtools.lookup_frame import COMBINERS, MISSING
 from kvtools.lookup_frame import MEDIA_TYPE as FRAME
 from kvtools.server.answer import Answer
+from kvtools.server.catalog import Catalog, ServedVersion
 from kvtools.server.codecs import JSON, choose_codec
 from kvtools.server.lookups import Ask, Lookups, Size, error_answer
 from kvtools.server.request import BINARY, RequestError, checked_missing
@@ -100,10 +101,10 @@ _FLOATS = {
 
 def _errors(**others: str) -> dict[int | str, dict[str, Any]]:
     errors = {
-        "400": "The body, a key or a parameter is wrong.",
+        "400": "The body, a key or a parameter is wrong; or several models have the table, and none is named.",
         "401": "An access key is needed.",
         "403": "The access key is not for this.",
-        "404": "There is no such table; or a key has no row, where that is an error.",
+        "404": "There is no such table or model; or a key has no row, where that is an error.",
         **others,
         "429": "Too many lookups at a time; Retry-After says when to try again.",
     }
@@ -128,8 +129,15 @@ _MISSING_PARAMETER: dict[str, Any] = {
     "schema": {"type": "string", "enum": list(MISSING)},
     "description": "What a key without a row gets, where the body does not say it.",
 }
+MODEL_PARAMETER: dict[str, Any] = {
+    "name": "model",
+    "in": "query",
+    "required": False,
+    "schema": {"type": "string"},
+    "description": "The model; the only one that has the table unless said.",
+}
 _LOOKUP_DOCUMENT: dict[str, Any] = {
-    "parameters": [_MISSING_PARAMETER],
+    "parameters": [_MISSING_PARAMETER, MODEL_PARAMETER],
     "requestBody": {
         "required": True,
         "content": {
@@ -160,7 +168,7 @@ _LOOKUP_RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 _FRAME = {"schema": {"type": "string", "format": "binary", "description": "A frame, see docs/serve.md."}}
 _TABLES_DOCUMENT: dict[str, Any] = {
-    "parameters": [_MISSING_PARAMETER],
+    "parameters": [_MISSING_PARAMETER, MODEL_PARAMETER],
     "requestBody": {
         "required": True,
         "content": {
@@ -217,12 +225,19 @@ _ROW_RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 _TableName = Annotated[str, Path(description="As GET /v1/tables lists it, slashes too.")]
 _ROW_DOCUMENT: dict[str, Any] = {
-    "parameters": [{**_MISSING_PARAMETER, "description": "What a key without a row gets; an error unless said."}]
+    "parameters": [
+        {**_MISSING_PARAMETER, "description": "What a key without a row gets; an error unless said."},
+        MODEL_PARAMETER,
+    ]
 }
+_LISTING_DOCUMENT: dict[str, Any] = {
+    "parameters": [{**MODEL_PARAMETER, "description": "The model; all of them unless said."}]
+}
+_LISTING_RESPONSES = {status: answer for status, answer in _errors().items() if status in (400, 401, 404)}
 
 
 def router(lookups: Lookups) -> APIRouter:
-    """Return the routes under `/v1/tables`: of the first model's latest version."""
+    """Return the routes under `/v1/tables`: of models' latest versions."""
     routes = APIRouter(tags=["tables"])
 
     @routes.post(
@@ -255,19 +270,52 @@ def router(lookups: Lookups) -> APIRouter:
     async def row(table: _TableName, key: str, request: Request) -> Response:
         return await _serve(lookups, "row", request, table, key)
 
-    @routes.get("/v1/tables", summary="List the tables")
+    @routes.get(
+        "/v1/tables", summary="List the tables", responses=_LISTING_RESPONSES, openapi_extra=_LISTING_DOCUMENT
+    )
     async def tables(request: Request) -> dict[str, Any]:
         lookups.observer.authorize(request.headers, ())
-        version = lookups.catalog.version()
+        limits = {"max_keys": lookups.settings.max_keys, "max_values": lookups.settings.max_values}
+        model = named_model(request)
+        if model is None and len(lookups.catalog.names()) > 1:
+            return _listing_of_all(lookups.catalog, limits)
+        version = lookups.catalog.choose((), model)
         return {
             "model": version.model,
             "version": version.number,
             "dialect": version.store.dialect,
-            "limits": {"max_keys": lookups.settings.max_keys, "max_values": lookups.settings.max_values},
-            "tables": [_described(table.schema) for table in version.store.tables.values()],
+            "limits": limits,
+            "tables": _described_tables(version),
         }
 
     return routes
+
+
+def named_model(request: Request) -> str | None:
+    """Return the model that the URL names, or None. Raises `RequestError` if it names several."""
+    models = request.query_params.getlist("model")
+    if len(models) > 1:
+        raise RequestError(400, "bad_parameter", "got the parameter 'model' twice in the URL, expected one model")
+    return models[0] if models else None
+
+
+def _listing_of_all(catalog: Catalog, limits: dict[str, int]) -> dict[str, Any]:
+    """Describe the tables of several models: each table says its own, and there is no one version of them all."""
+    latest = {name: next(reversed(catalog.versions(name)), None) for name in catalog.names()}
+    if not any(latest.values()):
+        catalog.version()  # which says that there is none
+    models = [
+        {
+            "model": name,
+            "version": version.number if version else None,
+            "dialect": version.store.dialect if version else None,
+        }
+        for name, version in latest.items()
+    ]
+    tables = [
+        {"model": name, **table} for name, version in latest.items() if version for table in _described_tables(version)
+    ]
+    return {"model": None, "version": None, "dialect": None, "limits": limits, "models": models, "tables": tables}
 
 
 async def _serve(
@@ -276,7 +324,7 @@ async def _serve(
     began = time.perf_counter()
     headers = request.headers
     body = b""
-    missing = request.query_params.get("missing")
+    missing, model = request.query_params.get("missing"), request.query_params.get("model")
     ask = Ask(
         kind,
         table,
@@ -285,13 +333,15 @@ async def _serve(
         missing,
         headers.get("content-encoding", "") if kind != "row" else "",
         headers,
+        model,
     )
     try:
         for name in request.query_params:
-            if name != "missing":  # a misspelt one would say nothing, and be believed
+            if name not in ("missing", "model"):  # a misspelt one would say nothing, and be believed
                 raise RequestError(
-                    400, "bad_parameter", f"got the parameter {name[:60]!r} in the URL, expected missing"
+                    400, "bad_parameter", f"got the parameter {name[:60]!r} in the URL, expected missing or model"
                 )
+        named_model(request)
         if missing is not None:
             checked_missing(missing)
         answer = lookups.authorize(ask)
@@ -324,6 +374,10 @@ async def _response(lookups: Lookups, answer: Answer, http_version: str) -> Resp
             return StreamingResponse(blocks, answer.status, answer.headers, answer.media_type)
         body = b"".join([block async for block in blocks])  # HTTP/1.0 has no chunks
     return Response(body, answer.status, answer.headers, answer.media_type)
+
+
+def _described_tables(version: ServedVersion) -> list[dict[str, Any]]:
+    return [_described(table.schema) for table in version.store.tables.values()]
 
 
 def _described(schema: TableSchema) -> dict[str, Any]:

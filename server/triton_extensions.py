@@ -8,6 +8,7 @@ https://github.com/triton-inference-server/server/tree/main/docs/protocol
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -103,8 +104,8 @@ def _own_names(catalog: Catalog, served: ServedVersion) -> list[str]:
     names = []
     for name in listed(served):
         if name != DEFAULT and name not in catalog.names():
-            found, _ = find_model(catalog, name, str(served.number))
-            if found.model == served.model:
+            with contextlib.suppress(ProtocolError):  # several models have it
+                find_model(catalog, name, str(served.number))
                 names.append(name)
     return names
 

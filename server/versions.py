@@ -19,6 +19,7 @@ version any more, the last one goes on being served: a share that is gone for a 
 
 from __future__ import annotations
 
+import itertools
 import logging
 import queue
 import threading
@@ -51,6 +52,7 @@ log = logging.getLogger("kvtools.serve")
 _SETTLED_WITHOUT_POLL = 1.0  # how long files must have been left alone where no poll says it, in s
 _KEPT_ENDED = 16  # versions that have ended stay in the status, the last ones of them
 _LONGEST_STOP = 2.0  # s
+_SAME_TABLES_SAID = 5
 _FAULTS_OF_FILES = ("DATA_LOSS", "INVALID_ARGUMENT", "INTERNAL")
 
 
@@ -115,6 +117,7 @@ class Versions:
         self._loader = VersionLoader(settings, options, self._shared, self._stop)
         self._thread = threading.Thread(target=self._run, name="versions", daemon=True)
         self._started = False
+        self._same_tables: dict[str, list[str]] = {}
         self._bad_at_start: list[tuple[_Model, int, str]] = []  # number and what is wrong
         for model in self._models.values():
             self._publish(model)
@@ -151,6 +154,7 @@ class Versions:
         for model in unserved:
             line = f"model '{model.source.name}': {self._why_none(model)}; waiting for a version"
             self._say_first(logging.WARNING, line)
+        self._say_same_tables()
 
     def look(self) -> None:
         """Look for new versions of every model once, in this thread: for where there is no other."""
@@ -161,6 +165,7 @@ class Versions:
                 self._look(name)
             except Exception:  # a fault of ours shall not end all swaps to come
                 log.exception("model '%s': looking for versions failed", name)
+        self._say_same_tables()
         self._finish()
 
     def look_soon(self) -> None:
@@ -423,6 +428,19 @@ class Versions:
         """Say at the start what all workers find: one of them says it."""
         if self._shared is None or self._shared.says_first(line):
             log.log(level, "%s", line)
+
+    def _say_same_tables(self) -> None:
+        """Say which tables cannot be asked for by their name alone."""
+        same = self._catalog.same_tables()
+        if same == self._same_tables:
+            return
+        self._same_tables = same
+        for table, models in itertools.islice(same.items(), _SAME_TABLES_SAID):
+            there = ", ".join(f"'{model}'" for model in models)
+            line = f"there is a table '{table}' in the models {there}: requests have to name one, as in ?model={models[0]}"
+            self._say_first(logging.WARNING, line)
+        if len(same) > _SAME_TABLES_SAID:
+            self._say_first(logging.WARNING, f"so it is with {len(same) - _SAME_TABLES_SAID} more tables")
 
     def _say(self, state: _Model, trouble: str) -> None:
         if trouble and trouble != state.said:

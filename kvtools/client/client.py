@@ -41,7 +41,10 @@ class Client(ClientBase[BlockingTransport]):
     _transport_type = BlockingTransport
 
     def tables(self) -> dict[str, Table]:
-        """Return the tables that there are now, by name: key type, value type, dim, rows (of all shards)."""
+        """Return the tables that there are now, by name: key type, value type, dim, rows (of all shards).
+
+        Where servers have several models and `model` is not given: those whose name only one of these has.
+        """
         return self._run(self._session.tables())
 
     def lookup(self, table: str, keys: Any, *, missing: Missing | None = None) -> Rows:

@@ -42,6 +42,7 @@ class Options:
         ca_file: certificates to trust in place of the system's.
         rule: which shard has a key: a rule of `kvtools.partition`.
         shard_down: what a shard that does not answer gives: an "error", or "missing" rows.
+        model: which model of the servers to ask, where they serve several; None: the only one that has the table.
     """
 
     timeout: float = 10.0
@@ -62,6 +63,7 @@ class Options:
     ca_file: str | None = None
     rule: str = "floor_mod"
     shard_down: Literal["error", "missing"] = "error"
+    model: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("timeout", "connect_timeout", "attempt_timeout", "hedge"):
@@ -81,6 +83,8 @@ class Options:
             raise UsageError(f"making a client: got rule={self.rule!r}, expected one of {', '.join(RULES)}")
         if self.shard_down not in ("error", "missing"):
             raise UsageError(f"making a client: got shard_down={self.shard_down!r}, expected 'error' or 'missing'")
+        if self.model is not None and (not isinstance(self.model, str) or not self.model):
+            raise UsageError(f"making a client: got model={self.model!r}, expected the name of a model")
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
             raise UsageError(
                 "making a client: the api_key has characters that no header may have; check it for line ends"

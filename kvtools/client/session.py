@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+import urllib.parse
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
@@ -118,6 +119,7 @@ class Session:
             raise UsageError("making a client: got a shard without a server, expected at least one URL for each")
         self._tables: Tables | None = None
         self._lock = threading.Lock()
+        self._query = "" if options.model is None else f"?model={urllib.parse.quote(options.model, safe='')}"
         self._headers = {"Accept": "application/json"}
         if options.api_key is not None:
             self._headers["Authorization"] = f"Bearer {options.api_key}"
@@ -137,6 +139,7 @@ class Session:
         for name, asked in keys.items():
             table = self._whole(known.table(name))
             wanted[name] = _Wanted(table, wire_keys(asked, table), np.shape(asked))
+        _check_one_model([one.table for one in wanted.values()])
         pieces = [piece for piece in self._pieces(list(wanted.values()), known) if piece.keys]
         yield from self._look_up(pieces, known, missing, deadline)
         return {name: one.rows() for name, one in wanted.items()}
@@ -184,7 +187,7 @@ class Session:
 
     def _call(self, piece: _Piece, missing: Missing | None, deadline: float) -> Call:
         headers = {**self._headers, "Content-Type": MEDIA_TYPE, "Accept": f"{MEDIA_TYPE}, application/json;q=0.5"}
-        request = Request("POST", "/v1/tables:lookup", headers, encode_request(piece.parts, missing))
+        request = Request("POST", f"/v1/tables:lookup{self._query}", headers, encode_request(piece.parts, missing))
         shard = self.shards[piece.shard]
         return Call(request, shard if piece.at is None else shard.only(piece.at), self.options, deadline, piece.shown)
 
@@ -270,9 +273,7 @@ class Session:
 
     def _describe(self, deadline: float) -> Steps[Tables]:
         """Ask each shard for its tables."""
-        calls = [
-            Call(Request("GET", "/v1/tables", self._headers), shard, self.options, deadline) for shard in self.shards
-        ]
+        calls = [Call(self._listing_request(), shard, self.options, deadline) for shard in self.shards]
         yield calls
         listings: list[Tables] = []
         for number, call in enumerate(calls):
@@ -296,6 +297,9 @@ class Session:
                 " and other servers have the rest of the keys; name them all, in order, by shards="
             )
         return table
+
+    def _listing_request(self) -> Request:
+        return Request("GET", f"/v1/tables{self._query}", self._headers)
 
     def _listing(self, call: Call, shard: int) -> Tables:
         """Return what a server lists, checked: are these the tables of this shard?"""
@@ -346,7 +350,7 @@ class Session:
                 new[id(replica)] = piece, replica
         if not new:
             return []
-        request = Request("GET", "/v1/tables", self._headers)
+        request = self._listing_request()
         calls = [
             Call(request, self.shards[piece.shard].only(one), self.options, deadline) for piece, one in new.values()
         ]
@@ -486,9 +490,12 @@ def _joined(listings: Sequence[Tables]) -> Tables:
                     f"looking at the shards: table '{name}' is {first.key_dtype} -> {first.dim} numbers in one and"
                     f" {table.key_dtype} -> {table.dim} in another; serve shards of one checkpoint"
                 )
-            tables[name] = Table(name, first.key_dtype, first.value_dtype, first.dim, first.rows + table.rows)
+            rows = first.rows + table.rows
+            tables[name] = Table(name, first.key_dtype, first.value_dtype, first.dim, rows, model=first.model)
+    several = {name: models for listing in listings for name, models in listing.several.items()}
     keys, values = (min(getattr(one, limit) for one in listings) for limit in ("max_keys", "max_values"))
-    return Tables(tables, keys, values)
+    tables = {name: table for name, table in tables.items() if name not in several}
+    return Tables(tables, keys, values, several=several)
 
 
 def _checked(call: Call) -> Answer:
@@ -533,6 +540,15 @@ def _bags(keys: Array, row_splits: Any, weights: Any, table: str) -> tuple[Array
     if len(weighed) != len(keys):
         raise UsageError(f"{doing}: got {len(weighed)} weights, expected one for each of {len(keys)} keys")
     return splits, weighed
+
+
+def _check_one_model(tables: Sequence[Table]) -> None:
+    for table in tables[1:]:
+        if table.model != tables[0].model:
+            raise UsageError(
+                f"looking up: table '{tables[0].name}' is of model '{tables[0].model}' and table '{table.name}' of model"
+                f" '{table.model}', and one lookup is answered by one model: look each up by itself"
+            )
 
 
 def _check_missing(missing: Missing | None) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,8 @@ class Shard:
 class Table:
     """A table as a server describes it: rows are `dim` numbers.
 
-    Of a table that is spread over servers `rows` counts those of all, and `shard` is None.
+    Of a table that is spread over servers `rows` counts those of all, and `shard` is None. `model` is that which has
+    it, where the servers have several.
     """
 
     name: str
@@ -40,22 +41,33 @@ class Table:
     dim: int
     rows: int
     shard: Shard | None = None
+    model: str | None = None
 
 
 @dataclass(frozen=True)
 class Tables:
-    """The tables of a server, what it takes at once, and the version of the model, where it says so."""
+    """The tables of a server, what it takes at once, and the version of the model, where it says so.
+
+    `several` are names of tables that more than one of its models has, and those models.
+    """
 
     tables: Mapping[str, Table]
     max_keys: int
     max_values: int
     version: int | None = None
+    several: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def table(self, name: str) -> Table:
-        """Return a table; raises `UnknownTableError`."""
+        """Return a table; raises `UnknownTableError`, and `UsageError` where it could be that of several models."""
         try:
             return self.tables[name]
         except KeyError:
+            if models := self.several.get(name):
+                there = ", ".join(f"'{model}'" for model in models)
+                raise UsageError(
+                    f"looking up in table '{name}': the server has one in the models {there}; name one by model= to the"
+                    " client"
+                ) from None
             names = ", ".join(f"'{one}'" for one in sorted(self.tables)[:10])
             raise UnknownTableError(f"looking up in table '{name}': the server has {names or 'none'}") from None
 
@@ -65,11 +77,22 @@ def tables_of(body: bytes, doing: str, max_keys: int) -> Tables:
     try:
         listing = json.loads(body)
         limits = listing.get("limits") or {}
+        models: dict[str, list[str]] = {}
+        for one in listing["tables"]:
+            models.setdefault(one["name"], []).append(str(one.get("model")))
+        several = {name: having for name, having in models.items() if len(having) > 1}
         tables = {
             one["name"]: Table(
-                one["name"], one["key_dtype"], one["value_dtype"], int(one["dim"]), int(one["rows"]), _shard_of(one)
+                one["name"],
+                one["key_dtype"],
+                one["value_dtype"],
+                int(one["dim"]),
+                int(one["rows"]),
+                _shard_of(one),
+                one.get("model"),
             )
             for one in listing["tables"]
+            if one["name"] not in several
         }
         keys, values = int(limits.get("max_keys", max_keys)), int(limits.get("max_values", VALUES_AT_ONCE))
         version = None if listing.get("version") is None else int(listing["version"])
@@ -77,7 +100,7 @@ def tables_of(body: bytes, doing: str, max_keys: int) -> Tables:
         raise BadAnswerError(
             f"{doing}: its list of tables is not one of kvtools serve ({error!r}); check the URL"
         ) from error
-    return Tables(tables, max(1, min(keys, max_keys)), max(1, values), version)
+    return Tables(tables, max(1, min(keys, max_keys)), max(1, values), version, several)
 
 
 def wire_keys(keys: Any, table: Table) -> Array:

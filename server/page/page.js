@@ -9,6 +9,7 @@ const MOST_KEYS = 200;
 const EVERY = 2000;
 let tables = [];
 let chosen = null;
+let model = ""; // that of the table, where there are several
 let told = {};
 
 function make(tag, text, className) {
@@ -51,7 +52,8 @@ async function ask(path, body) {
   throw new Error(`${answer.status}: ${message}`);
 }
 
-const place = (name, what) => `v1/tables/${name.split("/").map(encodeURIComponent).join("/")}:${what}`;
+const place = (name, what) =>
+  `v1/tables/${name.split("/").map(encodeURIComponent).join("/")}:${what}` + (model && `?model=${encodeURIComponent(model)}`);
 
 function keysIn(text) {
   const keys = text.split(/[\s,;]+/).filter(Boolean);
@@ -63,32 +65,41 @@ function keysIn(text) {
 
 // ---- Tables and versions
 
+const isChosen = (line) => line.dataset.table === chosen && (!model || line.dataset.model === model);
+
 async function showOverview() {
   const document = JSON.parse(await ask("v1/tables"));
+  const models = document.models || [document];
+  const said = models.map((each) => `model ${each.model}, ${each.version === null ? "no version" : `version ${each.version}`}`);
   tables = document.tables;
-  at("model").textContent = `model ${document.model}, version ${document.version}`;
+  at("model").textContent = said.join("; ");
   const body = at("tables").tBodies[0];
   body.replaceChildren();
   for (const table of tables) {
     const line = make("tr");
-    const button = make("button", table.name);
+    const name = table.model ? `${table.model}: ${table.name}` : table.name;
+    const button = make("button", name);
     const cell = make("td");
-    cell.title = table.name;
+    cell.title = name;
+    [line.dataset.table, line.dataset.model] = [table.name, table.model || ""];
     cell.append(button);
     line.append(cell, make("td", shown(table.rows), "number"), make("td", table.dim, "number"));
     line.append(make("td", table.key_dtype), make("td", table.value_dtype));
-    line.addEventListener("click", () => go({ table: table.name }));
-    if (table.name === chosen) line.className = "chosen";
+    line.addEventListener("click", () => go(table.model ? { table: table.name, model: table.model } : { table: table.name }));
+    if (isChosen(line)) line.className = "chosen";
     body.append(line);
   }
-  const status = JSON.parse(await ask(`v1/models/${encodeURIComponent(document.model)}`));
   const versions = at("versions").tBodies[0];
   versions.replaceChildren();
-  for (const version of status.model_version_status) {
-    const line = make("tr");
-    line.append(make("td", version.version, "number"), make("td", version.state));
-    line.append(make("td", version.status.error_message || (version.version === String(document.version) ? "answers" : "")));
-    versions.append(line);
+  for (const each of models) {
+    const status = JSON.parse(await ask(`v1/models/${encodeURIComponent(each.model)}`));
+    for (const version of status.model_version_status) {
+      const line = make("tr");
+      const number = models.length > 1 ? `${each.model}: ${version.version}` : version.version;
+      line.append(make("td", number, "number"), make("td", version.state));
+      line.append(make("td", version.status.error_message || (version.version === String(each.version) ? "answers" : "")));
+      versions.append(line);
+    }
   }
 }
 
@@ -176,7 +187,7 @@ function histogram(svg, range, data) {
 
 async function showTable() {
   at("table").hidden = false;
-  at("name").textContent = chosen;
+  at("name").textContent = model ? `${model}: ${chosen}` : chosen;
   for (const id of ["rows", "neighbours", "norms", "frequencies"]) at(id).replaceChildren();
   for (const id of ["scanned", "examples", "norms-range", "frequencies-range"]) at(id).textContent = "";
   const about = JSON.parse(await ask(place(chosen, "rows")));
@@ -208,16 +219,19 @@ function go(changes) {
 async function show() {
   at("error").hidden = true;
   const now = new URLSearchParams(location.hash.slice(1));
-  const before = chosen;
-  chosen = now.get("table") || (tables.length ? tables[0].name : null);
+  const before = `${model}:${chosen}`;
+  const first = tables.length ? tables[0] : { name: null };
+  chosen = now.get("table") || first.name;
+  model = now.get("model") || (!now.get("table") && first.model) || "";
+  const changed = `${model}:${chosen}` !== before;
   if (chosen === null) return;
   for (const line of at("tables").tBodies[0].rows) {
-    const is = line.cells[0].textContent === chosen;
+    const is = isChosen(line);
     line.className = is ? "chosen" : "";
-    if (is && chosen !== before) showInList(line);
+    if (is && changed) showInList(line);
   }
   try {
-    if (chosen !== before) {
+    if (changed) {
       told = {};
       await showTable();
     }
