@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -121,6 +121,7 @@ class Catalog:
 
     def __init__(self, models: Iterable[ServedModel] = ()) -> None:
         self._models: Mapping[str, ServedModel] = MappingProxyType({model.name: model for model in models})
+        self._had: Mapping[str, frozenset[str]] = {}
         self._writing = threading.Lock()
         self.epoch = Epoch()
         """What is prepared from the state of now, by who takes this before the state, is of no use after it."""
@@ -185,7 +186,7 @@ class Catalog:
             return model
         if len(models) < 2 or not tables:
             return None
-        found = {table: _model_with(table, models) for table in tables}
+        found = {table: self._model_with(table, models) for table in tables}
         (first, one), *others = found.items()
         for table, other in others:
             if other != one:
@@ -204,7 +205,7 @@ class Catalog:
         """Return the names of tables that several models have, each with those models."""
         having: dict[str, list[str]] = {}
         for model in self._models.values():
-            for table in model.versions[-1].store.tables if model.versions else ():
+            for table in self._tables_of(model):
                 having.setdefault(table, []).append(model.name)
         return {table: models for table, models in having.items() if len(models) > 1}
 
@@ -238,8 +239,31 @@ class Catalog:
     def _replace(self, models: Mapping[str, ServedModel]) -> None:
         # What was prepared ends before there is anything newer, so that no answer is older than one before it.
         self.epoch.end()
+        self._had = {
+            name: frozenset(self._tables_of(self._models[name]))
+            for name, model in models.items()
+            if not model.versions and name in self._models
+        }
         self._models = MappingProxyType(dict(models))
         self.epoch = Epoch()
+
+    def _tables_of(self, model: ServedModel) -> Collection[str]:
+        """Return the tables of a model; of one without a version those that it had, which another's do not replace."""
+        return model.versions[-1].store.tables if model.versions else self._had.get(model.name, ())
+
+    def _model_with(self, table: str, models: Mapping[str, ServedModel]) -> str:
+        having = [name for name, model in models.items() if table in self._tables_of(model)]
+        if len(having) == 1:
+            return having[0]
+        if having:
+            raise AmbiguousTableError(
+                f"there is a table '{table[:200]}' in the models {_listed(having)}: name the one that is meant in the"
+                f" URL, such as ?model={having[0]}"
+            )
+        for name, model in models.items():
+            if not model.versions:  # it may have the table
+                raise NoVersionError(f"model '{name}' has no version that can be served")
+        raise UnknownTableError(f"there is no table '{table[:200]}'; GET /v1/tables lists the tables")
 
     @property
     def live(self) -> bool:
@@ -270,21 +294,6 @@ class Catalog:
                 because = f": version {errors[-1].number}: {errors[-1].error_message}" if errors else " yet"
                 return f"model '{model.name}' has no version that can be served{because}"
         return ""
-
-
-def _model_with(table: str, models: Mapping[str, ServedModel]) -> str:
-    having = [name for name, model in models.items() if model.versions and table in model.versions[-1].store.tables]
-    if len(having) == 1:
-        return having[0]
-    if having:
-        raise AmbiguousTableError(
-            f"there is a table '{table[:200]}' in the models {_listed(having)}: name the one that is meant in the URL,"
-            f" such as ?model={having[0]}"
-        )
-    for name, model in models.items():
-        if not model.versions:  # it may have the table
-            raise NoVersionError(f"model '{name}' has no version that can be served")
-    raise UnknownTableError(f"there is no table '{table[:200]}'; GET /v1/tables lists the tables")
 
 
 def _listed(names: Iterable[str]) -> str:

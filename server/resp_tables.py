@@ -108,6 +108,9 @@ class Tables:
                 meant.setdefault(name, []).append(place)
         by_name = {name: pairs[places[0]][1] for name, places in meant.items() if len(places) == 1}
         ambiguous = {name: [pairs[place][0] for place in places] for name, places in meant.items() if len(places) > 1}
+        for alike, models in self._catalog.same_tables().items():  # also of one that has no version now
+            by_name.pop(alike.encode(), None)
+            ambiguous.setdefault(alike.encode(), [f"{model}:{alike}".encode() for model in models])
         listed = {}
         for whole, table in pairs:
             alone = table.name.encode()

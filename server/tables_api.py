@@ -1,7 +1,8 @@
 """Our own interface: lookups in one table or several, rows by key, and a list of the tables.
 
-The model is the one that `?model=` names, or the only one that has the table; see `Catalog.model_of`. The lookups here are those that `http_protocol.py` does not answer by its short way. They give the same bytes, and
-describe both for OpenAPI.
+The model is the one that `?model=` names, or the only one that has the table; see `Catalog.model_of`. The lookups here
+are those that `http_protocol.py` does not answer by its short way. They give the same bytes, and describe both for
+OpenAPI.
 """
 
 from __future__ import annotations

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from lookup_servers import fake_server, real_server, rows_of
 from resp_server import serving
 from test_prepared_lookups import Wire, one_table, post, row
 
@@ -17,15 +19,19 @@ pytest.importorskip("fastapi")
 from fastapi.testclient import TestClient
 
 from kvtools._snapshot import Writer
+from kvtools.client import Client, RefusedError
+from kvtools.errors import UsageError
 from kvtools.lookup_frame import MEDIA_TYPE as FRAME
 from kvtools.lookup_frame import TableKeys, decode_answer, encode_request
 from kvtools.server.app import create_app
-from kvtools.server.catalog import Catalog, ServedModel, ServedVersion
+from kvtools.server.catalog import Catalog, ServedModel, ServedVersion, VersionStatus
 from kvtools.server.http_protocol import read_head
 from kvtools.server.lookups import Lookups
 from kvtools.server.settings import Settings
+from kvtools.server.sources import ModelSource
 from kvtools.server.store import TableStore
 from kvtools.server.telemetry import Telemetry
+from kvtools.server.versions import Versions
 
 BODY = {"keys": [3]}
 FOR_B = "a-key-for-model-b"
@@ -47,7 +53,8 @@ def write(path: Path, tables: dict[str, float]) -> TableStore:
 
 
 def model(name: str, store: TableStore, number: int = 1) -> ServedModel:
-    return ServedModel(name, (ServedVersion(name, number, Path(store.path), store),))
+    version = ServedVersion(name, number, Path(store.path), store)
+    return ServedModel(name, (version,), {}, (VersionStatus(number, "AVAILABLE"),))
 
 
 @pytest.fixture
@@ -162,6 +169,18 @@ def test_a_model_without_a_version_may_have_the_table(catalog: Catalog, client: 
     assert client.get("/v1/tables").json()["models"][2] == {"model": "c", "version": None, "dialect": None}
     with serving(catalog) as server:
         assert ask(server.port, b"GET new:3\r\n").startswith(b"-ERR model 'c' has no version")
+
+
+def test_a_table_of_several_models_stays_one_while_a_model_has_no_version(catalog: Catalog, client: TestClient) -> None:
+    catalog.publish(ServedModel("b"))
+    assert error(client.post("/v1/tables/bias:lookup", json=BODY))[:2] == (400, "ambiguous_table")
+    assert error(client.post("/v1/tables/only_b:lookup", json=BODY))[:2] == (503, "not_ready")
+    assert client.post("/v1/tables/bias:lookup?model=a", json=BODY).json()["embeddings"] == [[1, 1]]
+    assert client.post("/v1/tables/only_a:lookup", json=BODY).json()["embeddings"] == [[2, 2]]
+    with serving(catalog) as server:
+        assert b"'a:bias', 'b:bias'" in ask(server.port, b"GET bias:3\r\n")
+        assert ask(server.port, b"GET b:bias:3\r\n").startswith(b"-ERR model 'b' has no version")
+        assert ask(server.port, b"GET a:bias:3\r\nGET only_a:3\r\n") == value(1) + value(2)
 
 
 def test_keys_for_a_model_open_that_one(catalog: Catalog, tmp_path: Path) -> None:
@@ -312,3 +331,57 @@ def test_kserve_asks_a_table_that_several_models_have_as_one_of_its_model(catalo
     assert client.get("/v2/models/bias").status_code == 400
     index = client.post("/v2/repository/index", json={}).json()
     assert [entry["name"] for entry in index] == ["a", "only_a", "b", "only_b"]
+
+
+def test_the_client_names_the_model_it_was_made_with(catalog: Catalog) -> None:
+    with real_server(catalog) as url:
+        for name, number in (("a", 1), ("b", 3)):
+            with Client(url, model=name) as client:
+                assert client.lookup("bias", [3])[0].tolist() == [[number, number]]
+                assert client.lookup_pooled("bias", [3, 4], [0, 2]).tolist() == [[2 * number, 2 * number]]
+                assert client.tables().keys() == {"bias", f"only_{name}"}
+        with Client(url) as client:
+            for table, number in (("only_a", 2), ("only_b", 4), ("only_a", 2)):
+                assert client.lookup(table, [3])[0].tolist() == [[number, number]]
+            assert {name: table.model for name, table in client.tables().items()} == {"only_a": "a", "only_b": "b"}
+            with pytest.raises(UsageError, match=r"'bias': .* models 'a', 'b'; name one by model="):
+                client.lookup("bias", [3])
+            with pytest.raises(UsageError, match="'only_a' is of model 'a' and table 'only_b' of model 'b'"):
+                client.lookup_many({"only_a": [3], "only_b": [3]})
+            catalog.publish(model("c", catalog.version("b").store))
+            with pytest.raises(RefusedError, match=r"400: .*'only_b' in the models 'b', 'c'"):
+                client.lookup("only_b", [3])
+        with Client(url, model="d") as client, pytest.raises(RefusedError, match="there is no model 'd'; there are 'a'"):
+            client.lookup("bias", [3])
+    with pytest.raises(UsageError, match="got model=''"):
+        Client(url, model="")
+
+
+def test_a_model_of_any_name_stands_in_the_url_of_the_client() -> None:
+    rows = rows_of({"emb": {3: [1.0]}}, 1)
+    with fake_server(lambda asked: rows(replace(asked, line=asked.line.replace("?model=a%2Fb%20c", "")))) as server:
+        with Client(server.url, model="a/b c") as client:
+            assert client.lookup("emb", [3])[0].tolist() == [[1.0]]
+        assert server.asked and all("?model=a%2Fb%20c " in asked.line for asked in server.asked)
+
+
+def test_the_log_tells_of_tables_that_several_models_have(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Versions, "_settled", lambda self, state, found: True)
+    for name in ("a", "b"):
+        write(tmp_path / f"{name}.kvsnap", {"bias": 1, f"only_{name}": 2})
+    caplog.set_level("WARNING", "kvtools.serve")
+    catalog = Catalog()
+    a, b = (ModelSource(name, str(tmp_path / f"{name}.kvsnap")) for name in ("a", "b"))
+    versions = Versions(catalog, [a], Settings(poll=3600.0))
+    versions.load()
+    assert not caplog.records and catalog.same_tables() == {}
+    versions.go_on()
+    try:
+        for sources, times in (([a, b], 1), ([a, b], 1), ([a], 1), ([a, b], 2)):
+            assert versions.reload(sources).result(60) == {}
+            assert caplog.text.count("there is a table 'bias' in the models 'a', 'b'") == times
+        assert "?model=a" in caplog.text and "only_a" not in caplog.text
+    finally:
+        versions.stop()
