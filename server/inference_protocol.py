@@ -1,8 +1,8 @@
 """What REST and gRPC of the Open Inference Protocol (KServe v2) have in common: models by name, tensors, metadata.
 
 A table is asked as its model with the parameter `signature_name`, or as a model of its own under its name or that of
-its signature, unless several models have one of that name. All outputs are answered unless some are named. A tensor of an unknown number of dimensions, such as
-`ids`, shows as [-1] in the metadata, where the protocol has no word for it.
+its signature, unless several models have one of that name. All outputs are answered unless some are named. A tensor of
+an unknown number of dimensions, such as `ids`, shows as [-1] in the metadata, where the protocol has no word for it.
 """
 
 from __future__ import annotations

@@ -99,7 +99,8 @@ class Lookups:
             keys = body.count(b",") + 1 if ask.codec.reads == "json" else len(body) // 8
         try:
             if self._by_body(ask):
-                stores = [versions[-1].store for name in self.catalog.names() if (versions := self.catalog.versions(name))]
+                models = map(self.catalog.versions, self.catalog.names())
+                stores = [versions[-1].store for versions in models if versions]
             else:
                 stores = [self._version(ask).store]
             if ask.kind == "tables":

@@ -437,8 +437,8 @@ class Versions:
         self._same_tables = same
         for table, models in itertools.islice(same.items(), _SAME_TABLES_SAID):
             there = ", ".join(f"'{model}'" for model in models)
-            line = f"there is a table '{table}' in the models {there}: requests have to name one, as in ?model={models[0]}"
-            self._say_first(logging.WARNING, line)
+            line = f"there is a table '{table}' in the models {there}: requests have to name one, such as"
+            self._say_first(logging.WARNING, f"{line} ?model={models[0]}")
         if len(same) > _SAME_TABLES_SAID:
             self._say_first(logging.WARNING, f"so it is with {len(same) - _SAME_TABLES_SAID} more tables")
 

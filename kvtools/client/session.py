@@ -544,9 +544,10 @@ def _bags(keys: Array, row_splits: Any, weights: Any, table: str) -> tuple[Array
 
 def _check_one_model(tables: Sequence[Table]) -> None:
     for table in tables[1:]:
-        if table.model != tables[0].model:
+        first = tables[0]
+        if table.model != first.model:
             raise UsageError(
-                f"looking up: table '{tables[0].name}' is of model '{tables[0].model}' and table '{table.name}' of model"
+                f"looking up: table '{first.name}' is of model '{first.model}' and table '{table.name}' of model"
                 f" '{table.model}', and one lookup is answered by one model: look each up by itself"
             )
 
