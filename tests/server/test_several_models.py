@@ -300,7 +300,8 @@ def test_the_redis_protocol(catalog: Catalog, tmp_path: Path) -> None:
             assert ask(server.port, command + b"\r\n") == reply, command
         for command in (b"HGET bias 3", b"GET bias:3", b"MGET bias:3 only_a:3", b"SELECT bias", b"HLEN bias"):
             reply = ask(server.port, command + b"\r\n")
-            assert reply.startswith(b"-ERR there is a table 'bias' in several models") and b"'a:bias', 'b:bias'" in reply
+            assert reply.startswith(b"-ERR there is a table 'bias' in several models"), command
+            assert b"'a:bias', 'b:bias'" in reply
         assert b"db2:keys=10,expires=0,avg_ttl=0,table=b:bias" in ask(server.port, b"INFO keyspace\r\n")
         with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
 
