@@ -271,9 +271,7 @@ def router(lookups: Lookups) -> APIRouter:
     async def row(table: _TableName, key: str, request: Request) -> Response:
         return await _serve(lookups, "row", request, table, key)
 
-    @routes.get(
-        "/v1/tables", summary="List the tables", responses=_LISTING_RESPONSES, openapi_extra=_LISTING_DOCUMENT
-    )
+    @routes.get("/v1/tables", summary="List the tables", responses=_LISTING_RESPONSES, openapi_extra=_LISTING_DOCUMENT)
     async def tables(request: Request) -> dict[str, Any]:
         lookups.observer.authorize(request.headers, ())
         limits = {"max_keys": lookups.settings.max_keys, "max_values": lookups.settings.max_values}
