@@ -234,7 +234,9 @@ _ROW_DOCUMENT: dict[str, Any] = {
 _LISTING_DOCUMENT: dict[str, Any] = {
     "parameters": [{**MODEL_PARAMETER, "description": "The model; all of them unless said."}]
 }
-_LISTING_RESPONSES = {status: answer for status, answer in _errors().items() if status in (400, 401, 404)}
+_LISTING_RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: answer for status, answer in _errors().items() if status in (400, 401, 404)
+}
 
 
 def router(lookups: Lookups) -> APIRouter:
