@@ -30,6 +30,7 @@ from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.object_graph import OBJECT_GRAPH
 from kvtools.dialects.options import DEFAULT_MEMORY, Progress
 from kvtools.dialects.savedmodel import FORMAT, MANIFEST, is_whole_model
+from kvtools.dialects.tfplugin import KEY_DTYPES, VALUE_DTYPES
 from kvtools.errors import BadInputError, CheckFailedError, CorruptFileError, KvtoolsError
 from kvtools.export import TableExport, check_room, choose_for_saved_model, write_table
 from kvtools.replace_output import check_replaceable, replace_folder
@@ -38,15 +39,18 @@ from kvtools.stock_model.handles import Restored, restored_tables
 from kvtools.stock_model.initial_rows import InitialRows, initial_rows
 from kvtools.stock_model.meta_graph import MetaGraph, Tables, rewrite_meta_graph
 from kvtools.stock_model.objects import object_prefixes
-from kvtools.stock_model.op_table import HANDLE, OPERATIONS, RESTORE
+from kvtools.stock_model.op_table import HANDLES, OPERATIONS, RESTORES, TFRA
 from kvtools.stock_model.rewrite import UnsupportedOperation
 from kvtools.stock_model.stock_ops import foreign_nodes, is_stock
 from kvtools.stock_model.table import StockTable
 
 _MODEL_FILE = "saved_model.pb"
 _TEXT_FILE = "saved_model.pbtxt"
-_ALSO_DONE = frozenset({HANDLE, RESTORE})
-_TELL_ZEROS = frozenset({"KvTableContains", "KvTableSize"})
+_ALSO_DONE = HANDLES | RESTORES
+_TELL_ZEROS = frozenset(
+    {"KvTableContains", "KvTableSize", *(f"{kind}{does}" for kind in TFRA for does in ("Find", "FindWithExists"))}
+)
+"""To TFRA's lookups the model gives the rows of missing keys."""
 _NOT_COPIED = frozenset({_MODEL_FILE, "variables", "fingerprint.pb"})
 
 
@@ -70,8 +74,8 @@ def has_custom_operations(folder: Path) -> bool:
     if not file.is_file():
         if (folder / _TEXT_FILE).is_file():
             raise BadInputError(
-                f"exporting '{folder}': its graph is in '{_TEXT_FILE}', as text; save the model again without as_text, or"
-                " export its tables alone with --table NAME"
+                f"exporting '{folder}': its graph is in '{_TEXT_FILE}', as text; save the model again without"
+                " as_text, or export its tables alone with --table NAME"
             )
         return False
     if is_whole_model(folder):
@@ -207,28 +211,35 @@ class _Model:
         except (WireError, AssertionError) as error:
             raise _malformed(file, error) from error
         self._tracked = self._object_graph()
-        by_prefix = {_prefix(reader): reader for reader in checkpoint.tables.values()}
+        by_prefix = {prefix: reader for reader in checkpoint.tables.values() for prefix in _prefixes(reader)}
         restored = [one for meta in decoded for of in restored_tables(meta.graph).values() for one in of]
         for meta in decoded:
             known = {one.prefix for one in restored}
             restored += [
                 Restored(prefix, 0, 1, "")
-                for prefix, _ in object_prefixes(meta.objects, self._tracked).values()
+                for prefix, _ in object_prefixes(meta.objects, self._tracked, by_prefix).values()
                 if prefix not in known
             ]
+        self._same: dict[str, str] = {}
+        """What the tensors of a part begin with -> those of the first part, by which the table is known here."""
         self.readers: dict[str, TableReader] = {}
         self.parts: dict[str, int] = {}
         self.initial: dict[str, tuple[InitialRows, Array]] = {}
         begins = any(_asks_for_initial(meta) for meta in decoded)
         self._tells_zeros = begins or any(_asks_what_is_there(meta) for meta in decoded)
         for one in restored:
-            if one.prefix not in by_prefix or one.prefix in self.readers:
+            if one.prefix not in by_prefix:
                 continue
             reader = by_prefix[one.prefix]
-            self.readers[one.prefix] = reader
-            self.parts[one.prefix] = one.parts
+            prefixes = _prefixes(reader)
+            first = prefixes[0]
+            self._same.update(dict.fromkeys(prefixes, first))
+            if first in self.readers:
+                continue
+            self.readers[first] = reader
+            self.parts[first] = one.parts
             nothing = InitialRows(), np.zeros((1, reader.dim), reader.value_dtype)
-            self.initial[one.prefix] = initial_rows(reader, _fields_of(one.initializer)) if begins else nothing
+            self.initial[first] = initial_rows(reader, _fields_of(one.initializer)) if begins else nothing
         if not self.readers:
             raise BadInputError(
                 f"exporting '{self.folder}': its graph restores none of the {len(checkpoint.tables)} tables in its"
@@ -257,6 +268,11 @@ class _Model:
     def table(self, prefix: str, number: int) -> StockTable:
         """Return a table as far as it is known before its rows are written."""
         schema = self.readers[prefix].schema
+        if schema.key_dtype not in KEY_DTYPES or schema.value_dtype not in VALUE_DTYPES:
+            raise BadInputError(
+                f"exporting '{self.folder}': table '{schema.name}' has {schema.key_dtype} keys and {schema.value_dtype}"
+                f" values; a model holds keys of {', '.join(KEY_DTYPES)} and values of {', '.join(VALUE_DTYPES)}"
+            )
         # The index's name decides which one a session or an eager process shares: models never share one.
         index = f"kvtools_{uuid.uuid4().hex}"
         parts = (schema.rows,) + (0,) * (self.parts[prefix] - 1)
@@ -267,9 +283,11 @@ class _Model:
         """Return the model as it is with these tables, the objects of its checkpoint, and what was left out."""
         graphs: list[bytes] = []
         tracked, reasons = self._tracked, []
+        tensors = frozenset(f"{prefix}-{column}" for prefix in self._same for column in ("keys", "values"))
+        by_prefix = Tables({prefix: tables[first] for prefix, first in self._same.items()}, tensors)
         for data in self._graphs:
             try:
-                changed = rewrite_meta_graph(data, Tables(tables), self._tracked, is_stock)
+                changed = rewrite_meta_graph(data, by_prefix, self._tracked, is_stock)
             except UnsupportedOperation as error:
                 raise self._refused(error) from error
             graphs.append(changed.meta_graph)
@@ -290,12 +308,18 @@ def _told(error: UnsupportedOperation) -> str:
     return f"operation '{error.node.op}' ({where}) cannot be rewritten: {error.reason}"
 
 
-def _prefix(reader: TableReader) -> str:
-    """What a table's tensors begin with, as the operation says that restores it."""
-    path = reader.schema.metadata.get("object_path")
+def _prefixes(reader: TableReader) -> list[str]:
+    """What a table's tensors begin with, as the operation says that restores it; of TFRA's, those of each part."""
+    schema = reader.schema
+    path, tfra = schema.metadata.get("object_path"), schema.metadata.get("tfra")
+    if isinstance(tfra, dict):
+        place, parts = str(tfra.get("places", {}).get("", "")), range(schema.parts)
+        if "tables_of_" in place.rpartition("/")[2]:
+            return [f"{place}/{part}/.ATTRIBUTES/table" for part in parts]
+        return [f"{place}_mht_{part + 1}of{schema.parts}" for part in parts]
     if not isinstance(path, str):
-        return reader.schema.name
-    return f"{path}/.ATTRIBUTES/kv" if path else ".ATTRIBUTES/kv"
+        return [schema.name]
+    return [f"{path}/.ATTRIBUTES/kv" if path else ".ATTRIBUTES/kv"]
 
 
 def _fields_of(initializer: str) -> Mapping[str, object]:

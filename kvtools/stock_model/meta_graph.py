@@ -39,7 +39,7 @@ from kvtools.stock_model.graph_def import Graph, Node, functions_called, functio
 from kvtools.stock_model.handles import Restored, restored_tables
 from kvtools.stock_model.hash_index import index_functions, index_node
 from kvtools.stock_model.objects import Objects, object_prefixes, rewrite_objects
-from kvtools.stock_model.op_table import HANDLE
+from kvtools.stock_model.op_table import HANDLES
 from kvtools.stock_model.plain_ops import resource_variable, strings
 from kvtools.stock_model.prune import needed
 from kvtools.stock_model.rewrite import Rewriter, UnsupportedOperation
@@ -110,6 +110,8 @@ class Tables:
     """The tables of a model: by the tensors that they are restored from, and how many parts the graph has of each."""
 
     by_prefix: Mapping[str, StockTable] = field(default_factory=dict)
+    tensors: frozenset[str] = frozenset()
+    """The tensors of the checkpoint that are theirs."""
 
     def handle(self, restored: Sequence[Restored], read_only: bool) -> Handle | None:
         """Return what a handle that is restored like this stands for; None if it is no table of the checkpoint."""
@@ -152,7 +154,7 @@ def rewrite_meta_graph(data: bytes, tables: Tables, tracked: bytes, is_stock: Ca
     restored = restored_tables(graph)
     handles: dict[str, Handle] = {}
     for node in graph.nodes:
-        if node.op != HANDLE:
+        if node.op not in HANDLES:
             continue
         handle = tables.handle(restored.get(node.name, []), node.attrs.boolean("read_only"))
         if handle is not None:
@@ -161,12 +163,12 @@ def rewrite_meta_graph(data: bytes, tables: Tables, tracked: bytes, is_stock: Ca
     serving = needed(graph.nodes, _serving_roots(meta))
     lenient = needed(graph.nodes, saver.roots) - serving
     kept = serving | lenient
-    tables_own = {node.name for node in graph.nodes if node.op == HANDLE}
+    tables_own = {node.name for node in graph.nodes if node.op in HANDLES}
     kept |= needed(graph.nodes, _variable_roots(meta.collections, kept - tables_own))
     for node in graph.nodes:
-        if node.op == HANDLE and node.name in serving and node.name not in handles:
+        if node.op in HANDLES and node.name in serving and node.name not in handles:
             raise UnsupportedOperation(node, "", "the model's variables have no table that it is restored from")
-    rewriter = Rewriter(graph.library, is_stock)
+    rewriter = Rewriter(graph.library, is_stock, tables.tensors)
     nodes = rewriter.graph([node for node in graph.nodes if node.name in kept], handles, sorted(lenient))
     nodes, gone = _left(nodes, kept)
     all_tables = tables.all
@@ -180,7 +182,7 @@ def rewrite_meta_graph(data: bytes, tables: Tables, tracked: bytes, is_stock: Ca
     objects = Objects(b"", tracked)
     if meta.objects:
         of_objects: dict[int, Handle] = {}
-        for number, (prefix, part) in object_prefixes(meta.objects, tracked).items():
+        for number, (prefix, part) in object_prefixes(meta.objects, tracked, tables.by_prefix).items():
             if prefix in tables.by_prefix:
                 of_objects[number] = Handle(tables.by_prefix[prefix], part, True)
         objects = rewrite_objects(meta.objects, tracked, of_objects, all_tables, rewriter, arguments)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvtools.stock_model import exchange_ops, plain_ops, pooled_ops
+from kvtools.stock_model import exchange_ops, plain_ops, pooled_ops, tfra_ops
 from kvtools.stock_model.attributes import Attributes
 from kvtools.stock_model.function_body import FunctionBody
 from kvtools.stock_model.plain_ops import Call
@@ -30,8 +30,13 @@ def _of_tables(*names: str) -> Outputs:
     return lambda attrs: [(name, attrs.number("T")) for name in names]
 
 
-HANDLE = "KvTableHandle"
-RESTORE = "KvTableRestore"
+TFRA = ("TFRA>CuckooHashTable", "TFRA>HkvHashTable")
+"""What the names of TFRA's operations begin with, by the kind of table."""
+
+HANDLES = frozenset({"KvTableHandle", *(f"{kind}OfTensors" for kind in TFRA)})
+"""Operations that make tables."""
+RESTORES = frozenset({"KvTableRestore", *(f"{kind}Import" for kind in TFRA)})
+"""Operations that fill tables from a checkpoint: by its name, or by tensors that were read."""
 
 OPERATIONS: dict[str, Operation] = {
     "KvExchangePool": Operation(exchange_ops.pool, _of_tables("rows")),
@@ -51,3 +56,7 @@ OPERATIONS: dict[str, Operation] = {
     "KvTableTrainable": Operation(plain_ops.trainable, _outputs("rows")),
 }
 """What serves a model, and what saves it, rewritten."""
+
+for _kind in TFRA:
+    OPERATIONS[f"{_kind}Find"] = Operation(tfra_ops.find_rows, _outputs("values"))
+    OPERATIONS[f"{_kind}FindWithExists"] = Operation(tfra_ops.find_rows_and_tell, _outputs("values", "exists"))

@@ -7,7 +7,7 @@ function is rewritten once for the tables that it is called with, and keeps its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvtools.lookup_model.messages import RESOURCE, message, of_function, of_text, of_types, shape
@@ -21,9 +21,9 @@ from kvtools.stock_model.attributes import (
 from kvtools.stock_model.fields import blob, last, split, texts, without
 from kvtools.stock_model.function_body import FunctionBody
 from kvtools.stock_model.graph_def import Argument, Function, Node, functions_called, node_of
-from kvtools.stock_model.handles import CALLS, PASSING
-from kvtools.stock_model.op_table import HANDLE, OPERATIONS, RESTORE
-from kvtools.stock_model.plain_ops import Call, NotRewritable
+from kvtools.stock_model.handles import CALLS, PASSING, names_read
+from kvtools.stock_model.op_table import HANDLES, OPERATIONS, RESTORES
+from kvtools.stock_model.plain_ops import Call, NotRewritable, strings
 from kvtools.stock_model.table import RESOURCES, Handle
 
 _LOOPS = frozenset(["While", "StatelessWhile"])
@@ -63,13 +63,17 @@ class Rewriter:
     Args:
         library: the functions as they are.
         is_stock: tells whether stock TensorFlow has an operation.
+        lost_tensors: tensors of the checkpoint that the new one has not: those of tables.
 
     Attributes:
         functions: those that were rewritten, and those of stock operations that they call.
     """
 
-    def __init__(self, library: Mapping[str, Function], is_stock: Callable[[str], bool]) -> None:
+    def __init__(
+        self, library: Mapping[str, Function], is_stock: Callable[[str], bool], lost_tensors: Container[str] = ()
+    ) -> None:
         self._library = library
+        self.lost_tensors = lost_tensors
         self._is_stock = is_stock
         self._done: dict[tuple[str, Binding, bool], Rewritten] = {}
         self._operations: dict[tuple[object, ...], str] = {}
@@ -203,6 +207,9 @@ class _Body:
         self._outputs: dict[str, _Outputs] = {}
         self.nodes: list[Node] = []
         self.gone: set[str] = set()
+        self._lost: dict[str, set[int]] = {}
+        """Outputs that are gone, of nodes that are not."""
+        self._by_name = {node.name: node for node in nodes}
         for node in in_order(nodes):
             self._add(node)
         self._forget_places(nodes)
@@ -260,11 +267,13 @@ class _Body:
     # ---- Nodes -------------------------------------------------------------------------------------------------------
 
     def _add(self, node: Node) -> None:
-        if node.name in self._sources and node.op == HANDLE:
+        if node.name in self._sources and node.op in HANDLES:
             return
         lenient = self._lenient(node)
-        if any(node_of(source) in self.gone for source in node.data_inputs()):
+        if any(node_of(source) in self.gone or self._is_lost(source) for source in node.data_inputs()):
             self.gone.add(node.name)
+            return
+        if lenient and node.op == "RestoreV2" and self._restore_rest(node):
             return
         if node.op in OPERATIONS:
             try:
@@ -287,6 +296,35 @@ class _Body:
             raise UnsupportedOperation(node, self._name, f"it takes table '{name}' as if it were a variable")
         else:
             self.nodes.append(Node(node.name, node.op, self._inputs(node), node.attributes, node.rest))
+
+    def _is_lost(self, source: str) -> bool:
+        node = node_of(source)
+        return node in self._lost and self._number(source) in self._lost[node]
+
+    def _restore_rest(self, node: Node) -> bool:
+        """A node that reads tensors by one that reads those that still are; tells whether it had to be changed."""
+        names = names_read(node, self._by_name)
+        lost = {at for at, name in enumerate(names) if name in self._rewriter.lost_tensors}
+        if not lost:
+            return False
+        if len(lost) == len(names):
+            self.gone.add(node.name)
+            return True
+        kept = [at for at in range(len(names)) if at not in lost]
+        slices = texts(split(last(split(self._by_name[node_of(node.inputs[2])].attributes["value"]), 8)), 8)
+        types = node.attrs.types("dtypes")
+        inputs = self._inputs(node)
+        for place, values in ((1, names), (2, slices)):
+            constant = Node(f"{node.name}/kept_{place}", "Const", [], strings([values[at] for at in kept]))
+            self.nodes.append(constant)
+            inputs[place] = f"{constant.name}:output:0" if self._in_function else constant.name
+        attributes = {**node.attributes, "dtypes": of_types(types[at] for at in kept)}
+        attributes.pop("_output_shapes", None)
+        self.nodes.append(Node(node.name, node.op, inputs, attributes, node.rest))
+        starts = [kept.index(at) if at in kept else -1 for at in range(len(names))]
+        self._outputs[node.name] = _Outputs(starts, [None] * len(names), "tensors")
+        self._lost[node.name] = lost
+        return True
 
     def _inputs(self, node: Node) -> list[str]:
         """The inputs of a node as they are now: resources for each handle, no control by what is gone."""
@@ -460,6 +498,6 @@ def _mover(places: Sequence[int]) -> Callable[[int], list[int]]:
 
 
 def _why_not(node: Node) -> str:
-    if node.op in (HANDLE, RESTORE):
+    if node.op in HANDLES or node.op in RESTORES:
         return "a function has it that is served; tables belong to the graph"
     return "it is none of stock TensorFlow's"
