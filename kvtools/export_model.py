@@ -51,6 +51,8 @@ _TELL_ZEROS = frozenset(
     {"KvTableContains", "KvTableSize", *(f"{kind}{does}" for kind in TFRA for does in ("Find", "FindWithExists"))}
 )
 """To TFRA's lookups the model gives the rows of missing keys."""
+_DAMAGED = (ValueError, KeyError, IndexError, AssertionError, RecursionError)
+"""What reading, or rewriting, a graph that contradicts itself raises."""
 _NOT_COPIED = frozenset({_MODEL_FILE, "variables", "fingerprint.pb"})
 
 
@@ -87,7 +89,7 @@ def has_custom_operations(folder: Path) -> bool:
         return any(True for _ in foreign_nodes(file.read_bytes()))
     except OSError as error:
         raise BadInputError(f"reading '{file}': {error.strerror or error}") from error
-    except (WireError, AssertionError) as error:
+    except _DAMAGED as error:
         raise _malformed(file, error) from error
 
 
@@ -185,8 +187,20 @@ def choose_for_model(
     return model.choose(policy, keep_zeros=keep_zeros, memory=memory, progress=progress)
 
 
+def _all_restored(graphs: Sequence[MetaGraph], tracked: bytes, known: Mapping[str, TableReader]) -> list[Restored]:
+    """What the tables of graphs, and of their objects, are restored from."""
+    restored = [one for meta in graphs for of in restored_tables(meta.graph).values() for one in of]
+    for meta in graphs:
+        there = {one.prefix for one in restored}
+        for prefix, _ in object_prefixes(meta.objects, tracked, known).values():
+            if prefix not in there:
+                restored.append(Restored(prefix, 0, 1, ""))
+    return restored
+
+
 def _malformed(file: Path, error: Exception) -> CorruptFileError:
-    return CorruptFileError(f"reading '{file}': got malformed bytes ({error}); save the model again")
+    told = str(error) if isinstance(error, WireError) else f"{type(error).__name__} {error}"
+    return CorruptFileError(f"reading '{file}': got malformed bytes ({told}); save the model again")
 
 
 class _Model:
@@ -201,25 +215,21 @@ class _Model:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.folder, self._checkpoint = Path(checkpoint.path), checkpoint
-        file = self.folder / _MODEL_FILE
+        self._file = self.folder / _MODEL_FILE
         try:
-            self._fields = split(file.read_bytes())
+            self._fields = split(self._file.read_bytes())
             self._graphs = messages(self._fields, 2)
             decoded = [MetaGraph.decode(data) for data in self._graphs]
         except OSError as error:
-            raise BadInputError(f"reading '{file}': {error.strerror or error}") from error
-        except (WireError, AssertionError) as error:
-            raise _malformed(file, error) from error
+            raise BadInputError(f"reading '{self._file}': {error.strerror or error}") from error
+        except _DAMAGED as error:
+            raise _malformed(self._file, error) from error
         self._tracked = self._object_graph()
         by_prefix = {prefix: reader for reader in checkpoint.tables.values() for prefix in _prefixes(reader)}
-        restored = [one for meta in decoded for of in restored_tables(meta.graph).values() for one in of]
-        for meta in decoded:
-            known = {one.prefix for one in restored}
-            restored += [
-                Restored(prefix, 0, 1, "")
-                for prefix, _ in object_prefixes(meta.objects, self._tracked, by_prefix).values()
-                if prefix not in known
-            ]
+        try:
+            restored = _all_restored(decoded, self._tracked, by_prefix)
+        except _DAMAGED as error:
+            raise _malformed(self._file, error) from error
         self._same: dict[str, str] = {}
         """What the tensors of a part begin with -> those of the first part, by which the table is known here."""
         self.readers: dict[str, TableReader] = {}
@@ -290,6 +300,8 @@ class _Model:
                 changed = rewrite_meta_graph(data, by_prefix, self._tracked, is_stock)
             except UnsupportedOperation as error:
                 raise self._refused(error) from error
+            except _DAMAGED as error:
+                raise _malformed(self._file, error) from error
             graphs.append(changed.meta_graph)
             tracked = changed.tracked or tracked
             reasons += [f"function '{name}': {_told(error)}" for name, error in changed.left_out.items()]

@@ -343,6 +343,8 @@ class _Body:
     def _replace(self, node: Node) -> None:
         """An operation by the call of a function."""
         handles = tuple(h for source in node.data_inputs() if (h := self.handle(source)) is not None)
+        if OPERATIONS[node.op].takes_tables and not handles:
+            raise NotRewritable("the table that it takes is none that the model restores")
         function = self._rewriter.operation(node, handles)
         attributes = {
             "Tin": of_types(argument.dtype for argument in function.arguments),
