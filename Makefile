@@ -18,8 +18,8 @@ PYTEST := $(BIN)/pytest -q -n logical --maxprocesses 4 --dist worksteal
 # The C++ tests that are about threads.
 CONCURRENCY_TESTS := concurrency_test device_index_test eviction_test
 
-.PHONY: help setup setup-horovod demo test test-all test-rest test-durations peers redis chromium fuzz sanitize lint types format bench \
-  bench-tools bench-snapshot bench-sok bench-gpu docs clean
+.PHONY: help setup setup-horovod demo test test-all test-rest test-durations peers redis load-generators chromium fuzz sanitize lint types format bench \
+  bench-tools bench-snapshot bench-serve bench-swaps bench-sok bench-gpu docs clean
 
 help: ## list the targets
 	@echo "Start with \`make demo\`. The first run makes $(VENV), which takes some minutes."
@@ -79,6 +79,11 @@ redis:
 	  apt-get update -qq && apt-get install -y -qq redis-server; } || \
 	  echo "make: without redis-server the tests of tables in Redis are skipped: install it to run them." >&2
 
+load-generators:
+	@{ command -v wrk && command -v redis-benchmark; } >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	  apt-get update -qq && apt-get install -y -qq wrk redis-tools; } || \
+	  echo "make: what wrk and redis-benchmark measure is left out: install wrk and redis-tools for it." >&2
+
 chromium:
 	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
 	  apt-get update -qq && apt-get install -y -qq chromium; } || \
@@ -117,11 +122,14 @@ bench: setup ## speed, side by side, into benchmarks/results/
 bench-tools: setup ## the offline tools on 4 GB, beside cat and a script by hand
 	$(BIN)/python benchmarks/tools.py
 
-bench-snapshot: setup ## lookups of snapshots beside an index in NumPy; building, opening and cold keys of 100 M rows
+bench-snapshot: setup ## lookups of snapshots beside an index in NumPy; building, opening, starting and cold keys of 100 M rows
 	$(BIN)/python benchmarks/snapshot.py
 
-bench-serve: setup redis ## lookups over HTTP, beside Redis MGET
+bench-serve: setup redis load-generators ## the lookup server, every protocol, beside Redis MGET on the same core
 	$(BIN)/python benchmarks/serve.py
+
+bench-swaps: setup ## half an hour of new versions under load: latencies in swaps beside those of the steady state
+	$(BIN)/python benchmarks/swaps.py
 
 bench-sok: setup setup-horovod ## sok.lookup_sparse on two ranks, beside hvd.alltoall alone
 	$(BIN)/python benchmarks/sok.py

@@ -9,6 +9,9 @@ import tempfile
 import time
 from pathlib import Path
 
+KVTOOLS = str(Path(sys.executable).with_name("kvtools"))
+"""The program that is installed. `python -m kvtools.cli.main` in the repository's folder would find its sources."""
+
 
 def command_line(rounds: int) -> dict[str, float]:
     """Seconds of `kvtools --help` and of `kvtools inspect`: medians."""
@@ -27,13 +30,12 @@ with tf.Graph().as_default(), v1.Session() as session:
     v1.train.Saver().save(session, {str(path)!r})
 """
         subprocess.run([sys.executable, "-c", script], cwd=folder, check=True, stdout=subprocess.DEVNULL)
-        command = str(Path(sys.executable).parent / "kvtools")
         out = {"checkpoint_mib": sum(file.stat().st_size for file in Path(folder).iterdir()) / 2**20}
         for name, arguments in (("help_seconds", ["--help"]), ("inspect_seconds", ["inspect", str(path)])):
             seconds = []
             for _ in range(rounds):
                 start = time.perf_counter()
-                subprocess.run([command, *arguments], check=True, stdout=subprocess.DEVNULL)
+                subprocess.run([KVTOOLS, *arguments], check=True, stdout=subprocess.DEVNULL)
                 seconds.append(time.perf_counter() - start)
             out[name] = statistics.median(seconds)
     return out

@@ -23,6 +23,7 @@ from kvtools.inspect import (
     first_rows,
     sample_rows,
 )
+from kvtools.key_file import check_range
 
 _VARIABLES_SHOWN = 10
 _VALUES_SHOWN = 8
@@ -113,8 +114,7 @@ def _parse_keys(texts: Sequence[str]) -> list[int]:
                 f"looking up keys: got --keys {text[:60]!r}, expected integers; string keys are not stored as such"
             )
         for number in filter(None, text.split(",")):
-            if len(number) > 40:
-                raise UsageError(f"looking up keys: got --keys {number[:40]}..., expected 64-bit integers")
+            check_range(number, f"looking up keys: got --keys {number[:40]}")
             keys.append(int(number))
     return keys
 

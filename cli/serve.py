@@ -100,7 +100,7 @@ def run(
         ),
     ] = None,
     verify: Annotated[
-        bool, typer.Option(help="Compare all checksums: before a swap, and soon after the start.")
+        bool, typer.Option(help="Compare all checksums: nothing is answered before what it is made of was compared.")
     ] = True,
     admin: Annotated[
         bool, typer.Option("--admin", help="Let requests change labels and models; whoever reaches the port may.")

@@ -56,7 +56,9 @@ _NOT_IN_SIGNATURES = re.compile(r"[^A-Za-z0-9_]")
 
 @dataclass(frozen=True)
 class TableExport:
-    """What became of one table: `rows` were kept in `bytes`, `cut` were left out, saving `bytes_saved`.
+    """What became of one table: `rows` were kept in `bytes` of keys and values, and `cut` were left out.
+
+    `bytes_saved` is how many more all rows would take in the source's type: by what was cut and by a smaller type.
 
     `failed` counts the rows that each criterion cut; `lookups` is the sum of all rows' frequencies and `lookups_missed`
     that of the rows that were cut, None where the table has none. `left_out` says what else of the table is not in the

@@ -99,6 +99,7 @@ def export_snapshot(
     for reader, table, choice, told in zip(readers, kept, choices, account.tables, strict=True):
         native = written.table(table.schema.name).native
         row_bytes = native.row_bytes + 8
+        whole = (told.rows_written + choice.cut) * _stored_bytes(reader.schema, None)
         assert isinstance(table, _CountedTable)
         exports.append(
             TableExport(
@@ -112,7 +113,7 @@ def export_snapshot(
                 duplicates=choice.hidden + native.duplicates,
                 non_finite=table.non_finite,
                 bytes=told.rows_written * row_bytes,
-                bytes_saved=choice.cut * row_bytes,
+                bytes_saved=max(0, whole - told.rows_written * row_bytes),
                 left_out=left_out(reader.schema, snapshot.DIALECT),
                 failed=choice.failed,
                 lookups=choice.lookups,

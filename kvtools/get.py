@@ -53,7 +53,7 @@ def rows_of_keys(table: TableReader, keys: Array, *, progress: Progress | None =
 def read_rows(
     table: TableReader, rows: Array, columns: Columns = ALL_COLUMNS, *, memory: int = DEFAULT_MEMORY
 ) -> Iterator[Chunk]:
-    """Yield the rows of these numbers [n], in their order, in chunks; they are not checked against checksums.
+    """Yield the rows of these numbers [n], in their order, in chunks; only those of a snapshot are checked.
 
     Within a chunk the table is read in its own order, which is what a disk, and a compressed file, likes.
     """

@@ -11,7 +11,7 @@ from typing import BinaryIO
 import numpy as np
 
 from kvtools.dialects.chunk import Array
-from kvtools.errors import BadInputError
+from kvtools.errors import BadInputError, UsageError
 
 _BLOCK = 1 << 22
 _LONGEST_KEY = 40
@@ -56,12 +56,26 @@ def keys_from(words: Sequence[str], file: str | None, stdin: BinaryIO | None = N
     """
     found: list[Array] = []
     if words:
-        found.append(keys_of_words([key for word in words for key in word.split(",") if key], "the arguments"))
+        found.append(_keys_of_arguments([key for word in words for key in word.split(",") if key]))
     if file is not None:
         found += key_blocks(file, stdin)
     if len({keys.dtype for keys in found}) > 1:
         found = [keys.astype(object) for keys in found]
     return np.concatenate(found) if found else np.empty(0, np.int64)
+
+
+def _keys_of_arguments(words: Sequence[str]) -> Array:
+    for word in words:
+        check_range(word, f"reading keys from the arguments: got {word[:_LONGEST_KEY]}")
+    return keys_of_words(words, "the arguments")
+
+
+def check_range(word: str, doing: str) -> None:
+    """Raise `UsageError`, which begins with `doing`, if a word is a whole number beyond 64 bits."""
+    digits = word.lstrip("+-").lstrip("0")
+    if digits.isascii() and digits.isdecimal() and (len(digits) > 20 or not _SMALLEST <= int(word) <= _LARGEST):
+        more = "..." if len(word) > _LONGEST_KEY else ""
+        raise UsageError(f"{doing}{more}, expected 64-bit integers, {_SMALLEST} to {_LARGEST}")
 
 
 def key_blocks(path: str, stdin: BinaryIO | None = None) -> Iterator[Array]:

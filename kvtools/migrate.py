@@ -28,6 +28,7 @@ from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.location import locate
 from kvtools.dialects.options import OpenOptions, Progress
 from kvtools.dialects.schema import TableSchema, VariableSchema
+from kvtools.dialects.table_files import FOLDER_MARK
 from kvtools.dialects.writing import CheckpointWriter, ShardWriter, TableWriter, WriteOptions
 from kvtools.diff import compare_tables
 from kvtools.engine import Engine, run_all, started
@@ -151,6 +152,7 @@ def write_tables(
     """
     options = options or WriteOptions()
     output = output_of(output, to, [beside] if beside else [])
+    tables = [_writable(output, to).completed(table) for table in tables]
     plan = _plan(tables, output, to, beside, parts, options)
     dialect = plan.dialect
     assert dialect.write is not None
@@ -324,6 +326,7 @@ def plan_tables(
     the columns, before any compression. Arguments and errors are those of `write_tables`.
     """
     output = output_of(output, to, [beside] if beside else [])
+    tables = [_writable(output, to).completed(table) for table in tables]
     account = _plan(tables, output, to, beside, parts, options or WriteOptions()).account
     if strict:
         _check_lossless(account)
@@ -458,7 +461,7 @@ def check_output(output: str | os.PathLike[str], to: str | Dialect, *, force: bo
     if kind in ("prefix", "file"):
         check_free(Path(output).absolute(), force=force)
     elif kind == "folder":
-        check_replaceable(Path(output).absolute(), mark=_FOLDER_MARK, force=force)
+        check_replaceable(Path(output).absolute(), mark=FOLDER_MARK, force=force)
 
 
 def copy_shard(task: CopyTask, progress: Progress | None = None) -> CopyResult:
@@ -652,16 +655,12 @@ def _staging(output: str, dialect: Dialect, options: WriteOptions) -> Iterator[s
     if kind == "url":
         yield output
     elif kind == "folder":
-        with replace_folder(Path(output), mark=_FOLDER_MARK, force=options.force) as folder:
-            (folder / _FOLDER_MARK).write_text(f"{dialect.name}\n")
+        with replace_folder(Path(output), mark=FOLDER_MARK, force=options.force) as folder:
+            (folder / FOLDER_MARK).write_text(f"{dialect.name}\n")
             yield str(folder)
     else:
         with replace_files(Path(output), force=options.force) as path:
             yield str(path)
-
-
-_FOLDER_MARK = ".kvtools"
-"""A file in each folder that kvtools wrote: `--force` replaces no folder without it."""
 
 
 def _check_room(output: str | os.PathLike[str], dialect: Dialect, fits: Sequence[Fit]) -> None:

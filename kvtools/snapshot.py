@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from kvtools import _snapshot
 from kvtools.dialects.chunk import Array
-from kvtools.errors import BadInputError, CorruptFileError, UnknownTableError
+from kvtools.errors import BadInputError, CorruptFileError, UnknownTableError, UsageError
 
 GoOn = Callable[[int, int], bool]
 """Called now and then with the bytes that are done and those there are; returning False stops the work."""
@@ -32,6 +32,7 @@ class SnapshotTable:
     def __init__(self, native: _snapshot.Table) -> None:
         self.native = native
         self.name = native.name.decode("utf-8", "surrogateescape")
+        self._key_limits = np.iinfo(native.key_dtype)
 
     @property
     def rows(self) -> int:
@@ -48,27 +49,36 @@ class SnapshotTable:
         """The type of the keys."""
         return np.dtype(self.native.key_dtype)
 
-    def find(self, keys: Array) -> npt.NDArray[np.int64]:
-        """Return the row number of each of `keys`, of the table's key type and any shape; -1 where there is none."""
-        with file_errors():
-            return self.native.find(_contiguous(keys))
+    def find(self, keys: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """Return the row number of each of `keys`, integers of any shape; -1 where there is none.
 
-    def lookup(self, keys: Array, *, missing: Array | None = None) -> tuple[Array, npt.NDArray[np.bool_]]:
+        Raises:
+            TypeError: they are no integers.
+            UsageError: a key is out of the range of the table's key type.
+        """
+        with file_errors():
+            return self.native.find(self._keys(keys))
+
+    def lookup(self, keys: npt.ArrayLike, *, missing: Array | None = None) -> tuple[Array, npt.NDArray[np.bool_]]:
         """Return the rows of `keys` and which of them were found.
 
         Args:
-            keys: [...], of the table's key type.
+            keys: [...], integers.
             missing: [dim], what an absent key gets; zeros if None.
 
         Returns:
             Values [..., dim] in the table's type (float32 where rows are int8 with a scale), found [...] bool.
+
+        Raises:
+            TypeError: they are no integers.
+            UsageError: a key is out of the range of the table's key type.
         """
         with file_errors():
-            return self.native.lookup(_contiguous(keys), missing=missing)
+            return self.native.lookup(self._keys(keys), missing=missing)
 
     def pool(
         self,
-        keys: Array,
+        keys: npt.ArrayLike,
         splits: npt.NDArray[np.int64],
         combiner: Literal["sum", "mean", "sqrtn"] = "sum",
         *,
@@ -78,7 +88,7 @@ class SnapshotTable:
         """Combine the rows of each bag of keys into one.
 
         Args:
-            keys: [n], of the table's key type.
+            keys: [n], integers.
             splits: [bags + 1], rising from 0 to n: bag b has the keys from splits[b] to splits[b + 1].
             combiner: "sum", "mean" (over the sum of weights) or "sqrtn" (over the root of the sum of their squares).
             weights: [n]; all 1 if None.
@@ -88,7 +98,25 @@ class SnapshotTable:
             [bags, dim] float32; zeros for a bag without keys.
         """
         with file_errors():
-            return self.native.pool(_contiguous(keys), splits, combiner, weights=weights, missing=missing)[0]
+            return self.native.pool(self._keys(keys), splits, combiner, weights=weights, missing=missing)[0]
+
+    def _keys(self, keys: npt.ArrayLike) -> Array:
+        """Return keys in the table's type, in one piece of memory."""
+        given = np.ascontiguousarray(keys)
+        limits = self._key_limits
+        if given.dtype == limits.dtype:
+            return given
+        if not given.size:
+            return given.astype(limits.dtype)
+        if given.dtype.kind not in "iu":
+            return given  # which is refused
+        for key in (int(given.min()), int(given.max())):
+            if not limits.min <= key <= limits.max:
+                raise UsageError(
+                    f"looking up in table '{self.name}': got key {key}, expected {limits.dtype}: {limits.min} to"
+                    f" {limits.max}"
+                )
+        return given.astype(limits.dtype)
 
 
 class Snapshot:
@@ -137,14 +165,16 @@ class Snapshot:
             )
         return self.tables[name]
 
-    def populate(self, *, threads: int = 4, go_on: GoOn | None = None) -> bool:
+    def populate(self, *, threads: int = 4, go_on: GoOn | None = None, background: bool = False) -> bool:
         """Read the file into memory, directories and keys first, then rows where memory has room for all of them.
+
+        In the `background`, threads of the lowest priority do it: who looks up at the same time does not notice.
 
         Returns:
             Whether it came to its end: `go_on` may stop it.
         """
         with file_errors():
-            return self.native.populate(threads, go_on)
+            return self.native.populate(threads, go_on, background)
 
     def verify_on_use(self) -> None:
         """Compare what lookups and reads touch with its checksum from now on, a mebibyte at a time, before it is used.
@@ -165,8 +195,10 @@ class Snapshot:
         with file_errors():
             self.native.verify_on_use()
 
-    def verify(self, *, threads: int = 0, go_on: GoOn | None = None) -> bool:
+    def verify(self, *, threads: int = 0, go_on: GoOn | None = None, background: bool = False) -> bool:
         """Compare all bytes with their checksums, by so many threads (0: one per processor).
+
+        In the `background`, they have the lowest priority; see `populate`.
 
         Returns:
             Whether it came to its end: `go_on` may stop it.
@@ -175,7 +207,7 @@ class Snapshot:
             CorruptFileError: the message names table, section and place.
         """
         with file_errors():
-            return self.native.verify(threads, go_on)
+            return self.native.verify(threads, go_on, background)
 
 
 @contextlib.contextmanager
@@ -189,7 +221,3 @@ def file_errors() -> Iterator[None]:
         raise
     except RuntimeError as error:
         raise BadInputError(str(error)) from error
-
-
-def _contiguous(keys: Array) -> Array:
-    return np.ascontiguousarray(keys)

@@ -43,6 +43,7 @@ class AccessLog:
         self._waiting: queue.SimpleQueue[tuple[float, Answered] | None] = queue.SimpleQueue()
         self._reopen = False
         self._failing = False
+        self._torn = False  # the last line in the file is a part of one
         self._told = 0
         self._fd = _open(path)
         self._thread = threading.Thread(target=self._run, name="access-log", daemon=True)
@@ -75,7 +76,7 @@ class AccessLog:
                 self._reopen = False
                 self._open_again()
             self._write(b"".join(self._line(*entry) for entry in entries if entry is not None))
-            if self.dropped > self._told:
+            if self.dropped > self._told and not self._failing:
                 log.warning("%d lines of the access log were left out", self.dropped - self._told)
                 self._told = self.dropped
 
@@ -90,16 +91,28 @@ class AccessLog:
         self._fd = fd
 
     def _write(self, lines: bytes) -> None:
+        if not lines:
+            return
+        lines = b"\n" * self._torn + lines
         try:
             while lines:
-                lines = lines[os.write(self._fd, lines) :]
-            self._failing = False
+                done = os.write(self._fd, lines)
+                self._torn = lines[done - 1 : done] != b"\n"
+                lines = lines[done:]
         except OSError as error:
             if not self._failing:
-                log.error("the access log cannot be written: %s; answers go on", error.strerror)
+                log.error(
+                    "the access log '%s' cannot be written: %s; answers go on, lines are left out until it can be",
+                    self._path,
+                    error.strerror,
+                )
+                self._told = self.dropped
             self._failing = True
-            self.dropped += lines.count(b"\n")
-            self._told = self.dropped
+            self.dropped += lines.lstrip(b"\n").count(b"\n")
+            return
+        if self._failing:
+            self._failing = False
+            log.warning("the access log is written again")  # and how many lines it lacks is told next
 
     def _line(self, when: float, answered: Answered) -> bytes:
         stamp = datetime.fromtimestamp(when, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

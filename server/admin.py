@@ -14,11 +14,12 @@ from pydantic import BaseModel, Field
 from kvtools.server.catalog import Catalog, Changes
 from kvtools.server.observer import Observer
 from kvtools.server.request import RequestError
+from kvtools.server.request_body import model_schema, read_model
 from kvtools.server.settings import Settings
 
 _RESPONSES: dict[int | str, dict[str, Any]] = {
     403: {"description": "The server was started without --admin, or the key is not for administration."},
-    404: {"description": "There is no such model, or no such version of it now."},
+    404: {"description": "There is no such model, or no such version or label of it now."},
 }
 
 
@@ -42,9 +43,15 @@ def router(catalog: Catalog, settings: Settings, observer: Observer | None = Non
             raise RequestError(403, "forbidden", "what this server serves cannot be changed")
         return catalog.changes
 
-    @routes.put("/models/{model}/labels/{label}", summary="Give a label to a version", responses=_RESPONSES)
-    async def set_label(model: str, label: str, to: LabelledVersion, request: Request) -> dict[str, int]:
-        changes(request).set_label(model, label, to.version)
+    @routes.put(
+        "/models/{model}/labels/{label}",
+        summary="Give a label to a version",
+        responses={400: {"description": "The body names no version."}, **_RESPONSES},
+        openapi_extra=model_schema(LabelledVersion),
+    )
+    async def set_label(model: str, label: str, request: Request) -> dict[str, int]:
+        change = changes(request)  # before the body is read
+        change.set_label(model, label, (await read_model(request, LabelledVersion, settings.body_limit)).version)
         return catalog.labels(model)
 
     @routes.delete("/models/{model}/labels/{label}", summary="Take a label away", responses=_RESPONSES)

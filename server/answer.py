@@ -85,11 +85,10 @@ def answer_lookup(
             MISSING.index(missing or settings.missing),
             settings.max_keys,
             settings.max_values if codec.writes == "binary" else min(settings.max_values, STREAMED_NUMBERS),
+            version.recent.get(table),
         )
     )
     if done is not None:
-        if recent := version.recent.get(table):
-            recent.note_body(body, binary=binary)
         return _done(version, table, stored, codec, *done)
     lookup, said = parse_lookup(
         body, table, binary=binary, key_dtype=stored.schema.key_dtype, max_keys=settings.max_keys

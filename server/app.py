@@ -13,6 +13,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from kvtools import __version__
 from kvtools.errors import KvtoolsError, UnknownTableError
@@ -22,6 +23,7 @@ from kvtools.server.guard import Guard
 from kvtools.server.head_requests import HeadRequests
 from kvtools.server.lookups import Lookups
 from kvtools.server.metrics import MEDIA_TYPE as METRICS
+from kvtools.server.protocol_routes import ProtocolLookups
 from kvtools.server.request import RequestError
 from kvtools.server.request_ids import HEADER
 from kvtools.server.settings import Settings
@@ -35,6 +37,17 @@ _UNKNOWN: dict[type[KvtoolsError], str] = {
 }
 
 
+class Application(FastAPI):
+    """FastAPI's, behind the lookups of other protocols, which do without it."""
+
+    lookups: ProtocolLookups | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if self.lookups is None or not await self.lookups.answer(scope, receive, send):
+            await super().__call__(scope, receive, send)
+
+
 def create_app(catalog: Catalog, settings: Settings | None = None, *, lookups: Lookups | None = None) -> FastAPI:
     """Make the application that answers from what `catalog` serves; `lookups` are shared with `http_protocol.py`.
 
@@ -44,7 +57,7 @@ def create_app(catalog: Catalog, settings: Settings | None = None, *, lookups: L
         ```
     """
     settings = settings or Settings()
-    app = FastAPI(
+    app = Application(
         title="kvtools serve",
         version=__version__,
         summary="Embedding lookups from a read-only store.",
@@ -55,8 +68,10 @@ def create_app(catalog: Catalog, settings: Settings | None = None, *, lookups: L
     app.add_middleware(HeadRequests)
     app.add_middleware(Guard, observer=lookups.observer, refuse=_refused)
     app.include_router(tables_api.router(lookups))
-    for protocol in (tensorflow_rest, kserve_rest):
-        app.include_router(protocol.router(catalog, settings, lookups.observer))
+    protocols = [each.router(catalog, settings, lookups.observer) for each in (tensorflow_rest, kserve_rest)]
+    for routes in protocols:
+        app.include_router(routes)
+    app.lookups = ProtocolLookups(protocols)
     app.include_router(admin.router(catalog, settings, lookups.observer))
     app.include_router(health.router(catalog, settings))
     app.include_router(documentation.router(app.title))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from kvtools.server.answer import TableCount
+from kvtools.server.catalog import ServedVersion
 from kvtools.server.observer import Answered, Observer
 from kvtools.server.protocol_error import of_request
 from kvtools.server.request import RequestError
@@ -24,16 +25,19 @@ class Caller:
     began: float = field(default_factory=time.perf_counter)
     protocol: Literal["http", "grpc"] = "http"
     request_id: str = ""
-    model: str = ""  # that is served; set by `asks`
+    # What is asked, as far as it is known: set by `asks`, and by who finds the signature.
+    model: str = ""
+    version: int = 0
+    signature: str = ""
 
     def authorize(self, tables: Sequence[str] = ()) -> None:
         """Raise a `ProtocolError` if the caller may not look up `tables`, or without any, may not ask at all."""
         self._checked(lambda: self.observer.authorize(self.headers, tables))
 
-    def asks(self, model: str) -> None:
-        """Note which model is asked, one that is served. Raises a `ProtocolError` if the caller may not ask it."""
-        self.model = model
-        self._checked(lambda: self.observer.authorize_model(self.headers, model))
+    def asks(self, served: ServedVersion) -> None:
+        """Note what is asked. Raises a `ProtocolError` if the caller may not ask this model."""
+        self.model, self.version = served.model, served.number
+        self._checked(lambda: self.observer.authorize_model(self.headers, served.model))
 
     def changes(self) -> None:
         """Raise a `ProtocolError` if the caller may not change what is served."""
@@ -61,4 +65,6 @@ class Caller:
             self.protocol,
             self.request_id,
             self.model,
+            version=self.version,
+            signature=self.signature,
         )

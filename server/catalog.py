@@ -18,6 +18,7 @@ from typing import Any, Literal, Protocol
 
 import numpy.typing as npt
 
+from kvtools._snapshot import Epoch
 from kvtools.errors import BadInputError
 from kvtools.server.recent_keys import RecentKeys
 from kvtools.server.sources import ModelSource
@@ -117,6 +118,8 @@ class Catalog:
     def __init__(self, models: Iterable[ServedModel] = ()) -> None:
         self._models: Mapping[str, ServedModel] = MappingProxyType({model.name: model for model in models})
         self._writing = threading.Lock()
+        self.epoch = Epoch()
+        """What is prepared from the state of now, by who takes this before the state, is of no use after it."""
         self.draining = False
         """Set when the server is told to end: it is alive, and not ready any more."""
         self.changes: Changes | None = None
@@ -175,12 +178,23 @@ class Catalog:
     def publish(self, model: ServedModel) -> None:
         """Make `model` what is served under its name, from the next request on."""
         with self._writing:
-            self._models = MappingProxyType({**self._models, model.name: model})
+            self._replace({**self._models, model.name: model})
 
     def remove(self, name: str) -> None:
         """Stop serving a model; requests that have taken a version of it go on to their end."""
         with self._writing:
-            self._models = MappingProxyType({key: model for key, model in self._models.items() if key != name})
+            self._replace({key: model for key, model in self._models.items() if key != name})
+
+    def renew(self) -> None:
+        """Begin a new epoch: who may ask for what is another now."""
+        with self._writing:
+            self._replace(self._models)
+
+    def _replace(self, models: Mapping[str, ServedModel]) -> None:
+        # What was prepared ends before there is anything newer, so that no answer is older than one before it.
+        self.epoch.end()
+        self._models = MappingProxyType(dict(models))
+        self.epoch = Epoch()
 
     @property
     def live(self) -> bool:

@@ -24,7 +24,7 @@ from kvtools.server.request import BINARY
 JSON = "application/json"
 Form = Literal["json", "binary", "frame"]
 _FORMS: dict[str, Form] = {JSON: "json", BINARY: "binary", FRAME: "frame"}
-_AS_THEY_ARE = {"float32", "float64", "int8", "int32", "int64", "bool"}
+_AS_THEY_ARE = {np.dtype(name) for name in ("float32", "float64", "int8", "int32", "int64", "bool")}
 # What is written at once, so that an answer of any size takes little memory and leaves others their turn.
 _NUMBERS_AT_ONCE = 65536
 
@@ -64,7 +64,7 @@ def choose_codec(content_type: str, accept: str) -> Codec:
 
 def json_numbers(values: npt.NDArray[Any]) -> bytes:
     """Return rows `values` [n, dim] of any table's type as JSON, without brackets around all of them."""
-    if values.dtype.name not in _AS_THEY_ARE:
+    if values.dtype not in _AS_THEY_ARE:
         values = values.astype(np.int64 if values.dtype.kind in "iu" else np.float32)
     return _snapshot.json_rows(np.ascontiguousarray(values))
 

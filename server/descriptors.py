@@ -8,16 +8,16 @@ import resource
 _OTHERS = 512
 
 
-def make_room(connections: int) -> int:
-    """Raise the soft limit of descriptors, as far as the hard one lets it, so that `connections` have room.
+def make_room(connections: int, ports: int = 1) -> int:
+    """Raise the soft limit of descriptors, as far as the hard one lets it, for `connections` to each of `ports`.
 
-    Returns how many connections there is room for: `connections`, or fewer.
+    Returns how many to each there is room for: `connections`, or fewer.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return connections
-    wanted = connections + _OTHERS
+    wanted = connections * ports + _OTHERS
     if soft < wanted:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return max(1, min(connections, soft - min(_OTHERS, soft // 2)))
+    return max(1, min(connections, (soft - min(_OTHERS, soft // 2)) // ports))

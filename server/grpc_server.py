@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from kvtools.errors import BadInputError, MissingDependencyError, one_line
+from kvtools.errors import BadInputError, KvtoolsError, MissingDependencyError, one_line
 from kvtools.server.caller import Caller
 from kvtools.server.catalog import Catalog
 from kvtools.server.observer import Answered, Observer
@@ -30,6 +30,7 @@ _LOG = logging.getLogger("kvtools.serve")
 _HEALTH_EVERY = 1.0  # how often the state that Watch tells is looked at, in s
 _HEADROOM = 1 << 20  # of a message: names and shapes beside the ids
 _SMALL = 131_072  # bytes of a request times numbers of a row: a fraction of a millisecond
+_MOST_STREAMS = 1024  # requests of a connection at a time; those beyond wait at the client
 _MOST_DETAILS = 4096  # characters of an error: it goes as a header
 _KINDS = {
     "/tensorflow.serving.PredictionService/Predict": "predict",
@@ -124,11 +125,8 @@ class GrpcServer:
 
     async def _serve(self, started: Future[int]) -> None:
         import grpc
-        from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-        from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-        from kvtools.server.protos import POOL, SERVICES
-        from kvtools.server.request_body import limit_of
+        from kvtools.server import grpc_services
 
         settings = self._settings
         self._ending = asyncio.Event()
@@ -136,17 +134,15 @@ class GrpcServer:
             handlers=[_handlers(self._methods, self._answer)],
             options=[
                 ("grpc.so_reuseport", int(settings.workers > 1)),
-                ("grpc.max_receive_message_length", limit_of(settings) + _HEADROOM),
+                ("grpc.max_receive_message_length", settings.body_limit + _HEADROOM),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.server_handshake_timeout_ms", int(settings.header_timeout * 1000)),
+                ("grpc.max_allowed_incoming_connections", settings.max_connections),
+                ("grpc.max_concurrent_streams", _MOST_STREAMS),
+                ("grpc.max_connection_idle_ms", int(settings.keep_alive * 1000)),
             ],
         )
-        servicer = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-        for module in (health_pb2, reflection_pb2):
-            POOL.AddSerializedFile(module.DESCRIPTOR.serialized_pb)
-        names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, server, pool=POOL)
+        health = grpc_services.add_services(server)
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         address = f"{host}:{settings.grpc_port or 0}"
         try:
@@ -162,20 +158,15 @@ class GrpcServer:
         if port == 0:
             raise BadInputError(f"listening on {address} for gRPC: the address cannot be had; name another --grpc-port")
 
-        async def tell_health() -> None:
-            state = health_pb2.HealthCheckResponse
-            for service in ("", *SERVICES):
-                await servicer.set(service, state.SERVING if self._catalog.ready else state.NOT_SERVING)
-
-        await tell_health()
+        await health.tell(self._catalog.ready)
         await server.start()
         started.set_result(port)
         while not self._ending.is_set():
             try:
                 await asyncio.wait_for(self._ending.wait(), _HEALTH_EVERY)
             except (TimeoutError, asyncio.TimeoutError):
-                await tell_health()
-        await servicer.enter_graceful_shutdown()
+                await health.tell(self._catalog.ready)
+        await health.end()
         await server.stop(self._grace)
 
     async def _answer(self, name: str, data: bytes, context: Any) -> bytes:
@@ -192,7 +183,7 @@ class GrpcServer:
         except ProtocolError as error:
             code, text = error.code, error.message
         except Exception as error:
-            _LOG.exception("answering %s", name)
+            _LOG.error("answering %s: %s", name, error, exc_info=None if isinstance(error, KvtoolsError) else error)
             code, text = "INTERNAL", f"{type(error).__name__}; the server's log says more"
         context.set_code(getattr(grpc.StatusCode, code))
         context.set_details(text[:_MOST_DETAILS])

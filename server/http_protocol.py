@@ -6,6 +6,12 @@ on a connection where nothing else is in hand is answered here, from its bytes, 
 usual way, through FastAPI, and so does whatever is doubtful about a request: a short way is not a second opinion on
 what HTTP is. Both ways end in `Lookups`, and give the same answers.
 
+A client sends the same head again and again. From the second time on, a lookup of it is prepared: `Lookups.prepare`
+looks once at what is the same each time (who asks, what, in which form), and C++ answers from segment to response what
+follows of that head, as long as nothing changes of what is served and to whom. Segments come to C++ first (`ShortWay`),
+which is armed while nothing is in hand on the connection, and leaves to this file all that is not answered by a small
+200.
+
 **What a connection is doing** is one of: nothing (`_open` is ""), in the middle of the "head" or the "body" of a
 request, or having one answered. Nothing may take `keep_alive`, a head `header_timeout` and a body `body_timeout` from
 its first byte; then the connection is closed, after a 408 if a request was begun. A client that does not read its
@@ -27,6 +33,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from kvtools._snapshot import PreparedLookup, ShortWay
 from kvtools.server.answer import Answer
 from kvtools.server.codecs import choose_codec
 from kvtools.server.lookups import Ask, Lookups, Size, error_answer
@@ -34,6 +41,7 @@ from kvtools.server.request import RequestError
 from kvtools.server.request_ids import request_id
 
 _HEAD_LIMIT = 65536
+_AROUND_A_HEADER = 4  # bytes: colon, space and the end of the line
 # Heads are remembered, as a client sends the same one with each request.
 _HEADS_KEPT = 1024
 _LONGEST_KEPT = 2048
@@ -56,12 +64,14 @@ _LENGTH = re.compile("[0-9]{1,12}")
 _UNUSUAL = frozenset(("transfer-encoding", "expect", "upgrade", "content-encoding", "trailer", "te", "http2-settings"))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Head:
-    """A head of the plain kind: what it asks for, and how long its body is."""
+    """A head of the plain kind: what it asks for, how long its body is, and where in it the key of a URL is."""
 
     ask: Ask
     length: int
+    key: tuple[int, int] = (0, 0)
+    prepared: PreparedLookup | None = None
 
 
 class _Way(Enum):
@@ -95,7 +105,8 @@ def read_head(head: bytes) -> _Head | None:
     if asked["key"] is not None:
         if length is not None:
             return None
-        return _Head(Ask("row", asked["of"].decode(), codec, asked["key"].decode(), missing, "", headers), 0)
+        ask = Ask("row", asked["of"].decode(), codec, asked["key"].decode(), missing, "", headers)
+        return _Head(ask, 0, asked.span("key"))
     if length is None or not _LENGTH.fullmatch(length):
         return None
     if asked["tables"] is not None:
@@ -108,6 +119,24 @@ class LookupProtocol(HttpToolsProtocol):
 
     lookups: Lookups
     heads: dict[bytes, _Head]
+    # Not in the instance's dictionary: with these it would be too large for Python's fast access to attributes.
+    __slots__ = (
+        "_answering",
+        "_closing",
+        "_default_lines",
+        "_defaults",
+        "_ended",
+        "_gathered",
+        "_gathering",
+        "_head_bytes",
+        "_open",
+        "_prepared",
+        "_refused",
+        "_short",
+        "_since",
+        "_stalled",
+        "_timer",
+    )
 
     def __init__(
         self,
@@ -121,9 +150,14 @@ class LookupProtocol(HttpToolsProtocol):
         self._default_lines = b""
         self._open = ""  # "head" or "body" of a request that is not whole
         self._since = 0.0  # when that began, or when there was nothing to do
-        self._head_bytes = 0
+        self._head_bytes = 0  # of a head that is not whole, as they came
+        self._field_bytes = 0  # of the parts of the head that is read
         self._gathered = bytearray()  # a lookup on the short way that is not whole; or what came while one is answered
         self._gathering: _Head | None = None
+        self._prepared: PreparedLookup | None = None  # of the last head
+        self._short = ShortWay()
+        # uvloop keeps what it finds here, so that it is called without Python in between.
+        self.data_received = self._short.received  # type: ignore[method-assign]
         self._answering = False  # a lookup of the short way is on a thread
         self._closing = False  # no more requests after the one in hand
         self._refused = False
@@ -136,6 +170,9 @@ class LookupProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin, or refuse: beyond the limit of connections there is a 503, at once."""
         super().connection_made(transport)
+        own = transport.get_extra_info("socket")
+        descriptor = -1 if own is None or self.scheme == "https" else own.fileno()
+        self._short.begin(self._received, transport, self.server_state, descriptor)
         self._since = self.loop.time()
         most = self.lookups.settings.max_connections
         over = len(self.connections) - most
@@ -151,10 +188,12 @@ class LookupProtocol(HttpToolsProtocol):
             self._timer.cancel()
             self._timer = None
         self._gathered.clear()
+        self._short.end()
         super().connection_lost(exc)
 
-    def data_received(self, data: bytes) -> None:
-        """Take a segment: on the short way as long as it has whole lookups, else on the usual one."""
+    def _received(self, data: bytes) -> None:
+        """Take a segment that `_short` does not answer: as long as it has whole lookups, else on the usual way."""
+        self._short.disarm()
         if self._refused:
             self._refuse_unless_probe(data)
         elif self._gathering is not None:
@@ -165,6 +204,16 @@ class LookupProtocol(HttpToolsProtocol):
             self._feed(data)
         else:
             self._take(data)
+            # Only where nothing is in hand. Whatever else changes that, `_received` apart, disarms first.
+            prepared = self._prepared
+            if (
+                prepared is not None
+                and prepared.valid
+                and not (self._answering or self._closing or self._gathering or self._open)
+                and self._stalled is None
+                and (self.cycle is None or self.cycle.response_complete)
+            ):
+                self._short.arm(prepared)
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
         """Go on for a client that sends no more and still reads, until it has its answers."""
@@ -180,6 +229,21 @@ class LookupProtocol(HttpToolsProtocol):
     def _take(self, data: bytes) -> None:
         heads, at = self.heads, 0
         while at < len(data):
+            if self._prepared is not None and not self._closing:
+                state = self.server_state
+                if self._defaults is not state.default_headers:
+                    self._read_defaults()
+                answered = self._prepared.answer(data, at, self._default_lines)
+                if answered is not None:
+                    responses, at, count = answered
+                    self.transport.write(responses)
+                    state.total_requests += count
+                    self._since = self.loop.time()
+                    if self._stalled is None:
+                        continue
+                    if at < len(data):
+                        self._hold(data[at:])
+                    return
             body = data.find(b"\r\n\r\n", at) + 4
             if body < 4 or body - at > _HEAD_LIMIT:
                 break
@@ -193,6 +257,8 @@ class LookupProtocol(HttpToolsProtocol):
                     if len(heads) >= _HEADS_KEPT:
                         heads.clear()
                     heads[text] = head
+            elif head.length <= self.lookups.body_limit and self._prepare(head, text):
+                continue
             if head.length > self.lookups.body_limit:
                 break
             if self.timeout_keep_alive_task is not None:
@@ -212,6 +278,14 @@ class LookupProtocol(HttpToolsProtocol):
                 return
         if at < len(data):
             self._feed(data[at:])
+
+    def _prepare(self, head: _Head, text: bytes) -> bool:
+        """Have lookups of a head prepared, if they can be; return whether that is worth a try which was not made."""
+        if head.prepared is None or not head.prepared.valid:
+            head.prepared = self.lookups.prepare(head.ask, text, head.length, head.key)
+        tried = self._prepared
+        self._prepared = head.prepared
+        return head.prepared is not None and head.prepared is not tried
 
     def _gather(self, head: _Head, data: bytes) -> None:
         self._gathered += data
@@ -233,7 +307,7 @@ class LookupProtocol(HttpToolsProtocol):
         self._gathered.clear()
         self.flow.resume_reading()
         if data and not self.transport.is_closing():
-            self.data_received(data)
+            self._received(data)
 
     def _feed(self, data: bytes) -> None:
         """The usual way."""
@@ -242,7 +316,10 @@ class LookupProtocol(HttpToolsProtocol):
         if self._open == "head" and not self.transport.is_closing():
             self._head_bytes = len(data) + (self._head_bytes if was_head else 0)
             if self._head_bytes > _HEAD_LIMIT:
-                self._fail(431, "head_too_large", f"the head of the request is over {_HEAD_LIMIT} bytes")
+                self._refuse_head()
+
+    def _refuse_head(self) -> None:
+        self._fail(431, "head_too_large", f"the head of the request is over {_HEAD_LIMIT} bytes")
 
     # ---- The short way
 
@@ -287,8 +364,7 @@ class LookupProtocol(HttpToolsProtocol):
         body = answer.body
         assert body is not None
         if self._defaults is not self.server_state.default_headers:
-            self._defaults = self.server_state.default_headers
-            self._default_lines = b"".join([b"%s: %s\r\n" % header for header in self._defaults])
+            self._read_defaults()
         parts = [STATUS_LINE[answer.status], self._default_lines]
         parts += [b"%s: %s\r\n" % (name.lower().encode(), value.encode()) for name, value in answer.headers.items()]
         parts.append(
@@ -304,15 +380,33 @@ class LookupProtocol(HttpToolsProtocol):
         if self._closing:
             self.transport.close()
 
+    def _read_defaults(self) -> None:
+        self._defaults = self.server_state.default_headers
+        self._default_lines = b"".join([b"%s: %s\r\n" % header for header in self._defaults])
+
     # ---- The usual way, and where a request is in it
 
     def on_message_begin(self) -> None:
         """Note that a head has begun."""
         self._begin("head")
+        self._field_bytes = 0
         super().on_message_begin()
 
+    def on_url(self, url: bytes) -> None:
+        """Count the bytes of a head."""
+        self._field_bytes += len(url)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Count the bytes of a head."""
+        self._field_bytes += len(name) + len(value) + _AROUND_A_HEADER
+        super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
-        """Note that a body has begun."""
+        """Note that a body has begun, unless the head is over its limit; one may come whole, in one segment."""
+        if self._field_bytes > _HEAD_LIMIT:
+            self._refuse_head()
+            raise ValueError("the head is too large")  # has the parser stop
         self._begin("body")
         super().on_headers_complete()
 
@@ -332,12 +426,14 @@ class LookupProtocol(HttpToolsProtocol):
     def shutdown(self) -> None:
         """Close as soon as the request in hand has its answer, at once if there is none whose head is whole."""
         self._closing = True
+        self._short.disarm()
         if self._gathering is None and not self._answering:
             super().shutdown()
 
     def pause_writing(self) -> None:
         """Note that the client does not read."""
         self._stalled = self.loop.time()
+        self._short.disarm()
         super().pause_writing()
         self._arm()
 
@@ -362,7 +458,9 @@ class LookupProtocol(HttpToolsProtocol):
             return self._stalled + settings.body_timeout
         if self._refused:
             return self._since + _REFUSAL_TIME
-        limit = {"head": settings.header_timeout, "body": settings.body_timeout, "": settings.keep_alive}[self._open]
+        if not self._open:
+            return max(self._since, self._short.since) + settings.keep_alive
+        limit = {"head": settings.header_timeout, "body": settings.body_timeout}[self._open]
         return self._since + limit
 
     def _arm(self) -> None:
@@ -436,6 +534,7 @@ class LookupProtocol(HttpToolsProtocol):
             return
         answer = error_answer(RequestError(status, code, message, headers))
         self._closing = True
+        self._short.disarm()
         self._open = ""
         name = request_id({})
         self._write(answer, name)
@@ -446,4 +545,4 @@ class LookupProtocol(HttpToolsProtocol):
 
 def make_protocol(lookups: Lookups) -> type[LookupProtocol]:
     """Return the protocol that answers from `lookups`, for `uvicorn.Config(http=...)`."""
-    return type("LookupProtocol", (LookupProtocol,), {"lookups": lookups, "heads": {}})
+    return type("LookupProtocol", (LookupProtocol,), {"lookups": lookups, "heads": {}, "__slots__": ()})

@@ -19,6 +19,7 @@ from kvtools import __version__
 from kvtools.server.caller import Caller
 from kvtools.server.catalog import Catalog, ServedVersion, UnknownModelError, UnknownVersionError
 from kvtools.server.protocol_error import ProtocolError, invalid
+from kvtools.server.raw_tensor import raw_array
 from kvtools.server.settings import Settings
 from kvtools.server.signatures import (
     DEFAULT,
@@ -37,7 +38,11 @@ from kvtools.server.signatures import (
     signatures,
 )
 
-SERVER = {"name": "kvtools", "version": __version__, "extensions": ["binary_tensor_data"]}
+SERVER = {
+    "name": "kvtools",
+    "version": __version__,
+    "extensions": ["binary_tensor_data", "model_configuration", "statistics"],
+}
 _LENGTH = struct.Struct("<I")
 _NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
 _NOT_HERE = {
@@ -159,18 +164,9 @@ def tensor_shape(name: str, shape: Sequence[Any], settings: Settings) -> list[in
 
 def from_bytes(name: str, data: bytes | memoryview, dtype: np.dtype[Any], shape: list[int]) -> Array:
     """Return the array whose raw little-endian values, or strings each behind its length, `data` is."""
-    count = math.prod(shape)
     if dtype == STRING:
-        return _strings(name, bytes(data), count).reshape(shape)
-    if len(data) != count * dtype.itemsize:
-        raise invalid(
-            f"input '{name}': got {len(data)} bytes, expected {count * dtype.itemsize}: shape {shape} of"
-            f" {INFERENCE_TYPES[dtype]}"
-        )
-    if dtype == np.bool_:
-        flags: Array = (np.frombuffer(data, np.uint8) != 0).reshape(shape)
-        return flags
-    return np.frombuffer(data, dtype).reshape(shape)
+        return _strings(name, bytes(data), math.prod(shape)).reshape(shape)
+    return raw_array(name, data, dtype, shape, of=INFERENCE_TYPES[dtype])
 
 
 def _strings(name: str, data: bytes, count: int) -> Array:

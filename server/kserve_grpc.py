@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from google.protobuf.json_format import ParseDict
 
 from kvtools.server.caller import Caller
 from kvtools.server.catalog import Catalog
@@ -25,10 +26,17 @@ from kvtools.server.inference_protocol import (
     to_bytes,
 )
 from kvtools.server.protocol_error import ProtocolError, invalid
-from kvtools.server.protos import message
+from kvtools.server.protos import INFERENCE_METHODS, message
 from kvtools.server.settings import Settings
 from kvtools.server.signatures import INFERENCE_TYPES, STRING, Array
 from kvtools.server.tensorflow_grpc import Method, parse
+from kvtools.server.triton_extensions import (
+    REFUSED,
+    model_configuration,
+    model_statistics,
+    refusal,
+    repository_index,
+)
 
 _SERVICE = "/inference.GRPCInferenceService"
 _LISTS = {
@@ -50,8 +58,7 @@ _LISTS = {
 def methods(catalog: Catalog, settings: Settings) -> dict[str, Method]:
     """Return the methods by their full names, from the bytes of a request to those of its answer."""
     kinds = {
-        name: (message(f"inference.{name}Request"), message(f"inference.{name}Response"))
-        for name in ("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer")
+        name: (message(f"inference.{name}Request"), message(f"inference.{name}Response")) for name in INFERENCE_METHODS
     }
 
     def live(request: Any, response: Any, caller: Caller) -> None:
@@ -85,11 +92,26 @@ def methods(catalog: Catalog, settings: Settings) -> dict[str, Method]:
             for tensor in found[place]:
                 getattr(response, place).add(**tensor)
 
+    def config(request: Any, response: Any, caller: Caller) -> None:
+        caller.authorize()
+        ParseDict({"config": model_configuration(catalog, request.name, request.version)}, response)
+
+    def statistics(request: Any, response: Any, caller: Caller) -> None:
+        caller.authorize()
+        ParseDict({"model_stats": model_statistics(catalog, caller, request.name, request.version)}, response)
+
+    def index(request: Any, response: Any, caller: Caller) -> None:
+        caller.authorize()
+        if request.repository_name:
+            raise invalid("'repository_name': there is one repository here, which has no name")
+        ParseDict({"models": repository_index(catalog, ready=request.ready)}, response)
+
     def infer(request: Any, response: Any, caller: Caller) -> None:
         caller.authorize()
         served, own = find_model(catalog, request.model_name, request.model_version)
-        caller.asks(served.model)
+        caller.asks(served)
         signature = signature_named(served, own, _parameters(request.parameters))
+        caller.signature = signature.name
         for output in request.outputs:
             refuse_extensions(_parameters(output.parameters))
         answer = run(
@@ -113,7 +135,13 @@ def methods(catalog: Catalog, settings: Settings) -> dict[str, Method]:
 
         return answer
 
-    return {
+    def refused(name: str) -> Method:
+        def answer(data: bytes, caller: Caller) -> bytes:
+            raise refusal(name, name)
+
+        return answer
+
+    return {f"{_SERVICE}/{name}": refused(name) for name in REFUSED} | {
         f"{_SERVICE}/{name}": method(name, fill)
         for name, fill in (
             ("ServerLive", live),
@@ -122,6 +150,9 @@ def methods(catalog: Catalog, settings: Settings) -> dict[str, Method]:
             ("ServerMetadata", server_metadata),
             ("ModelMetadata", metadata),
             ("ModelInfer", infer),
+            ("ModelConfig", config),
+            ("ModelStatistics", statistics),
+            ("RepositoryIndex", index),
         )
     }
 

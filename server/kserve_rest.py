@@ -5,6 +5,12 @@
     GET  /v2/models/{model}[/versions/{version}][/ready]
     POST /v2/models/{model}[/versions/{version}]/infer
 
+and of Triton's extensions (`triton_extensions.py`)
+
+    GET  /v2/models/{model}[/versions/{version}]/stats, /v2/models/stats
+    GET  /v2/models/{model}[/versions/{version}]/config
+    POST /v2/repository/index
+
 Protocol: https://github.com/kserve/open-inference-protocol; binary tensors follow the JSON in the body, whose length is
 in `Inference-Header-Content-Length`. Values of 16-bit floats go as binary only. An error is `{"error": "..."}`.
 """
@@ -14,7 +20,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
+from fastapi.concurrency import run_in_threadpool
 from pydantic_core import to_json
 
 from kvtools.server.caller import Caller
@@ -34,38 +41,127 @@ from kvtools.server.inference_protocol import (
 from kvtools.server.json_tensor import load_json, tensor, text_blocks
 from kvtools.server.observer import Observer
 from kvtools.server.protocol_error import ProtocolError, invalid
-from kvtools.server.protocol_routes import RouteAdder, Threads, blocks_response, json_response
-from kvtools.server.request_body import read_body
+from kvtools.server.protocol_routes import Body, Endpoint, ProtocolRouter, Threads, blocks_response, json_response
+from kvtools.server.request_body import decode_ids, read_ids
 from kvtools.server.settings import Settings
-from kvtools.server.signatures import INFERENCE_TYPES, Array, Signature, is_small
+from kvtools.server.signatures import FROM_INFERENCE, INFERENCE_TYPES, Array, Signature, is_small
+from kvtools.server.triton_extensions import (
+    REFUSED_PATHS,
+    model_configuration,
+    model_statistics,
+    refusal,
+    repository_index,
+)
 
 HEADER = "Inference-Header-Content-Length"
 _BINARY = "application/octet-stream"
-_INFER = {
-    "id": "1",
-    "parameters": {"signature_name": "user_emb"},
-    "inputs": [{"name": "ids", "shape": [2], "datatype": "INT64", "data": [17, -3]}],
+_NAMES = {
+    "type": "array",
+    "items": {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}},
 }
-_INFERRED = {
-    "model_name": "default",
-    "model_version": "1",
-    "id": "1",
-    "outputs": [{"name": "embeddings", "shape": [2, 2], "datatype": "FP32", "data": [0.25, -0.5, 0.0, 0.0]}],
+_SHAPE = {"type": "array", "items": {"type": "integer"}}
+_TENSORS = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "required": ["name", "datatype", "shape"],
+        "properties": {"name": {"type": "string"}, "datatype": {"enum": list(FROM_INFERENCE)}, "shape": _SHAPE},
+    },
 }
-_METADATA = {
-    "name": "user_emb",
-    "versions": ["1"],
-    "platform": "kvtools_table",
-    "inputs": [{"name": "ids", "datatype": "INT64", "shape": [-1]}],
-    "outputs": [{"name": "embeddings", "datatype": "FP32", "shape": [-1, 16]}],
-}
+_INFER = Body(
+    {
+        "id": "1",
+        "parameters": {"signature_name": "user_emb"},
+        "inputs": [{"name": "ids", "shape": [2], "datatype": "INT64", "data": [17, -3]}],
+    },
+    {
+        "type": "object",
+        "required": ["inputs"],
+        "properties": {
+            "id": {"type": ["string", "null"]},
+            "parameters": {"type": "object"},
+            "inputs": {"minItems": 1, **_TENSORS},
+            "outputs": _NAMES,
+        },
+    },
+)
+_INFERRED = Body(
+    {
+        "model_name": "default",
+        "model_version": "1",
+        "id": "1",
+        "outputs": [{"name": "embeddings", "shape": [2, 2], "datatype": "FP32", "data": [0.25, -0.5, 0.0, 0.0]}],
+    },
+    {
+        "type": "object",
+        "required": ["model_name", "model_version", "outputs"],
+        "properties": {
+            "model_name": {"type": "string"},
+            "model_version": {"type": "string"},
+            "id": {"type": "string"},
+            "outputs": _TENSORS,
+        },
+    },
+)
+_METADATA = Body(
+    {
+        "name": "user_emb",
+        "versions": ["1"],
+        "platform": "kvtools_table",
+        "inputs": [{"name": "ids", "datatype": "INT64", "shape": [-1]}],
+        "outputs": [{"name": "embeddings", "datatype": "FP32", "shape": [-1, 16]}],
+    },
+    {
+        "type": "object",
+        "required": ["name", "versions", "platform", "inputs", "outputs"],
+        "properties": {"name": {"type": "string"}, "inputs": _TENSORS, "outputs": _TENSORS},
+    },
+)
+_CONFIG = Body(
+    {
+        "name": "user_emb",
+        "platform": "kvtools_table",
+        "max_batch_size": 0,
+        "input": [{"name": "ids", "data_type": "TYPE_INT64", "dims": [-1]}],
+        "output": [{"name": "embeddings", "data_type": "TYPE_FP32", "dims": [-1, 16]}],
+    },
+    {"type": "object", "required": ["name", "platform", "max_batch_size", "input", "output"]},
+)
+_STATISTICS = Body(
+    {
+        "model_stats": [
+            {
+                "name": "user_emb",
+                "version": "1",
+                "last_inference": 1785585600000,
+                "inference_count": 3,
+                "execution_count": 3,
+                "inference_stats": {"success": {"count": 3, "ns": 120000}, "fail": {"count": 0, "ns": 0}},
+                "batch_stats": [],
+            }
+        ]
+    },
+    {"type": "object", "required": ["model_stats"], "properties": {"model_stats": {"type": "array"}}},
+)
+_INDEX = Body({"ready": True}, {"type": "object", "properties": {"ready": {"type": "boolean"}}}, required=False)
+_INDEXED = Body(
+    [{"name": "user_emb", "version": "1", "state": "READY", "reason": ""}],
+    {
+        "type": "array",
+        "items": {
+            "type": "object",
+            "required": ["name", "version", "state", "reason"],
+            "properties": {"state": {"enum": ["READY", "LOADING", "UNLOADING", "UNAVAILABLE"]}},
+        },
+    },
+)
 
 
-def router(catalog: Catalog, settings: Settings, observer: Observer | None = None) -> APIRouter:
+def router(catalog: Catalog, settings: Settings, observer: Observer | None = None) -> ProtocolRouter:
     """Return the routes under `/v2`."""
-    routes = APIRouter(tags=["KServe v2"])
+    routes = ProtocolRouter("KServe v2", observer)
     threads = Threads(settings)
-    add_route = RouteAdder(routes, observer)
+    add_route = routes.answer
 
     async def server(request: Request, caller: Caller) -> Response:
         return json_response(SERVER)
@@ -94,15 +190,48 @@ def router(catalog: Catalog, settings: Settings, observer: Observer | None = Non
         caller.authorize()
         name, version = named(request)
         served, own = find_model(catalog, name, version)
-        caller.asks(served.model)
-        header = request.headers.get(HEADER)
-        body = await read_body(request, settings)
-        small = is_small(served, len(body))
-        return await threads.run(lambda: _infer(served, own, name, body, header, settings, caller), small=small)
+        caller.asks(served)
+        header = caller.headers.get(HEADER.lower())
+        limit = settings.body_limit
+        body = await read_ids(request.receive, caller.headers, limit)
+        encoding = caller.headers.get("content-encoding", "")
+        return await threads.run(
+            lambda: _infer(served, own, name, decode_ids(body, encoding, limit), header, settings, caller),
+            small=not encoding and is_small(served, len(body)),  # what is packed may be more than it looks
+        )
 
-    add_route("GET", "/v2", server, summary="What the server is", answer=SERVER)
-    add_route("GET", "/v2/health/live", live, summary="Whether the server lives", answer={"live": True})
-    add_route("GET", "/v2/health/ready", ready, summary="Whether every model answers", answer={"ready": True})
+    async def statistics(request: Request, caller: Caller) -> Response:
+        caller.authorize()
+        name = request.path_params.get("model", "")
+        version = request.path_params.get("version", "")
+        stats = await run_in_threadpool(model_statistics, catalog, caller, name, version)
+        return json_response({"model_stats": stats})
+
+    async def config(request: Request, caller: Caller) -> Response:
+        caller.authorize()
+        return json_response(model_configuration(catalog, *named(request)))
+
+    async def index(request: Request, caller: Caller) -> Response:
+        caller.authorize()
+        limit = settings.body_limit
+        body = await read_ids(request.receive, caller.headers, limit)
+        body = decode_ids(body, caller.headers.get("content-encoding", ""), limit)
+        document = load_json(body) if body else {}
+        if not isinstance(document, dict) or not isinstance(document.get("ready", False), bool):
+            raise invalid('expected an object, as in {"ready": true}')
+        if document.get("repository_name"):
+            raise invalid("'repository_name': there is one repository here, which has no name")
+        return json_response(repository_index(catalog, ready=document.get("ready", False)))
+
+    def refused(of_grpc: str) -> Endpoint:
+        async def refuse(request: Request, caller: Caller) -> Response:
+            raise refusal(f"{request.method} {request.url.path}", of_grpc)
+
+        return refuse
+
+    add_route("GET", "/v2", server, summary="What the server is", answer=Body(SERVER))
+    add_route("GET", "/v2/health/live", live, summary="Whether the server lives", answer=Body({"live": True}))
+    add_route("GET", "/v2/health/ready", ready, summary="Whether every model answers", answer=Body({"ready": True}))
     # A table's name may have slashes, so the longer paths come first.
     for place in ("/versions/{version}", ""):
         path = f"/v2/models/{{model:path}}{place}"
@@ -118,11 +247,26 @@ def router(catalog: Catalog, settings: Settings, observer: Observer | None = Non
         )
         add_route(
             "GET",
+            f"{path}/config",
+            config,
+            summary=f"Configuration as Triton tells it, by {of}",
+            answer=_CONFIG,
+        )
+        add_route("GET", f"{path}/stats", statistics, summary=f"How often asked, by {of}", answer=_STATISTICS)
+        add_route(
+            "GET",
             f"{path}/ready",
             model_ready,
             summary=f"Whether a model answers, by {of}",
-            answer={"name": "user_emb", "ready": True},
+            answer=Body({"name": "user_emb", "ready": True}),
         )
+    add_route("GET", "/v2/models/stats", statistics, summary="How often all models were asked", answer=_STATISTICS)
+    add_route(
+        "POST", "/v2/repository/index", index, summary="All models and their versions", body=_INDEX, answer=_INDEXED
+    )
+    for path, of_grpc in REFUSED_PATHS.items():
+        for method in ("GET", "POST"):
+            add_route(method, f"/v2/{path}", refused(of_grpc))
     for place in ("/versions/{version}", ""):
         of = place.partition("{")[2].rstrip("}") or "latest version"
         path = f"/v2/models/{{model:path}}{place}"
@@ -136,12 +280,14 @@ def _infer(
     document, rest = _parts(body, header)
     if document is None:
         signature = signature_named(served, own, {})
+        caller.signature = signature.name
         inputs = {_only_input(signature): _raw(signature, rest)}
         requested: list[tuple[str, bool]] = []
         all_binary, request_id = True, None
     else:
         parameters = _parameters(document, "the request")
         signature = signature_named(served, own, parameters)
+        caller.signature = signature.name
         all_binary = parameters.get("binary_data_output") is True
         inputs = _inputs(document, rest, settings)
         requested = _outputs(document, all_binary)

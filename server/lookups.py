@@ -17,17 +17,22 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
-from kvtools.errors import UnknownTableError
+from kvtools._snapshot import PreparedLookup
+from kvtools.errors import KvtoolsError, UnknownTableError
+from kvtools.lookup_frame import MISSING
 from kvtools.server.answer import STREAMED_NUMBERS, Answer, answer_lookup, answer_row, answer_tables
 from kvtools.server.catalog import Catalog, NoVersionError, ServedVersion, UnknownModelError, UnknownVersionError
 from kvtools.server.codecs import JSON, Codec
 from kvtools.server.observer import Answered, Observer
-from kvtools.server.request import RequestError, body_limit, decode_body
+from kvtools.server.request import RequestError, decode_body
+from kvtools.server.request_ids import HEADER, MADE
 from kvtools.server.settings import Settings
 
 # A lookup that makes more numbers than this goes to a thread: about a third of a millisecond of work.
 _SMALL_BINARY = 65_536
 _SMALL_JSON = 8_192
+# One of more is not worth preparing: it lets go of the GIL, and what is prepared is answered with it.
+_PREPARED = 4_095
 _UNKNOWN: dict[type[Exception], str] = {
     UnknownTableError: "unknown_table",
     UnknownModelError: "unknown_model",
@@ -70,7 +75,7 @@ class Lookups:
         self.catalog = catalog
         self.settings = settings or Settings()
         self.observer = observer or Observer()
-        self.body_limit = self.settings.max_body_bytes or body_limit(self.settings.max_keys)
+        self.body_limit = self.settings.body_limit
         self.running = 0
         workers = min(self.settings.max_concurrent, 2 * (os.cpu_count() or 1) + 2)
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="lookup")
@@ -104,6 +109,51 @@ class Lookups:
             return self._answer(version, ask, body)
         except Exception as error:
             return error_answer(error)
+
+    def prepare(self, ask: Ask, head: bytes, length: int, key: tuple[int, int] = (0, 0)) -> PreparedLookup | None:
+        """Return what answers `ask` from the bytes of its requests, as long as it is valid, or None: nothing does.
+
+        Args:
+            ask: what the head asks for.
+            head: the head, with the empty line that ends it.
+            length: of the body.
+            key: where in `head` the key is which stands in the URL; it may be another in each request.
+        """
+        if ask.kind == "tables" or "frame" in (ask.codec.reads, ask.codec.writes) or ask.encoding:
+            return None
+        if HEADER in ask.headers:  # and so no two heads are the same
+            return None
+        epoch = self.catalog.epoch  # before what is looked at in it
+        tally = self.observer.tally("http", ask.kind, ask.table)
+        if tally is None or self.authorize(ask) is not None:
+            return None
+        try:
+            version = self.catalog.version()
+        except (UnknownModelError, UnknownVersionError):
+            return None
+        stored = version.store.tables.get(ask.table)
+        if stored is None or stored.table is None or not version.store.warm:
+            return None
+        row, binary = ask.kind == "row", ask.codec.reads == "binary"
+        keys = 1 if row else length // 8 if binary else 0
+        if max(keys, 1) * stored.schema.dim > _PREPARED:
+            return None
+        return PreparedLookup(
+            epoch,
+            stored.table,
+            head,
+            *key,
+            length,
+            row or binary,
+            ask.codec.writes == "binary",
+            MISSING.index(ask.missing or ("error" if row else self.settings.missing)),
+            1 if row else self.settings.max_keys,
+            _PREPARED if row else min(_PREPARED, self.settings.max_values),
+            version.number,
+            MADE,
+            tally,
+            None if row else version.recent.get(ask.table),
+        )
 
     async def answer_in_thread(self, ask: Ask, body: bytes) -> Answer:
         """Answer on a thread of the pool, or that there are too many lookups just now; never raises."""
@@ -194,7 +244,7 @@ def error_answer(error: Exception) -> Answer:
         return error_answer(RequestError(503, "not_ready", str(error), {"Retry-After": "1"}))
     if code := _UNKNOWN.get(type(error)):
         return error_answer(RequestError(404, code, str(error)))
-    _log.error("a lookup failed", exc_info=error)
+    _log.error("a lookup failed: %s", error, exc_info=None if isinstance(error, KvtoolsError) else error)
     return error_answer(RequestError(500, "internal", f"{type(error).__name__}; the server's log says more"))
 
 

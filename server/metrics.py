@@ -1,9 +1,10 @@
 """What a server counts, in Prometheus' text format (version 0.0.4), over all its workers.
 
-Counting has to cost next to nothing beside a lookup of some tens of microseconds, so it is done in plain integers, by
-the one thread that runs the event loop. With several workers each writes its counts to a file of its own in a folder
-that they share, once a second and in one piece; who is asked for metrics adds up all of them. A worker that takes the
-place of a dead one goes on from its file, so counters never fall, and there are never more files than workers.
+Counting has to cost next to nothing beside a lookup of some microseconds, so it is done in plain integers, by the one
+thread that runs the event loop: in Python for each answer, or in C++ (`Tally`), and added when counts are read. With
+several workers each writes its counts to a file of its own in a folder that they share, once a second and in one piece;
+who is asked for metrics adds up all of them. A worker that takes the place of a dead one goes on from its file, so
+counters never fall, and there are never more files than workers.
 
 Labels are names of tables and models that are served, and words of this program: nothing that a client makes up.
 TensorFlow Serving's metrics have its names, labels and buckets, for dashboards that are there already:
@@ -12,17 +13,20 @@ https://github.com/tensorflow/serving/blob/master/tensorflow_serving/servables/t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
+import time
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from kvtools import __version__
+from kvtools._snapshot import Tally
 from kvtools.server.catalog import Catalog, UnknownModelError
-from kvtools.server.observer import Answered
+from kvtools.server.observer import Answered, Inferences
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -33,7 +37,7 @@ BOUNDS = (
 )
 #: TensorFlow Serving's, in us: scale 10, growth 1.8, 33 of them.
 SERVING_BOUNDS = tuple(10 * 1.8**power for power in range(33))
-_API = {"": "other"}
+_INFERENCES = ("predict", "infer")
 # What its statuses are called there; a status of HTTP tells no more than this.
 _SERVING_CODES = {200: "OK", 500: "INTERNAL", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND"}
 SEVERAL = "*"  # the table of a request for several
@@ -51,6 +55,9 @@ class Counts:
         self.keys: dict[str, list[int]] = {}  # table: keys, missing
         self.versions: dict[str, list[int]] = {}  # model: loaded, failed
         self.serving_requests: dict[tuple[str, str], int] = {}  # model, code
+        # model, version, signature: answers, their ns, errors, their ns
+        self.inferences: dict[tuple[str, int, str], list[int]] = {}
+        self.last_inferences: dict[tuple[str, int, str], int] = {}  # in ms since 1970
         self.serving_seconds: dict[tuple[str, str], list[float]] = {}  # model, entry: buckets, then the sum in us
 
     def count(self, answered: Answered) -> None:
@@ -77,8 +84,18 @@ class Counts:
                 keys = self.keys[count.table] = [0, 0]
             keys[0] += count.keys
             keys[1] += count.missing
-        if answered.kind == "predict" and answered.model:
-            self._count_serving(answered)
+        if answered.model and answered.kind in _INFERENCES:
+            self._count_inference(answered)
+            if answered.kind == "predict":
+                self._count_serving(answered)
+
+    def _count_inference(self, answered: Answered) -> None:
+        asked = (answered.model, answered.version, answered.signature)
+        counts = self.inferences.setdefault(asked, [0, 0, 0, 0])
+        place = 0 if answered.status == 200 else 2
+        counts[place] += 1
+        counts[place + 1] += int(answered.seconds * 1e9)
+        self.last_inferences[asked] = int(time.time() * 1000)
 
     def _count_serving(self, answered: Answered) -> None:
         status = answered.status
@@ -91,11 +108,25 @@ class Counts:
             buckets[bisect_left(SERVING_BOUNDS, answered.seconds * 1e6)] += 1
             buckets[-1] += answered.seconds * 1e6
 
+    def add_tally(self, tally: Tally, protocol: str, api: str, table: str) -> None:
+        """Add the answers that `tally` has counted, which are all of status 200."""
+        answers, found, seconds, bytes_in, bytes_out, keys, missing = tally.counts()
+        if not answers:
+            return
+        counted = Counts()
+        counted.requests[protocol, api, 200] = answers
+        counted.seconds[protocol, api, table] = [*found, seconds]
+        counted.bytes[protocol] = [bytes_in, bytes_out]
+        counted.keys[table] = [keys, missing]
+        self.add(counted)
+
     def add(self, other: Counts) -> None:
         """Add what `other` has."""
         for name, mine in vars(self).items():
-            for key, theirs in vars(other)[name].items():
-                if isinstance(theirs, list):
+            for key, theirs in list(vars(other)[name].items()):  # at once: the event loop goes on counting
+                if name == "last_inferences":
+                    mine[key] = max(mine.get(key, 0), theirs)
+                elif isinstance(theirs, list):
                     mine[key] = [a + b for a, b in zip(mine.get(key, [0] * len(theirs)), theirs, strict=True)]
                 else:
                     mine[key] = mine.get(key, 0) + theirs
@@ -119,6 +150,7 @@ class Metrics:
 
     def __init__(self, catalog: Catalog, shared: Path | None = None) -> None:
         self.counts = Counts()
+        self._tallies: dict[tuple[str, str, str], Tally] = {}
         self._catalog = catalog
         self._shared = shared
         self._written: dict[str, Any] | None = None
@@ -128,30 +160,54 @@ class Metrics:
         if self._file is not None:
             self._take_over(self._file)
 
+    def tally(self, protocol: str, api: str, table: str) -> Tally:
+        """Return what counts answers of status 200 in C++; its counts are added to `counts` when these are read."""
+        found = self._tallies.get((protocol, api, table))
+        if found is None:
+            found = self._tallies[protocol, api, table] = Tally(BOUNDS)
+        return found
+
     def publish(self) -> None:
         """Let the other workers know what was counted; for every second or so."""
         if self._file is None:
             return
         self._count_versions()
-        document = self.counts.to_json()
+        document = self._own().to_json()
         if document == self._written:
             return
         beside = self._file.with_suffix(".new")
-        beside.write_text(json.dumps(document))
-        beside.replace(self._file)
+        try:
+            beside.write_text(json.dumps(document))
+            beside.replace(self._file)
+        except OSError:
+            beside.unlink(missing_ok=True)
+            raise
         self._written = document
 
     def text(self) -> str:
         """Return all metrics as Prometheus reads them."""
         self._count_versions()
-        total = Counts()
-        total.add(self.counts)
+        total, workers = self._total()
+        return "".join(_lines(total, self._catalog, workers))
+
+    def inferences(self) -> dict[tuple[str, int, str], Inferences]:
+        """Return what was asked of models in the protocols of others, by model, version and signature."""
+        total, _ = self._total()
+        found = {}
+        for asked, (answers, answers_ns, errors, errors_ns) in total.inferences.items():
+            last = total.last_inferences.get(asked, 0)
+            found[asked] = Inferences(answers, answers_ns, errors, errors_ns, last)
+        return found
+
+    def _total(self) -> tuple[Counts, int]:
+        """Return what all workers have counted, and how many they are."""
+        total = self._own()
         workers = 1
         for path in self._files():
             if path != self._file:
                 total.add(_read(path))
                 workers += _lives(path)
-        return "".join(_lines(total, self._catalog, workers))
+        return total, workers
 
     def _count_versions(self) -> None:
         """Count the versions that this worker has loaded, or could not load, since the last time."""
@@ -170,6 +226,14 @@ class Metrics:
                     mine[place] += now[place] - before[place]
                 self._versions[model.name] = now
 
+    def _own(self) -> Counts:
+        """Return what this worker has counted; for any thread."""
+        own = Counts()
+        own.add(self.counts)
+        for name, tally in list(self._tallies.items()):
+            own.add_tally(tally, *name)
+        return own
+
     def _files(self) -> Iterable[Path]:
         return [] if self._shared is None else sorted(self._shared.glob("metrics-*.json"))
 
@@ -183,7 +247,8 @@ class Metrics:
                     continue
                 self.counts = _read(mine)
                 break
-        self.publish()
+        with contextlib.suppress(OSError):  # no space: told when it is tried again, in a second
+            self.publish()
 
 
 def _read(path: Path) -> Counts:

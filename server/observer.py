@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from kvtools._snapshot import Tally
 from kvtools.server.answer import TableCount
 
 
@@ -20,7 +21,7 @@ class Answered:
     others, and "" of what was no lookup. `code` is that of an error, "" of an answer.
     `seconds` are from the whole request to the whole answer, without what the network takes. `short` tells which way
     it went. `model` is the name of one that is served, or "" where the request named none; `path` that of a request
-    which is told by nothing else.
+    which is told by nothing else. `version` and `signature` tell what of the model was asked, "" if it is not known.
     """
 
     kind: str
@@ -37,6 +38,30 @@ class Answered:
     request_id: str = ""
     model: str = ""
     path: str = ""
+    version: int = 0
+    signature: str = ""
+
+
+@dataclass
+class Inferences:
+    """What was asked of a signature in the protocols of others: answers and errors, how long they took, the last one.
+
+    Times are in ns; `last` is in ms since 1970.
+    """
+
+    answers: int = 0
+    answers_ns: int = 0
+    errors: int = 0
+    errors_ns: int = 0
+    last: int = 0
+
+    def add(self, other: Inferences) -> None:
+        """Add what `other` has."""
+        self.answers += other.answers
+        self.answers_ns += other.answers_ns
+        self.errors += other.errors
+        self.errors_ns += other.errors_ns
+        self.last = max(self.last, other.last)
 
 
 class Observer:
@@ -62,6 +87,18 @@ class Observer:
     def metrics(self) -> str:
         """Return what was counted, in Prometheus' text format."""
         return ""
+
+    def inferences(self) -> Mapping[tuple[str, int, str], Inferences] | None:
+        """Return what was asked in the protocols of others, by (model, version, signature); None: unknown."""
+        return None
+
+    def tally(self, protocol: Literal["http", "resp"], kind: str, table: str) -> Tally | None:
+        """Return what lookups of one table that were answered may be counted by, in place of `on_answer`.
+
+        None: `on_answer` has to be told of each. What `authorize` says to who asks the same again has to stay as it is
+        where this is no None, until `Catalog.renew`.
+        """
+        return None
 
     def on_answer(self, answered: Answered) -> None:
         """Count one answer."""

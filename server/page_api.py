@@ -21,6 +21,7 @@ from pydantic import BaseModel, Field
 from kvtools._snapshot import Table
 from kvtools.server.lookups import Lookups
 from kvtools.server.request import RequestError, parse_key, table_keys
+from kvtools.server.request_body import model_schema, read_model
 from kvtools.server.store import StoredTable, lookup_errors
 
 _FOLDER = FilePath(__file__).parent / "page"
@@ -35,6 +36,7 @@ _BLOCK_NUMBERS = 1 << 19
 _MOST_NUMBERS = 1 << 26  # about a second of work
 _MOST_ROWS = 1 << 20
 _SAMPLED_NUMBERS = 1 << 22
+_SMALL_NORM = 1e-15  # below it, squares of float32 are lost
 _BINS = 24
 _KEYS_SHOWN = 12
 
@@ -93,10 +95,15 @@ def router(lookups: Lookups) -> APIRouter:
             busy = False
 
     @routes.post(
-        "/v1/tables/{table:path}:nearest", summary="Find the rows that are most like a row", responses=_RESPONSES
+        "/v1/tables/{table:path}:nearest",
+        summary="Find the rows that are most like a row",
+        responses=_RESPONSES,
+        openapi_extra=model_schema(Wanted),
     )
-    async def nearest(table: _TableName, wanted: Wanted, request: Request) -> dict[str, Any]:
-        return await worked_out(find_nearest, stored(request, table), wanted.key, wanted.metric, wanted.count)
+    async def nearest(table: _TableName, request: Request) -> dict[str, Any]:
+        found = stored(request, table)
+        wanted = await read_model(request, Wanted, lookups.body_limit)
+        return await worked_out(find_nearest, found, wanted.key, wanted.metric, wanted.count)
 
     @routes.get("/v1/tables/{table:path}:rows", summary="Tell what a table's rows are like", responses=_RESPONSES)
     async def rows(
@@ -110,8 +117,8 @@ def router(lookups: Lookups) -> APIRouter:
 def find_nearest(stored: StoredTable, key: str, metric: str, count: int) -> dict[str, Any]:
     """Return the `count` rows with the largest product with the row of `key`, or the largest cosine, largest first.
 
-    The row itself is left out, and so are rows that are not finite. Ties have no order. Raises `RequestError`: there is
-    no row of this key.
+    The row itself is left out, and so are rows that are not finite and, by cosine, zeros, which have no direction. Ties
+    have no order. Raises `RequestError`: there is no row of this key.
     """
     asked = table_keys(parse_key(key, stored.schema.key_dtype), stored.schema.key_dtype, stored.key_limits)
     with lookup_errors():
@@ -120,7 +127,8 @@ def find_nearest(stored: StoredTable, key: str, metric: str, count: int) -> dict
             raise RequestError(404, "missing_keys", f"table '{stored.schema.name}' has no row for key {key}")
         wanted = _float32(stored.table.take(np.array([place]), freqs=False, versions=False)[1])[0]
     if metric == "cosine":
-        wanted = _unit(wanted[None])[0]
+        with np.errstate(all="ignore"):
+            wanted = _unit(wanted[None])[0]
     best_scores, best_keys, scanned = np.empty(0, np.float32), np.empty(0, stored.schema.key_dtype), 0
     for first, keys, rows in _blocks(stored.table, _MOST_NUMBERS):
         scanned += len(keys)
@@ -147,7 +155,7 @@ def describe_rows(stored: StoredTable, bins: int) -> dict[str, Any]:
     shown: list[str] = []
     for first, keys, rows in _blocks(stored.table, _SAMPLED_NUMBERS):
         with np.errstate(all="ignore"):
-            norms.append(np.linalg.norm(rows, axis=1))
+            norms.append(_norms(rows))
         if stored.table.freq_dtype:
             counted = stored.table.read(first, len(keys), values=False, versions=False)[2]
             assert counted is not None
@@ -183,9 +191,17 @@ def _float32(values: Any) -> Floats:
     return rows
 
 
+def _norms(rows: Floats) -> npt.NDArray[np.float64]:
+    """Return the lengths of rows [n, dim], also where a square is beyond what float32 has."""
+    norms: npt.NDArray[np.float64] = np.linalg.norm(rows, axis=1).astype(np.float64)
+    beyond = ~np.isfinite(norms) | (norms < _SMALL_NORM)
+    norms[beyond] = np.linalg.norm(rows[beyond].astype(np.float64), axis=1)
+    return norms
+
+
 def _unit(rows: Floats) -> Floats:
-    norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    unit: Floats = np.divide(rows, norms, out=np.zeros_like(rows), where=norms > 0)
+    """Return the directions of rows [n, dim]; one of zeros has none, and neither has one that is not finite: NaN."""
+    unit: Floats = (rows / _norms(rows).astype(np.float32)[:, None]).astype(np.float32, copy=False)
     return unit
 
 

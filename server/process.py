@@ -26,6 +26,7 @@ import uvicorn
 
 from kvtools.dialects.options import OpenOptions
 from kvtools.errors import KvtoolsError
+from kvtools.server.allocator import keep_freed_memory
 from kvtools.server.catalog import Catalog
 from kvtools.server.descriptors import make_room
 from kvtools.server.http_protocol import make_protocol
@@ -66,9 +67,13 @@ def run_process(
     of a pipe that the supervisor holds open: a worker ends when it is closed, and by SIGTERM only, since Ctrl-C reaches
     the supervisor, too. Raises what `Versions.start` does.
     """
-    room = make_room(settings.max_connections)
+    keep_freed_memory()
+    ports = 1 + (settings.grpc_port is not None) + (settings.resp_port is not None)
+    room = make_room(settings.max_connections, ports)
     if room < settings.max_connections:
-        line = f"descriptors suffice for {room:,} connections, not for {settings.max_connections:,}; see ulimit -n"
+        each = " to each port" if ports > 1 else ""
+        wanted = f"{settings.max_connections:,}"
+        line = f"descriptors suffice for {room:,} connections{each}, not for {wanted}; see ulimit -n"
         if settings.shared is None or SharedSources(settings.shared).says_first(line):
             log.warning("%s", line)
         settings = dataclasses.replace(settings, max_connections=room)

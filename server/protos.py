@@ -11,7 +11,8 @@ enumeration is a mapping.
 
 Sources of the facts: tensorflow/core/framework/{types,tensor_shape,tensor}.proto,
 tensorflow/core/protobuf/{meta_graph,error_codes}.proto, tensorflow_serving/{apis,config}/*.proto and
-https://github.com/kserve/open-inference-protocol (open_inference_grpc.proto).
+https://github.com/kserve/open-inference-protocol (open_inference_grpc.proto), and for Triton's extensions
+https://github.com/triton-inference-server/common/tree/main/protobuf.
 """
 
 from __future__ import annotations
@@ -221,8 +222,38 @@ _TENSORFLOW_SERVING = _File(
         },
     },
 )
+INFERENCE_METHODS = (
+    "ServerLive",
+    "ServerReady",
+    "ModelReady",
+    "ServerMetadata",
+    "ModelMetadata",
+    "ModelInfer",
+    "ModelConfig",
+    "ModelStatistics",
+    "RepositoryIndex",
+)
 _INFERENCE = _File(
     package="inference",
+    enums={
+        "DataType": {
+            "TYPE_INVALID": 0,
+            "TYPE_BOOL": 1,
+            "TYPE_UINT8": 2,
+            "TYPE_UINT16": 3,
+            "TYPE_UINT32": 4,
+            "TYPE_UINT64": 5,
+            "TYPE_INT8": 6,
+            "TYPE_INT16": 7,
+            "TYPE_INT32": 8,
+            "TYPE_INT64": 9,
+            "TYPE_FP16": 10,
+            "TYPE_FP32": 11,
+            "TYPE_FP64": 12,
+            "TYPE_STRING": 13,
+            "TYPE_BF16": 14,
+        }
+    },
     messages={
         "ServerLiveRequest": (),
         "ServerLiveResponse": ("bool live 1",),
@@ -295,12 +326,39 @@ _INFERENCE = _File(
                 )
             },
         ),
+        "ModelConfigRequest": ("string name 1", "string version 2"),
+        "ModelInput": ("string name 1", "DataType data_type 2", "repeated int64 dims 4"),
+        "ModelOutput": ("string name 1", "DataType data_type 2", "repeated int64 dims 3"),
+        "ModelConfig": (
+            "string name 1",
+            "string platform 2",
+            "int32 max_batch_size 4",
+            "repeated ModelInput input 5",
+            "repeated ModelOutput output 6",
+        ),
+        "ModelConfigResponse": ("ModelConfig config 1",),
+        "ModelStatisticsRequest": ("string name 1", "string version 2"),
+        "StatisticDuration": ("uint64 count 1", "uint64 ns 2"),
+        "InferStatistics": ("StatisticDuration success 1", "StatisticDuration fail 2"),
+        "InferBatchStatistics": ("uint64 batch_size 1",),
+        "ModelStatistics": (
+            "string name 1",
+            "string version 2",
+            "uint64 last_inference 3",
+            "uint64 inference_count 4",
+            "uint64 execution_count 5",
+            "InferStatistics inference_stats 6",
+            "repeated InferBatchStatistics batch_stats 7",
+        ),
+        "ModelStatisticsResponse": ("repeated ModelStatistics model_stats 1",),
+        "RepositoryIndexRequest": ("string repository_name 1", "bool ready 2"),
+        "RepositoryIndexResponse": (
+            "repeated ModelIndex models 1",
+            {"ModelIndex": ("string name 1", "string version 2", "string state 3", "string reason 4")},
+        ),
     },
     services={
-        "GRPCInferenceService": {
-            method: (f"{method}Request", f"{method}Response")
-            for method in ("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer")
-        }
+        "GRPCInferenceService": {method: (f"{method}Request", f"{method}Response") for method in INFERENCE_METHODS}
     },
 )
 SERVICES = tuple(f"{f.package}.{name}" for f in (_TENSORFLOW_SERVING, _INFERENCE) for name in f.services)

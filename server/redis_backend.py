@@ -248,6 +248,15 @@ class RedisStore:
         if self.front is not None:
             self.front.verify_on_use()
 
+    @property
+    def identity(self) -> str:
+        """Tells what is mapped in front from every other file; empty if nothing is."""
+        return "" if self.front is None else self.front.identity
+
+    def discard(self) -> bool:
+        """Remove what was made in the cache for the front; returns whether anything was."""
+        return self.front is not None and self.front.discard()
+
     def trust(self) -> None:
         """Verify nothing on use any more."""
         if self.front is not None:

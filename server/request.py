@@ -18,10 +18,11 @@ from kvtools import _snapshot
 from kvtools.lookup_frame import COMBINERS, MISSING, FrameError, TableKeys, decode_request
 
 BINARY = "application/octet-stream"
-_KEY_BYTES_IN_JSON = 32
 _MEMBERS = ("keys", "row_splits", "combiner", "weights", "missing")
 _EXAMPLE = '{"keys": [17, -3]}'
-_GZIP = 31  # zlib's name for a gzip header of any window
+# zlib's names for the headers of codings, with windows of any size.
+_WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+_PIECE = 4096
 
 
 class RequestError(Exception):
@@ -38,44 +39,46 @@ class RequestError(Exception):
         self.headers = dict(headers or {})
 
 
-def body_limit(max_keys: int) -> int:
-    """Return how many bytes a request of `max_keys` keys may take, generously spaced JSON included."""
-    return max_keys * _KEY_BYTES_IN_JSON + 1024
-
-
 def body_too_large(limit: int) -> RequestError:
     """Return the error for a body of more than `limit` bytes."""
     return RequestError(413, "body_too_large", f"the body is over {limit} bytes; send fewer keys a request")
 
 
 def decode_body(body: bytes, encoding: str, limit: int) -> bytes:
-    """Return a body as it was before its `Content-Encoding`: "gzip", or "" or "identity" for none.
+    """Return a body as it was before its `Content-Encoding`: "gzip", "deflate", or "" or "identity" for none.
 
-    Raises `RequestError`: 415 for another coding, 413 if what comes out is over `limit` bytes.
+    All members of a gzip body are decoded, and no byte of it may be left over. Raises `RequestError`: 415 for another
+    coding, 413 if what comes out is over `limit` bytes.
     """
     encoding = encoding.strip().lower()
     if encoding in ("", "identity"):
         return body
-    if encoding not in ("gzip", "x-gzip"):
+    if encoding not in _WINDOWS:
         raise RequestError(
             415,
             "unsupported_encoding",
-            f"got Content-Encoding '{encoding[:40]}', expected gzip or none",
-            {"Accept-Encoding": "gzip"},
+            f"got Content-Encoding '{encoding[:40]}', expected gzip, deflate or none",
+            {"Accept-Encoding": "gzip, deflate"},
         )
-    decoded = b""
-    while body:  # a gzip file may have several members
-        inflater = zlib.decompressobj(_GZIP)
-        try:
-            decoded += inflater.decompress(body, limit + 1 - len(decoded))
-        except zlib.error as error:
-            raise RequestError(400, "bad_body", f"the body is no gzip: {error}") from error
-        if len(decoded) > limit:
-            raise body_too_large(limit)
-        if not inflater.eof:
-            raise RequestError(400, "bad_body", "the body's gzip is cut off")
-        body = inflater.unused_data
-    return decoded
+    decoded, at = bytearray(), 0
+    while at < len(body) or not at:
+        inflater = zlib.decompressobj(_WINDOWS[encoding])
+        while not inflater.eof:
+            # What follows a member is copied by zlib: in pieces, or a body of many small members would take for ever.
+            piece = body[at : at + _PIECE]
+            if not piece:
+                raise RequestError(400, "bad_body", f"the body's {encoding} is cut off")
+            at += len(piece)
+            try:
+                decoded += inflater.decompress(piece, limit + 1 - len(decoded))
+            except zlib.error as error:
+                raise RequestError(400, "bad_body", f"the body is no {encoding}: {error}") from error
+            if len(decoded) > limit:
+                raise body_too_large(limit)
+        at -= len(inflater.unused_data)
+        if encoding == "deflate" and at < len(body):
+            raise RequestError(400, "bad_body", f"{len(body) - at} bytes follow the end of the body's deflate")
+    return bytes(decoded)
 
 
 def parse_keys(body: bytes, *, binary: bool, key_dtype: str, limits: np.iinfo[Any], max_keys: int) -> npt.NDArray[Any]:

@@ -2,67 +2,79 @@
 
 from __future__ import annotations
 
-import zlib
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from fastapi import Request
-from starlette.requests import ClientDisconnect
+from pydantic import BaseModel, ValidationError
+from starlette.types import Receive
 
-from kvtools.server.protocol_error import ProtocolError, invalid
-from kvtools.server.request import body_limit
-from kvtools.server.settings import Settings
+from kvtools.server.protocol_error import ProtocolError, of_request
+from kvtools.server.request import RequestError, body_too_large, decode_body
 
 # How much of a body that is too large is read and dropped: a client that is still sending when the
 # connection is closed may never see the answer.
 _DRAINED_BYTES = 4 << 20
-_WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
-def limit_of(settings: Settings) -> int:
-    """Return how many bytes a body may have, once decoded."""
-    return settings.max_body_bytes or body_limit(settings.max_keys)
-
-
-async def read_within(request: Request, limit: int) -> bytes | None:
-    """Return the body as it was sent, None if it is over `limit` bytes; raises `ClientDisconnect`."""
-    chunks, total = [], 0
-    async for chunk in request.stream():
+async def read_within(receive: Receive, headers: Mapping[str, str], limit: int) -> bytes:
+    """Return the body as it was sent; raises `RequestError` if it is over `limit` bytes, or the client went away."""
+    length = headers.get("content-length", "")
+    if "expect" in headers and length.isdecimal() and int(length) > limit:
+        raise body_too_large(limit)  # before the client sends it
+    chunks, total, more = [], 0, True
+    while more and total <= limit + _DRAINED_BYTES:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise RequestError(400, "disconnected", "the client went away")
+        chunk = message.get("body", b"")
         total += len(chunk)
         if total <= limit:
             chunks.append(chunk)
-        elif total > limit + _DRAINED_BYTES:
-            break
-    return b"".join(chunks) if total <= limit else None
+        more = message.get("more_body", False)
+    if total > limit:
+        raise body_too_large(limit)
+    return b"".join(chunks)
 
 
-async def read_body(request: Request, settings: Settings) -> bytes:
-    """Return the body, unpacked if it is gzip or deflate; raises a `ProtocolError`."""
-    limit = limit_of(settings)
+async def read_model(request: Request, kind: type[Model], limit: int) -> Model:
+    """Return a JSON body as a `kind`, whatever its Content-Type says; raises `RequestError`."""
+    body = await read_within(request.receive, request.headers, limit)
+    body = decode_body(body, request.headers.get("content-encoding", ""), limit)
     try:
-        body = await read_within(request, limit)
-    except ClientDisconnect:
-        raise ProtocolError("CANCELLED", "the client went away") from None
-    if body is None:
-        raise _too_large(limit)
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    if encoding in ("", "identity"):
-        return body
-    if encoding not in _WINDOWS:
-        raise ProtocolError(
-            "INVALID_ARGUMENT",
-            f"got Content-Encoding '{encoding[:40]}', expected gzip, deflate or none",
-            status=415,
-        )
-    decoder = zlib.decompressobj(_WINDOWS[encoding])
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, ('body', *each['loc'])))}: {each['msg']}" for each in error.errors())
+        raise RequestError(400, "bad_request", f"{wrong}; see /docs") from None
+
+
+def model_schema(kind: type[BaseModel]) -> dict[str, Any]:
+    """Return what the interface's description says of a body that `read_model` reads."""
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": kind.model_json_schema()}}}}
+
+
+async def read_ids(receive: Receive, headers: Mapping[str, str], limit: int) -> bytes:
+    """Return the body of a request in a protocol of others, as it was sent; raises a `ProtocolError`."""
     try:
-        unpacked = decoder.decompress(body, limit + 1)
-    except zlib.error:
-        raise invalid(f"the body is no {encoding}, though its Content-Encoding says so") from None
-    if len(unpacked) > limit or decoder.unconsumed_tail:
-        raise _too_large(limit)
-    if not decoder.eof:
-        raise invalid(f"the body is cut off: its {encoding} has no end")
-    return unpacked
+        return await read_within(receive, headers, limit)
+    except RequestError as error:
+        raise _in_protocol(error, limit) from None
 
 
-def _too_large(limit: int) -> ProtocolError:
-    return ProtocolError("INVALID_ARGUMENT", f"the body is over {limit} bytes; send fewer ids a request", status=413)
+def decode_ids(body: bytes, encoding: str, limit: int) -> bytes:
+    """Return what `read_ids` gave without its `Content-Encoding`; raises a `ProtocolError`."""
+    try:
+        return decode_body(body, encoding, limit)
+    except RequestError as error:
+        raise _in_protocol(error, limit) from None
+
+
+def _in_protocol(error: RequestError, limit: int) -> ProtocolError:
+    if error.code == "disconnected":
+        return ProtocolError("CANCELLED", error.message)
+    if error.status == 413:
+        message = f"the body is over {limit} bytes; send fewer ids a request"
+        return ProtocolError("INVALID_ARGUMENT", message, status=413)
+    return of_request(error)

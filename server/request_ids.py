@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import secrets
 from collections.abc import Mapping
 
+from kvtools._snapshot import RequestIds
+
 HEADER = "x-request-id"
 _TAKEN = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
 
 
-class _Made:
-    def __init__(self) -> None:
-        self.begin()
-
-    def begin(self) -> None:
-        self.prefix = secrets.token_hex(6)
-        self.numbers = itertools.count(1)
-
-
-_made = _Made()
-os.register_at_fork(after_in_child=_made.begin)  # Workers are forks, and make ids of their own.
+MADE = RequestIds(secrets.token_hex(6))
+"""Makes the ids of this process."""
+os.register_at_fork(after_in_child=lambda: MADE.begin(secrets.token_hex(6)))  # Workers are forks.
 
 
 def request_id(headers: Mapping[str, str]) -> str:
@@ -34,4 +27,4 @@ def request_id(headers: Mapping[str, str]) -> str:
     given = headers.get(HEADER)
     if given is not None and _TAKEN.fullmatch(given):
         return given
-    return f"{_made.prefix}-{next(_made.numbers):x}"
+    return MADE.next()

@@ -1,9 +1,10 @@
 """Lookups for clients that speak only Redis: `MGET user_emb:17 user_emb:-3`, `HMGET user_emb 17 -3`.
 
 A value is the row's numbers in the table's own type, little-endian; a key without a row gives null. Commands are read,
-and rows written, in C++ (`kernels/src/serving/resp.h`), as many commands at once as have come; what is not a lookup is
-answered in `resp_commands.py`. Large lookups run in a thread of their own; a connection waits for its answer before it
-goes on, so replies come in the order of the commands.
+and rows written, in C++ (`kernels/src/serving/resp.h`), as many commands at once as have come. Tables that a connection
+has looked up once are known to its reader, which answers small lookups of them without Python, until what is served
+changes, or to whom. What is not a lookup is answered in `resp_commands.py`. Large lookups run in a thread of their own;
+a connection waits for its answer before it goes on, so replies come in the order of the commands.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
-from kvtools._snapshot import RespReader
+from kvtools._snapshot import Epoch, RespReader, RespTables
 from kvtools.errors import BadInputError, KvtoolsError
 from kvtools.server.answer import TableCount
 from kvtools.server.catalog import Catalog
@@ -34,7 +35,7 @@ _BYTES_PER_KEY = 256
 _LEAST_BYTES = 1 << 20
 _THREADS = 4
 _SWEEP = 1.0
-_NOTED_OF = 64  # lookups of a connection, of which the keys of one are noted as asked for lately
+_MOST_REFUSED = 16  # connections beyond the limit that are waited for to read why, and to close
 _DROPPED_BYTES = 4 << 20  # of a client that is still sending: closed at once, it might never see the error
 
 
@@ -52,7 +53,7 @@ class RespProtocol(asyncio.Protocol):
         self._ended = False  # nothing more is answered
         self._ending = False  # nothing more comes
         self._dropped = 0
-        self._lookups = 0
+        self._known: RespTables | None = None  # what the reader may answer by itself
         self._peer: tuple[str, int] | None = None
         self._partial_since: float | None = None
 
@@ -108,6 +109,12 @@ class RespProtocol(asyncio.Protocol):
         else:
             self._end(error(f"a command was not whole within {limit:g} s"))
 
+    def drop(self) -> None:
+        """Close the connection now; see `asyncio.Transport.abort`."""
+        self._server.remove(self)
+        if self._transport is not None:
+            self._transport.abort()
+
     def end(self) -> None:
         """Close the connection as soon as what is under way is answered."""
         if not self._held:
@@ -134,15 +141,25 @@ class RespProtocol(asyncio.Protocol):
         transport, reader = self._transport, self._reader
         assert transport is not None
         while not self._full and not self._ended:
-            item = reader.next()
+            replies, item = reader.run(self._known, self._commands.resp3)
+            if replies:
+                transport.write(replies)
             if item is None:
                 break
             kind = item[0]
+            if kind == "more":
+                continue
             if kind == "lookup":
                 if not self._look_up(*item[1:]):
                     return
             elif kind == "command":
-                transport.write(self._commands.answer(item[1]))
+                begun = time.perf_counter()
+                said = self._commands.headers, self._commands.selected
+                reply = self._commands.answer(item[1])
+                transport.write(reply)
+                self._tell_command(begun, reply)
+                if said != (self._commands.headers, self._commands.selected):
+                    self._known = None
                 if self._commands.quit:
                     self._end(b"")
             elif kind == "refused":
@@ -162,21 +179,26 @@ class RespProtocol(asyncio.Protocol):
     def _look_up(self, name: bytes, keys: int, low: int, high: int) -> bool:
         """Answer a lookup; return False if a thread does, which then goes on."""
         begun = time.perf_counter()
-        commands, tables = self._commands, self._server.tables
+        commands, tables, epoch = self._commands, self._server.tables, self._server.catalog.epoch
         assert self._transport is not None
         try:
             table = tables.get(name, commands.selected)
             self._server.observer.authorize_model(commands.headers, None)
             self._server.observer.authorize(commands.headers, (table.name,))
         except (KvtoolsError, RequestError) as problem:
-            self._transport.write(refusal(problem) * len(self._reader.commands()))
+            replies = refusal(problem) * len(self._reader.commands())
+            self._transport.write(replies)
+            status, code = (400, "refused")
+            if isinstance(problem, RequestError):
+                status, code = problem.status, problem.code
+            self._tell("resp", status, code, (), begun, len(replies))
             return True
-        self._lookups += 1
-        if self._lookups % _NOTED_OF == 1 and table.recent is not None:
+        if table.recent is not None and table.recent.due():
             table.recent.note(self._reader.keys())
         plain = low >= table.low and high <= table.high and table.native is not None
         # Rows that are not in memory are waited for by a thread.
         if keys <= table.at_once and tables.warm():
+            self._know(epoch, name, table)
             self._reply(table, keys, begun, *answer_lookup(table, self._reader, commands.resp3, plain, 0))
             return True
         most = self._server.settings.max_values // max(1, table.stored.schema.dim)
@@ -186,19 +208,42 @@ class RespProtocol(asyncio.Protocol):
         self._server.in_thread(work, functools.partial(self._resume, table, keys, begun))
         return False
 
+    def _know(self, epoch: Epoch, name: bytes, table: RespTable) -> None:
+        """Have the reader answer lookups of a table by itself, which this connection may look up."""
+        tally = self._server.observer.tally("resp", "resp", table.name)
+        if tally is None or table.native is None:
+            return
+        if self._known is None or not self._known.valid:
+            self._known = RespTables(epoch)
+        self._known.add(name, table.native, table.low, table.high, table.at_once, tally, table.recent)
+
     def _reply(self, table: RespTable, keys: int, begun: float, reply: bytes, missing: int) -> None:
         assert self._transport is not None
         self._transport.write(reply)
         failed = reply.startswith(b"-")
+        counts = (TableCount(table.name, keys, missing),)
+        self._tell("resp", 400 if failed else 200, "refused" if failed else "", counts, begun, len(reply))
+
+    def _tell_command(self, begun: float, reply: bytes) -> None:
+        """Tell of a command that was not let in, or that looked keys up; of others nobody is told."""
+        commands = self._commands
+        if commands.refused is not None:
+            self._tell("", commands.refused.status, commands.refused.code, (), begun, len(reply))
+        elif commands.counts:
+            self._tell("resp", 200, "", tuple(commands.counts), begun, len(reply))
+
+    def _tell(
+        self, kind: str, status: int, code: str, counts: tuple[TableCount, ...], begun: float, bytes_out: int
+    ) -> None:
         self._server.observer.on_answer(
             Answered(
-                "resp",
-                400 if failed else 200,
-                "refused" if failed else "",
-                (TableCount(table.name, keys, missing),),
+                kind,
+                status,
+                code,
+                counts,
                 time.perf_counter() - begun,
                 0,
-                len(reply),
+                bytes_out,
                 self._peer,
                 self._commands.headers,
                 True,
@@ -251,7 +296,8 @@ def answer_lookup(table: RespTable, reader: RespReader, resp3: bool, plain: bool
     except RequestError as problem:  # A backend that does not answer, a file that is damaged.
         return refusal(problem) * len(reader.commands()), 0
     except Exception as problem:  # A file that was cut, for one.
-        _log.error("a lookup of the Redis protocol failed", exc_info=problem)
+        known = isinstance(problem, KvtoolsError)
+        _log.error("a lookup of the Redis protocol failed: %s", problem, exc_info=None if known else problem)
         said = error(f"internal: {type(problem).__name__}; the server's log says more")
         return said * len(reader.commands()), 0
 
@@ -262,9 +308,11 @@ class RespServer:
     def __init__(self, catalog: Catalog, settings: Settings, observer: Observer) -> None:
         self.settings = settings
         self.observer = observer
+        self.catalog = catalog
         self.tables = Tables(catalog, settings.max_values)
         self.max_bytes = max(_LEAST_BYTES, settings.max_body_bytes or settings.max_keys * _BYTES_PER_KEY)
         self._connections: set[RespProtocol] = set()
+        self._refused: dict[RespProtocol, None] = {}  # one too many, and told so; they are to close; the oldest first
         self._made = 0
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="resp")
         self._listener: asyncio.Server | None = None
@@ -297,11 +345,16 @@ class RespServer:
             self._listener.close()
         for connection in list(self._connections):
             connection.end()
+        for connection in list(self._refused):
+            connection.drop()
         await asyncio.get_running_loop().run_in_executor(None, self._threads.shutdown)
 
     def add(self, connection: RespProtocol) -> bool:
         """Count a connection; False: there are too many."""
         if len(self._connections) >= self.settings.max_connections:
+            if len(self._refused) >= _MOST_REFUSED:
+                next(iter(self._refused)).drop()
+            self._refused[connection] = None
             return False
         self._connections.add(connection)
         return True
@@ -309,6 +362,7 @@ class RespServer:
     def remove(self, connection: RespProtocol) -> None:
         """Note that a connection is gone."""
         self._connections.discard(connection)
+        self._refused.pop(connection, None)
 
     def count(self) -> int:
         """How many connections there are."""
@@ -330,7 +384,7 @@ class RespServer:
 
     def _sweep(self) -> None:
         now = self.now()
-        for connection in list(self._connections):
+        for connection in [*self._connections, *self._refused]:
             connection.check_time(now, self.settings.body_timeout)
         self._sweeper = asyncio.get_running_loop().call_later(_SWEEP, self._sweep)
 

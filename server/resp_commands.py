@@ -1,10 +1,12 @@
 """What a connection of the Redis protocol may ask beside rows: what clients say as they begin, and about the tables.
 
-Commands: https://redis.io/docs/latest/commands/. Replies are of RESP 2, or of RESP 3 after HELLO 3.
+Commands: https://redis.io/docs/latest/commands/. Replies are of RESP 2, or of RESP 3 after HELLO 3. Errors that Redis
+has, too, are in its words, since clients look for them; what follows a semicolon is ours.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -13,14 +15,29 @@ import numpy as np
 
 from kvtools import __version__
 from kvtools.errors import BadInputError, KvtoolsError, one_line
+from kvtools.server.answer import TableCount
 from kvtools.server.observer import Observer
 from kvtools.server.request import RequestError
-from kvtools.server.resp_tables import Tables, answer_command, shown_bytes
+from kvtools.server.resp_tables import RespTable, Tables, answer_command, shown_bytes
 
+_log = logging.getLogger("kvtools.server")
 OK = b"+OK\r\n"
 _SPOKEN_VERSION = "7.0.0"  # of Redis: clients look what they may ask for
 _FIRST = frozenset((b"AUTH", b"CLIENT", b"COMMAND", b"ECHO", b"HELLO", b"PING", b"QUIT", b"RESET"))  # need no key
 _KEY = re.compile(rb"-?\d{1,20}")
+_CLIENT_NAME = re.compile(rb"[!-~]*")
+# Subcommands, with the least and most arguments of each.
+_CLIENT = {
+    "GETNAME": (0, 0),
+    "ID": (0, 0),
+    "INFO": (0, 0),
+    "LIST": (0, 99),
+    "NO-EVICT": (1, 1),
+    "NO-TOUCH": (1, 1),
+    "SETINFO": (2, 2),
+    "SETNAME": (1, 1),
+}
+_COMMAND = {"COUNT": (0, 0), "DOCS": (0, 9999), "INFO": (0, 9999)}
 
 
 def error(message: str, kind: str = "ERR") -> bytes:
@@ -35,7 +52,9 @@ def error(message: str, kind: str = "ERR") -> bytes:
 def refusal(problem: KvtoolsError | RequestError) -> bytes:
     """Return the reply that says what is wrong; access that is not given has a kind of its own, as in Redis."""
     if isinstance(problem, RequestError):
-        return error(problem.message, {401: "NOAUTH", 403: "NOPERM"}.get(problem.status, "ERR"))
+        if problem.status == 401:  # its message speaks of headers
+            return error("Authentication required.", "NOAUTH")
+        return error(problem.message, "NOPERM" if problem.status == 403 else "ERR")
     return error(str(problem))
 
 
@@ -49,7 +68,8 @@ class RespCommands:
         max_keys: how many keys one command may have.
         observer: asked whether the tables may be looked up.
 
-    `headers` are what the client said of itself, as HTTP would have it.
+    `headers` are what the client said of itself, as HTTP would have it. `refused` tells why the last command was not
+    let in, `counts` what it looked up.
     """
 
     def __init__(
@@ -59,6 +79,8 @@ class RespCommands:
         self.resp3 = False
         self.quit = False
         self.headers: dict[str, str] = {}
+        self.refused: RequestError | None = None
+        self.counts: list[TableCount] = []
         self._observer = observer
         self._tables = tables
         self._clients = clients
@@ -66,7 +88,7 @@ class RespCommands:
         self._max_keys = max_keys
         self._name = b""
         self._by_name: dict[bytes, tuple[Callable[[list[bytes]], bytes], int, int]] = {
-            b"AUTH": (self._auth, 1, 2),
+            b"AUTH": (self._auth, 1, 99),
             b"CLIENT": (self._client, 1, 99),
             b"COMMAND": (self._command, 0, 9999),
             b"CONFIG": (self._config, 1, 99),
@@ -86,6 +108,7 @@ class RespCommands:
 
     def answer(self, words: list[bytes]) -> bytes:
         """Return the reply to a command."""
+        self.refused, self.counts = None, []
         name = words[0].upper()
         known = self._by_name.get(name)
         if known is None:
@@ -101,6 +124,8 @@ class RespCommands:
                 self._observer.authorize(self.headers, ())
             return does(words[1:])
         except (KvtoolsError, RequestError) as problem:
+            if isinstance(problem, RequestError):
+                self.refused = problem
             return refusal(problem)
 
     def null(self) -> bytes:
@@ -123,44 +148,78 @@ class RespCommands:
 
     def _auth(self, words: list[bytes]) -> bytes:
         """Keep the key that a client gives, `AUTH key` or `AUTH user key`; whether it opens a table, lookups tell."""
+        if len(words) > 2:
+            return error("syntax error")
         headers = {**self.headers, "authorization": f"Bearer {words[-1].decode('utf-8', 'replace')}"}
         try:
             self._observer.authorize(headers, ())
-        except RequestError:
-            return error("the key is not known here", "WRONGPASS")
+        except RequestError as problem:
+            self.refused = problem
+            return error("invalid username-password pair or user is disabled.", "WRONGPASS")
+        if len(words) == 1 and self._is_open():
+            return error(
+                "AUTH <password> called without any password configured for the default user."
+                " Are you sure your configuration is correct?"
+            )
         self.headers = headers
         return OK
 
+    def _is_open(self) -> bool:
+        """Whether who gives no key may ask."""
+        try:
+            self._observer.authorize({}, ())
+        except RequestError:
+            return False
+        return True
+
+    def _subcommand(self, command: str, words: list[bytes], known: dict[str, tuple[int, int]]) -> tuple[str, bytes]:
+        """Return which of the `known` subcommands it is (with the least and most arguments of each), or an error."""
+        name = words[0].upper().decode("ascii", "replace")
+        if name == "HELP":
+            lines = [f"{command.upper()} <subcommand> [<arg> ...]. Subcommands are:", *sorted(known)]
+            return "", b"*%d\r\n" % len(lines) + b"".join(b"+%b\r\n" % line.encode() for line in lines)
+        if name not in known:
+            return "", error(f"unknown subcommand '{shown_bytes(words[0])}'. Try {command.upper()} HELP.")
+        least, most = known[name]
+        if not least <= len(words) - 1 <= most:
+            return "", error(f"wrong number of arguments for '{command}|{name.lower()}' command")
+        return name, b""
+
+    def _named(self, name: bytes) -> bytes:
+        """Give the connection a name."""
+        if not _CLIENT_NAME.fullmatch(name):
+            return error("Client names cannot contain spaces, newlines or special characters.")
+        self._name = name
+        return OK
+
     def _client(self, words: list[bytes]) -> bytes:
-        what = words[0].upper()
-        if what == b"SETNAME" and len(words) == 2:
-            self._name = words[1]
-            return OK
-        if what in (b"SETINFO", b"NO-EVICT", b"NO-TOUCH"):
-            return OK
-        if what == b"GETNAME":
+        what, refused = self._subcommand("client", words, _CLIENT)
+        if what == "SETNAME":
+            return self._named(words[1])
+        if what == "GETNAME":
             return self.bulk(self._name) if self._name else self.null()
-        if what == b"ID":
+        if what == "ID":
             return b":%d\r\n" % self._number
-        if what in (b"INFO", b"LIST"):
+        if what in ("INFO", "LIST"):
             return self.bulk(b"id=%d name=%b resp=%d\n" % (self._number, self._name, 3 if self.resp3 else 2))
-        return error(f"there is no CLIENT {shown_bytes(words[0])} here")
+        return refused or OK  # what clients tell of themselves
 
     def _command(self, words: list[bytes]) -> bytes:
         if not words:
             return b"*0\r\n"
-        what = words[0].upper()
-        if what == b"COUNT":
+        what, refused = self._subcommand("command", words, _COMMAND)
+        if what == "COUNT":
             return b":%d\r\n" % (len(self._by_name) + 3)
-        if what == b"DOCS":
+        if what == "DOCS":
             return self.mapping({})
-        if what == b"INFO":
-            return b"*%d\r\n" % (len(words) - 1) + (b"_\r\n" if self.resp3 else b"*-1\r\n") * (len(words) - 1)
-        return error(f"there is no COMMAND {shown_bytes(words[0])} here")
+        return refused or b"*%d\r\n" % (len(words) - 1) + self.null() * (len(words) - 1)
 
     def _config(self, words: list[bytes]) -> bytes:
-        if words[0].upper() != b"GET":
+        if words[0].upper() == b"SET":
             return error("nothing can be set here; see the options of `kvtools serve`")
+        what, refused = self._subcommand("config", words, {"GET": (1, 99)})
+        if not what:
+            return refused
         # What redis-benchmark wants to know.
         known = {"save": "", "appendonly": "no"}
         return self.mapping({name: value for name, value in known.items() if name.encode() in words[1:]})
@@ -175,6 +234,8 @@ class RespCommands:
 
     def _hello(self, words: list[bytes]) -> bytes:
         if words:
+            if not re.fullmatch(rb"-?\d{1,18}", words[0]):
+                return error("Protocol version is not an integer or out of range")
             if words[0] not in (b"2", b"3"):
                 return error("unsupported protocol version", "NOPROTO")
             options = [word.upper() for word in words[1:]]
@@ -184,37 +245,38 @@ class RespCommands:
                         return refused
                     options = options[3:]
                 elif options[0] == b"SETNAME" and len(options) >= 2:
-                    self._name = words[len(words) - len(options) + 1]
+                    if (refused := self._named(words[len(words) - len(options) + 1])) != OK:
+                        return refused
                     options = options[2:]
                 else:
-                    return error(f"syntax error in HELLO option '{shown_bytes(options[0])}'")
+                    return error(f"Syntax error in HELLO option '{shown_bytes(options[0])}'")
             self.resp3 = words[0] == b"3"
         said = {"server": "kvtools", "version": _SPOKEN_VERSION, "proto": 3 if self.resp3 else 2}
         return self.mapping({**said, "id": self._number, "mode": "standalone", "role": "master", "modules": []})
 
     def _info(self, words: list[bytes]) -> bytes:
-        lines = [
-            "# Server",
-            f"redis_version:{_SPOKEN_VERSION}",
-            f"kvtools_version:{__version__}",
-            "redis_mode:standalone",
-            "",
-            "# Clients",
-            f"connected_clients:{self._clients()}",
-            "",
-            "# Replication",
-            "role:master",
-            "",
-            "# Cluster",
-            "cluster_enabled:0",
-            "",
-            "# Keyspace",
-            *(
+        sections = {
+            "Server": [
+                f"redis_version:{_SPOKEN_VERSION}",
+                f"kvtools_version:{__version__}",
+                "redis_mode:standalone",
+            ],
+            "Clients": [f"connected_clients:{self._clients()}"],
+            "Replication": ["role:master"],
+            "Cluster": ["cluster_enabled:0"],
+            "Keyspace": [
                 f"db{number}:keys={table.stored.schema.rows},expires=0,avg_ttl=0,table={shown_bytes(name)}"
                 for number, (name, table) in enumerate(self._tables.now().items())
-            ),
+            ],
+        }
+        wanted = {word.decode("ascii", "replace").lower() for word in words}
+        every = not words or bool(wanted & {"all", "default", "everything"})
+        texts = [
+            "".join(f"{line}\r\n" for line in (f"# {name}", *lines))
+            for name, lines in sections.items()
+            if every or name.lower() in wanted
         ]
-        return self.bulk("\r\n".join([*lines, ""]).encode())
+        return self.bulk("\r\n".join(texts).encode())
 
     def _length(self, words: list[bytes]) -> bytes:
         return b":%d\r\n" % self._tables.get(words[0], self.selected).stored.schema.rows
@@ -257,9 +319,23 @@ class RespCommands:
             self._observer.authorize(self.headers, (table.name,))
             asked = np.array(keys, np.uint64 if table.low == 0 else np.int64).view(np.int64)
             for place, key in zip(places, asked, strict=True):
-                reply, missing = answer_command(table.stored, np.array([key]), True, self.resp3)
+                reply, missing = _row_of(table, key, self.resp3)
                 rows[place] = None if missing else reply
+            absent = sum(rows[place] is None for place in places)
+            self.counts.append(TableCount(table.name, len(keys), absent))
         return rows
+
+
+def _row_of(table: RespTable, key: np.int64, resp3: bool) -> tuple[bytes, int]:
+    """Return the reply for one key, and how many of it have no row; raises `RequestError`."""
+    try:
+        return answer_command(table.stored, np.array([key]), True, resp3)
+    except RequestError:
+        raise
+    except Exception as problem:  # a file that was cut, for one; its path is not for who asks
+        _log.error("a lookup of the Redis protocol failed: %s", problem)
+        said = f"internal: {type(problem).__name__}; the server's log says more"
+        raise RequestError(500, "internal", said) from problem
 
 
 def _refuse_key(key: bytes) -> NoReturn:

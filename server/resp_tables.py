@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +17,7 @@ from kvtools.server.catalog import Catalog, ServedVersion
 from kvtools.server.recent_keys import RecentKeys
 from kvtools.server.store import StoredTable, lookup_errors
 
+_NUMBER = re.compile(rb"-?[0-9]+")
 _AT_ONCE = 65_536  # numbers: a lookup of more goes to a thread
 
 
@@ -30,29 +34,42 @@ class RespTable:
     recent: RecentKeys | None
 
 
+@dataclass(slots=True, weakref_slot=True)
+class _Served:
+    version: ServedVersion
+    by_name: dict[bytes, RespTable]
+    warm: bool = False
+
+
 class Tables:
     """The tables of what is served now, by name as bytes, in the order of their names."""
 
     def __init__(self, catalog: Catalog, max_values: int) -> None:
         self._catalog = catalog
         self._numbers = min(_AT_ONCE, max_values)
-        self._served: ServedVersion | None = None
-        self._by_name: dict[bytes, RespTable] = {}
-        self._warm = False
+        self._now: Callable[[], _Served | None] = lambda: None
 
     def now(self) -> dict[bytes, RespTable]:
         """Return the tables of the latest version; raises `KvtoolsError` if none is served."""
-        served = self._catalog.version()
-        if served is not self._served:
-            self._by_name = {name.encode(): self._table(served, name) for name in sorted(served.store.tables)}
-            self._served, self._warm = served, False
-        return self._by_name
+        return self._served().by_name
 
     def warm(self) -> bool:
-        """Return whether what `now` gave is in memory."""
-        if not self._warm and self._served is not None:
-            self._warm = self._served.store.warm
-        return self._warm
+        """Return whether they are in memory."""
+        served = self._served()
+        if not served.warm:
+            served.warm = served.version.store.warm
+        return served.warm
+
+    def _served(self) -> _Served:
+        served = self._now()
+        if served is None:
+            epoch, version = self._catalog.epoch, self._catalog.version()
+            by_name = {name.encode(): self._table(version, name) for name in sorted(version.store.tables)}
+            served = _Served(version, by_name)
+            # The epoch keeps it, and not this: a version that is served no more is let go of.
+            epoch.hold(served)
+            self._now = weakref.ref(served)
+        return served
 
     def get(self, name: bytes, selected: bytes | None) -> RespTable:
         """Return a table; an empty name: the one that is selected, or the only one. Raises `KvtoolsError`."""
@@ -83,11 +100,12 @@ class Tables:
         tables = self.now()
         if database in tables:
             return database
-        number = int(database) if database.isdigit() and len(database) < 10 else len(tables)
-        if number >= len(tables):
-            raise BadInputError(
-                f"there is no table '{shown_bytes(database)}'; there are 0 to {len(tables) - 1}, by name"
-            )
+        there = f"there are tables 0 to {len(tables) - 1}, by name"
+        if not _NUMBER.fullmatch(database):
+            raise BadInputError(f"there is no table '{shown_bytes(database)}'; {there}")
+        number = int(database) if len(database) < 10 else -1
+        if not 0 <= number < len(tables):
+            raise BadInputError(f"DB index is out of range; {there}")  # as Redis says it
         return list(tables)[number]
 
 

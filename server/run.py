@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtools.dialects.options import OpenOptions
-from kvtools.errors import BadInputError, MissingDependencyError
+from kvtools.errors import BadInputError, MissingDependencyError, OutputError
 from kvtools.server.settings import Settings
 from kvtools.server.sources import ModelSource
 
@@ -67,7 +67,14 @@ def serve(
         resp_port=_settled(settings.host, settings.resp_port, "--resp-port"),
     )
 
-    with tempfile.TemporaryDirectory(prefix="kvtools-serve-") as folder:
+    try:
+        shared = tempfile.TemporaryDirectory(prefix="kvtools-serve-")
+    except OSError as error:
+        raise OutputError(
+            f"making a folder that {settings.workers} workers share: {error.strerror or error}; name one that can be"
+            " written by TMPDIR in the environment, or say --workers 1"
+        ) from error
+    with shared as folder:
         settings = dataclasses.replace(settings, shared=Path(folder))
 
         def work(listener: socket.socket, supervisor: int, answers: Callable[[str], None]) -> None:

@@ -23,6 +23,7 @@ from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.options import OpenOptions, Progress
 from kvtools.dialects.savedmodel import is_whole_model
 from kvtools.errors import BadInputError, CorruptFileError, MissingDependencyError, one_line
+from kvtools.server.allocator import expect_many_threads
 from kvtools.server.protocol_error import HTTP_STATUSES, ProtocolError
 from kvtools.server.protos import DATA_TYPES
 from kvtools.server.settings import Settings
@@ -151,6 +152,11 @@ class SavedModelStore:
         return True
 
     verifies_on_use = False
+    identity = ""
+
+    def discard(self) -> bool:
+        """Return that nothing was made for it."""
+        return False
 
     def verify_on_use(self) -> None:
         """Do nothing, for the same reason."""
@@ -199,6 +205,7 @@ def _codes(errors: Any) -> dict[str, int]:
 
 def _import_tensorflow(path: Path) -> Any:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    expect_many_threads()
     try:
         return importlib.import_module("tensorflow")
     except ImportError as error:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+_KEY_BYTES_IN_JSON = 32
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -47,3 +49,8 @@ class Settings:
     access_log: str | None = None  # a file, or - for standard output
     page: bool = True  # answer / with a page for people, and what it asks
     shared: Path | None = None  # with several workers: a folder for what they tell each other, made by the supervisor
+
+    @property
+    def body_limit(self) -> int:
+        """How many bytes a body may have, once decoded: generously spaced JSON of `max_keys` keys fits."""
+        return self.max_body_bytes or self.max_keys * _KEY_BYTES_IN_JSON + 1024

@@ -221,6 +221,7 @@ _SMALL_NUMBERS = 32_768  # bytes of a request times numbers of a row
 
 # Signatures of tables hold tables and not the store, which would never go otherwise.
 _signatures: weakref.WeakKeyDictionary[Any, dict[str, Signature]] = weakref.WeakKeyDictionary()
+_widest: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 def signatures(version: ServedVersion) -> Mapping[str, Signature]:
@@ -238,10 +239,15 @@ def signatures(version: ServedVersion) -> Mapping[str, Signature]:
 
 def numbers_at_once(version: ServedVersion) -> int:
     """Return the numbers in the widest row of a version whose rows are all in memory; 0 if anything is waited for."""
-    tables = version.store.tables
-    if not version.store.warm or any(table.table is None for table in tables.values()):
+    store = version.store
+    if not store.warm:
         return 0
-    return max((table.schema.dim for table in tables.values()), default=0)
+    widest = _widest.get(store)
+    if widest is None:
+        tables = store.tables.values()
+        here = all(table.table is not None for table in tables)
+        widest = _widest[store] = max((table.schema.dim for table in tables), default=0) if here else 0
+    return widest
 
 
 def is_small(version: ServedVersion, bytes_in: int) -> bool:

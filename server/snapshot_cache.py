@@ -24,7 +24,6 @@ from pathlib import Path
 
 from kvtools import __version__
 from kvtools.cache_folder import cache_folder
-from kvtools.default_row import with_default_row
 from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.options import OpenOptions, Progress
 from kvtools.dialects.snapshot import NAME, SUFFIX
@@ -70,9 +69,7 @@ def snapshot_of(
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OutputError(
-            f"making a snapshot of '{checkpoint.path}' in '{folder}': {error.strerror or error}; name another --cache"
-        ) from error
+        raise _unusable(folder, error) from error
     opened = (options.dialect, options.key_dtype, options.value_dtype, options.dim)
     names = [table.schema.name for table in tables]
     if isinstance(checkpoint.path, str):  # a URL: nothing tells whether what is there has changed
@@ -170,7 +167,6 @@ def _write(
     checkpoint: Checkpoint, tables: Sequence[TableReader], path: Path, progress: Progress | None, *, stays: bool = True
 ) -> Snapshot:
     started = time.monotonic()
-    tables = [with_default_row(table) for table in tables]
     write_tables(tables, path, NAME, options=WriteOptions(force=True), progress=progress)
     snapshot = Snapshot(path)
     seconds = time.monotonic() - started
@@ -184,10 +180,17 @@ def _digest(*of: object) -> str:
     return hashlib.sha256(repr(of).encode()).hexdigest()[:24]
 
 
+def _unusable(folder: Path, error: OSError) -> OutputError:
+    return OutputError(f"making a snapshot in '{folder}': {error.strerror or error}; name another --cache")
+
+
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
     """Let one process at a time make a snapshot of a source: those that wait find it made."""
-    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise _unusable(path.parent, error) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

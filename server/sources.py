@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import signal
 import threading
@@ -15,7 +16,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO
 
+from kvtools.server.request import RequestError
 from kvtools.server.version_policy import VersionPolicy
+
+log = logging.getLogger("kvtools.serve")
 
 _LOOKS_EVERY = 0.02  # s
 
@@ -58,13 +62,22 @@ class SharedSources:
         ]
 
     def write(self, sources: Sequence[ModelSource]) -> None:
-        """Tell all workers of `sources`."""
+        """Tell all workers of `sources`; raises `RequestError` (503) if that cannot be written, and told nobody."""
         beside = self._folder / f"sources.{os.getpid()}"
         with self._lock:
-            beside.write_text(json.dumps([{**asdict(source), "labels": dict(source.labels)} for source in sources]))
-            status = beside.stat()
+            try:
+                beside.write_text(json.dumps([{**asdict(source), "labels": dict(source.labels)} for source in sources]))
+                status = beside.stat()
+                beside.replace(self._file)
+            except OSError as error:
+                log.error("a change cannot be told to the other workers: '%s': %s", self._folder, error.strerror)
+                raise RequestError(
+                    503,
+                    "not_shared",
+                    f"the other workers cannot be told: {error.strerror}; nothing was changed, and the server's log"
+                    " says where to make room",
+                ) from error
             self._known = status.st_ino, status.st_mtime_ns
-            beside.replace(self._file)
         os.kill(os.getppid(), signal.SIGHUP)
 
     def fault(self, what: str) -> str | None:
@@ -77,8 +90,11 @@ class SharedSources:
     def tell_fault(self, what: str, message: str) -> None:
         """Tell all workers, and those that begin later, what is wrong with `what`."""
         beside = self._folder / f"fault.{os.getpid()}"
-        beside.write_text(message)
-        beside.replace(self._note("fault", what))
+        try:
+            beside.write_text(message)
+            beside.replace(self._note("fault", what))
+        except OSError as error:  # each of them will find it by itself
+            log.warning("a fault cannot be told to the other workers: '%s': %s", self._folder, error.strerror)
 
     def _note(self, kind: str, what: str) -> Path:
         return self._folder / f"{kind}-{hashlib.sha256(what.encode()).hexdigest()[:32]}"
@@ -100,7 +116,12 @@ class SharedSources:
         None: another one held the lock until `go_on` said no. What the block raises does not count as getting through.
         """
         note = self._note("done", what)
-        with (self._folder / "lock").open("w") as lock:
+        try:
+            lock = (self._folder / "lock").open("w")
+        except OSError:  # a full disk: each does it for itself
+            yield note.exists()
+            return
+        with lock:
             while not (held := _try_lock(lock)) and go_on():
                 time.sleep(_LOOKS_EVERY)
             if not held:
@@ -108,7 +129,8 @@ class SharedSources:
                 return
             done = note.exists()
             yield done
-            note.touch()
+            with contextlib.suppress(OSError):
+                note.touch()
 
 
 def _try_lock(file: IO[str]) -> bool:

@@ -132,8 +132,11 @@ class TableStore:
         return self.snapshot.warm
 
     def populate(self, stop: threading.Event | None = None) -> None:
-        """Read the snapshot into memory, directories and keys first, until `stop` is set; takes its time."""
-        self.snapshot.populate(go_on=None if stop is None else lambda done, total: not stop.is_set())
+        """Read the snapshot into memory, directories and keys first, until `stop` is set; takes its time.
+
+        As `verify`, by threads of the lowest priority: lookups go on meanwhile, and shall not wait for a processor.
+        """
+        self.snapshot.populate(background=True, go_on=None if stop is None else lambda done, total: not stop.is_set())
 
     def verify(self, go_on: Callable[[], bool] | None = None) -> bool:
         """Compare the snapshot with its checksums; returns whether it came to its end, before `go_on` said no.
@@ -141,8 +144,9 @@ class TableStore:
         Raises:
             CorruptFileError: the message names table, section and place.
         """
-        # By one thread: lookups go on meanwhile, and shall not wait for a processor.
-        return self.snapshot.verify(threads=1, go_on=None if go_on is None else lambda done, total: go_on())
+        return self.snapshot.verify(
+            threads=1, background=True, go_on=None if go_on is None else lambda done, total: go_on()
+        )
 
     def verify_on_use(self) -> None:
         """Verify what lookups touch before they use it, until `verify` has come to its end, or `trust` is called.
@@ -151,6 +155,20 @@ class TableStore:
             CorruptFileError: a default row is damaged; they are verified at once.
         """
         self.snapshot.verify_on_use()
+
+    @property
+    def identity(self) -> str:
+        """Tells the file that is mapped from every other; who verifies it verifies it for all workers that have it."""
+        return self.snapshot.native.identity
+
+    def discard(self) -> bool:
+        """Remove the snapshot, if it was made in the cache, so that the next store makes it anew; returns whether."""
+        if self.snapshot.path == self.path:
+            return False
+        with contextlib.suppress(BadInputError):  # it is gone, or cannot be read
+            if Snapshot(self.snapshot.path).native.identity == self.identity:  # not what another worker made since
+                self.snapshot.path.unlink(missing_ok=True)
+        return True
 
     def trust(self) -> None:
         """Verify nothing on use any more: another process has verified this file."""

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Request, Response
 from fastapi.responses import StreamingResponse
-from starlette.requests import ClientDisconnect
 
 from kvtools.dialects.schema import TableSchema
 from kvtools.inspect import describe_table
@@ -20,7 +19,7 @@ from kvtools.lookup_frame import MEDIA_TYPE as FRAME
 from kvtools.server.answer import Answer
 from kvtools.server.codecs import JSON, choose_codec
 from kvtools.server.lookups import Ask, Lookups, Size, error_answer
-from kvtools.server.request import BINARY, RequestError, body_too_large, checked_missing
+from kvtools.server.request import BINARY, RequestError, checked_missing
 from kvtools.server.request_body import read_within
 
 _ERROR = {"error": {"code": "unknown_table", "message": "there is no table 'x'; GET /v1/tables lists the tables"}}
@@ -120,7 +119,7 @@ def _errors(**others: str) -> dict[int | str, dict[str, Any]]:
 _BODY_ERRORS = {
     "408": "The body did not come in time.",
     "413": "Too many keys or numbers, or too large a body.",
-    "415": "Another Content-Encoding than gzip, or a binary form that this path does not have.",
+    "415": "Another Content-Encoding than gzip or deflate, or a binary form that this path does not have.",
 }
 _MISSING_PARAMETER: dict[str, Any] = {
     "name": "missing",
@@ -297,7 +296,7 @@ async def _serve(
             checked_missing(missing)
         answer = lookups.authorize(ask)
         if answer is None and kind != "row":
-            body = await _read_body(request, lookups.body_limit)
+            body = await read_within(request.receive, headers, lookups.body_limit)
     except RequestError as error:
         answer = error_answer(error)
     if answer is None:
@@ -325,19 +324,6 @@ async def _response(lookups: Lookups, answer: Answer, http_version: str) -> Resp
             return StreamingResponse(blocks, answer.status, answer.headers, answer.media_type)
         body = b"".join([block async for block in blocks])  # HTTP/1.0 has no chunks
     return Response(body, answer.status, answer.headers, answer.media_type)
-
-
-async def _read_body(request: Request, limit: int) -> bytes:
-    length = request.headers.get("content-length", "")
-    if "expect" in request.headers and length.isdecimal() and int(length) > limit:
-        raise body_too_large(limit)  # before the client sends it
-    try:
-        body = await read_within(request, limit)
-    except ClientDisconnect:
-        raise RequestError(400, "disconnected", "the client went away") from None
-    if body is None:
-        raise body_too_large(limit)
-    return body
 
 
 def _described(schema: TableSchema) -> dict[str, Any]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from typing import Literal
 
+from kvtools._snapshot import Tally
 from kvtools.errors import KvtoolsError
 from kvtools.server.access_keys import AccessKeys, read_access_keys
 from kvtools.server.access_log import AccessLog
 from kvtools.server.catalog import Catalog
 from kvtools.server.metrics import Metrics
-from kvtools.server.observer import Answered, Observer
+from kvtools.server.observer import Answered, Inferences, Observer
 from kvtools.server.settings import Settings
 
 log = logging.getLogger("kvtools.serve")
@@ -26,6 +28,7 @@ class Telemetry(Observer):
         self._keys: AccessKeys | None = read_access_keys(settings.api_keys)
         self._counted = Metrics(catalog, settings.shared)
         self._count = self._counted.counts.count
+        self._failing = False
         self._log = None if settings.access_log is None else AccessLog(settings.access_log, self._key_name)
 
     def authorize(self, headers: Mapping[str, str], tables: Iterable[str]) -> None:
@@ -48,6 +51,14 @@ class Telemetry(Observer):
         """Return what all workers have counted."""
         return self._counted.text()
 
+    def inferences(self) -> Mapping[tuple[str, int, str], Inferences]:
+        """Return what was asked of models in the protocols of others, of all workers."""
+        return self._counted.inferences()
+
+    def tally(self, protocol: Literal["http", "resp"], kind: str, table: str) -> Tally | None:
+        """Return what counts lookups of a table; None where each has a line in the log."""
+        return None if self._log is not None else self._counted.tally(protocol, kind, table)
+
     def on_answer(self, answered: Answered) -> None:
         """Count an answer, and have it logged."""
         self._count(answered)
@@ -58,8 +69,12 @@ class Telemetry(Observer):
         """Tell the other workers what was counted; for every second."""
         try:
             self._counted.publish()
+            self._failing = False
         except OSError as error:
-            log.error("the counts of this worker cannot be written: %s", error.strerror)
+            if not self._failing:
+                where = self._settings.shared
+                log.error("the other workers cannot be told what this one counts: '%s': %s", where, error.strerror)
+            self._failing = True
 
     def reload(self) -> None:
         """Read the keys anew, and begin a new file of the log if the old one was moved. Bad keys change nothing."""
@@ -74,6 +89,7 @@ class Telemetry(Observer):
             log.error("there are no keys any more; the keys stay as they are")
             return
         self._keys = keys
+        self._catalog.renew()
 
     def close(self) -> None:
         """Write what is not written yet."""

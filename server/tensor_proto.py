@@ -13,6 +13,7 @@ import numpy as np
 
 from kvtools.server.protocol_error import ProtocolError, invalid
 from kvtools.server.protos import DATA_TYPES
+from kvtools.server.raw_tensor import raw_array
 from kvtools.server.signatures import FROM_TENSORFLOW, STRING, TENSORFLOW_TYPES, Array
 
 _NAMES = {number: name for name, number in DATA_TYPES.items()}
@@ -54,15 +55,7 @@ def decode(name: str, proto: Any, *, limit: int) -> Array:
     if content:
         if dtype == STRING:
             raise invalid(f"input '{name}': strings are read from string_val, not from tensor_content")
-        if len(content) != count * dtype.itemsize:
-            raise invalid(
-                f"input '{name}': got {len(content)} bytes of tensor_content, expected {count * dtype.itemsize}:"
-                f" shape {shape} of {dtype}"
-            )
-        if dtype == np.bool_:
-            flags: Array = (np.frombuffer(content, np.uint8) != 0).reshape(shape)
-            return flags
-        return np.frombuffer(content, dtype).reshape(shape)
+        return raw_array(name, content, dtype, shape, of=str(dtype), where=" of tensor_content")
     return _from_list(name, proto, dtype, count).reshape(shape)
 
 

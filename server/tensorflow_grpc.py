@@ -13,8 +13,9 @@ from typing import Any
 from kvtools.server.caller import Caller
 from kvtools.server.catalog import Catalog, ServedVersion
 from kvtools.server.model_status import model_statuses
-from kvtools.server.protocol_error import ProtocolError, invalid
+from kvtools.server.protocol_error import ProtocolError, invalid, of_request
 from kvtools.server.protos import DATA_TYPES, message
+from kvtools.server.request import RequestError
 from kvtools.server.settings import Settings
 from kvtools.server.signatures import (
     DEFAULT,
@@ -77,8 +78,9 @@ def methods(catalog: Catalog, settings: Settings) -> dict[str, Method]:
             raise invalid("Missing ModelSpec")
         spec = request.model_spec
         served = _served(catalog, spec)
-        caller.asks(served.model)
+        caller.asks(served)
         signature = signature_of(served, spec.signature_name, code="FAILED_PRECONDITION")
+        caller.signature = signature.name
         outputs = chosen_outputs(signature, list(request.output_filter))
         inputs = {name: decode(name, tensor, limit=settings.max_values) for name, tensor in request.inputs.items()}
         check_inputs(signature, inputs)
@@ -254,6 +256,8 @@ def _reload(catalog: Catalog, settings: Settings, sources: list[ModelSource]) ->
                 )
     try:
         failed = catalog.changes.reload(sources).result(timeout=settings.grace)
+    except RequestError as error:
+        raise of_request(error) from None
     except FutureTimeoutError:
         raise ProtocolError(
             "DEADLINE_EXCEEDED", "the new models are still being loaded; GetModelStatus tells how far they are"

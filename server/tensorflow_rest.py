@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from pydantic_core import to_json
 
 from kvtools.server.caller import Caller
@@ -24,8 +24,15 @@ from kvtools.server.json_tensor import is_base64, load_json, shown, tensor, text
 from kvtools.server.model_status import model_statuses
 from kvtools.server.observer import Observer
 from kvtools.server.protocol_error import ProtocolError, invalid
-from kvtools.server.protocol_routes import RouteAdder, Threads, blocks_response, json_response, version_number
-from kvtools.server.request_body import read_body
+from kvtools.server.protocol_routes import (
+    Body,
+    ProtocolRouter,
+    Threads,
+    blocks_response,
+    json_response,
+    version_number,
+)
+from kvtools.server.request_body import decode_ids, read_ids
 from kvtools.server.settings import Settings
 from kvtools.server.signatures import (
     TENSORFLOW_TYPES,
@@ -41,19 +48,67 @@ from kvtools.server.signatures import (
     signature_of,
 )
 
-_PREDICT = {"signature_name": "user_emb", "instances": [17, -3]}
-_STATUS = {
-    "model_version_status": [
-        {"version": "1", "state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""}}
-    ]
-}
+_PREDICT = Body(
+    {"signature_name": "user_emb", "instances": [17, -3]},
+    {
+        "type": "object",
+        "properties": {
+            "signature_name": {"type": "string"},
+            "instances": {"type": "array", "minItems": 1, "description": "A value, or an object of inputs, a row."},
+            "inputs": {"description": "All rows of the one input, or an object of inputs."},
+            "output_filter": {"type": "array", "items": {"type": "string"}},
+        },
+        "oneOf": [{"required": ["instances"]}, {"required": ["inputs"]}],
+    },
+)
+_PREDICTED = Body(
+    {"predictions": [[0.25, -0.5], [0.0, 0.0]]},
+    {
+        "type": "object",
+        "properties": {"predictions": {"type": "array"}, "outputs": {}},
+        "oneOf": [{"required": ["predictions"]}, {"required": ["outputs"]}],
+    },
+)
+_STATUS = Body(
+    {
+        "model_version_status": [
+            {"version": "1", "state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""}}
+        ]
+    },
+    {
+        "type": "object",
+        "required": ["model_version_status"],
+        "properties": {
+            "model_version_status": {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "required": ["version", "state", "status"],
+                    "properties": {
+                        "version": {"type": "string"},
+                        "state": {"enum": ["START", "LOADING", "AVAILABLE", "UNLOADING", "END"]},
+                        "status": {
+                            "type": "object",
+                            "required": ["error_code", "error_message"],
+                            "properties": {"error_code": {"type": "string"}, "error_message": {"type": "string"}},
+                        },
+                    },
+                },
+            }
+        },
+    },
+)
+_METADATA = Body(
+    {"model_spec": {"name": "default", "signature_name": "", "version": "1"}, "metadata": {}},
+    {"type": "object", "required": ["model_spec", "metadata"]},
+)
 
 
-def router(catalog: Catalog, settings: Settings, observer: Observer | None = None) -> APIRouter:
+def router(catalog: Catalog, settings: Settings, observer: Observer | None = None) -> ProtocolRouter:
     """Return the routes under `/v1/models`."""
-    routes = APIRouter(tags=["TensorFlow Serving"])
+    routes = ProtocolRouter("TensorFlow Serving", observer)
     threads = Threads(settings)
-    add_route = RouteAdder(routes, observer)
+    add_route = routes.answer
 
     def named(request: Request) -> dict[str, Any]:
         parts = request.path_params
@@ -71,9 +126,14 @@ def router(catalog: Catalog, settings: Settings, observer: Observer | None = Non
     async def predict(request: Request, caller: Caller) -> Response:
         caller.authorize()
         served = asked(request)
-        caller.asks(served.model)
-        body = await read_body(request, settings)
-        return await threads.run(lambda: _predict(served, body, settings, caller), small=is_small(served, len(body)))
+        caller.asks(served)
+        limit = settings.body_limit
+        body = await read_ids(request.receive, caller.headers, limit)
+        encoding = caller.headers.get("content-encoding", "")
+        return await threads.run(
+            lambda: _predict(served, decode_ids(body, encoding, limit), settings, caller),
+            small=not encoding and is_small(served, len(body)),  # what is packed may be more than it looks
+        )
 
     async def status(request: Request, caller: Caller) -> Response:
         caller.authorize()
@@ -117,7 +177,7 @@ def router(catalog: Catalog, settings: Settings, observer: Observer | None = Non
             kind="predict",
             summary=f"Predict, by {of}",
             body=_PREDICT,
-            answer={"predictions": [[0.25, -0.5], [0.0, 0.0]]},
+            answer=_PREDICTED,
         )
         for method in ("classify", "regress"):
             add_route("POST", f"{path}:{method}", no_examples)
@@ -126,7 +186,7 @@ def router(catalog: Catalog, settings: Settings, observer: Observer | None = Non
             f"{path}/metadata",
             metadata,
             summary=f"Signatures, by {of}",
-            answer={"model_spec": {"name": "default", "signature_name": "", "version": "1"}, "metadata": {}},
+            answer=_METADATA,
         )
         summary = f"Status, by {of}" if place else "Status of all versions"
         add_route("GET", path, status, summary=summary, answer=_STATUS)
@@ -146,6 +206,7 @@ def _predict(served: ServedVersion, body: bytes, settings: Settings, caller: Cal
             f"JSON Value: {shown(document)} not formatted correctly. 'signature_name' key must be a string value."
         )
     signature = signature_of(served, name)
+    caller.signature = signature.name
     by_rows = "instances" in document
     if by_rows and "inputs" in document:
         raise invalid(

@@ -25,7 +25,7 @@ from kvtools.server.recent_keys import RecentKeys
 from kvtools.server.settings import Settings
 from kvtools.server.sources import SharedSources
 from kvtools.server.store import TableStore
-from kvtools.server.version_folder import FoundVersion, Stamp
+from kvtools.server.version_folder import FoundVersion
 from kvtools.snapshot import file_errors
 
 log = logging.getLogger("kvtools.serve")
@@ -56,8 +56,32 @@ class VersionLoader:
         self._shared = shared
         self._stop = stop
 
-    def open(self, model: str, found: FoundVersion, recent: dict[str, RecentKeys]) -> ServedVersion:
-        """Open a version; `recent` are the keys asked for lately by table, which the version goes on noting."""
+    def load(self, model: str, found: FoundVersion, recent: dict[str, RecentKeys], *, at_once: bool) -> ServedVersion:
+        """Load a version as a whole, or (`at_once`) so far that it may be served, for `finish` to do the rest.
+
+        `recent` are the keys asked for lately by table, which the version goes on noting. A snapshot of the cache that
+        is damaged is made again.
+        """
+        prepare = self._prepare_at_once if at_once else self._prepare
+        version = self._open(model, found, recent)
+        try:
+            prepare(version)
+        except CorruptFileError as error:
+            if not version.store.discard():
+                raise
+            log.warning("%s; it was in the cache, and is made again", error)
+            del version  # its file is gone with it
+            version = self._open(model, found, recent)
+            prepare(version)
+        return version
+
+    def finish(self, version: ServedVersion) -> None:
+        """Verify the rest of a version that is served already, and bring it into memory."""
+        if version.store.verifies_on_use:
+            self._verify(version.store, self._goes_on)
+        version.store.populate(self._stop)
+
+    def _open(self, model: str, found: FoundVersion, recent: dict[str, RecentKeys]) -> ServedVersion:
         progress = _Progress(f"model '{model}': version {found.number}")
         store = _open(found.path, self._options, self._settings, progress)
         if self._settings.missing == "default":
@@ -68,27 +92,21 @@ class VersionLoader:
         of_tables = {name: recent.setdefault(name, RecentKeys()) for name in store.tables}
         return ServedVersion(model, found.number, Path(found.path), store, of_tables)
 
-    def prepare(self, version: ServedVersion, stamp: Stamp) -> None:
+    def _prepare(self, version: ServedVersion) -> None:
         """Verify a version and bring it into memory, before it is served."""
-        self._verify(version.store, stamp, self._goes_on)
+        self._verify(version.store, self._goes_on)
         version.store.populate(self._stop)
         for name, keys in version.recent.items():
             _touch(version.store, name, keys)
 
-    def prepare_at_once(self, version: ServedVersion, stamp: Stamp) -> None:
+    def _prepare_at_once(self, version: ServedVersion) -> None:
         """Make a version fit to be served in a moment: what is not verified by then is verified on use."""
         if not self._settings.verify:
             return
         version.store.verify_on_use()
         last = time.monotonic() + _AT_ONCE
         with contextlib.suppress(StoppedError):
-            self._verify(version.store, stamp, lambda: self._goes_on() and time.monotonic() < last)
-
-    def finish(self, version: ServedVersion, stamp: Stamp) -> None:
-        """Verify the rest of a version that is served already, and bring it into memory."""
-        if version.store.verifies_on_use:
-            self._verify(version.store, stamp, self._goes_on)
-        version.store.populate(self._stop)
+            self._verify(version.store, lambda: self._goes_on() and time.monotonic() < last)
 
     def _goes_on(self) -> bool:
         return not self._stop.is_set()
@@ -96,12 +114,12 @@ class VersionLoader:
     def _says_first(self, what: str) -> bool:
         return self._shared is None or self._shared.says_first(what)
 
-    def _verify(self, store: TableStore, stamp: Stamp, go_on: GoOn) -> None:
+    def _verify(self, store: TableStore, go_on: GoOn) -> None:
         """Compare all checksums; of several workers, one does it for all. Raises `StoppedError` if `go_on` ends it."""
         if not self._settings.verify:
             return
-        shared = self._shared if stamp else None
-        name = repr(stamp)
+        name = store.identity
+        shared = self._shared if name else None
         _raise_fault(shared, name)
         with shared.only_once(name, go_on) if shared else contextlib.nullcontext(False) as done_before:
             if done_before:
@@ -203,6 +221,7 @@ def described(error: Exception) -> tuple[str, str]:
     if isinstance(error, MemoryError):
         return "RESOURCE_EXHAUSTED", "out of memory"
     if isinstance(error, OSError):
-        return "UNAVAILABLE", f"{error.strerror or error}"
+        where = f"'{error.filename}': " if error.filename else ""
+        return "UNAVAILABLE", f"{where}{error.strerror or error}"
     log.error("loading a version", exc_info=error)
     return "INTERNAL", f"{type(error).__name__}: {error}"

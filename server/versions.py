@@ -30,8 +30,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kvtools.dialects.options import OpenOptions
-from kvtools.errors import BadInputError, one_line
-from kvtools.server.catalog import Catalog, ServedModel, ServedVersion, VersionStatus
+from kvtools.errors import BadInputError, CorruptFileError, one_line
+from kvtools.server.catalog import Catalog, ServedModel, ServedVersion, UnknownVersionError, VersionStatus
 from kvtools.server.host_paths import without_folders
 from kvtools.server.recent_keys import RecentKeys
 from kvtools.server.settings import Settings
@@ -182,30 +182,35 @@ class Versions:
         """Give `label` to version `number` of a model, from the next request on; None takes it away.
 
         Raises:
-            UnknownModelError, UnknownVersionError: there is none such now.
+            UnknownModelError, UnknownVersionError: there is none such now, or no such label to take away.
+            RequestError: the other workers cannot be told; nothing was changed.
         """
         self._catalog.model(model)
         if number is not None:
             self._catalog.version(model, number=number)
         with self._changing:
             state = self._models[model]
+            if number is None and label not in state.source.labels:
+                raise UnknownVersionError(f"model '{model}' has no label '{label}'")
             labels = {name: at for name, at in state.source.labels.items() if name != label}
             if number is not None:
                 labels[label] = number
-            state.source = replace(state.source, labels=labels)
+            changed = replace(state.source, labels=labels)
+            self._share([changed if each is state else each.source for each in self._models.values()])
+            state.source = changed
             self._publish(state)
-        self._share()
         log.info("model '%s': label '%s' is %s", model, label, f"version {number}" if number else "taken away")
         self.look_soon()  # a version that only its label kept leaves
 
     def reload(self, sources: Sequence[ModelSource]) -> Future[dict[str, str]]:
         """Serve `sources` from now on, and no other model.
 
-        Returns what will be, when all are loaded or have failed, a message for each model that has no version.
+        Returns what will be, when all are loaded or have failed, a message for each model that has no version. Raises
+        `RequestError` if the other workers cannot be told; nothing was changed then.
         """
         done: Future[dict[str, str]] = Future()
+        self._share(sources)
         self._take(sources)
-        self._share()
         self._messages.put(done)
         return done
 
@@ -223,9 +228,9 @@ class Versions:
             for name in gone:
                 self._catalog.remove(name)
 
-    def _share(self) -> None:
+    def _share(self, sources: Sequence[ModelSource]) -> None:
         if self._shared:
-            self._shared.write(self.sources())
+            self._shared.write(sources)
 
     # The thread.
 
@@ -347,11 +352,10 @@ class Versions:
         return not found.stamp or state.seen.get(found.number) == found.stamp or time.time() - found.changed >= quiet
 
     def _load(self, state: _Model, found: FoundVersion) -> ServedVersion:
-        version = self._loader.open(state.source.name, found, state.recent)
-        if self._started and any(not state.is_damaged(number) for number in state.served):
-            self._loader.prepare(version, found.stamp)
-        else:  # requests wait for it already
-            self._loader.prepare_at_once(version, found.stamp)
+        # Where nothing sound is served, requests wait for it already.
+        waited_for = not self._started or all(state.is_damaged(number) for number in state.served)
+        version = self._loader.load(state.source.name, found, state.recent, at_once=waited_for)
+        if waited_for:
             state.unfinished.add(found.number)
         return version
 
@@ -366,10 +370,16 @@ class Versions:
                     continue
                 version, stamp = state.served[number]
                 try:
-                    self._loader.finish(version, stamp)
+                    self._loader.finish(version)
                 except StoppedError:
                     return
                 except Exception as error:
+                    if isinstance(error, CorruptFileError) and version.store.discard():
+                        log.warning("%s; it was in the cache, and is made again", error)
+                        state.served[number] = version, ()  # another file than what lies there: it is loaded anew
+                        del version
+                        self._look(state.source.name)
+                        continue
                     found = FoundVersion(number, str(version.path), stamp, 0)
                     del version
                     self._mark_bad(state, found, *described(error))
@@ -468,8 +478,10 @@ class Versions:
         if state.said:
             return state.said
         if Path(state.source.path).is_dir():
-            return "there is no version in this folder (a folder or snapshot whose name is a number); --wait waits"
-        return "there is nothing; --wait waits for it"
+            found = "there is no version in this folder (a folder or snapshot whose name is a number)"
+        else:
+            found = "there is nothing"
+        return found if self._settings.wait else f"{found}; --wait waits for one"
 
 
 def _bad_line(state: _Model, number: int, message: str) -> str:

@@ -3,14 +3,19 @@
 #include <nanobind/ndarray.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "arguments.h"
+#include "epoch.h"
 #include "kvtable/snapshot.h"
+#include "serving/lookup_counts.h"
 #include "serving/resp.h"
 #include "snapshot_bindings.h"
 
@@ -20,6 +25,7 @@ namespace kvtable {
 namespace {
 
 constexpr int64_t kReleaseFrom = 256;  // keys: below that, giving the GIL away costs more than it brings
+constexpr size_t kMostAtOnce = 65536;  // bytes of replies; then it is looked whether they are read
 
 using Keys = nb::ndarray<nb::numpy, int64_t, nb::ndim<1>>;
 using GivenKeys = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -42,8 +48,9 @@ Keys KeysOf(const RespReader& reader) {
   return Keys(copy.release(), {keys.size()}, owner);
 }
 
-nb::object Next(RespReader* reader) {
-  switch (reader->Next()) {
+// What was read, as `next` returns it.
+nb::object ItemOf(const RespReader* reader, RespReader::Kind kind) {
+  switch (kind) {
     case RespReader::Kind::kNothing:
       return nb::none();
     case RespReader::Kind::kLookup: {
@@ -66,6 +73,88 @@ nb::object Next(RespReader* reader) {
       return nb::make_tuple("broken", nb::str(reader->fault().c_str()));
   }
   return nb::none();
+}
+
+nb::object Next(RespReader* reader) { return ItemOf(reader, reader->Next()); }
+
+// The tables that a connection may look up just now, by the names that it gives them.
+class RespTables {
+ public:
+  struct Table {
+    const SnapshotTable* table;  // the epoch holds it
+    int64_t low;
+    uint64_t high;
+    int64_t most_keys;
+    Tally* tally;
+    RecentKeys* recent;  // or null
+  };
+
+  explicit RespTables(Epoch* epoch) : epoch_(epoch) {}
+
+  bool valid() const { return epoch_->valid(); }
+
+  void Add(const nb::bytes& name, const nb::object& table, int64_t low, uint64_t high, int64_t most_keys,
+           Tally* tally, RecentKeys* recent) {
+    epoch_->Hold(table);
+    tables_.insert_or_assign(
+        std::string(name.c_str(), name.size()),
+        Table{nb::cast<const SnapshotTable*>(table), low, high, most_keys, tally, recent});
+  }
+
+  // Null where a lookup of this name is to be answered by Python.
+  const Table* Find(const std::string& name) const {
+    if (!valid()) return nullptr;
+    const auto found = tables_.find(name);
+    return found == tables_.end() ? nullptr : &found->second;
+  }
+
+ private:
+  Epoch* epoch_;
+  std::unordered_map<std::string, Table> tables_;
+};
+
+// Appends the replies to the lookup that was read. False where Python must give them.
+bool AppendReplies(const RespTables::Table& table, const RespReader& reader, bool resp3,
+                   std::string* replies) {
+  const auto began = std::chrono::steady_clock::now();
+  const std::vector<int64_t>& keys = reader.keys();
+  const int64_t n = static_cast<int64_t>(keys.size()), row_bytes = table.table->value_bytes();
+  if (n > table.most_keys || n >= kReleaseFrom) return false;
+  for (const Command& command : reader.commands()) {
+    if (command.low < table.low || command.high > table.high) return false;
+  }
+  const std::unique_ptr<uint8_t[]> rows(new uint8_t[static_cast<size_t>(n * row_bytes)]);
+  uint8_t found[kReleaseFrom];
+  int64_t missing;
+  try {
+    missing = table.table->LookupRaw(keys.data(), n, rows.get(), found);
+  } catch (const Error&) {
+    return false;  // it will be met again, and then told
+  }
+  const size_t before = replies->size(),
+               bytes = static_cast<size_t>(RowsBytes(reader.commands(), found, row_bytes, resp3));
+  replies->resize(before + bytes);
+  WriteRows(reader.commands(), rows.get(), found, row_bytes, resp3, replies->data() + before);
+  if (table.recent != nullptr && table.recent->Due()) table.recent->Note(keys.data(), n);
+  table.tally->Add(std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count(), 0,
+                   static_cast<int64_t>(bytes), n, missing);
+  return true;
+}
+
+nb::tuple Run(RespReader* reader, const RespTables* tables, bool resp3) {
+  std::string replies;
+  const auto result = [&](nb::object item) {
+    return nb::make_tuple(nb::bytes(replies.data(), replies.size()), std::move(item));
+  };
+  while (replies.size() < kMostAtOnce) {
+    const RespReader::Kind kind = reader->Next();
+    if (kind == RespReader::Kind::kLookup && tables != nullptr) {
+      const RespTables::Table* const table = tables->Find(reader->table());
+      if (table != nullptr && AppendReplies(*table, *reader, resp3, &replies)) continue;
+    }
+    return result(ItemOf(reader, kind));
+  }
+  return result(nb::make_tuple("more"));
 }
 
 // The replies to commands whose keys are `keys` (n), and how many keys have no row.
@@ -97,6 +186,15 @@ nb::list CommandsOf(const RespReader& reader) {
 }  // namespace
 
 void BindResp(nb::module_& m) {
+  nb::class_<RespTables>(
+      m, "RespTables", "The tables that a connection may look up just now, by the names that it gives them.")
+      .def(nb::init<Epoch*>(), "epoch"_a, nb::keep_alive<1, 2>())
+      .def_prop_ro("valid", &RespTables::valid, "Whether their epoch goes on.")
+      .def("add", &RespTables::Add, "name"_a, "table"_a, "low"_a, "high"_a, "most_keys"_a, "tally"_a,
+           "recent"_a.none(), nb::keep_alive<1, 7>(), nb::keep_alive<1, 8>(),
+           "Add a table, whose keys are `low` to `high`; lookups of more than `most_keys` are left to the "
+           "caller.");
+
   nb::class_<RespReader>(m, "RespReader",
                          "Takes commands of the Redis protocol from the bytes of one connection.")
       .def(
@@ -113,6 +211,11 @@ void BindResp(nb::module_& m) {
            "('lookup', table, number of keys, lowest, highest): commands that ask one table for rows;\n"
            "('command', words): another command; ('refused', why): one that is wrong;\n"
            "('broken', why): bytes that are no command; nothing can be read after them.")
+      .def(
+          "run", &Run, "tables"_a.none(), "resp3"_a,
+          "Answer lookups of `tables` as long as nothing else comes: the replies, and what `next` returns of "
+          "what is\n"
+          "not answered; or ('more',) after 64 KiB of replies.")
       .def("keys", &KeysOf, "Return the keys of the last lookup, int64 [n] (of uint64: their bits).")
       .def("commands", &CommandsOf,
            "Return the commands of the last lookup: (keys, whether one row is asked for, lowest, highest).")

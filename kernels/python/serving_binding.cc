@@ -65,13 +65,14 @@ void Unlocked(bool verifies, int64_t numbers, const std::function<void()>& work)
 }
 
 nb::object Answer(const SnapshotTable& table, const nb::bytes& body, bool binary_keys, bool binary_rows,
-                  int missing, int64_t max_keys, int64_t max_numbers) {
+                  int missing, int64_t max_keys, int64_t max_numbers, RecentKeys* recent) {
   AnswerForm form;
   form.binary_keys = binary_keys;
   form.binary_rows = binary_rows;
   form.missing = static_cast<MissingKeys>(missing);
   form.max_keys = max_keys;
   form.max_numbers = max_numbers;
+  form.recent = recent;
   NewBytes bytes;
   TableAnswer answer;
   try {
@@ -190,8 +191,10 @@ nb::bytes JsonFlags(const Flags& flags) {
 
 void BindServing(nb::module_& m) {
   m.def("answer", &Answer, "table"_a, "body"_a, "binary_keys"_a, "binary_rows"_a, "missing"_a, "max_keys"_a,
-        "max_numbers"_a,
-        "Answer a lookup of one table; `missing` is 0 for zeros, 1 for the default row, 2 for an error.\n\n"
+        "max_numbers"_a, "recent"_a.none() = nb::none(),
+        "Answer a lookup of one table; `missing` is 0 for zeros, 1 for the default row, 2 for an error. "
+        "`recent`\n"
+        "gets keys of some of the lookups.\n\n"
         "Returns (body, keys, rows, missing keys), or None where kvtools.server.answer must do it.");
   m.def("frame_tables", &FrameTables, "body"_a,
         "Return the names of the tables of a frame, or None where kvtools.lookup_frame must read it.");

@@ -198,15 +198,20 @@ Snapshot::GoOn GoOnOf(const nb::object& callable) {
   };
 }
 
-bool Populate(Snapshot& snapshot, int threads, const nb::object& go_on) {
-  const Snapshot::GoOn asks = GoOnOf(go_on);
-  const nb::gil_scoped_release release;
-  return snapshot.Populate(threads, asks);
+std::shared_ptr<ParallelFor> ThreadsFor(int threads, bool background) {
+  return background ? MakeBackgroundThreads(threads) : PoolOf(threads);
 }
 
-bool Verify(const Snapshot& snapshot, int threads, const nb::object& go_on) {
+bool Populate(Snapshot& snapshot, int threads, const nb::object& go_on, bool background) {
   const Snapshot::GoOn asks = GoOnOf(go_on);
-  const std::shared_ptr<ParallelFor> pool = PoolOf(threads);
+  const std::shared_ptr<ParallelFor> pool = ThreadsFor(threads, background);
+  const nb::gil_scoped_release release;
+  return snapshot.Populate(*pool, asks);
+}
+
+bool Verify(const Snapshot& snapshot, int threads, const nb::object& go_on, bool background) {
+  const Snapshot::GoOn asks = GoOnOf(go_on);
+  const std::shared_ptr<ParallelFor> pool = ThreadsFor(threads, background);
   const nb::gil_scoped_release release;
   return snapshot.Verify(*pool, asks);
 }
@@ -255,6 +260,7 @@ void BindSnapshots(nb::module_& m) {
   nb::class_<Snapshot>(m, "Snapshot",
                        "An open snapshot: its bytes are mapped, and stay so as long as a table is in use.")
       .def_prop_ro("bytes", &Snapshot::bytes)
+      .def_prop_ro("identity", &Snapshot::identity)
       .def_prop_ro("fingerprint", &Snapshot::fingerprint)
       .def_prop_ro(
           "description",
@@ -268,8 +274,8 @@ void BindSnapshots(nb::module_& m) {
                      return tables;
                    })
       .def_prop_ro("warm", &Snapshot::warm)
-      .def("populate", &Populate, "threads"_a = 4, "go_on"_a = nb::none())
-      .def("verify", &Verify, "threads"_a = 0, "go_on"_a = nb::none())
+      .def("populate", &Populate, "threads"_a = 4, "go_on"_a = nb::none(), "background"_a = false)
+      .def("verify", &Verify, "threads"_a = 0, "go_on"_a = nb::none(), "background"_a = false)
       .def_prop_ro("verifies_on_use", &Snapshot::verifies_on_use)
       .def("verify_on_use", &Snapshot::VerifyOnUse)
       .def("trust", &Snapshot::Trust)

@@ -7,7 +7,8 @@ namespace kvtable {
 
 void BindSnapshots(nanobind::module_& m);
 void BindSnapshotWriter(nanobind::module_& m);
-void BindServing(nanobind::module_& m);  // answer, read_json_lookup, json_rows, json_flags
-void BindResp(nanobind::module_& m);     // RespReader, resp_rows
+void BindServing(nanobind::module_& m);   // answer, read_json_lookup, json_rows, json_flags
+void BindPrepared(nanobind::module_& m);  // Epoch, PreparedLookup, RecentKeys, RequestIds, ShortWay, Tally
+void BindResp(nanobind::module_& m);      // RespReader, RespTables, resp_answer
 
 }  // namespace kvtable

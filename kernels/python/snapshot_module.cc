@@ -31,5 +31,6 @@ NB_MODULE(_snapshot, m) {
   kvtable::BindSnapshots(m);
   kvtable::BindSnapshotWriter(m);
   kvtable::BindServing(m);
+  kvtable::BindPrepared(m);
   kvtable::BindResp(m);
 }

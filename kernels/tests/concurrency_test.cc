@@ -1,8 +1,12 @@
 // Many threads mix every operation on one table, and nobody ever sees a torn row. Meant for the sanitizers,
 // too.
+#include <sched.h>
+
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
+#include <stdexcept>
 #include <thread>
 #include <vector>
 
@@ -350,10 +354,48 @@ void StepsFromManyThreadsLoseNothing() {
   for (float x : out) CHECK(x == 30.0f * kThreads * kSteps);
 }
 
+void BackgroundThreadsHaveTheLowestPriority() {
+  const auto caller = std::this_thread::get_id();
+  const int policy = sched_getscheduler(0);
+  const std::unique_ptr<ParallelFor> threads = MakeBackgroundThreads(2);
+  std::vector<std::atomic<int>> calls(500);
+  threads->Run(500, [&](int64_t i) {
+    ++calls[static_cast<size_t>(i)];
+    CHECK(sched_getscheduler(0) == (std::this_thread::get_id() == caller ? policy : SCHED_IDLE));
+  });
+  for (const std::atomic<int>& count : calls) CHECK(count == 1);
+  threads->Run(0, [](int64_t) { CHECK(false); });
+
+  bool thrown = false;
+  std::atomic<int> called{0};
+  try {
+    threads->Run(20, [&](int64_t i) {
+      ++called;
+      if (i == 3) throw std::runtime_error("the third");
+    });
+  } catch (const std::runtime_error&) {
+    thrown = true;
+  }
+  CHECK(thrown && called == 20);
+}
+
+// On a machine that is never idle they get no turn.
+void BackgroundWorkEndsWithoutThem() {
+  const auto caller = std::this_thread::get_id();
+  std::atomic<bool> lent{false};
+  MakeBackgroundThreads(1)->Run(2, [&](int64_t) {
+    if (std::this_thread::get_id() == caller) lent = true;
+    while (!lent) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  });
+  CHECK(lent);
+}
+
 }  // namespace
 }  // namespace kvtable
 
 int main() {
+  kvtable::BackgroundThreadsHaveTheLowestPriority();
+  kvtable::BackgroundWorkEndsWithoutThem();
   kvtable::StepsFromManyThreadsLoseNothing();
   kvtable::SpinlockExcludes();
   kvtable::ColumnsFoundByNameAreNeverAnotherSlots();

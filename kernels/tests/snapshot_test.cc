@@ -108,7 +108,7 @@ void FindsWhatAMapHas() {
       table.ReadKeys(0, table.rows(), all.data());
       for (const int64_t key : all) CHECK(rows.count(key) == 1);
       CHECK(snapshot->Verify(Pool()));
-      CHECK(snapshot->Populate(2) && snapshot->warm());
+      CHECK(snapshot->Populate(Pool()) && snapshot->warm());
     }
   }
 }
@@ -178,7 +178,7 @@ void ACutFileThrowsInEveryThread() {
   CHECK(truncate(file.path.c_str(), 4096) == 0);
   for (std::thread& thread : threads) thread.join();
   CHECK(thrown == kReaders);
-  CHECK(Throws(ErrorCode::kFailedPrecondition, [&] { snapshot->Populate(2); }));
+  CHECK(Throws(ErrorCode::kFailedPrecondition, [&] { snapshot->Populate(Pool()); }));
 }
 
 void ADamagedFileIsTold() {

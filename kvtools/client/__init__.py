@@ -2,7 +2,7 @@
 
 Needs NumPy and nothing else: neither TensorFlow nor a library for HTTP.
 
-client.py, async_client.py     the two clients
+client.py, async_client.py     the two clients; construction.py is how both are made
 session.py                     what both do: shards, requests no larger than a server takes, checks of the answers
 call.py                        one request: retries, time limits, hedging
 replicas.py                    servers of the same rows: which one is asked

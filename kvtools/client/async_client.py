@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, TypeVar
 
 from kvtools.client.asynchronous import AsyncTransport
-from kvtools.client.options import Options
+from kvtools.client.construction import ClientBase
 from kvtools.client.pooling import Combiner
-from kvtools.client.session import Missing, Rows, Session, Steps, as_shards
+from kvtools.client.session import Missing, Rows, Steps
 from kvtools.client.tables import Array, Table
 
 T = TypeVar("T")
 
 
-class AsyncClient:
+class AsyncClient(ClientBase[AsyncTransport]):
     """Looks rows up at `kvtools serve`, as `Client` does and with its arguments; for one event loop.
 
     Needs asyncio alone. A task that is cancelled ends its requests.
@@ -27,16 +27,7 @@ class AsyncClient:
         ```
     """
 
-    def __init__(
-        self,
-        servers: str | Sequence[str] | None = None,
-        *,
-        shards: Sequence[str | Sequence[str]] | None = None,
-        **options: Any,
-    ) -> None:
-        self._options = Options(**options)
-        self._session = Session(as_shards(servers, shards), self._options)
-        self._transport = AsyncTransport(self._options)
+    _transport_type = AsyncTransport
 
     async def tables(self) -> dict[str, Table]:
         """Return the tables that there are now; see `Client.tables`."""

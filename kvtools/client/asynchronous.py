@@ -13,7 +13,7 @@ from typing import cast
 
 from kvtools.client.call import Attempt, Call
 from kvtools.client.endpoint import Endpoint
-from kvtools.client.errors import BadAnswerError, ClientError
+from kvtools.client.errors import BadAnswerError, ClientError, with_way_out
 from kvtools.client.http_answer import Answer, AnswerReader, Request
 from kvtools.client.options import Options
 
@@ -183,6 +183,7 @@ class AsyncTransport:
                 attempt.connected = True
                 return _Exchange(attempt, connection.send(request), connection)
             connection.close()
+            attempt.replica.forget()
         exchange = _Exchange(attempt, asyncio.get_running_loop().create_future(), None)
         exchange.waiting = asyncio.ensure_future(self._connect_and_send(exchange, request))
         return exchange
@@ -206,8 +207,8 @@ class AsyncTransport:
             answer = exchange.waiting.result()
         except (OSError, BadAnswerError) as error:
             shown: Exception = error
-            if isinstance(error, ssl.SSLCertVerificationError):
-                shown = OSError(f"{error.verify_message}; name its certificate authority by ca_file=")
+            if isinstance(error, ssl.SSLError):
+                shown = with_way_out(error)
             elif isinstance(error, OSError) and not isinstance(error, socket.gaierror) and error.errno:
                 shown = OSError(error.errno, os.strerror(error.errno))  # asyncio has words of its own.
             if connection is not None:
@@ -223,6 +224,7 @@ class AsyncTransport:
                 idle.pop(0).close()
         else:
             connection.close()
+            exchange.attempt.replica.forget()  # The server may be about to end.
         call.answered(exchange.attempt, answer, now)
 
     def _drop_stopped(self, call: Call, exchanges: dict[asyncio.Future[Answer], _Exchange]) -> None:

@@ -15,9 +15,10 @@ from collections.abc import Sequence
 
 from kvtools.client.call import Attempt, Call
 from kvtools.client.endpoint import Endpoint
-from kvtools.client.errors import BadAnswerError, ClientError
+from kvtools.client.errors import BadAnswerError, ClientError, with_way_out
 from kvtools.client.http_answer import AnswerReader, Request
 from kvtools.client.options import Options
+from kvtools.client.replicas import Replica
 
 _Buffers = list[memoryview]
 
@@ -151,13 +152,16 @@ class Pool:
         self._tls = options.tls
         self._closed = False
 
-    def connection(self, endpoint: Endpoint, *, fresh: bool) -> Connection:
-        """Return a connection that nobody else has; `fresh`: a new one."""
+    def connection(self, replica: Replica, *, fresh: bool) -> Connection:
+        """Return a connection that nobody else has; `fresh`: a new one.
+
+        Where an idle one was lost, another server may be there by now.
+        """
         if self._closed:
             raise ClientError("this client is closed; make another")
         if self._process != os.getpid():  # After a fork: the sockets are the parent's, and the lock may be held there.
             self._lock, self._idle, self._process = threading.Lock(), {}, os.getpid()
-        now = time.monotonic()
+        endpoint, now = replica.endpoint, time.monotonic()
         while not fresh:
             with self._lock:
                 idle = self._idle.get(endpoint)
@@ -167,20 +171,22 @@ class Pool:
             if now - found.idle_since < self._options.idle and found.is_quiet():
                 return found
             found.close()
+            replica.forget()
         return Connection(endpoint, self.tls() if endpoint.secure else None, self._options.max_answer_bytes)
 
-    def give_back(self, endpoint: Endpoint, connection: Connection) -> None:
+    def give_back(self, replica: Replica, connection: Connection) -> None:
         """Keep a connection for the next request, or close it."""
         if connection.reader.keep_alive and not self._closed:
             connection.used, connection.idle_since = True, time.monotonic()
             with self._lock:
-                idle = self._idle.setdefault(endpoint, [])
+                idle = self._idle.setdefault(replica.endpoint, [])
                 idle.append(connection)
                 surplus = idle.pop(0) if len(idle) > self._options.max_idle else None
             if surplus is not None:
                 surplus.close()
         else:
             connection.close()
+            replica.forget()  # The server may be about to end.
 
     def tls(self) -> ssl.SSLContext:
         """The context of all connections."""
@@ -254,7 +260,7 @@ class _Run:
 
     def _start(self, call: Call, attempt: Attempt) -> None:
         try:
-            connection = self._pool.connection(attempt.replica.endpoint, fresh=attempt.fresh)
+            connection = self._pool.connection(attempt.replica, fresh=attempt.fresh)
         except OSError as error:
             call.failed(attempt, error, time.monotonic())
             call.wake = -math.inf
@@ -275,9 +281,8 @@ class _Run:
         except (OSError, BadAnswerError) as error:
             self._forget(fd)
             connection.close()
-            if isinstance(error, ssl.SSLCertVerificationError):
-                error = OSError(f"{error.verify_message}; name its certificate authority by ca_file=")
-            call.failed(attempt, error, time.monotonic(), stale=connection.stale)
+            shown = with_way_out(error) if isinstance(error, OSError) else error
+            call.failed(attempt, shown, time.monotonic(), stale=connection.stale)
             call.wake = -math.inf
             return
         attempt.connected = connection.connected
@@ -290,7 +295,7 @@ class _Run:
         self._forget(fd)
         answer = connection.reader.answer
         assert answer is not None
-        self._pool.give_back(attempt.replica.endpoint, connection)
+        self._pool.give_back(attempt.replica, connection)
         call.answered(attempt, answer, time.monotonic())
         call.wake = -math.inf
         self._close_stopped(call)

@@ -12,7 +12,7 @@ import random
 import time
 from dataclasses import dataclass
 
-from kvtools.client.errors import ClientError, TimeLimitError, UnavailableError
+from kvtools.client.errors import BadAnswerError, ClientError, TimeLimitError, UnavailableError
 from kvtools.client.http_answer import Answer, Request
 from kvtools.client.options import Options
 from kvtools.client.replicas import Replica, Replicas
@@ -22,22 +22,29 @@ BUSY = frozenset({429, 502, 503, 504})
 
 @dataclass(eq=False)
 class Attempt:
-    """A request that is under way. `connected` is set by whoever connects; `fresh`: on no connection that was idle."""
+    """A request that is under way. `connected` is set by whoever connects; `fresh`: on no connection that was idle.
+
+    `generation` is the replica's at its start.
+    """
 
     replica: Replica
     started: float
     fresh: bool = False
+    generation: int = 0
     connected: bool = False
 
 
 class Call:
     """A request that any of `replicas` may answer, until `deadline` (of `time.monotonic`).
 
+    `what` says in messages what is asked for; None: the target of the request.
     When `done`, either `answer` and `replica` are there or `error` is. `stopped` are attempts whose connections are to
     be closed: their answers are not wanted any more.
     """
 
-    def __init__(self, request: Request, replicas: Replicas, options: Options, deadline: float) -> None:
+    def __init__(
+        self, request: Request, replicas: Replicas, options: Options, deadline: float, what: str | None = None
+    ) -> None:
         self.request = request
         self.replicas = replicas
         self.deadline = deadline
@@ -54,8 +61,16 @@ class Call:
         self._next = -math.inf
         self._fresh = False
         self._tried: list[Replica] = []
-        self._failure = ""
+        self._generation = 0
+        self._what = request.target if what is None else what
+        self._failures: dict[Replica, str] = {}
+        self._of_another_kind: set[Replica] = set()
         self._retry_after: float | None = None
+
+    @property
+    def is_there_still(self) -> bool:
+        """Whether what answered is surely there still: the replica was not forgotten since it was asked."""
+        return self.replica is not None and self.replica.generation == self._generation
 
     def due(self, now: float) -> list[Attempt]:
         """Return the attempts to start now."""
@@ -92,31 +107,33 @@ class Call:
             if wait is not None:
                 self._retry_after = wait
             self.replicas.rest(attempt.replica, now + (self._options.backoff if wait is None else wait))
-            self._after_failure(f"{attempt.replica.endpoint.shown} said {answer.status}: {_one_line(text)}", now)
+            self._after_failure(attempt.replica, f" said {answer.status}: {_one_line(text)}", now)
             return
         self.replicas.answered(attempt.replica, now - attempt.started)
-        self.answer, self.replica = answer, attempt.replica
+        self.answer, self.replica, self._generation = answer, attempt.replica, attempt.generation
         self._finish()
 
     def failed(self, attempt: Attempt, error: Exception, now: float, *, stale: bool = False) -> None:
         """Note that an attempt came to nothing; `stale`: the server had closed the idle connection that it went on."""
         if not self._end(attempt):
             return
+        attempt.replica.forget()
         if stale:
             self._left += 1
             self._fresh = True
             self._next = now
             return
-        attempt.replica.checked = False  # Another server may be there when it comes back.
+        if isinstance(error, BadAnswerError):
+            self._of_another_kind.add(attempt.replica)
         self.replicas.rest(attempt.replica, now + self._options.rest)
-        self._after_failure(f"{attempt.replica.endpoint.shown}: {_one_line(str(error) or type(error).__name__)}", now)
+        self._after_failure(attempt.replica, f": {_one_line(str(error) or type(error).__name__)}", now)
 
     def refuse(self, error: ClientError) -> None:
         """End the call with an error."""
         self._give_up(error)
 
     def _start(self, replica: Replica, now: float) -> Attempt:
-        attempt = Attempt(replica, now, fresh=self._fresh)
+        attempt = Attempt(replica, now, fresh=self._fresh, generation=replica.generation)
         self.running.append(attempt)
         if replica not in self._tried:
             self._tried.append(replica)
@@ -129,12 +146,16 @@ class Call:
         self.replicas.release(attempt.replica)
         return not self.done
 
-    def _after_failure(self, failure: str, now: float) -> None:
-        self._failure = failure
+    def _after_failure(self, replica: Replica, failure: str, now: float) -> None:
+        self._failures.pop(replica, None)
+        self._failures[replica] = replica.endpoint.shown + failure
         if self.running:
             return  # The other one of a hedged pair may still answer.
+        if self._of_another_kind.issuperset(self.replicas.all):  # Asking again makes them no servers of rows.
+            self._give_up(BadAnswerError(f"{self._doing()}: {self._failed()}"))
+            return
         if not self._left:
-            self._give_up(UnavailableError(f"{self._doing()}: {failure}", self._retry_after))
+            self._give_up(UnavailableError(f"{self._doing()}: {self._failed()}", self._retry_after))
             return
         if self.replicas.has_other(now, self._tried):
             self._next = now
@@ -146,7 +167,7 @@ class Call:
         free = min(replica.rests_until for replica in self.replicas.all)
         self._next = now + wait if self._retry_after is None else max(now + wait, free)
         if self._next >= self.deadline:
-            self._give_up(UnavailableError(f"{self._doing()}: {failure}", self._retry_after))
+            self._give_up(UnavailableError(f"{self._doing()}: {self._failed()}", self._retry_after))
 
     def _stop_expired(self, now: float) -> None:
         for attempt in list(self.running):
@@ -169,7 +190,7 @@ class Call:
         return math.inf if delay is None else self.running[0].started + float(delay)
 
     def _time_error(self) -> TimeLimitError:
-        why = f" ({self._failure})" if self._failure else ""
+        why = f" ({self._failed()})" if self._failures else ""
         return TimeLimitError(
             f"{self._doing()}: no answer within {self._options.timeout:g} s{why}; raise timeout=, or ask for less",
             self._retry_after,
@@ -187,7 +208,11 @@ class Call:
         self.running = []
 
     def _doing(self) -> str:
-        return f"asking {self.replicas.shown} for {self.request.target}"
+        return f"asking {self.replicas.shown} for {self._what}"
+
+    def _failed(self) -> str:
+        """Return what went wrong last at each server that was asked."""
+        return "; ".join(self._failures.values())
 
 
 def _retry_after(text: str | None) -> float | None:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, TypeVar
 
 from kvtools.client.blocking import BlockingTransport
-from kvtools.client.options import Options
+from kvtools.client.construction import ClientBase
 from kvtools.client.pooling import Combiner
-from kvtools.client.session import Missing, Rows, Session, Steps, as_shards
+from kvtools.client.session import Missing, Rows, Steps
 from kvtools.client.tables import Array, Table
 
 T = TypeVar("T")
 
 
-class Client:
+class Client(ClientBase[BlockingTransport]):
     """Looks rows up at `kvtools serve`; any number of threads may use one client.
 
     Args:
@@ -38,16 +38,7 @@ class Client:
         ```
     """
 
-    def __init__(
-        self,
-        servers: str | Sequence[str] | None = None,
-        *,
-        shards: Sequence[str | Sequence[str]] | None = None,
-        **options: Any,
-    ) -> None:
-        self._options = Options(**options)
-        self._session = Session(as_shards(servers, shards), self._options)
-        self._transport = BlockingTransport(self._options)
+    _transport_type = BlockingTransport
 
     def tables(self) -> dict[str, Table]:
         """Return the tables that there are now, by name: key type, value type, dim, rows (of all shards)."""

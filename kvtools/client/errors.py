@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ssl
+
 from kvtools.errors import KvtoolsError
 
 
@@ -36,3 +38,12 @@ class BadAnswerError(ClientError):
 
 class WrongShardError(ClientError):
     """A server has the rows of another shard than the one in whose place it stands."""
+
+
+def with_way_out(error: OSError) -> OSError:
+    """Return a fault of a connection in words that say what to do, where its own do not."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return OSError(f"{error.verify_message}; name its certificate authority by ca_file=")
+    if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
+        return OSError("it does not speak TLS; name it by http://, or check the port of the URL")
+    return error

@@ -19,6 +19,7 @@ from kvtools.client.errors import BadAnswerError
 _SCRATCH = 1 << 16
 _LONGEST_HEAD = 1 << 16
 _LONGEST_CHUNK_LINE = 1 << 12
+_BEGINNING = b"HTTP/"
 _AGENT = f"kvtools/{__version__}"
 
 Body = npt.NDArray[np.uint8]
@@ -97,6 +98,8 @@ class AnswerReader:
         data = bytes(self._scratch[:count])
         if not self._status:
             data = self._head + data
+            if not data.startswith(_BEGINNING[: len(data)]):
+                raise _no_http(data)
             end = data.find(b"\r\n\r\n")
             while end >= 0:
                 self._read_head(data[:end])
@@ -125,7 +128,7 @@ class AnswerReader:
         if version not in ("HTTP/1.1", "HTTP/1.0") or not (
             status.isascii() and status.isdecimal() and len(status) == 3
         ):
-            raise BadAnswerError(f"got {first[:60]!r}, expected an answer of HTTP/1.1: check the port of the URL")
+            raise _no_http(head)
         self._status = int(status)
         for line in lines:
             name, colon, value = line.partition(":")
@@ -181,6 +184,18 @@ class AnswerReader:
             assert self._body is not None
             self.answer = Answer(self._status, self._headers, self._body)
         return whole
+
+
+def _no_http(data: bytes) -> BadAnswerError:
+    hint = ""
+    if data[:1] in b"-+$*:":
+        hint = " but one that speaks the Redis protocol"
+    elif data[:1] in (b"\x15", b"\x16"):
+        hint = " but one that speaks TLS (https://)"
+    line = data.partition(b"\r\n")[0][:60]
+    return BadAnswerError(
+        f"got {line!r}, expected an answer of HTTP/1.1: this is no kvtools server{hint}; check the port of the URL"
+    )
 
 
 class _Chunks:

@@ -17,26 +17,35 @@ _HEDGES_PER_CALL = 0.1
 
 
 class Replica:
-    """One server. `checked`: it was found to be what it should be; see `Session`."""
+    """One server. `checked`: it was found to be what it should be, when it had `version`; see `Session`."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self.under_way = 0
         self.rests_until = -math.inf
         self.checked = False
+        self.version: int | None = None
         self.misses = 0
+        self.generation = 0
+
+    def forget(self) -> None:
+        """Note that another server may be there now, or another version."""
+        self.checked = False
+        self.misses = 0
+        self.generation += 1
 
     def __repr__(self) -> str:
         return f"Replica({self.endpoint.shown})"
 
 
 class Replicas:
-    """The replicas of one shard; any thread.
+    """The replicas of one shard, whose `name` is for messages; any thread.
 
     The one with the fewest requests under way is asked, in turn where they are equal. One that failed rests.
     """
 
-    def __init__(self, endpoints: Sequence[Endpoint]) -> None:
+    def __init__(self, endpoints: Sequence[Endpoint], name: str = "") -> None:
+        self.name = name
         self.all = [Replica(endpoint) for endpoint in endpoints]
         self._turn = itertools.count()
         self._lock = threading.Lock()
@@ -47,14 +56,15 @@ class Replicas:
 
     def only(self, replica: Replica) -> Replicas:
         """Return a group of this replica alone, whose state it shares."""
-        alone = Replicas([])
+        alone = Replicas([], self.name)
         alone.all = [replica]
         return alone
 
     @property
     def shown(self) -> str:
-        """The URLs, for messages."""
-        return " and ".join(replica.endpoint.shown for replica in self.all)
+        """The name and the URLs, for messages."""
+        urls = " and ".join(replica.endpoint.shown for replica in self.all)
+        return f"{self.name} ({urls})" if self.name else urls
 
     def take(self, now: float, tried: Collection[Replica] = ()) -> Replica:
         """Return the replica to ask: one not tried yet if one is up, else any that is, else the first to be."""

@@ -40,6 +40,7 @@ Rows = tuple[Array, Array]
 _ROUNDS = 3  # in which pieces of one lookup may turn out to be of different versions
 _SUSPECT_MISSES = 8  # answers without any row, after which a server is believed to have none
 _SUSPECT_KEYS = 256
+_TABLES_SHOWN = 3
 
 
 @dataclass
@@ -93,13 +94,22 @@ class _Piece:
     def keys(self) -> int:
         return sum(len(part.keys) for part in self.parts)
 
+    @property
+    def shown(self) -> str:
+        """What is asked for, for messages."""
+        names = [f"'{part.table}'" for part in self.parts[:_TABLES_SHOWN]] + ["..."] * (len(self.parts) > _TABLES_SHOWN)
+        return f"{self.keys} keys of table {', '.join(names)}"
+
 
 class Session:
     """Shards and what is known of them; any thread."""
 
     def __init__(self, shards: Sequence[Sequence[str]], options: Options) -> None:
         self.options = options
-        self.shards = [Replicas([endpoint_of(url) for url in urls]) for urls in shards]
+        self.shards = [
+            Replicas([endpoint_of(url) for url in urls], f"shard {number} of {len(shards)}" * (len(shards) > 1))
+            for number, urls in enumerate(shards)
+        ]
         places = [replica.endpoint for shard in self.shards for replica in shard.all]
         twice = next((place for place in places if places.count(place) > 1), None)
         if twice is not None:
@@ -156,12 +166,13 @@ class Session:
         if not bags:
             return np.empty((0, described.dim), np.float32)
         if len(self.shards) == 1 and size <= known.max_keys and size * described.dim <= known.max_values:
-            part = TableKeys(table, flat, combiner, splits, weighed)
-            call = self._call(0, encode_request([part], missing), deadline)
+            piece = _Piece(0, parts=[TableKeys(table, flat, combiner, splits, weighed)])
+            call = self._call(piece, missing, deadline)
             yield [call]
             if not _is_too_large(call):
-                _, (answer,) = self._decode(call, [part], known)
-                return answer.embeddings
+                piece.version, (answer,) = self._decode(call, piece.parts, known)
+                if not (yield from self._check([(piece, call, True)], known, deadline)):
+                    return answer.embeddings
         # Bags lie across servers or requests: their rows come here, and are pooled here.
         rows = yield from self.lookup_many(
             {table: flat if described.key_dtype != "uint64" else flat.view(np.uint64)}, missing
@@ -171,10 +182,11 @@ class Session:
     def _deadline(self) -> float:
         return time.monotonic() + self.options.timeout
 
-    def _call(self, shard: int, body: bytes, deadline: float, at: Replica | None = None) -> Call:
+    def _call(self, piece: _Piece, missing: Missing | None, deadline: float) -> Call:
         headers = {**self._headers, "Content-Type": MEDIA_TYPE, "Accept": f"{MEDIA_TYPE}, application/json;q=0.5"}
-        request = Request("POST", "/v1/tables:lookup", headers, body)
-        return Call(request, self.shards[shard] if at is None else self.shards[shard].only(at), self.options, deadline)
+        request = Request("POST", "/v1/tables:lookup", headers, encode_request(piece.parts, missing))
+        shard = self.shards[piece.shard]
+        return Call(request, shard if piece.at is None else shard.only(piece.at), self.options, deadline, piece.shown)
 
     def _pieces(self, wanted: Iterable[_Wanted], known: Tables) -> list[_Piece]:
         """Cut keys into requests of no more keys and numbers than a server takes."""
@@ -196,12 +208,11 @@ class Session:
     def _look_up(self, pieces: list[_Piece], known: Tables, missing: Missing | None, deadline: float) -> Steps[None]:
         asked, rounds = pieces, 0
         while asked:
-            calls = [
-                self._call(piece.shard, encode_request(piece.parts, missing), deadline, piece.at) for piece in asked
-            ]
+            calls = [self._call(piece, missing, deadline) for piece in asked]
             yield calls
             smaller: list[_Piece] = []
-            answered: list[tuple[_Piece, Replica, bool]] = []
+            answered: list[tuple[_Piece, Call, bool]] = []
+            rows: list[Sequence[TableRows]] = []
             for piece, call in zip(asked, calls, strict=True):
                 if isinstance(call.error, UnavailableError) and self.options.shard_down == "missing":
                     pieces = [one for one in pieces if one is not piece]
@@ -212,21 +223,24 @@ class Session:
                     smaller += halves
                     continue
                 piece.version, parts = self._decode(call, piece.parts, known)
+                rows.append(parts)
+                piece.at = call.replica
+                answered.append((piece, call, any(_has_rows(part) for part in parts)))
+            unsure = yield from self._check(answered, known, deadline)
+            for (piece, _, _), parts in zip(answered, rows, strict=True):
+                if any(piece is one for one in unsure):
+                    piece.at = None
+                    continue
                 for one, where, part in zip(piece.wanted, piece.where, parts, strict=True):
                     one.put(where, part)
-                piece.at = call.replica
-                assert piece.at is not None
-                answered.append((piece, piece.at, any(_has_rows(part) for part in parts)))
-            if len(self.shards) > 1:
-                yield from self._check(answered, known, deadline)
             older = _of_older_versions([piece for piece in pieces if piece.at is not None])
-            rounds += bool(older)
+            rounds += bool(older or unsure)
             if rounds == _ROUNDS:
                 raise UnavailableError(
-                    "looking up: the servers changed versions again and again while they were asked; ask for fewer keys"
-                    " at once"
+                    "looking up: the servers changed versions, or were lost, again and again while they were asked; ask"
+                    " for fewer keys at once"
                 )
-            asked = smaller + older
+            asked = smaller + older + unsure
 
     def _decode(self, call: Call, parts: Sequence[TableKeys], known: Tables) -> tuple[int, Sequence[TableRows]]:
         answer = _checked(call)
@@ -288,8 +302,9 @@ class Session:
         answer = _checked(call)
         assert call.replica is not None
         listing = tables_of(answer.body.tobytes(), f"asking {_place(call)}", self.options.max_keys)
+        call.replica.version = listing.version
         if len(self.shards) == 1:
-            call.replica.checked = True
+            call.replica.checked = call.is_there_still
             return listing
         said = {table.shard for table in listing.tables.values() if table.rows} - {None}
         expected = Shard(shard, len(self.shards), self.options.rule)
@@ -299,33 +314,89 @@ class Session:
                 f"asking {_place(call)}: it has shard {wrong.number} of {wrong.of} ({wrong.rule}), expected shard"
                 f" {expected.number} of {expected.of} ({expected.rule}); see the order of shards="
             )
-        call.replica.checked = bool(said)
+        call.replica.checked = bool(said) and call.is_there_still
         return listing
 
-    def _check(self, answered: Sequence[tuple[_Piece, Replica, bool]], known: Tables, deadline: float) -> Steps[None]:
+    def _check(
+        self, answered: Sequence[tuple[_Piece, Call, bool]], known: Tables, deadline: float
+    ) -> Steps[list[_Piece]]:
         """Look whether servers that were not looked at yet are the shards in whose place they stand.
+
+        They are looked at anew when a connection was lost, since another server may be there, and when they have
+        another version, since that may be of another shard.
 
         A server says which shard it has, or shows it by a row of a key that it should have. One that does neither is
         suspect: other shards are asked for the keys of which it has none.
+
+        Args:
+            answered: what was asked for, what became of it, and whether there was any row.
+
+        Returns:
+            The pieces whose server could not be looked at: their rows are not to be used.
         """
-        new = {id(replica): (piece.shard, replica) for piece, replica, _ in answered if not replica.checked}
+        new: dict[int, tuple[_Piece, Replica]] = {}
+        for piece, call, _ in answered:
+            replica = call.replica
+            assert replica is not None
+            if replica.version is None:
+                replica.version = piece.version
+            if replica.version != piece.version:
+                replica.forget()
+            if not replica.checked:
+                new[id(replica)] = piece, replica
         if not new:
-            return
+            return []
         request = Request("GET", "/v1/tables", self._headers)
-        calls = [Call(request, self.shards[n].only(one), self.options, deadline) for n, one in new.values()]
+        calls = [
+            Call(request, self.shards[piece.shard].only(one), self.options, deadline) for piece, one in new.values()
+        ]
         yield calls
-        for call, (number, _) in zip(calls, new.values(), strict=True):
-            self._listing(call, number)
-        for _, replica, has_rows in answered:
-            replica.checked = replica.checked or has_rows
-        suspects = [(piece, replica) for piece, replica, _ in answered if not replica.checked]
+        lost: set[int] = set()
+        for call, (piece, replica) in zip(calls, new.values(), strict=True):
+            if isinstance(call.error, UnavailableError):
+                lost.add(id(replica))
+            else:
+                self._look_at(call, piece)
+        if len(self.shards) > 1:
+            yield from self._look_at_rows([one for one in answered if id(one[1].replica) not in lost], known, deadline)
+        return [piece for piece, call, _ in answered if id(call.replica) in lost]
+
+    def _look_at(self, call: Call, piece: _Piece) -> None:
+        """Look at what a server lists that answered `piece`."""
+        replica = call.replica
+        listing = self._listing(call, piece.shard)
+        assert replica is not None
+        if replica.version is None:
+            replica.version = piece.version
+        if len(self.shards) > 1:
+            return
+        self._tables = None
+        try:
+            for name in [part.table for part in piece.parts if part.table in listing.tables]:
+                self._whole(listing.tables[name])
+        except WrongShardError:
+            replica.forget()
+            raise
+        self._tables = listing
+
+    def _look_at_rows(
+        self, answered: Sequence[tuple[_Piece, Call, bool]], known: Tables, deadline: float
+    ) -> Steps[None]:
+        """Look at the rows of servers that do not say which shard they have."""
         about: list[tuple[_Piece, Replica, int, list[TableKeys]]] = []
-        for piece, replica in suspects:
+        for _, call, has_rows in answered:
+            assert call.replica is not None
+            call.replica.checked = call.replica.checked or (has_rows and call.is_there_still)
+        for piece, call, has_rows in answered:
+            replica = call.replica
+            assert replica is not None
+            if replica.checked or has_rows:
+                continue
             replica.misses += 1
             replica.checked = replica.misses >= _SUSPECT_MISSES
             parts = [TableKeys(part.table, part.keys[:_SUSPECT_KEYS]) for part in piece.parts]
             about += [(piece, replica, other, parts) for other in range(len(self.shards)) if other != piece.shard]
-        calls = [self._call(other, encode_request(parts, "zeros"), deadline) for _, _, other, parts in about]
+        calls = [self._call(_Piece(other, parts=parts), "zeros", deadline) for _, _, other, parts in about]
         if calls:
             yield calls
         for call, (piece, replica, other, parts) in zip(calls, about, strict=True):
@@ -335,7 +406,7 @@ class Session:
             if any(_has_rows(part) for part in decoded):
                 raise WrongShardError(
                     f"asking {replica.endpoint.shown}: it has no row of {piece.keys} keys of shard {piece.shard}, and"
-                    f" {self.shards[other].shown} in the place of shard {other} has some; see the order of shards="
+                    f" what stands in the place of {self.shards[other].shown} has some; see the order of shards="
                 )
 
 
@@ -415,9 +486,7 @@ def _joined(listings: Sequence[Tables]) -> Tables:
                     f"looking at the shards: table '{name}' is {first.key_dtype} -> {first.dim} numbers in one and"
                     f" {table.key_dtype} -> {table.dim} in another; serve shards of one checkpoint"
                 )
-            tables[name] = Table(
-                name, first.key_dtype, first.value_dtype, first.dim, first.rows + table.rows, first.shard
-            )
+            tables[name] = Table(name, first.key_dtype, first.value_dtype, first.dim, first.rows + table.rows)
     keys, values = (min(getattr(one, limit) for one in listings) for limit in ("max_keys", "max_values"))
     return Tables(tables, keys, values)
 
@@ -437,7 +506,7 @@ def _checked(call: Call) -> Answer:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         text = answer.body[:200].tobytes().decode("utf-8", "replace")
         message = " ".join(text.split()) or "without a word; check that the URL is that of kvtools serve"
-    doing = f"asking {_place(call)}"
+    doing = f"asking {call.replicas.name}{' at ' * bool(call.replicas.name)}{_place(call)}"
     if code == "unknown_table":
         raise UnknownTableError(f"{doing}: {message}")
     if answer.status in (401, 403):
@@ -464,18 +533,6 @@ def _bags(keys: Array, row_splits: Any, weights: Any, table: str) -> tuple[Array
     if len(weighed) != len(keys):
         raise UsageError(f"{doing}: got {len(weighed)} weights, expected one for each of {len(keys)} keys")
     return splits, weighed
-
-
-def as_shards(servers: str | Sequence[str] | None, shards: Sequence[str | Sequence[str]] | None) -> list[list[str]]:
-    """Return the replicas of each shard, from what a client is made with."""
-    if (servers is None) == (shards is None):
-        raise UsageError("making a client: expected either servers or shards=")
-    if shards is None:
-        assert servers is not None
-        return [[servers] if isinstance(servers, str) else list(servers)]
-    if isinstance(shards, str):
-        raise UsageError("making a client: got one string as shards=, expected a list with a URL or more for each")
-    return [[shard] if isinstance(shard, str) else list(shard) for shard in shards]
 
 
 def _check_missing(missing: Missing | None) -> None:

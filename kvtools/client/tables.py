@@ -29,7 +29,10 @@ class Shard:
 
 @dataclass(frozen=True)
 class Table:
-    """A table as a server describes it: rows are `dim` numbers."""
+    """A table as a server describes it: rows are `dim` numbers.
+
+    Of a table that is spread over servers `rows` counts those of all, and `shard` is None.
+    """
 
     name: str
     key_dtype: str
@@ -41,11 +44,12 @@ class Table:
 
 @dataclass(frozen=True)
 class Tables:
-    """The tables of a server, and what it takes at once."""
+    """The tables of a server, what it takes at once, and the version of the model, where it says so."""
 
     tables: Mapping[str, Table]
     max_keys: int
     max_values: int
+    version: int | None = None
 
     def table(self, name: str) -> Table:
         """Return a table; raises `UnknownTableError`."""
@@ -68,11 +72,12 @@ def tables_of(body: bytes, doing: str, max_keys: int) -> Tables:
             for one in listing["tables"]
         }
         keys, values = int(limits.get("max_keys", max_keys)), int(limits.get("max_values", VALUES_AT_ONCE))
+        version = None if listing.get("version") is None else int(listing["version"])
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise BadAnswerError(
             f"{doing}: its list of tables is not one of kvtools serve ({error!r}); check the URL"
         ) from error
-    return Tables(tables, max(1, min(keys, max_keys)), max(1, values))
+    return Tables(tables, max(1, min(keys, max_keys)), max(1, values), version)
 
 
 def wire_keys(keys: Any, table: Table) -> Array:

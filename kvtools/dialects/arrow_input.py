@@ -20,9 +20,11 @@ from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.safe_name import safe_name
 from kvtools.dialects.schema import ExtraSchema, TableSchema
-from kvtools.dialects.table_files import files_below, group_files
+from kvtools.dialects.table_files import FOLDER_MARK, files_below, group_files, other_files
 from kvtools.dialects.table_record import table_schema
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError
+
+_OTHERS_TOLD = 3
 
 
 class BatchInput(ABC):
@@ -70,6 +72,8 @@ def open_files(path: Path, form: InputFormat, options: OpenOptions) -> Checkpoin
     files = files_below(path, form.suffixes) if path.is_dir() else [path]
     if not files:
         raise BadInputError(f"opening '{path}' as {form.title}: got no file ending in {' or '.join(form.suffixes)}")
+    if path.is_dir() and options.dialect is None:
+        _check_alone(path, files, form)
     tables: dict[str, TableReader] = {}
     broken: dict[str, KvtoolsError] = {}
     ours: dict[str, list[tuple[TableSchema, BatchInput]]] = {}
@@ -102,12 +106,32 @@ def open_files(path: Path, form: InputFormat, options: OpenOptions) -> Checkpoin
                 raise
             broken[name] = error
 
+    is_ours = (path / FOLDER_MARK).exists()
     for name, members in ours.items():
-        add(name, lambda members=members: _our_table(members, form))  # type: ignore[misc]
+        told = _told_files(path, [found.path for _, found in members]) if path.is_dir() and not is_ours else []
+        add(name, lambda members=members, told=told: _our_table(members, form, told))  # type: ignore[misc]
     for name, group in groups.items():
         inputs = [opened[file] for file in group]
-        add(name, lambda name=name, inputs=inputs: _other_table(name, inputs, form, options))  # type: ignore[misc]
+        told = _told_files(path, group) if path.is_dir() else []
+        add(name, lambda name=name, inputs=inputs, told=told: _other_table(name, inputs, form, options, told))  # type: ignore[misc]
     return Checkpoint(path, form.name, tables, broken=broken)
+
+
+def _check_alone(folder: Path, files: Sequence[Path], form: InputFormat) -> None:
+    """Raise `BadInputError` where a folder has other files, too: it may be anything that has such a file in it."""
+    others = other_files(folder, form.suffixes, _OTHERS_TOLD + 1)
+    if not others:
+        return
+
+    def told(some: Sequence[Path]) -> str:
+        names = ", ".join(f"'{file.relative_to(folder)}'" for file in some[:_OTHERS_TOLD])
+        return names + ", ..." * (len(some) > _OTHERS_TOLD)
+
+    raise BadInputError(
+        f"opening '{folder}': it has {form.title} files ({told(files)}) among others ({told(others)}), so it is not"
+        f" taken for tables; name the file or folder that is meant, or say --dialect {form.name}, which leaves all"
+        " other files aside"
+    )
 
 
 def _described(found: BatchInput, form: InputFormat, doing: str) -> TableSchema | None:
@@ -127,7 +151,7 @@ def _described(found: BatchInput, form: InputFormat, doing: str) -> TableSchema 
     return schema if [(column.name, column.type) for column in found.schema] == expected else None
 
 
-def _our_table(members: list[tuple[TableSchema, BatchInput]], form: InputFormat) -> TableReader:
+def _our_table(members: list[tuple[TableSchema, BatchInput]], form: InputFormat, notes: Sequence[str]) -> TableReader:
     schema, first = members[0]
     doing = f"opening table '{schema.name}' from '{first.path}'"
     for other, found in members[1:]:
@@ -163,7 +187,8 @@ def _our_table(members: list[tuple[TableSchema, BatchInput]], form: InputFormat)
     if parts:
         raise CorruptFileError(f"{doing}: got a part {min(parts)}, expected {schema.parts} parts; write it again")
     extras = {extra.name: _extra(first, extra, schema, form) for extra in schema.extras}
-    return ArrowTable(dataclasses.replace(schema, checksums=form.checksums), ordered, column_map(schema), extras)
+    schema = dataclasses.replace(schema, checksums=form.checksums, notes=(*schema.notes, *notes))
+    return ArrowTable(schema, ordered, column_map(schema), extras)
 
 
 def _extra(found: BatchInput, extra: ExtraSchema, schema: TableSchema, form: InputFormat) -> Callable[[], Array]:
@@ -191,7 +216,18 @@ def _flat_file(path: Path, extra: ExtraSchema, form: InputFormat, doing: str) ->
     return read_extra(stored, extra.dtype, extra.shape, doing)
 
 
-def _other_table(name: str, files: Sequence[BatchInput], form: InputFormat, options: OpenOptions) -> TableReader:
+def _told_files(folder: Path, files: Sequence[Path]) -> list[str]:
+    first, last = (f"'{file.relative_to(folder)}'" for file in (files[0], files[-1]))
+    return [
+        f"its rows are those of {first}"
+        if len(files) == 1
+        else f"its rows are those of {first} to {last}, {len(files)} files"
+    ]
+
+
+def _other_table(
+    name: str, files: Sequence[BatchInput], form: InputFormat, options: OpenOptions, notes: Sequence[str]
+) -> TableReader:
     first = files[0]
     doing = f"opening '{first.path}' as a table"
     for other in files[1:]:
@@ -201,5 +237,6 @@ def _other_table(name: str, files: Sequence[BatchInput], form: InputFormat, opti
                 " one by one"
             )
     parts = [file.part(range(len(file.batch_rows))) for file in files]
-    notes = ["a description of kvtools' is left aside: the file was changed since"] if first.described else []
+    if first.described:
+        notes = [*notes, "a description of kvtools' is left aside: the file was changed since"]
     return stranger_table(name, form.name, first.schema, parts, options, doing, notes)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from kvtools.dialects.bundle import Bundle
-from kvtools.dialects.interface import Checkpoint
+from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.location import Location, locate
 from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.schema import TableSchema, VersionUnit
@@ -89,6 +89,7 @@ class Dialect:
     `write(staging, options)` is given a path (or URL) that nobody else reads yet: `output` says whether the dialect
     makes a bundle "prefix" (several files that start with the name), one "file", a "folder", or fills a "url". Where
     it can make either, "file_or_folder", a file, of one table, is meant by a name that ends in one of `suffixes`.
+    `completed` returns a table that is to be written with what the dialect records of it and the source only implies.
     """
 
     name: str
@@ -99,6 +100,7 @@ class Dialect:
     output: Literal["prefix", "file", "folder", "file_or_folder", "url"] = "prefix"
     suffixes: tuple[str, ...] = ()
     holds: Holds = field(default_factory=lambda: Holds((), ()))
+    completed: Callable[[TableReader], TableReader] = lambda table: table
 
     def output_kind(self, output: str) -> Literal["prefix", "file", "folder", "url"]:
         """Return what is made where the output is called so."""

@@ -114,7 +114,10 @@ class TableReader(ABC):
 
     @abstractmethod
     def take(self, rows: Array, columns: Columns = KEYS_AND_VALUES) -> Chunk:
-        """Copy the rows of these int64 numbers [n], in their order, without checking checksums."""
+        """Copy the rows of these int64 numbers [n], in their order.
+
+        Only a snapshot's are checked against checksums: those of other formats are of whole files, or columns.
+        """
 
     def extra(self, name: str) -> Array:
         """Return the array of this name from `schema.extras`, checked against its checksums; it may be read-only."""

@@ -58,8 +58,8 @@ def locate(path: Path) -> Location:
             " name a checkpoint prefix (without .index), a checkpoint folder or a SavedModel folder"
         )
     raise BadInputError(
-        f"looking for a checkpoint at '{path}': no '{path}.index' and no such folder;"
-        " name a checkpoint prefix (without .index), a checkpoint folder or a SavedModel folder"
+        f"looking for a checkpoint at '{path}': there is no such file, no such folder and no '{path}.index';"
+        " name a file or folder of one of the dialects (`kvtools dialects`), or a checkpoint's prefix"
     )
 
 

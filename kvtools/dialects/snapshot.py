@@ -16,6 +16,7 @@ from kvtools import __version__
 from kvtools._snapshot import Snapshot, Table
 from kvtools._snapshot import Writer as NativeWriter
 from kvtools._snapshot import open as open_native
+from kvtools.default_row import with_default_row
 from kvtools.dialects.chunk import KEYS_AND_VALUES, Array, Chunk, Columns
 from kvtools.dialects.dialect import Dialect, Holds, Source
 from kvtools.dialects.interface import Checkpoint, Finding, TableReader
@@ -45,9 +46,13 @@ def sniff(source: Source) -> bool:
 
 
 def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
-    """Open a snapshot; raises `BadInputError`, or `CorruptFileError` where it is none or a damaged one."""
+    """Open a snapshot, whose rows are checked against their checksums whichever way they are read.
+
+    Raises `BadInputError`, or `CorruptFileError` where it is none or a damaged one.
+    """
     with file_errors():
         snapshot = open_native(str(source.path))
+        snapshot.verify_on_use()
     return checkpoint_of(source, snapshot)
 
 
@@ -246,6 +251,7 @@ DIALECT = Dialect(
     write=Writer,
     output="file",
     suffixes=(SUFFIX,),
+    completed=with_default_row,
     holds=Holds(
         key_dtypes=_KEY_DTYPES,
         value_dtypes=(*VALUE_DTYPES, "bool"),

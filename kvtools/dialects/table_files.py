@@ -8,6 +8,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+FOLDER_MARK = ".kvtools"
+"""A file in each folder that kvtools wrote: `--force` replaces no folder without it."""
+
 _VARYING = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|\d+")
 
 _FOLDERS_LOOKED_AT = 1000
@@ -19,6 +22,11 @@ def files_below(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     As Spark, Hive and pyarrow do, names that begin with a dot or an underscore are passed over.
     """
     return list(_walk(folder, suffixes))
+
+
+def other_files(folder: Path, suffixes: tuple[str, ...], most: int) -> list[Path]:
+    """Return up to `most` of the files that `files_below` passes over although their names hide nothing."""
+    return list(itertools.islice(_walk(folder, suffixes, others=True), most))
 
 
 def has_file(folder: Path, suffixes: tuple[str, ...]) -> bool:
@@ -58,9 +66,9 @@ def group_files(folder: Path, files: list[Path]) -> dict[str, list[Path]]:
     return groups
 
 
-def _walk(folder: Path, suffixes: tuple[str, ...], most: int | None = None) -> Iterator[Path]:
+def _walk(folder: Path, suffixes: tuple[str, ...], most: int | None = None, *, others: bool = False) -> Iterator[Path]:
     for parent, folders, files in itertools.islice(os.walk(folder), most):
         folders[:] = sorted(name for name in folders if name[0] not in "._")
         for name in sorted(files):
-            if name[0] not in "._" and name.endswith(suffixes):
+            if name[0] not in "._" and name.endswith(suffixes) != others:
                 yield Path(parent) / name

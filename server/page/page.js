@@ -26,6 +26,7 @@ function draw(svg, tag, attributes) {
 
 function shown(number) {
   if (typeof number !== "number") return String(number);
+  if (Math.abs(number) >= 1e15) return Number.isFinite(number) ? number.toExponential(4) : String(number);
   return Number.isInteger(number) ? number.toLocaleString("en") : Number(number.toPrecision(5)).toString();
 }
 
@@ -72,6 +73,7 @@ async function showOverview() {
     const line = make("tr");
     const button = make("button", table.name);
     const cell = make("td");
+    cell.title = table.name;
     cell.append(button);
     line.append(cell, make("td", shown(table.rows), "number"), make("td", table.dim, "number"));
     line.append(make("td", table.key_dtype), make("td", table.value_dtype));
@@ -101,12 +103,16 @@ async function showState() {
 
 function bars(values) {
   const svg = document.createElementNS(SVG, "svg");
-  const numbers = values.map(Number).map((value) => (Number.isFinite(value) ? value : 0));
+  const numbers = values.map(Number);
   svg.setAttribute("viewBox", `0 0 ${Math.max(1, numbers.length)} 20`);
   svg.setAttribute("preserveAspectRatio", "none");
-  const most = Math.max(...numbers.map(Math.abs), 1e-300);
+  const most = Math.max(...numbers.filter(Number.isFinite).map(Math.abs), 1e-300);
   numbers.forEach((value, index) => {
-    const height = (10 * Math.abs(value)) / most;
+    if (Number.isNaN(value)) {
+      draw(svg, "rect", { x: index, width: 1, height: 20, y: 0, class: "nan" });
+      return;
+    }
+    const height = Math.min(10, (10 * Math.abs(value)) / most);
     draw(svg, "rect", {
       x: index + 0.1, width: 0.8, height, y: value < 0 ? 10 : 10 - height, class: value < 0 ? "down" : "up",
     });
@@ -129,7 +135,9 @@ async function showRows(keys) {
     const values = found.embeddings[index];
     const norm = Math.hypot(...values.map(Number));
     row.append(button, found.found[index] ? bars(values) : make("span", "no row"));
-    row.append(make("span", found.found[index] ? `norm ${shown(norm)}` : "", "number"));
+    const odd = values.map(Number).filter((value) => !Number.isFinite(value)).length;
+    const said = odd ? `${odd} of ${values.length} not finite` : `norm ${shown(norm)}`;
+    row.append(make("span", found.found[index] ? said : "", "number"));
     rows.append(row);
   });
 }
@@ -137,7 +145,7 @@ async function showRows(keys) {
 async function showNear(key, metric) {
   at("neighbours").replaceChildren();
   const found = JSON.parse(await ask(place(chosen, "nearest"), JSON.stringify({ key, metric })));
-  at("scanned").textContent =
+  at("scanned").textContent = !found.neighbours.length ? "no row has a direction to compare" :
     found.scanned < found.rows
       ? `of ${shown(found.scanned)} rows, spread over the ${shown(found.rows)} of the table`
       : `of all ${shown(found.rows)} rows`;
@@ -183,6 +191,12 @@ async function showTable() {
   if (about.frequencies) histogram(at("frequencies"), at("frequencies-range"), about.frequencies);
 }
 
+function showInList(line) {
+  const list = at("tables").parentElement; // not the window, which may be small
+  const top = line.offsetTop, bottom = top + line.offsetHeight;
+  if (top < list.scrollTop || bottom > list.scrollTop + list.clientHeight) list.scrollTop = top - list.clientHeight / 2;
+}
+
 // ---- What the address says
 
 function go(changes) {
@@ -198,7 +212,9 @@ async function show() {
   chosen = now.get("table") || (tables.length ? tables[0].name : null);
   if (chosen === null) return;
   for (const line of at("tables").tBodies[0].rows) {
-    line.className = line.cells[0].textContent === chosen ? "chosen" : "";
+    const is = line.cells[0].textContent === chosen;
+    line.className = is ? "chosen" : "";
+    if (is && chosen !== before) showInList(line);
   }
   try {
     if (chosen !== before) {

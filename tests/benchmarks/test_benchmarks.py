@@ -261,3 +261,19 @@ def test_snapshots_are_measured(tmp_path):
     result = json.loads(path.read_text())
     assert all(rate > 0 for rate in result["lookups"][0]["batch 1000"].values())
     assert result["cold"]["rows"] == 3000
+    for runs in result["cold"]["starts"].values():
+        assert all(0 < run["live"] <= run["ready"] <= run["first lookup"] for run in runs) and runs[0]["warm"] > 0
+    page = next((tmp_path / "results").glob("*-snapshot.md")).read_text()
+    assert "## What was asked" in page and "3,000 rows, cold: seconds until it lives" in page
+    for block in page.split("\n\n"):
+        if block.startswith("|"):
+            assert len({line.count("|") for line in block.strip().splitlines()}) == 1, block
+
+
+@pytest.mark.parametrize("rate, live, reached", [(12.5, 0.9, [True, True]), (11.9, 1.1, [False, False])])
+def test_goals_of_snapshots_are_judged(module, rate, live, reached):
+    snapshot = module("snapshot")
+    lookups = [{"rows": 20_000_000, "dim": 16} | {f"batch {size}": {"snapshot": rate} for size in snapshot.BATCHES}]
+    cold = {"rows": 100_000_000, "starts": {"cold": [{"live": live}] * 3}}
+    judged = snapshot.goals({"lookups": lookups, "cold": cold})
+    assert [one["reached"] for one in judged] == [reached[0], *reached]

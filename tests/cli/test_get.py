@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvtools.array_table import ArrayTable
 from kvtools.cli.main import main
 from kvtools.dialects.detect import open_checkpoint
+from kvtools.migrate import write_tables
 
 Capture = pytest.CaptureFixture[str]
 
@@ -155,3 +157,34 @@ def test_bad_usage(sample_path: Path, capsys: Capture) -> None:
     for arguments in (["abc"], ["1.5"], ["5", "--columns", "value"], ["--keys-file", "gone"], ["5", "--table", "x"]):
         assert main(["get", path, *arguments]) == 1
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["18446744073709551616", "-9223372036854775809", "9" * 50])
+def test_a_key_beyond_64_bits_is_named(sample_path: Path, capsys: Capture, key: str) -> None:
+    for command in (["get", str(sample_path), "5", key], ["inspect", str(sample_path), "--keys", "5", key]):
+        assert main(command) == 2
+        said = capsys.readouterr().err
+        assert key[:40] in said and "64-bit integers, -9223372036854775808 to 18446744073709551615" in said
+
+
+@pytest.mark.parametrize("form", [[], ["--json"], ["--csv"], ["--output", "rows.npz"]])
+def test_damaged_rows_of_a_snapshot_are_told(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, form: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = 40_000  # three mebibytes
+    table = ArrayTable("emb", np.arange(rows), np.arange(rows * 16, dtype=np.float32).reshape(rows, 16))
+    write_tables([table], "a.kvsnap", "snapshot")
+    wanted = np.float32([160, 161, 162, 163]).tobytes()  # of row 10
+    with Path("a.kvsnap").open("r+b") as file:
+        data = file.read()
+        file.seek(data.index(wanted) + 1)
+        file.write(b"\x7f")
+    assert main(["get", "a.kvsnap", "10", *form]) == 1
+    said = capsys.readouterr().err
+    assert "a.kvsnap" in said and "table 'emb', its rows from byte" in said
+    assert not Path("rows.npz").exists()
+    order = open_checkpoint("a.kvsnap").table("emb").all_keys()
+    far = np.flatnonzero(order == 10)[0] + (rows // 2 if np.flatnonzero(order == 10)[0] < rows // 2 else -rows // 2)
+    assert main(["get", "a.kvsnap", str(order[far])]) == 0  # of a mebibyte that is sound
+    assert main(["inspect", "a.kvsnap", "--keys", "10"]) == 1

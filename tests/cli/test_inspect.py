@@ -217,3 +217,9 @@ def test_dialect_and_types_are_checked(sample_path: Path, capsys: Capture) -> No
     assert main(["inspect", "--dialect", "tensorflow", str(sample_path)]) == 0
     assert "no key-value tables" in capsys.readouterr().out
     assert main(["inspect", "--dialect", "nope", str(sample_path)]) == 2
+
+
+def test_a_file_that_is_not_there_is_not_looked_for_as_a_checkpoint_alone(capsys: Capture) -> None:
+    for command in ("inspect", "get"):
+        assert main([command, "nosuch.kvsnap", *["5"] * (command == "get")]) == 1
+        assert "at 'nosuch.kvsnap': there is no such file" in capsys.readouterr().err

@@ -76,7 +76,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         ["export", "a", "--savedmodel", "b", "--clip-abs", "x"],
         ["export", "a", "--savedmodel", "b", "--clip-abs", "nan"],
         ["export", "a", "--savedmodel", "b", "--clip-l2", "-1"],
-        ["export", "a", "--savedmodel", "b", "--clip-l2", "1", "--clip-abs", "1"],
+        ["export", "a", "--savedmodel", "b", "--clip-l2", "1", "--policy", "c"],
         ["serve", "a", "--port", "65536"],
         ["serve", "a", "--port", "x"],
         ["serve", "a", "--max-keys", "0"],

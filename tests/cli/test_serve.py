@@ -1,9 +1,10 @@
 from __future__ import annotations
 
-import re
+import errno
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -77,22 +78,6 @@ def test_the_environment(served: list[Any], monkeypatch: pytest.MonkeyPatch) -> 
     assert served[0][1] == Settings(host="0.0.0.0", port=81, poll=5, workers=3, grace=7)
 
 
-def test_what_the_files_for_deployment_name_is_there(capsys: pytest.CaptureFixture[str]) -> None:
-    texts = {path.name: path.read_text() for path in (Path(__file__).parents[2] / "deploy").iterdir()}
-    assert texts.keys() == {"Dockerfile", "kubernetes.yaml", "kvtools-serve.service"}
-    assert main(["serve", "--help"]) == 0
-    help_text = capsys.readouterr().out
-    for text in texts.values():
-        for name in re.findall(r"KVTOOLS_SERVE_\w+", text):
-            assert name in help_text
-    for path in re.findall(r"path: (/\w+z)", texts["kubernetes.yaml"]):
-        assert path in ("/livez", "/readyz", "/warmz")
-    arguments = re.search(r"args: \[(.*)\]", texts["kubernetes.yaml"])
-    assert arguments
-    for option in re.findall(r"--[\w-]+", arguments[1]):
-        assert option in help_text
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -131,3 +116,17 @@ def test_each_protocol_has_a_port_of_its_own(
     assert main(["serve", "exported", *options]) == 2
     assert named in capsys.readouterr().err and not served
     assert main(["serve", "exported", "--port", "0", "--grpc-port", "0", "--resp-port", "0"]) == 0
+
+
+def test_no_place_for_what_workers_share(
+    sample_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("fastapi")
+
+    def full(**_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", full)
+    assert main(["serve", str(sample_path), "--port", "0", "--workers", "2"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "No space left on device; name one that can be written by TMPDIR" in line

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import select
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import uvicorn
 
+from kvtools.client.pooling import pool
 from kvtools.lookup_frame import TableRows, decode_request, encode_answer
 from kvtools.server.app import create_app
 from kvtools.server.catalog import Catalog
@@ -55,6 +61,58 @@ def real_server(
             lookups.close()
 
 
+@contextlib.contextmanager
+def server_process(path: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`kvtools serve` in a process of its own, which a test may stop or kill; yields it and its URL."""
+    command = [sys.executable, "-m", "kvtools.cli.main", "serve", str(path), "--port", "0", "--json", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process, json.loads(process.stdout.readline())["url"]
+        finally:
+            process.kill()
+
+
+@contextlib.contextmanager
+def relay(port: int, at_bytes: int, then: Callable[[], object]) -> Iterator[str]:
+    """Carries bytes to a server and back, and calls `then` once when it has got `at_bytes` of an answer to a POST."""
+
+    def carry(client: socket.socket) -> None:
+        with client, socket.socket() as server, contextlib.suppress(OSError):
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)  # so that most of an answer is not sent yet
+            server.connect(("127.0.0.1", port))
+            waiting, received, posted = select.poll(), 0, False
+            for one in (client, server):
+                waiting.register(one, select.POLLIN)
+            while True:
+                for ready, _ in waiting.poll():
+                    source, target = (client, server) if ready == client.fileno() else (server, client)
+                    data = source.recv(65536)
+                    if not data:
+                        return
+                    if source is client:
+                        received, posted = 0, posted or data.startswith(b"POST ")
+                    elif posted and received < at_bytes <= received + len(data):
+                        then()
+                    received += len(data) * (source is server)
+                    target.sendall(data)
+
+    def accept(listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=carry, args=(listener.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=accept, args=(listener,), daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            thread.join(10)
+
+
 @dataclass(frozen=True)
 class Asked:
     """A request as the server got it."""
@@ -75,6 +133,14 @@ class FakeServer:
     port: int = 0
     asked: list[Asked] = field(default_factory=list)
     connections: int = 0
+    open_now: set[socket.socket] = field(default_factory=set)
+
+    def end_connections(self) -> None:
+        """Close all connections, as a server does that ends."""
+        for connection in list(self.open_now):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        self.open_now.clear()
 
     @property
     def url(self) -> str:
@@ -88,7 +154,6 @@ class FakeServer:
 @contextlib.contextmanager
 def fake_server(answers: Answers) -> Iterator[FakeServer]:
     fake = FakeServer(answers)
-    open_now: set[socket.socket] = set()
 
     def converse(connection: socket.socket) -> None:
         with contextlib.suppress(OSError), connection, connection.makefile("rb") as stream:
@@ -112,7 +177,7 @@ def fake_server(answers: Answers) -> Iterator[FakeServer]:
             while True:
                 connection, _ = listener.accept()
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                open_now.add(connection)
+                fake.open_now.add(connection)
                 fake.connections += 1
                 threading.Thread(target=converse, args=(connection,), daemon=True).start()
 
@@ -125,9 +190,7 @@ def fake_server(answers: Answers) -> Iterator[FakeServer]:
         finally:
             with contextlib.suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)
-            for connection in open_now:
-                with contextlib.suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
+            fake.end_connections()
             thread.join(10)
 
 
@@ -147,7 +210,6 @@ def rows_of(
     tables: Mapping[str, Mapping[int, Any]], dim: int, *, version: int = 1, shard: Any = None, **limits: int
 ) -> Answers:
     """What answers for these rows, as a server of int64 keys would."""
-    import json
 
     def answer(asked: Asked) -> bytes:
         if asked.line.startswith("GET /v1/tables "):
@@ -162,7 +224,8 @@ def rows_of(
                 }
                 for name, rows in tables.items()
             ]
-            return http(200, json.dumps({"tables": listed, "limits": limits}).encode(), Content_Type="application/json")
+            said = {"version": version, "tables": listed, "limits": limits}
+            return http(200, json.dumps(said).encode(), Content_Type="application/json")
         lookups, _ = decode_request(asked.body)
         if "max_keys" in limits and sum(len(one.keys) for one in lookups) > limits["max_keys"]:
             return refusal(413, "too_many_keys", "too many")
@@ -171,6 +234,11 @@ def rows_of(
             rows = tables[one.table]
             there = np.array([int(key) in rows for key in one.keys], np.bool_)
             values = np.array([rows.get(int(key), [0.0] * dim) for key in one.keys], np.float32).reshape(-1, dim)
+            if one.combiner is not None:
+                assert one.row_splits is not None
+                pooled = pool(values, one.row_splits, one.combiner, one.weights)
+                found.append(TableRows(pooled, None, int((~there).sum())))
+                continue
             found.append(TableRows(values, there, int((~there).sum())))
         return http(200, encode_answer(found, version), Content_Type="application/x-kvtools-lookup")
 
@@ -179,8 +247,6 @@ def rows_of(
 
 def certificate(folder: Any) -> tuple[str, str]:
     """A certificate for localhost that signs itself, and its key: file names."""
-    import subprocess
-
     key, cert = folder / "key.pem", folder / "cert.pem"
     subprocess.run(
         [

@@ -412,6 +412,9 @@ def test_tls(make_client: Any, tmp_path: Path) -> None:
             make_client(url, retries=0).lookup("ads/emb", [-7])
         with pytest.raises(UnavailableError):
             make_client(url.replace("https", "http"), retries=0).lookup("ads/emb", [-7])
+    said = pytest.raises(UnavailableError, match="it does not speak TLS; name it by http://")
+    with real_server(static_catalog(TableStore(SAMPLE))) as url, said:
+        make_client(url.replace("http", "https"), retries=0).tables()
 
 
 def test_a_closed_client_says_so(make_client: Any, url: str) -> None:
@@ -499,3 +502,13 @@ def test_it_needs_neither_tensorflow_nor_a_server_package(tmp_path: Path) -> Non
         "assert not wrong, wrong"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_a_misspelt_option_is_named(kind: Any) -> None:
+    with pytest.raises(
+        TypeError, match=rf"^{kind.__name__}\(\) has no option max_retries=; did you mean retries=\? It has"
+    ):
+        kind("http://a", max_retries=3)
+    with pytest.raises(TypeError, match=r"has no option zzz= It has shards, timeout, "):
+        kind("http://a", zzz=3)

@@ -93,6 +93,23 @@ def test_what_is_no_answer_is_refused(data: bytes) -> None:
         read(data, [], limit=1 << 16)
 
 
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (
+            b"-ERR wrong number of arguments for 'get' command\r\n",
+            "this is no kvtools server but one that speaks the Redis",
+        ),
+        (b"\x15\x03\x01", "this is no kvtools server but one that speaks TLS"),
+        (b"\0\0\x18\x04", "this is no kvtools server; check the port of the URL"),
+        (b"HTTQ", "got b'HTTQ', expected an answer of HTTP/1.1"),
+    ],
+)
+def test_another_protocol_is_told_by_its_first_bytes(data: bytes, said: str) -> None:
+    with pytest.raises(BadAnswerError, match=said):
+        read(data, [])
+
+
 @given(st.binary(max_size=200), st.lists(st.integers(1, 30), max_size=10))
 def test_any_bytes_are_taken_or_refused(data: bytes, cuts: list[int]) -> None:
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -55,10 +56,21 @@ def urls(pieces: list[Path]) -> Iterator[list[str]]:
         yield [stack.enter_context(real_server(static_catalog(TableStore(piece)), max_keys=50)) for piece in pieces]
 
 
-def shard(number: int, *, said: bool = True) -> Any:
+def shard(number: int, *, said: bool = True, version: int = 1) -> Any:
     """Answers of one of two shards: keys 0 to 99, whose rows are themselves."""
     rows = {key: [float(key)] for key in range(number, 100, 2)}
-    return rows_of({"a": rows}, 1, shard={"rule": RULE, "number": number, "of": 2} if said else None)
+    described = {"rule": RULE, "number": number, "of": 2} if said else None
+    return rows_of({"a": rows}, 1, version=version, shard=described)
+
+
+def closing(answers: Any) -> Any:
+    """The same answers, after each of which the server closes the connection."""
+
+    def answer(asked: Any) -> bytes:
+        head, end, body = answers(asked).partition(b"\r\n\r\n")
+        return head + b"\r\nConnection: close" + end + body
+
+    return answer
 
 
 def test_keys_go_to_their_shards_and_rows_come_in_order(
@@ -72,7 +84,10 @@ def test_keys_go_to_their_shards_and_rows_come_in_order(
         assert found.all()
         assert np.array_equal(embeddings, np.stack([rows[int(key)] for key in asked[name]]))
     tables = client.tables()
-    assert {name: table.rows for name, table in tables.items()} == {"emb": 200, "ads/emb": 100}
+    assert {name: (table.rows, table.shard) for name, table in tables.items()} == {
+        "emb": (200, None),
+        "ads/emb": (100, None),
+    }
     embeddings, found = client.lookup("emb", [[123456789, samples["emb"].keys[0]]])
     assert found.tolist() == [[False, True]] and not embeddings[0, 0].any()
     assert client.lookup("emb", [])[0].shape == (0, 3)
@@ -162,8 +177,10 @@ def test_a_shard_that_is_down_is_an_error_or_missing_rows(make_client: Any) -> N
         for client in (strict, tolerant):
             assert client.lookup("a", np.arange(10))[1].all()
         one.answers = lambda asked: None
-        with pytest.raises(UnavailableError, match=one.url):
+        with pytest.raises(UnavailableError, match=rf"asking shard 1 of 2 \({one.url}\) for 5 keys of table 'a': "):
             strict.lookup("a", np.arange(10))
+        with pytest.raises(UnavailableError, match=rf"asking shard 1 of 2 \({one.url}\) for /v1/tables: "):
+            strict.tables()
         assert strict.lookup("a", [0, 2])[1].all()
         for client in (tolerant, later):
             embeddings, found = client.lookup("a", np.arange(10))
@@ -202,3 +219,66 @@ def test_what_is_merged_is_no_shard_any_more(pieces: list[Path], tmp_path: Path)
     assert "shard" not in open_checkpoint(tmp_path / "whole").table("emb").schema.metadata
     merge([open_checkpoint(pieces[0]), open_checkpoint(pieces[0])], tmp_path / "same")
     assert open_checkpoint(tmp_path / "same").table("emb").schema.metadata["shard"]["number"] == 0
+
+
+def test_a_server_that_becomes_another_shard_is_found(make_client: Any) -> None:
+    """By a restart, seen as a lost or a closed connection, and by a version."""
+    with fake_server(shard(0)) as zero, fake_server(shard(1)) as one:
+        for how in ("lost", "closed", "version"):
+            zero.answers = shard(0)
+            client = make_client(shards=[zero.url, one.url], backoff=0.001)
+            assert client.lookup("a", np.arange(10))[1].all()
+            if how == "lost":
+                zero.end_connections()
+            elif how == "closed":
+                zero.answers = closing(shard(0))
+                assert client.lookup("a", np.arange(10))[1].all()
+            zero.answers = shard(1, version=2 if how == "version" else 1)
+            with pytest.raises(
+                WrongShardError, match=rf"asking {zero.url}: it has shard 1 of 2 .*expected shard 0 of 2"
+            ):
+                client.lookup("a", np.arange(10))
+
+
+def test_a_server_that_becomes_one_shard_of_several_is_no_server_of_the_whole(make_client: Any) -> None:
+    with fake_server(rows_of({"a": {key: [0.0] for key in range(10)}}, 1)) as fake:
+        client = make_client(fake.url)
+        assert client.lookup("a", np.arange(10))[1].all()
+        asked = len(fake.asked)
+        assert client.lookup("a", np.arange(10))[1].all() and len(fake.asked) == asked + 1
+        fake.answers = shard(1, version=2)
+        for lookup in (client.lookup, lambda table, keys: client.lookup_pooled(table, keys, [0, 10])):
+            with pytest.raises(WrongShardError, match=r"the server has shard 1 of 2"):
+                lookup("a", np.arange(10))
+
+
+def test_a_hedge_is_not_answered_by_another_shard(make_client: Any) -> None:
+    free = threading.Event()
+    right = shard(0)
+
+    def slow(asked: Any) -> bytes | None:
+        if asked.line.startswith("POST"):
+            free.wait(20)
+        return right(asked)
+
+    with fake_server(slow) as zero, fake_server(shard(1)) as wrong, fake_server(shard(1)) as one:
+        client = make_client(shards=[[zero.url, wrong.url], one.url], hedge=0.01, timeout=15)
+        with pytest.raises(WrongShardError, match=rf"asking {wrong.url}: it has shard 1 of 2"):
+            for _ in range(3):
+                client.lookup("a", np.arange(10))
+        free.set()
+
+
+def test_rows_of_a_server_that_is_lost_before_it_says_what_it_has_are_not_used(make_client: Any) -> None:
+    silent = threading.Event()
+
+    def answers(asked: Any) -> bytes | None:
+        return None if asked.line.startswith("GET") and silent.is_set() else shard(1)(asked)
+
+    with fake_server(shard(0)) as zero, fake_server(answers) as wrong, fake_server(shard(1)) as one:
+        client = make_client(shards=[[zero.url, wrong.url], one.url], backoff=0.001, rest=60)
+        client.tables()
+        silent.set()
+        for _ in range(4):
+            assert client.lookup("a", np.arange(10))[1].all()
+        assert wrong.lookups  # It was asked, and could not say which shard it has.

@@ -386,6 +386,31 @@ def test_folders_of_other_programs(tmp_path: Path, dialect: str) -> None:
 
 
 @pytest.mark.parametrize("dialect", FORMATS)
+def test_a_folder_of_other_things_is_no_table(tmp_path: Path, dialect: str) -> None:
+    frame = pa.table({"id": [1, 2], "embedding": lists(np.ones((2, 3), np.float32))})
+    (tmp_path / "exports" / "old").mkdir(parents=True)
+    write_stranger(frame, tmp_path / "exports" / "old" / f"rows.{dialect}")
+    for hidden in (".crc", "_SUCCESS", "_metadata"):
+        (tmp_path / "exports" / hidden).touch()
+    (table,) = open_checkpoint(tmp_path).select([])
+    assert f"its rows are those of 'exports/old/rows.{dialect}'" in table.schema.notes
+    for name in ("notes.txt", "model.py"):
+        (tmp_path / name).touch()
+    with pytest.raises(
+        BadInputError, match=rf"'exports/old/rows.{dialect}'\) among others \('model.py', 'notes.txt'\)"
+    ) as e:
+        open_checkpoint(tmp_path, OpenOptions(lenient=True))
+    assert f"say --dialect {dialect}" in str(e.value)
+    (table,) = open_checkpoint(tmp_path, OpenOptions(dialect)).select([])
+    assert table.rows == 2
+    (tmp_path / "ours").mkdir()
+    write([round_trip.table("emb")], tmp_path / "ours" / f"x.{dialect}", dialect)
+    assert f"its rows are those of 'x.{dialect}'" in open_checkpoint(tmp_path / "ours").table("emb").schema.notes
+    write([round_trip.table("emb")], tmp_path / "whole", dialect)
+    assert not open_checkpoint(tmp_path / "whole").table("emb").schema.notes
+
+
+@pytest.mark.parametrize("dialect", FORMATS)
 def test_unknown_compressions_and_levels_are_usage_errors(tmp_path: Path, dialect: str) -> None:
     for options in (
         WriteOptions("lzf"),
@@ -422,6 +447,10 @@ def test_a_checkpoint_with_such_files_beside_it_stays_one(tmp_path: Path, sample
     for file in sample_path.glob("*.index"):
         file.unlink()
     (sample_path / "checkpoint").unlink()
+    with pytest.raises(BadInputError, match=r"among others \('emb.arrow', 'model.ckpt-7.data-00000-of-00001'\)"):
+        open_checkpoint(sample_path)
+    for file in ("emb.arrow", "model.ckpt-7.data-00000-of-00001"):
+        (sample_path / file).unlink()
     assert open_checkpoint(sample_path).dialect == "parquet"
 
 

@@ -13,6 +13,8 @@ from kvtools.default_row import with_default_row
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.interface import Checkpoint
 from kvtools.export_snapshot import export_snapshot
+from kvtools.migrate import write_tables
+from kvtools.server.store import TableStore
 from kvtools.snapshot import Snapshot
 
 KEYS = np.arange(3)
@@ -60,6 +62,18 @@ def test_it_goes_along_in_any_type(tmp_path: Path, dtype: str | None) -> None:
     out = tmp_path / "a.kvsnap"
     export_snapshot(Checkpoint(tmp_path, "memory", {"a/b": source}), out, dtype=dtype)
     assert Snapshot(out).table("a/b").native.default_row.tolist() == [0.25, 0.25]
+
+
+def test_every_way_to_a_snapshot_writes_it(tmp_path: Path) -> None:
+    source = table({"kind": "constant", "a": 0.25})
+    write_tables([source], tmp_path / "source.npz", "npz")
+    checkpoint = open_checkpoint(tmp_path / "source.npz")
+    write_tables(checkpoint.select([]), tmp_path / "migrated.kvsnap", "snapshot", verify=True)
+    export_snapshot(checkpoint, tmp_path / "exported.kvsnap")
+    served = TableStore(tmp_path / "source.npz", cache=tmp_path / "cache").snapshot
+    found = [Snapshot(tmp_path / "migrated.kvsnap"), Snapshot(tmp_path / "exported.kvsnap"), served]
+    assert [one.table("a/b").native.default_row.tolist() for one in found] == [[0.25, 0.25]] * 3
+    assert len({one.fingerprint for one in found}) == 1
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])

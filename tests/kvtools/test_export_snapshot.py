@@ -74,6 +74,23 @@ def test_what_is_refused(tmp_path: Path) -> None:
         export_snapshot(Checkpoint(tmp_path, "memory", {}), tmp_path / "b.kvsnap")
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
+def test_what_a_smaller_type_saves_is_what_the_file_is_smaller_by(tmp_path: Path, dtype: str) -> None:
+    rows = 1 << 16  # so that all sections are whole pages
+    table = ArrayTable("emb", np.arange(rows), np.ones((rows, 8), np.float32))
+    source = Checkpoint(tmp_path, "memory", {"emb": table})
+    export_snapshot(source, tmp_path / "whole.kvsnap")
+    (export,) = export_snapshot(source, tmp_path / "small.kvsnap", dtype=dtype)
+    whole, small = ((tmp_path / f"{name}.kvsnap").stat().st_size for name in ("whole", "small"))
+    assert export.bytes_saved > 0 and 0 <= whole - small - export.bytes_saved < 16  # fewer checksums
+    (clipped,) = export_snapshot(
+        source, tmp_path / "c.kvsnap", dtype=dtype, policy=Policy.of(Criteria(norms=(Clip("l2", 9),)))
+    )
+    assert (clipped.rows, clipped.bytes, clipped.bytes_saved) == (0, 0, rows * (8 * 4 + 8))
+    (same,) = export_snapshot(source, tmp_path / "same.kvsnap", dtype="float32")
+    assert same.bytes_saved == 0
+
+
 def test_rows_of_zeros_stay_where_a_missing_key_gets_something_else(tmp_path: Path) -> None:
     values = np.float32([[0, 0], [1, 2]])
     tables = {

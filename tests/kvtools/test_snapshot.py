@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -312,6 +313,32 @@ def test_populate_and_verify_can_be_stopped(tmp_path: Path) -> None:
     assert not snapshot.verify(go_on=lambda done, total: False)
 
 
+def test_whoever_uses_a_version_last_does_not_wait_until_its_memory_is_given_back(tmp_path: Path) -> None:
+    path = tmp_path / "a.kvsnap"
+    write(path, ArrayTable("emb", np.arange(300_000), np.ones((300_000, 16), np.float32)))
+
+    def mapped() -> bool:
+        return str(path) in Path("/proc/self/maps").read_text()
+
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})  # another thread has its turn later, mostly
+    try:
+        for _ in range(100):
+            snapshot = Snapshot(path)
+            assert snapshot.populate(background=True) and snapshot.verify(background=True)
+            del snapshot
+            if mapped():
+                break
+        else:
+            pytest.fail("it was unmapped by the thread that let it go")
+    finally:
+        os.sched_setaffinity(0, allowed)
+    last = time.monotonic() + 60
+    while mapped():
+        assert time.monotonic() < last, "it stays mapped for ever"
+        time.sleep(0.001)
+
+
 def test_lookups_from_many_threads(tmp_path: Path) -> None:
     keys = some_keys(20_000, "int64")
     write(tmp_path / "a.kvsnap", ArrayTable("emb", keys, np.arange(20_000, dtype=np.float32)[:, None]))
@@ -351,6 +378,29 @@ def test_a_disk_that_is_full_leaves_the_old_file_and_is_named(tmp_path: Path) ->
     assert f"OutputError: writing '{path}': File too large; nothing was changed there" in done.stderr
     assert [file.name for file in tmp_path.iterdir()] == ["a.kvsnap"]
     assert Snapshot(path).table("emb").lookup(np.array([5]))[1].all()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("command", ["migrate", "export"])
+def test_a_command_on_a_disk_that_is_full_leaves_nothing(tmp_path: Path, sample_path: Path, command: str) -> None:
+    program = (
+        "import resource, sys; from kvtools.cli.main import main\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))\n"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    out = tmp_path / "out" / "a.kvsnap"
+    out.parent.mkdir()
+    source = str(sample_path / "model.ckpt-7")
+    arguments = {"migrate": ["migrate", source, str(out)], "export": ["export", source, "--snapshot", str(out)]}
+    for options in ([], ["--force"]):
+        before = {file.name: file.read_bytes() for file in out.parent.iterdir()}
+        done = subprocess.run(
+            [sys.executable, "-c", program, *arguments[command], *options], capture_output=True, text=True, cwd=tmp_path
+        )
+        assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
+        assert f"writing '{out}': File too large; nothing was changed there, make room" in done.stderr
+        assert {file.name: file.read_bytes() for file in out.parent.iterdir()} == before
+        out.write_bytes(b"what was there before")
 
 
 def test_a_folder_that_is_not_there_or_a_file_that_is(tmp_path: Path) -> None:
@@ -501,3 +551,17 @@ def test_damage_met_on_use_ends_a_verification_that_is_running(
     with pytest.raises(CorruptFileError, match="table 'b', its rows"):
         snapshot.verify(threads=1, go_on=meet)
     assert places[1:] == [], "what was met is thrown, not looked for"
+
+
+def test_keys_of_any_integer_type_are_taken(tmp_path: Path) -> None:
+    keys, values = np.array([5, -7, 9], np.int32), some_values(3, 2, "float32")
+    write(tmp_path / "a.kvsnap", ArrayTable("emb", keys, values))
+    table = Snapshot(tmp_path / "a.kvsnap").table("emb")
+    for asked in ([-7, 4], np.array([-7, 4]), np.array([-7, 4], np.int8)):
+        got, found = table.lookup(asked)
+        assert found.tolist() == [True, False] and got[0].tobytes() == values[1].tobytes()
+    assert table.find([]).shape == (0,) and table.pool([5, 9], np.array([0, 2])).shape == (1, 2)
+    with pytest.raises(UsageError, match="got key 2147483648, expected int32: -2147483648 to 2147483647"):
+        table.lookup([5, 2**31])
+    with pytest.raises(TypeError, match="int32"):
+        table.lookup([0.5])

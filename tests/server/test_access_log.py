@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import json
 import os
@@ -180,4 +181,33 @@ def test_a_full_disk_loses_lines_and_no_answers(caplog: pytest.LogCaptureFixture
         log.add(answered)
     log.close()
     assert log.dropped == 3
-    assert caplog.text.count("cannot be written: No space left") == 1
+    assert caplog.text.count("the access log '/dev/full' cannot be written: No space left") == 1
+
+
+def test_lines_go_on_whole_when_there_is_room_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = AccessLog(str(tmp_path / "log"))
+    answered = Answered("lookup", 200, "", (TableCount("t", 1, 0),), 0.1, 1, 1, None, {}, True)
+    lines = [log._line(1.0, answered) for _ in range(3)]
+    write = os.write
+    room = [len(lines[0]) + 10]
+
+    def little(fd: int, data: bytes) -> int:
+        if not room[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        done = write(fd, data[: room[0]])
+        room[0] -= done
+        return done
+
+    monkeypatch.setattr(os, "write", little)
+    log._write(b"".join(lines))
+    log._write(b"".join(lines))
+    room[0] = 1 << 20
+    log._write(lines[0])
+    monkeypatch.undo()
+    log.close()
+    kept = (tmp_path / "log").read_bytes().splitlines(keepends=True)
+    assert kept == [lines[0], lines[0][:10] + b"\n", lines[0]], "the one that was cut stands alone"
+    assert log.dropped == 5
+    assert "the access log is written again" in caplog.text

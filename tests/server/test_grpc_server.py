@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -32,6 +34,7 @@ METADATA = "/tensorflow.serving.PredictionService/GetModelMetadata"
 STATUS = "/tensorflow.serving.ModelService/GetModelStatus"
 RELOAD = "/tensorflow.serving.ModelService/HandleReloadConfigRequest"
 INFER = "/inference.GRPCInferenceService/ModelInfer"
+REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 SEVEN = [2.0, 2.125, 2.25, 2.375]  # the row of key -7 in ads/emb
 REQUESTS = {
     PREDICT: message("tensorflow.serving.PredictRequest"),
@@ -216,6 +219,116 @@ def test_no_bytes_are_an_internal_error(channel: Any, method: str) -> None:
                 "PERMISSION_DENIED",
             ), (body, error)
             assert error.details()
+
+
+@pytest.mark.parametrize("body", [b"\xff" * 9, b"\x0a\x05abc", b"\x0a\x02\xc3\x28"])
+def test_health_and_reflection_refuse_what_is_no_message(channel: Any, caplog: Any, body: bytes) -> None:
+    with pytest.raises(grpc.RpcError) as single:
+        channel.unary_unary("/grpc.health.v1.Health/Check")(body, timeout=30)
+    with pytest.raises(grpc.RpcError) as stream:
+        list(channel.unary_stream("/grpc.health.v1.Health/Watch")(body, timeout=30))
+    with pytest.raises(grpc.RpcError) as conversation:
+        list(channel.stream_stream(REFLECTION)(iter([body]), timeout=30))
+    assert {error.value.code().name for error in (single, stream, conversation)} == {"INVALID_ARGUMENT"}
+    assert not caplog.records
+
+
+def test_a_request_in_hand_is_answered_at_the_end(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = start(catalog, Settings(grpc_port=0))
+    begun, go_on = threading.Event(), threading.Event()
+    method = server._methods[STATUS]
+
+    def wait(data: bytes, caller: Any) -> bytes:
+        begun.set()
+        go_on.wait(60)
+        return method(data, caller)
+
+    monkeypatch.setitem(server._methods, STATUS, wait)
+    monkeypatch.setattr(server, "_is_small", lambda data: False)  # in a thread
+    request = REQUESTS[STATUS](model_spec={"name": "default"}).SerializeToString()
+    with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        answer = channel.unary_unary(STATUS).future(request, timeout=60)
+        assert begun.wait(60)
+        ending = threading.Thread(target=server.stop, args=(60,))
+        ending.start()
+        with pytest.raises(grpc.RpcError), grpc.insecure_channel(f"127.0.0.1:{server.port}") as other:
+            while True:  # until it takes no more
+                other.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=60)
+        go_on.set()
+        assert ANSWERS[STATUS].FromString(answer.result()).model_version_status
+        ending.join(60)
+        assert not ending.is_alive()
+
+
+def test_streams_end_with_the_server(catalog: Catalog) -> None:
+    server = start(catalog, Settings(grpc_port=0))
+    with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        watched = iter(channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=60))
+        open_end = threading.Event()
+        conversation = channel.stream_stream(REFLECTION)(iter(open_end.wait, None), timeout=60)
+        assert next(watched) == b"\x08\x01", "it answers"
+        server.stop(grace=3600)  # returns at once
+        assert list(watched) == [b"\x08\x02"], "it answers no more"
+        assert list(conversation) == []
+        open_end.set()
+
+
+def test_half_open_streams_hold_up_nobody(catalog: Catalog) -> None:
+    server = start(catalog, Settings(grpc_port=0))
+    head = b"".join(
+        b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
+        for name, value in (
+            (b":method", b"POST"),
+            (b":scheme", b"http"),
+            (b":path", PREDICT.encode()),
+            (b":authority", b"a"),
+            (b"content-type", b"application/grpc"),
+            (b"te", b"trailers"),
+        )
+    )
+    half = b"\0\0\0\x10\0" + b"1234"  # of a message of 4,096 bytes
+    with contextlib.ExitStack() as stack:
+        for _ in range(4):
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=30))
+            frames = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+            for number in range(1, 600, 2):
+                stream = number.to_bytes(4, "big")
+                frames += len(head).to_bytes(3, "big") + b"\1\4" + stream + head  # HEADERS, END_HEADERS
+                frames += len(half).to_bytes(3, "big") + b"\0\0" + stream + half  # DATA
+            connection.sendall(frames)
+        with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            for _ in range(20):
+                assert ask(channel, STATUS, model_spec={"name": "default"}).model_version_status
+        server.stop(grace=0.05)
+
+
+def test_connections_are_counted(catalog: Catalog) -> None:
+    server = start(catalog, Settings(grpc_port=0, max_connections=2))
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+    address = ("127.0.0.1", server.port)
+    try:
+        with socket.create_connection(address, timeout=30) as one, socket.create_connection(address, timeout=30) as two:
+            for connection in (one, two):
+                connection.sendall(preface)
+                assert connection.recv(100)
+            with socket.create_connection(address, timeout=30) as third, contextlib.suppress(ConnectionError):
+                assert third.recv(100) == b"", "it is hung up on"
+        with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            check = channel.unary_unary("/grpc.health.v1.Health/Check")
+            assert check(b"", timeout=60, wait_for_ready=True) == b"\x08\x01", "there is room again"
+    finally:
+        server.stop(0)
+
+
+def test_an_idle_connection_is_closed(catalog: Catalog) -> None:
+    server = start(catalog, Settings(grpc_port=0, keep_alive=0.2))
+    try:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+            connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
+            while connection.recv(4096):
+                pass
+    finally:
+        server.stop(0)
 
 
 def test_examples_and_unknown_methods_are_unimplemented(channel: Any) -> None:

@@ -393,6 +393,32 @@ def test_a_head_has_a_limit(running: Running) -> None:
     assert running.seen.answers[-1].code == "head_too_large"
 
 
+INFER = b'{"inputs": [{"name": "ids", "shape": [1], "datatype": "INT64", "data": [0]}]}'
+
+
+@pytest.mark.parametrize(
+    "large",
+    [
+        message("GET /healthz", Connection="close", Cookie="c" * 70_000),
+        message("GET /healthz", Connection="close", **{f"a{number}": "b" * 90 for number in range(700)}),
+        message("GET /healthz?" + "q" * 70_000, Connection="close"),
+        message(LOOKUP, b'{"keys": [0]}', Connection="close", Cookie="c" * 70_000),
+        message("POST /v2/models/ads/emb/infer", INFER, Connection="close", Cookie="c" * 70_000),
+        message(LOOKUP, b'{"keys": [0]}', Cookie="c" * 70_000),
+    ],
+    ids=["header", "headers", "url", "lookup", "infer", "short way"],
+)
+def test_a_head_has_a_limit_also_where_it_comes_whole(running: Running, large: bytes) -> None:
+    for before in (b"", message(LOOKUP, b'{"keys": [0]}')):  # what came before it is answered
+        *first, (status, headers, body) = responses(running.ask(before + large))
+        assert [answer[0] for answer in first] == [200] * bool(before)
+        assert (status, headers["connection"]) == (431, "close")
+        assert json.loads(body)["error"]["code"] == "head_too_large"
+    small = large.replace(b"c" * 70_000, b"c" * 65_000).replace(b"q" * 70_000, b"q" * 65_000).replace(b"b" * 90, b"b")
+    small = small.replace(b"Host: a\r\n", b"Host: a\r\nConnection: close\r\n") if b"close" not in small else small
+    assert responses(running.ask(small))[0][0] == 200
+
+
 HEAD = message(LOOKUP, None, Content_Length="100")
 HEALTH = message("GET /healthz", Connection="close")
 

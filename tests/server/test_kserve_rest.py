@@ -21,6 +21,7 @@ from kvtools.server.store import TableStore
 
 SEVEN = [2.0, 2.125, 2.25, 2.375]  # the row of key -7 in ads/emb
 INFER = "/v2/models/ads/emb/infer"
+EXTENSIONS = ["binary_tensor_data", "model_configuration", "statistics"]
 
 
 @pytest.fixture
@@ -123,7 +124,7 @@ def test_a_body_of_ids_alone(client: TestClient) -> None:
 
 def test_what_the_server_and_its_models_are(client: TestClient) -> None:
     about = client.get("/v2").json()
-    assert (about["name"], about["extensions"]) == ("kvtools", ["binary_tensor_data"])
+    assert (about["name"], about["extensions"]) == ("kvtools", EXTENSIONS)
     assert client.get("/v2/health/live").json() == {"live": True}
     assert client.get("/v2/health/ready").json() == {"ready": True}
     for url in ("/v2/models/ads/emb/ready", "/v2/models/default/versions/1/ready"):
@@ -237,7 +238,8 @@ def test_values_are_held_to_their_shape(client: TestClient) -> None:
         ("GET", "/v2/models/serving_default", 404),
         ("GET", INFER, 404),
         ("POST", "/v2/health/live", 405),
-        ("GET", "/v2/repository/index", 404),
+        ("GET", "/v2/repository", 404),
+        ("GET", "/v2/repository/index", 405),
     ],
 )
 def test_wrong_paths(client: TestClient, method: str, url: str, status: int) -> None:

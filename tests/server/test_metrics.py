@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import signal
@@ -22,7 +23,7 @@ from prometheus_client import parser
 
 from kvtools.server.answer import TableCount
 from kvtools.server.app import create_app
-from kvtools.server.catalog import static_catalog
+from kvtools.server.catalog import Catalog, static_catalog
 from kvtools.server.lookups import Lookups
 from kvtools.server.metrics import BOUNDS, Counts, Metrics
 from kvtools.server.observer import Answered
@@ -204,3 +205,20 @@ def test_one_answer_has_all_workers_counts_a_killed_one_included(
         assert time.monotonic() < last
         time.sleep(0.05)
     until(20)
+
+
+def test_counts_that_cannot_be_shared_are_told_once_and_end_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        telemetry = Telemetry(Catalog(), Settings(shared=tmp_path))
+        for _ in range(3):
+            telemetry.tick()
+        assert not list(tmp_path.iterdir())
+    assert caplog.text.count(f"'{tmp_path}': No space left on device") == 1
+    telemetry.tick()
+    assert [path.suffix for path in tmp_path.iterdir()] == [".json"]

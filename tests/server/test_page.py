@@ -26,6 +26,10 @@ from kvtools.server.settings import Settings
 LONG = "a/very/long/name/" + "x" * 150
 BIG = np.array([2**64 - 1, 2**63 + 1, 2**53 + 1], np.uint64)
 
+ODD = np.array(
+    [[1e30, 0, 0], [1e-30, 1e-30, 0], [np.nan, 1, 0], [np.inf, -np.inf, 2], [0, 0, 0], [3e30, 4e30, 0]], np.float32
+)
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -41,6 +45,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ArrayTable("user_emb", keys, rows, freqs=generator.zipf(1.7, 3000).clip(max=5000).astype(np.int64)),
         ArrayTable("empty", np.empty(0, np.int64), np.empty((0, 4), np.float32)),
         ArrayTable(LONG, np.arange(5), np.ones((5, 3), np.float32)),
+        ArrayTable("odd", np.arange(6), ODD),
         ArrayTable("unsigned", BIG, np.eye(3, 4, dtype=np.float32)),
     ]
     path = tmp_path_factory.mktemp("page") / "model.kvsnap"
@@ -93,6 +98,16 @@ def test_rows_are_described_as_numpy_has_them(model: Path, client: TestClient) -
     np.testing.assert_allclose(answer["norms"]["edges"], edges, rtol=1e-6)
     assert answer["frequencies"]["counts"] == np.histogram(freqs, 5)[0].tolist()
     assert len(answer["keys"]) == 12
+
+
+def test_neighbours_of_large_and_small_rows_and_none_of_what_has_no_direction(client: TestClient) -> None:
+    found = client.post("/v1/tables/odd:nearest", json={"key": "0"}).json()["neighbours"]
+    assert [each["key"] for each in found] == ["1", "5"]
+    np.testing.assert_allclose([each["score"] for each in found], [0.5**0.5, 0.6], rtol=1e-6)
+    for key in ("2", "3", "4"):
+        assert client.post("/v1/tables/odd:nearest", json={"key": key}).json()["neighbours"] == []
+    edges = client.get("/v1/tables/odd:rows?bins=1").json()["norms"]["edges"]
+    np.testing.assert_allclose(edges, [0, 5e30], rtol=1e-6)
 
 
 def test_no_rows_long_names_and_keys_of_64_bits(client: TestClient) -> None:
@@ -160,3 +175,14 @@ def test_a_browser_shows_tables_rows_and_neighbours(model: Path, serve: Callable
     assert "it has no rows" in document and "no row</span>" in document
     document = shown(f"table={quote(LONG)}&keys=3&near=1.5")
     assert 'class="row"' in document and "1.5 is no key" in document
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no chromium; apt-get install chromium")
+def test_a_browser_shows_what_is_no_number(model: Path, serve: Callable[..., Any], tmp_path: Path) -> None:
+    server = serve(model)
+    address = f"http://127.0.0.1:{server.port}/#table=odd&keys=2,3,5&near=4"
+    document = browse(address, tmp_path / "browser", "--virtual-time-budget=3000", "--dump-dom")
+    assert document.count('class="nan"') == 1 and "1 of 3 not finite" in document and "2 of 3 not finite" in document
+    assert "norm 5.0000e+30" in document and "no row has a direction to compare" in document
+    assert "Warning" not in server.stderr()

@@ -4,6 +4,7 @@ get is what stock TensorFlow computes from the exported SavedModel, and what the
 from __future__ import annotations
 
 import json
+import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -215,6 +216,78 @@ def test_tritons_clients_find_their_way(served: Served, kind: str) -> None:
         given.set_data_from_numpy(np.zeros(1, np.float32))
         with pytest.raises(library.InferenceServerException, match="expected int64, got float"):
             client.infer(TABLES[0], [given])
+
+
+@pytest.mark.parametrize("kind", ["grpc", "http"])
+def test_tritons_clients_are_told_of_models(served: Served, kind: str) -> None:
+    library: Any = triton_grpc if kind == "grpc" else triton_http
+    port = served.ports.grpc if kind == "grpc" else served.ports.http
+    as_json = {"as_json": True} if kind == "grpc" else {}
+    with library.InferenceServerClient(f"127.0.0.1:{port}") as client:
+        index = client.get_model_repository_index(**as_json)
+        entries = index["models"] if kind == "grpc" else index
+        assert {(each["name"], each["version"], each["state"]) for each in entries} == {
+            (name, "1", "READY") for name in ("default", *TABLES)
+        }
+        for entry in entries[1:]:
+            assert client.is_model_ready(entry["name"], entry["version"])
+        config = client.get_model_config("int32_of_float64", **as_json)
+        config = config["config"] if kind == "grpc" else config
+        assert config.get("max_batch_size", 0) == 0
+        assert [(each["name"], each["data_type"]) for each in config["input"]] == [("ids", "TYPE_INT64")]
+        assert [(each["name"], each["data_type"], list(map(int, each["dims"]))) for each in config["output"]] == [
+            ("embeddings", "TYPE_FP64", [-1, DIM]),
+            ("found", "TYPE_BOOL", [-1]),
+        ]
+
+        def counted(name: str) -> tuple[int, int, int]:
+            (told,) = client.get_inference_statistics(name, **as_json)["model_stats"]
+            assert (told["name"], told["version"]) == (name, "1")
+            times = told["inference_stats"]
+            success, fail = (int(times[which].get("count", 0)) for which in ("success", "fail"))
+            assert success == int(told.get("inference_count", 0)) == int(told.get("execution_count", 0))
+            if success:
+                assert abs(int(told["last_inference"]) / 1000 - time.time()) < 3600
+                assert 0 < int(times["success"]["ns"]) < 3600 * 10**9
+            return success, fail, int(times["fail"].get("ns", 0))
+
+        name, other = "int64_of_int8", "int32_of_int8"
+        (answers, errors, lost), of_other, (of_all, _, _) = counted(name), counted(other), counted("default")
+        with triton_http.InferenceServerClient(f"127.0.0.1:{served.ports.http}") as asking:
+            given = triton_http.InferInput("ids", [2], "INT64")
+            given.set_data_from_numpy(np.array([1, 7]))
+            for _ in range(3):
+                asking.infer(name, [given])
+            given = triton_http.InferInput("ids", [1], "FP32")
+            given.set_data_from_numpy(np.zeros(1, np.float32))
+            with pytest.raises(triton_http.InferenceServerException, match="expected int64"):
+                asking.infer(name, [given])
+        assert counted(name)[:2] == (answers + 3, errors + 1) and counted(name)[2] > lost
+        assert (counted(other), counted("default")[0]) == (of_other, of_all + 3)
+        every = client.get_inference_statistics(**as_json)["model_stats"]
+        assert {each["name"] for each in every} == {"default", *TABLES}
+
+
+@pytest.mark.parametrize("kind", ["grpc", "http"])
+def test_what_triton_has_and_this_server_has_not_is_refused_by_name(served: Served, kind: str) -> None:
+    library: Any = triton_grpc if kind == "grpc" else triton_http
+    port = served.ports.grpc if kind == "grpc" else served.ports.http
+    with library.InferenceServerClient(f"127.0.0.1:{port}") as client:
+        for call, arguments, reason in (
+            ("load_model", ("default",), "HandleReloadConfigRequest"),
+            ("unload_model", ("default",), "HandleReloadConfigRequest"),
+            ("get_system_shared_memory_status", (), "shared memory is not there"),
+            ("register_system_shared_memory", ("a", "/a", 8), "shared memory is not there"),
+            ("unregister_cuda_shared_memory", (), "shared memory is not there"),
+            ("get_trace_settings", (), "requests are not traced"),
+            ("get_trace_settings", ("default",), "requests are not traced"),
+            ("update_log_settings", ({"log_info": True},), "options of `kvtools serve`"),
+        ):
+            with pytest.raises(library.InferenceServerException, match=reason):
+                getattr(client, call)(*arguments)
+        for call in ("get_inference_statistics", "get_model_config"):
+            with pytest.raises(library.InferenceServerException, match="unknown model: 'nothing'"):
+                getattr(client, call)("nothing")
 
 
 def test_packed_bodies_from_tritons_client(served: Served) -> None:

@@ -196,6 +196,42 @@ def test_a_cluster(tmp_path: Path) -> None:
         cluster.stop()
 
 
+def test_a_slot_that_moves_in_a_cluster(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    try:
+        url = f"redis+cluster://127.0.0.1:{cluster.ports[0]}"
+        write(url, table("emb", range(3000)))
+        store = RedisStore(url)
+        keys = np.arange(3000)
+        owner, some_rows = next(
+            (node, key)
+            for node in cluster.nodes
+            for key in node.client().keys("*")
+            if node.client().type(key) in (b"hash", "hash")
+        )
+        other = next(node for node in cluster.nodes if node is not owner)
+        here, there = owner.client().execute_command, other.client().execute_command
+        ids = [ask("CLUSTER", "MYID").decode() for ask in (here, there)]
+        slot = here("CLUSTER", "KEYSLOT", some_rows)
+
+        def expect_all() -> None:
+            values, found = store.table("emb").lookup(keys)
+            assert found.all() and (values == keys.astype(np.float32)[:, None]).all()
+
+        expect_all()
+        there("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[0])
+        here("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[1])
+        expect_all()
+        moved = here("CLUSTER", "GETKEYSINSLOT", slot, 1000)
+        here("MIGRATE", "127.0.0.1", other.port, "", 0, 5000, "KEYS", *moved)
+        expect_all()  # the slot is at one, its rows at the other
+        for ask in (there, here):
+            ask("CLUSTER", "SETSLOT", slot, "NODE", ids[1])
+        expect_all()
+    finally:
+        cluster.stop()
+
+
 def test_the_primary_that_a_sentinel_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis_backend, "_RESTS", 0.05)
     guarded = Guarded(tmp_path, password="secret")

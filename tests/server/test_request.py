@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 pytest.importorskip("fastapi")
-from kvtools.server.request import RequestError, body_limit, parse_keys
+from kvtools.server.request import RequestError, parse_keys
+from kvtools.server.settings import Settings
 
 
 def parse(body: bytes, *, binary: bool = False, key_dtype: str = "int64", max_keys: int = 10) -> np.ndarray:
@@ -84,4 +85,4 @@ def test_out_of_range_of_the_table(key_dtype: str, key: int) -> None:
 def test_the_longest_keys_fit_the_body() -> None:
     import json
 
-    assert len(json.dumps({"keys": [-(2**63)] * 1000}, indent=1)) <= body_limit(1000)
+    assert len(json.dumps({"keys": [-(2**63)] * 1000}, indent=1)) <= Settings(max_keys=1000).body_limit

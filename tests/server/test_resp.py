@@ -3,9 +3,11 @@ sends."""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from redis_processes import Server as RedisServer
 from resp_server import serving
+from version_files import write_snapshot
 
 from kvtools._snapshot import RespReader
+from kvtools.client import BadAnswerError, Client
 from kvtools.server.catalog import static_catalog
-from kvtools.server.observer import Observer
+from kvtools.server.observer import Answered, Observer
 from kvtools.server.request import RequestError
 from kvtools.server.resp import RespServer
 from kvtools.server.store import TableStore
@@ -112,7 +117,7 @@ def test_a_database_is_a_table(server: RespServer, users: dict[int, np.ndarray])
         assert client.dbsize() == 5
     with (
         redis.Redis(port=server.port, db=3) as client,
-        pytest.raises(redis.RedisError, match="there is no table '3'; there are 0 to 2"),
+        pytest.raises(redis.RedisError, match="DB index is out of range; there are tables 0 to 2, by name"),
     ):
         client.ping()
     assert exchange(server.port, b"SELECT user_emb\r\nGET 9\r\n") == b"+OK\r\n" + bulk(users[9])
@@ -225,9 +230,9 @@ def test_hostile_bytes_end_the_connection_with_an_error(server: RespServer, data
 @pytest.mark.parametrize(
     ("asked", "answer"),
     [
-        (command("GET"), b"-ERR wrong number of arguments for 'GET' command\r\n"),
-        (command("GET", "ads/emb:1", "ads/emb:2"), b"-ERR wrong number of arguments for 'GET' command\r\n"),
-        (command("HMGET", "ads/emb"), b"-ERR wrong number of arguments for 'HMGET' command\r\n"),
+        (command("GET"), b"-ERR wrong number of arguments for 'get' command\r\n"),
+        (command("GET", "ads/emb:1", "ads/emb:2"), b"-ERR wrong number of arguments for 'get' command\r\n"),
+        (command("HMGET", "ads/emb"), b"-ERR wrong number of arguments for 'hmget' command\r\n"),
         (
             command("MGET", *["ads/emb:1"] * 1001),
             b"-ERR got 1001 keys, expected at most 1000; send several commands\r\n",
@@ -242,7 +247,7 @@ def test_hostile_bytes_end_the_connection_with_an_error(server: RespServer, data
         (command("SET", "ads/emb:1", "x"), b"-ERR unknown command 'SET'; rows are read by GET, MGET, HGET and HMGET"),
         (command("HELLO", 4), b"-NOPROTO unsupported protocol version\r\n"),
         (command("CONFIG", "SET", "save", ""), b"-ERR nothing can be set here"),
-        (command("CLIENT", "REPLY", "OFF"), b"-ERR there is no CLIENT REPLY here\r\n"),
+        (command("CLIENT", "REPLY", "OFF"), b"-ERR unknown subcommand 'REPLY'. Try CLIENT HELP.\r\n"),
     ],
 )
 def test_wrong_commands_are_answered_and_the_connection_stays(server: RespServer, asked: bytes, answer: bytes) -> None:
@@ -266,6 +271,29 @@ def test_too_many_connections_are_told_so(sample_path: Path) -> None:
         first.sendall(b"PING\r\n")
         assert first.recv(100) == b"+PONG\r\n"
         assert exchange(running.port, b"", end=False) == b"-ERR max number of clients reached\r\n"
+
+
+def test_those_that_are_too_many_do_not_stay(sample_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvtools.server.resp._MOST_REFUSED", 2)
+    with (
+        serving(static_catalog(TableStore(sample_path)), max_connections=1) as running,
+        contextlib.ExitStack() as stack,
+    ):
+        late = []
+        for place in range(5):
+            connection = socket.create_connection(("127.0.0.1", running.port), timeout=30)
+            stack.enter_context(connection)
+            if place == 0:
+                connection.sendall(b"PING\r\n")
+                assert connection.recv(100) == b"+PONG\r\n"
+            else:
+                assert connection.recv(100) == b"-ERR max number of clients reached\r\n"
+                late.append(connection)
+        for connection in late[:2]:  # the server has let go of them, though they are open here
+            with pytest.raises(ConnectionError):
+                for _ in range(1000):
+                    connection.sendall(b"PING\r\n")
+                    time.sleep(0.001)
 
 
 def test_a_half_sent_command_does_not_hold_a_connection_for_ever(sample_path: Path) -> None:
@@ -325,8 +353,8 @@ def test_keys_are_asked_for_as_the_observer_wants_it(sample_path: Path) -> None:
     guard = Guard()
     with serving(static_catalog(TableStore(sample_path)), observer=guard) as running:
         asked, row = command("GET", "ads/emb:99"), b"$-1\r\n"
-        refused = b"-NOAUTH an access key is needed\r\n"
-        unknown = b"-WRONGPASS the key is not known here\r\n"
+        refused = b"-NOAUTH Authentication required.\r\n"
+        unknown = b"-WRONGPASS invalid username-password pair or user is disabled.\r\n"
         assert exchange(running.port, asked + command("AUTH", "wrong") + asked) == refused + unknown + refused
         assert exchange(running.port, command("AUTH", "secret") + asked) == b"+OK\r\n" + row
         assert exchange(running.port, command("AUTH", "default", "secret") + asked) == b"+OK\r\n" + row
@@ -335,6 +363,136 @@ def test_keys_are_asked_for_as_the_observer_wants_it(sample_path: Path) -> None:
         said = exchange(running.port, command("AUTH", "secret") + command("MGET", "ads/emb:-7", "user_emb:9"))
         assert said == b"+OK\r\n-NOPERM this key does not open the table\r\n"
         assert guard.keys["ads/emb"] == 3 and guard.missing["ads/emb"] == 3
+
+
+class Watch(Observer):
+    """Lets in who has the key, to other tables than user_emb, and keeps what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[tuple[str, int, str, dict[str, tuple[int, int]]]] = []
+
+    def authorize(self, headers: Mapping[str, str], tables: Iterable[str]) -> None:
+        if headers.get("authorization") != "Bearer secret":
+            raise RequestError(401, "unauthorized", "a key is needed")
+        if "user_emb" in tables:
+            raise RequestError(403, "forbidden", "the key is not for table 'user_emb'")
+
+    def on_answer(self, answered: Answered) -> None:
+        counts = {count.table: (count.keys, count.missing) for count in answered.counts}
+        self.told.append((answered.kind, answered.status, answered.code, counts))
+
+
+def test_what_is_refused_is_told_of(sample_path: Path) -> None:
+    watch = Watch()
+    with serving(static_catalog(TableStore(sample_path)), observer=watch) as running:
+        for asked, told in (
+            ([command("GET", "ads/emb:99")], [("resp", 401, "unauthorized", {})]),
+            ([command("MGET", "ads/emb:9", "user_emb:9")], [("", 401, "unauthorized", {})]),
+            ([command("DBSIZE")], [("", 401, "unauthorized", {})]),
+            ([command("AUTH", "wrong")], [("", 401, "unauthorized", {})]),
+            ([command("HELLO", 3, "AUTH", "default", "wrong")], [("", 401, "unauthorized", {})]),
+            ([command("PING"), command("AUTH", "secret")], []),
+            ([command("AUTH", "secret"), command("HMGET", "user_emb", 9)], [("resp", 403, "forbidden", {})]),
+            ([command("AUTH", "secret"), command("GET", "none:9")], [("resp", 400, "refused", {})]),
+            (
+                [command("AUTH", "secret"), command("MGET", "ads/emb:-7", "ads/emb:99", "empty_emb:1")],
+                [("resp", 200, "", {"ads/emb": (2, 1), "empty_emb": (1, 1)})],
+            ),
+        ):
+            watch.told.clear()
+            exchange(running.port, b"".join(asked))
+            assert watch.told == told, asked
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """The port of Redis's own server, which has nothing in it."""
+    process = RedisServer(tmp_path_factory.mktemp("redis"))
+    try:
+        yield process.port
+    finally:
+        process.stop()
+
+
+@pytest.mark.parametrize(
+    ("words", "ours"),
+    [
+        ("GET", ""),
+        ("MGET", ""),
+        ("HGET a", ""),
+        ("HMGET a", ""),
+        ("PING a b", ""),
+        ("ECHO", ""),
+        ("SELECT", ""),
+        ("SELECT 99", "; there are tables 0 to 2, by name"),
+        ("SELECT -1", "; there are tables 0 to 2, by name"),
+        ("HELLO 4", ""),
+        ("HELLO x", ""),
+        ("HELLO 3 AUTH x", ""),
+        ("HELLO 3 SETNAME", ""),
+        ("HELLO 2 FOO", ""),
+        ("HELLO 2 SETNAME \x01", ""),
+        ("AUTH", ""),
+        ("AUTH x", ""),
+        ("AUTH a b c", ""),
+        ("CLIENT", ""),
+        ("CLIENT FOO", ""),
+        ("CLIENT SETNAME", ""),
+        ("CLIENT SETNAME \x01", ""),
+        ("CLIENT GETNAME x", ""),
+        ("CLIENT ID x", ""),
+        ("COMMAND FOO", ""),
+        ("COMMAND COUNT x", ""),
+        ("COMMAND INFO nope", ""),
+        ("CONFIG", ""),
+        ("CONFIG FOO", ""),
+        ("CONFIG GET", ""),
+        ("INFO nope", ""),
+        ("DBSIZE x", ""),
+        ("EXISTS", ""),
+        ("HLEN", ""),
+        ("PING hey", ""),
+        ("CLIENT GETNAME", ""),
+        ("RESET", ""),
+        ("QUIT", ""),
+    ],
+)
+def test_replies_are_in_the_words_of_redis(server: RespServer, stock: int, words: str, ours: str) -> None:
+    asked = command(*words.split(" "))
+    expected = exchange(stock, asked)
+    assert exchange(server.port, asked) == (expected.replace(b"\r\n", ours.encode() + b"\r\n") if ours else expected)
+
+
+def test_errors_of_access_are_in_the_words_of_redis(sample_path: Path, tmp_path: Path) -> None:
+    stock = RedisServer(tmp_path, password="secret")
+    with contextlib.ExitStack() as stack:
+        stack.callback(stock.stop)
+        running = stack.enter_context(serving(static_catalog(TableStore(sample_path)), observer=Watch()))
+        for words in (
+            ["GET", "ads/emb:99"],
+            ["MGET", "ads/emb:99", "empty_emb:1"],
+            ["DBSIZE"],
+            ["INFO"],
+            ["AUTH", "wrong"],
+            ["AUTH", "default", "wrong"],
+            ["HELLO", 3, "AUTH", "default", "wrong"],
+            ["AUTH", "secret"],
+        ):
+            assert exchange(running.port, command(*words)) == exchange(stock.port, command(*words)), words
+        for protocol in (2, 3):
+            once: dict[str, Any] = {"protocol": protocol, "retry": redis.retry.Retry(redis.backoff.NoBackoff(), 0)}
+            for password in (None, "wrong"):
+                said = []
+                for port in (running.port, stock.port):
+                    with redis.Redis(port=port, password=password, **once) as client:
+                        with pytest.raises(redis.AuthenticationError) as caught:
+                            client.get("ads/emb:99")
+                        said.append((type(caught.value), str(caught.value)))
+                # Redis refuses HELLO, too, where no password is given; here it needs no key.
+                assert said[0] == said[1] if password else said[0][0] is said[1][0]
+            with redis.Redis(port=running.port, password="secret", **once) as client:
+                assert client.get("ads/emb:99") is None
 
 
 WORDS = st.lists(st.binary(min_size=1, max_size=20), min_size=1, max_size=5)
@@ -355,6 +513,21 @@ def test_any_cut_of_the_bytes_gives_the_same_commands(commands: list[list[bytes]
         else:
             assert item == words
     assert not reader.partial
+
+
+def test_rows_of_a_damaged_file_are_an_error(tmp_path: Path) -> None:
+    path = write_snapshot(tmp_path, 1)
+    content = bytearray(path.read_bytes())
+    content[3 * 4096] ^= 1
+    path.write_bytes(content)
+    store = TableStore(path)
+    store.verify_on_use()
+    with serving(static_catalog(store), max_keys=1000) as running:
+        answer = exchange(running.port, command("GET", "emb:1") + command("MGET", "emb:1", "emb:999") + b"PING\r\n")
+    *refused, pong = answer.splitlines()
+    assert len(refused) == 2 and pong == b"+PONG"
+    assert all(line.startswith(b"-") and b"table 'emb', its rows from byte 0 on" in line for line in refused)
+    assert str(tmp_path).encode() not in answer
 
 
 @given(st.binary(max_size=200))
@@ -378,3 +551,10 @@ def test_lookups_that_stand_together_are_one(commands: list[list[int]]) -> None:
     assert reader.keys().view(np.uint64).tolist() == [key % 2**64 for key in everything]
     assert (low, high) == (min(0, *everything, 0), max(0, *everything, 0))
     assert [one[0] for one in reader.commands()] == [len(one) for one in commands]
+
+
+def test_a_client_of_the_other_protocol_is_told_at_once(server: RespServer) -> None:
+    said = "this is no kvtools server but one that speaks the Redis protocol; check the port of the URL"
+    client = Client(f"http://127.0.0.1:{server.port}", timeout=60)
+    with client, pytest.raises(BadAnswerError, match=said):
+        client.lookup("user_emb", [1])

@@ -6,6 +6,7 @@ import os
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -191,6 +192,16 @@ def test_populate_and_verify(tmp_path: Path) -> None:
     (tmp_path / "b.kvsnap").write_bytes(data)
     with pytest.raises(CorruptFileError, match="table 'emb', its rows from byte 0 on"):
         TableStore(tmp_path / "b.kvsnap").verify()
+
+
+def test_a_store_is_read_and_verified_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = TableStore(write(tmp_path / "a.kvsnap", 1, "snapshot"))
+    asked: list[Any] = []
+    for name in ("populate", "verify"):
+        monkeypatch.setattr(store.snapshot, name, lambda **options: asked.append(options["background"]))
+    store.populate()
+    store.verify()
+    assert asked == [True, True]
 
 
 def test_a_served_snapshot_that_is_written_over_is_an_error(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from kvtools.migrate import write_tables
 from kvtools.server import sources as sources_module
 from kvtools.server.app import create_app
 from kvtools.server.catalog import Catalog, UnknownModelError, UnknownVersionError
+from kvtools.server.request import RequestError
 from kvtools.server.settings import Settings
 from kvtools.server.sources import ModelSource, SharedSources
 from kvtools.server.store import TableStore
@@ -219,6 +221,31 @@ def test_a_bad_version_is_named_and_the_old_one_stays(
     assert watched.error(2) == ("OK", "")
 
 
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        (MemoryError(), "RESOURCE_EXHAUSTED"),
+        (OSError(errno.ENOSPC, "No space left on device", "/cache/x.kvsnap"), "UNAVAILABLE"),
+    ],
+)
+def test_what_may_be_the_machines_fault_is_tried_again_at_every_look(
+    settled: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any, fault: Exception, code: str
+) -> None:
+    write_snapshot(tmp_path / "m", 1)
+    watched = Watched(tmp_path / "m")
+    write_snapshot(tmp_path / "m", 2)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise fault
+
+    with monkeypatch.context() as patch:
+        patch.setattr("kvtools.server.version_loader.TableStore", fail)
+        assert watched.look(4) == [1]
+        assert watched.error(2)[0] == code and "/cache" not in watched.error(2)[1]
+        assert caplog.text.count("version 2 cannot be served") == 1, "told once"
+    assert watched.look(1) == [2]
+
+
 @pytest.fixture
 def slow_to_verify(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have versions be so large that they cannot be verified before they are served."""
@@ -308,6 +335,27 @@ def test_what_one_worker_found_damaged_is_not_served_by_one_that_begins_later(
     assert later.error(2)[0] == "DATA_LOSS"
     write_snapshot(tmp_path / "m", 2)
     assert later.look() == [2] == Watched(tmp_path / "m", shared=tmp_path / "shared").numbers(), "it is another file"
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_snapshot_of_the_cache_that_is_damaged_is_made_again(
+    settled: None, tmp_path: Path, late: bool, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    write_checkpoint(tmp_path / "m", 1)
+    (tmp_path / "shared").mkdir()
+    assert said(Watched(tmp_path / "m").catalog.version()) == 1
+    (made,) = (tmp_path / "cache").glob("*.kvsnap")
+    _flip(made)
+    if late:
+        monkeypatch.setattr("kvtools.server.version_loader._AT_ONCE", -1.0)
+    watched, other = (Watched(tmp_path / "m", shared=tmp_path / "shared") for _ in range(2))
+    if late:
+        with pytest.raises(RequestError, match="not what was written"):
+            said(watched.catalog.version())
+        assert watched.look(1) == other.look(1) == [1]
+    assert said(watched.catalog.version()) == said(other.catalog.version()) == 1
+    assert watched.error(1) == ("OK", "")
+    assert any("it was in the cache, and is made again" in record.message for record in caplog.records)
 
 
 def test_what_another_worker_has_verified_is_trusted(settled: None, slow_to_verify: None, tmp_path: Path) -> None:
@@ -410,6 +458,44 @@ def test_policies_that_mean_nothing(text: str) -> None:
         VersionPolicy.parse(text)
 
 
+def test_what_is_served_is_untouched_by_what_lies_in_its_place_later(
+    settled: None, write_version: Write, tmp_path: Path
+) -> None:
+    place = write_version(tmp_path / "m", 1)
+    watched = Watched(tmp_path / "m")
+    reader: Any = watched.catalog.version()
+    place.rename(tmp_path / "away")
+    write_version(tmp_path / "m", 1, says=2)
+    assert said(reader) == 1, "another file of the same name"
+    remove(tmp_path / "away")
+    assert said(reader) == 1, "gone from the disk"
+    assert watched.look() == [1] and said(watched.catalog.version()) == 2 and said(reader) == 1
+
+
+def test_changes_that_workers_cannot_be_told_of_are_not_made(
+    settled: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (1, 2):
+        write_snapshot(tmp_path / "m", number)
+    (tmp_path / "shared").mkdir()
+    watched = Watched(tmp_path / "m", "all", shared=tmp_path / "shared", admin=True)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        answer = TestClient(create_app(watched.catalog, Settings(admin=True))).put(
+            "/admin/models/m/labels/stable", json={"version": 1}
+        )
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_shared")
+        assert "nothing was changed" in answer.text and str(tmp_path) not in answer.text
+        assert watched.catalog.labels("m") == {}
+        _flip(write_snapshot(tmp_path / "m", 3))
+        assert watched.look() == [1, 2], "a fault is found, though nobody can be told"
+        assert watched.error(3)[0] == "DATA_LOSS"
+
+
 def test_what_is_not_there_is_told(settled: None, tmp_path: Path, caplog: Any) -> None:
     one = write_snapshot(tmp_path / "m", 1)
     (tmp_path / "m" / "4.npz").write_bytes(b"")
@@ -481,6 +567,28 @@ def test_a_single_model_is_followed_too(settled: None, write_version: Write, tmp
     assert said(watched.catalog.version()) == 5
 
 
+def test_a_link_that_is_swapped_is_a_new_version(settled: None, write_version: Write, tmp_path: Path) -> None:
+    targets = [write_version(tmp_path / "m", number) for number in (1, 2)]
+    latest = tmp_path / "latest"
+
+    def swap(target: Path) -> None:
+        beside = tmp_path / "latest.new"
+        beside.symlink_to(target)
+        beside.replace(latest)
+
+    swap(targets[0])
+    watched = Watched(latest)
+    old: Any = watched.catalog.version()
+    assert said(old) == 1
+    swap(targets[1])
+    assert watched.look() == [1] and said(watched.catalog.version()) == 2
+    swap(targets[0])
+    assert watched.look() == [1] and said(watched.catalog.version()) == 1, "and back"
+    assert said(old) == 1, "who began with it ends with it"
+    latest.unlink()
+    assert watched.look() == [1] and said(watched.catalog.version()) == 1, "a link that is gone ends nothing"
+
+
 def test_two_entries_of_one_number_are_refused(settled: None, write_version: Write, tmp_path: Path) -> None:
     write_version(tmp_path / "m", 1)
     watched = Watched(tmp_path / "m")
@@ -490,13 +598,16 @@ def test_two_entries_of_one_number_are_refused(settled: None, write_version: Wri
     assert watched.error(2)[1].endswith("are the same version; remove one") and "'002" in watched.error(2)[1]
 
 
-def test_no_version_at_the_start(settled: None, write_version: Write, tmp_path: Path) -> None:
+def test_no_version_at_the_start(
+    settled: None, write_version: Write, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "m").mkdir()
     with pytest.raises(BadInputError, match=r"no version in this folder.*--wait"):
         Watched(tmp_path / "m")
     with pytest.raises(BadInputError, match="there is nothing"):
         Watched(tmp_path / "nowhere")
     watched = Watched(tmp_path / "m", wait=True)
+    assert "waiting for a version" in caplog.text and "--wait" not in caplog.text
     assert not watched.catalog.ready and watched.catalog.live
     write_version(tmp_path / "m", 4)
     assert watched.look() == [4]

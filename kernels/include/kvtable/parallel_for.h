@@ -32,4 +32,9 @@ ParallelFor& Serial();
 // 0 takes the number of CPUs this process may use.
 std::unique_ptr<ParallelFor> MakeThreadPool(int threads);
 
+// `threads` threads (at least 1) of the lowest priority, for work that nobody shall notice: they run where no other
+// thread wants the processor. Run waits for them, and calls a body itself now and then, so that the work ends
+// on a machine that is never idle, too. Bodies should be short, and hold no lock that others wait for.
+std::unique_ptr<ParallelFor> MakeBackgroundThreads(int threads);
+
 }  // namespace kvtable

@@ -148,6 +148,8 @@ class Snapshot {
 
   const std::string& path() const;
   int64_t bytes() const;
+  // Tells the file that is mapped from every other of this machine: device, inode, size, time of its birth.
+  const std::string& identity() const;
   // Says what the file is, in 32 hexadecimal digits: two files with one fingerprint have the same rows.
   const std::string& fingerprint() const;
   // What else the writer recorded: a JSON object in UTF-8.
@@ -160,10 +162,9 @@ class Snapshot {
   // Called now and then, with the bytes that are done and those there are; false stops.
   using GoOn = std::function<bool(int64_t done, int64_t total)>;
 
-  // Reads the file into memory, directories and keys first, then rows, by `threads` threads. Returns whether
-  // it came to the end. What is beyond the memory there is pushes out what was read first: rows, at the
+  // Reads the file into memory, directories and keys first, then rows. Returns whether it came to the end. What is beyond the memory there is pushes out what was read first: rows, at the
   // latest, are read as they are asked for.
-  bool Populate(int threads, const GoOn& go_on = {});
+  bool Populate(ParallelFor& threads, const GoOn& go_on = {});
   // Whether Populate came to its end.
   bool warm() const;
 

@@ -239,7 +239,8 @@ bool RespReader::Append(bool first, std::string* fault) {
   const bool single = get || hget, hash = hget || hmget;
   const size_t begin = hash ? 2 : 1;
   if (spans_.size() < begin + 1 || (single && spans_.size() != begin + 1)) {
-    *fault = "wrong number of arguments for '" + Shown(name) + "' command";
+    const std::string_view known = hget ? "hget" : hmget ? "hmget" : get ? "get" : "mget";
+    *fault = "wrong number of arguments for '" + std::string(known) + "' command";
     return false;
   }
   const int64_t count = static_cast<int64_t>(spans_.size() - begin);

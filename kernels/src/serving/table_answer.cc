@@ -37,6 +37,16 @@ MissingKeys MissingOf(std::string_view name, MissingKeys otherwise) {
 }
 
 template <class T>
+void AppendRow(const T* values, int64_t dim, KeyType key_type, int64_t key, std::string* json) {
+  json->append("{\"key\":");
+  json->append(key_type == KeyType::kUint64 ? std::to_string(static_cast<uint64_t>(key))
+                                            : std::to_string(key));
+  json->append(",\"embedding\":");
+  AppendJsonRows(values, 1, dim, json);
+  json->push_back('}');
+}
+
+template <class T>
 void AppendAnswer(const T* values, int64_t rows, int64_t dim, const std::vector<uint8_t>& found, bool pooled,
                   int64_t missing, std::string* json) {
   json->append("{\"embeddings\":[");
@@ -76,12 +86,19 @@ bool AnswerLookup(const SnapshotTable& table, std::string_view body, const Answe
     if (missing_row == nullptr || (table.value_type() != ValueType::kFloat32 && !raw)) return false;
   }
 
+  std::vector<uint8_t> found;
+  const auto append = [&](const auto* values, int64_t missing) {
+    if (form.one_row) {
+      AppendRow(values, dim, table.key_type(), lookup.keys[0], &answer->json);
+    } else {
+      AppendAnswer(values, rows, dim, found, lookup.pooled, missing, &answer->json);
+    }
+  };
   std::unique_ptr<float[]> own;
   float* floats = nullptr;
   if (form.binary_rows) {
     floats = static_cast<float*>(allocate(rows * dim * static_cast<int64_t>(sizeof(float))));
   }
-  std::vector<uint8_t> found;
   int64_t missing = 0;
 
   const auto look_up_floats = [&] {
@@ -101,7 +118,7 @@ bool AnswerLookup(const SnapshotTable& table, std::string_view body, const Answe
     using T = decltype(element);
     const std::unique_ptr<T[]> values(new T[static_cast<size_t>(rows * dim)]);
     missing = table.LookupRaw(lookup.keys.data(), n, values.get(), found.data(), missing_row);
-    AppendAnswer(values.get(), rows, dim, found, false, missing, &answer->json);
+    append(values.get(), missing);
   };
   unlocked(numbers, [&] {
     if (form.binary_rows) {
@@ -127,9 +144,10 @@ bool AnswerLookup(const SnapshotTable& table, std::string_view body, const Answe
       }
     }
     look_up_floats();
-    AppendAnswer(floats, rows, dim, found, lookup.pooled, missing, &answer->json);
+    append(floats, missing);
   });
   if (missing > 0 && how == MissingKeys::kError) return false;
+  if (form.recent != nullptr && form.recent->Due()) form.recent->Note(lookup.keys.data(), n);
   answer->keys = n;
   answer->rows = rows;
   answer->missing = missing;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kvtable/snapshot.h"
+#include "serving/lookup_counts.h"
 
 namespace kvtable {
 
@@ -18,7 +19,9 @@ struct AnswerForm {
   bool binary_rows = false;                   // float32 rows, else JSON (json_rows.h)
   MissingKeys missing = MissingKeys::kZeros;  // where the request does not say it
   int64_t max_keys = 0;
-  int64_t max_numbers = 0;  // max(keys, bags) x dim
+  int64_t max_numbers = 0;       // max(keys, bags) x dim
+  bool one_row = false;          // of one binary key: JSON is {"key":17,"embedding":[...]}
+  RecentKeys* recent = nullptr;  // gets keys of some of the lookups that were answered, if it is not null
 };
 
 struct TableAnswer {

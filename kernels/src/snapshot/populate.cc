@@ -4,12 +4,9 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <cstdio>
 #include <initializer_list>
 #include <mutex>
-#include <system_error>
-#include <thread>
 #include <vector>
 
 #include "base/crc32c.h"
@@ -17,17 +14,14 @@
 #include "snapshot/format.h"
 #include "snapshot/snapshot_file.h"
 
-#if !defined(MADV_POPULATE_READ)
-#define MADV_POPULATE_READ 22
-#endif
-
 namespace kvtable {
 namespace {
 
 namespace format = snapshot_format;
 
 constexpr int64_t kPage = 4096;
-constexpr int64_t kPopulated = int64_t{8} << 20;  // bytes that a thread asks for at once
+constexpr int64_t kPopulated = int64_t{4} << 20;  // bytes that a thread asks for at once
+constexpr int64_t kPopulatedPieces = 16;          // of them, between two calls of go_on
 constexpr int64_t kVerified = 32;                 // mebibytes between two calls of go_on
 
 struct Piece {
@@ -35,14 +29,11 @@ struct Piece {
   int64_t bytes;
 };
 
-// Reads a piece, and maps it: the next reader of it meets no fault. What the system refuses is left to that
-// reader.
-void ReadIn(const Piece& piece) {
-  if (madvise(const_cast<uint8_t*>(piece.data), static_cast<size_t>(piece.bytes), MADV_POPULATE_READ) == 0 ||
-      errno != EINVAL) {
-    return;
-  }
-  madvise(const_cast<uint8_t*>(piece.data), static_cast<size_t>(piece.bytes), MADV_WILLNEED);
+// Reads a piece, and maps it: the next reader of it meets no fault. By touching it, since a fault takes the lock of
+// one mapping alone: madvise(MADV_POPULATE_READ) holds that of the whole address space, and a thread of low
+// priority that has it lets all others wait.
+void ReadIn(const SnapshotFile& file, const Piece& piece) {
+  file.AskFor(piece.data, piece.bytes);
   for (int64_t at = 0; at < piece.bytes; at += kPage) {
     static_cast<void>(*static_cast<const volatile uint8_t*>(piece.data + at));
   }
@@ -67,7 +58,7 @@ void AddPieces(const uint8_t* data, int64_t bytes, std::vector<Piece>* pieces) {
 
 }  // namespace
 
-bool Snapshot::Populate(int threads, const GoOn& go_on) {
+bool Snapshot::Populate(ParallelFor& threads, const GoOn& go_on) {
   std::vector<Piece> pieces;
   const auto add = [&](std::initializer_list<SnapshotTable::Section> sections) {
     for (const SnapshotTable& table : tables_) {
@@ -82,34 +73,17 @@ bool Snapshot::Populate(int threads, const GoOn& go_on) {
   const bool all = bytes() < MemoryLimit() / 10 * 8;
   if (all) add({SnapshotTable::kRows});
 
-  int64_t total = 0;
+  int64_t total = 0, done = 0;
   for (const Piece& piece : pieces) total += piece.bytes;
-  std::atomic<size_t> next{0};
-  std::atomic<int64_t> done{0};
-  std::atomic<bool> stop{false};
   if (go_on && !go_on(0, total)) return false;
-  const auto work = [&](bool tell) {
-    for (size_t i; !stop.load(std::memory_order_relaxed) && (i = next.fetch_add(1)) < pieces.size();) {
-      ReadIn(pieces[i]);
-      const int64_t so_far = done.fetch_add(pieces[i].bytes) + pieces[i].bytes;
-      if (tell && go_on && !go_on(so_far, total)) stop.store(true);
-    }
-  };
-  std::vector<std::thread> helpers;
-  try {
-    for (int i = 1; i < threads; ++i) helpers.emplace_back(work, false);
-  } catch (const std::system_error&) {  // no more threads to be had: fewer do it
+  for (size_t first = 0; first < pieces.size(); first += kPopulatedPieces) {
+    const size_t n = std::min<size_t>(kPopulatedPieces, pieces.size() - first);
+    threads.Run(static_cast<int64_t>(n),
+                [&](int64_t i) { ReadIn(*file_, pieces[first + static_cast<size_t>(i)]); });
+    for (size_t i = first; i < first + n; ++i) done += pieces[i].bytes;
+    if (go_on && !go_on(done, total)) return false;
   }
-  try {
-    work(true);
-  } catch (...) {
-    stop.store(true);
-    for (std::thread& helper : helpers) helper.join();
-    throw;
-  }
-  for (std::thread& helper : helpers) helper.join();
   CheckUnchanged();
-  if (stop.load() || (go_on && !go_on(total, total))) return false;
   if (all) file_->resident.store(true, std::memory_order_release);
   file_->warm.store(true, std::memory_order_release);
   return true;

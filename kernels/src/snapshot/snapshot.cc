@@ -201,6 +201,7 @@ std::shared_ptr<Snapshot> Snapshot::Open(const std::string& path) {
 
 const std::string& Snapshot::path() const { return file_->path(); }
 int64_t Snapshot::bytes() const { return file_->bytes(); }
+const std::string& Snapshot::identity() const { return file_->identity(); }
 const std::string& Snapshot::fingerprint() const { return fingerprint_; }
 const std::string& Snapshot::description() const { return file_->description; }
 const std::vector<SnapshotTable>& Snapshot::tables() const { return tables_; }

@@ -2,24 +2,36 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstring>
 #include <mutex>
+#include <system_error>
+#include <thread>
 
 #include "kvtable/types.h"
 
 namespace kvtable {
 namespace {
 
+constexpr int64_t kLetGo = int64_t{4} << 20;         // bytes of a piece
+constexpr std::chrono::milliseconds kPause{1};       // after each
+constexpr int64_t kLetGoAtOnce = int64_t{16} << 20;  // bytes that take less time than a thread for them does
+
 std::mutex registering;
 std::atomic<GuardedRange*> ranges{nullptr};
 uintptr_t page_bytes = 4096;
 struct sigaction previous_action;
-// The signal is with the one who handled it before. Initial-exec: a handler may not allocate.
-__attribute__((tls_model("initial-exec"))) thread_local bool chained = false;
+// The thread whose signal is with the one who handled it before. No thread_local: a handler may not allocate, and one
+// that needs no allocating (initial-exec) has the loader find static room for all that the library and those linked into
+// it, such as CUDA's runtime, keep for each thread: there is too little, and the library cannot be loaded.
+std::atomic<pid_t> chained{0};
 
 // A mapped page that the file no longer has, or that the disk does not give, is a SIGBUS. Where it is one of a
 // snapshot, pages of zeros take its place and that of all behind it, and the file counts as gone: whoever read
@@ -42,14 +54,15 @@ void OnBusError(int signal, siginfo_t* info, void* context) {
   const bool takes_info = (previous_action.sa_flags & SA_SIGINFO) != 0;
   const bool is_function =
       takes_info || (previous_action.sa_handler != SIG_DFL && previous_action.sa_handler != SIG_IGN);
-  if (is_function && !chained) {  // who raises it again means it
-    chained = true;
+  auto self = static_cast<pid_t>(syscall(SYS_gettid));
+  if (is_function && chained.load() != self) {  // who raises it again means it
+    chained.store(self);
     if (takes_info) {
       previous_action.sa_sigaction(signal, info, context);
     } else {
       previous_action.sa_handler(signal);
     }
-    chained = false;
+    chained.compare_exchange_strong(self, 0);
     return;
   }
   struct sigaction fall = {};  // the read is made again when this returns, and ends the process
@@ -91,12 +104,38 @@ GuardedRange* Guard(const void* data, int64_t bytes) {
   return range;
 }
 
+// Gives the memory back, and closes the file. A gigabyte takes some ten milliseconds: it is let go piece by piece, with
+// pauses, by a thread of its own, and not by whoever used it last, which may be the one that answers all
+// requests. The thread has the usual priority: what it holds in the kernel others wait for.
+void LetGo(uint8_t* data, int64_t bytes, int descriptor) {
+  for (int64_t first = 0; first < bytes; first += kLetGo) {
+    madvise(data + first, static_cast<size_t>(std::min(kLetGo, bytes - first)), MADV_DONTNEED);
+    std::this_thread::sleep_for(kPause);
+  }
+  munmap(data, static_cast<size_t>(bytes));
+  close(descriptor);
+}
+
 void Release(GuardedRange* range) {
   const std::lock_guard<std::mutex> hold(registering);
   range->begin.store(0);
 }
 
 int64_t Nanoseconds(const struct timespec& time) { return time.tv_sec * int64_t{1000000000} + time.tv_nsec; }
+
+// A file that is only touched stays the same; one that has the inode of another that was removed has not.
+std::string IdentityOf(int descriptor, const struct stat& status) {
+  int64_t born = 0;
+#if defined(STATX_BTIME)
+  struct statx more = {};
+  if (statx(descriptor, "", AT_EMPTY_PATH, STATX_BTIME, &more) == 0 && (more.stx_mask & STATX_BTIME) != 0)
+    born = more.stx_btime.tv_sec * int64_t{1000000000} + more.stx_btime.tv_nsec;
+#else
+  static_cast<void>(descriptor);
+#endif
+  return std::to_string(status.st_dev) + ":" + std::to_string(status.st_ino) + ":" +
+         std::to_string(status.st_size) + ":" + std::to_string(born);
+}
 
 [[noreturn]] void ThrowSystem(const std::string& path, int error) {
   throw Error(ErrorCode::kFailedPrecondition,
@@ -117,6 +156,7 @@ SnapshotFile::SnapshotFile(const std::string& path) : path_(path) {
   }
   bytes_ = status.st_size;
   modified_.store(Nanoseconds(status.st_mtim));
+  identity_ = IdentityOf(descriptor_, status);
   if (bytes_ == 0) return;
   void* const data = mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ, MAP_SHARED, descriptor_, 0);
   if (data == MAP_FAILED) {
@@ -130,8 +170,19 @@ SnapshotFile::SnapshotFile(const std::string& path) : path_(path) {
 
 SnapshotFile::~SnapshotFile() {
   if (range_ != nullptr) Release(range_);
+  if (bytes_ > kLetGoAtOnce) {
+    try {
+      std::thread(LetGo, data_, bytes_, descriptor_).detach();
+      return;
+    } catch (const std::system_error&) {  // no thread to be had
+    }
+  }
   if (data_ != nullptr) munmap(data_, static_cast<size_t>(bytes_));
   close(descriptor_);
+}
+
+void SnapshotFile::AskFor(const uint8_t* data, int64_t bytes) const {
+  posix_fadvise(descriptor_, data - data_, bytes, POSIX_FADV_WILLNEED);
 }
 
 void SnapshotFile::CheckUnchanged() const {

@@ -32,11 +32,15 @@ class SnapshotFile {
 
   const std::string& path() const { return path_; }
   int64_t bytes() const { return bytes_; }
+  const std::string& identity() const { return identity_; }
   const uint8_t* data() const { return data_; }
 
   // Notes the header, by which CheckUnchanged tells this content from another.
   void Remember(const snapshot_format::Header& header) { header_ = header; }
   const snapshot_format::Header& header() const { return header_; }
+
+  // Lets the disk begin with what will be read there. Unlike madvise, it takes no lock that others wait for.
+  void AskFor(const uint8_t* data, int64_t bytes) const;
 
   // See Snapshot::CheckUnchanged.
   void CheckUnchanged() const;
@@ -58,6 +62,7 @@ class SnapshotFile {
   [[noreturn]] void ThrowChanged() const;
 
   std::string path_;
+  std::string identity_;
   int descriptor_ = -1;
   int64_t bytes_ = 0;
   uint8_t* data_ = nullptr;

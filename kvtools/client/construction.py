@@ -1,0 +1,55 @@
+"""How a client is made, whichever way it waits."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from kvtools.client.asynchronous import AsyncTransport
+from kvtools.client.blocking import BlockingTransport
+from kvtools.client.options import Options
+from kvtools.client.session import Session
+from kvtools.errors import UsageError
+
+Transport = TypeVar("Transport", BlockingTransport, AsyncTransport)
+
+
+class ClientBase(Generic[Transport]):
+    """What `Client` and `AsyncClient` are made of: a session, and what moves its bytes."""
+
+    _transport_type: type[Transport]
+
+    def __init__(
+        self,
+        servers: str | Sequence[str] | None = None,
+        *,
+        shards: Sequence[str | Sequence[str]] | None = None,
+        **options: Any,
+    ) -> None:
+        chosen = _options(type(self).__name__, options)
+        self._session = Session(_as_shards(servers, shards), chosen)
+        self._transport: Transport = self._transport_type(chosen)
+
+
+def _options(client: str, given: Mapping[str, Any]) -> Options:
+    known = [field.name for field in dataclasses.fields(Options)]
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1, 0.5)
+            meant = f"; did you mean {near[0]}=?" if near else ""
+            raise TypeError(f"{client}() has no option {name}={meant} It has {', '.join(['shards', *known])}")
+    return Options(**given)
+
+
+def _as_shards(servers: str | Sequence[str] | None, shards: Sequence[str | Sequence[str]] | None) -> list[list[str]]:
+    """Return the replicas of each shard, from what a client is made with."""
+    if (servers is None) == (shards is None):
+        raise UsageError("making a client: expected either servers or shards=")
+    if shards is None:
+        assert servers is not None
+        return [[servers] if isinstance(servers, str) else list(servers)]
+    if isinstance(shards, str):
+        raise UsageError("making a client: got one string as shards=, expected a list with a URL or more for each")
+    return [[shard] if isinstance(shard, str) else list(shard) for shard in shards]
