@@ -32,6 +32,7 @@ def _find(body: FunctionBody, call: Call) -> str:
     numbers = find(body, handle, resources, keys)
     found = is_found(body, numbers)
     zero, one = body.constant(0, np.int64), body.constant(1, np.int64)
+    # Those of missing keys are not looked at.
     there = body.op("SelectV2", [found, numbers, body.constant(table.rows, np.int64)], T=of_type(INT64))
     rows = gather(body, table, resources, there)
     # Default values are as many as the values, or else the first row of them is that of all keys.

@@ -457,6 +457,20 @@ def test_models_of_keras(keras: Any, how: str, tmp_path: Path) -> None:
     assert same(answers(trained, "serving_default", {name: fed}), answers(loaded, "serving_default", {name: fed}))
 
 
+def test_an_embedding_layer_of_dynamic_embedding(tmp_path: Path) -> None:
+    inputs = tf.keras.Input([3], dtype="int64")
+    rows = de.keras.layers.Embedding(4, name="rows")(inputs)
+    model = tf.keras.Model(inputs, tf.keras.layers.Dense(2)(tf.keras.layers.Flatten()(rows)))
+    model.compile(de.DynamicEmbeddingOptimizer(tf.keras.optimizers.Adam()), "mse")
+    model.fit(np.arange(30).reshape(10, 3), np.ones((10, 2)), verbose=0)
+    model.export(str(tmp_path / "source"), verbose=False)
+    exported(tmp_path / "source", tmp_path / "export")
+    source, export = (tf.saved_model.load(str(tmp_path / name)) for name in ("source", "export"))
+    (name,) = source.signatures["serving_default"].structured_input_signature[1]
+    fed = {name: np.array([[1, 2, 3], [29, 30, -1]])}
+    assert same(answers(source, "serving_default", fed), answers(export, "serving_default", fed))
+
+
 def graph_model(path: Path, training: bool = False) -> None:
     """A model of TensorFlow 1 in one graph: what trains it, and what serves it."""
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
