@@ -250,6 +250,8 @@ class _Model:
             self.parts[first] = one.parts
             nothing = InitialRows(), np.zeros((1, reader.dim), reader.value_dtype)
             self.initial[first] = initial_rows(reader, _fields_of(one.initializer)) if begins else nothing
+        if not checkpoint.tables:
+            raise BadInputError(f"exporting '{self.folder}': it has no key-value table; see `kvtools inspect`")
         if not self.readers:
             raise BadInputError(
                 f"exporting '{self.folder}': its graph restores none of the {len(checkpoint.tables)} tables in its"

@@ -25,8 +25,18 @@ class Restored:
     initializer: str
 
 
-CALLS = {"If": 1, "StatelessIf": 1, "Case": 1, "StatelessCase": 1, "RemoteCall": 1}
-"""Operations that hand their inputs to functions -> how many inputs they keep for themselves, if any."""
+CALLS = {
+    "PartitionedCall": 0,
+    "StatefulPartitionedCall": 0,
+    "While": 0,
+    "StatelessWhile": 0,
+    "If": 1,
+    "StatelessIf": 1,
+    "Case": 1,
+    "StatelessCase": 1,
+    "RemoteCall": 1,
+}
+"""Operations that hand their inputs to functions -> how many inputs they keep for themselves."""
 PASSING = frozenset(
     ["Identity", "IdentityN", "Enter", "Exit", "Switch", "Merge", "NextIteration", "RefIdentity", "RefEnter", "RefExit"]
 )

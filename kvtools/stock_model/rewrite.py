@@ -159,6 +159,10 @@ class Rewriter:
         """Tell whether stock TensorFlow, or the library, has the operation of a node."""
         return node.op in self._library or self._is_stock(node.op)
 
+    def is_function(self, name: str) -> bool:
+        """Tell whether there is a function of this name."""
+        return name in self._library
+
     def calls_function(self, node: Node) -> list[str]:
         """Return the functions that a node calls."""
         return functions_called([node], self._library)
@@ -389,6 +393,8 @@ class _Body:
         """A node that calls functions: these take the resources, and so does it."""
         offset = CALLS.get(node.op, 0)
         bound = {at - offset: handle for at, handle in taken.items()}
+        if bound and node.op not in CALLS and not self._rewriter.is_function(node.op):
+            raise UnsupportedOperation(node, self._name, "it hands a table to a function in a way of its own")
         if any(at < 0 for at in bound):
             raise UnsupportedOperation(node, self._name, "it takes a table where it wants a number")
         called = self._rewriter.calls_function(node)
