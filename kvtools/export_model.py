@@ -295,8 +295,8 @@ class _Model:
         """Return the model as it is with these tables, the objects of its checkpoint, and what was left out."""
         graphs: list[bytes] = []
         tracked, reasons = self._tracked, []
-        tensors = frozenset(f"{prefix}-{column}" for prefix in self._same for column in ("keys", "values"))
-        by_prefix = Tables({prefix: tables[first] for prefix, first in self._same.items()}, tensors)
+        kept = frozenset([OBJECT_GRAPH, *(variable.name for variable in self._checkpoint.variables)])
+        by_prefix = Tables({prefix: tables[first] for prefix, first in self._same.items()}, kept)
         for data in self._graphs:
             try:
                 changed = rewrite_meta_graph(data, by_prefix, self._tracked, is_stock)

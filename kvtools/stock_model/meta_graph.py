@@ -110,8 +110,8 @@ class Tables:
     """The tables of a model: by the tensors that they are restored from, and how many parts the graph has of each."""
 
     by_prefix: Mapping[str, StockTable] = field(default_factory=dict)
-    tensors: frozenset[str] = frozenset()
-    """The tensors of the checkpoint that are theirs."""
+    kept_tensors: frozenset[str] | None = None
+    """The tensors of the checkpoint that the new one has, too."""
 
     def handle(self, restored: Sequence[Restored], read_only: bool) -> Handle | None:
         """Return what a handle that is restored like this stands for; None if it is no table of the checkpoint."""
@@ -168,7 +168,7 @@ def rewrite_meta_graph(data: bytes, tables: Tables, tracked: bytes, is_stock: Ca
     for node in graph.nodes:
         if node.op in HANDLES and node.name in serving and node.name not in handles:
             raise UnsupportedOperation(node, "", "the model's variables have no table that it is restored from")
-    rewriter = Rewriter(graph.library, is_stock, tables.tensors)
+    rewriter = Rewriter(graph.library, is_stock, tables.kept_tensors)
     nodes = rewriter.graph([node for node in graph.nodes if node.name in kept], handles, sorted(lenient))
     nodes, gone = _left(nodes, kept)
     all_tables = tables.all

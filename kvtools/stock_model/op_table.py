@@ -66,3 +66,8 @@ OPERATIONS: dict[str, Operation] = {
 for _kind in TFRA:
     OPERATIONS[f"{_kind}Find"] = Operation(tfra_ops.find_rows, _outputs("values"))
     OPERATIONS[f"{_kind}FindWithExists"] = Operation(tfra_ops.find_rows_and_tell, _outputs("values", "exists"))
+
+OPERATIONS["TFRA>DynamicPartition"] = Operation(
+    tfra_ops.partition, lambda attrs: [("outputs", attrs.number("num_partitions"))], takes_tables=False
+)
+OPERATIONS["TFRA>DynamicStitchFast"] = Operation(tfra_ops.stitch, _outputs("merged"), takes_tables=False)

@@ -63,17 +63,20 @@ class Rewriter:
     Args:
         library: the functions as they are.
         is_stock: tells whether stock TensorFlow has an operation.
-        lost_tensors: tensors of the checkpoint that the new one has not: those of tables.
+        kept_tensors: the tensors of the checkpoint that the new one has, too; all if None.
 
     Attributes:
         functions: those that were rewritten, and those of stock operations that they call.
     """
 
     def __init__(
-        self, library: Mapping[str, Function], is_stock: Callable[[str], bool], lost_tensors: Container[str] = ()
+        self,
+        library: Mapping[str, Function],
+        is_stock: Callable[[str], bool],
+        kept_tensors: Container[str] | None = None,
     ) -> None:
         self._library = library
-        self.lost_tensors = lost_tensors
+        self.kept_tensors = kept_tensors
         self._is_stock = is_stock
         self._done: dict[tuple[str, Binding, bool], Rewritten] = {}
         self._operations: dict[tuple[object, ...], str] = {}
@@ -308,7 +311,8 @@ class _Body:
     def _restore_rest(self, node: Node) -> bool:
         """A node that reads tensors by one that reads those that still are; tells whether it had to be changed."""
         names = names_read(node, self._by_name)
-        lost = {at for at, name in enumerate(names) if name in self._rewriter.lost_tensors}
+        kept_tensors = self._rewriter.kept_tensors
+        lost = {at for at, name in enumerate(names) if kept_tensors is not None and name not in kept_tensors}
         if not lost:
             return False
         if len(lost) == len(names):

@@ -24,6 +24,24 @@ def find_rows_and_tell(body: FunctionBody, call: Call) -> None:
     body.result(_BOOL, _find(body, call))
 
 
+def partition(body: FunctionBody, call: Call) -> None:
+    """`TFRA>DynamicPartition`: data, the part of each -> the data of each part, as `DynamicPartition` gives it."""
+    dtype, parts = call.attrs.type("T"), call.attrs.number("num_partitions")
+    data, owners = body.argument("data", dtype), body.argument("partitions", INT32)
+    count = of_number(parts)
+    first = body.op("DynamicPartition", [data, owners], "outputs", T=of_type(dtype), num_partitions=count)
+    for part in range(parts):
+        body.result(dtype, f"{first[:-1]}{part}")
+
+
+def stitch(body: FunctionBody, call: Call) -> None:
+    """`TFRA>DynamicStitchFast`: places, and the data for them -> all in one, as `DynamicStitch` gives it."""
+    dtype, count = call.attrs.type("T"), call.attrs.number("N")
+    places = [body.argument(f"indices_{at}", INT32) for at in range(count)]
+    data = [body.argument(f"data_{at}", dtype) for at in range(count)]
+    body.result(dtype, body.op("DynamicStitch", [*places, *data], "merged", T=of_type(dtype), N=of_number(count)))
+
+
 def _find(body: FunctionBody, call: Call) -> str:
     handle, (resources,) = call.handles[0], resources_of(body, call.handles)
     table = handle.table
