@@ -177,7 +177,7 @@ def rewrite_meta_graph(data: bytes, tables: Tables, tracked: bytes, is_stock: Ca
         for function in index_functions(table):
             rewriter.functions[function.name] = function
     nodes += _initialize(meta, all_tables)
-    nodes += saver.rewritten(all_tables, gone)
+    nodes += saver.rewritten(all_tables, gone, saves_all=rewriter.saves_all)
     meta.saver = saver.fields
     objects = Objects(b"", tracked)
     if meta.objects:
@@ -346,7 +346,7 @@ class _Saver:
     def roots(self) -> list[str]:
         return [name for name in (self._filename, self._save, self._restore) if name]
 
-    def rewritten(self, tables: Sequence[StockTable], gone: set[str]) -> list[Node]:
+    def rewritten(self, tables: Sequence[StockTable], gone: set[str], *, saves_all: bool) -> list[Node]:
         """Return the nodes that restore tables, after what restores the rest, and change the SaverDef for them."""
         nodes: list[Node] = []
         if not self._filename or node_of(self._filename) in gone:
@@ -370,7 +370,7 @@ class _Saver:
             nodes.append(Node(node, "AssignVariableOp", [table.node(name), source], attributes))
             done.append(f"^{node}")
         nodes.append(Node(_RESTORE_ALL, "NoOp", done, {}))
-        if not self._save or node_of(self._save) in gone:
+        if not saves_all or not self._save or node_of(self._save) in gone:
             nodes += self._refusal()
             self._save = f"{_SAVED}:0"
         new: list[Field] = [(1, 2, blob(self._filename)), (2, 2, blob(self._save)), (3, 2, blob(_RESTORE_ALL))]

@@ -30,6 +30,7 @@ _LOOPS = frozenset(["While", "StatelessWhile"])
 _PYTHON = frozenset(["PyFunc", "PyFuncStateless", "EagerPyFunc"])
 _INPUT_TYPES = ("T", "Tin")
 _READ_ONLY = "_read_only_resource_inputs"
+_SAVE = frozenset(["SaveV2", "SaveSlices", "Save", "MergeV2Checkpoints"])
 _KEPT = ("_output_shapes",)
 _COLOCATED = "_class"
 _LOCATION = "loc:@"
@@ -67,6 +68,7 @@ class Rewriter:
 
     Attributes:
         functions: those that were rewritten, and those of stock operations that they call.
+        saves_all: whether nothing was left out that writes a checkpoint.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Rewriter:
         self._done: dict[tuple[str, Binding, bool], Rewritten] = {}
         self._operations: dict[tuple[object, ...], str] = {}
         self.functions: dict[str, Function] = {}
+        self.saves_all = True
 
     def graph(self, nodes: Sequence[Node], handles: Mapping[str, Handle], lenient: Sequence[str]) -> list[Node]:
         """Rewrite a graph.
@@ -278,7 +281,7 @@ class _Body:
             return
         lenient = self._lenient(node)
         if any(node_of(source) in self.gone or self._is_lost(source) for source in node.data_inputs()):
-            self.gone.add(node.name)
+            self._leave_out(node)
             return
         if lenient and node.op == "RestoreV2" and self._restore_rest(node):
             return
@@ -291,7 +294,7 @@ class _Body:
         if not self._rewriter.is_known(node) or (lenient and node.op in _PYTHON):
             if not lenient:
                 raise UnsupportedOperation(node, self._name, _why_not(node))
-            self.gone.add(node.name)
+            self._leave_out(node)
             return
         taken = {at: h for at, source in enumerate(node.data_inputs()) if (h := self.handle(source)) is not None}
         if taken and node.op in PASSING:
@@ -303,6 +306,11 @@ class _Body:
             raise UnsupportedOperation(node, self._name, f"it takes table '{name}' as if it were a variable")
         else:
             self.nodes.append(Node(node.name, node.op, self._inputs(node), node.attributes, node.rest))
+
+    def _leave_out(self, node: Node) -> None:
+        self.gone.add(node.name)
+        if node.op in _SAVE:
+            self._rewriter.saves_all = False
 
     def _is_lost(self, source: str) -> bool:
         node = node_of(source)
@@ -316,7 +324,7 @@ class _Body:
         if not lost:
             return False
         if len(lost) == len(names):
-            self.gone.add(node.name)
+            self._leave_out(node)
             return True
         kept = [at for at in range(len(names)) if at not in lost]
         slices = texts(split(last(split(self._by_name[node_of(node.inputs[2])].attributes["value"]), 8)), 8)
@@ -404,7 +412,7 @@ class _Body:
         called = self._rewriter.calls_function(node)
         done = {name: self._rewriter.function(name, bound if _takes(node, name) else {}, lenient) for name in called}
         if any(one.lost for one in done.values()):
-            self.gone.add(node.name)
+            self._leave_out(node)
             return
         attributes = {
             key: with_functions(value, lambda name: done[name].name if name in done else name)
