@@ -55,10 +55,10 @@ def _find(body: FunctionBody, call: Call) -> str:
     rows = gather(body, table, resources, there)
     # Default values are as many as the values, or else the first row of them is that of all keys.
     size = {"out_type": of_type(INT64)}
-    all_values = body.op("Size", [rows], T=of_type(table.dtype), **size)
-    given = body.op("Size", [defaults], T=of_type(table.dtype), **size)
+    all_values = body.op("Size", [rows], "output", T=of_type(table.dtype), **size)
+    given = body.op("Size", [defaults], "output", T=of_type(table.dtype), **size)
     full = body.op("Equal", [all_values, given], "z", T=of_type(INT64), incompatible_shape_error=of_bool(True))
-    count = body.op("Size", [keys], T=of_type(table.key_type), **size)
+    count = body.op("Size", [keys], "output", T=of_type(table.key_type), **size)
     own = body.op("Range", [zero, count, one], Tidx=of_type(INT64))
     own = body.op("Mul", [own, body.cast(full, _BOOL, INT64)], "z", T=of_type(INT64))
     wide = body.constant([-1, table.dim], np.int32)
@@ -71,7 +71,7 @@ def _find(body: FunctionBody, call: Call) -> str:
         Taxis=of_type(INT32),
         batch_dims=of_number(0),
     )
-    shape = body.op("Shape", [rows], T=of_type(table.dtype), **size)
+    shape = body.op("Shape", [rows], "output", T=of_type(table.dtype), **size)
     missing = body.op("Reshape", [missing, shape], T=of_type(table.dtype), Tshape=of_type(INT64))
     kept = body.op("ExpandDims", [found, body.constant(-1, np.int32)], T=of_type(_BOOL), Tdim=of_type(INT32))
     body.result(table.dtype, body.op("SelectV2", [kept, rows, missing], T=of_type(table.dtype)))

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvtools.dialects.bundle.dtypes import number_named
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.errors import BadInputError, KvtoolsError
 from kvtools.export_model import export_model, has_custom_operations
-from kvtools.lookup_model.messages import message, of_shapes, of_types, shape
+from kvtools.lookup_model.messages import INT64, entry, message, of_shapes, of_types, shape
 from kvtools.stock_model.attributes import Attributes, expanded_shapes, expanded_types, moved_numbers
-from kvtools.stock_model.fields import join, last, messages, split
+from kvtools.stock_model.fields import join, last, messages, split, without
 from kvtools.stock_model.graph_def import Function, Node
 from kvtools.stock_model.meta_graph import MetaGraph
 from kvtools.stock_model.rewrite import Rewriter, in_order
@@ -124,6 +125,45 @@ def test_a_model_of_tfra_without_tfra(tf: Any, tmp_path: Path) -> None:
         signature = meta.signature_def["serving_default"]
         got = session.run(signature.outputs["emb"].name, {signature.inputs["ids"].name: keys})
     assert got.tobytes() == values.tobytes()
+
+
+def graph_of_tfra(folder: Path) -> None:
+    """A SavedModel of the graph that TFRA trained in TensorFlow 1: two tables, their optimizer's, and a dense layer."""
+
+    def tensor(name: str, dtype: int, *sizes: int) -> bytes:
+        return message((1, name), (2, dtype), (3, shape(*sizes)))
+
+    meta = MetaGraph.decode((TFRA / "graph" / "v1_adam.meta").read_bytes())
+    inputs = entry("ids", tensor("Placeholder:0", INT64, -1))
+    outputs = entry("scores", tensor("MatMul:0", number_named("float32"), -1, 1))
+    meta.signatures["serving_default"] = message((1, inputs), (2, outputs), (3, "tensorflow/serving/predict"))
+    info = last(meta.fields, 1) + message((4, "serve"))
+    meta.fields = [(1, 2, info), *without(meta.fields, 1)]
+    folder.mkdir()
+    (folder / "saved_model.pb").write_bytes(message((1, 1), (2, meta.encode())))
+    (folder / "variables").mkdir()
+    for kind in ("index", "data-00000-of-00001"):
+        shutil.copy(TFRA / "v1_adam" / f"model.ckpt-20.{kind}", folder / "variables" / f"variables.{kind}")
+
+
+def test_a_graph_of_tfra_without_tfra(tf: Any, tmp_path: Path) -> None:
+    graph_of_tfra(tmp_path / "source")
+    exported = export_model(open_checkpoint(str(tmp_path / "source")), tmp_path / "export")
+    assert [(table.name, table.rows) for table in exported.tables] == [("tower/ad_emb", 500)]
+    assert not list(foreign_nodes((tmp_path / "export" / "saved_model.pb").read_bytes()))
+    expected = np.load(TFRA / "expected_v1_adam.npz")
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        meta = tf.compat.v1.saved_model.load(session, ["serve"], str(tmp_path / "export"))
+        signature = meta.signature_def["serving_default"]
+        ids = np.concatenate([expected["keys"], [10**15, expected["keys"][7]]])
+        got = session.run(signature.outputs["scores"].name, {signature.inputs["ids"].name: ids})
+        there = {operation.name for operation in session.graph.get_operations()}
+        missing = session.run("tower/Fill:0")
+        with pytest.raises(tf.errors.InvalidArgumentError, match="was exported to be served"):
+            session.run(meta.saver_def.save_tensor_name, {meta.saver_def.filename_tensor_name: str(tmp_path / "saved")})
+    rows = np.concatenate([expected["values"], missing.reshape(-1, 8)[:1], expected["values"][7:8]])
+    assert np.allclose(got, rows @ expected["dense_w"], rtol=1e-5, atol=1e-6)
+    assert not [name for name in there if name.startswith("gradients/")]
 
 
 def test_damaged_graphs_are_told(tmp_path: Path) -> None:
