@@ -35,9 +35,9 @@ from kvtools.errors import BadInputError, CheckFailedError, CorruptFileError, Kv
 from kvtools.export import TableExport, check_room, choose_for_saved_model, write_table
 from kvtools.replace_output import check_replaceable, replace_folder
 from kvtools.stock_model.fields import join, messages, split, without
-from kvtools.stock_model.handles import Restored, restored_tables
+from kvtools.stock_model.handles import Restored
 from kvtools.stock_model.initial_rows import InitialRows, initial_rows
-from kvtools.stock_model.meta_graph import MetaGraph, Tables, rewrite_meta_graph
+from kvtools.stock_model.meta_graph import MetaGraph, Tables, restored_when_served, rewrite_meta_graph
 from kvtools.stock_model.objects import object_prefixes
 from kvtools.stock_model.op_table import HANDLES, OPERATIONS, RESTORES, TFRA
 from kvtools.stock_model.rewrite import UnsupportedOperation
@@ -189,7 +189,7 @@ def choose_for_model(
 
 def _all_restored(graphs: Sequence[MetaGraph], tracked: bytes, known: Mapping[str, TableReader]) -> list[Restored]:
     """What the tables of graphs, and of their objects, are restored from."""
-    restored = [one for meta in graphs for of in restored_tables(meta.graph).values() for one in of]
+    restored = [one for meta in graphs for one in restored_when_served(meta)]
     for meta in graphs:
         there = {one.prefix for one in restored}
         for prefix, _ in object_prefixes(meta.objects, tracked, known).values():
@@ -294,7 +294,11 @@ class _Model:
     def rewritten(self, tables: Mapping[str, StockTable]) -> tuple[bytes, bytes, list[str]]:
         """Return the model as it is with these tables, the objects of its checkpoint, and what was left out."""
         graphs: list[bytes] = []
-        tracked, reasons = self._tracked, []
+        tracked = self._tracked
+        used = {reader.schema.name for reader in self.readers.values()}
+        reasons = [
+            f"table '{name}': nothing that is served uses it" for name in self._checkpoint.tables if name not in used
+        ]
         kept = frozenset([OBJECT_GRAPH, *(variable.name for variable in self._checkpoint.variables)])
         by_prefix = Tables({prefix: tables[first] for prefix, first in self._same.items()}, kept)
         for data in self._graphs:

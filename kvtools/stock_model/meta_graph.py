@@ -200,6 +200,13 @@ def rewrite_meta_graph(data: bytes, tables: Tables, tracked: bytes, is_stock: Ca
     return Changed(meta.encode(), objects.tracked, objects.left_out)
 
 
+def restored_when_served(meta: MetaGraph) -> list[Restored]:
+    """Return what the tables are restored from that a graph needs: of a model with objects all, else what is served."""
+    restored = restored_tables(meta.graph)
+    serving = needed(meta.graph.nodes, _serving_roots(meta))
+    return [one for node, of in restored.items() if meta.objects or node in serving for one in of]
+
+
 def _left(nodes: list[Node], kept: Iterable[str]) -> tuple[list[Node], set[str]]:
     """The nodes, and the names of those that have gone."""
     there = {node.name for node in nodes}

@@ -478,6 +478,7 @@ def graph_model(path: Path, training: bool = False) -> None:
         with tf.compat.v1.variable_scope("scope"):
             whole = tfplugin.get_kv_variable("emb", embedding_dim=4)
             parts = tfplugin.get_kv_variable("parts", embedding_dim=2, partitioner=partitioned(2))
+            other = tfplugin.get_kv_variable("other", embedding_dim=2)
             weights = tf.compat.v1.get_variable("w", [6, 1])
 
         def scores(looped: bool) -> Any:
@@ -499,7 +500,7 @@ def graph_model(path: Path, training: bool = False) -> None:
             )
             return scored + total
 
-        trained = scores(looped=False)
+        trained = scores(looped=False) + tf.reduce_sum(tf.nn.embedding_lookup(other, ids))
         step = tf.compat.v1.train.AdamOptimizer(0.1).minimize(tf.reduce_sum(trained**2))
         with tfplugin.inference_mode():
             served = scores(looped=True)
@@ -519,7 +520,9 @@ def test_graphs_of_tensorflow_1(control_flow: str, tmp_path: Path) -> None:
         graph_model(tmp_path / "source")
     finally:
         (tf.compat.v1.enable_control_flow_v2 if enabled else tf.compat.v1.disable_control_flow_v2)()
-    exported(tmp_path / "source", tmp_path / "export")
+    export = exported(tmp_path / "source", tmp_path / "export")
+    assert [table.name for table in export.tables] == ["scope/emb", "scope/parts"]
+    assert export.left_out == ["table 'scope/other': nothing that is served uses it"]
     assert not list(foreign_nodes((tmp_path / "export" / "saved_model.pb").read_bytes()))
     got = []
     for name in ("source", "export"):
