@@ -355,14 +355,15 @@ def _asks_what_is_there(meta: MetaGraph) -> bool:
 
 
 def _copy_rest(source: Path, folder: Path) -> None:
-    """Assets and what else lies in the model's folder."""
-    for entry in sorted(source.iterdir()):
-        if entry.name in _NOT_COPIED:
+    """Assets and what else lies in the model's folder; not who may write to it."""
+    for entry in sorted(source.rglob("*")):
+        place = entry.relative_to(source)
+        if place.parts[0] in _NOT_COPIED:
             continue
         if entry.is_dir():
-            shutil.copytree(entry, folder / entry.name)
+            (folder / place).mkdir()
         else:
-            shutil.copyfile(entry, folder / entry.name)
+            shutil.copyfile(entry, folder / place)
 
 
 def _write_manifest(
