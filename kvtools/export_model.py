@@ -47,10 +47,10 @@ from kvtools.stock_model.table import StockTable
 _MODEL_FILE = "saved_model.pb"
 _TEXT_FILE = "saved_model.pbtxt"
 _ALSO_DONE = HANDLES | RESTORES
-_TELL_ZEROS = frozenset(
-    {"KvTableContains", "KvTableSize", *(f"{kind}{does}" for kind in TFRA for does in ("Find", "FindWithExists"))}
-)
-"""To TFRA's lookups the model gives the rows of missing keys."""
+_GIVEN_DEFAULTS = frozenset(f"{kind}{does}" for kind in TFRA for does in ("Find", "FindWithExists"))
+"""Lookups that are given the rows of missing keys."""
+_TELL_ZEROS = frozenset({"KvTableContains", "KvTableSize"}) | _GIVEN_DEFAULTS
+"""Operations that tell a row of zeros from none."""
 _DAMAGED = (ValueError, KeyError, IndexError, AssertionError, RecursionError)
 """What reading, or rewriting, a graph that contradicts itself raises."""
 _NOT_COPIED = frozenset({_MODEL_FILE, "variables", "fingerprint.pb"})
@@ -58,10 +58,14 @@ _NOT_COPIED = frozenset({_MODEL_FILE, "variables", "fingerprint.pb"})
 
 @dataclass(frozen=True)
 class ModelExport:
-    """What became of a model: its tables, which functions were left out, a sentence each, and what was compared."""
+    """What became of a model: its tables, which functions were left out, a sentence each, and what was compared.
+
+    `warnings` say what of the answers may not be as it was meant.
+    """
 
     tables: list[TableExport]
     left_out: list[str]
+    warnings: list[str] = field(default_factory=list)
     checks: list[SignatureCheck] = field(default_factory=list)
 
 
@@ -170,7 +174,7 @@ def export_model(
                 f"exporting '{model.folder}': the export answers otherwise than the model, so '{output}' was not"
                 f" written: {'; '.join(wrong)}"
             )
-    return ModelExport(exports, left_out, checks)
+    return ModelExport(exports, left_out, model.warnings(exports), checks)
 
 
 def choose_for_model(
@@ -236,6 +240,7 @@ class _Model:
         self.parts: dict[str, int] = {}
         self.initial: dict[str, tuple[InitialRows, Array]] = {}
         begins = any(_asks_for_initial(meta) for meta in decoded)
+        self._gives_defaults = any(node.op in _GIVEN_DEFAULTS for meta in decoded for _, node in meta.graph.all_nodes())
         self._tells_zeros = begins or any(_asks_what_is_there(meta) for meta in decoded)
         for one in restored:
             if one.prefix not in by_prefix:
@@ -276,6 +281,20 @@ class _Model:
             memory=memory,
             progress=progress,
         )
+
+    def warnings(self, exports: Sequence[TableExport]) -> list[str]:
+        """Say of which tables keys that were cut are not answered with zeros."""
+        begun = {
+            reader.schema.name
+            for prefix, reader in self.readers.items()
+            if self._gives_defaults or self.initial[prefix][0].stored != 1 or self.initial[prefix][1].any()
+        }
+        return [
+            f"table '{export.name}': a key that was cut is answered with the values that new keys begin with, which the"
+            " model asks for, and not with zeros"
+            for export in exports
+            if export.cut and export.name in begun
+        ]
 
     def table(self, prefix: str, number: int) -> StockTable:
         """Return a table as far as it is known before its rows are written."""

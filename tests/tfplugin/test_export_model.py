@@ -563,6 +563,19 @@ def test_rows_of_zeros_stay_where_the_model_can_tell(folder: Path, tmp_path: Pat
     assert exported(tmp_path / "there", tmp_path / "with").tables[0].rows == 2
 
 
+def test_cut_keys_that_begin_anew_are_a_warning(folder: Path, tmp_path: Path) -> None:
+    clip = Policy.of(Criteria(norms=(Clip("l2", 100.0),)))
+    export = exported(folder / "source", tmp_path / "export", policy=clip)
+    warned = {warning.split("'")[1] for warning in export.warnings}
+    assert warned == {table.name for table in export.tables}  # each begins with other rows than zeros
+    loaded = tf.saved_model.load(str(tmp_path / "export"))
+    fed = {"ids": np.array([1, 2, 10**6])}
+    begun = answers(loaded, "begun", fed)
+    assert begun["chosen"].tolist() == [[1, 2, 3]] * 3
+    assert not begun["there"].any()
+    assert exported(folder / "source", tmp_path / "whole").warnings == []
+
+
 # ---- What cannot be ----
 
 
