@@ -39,7 +39,7 @@ from kvtools.stock_model.handles import Restored
 from kvtools.stock_model.initial_rows import InitialRows, initial_rows
 from kvtools.stock_model.meta_graph import MetaGraph, Tables, restored_when_served, rewrite_meta_graph
 from kvtools.stock_model.objects import object_prefixes
-from kvtools.stock_model.op_table import HANDLES, OPERATIONS, RESTORES, TFRA
+from kvtools.stock_model.op_table import GIVES_DEFAULTS, HANDLES, OPERATIONS, RESTORES
 from kvtools.stock_model.rewrite import UnsupportedOperation
 from kvtools.stock_model.stock_ops import foreign_nodes, is_stock
 from kvtools.stock_model.table import StockTable
@@ -47,9 +47,7 @@ from kvtools.stock_model.table import StockTable
 _MODEL_FILE = "saved_model.pb"
 _TEXT_FILE = "saved_model.pbtxt"
 _ALSO_DONE = HANDLES | RESTORES
-_GIVEN_DEFAULTS = frozenset(f"{kind}{does}" for kind in TFRA for does in ("Find", "FindWithExists"))
-"""Lookups that are given the rows of missing keys."""
-_TELL_ZEROS = frozenset({"KvTableContains", "KvTableSize"}) | _GIVEN_DEFAULTS
+_TELL_ZEROS = frozenset({"KvTableContains", "KvTableSize"}) | GIVES_DEFAULTS
 """Operations that tell a row of zeros from none."""
 _DAMAGED = (ValueError, KeyError, IndexError, AssertionError, RecursionError)
 """What reading, or rewriting, a graph that contradicts itself raises."""
@@ -240,7 +238,7 @@ class _Model:
         self.parts: dict[str, int] = {}
         self.initial: dict[str, tuple[InitialRows, Array]] = {}
         begins = any(_asks_for_initial(meta) for meta in decoded)
-        self._gives_defaults = any(node.op in _GIVEN_DEFAULTS for meta in decoded for _, node in meta.graph.all_nodes())
+        self._not_zeros: set[int] = set()
         self._tells_zeros = begins or any(_asks_what_is_there(meta) for meta in decoded)
         for one in restored:
             if one.prefix not in by_prefix:
@@ -286,8 +284,8 @@ class _Model:
         """Say of which tables keys that were cut are not answered with zeros."""
         begun = {
             reader.schema.name
-            for prefix, reader in self.readers.items()
-            if self._gives_defaults or self.initial[prefix][0].stored != 1 or self.initial[prefix][1].any()
+            for number, (prefix, reader) in enumerate(self.readers.items())
+            if number in self._not_zeros and self._begins_otherwise(prefix)
         }
         return [
             f"table '{export.name}': a key that was cut is answered with the values that new keys begin with, which the"
@@ -295,6 +293,11 @@ class _Model:
             for export in exports
             if export.cut and export.name in begun
         ]
+
+    def _begins_otherwise(self, prefix: str) -> bool:
+        """Whether the rows of missing keys may be others than zeros: TFRA's lookups are given them."""
+        begin, rows = self.initial[prefix]
+        return "tfra" in self.readers[prefix].schema.metadata or begin.stored != 1 or bool(rows.any())
 
     def table(self, prefix: str, number: int) -> StockTable:
         """Return a table as far as it is known before its rows are written."""
@@ -328,6 +331,7 @@ class _Model:
             except _DAMAGED as error:
                 raise _malformed(self._file, error) from error
             graphs.append(changed.meta_graph)
+            self._not_zeros |= changed.not_zeros
             tracked = changed.tracked or tracked
             reasons += [f"function '{name}': {_told(error)}" for name, error in changed.left_out.items()]
         encoded = join([*without(self._fields, 2), *((2, 2, graph) for graph in graphs)])

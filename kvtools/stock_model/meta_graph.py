@@ -129,11 +129,15 @@ class Tables:
 
 @dataclass(frozen=True)
 class Changed:
-    """A MetaGraphDef as it is now, what the checkpoint says of its objects, and which functions were left out."""
+    """A MetaGraphDef as it is now, what the checkpoint says of its objects, and which functions were left out.
+
+    `not_zeros` are the numbers of tables whose missing keys some lookup answers with other rows than zeros.
+    """
 
     meta_graph: bytes
     tracked: bytes
     left_out: Mapping[str, UnsupportedOperation]
+    not_zeros: frozenset[int]
 
 
 def rewrite_meta_graph(data: bytes, tables: Tables, tracked: bytes, is_stock: Callable[[str], bool]) -> Changed:
@@ -197,7 +201,7 @@ def rewrite_meta_graph(data: bytes, tables: Tables, tracked: bytes, is_stock: Ca
     graph.library_rest = []  # gradients, of functions that are not trained
     meta.collections = _collections(meta.collections, {node.name for node in nodes})
     meta.fields = [(_INFO, 2, _info(last(meta.fields, _INFO), is_stock)), *without(meta.fields, _INFO)]
-    return Changed(meta.encode(), objects.tracked, objects.left_out)
+    return Changed(meta.encode(), objects.tracked, objects.left_out, frozenset(rewriter.not_zeros))
 
 
 def restored_when_served(meta: MetaGraph) -> list[Restored]:

@@ -37,6 +37,8 @@ TFRA = ("TFRA>CuckooHashTable", "TFRA>HkvHashTable")
 
 HANDLES = frozenset({"KvTableHandle", *(f"{kind}OfTensors" for kind in TFRA)})
 """Operations that make tables."""
+GIVES_DEFAULTS = frozenset(f"{kind}{does}" for kind in TFRA for does in ("Find", "FindWithExists"))
+"""Lookups that are given the rows of missing keys."""
 RESTORES = frozenset({"KvTableRestore", *(f"{kind}Import" for kind in TFRA)})
 """Operations that fill tables from a checkpoint: by its name, or by tensors that were read."""
 

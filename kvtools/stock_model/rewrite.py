@@ -22,7 +22,7 @@ from kvtools.stock_model.fields import blob, last, split, texts, without
 from kvtools.stock_model.function_body import FunctionBody
 from kvtools.stock_model.graph_def import Argument, Function, Node, functions_called, node_of
 from kvtools.stock_model.handles import CALLS, PASSING, names_read
-from kvtools.stock_model.op_table import HANDLES, OPERATIONS, RESTORES
+from kvtools.stock_model.op_table import GIVES_DEFAULTS, HANDLES, OPERATIONS, RESTORES
 from kvtools.stock_model.plain_ops import Call, NotRewritable, strings
 from kvtools.stock_model.table import RESOURCES, Handle
 
@@ -69,6 +69,7 @@ class Rewriter:
     Attributes:
         functions: those that were rewritten, and those of stock operations that they call.
         saves_all: whether nothing was left out that writes a checkpoint.
+        not_zeros: the numbers of tables whose missing keys some lookup answers with other rows than zeros.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Rewriter:
         self._operations: dict[tuple[object, ...], str] = {}
         self.functions: dict[str, Function] = {}
         self.saves_all = True
+        self.not_zeros: set[int] = set()
 
     def graph(self, nodes: Sequence[Node], handles: Mapping[str, Handle], lenient: Sequence[str]) -> list[Node]:
         """Rewrite a graph.
@@ -177,6 +179,8 @@ class Rewriter:
         """Return the function of stock operations that an operation becomes, made once for all of its kind."""
         told = tuple(sorted((key, value) for key, value in node.attributes.items() if not key.startswith("_")))
         key = (node.op, handles, told)
+        if node.op in GIVES_DEFAULTS or node.attrs.text("mode") == "initial":
+            self.not_zeros |= {handle.table.number for handle in handles}
         if key not in self._operations:
             body = FunctionBody(self.free_name(f"__kvtools_{node.op}_{len(self._operations)}"))
             OPERATIONS[node.op].build(body, Call(node.attrs, handles))
