@@ -277,6 +277,7 @@ def test_a_session_runs_it(folder: Path) -> None:
     assert same(got, answers(tf.saved_model.load(str(folder / "source")), "control", fed))
 
 
+@pytest.mark.thorough
 def test_a_loaded_export_can_be_saved_again(folder: Path, models: tuple[Any, Any], tmp_path: Path) -> None:
     tf.saved_model.save(models[1], str(tmp_path / "again"), signatures=models[1].signatures["control"])
     fed = request("control", np.random.default_rng(3))
@@ -433,8 +434,8 @@ def keras_model(keras: Any, parts: int | None) -> Any:
     ("keras", "how"),
     [
         pytest.param(tf.keras, "export", id="Keras 3, export"),
-        pytest.param(tf.keras, "save", id="Keras 3, tf.saved_model.save"),
-        pytest.param(tf_keras, "export", id="tf_keras, export"),
+        pytest.param(tf.keras, "save", id="Keras 3, tf.saved_model.save", marks=pytest.mark.thorough),
+        pytest.param(tf_keras, "export", id="tf_keras, export", marks=pytest.mark.thorough),
         pytest.param(tf_keras, "format", id="tf_keras, save_format"),
     ],
 )
