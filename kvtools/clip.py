@@ -438,7 +438,8 @@ def _passes(chunk: Chunk, criteria: Criteria, oldest: int | None) -> dict[str, A
     passes: dict[str, Array] = {}
     if criteria.zeros:
         assert chunk.values is not None
-        passes["zeros"] = any_in_row(chunk.values != 0)  # a NaN is no zero
+        with np.errstate(invalid="ignore"):  # of a NaN that signals
+            passes["zeros"] = any_in_row(chunk.values != 0)  # a NaN is no zero
     for clip in criteria.norms:
         assert chunk.values is not None
         passes["max-abs" if clip.norm == "abs" else "l2"] = clip.keep(chunk.values)
