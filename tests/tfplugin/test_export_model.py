@@ -53,7 +53,9 @@ class Everything(tf.Module):
         super().__init__()
         self.user = tfplugin.get_kv_variable("user", embedding_dim=4)
         self.item = tfplugin.get_kv_variable("item", embedding_dim=3, partitioner=partitioned(3), key_dtype=tf.int32)
-        self.half = tfplugin.get_kv_variable("half", embedding_dim=3, key_dtype=tf.uint64, value_dtype=tf.float16)
+        self.half = tfplugin.get_kv_variable(
+            "half", embedding_dim=3, key_dtype=tf.uint64, value_dtype=tf.float16, partitioner=partitioned(2)
+        )
         self.drawn = de.get_variable("drawn", dim=5, initializer=tf.keras.initializers.RandomUniform(-1, 1))
         self.parted = de.get_variable("parted", dim=2, initializer=0.5, devices=["/CPU:0", "/CPU:0"])
         self.chosen = de.get_variable("chosen", dim=3, initializer=np.float32([1, 2, 3]))
@@ -102,6 +104,8 @@ class Everything(tf.Module):
             "b": b,
             "c": c,
             "half": tf.gather(self.half, half),
+            "half_found": self.half.contains(half),
+            "half_part": self.half[1].sparse_read(half),
             "found": self.user.contains(user),
             "sizes": tf.stack([self.user.size(), self.item.size(), self.item[1].size()]),
             "part": self.item[1].sparse_read(item),
