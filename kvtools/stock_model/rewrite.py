@@ -436,6 +436,8 @@ class _Body:
         self.nodes.append(Node(node.name, op, self._inputs(node), attributes, node.rest))
         if node.op in _LOOPS:
             given = [bound.get(at) for at in range(len(node.data_inputs()))]
+            if any(list(done[name].outputs) != given for name in functions_in(node.attributes["body"])):
+                raise UnsupportedOperation(node, self._name, "its body passes tables on in another order")
             if "output_shapes" in attributes:
                 attributes["output_shapes"] = expanded_shapes(
                     attributes["output_shapes"], places, [shape()] * len(RESOURCES)
