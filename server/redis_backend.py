@@ -32,7 +32,7 @@ from kvtools.dialects.redis_table import RedisTable
 from kvtools.dialects.schema import TableSchema
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError, UnknownTableError
 from kvtools.server.request import RequestError
-from kvtools.server.store import TableStore
+from kvtools.server.store import ServedFile, TableStore
 
 Array = npt.NDArray[Any]
 
@@ -213,6 +213,7 @@ class RedisStore:
         self.path = Path(self.backend.place.shown) if front is None else front.path
         self.dialect = "redis"
         self.front = front
+        self.file = ServedFile() if front is None else front.file
         self.fingerprint = f"redis:{self.backend.generation}"
         self.tables: dict[str, BackedTable] = {}
         for name, table in self.backend.tables.items():
@@ -247,6 +248,11 @@ class RedisStore:
         """Verify what lookups touch in front before they use it."""
         if self.front is not None:
             self.front.verify_on_use()
+
+    @property
+    def intact(self) -> bool:
+        """Whether the file in front is what was opened."""
+        return self.front is None or self.front.intact
 
     @property
     def identity(self) -> str:

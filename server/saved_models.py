@@ -28,7 +28,7 @@ from kvtools.server.protocol_error import HTTP_STATUSES, ProtocolError
 from kvtools.server.protos import DATA_TYPES
 from kvtools.server.settings import Settings
 from kvtools.server.signatures import FROM_TENSORFLOW, Array, TensorSpec
-from kvtools.server.store import TableStore
+from kvtools.server.store import ServedFile, TableStore
 
 _LOG = logging.getLogger("kvtools.serve")
 _MODEL_FILE = "saved_model.pb"
@@ -108,6 +108,7 @@ class SavedModelStore:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        self.file = ServedFile()
         self.tables: dict[str, Any] = {}
         try:
             self.fingerprint = hashlib.sha256((self.path / _MODEL_FILE).read_bytes()).hexdigest()
@@ -152,6 +153,7 @@ class SavedModelStore:
         return True
 
     verifies_on_use = False
+    intact = True  # what TensorFlow has read is in memory
     identity = ""
 
     def discard(self) -> bool:

@@ -15,6 +15,7 @@ thread has verified all of it. If it is damaged, an older one is loaded the same
 A version that cannot be loaded is named in the log and in its status, what was served stays, and it is tried again when
 its files change. A version with a label is served, whatever the policy says. If a folder cannot be read, or has no
 version any more, the last one goes on being served: a share that is gone for a minute shall not end the service.
+A look comes every `poll` seconds, at SIGHUP, and when a lookup finds that the file it reads was cut or written over.
 """
 
 from __future__ import annotations
@@ -302,7 +303,7 @@ class Versions:
         bad = state.bad.get(number)
         if bad and bad[0] and bad[0] == found.stamp:
             return served is not None and served[1] != found.stamp
-        if served and served[1] == found.stamp:
+        if served and served[1] == found.stamp and served[0].store.intact:
             return True
         if found.problem:
             self._mark_bad(state, found, "INVALID_ARGUMENT", found.problem)
@@ -355,6 +356,7 @@ class Versions:
         # Where nothing sound is served, requests wait for it already.
         waited_for = not self._started or all(state.is_damaged(number) for number in state.served)
         version = self._loader.load(state.source.name, found, state.recent, at_once=waited_for)
+        version.store.file.on_change = self.look_soon
         if waited_for:
             state.unfinished.add(found.number)
         return version

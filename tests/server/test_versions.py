@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -553,10 +554,41 @@ def test_a_snapshot_written_over_in_place_leaves_service(
     served = write_snapshot(tmp_path / "m", 2)
     watched = Watched(tmp_path / "m")
     damage(served)
-    with pytest.raises(BadInputError):
+    with pytest.raises(RequestError, match="it is loaded anew"):
         said(watched.catalog.version())
+    assert "the file of version 2 was cut or written over" in watched.catalog.unready()
     assert watched.look() == [1], "the one before takes its place"
     assert said(watched.catalog.version()) == 1
+
+
+def test_the_lookup_that_finds_a_file_written_over_has_it_loaded_anew(tmp_path: Path, caplog: Any) -> None:
+    served, other = write_snapshot(tmp_path / "m", 1), write_snapshot(tmp_path / "other", 2)
+    catalog = Catalog()
+    versions = Versions(catalog, [ModelSource("m", str(served))], Settings())  # no poll: nobody else looks
+    versions.start()
+    try:
+        shutil.copyfile(other, served)
+        with pytest.raises(RequestError) as caught:
+            said(catalog.version())
+        assert (caught.value.status, caught.value.headers) == (503, {"Retry-After": "1"})
+        last = time.monotonic() + 60
+        while catalog.unready():
+            assert time.monotonic() < last
+        assert said(catalog.version()) == 2
+    finally:
+        versions.stop()
+    assert caplog.text.count("was cut or written over") == 1
+
+
+def test_a_snapshot_of_the_cache_that_is_cut_is_made_again(settled: None, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "m", 1)
+    watched = Watched(tmp_path / "m")
+    (made,) = (tmp_path / "cache").glob("*.kvsnap")
+    _truncate(made)
+    with pytest.raises(RequestError, match="it is loaded anew"):
+        said(watched.catalog.version())
+    assert watched.look(1) == [1], "though nothing has changed where it was made from"
+    assert said(watched.catalog.version()) == 1 and watched.catalog.ready
 
 
 def test_a_single_model_is_followed_too(settled: None, write_version: Write, tmp_path: Path) -> None:
