@@ -412,7 +412,7 @@ class Versions:
         # What may be the machine's fault (no memory, no space, no permission) is tried again at the next look.
         before = state.bad.get(found.number)
         stamp = found.stamp if code in _FAULTS_OF_FILES else ()
-        state.bad[found.number] = stamp, code, without_folders(one_line(message))
+        state.bad[found.number] = stamp, code, without_folders(one_line(message), found.path)
         if before and before[1:] == state.bad[found.number][1:] and before[0] == stamp:
             return  # told before
         state.failures += 1

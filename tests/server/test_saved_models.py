@@ -204,6 +204,21 @@ def test_a_model_that_tensorflow_cannot_load(tmp_path: Path, folder: Path) -> No
         open_store(tmp_path)
 
 
+def test_what_tensorflow_cannot_load_is_told_without_paths(tmp_path: Path, folder: Path) -> None:
+    shutil.copytree(folder, tmp_path / "sm" / "3")
+    catalog = Catalog()
+    versions = Versions(catalog, [ModelSource("sm", str(tmp_path / "sm"))], Settings(poll=3600.0))
+    versions.load()
+    shutil.copytree(folder, tmp_path / "sm" / "5")
+    index = tmp_path / "sm" / "5" / "variables" / "variables.index"
+    index.write_bytes(index.read_bytes()[:40])
+    for _ in range(2):
+        versions.look()
+    (status,) = [status for status in catalog.status("sm") if status.number == 5]
+    assert status.error_code == "INVALID_ARGUMENT" and "with TensorFlow" in status.error_message
+    assert str(tmp_path) not in status.error_message and "sm/5" not in status.error_message
+
+
 def test_an_error_of_an_operation_has_its_code(catalog: Catalog) -> None:
     store: Any = catalog.version().store
     inputs = {"a": np.zeros(5, store.signatures["half"].inputs["a"].dtype), "negative": np.array(True)}
