@@ -18,7 +18,7 @@ from kvtools.server.host_paths import without_folders
         ("table '/ads/x/emb' and table 'sm/emb' differ", "table '/ads/x/emb' and table 'sm/emb' differ"),
         ("connecting to 'redis://cache:6379/0': refused", "connecting to 'redis://cache:6379/0': refused"),
         ("connecting to 'unix:///run/redis.sock': refused", "connecting to 'redis.sock': refused"),
-        ("no table 'x'; GET /v1/tables lists the tables, see /docs", "no table 'x'; GET /v1/tables lists the tables, see /docs"),
+        ("no table 'x'; GET /v1/tables lists them", "no table 'x'; GET /v1/tables lists them"),
         ("int32 -> float32[3], 1/2/3 of it", "int32 -> float32[3], 1/2/3 of it"),
     ],
 )
