@@ -62,6 +62,7 @@ class _Model:
     source: ModelSource
     served: dict[int, tuple[ServedVersion, Stamp]] = field(default_factory=dict)
     bad: dict[int, tuple[Stamp, str, str]] = field(default_factory=dict)  # stamp, error code, message
+    logged: dict[int, str] = field(default_factory=dict)  # the messages of `bad` with the paths of the host
     seen: dict[int, Stamp] = field(default_factory=dict)  # at the last look
     waiting: dict[int, str] = field(default_factory=dict)  # found and not tried yet: why
     loading: int | None = None
@@ -148,9 +149,9 @@ class Versions:
                 self._say_first(logging.ERROR, _bad_line(model, number, message))
         self._bad_at_start.clear()
         if fails:
-            raise BadInputError(f"serving '{unserved[0].source.path}': {self._why_none(unserved[0])}")
+            raise BadInputError(f"serving '{unserved[0].source.path}': {self._why_none(unserved[0], paths=True)}")
         for model in unserved:
-            line = f"model '{model.source.name}': {self._why_none(model)}; waiting for a version"
+            line = f"model '{model.source.name}': {self._why_none(model, paths=True)}; waiting for a version"
             self._say_first(logging.WARNING, line)
 
     def look(self) -> None:
@@ -281,6 +282,7 @@ class Versions:
         for number in source.policy.numbers:
             if number not in by_number:
                 state.bad[number] = ((), "NOT_FOUND", "there is no such version in the model's folder")
+                state.logged.pop(number, None)
         self._say(state, _trouble(state, by_number, chosen))
         state.seen = {version.number: version.stamp for version in found}
         with self._changing:
@@ -413,6 +415,7 @@ class Versions:
         before = state.bad.get(found.number)
         stamp = found.stamp if code in _FAULTS_OF_FILES else ()
         state.bad[found.number] = stamp, code, without_folders(one_line(message), found.path)
+        state.logged[found.number] = one_line(message)
         if before and before[1:] == state.bad[found.number][1:] and before[0] == stamp:
             return  # told before
         state.failures += 1
@@ -471,10 +474,12 @@ class Versions:
     def _unserved(self) -> list[_Model]:
         return [model for model in self._models.values() if not model.served]
 
-    def _why_none(self, state: _Model) -> str:
+    def _why_none(self, state: _Model, *, paths: bool = False) -> str:
+        """Return why no version is served; with `paths` of the host, for who runs the server."""
         if state.bad:
             number = max(state.bad)
-            return f"version {number}: {state.bad[number][2]}"
+            message = state.logged.get(number) if paths else None
+            return f"version {number}: {message or state.bad[number][2]}"
         if state.waiting:
             return f"version {max(state.waiting)} is still being written"
         if state.said:

@@ -263,7 +263,8 @@ def test_a_first_version_that_is_damaged_is_never_served(settled: None, tmp_path
     assert watched.look(1) == [1] and len([r for r in caplog.records if r.levelname == "ERROR"]) == 1
     remove(first)
     caplog.clear()
-    with pytest.raises(BadInputError, match=r"serving '.*/m': version 2: verifying '2.kvsnap': table 'emb', its keys"):
+    named = rf"serving '{tmp_path}/m': version 2: verifying '{tmp_path}/m/2.kvsnap': table 'emb', its keys"
+    with pytest.raises(BadInputError, match=named):
         Watched(tmp_path / "m")
     assert not caplog.records, "the error says it"
     watched = Watched(tmp_path / "m", wait=True)
@@ -644,6 +645,15 @@ def test_no_version_at_the_start(
     write_version(tmp_path / "m", 4)
     assert watched.look() == [4]
     assert watched.catalog.ready
+
+
+def test_a_cache_that_cannot_be_written_is_named_to_who_starts_the_server_and_to_nobody_else(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "m", 1)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInputError, match=f"making a snapshot in '{tmp_path}/file/cache'"):
+        Watched(tmp_path / "m", cache=tmp_path / "file" / "cache")
+    watched = Watched(tmp_path / "m", cache=tmp_path / "file" / "cache", wait=True)
+    assert "making a snapshot in 'cache'" in watched.catalog.unready()
 
 
 def test_rows_asked_for_lately_are_read_before_the_swap(
