@@ -269,7 +269,8 @@ def test_a_first_version_that_is_damaged_is_never_served(settled: None, tmp_path
     assert not caplog.records, "the error says it"
     watched = Watched(tmp_path / "m", wait=True)
     (line,) = [r.message for r in caplog.records]
-    assert "version 2: verifying '2.kvsnap': table 'emb', its keys" in line and line.endswith("; waiting for a version")
+    assert f"version 2: verifying '{tmp_path}/m/2.kvsnap': table 'emb', its keys" in line
+    assert line.endswith("; waiting for a version") and str(tmp_path) not in watched.catalog.unready()
     assert not watched.catalog.ready and "version 2" in watched.catalog.unready()
 
 
