@@ -185,6 +185,10 @@ def run(
       kvtools serve model.ckpt-100 --host 0.0.0.0 --port 8080 --workers 4 --grace 20
       curl -d '{"keys": [17, -3]}' http://127.0.0.1:8501/v1/tables/user_emb:lookup
     """
+    if backend is not None:
+        from kvtools.dialects.redis_server import place_of
+
+        place_of(backend)  # what is no URL of a Redis is told at once
     if not paths:
         if backend is None:
             raise UsageError("serving: got neither a PATH nor a --backend, expected one or both")

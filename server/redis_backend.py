@@ -61,6 +61,11 @@ class RedisBackend:
     def look_again(self) -> bool:
         """Read which tables there are; return whether they were written anew."""
         (text,) = self.ask([("GET", self.place.key("meta"))])
+        if text is None and not self.generation:
+            raise BadInputError(
+                f"opening '{self.place.shown}': there is no key '{self.place.key('meta')}', so it has no tables of"
+                " kvtools; name the database and the prefix, as in redis://localhost/0?prefix=ads"
+            )
         if text is None:
             raise self.unavailable("it has no tables any more")
         generation = read_meta(text, "reading tables in Redis")["generation"]
