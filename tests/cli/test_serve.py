@@ -95,7 +95,7 @@ def test_the_environment(served: list[Any], monkeypatch: pytest.MonkeyPatch) -> 
         (["a", "--label", "stable"], "expected a label and a number, such as stable=7"),
         (["a", "--label", "stable=new"], "expected a label and a number, such as stable=7"),
         ([], "PATH"),
-        (["--backend", "http://127.0.0.1:6379/0"], "got 'http://127.0.0.1:6379/0', expected redis://host:port/database"),
+        (["--backend", "http://[::1]:6379/0"], "got 'http://[::1]:6379/0', expected redis://host:port/database"),
         (["a", "--backend", "127.0.0.1:6379"], "got '127.0.0.1:6379', expected redis://host:port/database"),
         (["--backend", "localhost:6379/0"], "expected redis://host:port/database"),
         (["--backend", "redis://localhost/x"], "got database 'x', expected a number"),

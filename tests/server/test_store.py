@@ -94,6 +94,19 @@ def test_a_checkpoint_and_a_folder_are_told_by_all_their_files(sample_path: Path
     assert len(before) == len(snapshots(cache)) == 2 and before != snapshots(cache)
 
 
+def test_a_source_is_the_same_however_its_path_is_spelled(
+    sample_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    shutil.copytree(sample_path if sample_path.is_dir() else sample_path.parent, tmp_path / "sm" / "4")
+    write(tmp_path / "sm" / "a.npz", 1)
+    monkeypatch.chdir(tmp_path)
+    for made, name in enumerate(("sm/4", "sm/a.npz"), 1):
+        for path in (name, f"./{name}", f"{tmp_path}/{name}", f"sm/../{name}", f"../{tmp_path.name}/{name}"):
+            TableStore(path, cache=cache)
+        assert len(snapshots(cache)) == made
+
+
 def test_tables_that_are_named(tmp_path: Path) -> None:
     tables = [ArrayTable(name, KEYS[:1], np.ones((1, 2), np.float32)) for name in ("a", "b")]
     for name, dialect in (("x.npz", "npz"), ("x.kvsnap", "snapshot")):
