@@ -195,7 +195,7 @@ def _has_tables(path: str | os.PathLike[str], options: OpenOptions | None) -> bo
 
 
 def _check_whole(folder: Path) -> None:
-    """Raise `BadInputError` for a model that is half copied, by its variables: TensorFlow is not started to find out."""
+    """Raise `BadInputError` for a model whose variables are not all there: TensorFlow is not started to find out."""
     variables = folder / "variables"
     missing = ""
     if (variables / "variables.index").is_file():
@@ -205,7 +205,7 @@ def _check_whole(folder: Path) -> None:
     elif _has_variables(folder / _MODEL_FILE):
         missing = "variables.index"
     if missing:
-        raise BadInputError(f"serving '{folder}': it has no 'variables/{missing}', or not all; copy the model as a whole")
+        raise BadInputError(f"serving '{folder}': it has no 'variables/{missing}', or not all of it; copy it as a whole")
 
 
 def _has_variables(file: Path) -> bool:
