@@ -42,6 +42,7 @@ from kvtools.server.version_folder import (
     FoundVersion,
     Stamp,
     is_folder_of_versions,
+    passed_over,
     single_version,
     versions_in,
 )
@@ -71,6 +72,7 @@ class _Model:
     unfinished: set[int] = field(default_factory=set)  # served, and not verified or not in memory yet
     recent: dict[str, RecentKeys] = field(default_factory=dict)
     in_folder: bool = False  # its path was seen to be a folder of versions, and stays one when they are gone
+    passed_over: set[str] = field(default_factory=set)  # names in its folder that were told to be no versions
     loads: int = 0
     failures: int = 0
     said: str = ""  # the last trouble with the folder itself
@@ -295,6 +297,11 @@ class Versions:
         path = state.source.path
         if state.in_folder or is_folder_of_versions(path):
             state.in_folder = True
+            for name in passed_over(path):
+                if name not in state.passed_over:
+                    state.passed_over.add(name)
+                    line = f"model '{state.source.name}': '{name}' in its folder is no version: its name is no number"
+                    self._say_first(logging.WARNING, line)
             return versions_in(path)
         return single_version(path)  # none where the folder is empty: versions will come to it
 
@@ -307,10 +314,13 @@ class Versions:
             return served is not None and served[1] != found.stamp
         if served and served[1] == found.stamp and served[0].store.intact:
             return True
+        settled = self._settled(state, found)
+        if found.problem and not settled:  # an empty folder: somebody may be about to fill it
+            state.waiting[number] = "waiting until its files stay as they are"
+            return served is not None
         if found.problem:
             self._mark_bad(state, found, "INVALID_ARGUMENT", found.problem)
             return served is not None
-        settled = self._settled(state, found)
         if not settled and not found.whole_when_there:
             state.waiting[number] = "waiting until its files stay as they are"
             return served is not None

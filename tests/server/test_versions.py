@@ -515,6 +515,36 @@ def test_what_is_not_there_is_told(settled: None, tmp_path: Path, caplog: Any) -
         assert len([r for r in caplog.records if line in r.message]) == 1, line
 
 
+def test_what_looks_like_a_version_and_is_none_is_told(settled: None, tmp_path: Path, caplog: Any) -> None:
+    folder = tmp_path / "m"
+    write_snapshot(folder, 1)
+    shutil.copyfile(folder / "1.kvsnap", folder / "11")
+    for name in ("v8.kvsnap", "10.kvsnap.tmp", ".9.kvsnap", "notes.txt"):
+        shutil.copyfile(folder / "1.kvsnap", folder / name)
+    (folder / "7").mkdir()
+    watched = Watched(folder, "all")
+    assert watched.look() == [1] and said(watched.catalog.version()) == 1
+    assert watched.error(11) == ("INVALID_ARGUMENT", "'11' is no version: a snapshot is called 11.kvsnap")
+    assert watched.error(7) == ("INVALID_ARGUMENT", "'7' is no version: the folder is empty")
+    told = [record.message for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+    assert [line for line in told if "v8.kvsnap" in line] == [
+        "model 'm': 'v8.kvsnap' in its folder is no version: its name is no number"
+    ]
+    assert len(told) == 3, "each once, and what is in progress not at all"
+    write_checkpoint(folder, 7)
+    assert watched.look() == [1, 7] and watched.error(7) == ("OK", "")
+
+
+def test_an_empty_folder_is_waited_for_first(tmp_path: Path, caplog: Any) -> None:
+    write_snapshot(tmp_path / "m", 1)
+    watched = Watched(tmp_path / "m")
+    (tmp_path / "m" / "2").mkdir()
+    assert watched.look(1) == [1]
+    assert watched.error(2) == ("OK", "waiting until its files stay as they are") and not caplog.records
+    assert watched.look(1) == [1]
+    assert watched.error(2)[0] == "INVALID_ARGUMENT", "it has stayed empty for a poll"
+
+
 def test_labels_keep_their_versions_and_move_while_it_runs(settled: None, write_version: Write, tmp_path: Path) -> None:
     for number in (1, 2, 3):
         write_version(tmp_path / "m", number)
