@@ -308,9 +308,9 @@ def _check_path(path: str, versions: Sequence[str]) -> None:
     if Path(path).exists():
         return
     name, equals, where = path.partition("=")
-    if equals and Path(where).exists():
+    if equals and "://" not in name and Path(where).exists():
         raise UsageError(
-            f"serving '{path}': got the name '{name}', expected a letter, then letters, digits and any of _ . - before the ="
+            f"serving '{path}': got the name '{name}', expected a letter, then letters, digits and any of _ . -"
         )
     if path.isdecimal() and any(text.endswith("latest") for text in versions):
         raise UsageError(f"got --versions latest and a path '{path}'; write --versions 'latest {path}', in quotes")

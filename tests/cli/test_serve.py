@@ -95,7 +95,7 @@ def test_the_environment(served: list[Any], monkeypatch: pytest.MonkeyPatch) -> 
         (["a", "--label", "stable"], "expected a label and a number, such as stable=7"),
         (["a", "--label", "stable=new"], "expected a label and a number, such as stable=7"),
         ([], "PATH"),
-        (["a", "--versions", "latest", "3"], "got --versions latest and a path '3'; write --versions 'latest 3', in quotes"),
+        (["a", "--versions", "latest", "3"], "a path '3'; write --versions 'latest 3', in quotes"),
         (["--versions", "x:latest", "3", "x=a"], "write --versions 'latest 3', in quotes"),
         (["ads/it=/"], "got the name 'ads/it', expected a letter, then letters, digits"),
         (["x=a", "--model-name", "y"], "got --model-name y and x=a, which has a name"),
