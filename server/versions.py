@@ -15,7 +15,8 @@ thread has verified all of it. If it is damaged, an older one is loaded the same
 A version that cannot be loaded is named in the log and in its status, what was served stays, and it is tried again when
 its files change. A version with a label is served, whatever the policy says. If a folder cannot be read, or has no
 version any more, the last one goes on being served: a share that is gone for a minute shall not end the service.
-A look comes every `poll` seconds, at SIGHUP, and when a lookup finds that the file it reads was cut or written over.
+A look comes every `poll` seconds, at SIGHUP, and when a lookup finds that the file it reads was cut or written over;
+every second while a model has no version at all.
 """
 
 from __future__ import annotations
@@ -244,7 +245,7 @@ class Versions:
             message: Future[dict[str, str]] | str
             try:
                 poll = self._settings.poll
-                if poll is None and self._settings.wait and any(self._unserved()):
+                if poll is None and any(self._unserved()):  # nothing answers: what helps shall be found by itself
                     poll = _SETTLED_WITHOUT_POLL
                 message = self._messages.get(timeout=poll)
             except queue.Empty:

@@ -238,6 +238,44 @@ def test_a_served_file_that_is_cut_gives_errors_and_never_wrong_rows(serve: Call
     assert server.process.poll() is None and "Traceback" not in server.stderr()
 
 
+def test_the_only_file_is_cut_and_written_again(serve: Callable[..., Any], tmp_path: Path) -> None:
+    """No --poll and no SIGHUP: every protocol says that it is unavailable, and all of them answer again by themselves."""
+    grpc = pytest.importorskip("grpc")
+    pytest.importorskip("grpc_health")
+    from kvtools.server.protos import message
+
+    served = write_snapshot(tmp_path, 2)
+    server = serve(served, "--grpc-port", "0", "--resp-port", "0", "--json")
+    told = json.loads(server.line)
+    client = Client(server.port)
+    client.start()
+    until(client.answered(), "answers")
+    with served.open("r+b") as file:
+        file.truncate(4096)
+    until(lambda: get(server.port, "/readyz")[0] == 503, "it is not ready")
+    until(lambda: client.statuses.get(503, 0) > 0 or bool(client.wrong), "an error")
+    asked = message("tensorflow.serving.PredictRequest")(
+        model_spec={"name": "default", "signature_name": "emb"},
+        inputs={"ids": {"dtype": 9, "tensor_shape": {"dim": [{"size": 1}]}, "int64_val": [150]}},
+    ).SerializeToString()
+    with grpc.insecure_channel(f"127.0.0.1:{told['grpc_port']}") as channel, pytest.raises(grpc.RpcError) as caught:
+        channel.unary_unary(PREDICT)(asked, timeout=60)
+    assert caught.value.code().name in ("UNAVAILABLE", "NOT_FOUND") and str(tmp_path) not in caught.value.details()
+    with socket.create_connection(("127.0.0.1", told["resp_port"]), timeout=60) as redis:
+        redis.sendall(b"GET emb:150\r\n")
+        assert redis.recv(1000).startswith(b"-ERR")
+    until(lambda: get(server.port, "/readyz")[1]["error"]["message"].startswith("model 'default' has no version"), "cut")
+    write_snapshot(tmp_path, 2, says=7)
+    until(lambda: get(server.port, "/readyz")[0] == 200, "it is loaded anew")
+    before = client.statuses[200]
+    until(lambda: client.statuses[200] > before or bool(client.wrong), "answers")
+    client.going = False
+    client.join()
+    assert not client.wrong and not client.breaks and client.statuses.keys() == {200, 503}
+    assert server.stderr().count("was cut or written over since it was opened") <= 2, "not one line for each request"
+    assert server.process.poll() is None and "Traceback" not in server.stderr()
+
+
 def test_a_disk_that_is_full_keeps_what_is_served_and_is_tried_again(serve: Callable[..., Any], tmp_path: Path) -> None:
     """A limit on the size of files stands for the disk's."""
     write_checkpoint(tmp_path / "m", 1)
