@@ -63,7 +63,7 @@ def versions_in(folder: str) -> list[FoundVersion]:
                 by_number.setdefault(number, []).append(entry.name)
             elif other := _OTHER_FILES.fullmatch(entry.name):
                 others[int(other[1])] = f"{entry.name!r} is no version: {_MAKE_SNAPSHOT}"
-            elif _NUMBERED.fullmatch(entry.name):
+            elif entry.name.isdecimal() and _NUMBERED.fullmatch(entry.name) and entry.is_file():
                 others[int(entry.name)] = f"{entry.name!r} is no version: a snapshot is called {entry.name}.kvsnap"
     found = [
         FoundVersion(number, "", (), 0, problem) for number, problem in others.items() if number not in by_number
