@@ -210,8 +210,7 @@ def test_what_tensorflow_cannot_load_is_told_without_paths(tmp_path: Path, folde
     versions = Versions(catalog, [ModelSource("sm", str(tmp_path / "sm"))], Settings(poll=3600.0))
     versions.load()
     shutil.copytree(folder, tmp_path / "sm" / "5")
-    index = tmp_path / "sm" / "5" / "variables" / "variables.index"
-    index.write_bytes(index.read_bytes()[:40])
+    (tmp_path / "sm" / "5" / "saved_model.pb").write_bytes(b"\xff\xff not a model")
     for _ in range(2):
         versions.look()
     (status,) = [status for status in catalog.status("sm") if status.number == 5]

@@ -74,6 +74,13 @@ def said(version: Any) -> int:
     return int(values[0, 0]) // 1000
 
 
+def until(condition: Callable[[], bool]) -> None:
+    last = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < last
+        time.sleep(0.01)
+
+
 def mapped(path: Path) -> bool:
     return str(path) in Path("/proc/self/maps").read_text()
 
@@ -599,13 +606,12 @@ def test_the_lookup_that_finds_a_file_written_over_has_it_loaded_anew(tmp_path: 
     versions = Versions(catalog, [ModelSource("m", str(served))], Settings())  # no poll: nobody else looks
     versions.start()
     try:
+        until(lambda: catalog.warm)
         shutil.copyfile(other, served)
         with pytest.raises(RequestError) as caught:
             said(catalog.version())
         assert (caught.value.status, caught.value.headers) == (503, {"Retry-After": "1"})
-        last = time.monotonic() + 60
-        while catalog.unready():
-            assert time.monotonic() < last
+        until(lambda: catalog.ready)
         assert said(catalog.version()) == 2
     finally:
         versions.stop()
