@@ -205,7 +205,7 @@ def _check_whole(folder: Path) -> None:
     elif _has_variables(folder / _MODEL_FILE):
         missing = "variables.index"
     if missing:
-        raise BadInputError(f"serving '{folder}': it has no 'variables/{missing}', or not all of it; copy it as a whole")
+        raise BadInputError(f"serving '{folder}': it has no 'variables/{missing}', or not all; copy it as a whole")
 
 
 def _has_variables(file: Path) -> bool:

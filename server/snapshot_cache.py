@@ -79,7 +79,7 @@ def snapshot_of(
             return _write(checkpoint, tables, path, progress, stays=False)
         finally:
             path.unlink(missing_ok=True)
-    source = _digest(Path(os.path.abspath(checkpoint.path)), opened, names)
+    source = _digest(Path(os.path.normpath(checkpoint.path.absolute())), opened, names)
     with _lock(folder / f"{source}.lock"):
         files = _state_of(checkpoint.path)
         path = folder / f"{source}-{_digest(files, __version__, _CONTENTS)}{SUFFIX}"

@@ -65,9 +65,7 @@ def versions_in(folder: str) -> list[FoundVersion]:
                 others[int(other[1])] = f"{entry.name!r} is no version: {_MAKE_SNAPSHOT}"
             elif entry.name.isdecimal() and _NUMBERED.fullmatch(entry.name) and entry.is_file():
                 others[int(entry.name)] = f"{entry.name!r} is no version: a snapshot is called {entry.name}.kvsnap"
-    found = [
-        FoundVersion(number, "", (), 0, problem) for number, problem in others.items() if number not in by_number
-    ]
+    found = [FoundVersion(number, "", (), 0, problem) for number, problem in others.items() if number not in by_number]
     for number, names in sorted(by_number.items()):
         if len(names) > 1:
             shown = " and ".join(repr(name) for name in sorted(names))

@@ -83,9 +83,7 @@ def place_of(text: str) -> Place:
     except ValueError as error:
         raise UsageError(f"{doing} '{without_password(text)}': {error}; expected redis://host:port/database") from error
     if parts.scheme not in SCHEMES:
-        raise UsageError(
-            f"{doing}: got '{without_password(text)}', expected {_FORMS}"
-        )
+        raise UsageError(f"{doing}: got '{without_password(text)}', expected {_FORMS}")
     scheme, _, kind = parts.scheme.partition("+")
     options = dict(urllib.parse.parse_qsl(parts.query, keep_blank_values=True))
     prefix = options.pop("prefix", DEFAULT_PREFIX)

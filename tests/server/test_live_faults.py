@@ -239,7 +239,7 @@ def test_a_served_file_that_is_cut_gives_errors_and_never_wrong_rows(serve: Call
 
 
 def test_the_only_file_is_cut_and_written_again(serve: Callable[..., Any], tmp_path: Path) -> None:
-    """No --poll and no SIGHUP: every protocol says that it is unavailable, and all of them answer again by themselves."""
+    """No --poll and no SIGHUP: every protocol says that it is unavailable, and answers again by itself."""
     grpc = pytest.importorskip("grpc")
     pytest.importorskip("grpc_health")
     from kvtools.server.protos import message
@@ -264,7 +264,9 @@ def test_the_only_file_is_cut_and_written_again(serve: Callable[..., Any], tmp_p
     with socket.create_connection(("127.0.0.1", told["resp_port"]), timeout=60) as redis:
         redis.sendall(b"GET emb:150\r\n")
         assert redis.recv(1000).startswith(b"-ERR")
-    until(lambda: get(server.port, "/readyz")[1]["error"]["message"].startswith("model 'default' has no version"), "cut")
+    until(
+        lambda: get(server.port, "/readyz")[1]["error"]["message"].startswith("model 'default' has no version"), "cut"
+    )
     write_snapshot(tmp_path, 2, says=7)
     until(lambda: get(server.port, "/readyz")[0] == 200, "it is loaded anew")
     before = client.statuses[200]
