@@ -684,7 +684,7 @@ def test_no_version_at_the_start(
     assert watched.catalog.ready
 
 
-def test_a_cache_that_cannot_be_written_is_named_to_who_starts_the_server_and_to_nobody_else(tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_named_to_who_starts_the_server_alone(settled: None, tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "m", 1)
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInputError, match=f"making a snapshot in '{tmp_path}/file/cache'"):
