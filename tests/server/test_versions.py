@@ -774,7 +774,7 @@ def test_missing_default_gives_what_training_would_have_begun_with(settled: None
 
 def test_missing_default_without_a_default_row_is_an_error_at_the_start(settled: None, tmp_path: Path) -> None:
     write_constant(tmp_path / "m" / "1", "scope/emb", "z", constant=None)
-    with pytest.raises(BadInputError, match=r"--missing default: table 'scope/emb' of '.*/m/1' .* say --missing zeros or"):
+    with pytest.raises(BadInputError, match=r"default: table 'scope/emb' of '.*/m/1' .* say --missing zeros or"):
         Watched(tmp_path / "m", missing="default")
     assert Watched(tmp_path / "m", missing="error").numbers() == [1]
 
