@@ -204,15 +204,17 @@ def test_a_model_that_tensorflow_cannot_load(tmp_path: Path, folder: Path) -> No
         open_store(tmp_path)
 
 
-def test_what_tensorflow_cannot_load_is_told_without_paths(tmp_path: Path, folder: Path) -> None:
+def test_what_tensorflow_cannot_load_is_told_without_paths(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvtools.server.versions._SETTLED_WITHOUT_POLL", 0.0)  # the files here are whole
     shutil.copytree(folder, tmp_path / "sm" / "3")
     catalog = Catalog()
-    versions = Versions(catalog, [ModelSource("sm", str(tmp_path / "sm"))], Settings(poll=3600.0))
+    versions = Versions(catalog, [ModelSource("sm", str(tmp_path / "sm"))], Settings())
     versions.load()
     shutil.copytree(folder, tmp_path / "sm" / "5")
     (tmp_path / "sm" / "5" / "saved_model.pb").write_bytes(b"\xff\xff not a model")
-    for _ in range(2):
-        versions.look()
+    versions.look()
     (status,) = [status for status in catalog.status("sm") if status.number == 5]
     assert status.error_code == "INVALID_ARGUMENT" and "with TensorFlow" in status.error_message
     assert str(tmp_path) not in status.error_message and "sm/5" not in status.error_message
