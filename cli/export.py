@@ -164,6 +164,8 @@ def _export_model(
     with progress_bar("exporting") as progress:
         model = export_model(checkpoint, output, force=force, progress=progress, check=check, **what)
     _warn(model.tables)
+    for warning in model.warnings:
+        print(f"kvtools: warning: {warning}", file=sys.stderr)
     if as_json:
         of_tables = [dataclasses.asdict(export) for export in model.tables]
         record = {"path": str(checkpoint.path), "savedmodel": str(output), "whole_model": True}
