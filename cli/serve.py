@@ -17,6 +17,7 @@ from kvtools.server.version_policy import VersionPolicy
 
 _NAMED = re.compile(r"([A-Za-z][A-Za-z0-9_.-]*)=(.+)")
 _DEFAULTS = Settings()
+_MODEL_NAME = "default"
 _Missing = Literal["zeros", "default", "error"]
 
 
@@ -65,7 +66,7 @@ def run(
         str,
         typer.Option(help="What keys give that only the backend could have, while it does not answer: error, missing."),
     ] = "error",
-    model_name: Annotated[str, typer.Option(metavar="NAME", help="The name of a single model.")] = "default",
+    model_name: Annotated[str, typer.Option(metavar="NAME", help="The name of a single model.")] = _MODEL_NAME,
     poll: Annotated[
         float | None,
         typer.Option(
@@ -185,6 +186,10 @@ def run(
       kvtools serve model.ckpt-100 --host 0.0.0.0 --port 8080 --workers 4 --grace 20
       curl -d '{"keys": [17, -3]}' http://127.0.0.1:8501/v1/tables/user_emb:lookup
     """
+    if backend is not None:
+        from kvtools.dialects.redis_server import place_of
+
+        place_of(backend)  # what is no URL of a Redis is told at once
     if not paths:
         if backend is None:
             raise UsageError("serving: got neither a PATH nor a --backend, expected one or both")
@@ -270,14 +275,20 @@ def _sources(
     paths: Sequence[str], model_name: str, versions: Sequence[str], labels: Sequence[str]
 ) -> list[ModelSource]:
     named: dict[str, str] = {}
+    unnamed = False
     for path in paths:
-        found = _NAMED.fullmatch(path)
-        name, where = (found[1], found[2]) if found and not Path(path).exists() else (model_name, path)
+        found = None if Path(path).exists() else _NAMED.fullmatch(path)
+        if not found:
+            _check_path(path, versions)
+        unnamed = unnamed or not found
+        name, where = (found[1], found[2]) if found else (model_name, path)
         if name in named:
             raise UsageError(
                 f"serving '{path}': there are two models of the name '{name}'; write NAME=PATH, each with its own name"
             )
         named[name] = where
+    if model_name != _MODEL_NAME and not unnamed:
+        raise UsageError(f"got --model-name {model_name} and {paths[0]}, which has a name; expected one of both")
     policies: dict[str, VersionPolicy] = {}
     for text in versions:
         name, policy = _of_model(text, named, "--versions", "latest 2")
@@ -290,6 +301,19 @@ def _sources(
             raise UsageError(f"got --label {text!r}, expected a label and a number, such as stable=7")
         numbers[name][label] = int(number)
     return [ModelSource(name, path, policies.get(name, VersionPolicy()), numbers[name]) for name, path in named.items()]
+
+
+def _check_path(path: str, versions: Sequence[str]) -> None:
+    """Raise `UsageError` for what was meant to be something else than a path."""
+    if Path(path).exists():
+        return
+    name, equals, where = path.partition("=")
+    if equals and "://" not in name and Path(where).exists():
+        raise UsageError(
+            f"serving '{path}': got the name '{name}', expected a letter, then letters, digits and any of _ . -"
+        )
+    if path.isdecimal() and any(text.endswith("latest") for text in versions):
+        raise UsageError(f"got --versions latest and a path '{path}'; write --versions 'latest {path}', in quotes")
 
 
 def _of_model(text: str, models: Sequence[str] | dict[str, str], option: str, example: str) -> tuple[str, str]:

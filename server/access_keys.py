@@ -17,7 +17,7 @@ import hashlib
 import hmac
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -31,6 +31,7 @@ from kvtools.server.request import RequestError
 VARIABLE = "KVTOOLS_SERVE_API_KEY"
 _FIELDS = {"name", "key", "sha256", "tables", "models", "admin"}
 _SHORTEST = 16
+_NAMES_TOLD = 10
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 
@@ -76,6 +77,18 @@ class AccessKeys:
             if hmac.compare_digest(key.digest, digest):
                 found = key
         return found
+
+    def unmatched(self, tables: Collection[str], models: Collection[str]) -> list[str]:
+        """Return a sentence for each name or pattern of a key that none of `tables`, or of `models`, has."""
+        said = []
+        for key in self._keys:
+            for what, patterns, names in (("table", key.tables, tables), ("model", key.models, models)):
+                for pattern in patterns or ():
+                    if not any(_opens((pattern,), name) for name in names):
+                        there = ", ".join(f"'{name}'" for name in sorted(names)[:_NAMES_TOLD]) or "none"
+                        unknown = f"{what} '{pattern[:200]}', which is not served"
+                        said.append(f"key '{key.name}' is for {unknown}; there is {there}")
+        return said
 
     def authorize(
         self, headers: Mapping[str, str], tables: Iterable[str] = (), *, model: str | None = None, admin: bool = False

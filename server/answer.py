@@ -228,7 +228,7 @@ def _look_up(stored: StoredTable, lookup: TableKeys, how: str) -> TableRows:
         if missing and how == "error":
             raise _missing_keys(lookup.table, keys[~found])
         return TableRows(pooled, None, missing)
-    with lookup_errors():
+    with lookup_errors(stored):
         pooled, missing = stored.table.pool(
             np.ascontiguousarray(keys),
             np.ascontiguousarray(lookup.row_splits),

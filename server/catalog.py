@@ -293,6 +293,9 @@ class Catalog:
                 errors = [status for status in model.statuses if status.error_message]
                 because = f": version {errors[-1].number}: {errors[-1].error_message}" if errors else " yet"
                 return f"model '{model.name}' has no version that can be served{because}"
+            if not model.versions[-1].store.intact:
+                number = model.versions[-1].number
+                return f"model '{model.name}': the file of version {number} was cut or written over; it is loaded anew"
         return ""
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -156,7 +157,8 @@ class GrpcServer:
         except RuntimeError:
             port = 0
         if port == 0:
-            raise BadInputError(f"listening on {address} for gRPC: the address cannot be had; name another --grpc-port")
+            why = _why_not(settings.host, settings.grpc_port or 0)
+            raise BadInputError(f"listening on {address} for gRPC: {why}; name another --grpc-port")
 
         await health.tell(self._catalog.ready)
         await server.start()
@@ -215,6 +217,15 @@ class GrpcServer:
         versions = [version for name in self._catalog.names() for version in self._catalog.versions(name)]
         widest = [numbers_at_once(version) for version in versions]
         return all(widest) and len(data) * max(widest, default=1) <= _SMALL
+
+
+def _why_not(host: str, port: int) -> str:
+    """Return why an address cannot be listened on, which gRPC does not tell."""
+    try:
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+            return "the address cannot be had"
+    except OSError as error:
+        return error.strerror or str(error)
 
 
 def _headers(context: Any) -> dict[str, str]:

@@ -18,7 +18,6 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse
 from pydantic import BaseModel, Field
 
-from kvtools._snapshot import Table
 from kvtools.server.lookups import Lookups
 from kvtools.server.request import RequestError, parse_key, table_keys
 from kvtools.server.request_body import model_schema, read_model
@@ -129,7 +128,7 @@ def find_nearest(stored: StoredTable, key: str, metric: str, count: int) -> dict
     have no order. Raises `RequestError`: there is no row of this key.
     """
     asked = table_keys(parse_key(key, stored.schema.key_dtype), stored.schema.key_dtype, stored.key_limits)
-    with lookup_errors():
+    with lookup_errors(stored):
         place = int(stored.table.find(asked)[0])
         if place < 0:
             raise RequestError(404, "missing_keys", f"table '{stored.schema.name}' has no row for key {key}")
@@ -138,7 +137,7 @@ def find_nearest(stored: StoredTable, key: str, metric: str, count: int) -> dict
         with np.errstate(all="ignore"):
             wanted = _unit(wanted[None])[0]
     best_scores, best_keys, scanned = np.empty(0, np.float32), np.empty(0, stored.schema.key_dtype), 0
-    for first, keys, rows in _blocks(stored.table, _MOST_NUMBERS):
+    for first, keys, rows in _blocks(stored, _MOST_NUMBERS):
         scanned += len(keys)
         with np.errstate(all="ignore"):
             scores = (_unit(rows) if metric == "cosine" else rows) @ wanted
@@ -161,7 +160,7 @@ def describe_rows(stored: StoredTable, bins: int) -> dict[str, Any]:
     norms: list[npt.NDArray[Any]] = []
     freqs: list[npt.NDArray[Any]] = []
     shown: list[str] = []
-    for first, keys, rows in _blocks(stored.table, _SAMPLED_NUMBERS):
+    for first, keys, rows in _blocks(stored, _SAMPLED_NUMBERS):
         with np.errstate(all="ignore"):
             norms.append(_norms(rows))
         if stored.table.freq_dtype:
@@ -181,15 +180,16 @@ def describe_rows(stored: StoredTable, bins: int) -> dict[str, Any]:
     }
 
 
-def _blocks(table: Table, most: int) -> Iterator[tuple[int, npt.NDArray[Any], Floats]]:
+def _blocks(stored: StoredTable, most: int) -> Iterator[tuple[int, npt.NDArray[Any], Floats]]:
     """Yield first row, keys and rows of blocks: all of them, or of a large table as many as `most` allows, spread."""
+    table = stored.table
     rows, block = table.rows, max(1, _BLOCK_NUMBERS // max(1, table.dim))
     wanted = min(rows, _MOST_ROWS, max(block, most // max(1, table.dim)))
     blocks = -(-wanted // block)
     step = block if wanted == rows else rows // blocks
     for number in range(blocks):
         first = number * step
-        with lookup_errors():
+        with lookup_errors(stored):
             keys, values, _, _ = table.read(first, min(block, rows - first), freqs=False, versions=False)
         yield first, keys, _float32(values)
 

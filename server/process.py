@@ -84,6 +84,7 @@ def run_process(
     tls = tls_context(settings)
     telemetry = Telemetry(catalog, settings)
     versions.load()
+    telemetry.check_keys()
     try:
         server = _Server(catalog, settings, versions, telemetry, tls, on_ready, supervisor)
         server.run(sockets=[listener])

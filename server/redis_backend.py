@@ -32,7 +32,7 @@ from kvtools.dialects.redis_table import RedisTable
 from kvtools.dialects.schema import TableSchema
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError, UnknownTableError
 from kvtools.server.request import RequestError
-from kvtools.server.store import TableStore
+from kvtools.server.store import ServedFile, TableStore
 
 Array = npt.NDArray[Any]
 
@@ -61,6 +61,11 @@ class RedisBackend:
     def look_again(self) -> bool:
         """Read which tables there are; return whether they were written anew."""
         (text,) = self.ask([("GET", self.place.key("meta"))])
+        if text is None and not self.generation:
+            raise BadInputError(
+                f"opening '{self.place.shown}': there is no key '{self.place.key('meta')}', so it has no tables of"
+                " kvtools; name the database and the prefix, as in redis://localhost/0?prefix=ads"
+            )
         if text is None:
             raise self.unavailable("it has no tables any more")
         generation = read_meta(text, "reading tables in Redis")["generation"]
@@ -213,6 +218,7 @@ class RedisStore:
         self.path = Path(self.backend.place.shown) if front is None else front.path
         self.dialect = "redis"
         self.front = front
+        self.file = ServedFile() if front is None else front.file
         self.fingerprint = f"redis:{self.backend.generation}"
         self.tables: dict[str, BackedTable] = {}
         for name, table in self.backend.tables.items():
@@ -247,6 +253,11 @@ class RedisStore:
         """Verify what lookups touch in front before they use it."""
         if self.front is not None:
             self.front.verify_on_use()
+
+    @property
+    def intact(self) -> bool:
+        """Whether the file in front is what was opened."""
+        return self.front is None or self.front.intact
 
     @property
     def identity(self) -> str:

@@ -273,7 +273,7 @@ def answer_lookup(table: RespTable, reader: RespReader, resp3: bool, plain: bool
     try:
         if plain:
             assert table.native is not None
-            with lookup_errors():
+            with lookup_errors(table.stored):
                 return reader.answer(table.native, resp3)
         replies: list[bytes] = []
         every = reader.keys()
@@ -293,9 +293,9 @@ def answer_lookup(table: RespTable, reader: RespReader, resp3: bool, plain: bool
                 missing += absent
             start = stop
         return b"".join(replies), missing
-    except RequestError as problem:  # A backend that does not answer, a file that is damaged.
+    except RequestError as problem:  # A backend that does not answer, a file that is damaged or was cut.
         return refusal(problem) * len(reader.commands()), 0
-    except Exception as problem:  # A file that was cut, for one.
+    except Exception as problem:
         known = isinstance(problem, KvtoolsError)
         _log.error("a lookup of the Redis protocol failed: %s", problem, exc_info=None if known else problem)
         said = error(f"internal: {type(problem).__name__}; the server's log says more")

@@ -332,7 +332,7 @@ def _row_of(table: RespTable, key: np.int64, resp3: bool) -> tuple[bytes, int]:
         return answer_command(table.stored, np.array([key]), True, resp3)
     except RequestError:
         raise
-    except Exception as problem:  # a file that was cut, for one; its path is not for who asks
+    except Exception as problem:  # its message may have a path, which is not for who asks
         _log.error("a lookup of the Redis protocol failed: %s", problem)
         said = f"internal: {type(problem).__name__}; the server's log says more"
         raise RequestError(500, "internal", said) from problem

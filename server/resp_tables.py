@@ -172,7 +172,7 @@ class Tables:
 def answer_command(table: StoredTable, keys: npt.NDArray[np.int64], single: bool, resp3: bool) -> tuple[bytes, int]:
     """Return the reply to a command that asks for `keys` [n] (of uint64: their bits), and how many have no row."""
     if table.table:
-        with lookup_errors():
+        with lookup_errors(table):
             return resp_answer(table.table, keys, single, resp3)
     key_dtype = table.schema.key_dtype
     typed: npt.NDArray[Any] = keys.view(np.uint64) if key_dtype == "uint64" else keys.astype(key_dtype)

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from kvtools.dialects.bundle.wire import WireError, as_bytes, read_fields
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.options import OpenOptions, Progress
 from kvtools.dialects.savedmodel import is_whole_model
@@ -28,11 +29,13 @@ from kvtools.server.protocol_error import HTTP_STATUSES, ProtocolError
 from kvtools.server.protos import DATA_TYPES
 from kvtools.server.settings import Settings
 from kvtools.server.signatures import FROM_TENSORFLOW, Array, TensorSpec
-from kvtools.server.store import TableStore
+from kvtools.server.store import ServedFile, TableStore
 
 _LOG = logging.getLogger("kvtools.serve")
 _MODEL_FILE = "saved_model.pb"
 _TAG = "serve"
+_META_GRAPHS = 2  # of a SavedModel, saved_model.proto
+_SAVER_DEF = 3  # of a MetaGraphDef, meta_graph.proto
 _TYPE_NAMES = {number: name for name, number in DATA_TYPES.items()}
 
 
@@ -108,6 +111,7 @@ class SavedModelStore:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        self.file = ServedFile()
         self.tables: dict[str, Any] = {}
         try:
             self.fingerprint = hashlib.sha256((self.path / _MODEL_FILE).read_bytes()).hexdigest()
@@ -152,6 +156,7 @@ class SavedModelStore:
         return True
 
     verifies_on_use = False
+    intact = True  # what TensorFlow has read is in memory
     identity = ""
 
     def discard(self) -> bool:
@@ -176,6 +181,7 @@ def open_store(
     is_model = (Path(path) / _MODEL_FILE).is_file()
     if not is_model or (not is_whole_model(Path(path)) and _has_tables(path, options)):
         return TableStore(path, options=options, cache=cache, progress=progress)
+    _check_whole(Path(path))
     return SavedModelStore(path)
 
 
@@ -186,6 +192,29 @@ def _has_tables(path: str | os.PathLike[str], options: OpenOptions | None) -> bo
         raise
     except BadInputError:
         return False  # variables of no dialect, or none at all
+
+
+def _check_whole(folder: Path) -> None:
+    """Raise `BadInputError` for a model whose variables are not all there: TensorFlow is not started to find out."""
+    variables = folder / "variables"
+    missing = ""
+    if (variables / "variables.index").is_file():
+        parts = sorted(variables.glob("variables.data-*-of-*"))
+        if not parts or parts[0].name.rpartition("-")[2] != f"{len(parts):05d}":
+            missing = "variables.data"
+    elif _has_variables(folder / _MODEL_FILE):
+        missing = "variables.index"
+    if missing:
+        raise BadInputError(f"serving '{folder}': it has no 'variables/{missing}', or not all; copy it as a whole")
+
+
+def _has_variables(file: Path) -> bool:
+    """Tell whether a SavedModel has a saver, which restores variables."""
+    try:
+        graphs = [as_bytes(value) for number, value in read_fields(file.read_bytes()) if number == _META_GRAPHS]
+        return any(number == _SAVER_DEF for graph in graphs for number, _ in read_fields(graph))
+    except (OSError, WireError):
+        return False  # which TensorFlow will say in its words
 
 
 def _specs(infos: Any) -> dict[str, TensorSpec] | None:

@@ -38,7 +38,7 @@ class Settings:
     backend: str | None = None  # the URL of a Redis that has the rows which the path has not; or all, if it is the path
     backend_down: Literal["error", "missing"] = "error"  # what keys give that only a Redis could have that is down
     workers: int = 1  # processes; with more than one, every port is listened on with SO_REUSEPORT
-    poll: float | None = None  # how often folders of versions are looked at; None: at SIGHUP only
+    poll: float | None = None  # how often folders of versions are looked at; None: at SIGHUP, and when a file was cut
     wait: bool = False  # begin without a version, and wait for the first; otherwise it is an error that there is none
     cache: Path | None = None  # where snapshots are kept that are made of anything else; None: the user's cache
     verify: bool = True  # look at all checksums of a version: before a swap, and soon after the start

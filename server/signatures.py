@@ -132,7 +132,7 @@ class TableSignature:
     @cached_property
     def dtype(self) -> np.dtype[Any]:
         """The type of the answer."""
-        values, _ = self.table.lookup(np.empty(0, self.table.schema.key_dtype))
+        values, _ = self._look_up(np.empty(0, self.table.schema.key_dtype))
         return values.dtype if values.dtype.itemsize >= 4 else np.dtype(np.float32)
 
     def takes(self, name: str, dtype: np.dtype[Any]) -> bool:
@@ -153,10 +153,7 @@ class TableSignature:
                 narrow = flat.astype(key_dtype)
                 outside = narrow != flat
                 flat = narrow
-        try:
-            values, found = self.table.lookup(flat)
-        except RequestError as error:  # rows that lie elsewhere, which is not there
-            raise of_request(error) from None
+        values, found = self._look_up(flat)
         if outside is not None and outside.any():
             values, found = values.copy(), found & ~outside
             values[outside] = 0
@@ -172,6 +169,12 @@ class TableSignature:
                 rows = values.astype(np.float32) if values.dtype.itemsize < 4 else values
                 answer[name] = rows.reshape(*ids.shape, dim)
         return answer
+
+    def _look_up(self, keys: Array) -> tuple[Array, Array]:
+        try:
+            return self.table.lookup(keys)
+        except RequestError as error:  # rows that lie elsewhere, which is not there; a file that was cut
+            raise of_request(error) from None
 
     def _without_missing(self, values: Array, found: Array, ids: Array, settings: Settings) -> Array:
         name = self.table.schema.name

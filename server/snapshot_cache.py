@@ -79,7 +79,7 @@ def snapshot_of(
             return _write(checkpoint, tables, path, progress, stays=False)
         finally:
             path.unlink(missing_ok=True)
-    source = _digest(checkpoint.path.absolute(), opened, names)
+    source = _digest(Path(os.path.normpath(checkpoint.path.absolute())), opened, names)
     with _lock(folder / f"{source}.lock"):
         files = _state_of(checkpoint.path)
         path = folder / f"{source}-{_digest(files, __version__, _CONTENTS)}{SUFFIX}"
@@ -213,12 +213,14 @@ def _state_of(path: Path) -> list[tuple[str, int, int, int, int]]:
 
 def _look(path: Path) -> list[tuple[str, int, int, int, int]]:
     state = []
+    base = path if path.is_dir() else path.parent  # names are told from here: `path` may be spelled in many ways
     for file in _files_of(path):
         try:
             status = file.stat()
         except OSError as error:
             raise BadInputError(f"reading '{file}': {error.strerror or error}") from error
-        state.append((str(file), status.st_size, status.st_ctime_ns, status.st_mtime_ns, status.st_ino))
+        name = str(file.relative_to(base))
+        state.append((name, status.st_size, status.st_ctime_ns, status.st_mtime_ns, status.st_ino))
     return state
 
 

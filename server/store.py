@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,16 +28,52 @@ from kvtools.server.request import RequestError
 from kvtools.server.snapshot_cache import snapshot_of
 from kvtools.snapshot import Snapshot, file_errors
 
+_LOG = logging.getLogger("kvtools.serve")
+_TELLS_EVERY = 1.0  # s
+
+
+class ServedFile:
+    """What lookups find out about the file that is served: that it was cut or written over. Any thread.
+
+    The first one is told in the log. `on_change` is called then, and at most once a second from then on: whoever loads
+    versions looks what lies there now.
+    """
+
+    def __init__(self) -> None:
+        self.on_change: Callable[[], None] = lambda: None
+        self._told: float | None = None
+        self._telling = threading.Lock()
+
+    def changed(self, error: BadInputError) -> RequestError:
+        """Note that a lookup has met `error`; returns what to answer."""
+        now = time.monotonic()
+        with self._telling:
+            first = self._told is None
+            tell = self._told is None or now - self._told >= _TELLS_EVERY
+            if tell:
+                self._told = now
+        if first:
+            _LOG.error("%s; lookups of it are answered with 503, and it is looked for anew", one_line(str(error)))
+        if tell:
+            self.on_change()
+        return RequestError(
+            503,
+            "file_changed",
+            "the file of this table was cut or written over while it was served; it is loaded anew, try again",
+            {"Retry-After": "1"},
+        )
+
 
 class StoredTable:
     """One table, ready for lookups from any number of threads. Immutable.
 
     `schema` says what the source has; `table` is the compiled table of the snapshot, `duplicates` how many rows of the
-    source are hidden by a later row of the same key, `key_limits` what a key may be.
+    source are hidden by a later row of the same key, `key_limits` what a key may be, `file` hears of lookups that fail.
     """
 
-    def __init__(self, table: Table, schema: TableSchema) -> None:
+    def __init__(self, table: Table, schema: TableSchema, file: ServedFile) -> None:
         self.table = table
+        self.file = file
         self.schema = schema
         self.duplicates = table.duplicates
         self.key_limits = np.iinfo(schema.key_dtype)
@@ -47,10 +85,9 @@ class StoredTable:
         no row, and whether each key was found, bool [n].
 
         Raises:
-            BadInputError: the snapshot was cut or written over in place.
-            RequestError: it is damaged where these keys or rows lie.
+            RequestError: the snapshot was cut or written over in place, or is damaged where these keys or rows lie.
         """
-        with lookup_errors():
+        with lookup_errors(self):
             return self.table.lookup(np.ascontiguousarray(keys))
 
 
@@ -112,10 +149,11 @@ class TableStore:
         self.dialect = checkpoint.dialect
         self.fingerprint = snapshot.fingerprint
         self.snapshot = snapshot
+        self.file = ServedFile()
         self.tables: dict[str, StoredTable] = {}
         for reader in readers:
             name = reader.schema.name
-            self.tables[name] = StoredTable(snapshot.table(name).native, reader.schema)
+            self.tables[name] = StoredTable(snapshot.table(name).native, reader.schema, self.file)
             if progress:
                 progress(name, reader.schema.rows, reader.schema.rows)
 
@@ -125,6 +163,17 @@ class TableStore:
             return self.tables[name]
         except KeyError:
             raise UnknownTableError(f"there is no table '{name}'; GET /v1/tables lists the tables") from None
+
+    @property
+    def intact(self) -> bool:
+        """Whether the file is what was opened: lookups of one that was cut or written over are errors."""
+        try:
+            with file_errors():
+                self.snapshot.native.check_unchanged()
+        except BadInputError as error:
+            self.file.changed(error)
+            return False
+        return True
 
     @property
     def warm(self) -> bool:
@@ -181,16 +230,19 @@ class TableStore:
 
 
 @contextlib.contextmanager
-def lookup_errors() -> Iterator[None]:
-    """Raise what the compiled module says of a file as `BadInputError`; where it is damaged, as a `RequestError`: 503.
+def lookup_errors(stored: StoredTable) -> Iterator[None]:
+    """Raise what the compiled module says of the file of a table as a `RequestError`: 503.
 
-    The server lets go of a version whose damage was met, and another one, or another server, has these rows.
+    The server lets go of a version whose damage was met, and another one, or another server, has these rows. Where the
+    file was cut or written over, it looks what lies there now.
     """
     try:
         with file_errors():
             yield
     except CorruptFileError as error:
         raise RequestError(503, "damaged", without_folders(one_line(str(error))), {"Retry-After": "1"}) from error
+    except BadInputError as error:
+        raise stored.file.changed(error) from error
 
 
 def _some(checkpoint: Checkpoint, tables: int) -> None:

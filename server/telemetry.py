@@ -14,6 +14,7 @@ from kvtools.server.catalog import Catalog
 from kvtools.server.metrics import Metrics
 from kvtools.server.observer import Answered, Inferences, Observer
 from kvtools.server.settings import Settings
+from kvtools.server.sources import SharedSources
 
 log = logging.getLogger("kvtools.serve")
 
@@ -90,6 +91,19 @@ class Telemetry(Observer):
             return
         self._keys = keys
         self._catalog.renew()
+        self.check_keys()
+
+    def check_keys(self) -> None:
+        """Say in the log which keys are for tables or models that are not served, such as misspelled ones."""
+        names = self._catalog.names()
+        versions = [version for name in names for version in self._catalog.versions(name)]
+        waiting = len({version.model for version in versions}) < len(names)
+        if self._keys is None or waiting:  # whose tables are not known yet
+            return
+        shared = self._settings.shared
+        for line in self._keys.unmatched({table for version in versions for table in version.store.tables}, names):
+            if shared is None or SharedSources(shared).says_first(line):
+                log.warning("%s", line)
 
     def close(self) -> None:
         """Write what is not written yet."""

@@ -1,11 +1,13 @@
 """Which versions of a model lie where it is served from, and whether anything about their files has changed.
 
 A folder of versions has entries that are numbers: folders (`1/`, `20260101/`) or snapshots (`7.kvsnap`). What is no
-such folder is one version by itself.
+such folder is one version by itself. What looks like a version and is none is told: an empty folder, a file without an
+ending, a snapshot whose name is no number. Names that end otherwise (`8.kvsnap.tmp`) are somebody's work in progress.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ _NUMBERED = re.compile(r"(\d{1,18})(\.kvsnap|\.snapshot)?")
 _OTHER_FILES = re.compile(r"(\d{1,18})\.(npz|h5|hdf5|parquet|arrow|safetensors)")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.I)
 _SNAPSHOTS = (".kvsnap", ".snapshot")
+_MAKE_SNAPSHOT = "make a snapshot of it, `kvtools migrate --to snapshot`"
 
 Stamp = tuple[tuple[str, int, int, int], ...]
 """Each file of a version: name, inode, size, time of its last change in ns. Equal stamps: nothing was written."""
@@ -59,23 +62,39 @@ def versions_in(folder: str) -> list[FoundVersion]:
             if number is not None:
                 by_number.setdefault(number, []).append(entry.name)
             elif other := _OTHER_FILES.fullmatch(entry.name):
-                others[int(other[1])] = entry.name
-    found = [
-        FoundVersion(
-            number, "", (), 0, f"{name!r} is no version: make a snapshot of it, `kvtools migrate --to snapshot`"
-        )
-        for number, name in others.items()
-        if number not in by_number
-    ]
+                others[int(other[1])] = f"{entry.name!r} is no version: {_MAKE_SNAPSHOT}"
+            elif entry.name.isdecimal() and _NUMBERED.fullmatch(entry.name) and entry.is_file():
+                others[int(entry.name)] = f"{entry.name!r} is no version: a snapshot is called {entry.name}.kvsnap"
+    found = [FoundVersion(number, "", (), 0, problem) for number, problem in others.items() if number not in by_number]
     for number, names in sorted(by_number.items()):
         if len(names) > 1:
             shown = " and ".join(repr(name) for name in sorted(names))
             found.append(FoundVersion(number, "", (), 0, f"{shown} are the same version; remove one"))
         else:
-            stamp, changed = _stamp(Path(folder, names[0]))
-            if stamp:  # empty, or gone again by now
-                found.append(FoundVersion(number, str(Path(folder) / names[0]), stamp, changed))
+            path = Path(folder, names[0])
+            stamp, changed = _stamp(path)
+            if stamp:
+                found.append(FoundVersion(number, str(path), stamp, changed))
+            elif not path.is_symlink():  # of which the target may be gone for a moment
+                with contextlib.suppress(OSError):  # gone again by now
+                    status = path.stat()
+                    empty = (str(path), status.st_ino, 0, status.st_mtime_ns)
+                    problem = f"{names[0]!r} is no version: the folder is empty"
+                    found.append(FoundVersion(number, str(path), (empty,), status.st_mtime, problem))
     return sorted(found, key=lambda version: version.number)
+
+
+def passed_over(folder: str) -> list[str]:
+    """Return the names in a folder that end as those of snapshots and have no number; raises `OSError`."""
+    with os.scandir(folder) as entries:
+        return sorted(
+            entry.name
+            for entry in entries
+            if entry.name.endswith(_SNAPSHOTS)
+            and not entry.name.startswith(".")
+            and not _NUMBERED.fullmatch(entry.name)
+            and not entry.is_symlink()
+        )
 
 
 def single_version(path: str) -> list[FoundVersion]:

@@ -22,6 +22,7 @@ from kvtools.dialects.options import OpenOptions, Progress
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError, UsageError, one_line
 from kvtools.server.catalog import ServedVersion
 from kvtools.server.recent_keys import RecentKeys
+from kvtools.server.request import RequestError
 from kvtools.server.settings import Settings
 from kvtools.server.sources import SharedSources
 from kvtools.server.store import TableStore
@@ -214,6 +215,8 @@ def described(error: Exception) -> tuple[str, str]:
     """Return a name of `google.rpc.Code` and a message for what keeps a version from being served."""
     if isinstance(error, CorruptFileError):
         return "DATA_LOSS", str(error)
+    if isinstance(error, RequestError):  # of a lookup: it was cut or written over since it was opened
+        return "DATA_LOSS", error.message
     if isinstance(error, (BadInputError, UsageError)):
         return "INVALID_ARGUMENT", str(error)
     if isinstance(error, KvtoolsError):

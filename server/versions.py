@@ -15,6 +15,8 @@ thread has verified all of it. If it is damaged, an older one is loaded the same
 A version that cannot be loaded is named in the log and in its status, what was served stays, and it is tried again when
 its files change. A version with a label is served, whatever the policy says. If a folder cannot be read, or has no
 version any more, the last one goes on being served: a share that is gone for a minute shall not end the service.
+A look comes every `poll` seconds, at SIGHUP, and when a lookup finds that the file it reads was cut or written over;
+every second while a model has no version at all.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ from kvtools.server.version_folder import (
     FoundVersion,
     Stamp,
     is_folder_of_versions,
+    passed_over,
     single_version,
     versions_in,
 )
@@ -63,6 +66,7 @@ class _Model:
     source: ModelSource
     served: dict[int, tuple[ServedVersion, Stamp]] = field(default_factory=dict)
     bad: dict[int, tuple[Stamp, str, str]] = field(default_factory=dict)  # stamp, error code, message
+    logged: dict[int, str] = field(default_factory=dict)  # the messages of `bad` with the paths of the host
     seen: dict[int, Stamp] = field(default_factory=dict)  # at the last look
     waiting: dict[int, str] = field(default_factory=dict)  # found and not tried yet: why
     loading: int | None = None
@@ -71,6 +75,7 @@ class _Model:
     unfinished: set[int] = field(default_factory=set)  # served, and not verified or not in memory yet
     recent: dict[str, RecentKeys] = field(default_factory=dict)
     in_folder: bool = False  # its path was seen to be a folder of versions, and stays one when they are gone
+    passed_over: set[str] = field(default_factory=set)  # names in its folder that were told to be no versions
     loads: int = 0
     failures: int = 0
     said: str = ""  # the last trouble with the folder itself
@@ -150,9 +155,9 @@ class Versions:
                 self._say_first(logging.ERROR, _bad_line(model, number, message))
         self._bad_at_start.clear()
         if fails:
-            raise BadInputError(f"serving '{unserved[0].source.path}': {self._why_none(unserved[0])}")
+            raise BadInputError(f"serving '{unserved[0].source.path}': {self._why_none(unserved[0], paths=True)}")
         for model in unserved:
-            line = f"model '{model.source.name}': {self._why_none(model)}; waiting for a version"
+            line = f"model '{model.source.name}': {self._why_none(model, paths=True)}; waiting for a version"
             self._say_first(logging.WARNING, line)
         self._say_same_tables()
 
@@ -245,7 +250,7 @@ class Versions:
             message: Future[dict[str, str]] | str
             try:
                 poll = self._settings.poll
-                if poll is None and self._settings.wait and any(self._unserved()):
+                if poll is None and any(self._unserved()):  # nothing answers: what helps shall be found by itself
                     poll = _SETTLED_WITHOUT_POLL
                 message = self._messages.get(timeout=poll)
             except queue.Empty:
@@ -285,6 +290,7 @@ class Versions:
         for number in source.policy.numbers:
             if number not in by_number:
                 state.bad[number] = ((), "NOT_FOUND", "there is no such version in the model's folder")
+                state.logged.pop(number, None)
         self._say(state, _trouble(state, by_number, chosen))
         state.seen = {version.number: version.stamp for version in found}
         with self._changing:
@@ -297,6 +303,11 @@ class Versions:
         path = state.source.path
         if state.in_folder or is_folder_of_versions(path):
             state.in_folder = True
+            for name in passed_over(path):
+                if name not in state.passed_over:
+                    state.passed_over.add(name)
+                    line = f"model '{state.source.name}': '{name}' in its folder is no version: its name is no number"
+                    self._say_first(logging.WARNING, line)
             return versions_in(path)
         return single_version(path)  # none where the folder is empty: versions will come to it
 
@@ -307,12 +318,15 @@ class Versions:
         bad = state.bad.get(number)
         if bad and bad[0] and bad[0] == found.stamp:
             return served is not None and served[1] != found.stamp
-        if served and served[1] == found.stamp:
+        if served and served[1] == found.stamp and served[0].store.intact:
             return True
+        settled = self._settled(state, found)
+        if found.problem and not settled:  # an empty folder: somebody may be about to fill it
+            state.waiting[number] = "waiting until its files stay as they are"
+            return served is not None
         if found.problem:
             self._mark_bad(state, found, "INVALID_ARGUMENT", found.problem)
             return served is not None
-        settled = self._settled(state, found)
         if not settled and not found.whole_when_there:
             state.waiting[number] = "waiting until its files stay as they are"
             return served is not None
@@ -360,6 +374,7 @@ class Versions:
         # Where nothing sound is served, requests wait for it already.
         waited_for = not self._started or all(state.is_damaged(number) for number in state.served)
         version = self._loader.load(state.source.name, found, state.recent, at_once=waited_for)
+        version.store.file.on_change = self.look_soon
         if waited_for:
             state.unfinished.add(found.number)
         return version
@@ -415,7 +430,8 @@ class Versions:
         # What may be the machine's fault (no memory, no space, no permission) is tried again at the next look.
         before = state.bad.get(found.number)
         stamp = found.stamp if code in _FAULTS_OF_FILES else ()
-        state.bad[found.number] = stamp, code, without_folders(one_line(message))
+        state.bad[found.number] = stamp, code, without_folders(one_line(message), found.path)
+        state.logged[found.number] = one_line(message)
         if before and before[1:] == state.bad[found.number][1:] and before[0] == stamp:
             return  # told before
         state.failures += 1
@@ -487,10 +503,12 @@ class Versions:
     def _unserved(self) -> list[_Model]:
         return [model for model in self._models.values() if not model.served]
 
-    def _why_none(self, state: _Model) -> str:
+    def _why_none(self, state: _Model, *, paths: bool = False) -> str:
+        """Return why no version is served; with `paths` of the host, for who runs the server."""
         if state.bad:
             number = max(state.bad)
-            return f"version {number}: {state.bad[number][2]}"
+            message = state.logged.get(number) if paths else None
+            return f"version {number}: {message or state.bad[number][2]}"
         if state.waiting:
             return f"version {max(state.waiting)} is still being written"
         if state.said:

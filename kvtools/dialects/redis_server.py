@@ -16,6 +16,10 @@ from kvtools.errors import BadInputError, KvtoolsError, MissingDependencyError, 
 from kvtools.url_password import without_password
 
 DEFAULT_PREFIX = "kvtools"
+_FORMS = (
+    "redis://host:port/database (rediss:// for TLS, redis+cluster:// for a cluster), unix:///path/to/socket or"
+    " redis+sentinel://host:port/database?service=NAME"
+)
 SCHEMES = ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster", "redis+sentinel")
 PIPELINE = 512  # commands sent at once where they are small
 _SOCKET_SECONDS = 60
@@ -78,6 +82,8 @@ def place_of(text: str) -> Place:
         parts = urllib.parse.urlsplit(text)
     except ValueError as error:
         raise UsageError(f"{doing} '{without_password(text)}': {error}; expected redis://host:port/database") from error
+    if parts.scheme not in SCHEMES:
+        raise UsageError(f"{doing}: got '{without_password(text)}', expected {_FORMS}")
     scheme, _, kind = parts.scheme.partition("+")
     options = dict(urllib.parse.parse_qsl(parts.query, keep_blank_values=True))
     prefix = options.pop("prefix", DEFAULT_PREFIX)

@@ -95,6 +95,14 @@ def test_the_environment(served: list[Any], monkeypatch: pytest.MonkeyPatch) -> 
         (["a", "--label", "stable"], "expected a label and a number, such as stable=7"),
         (["a", "--label", "stable=new"], "expected a label and a number, such as stable=7"),
         ([], "PATH"),
+        (["a", "--versions", "latest", "3"], "a path '3'; write --versions 'latest 3', in quotes"),
+        (["--versions", "x:latest", "3", "x=a"], "write --versions 'latest 3', in quotes"),
+        (["ads/it=/"], "got the name 'ads/it', expected a letter, then letters, digits"),
+        (["x=a", "--model-name", "y"], "got --model-name y and x=a, which has a name"),
+        (["--backend", "http://[::1]:6379/0"], "got 'http://[::1]:6379/0', expected redis://host:port/database"),
+        (["a", "--backend", "127.0.0.1:6379"], "got '127.0.0.1:6379', expected redis://host:port/database"),
+        (["--backend", "localhost:6379/0"], "expected redis://host:port/database"),
+        (["--backend", "redis://localhost/x"], "got database 'x', expected a number"),
     ],
 )
 def test_usage_errors(served: list[Any], capsys: Any, arguments: list[str], message: str) -> None:

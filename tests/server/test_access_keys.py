@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 from kvtools.errors import BadInputError
 from kvtools.server.access_keys import AccessKeys, read_access_keys
 from kvtools.server.app import create_app
-from kvtools.server.catalog import Catalog, static_catalog
+from kvtools.server.catalog import Catalog, ServedModel, static_catalog
 from kvtools.server.lookups import Lookups
 from kvtools.server.request import RequestError
 from kvtools.server.settings import Settings
@@ -62,6 +62,28 @@ def client(key_file: Path, catalog: Catalog) -> TestClient:
 
 def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
+
+
+def test_a_key_for_what_is_not_served_is_told(tmp_path: Path, catalog: Catalog, caplog: Any) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(
+        f"""
+        [[key]]
+        name = "typo"
+        key = "{ADS}"
+        tables = ["ads/*", "user_embb"]
+        models = ["default", "other"]
+        """
+    )
+    telemetry = Telemetry(catalog, Settings(api_keys=path))
+    telemetry.check_keys()
+    there = ", ".join(f"'{name}'" for name in sorted(catalog.version().store.tables))
+    assert caplog.messages == [
+        f"key 'typo' is for table 'user_embb', which is not served; there is {there}",
+        "key 'typo' is for model 'other', which is not served; there is 'default'",
+    ]
+    Telemetry(Catalog([ServedModel("ctr")]), Settings(api_keys=path)).check_keys()
+    assert len(caplog.messages) == 2, "no version yet: its tables are not known"
 
 
 def test_a_lookup_needs_a_key_that_opens_the_table(client: TestClient) -> None:

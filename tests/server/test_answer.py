@@ -318,7 +318,8 @@ def test_a_snapshot_that_was_cut_is_an_error_with_no_path(version: ServedVersion
     with path.open("r+b") as file:
         file.truncate(4096)
     done = lookups.answer(ask, b'{"keys": [0]}')
-    assert done.status == 500 and done.body is not None and b"cut.kvsnap" not in done.body
+    assert done.status == 503 and done.code == "file_changed"
+    assert done.body is not None and b"cut.kvsnap" not in done.body
 
 
 def test_the_reader_in_python_is_the_one_that_explains() -> None:

@@ -441,7 +441,7 @@ def test_health_follows_the_catalog(sample_path: Path) -> None:
 
 
 def test_a_port_that_is_taken_is_named(server: GrpcServer, catalog: Catalog) -> None:
-    with pytest.raises(BadInputError, match=f"127.0.0.1:{server.port} for gRPC"):
+    with pytest.raises(BadInputError, match=f"127.0.0.1:{server.port} for gRPC: Address already in use"):
         start(catalog, Settings(grpc_port=server.port))
 
 

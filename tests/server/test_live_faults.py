@@ -221,38 +221,60 @@ def test_a_second_signal(serve: Callable[..., Any], tmp_path: Path, workers: int
 
 
 def test_a_served_file_that_is_cut_gives_errors_and_never_wrong_rows(serve: Callable[..., Any], tmp_path: Path) -> None:
-    grpc = pytest.importorskip("grpc")
-    pytest.importorskip("grpc_health")
-    from kvtools.server.protos import message
-
     write_snapshot(tmp_path / "m", 1)
     served = write_snapshot(tmp_path / "m", 2)
-    server = serve(
-        tmp_path / "m", "--versions", "all", "--grpc-port", "0", "--resp-port", "0", "--json"
-    )  # no --poll: nobody looks until it is told to
-    told = json.loads(server.line)
+    server = serve(tmp_path / "m", "--versions", "all")  # no --poll: the first lookup that notices has it look
     client = Client(server.port)
     client.start()
     until(client.answered(), "answers")
     with served.open("r+b") as file:
         file.truncate(4096)
     until(lambda: any(status != 200 for status in client.statuses) or bool(client.wrong), "an error")
+    until(lambda: get(server.port, "/v1/tables")[1].get("version") == 1, "the version before takes its place")
+    until(client.answered(), "answers")
+    client.going = False
+    client.join()
+    assert not client.wrong and not client.breaks and client.statuses.keys() == {200, 503}
+    assert server.process.poll() is None and "Traceback" not in server.stderr()
+
+
+def test_the_only_file_is_cut_and_written_again(serve: Callable[..., Any], tmp_path: Path) -> None:
+    """No --poll and no SIGHUP: every protocol says that it is unavailable, and answers again by itself."""
+    grpc = pytest.importorskip("grpc")
+    pytest.importorskip("grpc_health")
+    from kvtools.server.protos import message
+
+    served = write_snapshot(tmp_path, 2)
+    server = serve(served, "--grpc-port", "0", "--resp-port", "0", "--json")
+    told = json.loads(server.line)
+    client = Client(server.port)
+    client.start()
+    until(client.answered(), "answers")
+    with served.open("r+b") as file:
+        file.truncate(4096)
+    until(lambda: get(server.port, "/readyz")[0] == 503, "it is not ready")
+    until(lambda: client.statuses.get(503, 0) > 0 or bool(client.wrong), "an error")
     asked = message("tensorflow.serving.PredictRequest")(
         model_spec={"name": "default", "signature_name": "emb"},
         inputs={"ids": {"dtype": 9, "tensor_shape": {"dim": [{"size": 1}]}, "int64_val": [150]}},
     ).SerializeToString()
     with grpc.insecure_channel(f"127.0.0.1:{told['grpc_port']}") as channel, pytest.raises(grpc.RpcError) as caught:
         channel.unary_unary(PREDICT)(asked, timeout=60)
-    assert caught.value.code().name in ("INTERNAL", "UNAVAILABLE") and str(tmp_path) not in caught.value.details()
+    assert caught.value.code().name in ("UNAVAILABLE", "NOT_FOUND") and str(tmp_path) not in caught.value.details()
     with socket.create_connection(("127.0.0.1", told["resp_port"]), timeout=60) as redis:
         redis.sendall(b"GET emb:150\r\n")
         assert redis.recv(1000).startswith(b"-ERR")
-    server.process.send_signal(signal.SIGHUP)
-    until(lambda: get(server.port, "/v1/tables")[1].get("version") == 1, "the version before takes its place")
-    until(client.answered(), "answers")
+    until(
+        lambda: get(server.port, "/readyz")[1]["error"]["message"].startswith("model 'default' has no version"), "cut"
+    )
+    write_snapshot(tmp_path, 2, says=7)
+    until(lambda: get(server.port, "/readyz")[0] == 200, "it is loaded anew")
+    before = client.statuses[200]
+    until(lambda: client.statuses[200] > before or bool(client.wrong), "answers")
     client.going = False
     client.join()
-    assert not client.wrong and not client.breaks and client.statuses.keys() <= {200, 500, 503}
+    assert not client.wrong and not client.breaks and client.statuses.keys() == {200, 503}
+    assert server.stderr().count("was cut or written over since it was opened") <= 2, "not one line for each request"
     assert server.process.poll() is None and "Traceback" not in server.stderr()
 
 

@@ -262,7 +262,7 @@ def test_what_keeps_it_from_starting_is_told_once(workers: str, tmp_path: Path) 
     damaged.write_bytes(content)
     for path, says in (
         ("m", "serving 'm': there is no version in this folder"),
-        ("d", "serving 'd': version 7: verifying '7.kvsnap': table 'emb', its rows from byte 0 on"),
+        ("d", "serving 'd': version 7: verifying 'd/7.kvsnap': table 'emb', its rows from byte 0 on"),
     ):
         command = [sys.executable, "-m", "kvtools.cli.main", "serve", path, "--workers", workers, "--port", "0"]
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)

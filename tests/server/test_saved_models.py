@@ -204,6 +204,51 @@ def test_a_model_that_tensorflow_cannot_load(tmp_path: Path, folder: Path) -> No
         open_store(tmp_path)
 
 
+def test_what_tensorflow_cannot_load_is_told_without_paths(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvtools.server.versions._SETTLED_WITHOUT_POLL", 0.0)  # the files here are whole
+    shutil.copytree(folder, tmp_path / "sm" / "3")
+    catalog = Catalog()
+    versions = Versions(catalog, [ModelSource("sm", str(tmp_path / "sm"))], Settings())
+    versions.load()
+    shutil.copytree(folder, tmp_path / "sm" / "5")
+    (tmp_path / "sm" / "5" / "saved_model.pb").write_bytes(b"\xff\xff not a model")
+    versions.look()
+    (status,) = [status for status in catalog.status("sm") if status.number == 5]
+    assert status.error_code == "INVALID_ARGUMENT" and "with TensorFlow" in status.error_message
+    assert str(tmp_path) not in status.error_message and "sm/5" not in status.error_message
+
+
+@pytest.mark.parametrize(
+    ("left_out", "missing"),
+    [
+        (["variables"], "variables.index"),
+        (["variables.index"], "variables.index"),
+        (["variables.data-00000-of-00001"], "variables.data"),
+        (["variables", "fingerprint.pb", "assets"], "variables.index"),
+    ],
+)
+def test_a_model_that_is_half_copied_does_not_start_tensorflow(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, left_out: list[str], missing: str
+) -> None:
+    half = shutil.copytree(folder, tmp_path / "4", ignore=shutil.ignore_patterns(*left_out))
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    with pytest.raises(BadInputError, match=f"it has no 'variables/{missing}'"):
+        open_store(half)
+
+
+def test_a_model_without_variables_needs_none(tf: Any, tmp_path: Path) -> None:
+    tf1 = tf.compat.v1
+    with tf.Graph().as_default(), tf1.Session() as session:
+        x = tf1.placeholder(tf.float32, [None], name="x")
+        tf1.saved_model.simple_save(session, str(tmp_path / "frozen"), {"x": x}, {"y": x + 1.0})
+    assert not (tmp_path / "frozen" / "variables" / "variables.index").exists()
+    store = open_store(tmp_path / "frozen")
+    answer = store.signatures["serving_default"].run({"x": np.float32([1, 2])}, ["y"], Settings())
+    assert answer["y"].tolist() == [2, 3]
+
+
 def test_an_error_of_an_operation_has_its_code(catalog: Catalog) -> None:
     store: Any = catalog.version().store
     inputs = {"a": np.zeros(5, store.signatures["half"].inputs["a"].dtype), "negative": np.array(True)}

@@ -15,6 +15,7 @@ from kvtools.array_table import ArrayTable
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, CorruptFileError, OutputError, UnknownTableError
 from kvtools.migrate import write_tables
+from kvtools.server.request import RequestError
 from kvtools.server.store import TableStore
 
 KEYS = np.array([5, -3, 7, 5])
@@ -91,6 +92,19 @@ def test_a_checkpoint_and_a_folder_are_told_by_all_their_files(sample_path: Path
         os.utime(file)
     TableStore(copy, cache=cache)
     assert len(before) == len(snapshots(cache)) == 2 and before != snapshots(cache)
+
+
+def test_a_source_is_the_same_however_its_path_is_spelled(
+    sample_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    shutil.copytree(sample_path if sample_path.is_dir() else sample_path.parent, tmp_path / "sm" / "4")
+    write(tmp_path / "sm" / "a.npz", 1)
+    monkeypatch.chdir(tmp_path)
+    for made, name in enumerate(("sm/4", "sm/a.npz"), 1):
+        for path in (name, f"./{name}", f"{tmp_path}/{name}", f"sm/../{name}", f"../{tmp_path.name}/{name}"):
+            TableStore(path, cache=cache)
+        assert len(snapshots(cache)) == made
 
 
 def test_tables_that_are_named(tmp_path: Path) -> None:
@@ -204,12 +218,16 @@ def test_a_store_is_read_and_verified_in_the_background(tmp_path: Path, monkeypa
     assert asked == [True, True]
 
 
-def test_a_served_snapshot_that_is_written_over_is_an_error(tmp_path: Path) -> None:
+def test_a_served_snapshot_that_is_written_over_is_an_error(tmp_path: Path, caplog: Any) -> None:
     path = write(tmp_path / "a.kvsnap", 1, "snapshot")
     store = TableStore(path)
     path.write_bytes(write(tmp_path / "b.kvsnap", 2, "snapshot").read_bytes())
-    with pytest.raises(BadInputError, match="replace a snapshot by renaming another one to its name"):
-        store.table("emb").lookup(KEYS)
+    for _ in range(3):
+        with pytest.raises(RequestError, match="it is loaded anew") as caught:
+            store.table("emb").lookup(KEYS)
+        assert (caught.value.status, caught.value.code) == (503, "file_changed")
+    (line,) = caplog.messages
+    assert f"'{path}'" in line and "replace a snapshot by renaming another one to its name" in line
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int8", "int32", "int64"])

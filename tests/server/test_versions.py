@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,13 @@ def said(version: Any) -> int:
     values, found = version.store.table("emb").lookup(KEYS)
     assert found.all() and np.array_equal(values - values[0, 0], np.repeat(KEYS[:, None], 4, 1))
     return int(values[0, 0]) // 1000
+
+
+def until(condition: Callable[[], bool]) -> None:
+    last = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < last
+        time.sleep(0.01)
 
 
 def mapped(path: Path) -> bool:
@@ -262,12 +270,14 @@ def test_a_first_version_that_is_damaged_is_never_served(settled: None, tmp_path
     assert watched.look(1) == [1] and len([r for r in caplog.records if r.levelname == "ERROR"]) == 1
     remove(first)
     caplog.clear()
-    with pytest.raises(BadInputError, match=r"serving '.*/m': version 2: verifying '2.kvsnap': table 'emb', its keys"):
+    named = rf"serving '{tmp_path}/m': version 2: verifying '{tmp_path}/m/2.kvsnap': table 'emb', its keys"
+    with pytest.raises(BadInputError, match=named):
         Watched(tmp_path / "m")
     assert not caplog.records, "the error says it"
     watched = Watched(tmp_path / "m", wait=True)
     (line,) = [r.message for r in caplog.records]
-    assert "version 2: verifying '2.kvsnap': table 'emb', its keys" in line and line.endswith("; waiting for a version")
+    assert f"version 2: verifying '{tmp_path}/m/2.kvsnap': table 'emb', its keys" in line
+    assert line.endswith("; waiting for a version") and str(tmp_path) not in watched.catalog.unready()
     assert not watched.catalog.ready and "version 2" in watched.catalog.unready()
 
 
@@ -512,6 +522,36 @@ def test_what_is_not_there_is_told(settled: None, tmp_path: Path, caplog: Any) -
         assert len([r for r in caplog.records if line in r.message]) == 1, line
 
 
+def test_what_looks_like_a_version_and_is_none_is_told(settled: None, tmp_path: Path, caplog: Any) -> None:
+    folder = tmp_path / "m"
+    write_snapshot(folder, 1)
+    shutil.copyfile(folder / "1.kvsnap", folder / "11")
+    for name in ("v8.kvsnap", "10.kvsnap.tmp", ".9.kvsnap", "notes.txt"):
+        shutil.copyfile(folder / "1.kvsnap", folder / name)
+    (folder / "7").mkdir()
+    watched = Watched(folder, "all")
+    assert watched.look() == [1] and said(watched.catalog.version()) == 1
+    assert watched.error(11) == ("INVALID_ARGUMENT", "'11' is no version: a snapshot is called 11.kvsnap")
+    assert watched.error(7) == ("INVALID_ARGUMENT", "'7' is no version: the folder is empty")
+    told = [record.message for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+    assert [line for line in told if "v8.kvsnap" in line] == [
+        "model 'm': 'v8.kvsnap' in its folder is no version: its name is no number"
+    ]
+    assert len(told) == 3, "each once, and what is in progress not at all"
+    write_checkpoint(folder, 7)
+    assert watched.look() == [1, 7] and watched.error(7) == ("OK", "")
+
+
+def test_an_empty_folder_is_waited_for_first(tmp_path: Path, caplog: Any) -> None:
+    write_snapshot(tmp_path / "m", 1)
+    watched = Watched(tmp_path / "m")
+    (tmp_path / "m" / "2").mkdir()
+    assert watched.look(1) == [1]
+    assert watched.error(2) == ("OK", "waiting until its files stay as they are") and not caplog.records
+    assert watched.look(1) == [1]
+    assert watched.error(2)[0] == "INVALID_ARGUMENT", "it has stayed empty for a poll"
+
+
 def test_labels_keep_their_versions_and_move_while_it_runs(settled: None, write_version: Write, tmp_path: Path) -> None:
     for number in (1, 2, 3):
         write_version(tmp_path / "m", number)
@@ -553,10 +593,40 @@ def test_a_snapshot_written_over_in_place_leaves_service(
     served = write_snapshot(tmp_path / "m", 2)
     watched = Watched(tmp_path / "m")
     damage(served)
-    with pytest.raises(BadInputError):
+    with pytest.raises(RequestError, match="it is loaded anew"):
         said(watched.catalog.version())
+    assert "the file of version 2 was cut or written over" in watched.catalog.unready()
     assert watched.look() == [1], "the one before takes its place"
     assert said(watched.catalog.version()) == 1
+
+
+def test_the_lookup_that_finds_a_file_written_over_has_it_loaded_anew(tmp_path: Path, caplog: Any) -> None:
+    served, other = write_snapshot(tmp_path / "m", 1), write_snapshot(tmp_path / "other", 2)
+    catalog = Catalog()
+    versions = Versions(catalog, [ModelSource("m", str(served))], Settings())  # no poll: nobody else looks
+    versions.start()
+    try:
+        until(lambda: catalog.warm)
+        shutil.copyfile(other, served)
+        with pytest.raises(RequestError) as caught:
+            said(catalog.version())
+        assert (caught.value.status, caught.value.headers) == (503, {"Retry-After": "1"})
+        until(lambda: catalog.ready)
+        assert said(catalog.version()) == 2
+    finally:
+        versions.stop()
+    assert caplog.text.count("was cut or written over") == 1
+
+
+def test_a_snapshot_of_the_cache_that_is_cut_is_made_again(settled: None, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "m", 1)
+    watched = Watched(tmp_path / "m")
+    (made,) = (tmp_path / "cache").glob("*.kvsnap")
+    _truncate(made)
+    with pytest.raises(RequestError, match="it is loaded anew"):
+        said(watched.catalog.version())
+    assert watched.look(1) == [1], "though nothing has changed where it was made from"
+    assert said(watched.catalog.version()) == 1 and watched.catalog.ready
 
 
 def test_a_single_model_is_followed_too(settled: None, write_version: Write, tmp_path: Path) -> None:
@@ -612,6 +682,15 @@ def test_no_version_at_the_start(
     write_version(tmp_path / "m", 4)
     assert watched.look() == [4]
     assert watched.catalog.ready
+
+
+def test_a_cache_that_cannot_be_written_is_named_to_who_starts_the_server_alone(settled: None, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "m", 1)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInputError, match=f"making a snapshot in '{tmp_path}/file/cache'"):
+        Watched(tmp_path / "m", cache=tmp_path / "file" / "cache")
+    watched = Watched(tmp_path / "m", cache=tmp_path / "file" / "cache", wait=True)
+    assert "making a snapshot in 'cache'" in watched.catalog.unready()
 
 
 def test_rows_asked_for_lately_are_read_before_the_swap(
@@ -695,7 +774,7 @@ def test_missing_default_gives_what_training_would_have_begun_with(settled: None
 
 def test_missing_default_without_a_default_row_is_an_error_at_the_start(settled: None, tmp_path: Path) -> None:
     write_constant(tmp_path / "m" / "1", "scope/emb", "z", constant=None)
-    with pytest.raises(BadInputError, match=r"--missing default: table 'scope/emb' of '1' .* say --missing zeros or"):
+    with pytest.raises(BadInputError, match=r"default: table 'scope/emb' of '.*/m/1' .* say --missing zeros or"):
         Watched(tmp_path / "m", missing="default")
     assert Watched(tmp_path / "m", missing="error").numbers() == [1]
 
