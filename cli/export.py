@@ -32,7 +32,7 @@ from kvtools.dialects.interface import Checkpoint
 from kvtools.errors import UsageError
 from kvtools.export import TableExport, choose_for_saved_model, export_saved_model
 from kvtools.export_model import choose_for_model, export_model, has_custom_operations
-from kvtools.export_snapshot import choose_for_snapshot, export_snapshot
+from kvtools.export_snapshot import choose_for_snapshot, dtype_notes, export_snapshot
 
 
 def run(
@@ -55,7 +55,7 @@ def run(
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option("--dtype", metavar="T", help="Rows of a snapshot as float32, float16, bfloat16 or int8."),
+        typer.Option("--dtype", metavar="T", help="Rows of a snapshot as float32, float16, bfloat16 or int8; integers stay as they are."),
     ] = None,
     clip_abs: Annotated[
         float | None,
@@ -189,11 +189,14 @@ def _choose_only(
 ) -> None:
     with progress_bar("choosing rows of") as progress:
         choices = choose(checkpoint, progress=progress, **what)
+    notes = [dtype_notes(checkpoint.tables[choice.table].schema, what.get("dtype")) for choice in choices]
     if as_json:
-        record = {"path": str(checkpoint.path), "dry_run": True, "tables": [describe(choice) for choice in choices]}
-        print(json.dumps(record))
+        of_tables = [describe(choice) | {"notes": said} for choice, said in zip(choices, notes, strict=True)]
+        print(json.dumps({"path": str(checkpoint.path), "dry_run": True, "tables": of_tables}))
     else:
         print_choices(choices)
+        told = [(line, choice.table) for choice, said in zip(choices, notes, strict=True) for line in said]
+        print_of_tables("note", told, len(choices))
         print("nothing was written")
 
 
@@ -259,4 +262,5 @@ def _print_exports(output: Path, exports: list[TableExport], variables: Sequence
     for line in variables:
         print(f"left out: {line}")
     print_of_tables("left out", [(line, export.name) for export in exports for line in export.left_out], len(exports))
+    print_of_tables("note", [(line, export.name) for export in exports for line in export.notes], len(exports))
     print(f"wrote {output}")
