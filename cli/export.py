@@ -13,7 +13,16 @@ import typer
 
 from kvtools.check_model import SignatureCheck
 from kvtools.cli.account import print_of_tables
-from kvtools.cli.clip_options import Clipping, describe, print_choices, print_cut, share_missed, warn_unmatched
+from kvtools.cli.clip_options import (
+    Clipping,
+    describe,
+    describe_budget,
+    print_budget,
+    print_choices,
+    print_cut,
+    share_missed,
+    warn_unmatched,
+)
 from kvtools.cli.layout import columns, shown, size
 from kvtools.cli.options import (
     DEFAULT_MEMORY,
@@ -28,6 +37,7 @@ from kvtools.cli.options import (
 )
 from kvtools.cli.progress import progress_bar
 from kvtools.clip import Choice
+from kvtools.clip_policy import BudgetOrder, budget_order
 from kvtools.dialects.interface import Checkpoint
 from kvtools.errors import UsageError
 from kvtools.export import TableExport, choose_for_saved_model, export_saved_model
@@ -138,14 +148,15 @@ def run(
     with progress_bar("exporting") as progress:
         exports = export(checkpoint, output, force=force, progress=progress, **what)
     _warn(exports)
+    order = _order(checkpoint, what, [export.name for export in exports])
     variables = [] if table else _variables_left_out(checkpoint)
     if as_json:
         kind = "snapshot" if savedmodel is None else "savedmodel"
-        record = {"path": str(checkpoint.path), kind: str(output)}
+        record = {"path": str(checkpoint.path), kind: str(output), **describe_budget(order)}
         of_tables = [dataclasses.asdict(export) for export in exports]
         print(json.dumps({**record, "tables": of_tables, "left_out": variables}))
     else:
-        _print_exports(output, exports, variables)
+        _print_exports(output, exports, variables, order)
 
 
 def _export_model(
@@ -164,15 +175,20 @@ def _export_model(
     with progress_bar("exporting") as progress:
         model = export_model(checkpoint, output, force=force, progress=progress, check=check, **what)
     _warn(model.tables)
+    order = _order(checkpoint, what, [export.name for export in model.tables])
     if as_json:
         of_tables = [dataclasses.asdict(export) for export in model.tables]
-        record = {"path": str(checkpoint.path), "savedmodel": str(output), "whole_model": True}
+        record = {"path": str(checkpoint.path), "savedmodel": str(output), "whole_model": True, **describe_budget(order)}
         checks = [dataclasses.asdict(one) for one in model.checks]
         print(json.dumps({**record, "tables": of_tables, "left_out": model.left_out, "checks": checks}))
     else:
         for one in model.checks:
             print(f"checked: {one.signature}: {_told(one)}")
-        _print_exports(output, model.tables, model.left_out)
+        _print_exports(output, model.tables, model.left_out, order)
+
+
+def _order(checkpoint: Checkpoint, what: Mapping[str, Any], tables: Sequence[str]) -> BudgetOrder | None:
+    return budget_order(what["policy"], [checkpoint.tables[name].schema for name in tables])
 
 
 def _told(check: SignatureCheck) -> str:
@@ -189,12 +205,15 @@ def _choose_only(
 ) -> None:
     with progress_bar("choosing rows of") as progress:
         choices = choose(checkpoint, progress=progress, **what)
+    order = _order(checkpoint, what, [choice.table for choice in choices])
     notes = [dtype_notes(checkpoint.tables[choice.table].schema, what.get("dtype")) for choice in choices]
     if as_json:
         of_tables = [describe(choice) | {"notes": said} for choice, said in zip(choices, notes, strict=True)]
-        print(json.dumps({"path": str(checkpoint.path), "dry_run": True, "tables": of_tables}))
+        record = {"path": str(checkpoint.path), "dry_run": True, **describe_budget(order)}
+        print(json.dumps({**record, "tables": of_tables}))
     else:
         print_choices(choices)
+        print_budget(order)
         told = [(line, choice.table) for choice, said in zip(choices, notes, strict=True) for line in said]
         print_of_tables("note", told, len(choices))
         print("nothing was written")
@@ -228,7 +247,9 @@ def _variables_left_out(checkpoint: Checkpoint) -> list[str]:
     return [f"{len(checkpoint.variables)} dense variables, {size} bytes: only tables are exported"]
 
 
-def _print_exports(output: Path, exports: list[TableExport], variables: Sequence[str]) -> None:
+def _print_exports(
+    output: Path, exports: list[TableExport], variables: Sequence[str], order: BudgetOrder | None
+) -> None:
     counted = any(export.lookups for export in exports)
     signed = any(export.signature for export in exports)
     print(
@@ -259,6 +280,7 @@ def _print_exports(output: Path, exports: list[TableExport], variables: Sequence
     )
     for export in exports:
         print_cut(export.name, export.failed)
+    print_budget(order)
     for line in variables:
         print(f"left out: {line}")
     print_of_tables("left out", [(line, export.name) for export in exports for line in export.left_out], len(exports))

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvtools.array_table import ArrayTable
 from kvtools.cli.main import main
 from kvtools.dialects.detect import open_checkpoint
+from kvtools.migrate import write_tables
 
 pytestmark = pytest.mark.usefixtures("tf")
 Capture = pytest.CaptureFixture[str]
@@ -170,3 +172,41 @@ def test_rows_of_zeros_are_left_out_unless_asked_for(
         assert ("cut: emb: 2 fail zeros" in capsys.readouterr().out) == (rows == 18)
         kept = {int(key) for key in open_checkpoint(out).table("emb").all_keys()}
         assert kept == {int(key) for at, key in enumerate(sample.keys) if rows == 20 or at not in (3, 7)}
+
+
+def save_tables(path: Path, **freqs: list[int] | None) -> Path:
+    """A snapshot of a table by each name, with these frequencies or none."""
+    keys, values = np.array([1, 2, 3]), np.float32([[1, 2], [3, 4], [5, 6]])
+    tables = [ArrayTable(name, keys, values, freqs=None if of is None else np.array(of)) for name, of in freqs.items()]
+    write_tables(tables, path, "snapshot")
+    return path
+
+
+@pytest.mark.parametrize("command", ["clip", "export --snapshot", "export --savedmodel"])
+@pytest.mark.parametrize("dry_run", [[], ["--dry-run"]], ids=["real", "dry run"])
+def test_a_budget_says_by_what_it_compares(
+    tmp_path: Path, capsys: Capture, command: str, dry_run: list[str]
+) -> None:
+    mixed = str(save_tables(tmp_path / "mixed.kvsnap", user=[3, 1, 2], bias=None, city=None))
+    counted = str(save_tables(tmp_path / "counted.kvsnap", user=[3, 1, 2]))
+    name, *kind = command.split()
+    out = tmp_path / "out.kvsnap"
+
+    def asked(source: str, *more: str) -> str:
+        target = [*kind, str(out), source] if kind else [source, str(out)]
+        assert main([name, *target, "--budget", "60B", *dry_run, "--force", *more]) == 0
+        return capsys.readouterr().out
+
+    without = "as there are no frequencies in bias, city; --by and --table choose otherwise"
+    assert f"budget: rows were compared by l2, {without}\n" in asked(mixed)
+    assert "budget: rows were compared by freq, per byte\n" in asked(counted)
+    assert "budget: rows were compared by freq, per byte\n" in asked(mixed, "--table", "user", *(["--dry-run"] * (not kind)))
+    assert "budget: rows were compared by abs\n" in asked(mixed, "--by", "abs")
+    told = json.loads(asked(mixed, "--json"))
+    assert told["budget"] == {"bytes": 60, "by": "l2", "without_frequencies": ["bias", "city"]}
+
+
+def test_many_tables_without_frequencies_are_counted(tmp_path: Path, capsys: Capture) -> None:
+    source = save_tables(tmp_path / "a.kvsnap", user=[1, 2, 3], **{f"t{number}": None for number in range(8)})
+    assert main(["clip", str(source), "--budget", "9B", "--dry-run"]) == 0
+    assert "no frequencies in t0, t1, t2, t3, t4, 3 more; --by" in capsys.readouterr().out
