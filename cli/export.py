@@ -42,7 +42,7 @@ from kvtools.dialects.interface import Checkpoint
 from kvtools.errors import UsageError
 from kvtools.export import TableExport, choose_for_saved_model, export_saved_model
 from kvtools.export_model import choose_for_model, export_model, has_custom_operations
-from kvtools.export_snapshot import choose_for_snapshot, dtype_notes, export_snapshot
+from kvtools.export_snapshot import choose_for_snapshot, dtype_notes, export_snapshot, missing_is_zeros
 
 
 def run(
@@ -148,6 +148,7 @@ def run(
     with progress_bar("exporting") as progress:
         exports = export(checkpoint, output, force=force, progress=progress, **what)
     _warn(exports)
+    _warn_of_cuts(checkpoint, {export.name: (export.rows, export.cut) for export in exports}, savedmodel is None)
     order = _order(checkpoint, what, [export.name for export in exports])
     variables = [] if table else _variables_left_out(checkpoint)
     if as_json:
@@ -175,6 +176,7 @@ def _export_model(
     with progress_bar("exporting") as progress:
         model = export_model(checkpoint, output, force=force, progress=progress, check=check, **what)
     _warn(model.tables)
+    _warn_of_cuts(checkpoint, {export.name: (export.rows, export.cut) for export in model.tables}, False)
     order = _order(checkpoint, what, [export.name for export in model.tables])
     if as_json:
         of_tables = [dataclasses.asdict(export) for export in model.tables]
@@ -205,7 +207,9 @@ def _choose_only(
 ) -> None:
     with progress_bar("choosing rows of") as progress:
         choices = choose(checkpoint, progress=progress, **what)
-    order = _order(checkpoint, what, [choice.table for choice in choices])
+    rows = {choice.table: (choice.kept, choice.cut) for choice in choices}
+    _warn_of_cuts(checkpoint, rows, choose is choose_for_snapshot)
+    order = _order(checkpoint, what, [*rows])
     notes = [dtype_notes(checkpoint.tables[choice.table].schema, what.get("dtype")) for choice in choices]
     if as_json:
         of_tables = [describe(choice) | {"notes": said} for choice, said in zip(choices, notes, strict=True)]
@@ -226,16 +230,27 @@ def _warn(exports: Sequence[TableExport]) -> None:
                 f"kvtools: warning: table '{export.name}': {export.non_finite} rows with NaN or infinity were kept",
                 file=sys.stderr,
             )
-        if export.cut and not export.rows:
-            print(
-                f"kvtools: warning: table '{export.name}': the thresholds leave none of its {export.cut} rows;"
-                " `kvtools stats` says what each threshold would keep",
-                file=sys.stderr,
-            )
         if export.duplicates:
             print(
                 f"kvtools: warning: table '{export.name}': {export.duplicates} rows were left out because"
                 " their key is there again later",
+                file=sys.stderr,
+            )
+
+
+def _warn_of_cuts(checkpoint: Checkpoint, rows: Mapping[str, tuple[int, int]], snapshot: bool) -> None:
+    """Warn of tables of which no row is left, and whose cut keys may answer otherwise; `rows` are (kept, cut) of each."""
+    for name, (kept, cut) in rows.items():
+        if cut and not kept:
+            print(
+                f"kvtools: warning: table '{name}': the thresholds leave none of its {cut} rows; `kvtools stats` says"
+                " what each threshold would keep",
+                file=sys.stderr,
+            )
+        if cut and snapshot and not missing_is_zeros(checkpoint.tables[name]):
+            print(
+                f"kvtools: warning: table '{name}': {cut} rows were cut, and its default row is not zeros: their keys"
+                " answer with it where a missing key does (`kvtools serve --missing default`)",
                 file=sys.stderr,
             )
 

@@ -147,7 +147,7 @@ def choose_for_snapshot(
         policy or Policy(),
         tables=tables,
         distinct=True,
-        zeros=lambda table: not keep_zeros and _missing_is_zeros(table),
+        zeros=lambda table: not keep_zeros and missing_is_zeros(table),
         size=lambda schema: _stored_bytes(schema, dtype),
         memory=memory,
         progress=progress,
@@ -171,7 +171,7 @@ def _changes(schema: TableSchema, dtype: str | None) -> bool:
     return dtype is not None and schema.value_dtype in FLOATS
 
 
-def _missing_is_zeros(table: TableReader) -> bool:
+def missing_is_zeros(table: TableReader) -> bool:
     """Tell whether a missing key always gets zeros: a table may have a row of its own for them."""
     told = with_default_row(table)
     return all(extra.name != DEFAULT_ROW or not told.extra(extra.name).any() for extra in told.schema.extras)

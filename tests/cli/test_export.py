@@ -134,9 +134,10 @@ def test_a_threshold_that_leaves_no_row_is_a_warning(
     sample_path: Path, tmp_path: Path, capsys: Capture, kind: str
 ) -> None:
     out = str(tmp_path / "out.kvsnap")
-    assert main(["export", kind, out, str(sample_path), "--clip-l2", "1e9", "--table", "user_emb"]) == 0
-    said = capsys.readouterr().err
-    assert "table 'user_emb': the thresholds leave none of its 5 rows" in said
+    asked = ["export", kind, out, str(sample_path), "--clip-l2", "1e9", "--table", "user_emb"]
+    for more in ["--dry-run"], []:
+        assert main([*asked, *more]) == 0
+        assert capsys.readouterr().err.count("table 'user_emb': the thresholds leave none of its 5 rows") == 1
 
 
 @pytest.mark.parametrize("kind", ["--savedmodel", "--snapshot"])
@@ -200,7 +201,7 @@ def test_a_budget_says_by_what_it_compares(
     without = "as there are no frequencies in bias, city; --by and --table choose otherwise"
     assert f"budget: rows were compared by l2, {without}\n" in asked(mixed)
     assert "budget: rows were compared by freq, per byte\n" in asked(counted)
-    assert "budget: rows were compared by freq, per byte\n" in asked(mixed, "--table", "user", *(["--dry-run"] * (not kind)))
+    assert "budget: rows were compared by freq, per byte\n" in asked(mixed, "--table", "user")
     assert "budget: rows were compared by abs\n" in asked(mixed, "--by", "abs")
     told = json.loads(asked(mixed, "--json"))
     assert told["budget"] == {"bytes": 60, "by": "l2", "without_frequencies": ["bias", "city"]}
@@ -210,3 +211,20 @@ def test_many_tables_without_frequencies_are_counted(tmp_path: Path, capsys: Cap
     source = save_tables(tmp_path / "a.kvsnap", user=[1, 2, 3], **{f"t{number}": None for number in range(8)})
     assert main(["clip", str(source), "--budget", "9B", "--dry-run"]) == 0
     assert "no frequencies in t0, t1, t2, t3, t4, 3 more; --by" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("constant", [0.5, 0.0])
+def test_rows_cut_from_a_table_with_a_default_row_are_a_warning(
+    tmp_path: Path, capsys: Capture, constant: float
+) -> None:
+    told = {"initializer": {"kind": "constant", "a": constant}}
+    table = ArrayTable("emb", np.array([1, 2]), np.float32([[0.25, 0.25], [1, 2]]), metadata=told)
+    write_tables([table], tmp_path / "a.kvsnap", "snapshot")
+    out = str(tmp_path / "out.kvsnap")
+    asked = ["export", "--snapshot", out, str(tmp_path / "a.kvsnap"), "--force"]
+    warning = "table 'emb': 1 rows were cut, and its default row is not zeros: their keys answer with it"
+    for more in ["--dry-run"], []:
+        assert main([*asked, "--clip-abs", "0.3", *more]) == 0
+        assert (warning in capsys.readouterr().err) == (constant == 0.5)
+        assert main([*asked, *more]) == 0
+        assert capsys.readouterr().err == ""
