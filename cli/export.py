@@ -148,7 +148,7 @@ def run(
     with progress_bar("exporting") as progress:
         exports = export(checkpoint, output, force=force, progress=progress, **what)
     _warn(exports)
-    _warn_of_cuts(checkpoint, {export.name: (export.rows, export.cut) for export in exports}, savedmodel is None)
+    _warn_of_cuts(checkpoint, {export.name: (export.rows, export.cut) for export in exports}, snapshot=savedmodel is None)
     order = _order(checkpoint, what, [export.name for export in exports])
     variables = [] if table else _variables_left_out(checkpoint)
     if as_json:
@@ -176,7 +176,7 @@ def _export_model(
     with progress_bar("exporting") as progress:
         model = export_model(checkpoint, output, force=force, progress=progress, check=check, **what)
     _warn(model.tables)
-    _warn_of_cuts(checkpoint, {export.name: (export.rows, export.cut) for export in model.tables}, False)
+    _warn_of_cuts(checkpoint, {export.name: (export.rows, export.cut) for export in model.tables}, snapshot=False)
     order = _order(checkpoint, what, [export.name for export in model.tables])
     if as_json:
         of_tables = [dataclasses.asdict(export) for export in model.tables]
@@ -208,7 +208,7 @@ def _choose_only(
     with progress_bar("choosing rows of") as progress:
         choices = choose(checkpoint, progress=progress, **what)
     rows = {choice.table: (choice.kept, choice.cut) for choice in choices}
-    _warn_of_cuts(checkpoint, rows, choose is choose_for_snapshot)
+    _warn_of_cuts(checkpoint, rows, snapshot=choose is choose_for_snapshot)
     order = _order(checkpoint, what, [*rows])
     notes = [dtype_notes(checkpoint.tables[choice.table].schema, what.get("dtype")) for choice in choices]
     if as_json:
@@ -238,7 +238,7 @@ def _warn(exports: Sequence[TableExport]) -> None:
             )
 
 
-def _warn_of_cuts(checkpoint: Checkpoint, rows: Mapping[str, tuple[int, int]], snapshot: bool) -> None:
+def _warn_of_cuts(checkpoint: Checkpoint, rows: Mapping[str, tuple[int, int]], *, snapshot: bool) -> None:
     """Warn of tables of which no row is left, and whose cut keys may answer otherwise; `rows` are (kept, cut) of each."""
     for name, (kept, cut) in rows.items():
         if cut and not kept:
