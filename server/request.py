@@ -39,9 +39,14 @@ class RequestError(Exception):
         self.headers = dict(headers or {})
 
 
+def way_out(what: str) -> str:
+    """Return what to do about a body that is too large, of keys or ids."""
+    return f"send fewer {what} a request, or have the server take more: --max-body-bytes"
+
+
 def body_too_large(limit: int) -> RequestError:
     """Return the error for a body of more than `limit` bytes."""
-    return RequestError(413, "body_too_large", f"the body is over {limit} bytes; send fewer keys a request")
+    return RequestError(413, "body_too_large", f"the body is over {limit} bytes; {way_out('keys')}")
 
 
 def decode_body(body: bytes, encoding: str, limit: int) -> bytes:

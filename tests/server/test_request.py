@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("fastapi")
-from kvtools.server.request import RequestError, parse_keys
+from kvtools.server.request import RequestError, body_too_large, parse_keys
 from kvtools.server.settings import Settings
 
 
@@ -86,3 +86,9 @@ def test_the_longest_keys_fit_the_body() -> None:
     import json
 
     assert len(json.dumps({"keys": [-(2**63)] * 1000}, indent=1)) <= Settings(max_keys=1000).body_limit
+
+
+def test_a_body_that_is_too_large_names_the_option() -> None:
+    assert "1000 bytes; send fewer keys a request, or have the server take more: --max-body-bytes" in str(
+        body_too_large(1000)
+    )
