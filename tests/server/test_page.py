@@ -186,5 +186,5 @@ def test_a_browser_shows_what_is_no_number(model: Path, serve: Callable[..., Any
     address = f"http://127.0.0.1:{server.port}/#table=odd&keys=2,3,5&near=4"
     document = browse(address, tmp_path / "browser", "--virtual-time-budget=3000", "--dump-dom")
     assert document.count('class="nan"') == 1 and "1 of 3 not finite" in document and "2 of 3 not finite" in document
-    assert "norm 5.0000e+30" in document and "no row has a direction to compare" in document
+    assert "norm 5.0000e+30" in document and "the row of key 4 is zeros, which have no direction" in document
     assert "Warning" not in server.stderr()
