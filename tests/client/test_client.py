@@ -387,6 +387,19 @@ def test_pieces_of_one_lookup_are_of_one_version(make_client: Any) -> None:
             assert set(embeddings[:, 0].tolist()) == {2.0}
 
 
+def test_lists_of_several_lengths_are_no_keys(make_client: Any, url: str) -> None:
+    client = make_client(url)
+    with pytest.raises(UsageError, match="table 'ads/emb': got keys in lists of several lengths.* see lookup_pooled"):
+        client.lookup("ads/emb", [[1, 2], [3]])
+    with pytest.raises(UsageError, match="got keys in lists of several lengths"):
+        client.lookup_pooled("ads/emb", [[1, 2], [3]], [0, 2])
+    with pytest.raises(UsageError, match="got row_splits in lists of several lengths"):
+        client.lookup_pooled("ads/emb", [1, 2], [[0], [1, 2]])
+    for weights in ([[1], [1, 2]], ["x", 1], [None, {}]):
+        with pytest.raises(UsageError, match="got weights that are no array of numbers"):
+            client.lookup_pooled("ads/emb", [1, 2], [0, 2], weights=weights)
+
+
 def test_access_keys(make_client: Any) -> None:
     class Guard(Observer):
         def authorize(self, headers: Any, tables: Any) -> None:
