@@ -191,7 +191,7 @@ class AsyncTransport:
     async def _connect_and_send(self, exchange: _Exchange, request: Request) -> Answer:
         endpoint = exchange.attempt.replica.endpoint
         if endpoint.secure and self._tls is None:
-            self._tls = ssl.create_default_context(cafile=self._options.ca_file)
+            self._tls = ssl.create_default_context()
         connection = Connection(endpoint, self._options.max_answer_bytes)
         exchange.connection = connection
         await asyncio.get_running_loop().create_connection(

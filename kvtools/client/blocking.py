@@ -191,7 +191,7 @@ class Pool:
     def tls(self) -> ssl.SSLContext:
         """The context of all connections."""
         if self._tls is None:
-            self._tls = ssl.create_default_context(cafile=self._options.ca_file)
+            self._tls = ssl.create_default_context()
         return self._tls
 
     def close(self) -> None:

@@ -430,6 +430,16 @@ def test_tls(make_client: Any, tmp_path: Path) -> None:
         make_client(url.replace("http", "https"), retries=0).tables()
 
 
+def test_a_file_of_certificates_that_cannot_be_read_is_told_when_the_client_is_made(
+    make_client: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=r"reading ca_file='.*nope\.pem': No such file"):
+        make_client("https://localhost:1", ca_file=str(tmp_path / "nope.pem"))
+    (tmp_path / "empty.pem").write_text("nothing")
+    with pytest.raises(UsageError, match=r"ca_file='.*empty\.pem' has no certificate in PEM"):
+        make_client("https://localhost:1", ca_file=tmp_path / "empty.pem")
+
+
 def test_a_closed_client_says_so(make_client: Any, url: str) -> None:
     client = make_client(url)
     client.lookup("ads/emb", [-7])
