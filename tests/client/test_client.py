@@ -423,7 +423,7 @@ def test_tls(make_client: Any, tmp_path: Path) -> None:
             UnavailableError, match="self-signed certificate; name its certificate authority by ca_file="
         ):
             make_client(url, retries=0).lookup("ads/emb", [-7])
-        with pytest.raises(UnavailableError):
+        with pytest.raises(UnavailableError, match="if this port speaks TLS, name it by https://"):
             make_client(url.replace("https", "http"), retries=0).lookup("ads/emb", [-7])
     said = pytest.raises(UnavailableError, match="it does not speak TLS; name it by http://")
     with real_server(static_catalog(TableStore(SAMPLE))) as url, said:
