@@ -15,6 +15,7 @@ from kvtools.client.session import Session
 from kvtools.errors import UsageError
 
 Transport = TypeVar("Transport", BlockingTransport, AsyncTransport)
+_URLS = ("url", "urls", "server", "address", "host", "base_url", "endpoint")
 
 
 class ClientBase(Generic[Transport]):
@@ -40,6 +41,8 @@ def _options(client: str, given: Mapping[str, Any]) -> Options:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1, 0.5)
             meant = f"; did you mean {near[0]}=?" if near else ""
+            if name in _URLS:
+                meant = f"; the URL comes first, as in {client}('http://host:8501')."
             raise TypeError(f"{client}() has no option {name}={meant} It has {', '.join(['shards', *known])}")
     return Options(**given)
 

@@ -509,7 +509,7 @@ def _checked(call: Call) -> Answer:
     doing = f"asking {call.replicas.name}{' at ' * bool(call.replicas.name)}{_place(call)}"
     if code == "unknown_table":
         raise UnknownTableError(f"{doing}: {message}")
-    if answer.status in (401, 403):
+    if answer.status in (401, 403) and "Authorization" not in call.request.headers:
         message += "; give api_key= to the client"
     raise RefusedError(f"{doing}: {answer.status}: {message}", answer.status, code)
 

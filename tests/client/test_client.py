@@ -41,8 +41,8 @@ class Waiting:
     new_loop: Callable[[], Any] = staticmethod(asyncio.new_event_loop)
 
     def __init__(self, *servers: Any, **options: Any) -> None:
-        self._loop = self.new_loop()
         self.client = AsyncClient(*servers, **options)
+        self._loop = self.new_loop()
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         method = getattr(self.client, name)
@@ -410,6 +410,8 @@ def test_access_keys(make_client: Any) -> None:
         assert make_client(url, api_key="secret").lookup("ads/emb", [-7])[1].all()
         with pytest.raises(RefusedError, match="401: an access key is needed; give api_key= to the client"):
             make_client(url).lookup("ads/emb", [-7])
+        with pytest.raises(RefusedError, match="401: an access key is needed$"):
+            make_client(url, api_key="another").lookup("ads/emb", [-7])
 
 
 def test_tls(make_client: Any, tmp_path: Path) -> None:
@@ -533,5 +535,7 @@ def test_a_misspelt_option_is_named(kind: Any) -> None:
         TypeError, match=rf"^{kind.__name__}\(\) has no option max_retries=; did you mean retries=\? It has"
     ):
         kind("http://a", max_retries=3)
+    with pytest.raises(TypeError, match=r"has no option url=; the URL comes first, as in \w+\('http://host:8501'\)\. It"):
+        kind(url="http://127.0.0.1:1")
     with pytest.raises(TypeError, match=r"has no option zzz= It has shards, timeout, "):
         kind("http://a", zzz=3)
