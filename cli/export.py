@@ -65,7 +65,11 @@ def run(
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option("--dtype", metavar="T", help="Rows of a snapshot as float32, float16, bfloat16 or int8; integers stay as they are."),
+        typer.Option(
+            "--dtype",
+            metavar="T",
+            help="Rows of a snapshot as float32, float16, bfloat16 or int8; integers stay as they are.",
+        ),
     ] = None,
     clip_abs: Annotated[
         float | None,
@@ -148,7 +152,7 @@ def run(
     with progress_bar("exporting") as progress:
         exports = export(checkpoint, output, force=force, progress=progress, **what)
     _warn(exports)
-    _warn_of_cuts(checkpoint, {export.name: (export.rows, export.cut) for export in exports}, snapshot=savedmodel is None)
+    _warn_of_cuts(checkpoint, {each.name: (each.rows, each.cut) for each in exports}, snapshot=savedmodel is None)
     order = _order(checkpoint, what, [export.name for export in exports])
     variables = [] if table else _variables_left_out(checkpoint)
     if as_json:
@@ -180,7 +184,8 @@ def _export_model(
     order = _order(checkpoint, what, [export.name for export in model.tables])
     if as_json:
         of_tables = [dataclasses.asdict(export) for export in model.tables]
-        record = {"path": str(checkpoint.path), "savedmodel": str(output), "whole_model": True, **describe_budget(order)}
+        record = {"path": str(checkpoint.path), "savedmodel": str(output), "whole_model": True}
+        record |= describe_budget(order)
         checks = [dataclasses.asdict(one) for one in model.checks]
         print(json.dumps({**record, "tables": of_tables, "left_out": model.left_out, "checks": checks}))
     else:
@@ -239,7 +244,7 @@ def _warn(exports: Sequence[TableExport]) -> None:
 
 
 def _warn_of_cuts(checkpoint: Checkpoint, rows: Mapping[str, tuple[int, int]], *, snapshot: bool) -> None:
-    """Warn of tables of which no row is left, and whose cut keys may answer otherwise; `rows` are (kept, cut) of each."""
+    """Warn of tables of which nothing is left, and whose cut keys may answer otherwise; `rows`: (kept, cut) of each."""
     for name, (kept, cut) in rows.items():
         if cut and not kept:
             print(

@@ -206,7 +206,7 @@ def _lookup_of(document: dict[str, Any], table: str, key_dtype: str, max_keys: i
     if combiner is not None and not nested and "row_splits" not in document and any(type(bag) is list for bag in keys):
         wrong = next(key for key in keys if type(key) is not list)
         raise RequestError(
-            400, "bad_key", f"got {_shown(wrong)} beside keys in lists, expected every bag in a list, as in [[1, 2], [3]]"
+            400, "bad_key", f"got {_shown(wrong)} beside keys in lists, expected lists alone, as in [[1, 2], [3]]"
         )
     if nested or "row_splits" in document:
         check_count(len(keys), max_keys)

@@ -524,7 +524,7 @@ def _bags(keys: Array, row_splits: Any, weights: Any, table: str) -> tuple[Array
     try:
         splits = np.asarray(row_splits)
     except ValueError as error:
-        raise UsageError(f"{doing}: got row_splits in lists of several lengths, expected integers [bags + 1]") from error
+        raise UsageError(f"{doing}: got row_splits that are no array, expected integers [bags + 1]") from error
     if splits.ndim != 1 or splits.dtype.kind not in "iu" or not len(splits):
         raise UsageError(f"{doing}: got row_splits {splits.dtype}{list(splits.shape)}, expected integers [bags + 1]")
     splits = splits.astype(np.int64)

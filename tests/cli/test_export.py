@@ -178,7 +178,8 @@ def test_rows_of_zeros_are_left_out_unless_asked_for(
 def save_tables(path: Path, **freqs: list[int] | None) -> Path:
     """A snapshot of a table by each name, with these frequencies or none."""
     keys, values = np.array([1, 2, 3]), np.float32([[1, 2], [3, 4], [5, 6]])
-    tables = [ArrayTable(name, keys, values, freqs=None if of is None else np.array(of)) for name, of in freqs.items()]
+    counts = {name: None if of is None else np.array(of) for name, of in freqs.items()}
+    tables = [ArrayTable(name, keys, values, freqs=of) for name, of in counts.items()]
     write_tables(tables, path, "snapshot")
     return path
 

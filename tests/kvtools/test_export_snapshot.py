@@ -115,7 +115,7 @@ def test_a_number_that_would_become_infinite_is_named(
     tmp_path: Path, dtype: str, numbers: np.ndarray, shown: str
 ) -> None:
     table = ArrayTable("emb", np.array([3, 7]), np.stack([np.zeros_like(numbers), numbers]))
-    with pytest.raises(BadInputError, match=f"table 'emb' as {dtype}: the row of key 7 has {shown}, which would become"):
+    with pytest.raises(BadInputError, match=f"'emb' as {dtype}: the row of key 7 has {shown}, which would become"):
         export_snapshot(Checkpoint(tmp_path, "memory", {"emb": table}), tmp_path / "a.kvsnap", dtype=dtype)
     assert list(tmp_path.iterdir()) == []
 

@@ -113,7 +113,7 @@ def test_a_key_out_of_range_is_named(key_dtype: str, keys: list[int], wrong: int
 @pytest.mark.parametrize(("keys", "wrong"), [("[[1, 2], 3]", "3"), ("[4, [1]]", "4"), ('[[1], "x", 2]', '"x"')])
 def test_of_keys_in_lists_and_others_the_others_are_wrong(keys: str, wrong: str) -> None:
     body = b'{"keys": %s, "combiner": "sum"}' % keys.encode()
-    with pytest.raises(RequestError, match=f"got {wrong} beside keys in lists, expected every bag in a list") as caught:
+    with pytest.raises(RequestError, match=f"got {wrong} beside keys in lists, expected lists alone") as caught:
         parse_lookup(body, "t", binary=False, key_dtype="int64", max_keys=9)
     assert (caught.value.status, caught.value.code) == (400, "bad_key")
 
