@@ -281,6 +281,11 @@ def _sources(
                 f"serving '{path}': there are two models of the name '{name}'; write NAME=PATH, each with its own name"
             )
         named[name] = where
+    if model_name not in ("default", *named):
+        raise UsageError(
+            f"serving '{paths[0]}': got --model-name {model_name}, and NAME=PATH, expected one of them: each model has"
+            " one name"
+        )
     policies: dict[str, VersionPolicy] = {}
     for text in versions:
         name, policy = _of_model(text, named, "--versions", "latest 2")
