@@ -295,7 +295,10 @@ def lines_of(command: list[str], cpu: int) -> Iterator[dict[str, Any]]:
     """The objects that a child process prints, a line each. Raises SystemExit if it fails."""
     paths = [str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=pinned(cpu), env=environment) as child:
+    # In the repository's folder, `-m` would import the sources of kvtools and not what is installed.
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, preexec_fn=pinned(cpu), env=environment, cwd=ROOT / "benchmarks"
+    ) as child:
         assert child.stdout is not None
         for line in child.stdout:
             yield json.loads(line)

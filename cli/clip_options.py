@@ -25,7 +25,6 @@ from kvtools.clip_policy import (
 from kvtools.errors import UsageError
 from kvtools.key_list import read_key_list
 
-
 _NAMES_SHOWN = 5
 
 

@@ -182,6 +182,8 @@ def _export_model(
     _warn(model.tables)
     _warn_of_cuts(checkpoint, {export.name: (export.rows, export.cut) for export in model.tables}, snapshot=False)
     order = _order(checkpoint, what, [export.name for export in model.tables])
+    for warning in model.warnings:
+        print(f"kvtools: warning: {warning}", file=sys.stderr)
     if as_json:
         of_tables = [dataclasses.asdict(export) for export in model.tables]
         record = {"path": str(checkpoint.path), "savedmodel": str(output), "whole_model": True}

@@ -116,7 +116,7 @@ class _Ids:
 
     def __init__(self, checkpoint: Checkpoint, export: Checkpoint, random: np.random.Generator) -> None:
         self.random = random
-        self._taken = self._sample(checkpoint, all_of_it=True)
+        self._taken = np.unique(self._sample(checkpoint, all_of_it=True))
         kept = self._sample(export)
         cut = np.setdiff1d(self._taken, self._sample(export, all_of_it=True))
         self._kept = kept[~np.isin(kept, cut)]
@@ -133,6 +133,13 @@ class _Ids:
                     break
         return np.concatenate(sampled)
 
+    def _is_taken(self, ids: Array) -> Array:
+        if not len(self._taken):
+            return np.zeros(len(ids), np.bool_)
+        places = np.minimum(np.searchsorted(self._taken, ids), len(self._taken) - 1)
+        found: Array = self._taken[places] == ids
+        return found
+
     def draw(self, dtype: str, count: int) -> Array:
         """Return `count` ids of a type: about half of them keys, some of them twice."""
         limits = np.iinfo(dtype)
@@ -140,7 +147,7 @@ class _Ids:
         near = self.random.integers(max(low, -100), 10_000, count)
         far = self.random.integers(low, high, count)
         missing = np.where(self.random.random(count) < 0.5, near, far)
-        missing = missing[~np.isin(missing, self._taken)]
+        missing = missing[~self._is_taken(missing)]
         kept = self._kept
         # A table of uint64 keys has them bit by bit.
         if dtype not in ("int64", "uint64"):

@@ -30,32 +30,40 @@ from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.object_graph import OBJECT_GRAPH
 from kvtools.dialects.options import DEFAULT_MEMORY, Progress
 from kvtools.dialects.savedmodel import FORMAT, MANIFEST, is_whole_model
+from kvtools.dialects.tfplugin import KEY_DTYPES, VALUE_DTYPES
 from kvtools.errors import BadInputError, CheckFailedError, CorruptFileError, KvtoolsError
 from kvtools.export import TableExport, check_room, choose_for_saved_model, write_table
 from kvtools.replace_output import check_replaceable, replace_folder
 from kvtools.stock_model.fields import join, messages, split, without
-from kvtools.stock_model.handles import Restored, restored_tables
+from kvtools.stock_model.handles import Restored
 from kvtools.stock_model.initial_rows import InitialRows, initial_rows
-from kvtools.stock_model.meta_graph import MetaGraph, Tables, rewrite_meta_graph
+from kvtools.stock_model.meta_graph import MetaGraph, Tables, restored_when_served, rewrite_meta_graph
 from kvtools.stock_model.objects import object_prefixes
-from kvtools.stock_model.op_table import HANDLE, OPERATIONS, RESTORE
+from kvtools.stock_model.op_table import GIVES_DEFAULTS, HANDLES, OPERATIONS, RESTORES
 from kvtools.stock_model.rewrite import UnsupportedOperation
 from kvtools.stock_model.stock_ops import foreign_nodes, is_stock
 from kvtools.stock_model.table import StockTable
 
 _MODEL_FILE = "saved_model.pb"
 _TEXT_FILE = "saved_model.pbtxt"
-_ALSO_DONE = frozenset({HANDLE, RESTORE})
-_TELL_ZEROS = frozenset({"KvTableContains", "KvTableSize"})
+_ALSO_DONE = HANDLES | RESTORES
+_TELL_ZEROS = frozenset({"KvTableContains", "KvTableSize"}) | GIVES_DEFAULTS
+"""Operations that tell a row of zeros from none."""
+_DAMAGED = (ValueError, KeyError, IndexError, AssertionError, RecursionError)
+"""What reading, or rewriting, a graph that contradicts itself raises."""
 _NOT_COPIED = frozenset({_MODEL_FILE, "variables", "fingerprint.pb"})
 
 
 @dataclass(frozen=True)
 class ModelExport:
-    """What became of a model: its tables, which functions were left out, a sentence each, and what was compared."""
+    """What became of a model: its tables, which functions were left out, a sentence each, and what was compared.
+
+    `warnings` say what of the answers may not be as it was meant.
+    """
 
     tables: list[TableExport]
     left_out: list[str]
+    warnings: list[str] = field(default_factory=list)
     checks: list[SignatureCheck] = field(default_factory=list)
 
 
@@ -70,8 +78,8 @@ def has_custom_operations(folder: Path) -> bool:
     if not file.is_file():
         if (folder / _TEXT_FILE).is_file():
             raise BadInputError(
-                f"exporting '{folder}': its graph is in '{_TEXT_FILE}', as text; save the model again without as_text, or"
-                " export its tables alone with --table NAME"
+                f"exporting '{folder}': its graph is in '{_TEXT_FILE}', as text; save the model again without"
+                " as_text, or export its tables alone with --table NAME"
             )
         return False
     if is_whole_model(folder):
@@ -83,7 +91,7 @@ def has_custom_operations(folder: Path) -> bool:
         return any(True for _ in foreign_nodes(file.read_bytes()))
     except OSError as error:
         raise BadInputError(f"reading '{file}': {error.strerror or error}") from error
-    except (WireError, AssertionError) as error:
+    except _DAMAGED as error:
         raise _malformed(file, error) from error
 
 
@@ -164,7 +172,7 @@ def export_model(
                 f"exporting '{model.folder}': the export answers otherwise than the model, so '{output}' was not"
                 f" written: {'; '.join(wrong)}"
             )
-    return ModelExport(exports, left_out, checks)
+    return ModelExport(exports, left_out, model.warnings(exports), checks)
 
 
 def choose_for_model(
@@ -181,8 +189,20 @@ def choose_for_model(
     return model.choose(policy, keep_zeros=keep_zeros, memory=memory, progress=progress)
 
 
+def _all_restored(graphs: Sequence[MetaGraph], tracked: bytes, known: Mapping[str, TableReader]) -> list[Restored]:
+    """What the tables of graphs, and of their objects, are restored from."""
+    restored = [one for meta in graphs for one in restored_when_served(meta)]
+    for meta in graphs:
+        there = {one.prefix for one in restored}
+        for prefix, _ in object_prefixes(meta.objects, tracked, known).values():
+            if prefix not in there:
+                restored.append(Restored(prefix, 0, 1, ""))
+    return restored
+
+
 def _malformed(file: Path, error: Exception) -> CorruptFileError:
-    return CorruptFileError(f"reading '{file}': got malformed bytes ({error}); save the model again")
+    told = str(error) if isinstance(error, WireError) else f"{type(error).__name__} {error}"
+    return CorruptFileError(f"reading '{file}': got malformed bytes ({told}); save the model again")
 
 
 class _Model:
@@ -197,38 +217,44 @@ class _Model:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.folder, self._checkpoint = Path(checkpoint.path), checkpoint
-        file = self.folder / _MODEL_FILE
+        self._file = self.folder / _MODEL_FILE
         try:
-            self._fields = split(file.read_bytes())
+            self._fields = split(self._file.read_bytes())
             self._graphs = messages(self._fields, 2)
             decoded = [MetaGraph.decode(data) for data in self._graphs]
         except OSError as error:
-            raise BadInputError(f"reading '{file}': {error.strerror or error}") from error
-        except (WireError, AssertionError) as error:
-            raise _malformed(file, error) from error
+            raise BadInputError(f"reading '{self._file}': {error.strerror or error}") from error
+        except _DAMAGED as error:
+            raise _malformed(self._file, error) from error
         self._tracked = self._object_graph()
-        by_prefix = {_prefix(reader): reader for reader in checkpoint.tables.values()}
-        restored = [one for meta in decoded for of in restored_tables(meta.graph).values() for one in of]
-        for meta in decoded:
-            known = {one.prefix for one in restored}
-            restored += [
-                Restored(prefix, 0, 1, "")
-                for prefix, _ in object_prefixes(meta.objects, self._tracked).values()
-                if prefix not in known
-            ]
+        by_prefix = {prefix: reader for reader in checkpoint.tables.values() for prefix in _prefixes(reader)}
+        try:
+            restored = _all_restored(decoded, self._tracked, by_prefix)
+        except _DAMAGED as error:
+            raise _malformed(self._file, error) from error
+        self._same: dict[str, str] = {}
+        """What the tensors of a part begin with -> those of the first part, by which the table is known here."""
         self.readers: dict[str, TableReader] = {}
         self.parts: dict[str, int] = {}
         self.initial: dict[str, tuple[InitialRows, Array]] = {}
         begins = any(_asks_for_initial(meta) for meta in decoded)
+        self._not_zeros: set[int] = set()
         self._tells_zeros = begins or any(_asks_what_is_there(meta) for meta in decoded)
         for one in restored:
-            if one.prefix not in by_prefix or one.prefix in self.readers:
+            if one.prefix not in by_prefix:
                 continue
             reader = by_prefix[one.prefix]
-            self.readers[one.prefix] = reader
-            self.parts[one.prefix] = one.parts
+            prefixes = _prefixes(reader)
+            first = prefixes[0]
+            self._same.update(dict.fromkeys(prefixes, first))
+            if first in self.readers:
+                continue
+            self.readers[first] = reader
+            self.parts[first] = one.parts
             nothing = InitialRows(), np.zeros((1, reader.dim), reader.value_dtype)
-            self.initial[one.prefix] = initial_rows(reader, _fields_of(one.initializer)) if begins else nothing
+            self.initial[first] = initial_rows(reader, _fields_of(one.initializer)) if begins else nothing
+        if not checkpoint.tables:
+            raise BadInputError(f"exporting '{self.folder}': it has no key-value table; see `kvtools inspect`")
         if not self.readers:
             raise BadInputError(
                 f"exporting '{self.folder}': its graph restores none of the {len(checkpoint.tables)} tables in its"
@@ -254,9 +280,33 @@ class _Model:
             progress=progress,
         )
 
+    def warnings(self, exports: Sequence[TableExport]) -> list[str]:
+        """Say of which tables keys that were cut are not answered with zeros."""
+        begun = {
+            reader.schema.name
+            for number, (prefix, reader) in enumerate(self.readers.items())
+            if number in self._not_zeros and self._begins_otherwise(prefix)
+        }
+        return [
+            f"table '{export.name}': a key that was cut is answered with the values that new keys begin with, which the"
+            " model asks for, and not with zeros"
+            for export in exports
+            if export.cut and export.name in begun
+        ]
+
+    def _begins_otherwise(self, prefix: str) -> bool:
+        """Whether the rows of missing keys may be others than zeros: TFRA's lookups are given them."""
+        begin, rows = self.initial[prefix]
+        return "tfra" in self.readers[prefix].schema.metadata or begin.stored != 1 or bool(rows.any())
+
     def table(self, prefix: str, number: int) -> StockTable:
         """Return a table as far as it is known before its rows are written."""
         schema = self.readers[prefix].schema
+        if schema.key_dtype not in KEY_DTYPES or schema.value_dtype not in VALUE_DTYPES:
+            raise BadInputError(
+                f"exporting '{self.folder}': table '{schema.name}' has {schema.key_dtype} keys and {schema.value_dtype}"
+                f" values; a model holds keys of {', '.join(KEY_DTYPES)} and values of {', '.join(VALUE_DTYPES)}"
+            )
         # The index's name decides which one a session or an eager process shares: models never share one.
         index = f"kvtools_{uuid.uuid4().hex}"
         parts = (schema.rows,) + (0,) * (self.parts[prefix] - 1)
@@ -266,13 +316,22 @@ class _Model:
     def rewritten(self, tables: Mapping[str, StockTable]) -> tuple[bytes, bytes, list[str]]:
         """Return the model as it is with these tables, the objects of its checkpoint, and what was left out."""
         graphs: list[bytes] = []
-        tracked, reasons = self._tracked, []
+        tracked = self._tracked
+        used = {reader.schema.name for reader in self.readers.values()}
+        reasons = [
+            f"table '{name}': nothing that is served uses it" for name in self._checkpoint.tables if name not in used
+        ]
+        kept = frozenset([OBJECT_GRAPH, *(variable.name for variable in self._checkpoint.variables)])
+        by_prefix = Tables({prefix: tables[first] for prefix, first in self._same.items()}, kept)
         for data in self._graphs:
             try:
-                changed = rewrite_meta_graph(data, Tables(tables), self._tracked, is_stock)
+                changed = rewrite_meta_graph(data, by_prefix, self._tracked, is_stock)
             except UnsupportedOperation as error:
                 raise self._refused(error) from error
+            except _DAMAGED as error:
+                raise _malformed(self._file, error) from error
             graphs.append(changed.meta_graph)
+            self._not_zeros |= changed.not_zeros
             tracked = changed.tracked or tracked
             reasons += [f"function '{name}': {_told(error)}" for name, error in changed.left_out.items()]
         encoded = join([*without(self._fields, 2), *((2, 2, graph) for graph in graphs)])
@@ -290,12 +349,18 @@ def _told(error: UnsupportedOperation) -> str:
     return f"operation '{error.node.op}' ({where}) cannot be rewritten: {error.reason}"
 
 
-def _prefix(reader: TableReader) -> str:
-    """What a table's tensors begin with, as the operation says that restores it."""
-    path = reader.schema.metadata.get("object_path")
+def _prefixes(reader: TableReader) -> list[str]:
+    """What a table's tensors begin with, as the operation says that restores it; of TFRA's, those of each part."""
+    schema = reader.schema
+    path, tfra = schema.metadata.get("object_path"), schema.metadata.get("tfra")
+    if isinstance(tfra, dict):
+        place, parts = str(tfra.get("places", {}).get("", "")), range(schema.parts)
+        if "tables_of_" in place.rpartition("/")[2]:
+            return [f"{place}/{part}/.ATTRIBUTES/table" for part in parts]
+        return [f"{place}_mht_{part + 1}of{schema.parts}" for part in parts]
     if not isinstance(path, str):
-        return reader.schema.name
-    return f"{path}/.ATTRIBUTES/kv" if path else ".ATTRIBUTES/kv"
+        return [schema.name]
+    return [f"{path}/.ATTRIBUTES/kv" if path else ".ATTRIBUTES/kv"]
 
 
 def _fields_of(initializer: str) -> Mapping[str, object]:
@@ -313,14 +378,15 @@ def _asks_what_is_there(meta: MetaGraph) -> bool:
 
 
 def _copy_rest(source: Path, folder: Path) -> None:
-    """Assets and what else lies in the model's folder."""
-    for entry in sorted(source.iterdir()):
-        if entry.name in _NOT_COPIED:
+    """Assets and what else lies in the model's folder; not who may write to it."""
+    for entry in sorted(source.rglob("*")):
+        place = entry.relative_to(source)
+        if place.parts[0] in _NOT_COPIED:
             continue
         if entry.is_dir():
-            shutil.copytree(entry, folder / entry.name)
+            (folder / place).mkdir()
         else:
-            shutil.copyfile(entry, folder / entry.name)
+            shutil.copyfile(entry, folder / place)
 
 
 def _write_manifest(

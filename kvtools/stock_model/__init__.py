@@ -10,7 +10,7 @@ function_body.py  a function of stock operations, made step by step
 table.py        a table in the model: what it holds, and its resources
 hash_index.py   the index from keys to rows, and the reading of rows
 initial_rows.py what a key that is not there begins with
-plain_ops.py, pooled_ops.py, exchange_ops.py   what each operation becomes
+plain_ops.py, pooled_ops.py, exchange_ops.py, tfra_ops.py   what each operation becomes
 op_table.py     all of them by name
 handles.py      which table a handle is
 rewrite.py      graphs and functions, changed

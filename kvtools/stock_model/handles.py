@@ -6,15 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvtools.stock_model.attributes import functions_in
+from kvtools.stock_model.fields import last, split, texts
 from kvtools.stock_model.graph_def import Function, Graph, Node, node_of
-from kvtools.stock_model.op_table import HANDLE, RESTORE
+from kvtools.stock_model.op_table import HANDLES, RESTORES
 
 
 @dataclass(frozen=True)
 class Restored:
     """What a handle's table is restored from: the tensors that begin with `prefix`, the rows of a part of them.
 
-    `initializer` says what keys begin with where the checkpoint does not, as JSON.
+    A part of -1 says that the tensors are all that it has. `initializer` says what keys begin with where the checkpoint
+    does not, as JSON.
     """
 
     prefix: str
@@ -23,8 +25,18 @@ class Restored:
     initializer: str
 
 
-CALLS = {"If": 1, "StatelessIf": 1, "Case": 1, "StatelessCase": 1, "RemoteCall": 1}
-"""Operations that hand their inputs to functions -> how many inputs they keep for themselves, if any."""
+CALLS = {
+    "PartitionedCall": 0,
+    "StatefulPartitionedCall": 0,
+    "While": 0,
+    "StatelessWhile": 0,
+    "If": 1,
+    "StatelessIf": 1,
+    "Case": 1,
+    "StatelessCase": 1,
+    "RemoteCall": 1,
+}
+"""Operations that hand their inputs to functions -> how many inputs they keep for themselves."""
 PASSING = frozenset(
     ["Identity", "IdentityN", "Enter", "Exit", "Switch", "Merge", "NextIteration", "RefIdentity", "RefEnter", "RefExit"]
 )
@@ -35,9 +47,36 @@ def restored_tables(graph: Graph) -> dict[str, list[Restored]]:
     """Return, for the nodes that are handles, what they may be restored from."""
     found: dict[str, list[Restored]] = {}
     seen: set[tuple[str, tuple[tuple[int, str], ...]]] = set()
-    handles = {node.name: node.name for node in graph.nodes if node.op == HANDLE}
+    handles = {node.name: node.name for node in graph.nodes if node.op in HANDLES}
     _look(graph.nodes, handles, graph.library, found, seen)
     return found
+
+
+def _restored(node: Node, nodes: Mapping[str, Node]) -> Restored | None:
+    """What an operation restores a table from; None where a caller gives it the tensors."""
+    attrs = node.attrs
+    if "tensor_prefix" in node.attributes:
+        part, parts = attrs.number("part"), attrs.number("parts")
+        return Restored(attrs.text("tensor_prefix"), part, parts, attrs.text("initializer"))
+    source = node.data_inputs()[1]
+    read = nodes.get(node_of(source))
+    while read is not None and read.op == "Identity":
+        source = read.data_inputs()[0]
+        read = nodes.get(node_of(source))
+    if read is None or read.op != "RestoreV2":
+        return None
+    names, number = names_read(read, nodes), source.rpartition(":")[2]
+    keys = names[int(number) if number.isdecimal() else 0]
+    return Restored(keys.removesuffix("-keys"), -1, 1, "")
+
+
+def names_read(node: Node, nodes: Mapping[str, Node]) -> list[str]:
+    """Return the names of the tensors that a `RestoreV2` reads, given the nodes beside it."""
+    names = nodes.get(node_of(node.data_inputs()[1]))
+    if names is None or names.op != "Const":
+        return []
+    tensor = split(last(split(names.attributes["value"]), 8))
+    return texts(tensor, 8)
 
 
 def _look(
@@ -63,11 +102,10 @@ def _look(
         bound = {at: by_name[node_of(source)] for at, source in enumerate(inputs) if node_of(source) in by_name}
         if not bound:
             continue
-        if node.op == RESTORE and 0 in bound:
-            attrs = node.attrs
-            one = Restored(
-                attrs.text("tensor_prefix"), attrs.number("part"), attrs.number("parts"), attrs.text("initializer")
-            )
+        if node.op in RESTORES and 0 in bound:
+            one = _restored(node, {each.name: each for each in nodes})
+            if one is None:
+                continue
             listed = found.setdefault(bound[0], [])
             if one not in listed:
                 listed.append(one)

@@ -59,11 +59,12 @@ def as_int64(body: FunctionBody, ids: str, key_dtype: int) -> str:
     return body.cast(ids, key_dtype, INT64)
 
 
-def find(body: FunctionBody, handle: Handle, resources: Resources, ids: str) -> str:
-    """Return the number of the row of each of `ids`, -1 where there is none: int64, of their shape."""
+def find(body: FunctionBody, handle: Handle, resources: Resources, ids: str, missing: int = -1) -> str:
+    """Return the number of the row of each of `ids`, `missing` where there is none: int64, of their shape."""
+    nowhere = body.constant(missing, np.int64)
     found = body.op(
         "LookupTableFindV2",
-        [resources.index, as_int64(body, ids, handle.table.key_type), body.constant(-1, np.int64)],
+        [resources.index, as_int64(body, ids, handle.table.key_type), nowhere],
         "values",
         Tin=of_type(INT64),
         Tout=of_type(INT64),
@@ -76,7 +77,7 @@ def find(body: FunctionBody, handle: Handle, resources: Resources, ids: str) -> 
     divisor, own = (body.constant(number, handle.table.key_dtype) for number in (parts, handle.part))
     owner = body.op("FloorMod", [ids, divisor], "z", T=key_type)
     is_own = body.op("Equal", [owner, own], "z", T=key_type, incompatible_shape_error=of_bool(True))
-    return body.op("SelectV2", [is_own, found, body.constant(-1, np.int64)], T=of_type(INT64))
+    return body.op("SelectV2", [is_own, found, nowhere], T=of_type(INT64))
 
 
 def is_found(body: FunctionBody, numbers: str) -> str:
@@ -84,32 +85,36 @@ def is_found(body: FunctionBody, numbers: str) -> str:
     return body.op("GreaterEqual", [numbers, body.constant(0, np.int64)], "z", T=of_type(INT64))
 
 
-def read_rows(
-    body: FunctionBody, table: StockTable, resources: Resources, ids: str, numbers: str, *, initial: bool
-) -> str:
-    """Return the rows of `numbers`, [*ids.shape, dim].
+def look_up(
+    body: FunctionBody, handle: Handle, resources: Resources, ids: str, *, initial: bool, remember: bool = False
+) -> tuple[str, str]:
+    """Return the rows of ids, [*ids.shape, dim], and where each lies, -1 where there is none: int64, of their shape.
 
     Args:
         body: the function.
-        table, resources: the table.
-        ids: what was looked up.
-        numbers: what `find` found.
-        initial: where there is none, the row that the key begins with, and not zeros.
+        handle, resources: the table, or a part of one.
+        ids: of the table's key type, of any shape.
+        initial: where there is none, give the row that the key begins with, and not zeros.
+        remember: tell where rows lie; an empty tensor otherwise.
     """
-    drawn = initial and table.initial.stored == 0
+    table = handle.table
+    if not (initial or remember):
+        numbers = find(body, handle, resources, ids, missing=table.rows)
+        return gather(body, table, resources, numbers), body.constant(np.zeros(0, np.int64))
+    numbers = find(body, handle, resources, ids)
     found = is_found(body, numbers)
+    drawn = initial and table.initial.stored == 0
     if initial and not drawn:
         missing = stored_row(body, as_int64(body, ids, table.key_type), table.rows, table.initial)
     else:
         missing = body.constant(table.rows, np.int64)
-    there = body.op("SelectV2", [found, numbers, missing], T=of_type(INT64))
-    rows = gather(body, table, resources, there)
-    if not drawn:
-        return rows
-    last = body.constant(-1, np.int32)
-    kept = body.op("ExpandDims", [found, last], T=of_type(number_named("bool")), Tdim=of_type(INT32))
-    begun = drawn_rows(body, as_int64(body, ids, table.key_type), table.dim, table.dtype, table.initial)
-    return body.op("SelectV2", [kept, rows, begun], T=of_type(table.dtype))
+    rows = gather(body, table, resources, body.op("SelectV2", [found, numbers, missing], T=of_type(INT64)))
+    if drawn:
+        last = body.constant(-1, np.int32)
+        kept = body.op("ExpandDims", [found, last], T=of_type(number_named("bool")), Tdim=of_type(INT32))
+        begun = drawn_rows(body, as_int64(body, ids, table.key_type), table.dim, table.dtype, table.initial)
+        rows = body.op("SelectV2", [kept, rows, begun], T=of_type(table.dtype))
+    return rows, numbers if remember else body.constant(np.zeros(0, np.int64))
 
 
 def gather(body: FunctionBody, table: StockTable, resources: Resources, numbers: str) -> str:

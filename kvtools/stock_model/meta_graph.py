@@ -39,7 +39,7 @@ from kvtools.stock_model.graph_def import Graph, Node, functions_called, functio
 from kvtools.stock_model.handles import Restored, restored_tables
 from kvtools.stock_model.hash_index import index_functions, index_node
 from kvtools.stock_model.objects import Objects, object_prefixes, rewrite_objects
-from kvtools.stock_model.op_table import HANDLE
+from kvtools.stock_model.op_table import HANDLES
 from kvtools.stock_model.plain_ops import resource_variable, strings
 from kvtools.stock_model.prune import needed
 from kvtools.stock_model.rewrite import Rewriter, UnsupportedOperation
@@ -110,6 +110,8 @@ class Tables:
     """The tables of a model: by the tensors that they are restored from, and how many parts the graph has of each."""
 
     by_prefix: Mapping[str, StockTable] = field(default_factory=dict)
+    kept_tensors: frozenset[str] | None = None
+    """The tensors of the checkpoint that the new one has, too."""
 
     def handle(self, restored: Sequence[Restored], read_only: bool) -> Handle | None:
         """Return what a handle that is restored like this stands for; None if it is no table of the checkpoint."""
@@ -127,11 +129,15 @@ class Tables:
 
 @dataclass(frozen=True)
 class Changed:
-    """A MetaGraphDef as it is now, what the checkpoint says of its objects, and which functions were left out."""
+    """A MetaGraphDef as it is now, what the checkpoint says of its objects, and which functions were left out.
+
+    `not_zeros` are the numbers of tables whose missing keys some lookup answers with other rows than zeros.
+    """
 
     meta_graph: bytes
     tracked: bytes
     left_out: Mapping[str, UnsupportedOperation]
+    not_zeros: frozenset[int]
 
 
 def rewrite_meta_graph(data: bytes, tables: Tables, tracked: bytes, is_stock: Callable[[str], bool]) -> Changed:
@@ -152,7 +158,7 @@ def rewrite_meta_graph(data: bytes, tables: Tables, tracked: bytes, is_stock: Ca
     restored = restored_tables(graph)
     handles: dict[str, Handle] = {}
     for node in graph.nodes:
-        if node.op != HANDLE:
+        if node.op not in HANDLES:
             continue
         handle = tables.handle(restored.get(node.name, []), node.attrs.boolean("read_only"))
         if handle is not None:
@@ -161,12 +167,12 @@ def rewrite_meta_graph(data: bytes, tables: Tables, tracked: bytes, is_stock: Ca
     serving = needed(graph.nodes, _serving_roots(meta))
     lenient = needed(graph.nodes, saver.roots) - serving
     kept = serving | lenient
-    tables_own = {node.name for node in graph.nodes if node.op == HANDLE}
+    tables_own = {node.name for node in graph.nodes if node.op in HANDLES}
     kept |= needed(graph.nodes, _variable_roots(meta.collections, kept - tables_own))
     for node in graph.nodes:
-        if node.op == HANDLE and node.name in serving and node.name not in handles:
+        if node.op in HANDLES and node.name in serving and node.name not in handles:
             raise UnsupportedOperation(node, "", "the model's variables have no table that it is restored from")
-    rewriter = Rewriter(graph.library, is_stock)
+    rewriter = Rewriter(graph.library, is_stock, tables.kept_tensors)
     nodes = rewriter.graph([node for node in graph.nodes if node.name in kept], handles, sorted(lenient))
     nodes, gone = _left(nodes, kept)
     all_tables = tables.all
@@ -175,12 +181,12 @@ def rewrite_meta_graph(data: bytes, tables: Tables, tracked: bytes, is_stock: Ca
         for function in index_functions(table):
             rewriter.functions[function.name] = function
     nodes += _initialize(meta, all_tables)
-    nodes += saver.rewritten(all_tables, gone)
+    nodes += saver.rewritten(all_tables, gone, saves_all=rewriter.saves_all)
     meta.saver = saver.fields
     objects = Objects(b"", tracked)
     if meta.objects:
         of_objects: dict[int, Handle] = {}
-        for number, (prefix, part) in object_prefixes(meta.objects, tracked).items():
+        for number, (prefix, part) in object_prefixes(meta.objects, tracked, tables.by_prefix).items():
             if prefix in tables.by_prefix:
                 of_objects[number] = Handle(tables.by_prefix[prefix], part, True)
         objects = rewrite_objects(meta.objects, tracked, of_objects, all_tables, rewriter, arguments)
@@ -195,7 +201,14 @@ def rewrite_meta_graph(data: bytes, tables: Tables, tracked: bytes, is_stock: Ca
     graph.library_rest = []  # gradients, of functions that are not trained
     meta.collections = _collections(meta.collections, {node.name for node in nodes})
     meta.fields = [(_INFO, 2, _info(last(meta.fields, _INFO), is_stock)), *without(meta.fields, _INFO)]
-    return Changed(meta.encode(), objects.tracked, objects.left_out)
+    return Changed(meta.encode(), objects.tracked, objects.left_out, frozenset(rewriter.not_zeros))
+
+
+def restored_when_served(meta: MetaGraph) -> list[Restored]:
+    """Return what the tables are restored from that a graph needs: of a model with objects all, else what is served."""
+    restored = restored_tables(meta.graph)
+    serving = needed(meta.graph.nodes, _serving_roots(meta))
+    return [one for node, of in restored.items() if meta.objects or node in serving for one in of]
 
 
 def _left(nodes: list[Node], kept: Iterable[str]) -> tuple[list[Node], set[str]]:
@@ -344,7 +357,7 @@ class _Saver:
     def roots(self) -> list[str]:
         return [name for name in (self._filename, self._save, self._restore) if name]
 
-    def rewritten(self, tables: Sequence[StockTable], gone: set[str]) -> list[Node]:
+    def rewritten(self, tables: Sequence[StockTable], gone: set[str], *, saves_all: bool) -> list[Node]:
         """Return the nodes that restore tables, after what restores the rest, and change the SaverDef for them."""
         nodes: list[Node] = []
         if not self._filename or node_of(self._filename) in gone:
@@ -368,7 +381,7 @@ class _Saver:
             nodes.append(Node(node, "AssignVariableOp", [table.node(name), source], attributes))
             done.append(f"^{node}")
         nodes.append(Node(_RESTORE_ALL, "NoOp", done, {}))
-        if not self._save or node_of(self._save) in gone:
+        if not saves_all or not self._save or node_of(self._save) in gone:
             nodes += self._refusal()
             self._save = f"{_SAVED}:0"
         new: list[Field] = [(1, 2, blob(self._filename)), (2, 2, blob(self._save)), (3, 2, blob(_RESTORE_ALL))]

@@ -6,7 +6,7 @@ captured a table capture these.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvtools.lookup_model.messages import INT32, INT64, RESOURCE, message, shape
@@ -32,7 +32,7 @@ from kvtools.stock_model.table import RESOURCES, Handle, StockTable
 _OURS = "tfplugin."
 _PARTITIONED = "tfplugin.PartitionedKvVariable"
 _CHILD, _USER_OBJECT, _FUNCTION, _VARIABLE, _BARE, _RESOURCE = 1, 4, 6, 7, 8, 10
-_CLASS, _CONFIG, _SAVER_OF_OBJECT = 13, 14, 16
+_SAVEABLES, _CLASS, _CONFIG, _SAVER_OF_OBJECT = 11, 13, 14, 16
 _ATTRIBUTE, _SAVER, _HAS_VALUES = 2, 4, 5
 _NEW = ("keys", "values", "index", *INDEX_FUNCTIONS)
 """The objects of a table: variables, the index, and its functions."""
@@ -50,12 +50,22 @@ class Objects:
     left_out: dict[str, UnsupportedOperation] = field(default_factory=dict)
 
 
-def object_prefixes(saved: bytes, tracked: bytes) -> dict[int, tuple[str, int]]:
-    """Return which objects are tables: by their numbers, what their tensors begin with, and which part they are."""
+def object_prefixes(saved: bytes, tracked: bytes, known: Container[str]) -> dict[int, tuple[str, int]]:
+    """Return which objects are tables: by their numbers, what their tensors begin with, and which part they are.
+
+    Args:
+        saved: the `SavedObjectGraph`.
+        tracked: the `TrackableObjectGraph`.
+        known: what the tensors of tables begin with that are saved as tensors of their objects.
+    """
     nodes, checkpoint = _nodes(saved), _nodes(tracked)
     found: dict[int, tuple[str, int]] = {}
     parts: dict[int, tuple[str, int]] = {}
     for number, path in _pairs(nodes, checkpoint):
+        for attribute in messages(checkpoint[path], _ATTRIBUTE):
+            prefix = text(last(split(attribute), 3)).removesuffix("-keys")
+            if prefix in known:
+                found[number] = prefix, -1
         saver = split(last(checkpoint[path], _SAVER))
         if not saver or not text(last(saver, 1)).startswith(_OURS):
             continue
@@ -115,8 +125,14 @@ def rewrite_objects(
                 now.append(number)
         changed = [(2, 0, number) for number in now] + without(fields, 2)
         concrete.append((2, 2, message((1, blob(renamed[name])), (2, join(changed)))))
+    silent: set[str] = set()
     lost = {at for at, node in enumerate(nodes) for bare in messages(node, _BARE) if _first(bare) in left_out}
     for at, node in enumerate(nodes):
+        if at in handles and messages(node, _RESOURCE):
+            # A table of TensorFlow's kind: what makes it, fills it and saves it goes, and is no loss.
+            for name in _functions_of(node, nodes):
+                silent.add(name)
+            node = [(_USER_OBJECT, 2, _PLAIN)]
         there = [one for one in node if not (one[0] == _CHILD and _child(one) in lost)]
         nodes[at] = _changed(there, renamed, left_out)
     holders = _holders(handles)
@@ -127,12 +143,26 @@ def rewrite_objects(
             nodes[holder] = below + nodes[holder]
         nodes += _new_objects(table, number_of)
         concrete += _index_functions(table, number_of)
-    _track(nodes, checkpoint, holders, {table.number: table for table in tables})
+    _track(nodes, checkpoint, handles, holders, {table.number: table for table in tables})
     return Objects(
         join([(1, 2, join(node)) for node in nodes] + concrete + without(split(saved), 1, 2)),
         join([(1, 2, join(node)) for node in checkpoint] + without(split(tracked), 1)),
-        left_out,
+        {name: reason for name, reason in left_out.items() if name not in silent},
     )
+
+
+def _functions_of(node: list[Field], nodes: list[list[Field]]) -> list[str]:
+    """The functions below a table: its children, and those that save and restore it."""
+    below = [child for _, child in _children(node)]
+    for _, saveable in entries(node, _SAVEABLES):
+        below += [number_in(split(saveable), number) for number in (2, 3)]
+    found: list[str] = []
+    for at in list(below):
+        below += [child for _, child in _children(nodes[at])]
+    for at in below:
+        found += [name for value in messages(nodes[at], _FUNCTION) for name in texts(split(value), 1)]
+        found += [_first(value) for value in messages(nodes[at], _BARE)]
+    return found
 
 
 def _nodes(graph: bytes) -> list[list[Field]]:
@@ -234,6 +264,7 @@ def _index_functions(table: StockTable, number_of: Mapping[tuple[int, str], int]
 def _track(
     nodes: list[list[Field]],
     checkpoint: list[list[Field]],
+    handles: Mapping[int, Handle],
     holders: Mapping[int, int],
     tables: Mapping[int, StockTable],
 ) -> None:
@@ -241,6 +272,8 @@ def _track(
     paths: dict[int, int] = {}
     for number, path in _pairs(nodes, checkpoint):
         paths.setdefault(number, path)
+        if number in handles:
+            checkpoint[path] = without(checkpoint[path], _ATTRIBUTE)
     has_values: Field = (_HAS_VALUES, 2, message((1, 1)))
     for at, node in enumerate(checkpoint):
         if messages(node, _SAVER):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvtools.stock_model import exchange_ops, plain_ops, pooled_ops
+from kvtools.stock_model import exchange_ops, plain_ops, pooled_ops, tfra_ops
 from kvtools.stock_model.attributes import Attributes
 from kvtools.stock_model.function_body import FunctionBody
 from kvtools.stock_model.plain_ops import Call
@@ -16,10 +16,12 @@ Outputs = Callable[[Attributes], Sequence[tuple[str, int]]]
 @dataclass(frozen=True)
 class Operation:
     """How an operation is rewritten: `build` makes a function that takes and gives what the operation does, a table's
-    resources in the place of its handle; `outputs` are the names of its outputs, and how many tensors each has."""
+    resources in the place of its handle; `outputs` are the names of its outputs, and how many tensors each has;
+    `takes_tables` tells whether there must be a handle among its inputs."""
 
     build: Callable[[FunctionBody, Call], None]
     outputs: Outputs
+    takes_tables: bool = True
 
 
 def _outputs(*names: str) -> Outputs:
@@ -30,24 +32,44 @@ def _of_tables(*names: str) -> Outputs:
     return lambda attrs: [(name, attrs.number("T")) for name in names]
 
 
-HANDLE = "KvTableHandle"
-RESTORE = "KvTableRestore"
+TFRA = ("TFRA>CuckooHashTable", "TFRA>HkvHashTable")
+"""What the names of TFRA's operations begin with, by the kind of table."""
+
+HANDLES = frozenset({"KvTableHandle", *(f"{kind}OfTensors" for kind in TFRA)})
+"""Operations that make tables."""
+GIVES_DEFAULTS = frozenset(f"{kind}{does}" for kind in TFRA for does in ("Find", "FindWithExists"))
+"""Lookups that are given the rows of missing keys."""
+RESTORES = frozenset({"KvTableRestore", *(f"{kind}Import" for kind in TFRA)})
+"""Operations that fill tables from a checkpoint: by its name, or by tensors that were read."""
 
 OPERATIONS: dict[str, Operation] = {
-    "KvExchangePool": Operation(exchange_ops.pool, _of_tables("rows")),
-    "KvExchangeReply": Operation(exchange_ops.reply, _outputs("flat", "splits")),
+    "KvExchangePool": Operation(exchange_ops.pool, _of_tables("rows"), takes_tables=False),
+    "KvExchangeReply": Operation(exchange_ops.reply, _outputs("flat", "splits"), takes_tables=False),
     "KvExchangeRequest": Operation(
-        exchange_ops.request, lambda attrs: [("message", 1), ("splits", 1), ("places", attrs.number("T"))]
+        exchange_ops.request,
+        lambda attrs: [("message", 1), ("splits", 1), ("places", attrs.number("T"))],
+        takes_tables=False,
     ),
-    "KvExchangeServe": Operation(exchange_ops.serve, lambda attrs: [("keys", len(attrs.types("Tout"))), ("counts", 1)]),
+    "KvExchangeServe": Operation(
+        exchange_ops.serve, lambda attrs: [("keys", len(attrs.types("Tout"))), ("counts", 1)], takes_tables=False
+    ),
     "KvTableContains": Operation(plain_ops.contains, _outputs("found")),
     "KvTableGather": Operation(plain_ops.gather, _outputs("rows", "positions")),
     "KvTableGatherMany": Operation(plain_ops.gather_many, _of_tables("rows", "positions")),
     "KvTableIsInitialized": Operation(plain_ops.is_initialized, _outputs("initialized")),
-    "KvTablePartition": Operation(plain_ops.partition, _outputs("owner")),
+    "KvTablePartition": Operation(plain_ops.partition, _outputs("owner"), takes_tables=False),
     "KvTablePool": Operation(pooled_ops.pool, _of_tables("rows")),
     "KvTableSave": Operation(plain_ops.save, _outputs()),
     "KvTableSize": Operation(plain_ops.size, _outputs("size")),
     "KvTableTrainable": Operation(plain_ops.trainable, _outputs("rows")),
 }
 """What serves a model, and what saves it, rewritten."""
+
+for _kind in TFRA:
+    OPERATIONS[f"{_kind}Find"] = Operation(tfra_ops.find_rows, _outputs("values"))
+    OPERATIONS[f"{_kind}FindWithExists"] = Operation(tfra_ops.find_rows_and_tell, _outputs("values", "exists"))
+
+OPERATIONS["TFRA>DynamicPartition"] = Operation(
+    tfra_ops.partition, lambda attrs: [("outputs", attrs.number("num_partitions"))], takes_tables=False
+)
+OPERATIONS["TFRA>DynamicStitchFast"] = Operation(tfra_ops.stitch, _outputs("merged"), takes_tables=False)

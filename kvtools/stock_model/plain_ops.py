@@ -9,8 +9,9 @@ import numpy as np
 from kvtools.dialects.bundle.dtypes import dtype_name, number_named
 from kvtools.lookup_model.messages import INT32, INT64, STRING, message, of_shape, of_type, of_types, shape
 from kvtools.stock_model.attributes import Attributes
+from kvtools.stock_model.fields import blob
 from kvtools.stock_model.function_body import FunctionBody
-from kvtools.stock_model.hash_index import find, is_found, read_rows
+from kvtools.stock_model.hash_index import find, is_found, look_up
 from kvtools.stock_model.table import Handle, Resources, resources_of
 
 _BOOL = number_named("bool")
@@ -58,35 +59,29 @@ def shares(call: Call) -> list[tuple[int, int, Handle]]:
     return found
 
 
-def positions_of(body: FunctionBody, numbers: str, wanted: bool) -> str:
-    """Return where rows lie, -1 where they do not; none where nobody remembers it."""
-    return numbers if wanted else body.constant(np.zeros(0, np.int64))
-
-
 def gather(body: FunctionBody, call: Call) -> None:
     """`KvTableGather`: keys -> rows, positions."""
-    initial = starts_new_rows(call)
+    initial, remember = starts_new_rows(call), call.attrs.boolean("remember")
     handle, (resources,) = call.handles[0], resources_of(body, call.handles)
     ids = body.argument("keys", handle.table.key_type)
-    numbers = find(body, handle, resources, ids)
-    body.result(handle.table.dtype, read_rows(body, handle.table, resources, ids, numbers, initial=initial))
-    body.result(INT64, positions_of(body, numbers, call.attrs.boolean("remember")))
+    rows, positions = look_up(body, handle, resources, ids, initial=initial, remember=remember)
+    body.result(handle.table.dtype, rows)
+    body.result(INT64, positions)
 
 
 def gather_many(body: FunctionBody, call: Call) -> None:
     """`KvTableGatherMany`: the keys of several tables -> the rows of each, the positions of each."""
-    initial = starts_new_rows(call)
+    initial, remember = starts_new_rows(call), call.attrs.boolean("remember")
     tables = shares(call)
     all_resources = resources_of(body, call.handles)
     all_ids = [body.argument(f"keys_{at}", whole.table.key_type) for at, (_, _, whole) in enumerate(tables)]
-    all_numbers = []
+    all_positions = []
     for (first, _, whole), ids in zip(tables, all_ids, strict=True):
-        resources = all_resources[first]
-        all_numbers.append(find(body, whole, resources, ids))
-        rows = read_rows(body, whole.table, resources, ids, all_numbers[-1], initial=initial)
+        rows, positions = look_up(body, whole, all_resources[first], ids, initial=initial, remember=remember)
+        all_positions.append(positions)
         body.result(whole.table.dtype, rows)
-    for numbers in all_numbers:
-        body.result(INT64, positions_of(body, numbers, call.attrs.boolean("remember")))
+    for positions in all_positions:
+        body.result(INT64, positions)
 
 
 def trainable(body: FunctionBody, call: Call) -> None:
@@ -147,7 +142,7 @@ def save(body: FunctionBody, call: Call) -> None:
 
 def strings(texts: list[str]) -> dict[str, bytes]:
     """Return the attributes of a node that is strings [n]."""
-    tensor = message((1, STRING), (2, shape(len(texts))), *((8, text.encode()) for text in texts))
+    tensor = message((1, STRING), (2, shape(len(texts))), *((8, blob(text)) for text in texts))
     return {"dtype": of_type(STRING), "value": message((8, tensor))}
 
 

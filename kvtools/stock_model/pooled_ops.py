@@ -10,7 +10,7 @@ import numpy as np
 from kvtools.dialects.bundle.dtypes import dtype_name, number_named
 from kvtools.lookup_model.messages import INT32, INT64, message, of_bool, of_number, of_type
 from kvtools.stock_model.function_body import FunctionBody
-from kvtools.stock_model.hash_index import find, read_rows
+from kvtools.stock_model.hash_index import look_up
 from kvtools.stock_model.plain_ops import Call, shares, starts_new_rows
 from kvtools.stock_model.table import resources_of
 
@@ -58,8 +58,7 @@ def pool(body: FunctionBody, call: Call) -> None:
     for (first, _, whole), own, one, combiner in zip(tables, ids, inputs, attrs.texts("combiners"), strict=True):
         table, resources = whole.table, all_resources[first]
         bags = put_into_bags(body, own, table.key_type, one, compute_type(table.dtype))
-        numbers = find(body, whole, resources, bags.ids)
-        rows = read_rows(body, table, resources, bags.ids, numbers, initial=initial)
+        rows, _ = look_up(body, whole, resources, bags.ids, initial=initial)
         body.result(table.dtype, combine(body, rows, table.dtype, bags, combiner))
 
 

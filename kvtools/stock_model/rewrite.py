@@ -7,7 +7,7 @@ function is rewritten once for the tables that it is called with, and keeps its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvtools.lookup_model.messages import RESOURCE, message, of_function, of_text, of_types, shape
@@ -21,15 +21,16 @@ from kvtools.stock_model.attributes import (
 from kvtools.stock_model.fields import blob, last, split, texts, without
 from kvtools.stock_model.function_body import FunctionBody
 from kvtools.stock_model.graph_def import Argument, Function, Node, functions_called, node_of
-from kvtools.stock_model.handles import CALLS, PASSING
-from kvtools.stock_model.op_table import HANDLE, OPERATIONS, RESTORE
-from kvtools.stock_model.plain_ops import Call, NotRewritable
+from kvtools.stock_model.handles import CALLS, PASSING, names_read
+from kvtools.stock_model.op_table import GIVES_DEFAULTS, HANDLES, OPERATIONS, RESTORES
+from kvtools.stock_model.plain_ops import Call, NotRewritable, strings
 from kvtools.stock_model.table import RESOURCES, Handle
 
 _LOOPS = frozenset(["While", "StatelessWhile"])
 _PYTHON = frozenset(["PyFunc", "PyFuncStateless", "EagerPyFunc"])
 _INPUT_TYPES = ("T", "Tin")
 _READ_ONLY = "_read_only_resource_inputs"
+_SAVE = frozenset(["KvTableSave", "SaveV2", "SaveSlices", "Save", "MergeV2Checkpoints"])
 _KEPT = ("_output_shapes",)
 _COLOCATED = "_class"
 _LOCATION = "loc:@"
@@ -63,17 +64,28 @@ class Rewriter:
     Args:
         library: the functions as they are.
         is_stock: tells whether stock TensorFlow has an operation.
+        kept_tensors: the tensors of the checkpoint that the new one has, too; all if None.
 
     Attributes:
         functions: those that were rewritten, and those of stock operations that they call.
+        saves_all: whether nothing was left out that writes a checkpoint.
+        not_zeros: the numbers of tables whose missing keys some lookup answers with other rows than zeros.
     """
 
-    def __init__(self, library: Mapping[str, Function], is_stock: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        library: Mapping[str, Function],
+        is_stock: Callable[[str], bool],
+        kept_tensors: Container[str] | None = None,
+    ) -> None:
         self._library = library
+        self.kept_tensors = kept_tensors
         self._is_stock = is_stock
         self._done: dict[tuple[str, Binding, bool], Rewritten] = {}
         self._operations: dict[tuple[object, ...], str] = {}
         self.functions: dict[str, Function] = {}
+        self.saves_all = True
+        self.not_zeros: set[int] = set()
 
     def graph(self, nodes: Sequence[Node], handles: Mapping[str, Handle], lenient: Sequence[str]) -> list[Node]:
         """Rewrite a graph.
@@ -155,6 +167,10 @@ class Rewriter:
         """Tell whether stock TensorFlow, or the library, has the operation of a node."""
         return node.op in self._library or self._is_stock(node.op)
 
+    def is_function(self, name: str) -> bool:
+        """Tell whether there is a function of this name."""
+        return name in self._library
+
     def calls_function(self, node: Node) -> list[str]:
         """Return the functions that a node calls."""
         return functions_called([node], self._library)
@@ -163,6 +179,8 @@ class Rewriter:
         """Return the function of stock operations that an operation becomes, made once for all of its kind."""
         told = tuple(sorted((key, value) for key, value in node.attributes.items() if not key.startswith("_")))
         key = (node.op, handles, told)
+        if node.op in GIVES_DEFAULTS or node.attrs.text("mode") == "initial":
+            self.not_zeros |= {handle.table.number for handle in handles}
         if key not in self._operations:
             body = FunctionBody(self.free_name(f"__kvtools_{node.op}_{len(self._operations)}"))
             OPERATIONS[node.op].build(body, Call(node.attrs, handles))
@@ -203,6 +221,9 @@ class _Body:
         self._outputs: dict[str, _Outputs] = {}
         self.nodes: list[Node] = []
         self.gone: set[str] = set()
+        self._lost: dict[str, set[int]] = {}
+        """Outputs that are gone, of nodes that are not."""
+        self._by_name = {node.name: node for node in nodes}
         for node in in_order(nodes):
             self._add(node)
         self._forget_places(nodes)
@@ -260,11 +281,13 @@ class _Body:
     # ---- Nodes -------------------------------------------------------------------------------------------------------
 
     def _add(self, node: Node) -> None:
-        if node.name in self._sources and node.op == HANDLE:
+        if node.name in self._sources and node.op in HANDLES:
             return
         lenient = self._lenient(node)
-        if any(node_of(source) in self.gone for source in node.data_inputs()):
-            self.gone.add(node.name)
+        if any(node_of(source) in self.gone or self._is_lost(source) for source in node.data_inputs()):
+            self._leave_out(node)
+            return
+        if lenient and node.op == "RestoreV2" and self._restore_rest(node):
             return
         if node.op in OPERATIONS:
             try:
@@ -275,7 +298,7 @@ class _Body:
         if not self._rewriter.is_known(node) or (lenient and node.op in _PYTHON):
             if not lenient:
                 raise UnsupportedOperation(node, self._name, _why_not(node))
-            self.gone.add(node.name)
+            self._leave_out(node)
             return
         taken = {at: h for at, source in enumerate(node.data_inputs()) if (h := self.handle(source)) is not None}
         if taken and node.op in PASSING:
@@ -287,6 +310,41 @@ class _Body:
             raise UnsupportedOperation(node, self._name, f"it takes table '{name}' as if it were a variable")
         else:
             self.nodes.append(Node(node.name, node.op, self._inputs(node), node.attributes, node.rest))
+
+    def _leave_out(self, node: Node) -> None:
+        self.gone.add(node.name)
+        if node.op in _SAVE:
+            self._rewriter.saves_all = False
+
+    def _is_lost(self, source: str) -> bool:
+        node = node_of(source)
+        return node in self._lost and self._number(source) in self._lost[node]
+
+    def _restore_rest(self, node: Node) -> bool:
+        """A node that reads tensors by one that reads those that still are; tells whether it had to be changed."""
+        names = names_read(node, self._by_name)
+        kept_tensors = self._rewriter.kept_tensors
+        lost = {at for at, name in enumerate(names) if kept_tensors is not None and name not in kept_tensors}
+        if not lost:
+            return False
+        if len(lost) == len(names):
+            self._leave_out(node)
+            return True
+        kept = [at for at in range(len(names)) if at not in lost]
+        slices = texts(split(last(split(self._by_name[node_of(node.inputs[2])].attributes["value"]), 8)), 8)
+        types = node.attrs.types("dtypes")
+        inputs = self._inputs(node)
+        for place, values in ((1, names), (2, slices)):
+            constant = Node(f"{node.name}/kept_{place}", "Const", [], strings([values[at] for at in kept]))
+            self.nodes.append(constant)
+            inputs[place] = f"{constant.name}:output:0" if self._in_function else constant.name
+        attributes = {**node.attributes, "dtypes": of_types(types[at] for at in kept)}
+        attributes.pop("_output_shapes", None)
+        self.nodes.append(Node(node.name, node.op, inputs, attributes, node.rest))
+        starts = [kept.index(at) if at in kept else -1 for at in range(len(names))]
+        self._outputs[node.name] = _Outputs(starts, [None] * len(names), "tensors")
+        self._lost[node.name] = lost
+        return True
 
     def _inputs(self, node: Node) -> list[str]:
         """The inputs of a node as they are now: resources for each handle, no control by what is gone."""
@@ -305,6 +363,8 @@ class _Body:
     def _replace(self, node: Node) -> None:
         """An operation by the call of a function."""
         handles = tuple(h for source in node.data_inputs() if (h := self.handle(source)) is not None)
+        if OPERATIONS[node.op].takes_tables and not handles:
+            raise NotRewritable("the table that it takes is none that the model restores")
         function = self._rewriter.operation(node, handles)
         attributes = {
             "Tin": of_types(argument.dtype for argument in function.arguments),
@@ -349,12 +409,14 @@ class _Body:
         """A node that calls functions: these take the resources, and so does it."""
         offset = CALLS.get(node.op, 0)
         bound = {at - offset: handle for at, handle in taken.items()}
+        if bound and node.op not in CALLS and not self._rewriter.is_function(node.op):
+            raise UnsupportedOperation(node, self._name, "it hands a table to a function in a way of its own")
         if any(at < 0 for at in bound):
             raise UnsupportedOperation(node, self._name, "it takes a table where it wants a number")
         called = self._rewriter.calls_function(node)
         done = {name: self._rewriter.function(name, bound if _takes(node, name) else {}, lenient) for name in called}
         if any(one.lost for one in done.values()):
-            self.gone.add(node.name)
+            self._leave_out(node)
             return
         attributes = {
             key: with_functions(value, lambda name: done[name].name if name in done else name)
@@ -374,6 +436,8 @@ class _Body:
         self.nodes.append(Node(node.name, op, self._inputs(node), attributes, node.rest))
         if node.op in _LOOPS:
             given = [bound.get(at) for at in range(len(node.data_inputs()))]
+            if any(list(done[name].outputs) != given for name in functions_in(node.attributes["body"])):
+                raise UnsupportedOperation(node, self._name, "its body passes tables on in another order")
             if "output_shapes" in attributes:
                 attributes["output_shapes"] = expanded_shapes(
                     attributes["output_shapes"], places, [shape()] * len(RESOURCES)
@@ -460,6 +524,6 @@ def _mover(places: Sequence[int]) -> Callable[[int], list[int]]:
 
 
 def _why_not(node: Node) -> str:
-    if node.op in (HANDLE, RESTORE):
+    if node.op in HANDLES or node.op in RESTORES:
         return "a function has it that is served; tables belong to the graph"
     return "it is none of stock TensorFlow's"

@@ -186,9 +186,7 @@ def save_tables(path: Path, **freqs: list[int] | None) -> Path:
 
 @pytest.mark.parametrize("command", ["clip", "export --snapshot", "export --savedmodel"])
 @pytest.mark.parametrize("dry_run", [[], ["--dry-run"]], ids=["real", "dry run"])
-def test_a_budget_says_by_what_it_compares(
-    tmp_path: Path, capsys: Capture, command: str, dry_run: list[str]
-) -> None:
+def test_a_budget_says_by_what_it_compares(tmp_path: Path, capsys: Capture, command: str, dry_run: list[str]) -> None:
     mixed = str(save_tables(tmp_path / "mixed.kvsnap", user=[3, 1, 2], bias=None, city=None))
     counted = str(save_tables(tmp_path / "counted.kvsnap", user=[3, 1, 2]))
     name, *kind = command.split()

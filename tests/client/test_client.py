@@ -389,7 +389,7 @@ def test_pieces_of_one_lookup_are_of_one_version(make_client: Any) -> None:
 
 def test_lists_of_several_lengths_are_no_keys(make_client: Any, url: str) -> None:
     client = make_client(url)
-    with pytest.raises(UsageError, match="table 'ads/emb': got keys in lists of several lengths.* see lookup_pooled"):
+    with pytest.raises(UsageError, match=r"table 'ads/emb': got keys in lists of several lengths.* see lookup_pooled"):
         client.lookup("ads/emb", [[1, 2], [3]])
     with pytest.raises(UsageError, match="got keys in lists of several lengths"):
         client.lookup_pooled("ads/emb", [[1, 2], [3]], [0, 2])
@@ -410,7 +410,7 @@ def test_access_keys(make_client: Any) -> None:
         assert make_client(url, api_key="secret").lookup("ads/emb", [-7])[1].all()
         with pytest.raises(RefusedError, match="401: an access key is needed; give api_key= to the client"):
             make_client(url).lookup("ads/emb", [-7])
-        with pytest.raises(RefusedError, match="401: an access key is needed$"):
+        with pytest.raises(RefusedError, match=r"401: an access key is needed$"):
             make_client(url, api_key="another").lookup("ads/emb", [-7])
 
 

@@ -123,9 +123,7 @@ def test_a_number_that_would_become_infinite_is_named(
 def test_numbers_that_just_fit_and_rows_that_were_infinite_are_kept(tmp_path: Path) -> None:
     values = np.float32([[65519, 1], [np.inf, np.nan]])
     table = ArrayTable("emb", np.array([3, 7]), values)
-    (export,) = export_snapshot(
-        Checkpoint(tmp_path, "memory", {"emb": table}), tmp_path / "a.kvsnap", dtype="float16"
-    )
+    (export,) = export_snapshot(Checkpoint(tmp_path, "memory", {"emb": table}), tmp_path / "a.kvsnap", dtype="float16")
     assert export.non_finite == 1
     rows, _ = Snapshot(tmp_path / "a.kvsnap").table("emb").lookup(np.array([3, 7]))
     assert rows[0, 0] == 65504 and np.isinf(rows[1, 0]) and np.isnan(rows[1, 1])
