@@ -8,11 +8,18 @@ from typing import Annotated
 import typer
 
 from kvtools.cli.account import print_account
-from kvtools.cli.clip_options import Clipping, describe, print_choices, warn_unmatched
+from kvtools.cli.clip_options import (
+    Clipping,
+    describe,
+    describe_budget,
+    print_budget,
+    print_choices,
+    warn_unmatched,
+)
 from kvtools.cli.options import AsJson, Output, Source, SourcePath, Tables, To, bytes_of, no_standard_output
 from kvtools.cli.progress import progress_bar
 from kvtools.clip import write_chosen
-from kvtools.clip_policy import choose_all
+from kvtools.clip_policy import budget_order, choose_all
 from kvtools.errors import UsageError
 from kvtools.migrate import check_output, output_of
 
@@ -84,12 +91,15 @@ def run(
             workers=output.workers,
             progress=progress,
         )
+    order = budget_order(policy, [checkpoint.tables[choice.table].schema for choice in choices])
     if not as_json:
         print_choices(choices)
+        print_budget(order)
     described = [describe(choice) for choice in choices]
     if clipping.dry_run or out is None:
         if as_json:
-            print(json.dumps({"path": str(checkpoint.path), "dry_run": True, "clipped": described}))
+            record = {"path": str(checkpoint.path), "dry_run": True, **describe_budget(order)}
+            print(json.dumps({**record, "clipped": described}))
         else:
             print("nothing was written")
         return
@@ -99,4 +109,4 @@ def run(
         )
     if not as_json:
         print()
-    print_account(account, as_json=as_json, whole=False, clipped=described)
+    print_account(account, as_json=as_json, whole=False, clipped=described, **describe_budget(order))

@@ -12,9 +12,20 @@ import typer
 from kvtools.byte_size import byte_size
 from kvtools.cli.layout import columns, shown, size
 from kvtools.clip import Choice, Criteria
-from kvtools.clip_policy import Policy, age_of, by_of, norms_of, read_policy, top_of, version_unit_of
+from kvtools.clip_policy import (
+    BudgetOrder,
+    Policy,
+    age_of,
+    by_of,
+    norms_of,
+    read_policy,
+    top_of,
+    version_unit_of,
+)
 from kvtools.errors import UsageError
 from kvtools.key_list import read_key_list
+
+_NAMES_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -133,6 +144,25 @@ def print_choices(choices: Sequence[Choice]) -> None:
             print(f"kept: {name}: {choice.non_finite:,} rows with NaN or infinity, whatever their norm")
         if choice.undated:
             print(f"kept: {name}: {choice.undated:,} rows with version 0, which is no time")
+
+
+def print_budget(order: BudgetOrder | None) -> None:
+    """Print by what a budget compared rows, and which tables had no frequencies, where there was a budget."""
+    if order is None:
+        return
+    by = "freq, per byte" if order.by == "freq" else order.by
+    names = [shown(name) for name in order.without_freqs]
+    if len(names) > _NAMES_SHOWN:
+        names[_NAMES_SHOWN:] = [f"{len(names) - _NAMES_SHOWN:,} more"]
+    why = f", as there are no frequencies in {', '.join(names)}; --by and --table choose otherwise" if names else ""
+    print(f"budget: rows were compared by {by}{why}")
+
+
+def describe_budget(order: BudgetOrder | None) -> dict[str, Any]:
+    """Return what `print_budget` prints as it stands in JSON, beside the tables."""
+    if order is None:
+        return {}
+    return {"budget": {"bytes": order.bytes, "by": order.by, "without_frequencies": list(order.without_freqs)}}
 
 
 def print_cut(table: str, failed: Mapping[str, int]) -> None:

@@ -13,7 +13,16 @@ import typer
 
 from kvtools.check_model import SignatureCheck
 from kvtools.cli.account import print_of_tables
-from kvtools.cli.clip_options import Clipping, describe, print_choices, print_cut, share_missed, warn_unmatched
+from kvtools.cli.clip_options import (
+    Clipping,
+    describe,
+    describe_budget,
+    print_budget,
+    print_choices,
+    print_cut,
+    share_missed,
+    warn_unmatched,
+)
 from kvtools.cli.layout import columns, shown, size
 from kvtools.cli.options import (
     DEFAULT_MEMORY,
@@ -28,11 +37,12 @@ from kvtools.cli.options import (
 )
 from kvtools.cli.progress import progress_bar
 from kvtools.clip import Choice
+from kvtools.clip_policy import BudgetOrder, budget_order
 from kvtools.dialects.interface import Checkpoint
 from kvtools.errors import UsageError
 from kvtools.export import TableExport, choose_for_saved_model, export_saved_model
 from kvtools.export_model import choose_for_model, export_model, has_custom_operations
-from kvtools.export_snapshot import choose_for_snapshot, export_snapshot
+from kvtools.export_snapshot import choose_for_snapshot, dtype_notes, export_snapshot, missing_is_zeros
 
 
 def run(
@@ -55,7 +65,11 @@ def run(
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option("--dtype", metavar="T", help="Rows of a snapshot as float32, float16, bfloat16 or int8."),
+        typer.Option(
+            "--dtype",
+            metavar="T",
+            help="Rows of a snapshot as float32, float16, bfloat16 or int8; integers stay as they are.",
+        ),
     ] = None,
     clip_abs: Annotated[
         float | None,
@@ -138,14 +152,16 @@ def run(
     with progress_bar("exporting") as progress:
         exports = export(checkpoint, output, force=force, progress=progress, **what)
     _warn(exports)
+    _warn_of_cuts(checkpoint, {each.name: (each.rows, each.cut) for each in exports}, snapshot=savedmodel is None)
+    order = _order(checkpoint, what, [export.name for export in exports])
     variables = [] if table else _variables_left_out(checkpoint)
     if as_json:
         kind = "snapshot" if savedmodel is None else "savedmodel"
-        record = {"path": str(checkpoint.path), kind: str(output)}
+        record = {"path": str(checkpoint.path), kind: str(output), **describe_budget(order)}
         of_tables = [dataclasses.asdict(export) for export in exports]
         print(json.dumps({**record, "tables": of_tables, "left_out": variables}))
     else:
-        _print_exports(output, exports, variables)
+        _print_exports(output, exports, variables, order)
 
 
 def _export_model(
@@ -164,17 +180,24 @@ def _export_model(
     with progress_bar("exporting") as progress:
         model = export_model(checkpoint, output, force=force, progress=progress, check=check, **what)
     _warn(model.tables)
+    _warn_of_cuts(checkpoint, {export.name: (export.rows, export.cut) for export in model.tables}, snapshot=False)
+    order = _order(checkpoint, what, [export.name for export in model.tables])
     for warning in model.warnings:
         print(f"kvtools: warning: {warning}", file=sys.stderr)
     if as_json:
         of_tables = [dataclasses.asdict(export) for export in model.tables]
         record = {"path": str(checkpoint.path), "savedmodel": str(output), "whole_model": True}
+        record |= describe_budget(order)
         checks = [dataclasses.asdict(one) for one in model.checks]
         print(json.dumps({**record, "tables": of_tables, "left_out": model.left_out, "checks": checks}))
     else:
         for one in model.checks:
             print(f"checked: {one.signature}: {_told(one)}")
-        _print_exports(output, model.tables, model.left_out)
+        _print_exports(output, model.tables, model.left_out, order)
+
+
+def _order(checkpoint: Checkpoint, what: Mapping[str, Any], tables: Sequence[str]) -> BudgetOrder | None:
+    return budget_order(what["policy"], [checkpoint.tables[name].schema for name in tables])
 
 
 def _told(check: SignatureCheck) -> str:
@@ -191,11 +214,19 @@ def _choose_only(
 ) -> None:
     with progress_bar("choosing rows of") as progress:
         choices = choose(checkpoint, progress=progress, **what)
+    rows = {choice.table: (choice.kept, choice.cut) for choice in choices}
+    _warn_of_cuts(checkpoint, rows, snapshot=choose is choose_for_snapshot)
+    order = _order(checkpoint, what, [*rows])
+    notes = [dtype_notes(checkpoint.tables[choice.table].schema, what.get("dtype")) for choice in choices]
     if as_json:
-        record = {"path": str(checkpoint.path), "dry_run": True, "tables": [describe(choice) for choice in choices]}
-        print(json.dumps(record))
+        of_tables = [describe(choice) | {"notes": said} for choice, said in zip(choices, notes, strict=True)]
+        record = {"path": str(checkpoint.path), "dry_run": True, **describe_budget(order)}
+        print(json.dumps({**record, "tables": of_tables}))
     else:
         print_choices(choices)
+        print_budget(order)
+        told = [(line, choice.table) for choice, said in zip(choices, notes, strict=True) for line in said]
+        print_of_tables("note", told, len(choices))
         print("nothing was written")
 
 
@@ -206,16 +237,27 @@ def _warn(exports: Sequence[TableExport]) -> None:
                 f"kvtools: warning: table '{export.name}': {export.non_finite} rows with NaN or infinity were kept",
                 file=sys.stderr,
             )
-        if export.cut and not export.rows:
-            print(
-                f"kvtools: warning: table '{export.name}': the thresholds leave none of its {export.cut} rows;"
-                " `kvtools stats` says what each threshold would keep",
-                file=sys.stderr,
-            )
         if export.duplicates:
             print(
                 f"kvtools: warning: table '{export.name}': {export.duplicates} rows were left out because"
                 " their key is there again later",
+                file=sys.stderr,
+            )
+
+
+def _warn_of_cuts(checkpoint: Checkpoint, rows: Mapping[str, tuple[int, int]], *, snapshot: bool) -> None:
+    """Warn of tables of which nothing is left, and whose cut keys may answer otherwise; `rows`: (kept, cut) of each."""
+    for name, (kept, cut) in rows.items():
+        if cut and not kept:
+            print(
+                f"kvtools: warning: table '{name}': the thresholds leave none of its {cut} rows; `kvtools stats` says"
+                " what each threshold would keep",
+                file=sys.stderr,
+            )
+        if cut and snapshot and not missing_is_zeros(checkpoint.tables[name]):
+            print(
+                f"kvtools: warning: table '{name}': {cut} rows were cut, and its default row is not zeros: their keys"
+                " answer with it where a missing key does (`kvtools serve --missing default`)",
                 file=sys.stderr,
             )
 
@@ -227,7 +269,9 @@ def _variables_left_out(checkpoint: Checkpoint) -> list[str]:
     return [f"{len(checkpoint.variables)} dense variables, {size} bytes: only tables are exported"]
 
 
-def _print_exports(output: Path, exports: list[TableExport], variables: Sequence[str]) -> None:
+def _print_exports(
+    output: Path, exports: list[TableExport], variables: Sequence[str], order: BudgetOrder | None
+) -> None:
     counted = any(export.lookups for export in exports)
     signed = any(export.signature for export in exports)
     print(
@@ -258,7 +302,9 @@ def _print_exports(output: Path, exports: list[TableExport], variables: Sequence
     )
     for export in exports:
         print_cut(export.name, export.failed)
+    print_budget(order)
     for line in variables:
         print(f"left out: {line}")
     print_of_tables("left out", [(line, export.name) for export in exports for line in export.left_out], len(exports))
+    print_of_tables("note", [(line, export.name) for export in exports for line in export.notes], len(exports))
     print(f"wrote {output}")

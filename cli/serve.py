@@ -10,6 +10,7 @@ from typing import Annotated, Literal, get_args
 import typer
 
 from kvtools.cli.options import AsJson, Source
+from kvtools.dialects.detect import dialect_named
 from kvtools.errors import UsageError
 from kvtools.server.settings import Settings
 from kvtools.server.sources import ModelSource
@@ -253,6 +254,8 @@ def run(
         access_log=access_log,
         page=page,
     )
+    if source.dialect is not None:
+        dialect_named(source.dialect)  # a misspelt one is bad usage, not a model that cannot be loaded
     sources = _sources(paths, model_name, versions or [], label or [])
     from kvtools.server.run import serve
 

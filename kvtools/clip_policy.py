@@ -120,6 +120,33 @@ class Policy:
         return [pattern for pattern in patterns if not any(fnmatch.fnmatchcase(table, pattern) for table in tables)]
 
 
+@dataclass(frozen=True)
+class BudgetOrder:
+    """By what a budget of so many bytes compares rows; `without_freqs` names tables for which it is not frequencies.
+
+    It is empty where the policy says `by` itself.
+    """
+
+    bytes: int
+    by: By
+    without_freqs: tuple[str, ...] = ()
+
+
+def budget_order(policy: Policy, tables: Sequence[TableSchema]) -> BudgetOrder | None:
+    """Return by what the budget of a policy compares the rows of these tables; None where it has no budget.
+
+    >>> tables = [TableSchema("emb", "npz", "int64", "float32", 4, (9,))]
+    >>> budget_order(Policy(budget=100), tables)
+    BudgetOrder(bytes=100, by='l2', without_freqs=('emb',))
+    """
+    if policy.budget is None:
+        return None
+    if policy.by is not None:
+        return BudgetOrder(policy.budget, policy.by)
+    without = tuple(schema.name for schema in tables if not schema.has_freqs)
+    return BudgetOrder(policy.budget, "l2" if without else "freq", without)
+
+
 def choose_all(
     checkpoint: Checkpoint,
     policy: Policy,
@@ -159,9 +186,8 @@ def choose_all(
     chosen = checkpoint.select(tables)
     if not chosen:
         raise BadInputError(f"clipping '{checkpoint.path}': it has no key-value table; see `kvtools inspect`")
-    by: By | None = None
-    if policy.budget is not None:
-        by = policy.by or ("freq" if all(table.schema.has_freqs for table in chosen) else "l2")
+    order = budget_order(policy, [table.schema for table in chosen])
+    by = None if order is None else order.by
     for table in chosen:  # before any row is read
         check_columns(table.schema, policy.criteria(table.schema.name))
         if by is not None:

@@ -62,7 +62,7 @@ class TableExport:
 
     `failed` counts the rows that each criterion cut; `lookups` is the sum of all rows' frequencies and `lookups_missed`
     that of the rows that were cut, None where the table has none. `left_out` says what else of the table is not in the
-    output, one sentence each.
+    output, one sentence each, and `notes` what else there is to know of it.
     """
 
     name: str
@@ -80,6 +80,7 @@ class TableExport:
     failed: Mapping[str, int] = field(default_factory=dict)
     lookups: int | None = None
     lookups_missed: int | None = None
+    notes: tuple[str, ...] = ()
 
 
 def export_saved_model(

@@ -125,7 +125,7 @@ def find_nearest(stored: StoredTable, key: str, metric: str, count: int) -> dict
     """Return the `count` rows with the largest product with the row of `key`, or the largest cosine, largest first.
 
     The row itself is left out, and so are rows that are not finite and, by cosine, zeros, which have no direction. Ties
-    have no order. Raises `RequestError`: there is no row of this key.
+    have no order. Where none is left, `reason` says why. Raises `RequestError`: there is no row of this key.
     """
     asked = table_keys(parse_key(key, stored.schema.key_dtype), stored.schema.key_dtype, stored.key_limits)
     with lookup_errors(stored):
@@ -133,6 +133,7 @@ def find_nearest(stored: StoredTable, key: str, metric: str, count: int) -> dict
         if place < 0:
             raise RequestError(404, "missing_keys", f"table '{stored.schema.name}' has no row for key {key}")
         wanted = _float32(stored.table.take(np.array([place]), freqs=False, versions=False)[1])[0]
+    reason = _why_none(key, wanted, metric)
     if metric == "cosine":
         with np.errstate(all="ignore"):
             wanted = _unit(wanted[None])[0]
@@ -152,7 +153,17 @@ def find_nearest(stored: StoredTable, key: str, metric: str, count: int) -> dict
         for each, score in zip(best_keys, best_scores, strict=True)
         if np.isfinite(score)
     ]
-    return {"key": key, "metric": metric, "rows": stored.table.rows, "scanned": scanned, "neighbours": neighbours}
+    answer = {"key": key, "metric": metric, "rows": stored.table.rows, "scanned": scanned, "neighbours": neighbours}
+    return answer if neighbours else answer | {"reason": reason}
+
+
+def _why_none(key: str, row: Floats, metric: str) -> str:
+    """Return why a row [dim] has no neighbours, if it has none."""
+    if not np.isfinite(row).all():
+        return f"the row of key {key} has NaN or infinity"
+    if metric == "cosine" and not row.any():
+        return f"the row of key {key} is zeros, which have no direction; the metric dot compares it"
+    return "there is no other row that can be compared"
 
 
 def describe_rows(stored: StoredTable, bins: int) -> dict[str, Any]:

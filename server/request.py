@@ -39,9 +39,14 @@ class RequestError(Exception):
         self.headers = dict(headers or {})
 
 
+def way_out(what: str) -> str:
+    """Return what to do about a body that is too large, of keys or ids."""
+    return f"send fewer {what} a request, or have the server take more: --max-body-bytes"
+
+
 def body_too_large(limit: int) -> RequestError:
     """Return the error for a body of more than `limit` bytes."""
-    return RequestError(413, "body_too_large", f"the body is over {limit} bytes; send fewer keys a request")
+    return RequestError(413, "body_too_large", f"the body is over {limit} bytes; {way_out('keys')}")
 
 
 def decode_body(body: bytes, encoding: str, limit: int) -> bytes:
@@ -170,7 +175,7 @@ def table_keys(patterns: npt.NDArray[np.int64], key_dtype: str, limits: np.iinfo
     if key_dtype == "uint64":
         return patterns.view(np.uint64)
     if key_dtype == "int32" and len(patterns) and not (limits.min <= patterns.min() and patterns.max() <= limits.max):
-        _out_of_range(key_dtype)
+        _out_of_range(int(patterns[(patterns < limits.min) | (patterns > limits.max)][0]), key_dtype)
     return patterns.astype(key_dtype, copy=False)
 
 
@@ -203,7 +208,15 @@ def _lookup_of(document: dict[str, Any], table: str, key_dtype: str, max_keys: i
         raise RequestError(
             400, "bad_combiner", f"got combiner {_shown(combiner)}, expected one of {', '.join(COMBINERS)}"
         )
-    nested = bool(keys) and all(type(bag) is list for bag in keys)
+    # No keys and a combiner: no bags, whose rows are none.
+    nested = (bool(keys) or (combiner is not None and "row_splits" not in document)) and all(
+        type(bag) is list for bag in keys
+    )
+    if combiner is not None and not nested and "row_splits" not in document and any(type(bag) is list for bag in keys):
+        wrong = next(key for key in keys if type(key) is not list)
+        raise RequestError(
+            400, "bad_key", f"got {_shown(wrong)} beside keys in lists, expected lists alone, as in [[1, 2], [3]]"
+        )
     if nested or "row_splits" in document:
         check_count(len(keys), max_keys)
         if nested and "row_splits" in document:
@@ -215,8 +228,6 @@ def _lookup_of(document: dict[str, Any], table: str, key_dtype: str, max_keys: i
         flat = [key for bag in keys for key in bag] if nested else keys
         patterns = _checked_patterns(flat, key_dtype, max_keys)
         return TableKeys(table, patterns, combiner, row_splits, _weights(document, weights, keys, nested, len(flat)))
-    if combiner is not None and not keys:  # no keys, in no bags: as the C++ reader, no lookup
-        raise RequestError(400, "bad_combiner", "got a combiner and no bags: keys in lists, or row_splits")
     patterns = _checked_patterns(keys, key_dtype, max_keys)
     for member in ("combiner", "weights"):
         if member in document:
@@ -239,7 +250,7 @@ def _checked_patterns(keys: list[Any], key_dtype: str, max_keys: int) -> npt.NDA
 def _patterns(keys: list[int], key_dtype: str) -> npt.NDArray[np.int64]:
     limits = np.iinfo(key_dtype)
     if keys and not (limits.min <= min(keys) and max(keys) <= limits.max):
-        _out_of_range(key_dtype)
+        _out_of_range(next(key for key in keys if not limits.min <= key <= limits.max), key_dtype)
     narrow = np.array(keys, key_dtype)
     return narrow.view(np.int64) if key_dtype == "uint64" else narrow.astype(np.int64, copy=False)
 
@@ -333,6 +344,8 @@ def _shown(value: Any) -> str:
     return json.dumps(value)[:60]
 
 
-def _out_of_range(key_dtype: str) -> NoReturn:
+def _out_of_range(key: int, key_dtype: str) -> NoReturn:
     limits = np.iinfo(key_dtype)
-    raise RequestError(400, "bad_key", f"got a key out of range, expected {key_dtype}: {limits.min} to {limits.max}")
+    raise RequestError(
+        400, "bad_key", f"got key {_shown(key)}, out of range, expected {key_dtype}: {limits.min} to {limits.max}"
+    )

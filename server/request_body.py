@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.types import Receive
 
 from kvtools.server.protocol_error import ProtocolError, of_request
-from kvtools.server.request import RequestError, body_too_large, decode_body
+from kvtools.server.request import RequestError, body_too_large, decode_body, way_out
 
 # How much of a body that is too large is read and dropped: a client that is still sending when the
 # connection is closed may never see the answer.
@@ -75,6 +75,6 @@ def _in_protocol(error: RequestError, limit: int) -> ProtocolError:
     if error.code == "disconnected":
         return ProtocolError("CANCELLED", error.message)
     if error.status == 413:
-        message = f"the body is over {limit} bytes; send fewer ids a request"
+        message = f"the body is over {limit} bytes; {way_out('ids')}"
         return ProtocolError("INVALID_ARGUMENT", message, status=413)
     return of_request(error)

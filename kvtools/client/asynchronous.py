@@ -45,6 +45,11 @@ class Connection(asyncio.BufferedProtocol):
         """Whether a fault means only that the server had closed the connection while it was idle."""
         return self.used and not self._reader.begun
 
+    @property
+    def mute(self) -> bool:
+        """Whether it has no TLS, and nothing came on it: so does a port that expects TLS."""
+        return not self._endpoint.secure and not self._reader.begun
+
     def send(self, request: Request) -> asyncio.Future[Answer]:
         """Send a request; return what will be its answer."""
         assert self._transport is not None
@@ -191,7 +196,7 @@ class AsyncTransport:
     async def _connect_and_send(self, exchange: _Exchange, request: Request) -> Answer:
         endpoint = exchange.attempt.replica.endpoint
         if endpoint.secure and self._tls is None:
-            self._tls = ssl.create_default_context(cafile=self._options.ca_file)
+            self._tls = ssl.create_default_context()
         connection = Connection(endpoint, self._options.max_answer_bytes)
         exchange.connection = connection
         await asyncio.get_running_loop().create_connection(
@@ -211,6 +216,8 @@ class AsyncTransport:
                 shown = with_way_out(error)
             elif isinstance(error, OSError) and not isinstance(error, socket.gaierror) and error.errno:
                 shown = OSError(error.errno, os.strerror(error.errno))  # asyncio has words of its own.
+            if connection is not None and isinstance(shown, ConnectionResetError):
+                shown = with_way_out(shown, mute=connection.mute)
             if connection is not None:
                 connection.close()
             call.failed(exchange.attempt, shown, now, stale=connection is not None and connection.stale)

@@ -58,6 +58,11 @@ class Connection:
         """Whether a fault means only that the server had closed the connection while it was idle."""
         return self.used and not self._reader.begun
 
+    @property
+    def mute(self) -> bool:
+        """Whether it has no TLS, and nothing came on it: so does a port that expects TLS."""
+        return not self._endpoint.secure and not self._reader.begun
+
     def advance(self) -> int:
         """Go on; return what to poll for, or 0 when the answer is whole.
 
@@ -191,7 +196,7 @@ class Pool:
     def tls(self) -> ssl.SSLContext:
         """The context of all connections."""
         if self._tls is None:
-            self._tls = ssl.create_default_context(cafile=self._options.ca_file)
+            self._tls = ssl.create_default_context()
         return self._tls
 
     def close(self) -> None:
@@ -281,7 +286,7 @@ class _Run:
         except (OSError, BadAnswerError) as error:
             self._forget(fd)
             connection.close()
-            shown = with_way_out(error) if isinstance(error, OSError) else error
+            shown = with_way_out(error, mute=connection.mute) if isinstance(error, OSError) else error
             call.failed(attempt, shown, time.monotonic(), stale=connection.stale)
             call.wake = -math.inf
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import ssl
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -14,6 +15,7 @@ from kvtools.client.session import Session
 from kvtools.errors import UsageError
 
 Transport = TypeVar("Transport", BlockingTransport, AsyncTransport)
+_URLS = ("url", "urls", "server", "address", "host", "base_url", "endpoint")
 
 
 class ClientBase(Generic[Transport]):
@@ -28,7 +30,7 @@ class ClientBase(Generic[Transport]):
         shards: Sequence[str | Sequence[str]] | None = None,
         **options: Any,
     ) -> None:
-        chosen = _options(type(self).__name__, options)
+        chosen = _with_certificates(_options(type(self).__name__, options))
         self._session = Session(_as_shards(servers, shards), chosen)
         self._transport: Transport = self._transport_type(chosen)
 
@@ -39,8 +41,23 @@ def _options(client: str, given: Mapping[str, Any]) -> Options:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1, 0.5)
             meant = f"; did you mean {near[0]}=?" if near else ""
+            if name in _URLS:
+                meant = f"; the URL comes first, as in {client}('http://host:8501')."
             raise TypeError(f"{client}() has no option {name}={meant} It has {', '.join(['shards', *known])}")
     return Options(**given)
+
+
+def _with_certificates(options: Options) -> Options:
+    """Return options with what `ca_file` has; raises `UsageError`: later it would look like a server that is down."""
+    if options.ca_file is None or options.tls is not None:
+        return options
+    try:
+        context = ssl.create_default_context(cafile=options.ca_file)
+    except ssl.SSLError as error:
+        raise UsageError(f"making a client: ca_file='{options.ca_file}' has no certificate in PEM") from error
+    except OSError as error:
+        raise UsageError(f"making a client: reading ca_file='{options.ca_file}': {error.strerror}") from error
+    return dataclasses.replace(options, tls=context)
 
 
 def _as_shards(servers: str | Sequence[str] | None, shards: Sequence[str | Sequence[str]] | None) -> list[list[str]]:

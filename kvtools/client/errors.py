@@ -40,8 +40,13 @@ class WrongShardError(ClientError):
     """A server has the rows of another shard than the one in whose place it stands."""
 
 
-def with_way_out(error: OSError) -> OSError:
-    """Return a fault of a connection in words that say what to do, where its own do not."""
+def with_way_out(error: OSError, *, mute: bool = False) -> OSError:
+    """Return a fault of a connection in words that say what to do, where its own do not.
+
+    `mute`: it has no TLS, and nothing came on it.
+    """
+    if mute and isinstance(error, ConnectionResetError):
+        return ConnectionResetError(f"{error.strerror or error}; if this port speaks TLS, name it by https://")
     if isinstance(error, ssl.SSLCertVerificationError):
         return OSError(f"{error.verify_message}; name its certificate authority by ca_file=")
     if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":

@@ -516,7 +516,7 @@ def _checked(call: Call) -> Answer:
     doing = f"asking {call.replicas.name}{' at ' * bool(call.replicas.name)}{_place(call)}"
     if code == "unknown_table":
         raise UnknownTableError(f"{doing}: {message}")
-    if answer.status in (401, 403):
+    if answer.status in (401, 403) and "Authorization" not in call.request.headers:
         message += "; give api_key= to the client"
     raise RefusedError(f"{doing}: {answer.status}: {message}", answer.status, code)
 
@@ -528,7 +528,10 @@ def _place(call: Call) -> str:
 def _bags(keys: Array, row_splits: Any, weights: Any, table: str) -> tuple[Array, Array | None]:
     """Return row_splits int64 [bags + 1] and weights float32 [keys] or None, checked."""
     doing = f"looking up in table '{table}'"
-    splits = np.asarray(row_splits)
+    try:
+        splits = np.asarray(row_splits)
+    except ValueError as error:
+        raise UsageError(f"{doing}: got row_splits that are no array, expected integers [bags + 1]") from error
     if splits.ndim != 1 or splits.dtype.kind not in "iu" or not len(splits):
         raise UsageError(f"{doing}: got row_splits {splits.dtype}{list(splits.shape)}, expected integers [bags + 1]")
     splits = splits.astype(np.int64)
@@ -536,7 +539,10 @@ def _bags(keys: Array, row_splits: Any, weights: Any, table: str) -> tuple[Array
         raise UsageError(f"{doing}: row_splits must ascend from 0 to the number of keys, {len(keys)}")
     if weights is None:
         return splits, None
-    weighed = np.asarray(weights, np.float32).reshape(-1)
+    try:
+        weighed = np.asarray(weights, np.float32).reshape(-1)
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"{doing}: got weights that are no array of numbers, expected one for each key") from error
     if len(weighed) != len(keys):
         raise UsageError(f"{doing}: got {len(weighed)} weights, expected one for each of {len(keys)} keys")
     return splits, weighed

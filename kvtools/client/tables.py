@@ -114,12 +114,18 @@ def wire_keys(keys: Any, table: Table) -> Array:
         >>> wire_keys([2**64 - 1, 7], table).tolist()
         [-1, 7]
     """
-    given = np.asarray(keys)
+    doing = f"looking up in table '{table.name}'"
+    try:
+        given = np.asarray(keys)
+    except ValueError as error:
+        raise UsageError(
+            f"{doing}: got keys in lists of several lengths, expected integers of one shape; of bags, keys [n] and"
+            " row_splits, see lookup_pooled"
+        ) from error
     if not given.size:
         return np.empty(0, np.int64)
     if given.dtype.kind == "f" and not isinstance(keys, np.ndarray):
         given = np.asarray(keys, object)  # NumPy makes floats of small and large ints together.
-    doing = f"looking up in table '{table.name}'"
     if given.dtype == object and all(type(key) is int for key in given.flat):
         low, high = min(given.flat), max(given.flat)
     elif given.dtype.kind in "iu":

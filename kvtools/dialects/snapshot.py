@@ -1,7 +1,8 @@
 """Snapshots: keys sorted by their mixed bits, rows in that order, one mapped file (`.kvsnap`), for lookups.
 
 Specified in docs/dialects/snapshot.md; read and written by `kvtools._snapshot`. A snapshot has no optimizer slots:
-nobody trains it. `--compression int8` keeps float32 rows as int8 with a scale each.
+nobody trains it. `--compression int8` keeps float32 rows as int8 with a scale each; rows of integers stay as
+they are.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ SUFFIX = ".kvsnap"
 _MAGIC = b"\x89KVS\r\n\x1a\n"
 _KEY_DTYPES = ("int64", "int32", "uint64")
 _INT8 = "int8"
+_WHOLE = ("int8", "int16", "int32", "int64", "bool")
 
 
 def sniff(source: Source) -> bool:
@@ -204,7 +206,8 @@ class Writer(CheckpointWriter):
 
     def table(self, schema: TableSchema, keys: Callable[[], Iterator[tuple[int, Array]]]) -> TableWriter:
         """Sort the keys of a table; see `CheckpointWriter.table`."""
-        if self._quantized and schema.value_dtype != "float32":
+        quantized = self._quantized and schema.value_dtype not in _WHOLE
+        if quantized and schema.value_dtype != "float32":
             raise UsageError(
                 f"writing table '{schema.name}' as {NAME}: its values are {schema.value_dtype}, expected float32 with"
                 f" --compression {_INT8}; cast them first, see `kvtools cast`"
@@ -216,7 +219,7 @@ class Writer(CheckpointWriter):
                 value_dtype=schema.value_dtype,
                 dim=schema.dim,
                 rows=schema.rows,
-                quantized=self._quantized,
+                quantized=quantized,
                 freq_dtype=schema.freq_dtype or "",
                 version_dtype=schema.version_dtype or "",
             )
@@ -229,7 +232,7 @@ class Writer(CheckpointWriter):
         losses = []
         if duplicates:
             losses.append(f"{duplicates} rows: a later row has their key, and only the last one counts")
-        if self._quantized:
+        if quantized:
             losses.append("the exact numbers: rows are int8 with a scale, off by up to 1/254 of their largest number")
         return _Table(self._writer, schema, duplicates, tuple(losses))
 

@@ -156,7 +156,7 @@ async function showRows(keys) {
 async function showNear(key, metric) {
   at("neighbours").replaceChildren();
   const found = JSON.parse(await ask(place(chosen, "nearest"), JSON.stringify({ key, metric })));
-  at("scanned").textContent = !found.neighbours.length ? "no row has a direction to compare" :
+  at("scanned").textContent = !found.neighbours.length ? found.reason :
     found.scanned < found.rows
       ? `of ${shown(found.scanned)} rows, spread over the ${shown(found.rows)} of the table`
       : `of all ${shown(found.rows)} rows`;

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvtools.array_table import ArrayTable
 from kvtools.cli.main import main
 from kvtools.dialects.detect import open_checkpoint
+from kvtools.migrate import write_tables
 
 pytestmark = pytest.mark.usefixtures("tf")
 Capture = pytest.CaptureFixture[str]
@@ -132,9 +134,10 @@ def test_a_threshold_that_leaves_no_row_is_a_warning(
     sample_path: Path, tmp_path: Path, capsys: Capture, kind: str
 ) -> None:
     out = str(tmp_path / "out.kvsnap")
-    assert main(["export", kind, out, str(sample_path), "--clip-l2", "1e9", "--table", "user_emb"]) == 0
-    said = capsys.readouterr().err
-    assert "table 'user_emb': the thresholds leave none of its 5 rows" in said
+    asked = ["export", kind, out, str(sample_path), "--clip-l2", "1e9", "--table", "user_emb"]
+    for more in ["--dry-run"], []:
+        assert main([*asked, *more]) == 0
+        assert capsys.readouterr().err.count("table 'user_emb': the thresholds leave none of its 5 rows") == 1
 
 
 @pytest.mark.parametrize("kind", ["--savedmodel", "--snapshot"])
@@ -170,3 +173,57 @@ def test_rows_of_zeros_are_left_out_unless_asked_for(
         assert ("cut: emb: 2 fail zeros" in capsys.readouterr().out) == (rows == 18)
         kept = {int(key) for key in open_checkpoint(out).table("emb").all_keys()}
         assert kept == {int(key) for at, key in enumerate(sample.keys) if rows == 20 or at not in (3, 7)}
+
+
+def save_tables(path: Path, **freqs: list[int] | None) -> Path:
+    """A snapshot of a table by each name, with these frequencies or none."""
+    keys, values = np.array([1, 2, 3]), np.float32([[1, 2], [3, 4], [5, 6]])
+    counts = {name: None if of is None else np.array(of) for name, of in freqs.items()}
+    tables = [ArrayTable(name, keys, values, freqs=of) for name, of in counts.items()]
+    write_tables(tables, path, "snapshot")
+    return path
+
+
+@pytest.mark.parametrize("command", ["clip", "export --snapshot", "export --savedmodel"])
+@pytest.mark.parametrize("dry_run", [[], ["--dry-run"]], ids=["real", "dry run"])
+def test_a_budget_says_by_what_it_compares(tmp_path: Path, capsys: Capture, command: str, dry_run: list[str]) -> None:
+    mixed = str(save_tables(tmp_path / "mixed.kvsnap", user=[3, 1, 2], bias=None, city=None))
+    counted = str(save_tables(tmp_path / "counted.kvsnap", user=[3, 1, 2]))
+    name, *kind = command.split()
+    out = tmp_path / "out.kvsnap"
+
+    def asked(source: str, *more: str) -> str:
+        target = [*kind, str(out), source] if kind else [source, str(out)]
+        assert main([name, *target, "--budget", "60B", *dry_run, "--force", *more]) == 0
+        return capsys.readouterr().out
+
+    without = "as there are no frequencies in bias, city; --by and --table choose otherwise"
+    assert f"budget: rows were compared by l2, {without}\n" in asked(mixed)
+    assert "budget: rows were compared by freq, per byte\n" in asked(counted)
+    assert "budget: rows were compared by freq, per byte\n" in asked(mixed, "--table", "user")
+    assert "budget: rows were compared by abs\n" in asked(mixed, "--by", "abs")
+    told = json.loads(asked(mixed, "--json"))
+    assert told["budget"] == {"bytes": 60, "by": "l2", "without_frequencies": ["bias", "city"]}
+
+
+def test_many_tables_without_frequencies_are_counted(tmp_path: Path, capsys: Capture) -> None:
+    source = save_tables(tmp_path / "a.kvsnap", user=[1, 2, 3], **{f"t{number}": None for number in range(8)})
+    assert main(["clip", str(source), "--budget", "9B", "--dry-run"]) == 0
+    assert "no frequencies in t0, t1, t2, t3, t4, 3 more; --by" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("constant", [0.5, 0.0])
+def test_rows_cut_from_a_table_with_a_default_row_are_a_warning(
+    tmp_path: Path, capsys: Capture, constant: float
+) -> None:
+    told = {"initializer": {"kind": "constant", "a": constant}}
+    table = ArrayTable("emb", np.array([1, 2]), np.float32([[0.25, 0.25], [1, 2]]), metadata=told)
+    write_tables([table], tmp_path / "a.kvsnap", "snapshot")
+    out = str(tmp_path / "out.kvsnap")
+    asked = ["export", "--snapshot", out, str(tmp_path / "a.kvsnap"), "--force"]
+    warning = "table 'emb': 1 rows were cut, and its default row is not zeros: their keys answer with it"
+    for more in ["--dry-run"], []:
+        assert main([*asked, "--clip-abs", "0.3", *more]) == 0
+        assert (warning in capsys.readouterr().err) == (constant == 0.5)
+        assert main([*asked, *more]) == 0
+        assert capsys.readouterr().err == ""

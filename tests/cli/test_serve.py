@@ -93,6 +93,7 @@ def test_the_environment(served: list[Any], monkeypatch: pytest.MonkeyPatch) -> 
         (["x=a", "y=b", "--versions", "all"], "expected the name of a model before it, such as x:latest 2"),
         (["x=a", "y=b", "--label", "z:stable=1"], "expected the name of a model before it, such as x:stable=7"),
         (["a", "--label", "stable"], "expected a label and a number, such as stable=7"),
+        (["a", "--dialect", "snapshto"], "dialect 'snapshto': there is none; expected one of"),
         (["a", "--label", "stable=new"], "expected a label and a number, such as stable=7"),
         ([], "PATH"),
         (["a", "--versions", "latest", "3"], "a path '3'; write --versions 'latest 3', in quotes"),

@@ -41,8 +41,8 @@ class Waiting:
     new_loop: Callable[[], Any] = staticmethod(asyncio.new_event_loop)
 
     def __init__(self, *servers: Any, **options: Any) -> None:
-        self._loop = self.new_loop()
         self.client = AsyncClient(*servers, **options)
+        self._loop = self.new_loop()
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         method = getattr(self.client, name)
@@ -387,6 +387,19 @@ def test_pieces_of_one_lookup_are_of_one_version(make_client: Any) -> None:
             assert set(embeddings[:, 0].tolist()) == {2.0}
 
 
+def test_lists_of_several_lengths_are_no_keys(make_client: Any, url: str) -> None:
+    client = make_client(url)
+    with pytest.raises(UsageError, match=r"table 'ads/emb': got keys in lists of several lengths.* see lookup_pooled"):
+        client.lookup("ads/emb", [[1, 2], [3]])
+    with pytest.raises(UsageError, match="got keys in lists of several lengths"):
+        client.lookup_pooled("ads/emb", [[1, 2], [3]], [0, 2])
+    with pytest.raises(UsageError, match="got row_splits that are no array"):
+        client.lookup_pooled("ads/emb", [1, 2], [[0], [1, 2]])
+    for weights in ([[1], [1, 2]], ["x", 1], [None, {}]):
+        with pytest.raises(UsageError, match="got weights that are no array of numbers"):
+            client.lookup_pooled("ads/emb", [1, 2], [0, 2], weights=weights)
+
+
 def test_access_keys(make_client: Any) -> None:
     class Guard(Observer):
         def authorize(self, headers: Any, tables: Any) -> None:
@@ -397,6 +410,8 @@ def test_access_keys(make_client: Any) -> None:
         assert make_client(url, api_key="secret").lookup("ads/emb", [-7])[1].all()
         with pytest.raises(RefusedError, match="401: an access key is needed; give api_key= to the client"):
             make_client(url).lookup("ads/emb", [-7])
+        with pytest.raises(RefusedError, match=r"401: an access key is needed$"):
+            make_client(url, api_key="another").lookup("ads/emb", [-7])
 
 
 def test_tls(make_client: Any, tmp_path: Path) -> None:
@@ -410,11 +425,21 @@ def test_tls(make_client: Any, tmp_path: Path) -> None:
             UnavailableError, match="self-signed certificate; name its certificate authority by ca_file="
         ):
             make_client(url, retries=0).lookup("ads/emb", [-7])
-        with pytest.raises(UnavailableError):
+        with pytest.raises(UnavailableError, match="if this port speaks TLS, name it by https://"):
             make_client(url.replace("https", "http"), retries=0).lookup("ads/emb", [-7])
     said = pytest.raises(UnavailableError, match="it does not speak TLS; name it by http://")
     with real_server(static_catalog(TableStore(SAMPLE))) as url, said:
         make_client(url.replace("http", "https"), retries=0).tables()
+
+
+def test_a_file_of_certificates_that_cannot_be_read_is_told_when_the_client_is_made(
+    make_client: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=r"reading ca_file='.*nope\.pem': No such file"):
+        make_client("https://localhost:1", ca_file=str(tmp_path / "nope.pem"))
+    (tmp_path / "empty.pem").write_text("nothing")
+    with pytest.raises(UsageError, match=r"ca_file='.*empty\.pem' has no certificate in PEM"):
+        make_client("https://localhost:1", ca_file=tmp_path / "empty.pem")
 
 
 def test_a_closed_client_says_so(make_client: Any, url: str) -> None:
@@ -510,5 +535,7 @@ def test_a_misspelt_option_is_named(kind: Any) -> None:
         TypeError, match=rf"^{kind.__name__}\(\) has no option max_retries=; did you mean retries=\? It has"
     ):
         kind("http://a", max_retries=3)
+    with pytest.raises(TypeError, match=r"no option url=; the URL comes first, as in \w+\('http://host:8501'\)\. It"):
+        kind(url="http://127.0.0.1:1")
     with pytest.raises(TypeError, match=r"has no option zzz= It has shards, timeout, "):
         kind("http://a", zzz=3)

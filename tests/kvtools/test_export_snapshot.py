@@ -13,7 +13,7 @@ from kvtools.clip import Clip, Criteria
 from kvtools.clip_policy import Policy
 from kvtools.dialects.interface import Checkpoint
 from kvtools.errors import BadInputError, OutputError, UnknownTableError
-from kvtools.export_snapshot import export_snapshot
+from kvtools.export_snapshot import choose_for_snapshot, export_snapshot
 from kvtools.snapshot import Snapshot
 
 KEYS = np.array([5, 6, 5, 7, 6, 8])
@@ -99,3 +99,64 @@ def test_rows_of_zeros_stay_where_a_missing_key_gets_something_else(tmp_path: Pa
     }
     exports = export_snapshot(Checkpoint(tmp_path, "memory", tables), tmp_path / "a.kvsnap")
     assert [(export.name, export.rows, export.cut) for export in exports] == [("ones", 2, 0), ("zeros", 1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "numbers", "shown"),
+    [
+        ("float16", np.float32([1, 1e5]), "100000"),
+        ("float16", np.float32([np.nan, -65520]), "-65520"),
+        ("bfloat16", np.float32([3.4e38, 1]), r"3.4e\+38"),
+        ("float32", np.float64([1, 1e300]), r"1e\+300"),
+        ("int8", np.float64([1, 1e39]), r"1e\+39"),
+    ],
+)
+def test_a_number_that_would_become_infinite_is_named(
+    tmp_path: Path, dtype: str, numbers: np.ndarray, shown: str
+) -> None:
+    table = ArrayTable("emb", np.array([3, 7]), np.stack([np.zeros_like(numbers), numbers]))
+    with pytest.raises(BadInputError, match=f"'emb' as {dtype}: the row of key 7 has {shown}, which would become"):
+        export_snapshot(Checkpoint(tmp_path, "memory", {"emb": table}), tmp_path / "a.kvsnap", dtype=dtype)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_numbers_that_just_fit_and_rows_that_were_infinite_are_kept(tmp_path: Path) -> None:
+    values = np.float32([[65519, 1], [np.inf, np.nan]])
+    table = ArrayTable("emb", np.array([3, 7]), values)
+    (export,) = export_snapshot(Checkpoint(tmp_path, "memory", {"emb": table}), tmp_path / "a.kvsnap", dtype="float16")
+    assert export.non_finite == 1
+    rows, _ = Snapshot(tmp_path / "a.kvsnap").table("emb").lookup(np.array([3, 7]))
+    assert rows[0, 0] == 65504 and np.isinf(rows[1, 0]) and np.isnan(rows[1, 1])
+
+
+def test_a_default_row_that_would_become_infinite_is_named(tmp_path: Path) -> None:
+    told = {"initializer": {"kind": "constant", "a": 1e5}}
+    table = ArrayTable("emb", KEYS[:2], np.float32([[1, 2], [3, 4]]), metadata=told)
+    with pytest.raises(BadInputError, match="table 'emb' as float16: the default row has 100000"):
+        export_snapshot(Checkpoint(tmp_path, "memory", {"emb": table}), tmp_path / "a.kvsnap", dtype="float16")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8"])
+def test_integers_stay_as_they_are(tmp_path: Path, dtype: str) -> None:
+    tables = {
+        "float": ArrayTable("float", np.array([1, 2]), np.float32([[1, 2], [3, 4]])),
+        "ids": ArrayTable("ids", np.array([1, 2]), np.array([[2**24 + 1], [2**62 + 1]])),
+        "small": ArrayTable("small", np.array([1, 2]), np.int8([[-128] * 8, [127] * 8])),
+    }
+    source = Checkpoint(tmp_path, "memory", tables)
+    exports = export_snapshot(source, tmp_path / "a.kvsnap", dtype=dtype)
+    assert [export.value_dtype for export in exports] == [dtype, "int64", "int8"]
+    assert [export.notes for export in exports] == [
+        (),
+        (f"its int64 rows are written as they are: only floating-point numbers become {dtype}",),
+        (f"its int8 rows are written as they are: only floating-point numbers become {dtype}",),
+    ]
+    assert [(export.bytes, export.bytes_saved) for export in exports[1:]] == [(2 * 16, 0), (2 * 16, 0)]
+    written = Snapshot(tmp_path / "a.kvsnap")
+    assert written.table("float").native.quantized == (dtype == "int8")
+    for name in ("ids", "small"):
+        rows, found = written.table(name).lookup(np.array([1, 2]))
+        assert found.all() and not written.table(name).native.quantized
+        assert rows.dtype == tables[name].value_dtype and np.array_equal(rows, tables[name].to_numpy().values)
+    planned = choose_for_snapshot(source, dtype=dtype)
+    assert [choice.bytes for choice in planned[1:]] == [export.bytes for export in exports[1:]]

@@ -81,6 +81,10 @@ def test_no_keys(client: TestClient) -> None:
         "embeddings": [],
         "found": [],
     }
+    pooled = client.post("/v1/tables/ads/emb:lookup", json={"keys": [], "combiner": "sum"})
+    assert (pooled.status_code, pooled.json()) == (200, {"embeddings": [], "missing": 0})
+    several = client.post("/v1/tables:lookup", json={"tables": {"ads/emb": {"keys": [], "combiner": "sum"}}})
+    assert several.json() == {"tables": {"ads/emb": {"embeddings": [], "missing": 0}}}
     answer = client.post("/v1/tables/ads/emb:lookup", content=b"", headers={"Content-Type": BINARY, "Accept": BINARY})
     assert (answer.headers["x-embedding-shape"], answer.content) == ("0,4", b"")
 

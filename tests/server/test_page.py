@@ -104,8 +104,10 @@ def test_neighbours_of_large_and_small_rows_and_none_of_what_has_no_direction(cl
     found = client.post("/v1/tables/odd:nearest", json={"key": "0"}).json()["neighbours"]
     assert [each["key"] for each in found] == ["1", "5"]
     np.testing.assert_allclose([each["score"] for each in found], [0.5**0.5, 0.6], rtol=1e-6)
-    for key in ("2", "3", "4"):
-        assert client.post("/v1/tables/odd:nearest", json={"key": key}).json()["neighbours"] == []
+    for key, reason in (("2", "has NaN or infinity"), ("3", "has NaN or infinity"), ("4", "is zeros, which have no")):
+        none = client.post("/v1/tables/odd:nearest", json={"key": key}).json()
+        assert none["neighbours"] == [] and f"the row of key {key} {reason}" in none["reason"]
+    assert client.post("/v1/tables/odd:nearest", json={"key": "4", "metric": "dot"}).json()["neighbours"]
     edges = client.get("/v1/tables/odd:rows?bins=1").json()["norms"]["edges"]
     np.testing.assert_allclose(edges, [0, 5e30], rtol=1e-6)
 
@@ -184,5 +186,5 @@ def test_a_browser_shows_what_is_no_number(model: Path, serve: Callable[..., Any
     address = f"http://127.0.0.1:{server.port}/#table=odd&keys=2,3,5&near=4"
     document = browse(address, tmp_path / "browser", "--virtual-time-budget=3000", "--dump-dom")
     assert document.count('class="nan"') == 1 and "1 of 3 not finite" in document and "2 of 3 not finite" in document
-    assert "norm 5.0000e+30" in document and "no row has a direction to compare" in document
+    assert "norm 5.0000e+30" in document and "the row of key 4 is zeros, which have no direction" in document
     assert "Warning" not in server.stderr()

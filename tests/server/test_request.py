@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("fastapi")
-from kvtools.server.request import RequestError, parse_keys
+from kvtools.server.request import RequestError, body_too_large, parse_keys, parse_lookup
 from kvtools.server.settings import Settings
 
 
@@ -86,3 +86,40 @@ def test_the_longest_keys_fit_the_body() -> None:
     import json
 
     assert len(json.dumps({"keys": [-(2**63)] * 1000}, indent=1)) <= Settings(max_keys=1000).body_limit
+
+
+def test_a_body_that_is_too_large_names_the_option() -> None:
+    assert "1000 bytes; send fewer keys a request, or have the server take more: --max-body-bytes" in str(
+        body_too_large(1000)
+    )
+
+
+@pytest.mark.parametrize(
+    ("key_dtype", "keys", "wrong"),
+    [
+        ("uint64", [1, -1, -2], -1),
+        ("int32", [2**31, 5], 2**31),
+        ("int64", [7, -(2**63) - 1], -(2**63) - 1),
+    ],
+)
+def test_a_key_out_of_range_is_named(key_dtype: str, keys: list[int], wrong: int) -> None:
+    with pytest.raises(RequestError, match=f"got key {wrong}, out of range, expected {key_dtype}: "):
+        parse(str({"keys": keys}).replace("'", '"').encode(), key_dtype=key_dtype)
+    if key_dtype == "int32":
+        with pytest.raises(RequestError, match=f"got key {wrong}, out of range"):
+            parse(np.array(keys).tobytes(), binary=True, key_dtype=key_dtype)
+
+
+@pytest.mark.parametrize(("keys", "wrong"), [("[[1, 2], 3]", "3"), ("[4, [1]]", "4"), ('[[1], "x", 2]', '"x"')])
+def test_of_keys_in_lists_and_others_the_others_are_wrong(keys: str, wrong: str) -> None:
+    body = b'{"keys": %s, "combiner": "sum"}' % keys.encode()
+    with pytest.raises(RequestError, match=f"got {wrong} beside keys in lists, expected lists alone") as caught:
+        parse_lookup(body, "t", binary=False, key_dtype="int64", max_keys=9)
+    assert (caught.value.status, caught.value.code) == (400, "bad_key")
+
+
+@pytest.mark.parametrize("weights", ["", ', "weights": []'])
+def test_no_bags_are_no_rows(weights: str) -> None:
+    body = f'{{"keys": [], "combiner": "mean"{weights}}}'.encode()
+    lookup, _ = parse_lookup(body, "t", binary=False, key_dtype="int64", max_keys=9)
+    assert (lookup.bags, lookup.keys.tolist(), lookup.combiner) == (0, [], "mean")
