@@ -151,7 +151,10 @@ class LookupProtocol(HttpToolsProtocol):
         self._default_lines = b""
         self._open = ""  # "head" or "body" of a request that is not whole
         self._since = 0.0  # when that began, or when there was nothing to do
-        self._head_bytes = 0  # of a head that is not whole, as they came
+        self._head_bytes = (
+            0  # of a head that is not whole, as they came; those of its first segment only if it began it
+        )
+        self._requests = 0  # that were whole, on the usual way
         self._field_bytes = 0  # of the parts of the head that is read
         self._gathered = bytearray()  # a lookup on the short way that is not whole; or what came while one is answered
         self._gathering: _Head | None = None
@@ -312,10 +315,13 @@ class LookupProtocol(HttpToolsProtocol):
 
     def _feed(self, data: bytes) -> None:
         """The usual way."""
-        was_head = self._open == "head"
+        was_head, before = self._open == "head", self._requests
         super().data_received(data)
         if self._open == "head" and not self.transport.is_closing():
-            self._head_bytes = len(data) + (self._head_bytes if was_head else 0)
+            if self._requests != before:  # most of what came is of other requests
+                self._head_bytes = 0
+            else:
+                self._head_bytes = len(data) + (self._head_bytes if was_head else 0)
             if self._head_bytes > _HEAD_LIMIT:
                 self._refuse_head()
 
@@ -414,6 +420,7 @@ class LookupProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """Note that a request is whole."""
         self._open = ""
+        self._requests += 1
         super().on_message_complete()
 
     def on_response_complete(self) -> None:

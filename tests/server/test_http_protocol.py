@@ -9,6 +9,7 @@ import json
 import re
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -421,6 +422,7 @@ def test_a_head_has_a_limit_also_where_it_comes_whole(running: Running, large: b
 
 HEAD = message(LOOKUP, None, Content_Length="100")
 HEALTH = message("GET /healthz", Connection="close")
+KEPT = message("GET /healthz")
 
 
 @pytest.mark.parametrize(
@@ -498,6 +500,23 @@ def test_a_client_that_sends_before_it_reads_has_all_answers(path: str) -> None:
         reader.close()
     assert [status for status, _, _ in got] == [200] * (count + 1)
     assert len({body for _, _, body in got}) == 2
+
+
+def test_a_head_that_begins_behind_large_requests_is_no_large_head() -> None:
+    """A segment of over 64 KiB that ends in the middle of a head, whose few bytes alone are the head's."""
+    data = message(LOOKUP + "?missing=zeros&missing=zeros", b"\0" * 16_000, Content_Type=BINARY, Accept=BINARY)
+    received: list[bytes] = []
+    with Running(Settings()) as server, server.connect() as connection:
+        reader = threading.Thread(target=lambda: received.append(read_all(connection)))
+        reader.start()
+        for turn in range(30):  # the window grows: some come in one segment
+            connection.sendall(data * 6 + KEPT[:20])
+            last = time.monotonic() + 60
+            while len(server.seen.answers) < 6 * (turn + 1) and reader.is_alive() and time.monotonic() < last:
+                time.sleep(0.002)
+            connection.sendall((KEPT if turn < 29 else HEALTH)[20:])
+        reader.join(60)
+    assert [status for status, _, _ in responses(received[0])] == [200] * (30 * 7)
 
 
 def test_the_server_ends_with_half_sent_requests_about() -> None:
