@@ -65,7 +65,10 @@ def real_server(
 def server_process(path: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """`kvtools serve` in a process of its own, which a test may stop or kill; yields it and its URL."""
     command = [sys.executable, "-m", "kvtools.cli.main", "serve", str(path), "--port", "0", "--json", *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    # Not in the repository's folder, whose sources would be imported in place of what is installed.
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=path.parent
+    ) as process:
         try:
             assert process.stdout is not None
             yield process, json.loads(process.stdout.readline())["url"]
