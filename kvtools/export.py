@@ -26,6 +26,7 @@ import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -145,7 +146,10 @@ def export_saved_model(
             model = lookup_model(lookups, [export.rows for export in exports])
             writer.string(OBJECT_GRAPH, model.object_graph)
         (folder / _MODEL_FILE).write_bytes(model.saved_model)
-        _write_manifest(folder, checkpoint, lookups, exports, policy or Policy())
+        described = [
+            {"signature": one.signature, "keys": one.tensor("keys"), "values": one.tensor("values")} for one in lookups
+        ]
+        write_manifest(folder, checkpoint, policy or Policy(), list(zip(exports, described, strict=True)))
     return exports
 
 
@@ -277,23 +281,32 @@ def write_table(
     return export, tuple(part_rows.tolist()) if parts > 1 else (done,)
 
 
-def _write_manifest(
+def write_manifest(
     folder: Path,
     checkpoint: Checkpoint,
-    lookups: Sequence[Lookup],
-    exports: Sequence[TableExport],
     policy: Policy,
+    tables: Sequence[tuple[TableExport, Mapping[str, Any]]],
+    **more: Any,
 ) -> None:
+    """Write what the tables of a model are, by which `kvtools` reads them.
+
+    Args:
+        folder: the model's.
+        checkpoint: what was exported.
+        policy: which rows were left out.
+        tables: what became of each, and what else is to be said of it.
+        more: what else is to be said of the model.
+    """
     manifest = {
         "format": FORMAT,
         "written_by": f"kvtools {__version__}",
         "source": str(checkpoint.path),
         "source_dialect": checkpoint.dialect,
+        **more,
         "budget": policy.budget,
         "tables": [
             {
                 "name": export.name,
-                "signature": export.signature,
                 "key_dtype": export.key_dtype,
                 "value_dtype": export.value_dtype,
                 "dim": export.dim,
@@ -301,10 +314,9 @@ def _write_manifest(
                 "cut": export.cut,
                 "clip": policy.criteria(export.name).described(),
                 "cut_by": {criterion: count for criterion, count in export.failed.items() if count},
-                "keys": lookup.tensor("keys"),
-                "values": lookup.tensor("values"),
+                **described,
             }
-            for lookup, export in zip(lookups, exports, strict=True)
+            for export, described in tables
         ],
     }
     path = folder / MANIFEST

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import numpy as np
 
-from kvtools import __version__
 from kvtools.check_model import SignatureCheck, check_available, check_model
 from kvtools.clip import Choice
 from kvtools.clip_policy import Policy
@@ -29,10 +28,10 @@ from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.object_graph import OBJECT_GRAPH
 from kvtools.dialects.options import DEFAULT_MEMORY, Progress
-from kvtools.dialects.savedmodel import FORMAT, MANIFEST, is_whole_model
+from kvtools.dialects.savedmodel import is_whole_model
 from kvtools.dialects.tfplugin import KEY_DTYPES, VALUE_DTYPES
 from kvtools.errors import BadInputError, CheckFailedError, CorruptFileError, KvtoolsError
-from kvtools.export import TableExport, check_room, choose_for_saved_model, write_table
+from kvtools.export import TableExport, check_room, choose_for_saved_model, write_manifest, write_table
 from kvtools.replace_output import check_replaceable, replace_folder
 from kvtools.stock_model.fields import join, messages, split, without
 from kvtools.stock_model.handles import Restored
@@ -164,7 +163,12 @@ def export_model(
             if tracked:
                 writer.string(OBJECT_GRAPH, tracked)
         (folder / _MODEL_FILE).write_bytes(encoded)
-        _write_manifest(folder, checkpoint, list(tables.values()), exports, policy or Policy())
+        described = [
+            {"initial_rows": one.initial.stored, "keys": one.tensor("keys"), "values": one.tensor("values")}
+            for one in tables.values()
+        ]
+        told = list(zip(exports, described, strict=True))
+        write_manifest(folder, checkpoint, policy or Policy(), told, whole_model=True)
         checks = check_model(checkpoint, open_checkpoint(folder), check) if check else []
         wrong = [f"{one.signature}: {what}" for one in checks for what in one.different]
         if wrong and not any(export.cut for export in exports):
@@ -387,39 +391,3 @@ def _copy_rest(source: Path, folder: Path) -> None:
             (folder / place).mkdir()
         else:
             shutil.copyfile(entry, folder / place)
-
-
-def _write_manifest(
-    folder: Path,
-    checkpoint: Checkpoint,
-    tables: Sequence[StockTable],
-    exports: Sequence[TableExport],
-    policy: Policy,
-) -> None:
-    manifest = {
-        "format": FORMAT,
-        "written_by": f"kvtools {__version__}",
-        "source": str(checkpoint.path),
-        "source_dialect": checkpoint.dialect,
-        "whole_model": True,
-        "budget": policy.budget,
-        "tables": [
-            {
-                "name": export.name,
-                "key_dtype": export.key_dtype,
-                "value_dtype": export.value_dtype,
-                "dim": export.dim,
-                "rows": export.rows,
-                "cut": export.cut,
-                "clip": policy.criteria(export.name).described(),
-                "cut_by": {criterion: count for criterion, count in export.failed.items() if count},
-                "initial_rows": table.initial.stored,
-                "keys": table.tensor("keys"),
-                "values": table.tensor("values"),
-            }
-            for table, export in zip(tables, exports, strict=True)
-        ],
-    }
-    path = folder / MANIFEST
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from requests_to_port import get_json, refuses
 from version_files import DIM, expected_rows, write_checkpoint, write_snapshot
 
 pytest.importorskip("fastapi")
@@ -34,16 +35,6 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 def children(pid: int) -> set[int]:
     return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
-
-
-def get(port: int, path: str) -> tuple[int, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    try:
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        return answer.status, json.loads(answer.read())
-    finally:
-        connection.close()
 
 
 class Client(threading.Thread):
@@ -203,18 +194,11 @@ def test_a_second_signal(serve: Callable[..., Any], tmp_path: Path, workers: int
     server = serve(tmp_path / "m", "--workers", workers, "--grace", "600")
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as half:
         half.sendall(b"POST %s HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{" % LOOKUP.encode())
-        assert get(server.port, "/livez")[0] == 200
+        assert get_json(server.port, "/livez")[0] == 200
         before = children(server.process.pid)
         server.process.send_signal(number)
 
-        def refused() -> bool:
-            try:
-                socket.create_connection(("127.0.0.1", server.port), timeout=60).close()
-            except ConnectionRefusedError:
-                return True
-            return False
-
-        until(refused, "it does not accept")
+        until(lambda: refuses(server.port), "it does not accept")
         server.process.send_signal(number)
         assert server.process.wait(60) in (-number, 128 + number)
         until(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in before), "the workers are gone")
@@ -230,7 +214,7 @@ def test_a_served_file_that_is_cut_gives_errors_and_never_wrong_rows(serve: Call
     with served.open("r+b") as file:
         file.truncate(4096)
     until(lambda: any(status != 200 for status in client.statuses) or bool(client.wrong), "an error")
-    until(lambda: get(server.port, "/v1/tables")[1].get("version") == 1, "the version before takes its place")
+    until(lambda: get_json(server.port, "/v1/tables")[1].get("version") == 1, "the version before takes its place")
     until(client.answered(), "answers")
     client.going = False
     client.join()
@@ -252,7 +236,7 @@ def test_the_only_file_is_cut_and_written_again(serve: Callable[..., Any], tmp_p
     until(client.answered(), "answers")
     with served.open("r+b") as file:
         file.truncate(4096)
-    until(lambda: get(server.port, "/readyz")[0] == 503, "it is not ready")
+    until(lambda: get_json(server.port, "/readyz")[0] == 503, "it is not ready")
     until(lambda: client.statuses.get(503, 0) > 0 or bool(client.wrong), "an error")
     asked = message("tensorflow.serving.PredictRequest")(
         model_spec={"name": "default", "signature_name": "emb"},
@@ -265,10 +249,11 @@ def test_the_only_file_is_cut_and_written_again(serve: Callable[..., Any], tmp_p
         redis.sendall(b"GET emb:150\r\n")
         assert redis.recv(1000).startswith(b"-ERR")
     until(
-        lambda: get(server.port, "/readyz")[1]["error"]["message"].startswith("model 'default' has no version"), "cut"
+        lambda: get_json(server.port, "/readyz")[1]["error"]["message"].startswith("model 'default' has no version"),
+        "cut",
     )
     write_snapshot(tmp_path, 2, says=7)
-    until(lambda: get(server.port, "/readyz")[0] == 200, "it is loaded anew")
+    until(lambda: get_json(server.port, "/readyz")[0] == 200, "it is loaded anew")
     before = client.statuses[200]
     until(lambda: client.statuses[200] > before or bool(client.wrong), "answers")
     client.going = False
@@ -291,7 +276,7 @@ def test_a_disk_that_is_full_keeps_what_is_served_and_is_tried_again(serve: Call
     client.start()
 
     def state() -> dict[str, Any]:
-        statuses = get(server.port, "/v1/models/default")[1]["model_version_status"]
+        statuses = get_json(server.port, "/v1/models/default")[1]["model_version_status"]
         return next((each for each in statuses if each["version"] == "2"), {"status": {}})
 
     until(lambda: state()["status"].get("error_code") == "UNAVAILABLE", "it says that there is no space")

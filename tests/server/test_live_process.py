@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from requests_to_port import refuses
 from version_files import write_snapshot
 
 pytest.importorskip("fastapi")
@@ -149,14 +150,7 @@ def test_a_second_signal_ends_it_at_once(serve: Callable[..., Any]) -> None:
         assert ask(server.port) == 200
         server.process.send_signal(signal.SIGINT)
 
-        def refused() -> bool:
-            try:
-                socket.create_connection(("127.0.0.1", server.port), timeout=60).close()
-            except ConnectionRefusedError:
-                return True
-            return False
-
-        until(refused, "it does not accept")
+        until(lambda: refuses(server.port), "it does not accept")
         server.process.send_signal(signal.SIGINT)
         assert server.process.wait(60) == -signal.SIGINT
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import re
-import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from requests_to_port import raw
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
@@ -55,16 +55,6 @@ def request(port: int, method: str, path: str, body: bytes = b"", **headers: str
         return answer.status, answer.read()
     finally:
         connection.close()
-
-
-def raw(port: int, data: bytes) -> bytes:
-    with socket.create_connection(("127.0.0.1", port), timeout=120) as connection:
-        connection.sendall(data)
-        connection.shutdown(socket.SHUT_WR)
-        received = b""
-        while chunk := connection.recv(65536):
-            received += chunk
-        return received
 
 
 def alive(port: int) -> bool:

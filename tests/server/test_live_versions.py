@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import json
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from requests_to_port import get_json
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
@@ -54,16 +54,6 @@ class Asker(threading.Thread):
                 self.failures.append(("rows of several versions, or wrong ones", version))
             if not self.seen or self.seen[-1] != version:
                 self.seen.append(version)
-        connection.close()
-
-
-def status(port: int, path: str) -> tuple[int, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    try:
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        return answer.status, json.loads(answer.read())
-    finally:
         connection.close()
 
 
@@ -122,7 +112,7 @@ def test_hangup_looks_for_versions_now(
     write_version(folder, 2)
     server.process.send_signal(1)
     until(lambda: "version 2 is served" in server.stderr(), "version 2")
-    assert status(server.port, "/readyz") == (200, {"status": "ready"})
+    assert get_json(server.port, "/readyz") == (200, {"status": "ready"})
 
 
 def test_waiting_for_the_first_version(
@@ -132,10 +122,10 @@ def test_waiting_for_the_first_version(
     folder.mkdir()
     server = serve(folder, "--wait", "--poll", "0.05")
     assert server.line.startswith("serving no model yet")
-    assert status(server.port, "/livez")[0] == 200
-    code, answer = status(server.port, "/readyz")
+    assert get_json(server.port, "/livez")[0] == 200
+    code, answer = get_json(server.port, "/readyz")
     assert code == 503 and answer["error"]["code"] == "not_ready"
-    assert status(server.port, "/v1/tables")[0] == 503
+    assert get_json(server.port, "/v1/tables")[0] == 503
     write_version(folder, 1)
-    until(lambda: status(server.port, "/readyz")[0] == 200, "ready")
-    until(lambda: status(server.port, "/warmz")[0] == 200, "warm")
+    until(lambda: get_json(server.port, "/readyz")[0] == 200, "ready")
+    until(lambda: get_json(server.port, "/warmz")[0] == 200, "warm")

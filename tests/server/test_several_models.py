@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from lookup_servers import fake_server, real_server, rows_of
+from requests_to_port import raw
 from resp_server import serving
 from test_prepared_lookups import Wire, one_table, post, row
 
@@ -169,7 +170,7 @@ def test_a_model_without_a_version_may_have_the_table(catalog: Catalog, client: 
     assert error(client.post("/v1/tables/new:lookup?model=a", json=BODY))[:2] == (404, "unknown_table")
     assert client.get("/v1/tables").json()["models"][2] == {"model": "c", "version": None, "dialect": None}
     with serving(catalog) as server:
-        assert ask(server.port, b"GET new:3\r\n").startswith(b"-ERR model 'c' has no version")
+        assert raw(server.port, b"GET new:3\r\n").startswith(b"-ERR model 'c' has no version")
 
 
 def test_a_table_of_several_models_stays_one_while_a_model_has_no_version(catalog: Catalog, client: TestClient) -> None:
@@ -179,9 +180,9 @@ def test_a_table_of_several_models_stays_one_while_a_model_has_no_version(catalo
     assert client.post("/v1/tables/bias:lookup?model=a", json=BODY).json()["embeddings"] == [[1, 1]]
     assert client.post("/v1/tables/only_a:lookup", json=BODY).json()["embeddings"] == [[2, 2]]
     with serving(catalog) as server:
-        assert b"'a:bias', 'b:bias'" in ask(server.port, b"GET bias:3\r\n")
-        assert ask(server.port, b"GET b:bias:3\r\n").startswith(b"-ERR model 'b' has no version")
-        assert ask(server.port, b"GET a:bias:3\r\nGET only_a:3\r\n") == value(1) + value(2)
+        assert b"'a:bias', 'b:bias'" in raw(server.port, b"GET bias:3\r\n")
+        assert raw(server.port, b"GET b:bias:3\r\n").startswith(b"-ERR model 'b' has no version")
+        assert raw(server.port, b"GET a:bias:3\r\nGET only_a:3\r\n") == value(1) + value(2)
 
 
 def test_keys_for_a_model_open_that_one(catalog: Catalog, tmp_path: Path) -> None:
@@ -216,7 +217,7 @@ def test_keys_for_a_model_open_that_one(catalog: Catalog, tmp_path: Path) -> Non
             (b"HGET b:bias 3", b"$8"),
             (b"EXISTS only_b:3", b":1"),
         ):
-            assert ask(server.port, hello + command + b"\r\n").startswith(b"+OK\r\n" + reply)
+            assert raw(server.port, hello + command + b"\r\n").startswith(b"+OK\r\n" + reply)
 
 
 @pytest.fixture
@@ -269,16 +270,6 @@ def test_what_of_a_model_the_short_way_reads(query: str, expected: tuple[str | N
     assert (head and (head.ask.model, head.ask.missing)) == expected
 
 
-def ask(port: int, data: bytes) -> bytes:
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
-        connection.sendall(data)
-        connection.shutdown(socket.SHUT_WR)
-        received = b""
-        while chunk := connection.recv(65536):
-            received += chunk
-        return received
-
-
 def value(number: float) -> bytes:
     return b"$8\r\n" + np.full(2, number, "<f4").tobytes() + b"\r\n"
 
@@ -297,12 +288,12 @@ def test_the_redis_protocol(catalog: Catalog, tmp_path: Path) -> None:
             (b"SELECT b:bias\r\nGET 3\r\nDBSIZE", b"+OK\r\n" + value(3) + b":10\r\n"),
             (b"GET none:3", b"-ERR there is no table 'none'\r\n"),
         ):
-            assert ask(server.port, command + b"\r\n") == reply, command
+            assert raw(server.port, command + b"\r\n") == reply, command
         for command in (b"HGET bias 3", b"GET bias:3", b"MGET bias:3 only_a:3", b"SELECT bias", b"HLEN bias"):
-            reply = ask(server.port, command + b"\r\n")
+            reply = raw(server.port, command + b"\r\n")
             assert reply.startswith(b"-ERR there is a table 'bias' in several models"), command
             assert b"'a:bias', 'b:bias'" in reply
-        assert b"db2:keys=10,expires=0,avg_ttl=0,table=b:bias" in ask(server.port, b"INFO keyspace\r\n")
+        assert b"db2:keys=10,expires=0,avg_ttl=0,table=b:bias" in raw(server.port, b"INFO keyspace\r\n")
         with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
 
             def say(data: bytes) -> bytes:
