@@ -62,7 +62,14 @@ def check_available() -> None:
             )
 
 
-def check_model(checkpoint: Checkpoint, export: Checkpoint, requests: int, seed: int = 0) -> list[SignatureCheck]:
+def check_model(
+    checkpoint: Checkpoint,
+    export: Checkpoint,
+    requests: int,
+    seed: int = 0,
+    *,
+    theirs: Callable[[str], Answer] | None = None,
+) -> list[SignatureCheck]:
     """Compare the answers of a model to random requests with those of its export.
 
     Ids are keys of the export, keys of none, and duplicates. Rows that were left out are not asked for, but a model may
@@ -73,6 +80,7 @@ def check_model(checkpoint: Checkpoint, export: Checkpoint, requests: int, seed:
         export: what was made of it, opened.
         requests: how many requests of 16 samples to make of each signature.
         seed: for other requests.
+        theirs: what answers each signature, where `export` has the tables only.
 
     Raises:
         BadInputError: TensorFlow cannot load the model.
@@ -88,8 +96,9 @@ def check_model(checkpoint: Checkpoint, export: Checkpoint, requests: int, seed:
     signatures = {name: value for name, value in meta.signatures.items() if not name.startswith(_INTERNAL)}
     ids = _Ids(checkpoint, export, np.random.default_rng(seed))
     found: list[SignatureCheck] = []
-    run = _run_objects if meta.objects else _run_session
-    ours, theirs = run(trained, meta), run(exported, _serving_graph(exported))
+    run = _run_objects if meta.objects else run_session
+    ours = run(trained)
+    theirs = theirs or run(exported)
     for name, encoded in sorted(signatures.items()):
         found.append(_check(name, _inputs(encoded), ours(name), theirs(name), ids, requests))
     return found
@@ -254,7 +263,7 @@ def _difference(a: Array, b: Array) -> str:
     return f"values differ by up to {np.nanmax(np.abs(a.astype(np.float64) - b.astype(np.float64))):.3g}"
 
 
-def _run_objects(folder: Path, meta: MetaGraph) -> Callable[[str], Answer]:
+def _run_objects(folder: Path) -> Callable[[str], Answer]:
     """A model of TensorFlow 2, by its signatures."""
     tf = _tensorflow()
     try:
@@ -275,9 +284,10 @@ def _run_objects(folder: Path, meta: MetaGraph) -> Callable[[str], Answer]:
     return signature
 
 
-def _run_session(folder: Path, meta: MetaGraph) -> Callable[[str], Answer]:
-    """A model of TensorFlow 1, in a session."""
+def run_session(folder: Path) -> Callable[[str], Answer]:
+    """Load a model as TensorFlow 1 does, and servers do: into a session; return what answers each signature."""
     tf = _tensorflow()
+    meta = _serving_graph(folder)
     graph = tf.Graph()
     session = tf.compat.v1.Session(graph=graph)
     try:

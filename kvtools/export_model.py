@@ -33,7 +33,9 @@ from kvtools.dialects.tfplugin import KEY_DTYPES, VALUE_DTYPES
 from kvtools.errors import BadInputError, CheckFailedError, CorruptFileError, KvtoolsError
 from kvtools.export import TableExport, check_room, choose_for_saved_model, write_manifest, write_table
 from kvtools.replace_output import check_replaceable, replace_folder
+from kvtools.stock_model.cut_model import CannotCut, CutSignature, cut_model
 from kvtools.stock_model.fields import join, messages, split, without
+from kvtools.stock_model.given_rows import GivenTable
 from kvtools.stock_model.handles import Restored
 from kvtools.stock_model.initial_rows import InitialRows, initial_rows
 from kvtools.stock_model.meta_graph import MetaGraph, Tables, restored_when_served, rewrite_meta_graph
@@ -50,6 +52,7 @@ _TELL_ZEROS = frozenset({"KvTableContains", "KvTableSize"}) | GIVES_DEFAULTS
 """Operations that tell a row of zeros from none."""
 _DAMAGED = (ValueError, KeyError, IndexError, AssertionError, RecursionError)
 """What reading, or rewriting, a graph that contradicts itself raises."""
+_OBJECTS = 7  # of a MetaGraphDef
 _NOT_COPIED = frozenset({_MODEL_FILE, "variables", "fingerprint.pb"})
 
 
@@ -133,13 +136,13 @@ def export_model(
     check_replaceable(output, mark=_MODEL_FILE, force=force)
     if check:
         check_available()
-    model = _Model(checkpoint)
+    model = TrainedModel(checkpoint)
     tables = {prefix: model.table(prefix, number) for number, prefix in enumerate(model.readers)}
     model.rewritten(tables)  # what cannot be rewritten is told before hours of writing
     choices = model.choose(policy, keep_zeros=keep_zeros, memory=memory, progress=progress)
     check_room(choices, output)
     with replace_folder(output, mark=_MODEL_FILE, force=force) as folder:
-        _copy_rest(model.folder, folder)
+        copy_rest(model.folder, folder)
         (folder / "variables").mkdir()
         exports: list[TableExport] = []
         with BundleWriter(folder / "variables" / "variables") as writer:
@@ -188,7 +191,7 @@ def choose_for_model(
     progress: Progress | None = None,
 ) -> list[Choice]:
     """Decide which rows `export_model` would keep, and write nothing; arguments and errors are its own."""
-    model = _Model(checkpoint)
+    model = TrainedModel(checkpoint)
     model.rewritten({prefix: model.table(prefix, number) for number, prefix in enumerate(model.readers)})
     return model.choose(policy, keep_zeros=keep_zeros, memory=memory, progress=progress)
 
@@ -209,7 +212,7 @@ def _malformed(file: Path, error: Exception) -> CorruptFileError:
     return CorruptFileError(f"reading '{file}': got malformed bytes ({told}); save the model again")
 
 
-class _Model:
+class TrainedModel:
     """A SavedModel to be rewritten.
 
     Attributes:
@@ -284,6 +287,13 @@ class _Model:
             progress=progress,
         )
 
+    def unused(self) -> list[str]:
+        """Say which tables nothing that is served uses, a sentence each."""
+        used = {reader.schema.name for reader in self.readers.values()}
+        return [
+            f"table '{name}': nothing that is served uses it" for name in self._checkpoint.tables if name not in used
+        ]
+
     def warnings(self, exports: Sequence[TableExport]) -> list[str]:
         """Say of which tables keys that were cut are not answered with zeros."""
         begun = {
@@ -321,10 +331,7 @@ class _Model:
         """Return the model as it is with these tables, the objects of its checkpoint, and what was left out."""
         graphs: list[bytes] = []
         tracked = self._tracked
-        used = {reader.schema.name for reader in self.readers.values()}
-        reasons = [
-            f"table '{name}': nothing that is served uses it" for name in self._checkpoint.tables if name not in used
-        ]
+        reasons = self.unused()
         kept = frozenset([OBJECT_GRAPH, *(variable.name for variable in self._checkpoint.variables)])
         by_prefix = Tables({prefix: tables[first] for prefix, first in self._same.items()}, kept)
         for data in self._graphs:
@@ -342,6 +349,50 @@ class _Model:
         for function, node in foreign_nodes(encoded):
             raise self._refused(UnsupportedOperation(node, function, "it is none of stock TensorFlow's"))
         return encoded, tracked, reasons
+
+    def cut(
+        self, names: Mapping[str, str], unique: str, part_rows: Mapping[str, tuple[int, ...]]
+    ) -> tuple[bytes, list[CutSignature]]:
+        """Return the model cut at its lookups, whose rows are given to it, and its signatures; see `cut_model`.
+
+        It is the graph that is served, without what TensorFlow 2 needs to make Python's objects of it. `part_rows` are
+        the rows of each part of tables, by `readers`' keys, where they are known.
+        """
+        tables: dict[str, GivenTable] = {}
+        for number, prefix in enumerate(self.readers):
+            known = self.table(prefix, number)
+            fields = {each.name: getattr(known, each.name) for each in dataclasses.fields(known)}
+            fields["part_rows"] = part_rows.get(prefix, known.part_rows)
+            tables[prefix] = GivenTable(**fields, begins=self.initial[prefix][1])
+        kept = frozenset(variable.name for variable in self._checkpoint.variables)
+        by_prefix = Tables({prefix: tables[first] for prefix, first in self._same.items()}, kept)
+        try:
+            tags = [MetaGraph.decode(data).tags for data in self._graphs]
+            data = self._graphs[next((at for at, each in enumerate(tags) if "serve" in each), 0)]
+            rewritten = rewrite_meta_graph(join(without(split(data), _OBJECTS)), by_prefix, b"", is_stock)
+            graph, signatures = cut_model(
+                rewritten.meta_graph, {table.number: table for table in tables.values()}, names, unique
+            )
+        except UnsupportedOperation as error:
+            raise self._refused(error) from error
+        except CannotCut as error:
+            where = f"node '{error.node}'" + (f" of function '{error.function}'" if error.function else "")
+            raise BadInputError(
+                f"splitting '{self.folder}': the lookup in table '{error.table}' ({where}) cannot be cut out:"
+                f" {error.reason}; export the model whole, with --savedmodel"
+            ) from error
+        except _DAMAGED as error:
+            raise _malformed(self._file, error) from error
+        self._not_zeros |= rewritten.not_zeros
+        encoded = join([*without(self._fields, 2), (2, 2, graph)])
+        for function, node in foreign_nodes(encoded):
+            raise self._refused(UnsupportedOperation(node, function, "it is none of stock TensorFlow's"))
+        return encoded, signatures
+
+    @property
+    def tells_zeros(self) -> bool:
+        """Whether the model can tell a row of zeros from none."""
+        return self._tells_zeros
 
     def _refused(self, error: UnsupportedOperation) -> KvtoolsError:
         done = ", ".join(sorted({*OPERATIONS, *_ALSO_DONE}))
@@ -381,7 +432,7 @@ def _asks_what_is_there(meta: MetaGraph) -> bool:
     return any(node.op in _TELL_ZEROS for _, node in meta.graph.all_nodes())
 
 
-def _copy_rest(source: Path, folder: Path) -> None:
+def copy_rest(source: Path, folder: Path) -> None:
     """Assets and what else lies in the model's folder; not who may write to it."""
     for entry in sorted(source.rglob("*")):
         place = entry.relative_to(source)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -38,6 +39,7 @@ def export_snapshot(
     policy: Policy | None = None,
     keep_zeros: bool = False,
     dtype: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
     force: bool = False,
     memory: int = DEFAULT_MEMORY,
     progress: Progress | None = None,
@@ -55,6 +57,7 @@ def export_snapshot(
         keep_zeros: keep rows of zeros alone; they are what a missing key gives, and left out otherwise.
         dtype: what rows of floating-point numbers become: one of `DTYPES`, "int8" with a float32 scale for each row; as
             they are if None, and where they are integers.
+        metadata: what else to record of each table.
         force: replace a file that is there.
         memory: how many bytes of rows to hold; more go through the disk.
         progress: called as rows are read and written.
@@ -93,7 +96,7 @@ def export_snapshot(
         changed = _changes(reader.schema, dtype)
         if dtype is not None and changed:
             table = _NarrowTable(table, dtype)
-        kept.append(_CountedTable(table, finite=changed and dtype == "int8"))
+        kept.append(_CountedTable(table, metadata or {}, finite=changed and dtype == "int8"))
     options = WriteOptions(compression="int8" if dtype == "int8" else None, memory=memory, force=force)
     account = write_tables(kept, output, snapshot.NAME, options=options, progress=progress)
     written = Snapshot(output)
@@ -221,8 +224,9 @@ class _NarrowTable(CastTable):
 class _CountedTable(TableView):
     """A table that counts its rows with NaN or infinity as they are read, or refuses them."""
 
-    def __init__(self, source: TableReader, *, finite: bool) -> None:
-        super().__init__(source, dataclasses.replace(source.schema, slots=()))
+    def __init__(self, source: TableReader, metadata: Mapping[str, Any], *, finite: bool) -> None:
+        whole = {**source.schema.metadata, **metadata}
+        super().__init__(source, dataclasses.replace(source.schema, slots=(), metadata=whole))
         self.non_finite = 0
         self._finite = finite
         self._counting = threading.Lock()
