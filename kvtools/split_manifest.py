@@ -6,8 +6,9 @@ the dense part: one of its own name that takes rows, and one that computes ids f
     {"format": 1, "export": "<32 hexadecimal digits>", "fingerprint": "<of the snapshot>", "dense": "dense",
      "snapshot": "tables.kvsnap",
      "tables": [{"name": "user", "key_dtype": "int64", "value_dtype": "float32", "dim": 16, "rows": 10, ...}],
-     "signatures": {"serving_default": {"ids_signature": "serving_default_ids", "inputs": ["price", "user_id"],
-       "ids_inputs": ["user_id"], "dense_inputs": ["price"], "outputs": ["click"],
+     "signatures": {"serving_default": {"ids_signature": "serving_default_ids",
+       "inputs": [{"name": "price", "dtype": "float32", "shape": [-1]}, ...], "outputs": [...],
+       "ids_inputs": ["user_id"], "dense_inputs": ["price"],
        "lookups": [{"table": "user", "ids": "user_ids", "ids_input": "user_id", "rows": "user_rows", "found": null,
          "dtype": "float32"}]}}}
 
@@ -35,6 +36,8 @@ DENSE = "dense"
 SNAPSHOT = "tables.kvsnap"
 EXPORT = "export"
 """What the metadata of a table has the number of an export as."""
+EXPORT_HEADER = "x-embedding-export"
+"""The header by which a server is asked for rows of one export, and of no other."""
 
 Array = npt.NDArray[Any]
 
@@ -68,20 +71,31 @@ class SplitLookup:
 
 
 @dataclass(frozen=True)
+class SplitTensor:
+    """An input or an output of a model: -1 for a size that varies, a shape of None for any shape."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
 class SplitSignature:
     """A signature of a model: what a request has, and what of it goes where.
 
     `ids_signature` is the signature of the dense part that computes ids, from `ids_inputs`; None where there is no
-    lookup. `dense_inputs` are those of `inputs` that the dense part takes beside rows, by the signature `name`.
+    lookup. `dense_inputs` are those of `inputs` that the dense part takes beside rows, by the signature `name`. `export`
+    is that of the model.
     """
 
     name: str
     ids_signature: str | None
-    inputs: tuple[str, ...]
+    inputs: tuple[SplitTensor, ...]
     ids_inputs: tuple[str, ...]
     dense_inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
+    outputs: tuple[SplitTensor, ...]
     lookups: tuple[SplitLookup, ...]
+    export: str
 
     @property
     def needs_ids(self) -> bool:
@@ -100,6 +114,10 @@ class SplitSignature:
         """
         return [self._keys_of(lookup, request, ids or {}) for lookup in self.lookups]
 
+    @property
+    def _inputs(self) -> str:
+        return ", ".join(f"'{one.name}'" for one in self.inputs)
+
     def _keys_of(self, lookup: SplitLookup, request: Mapping[str, Any], ids: Mapping[str, Any]) -> Array:
         doing = f"looking up for signature '{self.name}': table '{lookup.table.name}'"
         source = lookup.ids_input
@@ -113,7 +131,7 @@ class SplitSignature:
         elif source in request:
             given, name = request[source], source
         else:
-            raise UsageError(f"{doing}: got no input '{source}', expected {', '.join(self.inputs)}")
+            raise UsageError(f"{doing}: got no input '{source}', expected {self._inputs}")
         array = np.asarray(given)
         wanted = np.dtype(lookup.table.key_dtype)
         if array.dtype == wanted:
@@ -137,7 +155,7 @@ class SplitSignature:
         """
         missing = [name for name in self.dense_inputs if name not in request]
         if missing:
-            raise UsageError(f"asking signature '{self.name}': got no input '{missing[0]}'")
+            raise UsageError(f"asking signature '{self.name}': got no input '{missing[0]}', expected {self._inputs}")
         made = {name: request[name] for name in self.dense_inputs}
         for lookup, (values, found) in zip(self.lookups, rows, strict=True):
             if lookup.rows is not None:
@@ -186,8 +204,9 @@ class SplitModel:
                 )
                 for one in said["tables"]
             }
-            signatures = {name: _signature(name, one, tables) for name, one in said["signatures"].items()}
-            return cls(str(said["export"]), str(said["fingerprint"]), tables, signatures, file.parent)
+            export = str(said["export"])
+            signatures = {name: _signature(name, one, tables, export) for name, one in said["signatures"].items()}
+            return cls(export, str(said["fingerprint"]), tables, signatures, file.parent)
         except OSError as error:
             raise BadInputError(f"reading '{file}': {error.strerror or error}") from error
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -242,7 +261,9 @@ def encoded(
     return json.dumps(said, indent=1) + "\n"
 
 
-def _signature(name: str, said: Mapping[str, Any], tables: Mapping[str, SplitTable]) -> SplitSignature:
+def _signature(
+    name: str, said: Mapping[str, Any], tables: Mapping[str, SplitTable], export: str
+) -> SplitSignature:
     lookups = [
         SplitLookup(
             tables[one["table"]],
@@ -254,12 +275,14 @@ def _signature(name: str, said: Mapping[str, Any], tables: Mapping[str, SplitTab
         )
         for one in said["lookups"]
     ]
-    inputs, ids_inputs, dense_inputs, outputs = (
-        tuple(map(str, said[kind])) for kind in ("inputs", "ids_inputs", "dense_inputs", "outputs")
-    )
-    return SplitSignature(
-        name, _name(said["ids_signature"]), inputs, ids_inputs, dense_inputs, outputs, tuple(lookups)
-    )
+    inputs, outputs = (tuple(map(_tensor, said[kind])) for kind in ("inputs", "outputs"))
+    ids_inputs, dense_inputs = (tuple(map(str, said[kind])) for kind in ("ids_inputs", "dense_inputs"))
+    return SplitSignature(name, _name(said["ids_signature"]), inputs, ids_inputs, dense_inputs, outputs, tuple(lookups), export)
+
+
+def _tensor(said: Mapping[str, Any]) -> SplitTensor:
+    shape = said["shape"]
+    return SplitTensor(str(said["name"]), str(said["dtype"]), None if shape is None else tuple(map(int, shape)))
 
 
 def _name(said: Any) -> str | None:

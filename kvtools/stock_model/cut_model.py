@@ -28,7 +28,7 @@ from kvtools.lookup_model.messages import (
     of_types,
 )
 from kvtools.stock_model.attributes import Attributes, moved_numbers
-from kvtools.stock_model.fields import Field, blob, entries, join, last, messages, split, text, without
+from kvtools.stock_model.fields import Field, blob, entries, join, last, messages, number_in, split, text, without
 from kvtools.stock_model.given_rows import GIVEN_ROWS, GivenTable
 from kvtools.stock_model.graph_def import Argument, Function, Node, functions_called, functions_needed, node_of
 from kvtools.stock_model.meta_graph import MetaGraph, loading_roots, nodes_of_variables, tensor_names
@@ -81,15 +81,24 @@ class CutLookup:
 
 
 @dataclass(frozen=True)
+class CutTensor:
+    """An input or an output: -1 for a size that varies, a shape of None for any shape."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
 class CutSignature:
     """A signature: that of ids ("" without a lookup), what each of both takes of its inputs, and its lookups."""
 
     name: str
     ids_signature: str
-    inputs: tuple[str, ...]
+    inputs: tuple[CutTensor, ...]
     ids_inputs: tuple[str, ...]
     dense_inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
+    outputs: tuple[CutTensor, ...]
     lookups: tuple[CutLookup, ...]
 
 
@@ -775,10 +784,10 @@ class _Graph:
         cut = CutSignature(
             name,
             ids_name,
-            tuple(sorted(key for key, _ in inputs)),
+            _described(inputs),
             tuple(sorted(key for key, _ in asked)),
             tuple(sorted(key for key, _ in used)),
-            tuple(sorted(key for key, _ in outputs)),
+            _described(outputs),
             tuple(lookups),
         )
         rest = without(fields, 1, 2)
@@ -817,6 +826,17 @@ def _rows_type(table: GivenTable) -> int:
 def _infos(signature: bytes) -> list[tuple[str, list[str]]]:
     fields = split(signature)
     return [(key, tensor_names(info)) for number in (1, 2) for key, info in entries(fields, number)]
+
+
+def _described(infos: Sequence[tuple[str, bytes]]) -> tuple[CutTensor, ...]:
+    found = []
+    for name, info in sorted(infos):
+        fields = split(info)
+        shape = split([UNKNOWN_RANK, *messages(fields, 3)][-1])
+        sizes = [number_in(split(dim), 1) for dim in messages(shape, 2)]
+        known = None if number_in(shape, 3) else tuple(-1 if size >> 63 else size for size in sizes)
+        found.append(CutTensor(name, dtype_name(number_in(fields, 2)), known))
+    return tuple(found)
 
 
 def _tensor_info(name: str, dtype: int, shape: bytes) -> bytes:
