@@ -43,6 +43,7 @@ from kvtools.errors import UsageError
 from kvtools.export import TableExport, choose_for_saved_model, export_saved_model
 from kvtools.export_model import choose_for_model, export_model, has_custom_operations
 from kvtools.export_snapshot import choose_for_snapshot, dtype_notes, export_snapshot, missing_is_zeros
+from kvtools.export_split import choose_for_split, export_split
 
 
 def run(
@@ -60,6 +61,15 @@ def run(
             "--snapshot",
             metavar="OUT",
             help="The snapshot to write: a file, for `kvtools serve`.",
+            callback=no_standard_output,
+        ),
+    ] = None,
+    split: Annotated[
+        Path | None,
+        typer.Option(
+            "--split",
+            metavar="OUT",
+            help="The folder to write a trained model to in two halves: one that is given rows, and a snapshot.",
             callback=no_standard_output,
         ),
     ] = None,
@@ -105,7 +115,8 @@ def run(
     A SavedModel with operations of its tables becomes one without them, signatures, dense variables and assets as they
     were. Of a checkpoint, and of the tables that --table names, each table gets a signature: it takes ids (int64, any
     shape) and gives embeddings; missing ids give zeros. TensorFlow Serving and tf.saved_model.load open a SavedModel
-    without this package. A snapshot is one file that kvtools serve maps and answers from at once; int8 rows have a
+    without this package. --split writes the model without its tables, and a snapshot of these beside it, for kvtools
+    serve, here or elsewhere. A snapshot is one file that kvtools serve maps and answers from at once; int8 rows have a
     scale each. A row is kept if it passes all that is asked; rows of zeros are left out, as a missing id gives the
     same. OUT appears whole or not at all.
 
@@ -117,11 +128,12 @@ def run(
       kvtools export --savedmodel models/7 model.ckpt-100 --budget 2GiB --dry-run
       kvtools export --savedmodel models/7 model.ckpt-100 --policy thresholds.toml
       kvtools export --snapshot model.kvsnap model.ckpt-100 --clip-l2 0.01 --dtype bfloat16
+      kvtools export --split models/7 trained_model --dtype float16 --check 100
     """
-    if (savedmodel is None) == (snapshot is None):
-        raise UsageError("exporting: say --savedmodel OUT or --snapshot OUT, one of them")
-    if dtype is not None and snapshot is None:
-        raise UsageError(f"exporting: got --dtype {dtype}, which is for --snapshot; see `kvtools cast`")
+    if sum(output is not None for output in (savedmodel, snapshot, split)) != 1:
+        raise UsageError("exporting: say --savedmodel OUT, --snapshot OUT or --split OUT, one of them")
+    if dtype is not None and savedmodel is not None:
+        raise UsageError(f"exporting: got --dtype {dtype}, which is for --snapshot and --split; see `kvtools cast`")
     policy = clipping.policy_of(str(path), clip_abs, clip_l2, keep_keys, drop_keys, ("--keep-keys", "--drop-keys"))
     checkpoint = source.open_for(table or [], path, memory)
     warn_unmatched(policy, [*checkpoint.tables], clipping.policy)
@@ -133,10 +145,25 @@ def run(
     }
     if savedmodel is None:
         what["dtype"] = dtype
-    if savedmodel is not None and not table and has_custom_operations(Path(checkpoint.path)):
+    if split is not None and table:
+        raise UsageError(f"exporting: got --split and --table {table[0]}, expected the whole model, or --snapshot")
+    if snapshot is None and not table and has_custom_operations(Path(checkpoint.path)):
         del what["tables"]
-        _export_model(checkpoint, savedmodel, what, check, force=force, dry_run=clipping.dry_run, as_json=as_json)
+        _export_model(
+            checkpoint,
+            *((savedmodel, False) if savedmodel is not None else (split, True)),
+            what,
+            check,
+            force=force,
+            dry_run=clipping.dry_run,
+            as_json=as_json,
+        )
         return
+    if split is not None:
+        raise UsageError(
+            f"exporting: got --split, and '{path}' is no trained SavedModel with lookups in key-value tables; tables"
+            " alone go with --snapshot"
+        )
     if check:
         raise UsageError(
             f"exporting: got --check {check}, which compares a trained SavedModel with its export; '{path}' is none"
@@ -166,7 +193,8 @@ def run(
 
 def _export_model(
     checkpoint: Checkpoint,
-    output: Path,
+    output: Path | None,
+    split: bool,
     what: Mapping[str, Any],
     check: int,
     *,
@@ -175,10 +203,12 @@ def _export_model(
     as_json: bool,
 ) -> None:
     if dry_run:
-        _choose_only(checkpoint, choose_for_model, what, as_json)
+        _choose_only(checkpoint, choose_for_split if split else choose_for_model, what, as_json)
         return
+    assert output is not None
+    export = export_split if split else export_model
     with progress_bar("exporting") as progress:
-        model = export_model(checkpoint, output, force=force, progress=progress, check=check, **what)
+        model = export(checkpoint, output, force=force, progress=progress, check=check, **what)
     _warn(model.tables)
     _warn_of_cuts(checkpoint, {export.name: (export.rows, export.cut) for export in model.tables}, snapshot=False)
     order = _order(checkpoint, what, [export.name for export in model.tables])
@@ -186,13 +216,13 @@ def _export_model(
         print(f"kvtools: warning: {warning}", file=sys.stderr)
     if as_json:
         of_tables = [dataclasses.asdict(export) for export in model.tables]
-        record = {"path": str(checkpoint.path), "savedmodel": str(output), "whole_model": True}
+        record = {"path": str(checkpoint.path), "split" if split else "savedmodel": str(output), "whole_model": True}
         record |= describe_budget(order)
         checks = [dataclasses.asdict(one) for one in model.checks]
         print(json.dumps({**record, "tables": of_tables, "left_out": model.left_out, "checks": checks}))
     else:
         for one in model.checks:
-            print(f"checked: {one.signature}: {_told(one)}")
+            print(f"checked: {one.signature}: {_told(one, what.get('dtype'))}")
         _print_exports(output, model.tables, model.left_out, order)
 
 
@@ -200,12 +230,15 @@ def _order(checkpoint: Checkpoint, what: Mapping[str, Any], tables: Sequence[str
     return budget_order(what["policy"], [checkpoint.tables[name].schema for name in tables])
 
 
-def _told(check: SignatureCheck) -> str:
+def _told(check: SignatureCheck, dtype: str | None) -> str:
     if check.refused:
         return f"not at all, as the model took none of the requests: {check.refused}"
     asked = f"{check.requests:,} requests, {check.outputs} outputs each"
     if check.differing:
-        return f"{asked}: {check.differing:,} of {check.values:,} values differ, as rows were cut"
+        if dtype is None:
+            return f"{asked}: {check.differing:,} of {check.values:,} values differ, as rows were cut"
+        found = f"{asked}: {check.differing:,} of {check.values:,} values differ, as rows are {dtype}"
+        return f"{found}: {'; '.join(check.different)}"
     return f"{asked}: the same to the bit"
 
 

@@ -20,8 +20,8 @@ from kvtools.clip import Choice
 from kvtools.clip_policy import Policy
 from kvtools.dialects.bundle import BundleWriter
 from kvtools.dialects.bundle_output import write_variable
-from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.chunk import KEYS
+from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.options import DEFAULT_MEMORY, Progress
 from kvtools.errors import CheckFailedError
@@ -189,9 +189,7 @@ def _part_rows(table: TableReader, parts: int) -> tuple[int, ...]:
 
 def _described(cut: CutSignature) -> Mapping[str, Any]:
     """A signature as the manifest has it."""
-    lookups = [
-        {key: value or None for key, value in dataclasses.asdict(lookup).items()} for lookup in cut.lookups
-    ]
+    lookups = [{key: value or None for key, value in dataclasses.asdict(lookup).items()} for lookup in cut.lookups]
     said = {key: value for key, value in dataclasses.asdict(cut).items() if key not in ("name", "lookups")}
     return {**json.loads(json.dumps(said)), "ids_signature": cut.ids_signature or None, "lookups": lookups}
 

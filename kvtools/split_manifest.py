@@ -58,8 +58,8 @@ class SplitLookup:
     """A lookup of a signature.
 
     `ids` is the output of the signature of ids, `ids_input` the input that has the same ids, or None. `rows`
-    [*shape of ids, dim] and `found` [*shape of ids] are inputs of the dense part, or None where it does not ask; `dtype`
-    is the type of `rows`.
+    [*shape of ids, dim] and `found` [*shape of ids] are inputs of the dense part, or None where it does not ask;
+    `dtype` is the type of `rows`.
     """
 
     table: SplitTable
@@ -84,8 +84,8 @@ class SplitSignature:
     """A signature of a model: what a request has, and what of it goes where.
 
     `ids_signature` is the signature of the dense part that computes ids, from `ids_inputs`; None where there is no
-    lookup. `dense_inputs` are those of `inputs` that the dense part takes beside rows, by the signature `name`. `export`
-    is that of the model.
+    lookup. `dense_inputs` are those of `inputs` that the dense part takes beside rows, by the signature `name`.
+    `export` is that of the model.
     """
 
     name: str
@@ -261,9 +261,7 @@ def encoded(
     return json.dumps(said, indent=1) + "\n"
 
 
-def _signature(
-    name: str, said: Mapping[str, Any], tables: Mapping[str, SplitTable], export: str
-) -> SplitSignature:
+def _signature(name: str, said: Mapping[str, Any], tables: Mapping[str, SplitTable], export: str) -> SplitSignature:
     lookups = [
         SplitLookup(
             tables[one["table"]],
@@ -277,7 +275,9 @@ def _signature(
     ]
     inputs, outputs = (tuple(map(_tensor, said[kind])) for kind in ("inputs", "outputs"))
     ids_inputs, dense_inputs = (tuple(map(str, said[kind])) for kind in ("ids_inputs", "dense_inputs"))
-    return SplitSignature(name, _name(said["ids_signature"]), inputs, ids_inputs, dense_inputs, outputs, tuple(lookups), export)
+    return SplitSignature(
+        name, _name(said["ids_signature"]), inputs, ids_inputs, dense_inputs, outputs, tuple(lookups), export
+    )
 
 
 def _tensor(said: Mapping[str, Any]) -> SplitTensor:

@@ -239,8 +239,8 @@ def signatures(version: ServedVersion) -> Mapping[str, Signature]:
     if known is None:
         known = _table_signatures(store.tables, version.recent)
         if of_model := getattr(store, "model_signatures", None):  # in two halves: its own names count
-            of_tables = {name: one for name, one in known.items() if name != DEFAULT}
-            known = {**of_model(version.recent), **of_tables, **of_model(version.recent)}
+            own_names = of_model(version.recent)
+            known = own_names | {name: one for name, one in known.items() if name not in (*own_names, DEFAULT)}
         _signatures[store] = known
     return known
 

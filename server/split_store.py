@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -55,17 +55,17 @@ class WholeSignature:
         """Its name in the model."""
         return self.of.name
 
-    @property
+    @cached_property
     def inputs(self) -> Mapping[str, TensorSpec]:
         """What the model takes."""
         return _specs(self.of.inputs)
 
-    @property
+    @cached_property
     def outputs(self) -> Mapping[str, TensorSpec]:
         """What it gives."""
         return _specs(self.of.outputs)
 
-    @property
+    @cached_property
     def tables(self) -> tuple[str, ...]:
         """The tables that are looked up in."""
         return tuple(dict.fromkeys(lookup.table.name for lookup in self.of.lookups))

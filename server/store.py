@@ -133,7 +133,7 @@ class TableStore:
         options = options or OpenOptions()
         source = Source(os.fspath(path))
         if options.dialect in (None, dialect.NAME) and dialect.sniff(source):
-            snapshot = Snapshot(source.path)
+            snapshot = Snapshot(dialect.file_of(source))
             checkpoint = dialect.checkpoint_of(source, snapshot.native)
             readers = checkpoint.select(tables)
         else:

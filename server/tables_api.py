@@ -320,7 +320,15 @@ def _listing_of_all(catalog: Catalog, limits: dict[str, int]) -> dict[str, Any]:
     tables = [
         {"model": name, **table} for name, version in latest.items() if version for table in _described_tables(version)
     ]
-    return {"model": None, "version": None, "export": None, "dialect": None, "limits": limits, "models": models, "tables": tables}
+    return {
+        "model": None,
+        "version": None,
+        "export": None,
+        "dialect": None,
+        "limits": limits,
+        "models": models,
+        "tables": tables,
+    }
 
 
 async def _serve(

@@ -173,9 +173,7 @@ def _open(path: str, options: OpenOptions | None, settings: Settings, progress: 
         return TableStore(path, options=options, cache=cache, progress=progress)
     from kvtools.server.saved_models import open_store  # takes long to import, and may be a whole model
 
-    store: TableStore = open_store(
-        path, options=options, cache=cache, progress=progress, rows_from=settings.rows_from
-    )
+    store: TableStore = open_store(path, options=options, cache=cache, progress=progress, rows_from=settings.rows_from)
     return store
 
 

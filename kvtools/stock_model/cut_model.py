@@ -21,7 +21,6 @@ from kvtools.lookup_model.messages import (
     UNKNOWN_RANK,
     message,
     of_function,
-    of_number,
     of_shape,
     of_text,
     of_type,
@@ -237,7 +236,7 @@ class _Body:
                 waiting += node.inputs
         return ""
 
-    # ---- What flows where: arguments, by their numbers, and rows of tables, -1 - their numbers. -----------------------
+    # ---- What flows where: arguments, by their numbers, and rows of tables, -1 - their numbers ----
 
     def _follow_rows(self) -> None:
         changed = True
@@ -280,7 +279,7 @@ class _Body:
         """Whether a node is made of rows."""
         return any(f < 0 for flow in self._flows.get(node, ()) for f in flow)
 
-    # ---- What is needed ----------------------------------------------------------------------------------------------
+    # ---- What is needed ----
 
     def needs_for_ids(self, wanted: Iterable[str]) -> _Needs:
         """Return what tensors need that no rows flow into."""
@@ -360,7 +359,9 @@ class _Body:
 class _Functions:
     """The functions of a library, as they are, and what became of them."""
 
-    def __init__(self, library: Mapping[str, Function], nodes: Sequence[Node], tables: Mapping[int, GivenTable]) -> None:
+    def __init__(
+        self, library: Mapping[str, Function], nodes: Sequence[Node], tables: Mapping[int, GivenTable]
+    ) -> None:
         self.library = library
         self.tables = tables
         everything = [nodes, *(function.nodes for function in library.values())]
@@ -418,7 +419,7 @@ class _Functions:
             return self.body(name).lookups[number].ids
         return function.results[function.outputs[number].name]
 
-    # ---- What functions become ---------------------------------------------------------------------------------------
+    # ---- What functions become ----
 
     def call_for_ids(self, node: Node, called: str, asked: set[tuple[str, int]]) -> tuple[Node, list[int]]:
         """Return the call of a function of ids, without its inputs, and the numbers of the arguments that it takes."""
@@ -579,12 +580,10 @@ def _found(number: int) -> str:
 def _moved_read_only(node: Node, kept: Sequence[int]) -> dict[str, bytes]:
     if _READ_ONLY not in node.attributes:
         return {}
-    return {
-        _READ_ONLY: moved_numbers(node.attributes[_READ_ONLY], lambda at: [kept.index(at)] if at in kept else [])
-    }
+    return {_READ_ONLY: moved_numbers(node.attributes[_READ_ONLY], lambda at: [kept.index(at)] if at in kept else [])}
 
 
-# ---- The graph -------------------------------------------------------------------------------------------------------
+# ---- The graph ----
 
 
 def cut_model(
@@ -636,10 +635,8 @@ class _Graph:
         nodes += ids_nodes
         signatures: dict[str, bytes] = {}
         told: list[CutSignature] = []
-        for name, encoded in meta.signatures.items():
-            if name.startswith(_INTERNAL):
-                signatures[name] = encoded
-                continue
+        # What initializes the model is in a collection, too: TensorFlow 2 would make a function of such a signature.
+        for name, encoded in self._signatures():
             cut, rows_signature, ids_signature, more = self._signature(name, encoded, nodes, ids, shapes)
             told.append(cut)
             signatures[name] = rows_signature
