@@ -38,7 +38,7 @@ from kvtools.stock_model.table import RESOURCES
 _CALLS = frozenset(["PartitionedCall", "StatefulPartitionedCall"])
 _SAME = frozenset(["Identity", "StopGradient", "PreventGradient"])
 _READS = frozenset(["LookupTableFindV2", "LookupTableSizeV2", "ReadVariableOp", "ResourceGather", "ResourceGatherNd"])
-"""Operations with no effect, which nobody waits for in a model that writes nothing while it serves."""
+"""Operations with no effect, which nobody waits for where nothing is written."""
 _WRITES = ("Assign", "Scatter", "ResourceScatter", "LookupTableInsert", "LookupTableImport", "ResourceApply")
 _WAITING = frozenset(["NoOp", "Identity"])
 _INTO_BRANCHES = frozenset(
@@ -143,6 +143,10 @@ class _Body:
         """Nodes that are lookups -> which."""
         self.calls: dict[str, list[int]] = {}
         """Calls of functions that are changed -> which lookup each of that function's is."""
+        called = functions_needed(functions.library, functions_called(nodes, functions.library))
+        everything = [nodes, *(functions.library[name].nodes for name in called)]
+        self.writes = any(node.op.startswith(_WRITES) for each in everything for node in each)
+        """Whether there is something that nodes may have to be done before."""
         self._flows: dict[str, list[frozenset[int]]] = {}
         for node in self.nodes:
             self._look_at(node)
@@ -353,19 +357,15 @@ class _Body:
     def _is_not_waited_for(self, node: Node, source: Node | None) -> bool:
         if source is None or source.name in self.given:
             return True
-        return source.op in _READS and node.op in _WAITING and not self._functions.writes
+        return source.op in _READS and node.op in _WAITING and not self.writes
 
 
 class _Functions:
     """The functions of a library, as they are, and what became of them."""
 
-    def __init__(
-        self, library: Mapping[str, Function], nodes: Sequence[Node], tables: Mapping[int, GivenTable]
-    ) -> None:
+    def __init__(self, library: Mapping[str, Function], tables: Mapping[int, GivenTable]) -> None:
         self.library = library
         self.tables = tables
-        everything = [nodes, *(function.nodes for function in library.values())]
-        self.writes = any(node.op.startswith(_WRITES) for each in everything for node in each)
         self.made: dict[str, Function] = {}
         self._bodies: dict[str, _Body] = {}
         self._needs: dict[str, _Needs] = {}
@@ -393,7 +393,7 @@ class _Functions:
             body = self.body(name)
             for node in function.control_results.values():
                 one = body.by_name.get(node)
-                if one is not None and one.name not in body.given and (one.op not in _READS or self.writes):
+                if one is not None and one.name not in body.given and (one.op not in _READS or body.writes):
                     roots.append(f"^{node}")
             self._needs[name] = body.needs(roots)
         return self._needs[name]
@@ -617,7 +617,7 @@ class _Graph:
         self._kept = loading_roots(meta) + nodes_of_variables(meta.collections)
         self._kept += [text(last(meta.saver, number)) for number in (1, 2, 3) if messages(meta.saver, number)]
         there = served | needed(nodes, self._kept)
-        self._functions = _Functions(meta.graph.library, nodes, tables)
+        self._functions = _Functions(meta.graph.library, tables)
         self._body = _Body(self._functions, "", [node for node in nodes if node.name in there], [])
 
     def _signatures(self) -> list[tuple[str, bytes]]:

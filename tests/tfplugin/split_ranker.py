@@ -14,7 +14,7 @@ from tfplugin import dynamic_embedding as de
 
 IDS = tf.TensorSpec([None], tf.int64)
 SIGNATURES = ("serving_default", "words", "pooled", "many", "begun", "nothing")
-PLAIN = ("serving_default", "many", "begun")
+PLAIN = ("serving_default", "begun")
 """Signatures whose ids are inputs as they are."""
 
 
