@@ -40,7 +40,7 @@ from kvtools.stock_model.handles import Restored
 from kvtools.stock_model.initial_rows import InitialRows, initial_rows
 from kvtools.stock_model.meta_graph import MetaGraph, Tables, restored_when_served, rewrite_meta_graph
 from kvtools.stock_model.objects import object_prefixes
-from kvtools.stock_model.op_table import GIVES_DEFAULTS, HANDLES, OPERATIONS, RESTORES
+from kvtools.stock_model.op_table import ANSWERS_BEGIN, GIVES_DEFAULTS, HANDLES, OPERATIONS, REFUSED, RESTORES
 from kvtools.stock_model.rewrite import UnsupportedOperation
 from kvtools.stock_model.stock_ops import foreign_nodes, is_stock
 from kvtools.stock_model.table import StockTable
@@ -251,7 +251,9 @@ class _Model:
         self.readers: dict[str, TableReader] = {}
         self.parts: dict[str, int] = {}
         self.initial: dict[str, tuple[InitialRows, Array]] = {}
-        begins = any(_asks_for_initial(meta) for meta in decoded)
+        begins = any(_asks_for_initial(meta) for meta in decoded) or any(
+            one.initializer and _answers_begin(meta) for one in restored for meta in decoded
+        )
         self._not_zeros: set[int] = set()
         self._tells_zeros = begins or any(_asks_what_is_there(meta) for meta in decoded)
         for one in restored:
@@ -263,6 +265,7 @@ class _Model:
             self._same.update(dict.fromkeys(prefixes, first))
             if first in self.readers:
                 continue
+            _check_servable(reader, self.folder)
             self.readers[first] = reader
             self.parts[first] = one.parts
             nothing = InitialRows(), np.zeros((1, reader.dim), reader.value_dtype)
@@ -289,6 +292,8 @@ class _Model:
         self, policy: Policy | None, *, keep_zeros: bool, memory: int, progress: Progress | None
     ) -> list[Choice]:
         """Decide which rows of each table are kept."""
+        if not self.readers:
+            return []
         return choose_for_saved_model(
             self._checkpoint,
             tables=[reader.schema.name for reader in self.readers.values()],
@@ -362,7 +367,7 @@ class _Model:
         return encoded, tracked, reasons
 
     def _refused(self, error: UnsupportedOperation) -> KvtoolsError:
-        done = ", ".join(sorted({*OPERATIONS, *_ALSO_DONE}))
+        done = ", ".join(sorted({*OPERATIONS, *_ALSO_DONE} - REFUSED))
         return BadInputError(f"exporting '{self.folder}': {_told(error)}; those that can be rewritten are {done}")
 
 
@@ -392,6 +397,27 @@ def _fields_of(initializer: str) -> Mapping[str, object]:
 
 def _asks_for_initial(meta: MetaGraph) -> bool:
     return any(node.op in OPERATIONS and node.attrs.text("mode") == "initial" for _, node in meta.graph.all_nodes())
+
+
+def _answers_begin(meta: MetaGraph) -> bool:
+    return any(node.op in ANSWERS_BEGIN for _, node in meta.graph.all_nodes())
+
+
+def _check_servable(reader: TableReader, folder: Path) -> None:
+    """Raise `BadInputError` where a table is not what a model would look up."""
+    schema = reader.schema
+    if schema.metadata.get("increment"):
+        raise BadInputError(
+            f"exporting '{folder}': table '{schema.name}' is an increment, of keys that changed; `kvtools merge` it"
+            " with its full checkpoint first"
+        )
+    if any(extra.name == "blacklist" for extra in schema.extras):
+        banned = np.intersect1d(reader.extra("blacklist"), reader.all_keys())
+        if len(banned):
+            raise BadInputError(
+                f"exporting '{folder}': {len(banned)} keys of table '{schema.name}', such as {banned[0]}, are in its"
+                " blacklist, which TFPlus answers with zeros, and have rows; `kvtools clip --drop-keys` them first"
+            )
 
 
 def _asks_what_is_there(meta: MetaGraph) -> bool:

@@ -368,11 +368,12 @@ class _Saver:
         variables = [
             (table, name, dtype) for table in tables for name, dtype in (("keys", INT64), ("values", table.dtype))
         ]
-        nodes.append(Node("kvtools/tensors", "Const", [], strings([t.tensor(name) for t, name, _ in variables])))
-        nodes.append(Node("kvtools/slices", "Const", [], strings([""] * len(variables))))
-        inputs = [self._filename.removesuffix(":0"), "kvtools/tensors", "kvtools/slices"]
-        dtypes = of_types(dtype for _, _, dtype in variables)
-        nodes.append(Node("kvtools/restore", "RestoreV2", inputs, {"dtypes": dtypes}))
+        if variables:
+            nodes.append(Node("kvtools/tensors", "Const", [], strings([t.tensor(name) for t, name, _ in variables])))
+            nodes.append(Node("kvtools/slices", "Const", [], strings([""] * len(variables))))
+            inputs = [self._filename.removesuffix(":0"), "kvtools/tensors", "kvtools/slices"]
+            dtypes = of_types(dtype for _, _, dtype in variables)
+            nodes.append(Node("kvtools/restore", "RestoreV2", inputs, {"dtypes": dtypes}))
         done = [f"^{node_of(self._restore)}"] if self._restore and node_of(self._restore) not in gone else []
         for at, (table, name, dtype) in enumerate(variables):
             node = f"{table.node(name)}/restore"

@@ -59,7 +59,7 @@ _VARIABLES = frozenset({"Variable", "VariableV2", "VarHandleOp"})
 _LOOKUP_TABLES = frozenset({"HashTable", "HashTableV2"})
 _FILES = {"InitializeTableFromTextFile": 1, "InitializeTableFromTextFileV2": 1}
 """What fills a table from a file -> which of its inputs is the file's name."""
-_READS_TRAINING_DATA = ("Iterator", "OneShotIterator", "QueueDequeue", "ReaderRead", "Unstage", "MapUnstage")
+_READS_TRAINING_DATA = ("IteratorGetNext", "QueueDequeue", "ReaderRead", "Unstage", "MapUnstage")
 _PYTHON = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
 _SAME = frozenset({"Identity", "RefIdentity", "Enter", "RefEnter", "Switch", "RefSwitch"})
 _REF = 100
@@ -437,7 +437,16 @@ class _Training:
         missing = sorted(name for of in tensors.values() for name in of if name not in self._dtypes)
         if missing:
             raise NotServable(f"an output needs variable {_listed(missing)}, which the checkpoint has not")
-        more = [n for n in sorted(serving) if self._nodes[n].op in _VARIABLES and n not in writers]
+        assigned = {
+            self._source(self._nodes[name].data_inputs()[0]).name
+            for name in serving
+            if self._nodes[name].op in ("Assign", "AssignVariableOp")
+        }
+        more = [
+            name
+            for name in sorted(serving)
+            if self._nodes[name].op in _VARIABLES and name not in writers and name not in assigned
+        ]
         if more:
             filename = self._restore_by_name(more, writers, tensors, filename)
         for name in sorted(serving):

@@ -16,10 +16,10 @@ import tensorflow as tf
 import tfplugin
 from kvtools.cli.main import main
 from kvtools.dialects.detect import open_checkpoint
-from kvtools.errors import BadInputError, CorruptFileError, UsageError
+from kvtools.errors import BadInputError, CorruptFileError
 from kvtools.export_model import ModelExport, export_model
 from kvtools.meta_file import trained_graph
-from kvtools.stock_model.fields import messages, split
+from kvtools.stock_model.fields import entries, messages, split
 from kvtools.stock_model.meta_graph import MetaGraph
 from kvtools.stock_model.stock_ops import foreign_nodes
 from kvtools.stock_model.training_graph import Wanted
@@ -37,7 +37,7 @@ def partitioned(parts: int) -> Any:
 
 
 def build(vocabulary: Path) -> tuple[Any, Any]:
-    """A graph that trains and one that serves beside it, of an iterator's batch; return (training step, initializers)."""
+    """A graph that trains and one that serves beside it, of an iterator's batch; return what trains and what fills."""
     records = {"ids": np.arange(64, dtype=np.int64).reshape(16, 4), "dense": np.ones([16, 3], np.float32)}
     dataset = tf.data.Dataset.from_tensor_slices((records["ids"], records["dense"])).repeat().batch(8)
     batch = v1.data.make_one_shot_iterator(dataset).get_next(name="batch")
@@ -56,11 +56,9 @@ def build(vocabulary: Path) -> tuple[Any, Any]:
     moving = v1.get_variable("moving", [2], trainable=False, use_resource=False)
     drawn = de.get_variable("drawn", dim=2, initializer=0.25)
     dynamic = sok.DynamicVariable(dimension=2, initializer="0.5", name="dynamic")
+    index = tf.lookup.TextFileIndex
     table = tf.lookup.StaticVocabularyTable(
-        tf.lookup.TextFileInitializer(
-            str(vocabulary), tf.string, tf.lookup.TextFileIndex.WHOLE_LINE, tf.int64, tf.lookup.TextFileIndex.LINE_NUMBER
-        ),
-        3,
+        tf.lookup.TextFileInitializer(str(vocabulary), tf.string, index.WHOLE_LINE, tf.int64, index.LINE_NUMBER), 3
     )
     known = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(WORDS, [7.0, 8.0, 9.0]), 0.0)
 
@@ -89,7 +87,9 @@ def build(vocabulary: Path) -> tuple[Any, Any]:
 
         def body(i: Any, total: Any) -> Any:
             picked = tf.cond(
-                i % 2 > 0, lambda: tf.nn.embedding_lookup(whole, flat + i)[:, :2], lambda: tf.nn.embedding_lookup(parts, flat)
+                i % 2 > 0,
+                lambda: tf.nn.embedding_lookup(whole, flat + i)[:, :2],
+                lambda: tf.nn.embedding_lookup(parts, flat),
             )
             return i + 1, total + picked
 
@@ -161,14 +161,16 @@ folder, requests = pickle.load(open(sys.argv[1], "rb"))
 answers = {}
 function = tf.saved_model.load(folder).signatures["serving_default"]
 specs = function.structured_input_signature[1]
-answers["function"] = [
-    {key: tensor.numpy() for key, tensor in function(**{k: tf.constant(v, specs[k].dtype) for k, v in one.items()}).items()}
-    for one in requests
-]
+answers["function"] = []
+for one in requests:
+    got = function(**{key: tf.constant(value, specs[key].dtype) for key, value in one.items()})
+    answers["function"].append({key: tensor.numpy() for key, tensor in got.items()})
 with tf.Graph().as_default(), tf.compat.v1.Session() as session:
     signature = tf.compat.v1.saved_model.load(session, ["serve"], folder).signature_def["serving_default"]
     outputs = {key: info.name for key, info in signature.outputs.items()}
-    answers["session"] = [session.run(outputs, {signature.inputs[k].name: v for k, v in one.items()}) for one in requests]
+    answers["session"] = []
+    for one in requests:
+        answers["session"].append(session.run(outputs, {signature.inputs[key].name: v for key, v in one.items()}))
 assert not any(name.startswith(("tfplugin", "kvtools")) for name in sys.modules)
 pickle.dump(answers, open(sys.argv[2], "wb"))
 """
@@ -201,3 +203,251 @@ def test_answers_are_the_training_sessions(prefix: Path, export: Path) -> None:
     got = stock_answers(prefix.parent, export, requests)
     for answers in got.values():
         assert all(same(a, b) for a, b in zip(expected, answers, strict=True))
+
+
+def session_answers(export: Path, signature: str, requests: list[dict[str, Any]]) -> list[dict[str, np.ndarray]]:
+    with tf.Graph().as_default(), v1.Session() as session:
+        one = v1.saved_model.load(session, ["serve"], str(export)).signature_def[signature]
+        outputs = {key: info.name for key, info in one.outputs.items()}
+        return [session.run(outputs, {one.inputs[key].name: v for key, v in fed.items()}) for fed in requests]
+
+
+def test_what_is_left_is_what_the_outputs_need(prefix: Path, export: Path, tmp_path: Path) -> None:
+    encoded = (export / "saved_model.pb").read_bytes()
+    assert not list(foreign_nodes(encoded))
+    (meta,) = (MetaGraph.decode(data) for data in messages(split(encoded), 2))
+    operations = [node.op for _, node in meta.graph.all_nodes()]
+    assert not [op for op in operations if op.startswith(("Kv", "Iterator", "OneShot", "ApplyAdam", "ResourceApply"))]
+    assert not [node.name for node in meta.graph.nodes if "Adam" in node.name or node.name.startswith("train/")]
+    assert [file.name for file in (export / "assets").iterdir()] == ["words.txt"]
+    dense = {variable.name for variable in open_checkpoint(str(export)).variables}
+    assert dense == {"moving", "scope/scale", "scope/split", "scope/w", "scope/words"}
+    (told,) = exported(prefix, tmp_path / "click", Wanted(inputs=INPUTS, outputs={"y": "many"})).left_out[-1:]
+    assert told.endswith("nothing that is served uses them")
+
+
+@pytest.mark.thorough
+def test_loops_and_conditions_of_version_1(tmp_path: Path) -> None:
+    prefix = train(tmp_path, control_flow="v1")
+    exported(prefix, tmp_path / "export", Wanted(inputs=INPUTS, outputs=OUTPUTS))
+    (meta,) = (MetaGraph.decode(m) for m in messages(split((tmp_path / "export/saved_model.pb").read_bytes()), 2))
+    assert {"Enter", "Exit", "NextIteration", "Switch", "Merge"} <= {node.op for node in meta.graph.nodes}
+    requests = [request(np.random.default_rng(seed)) for seed in range(5)]
+    got = session_answers(tmp_path / "export", "serving_default", requests)
+    assert all(same(a, b) for a, b in zip(trained_answers(prefix, requests), got, strict=True))
+
+
+@pytest.mark.thorough
+def test_saved_model_cli_runs_it(export: Path, prefix: Path, tmp_path: Path) -> None:
+    run = "import sys; from tensorflow.python.tools.saved_model_cli import main; sys.argv[0] = 'cli'; main()"
+    fed = request(np.random.default_rng(3)) | {"word": np.array([b"a"] * 8)}
+    arguments = ["run", "--dir", str(export), "--tag_set", "serve", "--signature_def", "serving_default", "--inputs"]
+    for name, value in fed.items():
+        np.save(tmp_path / f"{name}.npy", value)
+    arguments += [";".join(f"{name}={tmp_path / name}.npy" for name in fed), "--outdir", str(tmp_path / "outputs")]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    subprocess.run([sys.executable, "-c", run, *arguments], check=True, env=environment)
+    got = {file.stem: np.load(file) for file in (tmp_path / "outputs").glob("*.npy")}
+    assert same(trained_answers(prefix, [fed])[0], got)
+
+
+def test_the_command_takes_tensors_and_compares(
+    prefix: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [
+        "export",
+        str(prefix),
+        "--savedmodel",
+        str(tmp_path / "out"),
+        "--check",
+        "3",
+        "--feed",
+        "training=false",
+    ]
+    for name in ("ids", "dense", "word"):
+        arguments += ["--input", f"{name}={INPUTS[name]}"]
+    for name, tensor in OUTPUTS.items():
+        arguments += ["--output", f"{name}={tensor}"]
+    assert main(arguments) == 0
+    assert "serving_default: 3 requests, 5 outputs each: the same to the bit" in capsys.readouterr().out
+    assert "training" not in session_signature(tmp_path / "out")
+
+
+def session_signature(export: Path) -> set[str]:
+    (meta,) = (MetaGraph.decode(data) for data in messages(split((export / "saved_model.pb").read_bytes()), 2))
+    return {key for key, _ in entries(split(meta.signatures["serving_default"]), 1)}
+
+
+# ---- Signatures of the graph, and savers of all kinds ----
+
+
+def small(folder: Path, build: Any, **saver: Any) -> Path:
+    """Save a graph of few nodes that `build` makes: it returns what the saver saves, None for all."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        saved = build()
+        session.run(v1.global_variables_initializer())
+        v1.train.Saver(saved, **saver).save(session, str(folder / "model.ckpt"))
+    return folder / "model.ckpt"
+
+
+def test_a_signature_of_the_graph(prefix: Path, tmp_path: Path) -> None:
+    meta = v1.MetaGraphDef.FromString(Path(f"{prefix}.meta").read_bytes())
+    with tf.Graph().as_default() as graph:
+        v1.train.import_meta_graph(meta)
+        by = graph.get_tensor_by_name
+        one = v1.saved_model.predict_signature_def({"ids": by("batch:0")}, {"many": by("many:0")})
+    meta.signature_def["lookup"].CopyFrom(one)
+    file = tmp_path / "other.meta"
+    file.write_bytes(meta.SerializeToString())
+    arguments = ["export", str(prefix), "--savedmodel", str(tmp_path / "out"), "--meta", str(file)]
+    assert main([*arguments, "--signature", "lookup", "--check", "2"]) == 0
+    requests = [{"ids": request(np.random.default_rng(4))["ids"]}]
+    for signature in ("lookup", "serving_default"):
+        (got,) = session_answers(tmp_path / "out", signature, requests)
+        assert got["many"].shape == (32, 6)
+    wanted = Wanted(signature="no")
+    with pytest.raises(BadInputError, match=r"there is no signature 'no' in the graph; it has 'lookup'"):
+        trained_graph(open_checkpoint(str(prefix)), wanted, file)
+    with pytest.raises(BadInputError, match=r"has no signature: say --input NAME=TENSOR and --output"):
+        trained_graph(open_checkpoint(str(prefix)), wanted)
+
+
+@pytest.mark.parametrize("resource", [False, True])
+@pytest.mark.parametrize("saver", ["renamed", "sharded", "none"])
+@pytest.mark.every_case
+def test_variables_are_restored_as_the_saver_says(resource: bool, saver: str, tmp_path: Path) -> None:
+    def build() -> Any:
+        x = v1.placeholder(tf.float32, [None, 3], "x")
+        w = v1.get_variable("w", [3, 2], use_resource=resource)
+        b = v1.get_variable("b", [2], initializer=v1.ones_initializer(), use_resource=resource)
+        tf.identity(x @ w + b, name="y")
+        return {"kernel": w, "b": b} if saver == "renamed" else None
+
+    prefix = small(tmp_path, build, sharded=saver == "sharded")
+    if saver == "none":
+        meta = v1.MetaGraphDef.FromString(Path(f"{prefix}.meta").read_bytes())
+        meta.ClearField("saver_def")
+        Path(f"{prefix}.meta").write_bytes(meta.SerializeToString())
+    exported(
+        prefix,
+        tmp_path / "export",
+        Wanted(inputs={"x": "x"}, outputs={"y": "y", "w": "w"} if not resource else {"y": "y"}),
+    )
+    reader = tf.train.load_checkpoint(str(prefix))
+    w, x = reader.get_tensor("kernel" if saver == "renamed" else "w"), np.float32([[1, 2, 3], [4, 5, 6]])
+    loaded = tf.saved_model.load(str(tmp_path / "export")).signatures["serving_default"]
+    for got in (*session_answers(tmp_path / "export", "serving_default", [{"x": x}]), loaded(x=tf.constant(x))):
+        assert np.array_equal(got["y"], x @ w + 1)
+        assert resource or np.array_equal(got["w"], w)
+
+
+# ---- What cannot be ----
+
+
+def refusal(prefix: Path, **wanted: Any) -> str:
+    checkpoint, output = open_checkpoint(str(prefix)), prefix.parent / "refused"
+    with pytest.raises(BadInputError) as error:
+        export_model(checkpoint, output, graph=trained_graph(checkpoint, Wanted(**wanted)))
+    assert not output.exists()
+    assert not [entry for entry in prefix.parent.iterdir() if "kvtools" in entry.name]
+    return str(error.value)
+
+
+def test_names_that_the_graph_has_not_are_told_with_those_near(prefix: Path) -> None:
+    told = refusal(prefix, inputs=INPUTS, outputs={"y": "clik"})
+    assert "there is no tensor 'clik' in the graph; near it are 'click'" in told
+    assert "its placeholders are 'word', 'training', 'rate'" in told
+    assert "node 'batch' (IteratorGetNext) has 2 outputs" in refusal(prefix, inputs={"x": "batch:2"}, outputs=OUTPUTS)
+    assert "'batch:x' is no name of a tensor" in refusal(prefix, inputs={"x": "batch:x"}, outputs=OUTPUTS)
+    assert "is a resource, which no request holds" in refusal(prefix, inputs={"x": "scope/scale"}, outputs=OUTPUTS)
+
+
+def test_what_is_no_input_is_named(prefix: Path) -> None:
+    inputs = {name: tensor for name, tensor in INPUTS.items() if name != "training"}
+    told = refusal(prefix, inputs=inputs, outputs=OUTPUTS)
+    assert "placeholder 'training', which is no input: add --input NAME=training:0, or" in told
+    inputs = {name: tensor for name, tensor in INPUTS.items() if name != "dense"}
+    told = refusal(prefix, inputs=inputs, outputs=OUTPUTS)
+    assert "'IteratorGetNext' (node 'batch'), which reads what is trained with" in told
+    assert "'training' is of type bool: '3' is no value of it" in refusal(
+        prefix, inputs=INPUTS, outputs=OUTPUTS, values={"training": "3"}
+    )
+
+
+def test_a_graph_that_inserts_while_it_serves_is_refused(prefix: Path) -> None:
+    told = refusal(prefix, inputs=INPUTS, outputs={"logits": "train/add_2"}, values={"rate": "0.5"})
+    assert "it inserts missing keys into table 'scope/" in told
+    assert "tfplugin.inference_mode()" in told
+
+
+def test_an_operation_that_cannot_be_rewritten_is_named(tmp_path: Path) -> None:
+    def build() -> Any:
+        ids = v1.placeholder(tf.int64, [None], "ids")
+        table = tfplugin.get_kv_variable("emb", embedding_dim=2)
+        tf.cast(table.stamps(ids)[0], tf.float32, name="y")
+        tf.identity(tf.py_function(lambda x: x, [ids], tf.int64), name="python")
+
+    prefix = small(tmp_path, build)
+    told = refusal(prefix, inputs={"ids": "ids"}, outputs={"y": "y"})
+    assert "operation 'KvTableStamps'" in told
+    assert "those that can be rewritten are BatchKvVariableGatherOrZerosV2," in told
+    assert "runs Python" in refusal(prefix, inputs={"ids": "ids"}, outputs={"y": "python"})
+
+
+def test_variables_and_tables_that_nothing_fills_are_named(tmp_path: Path) -> None:
+    def build() -> Any:
+        x = v1.placeholder(tf.float32, [None], "x")
+        saved = v1.get_variable("saved", [], use_resource=False)
+        local = v1.get_variable("local", [], use_resource=False, collections=[v1.GraphKeys.LOCAL_VARIABLES])
+        tf.identity(x + saved + local, name="y")
+        words = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(["a"], [1.0]), 0.0)
+        tf.identity(words.lookup(tf.as_string(x)), name="z")
+        v1.get_default_graph().clear_collection(v1.GraphKeys.TABLE_INITIALIZERS)
+
+    prefix = small(tmp_path, build)
+    told = refusal(prefix, inputs={"x": "x"}, outputs={"y": "y"})
+    assert "needs variable 'local', which the checkpoint has not" in told
+    assert "needs lookup table 'hash_table" in refusal(prefix, inputs={"x": "x"}, outputs={"z": "z"})
+    meta = Path(f"{prefix}.meta")
+    meta.write_bytes(meta.read_bytes().replace(b"saved", b"saveD"))
+    assert "needs variable 'saveD', which" in refusal(prefix, inputs={"x": "x", "l": "local/read"}, outputs={"y": "y"})
+
+
+def test_a_file_of_words_that_is_gone_is_named(prefix: Path, tmp_path: Path) -> None:
+    words = prefix.parent / "words.txt"
+    words.rename(tmp_path / "words.txt")
+    try:
+        assert "words.txt', which is not there" in refusal(prefix, inputs=INPUTS, outputs=OUTPUTS)
+    finally:
+        (tmp_path / "words.txt").rename(words)
+
+
+def test_a_meta_that_is_none(prefix: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint, wanted = open_checkpoint(str(prefix)), Wanted(inputs=INPUTS, outputs=OUTPUTS)
+    file, whole = tmp_path / "x.meta", Path(f"{prefix}.meta").read_bytes()
+    with pytest.raises(BadInputError, match=r"x.meta': there is no such file"):
+        trained_graph(checkpoint, wanted, file)
+    for data, told in (
+        (whole[: len(whole) // 2], "malformed bytes"),
+        (b"", "no graph in it"),
+        (b"meta_info_def {}", "is text"),
+    ):
+        file.write_bytes(data)
+        with pytest.raises(BadInputError, match=told):
+            trained_graph(checkpoint, wanted, file)
+    assert isinstance(CorruptFileError("x"), BadInputError)
+
+
+def test_options_that_contradict_each_other(prefix: Path, tmp_path: Path, export: Path) -> None:
+    arguments = ["export", str(prefix), "--savedmodel", str(tmp_path / "out")]
+    for more in (
+        ["--signature", "x", "--input", "a=b"],
+        ["--input", "a=b"],
+        ["--output", "ab"],
+        ["--output", "a=b", "--output", "a=c"],
+        ["--output", "a=b", "--table", "scope/emb"],
+    ):
+        assert main([*arguments, *more]) == 2
+    assert main(["export", str(export), "--savedmodel", str(tmp_path / "out"), "--output", "a=b"]) == 2
+    assert main(["export", str(prefix), "--snapshot", str(tmp_path / "out"), "--output", "a=b"]) == 2
+    assert not (tmp_path / "out").exists()
