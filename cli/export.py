@@ -46,8 +46,6 @@ from kvtools.export_snapshot import choose_for_snapshot, dtype_notes, export_sna
 from kvtools.meta_file import named_tensors, trained_graph
 from kvtools.stock_model.training_graph import Wanted
 
-_NAMED = ("input", "output", "feed")
-
 
 def run(
     path: SourcePath,
@@ -120,6 +118,9 @@ def run(
         list[str] | None,
         typer.Option("--feed", metavar="TENSOR=VALUE", help="What else the .meta is fed, such as training=false."),
     ] = None,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Lookups of the .meta that insert missing keys give zeros for them.")
+    ] = False,
     clipping: Clipping,
     table: Tables = None,
     source: Source,
@@ -161,15 +162,14 @@ def run(
     }
     if savedmodel is None:
         what["dtype"] = dtype
-    wanted = Wanted(
-        signature or "",
-        *(named_tensors(f"--{o}", g or ()) for o, g in zip(_NAMED, (inputs, outputs, feed), strict=True)),
-    )
+    named = {"input": inputs, "output": outputs, "feed": feed}
+    given = {option: named_tensors(f"--{option}", tensors or ()) for option, tensors in named.items()}
+    wanted = Wanted(signature or "", given["input"], given["output"], given["feed"], read_only)
     if meta is not None or wanted != Wanted():
         if savedmodel is None or table:
             raise UsageError(
-                "exporting: --meta, --input, --output, --signature and --feed are for a whole model: say"
-                " --savedmodel OUT, without --table"
+                "exporting: --meta, --input, --output, --signature, --feed and --read-only are for a whole model:"
+                " say --savedmodel OUT, without --table"
             )
         what["graph"] = trained_graph(checkpoint, wanted, meta)
         del what["tables"]

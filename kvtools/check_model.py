@@ -311,7 +311,8 @@ def _run_training(prefix: Path, trained: TrainedGraph) -> Callable[[str], Answer
     session = tf.compat.v1.Session(graph=graph)
     try:
         with graph.as_default():
-            saver = tf.compat.v1.train.import_meta_graph(str(trained.file), clear_devices=True)
+            meta = tf.compat.v1.MetaGraphDef.FromString(trained.trained)
+            saver = tf.compat.v1.train.import_meta_graph(meta, clear_devices=True)
             if saver is not None:
                 saver.restore(session, str(prefix))
             session.run(tf.compat.v1.tables_initializer())

@@ -367,7 +367,7 @@ class _Model:
         return encoded, tracked, reasons
 
     def _refused(self, error: UnsupportedOperation) -> KvtoolsError:
-        done = ", ".join(sorted({*OPERATIONS, *_ALSO_DONE} - REFUSED))
+        done = ", ".join(sorted({*OPERATIONS, *_ALSO_DONE}.difference(REFUSED)))
         return BadInputError(f"exporting '{self.folder}': {_told(error)}; those that can be rewritten are {done}")
 
 

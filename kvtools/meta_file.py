@@ -16,7 +16,7 @@ from kvtools.dialects.interface import Checkpoint
 from kvtools.errors import BadInputError, CorruptFileError, UsageError
 from kvtools.lookup_model.messages import message
 from kvtools.stock_model.meta_graph import MetaGraph
-from kvtools.stock_model.training_graph import NotServable, UnknownName, Wanted, served_graph
+from kvtools.stock_model.training_graph import NotServable, UnknownName, Wanted, make_read_only, served_graph
 
 _SCHEMA_VERSION = 1
 _DAMAGED = (ValueError, KeyError, IndexError, AssertionError, RecursionError)
@@ -34,6 +34,7 @@ class TrainedGraph:
         files: what its assets are called, and where they are.
         fed, fetched: per signature, the names of inputs and outputs, and their tensors in the `.meta`.
         values: what else is fed, as text.
+        trained: the graph of the training session, encoded; of one that was made read-only, as it is now.
     """
 
     file: Path
@@ -43,6 +44,7 @@ class TrainedGraph:
     fed: Mapping[str, Mapping[str, str]]
     fetched: Mapping[str, Mapping[str, str]]
     values: Mapping[str, str]
+    trained: bytes
 
 
 def trained_graph(checkpoint: Checkpoint, wanted: Wanted, file: Path | None = None) -> TrainedGraph:
@@ -76,11 +78,14 @@ def trained_graph(checkpoint: Checkpoint, wanted: Wanted, file: Path | None = No
     if (Path(checkpoint.path) / "saved_model.pb").is_file():
         raise UsageError(
             f"exporting: '{checkpoint.path}' is a SavedModel, which has a graph and signatures of its own: leave out"
-            " --meta, --input, --output, --feed and --signature"
+            " --meta, --input, --output, --signature, --feed and --read-only"
         )
     path = file or Path(f"{checkpoint.path}.meta")
     meta = _read(path, named=file is not None)
     try:
+        if wanted.read_only:
+            make_read_only(meta)
+        trained = meta.encode()
         dtypes = {variable.name: number_named(variable.dtype) for variable in checkpoint.variables}
         served = served_graph(meta, wanted, dtypes)
         encoded = served.meta.encode()
@@ -90,7 +95,9 @@ def trained_graph(checkpoint: Checkpoint, wanted: Wanted, file: Path | None = No
         raise _damaged(path, error) from error
     files = {name: _found(given, Path(checkpoint.path).parent, path) for name, given in served.files.items()}
     saved_model = message((1, _SCHEMA_VERSION), (2, encoded))
-    return TrainedGraph(path, saved_model, served.tensors, files, served.fed, served.fetched, dict(wanted.values))
+    return TrainedGraph(
+        path, saved_model, served.tensors, files, served.fed, served.fetched, dict(wanted.values), trained
+    )
 
 
 def named_tensors(option: str, given: Sequence[str]) -> dict[str, str]:

@@ -88,8 +88,11 @@ for _kind in TFRA:
     OPERATIONS[f"{_kind}Find"] = Operation(tfra_ops.find_rows, _outputs("values"))
     OPERATIONS[f"{_kind}FindWithExists"] = Operation(tfra_ops.find_rows_and_tell, _outputs("values", "exists"))
 
-REFUSED = frozenset({"KvVariableGatherOrInsertV2", "KvVariableGatherOrInsertWithCounts"})
-"""Those that cannot be rewritten, and say why."""
+REFUSED = {
+    "KvVariableGatherOrInsertV2": "KvVariableGatherOrZerosV2",
+    "KvVariableGatherOrInsertWithCounts": "KvVariableGatherOrZerosV2",
+}
+"""Those that cannot be rewritten, and say why -> what looks up without inserting."""
 for _name in REFUSED:
     OPERATIONS[_name] = Operation(tfplus_ops.insert, _outputs("output"))
 OPERATIONS["KvVariableGatherOrZerosV2"] = Operation(tfplus_ops.gather, _outputs("output"))

@@ -29,5 +29,5 @@ def insert(body: FunctionBody, call: Call) -> None:
     """`KvVariableGatherOrInsertV2`: cannot be."""
     raise NotRewritable(
         f"it inserts missing keys into table '{call.handles[0].table.name}' while it serves: build what is served for"
-        " prediction, which looks up by KvVariableGatherOrZerosV2"
+        " prediction, which looks up by KvVariableGatherOrZerosV2; of a .meta, --read-only does as much"
     )

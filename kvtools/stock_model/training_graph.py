@@ -23,6 +23,7 @@ from kvtools.lookup_model.messages import (
     message,
     of_bool,
     of_shape,
+    of_text,
     of_type,
     of_types,
     shape,
@@ -45,7 +46,7 @@ from kvtools.stock_model.function_body import constant_attributes
 from kvtools.stock_model.graph_def import Node, functions_needed, node_of
 from kvtools.stock_model.handles import names_read
 from kvtools.stock_model.meta_graph import MetaGraph
-from kvtools.stock_model.op_table import HANDLES, RESTORES
+from kvtools.stock_model.op_table import HANDLES, REFUSED, RESTORES
 from kvtools.stock_model.plain_ops import strings
 from kvtools.stock_model.prune import needed
 
@@ -60,6 +61,7 @@ _LOOKUP_TABLES = frozenset({"HashTable", "HashTableV2"})
 _FILES = {"InitializeTableFromTextFile": 1, "InitializeTableFromTextFileV2": 1}
 """What fills a table from a file -> which of its inputs is the file's name."""
 _READS_TRAINING_DATA = ("IteratorGetNext", "QueueDequeue", "ReaderRead", "Unstage", "MapUnstage")
+_MAY_INSERT = frozenset({"KvTableGather", "KvTableGatherMany", "KvTablePool"})
 _PYTHON = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
 _SAME = frozenset({"Identity", "RefIdentity", "Enter", "RefEnter", "Switch", "RefSwitch"})
 _REF = 100
@@ -85,12 +87,14 @@ class Wanted:
         signature: the graph's signature; empty where tensors are given.
         inputs, outputs: tensors, by the names that they get.
         values: numbers, words, true or false, for tensors that no request feeds.
+        read_only: lookups that insert missing keys, as in training, do not, and answer them with zeros.
     """
 
     signature: str = ""
     inputs: Mapping[str, str] = field(default_factory=dict)
     outputs: Mapping[str, str] = field(default_factory=dict)
     values: Mapping[str, str] = field(default_factory=dict)
+    read_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,17 @@ class Served:
     files: Mapping[str, str]
     fed: Mapping[str, Mapping[str, str]]
     fetched: Mapping[str, Mapping[str, str]]
+
+
+def make_read_only(meta: MetaGraph) -> None:
+    """Change the lookups of a graph, and of its functions, that insert missing keys into those that give zeros."""
+    for _, node in meta.graph.all_nodes():
+        if node.op in _MAY_INSERT and node.attrs.text("mode", "train") == "train":
+            node.attributes = {**node.attributes, "mode": of_text("zeros")}
+        elif node.op in REFUSED:
+            # The handle and the keys, without how often these came.
+            counts = node.data_inputs()[2:]
+            node.op, node.inputs = REFUSED[node.op], [source for source in node.inputs if source not in counts]
 
 
 def served_graph(meta: MetaGraph, wanted: Wanted, dtypes: Mapping[str, int]) -> Served:

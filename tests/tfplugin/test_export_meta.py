@@ -63,7 +63,8 @@ def build(vocabulary: Path) -> tuple[Any, Any]:
     known = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(WORDS, [7.0, 8.0, 9.0]), 0.0)
 
     def scores() -> Any:
-        rows = tf.concat([tf.nn.embedding_lookup(whole, ids), tf.nn.embedding_lookup(parts, ids)], -1)
+        found = tf.identity(tf.nn.embedding_lookup(whole, ids), name="found")
+        rows = tf.concat([found, tf.nn.embedding_lookup(parts, ids)], -1)
         hidden = tf.reduce_sum(rows, 1) @ weights * scale
         normed = tf.cond(training, lambda: hidden - tf.reduce_mean(hidden, 0), lambda: hidden - moving)
         return tf.nn.dropout(normed, rate=rate) + tf.reduce_sum(dense, 1, keepdims=True)
@@ -320,7 +321,8 @@ def test_variables_are_restored_as_the_saver_says(resource: bool, saver: str, tm
         x = v1.placeholder(tf.float32, [None, 3], "x")
         w = v1.get_variable("w", [3, 2], use_resource=resource)
         b = v1.get_variable("b", [2], initializer=v1.ones_initializer(), use_resource=resource)
-        tf.identity(x @ w + b, name="y")
+        half = tf.identity(x @ w, name="half")
+        tf.identity(half + b, name="y")
         return {"kernel": w, "b": b} if saver == "renamed" else None
 
     prefix = small(tmp_path, build, sharded=saver == "sharded")
@@ -339,6 +341,10 @@ def test_variables_are_restored_as_the_saver_says(resource: bool, saver: str, tm
     for got in (*session_answers(tmp_path / "export", "serving_default", [{"x": x}]), loaded(x=tf.constant(x))):
         assert np.array_equal(got["y"], x @ w + 1)
         assert resource or np.array_equal(got["w"], w)
+    exported(prefix, tmp_path / "rest", Wanted(inputs={"half": "half"}, outputs={"y": "y"}))
+    (got,) = session_answers(tmp_path / "rest", "serving_default", [{"half": x @ w}])
+    assert np.array_equal(got["y"], x @ w + 1)
+    assert [variable.name for variable in open_checkpoint(str(tmp_path / "rest")).variables] == ["b"]
 
 
 # ---- What cannot be ----
@@ -378,6 +384,20 @@ def test_a_graph_that_inserts_while_it_serves_is_refused(prefix: Path) -> None:
     told = refusal(prefix, inputs=INPUTS, outputs={"logits": "train/add_2"}, values={"rate": "0.5"})
     assert "it inserts missing keys into table 'scope/" in told
     assert "tfplugin.inference_mode()" in told
+
+
+def test_lookups_that_insert_become_read_only_where_that_is_asked_for(
+    prefix: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the graph that trained: keys that are there have their rows, and others zeros."""
+    arguments = ["export", str(prefix.parent), "--savedmodel", str(tmp_path / "out"), "--read-only", "--check", "2"]
+    arguments += ["--input", "ids=batch:0", "--output", "rows=train/found"]
+    assert main(arguments) == 0
+    assert "2 requests, 1 outputs each: the same to the bit" in capsys.readouterr().out
+    table = open_checkpoint(str(prefix)).table("scope/emb")
+    keys, missing = table.all_keys()[:3], np.array([10**9])
+    (got,) = session_answers(tmp_path / "out", "serving_default", [{"ids": np.concatenate([keys, missing])[None]}])
+    assert got["rows"][0].tolist() == [*table.take(np.arange(3)).values.tolist(), [0.0] * 4]
 
 
 def test_an_operation_that_cannot_be_rewritten_is_named(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ The graphs are made of stock operations and then given the nodes of the other en
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.core.protobuf import saved_model_pb2
 
 from kvtools.array_table import ArrayTable
 from kvtools.dialects.detect import open_checkpoint
@@ -128,11 +130,10 @@ def saved_model(prefix: Path) -> Path:
     signature.inputs["ids"].tensor_shape.dim.add(size=-1)
     for name in ("y", "rows"):
         signature.outputs[name].name, signature.outputs[name].dtype = f"{name}:0", FLOAT
+        signature.outputs[name].tensor_shape.unknown_rank = True
     signature.method_name = "tensorflow/serving/predict"
     folder = prefix.parent / "saved"
     (folder / "variables").mkdir(parents=True)
-    from tensorflow.core.protobuf import saved_model_pb2
-
     (folder / "saved_model.pb").write_bytes(
         saved_model_pb2.SavedModel(saved_model_schema_version=1, meta_graphs=[meta]).SerializeToString()
     )
@@ -187,7 +188,6 @@ def test_missing_keys_of_deeprec_are_answered_as_the_variable_says(tmp_path: Pat
         return deeprec(*arguments, otherwise=0.25)
 
     waiting = {"filtered_keys": np.array([1, 2, 3]), "filtered_freqs": np.array([1, 1, 1])}
-    waiting["filtered_versions"] = np.zeros(0, np.int64)
     check_both(trained(tmp_path, "deeprec", 2, nodes, extras=waiting, partition="mod_1000"), missing=0.25)
 
 
@@ -210,6 +210,10 @@ def test_a_lookup_that_inserts_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match=r"'KvVariableGatherOrInsertV2' .* inserts missing keys .* for prediction"):
         export_model(checkpoint, tmp_path / "export", graph=trained_graph(checkpoint, WANTED))
     assert not (tmp_path / "export").exists()
+    read_only = trained_graph(checkpoint, dataclasses.replace(WANTED, read_only=True))
+    export_model(checkpoint, tmp_path / "export", graph=read_only)
+    served = tf.saved_model.load(str(tmp_path / "export")).signatures["serving_default"]
+    assert served(ids=tf.constant([7, 8], tf.int64))["rows"].numpy().tolist() == [VALUES[1].tolist(), [0.0] * DIM]
 
 
 def test_an_operation_that_is_not_known_is_named_with_the_list(tmp_path: Path) -> None:
