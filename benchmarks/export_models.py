@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import os
 import shutil
 import statistics
 import subprocess
@@ -22,7 +21,7 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -148,7 +147,10 @@ def measure_indexes(rows: int, folder: Path, options: argparse.Namespace) -> dic
     """One table: seconds to load, memory, and rows a second of each index."""
     sizes = options.ids
     told_by("exporting.table_models", "one", rows, options.dim, folder, "--requests", *sizes)
-    models = {OURS: Model(folder / "ours", tfplugin=True, how="function"), DENSE: Model(folder / "dense", how="function")}
+    models = {
+        OURS: Model(folder / "ours", tfplugin=True, how="function"),
+        DENSE: Model(folder / "dense", how="function"),
+    }
     seconds = {}
     for index in ("hash", "perfect"):
         told = export(folder / "ours", folder / index, "--index", index)

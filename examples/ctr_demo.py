@@ -23,6 +23,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -214,14 +215,19 @@ def short(path: str | Path) -> str:
     return str(Path(path).relative_to(Path.cwd())) if Path(path).is_relative_to(Path.cwd()) else str(path)
 
 
-def call(command: list[str], note: str = "") -> None:
-    """Runs a command to its end; leaves the demo if it fails. With a note, it is printed as it can be typed."""
-    if note:
-        console.print(f"\n[bold]$ {shlex.join(map(short, command))}[/bold]   # {note}", soft_wrap=True)
+def call(command: list[str]) -> None:
+    """Runs a command to its end; leaves the demo if it fails."""
     sys.stdout.flush()
-    status = subprocess.run(command, check=False).returncode
-    if status:
-        sys.exit(f"ctr_demo.py: the command ended with status {status}.")
+    done = subprocess.run(command, check=False, stderr=subprocess.PIPE, text=True)
+    print(without_notes(done.stderr), end="", file=sys.stderr, flush=True)
+    if done.returncode:
+        sys.exit(f"ctr_demo.py: the command ended with status {done.returncode}.")
+
+
+def without_notes(text: str) -> str:
+    """What a process wrote to stderr, but for the notes with which TensorFlow begins, whatever its log level."""
+    notes = re.compile(r"WARNING: All log messages before absl|[IW]\d{4} \d\d:|[IW]0000 ")
+    return "".join(line for line in text.splitlines(keepends=True) if not notes.match(line))
 
 
 class Address(NamedTuple):
@@ -236,13 +242,18 @@ def server(**models: Path) -> Iterator[Address]:
     """`kvtools serve` on free ports; gives its address. The server goes when the block is left, however it is."""
     named = [f"{name}={path}" for name, path in models.items()]
     ports = ["--port", "0", *(["--grpc-port", "0"] if grpc else [])]
-    with subprocess.Popen(kvtools("serve", *named, *ports), stdout=subprocess.PIPE, text=True) as process:
+    command = kvtools("serve", *named, *ports)
+    with (
+        tempfile.TemporaryFile("w+") as log,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process,
+    ):
         try:
             assert process.stdout is not None
             line = process.stdout.readline().strip()
             found = re.search(r"(http://[^\s,]+)(?:, gRPC at port (\d+))?", line)
             if found is None:
-                sys.exit(f"ctr_demo.py: the server did not start: {line}")
+                log.seek(0)
+                sys.exit(f"ctr_demo.py: the server did not start: {line}{without_notes(log.read())}")
             console.print(line, soft_wrap=True, markup=False)
             yield Address(found[1], f"127.0.0.1:{found[2]}" if found[2] else None)
         finally:
@@ -287,8 +298,9 @@ def in_stock_tensorflow(model: Path, inputs: dict[str, np.ndarray], scratch: Pat
     """Asks the exported model in a process that has TensorFlow and nothing of this package: float32 [n]."""
     np.savez(scratch / "inputs.npz", **inputs)
     script = Path(__file__).with_name("stock_predict.py")
-    command = [sys.executable, str(script), str(model), str(scratch / "inputs.npz"), str(scratch / "outputs.npz")]
-    call(command, "loads the export with TensorFlow alone")
+    command = [sys.executable, script, model, scratch / "inputs.npz", scratch / "outputs.npz"]
+    console.print(f"\n[bold]$ {shlex.join(map(short, command))}[/bold]", soft_wrap=True)
+    call(list(map(str, command)))
     with np.load(scratch / "outputs.npz") as outputs:
         return outputs["probability"]
 
@@ -299,11 +311,6 @@ def in_stock_tensorflow(model: Path, inputs: dict[str, np.ndarray], scratch: Pat
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
     """Whether two float32 arrays are equal, bit for bit."""
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
-
-
-def not_any(vectors: np.ndarray) -> np.ndarray:
-    """Which vectors are zeros, and so left out of an export: bool [n]."""
-    return ~vectors.any(axis=1)
 
 
 def compare(answers: dict[str, np.ndarray]) -> list[str]:
@@ -324,10 +331,12 @@ def check_rows(address: Address, expected: Rows, rng: np.random.Generator) -> li
         some = rng.choice(len(keys), min(1000, len(keys)), replace=False)
         strangers = rng.integers(-(2**63), 2**63 - 1, 10)
         asked = np.concatenate([keys[some], strangers])
+        # A row of zeros, some of which may be -0.0, is left out, and served as any key that is not there.
+        wanted = np.where(vectors[some].any(axis=1)[:, None], vectors[some], np.float32(0))
         served, found = look_up(address, table, asked.tolist())
-        if not same_bits(served[:-10], vectors[some]) or served[-10:].any():
+        if not same_bits(served[:-10], wanted) or served[-10:].any():
             wrong.append(f"HTTP: vectors of {table} differ from the trained ones")
-        if not np.array_equal(found, [*vectors[some].any(axis=1), *[False] * 10]):
+        if not np.array_equal(found, [*wanted.any(axis=1), *[False] * 10]):
             wrong.append(f"HTTP: {table} has other keys than were trained")
         if address.grpc and not same_bits(over_grpc(address, TABLES, table, {"ids": asked}), served):
             wrong.append(f"gRPC: vectors of {table} differ from those over HTTP")
@@ -355,9 +364,9 @@ def main() -> int:
         model.save(session, output / "trained")
         trained: Rows = session.run(model.contents)
         examples = next(click_log(options.seed + 2, ASKED))
-        answers = {"training process": session.run(model.probability, model.feed(examples))}
+        answers = {"training": session.run(model.probability, model.feed(examples))}
     rows = sum(len(keys) for keys, _ in trained.values())
-    zeros = sum(int(not_any(vectors).sum()) for _, vectors in trained.values())
+    zeros = sum(int((~vectors.any(axis=1)).sum()) for _, vectors in trained.values())
     inputs = {**examples.ids, "dense": examples.dense}
 
     console.print(f"\nHeld-out AUC, {HELD_OUT_BATCHES * BATCH:,} impressions after {steps * BATCH:,} seen:")
@@ -382,13 +391,13 @@ def main() -> int:
         one = {name: array[:1] for name, array in inputs.items()}
         console.print(f"[bold]$ curl -d '{json_of(one)}' {predict_url(address)}[/bold]", soft_wrap=True)
         console.print(f'{{"outputs":[{over_rest(address, one)[0]}]}}', markup=False)
-        answers["kvtools serve, REST"] = over_rest(address, inputs)
+        answers["kvtools serve"] = over_rest(address, inputs)
         url = f"{address.http}/v1/tables/deep/user:lookup"
         console.print(f"[bold]$ curl -d '{{\"keys\": [{strongest[0]}]}}' {url}[/bold]", soft_wrap=True)
         vector, _ = look_up(address, "deep/user", [int(strongest[0])])
         console.print(f"[{' '.join(f'{x:.4f}' for x in vector[0])}]", markup=False)
         if address.grpc:
-            answers["kvtools serve, gRPC"] = over_grpc(address, MODEL, "serving_default", inputs)
+            answers["its gRPC"] = over_grpc(address, MODEL, "serving_default", inputs)
         else:
             console.print("(gRPC is left out: there is no package tensorflow-serving-api here)", markup=False)
         wrong = check_rows(address, trained, np.random.default_rng(options.seed))
@@ -397,11 +406,9 @@ def main() -> int:
         wrong.append("the embeddings learned nothing that the dense features do not say")
 
     console.print("\nClick probabilities of the same impressions:")
-    console.print("  " + "  ".join(f"{who:>19}" for who in (*answers, "clicked")))
+    console.print("  " + "".join(f"{who:>18}" for who in answers))
     for number in range(SHOWN):
-        cells = [f"{float(got[number]):.8f}" for got in answers.values()]
-        clicked = "yes" if examples.clicks[number] else "no"
-        console.print("  " + "  ".join(f"{cell:>19}" for cell in (*cells, clicked)), markup=False)
+        console.print("  " + "".join(f"{float(got[number]):18.8f}" for got in answers.values()))
 
     console.rule("Summary")
     console.print(
@@ -416,7 +423,7 @@ def main() -> int:
     if not wrong:
         protocols = "HTTP and gRPC" if address.grpc else "HTTP"
         console.print(
-            f"The click probabilities of {ASKED:,} impressions are the same bit for bit, whoever was asked; and so are\n"
+            f"The click probabilities of {ASKED:,} impressions are the same bit for bit, whoever is asked; so are\n"
             f"the vectors of 1,000 keys a table, over {protocols}, and those that were trained.\n",
             soft_wrap=True,
         )

@@ -45,7 +45,9 @@ def goals(result: dict[str, Any]) -> list[dict[str, Any]]:
         limit = MEMORY_GOAL + speed["rows"] * KEY_BYTES / 2**20
         for name, one in speed["sides"].items():
             if name.startswith("export"):
-                found.append({"what": f"{where}, {name}: speed / cat", "value": one["beside"]["cat"], "at_least": CAT_GOAL})
+                found.append(
+                    {"what": f"{where}, {name}: speed / cat", "value": one["beside"]["cat"], "at_least": CAT_GOAL}
+                )
                 found.append({"what": f"{where}, {name}: peak, MiB", "value": one["peak_mebibytes"], "at_most": limit})
         for index, seconds in speed["tables"]["sides"].items():
             what = f"{speed['tables']['count']:,} tables, {index}: seconds"
@@ -86,9 +88,9 @@ def _model(model: dict[str, Any], steps: int) -> list[str]:
     lines = [
         f"## {model['title']}",
         "",
-        f"{steps} steps of training met {trained['rows']:,} keys; AUC of {trained['held_out']:,} held-out examples in the"
-        f" training process {trained['auc']:.4f}, at best {trained['best_auc']:.4f}. Load: seconds until a first request"
-        " was answered. Memory: what the process then has more. Requests a second in a session, one after the other.",
+        f"{steps} steps of training made {trained['rows']:,} rows. AUC of {trained['held_out']:,} held-out examples in"
+        f" the training process: {trained['auc']:.5f}; at best {trained['best_auc']:.5f}. Load: seconds until a first"
+        " request was answered. Memory: what the process then has more. Requests a second in a session, one after the other.",
         "",
         "| export | rows | on disk | load, s | memory | peak | "
         + " | ".join(f"requests/s, {name.split()[1]}" for name in batches)
@@ -99,8 +101,8 @@ def _model(model: dict[str, Any], steps: int) -> list[str]:
         rates = " | ".join(f"{one[batch]:,.0f}" for batch in batches)
         difference = "none" if one["same"] else f"{one['difference']:.2g}"
         lines.append(
-            f"| {name} | {one['rows']:,} | {size(one['bytes'])} | {one['load_seconds']:.2f} | {size(one['load_memory'])} |"
-            f" {size(one['load_peak'])} | {rates} | {one['auc']:.5f} | {difference} |"
+            f"| {name} | {one['rows']:,} | {size(one['bytes'])} | {one['load_seconds']:.2f} |"
+            f" {size(one['load_memory'])} | {size(one['load_peak'])} | {rates} | {one['auc']:.5f} | {difference} |"
         )
     return lines
 
@@ -132,8 +134,8 @@ def _speed(speed: dict[str, Any]) -> list[str]:
     lines = [
         "## Speed of an export",
         "",
-        f"A trained SavedModel of one table, {speed['rows']:,} rows x {speed['dim']}, {speed['bytes'] / 1e9:.2f} GB, in the"
-        " page cache. Each command is a process of its own.",
+        f"A trained SavedModel of one table, {speed['rows']:,} rows x {speed['dim']}, {speed['bytes'] / 1e9:.2f} GB, in"
+        " the page cache. Each command is a process of its own.",
         "",
         "| command | seconds (median) | GB/s | peak memory, MiB | speed / cat | speed / cat and sync |",
         "|---|---|---|---|---|---|",

@@ -37,7 +37,9 @@ class Model:
 
 def environment() -> dict[str, str]:
     """Where the modules of the benchmarks are found, from whatever folder."""
-    return os.environ | {"PYTHONPATH": os.pathsep.join([str(BENCHMARKS), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(BENCHMARKS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    }
 
 
 def told_by(module: str, *arguments: object) -> dict[str, Any]:

@@ -31,7 +31,7 @@ BATCH = 1_000  # of a request whose answer is compared
 WIDTH = 16
 HIDDEN = (128, 64)
 #: Ftrl's l1 and GroupAdam's l21: of the rows that training met, most end at zero.
-L1, L21 = 1e-3, 2e-4
+L1, L21 = 1e-3, 2e-5
 
 Score = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
@@ -138,8 +138,10 @@ def train_keras(log: Path, folder: Path) -> tuple[Score, int]:
     steps = len(np.load(log / "train_clicks.npy", mmap_mode="r"))
     batches = tf.data.Dataset.from_generator(samples, output_signature=signature)
     model.fit(batches, steps_per_epoch=steps, shuffle=False, verbose=0)
-    served = [{name: keras.InputSpec(shape=spec.shape, dtype=spec.dtype.name) for name, spec in signature[0].items()}]
-    model.export(str(folder), input_signature=served, verbose=False)
+    served = {
+        name: keras.InputSpec(shape=spec.shape, dtype=spec.dtype.name, name=name) for name, spec in signature[0].items()
+    }
+    model.export(str(folder), input_signature=[served], verbose=False)
     predict = tf.function(lambda ids, dense: model({"ids": ids, "dense": dense}, training=False), reduce_retracing=True)
 
     def score(ids: np.ndarray, dense: np.ndarray) -> np.ndarray:
@@ -160,9 +162,7 @@ def main() -> None:
     ids, dense, clicks = (np.concatenate(column) for column in columns)
     whole = len(ids) - len(ids) % BATCH
     ids, dense, clicks = ids[:whole], dense[:whole], clicks[:whole]
-    probability = np.concatenate(
-        [score(ids[at : at + BATCH], dense[at : at + BATCH]) for at in range(0, whole, BATCH)]
-    )
+    probability = np.concatenate([score(ids[at : at + BATCH], dense[at : at + BATCH]) for at in range(0, whole, BATCH)])
     np.savez(folder / "held_out.npz", ids=ids, dense=dense, clicks=clicks, probability=probability)
     best = float(np.load(log / "best_auc.npy"))
     told = {"rows": rows, "seconds": seconds, "auc": auc(clicks, probability), "best_auc": best, "held_out": whole}

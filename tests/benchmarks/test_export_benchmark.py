@@ -26,7 +26,19 @@ def run(tmp_path_factory):
     pytest.importorskip("tfplugin")
     folder = tmp_path_factory.mktemp("export")
     command = [sys.executable, str(ROOT / "benchmarks" / "export_models.py"), "--steps", "3", "--batches", "1", "50"]
-    command += ["--index-rows", "3000", "--dim", "4", "--ids", "200", "20", "--export-rows", "5000", "--export-dim", "4"]
+    command += [
+        "--index-rows",
+        "3000",
+        "--dim",
+        "4",
+        "--ids",
+        "200",
+        "20",
+        "--export-rows",
+        "5000",
+        "--export-dim",
+        "4",
+    ]
     command += ["--export-rounds", "1", "--tables", "5", "--rounds", "1", "--seconds", "0.02", "--folder", str(folder)]
     done = subprocess.run([*command, "--output", str(folder / "results")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -73,7 +85,13 @@ def test_exports_stand_beside_cat(run):
 @pytest.mark.thorough
 def test_the_page_of_exports_has_tables_that_fit(run):
     page = next(run.glob("*-export.md")).read_text()
-    for heading in ("What was asked", "TensorFlow 1, wide and deep", "Keras 3, DeepFM", "Indexes", "Speed of an export"):
+    for heading in (
+        "What was asked",
+        "TensorFlow 1, wide and deep",
+        "Keras 3, DeepFM",
+        "Indexes",
+        "Speed of an export",
+    ):
         assert f"\n## {heading}" in page
     for block in page.split("\n\n"):
         if block.startswith("|"):

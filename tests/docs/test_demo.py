@@ -1,4 +1,4 @@
-"""The demo's own checks of what is served, on tables made beforehand; and all of it, with a model that learnt little."""
+"""The demo's own checks of what is served, on tables made beforehand; and all of it, with little training."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def test_served_rows_are_compared_over_http_and_grpc(
 def test_click_probabilities_are_compared_to_the_bit(demo: ModuleType) -> None:
     trained = np.float32([0.25, 0.5])
     nearly = np.nextafter(trained, np.float32(1))
-    assert demo.compare({"training process": trained, "a": trained.copy(), "b": trained.copy()}) == []
-    (complaint,) = demo.compare({"training process": trained, "a": trained.copy(), "b": nearly})
-    assert complaint.startswith("b gives other click probabilities than training process")
-    assert demo.compare({"training process": trained, "a": trained.astype(np.float64)})
+    assert demo.compare({"training": trained, "a": trained.copy(), "b": trained.copy()}) == []
+    (complaint,) = demo.compare({"training": trained, "a": trained.copy(), "b": nearly})
+    assert complaint.startswith("b gives other click probabilities than training")
+    assert demo.compare({"training": trained, "a": trained.astype(np.float64)})
 
 
 def test_a_request_over_rest_has_the_floats_of_the_impression(demo: ModuleType) -> None:
@@ -65,6 +65,12 @@ def test_a_request_over_rest_has_the_floats_of_the_impression(demo: ModuleType) 
     assert np.float32(body["dense"]).tobytes() == dense.tobytes()
 
 
+def test_errors_of_a_command_are_told_and_the_notes_of_tensorflow_are_not(demo: ModuleType) -> None:
+    notes = "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n"
+    notes += "I0000 00:00:1795371816.317608   14968 port.cc:153] oneDNN custom operations are on.\n"
+    assert demo.without_notes(notes + "kvtools: warning: something\n") == "kvtools: warning: something\n"
+
+
 @pytest.mark.thorough
 def test_all_of_the_demo(demo: ModuleType, tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "examples" / "ctr_demo.py"), "--steps", "20", "--output", "out"]
@@ -72,7 +78,7 @@ def test_all_of_the_demo(demo: ModuleType, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "WRONG" not in done.stdout
     assert "100 requests, 1 outputs each: the same to the bit" in done.stdout
-    for who in ("training process", "stock TensorFlow", "kvtools serve, REST", "kvtools serve, gRPC"):
+    for who in ("training", "stock TensorFlow", "kvtools serve", "its gRPC"):
         assert who in done.stdout
     assert "are the same bit for bit" in done.stdout
     assert (tmp_path / "out" / "models" / "1" / "saved_model.pb").is_file()
