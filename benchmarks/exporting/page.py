@@ -90,7 +90,7 @@ def _model(model: dict[str, Any], steps: int) -> list[str]:
         "",
         f"{steps} steps of training made {trained['rows']:,} rows. AUC of {trained['held_out']:,} held-out examples in"
         f" the training process: {trained['auc']:.5f}; at best {trained['best_auc']:.5f}. Load: seconds until a first"
-        " request was answered. Memory: what the process then has more. Requests a second in a session, one after the other.",
+        " request was answered. Memory: what the process then has more. Requests in a session, one after the other.",
         "",
         "| export | rows | on disk | load, s | memory | peak | "
         + " | ".join(f"requests/s, {name.split()[1]}" for name in batches)
