@@ -37,7 +37,13 @@ from kvtools.replace_output import check_replaceable, replace_folder
 from kvtools.stock_model.fields import join, messages, split, without
 from kvtools.stock_model.handles import Restored
 from kvtools.stock_model.initial_rows import InitialRows, initial_rows
-from kvtools.stock_model.meta_graph import MetaGraph, Tables, restored_when_served, rewrite_meta_graph
+from kvtools.stock_model.meta_graph import (
+    MetaGraph,
+    Tables,
+    restored_when_served,
+    rewrite_meta_graph,
+    served_nodes,
+)
 from kvtools.stock_model.objects import object_prefixes
 from kvtools.stock_model.op_table import ANSWERS_BEGIN, GIVES_DEFAULTS, HANDLES, OPERATIONS, REFUSED, RESTORES
 from kvtools.stock_model.rewrite import UnsupportedOperation
@@ -394,7 +400,7 @@ def _fields_of(initializer: str) -> Mapping[str, object]:
 
 
 def _asks_for_initial(meta: MetaGraph) -> bool:
-    return any(node.op in OPERATIONS and node.attrs.text("mode") == "initial" for _, node in meta.graph.all_nodes())
+    return any(node.op in OPERATIONS and node.attrs.text("mode") == "initial" for node in served_nodes(meta))
 
 
 def _answers_begin(meta: MetaGraph) -> bool:
@@ -420,7 +426,7 @@ def _check_servable(reader: TableReader, folder: Path) -> None:
 
 def _asks_what_is_there(meta: MetaGraph) -> bool:
     """Whether a row of zeros is not the same as none."""
-    return any(node.op in _TELL_ZEROS for _, node in meta.graph.all_nodes())
+    return any(node.op in _TELL_ZEROS for node in served_nodes(meta))
 
 
 def _copy_assets(files: Mapping[str, Path], folder: Path) -> None:
