@@ -16,6 +16,7 @@ from kvtools.dialects.bundle.dtypes import dtype_name, number_named, numpy_dtype
 from kvtools.dialects.chunk import KEYS, Array
 from kvtools.dialects.interface import Checkpoint
 from kvtools.errors import BadInputError, MissingDependencyError, one_line
+from kvtools.meta_file import TrainedGraph
 from kvtools.stock_model.fields import entries, last, messages, number_in, split, text
 from kvtools.stock_model.meta_graph import MetaGraph
 
@@ -67,6 +68,7 @@ def check_model(
     export: Checkpoint,
     requests: int,
     seed: int = 0,
+    graph: TrainedGraph | None = None,
     *,
     theirs: Callable[[str], Answer] | None = None,
 ) -> list[SignatureCheck]:
@@ -80,6 +82,7 @@ def check_model(
         export: what was made of it, opened.
         requests: how many requests of 16 samples to make of each signature.
         seed: for other requests.
+        graph: of a checkpoint of TensorFlow 1, what is served of its graph.
         theirs: what answers each signature, where `export` has the tables only.
 
     Raises:
@@ -92,12 +95,12 @@ def check_model(
         ```
     """
     trained, exported = Path(checkpoint.path), Path(export.path)
-    meta = _serving_graph(trained)
+    meta = _serving_graph(trained) if graph is None else _serving_graph_of(graph.saved_model)
     signatures = {name: value for name, value in meta.signatures.items() if not name.startswith(_INTERNAL)}
     ids = _Ids(checkpoint, export, np.random.default_rng(seed))
     found: list[SignatureCheck] = []
     run = _run_objects if meta.objects else run_session
-    ours = run(trained)
+    ours = run(trained) if graph is None else _run_training(trained, graph)
     theirs = theirs or run(exported)
     for name, encoded in sorted(signatures.items()):
         found.append(_check(name, _inputs(encoded), ours(name), theirs(name), ids, requests))
@@ -105,7 +108,11 @@ def check_model(
 
 
 def _serving_graph(folder: Path) -> MetaGraph:
-    graphs = [MetaGraph.decode(data) for data in messages(split((folder / "saved_model.pb").read_bytes()), 2)]
+    return _serving_graph_of((folder / "saved_model.pb").read_bytes())
+
+
+def _serving_graph_of(saved_model: bytes) -> MetaGraph:
+    graphs = [MetaGraph.decode(data) for data in messages(split(saved_model), 2)]
     return next((graph for graph in graphs if "serve" in graph.tags), graphs[0])
 
 
@@ -290,11 +297,16 @@ def run_session(folder: Path) -> Callable[[str], Answer]:
     meta = _serving_graph(folder)
     graph = tf.Graph()
     session = tf.compat.v1.Session(graph=graph)
+    said = tf.get_logger()
+    level = said.level
     try:
+        said.setLevel("ERROR")  # that this loader is TensorFlow 1's is as it should be
         with graph.as_default():
             tf.compat.v1.saved_model.load(session, list(meta.tags), str(folder))
     except (tf.errors.OpError, ValueError, OSError, KeyError) as error:
         raise BadInputError(f"checking '{folder}': TensorFlow cannot load it: {one_line(str(error))[:300]}") from error
+    finally:
+        said.setLevel(level)
 
     def signature(name: str) -> Answer:
         fields = split(meta.signatures[name])
@@ -307,6 +319,44 @@ def run_session(folder: Path) -> Callable[[str], Answer]:
         return answer
 
     return signature
+
+
+def _run_training(prefix: Path, trained: TrainedGraph) -> Callable[[str], Answer]:
+    """A training session, restored from its checkpoint."""
+    tf = _tensorflow()
+    graph = tf.Graph()
+    session = tf.compat.v1.Session(graph=graph)
+    try:
+        with graph.as_default():
+            meta = tf.compat.v1.MetaGraphDef.FromString(trained.trained)
+            saver = tf.compat.v1.train.import_meta_graph(meta, clear_devices=True)
+            if saver is not None:
+                saver.restore(session, str(prefix))
+            session.run(tf.compat.v1.tables_initializer())
+            fixed = {tensor if ":" in tensor else f"{tensor}:0": value for tensor, value in trained.values.items()}
+            fixed = {tensor: _parsed(value, graph.get_tensor_by_name(tensor).dtype) for tensor, value in fixed.items()}
+    except (tf.errors.OpError, ValueError, OSError, KeyError, RuntimeError) as error:
+        told = one_line(str(error))[:300]
+        raise BadInputError(f"checking '{trained.file}': TensorFlow cannot restore it: {told}") from error
+
+    def signature(name: str) -> Answer:
+        def answer(request: Request) -> Mapping[str, Array]:
+            fed = {trained.fed[name][key]: value for key, value in request.items()}
+            fetched = {key: tensor if ":" in tensor else f"{tensor}:0" for key, tensor in trained.fetched[name].items()}
+            got = session.run(fetched, {**fixed, **{t if ":" in t else f"{t}:0": v for t, v in fed.items()}})
+            return {key: np.asarray(array) for key, array in got.items()}
+
+        return answer
+
+    return signature
+
+
+def _parsed(value: str, dtype: Any) -> Any:
+    if dtype.is_bool:
+        return value.lower() in ("true", "1")
+    if dtype.is_integer or dtype.is_floating:
+        return dtype.as_numpy_dtype(int(value) if dtype.is_integer else float(value))
+    return value
 
 
 def _tensorflow() -> Any:

@@ -24,10 +24,11 @@ from kvtools.dialects.chunk import KEYS
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.options import DEFAULT_MEMORY, Progress
-from kvtools.errors import CheckFailedError
+from kvtools.errors import BadInputError, CheckFailedError
 from kvtools.export import signature_names
-from kvtools.export_model import ModelExport, TrainedModel, copy_rest
+from kvtools.export_model import ModelExport, TrainedModel, copy_assets, copy_rest
 from kvtools.export_snapshot import choose_for_snapshot, export_snapshot
+from kvtools.meta_file import TrainedGraph
 from kvtools.partition import owners
 from kvtools.replace_output import check_replaceable, replace_folder
 from kvtools.snapshot import Snapshot
@@ -46,6 +47,7 @@ def export_split(
     memory: int = DEFAULT_MEMORY,
     progress: Progress | None = None,
     check: int = 0,
+    graph: TrainedGraph | None = None,
 ) -> ModelExport:
     """Write the SavedModel that `checkpoint` was opened from as a folder `output` of a dense part and a snapshot.
 
@@ -59,6 +61,7 @@ def export_split(
         memory: how many bytes of rows to hold; more go through the disk.
         progress: called as rows are read and written.
         check: how many random requests to compare of each signature, before `output` appears.
+        graph: of a checkpoint of TensorFlow 1, what is to be served of its graph.
 
     Raises:
         MissingDependencyError: there is a check to be made, and no TensorFlow.
@@ -78,7 +81,7 @@ def export_split(
     if check:
         check_available()
     export = uuid.uuid4().hex
-    model, tables = _cut(checkpoint, export)[:2]  # what cannot be cut is told before hours of writing
+    model, tables = _cut(checkpoint, export, graph)[:2]  # what cannot be cut is told before hours of writing
     with replace_folder(output, mark=MANIFEST, force=force) as folder:
         exports = export_snapshot(
             checkpoint,
@@ -93,16 +96,19 @@ def export_split(
         )
         dense = folder / DENSE
         (dense / "variables").mkdir(parents=True)
-        copy_rest(model.folder, dense)
+        if graph is None:
+            copy_rest(model.folder, dense)
+        else:
+            copy_assets(graph.files, dense)
         with BundleWriter(dense / "variables" / "variables") as writer:
-            for variable in checkpoint.variables:
+            for variable in model.variables:
                 write_variable(writer, variable, checkpoint.read_variable(variable.name))
         stored = open_checkpoint(folder / SNAPSHOT)
         part_rows = {
             prefix: _part_rows(stored.tables[reader.schema.name], model.parts[prefix])
             for prefix, reader in model.readers.items()
         }
-        _, _, saved_model, signatures = _cut(checkpoint, export, part_rows)
+        _, _, saved_model, signatures = _cut(checkpoint, export, graph, part_rows)
         (dense / "saved_model.pb").write_bytes(saved_model)
         snapshot = Snapshot(folder / SNAPSHOT)
         policy = policy or Policy()
@@ -132,7 +138,7 @@ def export_split(
         (folder / MANIFEST).write_text(manifest, "utf-8")
         checks = []
         if check:
-            checks = check_model(checkpoint, stored, check, theirs=_answers(folder))
+            checks = check_model(checkpoint, stored, check, graph=graph, theirs=_answers(folder))
         wrong = [f"{one.signature}: {what}" for one in checks for what in one.different]
         exact = not any(one.cut for one in exports) and all(
             one["stored_dtype"] == one["value_dtype"] for one in described
@@ -154,9 +160,10 @@ def choose_for_split(
     dtype: str | None = None,
     memory: int = DEFAULT_MEMORY,
     progress: Progress | None = None,
+    graph: TrainedGraph | None = None,
 ) -> list[Choice]:
     """Decide which rows `export_split` would keep, and write nothing; arguments and errors are its own."""
-    model, tables, _, _ = _cut(checkpoint, uuid.uuid4().hex)
+    model, tables, _, _ = _cut(checkpoint, uuid.uuid4().hex, graph)
     return choose_for_snapshot(
         checkpoint,
         tables=tables,
@@ -169,9 +176,16 @@ def choose_for_split(
 
 
 def _cut(
-    checkpoint: Checkpoint, export: str, part_rows: Mapping[str, tuple[int, ...]] | None = None
+    checkpoint: Checkpoint,
+    export: str,
+    graph: TrainedGraph | None,
+    part_rows: Mapping[str, tuple[int, ...]] | None = None,
 ) -> tuple[TrainedModel, list[str], bytes, list[CutSignature]]:
-    model = TrainedModel(checkpoint)
+    model = TrainedModel(checkpoint, graph)
+    if not model.readers:
+        raise BadInputError(
+            f"splitting '{model.folder}': nothing that is served looks up in a table; export it with --savedmodel"
+        )
     tables = [reader.schema.name for reader in model.readers.values()]
     saved_model, signatures = model.cut(signature_names(tables), f"kvtools_{export}", part_rows or {})
     return model, tables, saved_model, signatures
