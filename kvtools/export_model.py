@@ -482,6 +482,7 @@ def _asks_what_is_there(meta: MetaGraph) -> bool:
 
 
 def copy_assets(files: Mapping[str, Path], folder: Path) -> None:
+    """Copy the assets of a graph, by their names, to a model's folder."""
     for name, file in files.items():
         (folder / "assets").mkdir(exist_ok=True)
         shutil.copyfile(file, folder / "assets" / name)

@@ -99,7 +99,7 @@ def create_app(catalog: Catalog, settings: Settings | None = None, *, lookups: L
         if isinstance(error, NoVersionError):
             return _error(request, 503, "not_ready", str(error), {"Retry-After": "1"})
         if isinstance(error, OtherExportError):
-            return _error(request, 503, "other_export", str(error), {"Retry-After": "1"})
+            return _error(request, 503, "other_export", str(error))
         if isinstance(error, AmbiguousTableError):
             return _error(request, 400, "ambiguous_table", str(error))
         if code := _UNKNOWN.get(type(error)):

@@ -291,7 +291,7 @@ def error_answer(error: Exception) -> Answer:
     if isinstance(error, NoVersionError):
         return error_answer(RequestError(503, "not_ready", str(error), {"Retry-After": "1"}))
     if isinstance(error, OtherExportError):
-        return error_answer(RequestError(503, "other_export", str(error), {"Retry-After": "1"}))
+        return error_answer(RequestError(503, "other_export", str(error)))
     if isinstance(error, AmbiguousTableError):
         return error_answer(RequestError(400, "ambiguous_table", str(error)))
     if code := _UNKNOWN.get(type(error)):
