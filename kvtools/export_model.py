@@ -34,7 +34,8 @@ from kvtools.errors import BadInputError, CheckFailedError, CorruptFileError, Kv
 from kvtools.export import TableExport, check_room, choose_for_saved_model, index_name, write_manifest, write_table
 from kvtools.meta_file import TrainedGraph
 from kvtools.replace_output import check_replaceable, replace_folder
-from kvtools.stock_model.cut_model import CannotCut, CutSignature, cut_model
+from kvtools.stock_model.cut_functions import CannotCut
+from kvtools.stock_model.cut_model import CutSignature, cut_model
 from kvtools.stock_model.fields import join, messages, split, without
 from kvtools.stock_model.given_rows import GivenTable
 from kvtools.stock_model.handles import Restored

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -31,6 +32,9 @@ from kvtools.server.settings import Settings
 from kvtools.server.signatures import STRING, Array, Signature, TensorSpec
 from kvtools.server.store import StoredTable, TableStore
 from kvtools.split_manifest import SplitLookup, SplitSignature, SplitTensor
+
+API_KEY = "KVTOOLS_SERVE_ROWS_FROM_API_KEY"
+"""The variable of the environment with the access key for servers of rows."""
 
 _LOG = logging.getLogger("kvtools.serve")
 
@@ -175,7 +179,8 @@ class DenseStore(SavedModelStore):
         model = SplitModel.read(path)
         for one in model.signatures.values():
             check_exact(one)
-        client = Client(shards=shards, export=model.export)
+        client = Client(shards=shards, export=model.export, api_key=os.environ.get(API_KEY))
+        weakref.finalize(self, client.close)
         there = client.tables()
         for name, table in model.tables.items():
             own = there.get(name)

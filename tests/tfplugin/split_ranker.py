@@ -13,8 +13,8 @@ import tfplugin
 from tfplugin import dynamic_embedding as de
 
 IDS = tf.TensorSpec([None], tf.int64)
-SIGNATURES = ("serving_default", "words", "pooled", "many", "begun", "nothing")
-PLAIN = ("serving_default", "begun")
+SIGNATURES = ("serving_default", "words", "pooled", "many", "begun", "widened", "nothing")
+PLAIN = ("serving_default", "begun", "widened")
 """Signatures whose ids are inputs as they are."""
 
 
@@ -90,6 +90,10 @@ class Ranker(tf.Module):
         rows, there = self.drawn.lookup(ids, return_exists=True)
         return {"rows": rows, "there": there, "initial": self.user.sparse_read(ids, training=False, missing="initial")}
 
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int32)])
+    def widened(self, ids: Any) -> Any:
+        return {"y": tf.nn.embedding_lookup(self.user, tf.cast(ids, tf.int64))}
+
     @tf.function(input_signature=[tf.TensorSpec([None], tf.float32)])
     def nothing(self, x: Any) -> Any:
         return {"y": x * self.weights[0, 0]}
@@ -133,7 +137,7 @@ def request(signature: str, random: np.random.Generator, n: int = 8) -> dict[str
     if signature == "nothing":
         return {"x": random.standard_normal(n).astype(np.float32)}
     if signature != "pooled":
-        return {"ids": ids(np.int64)}
+        return {"ids": ids(np.int32 if signature == "widened" else np.int64)}
     sizes = random.integers(0, 4, n)
     sizes[0] = 3
     places = np.array([(row, column) for row in range(n) for column in range(sizes[row])], np.int64)

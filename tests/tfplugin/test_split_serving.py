@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import shutil
@@ -10,6 +11,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,7 @@ from kvtools.server.protocol_error import ProtocolError
 from kvtools.server.recent_keys import RecentKeys
 from kvtools.server.saved_models import open_store
 from kvtools.server.settings import Settings
+from kvtools.server.signatures import signatures
 from kvtools.server.split_store import DenseStore, SplitStore
 from kvtools.server.store import TableStore
 
@@ -170,6 +173,16 @@ def test_halves_that_do_not_belong_together_are_refused(models: Path, tmp_path: 
 def test_discarding_a_version_keeps_the_snapshot(store: SplitStore, models: Path) -> None:
     assert not store.discard()
     assert (models / "1" / "tables.kvsnap").is_file()
+
+
+def test_a_version_goes_when_the_last_reader_lets_go(models: Path) -> None:
+    version = served(SplitStore(models / "1")).version()
+    known = signatures(version)
+    known["serving_default"].run(request("serving_default", np.random.default_rng(0)), ["click"], Settings())
+    store = weakref.ref(version.store)
+    del version, known
+    gc.collect()
+    assert store() is None
 
 
 # ---- Rows from other machines ----
@@ -327,6 +340,14 @@ def test_a_process_serves_both_halves_through_every_protocol(models: Path, train
             assert got.tobytes() == expected.tobytes()
 
 
+def waited_for(model: int, seen: list[int | None]) -> None:
+    """Wait until the last answer is that of a model."""
+    last = time.monotonic() + 60
+    while not seen or seen[-1] != model:
+        assert time.monotonic() < last, "the version is not served"
+        time.sleep(0.01)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["both halves", "rows elsewhere"])
 @pytest.mark.every_case
@@ -355,13 +376,14 @@ def test_a_swap_under_load_never_mixes_halves(
             threads = [threading.Thread(target=load) for _ in range(3)]
             for thread in threads:
                 thread.start()
-            shutil.copytree(models / "2", tmp_path / "whole" / ".2")
-            (tmp_path / "whole" / ".2").rename(tmp_path / "whole" / "2")
-            deadline = time.monotonic() + 60
-            while 2 not in seen and time.monotonic() < deadline:
-                time.sleep(0.01)
-            done.set()
-            for thread in threads:
-                thread.join()
+            try:
+                waited_for(1, seen)
+                for version, model in ((2, 2), (3, 1), (4, 2)):
+                    shutil.copytree(models / str(model), tmp_path / "whole" / ".new")
+                    (tmp_path / "whole" / ".new").rename(tmp_path / "whole" / str(version))
+                    waited_for(model, seen)
+            finally:
+                done.set()
+                for thread in threads:
+                    thread.join()
     assert set(seen) == {1, 2}
-    assert seen.index(2) > 0
