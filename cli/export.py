@@ -160,7 +160,7 @@ def run(
       kvtools export --split models/7 trained_model --dtype float16 --check 100
     """
     if sum(output is not None for output in (savedmodel, snapshot, split)) != 1:
-        raise UsageError("exporting: say --savedmodel OUT, --snapshot OUT or --split OUT, one of them")
+        raise UsageError("exporting: say --savedmodel OUT or --snapshot OUT or --split OUT, one of them")
     if dtype is not None and savedmodel is not None:
         raise UsageError(f"exporting: got --dtype {dtype}, which is for --snapshot and --split; see `kvtools cast`")
     policy = clipping.policy_of(str(path), clip_abs, clip_l2, keep_keys, drop_keys, ("--keep-keys", "--drop-keys"))

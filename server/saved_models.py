@@ -30,7 +30,6 @@ from kvtools.server.protos import DATA_TYPES
 from kvtools.server.settings import Settings
 from kvtools.server.signatures import FROM_TENSORFLOW, Array, TensorSpec
 from kvtools.server.store import ServedFile, TableStore
-from kvtools.split_manifest import is_split
 
 _LOG = logging.getLogger("kvtools.serve")
 _MODEL_FILE = "saved_model.pb"
@@ -178,18 +177,8 @@ def open_store(
     options: OpenOptions | None = None,
     cache: Path | None = None,
     progress: Progress | None = None,
-    rows_from: Sequence[Sequence[str]] = (),
 ) -> Any:
-    """Open what lies at `path`: a model in two halves, or tables where it holds any, or a whole model
-    (`SavedModelStore`). `rows_from` are the servers of the rows of a model in two halves."""
-    if is_split(path):
-        from kvtools.server.split_store import DenseStore, SplitStore
-
-        return DenseStore(path, rows_from) if rows_from else SplitStore(path, progress=progress)
-    if rows_from:
-        raise BadInputError(
-            f"serving '{path}': --rows-from is for a model in two halves, as kvtools export --split writes it"
-        )
+    """Open what lies at `path`: as tables where it holds any, otherwise as a whole model (`SavedModelStore`)."""
     is_model = (Path(path) / _MODEL_FILE).is_file()
     if not is_model or (not is_whole_model(Path(path)) and _has_tables(path, options)):
         return TableStore(path, options=options, cache=cache, progress=progress)

@@ -112,6 +112,13 @@ class WholeSignature:
         return self.dense[self.name].run(self.of.dense_request(inputs, rows), outputs, settings)
 
 
+def open_split(
+    path: str | os.PathLike[str], rows_from: Sequence[Sequence[str]] = (), *, progress: Progress | None = None
+) -> Any:
+    """Open a model in two halves; `rows_from` are the URLs of the servers of its rows, of each shard, if not here."""
+    return DenseStore(path, rows_from) if rows_from else SplitStore(path, progress=progress)
+
+
 class SplitStore(TableStore):
     """A model in two halves, both of them here: tables, and signatures that look them up.
 

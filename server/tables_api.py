@@ -286,7 +286,7 @@ def router(lookups: Lookups) -> APIRouter:
         return {
             "model": version.model,
             "version": version.number,
-            "export": getattr(version.store, "export", None),
+            **_export(version),
             "dialect": version.store.dialect,
             "limits": limits,
             "tables": _described_tables(version),
@@ -312,7 +312,7 @@ def _listing_of_all(catalog: Catalog, limits: dict[str, int]) -> dict[str, Any]:
         {
             "model": name,
             "version": version.number if version else None,
-            "export": getattr(version.store, "export", None) if version else None,
+            **(_export(version) if version else {}),
             "dialect": version.store.dialect if version else None,
         }
         for name, version in latest.items()
@@ -323,12 +323,17 @@ def _listing_of_all(catalog: Catalog, limits: dict[str, int]) -> dict[str, Any]:
     return {
         "model": None,
         "version": None,
-        "export": None,
         "dialect": None,
         "limits": limits,
         "models": models,
         "tables": tables,
     }
+
+
+def _export(version: ServedVersion) -> dict[str, str]:
+    """The export that the tables of a version are of, where it was one in two halves."""
+    export = getattr(version.store, "export", None)
+    return {"export": export} if export else {}
 
 
 async def _serve(

@@ -170,11 +170,19 @@ def _open(path: str, options: OpenOptions | None, settings: Settings, progress: 
             front = TableStore(path, options=options, cache=cache, progress=progress)
         missing = settings.backend_down == "missing"
         return cast(TableStore, RedisStore(settings.backend, options=options, front=front, missing_while_down=missing))
-    if not (settings.rows_from or is_split(path) or (Path(path) / "saved_model.pb").is_file()):
+    if is_split(path):
+        from kvtools.server.split_store import open_split  # takes long to import
+
+        return open_split(path, settings.rows_from, progress=progress)
+    if settings.rows_from:
+        raise UsageError(
+            f"serving '{path}': --rows-from is for a model in two halves, as kvtools export --split writes it"
+        )
+    if not (Path(path) / "saved_model.pb").is_file():
         return TableStore(path, options=options, cache=cache, progress=progress)
     from kvtools.server.saved_models import open_store  # takes long to import, and may be a whole model
 
-    store: TableStore = open_store(path, options=options, cache=cache, progress=progress, rows_from=settings.rows_from)
+    store: TableStore = open_store(path, options=options, cache=cache, progress=progress)
     return store
 
 

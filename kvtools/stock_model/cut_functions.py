@@ -238,29 +238,34 @@ class Body:
     def needs_for_ids(self, wanted: Iterable[str]) -> Needs:
         """Return what tensors need that no rows flow into."""
         needs, waiting = Needs(), list(wanted)
-        while waiting:
+        calls: set[str] = set()
+        while waiting or calls:
+            if not waiting:  # all that is asked of a call at once
+                node = self.by_name[calls.pop()]
+                inputs, asked = node.data_inputs(), frozenset(needs.asked[node.name])
+                waiting = [inputs[at] for at in self._functions.ids_arguments(self.called(node), asked)]
+                waiting += [source for source in node.inputs if source.startswith("^")]
+                continue
             source = waiting.pop()
             name = node_of(source)
             if name in self.arguments:
                 if not source.startswith("^"):
                     needs.arguments.add(self.arguments[name])
                 continue
-            node = self.by_name.get(name)
-            if node is None or (source.startswith("^") and not self.is_before_rows(node)):
+            found = self.by_name.get(name)
+            if found is None or (source.startswith("^") and not self.is_before_rows(found)):
                 continue
             if name not in self.calls:
                 if name not in needs.nodes:
                     needs.nodes.add(name)
-                    waiting += node.inputs
+                    waiting += found.inputs
                 continue
-            asked = needs.asked.setdefault(name, set())
+            results = needs.asked.setdefault(name, set())
             item = ("ids" if ":ids:" in source else "result", self.number(source))
-            if item not in asked:
-                asked.add(item)
+            if item not in results:
+                results.add(item)
                 needs.nodes.add(name)
-                inputs = node.data_inputs()
-                waiting += [inputs[at] for at in self._functions.ids_arguments(self.called(node), frozenset(asked))]
-                waiting += [source for source in node.inputs if source.startswith("^")]
+                calls.add(name)
         return needs
 
     def is_before_rows(self, node: Node) -> bool:

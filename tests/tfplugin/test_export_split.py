@@ -332,7 +332,7 @@ def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--split", "a", "--snapshot", "b"], "--savedmodel OUT, --snapshot OUT or --split OUT, one of them"),
+        (["--split", "a", "--snapshot", "b"], "--snapshot OUT or --split OUT, one of them"),
         (["--split", "a", "--table", "user"], "got --split and --table user, expected the whole model"),
     ],
 )

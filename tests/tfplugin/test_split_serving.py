@@ -46,10 +46,9 @@ from kvtools.server.app import create_app
 from kvtools.server.catalog import Catalog, ServedModel, ServedVersion, VersionStatus, static_catalog
 from kvtools.server.protocol_error import ProtocolError
 from kvtools.server.recent_keys import RecentKeys
-from kvtools.server.saved_models import open_store
 from kvtools.server.settings import Settings
 from kvtools.server.signatures import signatures
-from kvtools.server.split_store import DenseStore, SplitStore
+from kvtools.server.split_store import DenseStore, SplitStore, open_split
 from kvtools.server.store import TableStore
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,7 +90,7 @@ def matches(expected: dict[str, np.ndarray], got: dict[str, np.ndarray]) -> bool
 
 @pytest.fixture(scope="module")
 def store(models: Path) -> SplitStore:
-    store = open_store(models / "1")
+    store = open_split(models / "1")
     assert isinstance(store, SplitStore)
     return store
 
@@ -151,7 +150,7 @@ def test_without_tensorflow_the_tables_are_served_and_predict_says_why(
     models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorflow", None)
-    store = open_store(models / "1")
+    store = open_split(models / "1")
     with TestClient(create_app(served(store), Settings())) as client:
         assert client.post("/v1/tables/user:lookup", json={"keys": [3]}).json()["found"] == [True]
         assert "serving_default" in client.get("/v1/models/default/metadata").text
@@ -199,7 +198,7 @@ def rows(models: Path) -> Iterator[str]:
 def test_a_dense_part_with_rows_of_its_own_export(
     models: Path, trained: dict[int, Any], rows: str, number: int
 ) -> None:
-    dense = open_store(models / str(number), rows_from=[[rows]])
+    dense = open_split(models / str(number), [[rows]])
     assert isinstance(dense, DenseStore)
     assert dense.tables == {}
     random = np.random.default_rng(3)
