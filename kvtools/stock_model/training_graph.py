@@ -68,7 +68,7 @@ _SAME = frozenset({"Identity", "RefIdentity", "Enter", "RefEnter", "Switch", "Re
 _REF = 100
 """What is added to the number of a type where a tensor is a reference."""
 _NEAR = 5
-_DEVICE = 4
+_DEVICE, _COLOCATED = 4, "_class"
 _VARIABLE_NAME, _INITIALIZER, _INITIAL_VALUE = 1, 2, 6
 _OF_VARIABLES = ("variables", "trainable_variables")
 
@@ -134,6 +134,7 @@ def only_what_runs(meta: MetaGraph, tensors: Iterable[str]) -> None:
     saver = [text(last(meta.saver, number)) for number in (1, 3)]
     kept = needed(meta.graph.nodes, [name for name in (*tensors, *fillers, *saver) if name])
     meta.graph.nodes = [node for node in meta.graph.nodes if node.name in kept]
+    _forget_places(meta)
     meta.collections = {name: value for name, value in meta.collections.items() if name == _FILLERS}
 
 
@@ -163,8 +164,7 @@ class _Training:
 
     def served(self, wanted: Wanted) -> Served:
         meta = self._meta
-        for _, node in meta.graph.all_nodes():
-            node.rest = without(node.rest, _DEVICE)  # those of the machines that trained
+        _forget_places(meta)
         for tensor, value in wanted.values.items():
             self._check_there(tensor)
             self._replace(_full(tensor), self._constant(tensor, value))
@@ -545,7 +545,6 @@ class _Training:
                         "T": dtype,
                         "validate_shape": of_bool(True),
                         "use_locking": of_bool(True),
-                        "_class": message((1, message((2, blob(f"loc:@{variable}"))))),
                     },
                 )
             self._add(Node(f"kvtools/by_name/write_{at}", op, [variable, source], attributes))
@@ -570,6 +569,13 @@ class _Training:
                 new: list[Field] = [(_INITIALIZER, 2, blob(writer))]
                 found.append(join([*without(fields, _INITIALIZER, _INITIAL_VALUE), *new]))
         return found
+
+
+def _forget_places(meta: MetaGraph) -> None:
+    """Leave out on which machines the nodes were, and beside which other nodes, that may be gone."""
+    for _, node in meta.graph.all_nodes():
+        node.rest = without(node.rest, _DEVICE)
+        node.attributes = {key: value for key, value in node.attributes.items() if key != _COLOCATED}
 
 
 def _full(tensor: str) -> str:
