@@ -286,11 +286,16 @@ def _run_session(folder: Path, meta: MetaGraph) -> Callable[[str], Answer]:
     tf = _tensorflow()
     graph = tf.Graph()
     session = tf.compat.v1.Session(graph=graph)
+    said = tf.get_logger()
+    level = said.level
     try:
+        said.setLevel("ERROR")  # that this loader is TensorFlow 1's is as it should be
         with graph.as_default():
             tf.compat.v1.saved_model.load(session, list(meta.tags), str(folder))
     except (tf.errors.OpError, ValueError, OSError, KeyError) as error:
         raise BadInputError(f"checking '{folder}': TensorFlow cannot load it: {one_line(str(error))[:300]}") from error
+    finally:
+        said.setLevel(level)
 
     def signature(name: str) -> Answer:
         fields = split(meta.signatures[name])

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,13 +31,19 @@ from kvtools.dialects.options import DEFAULT_MEMORY, Progress
 from kvtools.dialects.savedmodel import is_whole_model
 from kvtools.dialects.tfplugin import KEY_DTYPES, VALUE_DTYPES
 from kvtools.errors import BadInputError, CheckFailedError, CorruptFileError, KvtoolsError
-from kvtools.export import TableExport, check_room, choose_for_saved_model, write_manifest, write_table
+from kvtools.export import TableExport, check_room, choose_for_saved_model, index_name, write_manifest, write_table
 from kvtools.meta_file import TrainedGraph
 from kvtools.replace_output import check_replaceable, replace_folder
 from kvtools.stock_model.fields import join, messages, split, without
 from kvtools.stock_model.handles import Restored
 from kvtools.stock_model.initial_rows import InitialRows, initial_rows
-from kvtools.stock_model.meta_graph import MetaGraph, Tables, restored_when_served, rewrite_meta_graph
+from kvtools.stock_model.meta_graph import (
+    MetaGraph,
+    Tables,
+    restored_when_served,
+    rewrite_meta_graph,
+    served_nodes,
+)
 from kvtools.stock_model.objects import object_prefixes
 from kvtools.stock_model.op_table import ANSWERS_BEGIN, GIVES_DEFAULTS, HANDLES, OPERATIONS, REFUSED, RESTORES
 from kvtools.stock_model.rewrite import UnsupportedOperation
@@ -330,8 +335,7 @@ class _Model:
                 f"exporting '{self.folder}': table '{schema.name}' has {schema.key_dtype} keys and {schema.value_dtype}"
                 f" values; a model holds keys of {', '.join(KEY_DTYPES)} and values of {', '.join(VALUE_DTYPES)}"
             )
-        # The index's name decides which one a session or an eager process shares: models never share one.
-        index = f"kvtools_{uuid.uuid4().hex}"
+        index = index_name()
         parts = (schema.rows,) + (0,) * (self.parts[prefix] - 1)
         initial = self.initial[prefix][0]
         return StockTable(number, schema.name, schema.key_dtype, schema.value_dtype, schema.dim, parts, initial, index)
@@ -396,7 +400,7 @@ def _fields_of(initializer: str) -> Mapping[str, object]:
 
 
 def _asks_for_initial(meta: MetaGraph) -> bool:
-    return any(node.op in OPERATIONS and node.attrs.text("mode") == "initial" for _, node in meta.graph.all_nodes())
+    return any(node.op in OPERATIONS and node.attrs.text("mode") == "initial" for node in served_nodes(meta))
 
 
 def _answers_begin(meta: MetaGraph) -> bool:
@@ -422,7 +426,7 @@ def _check_servable(reader: TableReader, folder: Path) -> None:
 
 def _asks_what_is_there(meta: MetaGraph) -> bool:
     """Whether a row of zeros is not the same as none."""
-    return any(node.op in _TELL_ZEROS for _, node in meta.graph.all_nodes())
+    return any(node.op in _TELL_ZEROS for node in served_nodes(meta))
 
 
 def _copy_assets(files: Mapping[str, Path], folder: Path) -> None:
