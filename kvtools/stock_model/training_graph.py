@@ -210,6 +210,21 @@ class _Training:
         outputs = self._outputs(node)
         if outputs is not None and int(number or 0) >= len(outputs):
             raise UnknownName(f"there is no tensor '{tensor}': node '{name}' ({node.op}) has {len(outputs)} outputs")
+        if self._is_in_loop(name):
+            raise NotServable(f"tensor '{tensor}' is inside a loop, which gives it many times: name one outside")
+
+    def _is_in_loop(self, name: str) -> bool:
+        """Whether a node is between the entry to a loop of version 1 and its exit."""
+        waiting, seen = [name], set[str]()
+        while waiting:
+            node = self._nodes.get(waiting.pop())
+            if node is None or node.name in seen or node.op in ("Exit", "RefExit"):
+                continue
+            if node.op in ("Enter", "RefEnter"):
+                return True
+            seen.add(node.name)
+            waiting += map(node_of, node.inputs)
+        return False
 
     def _near(self, name: str) -> str:
         near = difflib.get_close_matches(name, self._nodes, _NEAR, 0.6)
