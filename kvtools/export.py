@@ -43,6 +43,7 @@ from kvtools.dialects.options import DEFAULT_MEMORY, Progress
 from kvtools.dialects.savedmodel import FORMAT, MANIFEST
 from kvtools.dialects.schema import TableSchema, numpy_dtype
 from kvtools.errors import BadInputError, OutputError
+from kvtools.export_warmup import Warmup
 from kvtools.fit import fit
 from kvtools.lookup_model.functions import Lookup
 from kvtools.lookup_model.model import DEFAULT_SIGNATURE, lookup_model
@@ -94,6 +95,7 @@ def export_saved_model(
     force: bool = False,
     memory: int = DEFAULT_MEMORY,
     progress: Progress | None = None,
+    warmup: Warmup | None = None,
 ) -> list[TableExport]:
     """Write tables of `checkpoint` as a SavedModel folder `output`.
 
@@ -108,6 +110,7 @@ def export_saved_model(
         force: replace a SavedModel that is there.
         memory: how many bytes the search for keys that are there twice may hold; more spills to disk.
         progress: called after each chunk.
+        warmup: the requests that servers warm the model up by.
 
     Raises:
         UnknownTableError: the checkpoint has no such table.
@@ -150,6 +153,8 @@ def export_saved_model(
             {"signature": one.signature, "keys": one.tensor("keys"), "values": one.tensor("values")} for one in lookups
         ]
         write_manifest(folder, checkpoint, policy or Policy(), list(zip(exports, described, strict=True)))
+        if warmup is not None:
+            warmup.add(folder)
     return exports
 
 

@@ -30,7 +30,7 @@ def switch_gradient(original: Callable[..., Any], op: Any, *grads: Any) -> Any:
     taken = grads[context.branch]
     if not isinstance(taken, tf.IndexedSlices) or grads[1 - context.branch] is not None:
         return original(op, *grads)
-    return control_flow_ops.merge([taken, _no_rows(op, context, taken)], name="cond_grad")[0], None
+    return control_flow_ops.merge([*_guarded(op, context, taken)], name="cond_grad")[0], None
 
 
 def _is_of_table(op: Any) -> bool:
@@ -41,21 +41,25 @@ def _is_of_table(op: Any) -> bool:
     return bool(op.type == "KvTableHandle")
 
 
-def _no_rows(op: Any, context: Any, like: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Slices of no rows, which are alive where the branch of `op` is not taken."""
-    other = 1 - context.branch
-    width = like.values.shape[1:]
+def _guarded(op: Any, context: Any, taken: tf.IndexedSlices) -> tuple[tf.IndexedSlices, tf.IndexedSlices]:
+    """Slices that are alive where the branch of `op` is taken, and slices of no rows that are where it is not."""
+    branch = context.branch
+    width = taken.values.shape[1:]
     now = tf_ops.get_default_graph()._get_control_flow_context()
     loop = getattr(now, "grad_state", None)
     predicate = None if loop is None else loop.history_map.get(context.pred.name)
     if predicate is None:
         # Constants by themselves are alive always.
-        pivot = tf.identity(control_flow_ops.switch(op.inputs[0], context.pred)[other])
+        pivot = tf.identity(control_flow_ops.switch(op.inputs[0], context.pred)[1 - branch])
         with tf.control_dependencies([pivot]):
-            rows, keys = tf.zeros([0, *width], like.values.dtype), tf.zeros([0], like.indices.dtype)
-    else:
-        rows, keys = (
-            control_flow_ops.switch(tf.zeros(shape, dtype), predicate)[other]
-            for shape, dtype in (([0, *width], like.values.dtype), ([0], like.indices.dtype))
-        )
-    return tf.IndexedSlices(rows, keys, dense_shape=None)
+            none = tf.zeros([0, *width], taken.values.dtype), tf.zeros([0], taken.indices.dtype)
+        return taken, tf.IndexedSlices(*none, dense_shape=None)
+
+    def switched(tensor: tf.Tensor, side: int) -> tf.Tensor:
+        return control_flow_ops.switch(tensor, predicate)[side]
+
+    # Keys that the loop does not change are alive in each of its turns.
+    rows, keys = switched(taken.values, branch), switched(taken.indices, branch)
+    no_rows = switched(tf.zeros([0, *width], taken.values.dtype), 1 - branch)
+    no_keys = switched(tf.zeros([0], taken.indices.dtype), 1 - branch)
+    return tf.IndexedSlices(rows, keys, dense_shape=None), tf.IndexedSlices(no_rows, no_keys, dense_shape=None)
