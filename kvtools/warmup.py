@@ -353,7 +353,9 @@ def _tensor_array(spec: InputSpec, encoded: bytes) -> Array:
         values = np.array([*messages(fields, 8)][:count] or [b""], object)
     else:
         values = _values(spec.dtype, fields, last(fields, 4), count)
-    if len(values) < count:
+    if not last(fields, 4):
+        values = values[:count]
+    if 0 < len(values) < count and not last(fields, 4):
         values = np.concatenate([values, np.repeat(values[-1:], count - len(values))])
     if len(values) != count:
         raise ValueError(f"input '{spec.name}': {len(values)} values for shape {sizes}")
