@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _DEFAULT = tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
 _INTERNAL = "__saved_model"
+_FUNCTIONS = (tf.types.experimental.GenericFunction, tf.types.experimental.ConcreteFunction)
 
 
 def export_saved_model(
@@ -143,7 +144,7 @@ def _check_rank(model: Any) -> None:
     """Raises where this process has not all that is to be served, or is not the one to write it."""
     if ranks.found().size == 1:
         return
-    spread = sorted({table.name for table in _tables_of(model) if getattr(table, "ranks", 1) > 1})
+    spread = sorted({part.name for table in _tables_of(model) for part in table._kv_parts if part.ranks > 1})
     if spread:
         raise ValueError(
             f"{_called(model)} looks up key-value variables that are spread over {ranks.size()} ranks "
@@ -161,7 +162,7 @@ def _tables_of(model: Any) -> Iterator[Any]:
     """The tables that can be seen from a model before it is traced."""
     if session_model.is_session(model):
         yield from session_model.tables(model)
-    elif isinstance(model, tf.types.experimental.GenericFunction):
+    elif isinstance(model, _FUNCTIONS):
         yield from (table for value in _seen_by(model) for table in _trackables(value) if hasattr(table, "_kv_parts"))
     else:
         yield from (table for table in _trackables(model) if hasattr(type(table), "_kv_parts"))
@@ -196,7 +197,7 @@ def _save(model: Any, folder: Path, signatures: Any, inputs: Any, outputs: Any) 
         )
     if keras is not None and signatures is None:
         _keras_export(model, folder)
-    elif isinstance(model, tf.types.experimental.GenericFunction):
+    elif isinstance(model, _FUNCTIONS):
         if signatures is not None:
             raise TypeError("A function is its own signature: leave signatures out, or give a dictionary and its module.")
         tf.saved_model.save(_holding_captures(model), str(folder), signatures={_DEFAULT: model})

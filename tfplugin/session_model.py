@@ -11,6 +11,8 @@ import tensorflow as tf
 
 v1 = tf.compat.v1
 
+_MAIN_OP = "saved_model_main_op"
+
 #: On a graph: (the names of its variables, the saver of these, what initializes its lookup tables), for the next time.
 _KEPT = "_kvtools_saver"
 
@@ -52,6 +54,9 @@ def save(session: Any, folder: Path, signatures: Mapping[str, tuple[Mapping[str,
     }
     with graph.as_default(), _unfinalized(graph):
         saver, initializer = _saver_of(graph)
+        # The builder notes there what initializes, and refuses a graph that has such a note.
+        noted = graph.get_collection_ref(_MAIN_OP)
+        before, noted[:] = noted[:], []
         builder = v1.saved_model.Builder(str(folder))
         builder.add_meta_graph_and_variables(
             plain,
@@ -62,6 +67,7 @@ def save(session: Any, folder: Path, signatures: Mapping[str, tuple[Mapping[str,
             saver=saver,
             strip_default_attrs=True,
         )
+        noted[:] = before
         builder.save()
 
 

@@ -416,6 +416,18 @@ def test_string_keys(tmp_path: Path) -> None:
     assert same(answers(source, "serving_default", {"words": np.array([b"b", b"x", b"a"])}), got)
 
 
+def test_constants_of_functions_that_no_signature_calls(tmp_path: Path) -> None:
+    module = tf.Module()
+    module.table = tfplugin.get_kv_variable("emb", embedding_dim=2)
+    module.table.upsert([1], [[1.0, 2.0]])
+    words = tf.lookup.KeyValueTensorInitializer(["a", "b"], tf.constant([1, 2], tf.int64))
+    module.words = tf.lookup.StaticHashTable(words, -1)
+    look_up = tf.function(lambda ids: {"rows": tf.nn.embedding_lookup(module.table, ids)}, input_signature=[IDS])
+    _, export = save_and_export(module, look_up, tmp_path)
+    assert answers(export, "serving_default", {"ids": np.array([1])})["rows"].tolist() == [[1, 2]]
+    assert int(export.words.size()) == 2
+
+
 # ---- Models of Keras, and of TensorFlow 1 ----
 
 
