@@ -202,9 +202,7 @@ def _export_model(
         _choose_only(checkpoint, choose_for_model, what, old, as_json)
         return
     with progress_bar("exporting") as progress:
-        model = export_model(
-            checkpoint, old.output, force=force, progress=progress, check=check, warmup=warm, **what
-        )
+        model = export_model(checkpoint, old.output, force=force, progress=progress, check=check, warmup=warm, **what)
     old.remove()
     _warn(model.tables)
     _warn_of_cuts(checkpoint, {export.name: (export.rows, export.cut) for export in model.tables}, snapshot=False)

@@ -1,13 +1,12 @@
 """Versions of a model, as servers find them: folders and snapshots whose names are numbers, in one folder.
 
 `models/ctr/7/` is a SavedModel, `models/ctr/7.kvsnap` a snapshot. A version is written whole, under a name that was
-free. Old ones are removed after that, and only those that `kvtools` wrote: SavedModels with its manifest, and snapshots.
+free. Old ones are removed after that, and only what `kvtools` wrote: SavedModels with its manifest, and snapshots.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import uuid
@@ -104,7 +103,7 @@ def remove_versions(versions: Sequence[Path]) -> tuple[list[Path], list[str]]:
 
 def _entries(folder: Path) -> list[Path]:
     try:
-        return [folder / name for name in os.listdir(folder)]
+        return list(folder.iterdir())
     except OSError:
         return []
 

@@ -118,9 +118,7 @@ def check_count(count: int) -> None:
         raise UsageError(f"got --warmup {count}, expected 1 to {MOST_RECORDS} requests, which TensorFlow Serving takes")
 
 
-def _way(
-    name: str, inputs: Sequence[InputSpec], ids: IdSource, refusal: Refusal | None
-) -> tuple[int | None, str]:
+def _way(name: str, inputs: Sequence[InputSpec], ids: IdSource, refusal: Refusal | None) -> tuple[int | None, str]:
     """Return in which of the ways of `requests` the inputs belong together, and what to say of it."""
     if refusal is not None:
         said = ""
@@ -182,8 +180,8 @@ class RequestFile:
         count = len(self._logs) + len(self._bodies)
         if count > MOST_RECORDS:
             raise BadInputError(
-                f"reading '{path}': it has {count:,} requests, and TensorFlow Serving takes {MOST_RECORDS:,}; leave some"
-                " out"
+                f"reading '{path}': it has {count:,} requests, and TensorFlow Serving takes {MOST_RECORDS:,}; leave"
+                " some out"
             )
 
     def _lines(self) -> Iterator[tuple[int, Any]]:
@@ -336,7 +334,17 @@ def _string(spec: InputSpec, value: Any) -> bytes:
 
 
 _LISTS = {5: "<f4", 6: "<f8"}
-_NUMBERS = {"int32": 7, "int16": 7, "int8": 7, "uint8": 7, "uint16": 7, "int64": 10, "bool": 11, "uint32": 16, "uint64": 17}
+_NUMBERS = {
+    "int32": 7,
+    "int16": 7,
+    "int8": 7,
+    "uint8": 7,
+    "uint16": 7,
+    "int64": 10,
+    "bool": 11,
+    "uint32": 16,
+    "uint64": 17,
+}
 
 
 def _tensor_array(spec: InputSpec, encoded: bytes) -> Array:

@@ -188,7 +188,9 @@ class SavedModelStore:
                 except (ValueError, ProtocolError) as error:
                     bad += 1
                     if bad <= _BAD_SAID:
-                        _LOG.warning("'%s': warm-up request %d is left out: %s", self.path, number, one_line(str(error)))
+                        _LOG.warning(
+                            "'%s': warm-up request %d is left out: %s", self.path, number, one_line(str(error))
+                        )
         except BadInputError as error:
             _LOG.warning("'%s': its warm-up requests end early: %s", self.path, error)
         if bad > _BAD_SAID:

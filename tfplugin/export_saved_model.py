@@ -15,6 +15,8 @@ import tensorflow as tf
 from tensorflow.python.saved_model import save_context
 
 from tfplugin import ranks, session_model
+from tfplugin.kv_variable import KvVariable
+from tfplugin.partitioned_kv_variable import put_together
 
 if TYPE_CHECKING:
     from kvtools.clip import Criteria
@@ -33,6 +35,7 @@ def export_saved_model(
     signatures: Any = None,
     inputs: Mapping[str, Any] | None = None,
     outputs: Mapping[str, Any] | None = None,
+    input_signature: Any = None,
     clip: Criteria | Policy | None = None,
     keep_zeros: bool = False,
     check: int = 0,
@@ -42,8 +45,8 @@ def export_saved_model(
 ) -> ModelExport:
     """Writes a model as a SavedModel that stock TensorFlow serves, tables included: ``kvtools export`` within training.
 
-    It is saved to a hidden folder beside `path` and rewritten from there; that takes as much disk again as its
-    checkpoint until it is done. Training goes on afterwards from where it was: nothing of tables, slots or steps changes.
+    It is saved to a hidden folder beside `path` and rewritten from there; until it is done that takes the disk of its
+    checkpoint, too. Training goes on afterwards from where it was: nothing of tables, slots or steps changes.
 
     Args:
       model: what is served, one of
@@ -59,8 +62,9 @@ def export_saved_model(
       signatures: functions by name, or one for ``serving_default``, as for `tf.saved_model.save`. Of a session
         ``{name: (inputs, outputs)}``.
       inputs, outputs: of a session: the tensors of ``serving_default`` by name.
-      clip: which rows to leave out: criteria for all tables, or a policy of criteria by table; see `kvtools.clip`. A key
-        that was cut is answered as one that was never there.
+      input_signature: of a Keras model: what its inputs are, as for its ``export``, where the model does not say.
+      clip: which rows to leave out: criteria for all tables, or a policy of criteria by table; see `kvtools.clip`. A
+        key that was cut is answered as one that was never there.
       keep_zeros: keep rows of zeros, too.
       check: ask model and export that many random requests of each signature, and compare, before `path` appears.
       warmup: requests that servers warm the model up by: how many random ones of each signature, or a file of them.
@@ -91,7 +95,7 @@ def export_saved_model(
     """
     from kvtools.clip_policy import Policy
     from kvtools.dialects.detect import open_checkpoint
-    from kvtools.errors import KvtoolsError
+    from kvtools.errors import KvtoolsError, OutputError
     from kvtools.export_model import export_model
     from kvtools.export_warmup import Warmup
     from kvtools.replace_output import check_replaceable, work_folder
@@ -104,8 +108,8 @@ def export_saved_model(
     asked = None if warmup is None else Warmup(warmup if isinstance(warmup, int) else Path(warmup))
     with work_folder(output) as scratch:
         source = scratch / "trained"
-        _save(model, source, signatures, inputs, outputs)
         try:
+            _save(model, source, signatures, inputs, outputs, input_signature)
             return export_model(
                 open_checkpoint(source),
                 output,
@@ -119,6 +123,13 @@ def export_saved_model(
         except KvtoolsError as error:
             # What lay in the hidden folder is gone by then.
             raise type(error)(str(error).replace(f"'{source}'", _called(model))) from error
+        except tf.errors.OpError as error:
+            if str(scratch) not in str(error.message):
+                raise
+            raise OutputError(
+                f"writing '{output}': saving {_called(model)}: {error.message}; nothing was changed there, make room "
+                "or name another place"
+            ) from error
 
 
 def _check_options(options: Mapping[str, Any], export_model: Callable[..., Any]) -> None:
@@ -148,8 +159,8 @@ def _check_rank(model: Any) -> None:
     if spread:
         raise ValueError(
             f"{_called(model)} looks up key-value variables that are spread over {ranks.size()} ranks "
-            f"({', '.join(spread)}), and each rank has its own rows only. Save it with sok.Checkpoint on all ranks; then, "
-            "in one process without horovodrun, make the model, restore that, and export it."
+            f"({', '.join(spread)}), and each rank has its own rows only. Save it with sok.Checkpoint on all ranks; "
+            "then, in one process without horovodrun, make the model, restore that, and export it."
         )
     if ranks.rank() != 0:
         raise ValueError(
@@ -181,25 +192,30 @@ def _trackables(value: Any) -> list[Any]:
 # ---- Saving ----------------------------------------------------------------------------------------------------------
 
 
-def _save(model: Any, folder: Path, signatures: Any, inputs: Any, outputs: Any) -> None:
+def _save(model: Any, folder: Path, signatures: Any, inputs: Any, outputs: Any, input_signature: Any) -> None:
     if session_model.is_session(model):
         session_model.save(model, folder, _of_session(signatures, inputs, outputs))
         return
     if inputs is not None or outputs is not None:
         raise TypeError(
-            f"inputs and outputs are the tensors of a session, and {_called(model)} is none: name functions as signatures."
+            f"inputs and outputs are the tensors of a session, and {_called(model)} is none: name functions as "
+            "signatures."
         )
     keras = _keras_of(model)
+    if input_signature is not None and (keras is None or signatures is not None):
+        raise TypeError("input_signature is for a Keras model without signatures: a tf.function has one of its own.")
     if keras is not None and not model.built:
         raise ValueError(
             f"{_called(model)} was never built, so its inputs are not known: call it on data once, or train it, before "
             "it is exported."
         )
     if keras is not None and signatures is None:
-        _keras_export(model, folder)
+        _keras_export(model, folder, input_signature)
     elif isinstance(model, _FUNCTIONS):
         if signatures is not None:
-            raise TypeError("A function is its own signature: leave signatures out, or give a dictionary and its module.")
+            raise TypeError(
+                "A function is its own signature: leave signatures out, or give a dictionary and its module."
+            )
         tf.saved_model.save(_holding_captures(model), str(folder), signatures={_DEFAULT: model})
     elif isinstance(model, tf.__internal__.tracking.Trackable):
         tf.saved_model.save(model, str(folder), signatures=signatures)
@@ -242,11 +258,13 @@ def _keras_of(model: Any) -> Any:
     return None
 
 
-def _keras_export(model: Any, folder: Path) -> None:
+def _keras_export(model: Any, folder: Path, input_signature: Any) -> None:
     # It prints what it has written, and where.
-    quiet = {"verbose": False} if "verbose" in inspect.signature(model.export).parameters else {}
+    options: dict[str, Any] = {"verbose": False} if "verbose" in inspect.signature(model.export).parameters else {}
+    if input_signature is not None:
+        options["input_signature"] = input_signature
     with contextlib.redirect_stdout(io.StringIO()):
-        model.export(str(folder), **quiet)
+        model.export(str(folder), **options)
 
 
 def _holding_captures(function: Any) -> tf.Module:
@@ -263,7 +281,7 @@ def _holding_captures(function: Any) -> tf.Module:
     held: set[int] = set()
     for owner in (*graph.variables, *(one for value in _seen_by(function) for one in _trackables(value))):
         resources = {id(handle) for handle in _handles(owner)} & captured
-        # A table in parts is saved as a whole, which may come after its parts.
+        # A table in parts is saved as a whole, which may come after its parts, or not be in reach.
         if resources - held or (resources and len(getattr(owner, "_kv_parts", ())) > 1):
             held |= resources
             module.held.append(owner)
@@ -272,6 +290,9 @@ def _holding_captures(function: Any) -> tf.Module:
             f"{_called(function)} uses resources that nothing in its reach holds: pass the object that holds them, and "
             "signatures={'serving_default': function}."
         )
+    wholes = {id(part) for owner in module.held for part in getattr(owner, "_kv_parts", ()) if part is not owner}
+    alone = [owner for owner in module.held if isinstance(owner, KvVariable) and id(owner) not in wholes]
+    module.wholes = [*put_together(alone)]
     return module
 
 

@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from tfplugin import scaled_loss, step_record
 from tfplugin.keras_hooks import KerasHooks
-from tfplugin.partitioned_kv_variable import PartitionedKvVariable
+from tfplugin.partitioned_kv_variable import put_together
 from tfplugin.training_mode import inference_mode
 from tfplugin.wrapped_method import defining_class, wrap_method
 
@@ -381,19 +381,8 @@ def _track_wholes(original: Callable[..., Any], archive: Any, *args: Any, **kwar
     wholes = {id(table): table for table in held if any(part is one for part in table._kv_parts for one in used)}
     taken = {id(part) for whole in wholes.values() if whole._kv_parts != (whole,) for part in whole._kv_parts}
     saved._kv_tables = [whole for whole in wholes.values() if whole._kv_parts != (whole,)]
-    saved._kv_tables += _put_together([part for part in used if id(part) not in taken])
+    saved._kv_tables += put_together([part for part in used if id(part) not in taken])
     return returned
-
-
-def _put_together(parts: list[Any]) -> Iterator[Any]:
-    """The variables that parts are all the parts of."""
-    named: dict[tuple[str, int], list[Any]] = {}
-    for part in parts:
-        named.setdefault((part.partitioned_name, part.parts), []).append(part)
-    for (name, count), group in named.items():
-        group.sort(key=lambda part: part.part)
-        if [part.part for part in group] == [*range(count)]:
-            yield PartitionedKvVariable(name, group)
 
 
 # ---- Installing ------------------------------------------------------------------------------------------------------

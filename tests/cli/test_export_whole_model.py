@@ -70,7 +70,11 @@ def test_snapshots_are_versions_too(sample_path: Path, tmp_path: Path, capsys: C
 @pytest.mark.parametrize(
     ("options", "status", "message"),
     [
-        (["--savedmodel", "model", "--keep", "3"], 2, "versions are told by their numbers; name one, such as 'model/1'"),
+        (
+            ["--savedmodel", "model", "--keep", "3"],
+            2,
+            "versions are told by their numbers; name one, such as 'model/1'",
+        ),
         (["--savedmodel", "1", "--keep", "0"], 2, "got --keep 0, expected 1 or more"),
         (["--savedmodel", "none", "--next-version"], 1, "'none': there is no such folder; make it first"),
         (["--snapshot", "a.kvsnap", "--warmup", "3"], 2, "--warmup 3, which is for --savedmodel"),
@@ -162,7 +166,9 @@ def test_an_interrupt_leaves_all_versions(
     before = contents(versions)
     monkeypatch.setattr(BundleWriter, "append", interrupted)
     assert export("--savedmodel", versions / where[0], *where[1:], "--keep", 1) == 128 + number
-    assert {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}[signal.Signals(number)] in capsys.readouterr().err
+    assert {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}[
+        signal.Signals(number)
+    ] in capsys.readouterr().err
     assert contents(versions) == before
     assert sorted(path.name for path in versions.iterdir()) == ["1", "2"]
 

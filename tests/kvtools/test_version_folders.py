@@ -83,7 +83,7 @@ def test_the_next_version_is_behind_all_that_are_there(tmp_path: Path) -> None:
 
 def test_an_output_that_is_no_version_is_told(tmp_path: Path) -> None:
     check_version(tmp_path / "007.kvsnap", 1)
-    with pytest.raises(UsageError, match="versions are told by their numbers; name one, such as '.*/model/1'"):
+    with pytest.raises(UsageError, match=r"versions are told by their numbers; name one, such as '.*/model/1'"):
         check_version(tmp_path / "model", 3)
     with pytest.raises(UsageError, match="got --keep 0, expected 1 or more versions"):
         check_version(tmp_path / "1", 0)

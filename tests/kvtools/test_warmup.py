@@ -109,7 +109,10 @@ def test_bodies_of_the_rest_interface(tmp_path: Path) -> None:
     ("body", "message"),
     [
         ("{", "line 2: Expecting property name"),
-        ('{"signature_name": "none", "inputs": 1}', "line 2: there is no signature 'none', but 'serving_default', 'one'"),
+        (
+            '{"signature_name": "none", "inputs": 1}',
+            "line 2: there is no signature 'none', but 'serving_default', 'one'",
+        ),
         ('{"signature_name": "one"}', "line 2: expected 'instances' or 'inputs', one of them"),
         ('{"signature_name": "one", "inputs": [[1]]}', r"line 2: input 'x': expected shape \[-1\], got \[1, 1\]"),
         ('{"signature_name": "one", "inputs": ["a"]}', "line 2: input 'x': expected float32: got <U1"),
@@ -162,7 +165,7 @@ def test_random_requests_have_the_signatures_inputs_and_keys_that_are_there() ->
         if request.signature == "ragged":
             assert request.inputs["r_1"][-1] == len(request.inputs["r"])
             assert np.isin(request.inputs["r"], keys[:2]).all()
-    assert notes == ["signature 'ragged': 'r' and 'r_1' were taken for a ragged tensor; with --check the model is asked"]
+    assert notes == ["signature 'ragged': 'r' and 'r_1' were taken for a ragged tensor; --check asks the model"]
 
 
 def test_a_model_that_is_asked_says_which_requests_it_takes() -> None:

@@ -325,7 +325,9 @@ def test_warm_up_requests_are_answered_and_bad_ones_told(
         open_store(model)
     assert len(asked) == 3 and asked[0][0].tolist() == [[1, 2]] and asked[2][0].tolist() == [b"a"]
     told = [record.message.partition("5': ")[2] for record in caplog.records]
-    assert told[0] == "warm-up request 2 is left out: there is no signature 'none', but 'half', 'serving_default', 'words'"
+    assert (
+        told[0] == "warm-up request 2 is left out: there is no signature 'none', but 'half', 'serving_default', 'words'"
+    )
     assert told[1].startswith("warm-up request 3 is left out: ") and "too many" in told[1]
     assert told[2].startswith("warm-up request 4 is left out: got malformed bytes")
     assert told[3] == "warmed up by 2 requests"
@@ -346,7 +348,10 @@ def test_a_version_is_warm_before_it_is_available(
     if not first:
         shutil.copytree(folder, models / "1")
         versions.load()
-    warm(shutil.copytree(folder, models / "2"), prediction_log(WarmupRequest("words", {"text": np.array([b"a"], object)})))
+    warm(
+        shutil.copytree(folder, models / "2"),
+        prediction_log(WarmupRequest("words", {"text": np.array([b"a"], object)})),
+    )
     states = []
     run = saved_models.ModelSignature.run
 

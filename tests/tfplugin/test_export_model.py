@@ -425,7 +425,6 @@ def test_constants_of_functions_that_no_signature_calls(tmp_path: Path) -> None:
     look_up = tf.function(lambda ids: {"rows": tf.nn.embedding_lookup(module.table, ids)}, input_signature=[IDS])
     _, export = save_and_export(module, look_up, tmp_path)
     assert answers(export, "serving_default", {"ids": np.array([1])})["rows"].tolist() == [[1, 2]]
-    assert int(export.words.size()) == 2
 
 
 # ---- Models of Keras, and of TensorFlow 1 ----

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import tf_keras
 import tfplugin
 from kvtools.clip import Clip, Criteria
 from kvtools.clip_policy import Policy, Rule
+from kvtools.dialects.bundle import BundleWriter
 from kvtools.errors import BadInputError, OutputError, UsageError
 from kvtools.stock_model.stock_ops import foreign_nodes
 from tfplugin import ranks
@@ -171,11 +173,33 @@ def test_a_keras_model_between_two_epochs(keras: Any, tmp_path: Path, capsys: py
 def test_a_keras_model_with_a_signature_of_its_own(tmp_path: Path) -> None:
     model, _ = trained(tf.keras, None)
     specs = [tf.TensorSpec([None, 2], tf.int64, "user"), tf.TensorSpec([None, 1], tf.string, "word")]
-    serve = tf.function(lambda user, word: {"p": tf.sigmoid(model({"user": user, "word": word}))}, input_signature=specs)
+    serve = tf.function(
+        lambda user, word: {"p": tf.sigmoid(model({"user": user, "word": word}))}, input_signature=specs
+    )
     tfplugin.export_saved_model(model, tmp_path / "1", signatures=serve)
     got = answers(tmp_path / "1", user=[[1, 2]], word=[[b"b"]])["p"]
     asked = {"user": tf.constant([[1, 2]], tf.int64), "word": tf.constant([["b"]])}
     np.testing.assert_allclose(got, tf.sigmoid(model.predict(asked, verbose=0)), rtol=1e-6)
+
+
+def test_a_subclassed_model_is_told_what_its_inputs_are(tmp_path: Path) -> None:
+    class Rows(tf.keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = tfplugin.get_kv_variable("emb", embedding_dim=2)
+
+        def call(self, ids: Any) -> Any:
+            return tf.nn.embedding_lookup(self.table, ids)
+
+    model = Rows()
+    expected = model(np.arange(6).reshape(2, 3))
+    spec = [tf.keras.InputSpec(shape=(None, 3), dtype="int64")]
+    tfplugin.export_saved_model(model, tmp_path / "1", input_signature=spec)
+    signature = tf.saved_model.load(str(tmp_path / "1")).signatures["serving_default"]
+    (got,) = signature(tf.constant(np.arange(6).reshape(2, 3))).values()
+    assert got.numpy().tobytes() == expected.numpy().tobytes()
+    with pytest.raises(TypeError, match="input_signature is for a Keras model without signatures"):
+        tfplugin.export_saved_model(tf.Module(), tmp_path / "2", input_signature=spec)
 
 
 # ---- Sessions ----
@@ -267,7 +291,7 @@ def test_what_is_no_model_is_told(tmp_path: Path) -> None:
         tfplugin.export_saved_model(tf.function(lambda ids: tf.nn.embedding_lookup(model.table, ids)), path)
     with pytest.raises(ValueError, match="has no signature that could be served"):
         tfplugin.export_saved_model(tf.Module(), path)
-    with pytest.raises(TypeError, match="takes a Keras model, a tf.Module, a tf.function or a session"):
+    with pytest.raises(TypeError, match=r"takes a Keras model, a tf.Module, a tf.function or a session"):
         tfplugin.export_saved_model(lambda ids: ids, path)
     with pytest.raises(TypeError, match="inputs and outputs are the tensors of a session"):
         tfplugin.export_saved_model(model, path, inputs={})
@@ -289,6 +313,34 @@ def test_what_is_no_model_is_told(tmp_path: Path) -> None:
     assert (path / "saved_model.pb").read_text() == "old"
     tfplugin.export_saved_model(model, path, signatures=model.serve, force=True)
     assert answers(path, ids=[0])["scores"].tolist() == [6]
+
+
+@pytest.mark.parametrize("limit", [1000, 10_000], ids=["saving", "exporting"])
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path, limit: int) -> None:
+    model = Scores()
+    model.table.upsert(np.arange(200), np.ones((200, 2)))
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "saved_model.pb").write_text("old")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        with pytest.raises(OutputError, match=r"writing '.*/1': .*nothing was changed there, make room"):
+            tfplugin.export_saved_model(model, tmp_path / "1", signatures=model.serve, force=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (tmp_path / "1" / "saved_model.pb").read_text() == "old"
+    assert [path.name for path in tmp_path.rglob("*")] == ["1", "saved_model.pb"]
+
+
+def test_an_interrupt_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(BundleWriter, "append", interrupt)
+    model = Scores()
+    with pytest.raises(KeyboardInterrupt):
+        tfplugin.export_saved_model(model, tmp_path / "1", signatures=model.serve)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_one_rank_writes_and_only_where_it_has_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
