@@ -26,7 +26,7 @@ import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -43,7 +43,6 @@ from kvtools.dialects.options import DEFAULT_MEMORY, Progress
 from kvtools.dialects.savedmodel import FORMAT, MANIFEST
 from kvtools.dialects.schema import TableSchema, numpy_dtype
 from kvtools.errors import BadInputError, OutputError
-from kvtools.export_warmup import Warmup
 from kvtools.fit import fit
 from kvtools.lookup_model.model import lookup_model
 from kvtools.lookup_model.signatures import DEFAULT_SIGNATURE
@@ -54,6 +53,9 @@ from kvtools.row_norms import non_finite_rows
 from kvtools.stock_model.initial_rows import InitialRows
 from kvtools.stock_model.table import StockTable
 from kvtools.table_view import MaskedTable
+
+if TYPE_CHECKING:
+    from kvtools.export_warmup import Warmup  # which a server that serves tables has no use for
 
 _MODEL_FILE = "saved_model.pb"
 _NOT_IN_SIGNATURES = re.compile(r"[^A-Za-z0-9_]")
