@@ -139,7 +139,7 @@ def _way(name: str, inputs: Sequence[InputSpec], ids: IdSource, refusal: Refusal
             ragged.append(f"'{one.name}' and '{second.name}'")
     if not ragged:
         return 2, ""
-    return 1, f"signature '{name}': {ragged[0]} were taken for a ragged tensor; with --check the model is asked"
+    return 1, f"signature '{name}': {ragged[0]} were taken for a ragged tensor; --check asks the model"
 
 
 # ---- Requests of a file --------------------------------------------------------------------------------------------
