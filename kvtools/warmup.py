@@ -205,18 +205,20 @@ class RequestFile:
         """
         records = []
         for number, body in self._bodies:
-            request = self._checked(f"line {number}", lambda body=body: rest_request(body, signatures))
+            request = self._checked(f"line {number}", rest_request, body, signatures)
             self._ask(request, f"line {number}", refusal)
             records.append(prediction_log(request))
         for number, log in enumerate(self._logs, 1):
-            request = self._checked(f"record {number}", lambda log=log: logged_request(log, signatures))
+            request = self._checked(f"record {number}", logged_request, log, signatures)
             self._ask(request, f"record {number}", refusal)
             records.append(log)
         return records
 
-    def _checked(self, where: str, read: Callable[[], WarmupRequest]) -> WarmupRequest:
+    def _checked(
+        self, where: str, read: Callable[[Any, Signatures], WarmupRequest], given: Any, signatures: Signatures
+    ) -> WarmupRequest:
         try:
-            return read()
+            return read(given, signatures)
         except ValueError as error:
             raise BadInputError(f"reading '{self._path}': {where}: {error}") from None
 

@@ -11,7 +11,6 @@ from kvtools.lookup_model.messages import (
     STRING,
     UNKNOWN_RANK,
     message,
-    of_bool,
     of_number,
     of_type,
     of_types,
@@ -46,7 +45,6 @@ _MAIN_OP = "saved_model_main_op"
 _INIT_SIGNATURE = "__saved_model_init_op"
 _INIT_COLLECTIONS = (_MAIN_OP, "legacy_init_op")
 _CONTEXTS = ("cond_context", "while_context")
-_FRAMES = ("Enter", "RefEnter")
 _INIT, _RESTORE_ALL, _SAVED = "kvtools/init", "kvtools/restore_all", "kvtools/saved"
 
 
@@ -197,8 +195,6 @@ def rewrite_meta_graph(data: bytes, tables: Tables, tracked: bytes, is_stock: Ca
     graph.nodes = nodes
     graph.library = {name: f for name, f in rewriter.functions.items() if name in needed_functions}
     graph.library_rest = []  # gradients, of functions that are not trained
-    if any(node.op in _FRAMES for node in nodes):
-        _call_whole(graph)
     meta.collections = _collections(meta.collections, {node.name for node in nodes})
     meta.fields = [(_INFO, 2, _info(last(meta.fields, _INFO), is_stock)), *without(meta.fields, _INFO)]
     return Changed(meta.encode(), objects.tracked, objects.left_out, frozenset(rewriter.not_zeros))
@@ -220,15 +216,6 @@ def served_nodes(meta: MetaGraph) -> list[Node]:
     library = meta.graph.library
     called = functions_needed(library, functions_called(nodes, library))
     return [*nodes, *(node for name in called for node in library[name].nodes)]
-
-
-def _call_whole(graph: Graph) -> None:
-    """Have functions that nodes call run as they are: within a loop of TensorFlow 1, what has no inputs in a function
-    would be outside of the loop's frame if TensorFlow put it in the place of its call, and be refused.
-    """
-    for node in graph.nodes:
-        if node.op in graph.library:
-            graph.library[node.op].attributes["_noinline"] = of_bool(True)
 
 
 def _left(nodes: list[Node], kept: Iterable[str]) -> tuple[list[Node], set[str]]:

@@ -549,12 +549,10 @@ def test_graphs_of_tensorflow_1(control_flow: str, tmp_path: Path) -> None:
             if name == "export":
                 assert not [op for op in session.graph.get_operations() if "Adam/update" in op.name]
     assert same(*got)
-    eager = [
-        answers(tf.saved_model.load(str(tmp_path / name)), "serving_default", {"ids": np.array([3, 19, 77, -1, 3])})
-        for name in ("source", "export")
-    ]
-    assert same(*eager)
-    np.testing.assert_allclose(eager[0]["y"], got[0]["y"], rtol=1e-5)
+    if control_flow == "v2":  # a loop of version 1 that calls functions does not run in eager code
+        loaded = tf.saved_model.load(str(tmp_path / "export"))
+        eager = answers(loaded, "serving_default", {"ids": np.array([3, 19, 77, -1, 3])})
+        np.testing.assert_allclose(eager["y"], got[0]["y"], rtol=1e-6)
 
 
 # ---- Rows that are left out ----
