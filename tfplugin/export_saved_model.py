@@ -35,6 +35,8 @@ def export_saved_model(
     signatures: Any = None,
     inputs: Mapping[str, Any] | None = None,
     outputs: Mapping[str, Any] | None = None,
+    feed: Mapping[Any, Any] | None = None,
+    read_only: bool = False,
     input_signature: Any = None,
     clip: Criteria | Policy | None = None,
     keep_zeros: bool = False,
@@ -56,12 +58,15 @@ def export_saved_model(
         - a `tf.Module` or another object that `tf.saved_model.save` takes, and its `signatures`;
         - a `tf.function` with an ``input_signature``, or a concrete function: ``serving_default``;
         - a session of TensorFlow 1, with `inputs` and `outputs`, or `signatures`. What is served of its graph is built
-          inside `tfplugin.inference_mode`.
+          inside `tfplugin.inference_mode`, or made so by `read_only`.
 
       path: the folder to write, whose parent is there. It appears when it is whole.
       signatures: functions by name, or one for ``serving_default``, as for `tf.saved_model.save`. Of a session
         ``{name: (inputs, outputs)}``.
       inputs, outputs: of a session: the tensors of ``serving_default`` by name.
+      feed: of a session: what else `outputs` need, a number, text, True or False for each tensor, such as
+        ``{is_training: False}``. They are constants of what is served.
+      read_only: of a session: have lookups that insert missing keys, as in training, answer them with zeros.
       input_signature: of a Keras model: what its inputs are, as for its ``export``, where the model does not say.
       clip: which rows to leave out: criteria for all tables, or a policy of criteria by table; see `kvtools.clip`. A
         key that was cut is answered as one that was never there.
@@ -109,7 +114,12 @@ def export_saved_model(
     with work_folder(output) as scratch:
         source = scratch / "trained"
         try:
-            _save(model, source, signatures, inputs, outputs, input_signature)
+            if feed or read_only:
+                _check_fed(model, signatures, outputs)
+                trained = session_model.save_graph(model, source, inputs or {}, outputs or {}, feed or {}, read_only)
+                options = {**options, "graph": trained}
+            else:
+                _save(model, source, signatures, inputs, outputs, input_signature)
             return export_model(
                 open_checkpoint(source),
                 output,
@@ -225,6 +235,11 @@ def _save(model: Any, folder: Path, signatures: Any, inputs: Any, outputs: Any, 
             f"{type(model).__name__}."
         )
     _check_signatures(model, folder)
+
+
+def _check_fed(model: Any, signatures: Any, outputs: Any) -> None:
+    if not session_model.is_session(model) or signatures is not None or not outputs:
+        raise TypeError("feed and read_only are for a session of TensorFlow 1 with inputs and outputs.")
 
 
 def _of_session(signatures: Any, inputs: Any, outputs: Any) -> dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
+
+if TYPE_CHECKING:
+    from kvtools.meta_file import TrainedGraph
 
 v1 = tf.compat.v1
 
@@ -42,12 +45,11 @@ def save(session: Any, folder: Path, signatures: Mapping[str, tuple[Mapping[str,
       ValueError: a tensor of another graph.
       tf.errors.FailedPreconditionError: a variable is not initialized.
     """
-    plain = session._tf_sess() if hasattr(session, "_tf_sess") else session
+    plain = _plain(session)
     graph = plain.graph
     for name, given in signatures.items():
-        for key, tensor in (item for side in given for item in side.items()):
-            if getattr(tensor, "graph", None) is not graph:
-                raise ValueError(f"Signature '{name}': '{key}' is no tensor of the session's graph, but {tensor!r}.")
+        for side in given:
+            _check_tensors(graph, name, side)
     definitions = {
         name: v1.saved_model.predict_signature_def(dict(inputs), dict(outputs))
         for name, (inputs, outputs) in signatures.items()
@@ -69,6 +71,58 @@ def save(session: Any, folder: Path, signatures: Mapping[str, tuple[Mapping[str,
         )
         noted[:] = before
         builder.save()
+
+
+def save_graph(
+    session: Any,
+    prefix: Path,
+    inputs: Mapping[str, Any],
+    outputs: Mapping[str, Any],
+    feed: Mapping[Any, Any],
+    read_only: bool,
+) -> TrainedGraph:
+    """Writes the variables of a session as a checkpoint, and its graph beside it.
+
+    Args:
+      session, inputs, outputs: as for `save`, of one signature.
+      prefix: of the checkpoint.
+      feed: values of other tensors.
+      read_only: whether lookups that insert keys are to give zeros.
+
+    Returns:
+      What is served of the graph.
+    """
+    from kvtools.dialects.detect import open_checkpoint
+    from kvtools.meta_file import trained_graph
+    from kvtools.stock_model.training_graph import Wanted
+
+    plain = _plain(session)
+    graph = plain.graph
+    fed = {tensor if isinstance(tensor, str) else tensor.name: tensor for tensor in feed}
+    given = [inputs, outputs, {name: tensor for name, tensor in fed.items() if not isinstance(tensor, str)}]
+    for side in given:
+        _check_tensors(graph, tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY, side)
+    with graph.as_default(), _unfinalized(graph):
+        saver, _ = _saver_of(graph)
+        saver.save(plain, str(prefix), write_meta_graph=False, write_state=False)
+        saver.export_meta_graph(f"{prefix}.meta", strip_default_attrs=True)
+    names = [{key: tensor.name for key, tensor in side.items()} for side in (inputs, outputs)]
+    values = {name: _text(feed[tensor]) for name, tensor in fed.items()}
+    return trained_graph(open_checkpoint(prefix), Wanted("", *names, values, read_only))
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _plain(session: Any) -> Any:
+    return session._tf_sess() if hasattr(session, "_tf_sess") else session
+
+
+def _check_tensors(graph: tf.Graph, signature: str, tensors: Mapping[str, Any]) -> None:
+    for key, tensor in tensors.items():
+        if getattr(tensor, "graph", None) is not graph:
+            raise ValueError(f"Signature '{signature}': '{key}' is no tensor of the session's graph, but {tensor!r}.")
 
 
 def _saver_of(graph: tf.Graph) -> tuple[Any, Any]:

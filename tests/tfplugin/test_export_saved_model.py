@@ -263,6 +263,26 @@ def test_a_monitored_session_exports_again_and_again(tmp_path: Path) -> None:
     assert np.any(answers(tmp_path / "0", ids=[3])["y"] != expected)
 
 
+def test_a_graph_that_only_trains_is_served_read_only_and_fed(tmp_path: Path) -> None:
+    trainer = Trainer()
+    with trainer.graph.as_default():
+        noisy = v1.placeholder(tf.bool, [], "noisy")
+        scored = trainer.trained + tf.cond(noisy, lambda: tf.random.normal([]), lambda: tf.constant(0.0))
+    with trainer.graph.as_default(), v1.train.MonitoredSession() as session:
+        trainer.train(session)
+        asked = {"inputs": {"ids": trainer.ids}, "outputs": {"y": scored}, "feed": {noisy: False}}
+        export = tfplugin.export_saved_model(session, tmp_path / "1", **asked, read_only=True, check=2)
+        expected = session.run(trainer.served, {trainer.ids: [3, 99]})
+        trainer.train(session)
+        with pytest.raises(BadInputError, match="it inserts"):
+            tfplugin.export_saved_model(session, tmp_path / "2", **asked)
+    assert [table.rows for table in export.tables] == [10]
+    assert answers(tmp_path / "1", ids=[3, 99])["y"].tobytes() == expected.tobytes()
+    with pytest.raises(TypeError, match="feed and read_only are for a session"):
+        tfplugin.export_saved_model(Scores(), tmp_path / "2", read_only=True)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["1"]
+
+
 def test_a_session_that_would_insert_while_it_serves_is_refused(tmp_path: Path) -> None:
     trainer = Trainer()
     with trainer.graph.as_default(), v1.Session() as session:
