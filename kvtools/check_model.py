@@ -19,6 +19,7 @@ from kvtools.meta_file import TrainedGraph
 from kvtools.model_requests import InputSpec, MixedIds, Request, requests, serving_graph, signature_inputs
 from kvtools.stock_model.fields import entries, last, split, text
 from kvtools.stock_model.meta_graph import MetaGraph
+from kvtools.stock_model.training_graph import only_what_runs
 
 Answer = Callable[[Request], Mapping[str, Array]]
 
@@ -189,11 +190,18 @@ def _run_session(folder: Path, meta: MetaGraph) -> Callable[[str], Answer]:
 def _run_training(prefix: Path, trained: TrainedGraph) -> Callable[[str], Answer]:
     """A training session, restored from its checkpoint."""
     tf = _tensorflow()
+    source = MetaGraph.decode(trained.trained)
+    named = [
+        *trained.values,
+        *(tensor for of in (trained.fed, trained.fetched) for one in of.values() for tensor in one.values()),
+    ]
+    only_what_runs(source, named)
+    encoded = source.encode()
     graph = tf.Graph()
     session = tf.compat.v1.Session(graph=graph)
     try:
         with graph.as_default():
-            meta = tf.compat.v1.MetaGraphDef.FromString(trained.trained)
+            meta = tf.compat.v1.MetaGraphDef.FromString(encoded)
             saver = tf.compat.v1.train.import_meta_graph(meta, clear_devices=True)
             if saver is not None:
                 saver.restore(session, str(prefix))
