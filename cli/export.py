@@ -42,7 +42,8 @@ from kvtools.dialects.interface import Checkpoint
 from kvtools.errors import UsageError
 from kvtools.export import TableExport, choose_for_saved_model, export_saved_model
 from kvtools.export_model import choose_for_model, export_model, has_custom_operations
-from kvtools.export_snapshot import choose_for_snapshot, dtype_notes, export_snapshot, missing_is_zeros
+from kvtools.export_snapshot import choose_for_snapshot, export_snapshot, missing_is_zeros
+from kvtools.narrow_rows import dtype_notes
 
 
 def run(

@@ -47,6 +47,7 @@ from kvtools.fit import fit
 from kvtools.lookup_model.functions import Lookup
 from kvtools.lookup_model.model import DEFAULT_SIGNATURE, lookup_model
 from kvtools.partition import owners
+from kvtools.quantized_rows import Rounding
 from kvtools.replace_output import check_replaceable, replace_folder
 from kvtools.row_norms import non_finite_rows
 from kvtools.table_view import MaskedTable
@@ -63,7 +64,8 @@ class TableExport:
 
     `failed` counts the rows that each criterion cut; `lookups` is the sum of all rows' frequencies and `lookups_missed`
     that of the rows that were cut, None where the table has none. `left_out` says what else of the table is not in the
-    output, one sentence each, and `notes` what else there is to know of it.
+    output, one sentence each, and `notes` what else there is to know of it. `rounding` is what its rows lose where they
+    are written in another type.
     """
 
     name: str
@@ -82,6 +84,7 @@ class TableExport:
     lookups: int | None = None
     lookups_missed: int | None = None
     notes: tuple[str, ...] = ()
+    rounding: Rounding | None = None
 
 
 def export_saved_model(

@@ -58,6 +58,16 @@ void Decode(Bytes rows, const std::string& dtype, FloatsOut values) {
   }
 }
 
+int64_t FirstUnfit(Floats values) {
+  const nb::gil_scoped_release release;
+  for (size_t row = 0; row < values.shape(0); ++row) {
+    if (!CanQuantize(values.data() + row * values.shape(1), static_cast<int64_t>(values.shape(1)))) {
+      return static_cast<int64_t>(row);
+    }
+  }
+  return -1;
+}
+
 std::tuple<int64_t, double, double, double, double> Loss(Floats before, Floats after) {
   Expect(before.shape(0) == after.shape(0) && before.shape(1) == after.shape(1),
          "rows before and after must be as many");
@@ -75,8 +85,12 @@ std::tuple<int64_t, double, double, double, double> Loss(Floats before, Floats a
 NB_MODULE(_quantized_rows, m) {
   m.doc() = "Rows of float32 in 8 or 4 bits a number and back, without the GIL.";
   m.def("row_bytes", &RowBytes, "dtype"_a, "dim"_a, "The bytes of a row of `dim` numbers as int8 or int4.");
+  m.def("first_unfit", &FirstUnfit, "values"_a,
+        "The first row of `values` (n, dim) that cannot be encoded: it has NaN or infinity, or numbers more "
+        "than 3.3e38 "
+        "apart; -1 if there is none.");
   m.def("encode", &Encode, "values"_a, "dtype"_a, "rows"_a,
-        "Encode finite `values` (n, dim) of float32 as int8 or int4 into `rows` (n, row_bytes) of uint8.");
+        "Encode `values` (n, dim) of float32 as int8 or int4 into `rows` (n, row_bytes) of uint8.");
   m.def("decode", &Decode, "rows"_a, "dtype"_a, "values"_a, "The way back.");
   m.def("loss", &Loss, "before"_a, "after"_a,
         R"(Compare rows (n, dim) of float32 with what became of them.

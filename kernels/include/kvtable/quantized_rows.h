@@ -16,8 +16,13 @@ inline constexpr int kRowForms = 4;
 // The bytes of a row of `dim` numbers in any form but kPlain.
 int64_t QuantizedRowBytes(RowForm form, int64_t dim);
 
-// Rows need not be aligned. `form` is kInt8 or kInt4 to encode, any but kPlain to decode. Numbers are finite; denormal
-// ones become zero. A row of one number alone is kept exactly.
+// How far apart the smallest and the largest number of a row may be: the scale times any code is a float32 then.
+inline constexpr float kWidestRow = 3.3e38f;
+
+// Whether a row can be encoded: its numbers are finite, and no further apart than that.
+bool CanQuantize(const void* row, int64_t dim);
+
+// Rows need not be aligned. `form` is kInt8 or kInt4 to encode, any but kPlain to decode. Denormal numbers become zero. A row of one number alone is kept exactly.
 using RowEncode = void (*)(const void* from, int64_t dim, void* to);
 using RowDecode = void (*)(const void* from, int64_t dim, float* to);
 RowEncode BestRowEncode(RowForm form);

@@ -273,13 +273,12 @@ void SnapshotWriter::AddRows(int64_t first, int64_t n, const void* values, const
   const auto* const rows = static_cast<const uint8_t*>(values);
   if (encode_ != nullptr) {
     const char* const name = plan_.form == RowForm::kInt4 ? "int4" : "int8";
-    const auto* const numbers = static_cast<const float*>(values);
-    for (int64_t i = 0; i < n * plan_.dim; ++i) {
-      if (std::isfinite(numbers[i])) continue;
-      throw Error(ErrorCode::kInvalidArgument, "writing table '" + plan_.name + "' as " + name + ": row " +
-                                                   std::to_string(first + i / plan_.dim) +
-                                                   " has NaN or infinity, which " + name +
-                                                   " does not hold; write another type, or drop such rows");
+    for (int64_t i = 0; i < n; ++i) {
+      if (CanQuantize(rows + i * value_bytes, plan_.dim)) continue;
+      throw Error(ErrorCode::kInvalidArgument,
+                  "writing table '" + plan_.name + "' as " + name + ": row " + std::to_string(first + i) +
+                      " has NaN or infinity, or numbers more than 3.3e+38 apart, which " + name +
+                      " does not hold; write another type, or drop such rows");
     }
   }
   const uint32_t* const places = reinterpret_cast<const uint32_t*>(places_.data()) + first;

@@ -27,7 +27,6 @@ KVTABLE_ALWAYS_INLINE inline float At(const void* row, int64_t i) {
 struct Grid {
   float offset;
   float scale;
-  bool wide;  // beyond the range of float32
 };
 
 KVTABLE_ALWAYS_INLINE inline Grid GridOf(const void* row, int64_t dim, float steps) {
@@ -55,10 +54,10 @@ KVTABLE_ALWAYS_INLINE inline Grid GridOf(const void* row, int64_t dim, float ste
   // Denormal numbers are zeros to who computes with them in a graph, so none is written. This makes -0 a 0, too.
   if (std::fabs(low) < kSmallestNormal) low = 0;
   const double width = static_cast<double>(high) - static_cast<double>(low);
-  if (!(width > 0)) return {low, 0, false};
+  if (!(width > 0)) return {low, 0};
   const auto nearest = static_cast<float>(width / static_cast<double>(steps));
   const float scale = FloatOf((BitsOf(nearest) + 0xffffu) & 0xffff0000u);
-  return {low, std::max(scale, kSmallestNormal), width > 3e38};
+  return {low, std::max(scale, kSmallestNormal)};
 }
 
 KVTABLE_ALWAYS_INLINE inline uint8_t CodeOf(float x, const Grid& grid, float steps) {
@@ -66,12 +65,6 @@ KVTABLE_ALWAYS_INLINE inline uint8_t CodeOf(float x, const Grid& grid, float ste
   code = code < steps ? code : steps;
   code = code > 0.0f ? code : 0.0f;
   return static_cast<uint8_t>(BitsOf(code + kRounds) - BitsOf(kRounds));
-}
-
-uint8_t WideCodeOf(float x, const Grid& grid, float steps) {
-  const double code =
-      (static_cast<double>(x) - static_cast<double>(grid.offset)) / static_cast<double>(grid.scale);
-  return static_cast<uint8_t>(std::nearbyint(std::min(code, static_cast<double>(steps))));
 }
 
 KVTABLE_ALWAYS_INLINE inline void WriteHead(const Grid& grid, void* to) {
@@ -104,8 +97,6 @@ KVTABLE_ALWAYS_INLINE inline void EncodeInt8(const void* from, int64_t dim, void
   auto* const codes = static_cast<uint8_t*>(to) + kHead;
   if (grid.scale == 0) {
     std::memset(codes, 0, static_cast<size_t>(dim));
-  } else if (grid.wide) {
-    WriteBytes(from, dim, codes, [&](float x) { return WideCodeOf(x, grid, kSteps); });
   } else {
     WriteBytes(from, dim, codes, [&](float x) KVTABLE_ALWAYS_INLINE { return CodeOf(x, grid, kSteps); });
   }
@@ -118,8 +109,6 @@ KVTABLE_ALWAYS_INLINE inline void EncodeInt4(const void* from, int64_t dim, void
   auto* const codes = static_cast<uint8_t*>(to) + kHead;
   if (grid.scale == 0) {
     std::memset(codes, 0, static_cast<size_t>((dim + 1) / 2));
-  } else if (grid.wide) {
-    WriteHalves(from, dim, codes, [&](float x) { return WideCodeOf(x, grid, kSteps); });
   } else {
     WriteHalves(from, dim, codes, [&](float x) KVTABLE_ALWAYS_INLINE { return CodeOf(x, grid, kSteps); });
   }
@@ -235,6 +224,17 @@ bool HasAvx2() { return BestInstructionSet() != InstructionSet::kBaseline; }
 int64_t QuantizedRowBytes(RowForm form, int64_t dim) {
   if (form == RowForm::kScaled) return 4 + dim;
   return kHead + (form == RowForm::kInt4 ? (dim + 1) / 2 : dim);
+}
+
+bool CanQuantize(const void* row, int64_t dim) {
+  float low = At(row, 0), high = low;
+  for (int64_t i = 0; i < dim; ++i) {
+    const float x = At(row, i);
+    if (!std::isfinite(x)) return false;
+    low = std::min(low, x);
+    high = std::max(high, x);
+  }
+  return high - low <= kWidestRow;
 }
 
 RowEncode BestRowEncode(RowForm form) {
