@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,7 @@ from kvtools.dialects.savedmodel import is_whole_model
 from kvtools.dialects.tfplugin import KEY_DTYPES, VALUE_DTYPES
 from kvtools.errors import BadInputError, CheckFailedError, CorruptFileError, KvtoolsError
 from kvtools.export import TableExport, check_room, choose_for_saved_model, index_name, write_manifest, write_table
+from kvtools.narrow_rows import Dtypes, check_dtypes, dtype_of
 from kvtools.replace_output import check_replaceable, replace_folder
 from kvtools.stock_model.fields import join, messages, split, without
 from kvtools.stock_model.handles import Restored
@@ -99,6 +101,7 @@ def export_model(
     *,
     policy: Policy | None = None,
     keep_zeros: bool = False,
+    dtype: Dtypes = None,
     force: bool = False,
     memory: int = DEFAULT_MEMORY,
     progress: Progress | None = None,
@@ -111,12 +114,15 @@ def export_model(
         output: the folder to write; it appears when it is whole, and what stood there stays if anything fails.
         policy: which rows to leave out: their keys are answered like those that were never there.
         keep_zeros: keep rows of zeros alone; they are left out otherwise, where the model cannot tell.
+        dtype: what rows of floating-point numbers become in the export; see `kvtools.export.export_saved_model`. The
+            model computes with numbers of the type that it had.
         force: replace a SavedModel that is there.
         memory: how many bytes the choice of rows may hold; more spills to disk.
         progress: called after each chunk.
         check: how many random requests to compare of each signature, before `output` appears.
 
     Raises:
+        UsageError: there is no type `dtype` for rows.
         MissingDependencyError: there is a check to be made, and no TensorFlow.
         CheckFailedError: the export answers otherwise than the model.
         BadInputError: what is served has an operation that cannot be rewritten, or a table without rows to restore.
@@ -130,52 +136,110 @@ def export_model(
         ```
     """
     check_replaceable(output, mark=_MODEL_FILE, force=force)
+    check_dtypes(f"exporting '{checkpoint.path}'", dtype)
     if check:
         check_available()
     model = _Model(checkpoint)
-    tables = {prefix: model.table(prefix, number) for number, prefix in enumerate(model.readers)}
+    tables = {prefix: model.table(prefix, number, dtype) for number, prefix in enumerate(model.readers)}
     model.rewritten(tables)  # what cannot be rewritten is told before hours of writing
-    choices = model.choose(policy, keep_zeros=keep_zeros, memory=memory, progress=progress)
+    choices = model.choose(policy, keep_zeros=keep_zeros, dtype=dtype, memory=memory, progress=progress)
     check_room(choices, output)
     with replace_folder(output, mark=_MODEL_FILE, force=force) as folder:
-        _copy_rest(model.folder, folder)
-        (folder / "variables").mkdir()
-        exports: list[TableExport] = []
-        with BundleWriter(folder / "variables" / "variables") as writer:
-            for (prefix, reader), choice in zip(model.readers.items(), choices, strict=True):
-                table = tables[prefix]
-                export, part_rows = write_table(
-                    writer,
-                    (table.tensor("keys"), table.tensor("values")),
-                    reader,
-                    choice,
-                    progress,
-                    behind=model.initial[prefix][1],
-                    parts=model.parts[prefix],
-                )
-                tables[prefix] = dataclasses.replace(table, part_rows=part_rows)
-                # What a server has no use for is not worth a line.
-                exports.append(dataclasses.replace(export, left_out=()))
-            for variable in checkpoint.variables:
-                write_variable(writer, variable, checkpoint.read_variable(variable.name))
-            encoded, tracked, left_out = model.rewritten(tables)
-            if tracked:
-                writer.string(OBJECT_GRAPH, tracked)
-        (folder / _MODEL_FILE).write_bytes(encoded)
-        described = [
-            {"initial_rows": one.initial.stored, "keys": one.tensor("keys"), "values": one.tensor("values")}
-            for one in tables.values()
-        ]
+        exports, left_out = _write(model, folder, tables, choices, policy, dtype, progress)
+        checks = _checked(model, folder, exports, choices, check, dtype, progress) if check else []
+    return ModelExport(exports, left_out, model.warnings(exports), checks)
+
+
+def _write(
+    model: _Model,
+    folder: Path,
+    tables: dict[str, StockTable],
+    choices: Sequence[Choice],
+    policy: Policy | None,
+    dtype: Dtypes,
+    progress: Progress | None,
+    *,
+    as_floats: bool = False,
+) -> tuple[list[TableExport], list[str]]:
+    """Write a model of these tables to a folder; return what became of each, and what was left out."""
+    checkpoint = model.checkpoint
+    _copy_rest(model.folder, folder)
+    (folder / "variables").mkdir()
+    exports: list[TableExport] = []
+    with BundleWriter(folder / "variables" / "variables") as writer:
+        for (prefix, reader), choice in zip(model.readers.items(), choices, strict=True):
+            table = tables[prefix]
+            export, part_rows = write_table(
+                writer,
+                (table.tensor("keys"), table.tensor("values")),
+                reader,
+                choice,
+                progress,
+                behind=model.initial[prefix][1],
+                parts=model.parts[prefix],
+                dtype=dtype,
+                as_floats=as_floats,
+            )
+            tables[prefix] = dataclasses.replace(table, part_rows=part_rows)
+            # What a server has no use for is not worth a line.
+            exports.append(dataclasses.replace(export, left_out=()))
+        for variable in checkpoint.variables:
+            write_variable(writer, variable, checkpoint.read_variable(variable.name))
+        encoded, tracked, left_out = model.rewritten(tables)
+        if tracked:
+            writer.string(OBJECT_GRAPH, tracked)
+    (folder / _MODEL_FILE).write_bytes(encoded)
+    described = [
+        {"initial_rows": one.initial.stored, "keys": one.tensor("keys"), "values": one.tensor("values")}
+        for one in tables.values()
+    ]
+    if not as_floats:
         told = list(zip(exports, described, strict=True))
         write_manifest(folder, checkpoint, policy or Policy(), told, whole_model=True)
-        checks = check_model(checkpoint, open_checkpoint(folder), check) if check else []
-        wrong = [f"{one.signature}: {what}" for one in checks for what in one.different]
-        if wrong and not any(export.cut for export in exports):
-            raise CheckFailedError(
-                f"exporting '{model.folder}': the export answers otherwise than the model, so '{output}' was not"
-                f" written: {'; '.join(wrong)}"
-            )
-    return ModelExport(exports, left_out, model.warnings(exports), checks)
+    return exports, left_out
+
+
+def _checked(
+    model: _Model,
+    folder: Path,
+    exports: Sequence[TableExport],
+    choices: Sequence[Choice],
+    requests: int,
+    dtype: Dtypes,
+    progress: Progress | None,
+) -> list[SignatureCheck]:
+    """Compare the trained model with its export; raises `CheckFailedError` where they differ by more than they may.
+
+    Rows that were rounded change answers, by how much depends on the model. So what they may change is computed: an
+    export with rows as they were answers as the model does, and one with the rounded rows as plain numbers as the
+    export does, each to the bit.
+    """
+    export = open_checkpoint(folder)
+    if not any(one.rounding for one in exports):
+        checks = check_model(model.checkpoint, export, requests)
+        _expect_same(model, checks, exports, "the export answers otherwise than the model")
+        return checks
+    with tempfile.TemporaryDirectory(dir=folder, prefix="check-") as beside:
+        plain, rounded = Path(beside) / "plain", Path(beside) / "rounded"
+        for place, rows in ((plain, None), (rounded, dtype)):
+            place.mkdir()
+            tables = {prefix: model.table(prefix, number) for number, prefix in enumerate(model.readers)}
+            _write(model, place, tables, choices, None, rows, progress, as_floats=True)
+        # The keys of all three are the export's.
+        same = check_model(model.checkpoint, export, requests, run=plain)
+        _expect_same(model, same, exports, "with its rows as they were, the export answers otherwise than the model")
+        decoded = check_model(export, export, requests, run=rounded)
+        _expect_same(model, decoded, [], "the export answers otherwise than its rows would as plain numbers")
+    return check_model(model.checkpoint, export, requests)
+
+
+def _expect_same(
+    model: _Model, checks: Sequence[SignatureCheck], exports: Sequence[TableExport], otherwise: str
+) -> None:
+    """Raise `CheckFailedError` where answers differ, unless rows of `exports` were cut."""
+    wrong = [f"{one.signature}: {what}" for one in checks for what in one.different]
+    if wrong and not any(export.cut for export in exports):
+        raise CheckFailedError(f"exporting '{model.folder}': {otherwise}, so nothing was written: {'; '.join(wrong)}")
 
 
 def choose_for_model(
@@ -183,13 +247,14 @@ def choose_for_model(
     *,
     policy: Policy | None = None,
     keep_zeros: bool = False,
+    dtype: Dtypes = None,
     memory: int = DEFAULT_MEMORY,
     progress: Progress | None = None,
 ) -> list[Choice]:
     """Decide which rows `export_model` would keep, and write nothing; arguments and errors are its own."""
     model = _Model(checkpoint)
     model.rewritten({prefix: model.table(prefix, number) for number, prefix in enumerate(model.readers)})
-    return model.choose(policy, keep_zeros=keep_zeros, memory=memory, progress=progress)
+    return model.choose(policy, keep_zeros=keep_zeros, dtype=dtype, memory=memory, progress=progress)
 
 
 def _all_restored(graphs: Sequence[MetaGraph], tracked: bytes, known: Mapping[str, TableReader]) -> list[Restored]:
@@ -212,14 +277,14 @@ class _Model:
     """A SavedModel to be rewritten.
 
     Attributes:
-        folder: where it is.
+        checkpoint, folder: what it was opened as, and where it is.
         readers: its tables, by what their tensors begin with.
         parts: how many parts the graph has of each.
         initial: how the keys of each begin, and rows for that.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        self.folder, self._checkpoint = Path(checkpoint.path), checkpoint
+        self.folder, self.checkpoint = Path(checkpoint.path), checkpoint
         self._file = self.folder / _MODEL_FILE
         try:
             self._fields = split(self._file.read_bytes())
@@ -265,20 +330,21 @@ class _Model:
             )
 
     def _object_graph(self) -> bytes:
-        if not any(variable.name == OBJECT_GRAPH for variable in self._checkpoint.bookkeeping):
+        if not any(variable.name == OBJECT_GRAPH for variable in self.checkpoint.bookkeeping):
             return b""
-        chunk = next(self._checkpoint.read_variable(OBJECT_GRAPH))
+        chunk = next(self.checkpoint.read_variable(OBJECT_GRAPH))
         return bytes(chunk.reshape(-1)[0])
 
     def choose(
-        self, policy: Policy | None, *, keep_zeros: bool, memory: int, progress: Progress | None
+        self, policy: Policy | None, *, keep_zeros: bool, dtype: Dtypes, memory: int, progress: Progress | None
     ) -> list[Choice]:
         """Decide which rows of each table are kept."""
         return choose_for_saved_model(
-            self._checkpoint,
+            self.checkpoint,
             tables=[reader.schema.name for reader in self.readers.values()],
             policy=policy,
             keep_zeros=keep_zeros or self._tells_zeros,
+            dtype=dtype,
             memory=memory,
             progress=progress,
         )
@@ -302,8 +368,8 @@ class _Model:
         begin, rows = self.initial[prefix]
         return "tfra" in self.readers[prefix].schema.metadata or begin.stored != 1 or bool(rows.any())
 
-    def table(self, prefix: str, number: int) -> StockTable:
-        """Return a table as far as it is known before its rows are written."""
+    def table(self, prefix: str, number: int, dtype: Dtypes = None) -> StockTable:
+        """Return a table as far as it is known before its rows are written, as `dtype`."""
         schema = self.readers[prefix].schema
         if schema.key_dtype not in KEY_DTYPES or schema.value_dtype not in VALUE_DTYPES:
             raise BadInputError(
@@ -313,7 +379,18 @@ class _Model:
         index = index_name()
         parts = (schema.rows,) + (0,) * (self.parts[prefix] - 1)
         initial = self.initial[prefix][0]
-        return StockTable(number, schema.name, schema.key_dtype, schema.value_dtype, schema.dim, parts, initial, index)
+        stored = dtype_of(schema, dtype)
+        return StockTable(
+            number,
+            schema.name,
+            schema.key_dtype,
+            schema.value_dtype,
+            schema.dim,
+            parts,
+            initial,
+            index,
+            rows_as="" if stored is None or stored == schema.value_dtype else stored,
+        )
 
     def rewritten(self, tables: Mapping[str, StockTable]) -> tuple[bytes, bytes, list[str]]:
         """Return the model as it is with these tables, the objects of its checkpoint, and what was left out."""
@@ -321,9 +398,9 @@ class _Model:
         tracked = self._tracked
         used = {reader.schema.name for reader in self.readers.values()}
         reasons = [
-            f"table '{name}': nothing that is served uses it" for name in self._checkpoint.tables if name not in used
+            f"table '{name}': nothing that is served uses it" for name in self.checkpoint.tables if name not in used
         ]
-        kept = frozenset([OBJECT_GRAPH, *(variable.name for variable in self._checkpoint.variables)])
+        kept = frozenset([OBJECT_GRAPH, *(variable.name for variable in self.checkpoint.variables)])
         by_prefix = Tables({prefix: tables[first] for prefix, first in self._same.items()}, kept)
         for data in self._graphs:
             try:

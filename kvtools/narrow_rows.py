@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from kvtools.cast import FLOATS, CastTable, ColumnCost
+from kvtools.cast import FLOATS, CastTable, ColumnCost, rounded
 from kvtools.default_row import with_default_row
 from kvtools.dialects.chunk import Array, Chunk, Columns
 from kvtools.dialects.interface import TableReader
@@ -19,19 +19,44 @@ from kvtools.row_norms import any_in_row, rows_not_finite
 DTYPES = ("float32", "float16", "bfloat16", *QUANTIZED)
 _LARGEST = {"float16": "65504", "bfloat16": "3.39e+38"}
 _BAD_COSINE = 0.99
+_DEFAULT = "the default row"
 
 Dtypes = str | Mapping[str, str] | None
 """What rows of floating-point numbers become: one type for all tables, or one for each of these names."""
 
 
 def dtype_of(schema: TableSchema, dtypes: Dtypes) -> str | None:
-    """Return what the rows of a table become, None where they stay: integers, whatever they count or name, always do.
+    """Return what the rows of a table become, None where they stay.
+
+    Integers do, whatever they count or name, and rows so short that the offset and the scale take more than codes save.
 
     >>> dtype_of(TableSchema("emb", "npz", "int64", "float32", 4, (9,)), "int8")
     'int8'
     """
-    dtype = dtypes if isinstance(dtypes, str) or dtypes is None else dtypes.get(schema.name)
-    return dtype if schema.value_dtype in FLOATS else None
+    return None if _why_not(schema, dtypes) else _asked(schema, dtypes)
+
+
+def dtype_notes(schema: TableSchema, dtypes: Dtypes) -> tuple[str, ...]:
+    """Say what of a table's rows does not become what was asked for, one sentence each."""
+    reason = _why_not(schema, dtypes)
+    return (f"its {schema.value_dtype} rows are written as they are: {reason}",) if reason else ()
+
+
+def _asked(schema: TableSchema, dtypes: Dtypes) -> str | None:
+    return dtypes if isinstance(dtypes, str) or dtypes is None else dtypes.get(schema.name)
+
+
+def _why_not(schema: TableSchema, dtypes: Dtypes) -> str:
+    """Why the rows of a table do not become what was asked for; empty where they do, or nothing was."""
+    asked = _asked(schema, dtypes)
+    if asked is None:
+        return ""
+    if schema.value_dtype not in FLOATS:
+        return f"only floating-point numbers become {asked}"
+    bytes_now = schema.dim * numpy_dtype(schema.value_dtype).itemsize
+    if asked in QUANTIZED and bytes_of_row(asked, schema.dim) >= bytes_now:
+        return f"as {asked} one would take {bytes_of_row(asked, schema.dim)} bytes and not {bytes_now}"
+    return ""
 
 
 def check_dtypes(doing: str, dtypes: Dtypes) -> None:
@@ -39,14 +64,6 @@ def check_dtypes(doing: str, dtypes: Dtypes) -> None:
     for dtype in [dtypes] if isinstance(dtypes, str) else (dtypes or {}).values():
         if dtype not in DTYPES:
             raise UsageError(f"{doing}: got --dtype {dtype}, expected {', '.join(DTYPES)}")
-
-
-def dtype_notes(schema: TableSchema, dtypes: Dtypes) -> tuple[str, ...]:
-    """Say what of a table's rows does not become what was asked for, one sentence each."""
-    wanted = dtypes if isinstance(dtypes, str) or dtypes is None else dtypes.get(schema.name)
-    if wanted is None or schema.value_dtype in FLOATS:
-        return ()
-    return (f"its {schema.value_dtype} rows are written as they are: only floating-point numbers become {wanted}",)
 
 
 def bytes_of_values(schema: TableSchema, dtypes: Dtypes) -> int:
@@ -89,7 +106,26 @@ class NarrowTable(CastTable):
         tables = with_default_row(source), with_default_row(self)
         if all(any(extra.name == DEFAULT_ROW for extra in table.schema.extras) for table in tables):
             was, became = (table.extra(DEFAULT_ROW) for table in tables)
-            self._check(was[None], became[None], "the default row")
+            self._check(was[None], became[None], _DEFAULT)
+
+    def stored(self, values: Array) -> Array:
+        """Return rows of this table as they lie in a variable: bytes where they are int8 or int4."""
+        return encode(values, self.rows_as) if self.rows_as else values
+
+    def read_back(self, values: Array) -> Array:
+        """Return what is read of rows of this table when they were stored."""
+        return decode(encode(values, self.rows_as), self.rows_as, self.dim) if self.rows_as else values
+
+    def beside(self, rows: Array, whose: str) -> Array:
+        """Return rows [n, dim] of the source's type, which belong to the table and are none of its rows, in this type.
+
+        Raises:
+            BadInputError: one does not fit; `whose` says what it is.
+        """
+        became = rounded(rows, self.schema.value_dtype)
+        if self.dtype is not None:
+            self._check(rows, became, whose)
+        return became
 
     @property
     def rounding(self) -> Rounding | None:
@@ -114,8 +150,7 @@ class NarrowTable(CastTable):
             if chunk.values is not None and cast.values is not None:
                 non_finite += int(np.count_nonzero(rows_not_finite(cast.values)))
                 if self.rows_as:
-                    written = decode(encode(cast.values, self.rows_as), self.rows_as, self.dim)
-                    loss = loss.plus(loss_of(chunk.values, written))
+                    loss = loss.plus(loss_of(chunk.values, self.read_back(cast.values)))
                 elif cast.values.dtype != chunk.values.dtype:
                     loss = loss.plus(loss_of(chunk.values, cast.values))
             yield cast
@@ -142,10 +177,11 @@ class NarrowTable(CastTable):
                 f"writing table '{name}' as {self.dtype}: {row} has {number:g}, which would become infinite, expected"
                 f" at most {_LARGEST.get(str(self.dtype), '3.40e+38')} in size; write another type, or drop such rows"
             )
-        unfit = first_unfit(became) if self.rows_as and keys is not None else None
-        if unfit is not None and keys is not None:
+        unfit = first_unfit(became) if self.rows_as and whose != _DEFAULT else None
+        if unfit is not None:
             what = "NaN or infinity" if rows_not_finite(became[unfit : unfit + 1])[0] else "numbers 3.3e+38 apart"
+            row = whose.format(None if keys is None else keys[unfit])
             raise BadInputError(
-                f"writing table '{name}' as {self.dtype}: {whose.format(keys[unfit])} has {what}, which {self.dtype}"
+                f"writing table '{name}' as {self.dtype}: {row} has {what}, which {self.dtype}"
                 " does not hold; write another type, or drop such rows"
             )

@@ -59,8 +59,10 @@ def test_rows_in_another_type_are_rounded_to_the_nearest(tmp_path: Path, dtype: 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 def test_nan_is_refused_where_rows_are_quantized_and_nothing_is_left_behind(tmp_path: Path, dtype: str) -> None:
+    wide = ArrayTable("scope/emb", KEYS, np.repeat(VALUES, 4, axis=1))
+    source = Checkpoint(tmp_path, "memory", {"scope/emb": wide})
     with pytest.raises(BadInputError, match=f"table 'scope/emb' as {dtype}: the row of key 7 has NaN or infinity"):
-        export_snapshot(checkpoint(tmp_path), tmp_path / "a.kvsnap", dtype=dtype)
+        export_snapshot(source, tmp_path / "a.kvsnap", dtype=dtype)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -116,7 +118,7 @@ def test_rows_of_zeros_stay_where_a_missing_key_gets_something_else(tmp_path: Pa
 def test_a_number_that_would_become_infinite_is_named(
     tmp_path: Path, dtype: str, numbers: np.ndarray, shown: str
 ) -> None:
-    table = ArrayTable("emb", np.array([3, 7]), np.stack([np.zeros_like(numbers), numbers]))
+    table = ArrayTable("emb", np.array([3, 7]), np.tile(np.stack([np.zeros_like(numbers), numbers]), 4))
     with pytest.raises(BadInputError, match=f"'emb' as {dtype}: the row of key 7 has {shown}, which would become"):
         export_snapshot(Checkpoint(tmp_path, "memory", {"emb": table}), tmp_path / "a.kvsnap", dtype=dtype)
     assert list(tmp_path.iterdir()) == []
@@ -141,7 +143,7 @@ def test_a_default_row_that_would_become_infinite_is_named(tmp_path: Path) -> No
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8", "int4"])
 def test_integers_stay_as_they_are(tmp_path: Path, dtype: str) -> None:
     tables = {
-        "float": ArrayTable("float", np.array([1, 2]), np.float32([[1, 2], [3, 4]])),
+        "float": ArrayTable("float", np.array([1, 2]), np.float32([[1, 2, 3, 4], [3, 4, 5, 6]])),
         "ids": ArrayTable("ids", np.array([1, 2]), np.array([[2**24 + 1], [2**62 + 1]])),
         "small": ArrayTable("small", np.array([1, 2]), np.int8([[-128] * 8, [127] * 8])),
     }
@@ -181,3 +183,20 @@ def test_what_rows_lose_is_told(tmp_path: Path, value_dtype: str, dtype: str) ->
     assert export.rounding is not None
     told = list(vars(export.rounding).values())
     assert np.allclose(told, [np.abs(a - b).max(), np.abs(a - b).mean(), cosines.mean(), cosines.min()], rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_rows_that_would_grow_stay_as_they_are(tmp_path: Path, dtype: str) -> None:
+    values = np.random.default_rng(0).normal(size=(9, 2)).astype(np.float32)
+    source = Checkpoint(tmp_path, "memory", {"emb": ArrayTable("emb", np.arange(9), values[:, :1])})
+    (export,) = export_snapshot(source, tmp_path / "a.kvsnap", dtype=dtype)
+    assert export.value_dtype == "float32" and export.rounding is None
+    assert export.notes == (f"its float32 rows are written as they are: as {dtype} one would take 7 bytes and not 4",)
+    assert np.array_equal(Snapshot(tmp_path / "a.kvsnap").table("emb").lookup(np.arange(9))[0], values[:, :1])
+
+
+def test_rows_further_apart_than_float32_reaches_are_refused(tmp_path: Path) -> None:
+    table = ArrayTable("emb", np.array([3, 7]), np.float32([[0, 1, 2, 3], [3e38, 0, -3e38, 1]]))
+    source = Checkpoint(tmp_path, "memory", {"emb": table})
+    with pytest.raises(BadInputError, match=r"'emb' as int8: the row of key 7 has numbers 3.3e\+38 apart"):
+        export_snapshot(source, tmp_path / "a.kvsnap", dtype="int8")
