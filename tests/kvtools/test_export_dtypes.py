@@ -156,14 +156,15 @@ def test_decoding_compiles_to_the_same_bits(tf: Any, dim: int, dtype: str) -> No
     values = np.random.default_rng(0).normal(size=(64, dim)).astype(np.float32) * np.float32([[1e-9], [1]] * 32)
     body = FunctionBody("decode")
     body.result(tf.float32.as_datatype_enum, as_numbers(body, body.argument("rows", 4), "float32", dtype, dim))
-    function = body.function()
-    call = Node("decoded", "decode", ["rows"], {})
-    placeholder = Node("rows", "Placeholder", [], {"dtype": of_type(4)})
-    graph = tf.compat.v1.GraphDef.FromString(Graph([placeholder, call], {"decode": function}, [], []).encode())
+    nodes = [Node("rows", "Placeholder", [], {"dtype": of_type(4)})]
+    for node in body.function().nodes:
+        inputs = [source.partition(":")[0] for source in node.inputs]
+        nodes.append(Node(node.name, node.op, inputs, node.attributes))
+    graph = tf.compat.v1.GraphDef.FromString(Graph(nodes, {}, [], []).encode())
 
     @tf.function(jit_compile=True)
     def compiled(rows: Any) -> Any:
-        (decoded,) = tf.graph_util.import_graph_def(graph, {"rows": rows}, ["decoded:0"])
+        (decoded,) = tf.graph_util.import_graph_def(graph, {"rows": rows}, ["result_0:0"])
         return decoded
 
     decoded = decode(encode(values, dtype), dtype, dim)
