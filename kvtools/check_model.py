@@ -16,6 +16,7 @@ from kvtools.dialects.bundle.dtypes import dtype_name, number_named, numpy_dtype
 from kvtools.dialects.chunk import KEYS, Array
 from kvtools.dialects.interface import Checkpoint
 from kvtools.errors import BadInputError, MissingDependencyError, one_line
+from kvtools.meta_file import TrainedGraph
 from kvtools.stock_model.fields import entries, last, messages, number_in, split, text
 from kvtools.stock_model.meta_graph import MetaGraph
 
@@ -64,7 +65,12 @@ def check_available() -> None:
 
 
 def check_model(
-    checkpoint: Checkpoint, export: Checkpoint, requests: int, seed: int = 0, *, run: Path | None = None
+    checkpoint: Checkpoint,
+    export: Checkpoint,
+    requests: int,
+    seed: int = 0,
+    graph: TrainedGraph | None = None,
+    run: Path | None = None,
 ) -> list[SignatureCheck]:
     """Compare the answers of a model to random requests with those of its export.
 
@@ -76,6 +82,7 @@ def check_model(
         export: what was made of it, opened.
         requests: how many requests of 16 samples to make of each signature.
         seed: for other requests.
+        graph: of a checkpoint of TensorFlow 1, what is served of its graph.
         run: another export with the keys of `export`, to be asked in its place.
 
     Raises:
@@ -88,12 +95,13 @@ def check_model(
         ```
     """
     trained, exported = Path(checkpoint.path), run or Path(export.path)
-    meta = _serving_graph(trained)
+    meta = _serving_graph(exported if graph is not None else trained)
     signatures = {name: value for name, value in meta.signatures.items() if not name.startswith(_INTERNAL)}
     ids = _Ids(checkpoint, export, np.random.default_rng(seed))
     found: list[SignatureCheck] = []
     load = _run_objects if meta.objects else _run_session
-    ours, theirs = load(trained, meta), load(exported, _serving_graph(exported))
+    ours = load(trained, meta) if graph is None else _run_training(trained, graph)
+    theirs = load(exported, _serving_graph(exported))
     for name, encoded in sorted(signatures.items()):
         found.append(_check(name, _inputs(encoded), ours(name), theirs(name), ids, requests))
     return found
@@ -296,11 +304,16 @@ def _run_session(folder: Path, meta: MetaGraph) -> Callable[[str], Answer]:
     tf = _tensorflow()
     graph = tf.Graph()
     session = tf.compat.v1.Session(graph=graph)
+    said = tf.get_logger()
+    level = said.level
     try:
+        said.setLevel("ERROR")  # that this loader is TensorFlow 1's is as it should be
         with graph.as_default():
             tf.compat.v1.saved_model.load(session, list(meta.tags), str(folder))
     except (tf.errors.OpError, ValueError, OSError, KeyError) as error:
         raise BadInputError(f"checking '{folder}': TensorFlow cannot load it: {one_line(str(error))[:300]}") from error
+    finally:
+        said.setLevel(level)
 
     def signature(name: str) -> Answer:
         fields = split(meta.signatures[name])
@@ -313,6 +326,44 @@ def _run_session(folder: Path, meta: MetaGraph) -> Callable[[str], Answer]:
         return answer
 
     return signature
+
+
+def _run_training(prefix: Path, trained: TrainedGraph) -> Callable[[str], Answer]:
+    """A training session, restored from its checkpoint."""
+    tf = _tensorflow()
+    graph = tf.Graph()
+    session = tf.compat.v1.Session(graph=graph)
+    try:
+        with graph.as_default():
+            meta = tf.compat.v1.MetaGraphDef.FromString(trained.trained)
+            saver = tf.compat.v1.train.import_meta_graph(meta, clear_devices=True)
+            if saver is not None:
+                saver.restore(session, str(prefix))
+            session.run(tf.compat.v1.tables_initializer())
+            fixed = {tensor if ":" in tensor else f"{tensor}:0": value for tensor, value in trained.values.items()}
+            fixed = {tensor: _parsed(value, graph.get_tensor_by_name(tensor).dtype) for tensor, value in fixed.items()}
+    except (tf.errors.OpError, ValueError, OSError, KeyError, RuntimeError) as error:
+        told = one_line(str(error))[:300]
+        raise BadInputError(f"checking '{trained.file}': TensorFlow cannot restore it: {told}") from error
+
+    def signature(name: str) -> Answer:
+        def answer(request: Request) -> Mapping[str, Array]:
+            fed = {trained.fed[name][key]: value for key, value in request.items()}
+            fetched = {key: tensor if ":" in tensor else f"{tensor}:0" for key, tensor in trained.fetched[name].items()}
+            got = session.run(fetched, {**fixed, **{t if ":" in t else f"{t}:0": v for t, v in fed.items()}})
+            return {key: np.asarray(array) for key, array in got.items()}
+
+        return answer
+
+    return signature
+
+
+def _parsed(value: str, dtype: Any) -> Any:
+    if dtype.is_bool:
+        return value.lower() in ("true", "1")
+    if dtype.is_integer or dtype.is_floating:
+        return dtype.as_numpy_dtype(int(value) if dtype.is_integer else float(value))
+    return value
 
 
 def _tensorflow() -> Any:

@@ -49,6 +49,7 @@ from kvtools.lookup_model.signatures import DEFAULT_SIGNATURE
 from kvtools.narrow_rows import Dtypes, NarrowTable, bytes_of_values, check_dtypes, dtype_notes, dtype_of
 from kvtools.partition import owners
 from kvtools.quantized_rows import QUANTIZED, Rounding
+from kvtools.read_ahead import read_ahead
 from kvtools.replace_output import check_replaceable, replace_folder
 from kvtools.stock_model.initial_rows import InitialRows
 from kvtools.stock_model.table import StockTable
@@ -288,7 +289,7 @@ def write_table(
 
     zeros = as_written(np.zeros((1, schema.dim), kept.value_dtype))
     writer.begin(tensors[1], zeros.dtype, zeros.shape[1:])
-    for chunk in kept.chunks(KEYS_AND_VALUES):
+    for chunk in read_ahead(kept.chunks(KEYS_AND_VALUES)):
         keys, values = chunk.keys, chunk.values
         assert values is not None
         writer.append(as_written(values))
