@@ -20,6 +20,8 @@ class Table:
     @property
     def quantized(self) -> bool: ...
     @property
+    def row_form(self) -> int: ...
+    @property
     def dim(self) -> int: ...
     @property
     def rows(self) -> int: ...
@@ -96,7 +98,7 @@ class Writer:
         value_dtype: str,
         dim: int,
         rows: int,
-        quantized: bool = False,
+        rows_as: str = "",
         freq_dtype: str = "",
         version_dtype: str = "",
     ) -> None: ...
