@@ -390,13 +390,13 @@ def test_counts_are_exact_over_both_ways_and_all_workers(tmp_path: Path, wire: C
         assert f'kvtools_requests_total{{protocol="http",api="lookup",status="200"}} {4 * times}\n' in text
         assert f'kvtools_requests_total{{protocol="http",api="row",status="200"}} {times}\n' in text
         assert f'kvtools_requests_total{{protocol="http",api="row",status="404"}} {times}\n' in text
-        assert f'kvtools_request_seconds_count{{protocol="http",api="lookup",table="emb"}} {4 * times}\n' in text
-        assert f'kvtools_keys_total{{table="emb"}} {(1 + 3 + 1 + 3000 + 1) * times}\n' in text
-        assert f'kvtools_keys_missing_total{{table="emb"}} {(1 + 2990) * times}\n' in text
+        assert f'kvtools_request_seconds_count{{protocol="http",api="lookup",table="emb",model="default"}} {4 * times}\n' in text
+        assert f'kvtools_keys_total{{table="emb",model="default"}} {(1 + 3 + 1 + 3000 + 1) * times}\n' in text
+        assert f'kvtools_keys_missing_total{{table="emb",model="default"}} {(1 + 2990) * times}\n' in text
         assert f'kvtools_request_bytes_total{{protocol="http"}} {8 * (1 + 3 + 3000 + 1) * times}\n' in text
     observer.tick()
     (shared / f"metrics-{observer._counted._file.stem[8:]}.json").rename(shared / "metrics-1.json")  # type: ignore[union-attr]
-    assert f'kvtools_keys_total{{table="emb"}} {3006 * 7}\n' in Metrics(catalog, shared).text(), "another worker"
+    assert f'kvtools_keys_total{{table="emb",model="default"}} {3006 * 7}\n' in Metrics(catalog, shared).text(), "another worker"
 
 
 def test_a_pipeline_of_the_redis_protocol_is_one_request_to_the_counts(tmp_path: Path) -> None:
@@ -408,8 +408,8 @@ def test_a_pipeline_of_the_redis_protocol_is_one_request_to_the_counts(tmp_path:
             client.ask(b"GET emb:3\r\nMGET emb:1 emb:99\r\n")
             text = observer.metrics()
             assert f'kvtools_requests_total{{protocol="resp",api="resp",status="200"}} {times}\n' in text
-            assert f'kvtools_keys_total{{table="emb"}} {3 * times}\n' in text
-            assert f'kvtools_keys_missing_total{{table="emb"}} {times}\n' in text
+            assert f'kvtools_keys_total{{table="emb",model="default"}} {3 * times}\n' in text
+            assert f'kvtools_keys_missing_total{{table="emb",model="default"}} {times}\n' in text
         client.close()
 
 
