@@ -277,6 +277,8 @@ void BindPrepared(nb::module_& m) {
 
   nb::class_<Spin>(m, "Spin", "An event loop that looks for the next request for a while before it sleeps.")
       .def(nb::init<double, nb::object>(), "seconds"_a, "call_soon"_a)
+      .def(
+          "touch", [](Spin* self) { self->Touch(Spin::Clock::now()); }, "Something was answered.")
       .def("turn", &Spin::Turn, "What the loop calls.");
 
   nb::class_<ShortWay>(m, "ShortWay", "What the segments of a connection come to first.")

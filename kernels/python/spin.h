@@ -29,7 +29,7 @@ class Spin {
 
   // What the loop calls.
   void Turn() {
-    running_ = Clock::now() - last_ < time_;
+    running_ = running_ && Clock::now() - last_ < time_;
     if (running_) Again();
   }
 
