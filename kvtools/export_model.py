@@ -361,7 +361,8 @@ def _prefixes(reader: TableReader) -> list[str]:
         place, parts = str(tfra.get("places", {}).get("", "")), range(schema.parts)
         if "tables_of_" in place.rpartition("/")[2]:
             return [f"{place}/{part}/.ATTRIBUTES/table" for part in parts]
-        return [f"{place}_mht_{part + 1}of{schema.parts}" for part in parts]
+        # By tensors, or by the files beside the checkpoint.
+        return [*(f"{place}_mht_{part + 1}of{schema.parts}" for part in parts), place]
     if not isinstance(path, str):
         return [schema.name]
     return [f"{path}/.ATTRIBUTES/kv" if path else ".ATTRIBUTES/kv"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kvtools.stock_model.attributes import functions_in
 from kvtools.stock_model.fields import last, split, texts
 from kvtools.stock_model.graph_def import Function, Graph, Node, node_of
-from kvtools.stock_model.op_table import HANDLES, RESTORES
+from kvtools.stock_model.op_table import HANDLES, READS_FILES, RESTORES
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,9 @@ def _restored(node: Node, nodes: Mapping[str, Node]) -> Restored | None:
     if "tensor_prefix" in node.attributes:
         part, parts = attrs.number("part"), attrs.number("parts")
         return Restored(attrs.text("tensor_prefix"), part, parts, attrs.text("initializer"))
+    if node.op in READS_FILES:
+        name = nodes.get(node_of(node.data_inputs()[2]))
+        return Restored(_texts(name)[0].partition("_mht_")[0], -1, 1, "") if name is not None and _texts(name) else None
     source = node.data_inputs()[1]
     read = nodes.get(node_of(source))
     while read is not None and read.op == "Identity":
@@ -73,10 +76,13 @@ def _restored(node: Node, nodes: Mapping[str, Node]) -> Restored | None:
 def names_read(node: Node, nodes: Mapping[str, Node]) -> list[str]:
     """Return the names of the tensors that a `RestoreV2` reads, given the nodes beside it."""
     names = nodes.get(node_of(node.data_inputs()[1]))
-    if names is None or names.op != "Const":
+    return [] if names is None else _texts(names)
+
+
+def _texts(constant: Node) -> list[str]:
+    if constant.op != "Const":
         return []
-    tensor = split(last(split(names.attributes["value"]), 8))
-    return texts(tensor, 8)
+    return texts(split(last(split(constant.attributes["value"]), 8)), 8)
 
 
 def _look(

@@ -6,9 +6,10 @@ captured a table capture these.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from kvtools.dialects.tfra_names import of_path
 from kvtools.lookup_model.messages import INT32, INT64, RESOURCE, message, shape
 from kvtools.lookup_model.structures import dict_value, function_spec, list_value, tensor_spec, tuple_value
 from kvtools.stock_model.fields import (
@@ -26,6 +27,7 @@ from kvtools.stock_model.fields import (
     without,
 )
 from kvtools.stock_model.hash_index import INDEX_FUNCTIONS
+from kvtools.stock_model.op_table import HANDLES
 from kvtools.stock_model.rewrite import Rewriter, UnsupportedOperation
 from kvtools.stock_model.table import RESOURCES, Handle, StockTable
 
@@ -34,6 +36,7 @@ _PARTITIONED = "tfplugin.PartitionedKvVariable"
 _CHILD, _USER_OBJECT, _FUNCTION, _VARIABLE, _BARE, _RESOURCE = 1, 4, 6, 7, 8, 10
 _SAVEABLES, _CLASS, _CONFIG, _SAVER_OF_OBJECT = 11, 13, 14, 16
 _ATTRIBUTE, _SAVER, _HAS_VALUES = 2, 4, 5
+_IN_FILES = "/.ATTRIBUTES/table"
 _NEW = ("keys", "values", "index", *INDEX_FUNCTIONS)
 """The objects of a table: variables, the index, and its functions."""
 _PLAIN = message((1, "_generic_user_object"), (2, message((1, 1), (2, 1))))
@@ -63,7 +66,7 @@ def object_prefixes(saved: bytes, tracked: bytes, known: Container[str]) -> dict
     parts: dict[int, tuple[str, int]] = {}
     for number, path in _pairs(nodes, checkpoint):
         for attribute in messages(checkpoint[path], _ATTRIBUTE):
-            prefix = text(last(split(attribute), 3)).removesuffix("-keys")
+            prefix = _saved_as(text(last(split(attribute), 3)))
             if prefix in known:
                 found[number] = prefix, -1
         saver = split(last(checkpoint[path], _SAVER))
@@ -77,6 +80,13 @@ def object_prefixes(saved: bytes, tracked: bytes, known: Container[str]) -> dict
             if name.startswith("part_"):
                 parts[child] = prefix, int(name.removeprefix("part_"))
     return found | parts  # a part is saved by the whole
+
+
+def _saved_as(tensor: str) -> str:
+    """What the tensors of a table begin with, by one of them; of TFRA's tables in files, what the files begin with."""
+    if tensor.endswith(_IN_FILES):
+        return of_path(tensor.removesuffix(_IN_FILES).rpartition("/")[0]).base
+    return tensor.removesuffix("-keys")
 
 
 def rewrite_objects(
@@ -126,13 +136,17 @@ def rewrite_objects(
         changed = [(2, 0, number) for number in now] + without(fields, 2)
         concrete.append((2, 2, message((1, blob(renamed[name])), (2, join(changed)))))
     silent: set[str] = set()
+    unused: set[int] = set()
     lost = {at for at, node in enumerate(nodes) for bare in messages(node, _BARE) if _first(bare) in left_out}
     for at, node in enumerate(nodes):
-        if at in handles and messages(node, _RESOURCE):
-            # A table of TensorFlow's kind: what makes it, fills it and saves it goes, and is no loss.
-            for name in _functions_of(node, nodes):
-                silent.add(name)
-            node = [(_USER_OBJECT, 2, _PLAIN)]
+        if messages(node, _RESOURCE):
+            below = _functions_of(node, nodes)
+            if at in handles or any(name in left_out and left_out[name].node.op in HANDLES for name in below):
+                # A table of TensorFlow's kind: what makes it, fills it and saves it goes, and is no loss. One that is
+                # no table of the model's holds optimizer slots, or when keys were seen.
+                silent.update(below)
+                unused.add(at)
+                node = [(_USER_OBJECT, 2, _PLAIN)]
         there = [one for one in node if not (one[0] == _CHILD and _child(one) in lost)]
         nodes[at] = _changed(there, renamed, left_out)
     holders = _holders(handles)
@@ -143,7 +157,7 @@ def rewrite_objects(
             nodes[holder] = below + nodes[holder]
         nodes += _new_objects(table, number_of)
         concrete += _index_functions(table, number_of)
-    _track(nodes, checkpoint, handles, holders, {table.number: table for table in tables})
+    _track(nodes, checkpoint, handles.keys() | unused, holders, {table.number: table for table in tables})
     return Objects(
         join([(1, 2, join(node)) for node in nodes] + concrete + without(split(saved), 1, 2)),
         join([(1, 2, join(node)) for node in checkpoint] + without(split(tracked), 1)),
@@ -264,7 +278,7 @@ def _index_functions(table: StockTable, number_of: Mapping[tuple[int, str], int]
 def _track(
     nodes: list[list[Field]],
     checkpoint: list[list[Field]],
-    handles: Mapping[int, Handle],
+    saved_tables: Collection[int],
     holders: Mapping[int, int],
     tables: Mapping[int, StockTable],
 ) -> None:
@@ -272,7 +286,7 @@ def _track(
     paths: dict[int, int] = {}
     for number, path in _pairs(nodes, checkpoint):
         paths.setdefault(number, path)
-        if number in handles:
+        if number in saved_tables:
             checkpoint[path] = without(checkpoint[path], _ATTRIBUTE)
     has_values: Field = (_HAS_VALUES, 2, message((1, 1)))
     for at, node in enumerate(checkpoint):

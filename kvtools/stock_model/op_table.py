@@ -39,8 +39,10 @@ HANDLES = frozenset({"KvTableHandle", *(f"{kind}OfTensors" for kind in TFRA)})
 """Operations that make tables."""
 GIVES_DEFAULTS = frozenset(f"{kind}{does}" for kind in TFRA for does in ("Find", "FindWithExists"))
 """Lookups that are given the rows of missing keys."""
-RESTORES = frozenset({"KvTableRestore", *(f"{kind}Import" for kind in TFRA)})
-"""Operations that fill tables from a checkpoint: by its name, or by tensors that were read."""
+READS_FILES = frozenset(f"{kind}LoadFromFileSystem" for kind in TFRA)
+"""Operations that fill tables from files beside a checkpoint."""
+RESTORES = frozenset({"KvTableRestore", *(f"{kind}Import" for kind in TFRA), *READS_FILES})
+"""Operations that fill tables from a checkpoint: by its name, by tensors that were read, or from files beside it."""
 
 OPERATIONS: dict[str, Operation] = {
     "KvExchangePool": Operation(exchange_ops.pool, _of_tables("rows"), takes_tables=False),
