@@ -44,11 +44,13 @@ from kvtools.dialects.savedmodel import FORMAT, MANIFEST
 from kvtools.dialects.schema import TableSchema, numpy_dtype
 from kvtools.errors import BadInputError, OutputError
 from kvtools.fit import fit
-from kvtools.lookup_model.functions import Lookup
-from kvtools.lookup_model.model import DEFAULT_SIGNATURE, lookup_model
+from kvtools.lookup_model.model import lookup_model
+from kvtools.lookup_model.signatures import DEFAULT_SIGNATURE
 from kvtools.partition import owners
 from kvtools.replace_output import check_replaceable, replace_folder
 from kvtools.row_norms import non_finite_rows
+from kvtools.stock_model.initial_rows import InitialRows
+from kvtools.stock_model.table import StockTable
 from kvtools.table_view import MaskedTable
 
 _MODEL_FILE = "saved_model.pb"
@@ -133,24 +135,42 @@ def export_saved_model(
         for part in ("assets", "variables"):
             (folder / part).mkdir()
         exports: list[TableExport] = []
-        lookups: list[Lookup] = []
+        lookups: list[tuple[str, StockTable]] = []
         with BundleWriter(folder / "variables" / "variables") as writer:
             for number, (reader, choice) in enumerate(zip(readers, choices, strict=True)):
                 schema = reader.schema
-                # The index's name decides which one a session or an eager process shares: models never share one.
-                index = f"kvtools_{uuid.uuid4().hex}"
-                lookup = Lookup(number, signatures[schema.name], schema.value_dtype, schema.dim, index)
-                lookups.append(lookup)
-                tensors = lookup.tensor("keys"), lookup.tensor("values")
-                exports.append(write_table(writer, tensors, reader, choice, progress, signature=lookup.signature)[0])
-            model = lookup_model(lookups, [export.rows for export in exports])
+                signature = signatures[schema.name]
+                table = StockTable(
+                    number,
+                    schema.name,
+                    "int64",  # ids are asked for as such, whatever the type of the keys
+                    schema.value_dtype,
+                    schema.dim,
+                    (choice.kept,),
+                    InitialRows(),
+                    index_name(),
+                    "tables",
+                )
+                lookups.append((signature, table))
+                tensors = table.tensor("keys"), table.tensor("values")
+                exports.append(write_table(writer, tensors, reader, choice, progress, signature=signature)[0])
+            model = lookup_model(lookups)
             writer.string(OBJECT_GRAPH, model.object_graph)
         (folder / _MODEL_FILE).write_bytes(model.saved_model)
         described = [
-            {"signature": one.signature, "keys": one.tensor("keys"), "values": one.tensor("values")} for one in lookups
+            {"signature": signature, "keys": table.tensor("keys"), "values": table.tensor("values")}
+            for signature, table in lookups
         ]
         write_manifest(folder, checkpoint, policy or Policy(), list(zip(exports, described, strict=True)))
     return exports
+
+
+def index_name() -> str:
+    """Return a name for the index of a table.
+
+    It decides which index a session, or an eager process, shares: two models must never share one.
+    """
+    return f"kvtools_{uuid.uuid4().hex}"
 
 
 def choose_for_saved_model(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +30,7 @@ from kvtools.dialects.options import DEFAULT_MEMORY, Progress
 from kvtools.dialects.savedmodel import is_whole_model
 from kvtools.dialects.tfplugin import KEY_DTYPES, VALUE_DTYPES
 from kvtools.errors import BadInputError, CheckFailedError, CorruptFileError, KvtoolsError
-from kvtools.export import TableExport, check_room, choose_for_saved_model, write_manifest, write_table
+from kvtools.export import TableExport, check_room, choose_for_saved_model, index_name, write_manifest, write_table
 from kvtools.replace_output import check_replaceable, replace_folder
 from kvtools.stock_model.fields import join, messages, split, without
 from kvtools.stock_model.handles import Restored
@@ -311,8 +310,7 @@ class _Model:
                 f"exporting '{self.folder}': table '{schema.name}' has {schema.key_dtype} keys and {schema.value_dtype}"
                 f" values; a model holds keys of {', '.join(KEY_DTYPES)} and values of {', '.join(VALUE_DTYPES)}"
             )
-        # The index's name decides which one a session or an eager process shares: models never share one.
-        index = f"kvtools_{uuid.uuid4().hex}"
+        index = index_name()
         parts = (schema.rows,) + (0,) * (self.parts[prefix] - 1)
         initial = self.initial[prefix][0]
         return StockTable(number, schema.name, schema.key_dtype, schema.value_dtype, schema.dim, parts, initial, index)

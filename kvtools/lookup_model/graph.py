@@ -1,130 +1,89 @@
-"""The graph that a session runs: variables and indexes, a call per signature, initialization, saving and restoring."""
+"""The graph that a session runs: the tables, a call per signature, initialization, saving and restoring."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from kvtools.dialects.object_graph import OBJECT_GRAPH
-from kvtools.lookup_model.functions import KEYS_SHAPE, Lookup, index_node, legal
 from kvtools.lookup_model.messages import (
-    INT32,
     INT64,
     RESOURCE,
     STRING,
     UNKNOWN_RANK,
-    node,
-    of_bool,
-    of_function,
+    message,
     of_shape,
-    of_text,
     of_type,
     of_types,
     shape,
-    texts,
+)
+from kvtools.lookup_model.signatures import Signature
+from kvtools.stock_model.fields import Field
+from kvtools.stock_model.graph_def import Node
+from kvtools.stock_model.plain_ops import strings
+from kvtools.stock_model.table import StockTable
+from kvtools.stock_model.table_nodes import (
+    call_node,
+    initialize_nodes,
+    resource_inputs,
+    resource_nodes,
+    restore_nodes,
+    variables_of,
 )
 
 INIT = "init"
-FILENAME = "save/filename"
-SAVED = "save/saved"
-RESTORED = "save/restored"
+_FILENAME = "save/filename"
+_SAVED = "save/saved"
+_RESTORED = "save/restored"
+SAVER: list[Field] = [
+    (1, 2, f"{_FILENAME}:0".encode()),
+    (2, 2, f"{_SAVED}:0".encode()),
+    (3, 2, _RESTORED.encode()),
+    (7, 0, 2),
+]
+"""The SaverDef: what takes the path, what to fetch for saving, what restores, and the version of the format."""
 
 
-def ids_node(signature: str) -> str:
-    """Return the name of the node that ids are fed to, as TensorFlow calls it."""
-    return f"{legal(signature)}_ids"
-
-
-def answer_node(signature: str) -> str:
-    """Return the name of the node that answers a signature."""
-    return f"answer/{signature}"
-
-
-def graph_nodes(
-    lookups: Sequence[Lookup], signatures: Mapping[str, tuple[Lookup, str]], object_graph: bytes
-) -> Iterator[bytes]:
+def graph_nodes(tables: Sequence[StockTable], signatures: Sequence[Signature], object_graph: bytes) -> Iterator[Node]:
     """Yield the nodes of the graph.
 
     Args:
-        lookups: the tables.
-        signatures: the signatures, each with its table and function.
+        tables: the tables.
+        signatures: the signatures.
         object_graph: what is saved beside the variables.
     """
-    for lookup in lookups:
-        yield index_node(_node(lookup, "index"), lookup)
-        yield from _variable(lookup, "keys", INT64, KEYS_SHAPE)
-        yield from _variable(lookup, "values", lookup.dtype, lookup.values_shape)
-    for signature, (lookup, function) in signatures.items():
-        ids = ids_node(signature)
-        yield node(ids, "Placeholder", dtype=of_type(INT64), shape=of_shape(UNKNOWN_RANK))
-        yield _call(
-            answer_node(signature),
-            function,
-            [(ids, INT64), (_node(lookup, "index"), RESOURCE), (_node(lookup, "values"), RESOURCE)],
-            lookup.answer_dtype,
-        )
-    initialized = []
-    for lookup in lookups:
-        initialized.append(_node(lookup, "initialize"))
-        handles = [(_node(lookup, "keys"), RESOURCE), (_node(lookup, "index"), RESOURCE)]
-        yield _call(initialized[-1], lookup.function("_initializer"), handles, INT32)
-    yield node(INIT, "NoOp", [f"^{name}" for name in initialized])
-    yield from _save_and_restore(lookups, object_graph)
+    for table in tables:
+        yield from resource_nodes(table)
+    for signature in signatures:
+        inputs = []
+        for lookup in signature.inputs():
+            inputs.append((signature.input_node(lookup), INT64))
+            attributes = {"dtype": of_type(INT64), "shape": of_shape(UNKNOWN_RANK)}
+            yield Node(inputs[-1][0], "Placeholder", [], attributes)
+        for lookup in signature.inputs():
+            inputs += [(name, RESOURCE) for name in resource_inputs(lookup.table)]
+        yield call_node(signature.answer_node, signature.function, inputs, [dtype for _, dtype in signature.outputs()])
+    initialize = initialize_nodes(tables)
+    yield from initialize
+    yield Node(INIT, "NoOp", [f"^{node.name}" for node in initialize], {})
+    yield from _save_and_restore(tables, object_graph)
 
 
-def _node(lookup: Lookup, what: str) -> str:
-    return f"tables/{lookup.number}/{what}"
-
-
-def _variable(lookup: Lookup, variable: str, dtype: int, of_rows: bytes) -> Iterator[bytes]:
-    name = _node(lookup, variable)
-    yield node(
-        name,
-        "VarHandleOp",
-        container=of_text(""),
-        shared_name=of_text(lookup.variable(variable)),
-        dtype=of_type(dtype),
-        shape=of_shape(of_rows),
-    )
-    yield node(f"{name}/read", "ReadVariableOp", [name], dtype=of_type(dtype))
-
-
-def _call(name: str, function: str, inputs: Sequence[tuple[str, int]], dtype: int) -> bytes:
-    return node(
-        name,
-        "StatefulPartitionedCall",
-        [source for source, _ in inputs],
-        Tin=of_types(source for _, source in inputs),
-        Tout=of_types([dtype]),
-        f=of_function(function),
-        config=of_text(""),
-        config_proto=of_text(""),
-        executor_type=of_text(""),
-    )
-
-
-def _save_and_restore(lookups: Sequence[Lookup], object_graph: bytes) -> Iterator[bytes]:
-    variables = [
-        (lookup, variable, dtype)
-        for lookup in lookups
-        for variable, dtype in (("keys", INT64), ("values", lookup.dtype))
-    ]
-    tensors = [lookup.tensor(variable) for lookup, variable, _ in variables]
-    dtypes = [dtype for _, _, dtype in variables]
-    yield node(FILENAME, "Placeholder", dtype=of_type(STRING), shape=of_shape(shape()))
-    yield texts("save/tensors", [*tensors, OBJECT_GRAPH])
-    yield texts("save/slices", [""] * (len(tensors) + 1))
-    yield texts("save/objects", [object_graph], scalar=True)
-    read = [f"{_node(lookup, variable)}/read" for lookup, variable, _ in variables]
-    inputs = [FILENAME, "save/tensors", "save/slices", *read, "save/objects"]
-    yield node("save/save", "SaveV2", inputs, dtypes=of_types([*dtypes, STRING]))
-    yield node(SAVED, "Identity", [FILENAME, "^save/save"], T=of_type(STRING))
-    yield texts("restore/tensors", tensors)
-    yield texts("restore/slices", [""] * len(tensors))
-    inputs = [FILENAME, "restore/tensors", "restore/slices"]
-    yield node("restore/restore", "RestoreV2", inputs, dtypes=of_types(dtypes))
-    assigned = []
-    for number, (lookup, variable, dtype) in enumerate(variables):
-        assigned.append(f"{_node(lookup, variable)}/restore")
-        inputs = [_node(lookup, variable), f"restore/restore:{number}"]
-        yield node(assigned[-1], "AssignVariableOp", inputs, dtype=of_type(dtype), validate_shape=of_bool(False))
-    yield node(RESTORED, "NoOp", [f"^{name}" for name in assigned])
+def _save_and_restore(tables: Sequence[StockTable], object_graph: bytes) -> Iterator[Node]:
+    yield Node(_FILENAME, "Placeholder", [], {"dtype": of_type(STRING), "shape": of_shape(shape())})
+    names, dtypes, read = [], [], []
+    for table, variable in variables_of(tables):
+        node = table.node(variable.resource)
+        names.append(table.tensor(variable.resource))
+        dtypes.append(variable.dtype)
+        read.append(f"{node}/read")
+        yield Node(read[-1], "ReadVariableOp", [node], {"dtype": of_type(variable.dtype)})
+    tensor = message((1, STRING), (2, shape()), (8, object_graph))
+    yield Node("save/objects", "Const", [], {"dtype": of_type(STRING), "value": message((8, tensor))})
+    yield Node("save/tensors", "Const", [], strings([*names, OBJECT_GRAPH]))
+    yield Node("save/slices", "Const", [], strings([""] * (len(names) + 1)))
+    inputs = [_FILENAME, "save/tensors", "save/slices", *read, "save/objects"]
+    yield Node("save/save", "SaveV2", inputs, {"dtypes": of_types([*dtypes, STRING])})
+    yield Node(_SAVED, "Identity", [_FILENAME, "^save/save"], {"T": of_type(STRING)})
+    nodes, restored = restore_nodes(_FILENAME, tables)
+    yield from nodes
+    yield Node(_RESTORED, "NoOp", [f"^{name}" for name in restored], {})

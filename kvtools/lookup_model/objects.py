@@ -1,17 +1,15 @@
 """The objects that `tf.saved_model.load` builds, and those by which it finds their variables in the checkpoint.
 
-root.tables[i].keys, .values     variables
-root.tables[i].index             a resource, with functions that make, fill and give up the index
-root.signatures[name]            a function
+root.tables[i]               what `kvtools.stock_model.table_objects` says
+root.signatures[name]        a function
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
-from kvtools.lookup_model.functions import INDEX_FUNCTIONS, KEYS_SHAPE, Lookup
-from kvtools.lookup_model.messages import INT32, INT64, RESOURCE, UNKNOWN_RANK, entry, message, shape
+from kvtools.lookup_model.messages import INT64, UNKNOWN_RANK, entry, message
+from kvtools.lookup_model.signatures import Signature
 from kvtools.lookup_model.structures import (
     NONE,
     dict_value,
@@ -21,101 +19,78 @@ from kvtools.lookup_model.structures import (
     text_value,
     tuple_value,
 )
+from kvtools.stock_model.fields import Field, join
+from kvtools.stock_model.table import RESOURCES, StockTable
+from kvtools.stock_model.table_objects import (
+    HAS_VALUES,
+    below,
+    concrete_functions,
+    object_names,
+    resource_children,
+    table_objects,
+    tracked_objects,
+)
 
-_OF_TABLE = ("table", "keys", "values", "index", *INDEX_FUNCTIONS)
+_USER_OBJECT, _BARE_FUNCTION = 4, 8
 
 
-@dataclass(frozen=True)
-class _Object:
-    """An object: a kind of the message `SavedObject`, and its children, by number and name; of a variable, what it is
-    called, and its tensor. `restored` says whether the checkpoint has something for it, or below it."""
-
-    kind: tuple[int, bytes]
-    children: tuple[tuple[int, str], ...] = ()
-    variable: tuple[str, str] | None = None
-    restored: bool = False
-
-
-def object_graphs(lookups: Sequence[Lookup], signatures: Mapping[str, tuple[Lookup, str]]) -> tuple[bytes, bytes]:
+def object_graphs(tables: Sequence[StockTable], signatures: Sequence[Signature]) -> tuple[bytes, bytes]:
     """Return the objects as a `SavedObjectGraph`, and as the `TrackableObjectGraph` of the checkpoint.
 
     Args:
-        lookups: the tables, by their numbers from 0.
-        signatures: the signatures, each with its table and function.
+        tables: the tables, by their numbers from 0.
+        signatures: the signatures.
     """
-    objects = list(_objects(lookups, signatures))
-    first = 3 + len(signatures)
-    saved = [(1, _saved(one)) for one in objects]
-    functions = [(2, entry(name, value)) for name, value in _concrete_functions(lookups, signatures, first)]
-    return message(*saved, *functions), message(*((1, _tracked(one)) for one in objects))
+    numbers: list[dict[str, int]] = []
+    at = 3 + len(signatures)
+    for table in tables:
+        names = ("table", *object_names(table))
+        numbers.append({name: at + place for place, name in enumerate(names)})
+        at += len(names)
+    root = [below(1, "tables"), below(2, "signatures")]
+    listed = [below(number_of["table"], str(place)) for place, number_of in enumerate(numbers)]
+    named = [below(3 + place, signature.name) for place, signature in enumerate(signatures)]
+    saved = [
+        [*root, _user_object("_generic_user_object")],
+        [*listed, _user_object("trackable_list_wrapper")],
+        [*named, _user_object("signature_map")],
+        *([_bare_function(signature)] for signature in signatures),
+    ]
+    nothing: Field = (5, 2, b"")
+    tracked = [[*root, HAS_VALUES], [*listed, HAS_VALUES], [*named, nothing], *([nothing] for _ in signatures)]
+    functions = [_concrete_function(signature, numbers) for signature in signatures]
+    for table, number_of in zip(tables, numbers, strict=True):
+        children = resource_children(number_of)
+        saved += [[*children, _user_object("_generic_user_object")], *table_objects(table, number_of)]
+        tracked += [[*children, HAS_VALUES], *tracked_objects(table, number_of)]
+        functions += concrete_functions(table, number_of)
+    return (
+        message(*((1, join(one)) for one in saved), *((2, entry(name, signed)) for name, signed in functions)),
+        message(*((1, join(one)) for one in tracked)),
+    )
 
 
-def _objects(lookups: Sequence[Lookup], signatures: Mapping[str, tuple[Lookup, str]]) -> Iterator[_Object]:
-    first = 3 + len(signatures)
-    yield _Object(_user_object("_generic_user_object"), ((1, "tables"), (2, "signatures")), restored=True)
-    tables = tuple((_number(first, lookup, "table"), str(lookup.number)) for lookup in lookups)
-    yield _Object(_user_object("trackable_list_wrapper"), tables, restored=True)
-    yield _Object(_user_object("signature_map"), tuple((3 + at, name) for at, name in enumerate(signatures)))
-    for _, function in signatures.values():
-        called = function_spec(kwonlyargs=list_value(text_value("ids")), signature=NONE)
-        yield _Object((8, message((1, function), (2, "ids"), (3, 1), (4, called))))
-    nothing = function_spec(kwonlyargs=list_value(), signature=tuple_value())
-    for lookup in lookups:
-        below = tuple((_number(first, lookup, what), what) for what in ("keys", "values", "index"))
-        yield _Object(_user_object("_generic_user_object"), below, restored=True)
-        for variable, dtype, of_rows in (
-            ("keys", INT64, KEYS_SHAPE),
-            ("values", lookup.dtype, lookup.values_shape),
-        ):
-            name = lookup.variable(variable)
-            kind = 7, message((1, dtype), (2, of_rows), (6, name))
-            yield _Object(kind, variable=(name, lookup.tensor(variable)), restored=True)
-        yield _Object((10, b""), tuple((_number(first, lookup, name), name) for name in INDEX_FUNCTIONS))
-        for does in INDEX_FUNCTIONS.values():
-            yield _Object((6, message((1, lookup.function(does)), (2, nothing))))
+def _user_object(identifier: str) -> Field:
+    return _USER_OBJECT, 2, message((1, identifier), (2, message((1, 1), (2, 1))))
 
 
-def _number(first: int, lookup: Lookup, what: str) -> int:
-    return first + lookup.number * len(_OF_TABLE) + _OF_TABLE.index(what)
+def _bare_function(signature: Signature) -> Field:
+    names = [lookup.ids for lookup in signature.inputs()]
+    called = function_spec(kwonlyargs=list_value(*map(text_value, names)), signature=NONE)
+    # TensorFlow lets the input of a function of one be given without its name.
+    positional = int(len(names) == 1)
+    return (
+        _BARE_FUNCTION,
+        2,
+        message((1, signature.function), *((2, name) for name in names), (3, positional), (4, called)),
+    )
 
 
-def _user_object(identifier: str) -> tuple[int, bytes]:
-    return 4, message((1, identifier), (2, message((1, 1), (2, 1))))
-
-
-def _children(one: _Object) -> Iterator[tuple[int, bytes]]:
-    for number, name in one.children:
-        yield 1, message((1, number), (2, name))
-
-
-def _saved(one: _Object) -> bytes:
-    return message(*_children(one), one.kind)
-
-
-def _tracked(one: _Object) -> bytes:
-    attributes = []
-    if one.variable is not None:
-        name, tensor = one.variable
-        attributes.append((2, message((1, "VARIABLE_VALUE"), (2, name), (3, tensor))))
-    return message(*_children(one), *attributes, (5, message((1, 1)) if one.restored else b""))
-
-
-def _concrete_functions(
-    lookups: Sequence[Lookup], signatures: Mapping[str, tuple[Lookup, str]], first: int
-) -> Iterator[tuple[str, bytes]]:
-    """Yield each function's name, with what it captures, takes and gives."""
-    nothing = tuple_value(tuple_value(), dict_value())
-
-    def signed(captured: Sequence[int], takes: bytes, gives: bytes) -> bytes:
-        return message(*((2, number) for number in captured), (3, takes), (4, gives))
-
-    for lookup, function in signatures.values():
-        captured = [_number(first, lookup, what) for what in ("index", "values")]
-        takes = tuple_value(tuple_value(), dict_value(ids=tensor_spec("ids", UNKNOWN_RANK, INT64)))
-        gives = dict_value(embeddings=tensor_spec("embeddings", UNKNOWN_RANK, lookup.answer_dtype))
-        yield function, signed(captured, takes, gives)
-    for lookup in lookups:
-        captured = [_number(first, lookup, what) for what in ("keys", "index")]
-        yield lookup.function("_creator"), signed([], nothing, tensor_spec("unknown", shape(), RESOURCE))
-        yield lookup.function("_initializer"), signed(captured, nothing, tensor_spec("unknown", shape(), INT32))
-        yield lookup.function("_destroyer"), signed([], nothing, tensor_spec("unknown", shape(), INT32))
+def _concrete_function(signature: Signature, numbers: Sequence[Mapping[str, int]]) -> tuple[str, bytes]:
+    """The name of a signature's function, with what it captures, takes and gives."""
+    inputs = signature.inputs()
+    captured = [numbers[lookup.table.number][resource] for lookup in inputs for resource in RESOURCES]
+    takes = dict_value(**{lookup.ids: tensor_spec(lookup.ids, UNKNOWN_RANK, INT64) for lookup in inputs})
+    gives = dict_value(**{name: tensor_spec(name, UNKNOWN_RANK, dtype) for name, dtype in signature.outputs()})
+    signed = message(*((2, number) for number in captured), (3, tuple_value(tuple_value(), takes)), (4, gives))
+    return signature.function, signed

@@ -8,7 +8,10 @@ graph_def.py    nodes, functions and graphs
 meta_graph.py   a SavedModel's graph with its signatures, collections and saver
 function_body.py  a function of stock operations, made step by step
 table.py        a table in the model: what it holds, and its resources
-hash_index.py   the index from keys to rows, and the reading of rows
+table_nodes.py, table_objects.py   what a table is in a graph, and among the objects
+index.py        the index from keys to rows, of whatever kind
+hash_index.py   that of a `StaticHashTable`
+rows.py         the reading of rows
 initial_rows.py what a key that is not there begins with
 plain_ops.py, pooled_ops.py, exchange_ops.py, tfra_ops.py   what each operation becomes
 op_table.py     all of them by name

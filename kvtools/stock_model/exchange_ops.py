@@ -13,7 +13,7 @@ import numpy as np
 from kvtools.dialects.bundle.dtypes import number_named
 from kvtools.lookup_model.messages import INT32, INT64, of_bool, of_number, of_type, of_types
 from kvtools.stock_model.function_body import FunctionBody
-from kvtools.stock_model.hash_index import as_int64
+from kvtools.stock_model.index import as_int64
 from kvtools.stock_model.plain_ops import Call, NotRewritable, strings
 from kvtools.stock_model.pooled_ops import bag_inputs, combine, compute_type, put_into_bags, segment_sum
 

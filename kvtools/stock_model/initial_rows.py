@@ -94,14 +94,14 @@ class _Integers:
         return self._binary("FloorMod", a, self.constant(divisor))
 
 
-def stored_row(body: FunctionBody, ids: str, rows: int, initial: InitialRows) -> str:
-    """Return the numbers of the stored rows that `ids` (int64) begin with; the first is number `rows` + 1."""
+def stored_row(body: FunctionBody, ids: str, zeros_row: int, initial: InitialRows) -> str:
+    """Return the numbers of the stored rows that `ids` (int64) begin with; the first is number `zeros_row` + 1."""
     if initial.stored == 1:
-        return body.constant(rows + 1, np.int64)
+        return body.constant(zeros_row + 1, np.int64)
     integers = _Integers(body)
     chosen = integers.remainder(integers.mix(integers.of_signed(ids)), initial.stored)
     return body.op(
-        "AddV2", [body.cast(chosen, _UINT64, INT64), body.constant(rows + 1, np.int64)], "z", T=of_type(INT64)
+        "AddV2", [body.cast(chosen, _UINT64, INT64), body.constant(zeros_row + 1, np.int64)], "z", T=of_type(INT64)
     )
 
 

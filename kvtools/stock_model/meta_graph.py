@@ -8,16 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kvtools.lookup_model.messages import (
-    INT32,
-    INT64,
-    RESOURCE,
     STRING,
     UNKNOWN_RANK,
     message,
-    of_bool,
-    of_function,
     of_number,
-    of_text,
     of_type,
     of_types,
     shape,
@@ -37,13 +31,14 @@ from kvtools.stock_model.fields import (
 from kvtools.stock_model.function_body import constant_attributes
 from kvtools.stock_model.graph_def import Graph, Node, functions_called, functions_needed, node_of
 from kvtools.stock_model.handles import Restored, restored_tables
-from kvtools.stock_model.hash_index import index_functions, index_node
+from kvtools.stock_model.hash_index import index_functions
 from kvtools.stock_model.objects import Objects, object_prefixes, rewrite_objects
 from kvtools.stock_model.op_table import HANDLES
-from kvtools.stock_model.plain_ops import resource_variable, strings
+from kvtools.stock_model.plain_ops import strings
 from kvtools.stock_model.prune import needed
 from kvtools.stock_model.rewrite import Rewriter, UnsupportedOperation
 from kvtools.stock_model.table import Handle, StockTable
+from kvtools.stock_model.table_nodes import initialize_nodes, resource_nodes, restore_nodes
 
 _INFO, _GRAPH, _SAVER, _COLLECTION, _SIGNATURE, _ASSET, _OBJECTS = 1, 2, 3, 4, 5, 6, 7
 _MAIN_OP = "saved_model_main_op"
@@ -177,7 +172,7 @@ def rewrite_meta_graph(data: bytes, tables: Tables, tracked: bytes, is_stock: Ca
     nodes, gone = _left(nodes, kept)
     all_tables = tables.all
     for table in all_tables:
-        nodes += _table_nodes(table)
+        nodes += resource_nodes(table)
         for function in index_functions(table):
             rewriter.functions[function.name] = function
     nodes += _initialize(meta, all_tables)
@@ -311,30 +306,11 @@ def _collections(collections: Mapping[str, bytes], there: set[str]) -> dict[str,
 # ---- Tables ----
 
 
-def _table_nodes(table: StockTable) -> list[Node]:
-    nodes = [index_node(table.node("index"), table)]
-    for variable, dtype, of_rows in (("keys", INT64, shape(-1)), ("values", table.dtype, shape(-1, table.dim))):
-        name = table.node(variable)
-        nodes.append(Node(name, "VarHandleOp", [], resource_variable(name, "", dtype, of_rows)))
-    return nodes
-
-
 def _initialize(meta: MetaGraph, tables: Sequence[StockTable]) -> list[Node]:
     """What fills the indexes, after what the model does already when it is loaded; changes `meta` so that it is run."""
     before = [node for name in _INIT_COLLECTIONS for node in _nodes_of(meta.collections.get(name, b""))]
     before += _tensors_of(meta.signatures.get(_INIT_SIGNATURE, b""))
-    nodes = []
-    for table in tables:
-        attributes = {
-            "Tin": of_types([RESOURCE, RESOURCE]),
-            "Tout": of_types([INT32]),
-            "f": of_function(table.function("initializer")),
-            "config": of_text(""),
-            "config_proto": of_text(""),
-            "executor_type": of_text(""),
-        }
-        inputs = [table.node("keys"), table.node("index")]
-        nodes.append(Node(table.node("initialize"), "StatefulPartitionedCall", inputs, attributes))
+    nodes = initialize_nodes(tables)
     controls = [f"^{node_of(node)}" for node in dict.fromkeys(before)] + [f"^{node.name}" for node in nodes]
     nodes.append(Node(_INIT, "NoOp", controls, {}))
     meta.collections = {key: value for key, value in meta.collections.items() if key not in _INIT_COLLECTIONS}
@@ -365,21 +341,10 @@ class _Saver:
             nodes.append(
                 Node("kvtools/filename", "Placeholder", [], {"dtype": of_type(STRING), "shape": message((7, shape()))})
             )
-        variables = [
-            (table, name, dtype) for table in tables for name, dtype in (("keys", INT64), ("values", table.dtype))
-        ]
-        nodes.append(Node("kvtools/tensors", "Const", [], strings([t.tensor(name) for t, name, _ in variables])))
-        nodes.append(Node("kvtools/slices", "Const", [], strings([""] * len(variables))))
-        inputs = [self._filename.removesuffix(":0"), "kvtools/tensors", "kvtools/slices"]
-        dtypes = of_types(dtype for _, _, dtype in variables)
-        nodes.append(Node("kvtools/restore", "RestoreV2", inputs, {"dtypes": dtypes}))
+        of_tables, restored = restore_nodes(self._filename.removesuffix(":0"), tables)
+        nodes += of_tables
         done = [f"^{node_of(self._restore)}"] if self._restore and node_of(self._restore) not in gone else []
-        for at, (table, name, dtype) in enumerate(variables):
-            node = f"{table.node(name)}/restore"
-            attributes = {"dtype": of_type(dtype), "validate_shape": of_bool(False)}
-            source = f"kvtools/restore:{at}" if at else "kvtools/restore"
-            nodes.append(Node(node, "AssignVariableOp", [table.node(name), source], attributes))
-            done.append(f"^{node}")
+        done += [f"^{name}" for name in restored]
         nodes.append(Node(_RESTORE_ALL, "NoOp", done, {}))
         if not saves_all or not self._save or node_of(self._save) in gone:
             nodes += self._refusal()

@@ -10,8 +10,7 @@ from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvtools.dialects.tfra_names import of_path
-from kvtools.lookup_model.messages import INT32, INT64, RESOURCE, message, shape
-from kvtools.lookup_model.structures import dict_value, function_spec, list_value, tensor_spec, tuple_value
+from kvtools.lookup_model.messages import message
 from kvtools.stock_model.fields import (
     Field,
     blob,
@@ -26,10 +25,18 @@ from kvtools.stock_model.fields import (
     texts,
     without,
 )
-from kvtools.stock_model.hash_index import INDEX_FUNCTIONS
 from kvtools.stock_model.op_table import HANDLES
 from kvtools.stock_model.rewrite import Rewriter, UnsupportedOperation
 from kvtools.stock_model.table import RESOURCES, Handle, StockTable
+from kvtools.stock_model.table_objects import (
+    HAS_VALUES,
+    below,
+    concrete_functions,
+    object_names,
+    resource_children,
+    table_objects,
+    tracked_objects,
+)
 
 _OURS = "tfplugin."
 _PARTITIONED = "tfplugin.PartitionedKvVariable"
@@ -37,8 +44,6 @@ _CHILD, _USER_OBJECT, _FUNCTION, _VARIABLE, _BARE, _RESOURCE = 1, 4, 6, 7, 8, 10
 _SAVEABLES, _CLASS, _CONFIG, _SAVER_OF_OBJECT = 11, 13, 14, 16
 _ATTRIBUTE, _SAVER, _HAS_VALUES = 2, 4, 5
 _IN_FILES = "/.ATTRIBUTES/table"
-_NEW = ("keys", "values", "index", *INDEX_FUNCTIONS)
-"""The objects of a table: variables, the index, and its functions."""
 _PLAIN = message((1, "_generic_user_object"), (2, message((1, 1), (2, 1))))
 """An object of no class."""
 
@@ -111,9 +116,11 @@ def rewrite_objects(
     """
     nodes, checkpoint = _nodes(saved), _nodes(tracked)
     first = len(nodes)
-    number_of = {
-        (table.number, what): first + at for at, (table, what) in enumerate((t, w) for t in tables for w in _NEW)
-    }
+    number_of: dict[int, dict[str, int]] = {}
+    for table in tables:
+        names = object_names(table)
+        number_of[table.number] = {name: first + at for at, name in enumerate(names)}
+        first += len(names)
     left_out: dict[str, UnsupportedOperation] = {}
     renamed: dict[str, str] = {}
     concrete: list[Field] = []
@@ -130,7 +137,7 @@ def rewrite_objects(
         now: list[int] = []
         for number in captured:
             if number in handles:
-                now += [number_of[handles[number].table.number, resource] for resource in RESOURCES]
+                now += [number_of[handles[number].table.number][resource] for resource in RESOURCES]
             else:
                 now.append(number)
         changed = [(2, 0, number) for number in now] + without(fields, 2)
@@ -140,11 +147,11 @@ def rewrite_objects(
     lost = {at for at, node in enumerate(nodes) for bare in messages(node, _BARE) if _first(bare) in left_out}
     for at, node in enumerate(nodes):
         if messages(node, _RESOURCE):
-            below = _functions_of(node, nodes)
-            if at in handles or any(name in left_out and left_out[name].node.op in HANDLES for name in below):
+            its_own = _functions_of(node, nodes)
+            if at in handles or any(name in left_out and left_out[name].node.op in HANDLES for name in its_own):
                 # A table of TensorFlow's kind: what makes it, fills it and saves it goes, and is no loss. One that is
                 # no table of the model's holds optimizer slots, or when keys were seen.
-                silent.update(below)
+                silent.update(its_own)
                 unused.add(at)
                 node = [(_USER_OBJECT, 2, _PLAIN)]
         there = [one for one in node if not (one[0] == _CHILD and _child(one) in lost)]
@@ -153,10 +160,10 @@ def rewrite_objects(
     for table in tables:
         holder = holders.get(table.number)
         if holder is not None:
-            below = [(_CHILD, 2, message((1, number_of[table.number, what]), (2, what))) for what in _NEW[:3]]
-            nodes[holder] = below + nodes[holder]
-        nodes += _new_objects(table, number_of)
-        concrete += _index_functions(table, number_of)
+            nodes[holder] = resource_children(number_of[table.number]) + nodes[holder]
+        nodes += table_objects(table, number_of[table.number])
+        for name, signed in concrete_functions(table, number_of[table.number]):
+            concrete.append((2, 2, message((1, name), (2, signed))))
     _track(nodes, checkpoint, handles.keys() | unused, holders, {table.number: table for table in tables})
     return Objects(
         join([(1, 2, join(node)) for node in nodes] + concrete + without(split(saved), 1, 2)),
@@ -246,35 +253,6 @@ def _changed(
     return changed
 
 
-def _new_objects(table: StockTable, number_of: Mapping[tuple[int, str], int]) -> list[list[Field]]:
-    objects: list[list[Field]] = []
-    for name, dtype, of_rows in (("keys", INT64, shape(-1)), ("values", table.dtype, shape(-1, table.dim))):
-        objects.append([(_VARIABLE, 2, message((1, dtype), (2, of_rows), (6, table.node(name))))])
-    below: list[Field] = [
-        (_CHILD, 2, message((1, number_of[table.number, name]), (2, name))) for name in INDEX_FUNCTIONS
-    ]
-    objects.append([*below, (_RESOURCE, 2, b"")])
-    nothing = function_spec(kwonlyargs=list_value(), signature=tuple_value())
-    for does in INDEX_FUNCTIONS.values():
-        objects.append([(_FUNCTION, 2, message((1, table.function(does)), (2, nothing)))])
-    return objects
-
-
-def _index_functions(table: StockTable, number_of: Mapping[tuple[int, str], int]) -> list[Field]:
-    nothing = tuple_value(tuple_value(), dict_value())
-    captured = {"initializer": ("keys", "index")}
-    gives = {"creator": RESOURCE, "initializer": INT32, "destroyer": INT32}
-    found: list[Field] = []
-    for does, dtype in gives.items():
-        signed = message(
-            *((2, number_of[table.number, what]) for what in captured.get(does, ())),
-            (3, nothing),
-            (4, tensor_spec("unknown", shape(), dtype)),
-        )
-        found.append((2, 2, message((1, table.function(does)), (2, signed))))
-    return found
-
-
 def _track(
     nodes: list[list[Field]],
     checkpoint: list[list[Field]],
@@ -288,15 +266,14 @@ def _track(
         paths.setdefault(number, path)
         if number in saved_tables:
             checkpoint[path] = without(checkpoint[path], _ATTRIBUTE)
-    has_values: Field = (_HAS_VALUES, 2, message((1, 1)))
     for at, node in enumerate(checkpoint):
         if messages(node, _SAVER):
             checkpoint[at] = without(node, _SAVER)
 
     def add(parent: int, name: str, fields: list[Field]) -> int:
         checkpoint.append(fields)
-        child: Field = (_CHILD, 2, message((1, len(checkpoint) - 1), (2, name)))
-        checkpoint[parent] = [child, *without(checkpoint[parent], _HAS_VALUES), has_values]
+        new = below(len(checkpoint) - 1, name)
+        checkpoint[parent] = [new, *without(checkpoint[parent], _HAS_VALUES), HAS_VALUES]
         return len(checkpoint) - 1
 
     parents = {child: (at, name) for at, node in enumerate(nodes) for name, child in _children(node) if at in paths}
@@ -304,14 +281,9 @@ def _track(
         if holder not in paths:
             # A part: the checkpoint knows the whole only.
             parent, name = parents[holder]
-            paths[holder] = add(paths[parent], name, [has_values])
-        path = paths[holder]
-        table = tables[number]
-        for variable in ("keys", "values"):
-            attribute = message((1, "VARIABLE_VALUE"), (2, table.node(variable)), (3, table.tensor(variable)))
-            add(path, variable, [(_ATTRIBUTE, 2, attribute), has_values])
-        index = add(path, "index", [has_values])
-        for function in INDEX_FUNCTIONS:
-            checkpoint.append([(_HAS_VALUES, 2, b"")])
-            child: Field = (_CHILD, 2, message((1, len(checkpoint) - 1), (2, function)))
-            checkpoint[index] = [child, *checkpoint[index]]
+            paths[holder] = add(paths[parent], name, [HAS_VALUES])
+        table, path = tables[number], paths[holder]
+        names = object_names(table)
+        number_of = {name: len(checkpoint) + at for at, name in enumerate(names)}
+        checkpoint += tracked_objects(table, number_of)
+        checkpoint[path] = [*resource_children(number_of), *without(checkpoint[path], _HAS_VALUES), HAS_VALUES]

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvtools.dialects.bundle.dtypes import dtype_name, number_named
-from kvtools.lookup_model.messages import INT32, INT64, STRING, message, of_shape, of_type, of_types, shape
+from kvtools.lookup_model.messages import INT32, INT64, STRING, message, of_type, of_types, shape
 from kvtools.stock_model.attributes import Attributes
 from kvtools.stock_model.fields import blob
 from kvtools.stock_model.function_body import FunctionBody
-from kvtools.stock_model.hash_index import find, is_found, look_up
+from kvtools.stock_model.index import find, is_found
+from kvtools.stock_model.rows import look_up
 from kvtools.stock_model.table import Handle, Resources, resources_of
 
 _BOOL = number_named("bool")
@@ -129,13 +130,11 @@ def save(body: FunctionBody, call: Call) -> None:
         tables.setdefault(handle.table.number, (handle, resources))
     names, types, tensors = [], [], []
     for handle, resources in tables.values():
-        for variable, resource, dtype in (
-            ("keys", resources.keys, INT64),
-            ("values", resources.values, handle.table.dtype),
-        ):
-            names.append(handle.table.tensor(variable))
-            types.append(dtype)
-            tensors.append(body.op("ReadVariableOp", [resource], "value", dtype=of_type(dtype)))
+        for variable in handle.table.variables:
+            names.append(handle.table.tensor(variable.resource))
+            types.append(variable.dtype)
+            resource = getattr(resources, variable.resource)
+            tensors.append(body.op("ReadVariableOp", [resource], "value", dtype=of_type(variable.dtype)))
     listed = (body.op("Const", [], "output", **strings(texts)) for texts in (names, [""] * len(names)))
     body.op("SaveV2", [prefix, *listed, *tensors], "", dtypes=of_types(types))
 
@@ -144,13 +143,3 @@ def strings(texts: list[str]) -> dict[str, bytes]:
     """Return the attributes of a node that is strings [n]."""
     tensor = message((1, STRING), (2, shape(len(texts))), *((8, blob(text)) for text in texts))
     return {"dtype": of_type(STRING), "value": message((8, tensor))}
-
-
-def resource_variable(name: str, shared_name: str, dtype: int, of_rows: bytes) -> dict[str, bytes]:
-    """Return the attributes of a node that is a variable."""
-    return {
-        "container": message((2, "")),
-        "shared_name": message((2, shared_name or name)),
-        "dtype": of_type(dtype),
-        "shape": of_shape(of_rows),
-    }

@@ -10,8 +10,8 @@ import numpy as np
 from kvtools.dialects.bundle.dtypes import dtype_name, number_named
 from kvtools.lookup_model.messages import INT32, INT64, message, of_bool, of_number, of_type
 from kvtools.stock_model.function_body import FunctionBody
-from kvtools.stock_model.hash_index import look_up
 from kvtools.stock_model.plain_ops import Call, shares, starts_new_rows
+from kvtools.stock_model.rows import look_up
 from kvtools.stock_model.table import resources_of
 
 _BOOL = number_named("bool")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvtools.dialects.bundle.dtypes import number_named
-from kvtools.lookup_model.messages import RESOURCE
+from kvtools.lookup_model.messages import INT64, RESOURCE, shape
 from kvtools.stock_model.function_body import FunctionBody
 from kvtools.stock_model.initial_rows import InitialRows
 
@@ -15,12 +15,21 @@ RESOURCES = ("index", "values", "keys")
 
 
 @dataclass(frozen=True)
+class Variable:
+    """A variable of a table: which of its resources it is, its type, and its shape, encoded."""
+
+    resource: str
+    dtype: int
+    shape: bytes
+
+
+@dataclass(frozen=True)
 class StockTable:
     """A table, by its number in the model.
 
-    Row i of the variable `values` is that of key i; row number `rows` is zeros, and those behind it are what keys
+    Row i of the variable `values` is that of key i; row number `zeros_row` is zeros, and those behind it are what keys
     begin with (`InitialRows.stored`). `part_rows` are the rows of each part. `index_name` is what its index is called
-    in a process: two models must never share one.
+    in a process: two models must never share one. `place` is what its tensors are below in the bundle of variables.
     """
 
     number: int
@@ -31,11 +40,17 @@ class StockTable:
     part_rows: tuple[int, ...]
     initial: InitialRows
     index_name: str
+    place: str = "kvtools_tables"
 
     @property
     def rows(self) -> int:
         """How many keys there are."""
         return sum(self.part_rows)
+
+    @property
+    def zeros_row(self) -> int:
+        """The number of the row of zeros."""
+        return self.rows
 
     @property
     def dtype(self) -> int:
@@ -47,13 +62,18 @@ class StockTable:
         """The type of the keys, as the model looks them up."""
         return number_named(self.key_dtype)
 
+    @property
+    def variables(self) -> tuple[Variable, ...]:
+        """Its variables, in the order in which they are written."""
+        return Variable("keys", INT64, shape(-1)), Variable("values", self.dtype, shape(-1, self.dim))
+
     def node(self, resource: str) -> str:
         """Return the name of the node of a resource."""
         return f"kvtools/table_{self.number}/{resource}"
 
     def tensor(self, variable: str) -> str:
-        """Return what the variable `keys` or `values` is called in the bundle of variables."""
-        return f"kvtools_tables/{self.number}/{variable}/.ATTRIBUTES/VARIABLE_VALUE"
+        """Return what a variable is called in the bundle of variables."""
+        return f"{self.place}/{self.number}/{variable}/.ATTRIBUTES/VARIABLE_VALUE"
 
     def function(self, does: str) -> str:
         """Return the name of a function of this table."""

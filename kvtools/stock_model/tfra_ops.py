@@ -7,8 +7,9 @@ import numpy as np
 from kvtools.dialects.bundle.dtypes import number_named
 from kvtools.lookup_model.messages import INT32, INT64, of_bool, of_number, of_type
 from kvtools.stock_model.function_body import FunctionBody
-from kvtools.stock_model.hash_index import find, gather, is_found
+from kvtools.stock_model.index import find, is_found
 from kvtools.stock_model.plain_ops import Call
+from kvtools.stock_model.rows import gather
 from kvtools.stock_model.table import resources_of
 
 _BOOL = number_named("bool")
@@ -51,7 +52,7 @@ def _find(body: FunctionBody, call: Call) -> str:
     found = is_found(body, numbers)
     zero, one = body.constant(0, np.int64), body.constant(1, np.int64)
     # Those of missing keys are not looked at.
-    there = body.op("SelectV2", [found, numbers, body.constant(table.rows, np.int64)], T=of_type(INT64))
+    there = body.op("SelectV2", [found, numbers, body.constant(table.zeros_row, np.int64)], T=of_type(INT64))
     rows = gather(body, table, resources, there)
     # Default values are as many as the values, or else the first row of them is that of all keys.
     size = {"out_type": of_type(INT64)}

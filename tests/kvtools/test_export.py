@@ -98,11 +98,32 @@ def test_answers_are_the_checkpoints_and_zeros_for_cut_keys(
 def test_ids_of_any_shape(tf: Any, sample_path: Path, tmp_path: Path) -> None:
     export_saved_model(open_checkpoint(sample_path), tmp_path / "out")
     model = tf.saved_model.load(str(tmp_path / "out"))
-    assert sorted(model.signatures) == ["ads_emb", "empty_emb", "user_emb"]
+    assert sorted(model.signatures) == ["ads_emb", "empty_emb", "serving_default", "user_emb"]
     assert answers(tf, model, "ads_emb", -7).tolist() == [2, 2.125, 2.25, 2.375]
     assert answers(tf, model, "ads_emb", [[[-7, 99]]]).shape == (1, 1, 2, 4)
     assert answers(tf, model, "ads_emb", np.zeros((0, 3))).shape == (0, 3, 4)
     assert answers(tf, model, "empty_emb", [0, 1, -1]).tolist() == [[0, 0]] * 3
+
+
+def test_whether_ids_were_found(tf: Any, sample_path: Path, tmp_path: Path) -> None:
+    export_saved_model(open_checkpoint(sample_path), tmp_path / "out")
+    signatures = tf.saved_model.load(str(tmp_path / "out")).signatures
+    found = signatures["ads_emb"](ids=tf.constant([[-7, 99]], tf.int64))["found"]
+    assert found.dtype == tf.bool and found.numpy().tolist() == [[True, False]]
+    assert signatures["empty_emb"](ids=tf.constant([0, 1], tf.int64))["found"].numpy().tolist() == [False, False]
+
+
+def test_the_default_signature_of_several_tables_looks_up_in_all(tf: Any, sample_path: Path, tmp_path: Path) -> None:
+    export_saved_model(open_checkpoint(sample_path), tmp_path / "out")
+    model = tf.saved_model.load(str(tmp_path / "out"))
+    ids = {"ads_emb": [[-7, 99]], "empty_emb": [3], "user_emb": 0}
+    fed = {f"{name}_ids": tf.constant(each, tf.int64) for name, each in ids.items()}
+    got = model.signatures["serving_default"](**fed)
+    assert sorted(got) == sorted(f"{name}_{output}" for name in ids for output in ("embeddings", "found"))
+    for name, each in ids.items():
+        alone = model.signatures[name](ids=tf.constant(each, tf.int64))
+        for output in ("embeddings", "found"):
+            np.testing.assert_array_equal(got[f"{name}_{output}"], alone[output])
 
 
 def test_clean_process_with_stock_tensorflow_only(
@@ -169,11 +190,20 @@ def as_tensorflow_saves_it(tf: Any, folder: Path, tables: dict[str, tuple[np.nda
             rows = tf.raw_ops.LookupTableFindV2(
                 table_handle=table.index.resource_handle, keys=ids, default_value=tf.constant(missing, tf.int64)
             )
-            return {"embeddings": tf.cast(tf.gather(table.values, rows), tf.float32)}
+            return {"embeddings": tf.cast(tf.gather(table.values, rows), tf.float32), "found": rows < missing}
 
         spec = tf.TensorSpec(None, tf.int64, name="ids")
         signatures[name] = tf.function(lookup, input_signature=[spec], autograph=False)
         model.tables.append(table)
+
+    def in_all(*ids: Any) -> Any:
+        answers = {}
+        for name, each in zip(tables, ids, strict=True):
+            answers |= {f"{name}_{key}": answer for key, answer in signatures[name](each).items()}
+        return answers
+
+    specs = [tf.TensorSpec(None, tf.int64, name=f"{name}_ids") for name in tables]
+    signatures["serving_default"] = tf.function(in_all, input_signature=specs, autograph=False)
     tf.saved_model.save(model, str(folder), signatures=signatures)
 
 
@@ -191,7 +221,8 @@ def test_a_model_is_like_one_that_tensorflow_saved(tf: Any, make_table: Any, tmp
         },
     )
     ours, theirs = (tf.saved_model.load(str(tmp_path / side)) for side in ("ours", "theirs"))
-    assert (list(ours.signatures), list(theirs.signatures)) == (["_a_b", "c"], ["a_b", "c"])
+    assert list(ours.signatures) == ["_a_b", "c", "serving_default"]
+    assert list(theirs.signatures) == ["a_b", "c", "serving_default"]
     for number, (name, reference) in enumerate((("_a_b", "a_b"), ("c", "c"))):
         mine, other = ours.signatures[name], theirs.signatures[reference]
         assert mine.structured_input_signature == other.structured_input_signature
@@ -203,6 +234,11 @@ def test_a_model_is_like_one_that_tensorflow_saved(tf: Any, make_table: Any, tmp
             a, b = (getattr(model.tables[number], variable) for model in (ours, theirs))
             assert (a.dtype, a.shape.as_list(), a.trainable) == (b.dtype, b.shape.as_list(), b.trainable)
             np.testing.assert_array_equal(a.numpy(), b.numpy())
+    in_all = [side.signatures["serving_default"] for side in (ours, theirs)]
+    keyword = [
+        {name.removeprefix("_"): spec.dtype for name, spec in f.structured_input_signature[1].items()} for f in in_all
+    ]
+    assert keyword[0] == keyword[1] == {"a_b_ids": tf.int64, "c_ids": tf.int64}
     # As a graph: the same inputs and outputs, and a saver that saves what it restored.
     described = {}
     for side in ("ours", "theirs"):
@@ -210,7 +246,10 @@ def test_a_model_is_like_one_that_tensorflow_saved(tf: Any, make_table: Any, tmp
             meta = tf.compat.v1.saved_model.load(session, ["serve"], str(tmp_path / side))
             described[side] = {
                 name.removeprefix("_"): {
-                    of: {key: (one.dtype, str(one.tensor_shape)) for key, one in getattr(signature, of).items()}
+                    of: {
+                        key.removeprefix("_"): (one.dtype, str(one.tensor_shape))
+                        for key, one in getattr(signature, of).items()
+                    }
                     for of in ("inputs", "outputs")
                 }
                 for name, signature in meta.signature_def.items()
