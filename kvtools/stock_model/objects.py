@@ -71,7 +71,11 @@ def object_prefixes(saved: bytes, tracked: bytes, known: Container[str]) -> dict
     parts: dict[int, tuple[str, int]] = {}
     for number, path in _pairs(nodes, checkpoint):
         for attribute in messages(checkpoint[path], _ATTRIBUTE):
-            prefix = _saved_as(text(last(split(attribute), 3)))
+            tensor = text(last(split(attribute), 3))
+            prefix = tensor.removesuffix("-keys")
+            if prefix not in known and tensor.endswith(_IN_FILES):
+                # A table of TFRA's in files beside the variables: known by what these are called.
+                prefix = of_path(tensor.removesuffix(_IN_FILES).rpartition("/")[0]).base
             if prefix in known:
                 found[number] = prefix, -1
         saver = split(last(checkpoint[path], _SAVER))
@@ -85,13 +89,6 @@ def object_prefixes(saved: bytes, tracked: bytes, known: Container[str]) -> dict
             if name.startswith("part_"):
                 parts[child] = prefix, int(name.removeprefix("part_"))
     return found | parts  # a part is saved by the whole
-
-
-def _saved_as(tensor: str) -> str:
-    """What the tensors of a table begin with, by one of them; of TFRA's tables in files, what the files begin with."""
-    if tensor.endswith(_IN_FILES):
-        return of_path(tensor.removesuffix(_IN_FILES).rpartition("/")[0]).base
-    return tensor.removesuffix("-keys")
 
 
 def rewrite_objects(

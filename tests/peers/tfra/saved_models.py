@@ -8,6 +8,7 @@ built as TFRA's demos build them, of ratings that are drawn: of users and movies
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import sys
@@ -52,17 +53,29 @@ def ids(count: int, known: np.ndarray, missing: float = 0.3) -> np.ndarray:
     return np.where(RANDOM.random(count) < missing, RANDOM.integers(-(2**62), 2**62, count), drawn)
 
 
-def ask(folder: Path, requests: list[tuple[str, dict[str, np.ndarray]]]) -> None:
+def ask(folder: Path, requests: list[tuple[str, dict[str, np.ndarray]]], in_session: bool = False) -> None:
     """Load the model, and keep what it answers."""
-    model = tf.saved_model.load(str(folder / "model"))
+    path = str(folder / "model")
     asked = []
-    for signature, fed in requests:
-        function = model.signatures[signature]
-        specs = function.structured_input_signature[1]
-        if "" in fed:  # Keras has called its only input as it liked
-            fed = {next(iter(specs)): fed[""]}
-        answers = function(**{name: tf.constant(value, specs[name].dtype) for name, value in fed.items()})
-        asked.append((signature, fed, {name: tensor.numpy() for name, tensor in answers.items()}))
+    with tf.Graph().as_default() if in_session else contextlib.nullcontext():
+        if in_session:
+            session = v1.Session()
+            definitions = v1.saved_model.load(session, ["serve"], path).signature_def
+        else:
+            model = tf.saved_model.load(path)
+        for signature, fed in requests:
+            if in_session:
+                inputs, outputs = definitions[signature].inputs, definitions[signature].outputs
+                named = {inputs[name].name: value for name, value in fed.items()}
+                answers = session.run({name: info.name for name, info in outputs.items()}, named)
+            else:
+                function = model.signatures[signature]
+                specs = function.structured_input_signature[1]
+                if "" in fed:  # Keras has called its only input as it liked
+                    fed = {next(iter(specs)): fed[""]}
+                got = function(**{name: tf.constant(value, specs[name].dtype) for name, value in fed.items()})
+                answers = {name: tensor.numpy() for name, tensor in got.items()}
+            asked.append((signature, fed, answers))
     (folder / "asked.pickle").write_bytes(pickle.dumps(asked))
 
 
@@ -255,7 +268,8 @@ def horovod(folder: Path) -> None:
         experimental_skip_checkpoint=True,
         signatures={"serving_default": serve.get_concrete_function(served, *arguments, **keywords)},
     )
-    ask(folder, [("serving_default", features(BATCH)) for _ in range(BATCHES)])
+    # In TFRA, `tf.saved_model.load` leaves tables empty that are in files; a session, and TensorFlow Serving, fill them.
+    ask(folder, [("serving_default", features(BATCH)) for _ in range(BATCHES)], in_session=True)
 
 
 # ---- Graphs: movielens-100k-estimator ----
