@@ -43,6 +43,8 @@ from kvtools.errors import UsageError
 from kvtools.export import TableExport, choose_for_saved_model, export_saved_model
 from kvtools.export_model import choose_for_model, export_model, has_custom_operations
 from kvtools.export_snapshot import choose_for_snapshot, dtype_notes, export_snapshot, missing_is_zeros
+from kvtools.meta_file import named_tensors, trained_graph
+from kvtools.stock_model.training_graph import Wanted
 
 
 def run(
@@ -93,6 +95,32 @@ def run(
             "--check", metavar="N", min=0, help="Ask a trained model and its export N random requests, and compare."
         ),
     ] = 0,
+    meta: Annotated[
+        Path | None,
+        typer.Option(
+            "--meta", metavar="FILE", help="The graph of a TensorFlow 1 checkpoint; default: the .meta beside it."
+        ),
+    ] = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input", metavar="NAME=TENSOR", help="A tensor of the .meta that requests give; may be repeated."
+        ),
+    ] = None,
+    outputs: Annotated[
+        list[str] | None,
+        typer.Option("--output", metavar="NAME=TENSOR", help="A tensor of the .meta to answer with; may be repeated."),
+    ] = None,
+    signature: Annotated[
+        str | None, typer.Option("--signature", metavar="NAME", help="The signature of the .meta to serve.")
+    ] = None,
+    feed: Annotated[
+        list[str] | None,
+        typer.Option("--feed", metavar="TENSOR=VALUE", help="What else the .meta is fed, such as training=false."),
+    ] = None,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Lookups of the .meta that insert missing keys give zeros for them.")
+    ] = False,
     clipping: Clipping,
     table: Tables = None,
     source: Source,
@@ -114,6 +142,7 @@ def run(
       kvtools export --savedmodel exported model.ckpt-100
       kvtools export --savedmodel exported model.ckpt-100 --clip-abs 1e-6 --table user_emb
       kvtools export --savedmodel models/7 trained_model --clip-l2 0.01
+      kvtools export --savedmodel models/7 model.ckpt-100 --input ids=ids:0 --output click=Sigmoid:0
       kvtools export --savedmodel models/7 model.ckpt-100 --budget 2GiB --dry-run
       kvtools export --savedmodel models/7 model.ckpt-100 --policy thresholds.toml
       kvtools export --snapshot model.kvsnap model.ckpt-100 --clip-l2 0.01 --dtype bfloat16
@@ -133,6 +162,19 @@ def run(
     }
     if savedmodel is None:
         what["dtype"] = dtype
+    named = {"input": inputs, "output": outputs, "feed": feed}
+    given = {option: named_tensors(f"--{option}", tensors or ()) for option, tensors in named.items()}
+    wanted = Wanted(signature or "", given["input"], given["output"], given["feed"], read_only)
+    if meta is not None or wanted != Wanted():
+        if savedmodel is None or table:
+            raise UsageError(
+                "exporting: --meta, --input, --output, --signature, --feed and --read-only are for a whole model:"
+                " say --savedmodel OUT, without --table"
+            )
+        what["graph"] = trained_graph(checkpoint, wanted, meta)
+        del what["tables"]
+        _export_model(checkpoint, savedmodel, what, check, force=force, dry_run=clipping.dry_run, as_json=as_json)
+        return
     if savedmodel is not None and not table and has_custom_operations(Path(checkpoint.path)):
         del what["tables"]
         _export_model(checkpoint, savedmodel, what, check, force=force, dry_run=clipping.dry_run, as_json=as_json)

@@ -16,6 +16,7 @@ from kvtools.dialects.bundle.dtypes import dtype_name, number_named, numpy_dtype
 from kvtools.dialects.chunk import KEYS, Array
 from kvtools.dialects.interface import Checkpoint
 from kvtools.errors import BadInputError, MissingDependencyError, one_line
+from kvtools.meta_file import TrainedGraph
 from kvtools.stock_model.fields import entries, last, messages, number_in, split, text
 from kvtools.stock_model.meta_graph import MetaGraph
 
@@ -62,7 +63,9 @@ def check_available() -> None:
             )
 
 
-def check_model(checkpoint: Checkpoint, export: Checkpoint, requests: int, seed: int = 0) -> list[SignatureCheck]:
+def check_model(
+    checkpoint: Checkpoint, export: Checkpoint, requests: int, seed: int = 0, graph: TrainedGraph | None = None
+) -> list[SignatureCheck]:
     """Compare the answers of a model to random requests with those of its export.
 
     Ids are keys of the export, keys of none, and duplicates. Rows that were left out are not asked for, but a model may
@@ -73,6 +76,7 @@ def check_model(checkpoint: Checkpoint, export: Checkpoint, requests: int, seed:
         export: what was made of it, opened.
         requests: how many requests of 16 samples to make of each signature.
         seed: for other requests.
+        graph: of a checkpoint of TensorFlow 1, what is served of its graph.
 
     Raises:
         BadInputError: TensorFlow cannot load the model.
@@ -84,12 +88,13 @@ def check_model(checkpoint: Checkpoint, export: Checkpoint, requests: int, seed:
         ```
     """
     trained, exported = Path(checkpoint.path), Path(export.path)
-    meta = _serving_graph(trained)
+    meta = _serving_graph(exported if graph is not None else trained)
     signatures = {name: value for name, value in meta.signatures.items() if not name.startswith(_INTERNAL)}
     ids = _Ids(checkpoint, export, np.random.default_rng(seed))
     found: list[SignatureCheck] = []
     run = _run_objects if meta.objects else _run_session
-    ours, theirs = run(trained, meta), run(exported, _serving_graph(exported))
+    ours = run(trained, meta) if graph is None else _run_training(trained, graph)
+    theirs = run(exported, _serving_graph(exported))
     for name, encoded in sorted(signatures.items()):
         found.append(_check(name, _inputs(encoded), ours(name), theirs(name), ids, requests))
     return found
@@ -280,11 +285,16 @@ def _run_session(folder: Path, meta: MetaGraph) -> Callable[[str], Answer]:
     tf = _tensorflow()
     graph = tf.Graph()
     session = tf.compat.v1.Session(graph=graph)
+    said = tf.get_logger()
+    level = said.level
     try:
+        said.setLevel("ERROR")  # that this loader is TensorFlow 1's is as it should be
         with graph.as_default():
             tf.compat.v1.saved_model.load(session, list(meta.tags), str(folder))
     except (tf.errors.OpError, ValueError, OSError, KeyError) as error:
         raise BadInputError(f"checking '{folder}': TensorFlow cannot load it: {one_line(str(error))[:300]}") from error
+    finally:
+        said.setLevel(level)
 
     def signature(name: str) -> Answer:
         fields = split(meta.signatures[name])
@@ -297,6 +307,44 @@ def _run_session(folder: Path, meta: MetaGraph) -> Callable[[str], Answer]:
         return answer
 
     return signature
+
+
+def _run_training(prefix: Path, trained: TrainedGraph) -> Callable[[str], Answer]:
+    """A training session, restored from its checkpoint."""
+    tf = _tensorflow()
+    graph = tf.Graph()
+    session = tf.compat.v1.Session(graph=graph)
+    try:
+        with graph.as_default():
+            meta = tf.compat.v1.MetaGraphDef.FromString(trained.trained)
+            saver = tf.compat.v1.train.import_meta_graph(meta, clear_devices=True)
+            if saver is not None:
+                saver.restore(session, str(prefix))
+            session.run(tf.compat.v1.tables_initializer())
+            fixed = {tensor if ":" in tensor else f"{tensor}:0": value for tensor, value in trained.values.items()}
+            fixed = {tensor: _parsed(value, graph.get_tensor_by_name(tensor).dtype) for tensor, value in fixed.items()}
+    except (tf.errors.OpError, ValueError, OSError, KeyError, RuntimeError) as error:
+        told = one_line(str(error))[:300]
+        raise BadInputError(f"checking '{trained.file}': TensorFlow cannot restore it: {told}") from error
+
+    def signature(name: str) -> Answer:
+        def answer(request: Request) -> Mapping[str, Array]:
+            fed = {trained.fed[name][key]: value for key, value in request.items()}
+            fetched = {key: tensor if ":" in tensor else f"{tensor}:0" for key, tensor in trained.fetched[name].items()}
+            got = session.run(fetched, {**fixed, **{t if ":" in t else f"{t}:0": v for t, v in fed.items()}})
+            return {key: np.asarray(array) for key, array in got.items()}
+
+        return answer
+
+    return signature
+
+
+def _parsed(value: str, dtype: Any) -> Any:
+    if dtype.is_bool:
+        return value.lower() in ("true", "1")
+    if dtype.is_integer or dtype.is_floating:
+        return dtype.as_numpy_dtype(int(value) if dtype.is_integer else float(value))
+    return value
 
 
 def _tensorflow() -> Any:

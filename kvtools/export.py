@@ -47,6 +47,7 @@ from kvtools.fit import fit
 from kvtools.lookup_model.model import lookup_model
 from kvtools.lookup_model.signatures import DEFAULT_SIGNATURE
 from kvtools.partition import owners
+from kvtools.read_ahead import read_ahead
 from kvtools.replace_output import check_replaceable, replace_folder
 from kvtools.row_norms import non_finite_rows
 from kvtools.stock_model.initial_rows import InitialRows
@@ -258,7 +259,7 @@ def write_table(
     part_rows = np.zeros(parts, np.int64)
     done = non_finite = 0
     writer.begin(tensors[1], reader.value_dtype, (schema.dim,))
-    for chunk in kept.chunks(KEYS_AND_VALUES):
+    for chunk in read_ahead(kept.chunks(KEYS_AND_VALUES)):
         keys, values = chunk.keys, chunk.values
         assert values is not None
         non_finite += non_finite_rows(values)

@@ -108,6 +108,7 @@ class SavedModelStore:
 
     dialect = "tensorflow_savedmodel"
     warm = True
+    resident = True
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)

@@ -34,7 +34,7 @@ log = logging.getLogger("kvtools.serve")
 # How long a version may be verified before it is served, where requests wait for it: about a gigabyte in memory, in s.
 _AT_ONCE = 0.1
 _TOLD_EVERY = 5.0  # s
-_TOUCHED_AT_ONCE = 4096
+_TOUCHED_AT_ONCE = 256  # keys: the loader has the priority of those who answer, and shall not keep them waiting
 
 GoOn = Callable[[], bool]
 
@@ -97,8 +97,9 @@ class VersionLoader:
         """Verify a version and bring it into memory, before it is served."""
         self._verify(version.store, self._goes_on)
         version.store.populate(self._stop)
-        for name, keys in version.recent.items():
-            _touch(version.store, name, keys)
+        if not version.store.resident:
+            for name, keys in version.recent.items():
+                _touch(version.store, name, keys)
 
     def _prepare_at_once(self, version: ServedVersion) -> None:
         """Make a version fit to be served in a moment: what is not verified by then is verified on use."""

@@ -206,6 +206,17 @@ def restored_when_served(meta: MetaGraph) -> list[Restored]:
     return [one for node, of in restored.items() if meta.objects or node in serving for one in of]
 
 
+def served_nodes(meta: MetaGraph) -> list[Node]:
+    """Return the nodes that a graph needs, of functions, too: of a model with objects all, else what is served."""
+    if meta.objects:
+        return [node for _, node in meta.graph.all_nodes()]
+    serving = needed(meta.graph.nodes, _serving_roots(meta))
+    nodes = [node for node in meta.graph.nodes if node.name in serving]
+    library = meta.graph.library
+    called = functions_needed(library, functions_called(nodes, library))
+    return [*nodes, *(node for name in called for node in library[name].nodes)]
+
+
 def _left(nodes: list[Node], kept: Iterable[str]) -> tuple[list[Node], set[str]]:
     """The nodes, and the names of those that have gone."""
     there = {node.name for node in nodes}

@@ -568,6 +568,21 @@ def test_rows_of_zeros_stay_where_the_model_can_tell(folder: Path, tmp_path: Pat
     assert exported(tmp_path / "there", tmp_path / "with").tables[0].rows == 2
 
 
+def test_rows_of_zeros_go_where_only_training_can_tell(tmp_path: Path) -> None:
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        ids = tf.compat.v1.placeholder(tf.int64, [None], "ids")
+        table = tfplugin.get_kv_variable("emb", embedding_dim=2)
+        told = table.size(), table.contains(ids), table.sparse_read(ids, training=False, missing="initial")
+        with tfplugin.inference_mode():
+            rows = tf.nn.embedding_lookup(table, ids)
+        session.run([table.initializer])
+        session.run(table.upsert(ids, [[0.0, 0.0], [1.0, 1.0]]), {ids: [1, 2]})
+        session.run(told, {ids: [1]})
+        tf.compat.v1.saved_model.simple_save(session, str(tmp_path / "source"), {"ids": ids}, {"rows": rows})
+    (table,) = exported(tmp_path / "source", tmp_path / "export").tables
+    assert (table.rows, table.cut) == (1, 1)
+
+
 def test_cut_keys_that_begin_anew_are_a_warning(folder: Path, tmp_path: Path) -> None:
     clip = Policy.of(Criteria(norms=(Clip("l2", 100.0),)))
     export = exported(folder / "source", tmp_path / "export", policy=clip)
