@@ -24,8 +24,7 @@ def read_ahead(items: Iterator[T], most: int = 4) -> Iterator[T]:
     >>> list(read_ahead(iter(range(3))))
     [0, 1, 2]
     """
-    for item in itertools.islice(items, 2):
-        yield item
+    yield from itertools.islice(items, 2)
     ready: queue.Queue[tuple[bool, object]] = queue.Queue(most)
     stop = threading.Event()
 

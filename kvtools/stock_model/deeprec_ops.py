@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from kvtools.lookup_model.messages import INT32
 from kvtools.stock_model.function_body import FunctionBody
-from kvtools.stock_model.hash_index import look_up
 from kvtools.stock_model.plain_ops import Call
+from kvtools.stock_model.rows import look_up
 from kvtools.stock_model.table import resources_of
 
 

@@ -6,8 +6,8 @@ Operations and attributes: https://github.com/intelligent-machine-learning/tfplu
 from __future__ import annotations
 
 from kvtools.stock_model.function_body import FunctionBody
-from kvtools.stock_model.hash_index import look_up
 from kvtools.stock_model.plain_ops import Call, NotRewritable
+from kvtools.stock_model.rows import look_up
 from kvtools.stock_model.table import resources_of
 
 
