@@ -46,6 +46,7 @@ from kvtools.stock_model.meta_graph import (
 )
 from kvtools.stock_model.objects import object_prefixes
 from kvtools.stock_model.op_table import ANSWERS_BEGIN, GIVES_DEFAULTS, HANDLES, OPERATIONS, REFUSED, RESTORES
+from kvtools.stock_model.older_tensorflow import OLDEST, not_in_oldest
 from kvtools.stock_model.rewrite import UnsupportedOperation
 from kvtools.stock_model.stock_ops import foreign_nodes, is_stock
 from kvtools.stock_model.table import StockTable
@@ -64,7 +65,7 @@ _NOT_COPIED = frozenset({_MODEL_FILE, "variables", "fingerprint.pb"})
 class ModelExport:
     """What became of a model: its tables, which functions were left out, a sentence each, and what was compared.
 
-    `warnings` say what of the answers may not be as it was meant.
+    `warnings` say what of the answers may not be as it was meant, and which TensorFlows cannot open it.
     """
 
     tables: list[TableExport]
@@ -188,7 +189,7 @@ def export_model(
                 f"exporting '{model.folder}': the export answers otherwise than the model, so '{output}' was not"
                 f" written: {'; '.join(wrong)}"
             )
-    return ModelExport(exports, left_out, model.warnings(exports), checks)
+    return ModelExport(exports, left_out, [*model.warnings(exports), *_too_new(encoded)], checks)
 
 
 def choose_for_model(
@@ -378,6 +379,19 @@ class _Model:
 def _told(error: UnsupportedOperation) -> str:
     where = f"node '{error.node.name}'" + (f" of function '{error.function}'" if error.function else "")
     return f"operation '{error.node.op}' ({where}) cannot be rewritten: {error.reason}"
+
+
+def _too_new(saved_model: bytes) -> list[str]:
+    """Say what keeps an older TensorFlow from opening a model."""
+    told: list[str] = []
+    for meta in map(MetaGraph.decode, messages(split(saved_model), 2)):
+        saved_by = f"; {meta.tensorflow} saved the model" if meta.tensorflow else ""
+        for what, node in not_in_oldest(node for _, node in meta.graph.all_nodes()).items():
+            told.append(
+                f"TensorFlow {OLDEST} has no {what} (node '{node}'): a later one is needed where the export is"
+                f" served{saved_by}"
+            )
+    return told
 
 
 def _prefixes(reader: TableReader) -> list[str]:
