@@ -49,6 +49,7 @@ from kvtools.stock_model.meta_graph import (
 )
 from kvtools.stock_model.objects import object_prefixes
 from kvtools.stock_model.op_table import ANSWERS_BEGIN, GIVES_DEFAULTS, HANDLES, OPERATIONS, REFUSED, RESTORES
+from kvtools.stock_model.older_tensorflow import OLDEST, not_in_oldest
 from kvtools.stock_model.rewrite import UnsupportedOperation
 from kvtools.stock_model.stock_ops import foreign_nodes, is_stock
 from kvtools.stock_model.table import StockTable
@@ -67,7 +68,7 @@ _NOT_COPIED = frozenset({_MODEL_FILE, "variables", "fingerprint.pb"})
 class ModelExport:
     """What became of a model: its tables, which functions were left out, a sentence each, and what was compared.
 
-    `warnings` say what of the answers may not be as it was meant.
+    `warnings` say what of the answers may not be as it was meant, and which TensorFlows cannot open it.
     """
 
     tables: list[TableExport]
@@ -162,7 +163,8 @@ def export_model(
         checks = _checked(model, folder, exports, choices, check, dtype, progress) if check else []
         if warmup is not None:
             warmup.add(folder, ask=bool(check))
-    return ModelExport(exports, left_out, model.warnings(exports), checks)
+        warnings = [*model.warnings(exports), *_too_new((folder / _MODEL_FILE).read_bytes())]
+    return ModelExport(exports, left_out, warnings, checks)
 
 
 def _write(
@@ -460,6 +462,19 @@ def _told(error: UnsupportedOperation) -> str:
     return f"operation '{error.node.op}' ({where}) cannot be rewritten: {error.reason}"
 
 
+def _too_new(saved_model: bytes) -> list[str]:
+    """Say what keeps an older TensorFlow from opening a model."""
+    told: list[str] = []
+    for meta in map(MetaGraph.decode, messages(split(saved_model), 2)):
+        saved_by = f"; {meta.tensorflow} saved the model" if meta.tensorflow else ""
+        for what, node in not_in_oldest(node for _, node in meta.graph.all_nodes()).items():
+            told.append(
+                f"TensorFlow {OLDEST} has no {what} (node '{node}'): a later one is needed where the export is"
+                f" served{saved_by}"
+            )
+    return told
+
+
 def _prefixes(reader: TableReader) -> list[str]:
     """What a table's tensors begin with, as the operation says that restores it; of TFRA's, those of each part."""
     schema = reader.schema
@@ -468,7 +483,8 @@ def _prefixes(reader: TableReader) -> list[str]:
         place, parts = str(tfra.get("places", {}).get("", "")), range(schema.parts)
         if "tables_of_" in place.rpartition("/")[2]:
             return [f"{place}/{part}/.ATTRIBUTES/table" for part in parts]
-        return [f"{place}_mht_{part + 1}of{schema.parts}" for part in parts]
+        # By tensors, or by the files beside the checkpoint.
+        return [*(f"{place}_mht_{part + 1}of{schema.parts}" for part in parts), place]
     if not isinstance(path, str):
         return [schema.name]
     return [f"{path}/.ATTRIBUTES/kv" if path else ".ATTRIBUTES/kv"]
