@@ -174,7 +174,8 @@ def rewrite_meta_graph(data: bytes, tables: Tables, tracked: bytes, is_stock: Ca
     for node in graph.nodes:
         if node.op in HANDLES and node.name in serving and node.name not in handles:
             raise UnsupportedOperation(node, "", "the model's variables have no table that it is restored from")
-    rewriter = Rewriter(graph.library, is_stock, tables.kept_tensors)
+    loops = any(node.op in ("Enter", "RefEnter") for node in graph.nodes if node.name in serving)
+    rewriter = Rewriter(graph.library, is_stock, tables.kept_tensors, inlined=not loops)
     nodes = rewriter.graph([node for node in graph.nodes if node.name in kept], handles, sorted(lenient))
     nodes, gone = _left(nodes, kept)
     all_tables = tables.all

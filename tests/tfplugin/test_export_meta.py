@@ -244,6 +244,11 @@ def test_loops_and_conditions_of_version_1(tmp_path: Path) -> None:
     requests = [request(np.random.default_rng(seed)) for seed in range(5)]
     got = session_answers(tmp_path / "export", "serving_default", requests)
     assert all(same(a, b) for a, b in zip(trained_answers(prefix, requests), got, strict=True))
+    served = tf.saved_model.load(str(tmp_path / "export")).signatures["serving_default"]
+    specs = served.structured_input_signature[1]
+    for fed, expected in zip(requests, got, strict=True):
+        answer = served(**{key: tf.constant(value, specs[key].dtype) for key, value in fed.items()})
+        assert same({key: tensor.numpy() for key, tensor in answer.items()}, expected)
     inside = next(node.name for node in meta.graph.nodes if node.op == "NextIteration")
     assert f"tensor '{inside}' is inside a loop" in refusal(prefix, inputs=INPUTS, outputs={"y": inside})
 
