@@ -169,7 +169,7 @@ def rewrite_meta_graph(data: bytes, tables: Tables, tracked: bytes, is_stock: Ca
     lenient = needed(graph.nodes, saver.roots) - serving
     kept = serving | lenient
     tables_own = {node.name for node in graph.nodes if node.op in HANDLES}
-    kept |= needed(graph.nodes, _variable_roots(meta.collections, kept - tables_own))
+    kept |= needed(graph.nodes, variable_roots(meta.collections, kept - tables_own))
     kept |= needed(graph.nodes, constants(meta.objects))
     for node in graph.nodes:
         if node.op in HANDLES and node.name in serving and node.name not in handles:
@@ -293,7 +293,7 @@ _OF_VARIABLES = (
 )
 
 
-def _variable_roots(collections: Mapping[str, bytes], kept: set[str]) -> list[str]:
+def variable_roots(collections: Mapping[str, bytes], kept: set[str]) -> list[str]:
     """What collections say of variables that are kept: TensorFlow wants it there when it imports the graph."""
     roots: list[str] = []
     for name in _OF_VARIABLES:

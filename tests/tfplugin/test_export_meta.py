@@ -244,6 +244,8 @@ def test_loops_and_conditions_of_version_1(tmp_path: Path) -> None:
     requests = [request(np.random.default_rng(seed)) for seed in range(5)]
     got = session_answers(tmp_path / "export", "serving_default", requests)
     assert all(same(a, b) for a, b in zip(trained_answers(prefix, requests), got, strict=True))
+    inside = next(node.name for node in meta.graph.nodes if node.op == "NextIteration")
+    assert f"tensor '{inside}' is inside a loop" in refusal(prefix, inputs=INPUTS, outputs={"y": inside})
 
 
 @pytest.mark.thorough
