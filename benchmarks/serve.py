@@ -8,7 +8,8 @@ wrk              the HTTP forms by wrk
 redis-benchmark  MGET and pipelines of GETs, of Redis and of our port for its protocol
 python           clients in Python, from an array of keys to an array of rows
 process          without a server: the compiled table, and the exported SavedModel in TensorFlow
-open             requests that are due at 70% of what the closed loop reached, whatever became of those before
+open             requests that are due at 70% of what the closed loop reached, whatever became of those before; and
+                 the same of a server that does nothing but take as long (ideal.cc): what the machine adds to any
 split            where the server's time goes: samples of perf, system calls counted by strace
 """
 
@@ -34,8 +35,8 @@ import numpy as np
 from machine import file_name, machine
 from serving import page, picture, python_clients, time_split
 from serving.forms import BINARY, FORMS, LOOKUP_JSON, REDIS_GETS, REDIS_MGET, RESP_MGET, Form, resp_command
-from serving.generators import GeneratorError, Generators, Load, compile_load, warm, write_requests
-from serving.servers import Server, StartError, kvtools_server, pinned, redis_server
+from serving.generators import GeneratorError, Generators, Load, compile_program, warm, write_requests
+from serving.servers import Server, StartError, ideal_server, kvtools_server, pinned, redis_server
 from serving.tables import Table, make_table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -64,6 +65,7 @@ class Measurement:
     kvtools: Server
     redis: Server | None
     cpus: tuple[int, int]
+    ideal: Path
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng(1)
@@ -203,22 +205,48 @@ class Measurement:
                 if server is None:
                     continue
                 capacity = middle([self.closed(form, size, connections) for _ in range(self.options.rounds)]).per_second
-                for arrivals in ("even", "poisson"):
-                    rate, seconds = OPEN_LOAD * capacity, 2 * self.options.seconds
-                    rounds = [
-                        self.generators.open(server, form, self.file(form, size), connections, seconds, rate, arrivals)
-                        for _ in range(self.options.rounds)
-                    ]
-                    one: dict[str, Any] = {"side": form.name, "keys": size, "arrivals": arrivals}
-                    one |= {"connections": connections, "capacity": capacity, "rate": rate, "rounds": rounds}
-                    one |= {name: statistics.median(told[name] for told in rounds) for name in page.PERCENTILES}
-                    one["tail"] = statistics.median(told["p99"] / told["p50"] for told in rounds)
-                    one["unanswered"] = sum(told["unanswered"] for told in rounds)
-                    self.open.append(one)
-                    say(
-                        f"  open: {form.name}, {size} keys, {arrivals}: {rate:,.0f} requests/s,"
-                        f" p50 {one['p50'] * 1e6:.0f} us, p99 {one['p99'] * 1e6:.0f} us"
-                    )
+                sides = {form.name: server}
+                with contextlib.ExitStack() as stack:
+                    if form is BINARY:
+                        sides[page.IDEAL] = stack.enter_context(self.as_fast(form, size, capacity))
+                    for arrivals in ("even", "poisson"):
+                        self.run_open_sides(sides, form, size, connections, capacity, arrivals)
+
+    @contextlib.contextmanager
+    def as_fast(self, form: Form, size: int, capacity: float) -> Iterator[Server]:
+        """A server that does nothing, and takes as long for it as one that answers so many requests a second."""
+        request, answer = len(form.request(self.drawn[size][0])), 4 * self.table.dim * size
+        connections = max(self.connections)
+        with ideal_server(self.ideal, request, answer, 0, self.cpus[0]) as idle:
+            rounds = [
+                self.generators.closed(idle, form, self.file(form, size), connections, self.options.seconds)
+                for _ in range(self.options.rounds)
+            ]
+        work = max(0.0, 1 / capacity - 1 / middle(rounds).per_second)
+        with ideal_server(self.ideal, request, answer, work, self.cpus[0]) as server:
+            yield server
+
+    def run_open_sides(
+        self, sides: dict[str, Server], form: Form, size: int, connections: int, capacity: float, arrivals: str
+    ) -> None:
+        """Servers in turns."""
+        rate, seconds = OPEN_LOAD * capacity, 2 * self.options.seconds
+        rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
+        for _ in range(self.options.rounds):
+            for name, server in sides.items():
+                told = self.generators.open(server, form, self.file(form, size), connections, seconds, rate, arrivals)
+                rounds[name].append(told)
+        for name, of_it in rounds.items():
+            one: dict[str, Any] = {"side": name, "keys": size, "arrivals": arrivals}
+            one |= {"connections": connections, "capacity": capacity, "rate": rate, "rounds": of_it}
+            one |= {each: statistics.median(told[each] for told in of_it) for each in page.PERCENTILES}
+            one["tail"] = statistics.median(told["p99"] / told["p50"] for told in of_it)
+            one["unanswered"] = sum(told["unanswered"] for told in of_it)
+            self.open.append(one)
+            say(
+                f"  open: {name}, {size} keys, {arrivals}: {rate:,.0f} requests/s, p50 {one['p50'] * 1e6:.0f} us,"
+                f" p99 {one['p99'] * 1e6:.0f} us"
+            )
 
     def run_split(self) -> None:
         """Where the time goes."""
@@ -306,7 +334,9 @@ def lines_of(command: list[str], cpu: int) -> Iterator[dict[str, Any]]:
         raise SystemExit(f"serve.py: {' '.join(command[1:3])} failed; it says why above")
 
 
-def measure(rows: int, dim: int, options: argparse.Namespace, program: Path, cpus: tuple[int, int]) -> dict[str, Any]:
+def measure(
+    rows: int, dim: int, options: argparse.Namespace, programs: dict[str, Path], cpus: tuple[int, int]
+) -> dict[str, Any]:
     """Everything about one table."""
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
@@ -316,8 +346,8 @@ def measure(rows: int, dim: int, options: argparse.Namespace, program: Path, cpu
         say(f"{rows:,} rows x {dim}: written after {time.monotonic() - began:.0f} s")
         kvtools = stack.enter_context(kvtools_server(table.snapshot, cpus[0]))
         redis = stack.enter_context(redis_server(table, cpus[0])) if shutil.which("redis-server") else None
-        generators = Generators(cpus[1], program)
-        task = Measurement(table, folder, options, generators, kvtools, redis, cpus)
+        generators = Generators(cpus[1], programs["load"])
+        task = Measurement(table, folder, options, generators, kvtools, redis, cpus, programs["ideal"])
         say(f"  servers are up after {time.monotonic() - began:.0f} s")
         task.check()
         if redis is not None:
@@ -376,11 +406,11 @@ def main() -> None:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         try:
-            program = compile_load(Path(folder))
+            programs = {name: compile_program(Path(folder), name) for name in ("load", "ideal")}
             tables = []
             for told in options.tables:
                 rows, _, dim = told.partition("x")
-                tables.append(measure(options.rows or int(rows), int(dim), options, program, cpus))
+                tables.append(measure(options.rows or int(rows), int(dim), options, programs, cpus))
         except (GeneratorError, StartError) as problem:
             raise SystemExit(f"serve.py: {problem}") from None
     result = {

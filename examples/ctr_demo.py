@@ -5,15 +5,17 @@
 
 A wide-and-deep model over four sparse features whose ids are hashes from an open vocabulary. Its embeddings are
 key-value variables: no vocabulary file, no table size, no collisions; a key gets its row when training first meets it.
-Beside it, on the same batches, learns the same network without embeddings. Afterwards the demo calls the three
-commands of kvtools as you would, and checks that what they serve, over HTTP and over TensorFlow Serving's gRPC, is what
-was trained, bit for bit.
+Beside it, on the same batches, learns the same network without embeddings. Afterwards the demo calls the commands of
+kvtools as you would. It exports the whole model, asks the training process, a stock TensorFlow and `kvtools serve` for
+the click probabilities of the same impressions, and checks that they are the same, bit for bit; so are the rows of the
+tables, which the server looks up, too.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import re
 import shlex
 import shutil
@@ -21,7 +23,9 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -54,7 +58,9 @@ BATCH = 4096
 HELD_OUT_BATCHES = 25
 WIDTH = 8  # of the deep embeddings
 PARTS = 2
-CLIP = "1e-6"  # `kvtools export` leaves out rows with no value this large: those that Ftrl's l1 holds at zero
+ASKED = 1000  # impressions whose click probabilities are compared
+SHOWN = 5
+MODEL, TABLES = "ctr", "rows"  # what the server calls the whole model, and the tables
 
 Rows = dict[str, tuple[np.ndarray, np.ndarray]]  # table -> keys [n], vectors [n, dim]
 
@@ -128,6 +134,7 @@ class Model:
         # The same variables, for scoring: an id that training never met counts as zeros and gets no row.
         with tfplugin.inference_mode():
             self.scores = wide_and_deep(self.ids, self.dense), dense_only(self.dense)
+            self.probability = tf.sigmoid(self.scores[0], "probability")
 
         self.tables = {}
         for name in ("wide/weight", *(f"deep/{feature}" for feature in FEATURES)):
@@ -143,6 +150,11 @@ class Model:
         """A batch for `Session.run`."""
         ids = {self.ids[feature]: examples.ids[feature] for feature in FEATURES}
         return {**ids, self.dense: examples.dense, self.clicks: examples.clicks}
+
+    def save(self, session: tf.Session, folder: Path) -> None:
+        """Saves the model as a server asks it: ids and dense features in, click probabilities out."""
+        inputs = {**self.ids, "dense": self.dense}
+        tf.saved_model.simple_save(session, str(folder), inputs, {"probability": self.probability})
 
 
 # ---- Training --------------------------------------------------------------------------------------------------------
@@ -185,7 +197,7 @@ def evaluate(model: Model, session: tf.Session, seed: int) -> dict[str, float]:
     }
 
 
-# ---- The three commands ----------------------------------------------------------------------------------------------
+# ---- The commands ----------------------------------------------------------------------------------------------------
 
 
 def kvtools(*arguments: str | Path) -> list[str]:
@@ -193,19 +205,29 @@ def kvtools(*arguments: str | Path) -> list[str]:
     program = Path(sysconfig.get_path("scripts")) / "kvtools"
     if not program.exists():
         sys.exit(f"ctr_demo.py: no command {program}: run `make setup`.")
-    if program.is_relative_to(Path.cwd()):
-        program = program.relative_to(Path.cwd())
-    command = [str(program), *map(str, arguments)]
+    command = [short(program), *map(str, arguments)]
     console.print(f"\n[bold]$ {shlex.join(command)}[/bold]", soft_wrap=True)
     return command
+
+
+def short(path: str | Path) -> str:
+    """A path as it can be typed here."""
+    return str(Path(path).relative_to(Path.cwd())) if Path(path).is_relative_to(Path.cwd()) else str(path)
 
 
 def call(command: list[str]) -> None:
     """Runs a command to its end; leaves the demo if it fails."""
     sys.stdout.flush()
-    status = subprocess.run(command, check=False).returncode
-    if status:
-        sys.exit(f"ctr_demo.py: the command ended with status {status}.")
+    done = subprocess.run(command, check=False, stderr=subprocess.PIPE, text=True)
+    print(without_notes(done.stderr), end="", file=sys.stderr, flush=True)
+    if done.returncode:
+        sys.exit(f"ctr_demo.py: the command ended with status {done.returncode}.")
+
+
+def without_notes(text: str) -> str:
+    """What a process wrote to stderr, but for the notes with which TensorFlow begins, whatever its log level."""
+    notes = re.compile(r"WARNING: All log messages before absl|[IW]\d{4} \d\d:|[IW]0000 ")
+    return "".join(line for line in text.splitlines(keepends=True) if not notes.match(line))
 
 
 class Address(NamedTuple):
@@ -216,81 +238,109 @@ class Address(NamedTuple):
 
 
 @contextlib.contextmanager
-def server(model: Path) -> Iterator[Address]:
+def server(**models: Path) -> Iterator[Address]:
     """`kvtools serve` on free ports; gives its address. The server goes when the block is left, however it is."""
+    named = [f"{name}={path}" for name, path in models.items()]
     ports = ["--port", "0", *(["--grpc-port", "0"] if grpc else [])]
-    with subprocess.Popen(kvtools("serve", model, *ports), stdout=subprocess.PIPE, text=True) as process:
+    command = kvtools("serve", *named, *ports)
+    with (
+        tempfile.TemporaryFile("w+") as log,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process,
+    ):
         try:
             assert process.stdout is not None
             line = process.stdout.readline().strip()
             found = re.search(r"(http://[^\s,]+)(?:, gRPC at port (\d+))?", line)
             if found is None:
-                sys.exit(f"ctr_demo.py: the server did not start: {line}")
+                log.seek(0)
+                sys.exit(f"ctr_demo.py: the server did not start: {line}{without_notes(log.read())}")
             console.print(line, soft_wrap=True, markup=False)
             yield Address(found[1], f"127.0.0.1:{found[2]}" if found[2] else None)
         finally:
             process.terminate()
 
 
-def look_up(address: str, table: str, keys: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Asks the server over HTTP, as a program of yours would: vectors [n, dim] and which keys were found [n]."""
-    with Client(address) as client:
+def look_up(address: Address, table: str, keys: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Asks the server for rows, as a program of yours would: vectors [n, dim] and which keys were found [n]."""
+    with Client(address.http) as client:
         return client.lookup(table, keys)
 
 
-def predict(address: str, table: str, keys: list[int]) -> np.ndarray:
-    """Asks the server as a client of TensorFlow Serving does, by its own stubs over gRPC: vectors [n, dim]."""
+def over_grpc(address: Address, model: str, signature: str, inputs: dict[str, np.ndarray]) -> np.ndarray:
+    """Asks the server as a client of TensorFlow Serving does, by its own stubs over gRPC: the one output."""
     request = PredictRequest()
-    request.model_spec.name, request.model_spec.signature_name = "default", table
-    request.inputs["ids"].CopyFrom(tf.make_tensor_proto(keys, tf.int64))
-    with grpc.insecure_channel(address) as channel:
-        answer = PredictionServiceStub(channel).Predict(request, timeout=60)
-    return tf.make_ndarray(answer.outputs["embeddings"])
+    request.model_spec.name, request.model_spec.signature_name = model, signature
+    for name, array in inputs.items():
+        request.inputs[name].CopyFrom(tf.make_tensor_proto(array))
+    with grpc.insecure_channel(address.grpc) as channel:
+        (output,) = PredictionServiceStub(channel).Predict(request, timeout=60).outputs.values()
+    return tf.make_ndarray(output)
+
+
+def over_rest(address: Address, inputs: dict[str, np.ndarray]) -> np.ndarray:
+    """Asks the server for click probabilities by TensorFlow Serving's REST: float32 [n]."""
+    with urllib.request.urlopen(predict_url(address), json_of(inputs).encode(), timeout=60) as answer:
+        return np.float32(json.load(answer)["outputs"])
+
+
+def predict_url(address: Address) -> str:
+    """Where the whole model answers."""
+    return f"{address.http}/v1/models/{MODEL}:predict"
+
+
+def json_of(inputs: dict[str, np.ndarray]) -> str:
+    """The body of a request over REST. Floats in as few digits as tell them from other float32."""
+    dense = [[float(str(number)) for number in row] for row in inputs["dense"]]
+    return json.dumps({"inputs": {name: array.tolist() for name, array in inputs.items()} | {"dense": dense}})
+
+
+def in_stock_tensorflow(model: Path, inputs: dict[str, np.ndarray], scratch: Path) -> np.ndarray:
+    """Asks the exported model in a process that has TensorFlow and nothing of this package: float32 [n]."""
+    np.savez(scratch / "inputs.npz", **inputs)
+    script = Path(__file__).with_name("stock_predict.py")
+    command = [sys.executable, script, model, scratch / "inputs.npz", scratch / "outputs.npz"]
+    console.print(f"\n[bold]$ {shlex.join(map(short, command))}[/bold]", soft_wrap=True)
+    call(list(map(str, command)))
+    with np.load(scratch / "outputs.npz") as outputs:
+        return outputs["probability"]
 
 
 # ---- Checks ----------------------------------------------------------------------------------------------------------
 
 
-def is_cut(vectors: np.ndarray) -> np.ndarray:
-    """Which vectors the export leaves out, and a lookup then answers with zeros: bool [n]."""
-    return np.abs(vectors).max(axis=1) < float(CLIP)
-
-
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
     """Whether two float32 arrays are equal, bit for bit."""
-    return a.shape == b.shape and a.tobytes() == b.tobytes()
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
-def check_served(address: Address, expected: Rows, rng: np.random.Generator) -> list[str]:
+def compare(answers: dict[str, np.ndarray]) -> list[str]:
+    """Holds who was asked for probabilities, [n] each, against the first of them. Returns complaints."""
+    (trained, expected), *others = answers.items()
+    return [
+        f"{who} gives other click probabilities than {trained}: by up to {np.abs(got - expected).max():.3g}"
+        for who, got in others
+        if not same_bits(got, expected)
+    ]
+
+
+def check_rows(address: Address, expected: Rows, rng: np.random.Generator) -> list[str]:
     """Compares served vectors with trained ones: 1,000 keys a table, and 10 that never were; over HTTP, and over gRPC
     where the server has it. Returns complaints."""
     wrong = []
     for table, (keys, vectors) in expected.items():
         some = rng.choice(len(keys), min(1000, len(keys)), replace=False)
         strangers = rng.integers(-(2**63), 2**63 - 1, 10)
-        asked = [*keys[some].tolist(), *strangers.tolist()]
-        served, found = look_up(address.http, table, asked)
-        if not same_bits(served[:-10], vectors[some]) or served[-10:].any():
+        asked = np.concatenate([keys[some], strangers])
+        # A row of zeros, some of which may be -0.0, is left out, and served as any key that is not there.
+        wanted = np.where(vectors[some].any(axis=1)[:, None], vectors[some], np.float32(0))
+        served, found = look_up(address, table, asked.tolist())
+        if not same_bits(served[:-10], wanted) or served[-10:].any():
             wrong.append(f"HTTP: vectors of {table} differ from the trained ones")
-        if not np.array_equal(found, [*vectors[some].any(axis=1), *[False] * 10]):
+        if not np.array_equal(found, [*wanted.any(axis=1), *[False] * 10]):
             wrong.append(f"HTTP: {table} has other keys than were trained")
-        if address.grpc and not same_bits(predict(address.grpc, table, asked), served):
+        if address.grpc and not same_bits(over_grpc(address, TABLES, table, {"ids": asked}), served):
             wrong.append(f"gRPC: vectors of {table} differ from those over HTTP")
     return wrong
-
-
-def check_saved_model(model: Path, expected: Rows, scratch: Path) -> list[str]:
-    """Compares all vectors of the exported model, looked up by plain TensorFlow in a process of its own."""
-    signatures = {table: table.replace("/", "_") for table in expected}
-    np.savez(scratch / "ids.npz", **{signatures[table]: keys for table, (keys, _) in expected.items()})
-    script = Path(__file__).with_name("stock_lookup.py")
-    call([sys.executable, str(script), str(model), str(scratch / "ids.npz"), str(scratch / "vectors.npz")])
-    with np.load(scratch / "vectors.npz") as vectors:
-        return [
-            f"SavedModel: vectors of {table} differ from the trained ones"
-            for table, (_, rows) in expected.items()
-            if not same_bits(vectors[signatures[table]], rows)
-        ]
 
 
 # ---- From the beginning to the end -----------------------------------------------------------------------------------
@@ -311,11 +361,13 @@ def main() -> int:
         steps = train(model, session, options.seed, options.steps, options.minutes)
         results = evaluate(model, session, options.seed + 1)
         checkpoint = Path(model.saver.save(session, str(output / "checkpoint" / "model.ckpt"), global_step=steps))
+        model.save(session, output / "trained")
         trained: Rows = session.run(model.contents)
+        examples = next(click_log(options.seed + 2, ASKED))
+        answers = {"training": session.run(model.probability, model.feed(examples))}
     rows = sum(len(keys) for keys, _ in trained.values())
-    cut = sum(int(is_cut(vectors).sum()) for _, vectors in trained.values())
-    # What a server has to answer: the trained vectors, and zeros for the rows that the export leaves out.
-    expected = {table: (keys, np.where(is_cut(v)[:, None], 0, v)) for table, (keys, v) in trained.items()}
+    zeros = sum(int((~vectors.any(axis=1)).sum()) for _, vectors in trained.values())
+    inputs = {**examples.ids, "dense": examples.dense}
 
     console.print(f"\nHeld-out AUC, {HELD_OUT_BATCHES * BATCH:,} impressions after {steps * BATCH:,} seen:")
     for name, value in results.items():
@@ -327,32 +379,41 @@ def main() -> int:
     strongest = keys[np.argsort(-np.abs(vectors).max(axis=1))[:3]]
     call(kvtools("inspect", checkpoint, "--table", "deep/user", "--keys", *map(str, strongest)))
 
-    console.rule("3. Export for serving")
-    exported = output / "exported"
-    call(kvtools("export", checkpoint, "--savedmodel", exported, "--clip-abs", CLIP))
+    console.rule("3. Export: the whole model, and its tables alone")
+    exported, snapshot = output / "models" / "1", output / "tables.kvsnap"
+    exported.parent.mkdir()
+    call(kvtools("export", output / "trained", "--savedmodel", exported, "--check", "100"))
+    call(kvtools("export", checkpoint, "--snapshot", snapshot))
 
     console.rule("4. Serve")
-    with server(exported) as address:
+    answers["stock TensorFlow"] = in_stock_tensorflow(exported, inputs, output)
+    with server(**{MODEL: exported.parent, TABLES: snapshot}) as address:
+        one = {name: array[:1] for name, array in inputs.items()}
+        console.print(f"[bold]$ curl -d '{json_of(one)}' {predict_url(address)}[/bold]", soft_wrap=True)
+        console.print(f'{{"outputs":[{over_rest(address, one)[0]}]}}', markup=False)
+        answers["kvtools serve"] = over_rest(address, inputs)
         url = f"{address.http}/v1/tables/deep/user:lookup"
         console.print(f"[bold]$ curl -d '{{\"keys\": [{strongest[0]}]}}' {url}[/bold]", soft_wrap=True)
-        vector, _ = look_up(address.http, "deep/user", [int(strongest[0])])
+        vector, _ = look_up(address, "deep/user", [int(strongest[0])])
         console.print(f"[{' '.join(f'{x:.4f}' for x in vector[0])}]", markup=False)
         if address.grpc:
-            over_grpc = predict(address.grpc, "deep/user", [int(strongest[0])])
-            relation = "the same vector, bit for bit" if same_bits(over_grpc, vector) else "ANOTHER VECTOR"
-            told = f"and by the stubs of tensorflow-serving-api, from {address.grpc}: {relation}"
-            console.print(told, soft_wrap=True, markup=False)
+            answers["its gRPC"] = over_grpc(address, MODEL, "serving_default", inputs)
         else:
             console.print("(gRPC is left out: there is no package tensorflow-serving-api here)", markup=False)
-        wrong = check_served(address, expected, np.random.default_rng(options.seed))
-    wrong += check_saved_model(exported, expected, output)
+        wrong = check_rows(address, trained, np.random.default_rng(options.seed))
+    wrong += compare(answers)
     if results["with key-value embeddings"] < results["dense features only"] + 0.03 and steps >= 500:
         wrong.append("the embeddings learned nothing that the dense features do not say")
 
+    console.print("\nClick probabilities of the same impressions:")
+    console.print("  " + "".join(f"{who:>18}" for who in answers))
+    for number in range(SHOWN):
+        console.print("  " + "".join(f"{float(got[number]):18.8f}" for got in answers.values()))
+
     console.rule("Summary")
     console.print(
-        f"Trained {steps:,} steps in graph mode. {rows:,} keys got a row; {cut:,} rows stayed below {CLIP}\n"
-        "and were left out of the export: they are served as zeros, as keys that never were.\n"
+        f"Trained {steps:,} steps in graph mode. {rows:,} keys got a row. Ftrl's l1 holds {zeros:,} of these at\n"
+        "zero: the exports leave them out, since a key that is not there is answered with zeros, too.\n"
         f"AUC {results['dense features only']:.3f} without embeddings, "
         f"{results['with key-value embeddings']:.3f} with them.\n",
         soft_wrap=True,
@@ -362,11 +423,11 @@ def main() -> int:
     if not wrong:
         protocols = "HTTP and gRPC" if address.grpc else "HTTP"
         console.print(
-            f"{protocols} answers (1,000 keys a table) and the exported SavedModel (all keys, in a process\n"
-            "without tfplugin) equal the trained vectors bit for bit.\n",
+            f"The click probabilities of {ASKED:,} impressions are the same bit for bit, whoever is asked; so are\n"
+            f"the vectors of 1,000 keys a table, over {protocols}, and those that were trained.\n",
             soft_wrap=True,
         )
-    console.print(f"checkpoint  {checkpoint}.*\nSavedModel  {exported}/", soft_wrap=True)
+    console.print(f"checkpoint   {checkpoint}.*\nwhole model  {exported}/\ntables       {snapshot}", soft_wrap=True)
     console.print(f"done in {time.monotonic() - started:.0f} s")
     return 1 if wrong else 0
 
@@ -374,7 +435,7 @@ def main() -> int:
 def parse_options() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=1.0, help="how long to train (default: 1)")
+    parser.add_argument("--minutes", type=float, default=0.75, help="how long to train (default: 0.75)")
     parser.add_argument("--steps", type=int, help=f"train this many steps of {BATCH} examples instead")
     parser.add_argument("--output", type=Path, default=Path("demo-output"), help="folder (default: demo-output)")
     parser.add_argument("--seed", type=int, default=0, help="of the click log and the initial values")

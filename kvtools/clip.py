@@ -27,6 +27,7 @@ from kvtools.errors import BadInputError, UsageError
 from kvtools.key_join import repeated_rows, row_numbers
 from kvtools.key_list import KeyList
 from kvtools.migrate import Account, write_tables
+from kvtools.read_ahead import read_ahead
 from kvtools.row_mask import RowMask
 from kvtools.row_norms import any_in_row, as_floats, row_norms, rows_not_finite
 from kvtools.table_view import MaskedTable, changed_tables
@@ -251,7 +252,8 @@ def choose_rows(
         nonlocal done
         failed: dict[str, int] = {}
         non_finite = undated = at = 0
-        for chunk in table.chunks(columns, part=part, rows=_chunk_rows(table, columns)):
+        chunks = table.chunks(columns, part=part, rows=_chunk_rows(table, columns))
+        for chunk in chunks if schema.parts > 1 else read_ahead(chunks):
             row = starts[part] + at
             there = np.ones(len(chunk), np.bool_)
             first, last = np.searchsorted(hidden, [row, row + len(chunk)])

@@ -26,7 +26,7 @@ import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -47,11 +47,15 @@ from kvtools.fit import fit
 from kvtools.lookup_model.model import lookup_model
 from kvtools.lookup_model.signatures import DEFAULT_SIGNATURE
 from kvtools.partition import owners
+from kvtools.read_ahead import read_ahead
 from kvtools.replace_output import check_replaceable, replace_folder
 from kvtools.row_norms import non_finite_rows
 from kvtools.stock_model.initial_rows import InitialRows
 from kvtools.stock_model.table import StockTable
 from kvtools.table_view import MaskedTable
+
+if TYPE_CHECKING:
+    from kvtools.export_warmup import Warmup  # which a server that serves tables has no use for
 
 _MODEL_FILE = "saved_model.pb"
 _NOT_IN_SIGNATURES = re.compile(r"[^A-Za-z0-9_]")
@@ -96,6 +100,7 @@ def export_saved_model(
     force: bool = False,
     memory: int = DEFAULT_MEMORY,
     progress: Progress | None = None,
+    warmup: Warmup | None = None,
 ) -> list[TableExport]:
     """Write tables of `checkpoint` as a SavedModel folder `output`.
 
@@ -110,6 +115,7 @@ def export_saved_model(
         force: replace a SavedModel that is there.
         memory: how many bytes the search for keys that are there twice may hold; more spills to disk.
         progress: called after each chunk.
+        warmup: the requests that servers warm the model up by.
 
     Raises:
         UnknownTableError: the checkpoint has no such table.
@@ -162,6 +168,8 @@ def export_saved_model(
             for signature, table in lookups
         ]
         write_manifest(folder, checkpoint, policy or Policy(), list(zip(exports, described, strict=True)))
+        if warmup is not None:
+            warmup.add(folder)
     return exports
 
 
@@ -258,7 +266,7 @@ def write_table(
     part_rows = np.zeros(parts, np.int64)
     done = non_finite = 0
     writer.begin(tensors[1], reader.value_dtype, (schema.dim,))
-    for chunk in kept.chunks(KEYS_AND_VALUES):
+    for chunk in read_ahead(kept.chunks(KEYS_AND_VALUES)):
         keys, values = chunk.keys, chunk.values
         assert values is not None
         non_finite += non_finite_rows(values)

@@ -1,4 +1,5 @@
-"""Write a trained SavedModel with the operations of key-value tables as one of stock TensorFlow operations.
+"""Write a trained SavedModel, or a checkpoint and its graph, with the operations of key-value tables as a SavedModel of
+stock TensorFlow operations.
 
 The graph is rewritten (`kvtools.stock_model`), the rows of its tables are streamed from the model's variables into
 those of the new one, and all else, dense variables, assets and signatures, goes along as it is. TensorFlow is not
@@ -31,13 +32,21 @@ from kvtools.dialects.savedmodel import is_whole_model
 from kvtools.dialects.tfplugin import KEY_DTYPES, VALUE_DTYPES
 from kvtools.errors import BadInputError, CheckFailedError, CorruptFileError, KvtoolsError
 from kvtools.export import TableExport, check_room, choose_for_saved_model, index_name, write_manifest, write_table
+from kvtools.export_warmup import Warmup
+from kvtools.meta_file import TrainedGraph
 from kvtools.replace_output import check_replaceable, replace_folder
 from kvtools.stock_model.fields import join, messages, split, without
 from kvtools.stock_model.handles import Restored
 from kvtools.stock_model.initial_rows import InitialRows, initial_rows
-from kvtools.stock_model.meta_graph import MetaGraph, Tables, restored_when_served, rewrite_meta_graph
+from kvtools.stock_model.meta_graph import (
+    MetaGraph,
+    Tables,
+    restored_when_served,
+    rewrite_meta_graph,
+    served_nodes,
+)
 from kvtools.stock_model.objects import object_prefixes
-from kvtools.stock_model.op_table import GIVES_DEFAULTS, HANDLES, OPERATIONS, RESTORES
+from kvtools.stock_model.op_table import ANSWERS_BEGIN, GIVES_DEFAULTS, HANDLES, OPERATIONS, REFUSED, RESTORES
 from kvtools.stock_model.rewrite import UnsupportedOperation
 from kvtools.stock_model.stock_ops import foreign_nodes, is_stock
 from kvtools.stock_model.table import StockTable
@@ -103,11 +112,13 @@ def export_model(
     memory: int = DEFAULT_MEMORY,
     progress: Progress | None = None,
     check: int = 0,
+    warmup: Warmup | None = None,
+    graph: TrainedGraph | None = None,
 ) -> ModelExport:
     """Write the SavedModel that `checkpoint` was opened from as a folder `output` of stock operations.
 
     Args:
-        checkpoint: a SavedModel, opened.
+        checkpoint: a SavedModel, opened; any checkpoint with a `graph`.
         output: the folder to write; it appears when it is whole, and what stood there stays if anything fails.
         policy: which rows to leave out: their keys are answered like those that were never there.
         keep_zeros: keep rows of zeros alone; they are left out otherwise, where the model cannot tell.
@@ -115,6 +126,8 @@ def export_model(
         memory: how many bytes the choice of rows may hold; more spills to disk.
         progress: called after each chunk.
         check: how many random requests to compare of each signature, before `output` appears.
+        warmup: the requests that servers warm the model up by; where there is a check, those that it answers.
+        graph: of a checkpoint of TensorFlow 1, what to serve; see `kvtools.meta_file`.
 
     Raises:
         MissingDependencyError: there is a check to be made, and no TensorFlow.
@@ -132,13 +145,16 @@ def export_model(
     check_replaceable(output, mark=_MODEL_FILE, force=force)
     if check:
         check_available()
-    model = _Model(checkpoint)
+    model = _Model(checkpoint, graph)
     tables = {prefix: model.table(prefix, number) for number, prefix in enumerate(model.readers)}
     model.rewritten(tables)  # what cannot be rewritten is told before hours of writing
     choices = model.choose(policy, keep_zeros=keep_zeros, memory=memory, progress=progress)
     check_room(choices, output)
     with replace_folder(output, mark=_MODEL_FILE, force=force) as folder:
-        _copy_rest(model.folder, folder)
+        if graph is None:
+            _copy_rest(model.folder, folder)
+        else:
+            _copy_assets(graph.files, folder)
         (folder / "variables").mkdir()
         exports: list[TableExport] = []
         with BundleWriter(folder / "variables" / "variables") as writer:
@@ -156,7 +172,7 @@ def export_model(
                 tables[prefix] = dataclasses.replace(table, part_rows=part_rows)
                 # What a server has no use for is not worth a line.
                 exports.append(dataclasses.replace(export, left_out=()))
-            for variable in checkpoint.variables:
+            for variable in model.variables:
                 write_variable(writer, variable, checkpoint.read_variable(variable.name))
             encoded, tracked, left_out = model.rewritten(tables)
             if tracked:
@@ -168,13 +184,15 @@ def export_model(
         ]
         told = list(zip(exports, described, strict=True))
         write_manifest(folder, checkpoint, policy or Policy(), told, whole_model=True)
-        checks = check_model(checkpoint, open_checkpoint(folder), check) if check else []
+        checks = check_model(checkpoint, open_checkpoint(folder), check, graph=graph) if check else []
         wrong = [f"{one.signature}: {what}" for one in checks for what in one.different]
         if wrong and not any(export.cut for export in exports):
             raise CheckFailedError(
                 f"exporting '{model.folder}': the export answers otherwise than the model, so '{output}' was not"
                 f" written: {'; '.join(wrong)}"
             )
+        if warmup is not None:
+            warmup.add(folder, ask=bool(check))
     return ModelExport(exports, left_out, model.warnings(exports), checks)
 
 
@@ -185,9 +203,10 @@ def choose_for_model(
     keep_zeros: bool = False,
     memory: int = DEFAULT_MEMORY,
     progress: Progress | None = None,
+    graph: TrainedGraph | None = None,
 ) -> list[Choice]:
     """Decide which rows `export_model` would keep, and write nothing; arguments and errors are its own."""
-    model = _Model(checkpoint)
+    model = _Model(checkpoint, graph)
     model.rewritten({prefix: model.table(prefix, number) for number, prefix in enumerate(model.readers)})
     return model.choose(policy, keep_zeros=keep_zeros, memory=memory, progress=progress)
 
@@ -209,20 +228,22 @@ def _malformed(file: Path, error: Exception) -> CorruptFileError:
 
 
 class _Model:
-    """A SavedModel to be rewritten.
+    """A SavedModel to be rewritten, or a checkpoint with the graph that it was trained by.
 
     Attributes:
         folder: where it is.
+        variables: the dense variables that it restores.
         readers: its tables, by what their tensors begin with.
         parts: how many parts the graph has of each.
         initial: how the keys of each begin, and rows for that.
     """
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self.folder, self._checkpoint = Path(checkpoint.path), checkpoint
-        self._file = self.folder / _MODEL_FILE
+    def __init__(self, checkpoint: Checkpoint, graph: TrainedGraph | None) -> None:
+        self.folder, self._checkpoint, self._graph = Path(checkpoint.path), checkpoint, graph
+        self._file = self.folder / _MODEL_FILE if graph is None else graph.file
+        self.variables = [one for one in checkpoint.variables if graph is None or one.name in graph.tensors]
         try:
-            self._fields = split(self._file.read_bytes())
+            self._fields = split(self._file.read_bytes() if graph is None else graph.saved_model)
             self._graphs = messages(self._fields, 2)
             decoded = [MetaGraph.decode(data) for data in self._graphs]
         except OSError as error:
@@ -240,7 +261,9 @@ class _Model:
         self.readers: dict[str, TableReader] = {}
         self.parts: dict[str, int] = {}
         self.initial: dict[str, tuple[InitialRows, Array]] = {}
-        begins = any(_asks_for_initial(meta) for meta in decoded)
+        begins = any(_asks_for_initial(meta) for meta in decoded) or any(
+            one.initializer and _answers_begin(meta) for one in restored for meta in decoded
+        )
         self._not_zeros: set[int] = set()
         self._tells_zeros = begins or any(_asks_what_is_there(meta) for meta in decoded)
         for one in restored:
@@ -252,10 +275,13 @@ class _Model:
             self._same.update(dict.fromkeys(prefixes, first))
             if first in self.readers:
                 continue
+            _check_servable(reader, self.folder)
             self.readers[first] = reader
             self.parts[first] = one.parts
             nothing = InitialRows(), np.zeros((1, reader.dim), reader.value_dtype)
             self.initial[first] = initial_rows(reader, _fields_of(one.initializer)) if begins else nothing
+        if graph is not None:
+            return  # what is served of a graph may need no table
         if not checkpoint.tables:
             raise BadInputError(f"exporting '{self.folder}': it has no key-value table; see `kvtools inspect`")
         if not self.readers:
@@ -265,7 +291,9 @@ class _Model:
             )
 
     def _object_graph(self) -> bytes:
-        if not any(variable.name == OBJECT_GRAPH for variable in self._checkpoint.bookkeeping):
+        if self._graph is not None or not any(
+            variable.name == OBJECT_GRAPH for variable in self._checkpoint.bookkeeping
+        ):
             return b""
         chunk = next(self._checkpoint.read_variable(OBJECT_GRAPH))
         return bytes(chunk.reshape(-1)[0])
@@ -274,6 +302,8 @@ class _Model:
         self, policy: Policy | None, *, keep_zeros: bool, memory: int, progress: Progress | None
     ) -> list[Choice]:
         """Decide which rows of each table are kept."""
+        if not self.readers:
+            return []
         return choose_for_saved_model(
             self._checkpoint,
             tables=[reader.schema.name for reader in self.readers.values()],
@@ -323,7 +353,11 @@ class _Model:
         reasons = [
             f"table '{name}': nothing that is served uses it" for name in self._checkpoint.tables if name not in used
         ]
-        kept = frozenset([OBJECT_GRAPH, *(variable.name for variable in self._checkpoint.variables)])
+        unused = [one for one in self._checkpoint.variables if one not in self.variables]
+        if unused:
+            size = sum(one.bytes for one in unused)
+            reasons.append(f"{len(unused)} dense variables, {size} bytes: nothing that is served uses them")
+        kept = frozenset([OBJECT_GRAPH, *(variable.name for variable in self.variables)])
         by_prefix = Tables({prefix: tables[first] for prefix, first in self._same.items()}, kept)
         for data in self._graphs:
             try:
@@ -342,7 +376,7 @@ class _Model:
         return encoded, tracked, reasons
 
     def _refused(self, error: UnsupportedOperation) -> KvtoolsError:
-        done = ", ".join(sorted({*OPERATIONS, *_ALSO_DONE}))
+        done = ", ".join(sorted({*OPERATIONS, *_ALSO_DONE}.difference(REFUSED)))
         return BadInputError(f"exporting '{self.folder}': {_told(error)}; those that can be rewritten are {done}")
 
 
@@ -371,12 +405,39 @@ def _fields_of(initializer: str) -> Mapping[str, object]:
 
 
 def _asks_for_initial(meta: MetaGraph) -> bool:
-    return any(node.op in OPERATIONS and node.attrs.text("mode") == "initial" for _, node in meta.graph.all_nodes())
+    return any(node.op in OPERATIONS and node.attrs.text("mode") == "initial" for node in served_nodes(meta))
+
+
+def _answers_begin(meta: MetaGraph) -> bool:
+    return any(node.op in ANSWERS_BEGIN for _, node in meta.graph.all_nodes())
+
+
+def _check_servable(reader: TableReader, folder: Path) -> None:
+    """Raise `BadInputError` where a table is not what a model would look up."""
+    schema = reader.schema
+    if schema.metadata.get("increment"):
+        raise BadInputError(
+            f"exporting '{folder}': table '{schema.name}' is an increment, of keys that changed; `kvtools merge` it"
+            " with its full checkpoint first"
+        )
+    if any(extra.name == "blacklist" for extra in schema.extras):
+        banned = np.intersect1d(reader.extra("blacklist"), reader.all_keys())
+        if len(banned):
+            raise BadInputError(
+                f"exporting '{folder}': {len(banned)} keys of table '{schema.name}', such as {banned[0]}, are in its"
+                " blacklist, which TFPlus answers with zeros, and have rows; `kvtools clip --drop-keys` them first"
+            )
 
 
 def _asks_what_is_there(meta: MetaGraph) -> bool:
     """Whether a row of zeros is not the same as none."""
-    return any(node.op in _TELL_ZEROS for _, node in meta.graph.all_nodes())
+    return any(node.op in _TELL_ZEROS for node in served_nodes(meta))
+
+
+def _copy_assets(files: Mapping[str, Path], folder: Path) -> None:
+    for name, file in files.items():
+        (folder / "assets").mkdir(exist_ok=True)
+        shutil.copyfile(file, folder / "assets" / name)
 
 
 def _copy_rest(source: Path, folder: Path) -> None:

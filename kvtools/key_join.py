@@ -8,15 +8,16 @@ the other. Where everything fits in memory there is one bucket; otherwise the bu
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
+T = TypeVar("T")
 
 _BYTES_PER_ROW = 64
 """What a row takes while its bucket is sorted and matched: key, row number, order and their sorted copies."""
@@ -44,15 +45,7 @@ def sorted_buckets(
     >>> [(b.keys.tolist(), b.rows.tolist()) for b, in sorted_buckets([[np.array([7, 3]), np.array([7])]], 3, memory=99)]
     [([3, 7, 7], [1, 0, 2])]
     """
-    buckets = max(1, -(-total_rows * _BYTES_PER_ROW // max(memory, 1)))
-    if buckets == 1 or total_rows < 1000:
-        yield tuple(_sorted(*_concatenated(side)) for side in sides)
-        return
-    buckets = min(buckets + 1, 4096)
-    with tempfile.TemporaryDirectory(prefix="kvtools-keys-") as folder:
-        spilled = [_spill(side, Path(folder) / str(number), buckets) for number, side in enumerate(sides)]
-        for bucket in range(buckets):
-            yield tuple(_sorted(*_load(files, dtype, bucket)) for files, dtype in spilled)
+    return _each_bucket(sides, total_rows, _sorted, memory=memory)
 
 
 def match_rows(wanted: Iterable[Array], have: Iterable[Array], rows: tuple[int, int], *, memory: int) -> Array:
@@ -79,11 +72,8 @@ def repeated_rows(keys: Iterable[Array], rows: int, *, memory: int) -> Array:
     >>> repeated_rows([np.array([5, 7, 5]), np.array([5])], 4, memory=1 << 20).tolist()
     [0, 2]
     """
-    found = [np.empty(0, np.int64)]
-    for (bucket,) in sorted_buckets([keys], rows, memory=memory):
-        same = bucket.keys[1:] == bucket.keys[:-1]
-        found.append(bucket.rows[:-1][same])
-    return np.sort(np.concatenate(found))
+    found = [of for (of,) in _each_bucket([keys], rows, _repeated, memory=memory)]
+    return np.sort(np.concatenate([np.empty(0, np.int64), *found]))
 
 
 def count_repeated(keys: Iterable[Array], rows: int, *, memory: int) -> int:
@@ -114,17 +104,46 @@ def row_numbers(rows: int, *, memory: int) -> Array:
         return np.memmap(file.name, np.int64, "w+", shape=(rows,))
 
 
-def _sorted(keys: Array, rows: npt.NDArray[np.int64]) -> SortedKeys:
-    if len(keys) > 1 and not (keys[1:] >= keys[:-1]).all():
-        order = np.argsort(keys, kind="stable")
-        keys, rows = keys[order], rows[order]
-    return SortedKeys(keys, rows)
+def _each_bucket(
+    sides: Sequence[Iterable[Array]], total_rows: int, work: Callable[[Array, Array | None], T], *, memory: int
+) -> Iterator[tuple[T, ...]]:
+    """Yield, bucket by bucket, what `work` makes of the keys of each side and their row numbers.
+
+    Row numbers that count from 0 are None.
+    """
+    buckets = max(1, -(-total_rows * _BYTES_PER_ROW // max(memory, 1)))
+    if buckets == 1 or total_rows < 1000:
+        yield tuple(work(_concatenated(side), None) for side in sides)
+        return
+    buckets = min(buckets + 1, 4096)
+    with tempfile.TemporaryDirectory(prefix="kvtools-keys-") as folder:
+        spilled = [_spill(side, Path(folder) / str(number), buckets) for number, side in enumerate(sides)]
+        for bucket in range(buckets):
+            yield tuple(work(*_load(files, dtype, bucket)) for files, dtype in spilled)
 
 
-def _concatenated(side: Iterable[Array]) -> tuple[Array, npt.NDArray[np.int64]]:
+def _sorted(keys: Array, rows: Array | None) -> SortedKeys:
+    if len(keys) < 2 or bool((keys[1:] >= keys[:-1]).all()):
+        return SortedKeys(keys, np.arange(len(keys), dtype=np.int64) if rows is None else rows)
+    order = np.argsort(keys, kind="stable")
+    return SortedKeys(keys[order], order if rows is None else rows[order])
+
+
+def _repeated(keys: Array, rows: Array | None) -> Array:
+    """The numbers of the rows whose key stands again in a later row. Most often there are none, and that sorting the
+    keys alone tells four times as fast."""
+    ordered = np.sort(keys)
+    if not (ordered[1:] == ordered[:-1]).any():
+        return np.empty(0, np.int64)
+    del ordered
+    bucket = _sorted(keys, rows)
+    earlier: Array = bucket.rows[:-1][bucket.keys[1:] == bucket.keys[:-1]]
+    return earlier
+
+
+def _concatenated(side: Iterable[Array]) -> Array:
     arrays = list(side)
-    keys = np.concatenate(arrays) if arrays else np.empty(0, np.int64)
-    return keys, np.arange(len(keys), dtype=np.int64)
+    return np.concatenate(arrays) if arrays else np.empty(0, np.int64)
 
 
 def _spill(side: Iterable[Array], folder: Path, buckets: int) -> tuple[list[Path], np.dtype[Any]]:

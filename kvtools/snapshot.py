@@ -157,6 +157,11 @@ class Snapshot:
         """Whether `populate` came to its end."""
         return self.native.warm
 
+    @property
+    def resident(self) -> bool:
+        """Whether `populate` came to its end and read all rows, too: there was memory for them."""
+        return self.native.resident
+
     def table(self, name: str) -> SnapshotTable:
         """Return a table; raises `UnknownTableError`."""
         if name not in self.tables:

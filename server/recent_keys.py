@@ -32,4 +32,5 @@ class RecentKeys(_snapshot.RecentKeys):
 
     def keys(self) -> npt.NDArray[np.int64]:
         """Return the distinct keys that are remembered, ascending."""
-        return np.unique(self.noted())
+        noted = np.sort(self.noted())  # np.unique imports numpy.ma: 20 ms in which nobody is answered
+        return noted[np.append(True, noted[1:] != noted[:-1])] if len(noted) else noted

@@ -240,6 +240,11 @@ class RedisStore:
         except KeyError:
             raise UnknownTableError(f"there is no table '{name}'; GET /v1/tables lists the tables") from None
 
+    @property
+    def resident(self) -> bool:
+        """Whether all that is in front is in memory."""
+        return self.front is None or self.front.resident
+
     def populate(self, stop: Any = None) -> None:
         """Read what is in front into memory."""
         if self.front is not None:

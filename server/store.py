@@ -180,6 +180,11 @@ class TableStore:
         """Whether `populate` has come to its end."""
         return self.snapshot.warm
 
+    @property
+    def resident(self) -> bool:
+        """Whether `populate` has brought all rows into memory."""
+        return self.snapshot.resident
+
     def populate(self, stop: threading.Event | None = None) -> None:
         """Read the snapshot into memory, directories and keys first, until `stop` is set; takes its time.
 

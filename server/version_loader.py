@@ -34,7 +34,7 @@ log = logging.getLogger("kvtools.serve")
 # How long a version may be verified before it is served, where requests wait for it: about a gigabyte in memory, in s.
 _AT_ONCE = 0.1
 _TOLD_EVERY = 5.0  # s
-_TOUCHED_AT_ONCE = 4096
+_TOUCHED_AT_ONCE = 256  # keys: the loader has the priority of those who answer, and shall not keep them waiting
 
 GoOn = Callable[[], bool]
 
@@ -84,7 +84,7 @@ class VersionLoader:
 
     def _open(self, model: str, found: FoundVersion, recent: dict[str, RecentKeys]) -> ServedVersion:
         progress = _Progress(f"model '{model}': version {found.number}")
-        store = _open(found.path, self._options, self._settings, progress)
+        store = _open(found.path, self._options, self._settings, progress, self._stop)
         if self._settings.missing == "default":
             _check_default_rows(store, found.path)
         for name, table in store.tables.items():
@@ -97,8 +97,9 @@ class VersionLoader:
         """Verify a version and bring it into memory, before it is served."""
         self._verify(version.store, self._goes_on)
         version.store.populate(self._stop)
-        for name, keys in version.recent.items():
-            _touch(version.store, name, keys)
+        if not version.store.resident:
+            for name, keys in version.recent.items():
+                _touch(version.store, name, keys)
 
     def _prepare_at_once(self, version: ServedVersion) -> None:
         """Make a version fit to be served in a moment: what is not verified by then is verified on use."""
@@ -155,7 +156,9 @@ class _Progress:
             log.info("%s: making its snapshot: table '%s', %s of %s rows", self._what, table, f"{rows:,}", f"{total:,}")
 
 
-def _open(path: str, options: OpenOptions | None, settings: Settings, progress: Progress) -> TableStore:
+def _open(
+    path: str, options: OpenOptions | None, settings: Settings, progress: Progress, stop: threading.Event
+) -> TableStore:
     cache = settings.cache
     if settings.backend is not None:
         from kvtools.server.redis_backend import RedisStore  # redis-py is optional
@@ -169,7 +172,7 @@ def _open(path: str, options: OpenOptions | None, settings: Settings, progress: 
         return TableStore(path, options=options, cache=cache, progress=progress)
     from kvtools.server.saved_models import open_store  # takes long to import, and may be a whole model
 
-    store: TableStore = open_store(path, options=options, cache=cache, progress=progress)
+    store: TableStore = open_store(path, options=options, cache=cache, progress=progress, stop=stop)
     return store
 
 

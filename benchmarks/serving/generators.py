@@ -36,13 +36,13 @@ class Load:
     requests: int
 
 
-def compile_load(folder: Path) -> Path:
-    """Compile load.cc; returns the program."""
+def compile_program(folder: Path, name: str) -> Path:
+    """Compile `load` or `ideal`; returns the program."""
     compiler = shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         raise GeneratorError("no C++ compiler: install g++")
-    program = folder / "load"
-    subprocess.run([compiler, "-std=c++17", "-O2", "-o", str(program), str(HERE / "load.cc")], check=True)
+    program = folder / name
+    subprocess.run([compiler, "-std=c++17", "-O2", "-o", str(program), str(HERE / f"{name}.cc")], check=True)
     return program
 
 

@@ -90,6 +90,18 @@ def kvtools_server(snapshot: Path, cpu: int) -> Iterator[Server]:
             process.terminate()
 
 
+@contextlib.contextmanager
+def ideal_server(program: Path, request: int, answer: int, seconds: float, cpu: int) -> Iterator[Server]:
+    """ideal.cc: requests of so many bytes are answered with so many, after so many seconds of work."""
+    command = [str(program), str(request), str(answer), f"{seconds * 1e6:.3f}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=pinned(cpu)) as process:
+        assert process.stdout is not None
+        try:
+            yield Server(process.pid, Ports(http=int(process.stdout.readline())))
+        finally:
+            process.terminate()
+
+
 def wait_for(port: int, path: str, interval: float = 0.05) -> None:
     """Until a check is answered with 200."""
     last = time.monotonic() + _PATIENCE

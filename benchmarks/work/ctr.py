@@ -35,7 +35,8 @@ def write_log(folder: Path, batch: int, batches: int, held_out: int) -> None:
             np.save(folder / "best_auc.npy", auc(log.clicks, log.probability))
 
 
-def _read_log(folder: Path, name: str) -> Iterator[list[np.ndarray]]:
+def read_log(folder: Path, name: str) -> Iterator[list[np.ndarray]]:
+    """The batches of a log: ids, dense features and clicks of each."""
     columns = [np.load(folder / f"{name}_{column}.npy", mmap_mode="r") for column in ("ids", "dense", "clicks")]
     for batch in zip(*columns, strict=True):
         yield [np.array(column) for column in batch]
@@ -69,11 +70,11 @@ def prepare(library: Any, case: dict[str, Any]) -> Iterator[Prepared]:
         step = session.make_callable(train, [ids, dense, clicks])
         score = session.make_callable(scores, [ids, dense])
         # Read before time is taken: what is measured is training, not the disk.
-        batches = iter(list(_read_log(folder, "train")))
+        batches = iter(list(read_log(folder, "train")))
         step(*next(batches))
 
         def evaluate() -> dict[str, Any]:
-            held_out = list(_read_log(folder, "held_out"))
+            held_out = list(read_log(folder, "held_out"))
             truth = np.concatenate([batch[2] for batch in held_out])
             logit = np.concatenate([score(*batch[:2]) for batch in held_out]).astype(np.float64)
             loss = np.mean(np.logaddexp(0, logit) - truth * logit)

@@ -274,6 +274,7 @@ void BindSnapshots(nb::module_& m) {
                      return tables;
                    })
       .def_prop_ro("warm", &Snapshot::warm)
+      .def_prop_ro("resident", &Snapshot::resident)
       .def("populate", &Populate, "threads"_a = 4, "go_on"_a = nb::none(), "background"_a = false)
       .def("verify", &Verify, "threads"_a = 0, "go_on"_a = nb::none(), "background"_a = false)
       .def_prop_ro("verifies_on_use", &Snapshot::verifies_on_use)

@@ -13,11 +13,13 @@ index.py        the index from keys to rows, of whatever kind
 hash_index.py   that of a `StaticHashTable`
 rows.py         the reading of rows
 initial_rows.py what a key that is not there begins with
-plain_ops.py, pooled_ops.py, exchange_ops.py, tfra_ops.py   what each operation becomes
+plain_ops.py, pooled_ops.py, exchange_ops.py   what each operation of ours becomes
+tfra_ops.py, tfplus_ops.py, deeprec_ops.py     and each of another engine
 op_table.py     all of them by name
 handles.py      which table a handle is
 rewrite.py      graphs and functions, changed
 prune.py        what signatures need of a graph
+training_graph.py  the graph of a TensorFlow 1 training session, made one to be served
 objects.py      the objects of `tf.saved_model.load`, and of its checkpoint
 stock_ops.py    the operations that stock TensorFlow has
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
@@ -34,6 +35,11 @@ class Attributes:
     def boolean(self, name: str, default: bool = False) -> bool:
         """Return true or false."""
         return bool(number_in(split(self._encoded[name]), _BOOL)) if name in self._encoded else default
+
+    def real(self, name: str, default: float = 0.0) -> float:
+        """Return a number of 32 bits."""
+        encoded = last(split(self._encoded.get(name, b"")), _FLOAT)
+        return float(struct.unpack("<f", encoded)[0]) if encoded else default
 
     def text(self, name: str, default: str = "") -> str:
         """Return a string."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvtools.stock_model.attributes import functions_in
-from kvtools.stock_model.fields import last, split, texts
+from kvtools.stock_model.fields import last, split, text, texts
 from kvtools.stock_model.graph_def import Function, Graph, Node, node_of
-from kvtools.stock_model.op_table import HANDLES, RESTORES
+from kvtools.stock_model.op_table import BEGUN_IN_DEEPREC, DEEPREC, HANDLES, NAMED_IN_DEEPREC, RESTORES, TFPLUS
+
+_PART = re.compile(r"/part_[0-9]+$")
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,47 @@ def restored_tables(graph: Graph) -> dict[str, list[Restored]]:
     seen: set[tuple[str, tuple[tuple[int, str], ...]]] = set()
     handles = {node.name: node.name for node in graph.nodes if node.op in HANDLES}
     _look(graph.nodes, handles, graph.library, found, seen)
+    _look_in_peers(graph.nodes, found)
     return found
+
+
+def _look_in_peers(nodes: Sequence[Node], found: dict[str, list[Restored]]) -> None:
+    """What tables of TFPlus and DeepRec are restored from, where no operation says it: what has their name; and how
+    DeepRec answers missing keys."""
+    by_name = {node.name: node for node in nodes}
+    begun: dict[str, float] = {}
+    for node in nodes:
+        at = BEGUN_IN_DEEPREC.get(node.op)
+        if at is not None:
+            begun[_source(node.data_inputs()[at], by_name)] = node.attrs.real("default_value_no_permission")
+    for node in nodes:
+        if node.op not in (*TFPLUS, DEEPREC):
+            continue
+        own = found.get(node.name) or [Restored(_whole(node.attrs.text("shared_name") or node.name), -1, 1, "")]
+        value = begun.get(node.name, 0.0)
+        initializer = json.dumps({"kind": "constant", "a": value}) if value else ""
+        found[node.name] = [dataclasses.replace(one, initializer=initializer) for one in own]
+
+
+def _source(source: str, nodes: Mapping[str, Node]) -> str:
+    """The name of the node that a handle comes from."""
+    node = nodes[node_of(source)]
+    while node.op == "Identity":
+        node = nodes[node_of(node.data_inputs()[0])]
+    return node.name
+
+
+def _whole(variable: str) -> str:
+    """The name of a table, given the variable that is a part of it, or the whole."""
+    return _PART.sub("", variable.removesuffix(":0"))
+
+
+def _named(tensor: str, nodes: Mapping[str, Node]) -> str:
+    """The text that a tensor is, which is a constant."""
+    node = nodes.get(node_of(tensor))
+    if node is None or node.op != "Const":
+        return ""
+    return text(last(split(last(split(node.attributes["value"]), 8)), 8))
 
 
 def _restored(node: Node, nodes: Mapping[str, Node]) -> Restored | None:
@@ -58,6 +103,9 @@ def _restored(node: Node, nodes: Mapping[str, Node]) -> Restored | None:
     if "tensor_prefix" in node.attributes:
         part, parts = attrs.number("part"), attrs.number("parts")
         return Restored(attrs.text("tensor_prefix"), part, parts, attrs.text("initializer"))
+    if node.op in NAMED_IN_DEEPREC:
+        name = _named(node.data_inputs()[NAMED_IN_DEEPREC[node.op]], nodes)
+        return Restored(_whole(name), -1, 1, "") if name else None
     source = node.data_inputs()[1]
     read = nodes.get(node_of(source))
     while read is not None and read.op == "Identity":
@@ -66,8 +114,8 @@ def _restored(node: Node, nodes: Mapping[str, Node]) -> Restored | None:
     if read is None or read.op != "RestoreV2":
         return None
     names, number = names_read(read, nodes), source.rpartition(":")[2]
-    keys = names[int(number) if number.isdecimal() else 0]
-    return Restored(keys.removesuffix("-keys"), -1, 1, "")
+    keys = names[int(number) if number.isdecimal() else 0].removesuffix("-keys")
+    return Restored(_whole(keys) if node.op.startswith("KvVariable") else keys, -1, 1, "")
 
 
 def names_read(node: Node, nodes: Mapping[str, Node]) -> list[str]:
@@ -102,11 +150,12 @@ def _look(
         bound = {at: by_name[node_of(source)] for at, source in enumerate(inputs) if node_of(source) in by_name}
         if not bound:
             continue
-        if node.op in RESTORES and 0 in bound:
+        restored = 1 if node.op in NAMED_IN_DEEPREC else 0
+        if node.op in RESTORES and restored in bound:
             one = _restored(node, {each.name: each for each in nodes})
             if one is None:
                 continue
-            listed = found.setdefault(bound[0], [])
+            listed = found.setdefault(bound[restored], [])
             if one not in listed:
                 listed.append(one)
         called = [name for value in node.attributes.values() for name in functions_in(value)]

@@ -32,7 +32,7 @@ from kvtools.stock_model.function_body import constant_attributes
 from kvtools.stock_model.graph_def import Graph, Node, functions_called, functions_needed, node_of
 from kvtools.stock_model.handles import Restored, restored_tables
 from kvtools.stock_model.hash_index import index_functions
-from kvtools.stock_model.objects import Objects, object_prefixes, rewrite_objects
+from kvtools.stock_model.objects import Objects, constants, object_prefixes, rewrite_objects
 from kvtools.stock_model.op_table import HANDLES
 from kvtools.stock_model.plain_ops import strings
 from kvtools.stock_model.prune import needed
@@ -164,6 +164,7 @@ def rewrite_meta_graph(data: bytes, tables: Tables, tracked: bytes, is_stock: Ca
     kept = serving | lenient
     tables_own = {node.name for node in graph.nodes if node.op in HANDLES}
     kept |= needed(graph.nodes, _variable_roots(meta.collections, kept - tables_own))
+    kept |= needed(graph.nodes, constants(meta.objects))
     for node in graph.nodes:
         if node.op in HANDLES and node.name in serving and node.name not in handles:
             raise UnsupportedOperation(node, "", "the model's variables have no table that it is restored from")
@@ -204,6 +205,17 @@ def restored_when_served(meta: MetaGraph) -> list[Restored]:
     restored = restored_tables(meta.graph)
     serving = needed(meta.graph.nodes, _serving_roots(meta))
     return [one for node, of in restored.items() if meta.objects or node in serving for one in of]
+
+
+def served_nodes(meta: MetaGraph) -> list[Node]:
+    """Return the nodes that a graph needs, of functions, too: of a model with objects all, else what is served."""
+    if meta.objects:
+        return [node for _, node in meta.graph.all_nodes()]
+    serving = needed(meta.graph.nodes, _serving_roots(meta))
+    nodes = [node for node in meta.graph.nodes if node.name in serving]
+    library = meta.graph.library
+    called = functions_needed(library, functions_called(nodes, library))
+    return [*nodes, *(node for name in called for node in library[name].nodes)]
 
 
 def _left(nodes: list[Node], kept: Iterable[str]) -> tuple[list[Node], set[str]]:

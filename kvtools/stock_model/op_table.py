@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvtools.stock_model import exchange_ops, plain_ops, pooled_ops, tfra_ops
+from kvtools.stock_model import deeprec_ops, exchange_ops, plain_ops, pooled_ops, tfplus_ops, tfra_ops
 from kvtools.stock_model.attributes import Attributes
 from kvtools.stock_model.function_body import FunctionBody
 from kvtools.stock_model.plain_ops import Call
@@ -35,12 +35,31 @@ def _of_tables(*names: str) -> Outputs:
 TFRA = ("TFRA>CuckooHashTable", "TFRA>HkvHashTable")
 """What the names of TFRA's operations begin with, by the kind of table."""
 
-HANDLES = frozenset({"KvTableHandle", *(f"{kind}OfTensors" for kind in TFRA)})
+TFPLUS = ("KvVariable", "KvVariableV2", "KvVariableV3", "KvVariableV4")
+DEEPREC = "KvVarHandleOp"
+"""What makes tables of TFPlus and DeepRec: these are restored by name, each part by one of its own."""
+
+HANDLES = frozenset({"KvTableHandle", *(f"{kind}OfTensors" for kind in TFRA), *TFPLUS, DEEPREC})
 """Operations that make tables."""
 GIVES_DEFAULTS = frozenset(f"{kind}{does}" for kind in TFRA for does in ("Find", "FindWithExists"))
 """Lookups that are given the rows of missing keys."""
-RESTORES = frozenset({"KvTableRestore", *(f"{kind}Import" for kind in TFRA)})
+IMPORTS_OF_TFPLUS = ("Import", "ImportV2", "ImportV3", "FullOrDeltaImport", "FullOrDeltaImportV2")
+NAMED_IN_DEEPREC = {"KvResourceImportV2": 4, "KvResourceImportV3": 2, "KvResourceIncrImport": 2}
+"""What restores a table of DeepRec -> the number of the input that is the table's name in the checkpoint."""
+BEGUN_IN_DEEPREC = {"InitializeKvVariableOp": 0, "InitializeKvVariableV2Op": 0, "KvResourceImportV2": 1}
+"""What says how missing keys of a table of DeepRec are answered -> the number of the input that is the table."""
+
+RESTORES = frozenset(
+    {
+        "KvTableRestore",
+        *(f"{kind}Import" for kind in TFRA),
+        *(f"KvVariable{does}" for does in IMPORTS_OF_TFPLUS),
+        *NAMED_IN_DEEPREC,
+    }
+)
 """Operations that fill tables from a checkpoint: by its name, or by tensors that were read."""
+ANSWERS_BEGIN = frozenset({"KvResourceGather", "KvResourceGatherV1"})
+"""Lookups whose missing keys are answered with what the table says, always."""
 
 OPERATIONS: dict[str, Operation] = {
     "KvExchangePool": Operation(exchange_ops.pool, _of_tables("rows"), takes_tables=False),
@@ -68,6 +87,22 @@ OPERATIONS: dict[str, Operation] = {
 for _kind in TFRA:
     OPERATIONS[f"{_kind}Find"] = Operation(tfra_ops.find_rows, _outputs("values"))
     OPERATIONS[f"{_kind}FindWithExists"] = Operation(tfra_ops.find_rows_and_tell, _outputs("values", "exists"))
+
+REFUSED = {
+    "KvVariableGatherOrInsertV2": "KvVariableGatherOrZerosV2",
+    "KvVariableGatherOrInsertWithCounts": "KvVariableGatherOrZerosV2",
+}
+"""Those that cannot be rewritten, and say why -> what looks up without inserting."""
+for _name in REFUSED:
+    OPERATIONS[_name] = Operation(tfplus_ops.insert, _outputs("output"))
+OPERATIONS["KvVariableGatherOrZerosV2"] = Operation(tfplus_ops.gather, _outputs("output"))
+OPERATIONS["BatchKvVariableGatherOrZerosV2"] = Operation(
+    tfplus_ops.gather_batch, lambda attrs: [("output", attrs.number("N"))]
+)
+OPERATIONS["KvVariableIsInitializedV2"] = Operation(plain_ops.is_initialized, _outputs("is_initialized"))
+OPERATIONS["KvResourceGather"] = Operation(deeprec_ops.gather, _outputs("output"))
+OPERATIONS["KvResourceGatherV1"] = Operation(deeprec_ops.gather_counted, _outputs("output"))
+OPERATIONS["KvVarIsInitializedOp"] = Operation(plain_ops.is_initialized, _outputs("is_initialized"))
 
 OPERATIONS["TFRA>DynamicPartition"] = Operation(
     tfra_ops.partition, lambda attrs: [("outputs", attrs.number("num_partitions"))], takes_tables=False

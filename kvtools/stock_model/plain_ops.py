@@ -37,7 +37,7 @@ def starts_new_rows(call: Call) -> bool:
         if mode == "train" and not handle.read_only:
             raise NotRewritable(
                 f"it inserts missing keys into table '{handle.table.name}' while it serves: build what is served with"
-                " training=False, or inside tfplugin.inference_mode()"
+                " training=False, or inside tfplugin.inference_mode(); of a .meta, --read-only answers them with zeros"
             )
     return mode == "initial"
 

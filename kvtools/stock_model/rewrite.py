@@ -22,7 +22,7 @@ from kvtools.stock_model.fields import blob, last, split, texts, without
 from kvtools.stock_model.function_body import FunctionBody
 from kvtools.stock_model.graph_def import Argument, Function, Node, functions_called, node_of
 from kvtools.stock_model.handles import CALLS, PASSING, names_read
-from kvtools.stock_model.op_table import GIVES_DEFAULTS, HANDLES, OPERATIONS, RESTORES
+from kvtools.stock_model.op_table import ANSWERS_BEGIN, GIVES_DEFAULTS, HANDLES, OPERATIONS, RESTORES
 from kvtools.stock_model.plain_ops import Call, NotRewritable, strings
 from kvtools.stock_model.table import RESOURCES, Handle
 
@@ -30,7 +30,7 @@ _LOOPS = frozenset(["While", "StatelessWhile"])
 _PYTHON = frozenset(["PyFunc", "PyFuncStateless", "EagerPyFunc"])
 _INPUT_TYPES = ("T", "Tin")
 _READ_ONLY = "_read_only_resource_inputs"
-_SAVE = frozenset(["KvTableSave", "SaveV2", "SaveSlices", "Save", "MergeV2Checkpoints"])
+_SAVE = frozenset(["KvTableSave", "SaveV2", "SaveV3", "SaveSlices", "Save", "MergeV2Checkpoints"])
 _KEPT = ("_output_shapes",)
 _COLOCATED = "_class"
 _LOCATION = "loc:@"
@@ -179,7 +179,7 @@ class Rewriter:
         """Return the function of stock operations that an operation becomes, made once for all of its kind."""
         told = tuple(sorted((key, value) for key, value in node.attributes.items() if not key.startswith("_")))
         key = (node.op, handles, told)
-        if node.op in GIVES_DEFAULTS or node.attrs.text("mode") == "initial":
+        if node.op in GIVES_DEFAULTS | ANSWERS_BEGIN or node.attrs.text("mode") == "initial":
             self.not_zeros |= {handle.table.number for handle in handles}
         if key not in self._operations:
             body = FunctionBody(self.free_name(f"__kvtools_{node.op}_{len(self._operations)}"))

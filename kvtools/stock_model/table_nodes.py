@@ -57,6 +57,8 @@ def restore_nodes(filename: str, tables: Sequence[StockTable]) -> tuple[list[Nod
         tables: the tables.
     """
     variables = variables_of(tables)
+    if not variables:
+        return [], []
     names = [table.tensor(variable.resource) for table, variable in variables]
     dtypes = of_types(variable.dtype for _, variable in variables)
     nodes = [

@@ -17,12 +17,14 @@ from kvtools.dialects.detect import open_checkpoint
 from kvtools.errors import BadInputError, KvtoolsError
 from kvtools.export_model import export_model, has_custom_operations
 from kvtools.lookup_model.messages import INT64, entry, message, of_shapes, of_types, shape
+from kvtools.meta_file import trained_graph
 from kvtools.stock_model.attributes import Attributes, expanded_shapes, expanded_types, moved_numbers
 from kvtools.stock_model.fields import join, last, messages, split, without
 from kvtools.stock_model.graph_def import Function, Node
 from kvtools.stock_model.meta_graph import MetaGraph
 from kvtools.stock_model.rewrite import Rewriter, in_order
 from kvtools.stock_model.stock_ops import foreign_nodes, is_stock
+from kvtools.stock_model.training_graph import Wanted
 
 TFRA = Path(__file__).parents[1] / "data" / "tfra"
 
@@ -164,6 +166,20 @@ def test_a_graph_of_tfra_without_tfra(tf: Any, tmp_path: Path) -> None:
     rows = np.concatenate([expected["values"], missing.reshape(-1, 8)[:1], expected["values"][7:8]])
     assert np.allclose(got, rows @ expected["dense_w"], rtol=1e-5, atol=1e-6)
     assert not [name for name in there if name.startswith("gradients/")]
+
+
+def test_a_checkpoint_of_tfra_and_its_graph(tf: Any, tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(str(TFRA / "v1_adam"))
+    wanted = Wanted(inputs={"ids": "Placeholder"}, outputs={"scores": "MatMul", "rows": "embedding_lookup/Reshape"})
+    graph = trained_graph(checkpoint, wanted, TFRA / "graph" / "v1_adam.meta")
+    exported = export_model(checkpoint, tmp_path / "export", graph=graph)
+    assert [(table.name, table.rows) for table in exported.tables] == [("tower/ad_emb", 500)]
+    assert not list(foreign_nodes((tmp_path / "export" / "saved_model.pb").read_bytes()))
+    expected = np.load(TFRA / "expected_v1_adam.npz")
+    served = tf.saved_model.load(str(tmp_path / "export")).signatures["serving_default"]
+    got = served(ids=tf.constant(expected["keys"]))
+    assert got["rows"].numpy().tobytes() == expected["values"].tobytes()
+    assert np.allclose(got["scores"], expected["values"] @ expected["dense_w"], rtol=1e-5, atol=1e-6)
 
 
 def test_damaged_graphs_are_told(tmp_path: Path) -> None:

@@ -693,9 +693,11 @@ def test_a_cache_that_cannot_be_written_is_named_to_who_starts_the_server_alone(
     assert "making a snapshot in 'cache'" in watched.catalog.unready()
 
 
-def test_rows_asked_for_lately_are_read_before_the_swap(
-    settled: None, write_version: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("resident", [False, True])
+def test_rows_asked_for_lately_are_read_before_the_swap_where_not_all_are_in_memory(
+    settled: None, write_version: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resident: bool
 ) -> None:
+    monkeypatch.setattr(TableStore, "resident", property(lambda store: store.snapshot.resident and resident))
     write_version(tmp_path / "m", 1)
     watched = Watched(tmp_path / "m")
     old = watched.catalog.version()
@@ -712,7 +714,7 @@ def test_rows_asked_for_lately_are_read_before_the_swap(
     monkeypatch.setattr(table, "lookup", lookup)
     write_version(tmp_path / "m", 2)
     assert watched.look() == [2]
-    assert touched == [[-1, 3, 150]]
+    assert touched == ([] if resident else [[-1, 3, 150]])
 
 
 def test_several_models(settled: None, write_version: Write, tmp_path: Path) -> None:

@@ -167,6 +167,8 @@ class Snapshot {
   bool Populate(ParallelFor& threads, const GoOn& go_on = {});
   // Whether Populate came to its end.
   bool warm() const;
+  // Whether it read all rows, too: there was memory for them.
+  bool resident() const;
 
   // Reads all and compares it with the file's checksums. Returns whether it came to the end. Throws
   // Error(kInvalidArgument) naming table, section and place of the first mebibyte that differs.

@@ -206,6 +206,8 @@ const std::string& Snapshot::fingerprint() const { return fingerprint_; }
 const std::string& Snapshot::description() const { return file_->description; }
 const std::vector<SnapshotTable>& Snapshot::tables() const { return tables_; }
 bool Snapshot::warm() const { return file_->warm.load(std::memory_order_acquire); }
+
+bool Snapshot::resident() const { return file_->resident.load(std::memory_order_acquire); }
 void Snapshot::CheckUnchanged() const { file_->CheckUnchanged(); }
 bool Snapshot::verifies_on_use() const { return file_->verify_on_use.load(std::memory_order_acquire); }
 void Snapshot::Trust() { file_->verify_on_use.store(false, std::memory_order_release); }
