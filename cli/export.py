@@ -36,6 +36,7 @@ from kvtools.cli.options import (
     no_standard_output,
 )
 from kvtools.cli.progress import progress_bar
+from kvtools.cli.rounding import print_roundings
 from kvtools.cli.versions import Keep, NextVersion, OldVersions, version_output
 from kvtools.clip import Choice
 from kvtools.clip_policy import BudgetOrder, budget_order
@@ -43,10 +44,11 @@ from kvtools.dialects.interface import Checkpoint
 from kvtools.errors import UsageError
 from kvtools.export import TableExport, choose_for_saved_model, export_saved_model
 from kvtools.export_model import choose_for_model, export_model, has_custom_operations
-from kvtools.export_snapshot import choose_for_snapshot, dtype_notes, export_snapshot, missing_is_zeros
+from kvtools.export_snapshot import choose_for_snapshot, export_snapshot, missing_is_zeros
 from kvtools.export_warmup import Warmup
 from kvtools.indexed_rows import check_index
 from kvtools.meta_file import named_tensors, trained_graph
+from kvtools.narrow_rows import cosine_warning, dtype_notes
 from kvtools.stock_model.training_graph import Wanted
 
 
@@ -73,7 +75,7 @@ def run(
         typer.Option(
             "--dtype",
             metavar="T",
-            help="Rows of a snapshot as float32, float16, bfloat16 or int8; integers stay as they are.",
+            help="Rows as float32, float16, bfloat16, int8 or int4; integers stay as they are.",
         ),
     ] = None,
     clip_abs: Annotated[
@@ -154,9 +156,10 @@ def run(
     A SavedModel with operations of its tables becomes one without them, signatures, dense variables and assets as they
     were. Of a checkpoint, and of the tables that --table names, each table gets a signature: it takes ids (int64, any
     shape) and gives embeddings; missing ids give zeros. TensorFlow Serving and tf.saved_model.load open a SavedModel
-    without this package. A snapshot is one file that kvtools serve maps and answers from at once; int8 rows have a
-    scale each. A row is kept if it passes all that is asked; rows of zeros are left out, as a missing id gives the
-    same. OUT appears whole or not at all. With --keep, older versions of it go after that.
+    without this package. A snapshot is one file that kvtools serve maps and answers from at once. int8 and int4 rows
+    have an offset and a scale each, and what they lose is told. A row is kept if it passes all that is asked; rows of
+    zeros are left out, as a missing id gives the same. OUT appears whole or not at all. With --keep, older versions of
+    it go after that.
 
     \b
     Examples:
@@ -167,13 +170,12 @@ def run(
       kvtools export --savedmodel models/7 model.ckpt-100 --budget 2GiB --dry-run
       kvtools export --savedmodel models/7 model.ckpt-100 --policy thresholds.toml
       kvtools export --savedmodel models/ctr trained_model --next-version --keep 3 --check 100 --warmup 10
+      kvtools export --savedmodel models/8 trained_model --dtype int8 --check 100
       kvtools export --snapshot model.kvsnap model.ckpt-100 --clip-l2 0.01 --dtype bfloat16
       kvtools export --snapshot models/ctr/7.kvsnap model.ckpt-100 --keep 3
     """
     if (savedmodel is None) == (snapshot is None):
         raise UsageError("exporting: say --savedmodel OUT or --snapshot OUT, one of them")
-    if dtype is not None and snapshot is None:
-        raise UsageError(f"exporting: got --dtype {dtype}, which is for --snapshot; see `kvtools cast`")
     if warmup is not None and savedmodel is None:
         raise UsageError(f"exporting: got --warmup {warmup}, which is for --savedmodel: a snapshot needs none")
     if index:
@@ -192,10 +194,9 @@ def run(
         "tables": table or (),
         "policy": policy,
         "keep_zeros": keep_zeros,
+        "dtype": dtype,
         "memory": bytes_of(memory),
     }
-    if savedmodel is None:
-        what["dtype"] = dtype
     tensors_of = {"input": inputs, "output": outputs, "feed": feed}
     given = {option: named_tensors(f"--{option}", tensors or ()) for option, tensors in tensors_of.items()}
     wanted = Wanted(signature or "", given["input"], given["output"], given["feed"], read_only)
@@ -277,7 +278,7 @@ def _export_model(
         print(json.dumps({**record, "tables": of_tables, "left_out": model.left_out, "checks": checks}))
     else:
         for one in model.checks:
-            print(f"checked: {one.signature}: {_told(one)}")
+            print(f"checked: {one.signature}: {_told(one, model.tables)}")
         _print_exports(old, model.tables, model.left_out, order, warm)
 
 
@@ -289,12 +290,17 @@ def _order(checkpoint: Checkpoint, what: Mapping[str, Any], tables: Sequence[str
     return budget_order(what["policy"], [checkpoint.tables[name].schema for name in tables])
 
 
-def _told(check: SignatureCheck) -> str:
+def _told(check: SignatureCheck, tables: Sequence[TableExport]) -> str:
     if check.refused:
         return f"not at all, as the model took none of the requests: {check.refused}"
     asked = f"{check.requests:,} requests, {check.outputs} outputs each"
     if check.differing:
-        return f"{asked}: {check.differing:,} of {check.values:,} values differ, as rows were cut"
+        why = [
+            *(["cut"] if any(table.cut for table in tables) else []),
+            *(["rounded"] if any(table.rounding for table in tables) else []),
+        ]
+        share = f"{check.differing:,} of {check.values:,} values differ, by up to {check.largest:.3g}"
+        return f"{asked}: {share}, as rows were {' and '.join(why)}"
     return f"{asked}: the same to the bit"
 
 
@@ -329,6 +335,9 @@ def _choose_only(
 
 def _warn(exports: Sequence[TableExport]) -> None:
     for export in exports:
+        warning = cosine_warning(export.name, export.value_dtype, export.rounding)
+        if warning:
+            print(f"kvtools: warning: {warning}", file=sys.stderr)
         if export.non_finite:
             print(
                 f"kvtools: warning: table '{export.name}': {export.non_finite} rows with NaN or infinity were kept",
@@ -404,6 +413,7 @@ def _print_exports(
     for export in exports:
         print_cut(export.name, export.failed)
     print_budget(order)
+    print_roundings([(export.name, export.value_dtype, export.rounding) for export in exports if export.rounding])
     for line in variables:
         print(f"left out: {line}")
     print_of_tables("left out", [(line, export.name) for export in exports for line in export.left_out], len(exports))

@@ -19,6 +19,7 @@ from kvtools.meta_file import TrainedGraph
 from kvtools.model_requests import InputSpec, MixedIds, Request, requests, serving_graph, signature_inputs
 from kvtools.stock_model.fields import entries, last, split, text
 from kvtools.stock_model.meta_graph import MetaGraph
+from kvtools.stock_model.training_graph import only_what_runs
 
 Answer = Callable[[Request], Mapping[str, Array]]
 
@@ -26,7 +27,7 @@ Answer = Callable[[Request], Mapping[str, Array]]
 @dataclass(frozen=True)
 class SignatureCheck:
     """What a comparison found: `different` names the outputs that are not the same to the bit, and by how much; of all
-    values, `differing` differ.
+    values, `differing` differ, by `largest` at most.
 
     `refused` says why a signature was not compared: the trained model answered none of the requests.
     """
@@ -38,6 +39,7 @@ class SignatureCheck:
     refused: str = ""
     values: int = 0
     differing: int = 0
+    largest: float = 0.0
 
 
 def check_available() -> None:
@@ -51,7 +53,12 @@ def check_available() -> None:
 
 
 def check_model(
-    checkpoint: Checkpoint, export: Checkpoint, count: int, seed: int = 0, graph: TrainedGraph | None = None
+    checkpoint: Checkpoint,
+    export: Checkpoint,
+    count: int,
+    seed: int = 0,
+    graph: TrainedGraph | None = None,
+    run: Path | None = None,
 ) -> list[SignatureCheck]:
     """Compare the answers of a model to random requests with those of its export.
 
@@ -64,6 +71,7 @@ def check_model(
         count: how many requests of 16 samples to make of each signature.
         seed: for other requests.
         graph: of a checkpoint of TensorFlow 1, what is served of its graph.
+        run: another export with the keys of `export`, to be asked in its place.
 
     Raises:
         BadInputError: TensorFlow cannot load the model.
@@ -74,7 +82,7 @@ def check_model(
         check_model(open_checkpoint("trained_model"), open_checkpoint("models/1"), 100)
         ```
     """
-    trained, exported = Path(checkpoint.path), Path(export.path)
+    trained, exported = Path(checkpoint.path), run or Path(export.path)
     ids = MixedIds(checkpoint, export, np.random.default_rng(seed))
     found: list[SignatureCheck] = []
     ours, theirs = answers_of(trained) if graph is None else _run_training(trained, graph), answers_of(exported)
@@ -102,7 +110,7 @@ def _check(
             refusal = one_line(str(error))[:300]
     if way < 0:
         return SignatureCheck(name, 0, 0, refused=refusal)
-    done, outputs, values, differing = 0, 0, 0, 0
+    done, outputs, values, differing, largest = 0, 0, 0, 0, 0.0
     different: dict[str, str] = {}
     for _ in range(count):
         request = list(requests(inputs, ids))[way]
@@ -118,8 +126,9 @@ def _check(
                 different[output] = _difference(array, got[output])
                 comparable = array.shape == got[output].shape
                 differing += int(np.count_nonzero(array != got[output])) if comparable else array.size
+                largest = max(largest, _largest(array, got[output]) if comparable else np.inf)
     told = tuple(f"{output}: {what}" for output, what in sorted(different.items()))
-    return SignatureCheck(name, done, outputs, told, "", values, differing)
+    return SignatureCheck(name, done, outputs, told, "", values, differing, largest)
 
 
 def _same(a: Array, b: Array) -> bool:
@@ -133,7 +142,18 @@ def _difference(a: Array, b: Array) -> str:
         return f"{a.dtype} {list(a.shape)} became {b.dtype} {list(b.shape)}"
     if a.dtype == object or a.dtype == bool:
         return f"{np.count_nonzero(a != b)} of {a.size} values differ"
-    return f"values differ by up to {np.nanmax(np.abs(a.astype(np.float64) - b.astype(np.float64))):.3g}"
+    return f"values differ by up to {_largest(a, b):.3g}"
+
+
+def _largest(a: Array, b: Array) -> float:
+    """The largest difference between two arrays of one shape; 0 where they are no numbers, infinite where only one is
+    not finite."""
+    if a.dtype.kind not in "fiuV":
+        return 0.0
+    with np.errstate(invalid="ignore"):
+        differences = np.abs(a.astype(np.float64) - b.astype(np.float64))
+    differences[(a == b) | ((a != a) & (b != b))] = 0
+    return float(np.nan_to_num(differences, nan=np.inf).max(initial=0))
 
 
 def _run_objects(folder: Path, meta: MetaGraph) -> Callable[[str], Answer]:
@@ -189,11 +209,18 @@ def _run_session(folder: Path, meta: MetaGraph) -> Callable[[str], Answer]:
 def _run_training(prefix: Path, trained: TrainedGraph) -> Callable[[str], Answer]:
     """A training session, restored from its checkpoint."""
     tf = _tensorflow()
+    source = MetaGraph.decode(trained.trained)
+    named = [
+        *trained.values,
+        *(tensor for of in (trained.fed, trained.fetched) for one in of.values() for tensor in one.values()),
+    ]
+    only_what_runs(source, named)
+    encoded = source.encode()
     graph = tf.Graph()
     session = tf.compat.v1.Session(graph=graph)
     try:
         with graph.as_default():
-            meta = tf.compat.v1.MetaGraphDef.FromString(trained.trained)
+            meta = tf.compat.v1.MetaGraphDef.FromString(encoded)
             saver = tf.compat.v1.train.import_meta_graph(meta, clear_devices=True)
             if saver is not None:
                 saver.restore(session, str(prefix))

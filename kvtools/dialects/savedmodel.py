@@ -9,12 +9,14 @@ The keys tensor [rows] holds int64, with uint64 keys bit-cast, and is [0] where 
 tensor [rows + 1 + initial_rows, dim] has a row of zeros behind them that missing keys are answered with, and then, in
 an exported model ("whole_model"), those that keys begin with. Where there are "slots", keys are [slots] and values
 [slots + 1 + initial_rows, dim]: "free_slots" {"key": k, "but": s} says that a slot with key k has no row, but slot s,
-and "index" which tensor has the pilots of the perfect hash.
+and "index" which tensor has the pilots of the perfect hash. Where "rows_as" is int8 or int4, the rows are bytes, as
+`kvtools.quantized_rows` makes them; the format is 2 then.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,9 @@ import numpy as np
 
 from kvtools.dialects.bundle import Bundle
 from kvtools.dialects.chunk import Array
+from kvtools.dialects.column import Column
 from kvtools.dialects.column_table import ColumnTable, Part
+from kvtools.dialects.derived_column import MappedColumn
 from kvtools.dialects.dialect import Dialect, Holds, Source
 from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.options import OpenOptions
@@ -32,9 +36,10 @@ from kvtools.dialects.slot_table import SlotTable
 from kvtools.dialects.tensorflow import bundle_checkpoint, located
 from kvtools.dialects.tfplugin import KEY_DTYPES, VALUE_DTYPES
 from kvtools.errors import BadInputError, CorruptFileError
+from kvtools.quantized_rows import QUANTIZED, bytes_of_row, decode
 
 NAME = "savedmodel"
-FORMAT = 1
+FORMAT = 2
 MANIFEST = Path("assets.extra") / "kvtools.json"
 
 
@@ -89,9 +94,15 @@ def _open_table(bundle: Bundle, record: dict[str, Any]) -> TableReader:
     behind = int(record.get("initial_rows", 0))
     slots = int(record.get("slots", 0))
     lying = slots or rows
-    if keys.shape != (max(lying, 1),) or values.shape != (lying + 1 + behind, dim) or values.dtype.name != value_dtype:
+    rows_as = record.get("rows_as")
+    stored, width = value_dtype, dim
+    if rows_as is not None:
+        if rows_as not in QUANTIZED or value_dtype != "float32":
+            raise ValueError(f"unknown rows {rows_as} of {value_dtype}")
+        stored, width = "uint8", bytes_of_row(rows_as, dim)
+    if keys.shape != (max(lying, 1),) or values.shape != (lying + 1 + behind, width) or values.dtype.name != stored:
         raise ValueError(
-            f"table '{record['name']}' should have {rows} rows of {dim} {value_dtype}, its variables have"
+            f"table '{record['name']}' should have {rows} rows of {width} {stored}, its variables have"
             f" shapes {list(keys.shape)} and {list(values.shape)}"
         )
 
@@ -106,14 +117,25 @@ def _open_table(bundle: Bundle, record: dict[str, Any]) -> TableReader:
         dim=dim,
         part_rows=(rows,),
         bytes=bundle.nbytes(keys.name) + bundle.nbytes(values.name),
+        checksums="CRC-32C",
+        rows_as=rows_as,
+        notes=(f"its rows are {rows_as} with an offset and a scale each; they are read as float32",) if rows_as else (),
     )
+    column = values if rows_as is None else _DecodedColumn(values, rows_as, dim)
     if not slots or not rows:
-        return ColumnTable(schema, [Part(rows, keys, values)], decode_keys)
+        return ColumnTable(schema, [Part(rows, keys, column)], decode_keys)
+    whole = ColumnTable(dataclasses.replace(schema, part_rows=(slots,)), [Part(slots, keys, column)], decode_keys)
     free_key = decode_keys(np.array([record["free_slots"]["key"]], np.int64))[0]
-    whole = ColumnTable(dataclasses.replace(schema, part_rows=(slots,)), [Part(slots, keys, values)], decode_keys)
-    return SlotTable(
-        dataclasses.replace(whole.schema, part_rows=(rows,)), whole, free_key, int(record["free_slots"]["but"])
-    )
+    owner = int(record["free_slots"]["but"])
+    return SlotTable(dataclasses.replace(whole.schema, part_rows=(rows,)), whole, free_key, owner)
+
+
+class _DecodedColumn(MappedColumn):
+    """Rows of int8 or int4, read as float32."""
+
+    def __init__(self, source: Column, rows_as: str, dim: int) -> None:
+        super().__init__(source, np.dtype(np.float32), functools.partial(decode, dtype=rows_as, dim=dim))
+        self.row_shape = (dim,)
 
 
 DIALECT = Dialect(

@@ -632,6 +632,23 @@ def test_an_operation_that_cannot_be_rewritten_is_named(tmp_path: Path) -> None:
         exported(tmp_path / "source", tmp_path / "export")
 
 
+def test_operations_that_older_tensorflows_have_not_are_a_warning(tmp_path: Path) -> None:
+    module = tf.Module()
+    module.table = tfplugin.get_kv_variable("emb", embedding_dim=2)
+    module.table.upsert([1], [[1.0, 2.0]])
+
+    @tf.function(input_signature=[IDS, tf.TensorSpec([], tf.string)])
+    def look_up(ids: Any, image: Any) -> Any:
+        return {"rows": tf.nn.embedding_lookup(module.table, ids), "image": tf.raw_ops.DecodeWebP(contents=image)}
+
+    tf.saved_model.save(module, str(tmp_path / "source"), signatures=look_up)
+    (warning,) = exported(tmp_path / "source", tmp_path / "export").warnings
+    assert warning == (
+        "TensorFlow 2.16 has no operation 'DecodeWebP' (node 'DecodeWebP'): a later one is needed where the export is"
+        f" served; {tf.__version__} saved the model"
+    )
+
+
 @pytest.mark.parametrize("interrupt", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
 @pytest.mark.every_case
 def test_a_full_disk_or_an_interrupt_leaves_the_old_export(
