@@ -35,7 +35,9 @@ BATCHES, BATCH = 10, 1000
 
 def ids(random: np.random.Generator, count: int, known: int = 40) -> np.ndarray:
     """Keys that are there, keys that are not, and keys that come twice."""
-    return np.where(random.random(count) < 0.7, random.integers(0, known, count), random.integers(-(2**62), 2**62, count))
+    return np.where(
+        random.random(count) < 0.7, random.integers(0, known, count), random.integers(-(2**62), 2**62, count)
+    )
 
 
 def loaded_answers(folder: Path, requests: Requests) -> Answers:

@@ -137,7 +137,10 @@ def keras_export(folder: Path) -> None:
     model = TwoTowers(8, tf_keras.initializers.Zeros(), False)
     model.load_weights(str(folder.parent / "keras_train" / "model"))
     model({"user_id": tf.zeros((16,), tf.int64), "movie_id": tf.zeros((16,), tf.int64)})
-    spec = {"user_id": tf.TensorSpec([None], tf.int64, "user_id"), "movie_id": tf.TensorSpec([None], tf.int64, "movie_id")}
+    spec = {
+        "user_id": tf.TensorSpec([None], tf.int64, "user_id"),
+        "movie_id": tf.TensorSpec([None], tf.int64, "movie_id"),
+    }
     signature = model.call.get_concrete_function(spec)
     tf_keras.models.save_model(
         model, str(folder / "model"), options=TFRA, include_optimizer=False, signatures=signature
