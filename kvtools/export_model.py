@@ -33,6 +33,7 @@ from kvtools.dialects.savedmodel import is_whole_model
 from kvtools.dialects.tfplugin import KEY_DTYPES, VALUE_DTYPES
 from kvtools.errors import BadInputError, CheckFailedError, CorruptFileError, KvtoolsError
 from kvtools.export import TableExport, check_room, choose_for_saved_model, index_name, write_manifest, write_table
+from kvtools.export_warmup import Warmup
 from kvtools.meta_file import TrainedGraph
 from kvtools.narrow_rows import Dtypes, check_dtypes, dtype_of
 from kvtools.replace_output import check_replaceable, replace_folder
@@ -47,6 +48,7 @@ from kvtools.stock_model.meta_graph import (
     served_nodes,
 )
 from kvtools.stock_model.objects import object_prefixes
+from kvtools.stock_model.older_tensorflow import OLDEST, not_in_oldest
 from kvtools.stock_model.op_table import ANSWERS_BEGIN, GIVES_DEFAULTS, HANDLES, OPERATIONS, REFUSED, RESTORES
 from kvtools.stock_model.rewrite import UnsupportedOperation
 from kvtools.stock_model.stock_ops import foreign_nodes, is_stock
@@ -66,7 +68,7 @@ _NOT_COPIED = frozenset({_MODEL_FILE, "variables", "fingerprint.pb"})
 class ModelExport:
     """What became of a model: its tables, which functions were left out, a sentence each, and what was compared.
 
-    `warnings` say what of the answers may not be as it was meant.
+    `warnings` say what of the answers may not be as it was meant, and which TensorFlows cannot open it.
     """
 
     tables: list[TableExport]
@@ -114,6 +116,7 @@ def export_model(
     memory: int = DEFAULT_MEMORY,
     progress: Progress | None = None,
     check: int = 0,
+    warmup: Warmup | None = None,
     graph: TrainedGraph | None = None,
 ) -> ModelExport:
     """Write the SavedModel that `checkpoint` was opened from as a folder `output` of stock operations.
@@ -129,6 +132,7 @@ def export_model(
         memory: how many bytes the choice of rows may hold; more spills to disk.
         progress: called after each chunk.
         check: how many random requests to compare of each signature, before `output` appears.
+        warmup: the requests that servers warm the model up by; where there is a check, those that it answers.
         graph: of a checkpoint of TensorFlow 1, what to serve; see `kvtools.meta_file`.
 
     Raises:
@@ -157,7 +161,10 @@ def export_model(
     with replace_folder(output, mark=_MODEL_FILE, force=force) as folder:
         exports, left_out = _write(model, folder, tables, choices, policy, dtype, progress)
         checks = _checked(model, folder, exports, choices, check, dtype, progress) if check else []
-    return ModelExport(exports, left_out, model.warnings(exports), checks)
+        if warmup is not None:
+            warmup.add(folder, ask=bool(check))
+        warnings = [*model.warnings(exports), *_too_new((folder / _MODEL_FILE).read_bytes())]
+    return ModelExport(exports, left_out, warnings, checks)
 
 
 def _write(
@@ -455,6 +462,19 @@ def _told(error: UnsupportedOperation) -> str:
     return f"operation '{error.node.op}' ({where}) cannot be rewritten: {error.reason}"
 
 
+def _too_new(saved_model: bytes) -> list[str]:
+    """Say what keeps an older TensorFlow from opening a model."""
+    told: list[str] = []
+    for meta in map(MetaGraph.decode, messages(split(saved_model), 2)):
+        saved_by = f"; {meta.tensorflow} saved the model" if meta.tensorflow else ""
+        for what, node in not_in_oldest(node for _, node in meta.graph.all_nodes()).items():
+            told.append(
+                f"TensorFlow {OLDEST} has no {what} (node '{node}'): a later one is needed where the export is"
+                f" served{saved_by}"
+            )
+    return told
+
+
 def _prefixes(reader: TableReader) -> list[str]:
     """What a table's tensors begin with, as the operation says that restores it; of TFRA's, those of each part."""
     schema = reader.schema
@@ -463,7 +483,8 @@ def _prefixes(reader: TableReader) -> list[str]:
         place, parts = str(tfra.get("places", {}).get("", "")), range(schema.parts)
         if "tables_of_" in place.rpartition("/")[2]:
             return [f"{place}/{part}/.ATTRIBUTES/table" for part in parts]
-        return [f"{place}_mht_{part + 1}of{schema.parts}" for part in parts]
+        # By tensors, or by the files beside the checkpoint.
+        return [*(f"{place}_mht_{part + 1}of{schema.parts}" for part in parts), place]
     if not isinstance(path, str):
         return [schema.name]
     return [f"{path}/.ATTRIBUTES/kv" if path else ".ATTRIBUTES/kv"]

@@ -32,7 +32,7 @@ from kvtools.snapshot import file_errors
 NAME = "snapshot"
 SUFFIX = ".kvsnap"
 
-_MAGIC = b"\x89KVS\r\n\x1a\n"
+MAGIC = b"\x89KVS\r\n\x1a\n"
 _KEY_DTYPES = ("int64", "int32", "uint64")
 _FORMS = {1: ("int8", "a float32 scale"), 2: ("int8", "an offset and a scale"), 3: ("int4", "an offset and a scale")}
 """Forms of rows by their numbers in the file: what they are, and what each of them has beside."""
@@ -46,7 +46,7 @@ def sniff(source: Source) -> bool:
     if source.path.suffix.lower() == SUFFIX:
         return True
     with source.path.open("rb") as file:
-        return file.read(len(_MAGIC)) == _MAGIC
+        return file.read(len(MAGIC)) == MAGIC
 
 
 def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:

@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from kvtools.stock_model.attributes import functions_in
 from kvtools.stock_model.fields import last, split, text, texts
 from kvtools.stock_model.graph_def import Function, Graph, Node, node_of
-from kvtools.stock_model.op_table import BEGUN_IN_DEEPREC, DEEPREC, HANDLES, NAMED_IN_DEEPREC, RESTORES, TFPLUS
+from kvtools.stock_model.op_table import (
+    BEGUN_IN_DEEPREC,
+    DEEPREC,
+    HANDLES,
+    NAMED_IN_DEEPREC,
+    READS_FILES,
+    RESTORES,
+    TFPLUS,
+)
 
 _PART = re.compile(r"/part_[0-9]+$")
 
@@ -106,6 +114,9 @@ def _restored(node: Node, nodes: Mapping[str, Node]) -> Restored | None:
     if node.op in NAMED_IN_DEEPREC:
         name = _named(node.data_inputs()[NAMED_IN_DEEPREC[node.op]], nodes)
         return Restored(_whole(name), -1, 1, "") if name else None
+    if node.op in READS_FILES:
+        name = _named(node.data_inputs()[2], nodes)
+        return Restored(name.partition("_mht_")[0], -1, 1, "") if name else None
     source = node.data_inputs()[1]
     read = nodes.get(node_of(source))
     while read is not None and read.op == "Identity":

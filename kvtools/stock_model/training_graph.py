@@ -53,6 +53,7 @@ from kvtools.stock_model.prune import needed
 DEFAULT_SIGNATURE = "serving_default"
 _METHOD = "tensorflow/serving/predict"
 _INFO, _OPS_OF_INFO, _TAGS = 1, 2, 4
+_FILLERS = "table_initializer"
 _MAIN_OP, _FILL_TABLES, _RESTORE = "saved_model_main_op", "kvtools/fill_tables", "kvtools/restore_variables"
 _FILENAME = "kvtools/restore_from"
 _PLACEHOLDERS = frozenset({"Placeholder", "PlaceholderV2"})
@@ -67,6 +68,7 @@ _SAME = frozenset({"Identity", "RefIdentity", "Enter", "RefEnter", "Switch", "Re
 _REF = 100
 """What is added to the number of a type where a tensor is a reference."""
 _NEAR = 5
+_DEVICE, _COLOCATED = 4, "_class"
 _VARIABLE_NAME, _INITIALIZER, _INITIAL_VALUE = 1, 2, 6
 _OF_VARIABLES = ("variables", "trainable_variables")
 
@@ -126,6 +128,16 @@ def make_read_only(meta: MetaGraph) -> None:
             node.op, node.inputs = REFUSED[node.op], [source for source in node.inputs if source not in counts]
 
 
+def only_what_runs(meta: MetaGraph, tensors: Iterable[str]) -> None:
+    """Leave of a training graph what these tensors need, what restores a checkpoint, and what fills lookup tables."""
+    fillers = [name for name in texts(split(last(split(meta.collections.get(_FILLERS, b"")), 1)), 1)]
+    saver = [text(last(meta.saver, number)) for number in (1, 3)]
+    kept = needed(meta.graph.nodes, [name for name in (*tensors, *fillers, *saver) if name])
+    meta.graph.nodes = [node for node in meta.graph.nodes if node.name in kept]
+    _forget_places(meta)
+    meta.collections = {name: value for name, value in meta.collections.items() if name == _FILLERS}
+
+
 def served_graph(meta: MetaGraph, wanted: Wanted, dtypes: Mapping[str, int]) -> Served:
     """Return a training graph as one to be served.
 
@@ -152,6 +164,7 @@ class _Training:
 
     def served(self, wanted: Wanted) -> Served:
         meta = self._meta
+        _forget_places(meta)
         for tensor, value in wanted.values.items():
             self._check_there(tensor)
             self._replace(_full(tensor), self._constant(tensor, value))
@@ -345,9 +358,7 @@ class _Training:
 
     def _serving(self, roots: Sequence[str]) -> tuple[set[str], list[str]]:
         """The nodes that are served, and those among them that fill lookup tables."""
-        all_fillers = [
-            node for node in map(self._nodes.get, self._listed_nodes("table_initializer")) if node is not None
-        ]
+        all_fillers = [node for node in map(self._nodes.get, self._listed_nodes(_FILLERS)) if node is not None]
         fillers: list[str] = []
         while True:
             serving = needed(self._meta.graph.nodes, [*roots, *fillers])
@@ -534,7 +545,6 @@ class _Training:
                         "T": dtype,
                         "validate_shape": of_bool(True),
                         "use_locking": of_bool(True),
-                        "_class": message((1, message((2, blob(f"loc:@{variable}"))))),
                     },
                 )
             self._add(Node(f"kvtools/by_name/write_{at}", op, [variable, source], attributes))
@@ -559,6 +569,13 @@ class _Training:
                 new: list[Field] = [(_INITIALIZER, 2, blob(writer))]
                 found.append(join([*without(fields, _INITIALIZER, _INITIAL_VALUE), *new]))
         return found
+
+
+def _forget_places(meta: MetaGraph) -> None:
+    """Leave out on which machines the nodes were, and beside which other nodes, that may be gone."""
+    for _, node in meta.graph.all_nodes():
+        node.rest = without(node.rest, _DEVICE)
+        node.attributes = {key: value for key, value in node.attributes.items() if key != _COLOCATED}
 
 
 def _full(tensor: str) -> str:

@@ -60,12 +60,12 @@ def test_fixed_numbers_stay_what_they_are() -> None:
     assert join(split(data)) == data
 
 
-def test_lists_in_which_some_entries_become_several() -> None:
-    types = Attributes({"T": expanded_types(of_types([1, 20, 9]), [1], [20, 20, 20])})
+def test_lists_in_which_some_entries_become_several_or_none() -> None:
+    types = Attributes({"T": expanded_types(of_types([1, 20, 9, 3]), {1: 3, 3: 0}, 20)})
     assert types.types("T") == [1, 20, 20, 20, 9]
-    shapes = expanded_shapes(of_shapes([shape(2), shape()]), [1], [shape(), shape()])
+    shapes = expanded_shapes(of_shapes([shape(2), shape()]), {1: 2}, shape())
     assert Attributes({"s": shapes}).shapes("s") == [shape(2), shape(), shape()]
-    assert expanded_shapes(of_shapes([]), [0], [shape()]) == of_shapes([])
+    assert expanded_shapes(of_shapes([]), {0: 1}, shape()) == of_shapes([])
     packed = message((1, message((3, b"\x00\x02"))))
     assert Attributes({"n": moved_numbers(packed, lambda number: [number, number + 5])}).numbers("n") == [0, 5, 2, 7]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import subprocess
@@ -198,8 +199,15 @@ def export(prefix: Path) -> Path:
 
 
 def test_answers_are_the_training_sessions(prefix: Path, export: Path) -> None:
+    requests = [request(np.random.default_rng(seed)) for seed in range(10)]
+    got = session_answers(export, "serving_default", requests)
+    assert all(same(a, b) for a, b in zip(trained_answers(prefix, requests), got, strict=True))
+
+
+@pytest.mark.thorough
+def test_a_process_with_stock_tensorflow_only(prefix: Path, export: Path) -> None:
     random = np.random.default_rng(1)
-    requests = [request(random) for _ in range(20)]
+    requests = [request(random) for _ in range(int(os.environ.get("REQUESTS", "300")))]
     expected = trained_answers(prefix, requests)
     got = stock_answers(prefix.parent, export, requests)
     for answers in got.values():
@@ -269,6 +277,9 @@ def test_the_command_takes_tensors_and_compares(
         arguments += ["--input", f"{name}={INPUTS[name]}"]
     for name, tensor in OUTPUTS.items():
         arguments += ["--output", f"{name}={tensor}"]
+    assert main([*arguments, "--dry-run", "--json"]) == 0
+    assert {one["table"] for one in json.loads(capsys.readouterr().out)["tables"]} >= {"scope/emb", "scope/parts"}
+    assert not (tmp_path / "out").exists()
     assert main(arguments) == 0
     assert "serving_default: 3 requests, 5 outputs each: the same to the bit" in capsys.readouterr().out
     assert "training" not in session_signature(tmp_path / "out")
@@ -320,7 +331,8 @@ def test_variables_are_restored_as_the_saver_says(resource: bool, saver: str, tm
     def build() -> Any:
         x = v1.placeholder(tf.float32, [None, 3], "x")
         w = v1.get_variable("w", [3, 2], use_resource=resource)
-        b = v1.get_variable("b", [2], initializer=v1.ones_initializer(), use_resource=resource)
+        with tf.device("/cpu:0"):
+            b = v1.get_variable("b", [2], initializer=v1.ones_initializer(), use_resource=resource)
         half = tf.identity(x @ w, name="half")
         tf.identity(half + b, name="y")
         return {"kernel": w, "b": b} if saver == "renamed" else None
@@ -335,6 +347,8 @@ def test_variables_are_restored_as_the_saver_says(resource: bool, saver: str, tm
         tmp_path / "export",
         Wanted(inputs={"x": "x"}, outputs={"y": "y", "w": "w"} if not resource else {"y": "y"}),
     )
+    (meta_graph,) = (MetaGraph.decode(m) for m in messages(split((tmp_path / "export/saved_model.pb").read_bytes()), 2))
+    assert not [node.name for node in meta_graph.graph.nodes if messages(node.rest, 4)]  # devices of who trained
     reader = tf.train.load_checkpoint(str(prefix))
     w, x = reader.get_tensor("kernel" if saver == "renamed" else "w"), np.float32([[1, 2, 3], [4, 5, 6]])
     loaded = tf.saved_model.load(str(tmp_path / "export")).signatures["serving_default"]

@@ -299,7 +299,7 @@ bool SnapshotTable::KeysRise(int64_t first, int64_t n, const uint64_t* mixed) co
 
 void SnapshotTable::Find(const int64_t* keys, int64_t n, int64_t* rows) const {
   ForFound(keys, n, false, [&](int64_t i, int64_t row) { rows[i] = row; });
-  file_->CheckUnchanged();
+  file_->CheckMapped();
 }
 
 int64_t SnapshotTable::LookupRaw(const int64_t* keys, int64_t n, void* out, uint8_t* found,
@@ -319,7 +319,7 @@ int64_t SnapshotTable::LookupRaw(const int64_t* keys, int64_t n, void* out, uint
     }
     if (found != nullptr) found[i] = row >= 0;
   });
-  file_->CheckUnchanged();
+  file_->CheckMapped();
   return absent;
 }
 
@@ -339,7 +339,7 @@ int64_t SnapshotTable::Lookup(const int64_t* keys, int64_t n, float* out, uint8_
     }
     if (found != nullptr) found[i] = row >= 0;
   });
-  file_->CheckUnchanged();
+  file_->CheckMapped();
   return absent;
 }
 
@@ -418,20 +418,20 @@ int64_t SnapshotTable::Pool(const int64_t* keys, const int64_t* splits, int64_t 
     }
   });
   while (bag < bags) close_bag();
-  file_->CheckUnchanged();
+  file_->CheckMapped();
   return absent;
 }
 
 void SnapshotTable::ReadKeys(int64_t first, int64_t n, int64_t* keys) const {
   VerifyRange(kKeys, 8, first, n);
   for (int64_t i = 0; i < n; ++i) keys[i] = static_cast<int64_t>(format::UnmixKey(keys_[first + i]));
-  file_->CheckUnchanged();
+  file_->CheckMapped();
 }
 
 void SnapshotTable::TakeKeys(const int64_t* rows, int64_t n, int64_t* keys) const {
   VerifyTaken(kKeys, 8, rows, n);
   for (int64_t i = 0; i < n; ++i) keys[i] = static_cast<int64_t>(format::UnmixKey(keys_[rows[i]]));
-  file_->CheckUnchanged();
+  file_->CheckMapped();
 }
 
 void SnapshotTable::ReadRows(int64_t first, int64_t n, void* out) const {
@@ -445,7 +445,7 @@ void SnapshotTable::ReadRows(int64_t first, int64_t n, void* out) const {
   } else if (n > 0) {
     std::memcpy(out, from, static_cast<size_t>(n * layout_.row_bytes));
   }
-  file_->CheckUnchanged();
+  file_->CheckMapped();
 }
 
 void SnapshotTable::TakeRows(const int64_t* rows, int64_t n, void* out) const {
@@ -461,14 +461,14 @@ void SnapshotTable::TakeRows(const int64_t* rows, int64_t n, void* out) const {
       std::memcpy(to + i * layout_.row_bytes, from, static_cast<size_t>(layout_.row_bytes));
     }
   }
-  file_->CheckUnchanged();
+  file_->CheckMapped();
 }
 
 void SnapshotTable::ReadColumn(Section section, int64_t bytes, int64_t first, int64_t n, void* out) const {
   const uint8_t* const column = file_->data() + layout_.sections[section].offset;
   VerifyRange(section, bytes, first, n);
   if (n > 0) std::memcpy(out, column + first * bytes, static_cast<size_t>(n * bytes));
-  file_->CheckUnchanged();
+  file_->CheckMapped();
 }
 
 void SnapshotTable::TakeColumn(Section section, int64_t bytes, const int64_t* rows, int64_t n,
@@ -478,7 +478,7 @@ void SnapshotTable::TakeColumn(Section section, int64_t bytes, const int64_t* ro
   auto* const to = static_cast<uint8_t*>(out);
   for (int64_t i = 0; i < n; ++i)
     std::memcpy(to + i * bytes, column + rows[i] * bytes, static_cast<size_t>(bytes));
-  file_->CheckUnchanged();
+  file_->CheckMapped();
 }
 
 }  // namespace kvtable
