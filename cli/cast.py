@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import typer
 
 from kvtools.cast import ColumnCost, cast
+from kvtools.cast_rows import cast_rows
 from kvtools.cli.account import print_account
 from kvtools.cli.layout import columns, shown
 from kvtools.cli.options import AsJson, Output, OutputPath, Source, SourcePath, Tables, To
 from kvtools.cli.progress import progress_bar
+from kvtools.cli.rounding import print_roundings
+from kvtools.errors import UsageError
+from kvtools.narrow_rows import cosine_warning
 
 
 def run(
@@ -35,6 +40,14 @@ def run(
         str | None,
         typer.Option("--to-key-dtype", metavar="T", help="The keys' new type: int64, int32, uint64, uint32."),
     ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            "--dtype",
+            metavar="T",
+            help="Rows of floating-point numbers as float16, bfloat16, int8 or int4, for lookups.",
+        ),
+    ] = None,
     to: To = None,
     table: Tables = None,
     output: Output,
@@ -42,6 +55,9 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Change the types of values, optimizer slots and keys, and say what was lost by it.
+
+    --dtype makes rows smaller for lookups: int8 and int4 have an offset and a scale for each row, tables of integers
+    stay as they are, and errors and cosines are told.
 
     Numbers are rounded to nearest, ties to even. The largest rounding error, and how many numbers became
     infinite or zero, are told for each column. A key that the new type does not hold is an error. OUT
@@ -52,9 +68,36 @@ def run(
       kvtools cast model.ckpt-100 half/model.ckpt-100 --to-value-dtype bfloat16
       kvtools cast model.ckpt-100 half.ckpt-100 --to-value-dtype float16 --to-slot-dtype float32 --to tfra
       kvtools cast model.ckpt-100 model.ckpt-100 --to-key-dtype int64 --table user_emb --force
+      kvtools cast model.ckpt-100 small.kvsnap --dtype int4 --to snapshot
     """
     checkpoint = source.open(path, output.memory)
     options = output.options()
+    if dtype is not None:
+        if to_value_dtype or to_slot_dtype or to_key_dtype:
+            raise UsageError(
+                f"casting '{path}': got --dtype {dtype} and another type; --dtype is for rows that are looked up, cast"
+                " in two steps"
+            )
+        with progress_bar("casting") as progress:
+            account, losses = cast_rows(
+                checkpoint,
+                out,
+                dtype,
+                to=to,
+                tables=table or (),
+                options=options,
+                workers=output.workers,
+                progress=progress,
+            )
+        for name, loss in losses.items():
+            warning = cosine_warning(name, dtype, loss)
+            if warning:
+                print(f"kvtools: warning: {warning}", file=sys.stderr)
+        if not as_json:
+            print_roundings([(name, dtype, loss) for name, loss in losses.items()])
+        of_tables = {name: dataclasses.asdict(loss) for name, loss in losses.items()}
+        print_account(account, as_json=as_json, roundings=of_tables)
+        return
     with progress_bar("casting") as progress:
         account, costs = cast(
             checkpoint,

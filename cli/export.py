@@ -36,15 +36,20 @@ from kvtools.cli.options import (
     no_standard_output,
 )
 from kvtools.cli.progress import progress_bar
+from kvtools.cli.rounding import print_roundings
+from kvtools.cli.versions import Keep, NextVersion, OldVersions, version_output
 from kvtools.clip import Choice
 from kvtools.clip_policy import BudgetOrder, budget_order
 from kvtools.dialects.interface import Checkpoint
 from kvtools.errors import UsageError
 from kvtools.export import TableExport, choose_for_saved_model, export_saved_model
 from kvtools.export_model import choose_for_model, export_model, has_custom_operations
-from kvtools.export_snapshot import choose_for_snapshot, dtype_notes, export_snapshot, missing_is_zeros
+from kvtools.export_snapshot import choose_for_snapshot, export_snapshot, missing_is_zeros
 from kvtools.export_split import choose_for_split, export_split
+from kvtools.export_warmup import Warmup
+from kvtools.indexed_rows import check_index
 from kvtools.meta_file import named_tensors, trained_graph
+from kvtools.narrow_rows import cosine_warning, dtype_notes
 from kvtools.stock_model.training_graph import Wanted
 
 
@@ -80,7 +85,7 @@ def run(
         typer.Option(
             "--dtype",
             metavar="T",
-            help="Rows of a snapshot as float32, float16, bfloat16 or int8; integers stay as they are.",
+            help="Rows as float32, float16, bfloat16, int8 or int4; integers stay as they are.",
         ),
     ] = None,
     clip_abs: Annotated[
@@ -131,6 +136,24 @@ def run(
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Lookups of the .meta that insert missing keys give zeros for them.")
     ] = False,
+    warmup: Annotated[
+        str | None,
+        typer.Option(
+            "--warmup",
+            metavar="N|FILE",
+            help="Requests that servers warm a SavedModel up by: N random ones of each signature, or those of a file.",
+        ),
+    ] = None,
+    index: Annotated[
+        str,
+        typer.Option(
+            "--index",
+            metavar="KIND",
+            help="How a SavedModel finds rows: perfect, or hash, a table that is made when it is loaded.",
+        ),
+    ] = "",
+    next_one: NextVersion = False,
+    keep: Keep = None,
     clipping: Clipping,
     table: Tables = None,
     source: Source,
@@ -144,9 +167,10 @@ def run(
     were. Of a checkpoint, and of the tables that --table names, each table gets a signature: it takes ids (int64, any
     shape) and gives embeddings; missing ids give zeros. TensorFlow Serving and tf.saved_model.load open a SavedModel
     without this package. --split writes the model without its tables, and a snapshot of these beside it, for kvtools
-    serve, here or elsewhere. A snapshot is one file that kvtools serve maps and answers from at once; int8 rows have a
-    scale each. A row is kept if it passes all that is asked; rows of zeros are left out, as a missing id gives the
-    same. OUT appears whole or not at all.
+    serve, here or elsewhere. A snapshot is one file that kvtools serve maps and answers from at once. int8 and int4
+    rows have an offset and a scale each, and what they lose is told. A row is kept if it passes all that is asked; rows
+    of zeros are left out, as a missing id gives the same. OUT appears whole or not at all. With --keep, older versions
+    of it go after that.
 
     \b
     Examples:
@@ -156,13 +180,27 @@ def run(
       kvtools export --savedmodel models/7 model.ckpt-100 --input ids=ids:0 --output click=Sigmoid:0
       kvtools export --savedmodel models/7 model.ckpt-100 --budget 2GiB --dry-run
       kvtools export --savedmodel models/7 model.ckpt-100 --policy thresholds.toml
+      kvtools export --savedmodel models/ctr trained_model --next-version --keep 3 --check 100 --warmup 10
+      kvtools export --savedmodel models/8 trained_model --dtype int8 --check 100
       kvtools export --snapshot model.kvsnap model.ckpt-100 --clip-l2 0.01 --dtype bfloat16
       kvtools export --split models/7 trained_model --dtype float16 --check 100
+      kvtools export --snapshot models/ctr/7.kvsnap model.ckpt-100 --keep 3
     """
     if sum(output is not None for output in (savedmodel, snapshot, split)) != 1:
         raise UsageError("exporting: say --savedmodel OUT or --snapshot OUT or --split OUT, one of them")
-    if dtype is not None and savedmodel is not None:
-        raise UsageError(f"exporting: got --dtype {dtype}, which is for --snapshot and --split; see `kvtools cast`")
+    if split is not None and table:
+        raise UsageError(f"exporting: got --split and --table {table[0]}, expected the whole model, or --snapshot")
+    if warmup is not None and savedmodel is None:
+        raise UsageError(f"exporting: got --warmup {warmup}, which is for --savedmodel; a snapshot needs none")
+    if index:
+        if savedmodel is None:
+            raise UsageError(f"exporting: got --index {index}, which is for --savedmodel: a snapshot is its own index")
+        check_index(index)
+    of_index: dict[str, Any] = {"index": index} if index else {}
+    named = next((output for output in (savedmodel, snapshot) if output is not None), split)
+    assert named is not None
+    old = OldVersions(version_output(named, snapshot=snapshot is not None, next_one=next_one, keep=keep), keep)
+    warm = None if warmup is None else Warmup(int(warmup) if warmup.isdecimal() else Path(warmup))
     policy = clipping.policy_of(str(path), clip_abs, clip_l2, keep_keys, drop_keys, ("--keep-keys", "--drop-keys"))
     checkpoint = source.open_for(table or [], path, memory)
     warn_unmatched(policy, [*checkpoint.tables], clipping.policy)
@@ -170,14 +208,11 @@ def run(
         "tables": table or (),
         "policy": policy,
         "keep_zeros": keep_zeros,
+        "dtype": dtype,
         "memory": bytes_of(memory),
     }
-    if savedmodel is None:
-        what["dtype"] = dtype
-    if split is not None and table:
-        raise UsageError(f"exporting: got --split and --table {table[0]}, expected the whole model, or --snapshot")
-    named = {"input": inputs, "output": outputs, "feed": feed}
-    given = {option: named_tensors(f"--{option}", tensors or ()) for option, tensors in named.items()}
+    tensors_of = {"input": inputs, "output": outputs, "feed": feed}
+    given = {option: named_tensors(f"--{option}", tensors or ()) for option, tensors in tensors_of.items()}
     wanted = Wanted(signature or "", given["input"], given["output"], given["feed"], read_only)
     if meta is not None or wanted != Wanted():
         if snapshot is not None or table:
@@ -188,10 +223,9 @@ def run(
         what["graph"] = trained_graph(checkpoint, wanted, meta)
     if "graph" in what or (snapshot is None and not table and has_custom_operations(Path(checkpoint.path))):
         del what["tables"]
-        output = split if savedmodel is None else savedmodel
-        assert output is not None
-        of_output = {"split": savedmodel is None, "force": force, "dry_run": clipping.dry_run, "as_json": as_json}
-        _export_model(checkpoint, output, what, check, **of_output)
+        what["warmup"] = warm
+        how = {"split": split is not None, "force": force, "dry_run": clipping.dry_run, "as_json": as_json}
+        _export_model(checkpoint, old, what, of_index, check, **how)
         return
     if split is not None:
         raise UsageError(
@@ -205,30 +239,33 @@ def run(
             else f"exporting: got --check {check} and --table: tables alone answer nothing that the model does"
         )
     if clipping.dry_run:
-        _choose_only(checkpoint, choose_for_snapshot if savedmodel is None else choose_for_saved_model, what, as_json)
+        choose = choose_for_snapshot if savedmodel is None else choose_for_saved_model
+        _choose_only(checkpoint, choose, what, old, as_json)
         return
-    output = snapshot if savedmodel is None else savedmodel
-    assert output is not None
+    if warm is not None:
+        what["warmup"] = warm
     export = export_snapshot if savedmodel is None else export_saved_model
     with progress_bar("exporting") as progress:
-        exports = export(checkpoint, output, force=force, progress=progress, **what)
+        exports = export(checkpoint, old.output, force=force, progress=progress, **what, **of_index)
+    old.remove()
     _warn(exports)
     _warn_of_cuts(checkpoint, {each.name: (each.rows, each.cut) for each in exports}, snapshot=savedmodel is None)
     order = _order(checkpoint, what, [export.name for export in exports])
     variables = [] if table else _variables_left_out(checkpoint)
     if as_json:
         kind = "snapshot" if savedmodel is None else "savedmodel"
-        record = {"path": str(checkpoint.path), kind: str(output), **describe_budget(order)}
+        record = {"path": str(checkpoint.path), kind: str(old.output), **describe_budget(order), **old.described()}
         of_tables = [dataclasses.asdict(export) for export in exports]
-        print(json.dumps({**record, "tables": of_tables, "left_out": variables}))
+        print(json.dumps({**record, "tables": of_tables, "left_out": variables, **_described(warm)}))
     else:
-        _print_exports(output, exports, variables, order)
+        _print_exports(old, exports, variables, order, warm)
 
 
 def _export_model(
     checkpoint: Checkpoint,
-    output: Path,
-    what: Mapping[str, Any],
+    old: OldVersions,
+    what: dict[str, Any],
+    of_index: Mapping[str, Any],
     check: int,
     *,
     split: bool,
@@ -236,12 +273,17 @@ def _export_model(
     dry_run: bool,
     as_json: bool,
 ) -> None:
+    warm: Warmup | None = what.pop("warmup")
     if dry_run:
-        _choose_only(checkpoint, choose_for_split if split else choose_for_model, what, as_json)
+        _choose_only(checkpoint, choose_for_split if split else choose_for_model, what, old, as_json)
         return
-    export = export_split if split else export_model
     with progress_bar("exporting") as progress:
-        model = export(checkpoint, output, force=force, progress=progress, check=check, **what)
+        of_output = {"force": force, "progress": progress, "check": check}
+        if split:
+            model = export_split(checkpoint, old.output, **of_output, **what)
+        else:
+            model = export_model(checkpoint, old.output, warmup=warm, **of_output, **what, **of_index)
+    old.remove()
     _warn(model.tables)
     _warn_of_cuts(checkpoint, {export.name: (export.rows, export.cut) for export in model.tables}, snapshot=False)
     order = _order(checkpoint, what, [export.name for export in model.tables])
@@ -249,34 +291,48 @@ def _export_model(
         print(f"kvtools: warning: {warning}", file=sys.stderr)
     if as_json:
         of_tables = [dataclasses.asdict(export) for export in model.tables]
-        record = {"path": str(checkpoint.path), "split" if split else "savedmodel": str(output), "whole_model": True}
-        record |= describe_budget(order)
+        record = {
+            "path": str(checkpoint.path),
+            "split" if split else "savedmodel": str(old.output),
+            "whole_model": True,
+        }
+        record |= describe_budget(order) | old.described() | _described(warm)
         checks = [dataclasses.asdict(one) for one in model.checks]
         print(json.dumps({**record, "tables": of_tables, "left_out": model.left_out, "checks": checks}))
     else:
         for one in model.checks:
-            print(f"checked: {one.signature}: {_told(one, what.get('dtype'))}")
-        _print_exports(output, model.tables, model.left_out, order)
+            print(f"checked: {one.signature}: {_told(one, model.tables)}")
+        _print_exports(old, model.tables, model.left_out, order, warm)
+
+
+def _described(warm: Warmup | None) -> dict[str, Any]:
+    return {} if warm is None else {"warmup": {"requests": warm.requests, "notes": warm.notes}}
 
 
 def _order(checkpoint: Checkpoint, what: Mapping[str, Any], tables: Sequence[str]) -> BudgetOrder | None:
     return budget_order(what["policy"], [checkpoint.tables[name].schema for name in tables])
 
 
-def _told(check: SignatureCheck, dtype: str | None) -> str:
+def _told(check: SignatureCheck, tables: Sequence[TableExport]) -> str:
     if check.refused:
         return f"not at all, as the model took none of the requests: {check.refused}"
     asked = f"{check.requests:,} requests, {check.outputs} outputs each"
     if check.differing:
-        if dtype is None:
-            return f"{asked}: {check.differing:,} of {check.values:,} values differ, as rows were cut"
-        found = f"{asked}: {check.differing:,} of {check.values:,} values differ, as rows are {dtype}"
-        return f"{found}: {'; '.join(check.different)}"
+        why = [
+            *(["cut"] if any(table.cut for table in tables) else []),
+            *(["rounded"] if any(table.rounding for table in tables) else []),
+        ]
+        share = f"{check.differing:,} of {check.values:,} values differ, by up to {check.largest:.3g}"
+        return f"{asked}: {share}, as rows were {' and '.join(why)}"
     return f"{asked}: the same to the bit"
 
 
 def _choose_only(
-    checkpoint: Checkpoint, choose: Callable[..., list[Choice]], what: Mapping[str, Any], as_json: bool
+    checkpoint: Checkpoint,
+    choose: Callable[..., list[Choice]],
+    what: Mapping[str, Any],
+    old: OldVersions,
+    as_json: bool,
 ) -> None:
     with progress_bar("choosing rows of") as progress:
         choices = choose(checkpoint, progress=progress, **what)
@@ -287,17 +343,24 @@ def _choose_only(
     if as_json:
         of_tables = [describe(choice) | {"notes": said} for choice, said in zip(choices, notes, strict=True)]
         record = {"path": str(checkpoint.path), "dry_run": True, **describe_budget(order)}
+        if old.keep is not None:
+            record["removed"] = [str(path) for path in old.planned()]
         print(json.dumps({**record, "tables": of_tables}))
     else:
         print_choices(choices)
         print_budget(order)
         told = [(line, choice.table) for choice, said in zip(choices, notes, strict=True) for line in said]
         print_of_tables("note", told, len(choices))
+        for path in old.planned():
+            print(f"would remove {path}")
         print("nothing was written")
 
 
 def _warn(exports: Sequence[TableExport]) -> None:
     for export in exports:
+        warning = cosine_warning(export.name, export.value_dtype, export.rounding)
+        if warning:
+            print(f"kvtools: warning: {warning}", file=sys.stderr)
         if export.non_finite:
             print(
                 f"kvtools: warning: table '{export.name}': {export.non_finite} rows with NaN or infinity were kept",
@@ -336,7 +399,11 @@ def _variables_left_out(checkpoint: Checkpoint) -> list[str]:
 
 
 def _print_exports(
-    output: Path, exports: list[TableExport], variables: Sequence[str], order: BudgetOrder | None
+    old: OldVersions,
+    exports: list[TableExport],
+    variables: Sequence[str],
+    order: BudgetOrder | None,
+    warm: Warmup | None,
 ) -> None:
     counted = any(export.lookups for export in exports)
     signed = any(export.signature for export in exports)
@@ -369,8 +436,16 @@ def _print_exports(
     for export in exports:
         print_cut(export.name, export.failed)
     print_budget(order)
+    if any(export.rounding for export in exports):
+        print()
+    print_roundings([(export.name, export.value_dtype, export.rounding) for export in exports if export.rounding])
     for line in variables:
         print(f"left out: {line}")
     print_of_tables("left out", [(line, export.name) for export in exports for line in export.left_out], len(exports))
     print_of_tables("note", [(line, export.name) for export in exports for line in export.notes], len(exports))
-    print(f"wrote {output}")
+    if warm is not None:
+        print(f"warm-up: {warm.requests:,} requests")
+        for line in warm.notes:
+            print(f"note: {line}")
+    print(f"wrote {old.output}")
+    old.print_removed()

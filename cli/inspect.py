@@ -132,7 +132,7 @@ def _print_report(report: dict[str, Any], *, list_variables: bool, show_slots: b
                         shown(table["name"]),
                         table["dialect"],
                         table["key_dtype"],
-                        table["value_dtype"],
+                        table["rows_as"] or table["value_dtype"],
                         str(table["dim"]),
                         f"{table['rows']:,}",
                         str(table["parts"]),

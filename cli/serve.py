@@ -177,6 +177,14 @@ def run(
     keep_alive: Annotated[
         float, typer.Option(metavar="SECONDS", help="How long an idle connection is kept.")
     ] = _DEFAULTS.keep_alive,
+    spin_us: Annotated[
+        float,
+        typer.Option(
+            metavar="MICROSECONDS",
+            help="How long to look for the next lookup before sleeping, for the lowest latency; takes a CPU meanwhile.",
+            envvar="KVTOOLS_SERVE_SPIN_US",
+        ),
+    ] = 0,
     as_json: AsJson = False,
     source: Source,
 ) -> None:
@@ -230,6 +238,7 @@ def run(
     }.items():
         _check_range(doing, option, value, 1, None)
     _check_range(doing, "--grace", grace, 0, None)
+    _check_range(doing, "--spin-us", spin_us, 0, 1e6)
     for option, seconds in {
         "--poll": poll,
         "--header-timeout": header_timeout,
@@ -252,6 +261,7 @@ def run(
         header_timeout=header_timeout,
         body_timeout=body_timeout,
         keep_alive=keep_alive,
+        spin=spin_us / 1e6,
         grace=grace,
         missing=missing,  # type: ignore[arg-type]
         backend=backend,

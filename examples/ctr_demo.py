@@ -408,7 +408,7 @@ def main() -> int:
     console.print("\nClick probabilities of the same impressions:")
     console.print("  " + "".join(f"{who:>18}" for who in answers))
     for number in range(SHOWN):
-        console.print("  " + "".join(f"{float(got[number]):18.8f}" for got in answers.values()))
+        console.print("  " + "".join(f"{float(got[number]):18.6f}" for got in answers.values()))
 
     console.rule("Summary")
     console.print(

@@ -6,11 +6,13 @@ Which criteria hold for which table is a `Policy` (`clip_policy.py`).
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -237,11 +239,42 @@ def choose_rows(
     size = row_bytes(schema) if size is None else size
     columns = _columns(criteria, score)
     oldest = _oldest_version(table, criteria)
-    hidden = _hidden_rows(table, memory) if distinct else np.empty(0, np.int64)
+    nothing = np.empty(0, np.int64)
     if columns == KEYS and criteria.keep_keys is None and criteria.drop_keys is None:
+        hidden = _hidden_rows(table, memory) if distinct else nothing
         mask = RowMask(schema.part_rows, memory=memory, kept=True)  # nothing to read
         mask.clear(hidden)
         return account_of(table, mask, hidden, size)
+    read = functools.partial(
+        _read_and_choose, table, criteria, columns, oldest, score, size, memory, workers=workers, progress=progress
+    )
+    if not distinct:
+        return read(nothing)
+    if criteria.top or score or schema.rows < _KEY_ROWS:
+        return read(_hidden_rows(table, memory))
+    # Most often no key is there twice: rows are read as if it were so, while that is looked into.
+    with ThreadPoolExecutor(1, thread_name_prefix="kvtools-keys") as pool:
+        looking = pool.submit(_hidden_rows, table, memory)
+        choice = read(nothing)
+    hidden = looking.result()
+    return read(hidden) if len(hidden) else choice
+
+
+def _read_and_choose(
+    table: TableReader,
+    criteria: Criteria,
+    columns: Columns,
+    oldest: int | None,
+    score: By | None,
+    size: int,
+    memory: int,
+    hidden: Array,
+    *,
+    workers: int | None,
+    progress: Progress | None,
+) -> Choice:
+    """`choose_rows` where columns are to be read, the rows `hidden` left out before all else."""
+    schema = table.schema
     mask = RowMask(schema.part_rows, memory=memory)
     tops = row_numbers(schema.rows, memory=memory).view(np.uint64) if criteria.top else None
     scores = row_numbers(schema.rows, memory=memory).view(np.uint64) if score else None

@@ -4,7 +4,7 @@ this package.
 Per table the model holds two variables and a lookup:
 
     keys   [rows]           int64; an int32 key is widened, a uint64 key bit-cast; [0] for a table of no rows
-    values [rows + 1, dim]  in the table's type; the last row is zeros, for missing keys
+    values [rows + 1, dim]  in the table's type; the last row is zeros, for missing keys; of int8 and int4 bytes
     ids -> StaticHashTable built from `keys` when the model loads -> row number, `rows` if missing -> gather
 
 The signature of table `scope/emb` is `scope_emb`, with input `ids` (int64, any shape) and output `embeddings`
@@ -26,7 +26,7 @@ import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -41,18 +41,24 @@ from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.object_graph import OBJECT_GRAPH
 from kvtools.dialects.options import DEFAULT_MEMORY, Progress
 from kvtools.dialects.savedmodel import FORMAT, MANIFEST
-from kvtools.dialects.schema import TableSchema, numpy_dtype
+from kvtools.dialects.schema import TableSchema
 from kvtools.errors import BadInputError, OutputError
 from kvtools.fit import fit
+from kvtools.indexed_rows import DEFAULT_INDEX, Index, check_index, slot_order, table_rows
 from kvtools.lookup_model.model import lookup_model
 from kvtools.lookup_model.signatures import DEFAULT_SIGNATURE
+from kvtools.narrow_rows import Dtypes, NarrowTable, bytes_of_values, check_dtypes, dtype_notes, dtype_of
 from kvtools.partition import owners
+from kvtools.perfect_hash import check_count
+from kvtools.quantized_rows import QUANTIZED, Rounding
 from kvtools.read_ahead import read_ahead
 from kvtools.replace_output import check_replaceable, replace_folder
-from kvtools.row_norms import non_finite_rows
 from kvtools.stock_model.initial_rows import InitialRows
 from kvtools.stock_model.table import StockTable
 from kvtools.table_view import MaskedTable
+
+if TYPE_CHECKING:
+    from kvtools.export_warmup import Warmup  # which a server that serves tables has no use for
 
 _MODEL_FILE = "saved_model.pb"
 _NOT_IN_SIGNATURES = re.compile(r"[^A-Za-z0-9_]")
@@ -66,7 +72,8 @@ class TableExport:
 
     `failed` counts the rows that each criterion cut; `lookups` is the sum of all rows' frequencies and `lookups_missed`
     that of the rows that were cut, None where the table has none. `left_out` says what else of the table is not in the
-    output, one sentence each, and `notes` what else there is to know of it.
+    output, one sentence each, and `notes` what else there is to know of it. `rounding` is what its rows lose where they
+    are written in another type.
     """
 
     name: str
@@ -85,6 +92,7 @@ class TableExport:
     lookups: int | None = None
     lookups_missed: int | None = None
     notes: tuple[str, ...] = ()
+    rounding: Rounding | None = None
 
 
 def export_saved_model(
@@ -94,9 +102,12 @@ def export_saved_model(
     tables: Sequence[str] = (),
     policy: Policy | None = None,
     keep_zeros: bool = False,
+    dtype: Dtypes = None,
     force: bool = False,
     memory: int = DEFAULT_MEMORY,
     progress: Progress | None = None,
+    warmup: Warmup | None = None,
+    index: Index = DEFAULT_INDEX,
 ) -> list[TableExport]:
     """Write tables of `checkpoint` as a SavedModel folder `output`.
 
@@ -108,12 +119,21 @@ def export_saved_model(
         tables: the tables' names; all if empty.
         policy: which rows to leave out.
         keep_zeros: keep rows of zeros alone; they are what a missing key gives, and left out otherwise.
+        dtype: what rows of floating-point numbers become, for all tables or by their names: one of
+            `kvtools.narrow_rows.DTYPES`, "int8" and "int4" with an offset and a scale for each row, which the graph
+            decodes; as they are if None, and where they are integers.
         force: replace a SavedModel that is there.
         memory: how many bytes the search for keys that are there twice may hold; more spills to disk.
         progress: called after each chunk.
+        warmup: the requests that servers warm the model up by.
+        index: what finds the row of a key: "hash", a table that is made when the model is loaded, or "perfect",
+            arithmetic over arrays; see `kvtools.indexed_rows`.
 
     Raises:
+        UsageError: there is no such index.
         UnknownTableError: the checkpoint has no such table.
+        UsageError: there is no type `dtype` for rows.
+        BadInputError: there is no table, or a row that `dtype` does not hold.
         OutputError: `output` exists, or cannot be written.
         CorruptFileError: the checkpoint's data is damaged.
 
@@ -123,46 +143,58 @@ def export_saved_model(
         export_saved_model(open_checkpoint("model.ckpt-100"), Path("out"), policy=Policy.of(Criteria(min_freq=2)))
         ```
     """
+    check_index(index)
     readers = checkpoint.select(tables)
     if not readers:
         raise BadInputError(f"exporting '{checkpoint.path}': it has no key-value table; see `kvtools inspect`")
     check_replaceable(output, mark=_MODEL_FILE, force=force)
     choices = choose_for_saved_model(
-        checkpoint, tables=tables, policy=policy, keep_zeros=keep_zeros, memory=memory, progress=progress
+        checkpoint,
+        tables=tables,
+        policy=policy,
+        keep_zeros=keep_zeros,
+        dtype=dtype,
+        memory=memory,
+        progress=progress,
     )
-    check_room(choices, output)
+    check_room(choices, output, index)
     signatures = signature_names([reader.schema.name for reader in readers])
     with replace_folder(output, mark=_MODEL_FILE, force=force) as folder:
         for part in ("assets", "variables"):
             (folder / part).mkdir()
         exports: list[TableExport] = []
         lookups: list[tuple[str, StockTable]] = []
+        described: list[dict[str, Any]] = []
         with BundleWriter(folder / "variables" / "variables") as writer:
             for number, (reader, choice) in enumerate(zip(readers, choices, strict=True)):
                 schema = reader.schema
                 signature = signatures[schema.name]
+                stored = dtype_of(schema, dtype)
+                quantized = stored if stored in QUANTIZED else None
                 table = StockTable(
                     number,
                     schema.name,
                     "int64",  # ids are asked for as such, whatever the type of the keys
-                    schema.value_dtype,
+                    "float32" if quantized else stored or schema.value_dtype,
                     schema.dim,
                     (choice.kept,),
                     InitialRows(),
                     index_name(),
                     "tables",
+                    quantized or "",
                 )
-                lookups.append((signature, table))
-                tensors = table.tensor("keys"), table.tensor("values")
-                exports.append(write_table(writer, tensors, reader, choice, progress, signature=signature)[0])
+                written = write_table(
+                    writer, table, reader, choice, progress, signature=signature, dtype=dtype, index=index
+                )
+                exports.append(written.export)
+                lookups.append((signature, written.table))
+                described.append({"signature": signature, **written.described})
             model = lookup_model(lookups)
             writer.string(OBJECT_GRAPH, model.object_graph)
         (folder / _MODEL_FILE).write_bytes(model.saved_model)
-        described = [
-            {"signature": signature, "keys": table.tensor("keys"), "values": table.tensor("values")}
-            for signature, table in lookups
-        ]
         write_manifest(folder, checkpoint, policy or Policy(), list(zip(exports, described, strict=True)))
+        if warmup is not None:
+            warmup.add(folder)
     return exports
 
 
@@ -180,20 +212,22 @@ def choose_for_saved_model(
     tables: Sequence[str] = (),
     policy: Policy | None = None,
     keep_zeros: bool | Collection[str] = False,
+    dtype: Dtypes = None,
     memory: int = DEFAULT_MEMORY,
     progress: Progress | None = None,
 ) -> list[Choice]:
     """Decide which rows `export_saved_model` would keep, and write nothing; arguments and errors are its own.
 
-    `keep_zeros` may name the tables that keep their rows of zeros.
+    `keep_zeros` may name the tables that keep their rows of zeros. Whether numbers fit `dtype` only the writing finds.
     """
+    check_dtypes(f"exporting '{checkpoint.path}'", dtype)
     return choose_all(
         checkpoint,
         policy or Policy(),
         tables=tables,
         distinct=True,
         zeros=lambda table: not (keep_zeros if isinstance(keep_zeros, bool) else table.schema.name in keep_zeros),
-        size=lambda schema: schema.dim * numpy_dtype(schema.value_dtype).itemsize + 8,
+        size=lambda schema: bytes_of_values(schema, dtype) + 8,
         memory=memory,
         progress=progress,
     )
@@ -227,79 +261,100 @@ def left_out(schema: TableSchema, dialect: Dialect) -> tuple[str, ...]:
     return fit(schema, dataclasses.replace(dialect, holds=holds)).losses
 
 
+@dataclass(frozen=True)
+class WrittenTable:
+    """What became of a table, the table as it is in the graph, and what the manifest says of its variables."""
+
+    export: TableExport
+    table: StockTable
+    described: dict[str, Any]
+
+
 def write_table(
     writer: BundleWriter,
-    tensors: tuple[str, str],
+    table: StockTable,
     reader: TableReader,
     choice: Choice,
     progress: Progress | None,
     *,
     signature: str = "",
     behind: Array | None = None,
-    parts: int = 1,
-) -> tuple[TableExport, tuple[int, ...]]:
-    """Write a table as two tensors: keys [rows], and values [rows + 1 + n, dim], of which row number `rows` is zeros.
+    dtype: Dtypes = None,
+    as_floats: bool = False,
+    index: Index = "hash",
+) -> WrittenTable:
+    """Write the variables of a table: keys, values with a row of zeros and others behind, and what its index needs.
 
     Args:
         writer: the bundle.
-        tensors: what keys and values are called.
-        reader: the table.
+        table: the table; the rows of its parts are counted here, and their slots found.
+        reader: where its rows are read.
         choice: which rows to keep.
         progress: called after each chunk.
         signature: by which it is looked up, for the account.
         behind: rows [n, dim] behind the row of zeros.
-        parts: of how many parts to count the rows.
-
-    Returns:
-        What became of the table, and how many rows each part has.
+        dtype: what the rows become.
+        as_floats: write what is read back of these rows, in the type of the source.
+        index: what finds the row of a key.
     """
     schema = reader.schema
-    kept = MaskedTable(reader, choice.mask)
-    kept_keys: list[Array] = []
+    kept = NarrowTable(MaskedTable(reader, choice.mask), dtype_of(schema, dtype))
+    parts = len(table.part_rows)
     part_rows = np.zeros(parts, np.int64)
-    done = non_finite = 0
-    writer.begin(tensors[1], reader.value_dtype, (schema.dim,))
-    for chunk in read_ahead(kept.chunks(KEYS_AND_VALUES)):
-        keys, values = chunk.keys, chunk.values
-        assert values is not None
-        non_finite += non_finite_rows(values)
-        writer.append(values)
-        if parts > 1:
-            part_rows += np.bincount(owners(keys, parts, "floor_mod"), minlength=parts)
-        kept_keys.append(keys.view(np.int64) if keys.dtype == np.uint64 else keys.astype(np.int64))
-        done += len(keys)
-        if progress:
-            progress(schema.name, done, choice.kept)
-    writer.append(np.zeros((1, schema.dim), reader.value_dtype))
+    done = 0
+
+    def as_written(values: Array) -> Array:
+        return kept.read_back(values).astype(reader.value_dtype, copy=False) if as_floats else kept.stored(values)
+
+    order = slot_order(_as_int64(kept.all_keys(verify=False))) if index == "perfect" else None
+    rows_behind = as_written(np.zeros((1, schema.dim), kept.value_dtype))
     if behind is not None and len(behind):
-        writer.append(behind)
-    writer.end()
-    writer.begin(tensors[0], np.dtype(np.int64), ())
-    for keys in kept_keys:
-        writer.append(keys)
-    if done == 0:
-        # TensorFlow initialises no hash table with nothing: one key that leads to the row of zeros changes
-        # no answer.
-        writer.append(np.zeros(1, np.int64))
-    writer.end()
+        begun = as_written(kept.beside(behind, "a row that keys begin with"))
+        rows_behind = np.concatenate([rows_behind, begun])
+    with table_rows(writer, table, order, rows_behind) as rows:
+        for chunk in read_ahead(kept.chunks(KEYS_AND_VALUES)):
+            keys, values = chunk.keys, chunk.values
+            assert values is not None
+            rows.append(_as_int64(keys), as_written(values))
+            if parts > 1:
+                part_rows += np.bincount(owners(keys, parts, "floor_mod"), minlength=parts)
+            done += len(keys)
+            if progress:
+                progress(schema.name, done, choice.kept)
+    row_bytes, whole = (bytes_of_values(schema, each) + 8 for each in (dtype, None))
     export = TableExport(
         name=schema.name,
         signature=signature,
         key_dtype=schema.key_dtype,
-        value_dtype=schema.value_dtype,
+        value_dtype=kept.dtype or schema.value_dtype,
         dim=schema.dim,
         rows=done,
         cut=choice.cut,
         duplicates=choice.hidden,
-        non_finite=non_finite,
-        bytes=choice.bytes,
-        bytes_saved=choice.bytes_saved,
+        non_finite=kept.non_finite,
+        bytes=done * row_bytes,
+        bytes_saved=max(0, (done + choice.cut) * whole - done * row_bytes),
         left_out=left_out(schema, savedmodel.DIALECT),
         failed=choice.failed,
         lookups=choice.lookups,
         lookups_missed=choice.lookups_missed,
+        notes=dtype_notes(schema, dtype),
+        rounding=kept.rounding,
     )
-    return export, tuple(part_rows.tolist()) if parts > 1 else (done,)
+    table = dataclasses.replace(
+        table,
+        part_rows=tuple(part_rows.tolist()) if parts > 1 else (done,),
+        perfect=order.in_graph if order else None,
+    )
+    described = {"keys": table.tensor("keys"), "values": table.tensor("values")}
+    if order:
+        described |= {"index": table.tensor("index"), **order.described()}
+    return WrittenTable(export, table, described)
+
+
+def _as_int64(keys: Array) -> Array:
+    """Keys as an index has them."""
+    return keys.view(np.int64) if keys.dtype == np.uint64 else keys.astype(np.int64)
 
 
 def write_manifest(
@@ -318,8 +373,9 @@ def write_manifest(
         tables: what became of each, and what else is to be said of it.
         more: what else is to be said of the model.
     """
+    quantized = any(export.value_dtype in QUANTIZED and export.rounding for export, _ in tables)
     manifest = {
-        "format": FORMAT,
+        "format": FORMAT if quantized else 1,
         "written_by": f"kvtools {__version__}",
         "source": str(checkpoint.path),
         "source_dialect": checkpoint.dialect,
@@ -329,7 +385,7 @@ def write_manifest(
             {
                 "name": export.name,
                 "key_dtype": export.key_dtype,
-                "value_dtype": export.value_dtype,
+                **_described_rows(export),
                 "dim": export.dim,
                 "rows": export.rows,
                 "cut": export.cut,
@@ -345,8 +401,23 @@ def write_manifest(
     path.write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
 
 
-def check_room(choices: Sequence[Choice], output: Path) -> None:
-    """Raise `OutputError` where the rows that were chosen do not fit on the disk of `output`."""
+def _described_rows(export: TableExport) -> dict[str, str]:
+    """The type that rows are read as, and what they are in the variable where that is another one."""
+    if export.rounding is None or export.value_dtype not in QUANTIZED:
+        return {"value_dtype": export.value_dtype}
+    return {"value_dtype": "float32", "rows_as": export.value_dtype}
+
+
+def check_room(choices: Sequence[Choice], output: Path, index: Index = "hash") -> None:
+    """Raise where the rows that were chosen do not fit on the disk of `output`, or into an index.
+
+    Raises:
+        OutputError: the disk is too small.
+        BadInputError: a table has too many keys for the index.
+    """
+    if index == "perfect":
+        for choice in choices:
+            check_count(choice.kept)
     needed = sum(choice.bytes for choice in choices)
     free = shutil.disk_usage(output.parent).free
     if free < needed:

@@ -11,9 +11,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +34,10 @@ from kvtools.dialects.savedmodel import is_whole_model
 from kvtools.dialects.tfplugin import KEY_DTYPES, VALUE_DTYPES
 from kvtools.errors import BadInputError, CheckFailedError, CorruptFileError, KvtoolsError
 from kvtools.export import TableExport, check_room, choose_for_saved_model, index_name, write_manifest, write_table
+from kvtools.export_warmup import Warmup
+from kvtools.indexed_rows import DEFAULT_INDEX, Index, check_index
 from kvtools.meta_file import TrainedGraph
+from kvtools.narrow_rows import Dtypes, check_dtypes, dtype_of
 from kvtools.replace_output import check_replaceable, replace_folder
 from kvtools.stock_model.cut_functions import CannotCut
 from kvtools.stock_model.cut_model import CutSignature, cut_model
@@ -48,6 +53,7 @@ from kvtools.stock_model.meta_graph import (
     served_nodes,
 )
 from kvtools.stock_model.objects import object_prefixes
+from kvtools.stock_model.older_tensorflow import OLDEST, not_in_oldest
 from kvtools.stock_model.op_table import ANSWERS_BEGIN, GIVES_DEFAULTS, HANDLES, OPERATIONS, REFUSED, RESTORES
 from kvtools.stock_model.rewrite import UnsupportedOperation
 from kvtools.stock_model.stock_ops import foreign_nodes, is_stock
@@ -68,7 +74,7 @@ _NOT_COPIED = frozenset({_MODEL_FILE, "variables", "fingerprint.pb"})
 class ModelExport:
     """What became of a model: its tables, which functions were left out, a sentence each, and what was compared.
 
-    `warnings` say what of the answers may not be as it was meant.
+    `warnings` say what of the answers may not be as it was meant, and which TensorFlows cannot open it.
     """
 
     tables: list[TableExport]
@@ -111,11 +117,14 @@ def export_model(
     *,
     policy: Policy | None = None,
     keep_zeros: bool = False,
+    dtype: Dtypes = None,
     force: bool = False,
     memory: int = DEFAULT_MEMORY,
     progress: Progress | None = None,
     check: int = 0,
+    warmup: Warmup | None = None,
     graph: TrainedGraph | None = None,
+    index: Index = DEFAULT_INDEX,
 ) -> ModelExport:
     """Write the SavedModel that `checkpoint` was opened from as a folder `output` of stock operations.
 
@@ -124,13 +133,18 @@ def export_model(
         output: the folder to write; it appears when it is whole, and what stood there stays if anything fails.
         policy: which rows to leave out: their keys are answered like those that were never there.
         keep_zeros: keep rows of zeros alone; they are left out otherwise, where the model cannot tell.
+        dtype: what rows of floating-point numbers become in the export; see `kvtools.export.export_saved_model`. The
+            model computes with numbers of the type that it had.
         force: replace a SavedModel that is there.
         memory: how many bytes the choice of rows may hold; more spills to disk.
         progress: called after each chunk.
         check: how many random requests to compare of each signature, before `output` appears.
+        warmup: the requests that servers warm the model up by; where there is a check, those that it answers.
         graph: of a checkpoint of TensorFlow 1, what to serve; see `kvtools.meta_file`.
+        index: what finds the row of a key; see `kvtools.export.export_saved_model`.
 
     Raises:
+        UsageError: there is no type `dtype` for rows.
         MissingDependencyError: there is a check to be made, and no TensorFlow.
         CheckFailedError: the export answers otherwise than the model.
         BadInputError: what is served has an operation that cannot be rewritten, or a table without rows to restore.
@@ -143,56 +157,117 @@ def export_model(
         export_model(open_checkpoint("trained_model"), Path("models/1"))
         ```
     """
+    check_index(index)
     check_replaceable(output, mark=_MODEL_FILE, force=force)
+    check_dtypes(f"exporting '{checkpoint.path}'", dtype)
     if check:
         check_available()
     model = TrainedModel(checkpoint, graph)
-    tables = {prefix: model.table(prefix, number) for number, prefix in enumerate(model.readers)}
+    tables = {prefix: model.table(prefix, number, dtype) for number, prefix in enumerate(model.readers)}
     model.rewritten(tables)  # what cannot be rewritten is told before hours of writing
-    choices = model.choose(policy, keep_zeros=keep_zeros, memory=memory, progress=progress)
-    check_room(choices, output)
+    choices = model.choose(policy, keep_zeros=keep_zeros, dtype=dtype, memory=memory, progress=progress)
+    check_room(choices, output, index)
     with replace_folder(output, mark=_MODEL_FILE, force=force) as folder:
-        if graph is None:
-            copy_rest(model.folder, folder)
-        else:
-            copy_assets(graph.files, folder)
-        (folder / "variables").mkdir()
-        exports: list[TableExport] = []
-        with BundleWriter(folder / "variables" / "variables") as writer:
-            for (prefix, reader), choice in zip(model.readers.items(), choices, strict=True):
-                table = tables[prefix]
-                export, part_rows = write_table(
-                    writer,
-                    (table.tensor("keys"), table.tensor("values")),
-                    reader,
-                    choice,
-                    progress,
-                    behind=model.initial[prefix][1],
-                    parts=model.parts[prefix],
-                )
-                tables[prefix] = dataclasses.replace(table, part_rows=part_rows)
-                # What a server has no use for is not worth a line.
-                exports.append(dataclasses.replace(export, left_out=()))
-            for variable in model.variables:
-                write_variable(writer, variable, checkpoint.read_variable(variable.name))
-            encoded, tracked, left_out = model.rewritten(tables)
-            if tracked:
-                writer.string(OBJECT_GRAPH, tracked)
-        (folder / _MODEL_FILE).write_bytes(encoded)
-        described = [
-            {"initial_rows": one.initial.stored, "keys": one.tensor("keys"), "values": one.tensor("values")}
-            for one in tables.values()
-        ]
+        exports, left_out = _write(model, folder, tables, choices, policy, dtype, progress, index=index)
+        checks = _checked(model, folder, exports, choices, check, dtype, progress) if check else []
+        if warmup is not None:
+            warmup.add(folder, ask=bool(check))
+        warnings = [*model.warnings(exports), *_too_new((folder / _MODEL_FILE).read_bytes())]
+    return ModelExport(exports, left_out, warnings, checks)
+
+
+def _write(
+    model: TrainedModel,
+    folder: Path,
+    tables: dict[str, StockTable],
+    choices: Sequence[Choice],
+    policy: Policy | None,
+    dtype: Dtypes,
+    progress: Progress | None,
+    *,
+    index: Index = "hash",
+    as_floats: bool = False,
+) -> tuple[list[TableExport], list[str]]:
+    """Write a model of these tables to a folder; return what became of each, and what was left out."""
+    checkpoint = model.checkpoint
+    if model.graph is None:
+        copy_rest(model.folder, folder)
+    else:
+        copy_assets(model.graph.files, folder)
+    (folder / "variables").mkdir()
+    exports: list[TableExport] = []
+    described: list[dict[str, Any]] = []
+    with BundleWriter(folder / "variables" / "variables") as writer:
+        for (prefix, reader), choice in zip(model.readers.items(), choices, strict=True):
+            table = tables[prefix]
+            written = write_table(
+                writer,
+                table,
+                reader,
+                choice,
+                progress,
+                behind=model.initial[prefix][1],
+                dtype=dtype,
+                as_floats=as_floats,
+                index=index,
+            )
+            tables[prefix] = written.table
+            described.append({"initial_rows": table.initial.stored, **written.described})
+            # What a server has no use for is not worth a line.
+            exports.append(dataclasses.replace(written.export, left_out=()))
+        for variable in model.variables:
+            write_variable(writer, variable, checkpoint.read_variable(variable.name))
+        encoded, tracked, left_out = model.rewritten(tables)
+        if tracked:
+            writer.string(OBJECT_GRAPH, tracked)
+    (folder / _MODEL_FILE).write_bytes(encoded)
+    if not as_floats:
         told = list(zip(exports, described, strict=True))
         write_manifest(folder, checkpoint, policy or Policy(), told, whole_model=True)
-        checks = check_model(checkpoint, open_checkpoint(folder), check, graph=graph) if check else []
-        wrong = [f"{one.signature}: {what}" for one in checks for what in one.different]
-        if wrong and not any(export.cut for export in exports):
-            raise CheckFailedError(
-                f"exporting '{model.folder}': the export answers otherwise than the model, so '{output}' was not"
-                f" written: {'; '.join(wrong)}"
-            )
-    return ModelExport(exports, left_out, model.warnings(exports), checks)
+    return exports, left_out
+
+
+def _checked(
+    model: TrainedModel,
+    folder: Path,
+    exports: Sequence[TableExport],
+    choices: Sequence[Choice],
+    requests: int,
+    dtype: Dtypes,
+    progress: Progress | None,
+) -> list[SignatureCheck]:
+    """Compare the trained model with its export; raises `CheckFailedError` where they differ by more than they may.
+
+    Rows that were rounded change answers, by how much depends on the model. So what they may change is computed: an
+    export with rows as they were answers as the model does, and one with the rounded rows as plain numbers as the
+    export does, each to the bit.
+    """
+    export = open_checkpoint(folder)
+    if not any(one.rounding for one in exports):
+        checks = check_model(model.checkpoint, export, requests, graph=model.graph)
+        _expect_same(model, checks, exports, "the export answers otherwise than the model")
+        return checks
+    with tempfile.TemporaryDirectory(dir=folder, prefix="check-") as beside:
+        plain, rounded = Path(beside) / "plain", Path(beside) / "rounded"
+        for place, rows in ((plain, None), (rounded, dtype)):
+            place.mkdir()
+            tables = {prefix: model.table(prefix, number) for number, prefix in enumerate(model.readers)}
+            _write(model, place, tables, choices, None, rows, progress, as_floats=True)
+        # The keys of all three are the export's.
+        same = check_model(model.checkpoint, export, requests, graph=model.graph, run=plain)
+        _expect_same(model, same, exports, "with its rows as they were, the export answers otherwise than the model")
+        decoded = check_model(export, export, requests, run=rounded)
+        _expect_same(model, decoded, [], "the export answers otherwise than its rows would as plain numbers")
+    return check_model(model.checkpoint, export, requests, graph=model.graph)
+
+
+def _expect_same(
+    model: TrainedModel, checks: Sequence[SignatureCheck], exports: Sequence[TableExport], otherwise: str
+) -> None:
+    """Raise `CheckFailedError` where answers differ, unless rows of `exports` were cut."""
+    wrong = [f"{one.signature}: {what}" for one in checks for what in one.different]
+    if wrong and not any(export.cut for export in exports):
+        raise CheckFailedError(f"exporting '{model.folder}': {otherwise}, so nothing was written: {'; '.join(wrong)}")
 
 
 def choose_for_model(
@@ -200,6 +275,7 @@ def choose_for_model(
     *,
     policy: Policy | None = None,
     keep_zeros: bool = False,
+    dtype: Dtypes = None,
     memory: int = DEFAULT_MEMORY,
     progress: Progress | None = None,
     graph: TrainedGraph | None = None,
@@ -207,7 +283,7 @@ def choose_for_model(
     """Decide which rows `export_model` would keep, and write nothing; arguments and errors are its own."""
     model = TrainedModel(checkpoint, graph)
     model.rewritten({prefix: model.table(prefix, number) for number, prefix in enumerate(model.readers)})
-    return model.choose(policy, keep_zeros=keep_zeros, memory=memory, progress=progress)
+    return model.choose(policy, keep_zeros=keep_zeros, dtype=dtype, memory=memory, progress=progress)
 
 
 def _all_restored(graphs: Sequence[MetaGraph], tracked: bytes, known: Mapping[str, TableReader]) -> list[Restored]:
@@ -230,7 +306,7 @@ class TrainedModel:
     """A SavedModel to be rewritten, or a checkpoint with the graph that it was trained by.
 
     Attributes:
-        folder: where it is.
+        checkpoint, folder, graph: what it was opened as, where it is, and the graph of a checkpoint.
         variables: the dense variables that it restores.
         readers: its tables, by what their tensors begin with.
         parts: how many parts the graph has of each.
@@ -238,7 +314,7 @@ class TrainedModel:
     """
 
     def __init__(self, checkpoint: Checkpoint, graph: TrainedGraph | None) -> None:
-        self.folder, self._checkpoint, self._graph = Path(checkpoint.path), checkpoint, graph
+        self.folder, self.checkpoint, self.graph = Path(checkpoint.path), checkpoint, graph
         self._file = self.folder / _MODEL_FILE if graph is None else graph.file
         self.variables = [one for one in checkpoint.variables if graph is None or one.name in graph.tensors]
         try:
@@ -260,8 +336,8 @@ class TrainedModel:
         self.readers: dict[str, TableReader] = {}
         self.parts: dict[str, int] = {}
         self.initial: dict[str, tuple[InitialRows, Array]] = {}
-        begins = any(_asks_for_initial(meta) for meta in decoded) or any(
-            one.initializer and _answers_begin(meta) for one in restored for meta in decoded
+        begins = any(_asks_for_initial(meta) for meta in decoded) or (
+            any(one.initializer for one in restored) and any(_answers_begin(meta) for meta in decoded)
         )
         self._not_zeros: set[int] = set()
         self._tells_zeros = begins or any(_asks_what_is_there(meta) for meta in decoded)
@@ -290,24 +366,23 @@ class TrainedModel:
             )
 
     def _object_graph(self) -> bytes:
-        if self._graph is not None or not any(
-            variable.name == OBJECT_GRAPH for variable in self._checkpoint.bookkeeping
-        ):
+        if self.graph is not None or not any(variable.name == OBJECT_GRAPH for variable in self.checkpoint.bookkeeping):
             return b""
-        chunk = next(self._checkpoint.read_variable(OBJECT_GRAPH))
+        chunk = next(self.checkpoint.read_variable(OBJECT_GRAPH))
         return bytes(chunk.reshape(-1)[0])
 
     def choose(
-        self, policy: Policy | None, *, keep_zeros: bool, memory: int, progress: Progress | None
+        self, policy: Policy | None, *, keep_zeros: bool, dtype: Dtypes, memory: int, progress: Progress | None
     ) -> list[Choice]:
         """Decide which rows of each table are kept."""
         if not self.readers:
             return []
         return choose_for_saved_model(
-            self._checkpoint,
+            self.checkpoint,
             tables=[reader.schema.name for reader in self.readers.values()],
             policy=policy,
             keep_zeros=keep_zeros or self._tells_zeros,
+            dtype=dtype,
             memory=memory,
             progress=progress,
         )
@@ -316,9 +391,9 @@ class TrainedModel:
         """Say which tables and dense variables nothing that is served uses, a sentence each."""
         used = {reader.schema.name for reader in self.readers.values()}
         reasons = [
-            f"table '{name}': nothing that is served uses it" for name in self._checkpoint.tables if name not in used
+            f"table '{name}': nothing that is served uses it" for name in self.checkpoint.tables if name not in used
         ]
-        unused = [one for one in self._checkpoint.variables if one not in self.variables]
+        unused = [one for one in self.checkpoint.variables if one not in self.variables]
         if unused:
             size = sum(one.bytes for one in unused)
             reasons.append(f"{len(unused)} dense variables, {size} bytes: nothing that is served uses them")
@@ -343,8 +418,8 @@ class TrainedModel:
         begin, rows = self.initial[prefix]
         return "tfra" in self.readers[prefix].schema.metadata or begin.stored != 1 or bool(rows.any())
 
-    def table(self, prefix: str, number: int) -> StockTable:
-        """Return a table as far as it is known before its rows are written."""
+    def table(self, prefix: str, number: int, dtype: Dtypes = None) -> StockTable:
+        """Return a table as far as it is known before its rows are written, as `dtype`."""
         schema = self.readers[prefix].schema
         if schema.key_dtype not in KEY_DTYPES or schema.value_dtype not in VALUE_DTYPES:
             raise BadInputError(
@@ -354,7 +429,18 @@ class TrainedModel:
         index = index_name()
         parts = (schema.rows,) + (0,) * (self.parts[prefix] - 1)
         initial = self.initial[prefix][0]
-        return StockTable(number, schema.name, schema.key_dtype, schema.value_dtype, schema.dim, parts, initial, index)
+        stored = dtype_of(schema, dtype)
+        return StockTable(
+            number,
+            schema.name,
+            schema.key_dtype,
+            schema.value_dtype,
+            schema.dim,
+            parts,
+            initial,
+            index,
+            rows_as="" if stored is None or stored == schema.value_dtype else stored,
+        )
 
     def rewritten(self, tables: Mapping[str, StockTable]) -> tuple[bytes, bytes, list[str]]:
         """Return the model as it is with these tables, the objects of its checkpoint, and what was left out."""
@@ -433,6 +519,19 @@ def _told(error: UnsupportedOperation) -> str:
     return f"operation '{error.node.op}' ({where}) cannot be rewritten: {error.reason}"
 
 
+def _too_new(saved_model: bytes) -> list[str]:
+    """Say what keeps an older TensorFlow from opening a model."""
+    told: list[str] = []
+    for meta in map(MetaGraph.decode, messages(split(saved_model), 2)):
+        saved_by = f"; {meta.tensorflow} saved the model" if meta.tensorflow else ""
+        for what, node in not_in_oldest(node for _, node in meta.graph.all_nodes()).items():
+            told.append(
+                f"TensorFlow {OLDEST} has no {what} (node '{node}'): a later one is needed where the export is"
+                f" served{saved_by}"
+            )
+    return told
+
+
 def _prefixes(reader: TableReader) -> list[str]:
     """What a table's tensors begin with, as the operation says that restores it; of TFRA's, those of each part."""
     schema = reader.schema
@@ -441,7 +540,8 @@ def _prefixes(reader: TableReader) -> list[str]:
         place, parts = str(tfra.get("places", {}).get("", "")), range(schema.parts)
         if "tables_of_" in place.rpartition("/")[2]:
             return [f"{place}/{part}/.ATTRIBUTES/table" for part in parts]
-        return [f"{place}_mht_{part + 1}of{schema.parts}" for part in parts]
+        # By tensors, or by the files beside the checkpoint.
+        return [*(f"{place}_mht_{part + 1}of{schema.parts}" for part in parts), place]
     if not isinstance(path, str):
         return [schema.name]
     return [f"{path}/.ATTRIBUTES/kv" if path else ".ATTRIBUTES/kv"]

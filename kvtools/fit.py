@@ -200,6 +200,7 @@ def fit(source: TableSchema, dialect: Dialect, *, parts: int | None = None) -> F
         extras=extras,
         metadata=_metadata(source, dialect, {slot.name for slot in slots}, losses),
         notes=(),
+        rows_as=None,
     )
     schema = dataclasses.replace(schema, bytes=schema.rows * row_bytes(schema))
     return Fit(source, schema, tuple(losses), tuple(changes))

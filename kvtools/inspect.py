@@ -40,6 +40,7 @@ def describe_table(schema: TableSchema) -> dict[str, Any]:
         "dialect": schema.dialect,
         "key_dtype": schema.key_dtype,
         "value_dtype": schema.value_dtype,
+        "rows_as": schema.rows_as,
         "dim": schema.dim,
         "rows": schema.rows,
         "parts": schema.parts,

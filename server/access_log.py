@@ -124,7 +124,7 @@ class AccessLog:
             "protocol": answered.protocol,
             "api": answered.kind,
             "path": answered.path,
-            "model": answered.model,
+            "model": answered.model or next((count.model for count in answered.counts), ""),
             "tables": [count.table for count in answered.counts],
             "keys": sum(count.keys for count in answered.counts),
             "missing": sum(count.missing for count in answered.counts),

@@ -35,16 +35,17 @@ from kvtools.server.store import StoredTable, lookup_errors
 # JSON of more numbers than this is made and sent block by block.
 STREAMED_NUMBERS = 262_144
 _NAMED_KEYS = 10
-_FRAMES = Codec("frame", "frame")
+FRAMES = Codec("frame", "frame")
 
 
 @dataclass(frozen=True, slots=True)
 class TableCount:
-    """How many keys were looked up in a table, and how many of them have no row."""
+    """How many keys were looked up in a table of a model, and how many of them have no row."""
 
     table: str
     keys: int
     missing: int
+    model: str = ""
 
 
 @dataclass(slots=True)
@@ -97,7 +98,7 @@ def answer_lookup(
     version.note(table, lookup.keys)
     rows = _look_up(stored, lookup, said or missing or settings.missing)
     headers = {"X-Embedding-Version": str(version.number)}
-    counts = (TableCount(table, len(lookup.keys), rows.missing),)
+    counts = (TableCount(table, len(lookup.keys), rows.missing, version.model),)
     if codec.writes == "binary":
         count, dim = rows.embeddings.shape
         headers |= {"X-Embedding-Shape": f"{count},{dim}", "X-Embedding-Missing": str(rows.missing)}
@@ -117,7 +118,7 @@ def answer_tables(
     if "binary" in (codec.reads, codec.writes):
         raise RequestError(415, "unsupported_media", f"the binary form of several tables is {FRAME}, not {BINARY}")
     tables = version.store.tables
-    if codec == _FRAMES:
+    if codec == FRAMES:
         done = _answer_frame(version, body, missing, settings, authorize)
         if done is not None:
             return done
@@ -137,7 +138,8 @@ def answer_tables(
     answers = [_look_up(stored, lookup, how) for lookup, stored in wanted]
     headers = {"X-Embedding-Version": str(version.number)}
     counts = tuple(
-        TableCount(lookup.table, len(lookup.keys), rows.missing) for lookup, rows in zip(lookups, answers, strict=True)
+        TableCount(lookup.table, len(lookup.keys), rows.missing, version.model)
+        for lookup, rows in zip(lookups, answers, strict=True)
     )
     if codec.writes == "frame":
         return Answer(200, FRAME, encode_answer(answers, version.number), headers, counts=counts)
@@ -155,7 +157,7 @@ def answer_row(
     pattern = parse_key(key, stored.schema.key_dtype)
     rows = _look_up(stored, TableKeys(table, pattern), missing or "error")
     headers = {"X-Embedding-Version": str(version.number)}
-    counts = (TableCount(table, 1, rows.missing),)
+    counts = (TableCount(table, 1, rows.missing, version.model),)
     if codec.writes == "binary":
         headers |= {"X-Embedding-Shape": f"1,{rows.embeddings.shape[1]}", "X-Embedding-Missing": str(rows.missing)}
         return Answer(200, BINARY, codecs.binary_rows(rows.embeddings), headers, counts=counts)
@@ -188,7 +190,7 @@ def _answer_frame(
         for lookup in decode_request(body)[0]:
             version.note(lookup.table, lookup.keys)
     headers = {"X-Embedding-Version": str(version.number)}
-    counts = tuple(TableCount(name, *count) for name, count in zip(names, counted, strict=True))
+    counts = tuple(TableCount(name, *count, version.model) for name, count in zip(names, counted, strict=True))
     return Answer(200, FRAME, frame, headers, counts=counts)
 
 
@@ -203,7 +205,7 @@ def _done(
     missing: int,
 ) -> Answer:
     headers = {"X-Embedding-Version": str(version.number)}
-    counts = (TableCount(table, keys, missing),)
+    counts = (TableCount(table, keys, missing, version.model),)
     if codec.writes == "json":
         return Answer(200, JSON, body, headers, counts=counts)
     headers["X-Embedding-Shape"] = f"{rows},{stored.schema.dim}"

@@ -6,11 +6,12 @@ on a connection where nothing else is in hand is answered here, from its bytes, 
 usual way, through FastAPI, and so does whatever is doubtful about a request: a short way is not a second opinion on
 what HTTP is. Both ways end in `Lookups`, and give the same answers.
 
-A client sends the same head again and again. From the second time on, a lookup of it is prepared: `Lookups.prepare`
-looks once at what is the same each time (who asks, what, in which form), and C++ answers from segment to response what
-follows of that head, as long as nothing changes of what is served and to whom. Segments come to C++ first (`ShortWay`),
-which is armed while nothing is in hand on the connection, and leaves to this file all that is not answered by a small
-200.
+A client sends the same head again and again, but for a few values: the length of the body, an id. From the second time
+on, a lookup of such a shape is prepared: `Lookups.prepare` looks once at what is the same each time (who asks, what, in
+which form), and C++ answers from segment to response what follows of it, as long as nothing changes of what is served
+and to whom. Segments come to C++ first (`ShortWay`), which is armed while nothing is in hand on the connection, and
+leaves to this file all that is not answered by a small 200. Lookups in the protocols of others are prepared, too; where
+they are not, they go the usual way.
 
 **What a connection is doing** is one of: nothing (`_open` is ""), in the middle of the "head" or the "body" of a
 request, or having one answered. Nothing may take `keep_alive`, a head `header_timeout` and a body `body_timeout` from
@@ -37,6 +38,7 @@ from kvtools._snapshot import PreparedLookup, ShortWay
 from kvtools.server.answer import Answer
 from kvtools.server.codecs import choose_codec
 from kvtools.server.lookups import Ask, Lookups, Size, error_answer
+from kvtools.server.prepared import HOLES, Hole, Inference, Shape, shape_of
 from kvtools.server.request import RequestError
 from kvtools.server.request_ids import request_id
 
@@ -58,6 +60,12 @@ _LINE = re.compile(
     rb"(?:\?model=(?P<model>[\w.-]+))?(?:(?(model)&|\?)missing=(?P<missing>zeros|default|error))? HTTP/1\.1",
     re.ASCII,
 )
+_INFERENCE = re.compile(
+    rb"POST (?:/v1/models/(?P<predicts>[\w.-]+)"
+    rb"(?:/versions/(?P<number>[0-9]{1,18})|/labels/(?P<label>[\w.-]+))?:predict"
+    rb"|/v2/models/(?P<infers>[\w.-]+)(?:/versions/(?P<version>[\w.-]+))?/infer) HTTP/1\.1",
+    re.ASCII,
+)
 _HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*((?:[!-~](?:[ \t!-~]*[!-~])?)?)[ \t]*")
 _LENGTH = re.compile("[0-9]{1,12}")
 # Headers that say that a request is not of the plain kind.
@@ -66,12 +74,15 @@ _UNUSUAL = frozenset(("transfer-encoding", "expect", "upgrade", "content-encodin
 
 @dataclass(slots=True)
 class _Head:
-    """A head of the plain kind: what it asks for, how long its body is, and where in it the key of a URL is."""
+    """A head of the plain kind: what it asks for, how long its body is, and what in it may be another each time.
 
-    ask: Ask
+    `shape` is what other heads have in common with it: None until a second one of it comes.
+    """
+
+    ask: Ask | Inference
     length: int
-    key: tuple[int, int] = (0, 0)
-    prepared: PreparedLookup | None = None
+    holes: list[tuple[int, int, int]]
+    shape: Shape | None = None
 
 
 class _Way(Enum):
@@ -86,9 +97,12 @@ def read_head(head: bytes) -> _Head | None:
     """Read the head of a lookup (with the empty line that ends it), or return None: it goes the usual way."""
     line, *fields = head[:-4].split(b"\r\n")
     asked = _LINE.fullmatch(line)
-    if asked is None:
+    inference = _INFERENCE.fullmatch(line) if asked is None else None
+    if asked is None and inference is None:
         return None
     headers: dict[str, str] = {}
+    holes: list[tuple[int, int, int]] = []
+    at = len(line) + 2
     for each in fields:
         matched = _HEADER.fullmatch(each)
         if matched is None:
@@ -97,9 +111,17 @@ def read_head(head: bytes) -> _Head | None:
         if name in headers or name in _UNUSUAL:
             return None
         headers[name] = matched[2].decode()
+        if name in HOLES and matched[2]:
+            holes.append((at + matched.start(2), at + matched.end(2), HOLES[name]))
+        at += len(each) + 2
     if headers.get("connection", "keep-alive").lower() != "keep-alive":
         return None
     length = headers.get("content-length")
+    if inference is not None:
+        if length is None or not _LENGTH.fullmatch(length):
+            return None
+        return _Head(_inference(inference, headers), int(length), holes)
+    assert asked is not None
     codec = choose_codec(headers.get("content-type", ""), headers.get("accept", ""))
     missing = asked["missing"].decode() if asked["missing"] else None
     model = asked["model"].decode() if asked["model"] else None
@@ -107,12 +129,19 @@ def read_head(head: bytes) -> _Head | None:
         if length is not None:
             return None
         ask = Ask("row", asked["of"].decode(), codec, asked["key"].decode(), missing, "", headers, model)
-        return _Head(ask, 0, asked.span("key"))
+        return _Head(ask, 0, [(*asked.span("key"), Hole.KEY), *holes])
     if length is None or not _LENGTH.fullmatch(length):
         return None
     if asked["tables"] is not None:
-        return _Head(Ask("tables", "", codec, "", missing, "", headers, model), int(length))
-    return _Head(Ask("lookup", asked["table"].decode(), codec, "", missing, "", headers, model), int(length))
+        return _Head(Ask("tables", "", codec, "", missing, "", headers, model), int(length), holes)
+    return _Head(Ask("lookup", asked["table"].decode(), codec, "", missing, "", headers, model), int(length), holes)
+
+
+def _inference(asked: re.Match[bytes], headers: Mapping[str, str]) -> Inference:
+    part = {name: text.decode() for name, text in asked.groupdict(b"").items()}
+    if part["predicts"]:
+        return Inference("predict", part["predicts"], part["number"], part["label"], headers)
+    return Inference("infer", part["infers"], part["version"], "", headers)
 
 
 class LookupProtocol(HttpToolsProtocol):
@@ -120,6 +149,7 @@ class LookupProtocol(HttpToolsProtocol):
 
     lookups: Lookups
     heads: dict[bytes, _Head]
+    shapes: dict[bytes, Shape]
     # Not in the instance's dictionary: with these it would be too large for Python's fast access to attributes.
     __slots__ = (
         "_answering",
@@ -176,7 +206,7 @@ class LookupProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         own = transport.get_extra_info("socket")
         descriptor = -1 if own is None or self.scheme == "https" else own.fileno()
-        self._short.begin(self._received, transport, self.server_state, descriptor)
+        self._short.begin(self._received, transport, self.server_state, descriptor, self.lookups.spin(self.loop))
         self._since = self.loop.time()
         most = self.lookups.settings.max_connections
         over = len(self.connections) - most
@@ -261,9 +291,12 @@ class LookupProtocol(HttpToolsProtocol):
                     if len(heads) >= _HEADS_KEPT:
                         heads.clear()
                     heads[text] = head
-            elif head.length <= self.lookups.body_limit and self._prepare(head, text):
-                continue
             if head.length > self.lookups.body_limit:
+                break
+            if self._prepare(head, text):
+                continue
+            ask = head.ask
+            if isinstance(ask, Inference):
                 break
             if self.timeout_keep_alive_task is not None:
                 self._unset_keepalive_if_required()
@@ -273,7 +306,7 @@ class LookupProtocol(HttpToolsProtocol):
                 self._gathered[:] = data[at:]
                 self._begin("body")
                 return
-            way = self._answer(head.ask, data[body:end])
+            way = self._answer(ask, data[body:end])
             if way is _Way.USUAL:
                 break
             at = end
@@ -284,12 +317,26 @@ class LookupProtocol(HttpToolsProtocol):
             self._feed(data[at:])
 
     def _prepare(self, head: _Head, text: bytes) -> bool:
-        """Have lookups of a head prepared, if they can be; return whether that is worth a try which was not made."""
-        if head.prepared is None or not head.prepared.valid:
-            head.prepared = self.lookups.prepare(head.ask, text, head.length, head.key)
+        """Have lookups of a head prepared, if they can be; return whether that is worth a try which was not made.
+
+        The first one of a shape is not: its client may send no other.
+        """
+        shape = head.shape
+        if shape is None:
+            if len(text) > _LONGEST_KEPT:
+                return False
+            own = shape_of(text, head.holes)
+            shape = head.shape = self.shapes.get(own)
+            if shape is None:
+                if len(self.shapes) >= _HEADS_KEPT:
+                    self.shapes.clear()
+                self.shapes[own] = Shape()
+                return False
+        if shape.prepared is None or not shape.prepared.valid:
+            shape.prepared = self.lookups.prepare(head.ask, text, head.holes)
         tried = self._prepared
-        self._prepared = head.prepared
-        return head.prepared is not None and head.prepared is not tried
+        self._prepared = shape.prepared
+        return shape.prepared is not None and shape.prepared is not tried
 
     def _gather(self, head: _Head, data: bytes) -> None:
         self._gathered += data
@@ -553,4 +600,4 @@ class LookupProtocol(HttpToolsProtocol):
 
 def make_protocol(lookups: Lookups) -> type[LookupProtocol]:
     """Return the protocol that answers from `lookups`, for `uvicorn.Config(http=...)`."""
-    return type("LookupProtocol", (LookupProtocol,), {"lookups": lookups, "heads": {}, "__slots__": ()})
+    return type("LookupProtocol", (LookupProtocol,), {"lookups": lookups, "heads": {}, "shapes": {}, "__slots__": ()})

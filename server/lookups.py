@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
-from kvtools._snapshot import PreparedLookup
+from kvtools._snapshot import PreparedLookup, Spin
 from kvtools.errors import KvtoolsError, UnknownTableError
 from kvtools.lookup_frame import MISSING
-from kvtools.server.answer import STREAMED_NUMBERS, Answer, answer_lookup, answer_row, answer_tables
+from kvtools.server.answer import FRAMES, STREAMED_NUMBERS, Answer, answer_lookup, answer_row, answer_tables
 from kvtools.server.catalog import (
     AmbiguousTableError,
     Catalog,
@@ -31,17 +31,16 @@ from kvtools.server.catalog import (
     UnknownVersionError,
 )
 from kvtools.server.codecs import JSON, Codec
-from kvtools.server.observer import Answered, Observer
+from kvtools.server.observer import Answered, Observer, Tallied
+from kvtools.server.prepared import MOST_NUMBERS, Holes, Inference, What, prepare, prepare_frame
 from kvtools.server.request import RequestError, decode_body, tables_asked
-from kvtools.server.request_ids import HEADER, MADE
+from kvtools.server.request_ids import MADE
 from kvtools.server.settings import Settings
 from kvtools.split_manifest import EXPORT_HEADER
 
 # A lookup that makes more numbers than this goes to a thread: about a third of a millisecond of work.
 _SMALL_BINARY = 65_536
 _SMALL_JSON = 8_192
-# One of more is not worth preparing: it lets go of the GIL, and what is prepared is answered with it.
-_PREPARED = 4_095
 _UNKNOWN: dict[type[Exception], str] = {
     UnknownTableError: "unknown_table",
     UnknownModelError: "unknown_model",
@@ -91,6 +90,7 @@ class Lookups:
         self.observer = observer or Observer()
         self.body_limit = self.settings.body_limit
         self.running = 0
+        self._spin: tuple[asyncio.AbstractEventLoop, Spin] | None = None
         workers = min(self.settings.max_concurrent, 2 * (os.cpu_count() or 1) + 2)
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="lookup")
 
@@ -133,50 +133,56 @@ class Lookups:
         except Exception as error:
             return error_answer(error)
 
-    def prepare(self, ask: Ask, head: bytes, length: int, key: tuple[int, int] = (0, 0)) -> PreparedLookup | None:
+    def prepare(self, ask: Ask | Inference, head: bytes, holes: Holes = ()) -> PreparedLookup | None:
         """Return what answers `ask` from the bytes of its requests, as long as it is valid, or None: nothing does.
 
         Args:
             ask: what the head asks for.
             head: the head, with the empty line that ends it.
-            length: of the body.
-            key: where in `head` the key is which stands in the URL; it may be another in each request.
+            holes: what in `head` may be another in each request.
         """
-        if ask.kind == "tables" or "frame" in (ask.codec.reads, ask.codec.writes) or ask.encoding:
-            return None
-        if HEADER in ask.headers:  # and so no two heads are the same
+        if isinstance(ask, Inference):
+            return prepare(self.catalog, self.settings, self.observer, ask, head, holes)
+        frame = ask.kind == "tables"
+        if ask.encoding or (ask.codec != FRAMES if frame else "frame" in (ask.codec.reads, ask.codec.writes)):
             return None
         epoch = self.catalog.epoch  # before what is looked at in it
-        tally = self.observer.tally("http", ask.kind, ask.table)
-        if tally is None or self.authorize(ask) is not None:
+        if self._by_body(ask) or self.authorize(ask) is not None:
             return None
         try:
             version = self._version(ask)
         except _NOT_CHOSEN:
             return None
-        stored = version.store.tables.get(ask.table)
-        if stored is None or stored.table is None or not version.store.warm:
+        if not version.store.warm:
             return None
         row, binary = ask.kind == "row", ask.codec.reads == "binary"
-        keys = 1 if row else length // 8 if binary else 0
-        if max(keys, 1) * stored.schema.dim > _PREPARED:
+        missing = ask.missing or ("error" if row else self.settings.missing)
+        if frame:
+            return prepare_frame(epoch, self.settings, self.observer, ask.headers, version, missing, head, holes)
+        stored = version.store.tables.get(ask.table)
+        tally = self.observer.tally(Tallied("http", ask.kind, ask.table, version.model))
+        if tally is None or stored is None or stored.table is None or stored.schema.dim > MOST_NUMBERS:
             return None
         return PreparedLookup(
             epoch,
-            stored.table,
+            What.LOOKUP,
             head,
-            *key,
-            length,
+            holes,
+            [(ask.table.encode(), stored.table, tally, None if row else version.recent.get(ask.table))],
             row or binary,
             ask.codec.writes == "binary",
-            MISSING.index(ask.missing or ("error" if row else self.settings.missing)),
+            MISSING.index(missing),
             1 if row else self.settings.max_keys,
-            _PREPARED if row else min(_PREPARED, self.settings.max_values),
+            MOST_NUMBERS if row else min(MOST_NUMBERS, self.settings.max_values),
             version.number,
             MADE,
-            tally,
-            None if row else version.recent.get(ask.table),
         )
+
+    def spin(self, loop: asyncio.AbstractEventLoop) -> Spin | None:
+        """Return what keeps `loop` from sleeping for a while after a lookup, or None: nothing does."""
+        if self.settings.spin and (self._spin is None or self._spin[0] is not loop):
+            self._spin = loop, Spin(self.settings.spin, loop.call_soon)
+        return None if self._spin is None else self._spin[1]
 
     async def answer_in_thread(self, ask: Ask, body: bytes) -> Answer:
         """Answer on a thread of the pool, or that there are too many lookups just now; never raises."""

@@ -26,7 +26,7 @@ from typing import Any
 from kvtools import __version__
 from kvtools._snapshot import Tally
 from kvtools.server.catalog import Catalog, UnknownModelError
-from kvtools.server.observer import Answered, Inferences
+from kvtools.server.observer import Answered, Inferences, Tallied
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -50,9 +50,9 @@ class Counts:
 
     def __init__(self) -> None:
         self.requests: dict[tuple[str, str, int], int] = {}  # protocol, api, status
-        self.seconds: dict[tuple[str, str, str], list[float]] = {}  # protocol, api, table: buckets, then the sum
+        self.seconds: dict[tuple[str, str, str, str], list[float]] = {}  # protocol, api, table, model: buckets, the sum
         self.bytes: dict[str, list[int]] = {}  # protocol: in, out
-        self.keys: dict[str, list[int]] = {}  # table: keys, missing
+        self.keys: dict[tuple[str, str], list[int]] = {}  # table, model: keys, missing
         self.versions: dict[str, list[int]] = {}  # model: loaded, failed
         self.serving_requests: dict[tuple[str, str], int] = {}  # model, code
         # model, version, signature: answers, their ns, errors, their ns
@@ -67,7 +67,8 @@ class Counts:
         request = (protocol, api, status)
         self.requests[request] = self.requests.get(request, 0) + 1
         counts = answered.counts
-        timed = (protocol, api, "" if not counts else counts[0].table if len(counts) == 1 else SEVERAL)
+        table = "" if not counts else counts[0].table if len(counts) == 1 else SEVERAL
+        timed = (protocol, api, table, counts[0].model if counts else "")
         buckets = self.seconds.get(timed)
         if buckets is None:
             buckets = self.seconds[timed] = [0] * (len(BOUNDS) + 2)
@@ -79,9 +80,10 @@ class Counts:
         sizes[0] += answered.bytes_in
         sizes[1] += answered.bytes_out
         for count in counts:
-            keys = self.keys.get(count.table)
+            of = (count.table, count.model)
+            keys = self.keys.get(of)
             if keys is None:
-                keys = self.keys[count.table] = [0, 0]
+                keys = self.keys[of] = [0, 0]
             keys[0] += count.keys
             keys[1] += count.missing
         if answered.model and answered.kind in _INFERENCES:
@@ -108,16 +110,24 @@ class Counts:
             buckets[bisect_left(SERVING_BOUNDS, answered.seconds * 1e6)] += 1
             buckets[-1] += answered.seconds * 1e6
 
-    def add_tally(self, tally: Tally, protocol: str, api: str, table: str) -> None:
+    def add_tally(self, tally: Tally, of: Tallied) -> None:
         """Add the answers that `tally` has counted, which are all of status 200."""
         answers, found, seconds, bytes_in, bytes_out, keys, missing = tally.counts()
-        if not answers:
-            return
         counted = Counts()
-        counted.requests[protocol, api, 200] = answers
-        counted.seconds[protocol, api, table] = [*found, seconds]
-        counted.bytes[protocol] = [bytes_in, bytes_out]
-        counted.keys[table] = [keys, missing]
+        if of.table != SEVERAL and (answers or keys):
+            counted.keys[of.table, of.model] = [keys, missing]
+        if answers:
+            counted.requests[of.protocol, of.kind, 200] = answers
+            counted.seconds[of.protocol, of.kind, of.table, of.model] = [*found, seconds]
+            counted.bytes[of.protocol] = [bytes_in, bytes_out]
+        if answers and of.kind in _INFERENCES:
+            buckets, last = tally.more()
+            asked = (of.model, of.version, of.signature)
+            counted.inferences[asked] = [answers, int(seconds * 1e9), 0, 0]
+            counted.last_inferences[asked] = last
+            if of.kind == "predict":
+                counted.serving_requests[of.model, "OK"] = answers
+                counted.serving_seconds[of.model, "REST"] = [*buckets, seconds * 1e6]
         self.add(counted)
 
     def add(self, other: Counts) -> None:
@@ -150,7 +160,7 @@ class Metrics:
 
     def __init__(self, catalog: Catalog, shared: Path | None = None) -> None:
         self.counts = Counts()
-        self._tallies: dict[tuple[str, str, str], Tally] = {}
+        self._tallies: dict[Tallied, Tally] = {}
         self._catalog = catalog
         self._shared = shared
         self._written: dict[str, Any] | None = None
@@ -160,11 +170,12 @@ class Metrics:
         if self._file is not None:
             self._take_over(self._file)
 
-    def tally(self, protocol: str, api: str, table: str) -> Tally:
+    def tally(self, of: Tallied) -> Tally:
         """Return what counts answers of status 200 in C++; its counts are added to `counts` when these are read."""
-        found = self._tallies.get((protocol, api, table))
+        found = self._tallies.get(of)
         if found is None:
-            found = self._tallies[protocol, api, table] = Tally(BOUNDS)
+            others = [bound / 1e6 for bound in SERVING_BOUNDS] if of.kind in _INFERENCES else []
+            found = self._tallies[of] = Tally(BOUNDS, others)
         return found
 
     def publish(self) -> None:
@@ -230,8 +241,8 @@ class Metrics:
         """Return what this worker has counted; for any thread."""
         own = Counts()
         own.add(self.counts)
-        for name, tally in list(self._tallies.items()):
-            own.add_tally(tally, *name)
+        for of, tally in list(self._tallies.items()):
+            own.add_tally(tally, of)
         return own
 
     def _files(self) -> Iterable[Path]:
@@ -285,8 +296,8 @@ def _lines(counts: Counts, catalog: Catalog, workers: int) -> Iterator[str]:
         "From the whole request to the whole answer; table is * for several, and empty for none.",
         BOUNDS,
         [
-            ({"protocol": protocol, "api": api, "table": table}, buckets)
-            for (protocol, api, table), buckets in sorted(counts.seconds.items())
+            ({"protocol": protocol, "api": api, "table": table, "model": model}, buckets)
+            for (protocol, api, table, model), buckets in sorted(counts.seconds.items())
         ],
     )
     for place, name, what in ((0, "request", "requests"), (1, "response", "answers")):
@@ -296,21 +307,19 @@ def _lines(counts: Counts, catalog: Catalog, workers: int) -> Iterator[str]:
             f"Bytes of the bodies of {what}; streamed ones are not counted.",
             [({"protocol": protocol}, sizes[place]) for protocol, sizes in sorted(counts.bytes.items())],
         )
-    tables = sorted(counts.keys.items())
-    yield from _family(
-        "kvtools_keys_total", "counter", "Keys looked up.", [({"table": name}, keys[0]) for name, keys in tables]
-    )
+    tables = [({"table": table, "model": model}, keys) for (table, model), keys in sorted(counts.keys.items())]
+    yield from _family("kvtools_keys_total", "counter", "Keys looked up.", [(of, keys[0]) for of, keys in tables])
     yield from _family(
         "kvtools_keys_found_total",
         "counter",
         "Keys that had a row.",
-        [({"table": name}, keys[0] - keys[1]) for name, keys in tables],
+        [(of, keys[0] - keys[1]) for of, keys in tables],
     )
     yield from _family(
         "kvtools_keys_missing_total",
         "counter",
         "Keys that had none.",
-        [({"table": name}, keys[1]) for name, keys in tables],
+        [(of, keys[1]) for of, keys in tables],
     )
     yield from _of_models(catalog, counts)
     yield from _family(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from kvtools._snapshot import Tally
 from kvtools.server.answer import TableCount
@@ -38,6 +38,21 @@ class Answered:
     request_id: str = ""
     model: str = ""
     path: str = ""
+    version: int = 0
+    signature: str = ""
+
+
+class Tallied(NamedTuple):
+    """What one `Tally` counts: lookups of status 200, of one table.
+
+    `version` and `signature` are those of "predict" and "infer". The table "*" stands for requests for several, whose
+    keys are counted by tallies of the tables.
+    """
+
+    protocol: Literal["http", "resp"]
+    kind: str
+    table: str
+    model: str
     version: int = 0
     signature: str = ""
 
@@ -92,8 +107,8 @@ class Observer:
         """Return what was asked in the protocols of others, by (model, version, signature); None: unknown."""
         return None
 
-    def tally(self, protocol: Literal["http", "resp"], kind: str, table: str) -> Tally | None:
-        """Return what lookups of one table that were answered may be counted by, in place of `on_answer`.
+    def tally(self, counted: Tallied) -> Tally | None:
+        """Return what answers of one kind may be counted by, in place of `on_answer`.
 
         None: `on_answer` has to be told of each. What `authorize` says to who asks the same again has to stay as it is
         where this is no None, until `Catalog.renew`.

@@ -2,9 +2,10 @@
 
 A value is the row's numbers in the table's own type, little-endian; a key without a row gives null. Commands are read,
 and rows written, in C++ (`kernels/src/serving/resp.h`), as many commands at once as have come. Tables that a connection
-has looked up once are known to its reader, which answers small lookups of them without Python, until what is served
-changes, or to whom. What is not a lookup is answered in `resp_commands.py`. Large lookups run in a thread of their own;
-a connection waits for its answer before it goes on, so replies come in the order of the commands.
+has looked up once are known to its reader, which is armed then: what comes goes to it first, and it answers lookups of
+them from segment to socket without Python, until what is served changes, or to whom, or something else comes. What is
+not a lookup is answered in `resp_commands.py`. Large lookups run in a thread of their own; a connection waits for its
+answer before it goes on, so replies come in the order of the commands.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ import ssl
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import cast
+from typing import Any, cast
 
-from kvtools._snapshot import Epoch, RespReader, RespTables
+from kvtools._snapshot import Epoch, RespReader, RespTables, Spin
 from kvtools.errors import BadInputError, KvtoolsError
 from kvtools.server.answer import TableCount
 from kvtools.server.catalog import Catalog
-from kvtools.server.observer import Answered, Observer
+from kvtools.server.observer import Answered, Observer, Tallied
 from kvtools.server.request import RequestError
 from kvtools.server.resp_commands import RespCommands, error, refusal
 from kvtools.server.resp_tables import RespTable, Tables, answer_command
@@ -56,22 +57,28 @@ class RespProtocol(asyncio.Protocol):
         self._known: RespTables | None = None  # what the reader may answer by itself
         self._peer: tuple[str, int] | None = None
         self._partial_since: float | None = None
+        # uvloop keeps what it finds here, so that it is called without Python in between.
+        self.data_received = self._reader.received  # type: ignore[method-assign]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection, unless there are too many; see `asyncio.Protocol`."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
         peer = transport.get_extra_info("peername")
         self._peer = peer[:2] if peer else None
+        own = transport.get_extra_info("socket")
+        descriptor = -1 if own is None or transport.get_extra_info("sslcontext") is not None else own.fileno()
+        self._reader.begin(self._received, self._go, self._transport, descriptor, self._server.spin)
         if not self._server.add(self):
             self._end(error("max number of clients reached"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection; see `asyncio.Protocol`."""
         self._ended = True
+        self._reader.end()
         self._server.remove(self)
 
-    def data_received(self, data: bytes) -> None:
-        """Answer what is whole; see `asyncio.Protocol`."""
+    def _received(self, data: bytes) -> None:
+        """Answer what is whole, of bytes that the reader does not answer by itself."""
         if self._ended:
             self._dropped += len(data)
             if self._dropped > _DROPPED_BYTES and self._transport is not None:
@@ -89,6 +96,7 @@ class RespProtocol(asyncio.Protocol):
     def pause_writing(self) -> None:
         """Read no more before the client does; see `asyncio.Protocol`."""
         self._full = True
+        self._reader.disarm()
         assert self._transport is not None
         self._transport.pause_reading()
 
@@ -125,6 +133,7 @@ class RespProtocol(asyncio.Protocol):
     def _end(self, last: bytes) -> None:
         """Send a last reply, and close when the client does, or soon after."""
         self._ended = True
+        self._reader.disarm()
         assert self._transport is not None
         if last and not self._transport.can_write_eof():  # TLS has no half-closed connections.
             self._transport.write(last)
@@ -136,19 +145,22 @@ class RespProtocol(asyncio.Protocol):
         self._transport.write(last)
         self._transport.write_eof()
 
-    def _go(self) -> None:
-        """Answer all commands that are whole, as far as the client reads."""
+    def _go(self, item: tuple[Any, ...] | None = ("more",)) -> None:
+        """Answer all commands that are whole, as far as the client reads.
+
+        `item` was read and is not answered: as `RespReader.run` returns it.
+        """
         transport, reader = self._transport, self._reader
         assert transport is not None
-        while not self._full and not self._ended:
-            replies, item = reader.run(self._known, self._commands.resp3)
-            if replies:
-                transport.write(replies)
-            if item is None:
-                break
-            kind = item[0]
-            if kind == "more":
+        while item is not None and not self._ended:
+            if item[0] == "more":
+                if self._full:
+                    break
+                replies, item = reader.run(self._known, self._commands.resp3)
+                if replies:
+                    transport.write(replies)
                 continue
+            kind = item[0]
             if kind == "lookup":
                 if not self._look_up(*item[1:]):
                     return
@@ -166,15 +178,20 @@ class RespProtocol(asyncio.Protocol):
                 transport.write(error(item[1]))
             else:
                 self._end(error(item[1]))
+            item = ("more",)
         if self._ended:
             return
         if self._ending and not self._full:
             self._end(b"")
             return
-        if not reader.partial:
-            self._partial_since = None
-        elif self._partial_since is None:
-            self._partial_since = self._server.now()
+        if reader.partial:
+            if self._partial_since is None:
+                self._partial_since = self._server.now()
+            return
+        self._partial_since = None
+        # Only where nothing is in hand. Whatever changes that, `_received` apart, disarms first.
+        if self._known is not None and self._known.valid and not (self._full or self._ending):
+            reader.arm(self._known, self._commands.resp3)
 
     def _look_up(self, name: bytes, keys: int, low: int, high: int) -> bool:
         """Answer a lookup; return False if a thread does, which then goes on."""
@@ -210,7 +227,7 @@ class RespProtocol(asyncio.Protocol):
 
     def _know(self, epoch: Epoch, name: bytes, table: RespTable) -> None:
         """Have the reader answer lookups of a table by itself, which this connection may look up."""
-        tally = self._server.observer.tally("resp", "resp", table.name)
+        tally = self._server.observer.tally(Tallied("resp", "resp", table.name, table.served))
         if tally is None or table.native is None:
             return
         if self._known is None or not self._known.valid:
@@ -221,7 +238,7 @@ class RespProtocol(asyncio.Protocol):
         assert self._transport is not None
         self._transport.write(reply)
         failed = reply.startswith(b"-")
-        counts = (TableCount(table.name, keys, missing),)
+        counts = (TableCount(table.name, keys, missing, table.served),)
         self._tell("resp", 400 if failed else 200, "refused" if failed else "", counts, begun, len(reply))
 
     def _tell_command(self, begun: float, reply: bytes) -> None:
@@ -314,6 +331,7 @@ class RespServer:
         self._connections: set[RespProtocol] = set()
         self._refused: dict[RespProtocol, None] = {}  # one too many, and told so; they are to close; the oldest first
         self._made = 0
+        self.spin: Spin | None = None
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="resp")
         self._listener: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
@@ -336,6 +354,8 @@ class RespServer:
                 f"listening on {host}:{port}: {problem.strerror or problem}; name another --resp-port"
             ) from problem
         self._sweeper = loop.call_later(_SWEEP, self._sweep)
+        if self.settings.spin:
+            self.spin = Spin(self.settings.spin, loop.call_soon)
 
     async def close(self) -> None:
         """Take no more connections, and close those there are when what is under way on them is answered."""

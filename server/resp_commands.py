@@ -322,7 +322,7 @@ class RespCommands:
                 reply, missing = _row_of(table, key, self.resp3)
                 rows[place] = None if missing else reply
             absent = sum(rows[place] is None for place in places)
-            self.counts.append(TableCount(table.name, len(keys), absent))
+            self.counts.append(TableCount(table.name, len(keys), absent, table.served))
         return rows
 
 

@@ -29,7 +29,7 @@ _AT_ONCE = 65_536  # numbers: a lookup of more goes to a thread
 class RespTable:
     """A table, with what every lookup of it needs at hand; keys are `low` to `high`, and `at_once` of them are few.
 
-    `model` is None where there is only one.
+    `model` is None where there is only one; `served` is its name in any case.
     """
 
     name: str
@@ -40,6 +40,7 @@ class RespTable:
     at_once: int
     recent: RecentKeys | None
     model: str | None = None
+    served: str = ""
 
 
 @dataclass(slots=True, weakref_slot=True)
@@ -151,7 +152,8 @@ class Tables:
         stored = served.store.tables[name]
         limits = stored.key_limits
         at_once = self._numbers // max(1, stored.schema.dim)
-        return RespTable(name, stored, stored.table, limits.min, limits.max, at_once, served.recent.get(name), model)
+        recent = served.recent.get(name)
+        return RespTable(name, stored, stored.table, limits.min, limits.max, at_once, recent, model, served.model)
 
     def name_at(self, database: bytes) -> bytes:
         """Return the name of a table, from its number in the order of names, or its name. Raises `KvtoolsError`."""

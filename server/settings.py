@@ -32,6 +32,7 @@ class Settings:
     header_timeout: float = 10
     body_timeout: float = 30
     keep_alive: float = 75
+    spin: float = 0  # how long the event loop looks for the next lookup before it sleeps; takes a CPU meanwhile
     grace: float = 30  # what requests in hand get to end when the server is told to
 
     missing: Literal["zeros", "default", "error"] = "zeros"

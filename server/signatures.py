@@ -201,7 +201,7 @@ def ask(
     caller.authorize((table,))
     answer = signature.run(inputs, list(dict.fromkeys([*outputs, "found"])), settings)
     found = answer["found"]
-    caller.counts.append(TableCount(table, found.size, found.size - int(np.count_nonzero(found))))
+    caller.counts.append(TableCount(table, found.size, found.size - int(np.count_nonzero(found)), caller.model))
     return {name: answer[name] for name in outputs}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Literal
 
 from kvtools._snapshot import Tally
 from kvtools.errors import KvtoolsError
@@ -12,7 +11,7 @@ from kvtools.server.access_keys import AccessKeys, read_access_keys
 from kvtools.server.access_log import AccessLog
 from kvtools.server.catalog import Catalog
 from kvtools.server.metrics import Metrics
-from kvtools.server.observer import Answered, Inferences, Observer
+from kvtools.server.observer import Answered, Inferences, Observer, Tallied
 from kvtools.server.settings import Settings
 from kvtools.server.sources import SharedSources
 
@@ -56,9 +55,9 @@ class Telemetry(Observer):
         """Return what was asked of models in the protocols of others, of all workers."""
         return self._counted.inferences()
 
-    def tally(self, protocol: Literal["http", "resp"], kind: str, table: str) -> Tally | None:
+    def tally(self, counted: Tallied) -> Tally | None:
         """Return what counts lookups of a table; None where each has a line in the log."""
-        return None if self._log is not None else self._counted.tally(protocol, kind, table)
+        return None if self._log is not None else self._counted.tally(counted)
 
     def on_answer(self, answered: Answered) -> None:
         """Count an answer, and have it logged."""

@@ -2,23 +2,25 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
-#include <sys/socket.h>
-#include <sys/types.h>
 
 #include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "arguments.h"
+#include "connection_writer.h"
 #include "epoch.h"
 #include "serving/lookup_counts.h"
 #include "serving/prepared_lookup.h"
 #include "snapshot_bindings.h"
+#include "spin.h"
 
 using nb::literals::operator""_a;
 
@@ -27,13 +29,15 @@ namespace {
 
 using GivenKeys = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// With what it points to; but for the table, which the epoch holds.
+// With what it points to; but for the tables, which the epoch holds.
 struct Prepared {
   Epoch* epoch;
   PreparedLookup lookup;
+  std::vector<nb::object> held;
   std::string responses;
 
-  Prepared(Epoch* of, PreparedLookup::Plan plan) : epoch(of), lookup(std::move(plan)) {}
+  Prepared(Epoch* of, PreparedLookup::Plan plan, std::vector<nb::object> with)
+      : epoch(of), lookup(std::move(plan)), held(std::move(with)) {}
 };
 
 nb::object Answer(Prepared* prepared, const nb::bytes& data, int64_t at, const nb::bytes& defaults) {
@@ -47,28 +51,53 @@ nb::object Answer(Prepared* prepared, const nb::bytes& data, int64_t at, const n
   return nb::make_tuple(nb::bytes(prepared->responses.data(), prepared->responses.size()), end, answers);
 }
 
-void Prepare(Prepared* self, Epoch* epoch, const nb::object& table, const nb::bytes& head, int64_t key_begin,
-             int64_t key_end, int64_t body_bytes, bool binary_keys, bool binary_rows, int missing,
-             int64_t max_keys, int64_t max_numbers, int64_t version, RequestIds* ids, Tally* tally,
-             RecentKeys* recent) {
-  epoch->Hold(table);
-  PreparedLookup::Plan plan;
-  plan.table = nb::cast<const SnapshotTable*>(table);
-  plan.head.assign(head.c_str(), head.size());
-  plan.key_begin = static_cast<size_t>(key_begin);
-  plan.key_end = static_cast<size_t>(key_end);
-  plan.body_bytes = static_cast<size_t>(body_bytes);
+using Holes = std::vector<std::tuple<size_t, size_t, int>>;
+
+HeadTemplate TemplateOf(const nb::bytes& head, const Holes& holes) {
+  std::vector<HeadTemplate::Hole> made;
+  for (const auto& [begin, end, kind] : holes) {
+    if (kind < 0 || kind > static_cast<int>(HeadTemplate::Kind::kText))
+      throw Error(ErrorCode::kInvalidArgument, "a hole of a head: there is no such kind");
+    made.push_back({begin, end, static_cast<HeadTemplate::Kind>(kind)});
+  }
+  return HeadTemplate(std::string(head.c_str(), head.size()), std::move(made));
+}
+
+void Prepare(Prepared* self, Epoch* epoch, int what, const nb::bytes& head, const Holes& holes,
+             const nb::list& tables, bool binary_keys, bool binary_rows, int missing, int64_t max_keys,
+             int64_t max_numbers, int64_t version, RequestIds* ids, const nb::object& several,
+             const nb::bytes& about) {
+  std::vector<nb::object> held;
+  std::vector<PreparedLookup::Table> named;
+  for (nb::handle entry : tables) {
+    const auto name = nb::cast<nb::bytes>(entry[0]);
+    const nb::object table = entry[1], tally = entry[2], recent = entry[3];
+    epoch->Hold(table);
+    held.push_back(tally);
+    held.push_back(recent);
+    named.push_back({std::string(name.c_str(), name.size()), nb::cast<const SnapshotTable*>(table),
+                     nb::cast<Tally*>(tally), recent.is_none() ? nullptr : nb::cast<RecentKeys*>(recent)});
+  }
+  if (named.empty()) throw Error(ErrorCode::kInvalidArgument, "a prepared lookup: expected a table");
+  held.push_back(several);
+  PreparedLookup::Plan plan{static_cast<PreparedLookup::What>(what),
+                            TemplateOf(head, holes),
+                            std::move(named),
+                            {},
+                            version,
+                            ids,
+                            several.is_none() ? nullptr : nb::cast<Tally*>(several),
+                            std::string(about.c_str(), about.size())};
   plan.form.binary_keys = binary_keys;
   plan.form.binary_rows = binary_rows;
   plan.form.missing = static_cast<MissingKeys>(missing);
   plan.form.max_keys = max_keys;
   plan.form.max_numbers = max_numbers;
-  plan.form.one_row = key_begin != key_end;
-  plan.form.recent = recent;
-  plan.version = version;
-  plan.ids = ids;
-  plan.tally = tally;
-  new (self) Prepared(epoch, std::move(plan));
+  plan.form.recent = plan.tables[0].recent;
+  for (const auto& hole : holes) {
+    plan.form.one_row |= static_cast<HeadTemplate::Kind>(std::get<2>(hole)) == HeadTemplate::Kind::kKey;
+  }
+  new (self) Prepared(epoch, std::move(plan), std::move(held));
 }
 
 // What a connection's segments come to first. While it is armed, whole requests of its last heads are answered here, and
@@ -76,25 +105,27 @@ void Prepare(Prepared* self, Epoch* epoch, const nb::object& table, const nb::by
 class ShortWay {
  public:
   // `received(data)` is Python's way. `descriptor` is that of the socket, -1 where only the transport may write.
-  void Begin(nb::object received, const nb::object& transport, nb::object state, int descriptor) {
+  void Begin(nb::object received, const nb::object& transport, nb::object state, int descriptor,
+             const nb::object& spin) {
     received_ = std::move(received);
-    write_ = transport.attr("write");
-    waiting_ = transport.attr("get_write_buffer_size");
+    writer_.Begin(transport, descriptor);
     state_ = std::move(state);
-    descriptor_ = descriptor;
+    spin_ = spin;
+    spinning_ = spin.is_none() ? nullptr : nb::cast<Spin*>(spin);
   }
 
   // Lets go of all that it was given: it is part of it, so that nobody else would.
   void End() {
     armed_ = false;
     for (Known& known : known_) known = {};
-    descriptor_ = -1;
-    received_ = write_ = waiting_ = state_ = defaults_ = nb::object();
+    writer_.End();
+    spinning_ = nullptr;
+    received_ = state_ = defaults_ = spin_ = nb::object();
   }
 
   void Arm(nb::object prepared) {
     armed_ = true;
-    flushed_ = false;
+    writer_.Renew();
     for (const Known& known : known_) {
       if (known.object.is(prepared)) return;
     }
@@ -124,8 +155,10 @@ class ShortWay {
         if (end == before) break;
       }
       if (end > 0) {
-        since_ = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-        Write(responses_);  // which may disarm this, or end it
+        const auto now = std::chrono::steady_clock::now();
+        since_ = std::chrono::duration<double>(now.time_since_epoch()).count();
+        if (spinning_ != nullptr) spinning_->Touch(now);
+        writer_.Write(responses_);  // which may disarm this, or end it
       }
     }
     if (end == bytes.size()) return;
@@ -149,39 +182,21 @@ class ShortWay {
     defaults_ = std::move(defaults);
   }
 
-  void Write(const std::string& responses) {
-    size_t sent = 0;
-    if (descriptor_ >= 0) {
-      // What the transport has not sent yet comes first. Once it has sent all, only what is written here is under way.
-      if (!flushed_) flushed_ = nb::cast<int64_t>(waiting_()) == 0;
-      if (flushed_) {
-        const ssize_t count =
-            ::send(descriptor_, responses.data(), responses.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
-        if (count > 0) sent = static_cast<size_t>(count);  // what is wrong the transport finds out
-        if (sent == responses.size()) return;
-        flushed_ = false;
-      }
-    }
-    const nb::bytes rest(responses.data() + sent, responses.size() - sent);
-    const nb::object write = write_;
-    write(rest);
-  }
-
-  // A client's heads may differ by the length of their bodies.
+  // A client may ask in several forms in turns.
   static constexpr size_t kKnown = 4;
   struct Known {
     nb::object object;
     Prepared* lookup = nullptr;
   };
 
-  nb::object received_, write_, waiting_, state_, defaults_;
+  nb::object received_, state_, defaults_, spin_;
+  ConnectionWriter writer_;
+  Spin* spinning_ = nullptr;  // spin_, where there is one
   Known known_[kKnown];
   size_t next_ = 0;
   bool armed_ = false;
   std::string responses_;
   std::string lines_;
-  int descriptor_ = -1;
-  bool flushed_ = false;  // the transport had nothing to send since this was armed
   double since_ = 0;
 };
 
@@ -202,7 +217,8 @@ void BindPrepared(nb::module_& m) {
       .def("end", &Epoch::End, "End it: what was prepared from it answers nothing any more.");
 
   nb::class_<Tally>(m, "Tally", "Counters and a histogram of answers of one kind.")
-      .def(nb::init<std::vector<double>>(), "bounds"_a)
+      .def(nb::init<std::vector<double>, std::vector<double>>(), "bounds"_a,
+           "other_bounds"_a = std::vector<double>())
       .def(
           "counts",
           [](const Tally& self) {
@@ -212,7 +228,12 @@ void BindPrepared(nb::module_& m) {
           },
           "Return what was counted: answers, the answers in each bucket of seconds (the last one has what "
           "is\n"
-          "above all bounds), seconds, bytes in, bytes out, keys, missing keys.");
+          "above all bounds), seconds, bytes in, bytes out, keys, missing keys.")
+      .def(
+          "more",
+          [](const Tally& self) { return nb::make_tuple(self.counts().other_buckets, self.counts().last); },
+          "Return the same of the other bounds, and when the last answer was given, in ms since 1970: where "
+          "there are such.");
 
   nb::class_<RequestIds>(m, "RequestIds", "Makes ids: a prefix, and a number.")
       .def(nb::init<std::string>(), "prefix"_a)
@@ -239,10 +260,14 @@ void BindPrepared(nb::module_& m) {
 
   nb::class_<Prepared>(m, "PreparedLookup",
                        "Lookups by HTTP whose head is known; see kernels/src/serving/prepared_lookup.h.")
-      .def("__init__", &Prepare, "epoch"_a, "table"_a, "head"_a, "key_begin"_a, "key_end"_a, "body_bytes"_a,
-           "binary_keys"_a, "binary_rows"_a, "missing"_a, "max_keys"_a, "max_numbers"_a, "version"_a, "ids"_a,
-           "tally"_a, "recent"_a.none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 14>(),
-           nb::keep_alive<1, 15>(), nb::keep_alive<1, 16>())
+      .def("__init__", &Prepare, "epoch"_a, "what"_a, "head"_a, "holes"_a, "tables"_a, "binary_keys"_a,
+           "binary_rows"_a, "missing"_a, "max_keys"_a, "max_numbers"_a, "version"_a, "ids"_a,
+           "several"_a.none() = nb::none(), "about"_a = nb::bytes("", 0), nb::keep_alive<1, 2>(),
+           nb::keep_alive<1, 13>(),
+           "`what` is that of server/prepared.py; `holes` are (begin, end, kind) of values in `head`; "
+           "`tables` "
+           "are\n"
+           "(name, table, tally, recent keys or None).")
       .def_prop_ro("valid", [](const Prepared& self) { return self.epoch->valid(); })
       .def("answer", &Answer, "data"_a, "at"_a, "defaults"_a,
            "Answer requests of this head that follow each other in `data` from `at` on, with the header "
@@ -250,9 +275,16 @@ void BindPrepared(nb::module_& m) {
            "`defaults`. Returns (responses, where it stopped, how many they are), or None where there is "
            "none.");
 
+  nb::class_<Spin>(m, "Spin", "An event loop that looks for the next request for a while before it sleeps.")
+      .def(nb::init<double, nb::object>(), "seconds"_a, "call_soon"_a)
+      .def(
+          "touch", [](Spin* self) { self->Touch(Spin::Clock::now()); }, "Something was answered.")
+      .def("turn", &Spin::Turn, "What the loop calls.");
+
   nb::class_<ShortWay>(m, "ShortWay", "What the segments of a connection come to first.")
       .def(nb::init<>())
       .def("begin", &ShortWay::Begin, "received"_a, "transport"_a, "state"_a, "descriptor"_a,
+           "spin"_a.none() = nb::none(),
            "Begin, disarmed: all that comes goes to `received(data)`. `state` has `default_headers`;\n"
            "`descriptor` is that of the socket, or -1: only the transport may write to it.")
       .def("end", &ShortWay::End, "Let go of what was given; a connection that is over has to.")

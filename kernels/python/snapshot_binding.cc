@@ -229,6 +229,7 @@ void BindSnapshots(nb::module_& m) {
       .def_prop_ro("key_dtype", [](const SnapshotTable& t) { return NameOf(t.key_type()); })
       .def_prop_ro("value_dtype", [](const SnapshotTable& t) { return NameOf(t.value_type()); })
       .def_prop_ro("quantized", &SnapshotTable::quantized)
+      .def_prop_ro("row_form", [](const SnapshotTable& t) { return static_cast<int>(t.layout().form); })
       .def_prop_ro("dim", &SnapshotTable::dim)
       .def_prop_ro("rows", &SnapshotTable::rows)
       .def_prop_ro("row_bytes", [](const SnapshotTable& t) { return t.layout().row_bytes; })

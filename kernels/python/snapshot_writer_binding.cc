@@ -23,7 +23,7 @@ class PythonWriter {
       : writer_(std::make_unique<SnapshotWriter>(path, memory)) {}
 
   void BeginTable(const std::string& name, const std::string& key_dtype, const std::string& value_dtype,
-                  int64_t dim, int64_t rows, bool quantized, const std::string& freq_dtype,
+                  int64_t dim, int64_t rows, const std::string& rows_as, const std::string& freq_dtype,
                   const std::string& version_dtype) {
     SnapshotTablePlan plan;
     plan.name = name;
@@ -31,13 +31,19 @@ class PythonWriter {
     plan.value_type = TypeNamed<ValueType>(kValueTypeNames, value_dtype);
     plan.dim = dim;
     plan.rows = rows;
-    plan.quantized = quantized;
+    if (rows_as == "int8") {
+      plan.form = RowForm::kInt8;
+    } else if (rows_as == "int4") {
+      plan.form = RowForm::kInt4;
+    } else if (!rows_as.empty()) {
+      ThrowValue("rows are kept as they are, as int8 or as int4.");
+    }
     plan.frequency_type = TypeNamed<uint8_t>(kCounterNames, freq_dtype);
     plan.version_type = TypeNamed<uint8_t>(kCounterNames, version_dtype);
     if (dim < 1 || rows < 0 || dim > (INT32_MAX - 4) / SizeOf(plan.value_type)) {
       ThrowValue("a table of a snapshot has rows of 1 to 2 GiB.");
     }
-    if (quantized && plan.value_type != ValueType::kFloat32)
+    if (plan.form != RowForm::kPlain && plan.value_type != ValueType::kFloat32)
       ThrowValue("rows are quantized from float32 only.");
     Writer().BeginTable(plan);
     plan_ = plan;
@@ -118,7 +124,7 @@ void BindSnapshotWriter(nb::module_& m) {
                            "Writes a snapshot: for each table the keys, then the rows in any order.")
       .def(nb::init<const std::string&, int64_t>(), "path"_a, "memory"_a)
       .def("begin_table", &PythonWriter::BeginTable, "name"_a, nb::kw_only(), "key_dtype"_a, "value_dtype"_a,
-           "dim"_a, "rows"_a, "quantized"_a = false, "freq_dtype"_a = "", "version_dtype"_a = "")
+           "dim"_a, "rows"_a, "rows_as"_a = "", "freq_dtype"_a = "", "version_dtype"_a = "")
       .def("add_keys", &PythonWriter::AddKeys, "keys"_a)
       .def("sort_keys", &PythonWriter::SortKeys, "threads"_a = 0)
       .def("add_rows", &PythonWriter::AddRows, "first"_a, "values"_a, "freqs"_a = nb::none(),

@@ -12,8 +12,11 @@
 #include <vector>
 
 #include "check.h"
+#include "serving/head_template.h"
+#include "serving/inference_request.h"
 #include "serving/json_lookup.h"
 #include "serving/json_rows.h"
+#include "serving/shortest_float.h"
 #include "serving/table_answer.h"
 
 namespace kvtable {
@@ -124,6 +127,91 @@ void FramesAreReadWithinTheirBytes() {
   }
 }
 
+// What a template takes begins with its head, and says where the values are; nothing is read behind the data.
+void HeadsAreMatchedWithinTheirBytes() {
+  using Kind = HeadTemplate::Kind;
+  const std::string head = "POST /x HTTP/1.1\r\nlength: 12\r\nid: job-1\r\ntrace: 00-ab\r\n\r\n";
+  const auto place = [&](const std::string& value) { return head.find(": " + value) + 2; };
+  const auto hole = [&](const std::string& value, Kind kind) {
+    return HeadTemplate::Hole{place(value), place(value) + value.size(), kind};
+  };
+  const HeadTemplate known(
+      head, {hole("12", Kind::kLength), hole("job-1", Kind::kRequestId), hole("00-ab", Kind::kText)});
+  const auto with = [&](const std::string& length, const std::string& id, const std::string& trace) {
+    std::string other = head;
+    other.replace(place("00-ab"), 5, trace).replace(place("job-1"), 5, id).replace(place("12"), 2, length);
+    return other;
+  };
+  for (const auto& [length, id, trace, taken] :
+       {std::tuple{"12", "job-1", "00-ab", true}, std::tuple{"0", "x", "y", true},
+        std::tuple{"999999999", "a.b:c/d+e=f@g-_", "z", true}, std::tuple{"9999999999", "x", "y", false},
+        std::tuple{"", "x", "y", false}, std::tuple{"1a", "x", "y", false},
+        std::tuple{"1", "two words", "y", false}, std::tuple{"1", "x", "two words", false},
+        std::tuple{"-1", "x", "y", false}}) {
+    const std::string text = with(length, id, trace);
+    for (size_t end = 0; end <= text.size(); ++end) {
+      const Exact data(text.substr(0, end));
+      HeadTemplate::Values values;
+      CHECK(known.Match(data.view(), &values) == (taken && end == text.size()));
+      if (!taken || end < text.size()) continue;
+      CHECK(values.head_bytes == end && values.length == std::stoull(length) && values.request_id == id);
+      CHECK(known.Match(Exact(text + "body").view(), &values));
+    }
+  }
+  HeadTemplate::Values values;
+  CHECK(known.Match(with("1", std::string(128, 'a'), "y"), &values));
+  CHECK(!known.Match(with("1", std::string(129, 'a'), "y"), &values));
+}
+
+const char* const kPredicts[] = {
+    "{\"instances\": [1, -2]}", "{\"signature_name\":\"a\",\"instances\":[{\"ids\":1},{\"ids\":-2}]}",
+    " {\"inputs\":[1,-2],\"signature_name\":\"a\"} ", "{\"inputs\":{\"ids\":[1,-2]}}"};
+const char* const kInfers[] = {
+    "{\"inputs\":[{\"name\":\"ids\",\"shape\":[2,1],\"datatype\":\"INT64\",\"data\":[1,-2]}]}",
+    "{\"id\":\"7\",\"inputs\":[{\"name\":\"ids\",\"shape\":[2],\"datatype\":\"INT64\",\"data\":[1,-2]}],"
+    "\"outputs\":[{\"name\":\"found\"},{\"name\":\"embeddings\",\"parameters\":{\"binary_data\":true}}],"
+    "\"parameters\":{\"binary_data_output\":false,\"signature_name\":\"a\"}}"};
+
+void InferencesAreReadWithinTheirBytes() {
+  const std::vector<int64_t> expected = {1, -2};
+  const auto predicts = [](const std::string& text, PredictRequest* request) {
+    return ReadPredict(Exact(text).view(), 4, request);
+  };
+  const auto infers = [](const std::string& text, InferRequest* request) {
+    const Exact body(text);
+    return ReadInfer(body.view(), text.size(), 4, request);
+  };
+  std::mt19937 random(3);
+  const auto changed = [&](std::string text) {
+    for (int change = 0; change < 3; ++change) text[random() % text.size()] = static_cast<char>(random());
+    return text;
+  };
+  for (const std::string text : kPredicts) {
+    PredictRequest whole;
+    CHECK(predicts(text, &whole) && whole.ids == expected);
+    for (size_t end = 0; end <= text.rfind('}'); ++end) {
+      PredictRequest part;
+      CHECK(!predicts(text.substr(0, end), &part));
+    }
+    for (int round = 0; round < 20'000; ++round) {
+      PredictRequest other;
+      if (predicts(changed(text), &other)) CHECK(!other.ids.empty() && other.ids.size() <= 4);
+    }
+  }
+  for (const std::string text : kInfers) {
+    InferRequest whole;
+    CHECK(infers(text, &whole) && whole.ids == expected);
+    for (size_t end = 0; end <= text.rfind('}'); ++end) {
+      InferRequest part;
+      CHECK(!infers(text.substr(0, end), &part));
+    }
+    for (int round = 0; round < 20'000; ++round) {
+      InferRequest other;
+      if (infers(changed(text), &other)) CHECK(!other.ids.empty() && other.ids.size() <= 4);
+    }
+  }
+}
+
 // Read as a float or as a double that is rounded to one, text gives back the number.
 void FloatsKeepTheirBits(uint64_t stride) {
   std::string text;
@@ -140,6 +228,20 @@ void FloatsKeepTheirBits(uint64_t stride) {
   }
 }
 
+// The same digits as the C++ library finds, for both signs.
+void FloatsHaveTheFewestDigits(uint64_t stride) {
+  for (uint64_t bits = 0; bits <= UINT32_MAX; bits += stride) {
+    const uint32_t narrow = static_cast<uint32_t>(bits);
+    float number;
+    std::memcpy(&number, &narrow, sizeof(number));
+    if (!std::isfinite(number)) continue;
+    char ours[32], theirs[32];
+    const std::string_view text(ours, static_cast<size_t>(WriteShortest(number, ours) - ours));
+    CHECK(text == std::string_view(
+                      theirs, static_cast<size_t>(std::to_chars(theirs, theirs + 32, number).ptr - theirs)));
+  }
+}
+
 }  // namespace
 }  // namespace kvtable
 
@@ -148,5 +250,8 @@ int main(int argc, char** argv) {
   kvtable::OnlyIntegersInRangeAreKeys();
   kvtable::ChangedBodiesAreReadWithinTheirBytes();
   kvtable::FramesAreReadWithinTheirBytes();
+  kvtable::HeadsAreMatchedWithinTheirBytes();
+  kvtable::InferencesAreReadWithinTheirBytes();
+  kvtable::FloatsHaveTheFewestDigits(argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 4099);
   kvtable::FloatsKeepTheirBits(argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 4099);
 }

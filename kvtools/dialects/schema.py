@@ -48,7 +48,8 @@ class TableSchema:
     has none. `checksums` says what the columns' bytes are checked against as they are read, as in "CRC-32C"; None
     where the format has nothing of the kind. `metadata` is what else the format records, ready for JSON:
     "initializer", "object_path", ... `notes` say what was inferred or assumed because the files do not record it.
-    `bytes` counts every column.
+    `bytes` counts every column. `rows_as` is "int8" or "int4" where rows are stored so, and read as `value_dtype`:
+    it is of these files, and not carried along.
     """
 
     name: str
@@ -67,6 +68,7 @@ class TableSchema:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     bytes: int = 0
+    rows_as: str | None = None
 
     @property
     def rows(self) -> int:

@@ -1,8 +1,8 @@
 """Snapshots: keys sorted by their mixed bits, rows in that order, one mapped file (`.kvsnap`), for lookups.
 
 Specified in docs/dialects/snapshot.md; read and written by `kvtools._snapshot`. A snapshot has no optimizer slots:
-nobody trains it. `--compression int8` keeps float32 rows as int8 with a scale each; rows of integers stay as
-they are.
+nobody trains it. `--compression int8` or `int4` keeps float32 rows so, with an offset and a scale each; rows of
+integers stay as they are.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from kvtools.dialects.schema import DEFAULT_ROW, ExtraSchema, TableSchema, Versi
 from kvtools.dialects.table_record import COUNTER_DTYPES, VALUE_DTYPES, json_object
 from kvtools.dialects.writing import CheckpointWriter, ShardWriter, TableWriter, WriteOptions
 from kvtools.errors import BadInputError, CorruptFileError, UsageError
+from kvtools.quantized_rows import QUANTIZED, first_unfit
 from kvtools.snapshot import file_errors
 from kvtools.split_manifest import SNAPSHOT as SPLIT_SNAPSHOT
 from kvtools.split_manifest import is_split
@@ -34,9 +35,10 @@ from kvtools.split_manifest import is_split
 NAME = "snapshot"
 SUFFIX = ".kvsnap"
 
-_MAGIC = b"\x89KVS\r\n\x1a\n"
+MAGIC = b"\x89KVS\r\n\x1a\n"
 _KEY_DTYPES = ("int64", "int32", "uint64")
-_INT8 = "int8"
+_FORMS = {1: ("int8", "a float32 scale"), 2: ("int8", "an offset and a scale"), 3: ("int4", "an offset and a scale")}
+"""Forms of rows by their numbers in the file: what they are, and what each of them has beside."""
 _WHOLE = ("int8", "int16", "int32", "int64", "bool")
 
 
@@ -47,7 +49,7 @@ def sniff(source: Source) -> bool:
     if path.suffix.lower() == SUFFIX:
         return True
     with path.open("rb") as file:
-        return file.read(len(_MAGIC)) == _MAGIC
+        return file.read(len(MAGIC)) == MAGIC
 
 
 def file_of(source: Source) -> Path:
@@ -93,8 +95,9 @@ class SnapshotReader(TableReader):
         unit, metadata = record.get("version_unit"), record.get("metadata")
         extras = (ExtraSchema(DEFAULT_ROW, native.value_dtype, (native.dim,)),)
         notes = []
-        if native.quantized:
-            notes.append("its rows are int8 with a float32 scale each; they are read as float32")
+        rows_as, beside = _FORMS.get(native.row_form, (None, ""))
+        if rows_as:
+            notes.append(f"its rows are {rows_as} with {beside} each; they are read as float32")
         if native.duplicates:
             notes.append(f"{native.duplicates} rows of its source are left out: a later one has their key")
         self.schema = TableSchema(
@@ -110,6 +113,7 @@ class SnapshotReader(TableReader):
             checksums="CRC-32C",
             extras=() if native.default_row is None else extras,
             metadata=metadata if isinstance(metadata, dict) else {},
+            rows_as=rows_as,
             notes=tuple(notes),
             bytes=native.bytes,
         )
@@ -161,8 +165,9 @@ def _unit(said: Any) -> VersionUnit:
 class _Shard(ShardWriter):
     """Writes rows of a table, by their numbers."""
 
-    def __init__(self, writer: NativeWriter) -> None:
+    def __init__(self, writer: NativeWriter, quantized: bool) -> None:
         self._writer = writer
+        self._quantized = quantized
 
     def write(self, part: int, start: int, chunk: Chunk) -> None:
         """Write a chunk; see `ShardWriter.write`."""
@@ -172,7 +177,11 @@ class _Shard(ShardWriter):
         try:
             self._writer.add_rows(start, np.ascontiguousarray(chunk.values), freqs, versions)
         except ValueError as error:
-            raise BadInputError(str(error)) from error
+            unfit = first_unfit(chunk.values) if self._quantized else None
+            told = str(error)
+            if unfit is not None:
+                told = told.replace(f"row {start + unfit} has", f"the row of key {chunk.keys[unfit]} has")
+            raise BadInputError(told) from error
 
 
 class _Table(TableWriter):
@@ -180,14 +189,15 @@ class _Table(TableWriter):
 
     random_access: ClassVar[bool] = True
 
-    def __init__(self, writer: NativeWriter, schema: TableSchema, duplicates: int, losses: tuple[str, ...]) -> None:
+    def __init__(self, writer: NativeWriter, quantized: bool, duplicates: int, losses: tuple[str, ...]) -> None:
         self._writer = writer
+        self._quantized = quantized
         self.duplicates = duplicates
         self.losses = losses
 
     def shard(self) -> _Shard:
         """Return a writer for one task."""
-        return _Shard(self._writer)
+        return _Shard(self._writer, self._quantized)
 
     def extra(self, name: str, array: Array) -> None:
         """Write the row of missing keys."""
@@ -202,23 +212,26 @@ class Writer(CheckpointWriter):
     """Writes a snapshot."""
 
     def __init__(self, staging: str, options: WriteOptions) -> None:
-        if options.compression not in (None, "none", _INT8):
-            raise UsageError(f"writing {NAME}: got --compression {options.compression}, expected none or {_INT8}")
+        if options.compression not in (None, "none", *QUANTIZED):
+            raise UsageError(
+                f"writing {NAME}: got --compression {options.compression}, expected none, {' or '.join(QUANTIZED)}"
+            )
         if options.compression_level is not None or options.batch_rows is not None:
             option = "--compression-level" if options.compression_level is not None else "--batch-rows"
             raise UsageError(f"writing {NAME}: it has no {option}; leave the option out")
-        self._quantized = options.compression == _INT8
-        self.exact = not self._quantized
+        self._all_as = options.compression if options.compression in QUANTIZED else None
+        self._rows_as = dict(options.rows_as)
+        self.exact = not (self._all_as or self._rows_as)
         self._writer = NativeWriter(staging, options.memory)
         self._tables: dict[str, dict[str, Any]] = {}
 
     def table(self, schema: TableSchema, keys: Callable[[], Iterator[tuple[int, Array]]]) -> TableWriter:
         """Sort the keys of a table; see `CheckpointWriter.table`."""
-        quantized = self._quantized and schema.value_dtype not in _WHOLE
-        if quantized and schema.value_dtype != "float32":
+        rows_as = self._rows_as.get(schema.name, self._all_as) if schema.value_dtype not in _WHOLE else None
+        if rows_as and schema.value_dtype != "float32":
             raise UsageError(
                 f"writing table '{schema.name}' as {NAME}: its values are {schema.value_dtype}, expected float32 with"
-                f" --compression {_INT8}; cast them first, see `kvtools cast`"
+                f" --compression {rows_as}; cast them first, see `kvtools cast`"
             )
         try:
             self._writer.begin_table(
@@ -227,7 +240,7 @@ class Writer(CheckpointWriter):
                 value_dtype=schema.value_dtype,
                 dim=schema.dim,
                 rows=schema.rows,
-                quantized=quantized,
+                rows_as=rows_as or "",
                 freq_dtype=schema.freq_dtype or "",
                 version_dtype=schema.version_dtype or "",
             )
@@ -240,9 +253,13 @@ class Writer(CheckpointWriter):
         losses = []
         if duplicates:
             losses.append(f"{duplicates} rows: a later row has their key, and only the last one counts")
-        if quantized:
-            losses.append("the exact numbers: rows are int8 with a scale, off by up to 1/254 of their largest number")
-        return _Table(self._writer, schema, duplicates, tuple(losses))
+        if rows_as:
+            share = {"int8": 510, "int4": 30}[rows_as]
+            losses.append(
+                f"the exact numbers: rows are {rows_as} with an offset and a scale, off by up to 1/{share} of the"
+                " distance between their smallest number and their largest"
+            )
+        return _Table(self._writer, bool(rows_as), duplicates, tuple(losses))
 
     def close(self) -> None:
         """Write the description and the header, and sync the file."""

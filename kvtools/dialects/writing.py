@@ -16,8 +16,8 @@ place that is renamed when the writer has closed without an error.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, ClassVar
 
@@ -30,7 +30,8 @@ from kvtools.dialects.schema import TableSchema, VariableSchema
 class WriteOptions:
     """What a user may ask of a writer. `compression` and `compression_level` are the format's own names and default
     to what the dialect thinks best; `batch_rows` is the rows of a row group, HDF5 chunk or pipeline. `partition` is the
-    rule by which parts own keys (`kvtools.partition`), where that is not to be the dialect's usual one."""
+    rule by which parts own keys (`kvtools.partition`), where that is not to be the dialect's usual one. `rows_as` says
+    of which tables the rows are kept as "int8" or "int4", in a dialect that has such rows."""
 
     compression: str | None = None
     compression_level: int | None = None
@@ -38,6 +39,7 @@ class WriteOptions:
     partition: str | None = None
     memory: int = DEFAULT_MEMORY
     force: bool = False
+    rows_as: Mapping[str, str] = field(default_factory=dict)
 
 
 class ShardWriter(ABC):

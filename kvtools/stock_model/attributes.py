@@ -39,7 +39,7 @@ class Attributes:
     def real(self, name: str, default: float = 0.0) -> float:
         """Return a number of 32 bits."""
         encoded = last(split(self._encoded.get(name, b"")), _FLOAT)
-        return float(struct.unpack("<f", encoded)[0]) if encoded else default
+        return float(struct.unpack("<f", encoded)[0]) if len(encoded) == 4 else default
 
     def text(self, name: str, default: str = "") -> str:
         """Return a string."""
@@ -105,18 +105,18 @@ def with_functions(attribute: bytes, rename: Callable[[str], str]) -> bytes:
     return join([(number, kind, changed(number, value)) for number, kind, value in split(attribute)])
 
 
-def expanded_types(attribute: bytes, places: Sequence[int], types: Sequence[int]) -> bytes:
-    """Return a list of types in which each of `places` holds `types`."""
+def expanded_types(attribute: bytes, counts: Mapping[int, int], dtype: int) -> bytes:
+    """Return a list of types in which `dtype` takes each of these places so many times."""
     of_list = numbers(split(last(split(attribute), _LIST)), _TYPE)
-    return message((1, message(*((_TYPE, one) for one in _expanded(of_list, places, types)))))
+    return message((1, message(*((_TYPE, one) for one in _expanded(of_list, counts, dtype)))))
 
 
-def expanded_shapes(attribute: bytes, places: Sequence[int], shapes: Sequence[bytes]) -> bytes:
-    """Return a list of shapes in which each of `places` holds `shapes`; an empty list stays so."""
+def expanded_shapes(attribute: bytes, counts: Mapping[int, int], shape: bytes) -> bytes:
+    """Return a list of shapes in which `shape` takes each of these places so many times; an empty list stays so."""
     of_list = messages(split(last(split(attribute), _LIST)), _SHAPE)
     if not of_list:
         return attribute
-    return message((1, message(*((_SHAPE, one) for one in _expanded(of_list, places, shapes)))))
+    return message((1, message(*((_SHAPE, one) for one in _expanded(of_list, counts, shape)))))
 
 
 def moved_numbers(attribute: bytes, moved: Callable[[int], Sequence[int]]) -> bytes:
@@ -125,5 +125,5 @@ def moved_numbers(attribute: bytes, moved: Callable[[int], Sequence[int]]) -> by
     return message((1, message(*((_NUMBER, one) for number in of_list for one in moved(number)))))
 
 
-def _expanded(of_list: Sequence[_T], places: Sequence[int], into: Sequence[_T]) -> list[_T]:
-    return [new for place, old in enumerate(of_list) for new in (into if place in places else [old])]
+def _expanded(of_list: Sequence[_T], counts: Mapping[int, int], into: _T) -> list[_T]:
+    return [new for place, old in enumerate(of_list) for new in ([into] * counts[place] if place in counts else [old])]

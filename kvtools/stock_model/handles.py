@@ -11,8 +11,17 @@ from dataclasses import dataclass
 from kvtools.stock_model.attributes import functions_in
 from kvtools.stock_model.fields import last, split, text, texts
 from kvtools.stock_model.graph_def import Function, Graph, Node, node_of
-from kvtools.stock_model.op_table import BEGUN_IN_DEEPREC, DEEPREC, HANDLES, NAMED_IN_DEEPREC, RESTORES, TFPLUS
+from kvtools.stock_model.op_table import (
+    BEGUN_IN_DEEPREC,
+    DEEPREC,
+    HANDLES,
+    NAMED_IN_DEEPREC,
+    READS_FILES,
+    RESTORES,
+    TFPLUS,
+)
 
+_READ_BY_RESTORES = ("Const", "Identity", "RestoreV2")
 _PART = re.compile(r"/part_[0-9]+$")
 
 
@@ -106,6 +115,9 @@ def _restored(node: Node, nodes: Mapping[str, Node]) -> Restored | None:
     if node.op in NAMED_IN_DEEPREC:
         name = _named(node.data_inputs()[NAMED_IN_DEEPREC[node.op]], nodes)
         return Restored(_whole(name), -1, 1, "") if name else None
+    if node.op in READS_FILES:
+        name = _named(node.data_inputs()[2], nodes)
+        return Restored(name.partition("_mht_")[0], -1, 1, "") if name else None
     source = node.data_inputs()[1]
     read = nodes.get(node_of(source))
     while read is not None and read.op == "Identity":
@@ -145,6 +157,7 @@ def _look(
                 if sources:
                     by_name[node.name] = sources[0]
                     waiting = True
+    nodes_by_name = {node.name: node for node in nodes if node.op in (*_READ_BY_RESTORES, *RESTORES)}
     for node in nodes:
         inputs = node.data_inputs()
         bound = {at: by_name[node_of(source)] for at, source in enumerate(inputs) if node_of(source) in by_name}
@@ -152,7 +165,7 @@ def _look(
             continue
         restored = 1 if node.op in NAMED_IN_DEEPREC else 0
         if node.op in RESTORES and restored in bound:
-            one = _restored(node, {each.name: each for each in nodes})
+            one = _restored(node, nodes_by_name)
             if one is None:
                 continue
             listed = found.setdefault(bound[restored], [])

@@ -33,7 +33,8 @@ from kvtools.stock_model.given_rows import GivenTable
 from kvtools.stock_model.graph_def import Graph, Node, functions_called, functions_needed, node_of
 from kvtools.stock_model.handles import Restored, restored_tables
 from kvtools.stock_model.hash_index import index_functions
-from kvtools.stock_model.objects import Objects, object_prefixes, rewrite_objects
+from kvtools.stock_model.objects import Objects, constants, object_prefixes, rewrite_objects
+from kvtools.stock_model.older_tensorflow import for_older
 from kvtools.stock_model.op_table import HANDLES
 from kvtools.stock_model.plain_ops import strings
 from kvtools.stock_model.prune import needed
@@ -94,6 +95,11 @@ class MetaGraph:
         new += [(_ASSET, 2, asset) for asset in self.assets]
         new += [(_OBJECTS, 2, self.objects)] if self.objects else []
         return join(new + rest)
+
+    @property
+    def tensorflow(self) -> str:
+        """The version of TensorFlow that saved it; empty if it does not say."""
+        return text(last(split(last(self.fields, _INFO)), 5))
 
     @property
     def custom_operations(self) -> set[str]:
@@ -170,11 +176,13 @@ def rewrite_meta_graph(data: bytes, tables: Tables, tracked: bytes, is_stock: Ca
     lenient = needed(graph.nodes, saver.roots) - serving
     kept = serving | lenient
     tables_own = {node.name for node in graph.nodes if node.op in HANDLES}
-    kept |= needed(graph.nodes, _variable_roots(meta.collections, kept - tables_own))
+    kept |= needed(graph.nodes, variable_roots(meta.collections, kept - tables_own))
+    kept |= needed(graph.nodes, constants(meta.objects))
     for node in graph.nodes:
         if node.op in HANDLES and node.name in serving and node.name not in handles:
             raise UnsupportedOperation(node, "", "the model's variables have no table that it is restored from")
-    rewriter = Rewriter(graph.library, is_stock, tables.kept_tensors)
+    loops = any(node.op in ("Enter", "RefEnter") for node in graph.nodes if node.name in serving)
+    rewriter = Rewriter(graph.library, is_stock, tables.kept_tensors, inlined=not loops)
     nodes = rewriter.graph([node for node in graph.nodes if node.name in kept], handles, sorted(lenient))
     nodes, gone = _left(nodes, kept)
     all_tables = tables.all
@@ -201,6 +209,8 @@ def rewrite_meta_graph(data: bytes, tables: Tables, tracked: bytes, is_stock: Ca
     graph.nodes = nodes
     graph.library = {name: f for name, f in rewriter.functions.items() if name in needed_functions}
     graph.library_rest = []  # gradients, of functions that are not trained
+    for _, node in graph.all_nodes():
+        node.attributes = for_older(node)
     meta.collections = _collections(meta.collections, {node.name for node in nodes})
     meta.fields = [(_INFO, 2, _info(last(meta.fields, _INFO), is_stock)), *without(meta.fields, _INFO)]
     return Changed(meta.encode(), objects.tracked, objects.left_out, frozenset(rewriter.not_zeros))
@@ -300,7 +310,7 @@ _OF_VARIABLES = (
 )
 
 
-def _variable_roots(collections: Mapping[str, bytes], kept: set[str]) -> list[str]:
+def variable_roots(collections: Mapping[str, bytes], kept: set[str]) -> list[str]:
     """What collections say of variables that are kept: TensorFlow wants it there when it imports the graph."""
     roots: list[str] = []
     for name in _OF_VARIABLES:

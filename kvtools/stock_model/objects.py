@@ -6,9 +6,10 @@ captured a table capture these.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from kvtools.dialects.tfra_names import of_path
 from kvtools.lookup_model.messages import message
 from kvtools.stock_model.fields import (
     Field,
@@ -24,6 +25,7 @@ from kvtools.stock_model.fields import (
     texts,
     without,
 )
+from kvtools.stock_model.op_table import HANDLES
 from kvtools.stock_model.rewrite import Rewriter, UnsupportedOperation
 from kvtools.stock_model.table import RESOURCES, Handle, StockTable
 from kvtools.stock_model.table_objects import (
@@ -38,11 +40,18 @@ from kvtools.stock_model.table_objects import (
 
 _OURS = "tfplugin."
 _PARTITIONED = "tfplugin.PartitionedKvVariable"
-_CHILD, _USER_OBJECT, _FUNCTION, _VARIABLE, _BARE, _RESOURCE = 1, 4, 6, 7, 8, 10
+_CHILD, _USER_OBJECT, _FUNCTION, _VARIABLE, _BARE, _CONSTANT, _RESOURCE = 1, 4, 6, 7, 8, 9, 10
 _SAVEABLES, _CLASS, _CONFIG, _SAVER_OF_OBJECT = 11, 13, 14, 16
 _ATTRIBUTE, _SAVER, _HAS_VALUES = 2, 4, 5
+_IN_FILES = "/.ATTRIBUTES/table"
 _PLAIN = message((1, "_generic_user_object"), (2, message((1, 1), (2, 1))))
 """An object of no class."""
+
+
+def constants(saved: bytes) -> list[str]:
+    """Return the nodes that objects are constants of: TensorFlow loads these, whether a signature uses them or not."""
+    nodes = [split(node) for node in messages(split(saved), 1)]
+    return [text(last(split(value), 1)) for node in nodes for value in messages(node, _CONSTANT)]
 
 
 @dataclass
@@ -68,7 +77,11 @@ def object_prefixes(saved: bytes, tracked: bytes, known: Container[str]) -> dict
     parts: dict[int, tuple[str, int]] = {}
     for number, path in _pairs(nodes, checkpoint):
         for attribute in messages(checkpoint[path], _ATTRIBUTE):
-            prefix = text(last(split(attribute), 3)).removesuffix("-keys")
+            tensor = text(last(split(attribute), 3))
+            prefix = tensor.removesuffix("-keys")
+            if prefix not in known and tensor.endswith(_IN_FILES):
+                # A table of TFRA's in files beside the variables: known by what these are called.
+                prefix = of_path(tensor.removesuffix(_IN_FILES).rpartition("/")[0]).base
             if prefix in known:
                 found[number] = prefix, -1
         saver = split(last(checkpoint[path], _SAVER))
@@ -133,13 +146,17 @@ def rewrite_objects(
         changed = [(2, 0, number) for number in now] + without(fields, 2)
         concrete.append((2, 2, message((1, blob(renamed[name])), (2, join(changed)))))
     silent: set[str] = set()
+    unused: set[int] = set()
     lost = {at for at, node in enumerate(nodes) for bare in messages(node, _BARE) if _first(bare) in left_out}
     for at, node in enumerate(nodes):
-        if at in handles and messages(node, _RESOURCE):
-            # A table of TensorFlow's kind: what makes it, fills it and saves it goes, and is no loss.
-            for name in _functions_of(node, nodes):
-                silent.add(name)
-            node = [(_USER_OBJECT, 2, _PLAIN)]
+        if messages(node, _RESOURCE):
+            its_own = _functions_of(node, nodes)
+            if at in handles or any(name in left_out and left_out[name].node.op in HANDLES for name in its_own):
+                # A table of TensorFlow's kind: what makes it, fills it and saves it goes, and is no loss. One that is
+                # no table of the model's holds optimizer slots, or when keys were seen.
+                silent.update(its_own)
+                unused.add(at)
+                node = [(_USER_OBJECT, 2, _PLAIN)]
         there = [one for one in node if not (one[0] == _CHILD and _child(one) in lost)]
         nodes[at] = _changed(there, renamed, left_out)
     holders = _holders(handles)
@@ -150,7 +167,7 @@ def rewrite_objects(
         nodes += table_objects(table, number_of[table.number])
         for name, signed in concrete_functions(table, number_of[table.number]):
             concrete.append((2, 2, message((1, name), (2, signed))))
-    _track(nodes, checkpoint, handles, holders, {table.number: table for table in tables})
+    _track(nodes, checkpoint, handles.keys() | unused, holders, {table.number: table for table in tables})
     return Objects(
         join([(1, 2, join(node)) for node in nodes] + concrete + without(split(saved), 1, 2)),
         join([(1, 2, join(node)) for node in checkpoint] + without(split(tracked), 1)),
@@ -242,7 +259,7 @@ def _changed(
 def _track(
     nodes: list[list[Field]],
     checkpoint: list[list[Field]],
-    handles: Mapping[int, Handle],
+    saved_tables: Collection[int],
     holders: Mapping[int, int],
     tables: Mapping[int, StockTable],
 ) -> None:
@@ -250,7 +267,7 @@ def _track(
     paths: dict[int, int] = {}
     for number, path in _pairs(nodes, checkpoint):
         paths.setdefault(number, path)
-        if number in handles:
+        if number in saved_tables:
             checkpoint[path] = without(checkpoint[path], _ATTRIBUTE)
     for at, node in enumerate(checkpoint):
         if messages(node, _SAVER):

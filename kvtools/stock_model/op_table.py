@@ -43,6 +43,8 @@ HANDLES = frozenset({"KvTableHandle", *(f"{kind}OfTensors" for kind in TFRA), *T
 """Operations that make tables."""
 GIVES_DEFAULTS = frozenset(f"{kind}{does}" for kind in TFRA for does in ("Find", "FindWithExists"))
 """Lookups that are given the rows of missing keys."""
+READS_FILES = frozenset(f"{kind}LoadFromFileSystem" for kind in TFRA)
+"""Operations that fill tables from files beside a checkpoint."""
 IMPORTS_OF_TFPLUS = ("Import", "ImportV2", "ImportV3", "FullOrDeltaImport", "FullOrDeltaImportV2")
 NAMED_IN_DEEPREC = {"KvResourceImportV2": 4, "KvResourceImportV3": 2, "KvResourceIncrImport": 2}
 """What restores a table of DeepRec -> the number of the input that is the table's name in the checkpoint."""
@@ -53,11 +55,12 @@ RESTORES = frozenset(
     {
         "KvTableRestore",
         *(f"{kind}Import" for kind in TFRA),
+        *READS_FILES,
         *(f"KvVariable{does}" for does in IMPORTS_OF_TFPLUS),
         *NAMED_IN_DEEPREC,
     }
 )
-"""Operations that fill tables from a checkpoint: by its name, or by tensors that were read."""
+"""Operations that fill tables from a checkpoint: by its name, by tensors that were read, or from files beside it."""
 ANSWERS_BEGIN = frozenset({"KvResourceGather", "KvResourceGatherV1"})
 """Lookups whose missing keys are answered with what the table says, always."""
 

@@ -7,10 +7,10 @@ function is rewritten once for the tables that it is called with, and keeps its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kvtools.lookup_model.messages import RESOURCE, message, of_function, of_text, of_types, shape
+from kvtools.lookup_model.messages import RESOURCE, message, of_bool, of_function, of_text, of_types, shape
 from kvtools.stock_model.attributes import (
     expanded_shapes,
     expanded_types,
@@ -54,8 +54,8 @@ class Rewritten:
     lost: bool = False
 
 
-Binding = tuple[tuple[int, Handle], ...]
-"""The arguments of a function that are handles, by their numbers."""
+Binding = tuple[tuple[int, Handle | None], ...]
+"""The arguments of a function that are handles, by their numbers, and those that are gone (None)."""
 
 
 class Rewriter:
@@ -65,6 +65,8 @@ class Rewriter:
         library: the functions as they are.
         is_stock: tells whether stock TensorFlow has an operation.
         kept_tensors: the tensors of the checkpoint that the new one has, too; all if None.
+        inlined: whether TensorFlow may put the nodes of an operation's function in the place of its call: their
+            constants would be outside of a loop of version 1 that the call is in.
 
     Attributes:
         functions: those that were rewritten, and those of stock operations that they call.
@@ -77,7 +79,10 @@ class Rewriter:
         library: Mapping[str, Function],
         is_stock: Callable[[str], bool],
         kept_tensors: Container[str] | None = None,
+        *,
+        inlined: bool = True,
     ) -> None:
+        self._inlined = inlined
         self._library = library
         self.kept_tensors = kept_tensors
         self._is_stock = is_stock
@@ -98,17 +103,18 @@ class Rewriter:
         kept = set(lenient)
         return _Body(self, nodes, "", lambda node: node.name in kept, handles).nodes
 
-    def function(self, name: str, bound: Mapping[int, Handle], lenient: bool = False) -> Rewritten:
-        """Rewrite a function for the tables that it is given."""
-        binding = tuple(sorted(bound.items()))
+    def function(self, name: str, bound: Mapping[int, Handle | None], lenient: bool = False) -> Rewritten:
+        """Rewrite a function for the tables that it is given; for what it is not given any more, None."""
+        binding = tuple(sorted(bound.items(), key=lambda item: item[0]))
         key = (name, binding, lenient)
         if key not in self._done:
             self._done[key] = self._rewrite(self._library[name], dict(binding), lenient)
         return self._done[key]
 
-    def _rewrite(self, function: Function, bound: dict[int, Handle], lenient: bool) -> Rewritten:
-        taken = {function.arguments[at].name: handle for at, handle in bound.items()}
-        body = _Body(self, function.nodes, function.name, lambda _: lenient, taken, in_function=True)
+    def _rewrite(self, function: Function, bound: dict[int, Handle | None], lenient: bool) -> Rewritten:
+        taken = {function.arguments[at].name: handle for at, handle in bound.items() if handle is not None}
+        gone = {function.arguments[at].name for at, handle in bound.items() if handle is None}
+        body = _Body(self, function.nodes, function.name, lambda _: lenient, taken, gone, in_function=True)
         outputs: list[Argument] = []
         results: dict[str, str] = {}
         passed: list[Handle | None] = []
@@ -126,17 +132,17 @@ class Rewriter:
             for resource, tensor in zip(RESOURCES, resources, strict=True):
                 outputs.append(Argument(f"{output.name}_{resource}", RESOURCE))
                 results[outputs[-1].name] = tensor
-        places = sorted(bound)
         arguments: list[Argument] = []
         number_of: dict[int, list[int]] = {}
         for at, argument in enumerate(function.arguments):
-            new = [Argument(name, RESOURCE) for name in _names(argument.name)] if at in bound else [argument]
+            new = [argument]
+            if at in bound:
+                new = [] if bound[at] is None else [Argument(name, RESOURCE) for name in _names(argument.name)]
             number_of[at] = list(range(len(arguments), len(arguments) + len(new)))
             arguments += new
         attributes = dict(function.attributes)
         if "_input_shapes" in attributes:
-            scalars = [shape()] * len(RESOURCES)
-            attributes["_input_shapes"] = expanded_shapes(attributes["_input_shapes"], places, scalars)
+            attributes["_input_shapes"] = expanded_shapes(attributes["_input_shapes"], _counts(bound), shape())
         controls = {key: name for key, name in function.control_results.items() if name not in body.gone}
         rewritten = Function(
             self.free_name(function.name),
@@ -184,7 +190,10 @@ class Rewriter:
         if key not in self._operations:
             body = FunctionBody(self.free_name(f"__kvtools_{node.op}_{len(self._operations)}"))
             OPERATIONS[node.op].build(body, Call(node.attrs, handles))
-            self.functions[body.name] = body.function()
+            function = body.function()
+            if not self._inlined:
+                function.attributes["_noinline"] = of_bool(True)
+            self.functions[body.name] = function
             self._operations[key] = body.name
         return self.functions[self._operations[key]]
 
@@ -209,6 +218,7 @@ class _Body:
         name: str,
         lenient: Callable[[Node], bool],
         handles: Mapping[str, Handle],
+        gone: Iterable[str] = (),
         in_function: bool = False,
     ) -> None:
         self._rewriter = rewriter
@@ -220,7 +230,7 @@ class _Body:
         self._passing: dict[str, Handle] = {}
         self._outputs: dict[str, _Outputs] = {}
         self.nodes: list[Node] = []
-        self.gone: set[str] = set()
+        self.gone: set[str] = set(gone)
         self._lost: dict[str, set[int]] = {}
         """Outputs that are gone, of nodes that are not."""
         self._by_name = {node.name: node for node in nodes}
@@ -284,7 +294,8 @@ class _Body:
         if node.name in self._sources and node.op in HANDLES:
             return
         lenient = self._lenient(node)
-        if any(node_of(source) in self.gone or self._is_lost(source) for source in node.data_inputs()):
+        gone = [at for at, source in enumerate(node.data_inputs()) if self._is_gone(source)]
+        if gone and not (lenient and self._can_do_without(node, gone)):
             self._leave_out(node)
             return
         if lenient and node.op == "RestoreV2" and self._restore_rest(node):
@@ -304,7 +315,7 @@ class _Body:
         if taken and node.op in PASSING:
             self._pass_on(node, taken)
         elif self._rewriter.calls_function(node):
-            self._call(node, taken, lenient)
+            self._call(node, {**taken, **dict.fromkeys(gone)}, lenient)
         elif taken:
             name = next(iter(taken.values())).table.name
             raise UnsupportedOperation(node, self._name, f"it takes table '{name}' as if it were a variable")
@@ -316,9 +327,13 @@ class _Body:
         if node.op in _SAVE:
             self._rewriter.saves_all = False
 
-    def _is_lost(self, source: str) -> bool:
+    def _is_gone(self, source: str) -> bool:
         node = node_of(source)
-        return node in self._lost and self._number(source) in self._lost[node]
+        return node in self.gone or (node in self._lost and self._number(source) in self._lost[node])
+
+    def _can_do_without(self, node: Node, gone: Sequence[int]) -> bool:
+        """Whether a node calls a function that may not be given these inputs: what saves, or restores, all there is."""
+        return node.op in CALLS and node.op not in _LOOPS and gone[0] >= CALLS[node.op]
 
     def _restore_rest(self, node: Node) -> bool:
         """A node that reads tensors by one that reads those that still are; tells whether it had to be changed."""
@@ -357,7 +372,8 @@ class _Body:
                 elif source[1:] not in self.gone:
                     inputs.append(source)
                 continue
-            inputs += self.resources(source) or [self.tensor(source)]
+            if not self._is_gone(source):
+                inputs += self.resources(source) or [self.tensor(source)]
         return inputs
 
     def _replace(self, node: Node) -> None:
@@ -405,7 +421,7 @@ class _Body:
             data = [source for source in inputs if not source.startswith("^")]
             self.nodes.append(Node(name, node.op, data + controls, node.attributes, node.rest))
 
-    def _call(self, node: Node, taken: Mapping[int, Handle], lenient: bool) -> None:
+    def _call(self, node: Node, taken: Mapping[int, Handle | None], lenient: bool) -> None:
         """A node that calls functions: these take the resources, and so does it."""
         offset = CALLS.get(node.op, 0)
         bound = {at - offset: handle for at, handle in taken.items()}
@@ -424,14 +440,12 @@ class _Body:
             else value
             for key, value in node.attributes.items()
         }
-        places = sorted(bound)
-        resources = [RESOURCE] * len(RESOURCES)
-        if places:
+        if bound:
             for key in _INPUT_TYPES:
                 if key in attributes:
-                    attributes[key] = expanded_types(attributes[key], places, resources)
+                    attributes[key] = expanded_types(attributes[key], _counts(bound), RESOURCE)
             if _READ_ONLY in attributes:
-                attributes[_READ_ONLY] = moved_numbers(attributes[_READ_ONLY], _mover(sorted(taken)))
+                attributes[_READ_ONLY] = moved_numbers(attributes[_READ_ONLY], _mover(_counts(taken)))
         op = done[node.op].name if node.op in done else node.op
         self.nodes.append(Node(node.name, op, self._inputs(node), attributes, node.rest))
         if node.op in _LOOPS:
@@ -439,9 +453,7 @@ class _Body:
             if any(list(done[name].outputs) != given for name in functions_in(node.attributes["body"])):
                 raise UnsupportedOperation(node, self._name, "its body passes tables on in another order")
             if "output_shapes" in attributes:
-                attributes["output_shapes"] = expanded_shapes(
-                    attributes["output_shapes"], places, [shape()] * len(RESOURCES)
-                )
+                attributes["output_shapes"] = expanded_shapes(attributes["output_shapes"], _counts(bound), shape())
         else:
             given = list(next(iter(done.values())).outputs)
             if any(list(one.outputs) != given for one in done.values()):
@@ -451,9 +463,9 @@ class _Body:
         if node.op in done:
             raise UnsupportedOperation(node, self._name, "it gives a table's handle back")
         attributes.pop("_output_shapes", None)
-        gives = [at for at, handle in enumerate(given) if handle is not None]
         if "Tout" in attributes:
-            attributes["Tout"] = expanded_types(attributes["Tout"], gives, resources)
+            gives = {at: handle for at, handle in enumerate(given) if handle is not None}
+            attributes["Tout"] = expanded_types(attributes["Tout"], _counts(gives), RESOURCE)
         starts, at = [], 0
         for handle in given:
             starts.append(at)
@@ -513,12 +525,15 @@ def _takes(node: Node, function: str) -> bool:
     )
 
 
-def _mover(places: Sequence[int]) -> Callable[[int], list[int]]:
-    more = len(RESOURCES) - 1
+def _counts(handles: Mapping[int, Handle | None]) -> dict[int, int]:
+    """How many resources take each place: none where something is gone."""
+    return {at: 0 if handle is None else len(RESOURCES) for at, handle in handles.items()}
 
+
+def _mover(counts: Mapping[int, int]) -> Callable[[int], list[int]]:
     def moved(number: int) -> list[int]:
-        start = number + more * sum(place < number for place in places)
-        return list(range(start, start + (len(RESOURCES) if number in places else 1)))
+        start = number + sum(count - 1 for place, count in counts.items() if place < number)
+        return list(range(start, start + counts.get(number, 1)))
 
     return moved
 

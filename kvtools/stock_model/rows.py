@@ -10,6 +10,7 @@ from kvtools.stock_model import given_rows
 from kvtools.stock_model.function_body import FunctionBody
 from kvtools.stock_model.index import as_int64, find, is_found
 from kvtools.stock_model.initial_rows import drawn_rows, stored_row
+from kvtools.stock_model.stored_rows import as_numbers, stored_type
 from kvtools.stock_model.table import Handle, Resources, StockTable
 
 
@@ -48,5 +49,8 @@ def look_up(
 
 
 def gather(body: FunctionBody, table: StockTable, resources: Resources, numbers: str) -> str:
-    """Return the rows of these numbers, as they are stored."""
-    return body.op("ResourceGather", [resources.values, numbers], dtype=of_type(table.dtype), Tindices=of_type(INT64))
+    """Return the rows of these numbers, of the type of the table's values."""
+    stored, _ = stored_type(table.value_dtype, table.rows_as, table.dim)
+    dtype = of_type(number_named(stored))
+    rows = body.op("ResourceGather", [resources.values, numbers], dtype=dtype, Tindices=of_type(INT64))
+    return as_numbers(body, rows, table.value_dtype, table.rows_as, table.dim)

@@ -45,14 +45,15 @@ from kvtools.stock_model.fields import (
 from kvtools.stock_model.function_body import constant_attributes
 from kvtools.stock_model.graph_def import Node, functions_needed, node_of
 from kvtools.stock_model.handles import names_read
-from kvtools.stock_model.meta_graph import MetaGraph
-from kvtools.stock_model.op_table import HANDLES, REFUSED, RESTORES
+from kvtools.stock_model.meta_graph import MetaGraph, variable_roots
+from kvtools.stock_model.op_table import BEGUN_IN_DEEPREC, HANDLES, REFUSED, RESTORES
 from kvtools.stock_model.plain_ops import strings
 from kvtools.stock_model.prune import needed
 
 DEFAULT_SIGNATURE = "serving_default"
 _METHOD = "tensorflow/serving/predict"
 _INFO, _OPS_OF_INFO, _TAGS = 1, 2, 4
+_FILLERS = "table_initializer"
 _MAIN_OP, _FILL_TABLES, _RESTORE = "saved_model_main_op", "kvtools/fill_tables", "kvtools/restore_variables"
 _FILENAME = "kvtools/restore_from"
 _PLACEHOLDERS = frozenset({"Placeholder", "PlaceholderV2"})
@@ -67,6 +68,7 @@ _SAME = frozenset({"Identity", "RefIdentity", "Enter", "RefEnter", "Switch", "Re
 _REF = 100
 """What is added to the number of a type where a tensor is a reference."""
 _NEAR = 5
+_DEVICE, _COLOCATED = 4, "_class"
 _VARIABLE_NAME, _INITIALIZER, _INITIAL_VALUE = 1, 2, 6
 _OF_VARIABLES = ("variables", "trainable_variables")
 
@@ -126,6 +128,16 @@ def make_read_only(meta: MetaGraph) -> None:
             node.op, node.inputs = REFUSED[node.op], [source for source in node.inputs if source not in counts]
 
 
+def only_what_runs(meta: MetaGraph, tensors: Iterable[str]) -> None:
+    """Leave of a training graph what these tensors need, what restores a checkpoint, and what fills lookup tables."""
+    fillers = [name for name in texts(split(last(split(meta.collections.get(_FILLERS, b"")), 1)), 1)]
+    saver = [text(last(meta.saver, number)) for number in (1, 3)]
+    kept = needed(meta.graph.nodes, [name for name in (*tensors, *fillers, *saver) if name])
+    meta.graph.nodes = [node for node in meta.graph.nodes if node.name in kept]
+    _forget_places(meta)
+    meta.collections = {name: value for name, value in meta.collections.items() if name == _FILLERS}
+
+
 def served_graph(meta: MetaGraph, wanted: Wanted, dtypes: Mapping[str, int]) -> Served:
     """Return a training graph as one to be served.
 
@@ -147,11 +159,14 @@ class _Training:
     def __init__(self, meta: MetaGraph, dtypes: Mapping[str, int]) -> None:
         self._meta, self._dtypes = meta, dtypes
         self._nodes = {node.name: node for node in meta.graph.nodes}
+        self._moved: dict[str, str] = {}
+        self._names_read: dict[str, list[str]] = {}
         encoded = messages(split(last(split(last(meta.fields, _INFO)), _OPS_OF_INFO)), 1)
         self._definitions = {text(last(split(one), 1)): split(one) for one in encoded}
 
     def served(self, wanted: Wanted) -> Served:
         meta = self._meta
+        _forget_places(meta)
         for tensor, value in wanted.values.items():
             self._check_there(tensor)
             self._replace(_full(tensor), self._constant(tensor, value))
@@ -162,6 +177,7 @@ class _Training:
             self._check_there(tensor)
         cut = {_full(tensor) for of in fed.values() for tensor in of.values()}
         moved = {tensor: self._placeholder(tensor) for tensor in sorted(cut)}
+        self._rewire()
         meta.signatures = {name: _renamed(value, moved) for name, value in given.items()}
         info = [*without(split(last(meta.fields, _INFO)), _TAGS), (_TAGS, 2, b"serve")]
         meta.fields, meta.tags = [(_INFO, 2, join(info)), *without(meta.fields, _INFO)], ("serve",)
@@ -179,6 +195,7 @@ class _Training:
             if variables:
                 kept[name] = message((2, message(*((1, one) for one in variables))))
         meta.collections, meta.objects = kept, b""
+        self._leave_out_the_rest(serving, kept)
         return Served(meta, frozenset(tensors), files, fed, fetched)
 
     # ---- Tensors ----
@@ -193,6 +210,21 @@ class _Training:
         outputs = self._outputs(node)
         if outputs is not None and int(number or 0) >= len(outputs):
             raise UnknownName(f"there is no tensor '{tensor}': node '{name}' ({node.op}) has {len(outputs)} outputs")
+        if self._is_in_loop(name):
+            raise NotServable(f"tensor '{tensor}' is inside a loop, which gives it many times: name one outside")
+
+    def _is_in_loop(self, name: str) -> bool:
+        """Whether a node is between the entry to a loop of version 1 and its exit."""
+        waiting, seen = [name], set[str]()
+        while waiting:
+            node = self._nodes.get(waiting.pop())
+            if node is None or node.name in seen or node.op in ("Exit", "RefExit"):
+                continue
+            if node.op in ("Enter", "RefEnter"):
+                return True
+            seen.add(node.name)
+            waiting += map(node_of, node.inputs)
+        return False
 
     def _near(self, name: str) -> str:
         near = difflib.get_close_matches(name, self._nodes, _NEAR, 0.6)
@@ -288,11 +320,14 @@ class _Training:
     def _replace(self, tensor: str, by: Node) -> str:
         """Put another node in the place of a tensor; return what it is called there."""
         name = self._free_name(f"kvtools/fed/{tensor.replace(':', '_')}")
-        moved = {_full(tensor): name, tensor.removesuffix(":0"): name, f"^{node_of(tensor)}": f"^{name}"}
-        for node in self._nodes.values():
-            node.inputs = [moved.get(source, source) for source in node.inputs]
+        self._moved |= {_full(tensor): name, tensor.removesuffix(":0"): name, f"^{node_of(tensor)}": f"^{name}"}
         self._add(Node(name, by.op, list(by.inputs), by.attributes))
         return f"{name}:0"
+
+    def _rewire(self) -> None:
+        """Make the nodes take what was put in the place of others."""
+        for node in self._nodes.values():
+            node.inputs = [self._moved.get(source, source) for source in node.inputs]
 
     def _free_name(self, wanted: str) -> str:
         tries = itertools.chain([wanted], (f"{wanted}_{number}" for number in itertools.count(1)))
@@ -345,9 +380,7 @@ class _Training:
 
     def _serving(self, roots: Sequence[str]) -> tuple[set[str], list[str]]:
         """The nodes that are served, and those among them that fill lookup tables."""
-        all_fillers = [
-            node for node in map(self._nodes.get, self._listed_nodes("table_initializer")) if node is not None
-        ]
+        all_fillers = [node for node in map(self._nodes.get, self._listed_nodes(_FILLERS)) if node is not None]
         fillers: list[str] = []
         while True:
             serving = needed(self._meta.graph.nodes, [*roots, *fillers])
@@ -498,7 +531,9 @@ class _Training:
                 if node.op != "RestoreV2":
                     waiting += node.data_inputs()
                     continue
-                names = names_read(node, self._nodes)
+                if node.name not in self._names_read:
+                    self._names_read[node.name] = names_read(node, self._nodes)
+                names = self._names_read[node.name]
                 number = int(one.partition(":")[2] or 0)
                 found |= set(names[number : number + 1])
         return found
@@ -534,7 +569,6 @@ class _Training:
                         "T": dtype,
                         "validate_shape": of_bool(True),
                         "use_locking": of_bool(True),
-                        "_class": message((1, message((2, blob(f"loc:@{variable}"))))),
                     },
                 )
             self._add(Node(f"kvtools/by_name/write_{at}", op, [variable, source], attributes))
@@ -548,6 +582,14 @@ class _Training:
             own = needed(graph.nodes, [restore])
             graph.nodes = [node for node in graph.nodes if node.op not in RESTORES or node.name in own]
 
+    def _leave_out_the_rest(self, serving: set[str], collections: Mapping[str, bytes]) -> None:
+        """Leave what is served, what restores it, and what tells how tables are restored."""
+        meta = self._meta
+        said = [node.name for node in meta.graph.nodes if node.op in RESTORES or node.op in BEGUN_IN_DEEPREC]
+        saver = [text(last(meta.saver, number)) for number in (1, 3) if meta.saver]
+        kept = needed(meta.graph.nodes, [*serving, _FILL_TABLES, *saver, *said, *variable_roots(collections, serving)])
+        meta.graph.nodes = [node for node in meta.graph.nodes if node.name in kept]
+
     def _variable_defs(self, collection: str, writers: Mapping[str, str]) -> list[bytes]:
         """What a collection says of the variables that are served; restoring them is what initializes them."""
         found: list[bytes] = []
@@ -559,6 +601,13 @@ class _Training:
                 new: list[Field] = [(_INITIALIZER, 2, blob(writer))]
                 found.append(join([*without(fields, _INITIALIZER, _INITIAL_VALUE), *new]))
         return found
+
+
+def _forget_places(meta: MetaGraph) -> None:
+    """Leave out on which machines the nodes were, and beside which other nodes, that may be gone."""
+    for _, node in meta.graph.all_nodes():
+        node.rest = without(node.rest, _DEVICE)
+        node.attributes = {key: value for key, value in node.attributes.items() if key != _COLOCATED}
 
 
 def _full(tensor: str) -> str:

@@ -120,8 +120,8 @@ def test_what_is_left_out_is_named(sample_path: Path, tmp_path: Path, capsys: Ca
     [
         ([], "say --savedmodel OUT or --snapshot OUT"),
         (["--savedmodel", "a", "--snapshot", "b"], "one of them"),
-        (["--savedmodel", "a", "--dtype", "int8"], "which is for --snapshot"),
-        (["--snapshot", "a", "--dtype", "int4"], "got --dtype int4, expected float32"),
+        (["--savedmodel", "a", "--dtype", "int2"], "got --dtype int2, expected float32"),
+        (["--snapshot", "a", "--dtype", "int2"], "got --dtype int2, expected float32"),
     ],
 )
 def test_options_that_make_no_sense(sample_path: Path, capsys: Capture, options: list[str], message: str) -> None:

@@ -123,6 +123,20 @@ def test_lookups_missed_counts_no_row_that_a_later_one_hides() -> None:
     assert (all_rows.rows, all_rows.kept, all_rows.lookups_missed) == (4, 4, 0)
 
 
+@pytest.mark.parametrize("keys, kept", [([5, 6, 5, 7, 5], [7, 5]), ([5, 6, 8, 7, 9], [8, 7, 9])])
+def test_a_large_table_is_read_while_keys_that_are_there_twice_are_sought(
+    keys: list[int], kept: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = checkpoint_of(table("a", keys, freqs=np.arange(5)))
+    policy = Policy.of(Criteria(norms=(Clip("abs", 6),)))
+    (expected,) = choose_all(source, policy, distinct=True)
+    monkeypatch.setattr("kvtools.clip._KEY_ROWS", 2)
+    (choice,) = choose_all(source, policy, distinct=True)
+    for field in ("rows", "kept", "failed", "hidden", "lookups", "lookups_missed"):
+        assert getattr(choice, field) == getattr(expected, field)
+    assert kept_keys(source, policy, distinct=True) == {"a": kept}
+
+
 def test_rows_of_zeros_are_no_rows_of_nan_or_minus_zero_that_are_kept_or_cut() -> None:
     values = np.float32([[0, 0], [0, -0.0], [np.nan, 0], [0, 1e-45]])
     source = ArrayTable("a", np.arange(4), values)

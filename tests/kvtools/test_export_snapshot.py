@@ -57,9 +57,12 @@ def test_rows_in_another_type_are_rounded_to_the_nearest(tmp_path: Path, dtype: 
     assert np.array_equal(values, VALUES[[2, 5]].astype(getattr(ml_dtypes, dtype, dtype)))
 
 
-def test_int8_takes_no_nan_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    with pytest.raises(BadInputError, match="table 'scope/emb' as int8: the row of key 7 has NaN or infinity"):
-        export_snapshot(checkpoint(tmp_path), tmp_path / "a.kvsnap", dtype="int8")
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_nan_is_refused_where_rows_are_quantized_and_nothing_is_left_behind(tmp_path: Path, dtype: str) -> None:
+    wide = ArrayTable("scope/emb", KEYS, np.repeat(VALUES, 4, axis=1))
+    source = Checkpoint(tmp_path, "memory", {"scope/emb": wide})
+    with pytest.raises(BadInputError, match=f"table 'scope/emb' as {dtype}: the row of key 7 has NaN or infinity"):
+        export_snapshot(source, tmp_path / "a.kvsnap", dtype=dtype)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -74,7 +77,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
         export_snapshot(Checkpoint(tmp_path, "memory", {}), tmp_path / "b.kvsnap")
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8", "int4"])
 def test_what_a_smaller_type_saves_is_what_the_file_is_smaller_by(tmp_path: Path, dtype: str) -> None:
     rows = 1 << 16  # so that all sections are whole pages
     table = ArrayTable("emb", np.arange(rows), np.ones((rows, 8), np.float32))
@@ -109,12 +112,13 @@ def test_rows_of_zeros_stay_where_a_missing_key_gets_something_else(tmp_path: Pa
         ("bfloat16", np.float32([3.4e38, 1]), r"3.4e\+38"),
         ("float32", np.float64([1, 1e300]), r"1e\+300"),
         ("int8", np.float64([1, 1e39]), r"1e\+39"),
+        ("int4", np.float64([1, 1e39]), r"1e\+39"),
     ],
 )
 def test_a_number_that_would_become_infinite_is_named(
     tmp_path: Path, dtype: str, numbers: np.ndarray, shown: str
 ) -> None:
-    table = ArrayTable("emb", np.array([3, 7]), np.stack([np.zeros_like(numbers), numbers]))
+    table = ArrayTable("emb", np.array([3, 7]), np.tile(np.stack([np.zeros_like(numbers), numbers]), 4))
     with pytest.raises(BadInputError, match=f"'emb' as {dtype}: the row of key 7 has {shown}, which would become"):
         export_snapshot(Checkpoint(tmp_path, "memory", {"emb": table}), tmp_path / "a.kvsnap", dtype=dtype)
     assert list(tmp_path.iterdir()) == []
@@ -136,10 +140,10 @@ def test_a_default_row_that_would_become_infinite_is_named(tmp_path: Path) -> No
         export_snapshot(Checkpoint(tmp_path, "memory", {"emb": table}), tmp_path / "a.kvsnap", dtype="float16")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8", "int4"])
 def test_integers_stay_as_they_are(tmp_path: Path, dtype: str) -> None:
     tables = {
-        "float": ArrayTable("float", np.array([1, 2]), np.float32([[1, 2], [3, 4]])),
+        "float": ArrayTable("float", np.array([1, 2]), np.float32([[1, 2, 3, 4], [3, 4, 5, 6]])),
         "ids": ArrayTable("ids", np.array([1, 2]), np.array([[2**24 + 1], [2**62 + 1]])),
         "small": ArrayTable("small", np.array([1, 2]), np.int8([[-128] * 8, [127] * 8])),
     }
@@ -153,10 +157,46 @@ def test_integers_stay_as_they_are(tmp_path: Path, dtype: str) -> None:
     ]
     assert [(export.bytes, export.bytes_saved) for export in exports[1:]] == [(2 * 16, 0), (2 * 16, 0)]
     written = Snapshot(tmp_path / "a.kvsnap")
-    assert written.table("float").native.quantized == (dtype == "int8")
+    assert written.table("float").native.quantized == (dtype in ("int8", "int4"))
     for name in ("ids", "small"):
         rows, found = written.table(name).lookup(np.array([1, 2]))
         assert found.all() and not written.table(name).native.quantized
         assert rows.dtype == tables[name].value_dtype and np.array_equal(rows, tables[name].to_numpy().values)
     planned = choose_for_snapshot(source, dtype=dtype)
     assert [choice.bytes for choice in planned[1:]] == [export.bytes for export in exports[1:]]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8", "int4"])
+@pytest.mark.parametrize("value_dtype", ["float32", "float64", "bfloat16"])
+def test_what_rows_lose_is_told(tmp_path: Path, value_dtype: str, dtype: str) -> None:
+    kind = np.dtype(getattr(ml_dtypes, value_dtype, value_dtype))
+    values = np.random.default_rng(0).normal(size=(300, 7)).astype(kind)
+    table = ArrayTable("emb", np.arange(300), values, part_rows=(100, 200))
+    source = Checkpoint(tmp_path, "memory", {"emb": table})
+    (export,) = export_snapshot(source, tmp_path / "a.kvsnap", dtype=dtype)
+    written, _ = Snapshot(tmp_path / "a.kvsnap").table("emb").lookup(np.arange(300))
+    a, b = values.astype(np.float64), written.astype(np.float64)
+    cosines = (a * b).sum(axis=1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
+    if dtype == value_dtype:
+        assert export.rounding is None
+        return
+    assert export.rounding is not None
+    told = list(vars(export.rounding).values())
+    assert np.allclose(told, [np.abs(a - b).max(), np.abs(a - b).mean(), cosines.mean(), cosines.min()], rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_rows_that_would_grow_stay_as_they_are(tmp_path: Path, dtype: str) -> None:
+    values = np.random.default_rng(0).normal(size=(9, 2)).astype(np.float32)
+    source = Checkpoint(tmp_path, "memory", {"emb": ArrayTable("emb", np.arange(9), values[:, :1])})
+    (export,) = export_snapshot(source, tmp_path / "a.kvsnap", dtype=dtype)
+    assert export.value_dtype == "float32" and export.rounding is None
+    assert export.notes == (f"its float32 rows are written as they are: as {dtype} one would take 7 bytes and not 4",)
+    assert np.array_equal(Snapshot(tmp_path / "a.kvsnap").table("emb").lookup(np.arange(9))[0], values[:, :1])
+
+
+def test_rows_further_apart_than_float32_reaches_are_refused(tmp_path: Path) -> None:
+    table = ArrayTable("emb", np.array([3, 7]), np.float32([[0, 1, 2, 3], [3e38, 0, -3e38, 1]]))
+    source = Checkpoint(tmp_path, "memory", {"emb": table})
+    with pytest.raises(BadInputError, match=r"'emb' as int8: the row of key 7 has numbers 3.3e\+38 apart"):
+        export_snapshot(source, tmp_path / "a.kvsnap", dtype="int8")

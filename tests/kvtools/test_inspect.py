@@ -21,6 +21,7 @@ def test_description(sample_path: Path) -> None:
         "dialect": "tfplugin",
         "key_dtype": "int64",
         "value_dtype": "float32",
+        "rows_as": None,
         "dim": 4,
         "rows": 11,
         "parts": 3,

@@ -23,6 +23,7 @@ from kvtools.dialects.schema import numpy_dtype
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, CheckFailedError, CorruptFileError, OutputError, UnknownTableError, UsageError
 from kvtools.migrate import write_tables
+from kvtools.quantized_rows import decode, encode
 from kvtools.snapshot import Snapshot, file_errors
 
 KEY_DTYPES = ("int64", "int32", "uint64")
@@ -189,32 +190,52 @@ def test_a_missing_key_gets_what_the_caller_says(tmp_path: Path) -> None:
         Snapshot(tmp_path / "a.kvsnap").table("other")
 
 
-def test_int8_rows_are_near_and_say_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("dtype", "row_bytes", "steps"), [("int8", 39, 255), ("int4", 23, 15)])
+def test_quantized_rows_are_near_and_say_so(tmp_path: Path, dtype: str, row_bytes: int, steps: int) -> None:
     keys = some_keys(500, "int64")
     values = np.random.default_rng(0).normal(size=(500, 33)).astype(np.float32)
     values[3] = 0
     values[4] = np.float32(1e-45)
     values[5] = np.float32(3e38)
-    account = write(tmp_path / "a.kvsnap", ArrayTable("emb", keys, values), compression="int8")
-    assert "int8 with a scale" in account.tables[0].losses[0]
+    account = write(tmp_path / "a.kvsnap", ArrayTable("emb", keys, values), compression=dtype)
+    assert f"rows are {dtype} with an offset and a scale, off by up to 1/{2 * steps}" in account.tables[0].losses[0]
     table = Snapshot(tmp_path / "a.kvsnap").table("emb")
     got, found = table.lookup(keys)
-    assert found.all() and got.dtype == np.float32 and table.native.row_bytes == 37
-    largest = np.abs(values).max(axis=1, keepdims=True)
-    assert (np.abs(got - values) <= largest / 254 * 1.00001 + 1e-44).all()
-    assert np.array_equal(
-        table.native.lookup(keys)[0], open_checkpoint(tmp_path / "a.kvsnap").table("emb").take(table.find(keys)).values
-    )
+    assert found.all() and got.dtype == np.float32 and table.native.row_bytes == row_bytes
+    assert not got[3].any() and np.array_equal(got[5], values[5])
+    width = np.ptp(values.astype(np.float64), axis=1, keepdims=True)
+    assert (np.abs(got - values) <= width / steps / 2 * 1.008 + np.abs(values) * 2**-23 + 1e-44).all()
+    reader = open_checkpoint(tmp_path / "a.kvsnap").table("emb")
+    assert reader.schema.rows_as == dtype and reader.schema.value_dtype == "float32"
+    assert np.array_equal(table.native.lookup(keys)[0], reader.take(table.find(keys)).values)
+    read = reader.to_numpy()
+    assert np.array_equal(read.values, table.lookup(read.keys)[0])
+    # The rows are floats to whoever copies them, and written as such.
+    write_tables([reader], tmp_path / "again.kvsnap", "snapshot", options=WriteOptions())
+    again = Snapshot(tmp_path / "again.kvsnap").table("emb")
+    assert not again.native.quantized and np.array_equal(again.lookup(keys)[0], got)
     values[7, 2] = np.nan
-    with pytest.raises(BadInputError, match="row 7 has NaN or infinity, which int8"):
-        write(tmp_path / "b.kvsnap", ArrayTable("emb", keys, values), compression="int8")
+    with pytest.raises(BadInputError, match=f"as {dtype}: the row of key {keys[7]} has NaN or infinity, or numbers"):
+        write(tmp_path / "b.kvsnap", ArrayTable("emb", keys, values), compression=dtype)
     with pytest.raises(UsageError, match="float16, expected float32"):
-        write(tmp_path / "b.kvsnap", ArrayTable("emb", keys, np.ones((500, 2), np.float16)), compression="int8")
+        write(tmp_path / "b.kvsnap", ArrayTable("emb", keys, np.ones((500, 2), np.float16)), compression=dtype)
     with pytest.raises(UsageError, match="--verify, which compares every number"):
         table = ArrayTable("emb", keys[:9], np.ones((9, 2), np.float32))
-        options = WriteOptions(compression="int8")
+        options = WriteOptions(compression=dtype)
         write_tables([table], tmp_path / "b.kvsnap", "snapshot", options=options, verify=True)
     assert not (tmp_path / "b.kvsnap").exists()
+
+
+@pytest.mark.parametrize("memory", [1 << 30, SMALL_MEMORY])
+def test_tables_may_be_quantized_one_by_one(tmp_path: Path, memory: int) -> None:
+    keys = some_keys(3000, "int64")
+    values = np.random.default_rng(0).normal(size=(3000, 9)).astype(np.float32)
+    tables = [ArrayTable(name, keys, values) for name in ("a", "b", "c")]
+    write(tmp_path / "a.kvsnap", *tables, memory=memory, rows_as={"a": "int8", "c": "int4"})
+    snapshot = Snapshot(tmp_path / "a.kvsnap")
+    for name, dtype in (("a", "int8"), ("b", None), ("c", "int4")):
+        expected = values if dtype is None else decode(encode(values, dtype), dtype, 9)
+        assert snapshot.table(name).lookup(keys)[0].tobytes() == expected.tobytes()
 
 
 def test_the_same_rows_have_the_same_fingerprint(tmp_path: Path) -> None:
@@ -410,7 +431,7 @@ def test_a_folder_that_is_not_there_or_a_file_that_is(tmp_path: Path) -> None:
     write(tmp_path / "a.kvsnap", table)
     with pytest.raises(OutputError, match="exists"):
         write(tmp_path / "a.kvsnap", table)
-    with pytest.raises(UsageError, match="expected none or int8"):
+    with pytest.raises(UsageError, match="expected none, int8 or int4"):
         write(tmp_path / "b.kvsnap", table, compression="gzip")
 
 

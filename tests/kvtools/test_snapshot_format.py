@@ -12,6 +12,7 @@ import pytest
 
 from kvtools.array_table import ArrayTable
 from kvtools.dialects.bundle.checksum import extend
+from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.writing import WriteOptions
 from kvtools.migrate import write_tables
 from kvtools.snapshot import Snapshot
@@ -133,19 +134,54 @@ def fingerprint_in(data: bytes) -> str:
     return f"{a:016x}{b:016x}"
 
 
-def test_rows_with_a_scale(tmp_path: Path) -> None:
-    values = np.random.default_rng(1).normal(size=(50, 5)).astype(np.float32)
-    options = WriteOptions(compression="int8")
+def row_in(form: int, data: bytes, dim: int) -> np.ndarray:
+    """The numbers of a row, as the page says."""
+    if form == 1:
+        return np.frombuffer(data, "<f4", 1) * np.frombuffer(data, "i1", dim, 4)
+    offset = np.frombuffer(data, "<f4", 1)
+    scale = (np.frombuffer(data, "<u2", 1, 4).astype("<u4") << 16).view("<f4")
+    codes = np.frombuffer(data, "u1", offset=6)
+    if form == 3:
+        codes = np.concatenate([codes & 15, codes >> 4])[:dim]
+    return offset + scale * codes.astype(np.float32)
+
+
+@pytest.mark.parametrize(("dtype", "form", "steps"), [("int8", 2, 255), ("int4", 3, 15)])
+@pytest.mark.parametrize("dim", [5, 8])
+def test_rows_with_an_offset_and_a_scale(tmp_path: Path, dim: int, dtype: str, form: int, steps: int) -> None:
+    values = np.random.default_rng(1).normal(size=(50, dim)).astype(np.float32)
+    options = WriteOptions(compression=dtype)
     write_tables([ArrayTable("emb", np.arange(50), values)], tmp_path / "a.kvsnap", "snapshot", options=options)
     table = read((tmp_path / "a.kvsnap").read_bytes())["emb"]
     got, _ = Snapshot(tmp_path / "a.kvsnap").table("emb").lookup(np.arange(50))
-    assert (table["form"], VALUES[table["value"]]) == (1, "<f4")
+    assert (table["form"], VALUES[table["value"]]) == (form, "<f4")
     for key, row in enumerate(values):
         at = row_of(table, key)
         assert at is not None
-        scale, numbers = np.frombuffer(table["rows"][at], "<f4", 1)[0], np.frombuffer(table["rows"][at], "i1", 5, 4)
-        assert scale == np.abs(row).max() / np.float32(127)
-        assert np.array_equal(numbers, np.round(row / scale)) and np.array_equal(got[key], scale * numbers)
+        assert np.array_equal(got[key], row_in(form, table["rows"][at], dim))
+        assert np.abs(got[key] - row).max() <= np.ptp(row) / steps / 2 * 1.01
+
+
+def test_a_file_of_int8_with_a_scale_alone_is_still_read() -> None:
+    """Written by kvtools before int8 had offsets."""
+    path = Path(__file__).parents[1] / "data" / "formats" / "int8_with_scale.kvsnap"
+    table = read(path.read_bytes())["emb"]
+    values = np.random.default_rng(3).normal(size=(20, 5)).astype(np.float32)
+    values[4] = 0
+    keys = np.arange(20) * 7 - 3
+    snapshot = Snapshot(path)
+    assert snapshot.verify()
+    got, found = snapshot.table("emb").lookup(keys)
+    assert table["form"] == 1 and found.all()
+    for key, row, of_file in zip(keys.tolist(), values, got, strict=True):
+        at = row_of(table, key)
+        assert at is not None and np.array_equal(of_file, row_in(1, table["rows"][at], 5))
+        assert np.abs(of_file - row).max() <= np.abs(row).max() / 254 * 1.0001
+    checkpoint = open_checkpoint(path)
+    schema = checkpoint.table("emb").schema
+    assert schema.rows_as == "int8" and "a float32 scale each" in schema.notes[0]
+    pooled = snapshot.table("emb").pool(keys, np.array([0, 2, 20]))
+    assert np.allclose(pooled, [got[:2].sum(axis=0), got[2:].sum(axis=0)], atol=1e-5)
 
 
 def test_sections_of_several_mebibytes(tmp_path: Path) -> None:

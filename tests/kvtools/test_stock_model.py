@@ -63,12 +63,12 @@ def test_fixed_numbers_stay_what_they_are() -> None:
     assert join(split(data)) == data
 
 
-def test_lists_in_which_some_entries_become_several() -> None:
-    types = Attributes({"T": expanded_types(of_types([1, 20, 9]), [1], [20, 20, 20])})
+def test_lists_in_which_some_entries_become_several_or_none() -> None:
+    types = Attributes({"T": expanded_types(of_types([1, 20, 9, 3]), {1: 3, 3: 0}, 20)})
     assert types.types("T") == [1, 20, 20, 20, 9]
-    shapes = expanded_shapes(of_shapes([shape(2), shape()]), [1], [shape(), shape()])
+    shapes = expanded_shapes(of_shapes([shape(2), shape()]), {1: 2}, shape())
     assert Attributes({"s": shapes}).shapes("s") == [shape(2), shape(), shape()]
-    assert expanded_shapes(of_shapes([]), [0], [shape()]) == of_shapes([])
+    assert expanded_shapes(of_shapes([]), {0: 1}, shape()) == of_shapes([])
     packed = message((1, message((3, b"\x00\x02"))))
     assert Attributes({"n": moved_numbers(packed, lambda number: [number, number + 5])}).numbers("n") == [0, 5, 2, 7]
 
@@ -220,6 +220,24 @@ def test_damaged_graphs_are_told(tmp_path: Path) -> None:
         try:
             if has_custom_operations(folder):
                 export_model(open_checkpoint(str(folder)), tmp_path / "export", force=True)
+        except KvtoolsError:
+            refused += 1
+    assert 5 < refused < 40
+
+
+def test_damaged_graphs_of_checkpoints_are_told(tmp_path: Path) -> None:
+    checkpoint, file = open_checkpoint(str(TFRA / "v1_adam")), tmp_path / "damaged.meta"
+    data, randoms = (TFRA / "graph" / "v1_adam.meta").read_bytes(), random.Random(7)
+    wanted = Wanted(inputs={"ids": "Placeholder"}, outputs={"scores": "MatMul"})
+    refused = 0
+    for _ in range(40):
+        damaged = bytearray(data)
+        for _ in range(randoms.choice([1, 3])):
+            at = randoms.randrange(len(damaged))
+            damaged[at : at + randoms.choice([1, 1, 7])] = bytes([randoms.randrange(256)])
+        file.write_bytes(damaged)
+        try:
+            export_model(checkpoint, tmp_path / "export", force=True, graph=trained_graph(checkpoint, wanted, file))
         except KvtoolsError:
             refused += 1
     assert 5 < refused < 40

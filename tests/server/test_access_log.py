@@ -72,6 +72,7 @@ def test_every_request_has_a_line_and_an_id(
         "key": "environment",
         "protocol": "http",
         "api": "lookup",
+        "model": "default",
         "tables": ["ads/emb"],
         "keys": 2,
         "missing": 1,

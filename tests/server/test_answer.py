@@ -29,14 +29,14 @@ from kvtools.server.store import TableStore
 
 DIM = 3
 KEY_TYPES = ("int64", "int32", "uint64")
-VALUE_TYPES = ("float32", "float16", "bfloat16", "float64", "int8", "int32", "int64", "bool", "quantized")
+VALUE_TYPES = ("float32", "float16", "bfloat16", "float64", "int8", "int32", "int64", "bool", "as int8", "as int4")
 TABLES = [(key, value) for key in KEY_TYPES for value in VALUE_TYPES]
 SETTINGS = Settings(max_keys=50, max_values=120)
 JSON, BINARY, FRAME = Codec("json", "json"), Codec("binary", "binary"), Codec("frame", "frame")
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    return np.dtype({"bfloat16": ml_dtypes.bfloat16, "quantized": np.float32}.get(name, name))
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else np.float32 if name.startswith("as ") else name)
 
 
 class Reference:
@@ -55,9 +55,9 @@ class Reference:
             self.values = rng.integers(low, high, (len(self.keys), DIM), np.int64).astype(self.dtype)
         else:
             self.values = (rng.normal(size=(len(self.keys), DIM)) * 3).astype(self.dtype)
-            if value_type != "quantized":
+            if not value_type.startswith("as "):
                 self.values[0] = [np.nan, np.inf, -np.inf]
-        self.default = self.values[3] if value_type == "quantized" else self.values[2]
+        self.default = self.values[3] if value_type.startswith("as ") else self.values[2]
         self.key_type, self.value_type = key_type, value_type
 
     def write(self, writer: _snapshot.Writer) -> None:
@@ -67,7 +67,7 @@ class Reference:
             value_dtype=str(self.dtype),
             dim=DIM,
             rows=len(self.keys),
-            quantized=self.value_type == "quantized",
+            rows_as=self.value_type.removeprefix("as ") if self.value_type.startswith("as ") else "",
         )
         writer.add_keys(self.keys)
         writer.sort_keys()
@@ -121,12 +121,13 @@ def version(references: dict[str, Reference], tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture(scope="module", autouse=True)
 def quantized_rows_are_what_the_table_has(version: ServedVersion, references: dict[str, Reference]) -> None:
-    """int8 with a scale is off by up to a half of a 127th of the largest number; answers are compared with the rest."""
+    """Rows of int8 and int4 are off by up to half a step; answers are compared with what the rows have become."""
     for reference in references.values():
-        if reference.value_type == "quantized":
+        if reference.value_type.startswith("as "):
             table = version.store.table(reference.name)
             kept, found = table.lookup(reference.keys)
-            assert found.all() and np.abs(kept - reference.values).max() < np.abs(reference.values).max() / 250
+            steps = {"as int8": 255, "as int4": 15}[reference.value_type]
+            assert found.all() and np.abs(kept - reference.values).max() < np.ptp(reference.values) / steps / 1.9
             reference.values = kept
             reference.default = table.table.default_row
 

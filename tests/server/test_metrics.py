@@ -64,14 +64,14 @@ def test_lookups_are_counted_by_table_protocol_and_status(client: TestClient) ->
     samples = parsed(answer.text)
     assert value(samples, "kvtools_requests_total", protocol="http", api="lookup", status="200") == 2
     assert value(samples, "kvtools_requests_total", protocol="http", api="lookup", status="400") == 1
-    assert value(samples, "kvtools_keys_total", table="ads/emb") == 5
-    assert value(samples, "kvtools_keys_found_total", table="ads/emb") == 3
-    assert value(samples, "kvtools_keys_missing_total", table="ads/emb") == 2
-    timed = {"protocol": "http", "api": "lookup", "table": "ads/emb"}
+    assert value(samples, "kvtools_keys_total", table="ads/emb", model="default") == 5
+    assert value(samples, "kvtools_keys_found_total", table="ads/emb", model="default") == 3
+    assert value(samples, "kvtools_keys_missing_total", table="ads/emb", model="default") == 2
+    timed = {"protocol": "http", "api": "lookup", "table": "ads/emb", "model": "default"}
     assert value(samples, "kvtools_request_seconds_count", **timed) == 2
     assert value(samples, "kvtools_request_seconds_bucket", **timed, le="+Inf") == 2
     assert 0 < value(samples, "kvtools_request_seconds_sum", **timed) < 60
-    several = {"protocol": "http", "api": "tables", "table": "*"}
+    several = {"protocol": "http", "api": "tables", "table": "*", "model": "default"}
     assert value(samples, "kvtools_request_seconds_count", **several) == 1
     assert value(samples, "kvtools_table_rows", model="default", table="ads/emb") > 0
     assert value(samples, "kvtools_model_version", model="default") == 1
@@ -110,23 +110,23 @@ def test_names_that_clients_make_up_are_no_labels(client: TestClient) -> None:
 def test_labels_are_escaped() -> None:
     counts = Counts()
     table = 'a"b\\c\nd'
-    counts.count(Answered("lookup", 200, "", (TableCount(table, 3, 1),), 0.5, 1, 2, None, {}, True))
+    counts.count(Answered("lookup", 200, "", (TableCount(table, 3, 1, "m"),), 0.5, 1, 2, None, {}, True))
     metrics = Metrics(static_catalog(SAMPLE))
     metrics.counts.add(counts)
-    assert value(parsed(metrics.text()), "kvtools_keys_total", table=table) == 3
+    assert value(parsed(metrics.text()), "kvtools_keys_total", table=table, model="m") == 3
 
 
 def test_a_time_falls_into_the_bucket_of_its_bound() -> None:
     counts = Counts()
     for seconds in (BOUNDS[3], BOUNDS[3] * 1.01, 99.0):
         counts.count(Answered("lookup", 200, "", (), seconds, 0, 0, None, {}, True))
-    buckets = counts.seconds["http", "lookup", ""]
+    buckets = counts.seconds["http", "lookup", "", ""]
     assert (buckets[3], buckets[4], buckets[len(BOUNDS)]) == (1, 1, 1)
 
 
 def test_workers_are_added_up_and_a_dead_ones_counts_are_taken_over(tmp_path: Path) -> None:
     catalog = static_catalog(SAMPLE)
-    answered = Answered("lookup", 200, "", (TableCount("ads/emb", 3, 1),), 0.5, 1, 2, None, {}, True)
+    answered = Answered("lookup", 200, "", (TableCount("ads/emb", 3, 1, "default"),), 0.5, 1, 2, None, {}, True)
     counts = Counts()
     counts.count(answered)
     dead = subprocess.Popen(["true"])
@@ -137,9 +137,10 @@ def test_workers_are_added_up_and_a_dead_ones_counts_are_taken_over(tmp_path: Pa
     metrics.counts.count(answered)
     metrics.publish()
     samples = parsed(metrics.text())
-    assert value(samples, "kvtools_keys_total", table="ads/emb") == 9
+    of = {"table": "ads/emb", "model": "default"}
+    assert value(samples, "kvtools_keys_total", **of) == 9
     assert value(samples, "kvtools_workers") == 2
-    assert value(samples, "kvtools_request_seconds_count", protocol="http", api="lookup", table="ads/emb") == 3
+    assert value(samples, "kvtools_request_seconds_count", protocol="http", api="lookup", **of) == 3
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
         f"metrics-{pid}.json" for pid in (os.getpid(), os.getppid())
     )
@@ -178,7 +179,7 @@ def test_one_answer_has_all_workers_counts_a_killed_one_included(
         while True:
             with urllib.request.urlopen(f"{url}/metrics") as answer:
                 samples = parsed(answer.read().decode())
-            counted = samples.get(("kvtools_keys_total", (("table", "ads/emb"),)), 0)
+            counted = samples.get(("kvtools_keys_total", (("model", "default"), ("table", "ads/emb"))), 0)
             if counted == keys and value(samples, "kvtools_workers") == 2:
                 return
             assert counted <= keys and time.monotonic() < last, counted

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from resp_server import serving
 from test_answer import TABLES, Reference
 from test_http_protocol import Running, read_all
@@ -32,6 +34,7 @@ from kvtools.server.lookups import Lookups
 from kvtools.server.metrics import Metrics
 from kvtools.server.observer import Observer
 from kvtools.server.recent_keys import RecentKeys
+from kvtools.server.resp import RespProtocol
 from kvtools.server.settings import Settings
 from kvtools.server.store import TableStore
 from kvtools.server.telemetry import Telemetry
@@ -390,13 +393,18 @@ def test_counts_are_exact_over_both_ways_and_all_workers(tmp_path: Path, wire: C
         assert f'kvtools_requests_total{{protocol="http",api="lookup",status="200"}} {4 * times}\n' in text
         assert f'kvtools_requests_total{{protocol="http",api="row",status="200"}} {times}\n' in text
         assert f'kvtools_requests_total{{protocol="http",api="row",status="404"}} {times}\n' in text
-        assert f'kvtools_request_seconds_count{{protocol="http",api="lookup",table="emb"}} {4 * times}\n' in text
-        assert f'kvtools_keys_total{{table="emb"}} {(1 + 3 + 1 + 3000 + 1) * times}\n' in text
-        assert f'kvtools_keys_missing_total{{table="emb"}} {(1 + 2990) * times}\n' in text
+        assert (
+            f'kvtools_request_seconds_count{{protocol="http",api="lookup",table="emb",model="default"}} {4 * times}\n'
+            in text
+        )
+        assert f'kvtools_keys_total{{table="emb",model="default"}} {(1 + 3 + 1 + 3000 + 1) * times}\n' in text
+        assert f'kvtools_keys_missing_total{{table="emb",model="default"}} {(1 + 2990) * times}\n' in text
         assert f'kvtools_request_bytes_total{{protocol="http"}} {8 * (1 + 3 + 3000 + 1) * times}\n' in text
     observer.tick()
     (shared / f"metrics-{observer._counted._file.stem[8:]}.json").rename(shared / "metrics-1.json")  # type: ignore[union-attr]
-    assert f'kvtools_keys_total{{table="emb"}} {3006 * 7}\n' in Metrics(catalog, shared).text(), "another worker"
+    assert f'kvtools_keys_total{{table="emb",model="default"}} {3006 * 7}\n' in Metrics(catalog, shared).text(), (
+        "another worker"
+    )
 
 
 def test_a_pipeline_of_the_redis_protocol_is_one_request_to_the_counts(tmp_path: Path) -> None:
@@ -408,8 +416,8 @@ def test_a_pipeline_of_the_redis_protocol_is_one_request_to_the_counts(tmp_path:
             client.ask(b"GET emb:3\r\nMGET emb:1 emb:99\r\n")
             text = observer.metrics()
             assert f'kvtools_requests_total{{protocol="resp",api="resp",status="200"}} {times}\n' in text
-            assert f'kvtools_keys_total{{table="emb"}} {3 * times}\n' in text
-            assert f'kvtools_keys_missing_total{{table="emb"}} {times}\n' in text
+            assert f'kvtools_keys_total{{table="emb",model="default"}} {3 * times}\n' in text
+            assert f'kvtools_keys_missing_total{{table="emb",model="default"}} {times}\n' in text
         client.close()
 
 
@@ -482,3 +490,97 @@ class Client:
 
     def close(self) -> None:
         self.socket.close()
+
+
+COMMANDS = [
+    b"GET emb:3\r\n",
+    b"MGET emb:3 emb:99 emb:0\r\n",
+    b"*3\r\n$4\r\nMGET\r\n$5\r\nemb:1\r\n$6\r\nemb:77\r\n",
+    b"HGET emb 3\r\n",
+    b"HMGET emb 3 -3 5\r\n",
+    b"hmget emb 1\r\n",
+    b"*2\r\n$3\r\nGET\r\n$1\r\n3\r\n",
+    b"GET small:3\r\n",
+    b"MGET emb:3 small:4\r\n",
+    b"MGET small:2147483647 small:2147483648\r\n",
+    b"GET none:3\r\n",
+    b"GET emb:x\r\n",
+    b"GET\r\n",
+    b"MGET emb:99999999999999999999\r\n",
+    b"MGET " + b"emb:3 " * 51 + b"\r\n",
+    b"MGET " + b"emb:3 " * 45 + b"\r\n",
+    b"SELECT 1\r\n",
+    b"SELECT emb\r\n",
+    b"PING\r\n",
+    b"\r\n",
+    b"HELLO 3\r\n",
+    b"HELLO 2\r\n",
+    b"EXISTS emb:3 emb:99\r\n",
+    b"NONE\r\n",
+]
+
+
+@pytest.fixture(scope="module")
+def both_ways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, int, Telemetry]]:
+    """Two ports of the Redis protocol: where each lookup is told of, none is answered by the reader alone."""
+    path = tmp_path_factory.mktemp("resp") / "two.kvsnap"
+    writer = _snapshot.Writer(str(path), 1 << 20)
+    for name, key_dtype in (("emb", "int64"), ("small", "int32")):
+        writer.begin_table(name, key_dtype=key_dtype, value_dtype="float32", dim=2, rows=10)
+        writer.add_keys(np.arange(10).astype(key_dtype))
+        writer.sort_keys()
+        writer.add_rows(0, np.arange(20, dtype=np.float32).reshape(10, 2))
+        writer.end_table()
+    writer.close(json.dumps({"format": "kvtools snapshot", "tables": {}}).encode())
+    catalog = static_catalog(warm(path))
+    telemetry = Telemetry(catalog, Settings())
+    with (
+        serving(catalog, observer=Observer(), max_keys=50, max_values=80) as plain,
+        serving(catalog, observer=telemetry, max_keys=50, max_values=80) as short,
+    ):
+        yield plain.port, short.port, telemetry
+
+
+@given(st.lists(st.sampled_from(COMMANDS), max_size=12), st.lists(st.integers(1, 60), max_size=12))
+@settings(max_examples=60, deadline=None)
+def test_replies_are_the_same_whatever_answers_and_wherever_they_are_cut(
+    both_ways: tuple[int, int, Telemetry], commands: list[bytes], cuts: list[int]
+) -> None:
+    data = b"GET emb:3\r\n" * 2 + b"".join(commands) + b"QUIT\r\n"
+    replies = []
+    for port in both_ways[:2]:
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            at = 0
+            for size in [*cuts, len(data)]:
+                connection.sendall(data[at : at + size])
+                at += size
+            received = b""
+            while chunk := connection.recv(65536):
+                received += chunk
+            replies.append(received)
+    assert replies[0] == replies[1] and replies[0].endswith(b"+OK\r\n")
+
+
+def test_lookups_of_a_table_that_a_connection_has_looked_up_do_not_come_to_python(
+    both_ways: tuple[int, int, Telemetry], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client(both_ways[1])
+    client.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    row_of = b"$8\r\n" + np.array([6, 7], "<f4").tobytes() + b"\r\n"
+
+    def ask(command: bytes, size: int) -> bytes:
+        client.socket.sendall(command)
+        received = b""
+        while len(received) < size:
+            received += client.socket.recv(65536)
+        return received
+
+    assert ask(b"GET emb:3\r\n", 14) == row_of
+    monkeypatch.setattr(RespProtocol, "_go", None)
+    monkeypatch.setattr(RespProtocol, "_received", None)
+    for _ in range(3):
+        assert ask(b"GET emb:3\r\n" * 2, 28) == row_of * 2
+        assert ask(b"MGET" + b" emb:3" * 40 + b"\r\n", 5 + 14 * 40) == b"*40\r\n" + row_of * 40
+    monkeypatch.undo()
+    client.close()

@@ -67,7 +67,12 @@ def test_rest(sample_path: Path) -> None:
     ):
         assert [ask(key, "POST", url, body) for key in ("all", "ads", "", "other")] == [200, 200, 401, 401]
         told = guard.answers[-4]
-        assert (told.kind, told.status, told.code, told.counts) == (kind, 200, "", (TableCount("ads/emb", 2, 1),))
+        assert (told.kind, told.status, told.code, told.counts) == (
+            kind,
+            200,
+            "",
+            (TableCount("ads/emb", 2, 1, "default"),),
+        )
         assert told.bytes_in > 20 and told.bytes_out > 20 and told.seconds > 0 and told.client
         assert (guard.answers[-1].status, guard.answers[-1].code) == (401, "unauthenticated")
     assert ask("ads", "POST", "/v1/models/default:predict", {**PREDICT, "signature_name": "user_emb"}) == 403
@@ -107,7 +112,11 @@ def test_grpc(sample_path: Path) -> None:
                 got = [ask(key, method, request) for key in ("all", "ads", "")]
                 assert got == ["OK", "OK", "UNAUTHENTICATED"]
                 told = guard.answers[-3]
-                assert told.counts == (TableCount("ads/emb", 2, 1),) and told.client and told.client[0] == "127.0.0.1"
+                assert (
+                    told.counts == (TableCount("ads/emb", 2, 1, "default"),)
+                    and told.client
+                    and told.client[0] == "127.0.0.1"
+                )
                 assert told.kind in method.lower()
             for method, request in of("user_emb"):
                 assert ask("ads", method, request) == "PERMISSION_DENIED"

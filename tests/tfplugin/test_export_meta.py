@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import subprocess
@@ -210,8 +211,15 @@ def export(prefix: Path) -> Path:
 
 
 def test_answers_are_the_training_sessions(prefix: Path, export: Path) -> None:
+    requests = [request(np.random.default_rng(seed)) for seed in range(10)]
+    got = session_answers(export, "serving_default", requests)
+    assert all(same(a, b) for a, b in zip(trained_answers(prefix, requests), got, strict=True))
+
+
+@pytest.mark.thorough
+def test_a_process_with_stock_tensorflow_only(prefix: Path, export: Path) -> None:
     random = np.random.default_rng(1)
-    requests = [request(random) for _ in range(20)]
+    requests = [request(random) for _ in range(int(os.environ.get("REQUESTS", "300")))]
     expected = trained_answers(prefix, requests)
     got = stock_answers(prefix.parent, export, requests)
     for answers in got.values():
@@ -248,6 +256,13 @@ def test_loops_and_conditions_of_version_1(tmp_path: Path) -> None:
     requests = [request(np.random.default_rng(seed)) for seed in range(5)]
     got = session_answers(tmp_path / "export", "serving_default", requests)
     assert all(same(a, b) for a, b in zip(trained_answers(prefix, requests), got, strict=True))
+    served = tf.saved_model.load(str(tmp_path / "export")).signatures["serving_default"]
+    specs = served.structured_input_signature[1]
+    for fed, expected in zip(requests, got, strict=True):
+        answer = served(**{key: tf.constant(value, specs[key].dtype) for key, value in fed.items()})
+        assert same({key: tensor.numpy() for key, tensor in answer.items()}, expected)
+    inside = next(node.name for node in meta.graph.nodes if node.op == "NextIteration")
+    assert f"tensor '{inside}' is inside a loop" in refusal(prefix, inputs=INPUTS, outputs={"y": inside})
 
 
 @pytest.mark.thorough
@@ -281,6 +296,9 @@ def test_the_command_takes_tensors_and_compares(
         arguments += ["--input", f"{name}={INPUTS[name]}"]
     for name, tensor in OUTPUTS.items():
         arguments += ["--output", f"{name}={tensor}"]
+    assert main([*arguments, "--dry-run", "--json"]) == 0
+    assert {one["table"] for one in json.loads(capsys.readouterr().out)["tables"]} >= {"scope/emb", "scope/parts"}
+    assert not (tmp_path / "out").exists()
     assert main(arguments) == 0
     assert "serving_default: 3 requests, 5 outputs each: the same to the bit" in capsys.readouterr().out
     assert "training" not in session_signature(tmp_path / "out")
@@ -299,6 +317,7 @@ def small(folder: Path, build: Any, **saver: Any) -> Path:
     with tf.Graph().as_default(), v1.Session() as session:
         saved = build()
         session.run(v1.global_variables_initializer())
+        session.run(v1.get_collection("fill"))
         v1.train.Saver(saved, **saver).save(session, str(folder / "model.ckpt"))
     return folder / "model.ckpt"
 
@@ -325,6 +344,24 @@ def test_a_signature_of_the_graph(prefix: Path, tmp_path: Path) -> None:
         trained_graph(open_checkpoint(str(prefix)), wanted)
 
 
+def test_a_sparse_placeholder_is_three_tensors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def build() -> Any:
+        ids = v1.sparse_placeholder(tf.int64, [None, None], "sp")
+        table = tfplugin.get_kv_variable("emb", embedding_dim=2)
+        v1.add_to_collection("fill", table.upsert(np.arange(20), np.arange(40, dtype=np.float32).reshape(20, 2)))
+        with tfplugin.inference_mode():
+            tf.identity(tf.nn.embedding_lookup_sparse(table, ids, None, combiner="mean"), name="y")
+
+    arguments = ["export", str(small(tmp_path, build)), "--savedmodel", str(tmp_path / "out"), "--output", "y=y"]
+    for name, tensor in (("sp", "sp/indices"), ("sp_1", "sp/values"), ("sp_2", "sp/shape")):
+        arguments += ["--input", f"{name}={tensor}"]
+    assert main([*arguments, "--check", "5"]) == 0
+    assert "serving_default: 5 requests, 1 outputs each: the same to the bit" in capsys.readouterr().out
+    fed = {"sp": np.array([[0, 0], [0, 1], [2, 0]]), "sp_1": np.array([3, 5, 99]), "sp_2": np.array([3, 2])}
+    (got,) = session_answers(tmp_path / "out", "serving_default", [fed])
+    assert got["y"].tolist() == [[8, 9], [0, 0], [0, 0]]
+
+
 @pytest.mark.parametrize("resource", [False, True])
 @pytest.mark.parametrize("saver", ["renamed", "sharded", "none"])
 @pytest.mark.every_case
@@ -332,7 +369,8 @@ def test_variables_are_restored_as_the_saver_says(resource: bool, saver: str, tm
     def build() -> Any:
         x = v1.placeholder(tf.float32, [None, 3], "x")
         w = v1.get_variable("w", [3, 2], use_resource=resource)
-        b = v1.get_variable("b", [2], initializer=v1.ones_initializer(), use_resource=resource)
+        with tf.device("/cpu:0"):
+            b = v1.get_variable("b", [2], initializer=v1.ones_initializer(), use_resource=resource)
         half = tf.identity(x @ w, name="half")
         tf.identity(half + b, name="y")
         return {"kernel": w, "b": b} if saver == "renamed" else None
@@ -347,6 +385,8 @@ def test_variables_are_restored_as_the_saver_says(resource: bool, saver: str, tm
         tmp_path / "export",
         Wanted(inputs={"x": "x"}, outputs={"y": "y", "w": "w"} if not resource else {"y": "y"}),
     )
+    (meta_graph,) = (MetaGraph.decode(m) for m in messages(split((tmp_path / "export/saved_model.pb").read_bytes()), 2))
+    assert not [node.name for node in meta_graph.graph.nodes if messages(node.rest, 4)]  # devices of who trained
     reader = tf.train.load_checkpoint(str(prefix))
     w, x = reader.get_tensor("kernel" if saver == "renamed" else "w"), np.float32([[1, 2, 3], [4, 5, 6]])
     loaded = tf.saved_model.load(str(tmp_path / "export")).signatures["serving_default"]

@@ -19,6 +19,7 @@
 
 #include "kvtable/bags.h"
 #include "kvtable/parallel_for.h"
+#include "kvtable/quantized_rows.h"
 #include "kvtable/types.h"
 
 namespace kvtable {
@@ -39,7 +40,7 @@ class SnapshotTable {
     std::string name;
     KeyType key_type = KeyType::kInt64;
     ValueType value_type = ValueType::kFloat32;
-    bool quantized = false;
+    RowForm form = RowForm::kPlain;  // any other is of float32
     int64_t dim = 0;
     int64_t rows = 0;
     int64_t row_bytes = 0;
@@ -56,9 +57,9 @@ class SnapshotTable {
 
   const std::string& name() const { return layout_.name; }
   KeyType key_type() const { return layout_.key_type; }
-  // Of what LookupRaw gives. Rows of int8 with a scale (`quantized`) are float32 there.
+  // Of what LookupRaw gives. Rows of another form than kPlain (`quantized`) are float32 there.
   ValueType value_type() const { return layout_.value_type; }
-  bool quantized() const { return layout_.quantized; }
+  bool quantized() const { return layout_.form != RowForm::kPlain; }
   int dim() const { return static_cast<int>(layout_.dim); }
   int64_t rows() const { return layout_.rows; }
   // Of one row that LookupRaw gives.
@@ -184,7 +185,7 @@ class Snapshot {
   bool verifies_on_use() const;
 
   // Throws Error(kFailedPrecondition) where the file was cut or written over since it was opened. Each lookup
-  // does so when it is done.
+  // does so when it is done, by what is mapped of it.
   void CheckUnchanged() const;
 
  private:

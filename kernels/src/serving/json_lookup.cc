@@ -1,109 +1,13 @@
 #include "serving/json_lookup.h"
 
-#include <charconv>
-#include <cmath>
 #include <utility>
+
+#include "serving/json_reader.h"
 
 namespace kvtable {
 namespace {
 
-class Reader {
- public:
-  explicit Reader(std::string_view text) : at_(text.data()), end_(text.data() + text.size()) {}
-
-  // The next character that is no white space, 0 at the end. A 0 in the text itself stops a reader, too: it
-  // is in no JSON outside of strings, where it is not legal either.
-  char Peek() {
-    while (at_ != end_ && (*at_ == ' ' || *at_ == '\n' || *at_ == '\r' || *at_ == '\t')) ++at_;
-    return at_ == end_ ? '\0' : *at_;
-  }
-
-  bool Take(char wanted) {
-    if (Peek() != wanted || at_ == end_) return false;
-    ++at_;
-    return true;
-  }
-
-  bool AtEnd() {
-    Peek();
-    return at_ == end_;
-  }
-
-  // A string of letters and '_', which no escape can be in.
-  bool Word(std::string_view* word) {
-    if (!Take('"')) return false;
-    const char* const begin = at_;
-    while (at_ != end_ && ((*at_ >= 'a' && *at_ <= 'z') || *at_ == '_')) ++at_;
-    *word = std::string_view(begin, static_cast<size_t>(at_ - begin));
-    return at_ != end_ && *at_++ == '"';
-  }
-
-  // An integer: what JSON has as one, and nothing that goes on as a fraction or an exponent.
-  template <class Integer>
-  bool Int(Integer* integer) {
-    Peek();
-    const char* const begin = at_;
-    const char* digits = at_ + (at_ != end_ && *at_ == '-');
-    if (digits == end_ || *digits < '0' || *digits > '9') return false;
-    if (*digits == '0' && digits + 1 != end_ && digits[1] >= '0' && digits[1] <= '9') return false;
-    if (*digits == '0') {  // from_chars knows no -0 of an unsigned type
-      *integer = 0;
-      at_ = digits + 1;
-    } else {
-      const auto [stop, error] = std::from_chars(begin, end_, *integer);
-      if (error != std::errc()) return false;
-      at_ = stop;
-    }
-    return at_ == end_ || (*at_ != '.' && *at_ != 'e' && *at_ != 'E');
-  }
-
-  // Any number whose nearest float is finite.
-  bool Number(float* number) {
-    Peek();
-    const char* const begin = at_;
-    if (at_ != end_ && *at_ == '-') ++at_;
-    const bool zero = at_ != end_ && *at_ == '0';
-    const char* const whole = at_;
-    if (!Digits() || (zero && at_ != whole + 1)) return false;
-    if (at_ != end_ && *at_ == '.') {
-      ++at_;
-      if (!Digits()) return false;
-    }
-    if (at_ != end_ && (*at_ == 'e' || *at_ == 'E')) {
-      ++at_;
-      if (at_ != end_ && (*at_ == '+' || *at_ == '-')) ++at_;
-      if (!Digits()) return false;
-    }
-    double wide;
-    const auto [stop, error] = std::from_chars(begin, at_, wide);
-    if (error != std::errc() || stop != at_) return false;
-    *number = static_cast<float>(wide);  // as NumPy makes a float32 of Python's number
-    return std::isfinite(*number);
-  }
-
-  // "[", elements with commas between them, "]".
-  template <class Element>
-  bool List(const Element& element) {
-    if (!Take('[')) return false;
-    if (Take(']')) return true;
-    do {
-      if (!element()) return false;
-    } while (Take(','));
-    return Take(']');
-  }
-
- private:
-  bool Digits() {
-    const char* const begin = at_;
-    while (at_ != end_ && *at_ >= '0' && *at_ <= '9') ++at_;
-    return at_ != begin;
-  }
-
-  const char* at_;
-  const char* const end_;
-};
-
-bool ReadKey(Reader& reader, KeyType key_type, int64_t* key) {
+bool ReadKey(JsonReader& reader, KeyType key_type, int64_t* key) {
   switch (key_type) {
     case KeyType::kInt64:
       return reader.Int(key);
@@ -125,7 +29,7 @@ bool ReadKey(Reader& reader, KeyType key_type, int64_t* key) {
 
 // Reads into `all` what `read(&element)` reads, from a list or from lists in a list, whose ends are `splits`.
 template <class Element, class Read>
-bool ReadElements(Reader& reader, size_t most, std::vector<Element>* all, std::vector<int64_t>* splits,
+bool ReadElements(JsonReader& reader, size_t most, std::vector<Element>* all, std::vector<int64_t>* splits,
                   const Read& read) {
   const auto one = [&] {
     Element element;
@@ -134,7 +38,7 @@ bool ReadElements(Reader& reader, size_t most, std::vector<Element>* all, std::v
     return true;
   };
   // Which of the two it is, the first element tells.
-  Reader ahead = reader;
+  JsonReader ahead = reader;
   const bool nested = ahead.Take('[') && ahead.Peek() == '[';
   if (!nested) return reader.List(one);
   splits->push_back(0);
@@ -157,7 +61,7 @@ bool SplitsRise(const std::vector<int64_t>& splits, size_t keys) {
 
 bool ReadJsonLookup(std::string_view body, KeyType key_type, int64_t max_keys, JsonLookup* lookup) {
   const size_t most = static_cast<size_t>(max_keys);
-  Reader reader(body);
+  JsonReader reader(body);
   bool has_keys = false, has_splits = false;
   std::vector<int64_t> nested, weights_nested, splits;
   if (!reader.Take('{')) return false;

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <type_traits>
 
+#include "serving/shortest_float.h"
+
 namespace kvtable {
 namespace {
 
@@ -39,7 +41,12 @@ char* WriteNumber(T value, char* out) {
       if ((bits & 0x7fffffff) == kRoundsTwice)
         return WriteText(value < 0 ? "-7.0385307e-26" : "7.0385307e-26", out);
     }
-    char* const end = std::to_chars(out, out + kMostCharacters, value).ptr;
+    char* end;
+    if constexpr (std::is_same_v<T, float>) {
+      end = WriteShortest(value, out);
+    } else {
+      end = std::to_chars(out, out + kMostCharacters, value).ptr;
+    }
     for (const char* c = out; c != end; ++c) {
       if (*c == '.' || *c == 'e') return end;
     }

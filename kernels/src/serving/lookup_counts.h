@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -23,20 +24,33 @@ class Tally {
     int64_t bytes_out = 0;
     int64_t keys = 0;
     int64_t missing = 0;
+    std::vector<int64_t> other_buckets;  // where there are other bounds
+    int64_t last = 0;  // when the last answer was given, in ms since 1970; where there are such
   };
 
-  // Bucket i has what takes at most bounds[i], ascending.
-  explicit Tally(std::vector<double> bounds) : bounds_(std::move(bounds)) {
+  // Bucket i has what takes at most bounds[i], ascending, in seconds.
+  explicit Tally(std::vector<double> bounds, std::vector<double> other_bounds = {})
+      : bounds_(std::move(bounds)), other_bounds_(std::move(other_bounds)) {
     counts_.buckets.assign(bounds_.size() + 1, 0);
+    if (!other_bounds_.empty()) counts_.other_buckets.assign(other_bounds_.size() + 1, 0);
   }
 
   void Add(double seconds, int64_t bytes_in, int64_t bytes_out, int64_t keys, int64_t missing) {
     ++counts_.answers;
-    const auto bound = std::lower_bound(bounds_.begin(), bounds_.end(), seconds);
-    ++counts_.buckets[static_cast<size_t>(bound - bounds_.begin())];
+    Count(bounds_, seconds, &counts_.buckets);
+    if (!other_bounds_.empty()) {
+      Count(other_bounds_, seconds, &counts_.other_buckets);
+      const auto now = std::chrono::system_clock::now().time_since_epoch();
+      counts_.last = std::chrono::duration_cast<std::chrono::milliseconds>(now).count();
+    }
     counts_.seconds += seconds;
     counts_.bytes_in += bytes_in;
     counts_.bytes_out += bytes_out;
+    AddKeys(keys, missing);
+  }
+
+  // Of an answer that another tally has.
+  void AddKeys(int64_t keys, int64_t missing) {
     counts_.keys += keys;
     counts_.missing += missing;
   }
@@ -44,7 +58,12 @@ class Tally {
   const Counts& counts() const { return counts_; }
 
  private:
-  std::vector<double> bounds_;
+  static void Count(const std::vector<double>& bounds, double seconds, std::vector<int64_t>* buckets) {
+    const auto bound = std::lower_bound(bounds.begin(), bounds.end(), seconds);
+    ++(*buckets)[static_cast<size_t>(bound - bounds.begin())];
+  }
+
+  std::vector<double> bounds_, other_bounds_;
   Counts counts_;
 };
 

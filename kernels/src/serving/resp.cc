@@ -58,10 +58,11 @@ bool ReadDecimal(std::string_view text, int64_t* bits, bool* negative) {
   if (*negative) text.remove_prefix(1);
   if (text.empty() || text.size() > 20) return false;
   uint64_t number = 0;
+  const bool fits = text.size() < 20;  // whatever the digits are
   for (const char c : text) {
     const unsigned digit = static_cast<unsigned>(c) - '0';
     if (digit > 9) return false;
-    if (number > (std::numeric_limits<uint64_t>::max() - digit) / 10) return false;
+    if (!fits && number > (std::numeric_limits<uint64_t>::max() - digit) / 10) return false;
     number = number * 10 + digit;
   }
   if (*negative) {
@@ -187,15 +188,17 @@ RespReader::Step RespReader::ReadWords() {
       return Break("Protocol error: expected '$', got '" + Shown({buffer_.data() + next_, 1}) + "'");
     }
     size_t end;
-    if (!ReadLine(next_ + 1, kLongestNumber, &end)) {
-      if (buffer_.size() - next_ > kLongestNumber) return Break("Protocol error: too big bulk count string");
-      break;
-    }
     int64_t length;
-    if (!ReadNumber({buffer_.data() + next_ + 1, end - next_ - 1}, &length) || length < 0 ||
-        length > limits_.word_bytes) {
-      return Break("Protocol error: invalid bulk length");
+    if (!ReadShortLength(next_ + 1, &end, &length)) {
+      if (!ReadLine(next_ + 1, kLongestNumber, &end)) {
+        if (buffer_.size() - next_ > kLongestNumber)
+          return Break("Protocol error: too big bulk count string");
+        break;
+      }
+      if (!ReadNumber({buffer_.data() + next_ + 1, end - next_ - 1}, &length) || length < 0)
+        return Break("Protocol error: invalid bulk length");
     }
+    if (length > limits_.word_bytes) return Break("Protocol error: invalid bulk length");
     const size_t start = end + 2, size = static_cast<size_t>(length);
     if (buffer_.size() < start + size + 2) break;
     if (buffer_[start + size] != '\r' || buffer_[start + size + 1] != '\n') {
@@ -216,6 +219,20 @@ RespReader::Step RespReader::ReadWords() {
 RespReader::Step RespReader::Break(std::string fault) {
   fault_ = std::move(fault);
   return Step::kBroken;
+}
+
+bool RespReader::ReadShortLength(size_t from, size_t* end, int64_t* length) const {
+  const char* const text = buffer_.data() + from;
+  const size_t most = std::min<size_t>(buffer_.size() - from, 4);
+  size_t digits = 0;
+  int64_t number = 0;
+  while (digits < most && text[digits] >= '0' && text[digits] <= '9')
+    number = number * 10 + (text[digits++] - '0');
+  if (digits == 0 || buffer_.size() - from < digits + 2 || text[digits] != '\r' || text[digits + 1] != '\n')
+    return false;
+  *end = from + digits;
+  *length = number;
+  return true;
 }
 
 bool RespReader::ReadLine(size_t from, size_t longest, size_t* end) const {

@@ -62,6 +62,8 @@ class RespReader {
   Step ReadCount();
   Step ReadWords();
   Step Break(std::string fault);
+  // A line that is a length of a few digits, as nearly all are. False: it is read in the usual way.
+  bool ReadShortLength(size_t from, size_t* end, int64_t* length) const;
   bool ReadLine(size_t from, size_t longest, size_t* end) const;
   // Adds the command that was read to the lookup. False: it asks another table, or is no lookup, or a wrong one, which
   // `*fault` then says.

@@ -53,7 +53,7 @@ struct TableRecord {
   uint32_t name_bytes;
   uint8_t key_type;
   uint8_t value_type;
-  uint8_t row_form;
+  uint8_t row_form;  // a RowForm
   uint8_t frequency_type;
   uint8_t version_type;
   uint8_t entry_bytes;  // of the directory
@@ -67,9 +67,6 @@ struct TableRecord {
   uint8_t zeros[16];
 };
 static_assert(sizeof(TableRecord) == 160);
-
-inline constexpr uint8_t kPlainRows = 0;
-inline constexpr uint8_t kScaledRows = 1;  // a float32, and dim int8 to multiply with it
 
 inline constexpr const char* kSectionNames[SnapshotTable::kSections] = {
     "directory", "keys", "rows", "frequencies", "versions", "default row"};

@@ -64,9 +64,9 @@ SnapshotTable::Layout LayoutOf(const SnapshotFile& file, const format::TableReco
   }
   layout.key_type = format::kKeyTypes[record.key_type - 1];
   layout.value_type = format::kValueTypes[record.value_type - 1];
-  layout.quantized = record.row_form == format::kScaledRows;
-  if (record.row_form > format::kScaledRows ||
-      (layout.quantized && layout.value_type != ValueType::kFloat32)) {
+  layout.form = static_cast<RowForm>(record.row_form);
+  const bool quantized = layout.form != RowForm::kPlain;
+  if (record.row_form >= kRowForms || (quantized && layout.value_type != ValueType::kFloat32)) {
     bad("rows of form " + std::to_string(record.row_form) + ", which this version does not read");
   }
   if (record.frequency_type > format::kCounterTypes || record.version_type > format::kCounterTypes) {
@@ -75,7 +75,8 @@ SnapshotTable::Layout LayoutOf(const SnapshotFile& file, const format::TableReco
   if (record.dim == 0 || record.dim > INT32_MAX) bad("dimension " + std::to_string(record.dim));
   layout.dim = record.dim;
   const uint64_t value_bytes = record.dim * static_cast<uint64_t>(SizeOf(layout.value_type));
-  const uint64_t row_bytes = layout.quantized ? sizeof(float) + record.dim : value_bytes;
+  const uint64_t row_bytes =
+      quantized ? static_cast<uint64_t>(QuantizedRowBytes(layout.form, layout.dim)) : value_bytes;
   if (record.row_bytes != row_bytes) {
     bad("rows of " + std::to_string(record.row_bytes) + " bytes, expected " + std::to_string(row_bytes));
   }

@@ -204,6 +204,27 @@ void SnapshotFile::CheckUnchanged() const {
   ThrowChanged();
 }
 
+void SnapshotFile::Remember(const snapshot_format::Header& header) {
+  header_ = header;
+  // Where a file is cut in the middle of its last page, what is behind that becomes zeros, and pages go otherwise.
+  const uint8_t* const last_page = data_ + (bytes_ - 1) / static_cast<int64_t>(page_bytes) * page_bytes;
+  const uint8_t* end = data_ + bytes_;
+  while (end > last_page && end[-1] == 0) --end;
+  tail_at_ = end == last_page ? last_page : end - kTailBytes;  // there is a header before it
+  std::memcpy(tail_, tail_at_, sizeof(tail_));
+}
+
+void SnapshotFile::CheckMapped() const {
+  if (range_ == nullptr) return;
+  if (tail_at_ == nullptr) return CheckUnchanged();
+  std::atomic_thread_fence(std::memory_order_acquire);  // what was read of the file was read before
+  const bool same =
+      std::memcmp(data_, &header_, sizeof(header_)) == 0 && std::memcmp(tail_at_, tail_, sizeof(tail_)) == 0;
+  if (same && !range_->gone.load(std::memory_order_acquire)) return;
+  range_->gone.store(true);
+  ThrowChanged();
+}
+
 void SnapshotFile::ThrowChanged() const {
   throw Error(ErrorCode::kFailedPrecondition, "reading '" + path_ +
                                                   "': it was cut or written over since it was opened, or the "

@@ -35,8 +35,8 @@ class SnapshotFile {
   const std::string& identity() const { return identity_; }
   const uint8_t* data() const { return data_; }
 
-  // Notes the header, by which CheckUnchanged tells this content from another.
-  void Remember(const snapshot_format::Header& header) { header_ = header; }
+  // Notes the header, by which this content is told from another, and the last bytes that are not zero.
+  void Remember(const snapshot_format::Header& header);
   const snapshot_format::Header& header() const { return header_; }
 
   // Lets the disk begin with what will be read there. Unlike madvise, it takes no lock that others wait for.
@@ -44,6 +44,11 @@ class SnapshotFile {
 
   // See Snapshot::CheckUnchanged.
   void CheckUnchanged() const;
+
+  // The same after each lookup, without a system call: the header as it is mapped, which has the checksum of all
+  // checksums and is written first by whatever writes over a file, and the last bytes, which go where a file is cut.
+  // A file that has become longer is left to CheckUnchanged.
+  void CheckMapped() const;
 
   std::vector<uint32_t> checksums;  // of each mebibyte of each section, table after table
   // Of each of them, whether it was compared with its checksum and holds. Only a hint: it may be so and not be told.
@@ -61,6 +66,8 @@ class SnapshotFile {
  private:
   [[noreturn]] void ThrowChanged() const;
 
+  static constexpr size_t kTailBytes = 8;
+
   std::string path_;
   std::string identity_;
   int descriptor_ = -1;
@@ -69,6 +76,8 @@ class SnapshotFile {
   GuardedRange* range_ = nullptr;
   mutable std::atomic<int64_t> modified_{0};  // nanoseconds
   snapshot_format::Header header_{};
+  const uint8_t* tail_at_ = nullptr;  // null: not known, or there is nothing in the last page that could go
+  uint8_t tail_[kTailBytes] = {};
 };
 
 }  // namespace kvtable

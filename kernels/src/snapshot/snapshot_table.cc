@@ -143,49 +143,33 @@ void LoadElements(const void* from, int64_t n, float* to) {
   }
 }
 
-KVTABLE_ALWAYS_INLINE inline void ScaledToFloat(const void* from, int64_t n, float* __restrict to) {
-  float scale;
-  std::memcpy(&scale, from, sizeof(scale));
-  const auto* const elements = static_cast<const int8_t*>(from) + sizeof(scale);
-  for (int64_t i = 0; i < n; ++i) to[i] = scale * static_cast<float>(elements[i]);
-}
-
 KVTABLE_ALWAYS_INLINE inline void AddScaled(const float* row, float weight, int64_t n,
                                             float* __restrict sum) {
   for (int64_t i = 0; i < n; ++i) sum[i] += weight * row[i];
 }
 
-// What each instruction set has a version of.
-struct RowLoops {
-  void (*load_scaled)(const void* from, int64_t n, float* to);
-  void (*add)(const float* row, float weight, int64_t n, float* sum);  // sum += weight * row
-};
+using RowAdd = void (*)(const float* row, float weight, int64_t n, float* sum);  // sum += weight * row
 
-void LoadScaledBaseline(const void* from, int64_t n, float* to) { ScaledToFloat(from, n, to); }
 void AddBaseline(const float* row, float weight, int64_t n, float* sum) { AddScaled(row, weight, n, sum); }
 #if defined(__x86_64__)
-KVTABLE_TARGET_AVX2 void LoadScaledAvx2(const void* from, int64_t n, float* to) {
-  ScaledToFloat(from, n, to);
-}
 KVTABLE_TARGET_AVX2 void AddAvx2(const float* row, float weight, int64_t n, float* sum) {
   AddScaled(row, weight, n, sum);
 }
 #endif
 
-const RowLoops& BestRowLoops() {
-  static const RowLoops kBest = [] {
+RowAdd BestRowAdd() {
 #if defined(__x86_64__)
-    if (BestInstructionSet() != InstructionSet::kBaseline) return RowLoops{LoadScaledAvx2, AddAvx2};
-#endif
-    return RowLoops{LoadScaledBaseline, AddBaseline};
-  }();
+  static const RowAdd kBest = BestInstructionSet() != InstructionSet::kBaseline ? AddAvx2 : AddBaseline;
   return kBest;
+#else
+  return AddBaseline;
+#endif
 }
 
 using RowLoad = void (*)(const void* from, int64_t n, float* to);
 
-RowLoad BestRowLoad(ValueType type, bool quantized) {
-  if (quantized) return BestRowLoops().load_scaled;
+RowLoad BestRowLoad(ValueType type, RowForm form) {
+  if (form != RowForm::kPlain) return BestRowDecode(form);
   if (type == ValueType::kFloat16 || type == ValueType::kBFloat16) {
     static const RowLoad kHalf = BestRowConversion(ValueType::kFloat16).load;
     static const RowLoad kBrain = BestRowConversion(ValueType::kBFloat16).load;
@@ -315,12 +299,12 @@ bool SnapshotTable::KeysRise(int64_t first, int64_t n, const uint64_t* mixed) co
 
 void SnapshotTable::Find(const int64_t* keys, int64_t n, int64_t* rows) const {
   ForFound(keys, n, false, [&](int64_t i, int64_t row) { rows[i] = row; });
-  file_->CheckUnchanged();
+  file_->CheckMapped();
 }
 
 int64_t SnapshotTable::LookupRaw(const int64_t* keys, int64_t n, void* out, uint8_t* found,
                                  const void* missing) const {
-  if (layout_.quantized)
+  if (quantized())
     return Lookup(keys, n, static_cast<float*>(out), found, static_cast<const float*>(missing));
   const int64_t bytes = layout_.row_bytes;
   const RowCopy copy = BestRowCopy(bytes);
@@ -335,16 +319,16 @@ int64_t SnapshotTable::LookupRaw(const int64_t* keys, int64_t n, void* out, uint
     }
     if (found != nullptr) found[i] = row >= 0;
   });
-  file_->CheckUnchanged();
+  file_->CheckMapped();
   return absent;
 }
 
 int64_t SnapshotTable::Lookup(const int64_t* keys, int64_t n, float* out, uint8_t* found,
                               const float* missing) const {
-  if (layout_.value_type == ValueType::kFloat32 && !layout_.quantized)
+  if (layout_.value_type == ValueType::kFloat32 && !quantized())
     return LookupRaw(keys, n, out, found, missing);
   const int64_t bytes = layout_.row_bytes, dim = layout_.dim;
-  const RowLoad load = BestRowLoad(layout_.value_type, layout_.quantized);
+  const RowLoad load = BestRowLoad(layout_.value_type, layout_.form);
   int64_t absent = 0;
   ForFound(keys, n, true, [&](int64_t i, int64_t row) {
     if (row >= 0) {
@@ -355,7 +339,7 @@ int64_t SnapshotTable::Lookup(const int64_t* keys, int64_t n, float* out, uint8_
     }
     if (found != nullptr) found[i] = row >= 0;
   });
-  file_->CheckUnchanged();
+  file_->CheckMapped();
   return absent;
 }
 
@@ -372,9 +356,9 @@ int64_t SnapshotTable::Pool(const int64_t* keys, const int64_t* splits, int64_t 
   }
   const int64_t bytes = layout_.row_bytes, dim = layout_.dim;
   const bool doubles = layout_.value_type == ValueType::kFloat64;
-  const bool plain = layout_.value_type == ValueType::kFloat32 && !layout_.quantized;
-  const RowLoad load = BestRowLoad(layout_.value_type, layout_.quantized);
-  const auto add = BestRowLoops().add;
+  const bool plain = layout_.value_type == ValueType::kFloat32 && !quantized();
+  const RowLoad load = BestRowLoad(layout_.value_type, layout_.form);
+  const auto add = BestRowAdd();
   std::vector<float> sum(static_cast<size_t>(doubles ? 0 : dim)),
       row_of(static_cast<size_t>(plain ? 0 : dim));
   std::vector<double> wide(static_cast<size_t>(doubles ? dim : 0));
@@ -434,56 +418,57 @@ int64_t SnapshotTable::Pool(const int64_t* keys, const int64_t* splits, int64_t 
     }
   });
   while (bag < bags) close_bag();
-  file_->CheckUnchanged();
+  file_->CheckMapped();
   return absent;
 }
 
 void SnapshotTable::ReadKeys(int64_t first, int64_t n, int64_t* keys) const {
   VerifyRange(kKeys, 8, first, n);
   for (int64_t i = 0; i < n; ++i) keys[i] = static_cast<int64_t>(format::UnmixKey(keys_[first + i]));
-  file_->CheckUnchanged();
+  file_->CheckMapped();
 }
 
 void SnapshotTable::TakeKeys(const int64_t* rows, int64_t n, int64_t* keys) const {
   VerifyTaken(kKeys, 8, rows, n);
   for (int64_t i = 0; i < n; ++i) keys[i] = static_cast<int64_t>(format::UnmixKey(keys_[rows[i]]));
-  file_->CheckUnchanged();
+  file_->CheckMapped();
 }
 
 void SnapshotTable::ReadRows(int64_t first, int64_t n, void* out) const {
   VerifyRange(kRows, layout_.row_bytes, first, n);
   const uint8_t* const from = rows_ + first * layout_.row_bytes;
-  if (layout_.quantized) {
+  if (quantized()) {
+    const RowDecode decode = BestRowDecode(layout_.form);
     for (int64_t i = 0; i < n; ++i) {
-      BestRowLoops().load_scaled(from + i * layout_.row_bytes, layout_.dim,
-                                 static_cast<float*>(out) + i * layout_.dim);
+      decode(from + i * layout_.row_bytes, layout_.dim, static_cast<float*>(out) + i * layout_.dim);
     }
   } else if (n > 0) {
     std::memcpy(out, from, static_cast<size_t>(n * layout_.row_bytes));
   }
-  file_->CheckUnchanged();
+  file_->CheckMapped();
 }
 
 void SnapshotTable::TakeRows(const int64_t* rows, int64_t n, void* out) const {
   VerifyTaken(kRows, layout_.row_bytes, rows, n);
   auto* const to = static_cast<uint8_t*>(out);
+  const RowDecode decode = quantized() ? BestRowDecode(layout_.form) : nullptr;
   for (int64_t i = 0; i < n; ++i) {
     if (i + kGroup < n) Prefetch(rows_ + rows[i + kGroup] * layout_.row_bytes);
     const uint8_t* const from = rows_ + rows[i] * layout_.row_bytes;
-    if (layout_.quantized) {
-      BestRowLoops().load_scaled(from, layout_.dim, static_cast<float*>(out) + i * layout_.dim);
+    if (decode != nullptr) {
+      decode(from, layout_.dim, static_cast<float*>(out) + i * layout_.dim);
     } else {
       std::memcpy(to + i * layout_.row_bytes, from, static_cast<size_t>(layout_.row_bytes));
     }
   }
-  file_->CheckUnchanged();
+  file_->CheckMapped();
 }
 
 void SnapshotTable::ReadColumn(Section section, int64_t bytes, int64_t first, int64_t n, void* out) const {
   const uint8_t* const column = file_->data() + layout_.sections[section].offset;
   VerifyRange(section, bytes, first, n);
   if (n > 0) std::memcpy(out, column + first * bytes, static_cast<size_t>(n * bytes));
-  file_->CheckUnchanged();
+  file_->CheckMapped();
 }
 
 void SnapshotTable::TakeColumn(Section section, int64_t bytes, const int64_t* rows, int64_t n,
@@ -493,7 +478,7 @@ void SnapshotTable::TakeColumn(Section section, int64_t bytes, const int64_t* ro
   auto* const to = static_cast<uint8_t*>(out);
   for (int64_t i = 0; i < n; ++i)
     std::memcpy(to + i * bytes, column + rows[i] * bytes, static_cast<size_t>(bytes));
-  file_->CheckUnchanged();
+  file_->CheckMapped();
 }
 
 }  // namespace kvtable

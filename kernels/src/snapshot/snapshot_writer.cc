@@ -146,12 +146,14 @@ void SnapshotWriter::BeginTable(const SnapshotTablePlan& plan) {
   format::TableRecord record = {};
   record.key_type = format::NumberOf(format::kKeyTypes, plan.key_type);
   record.value_type = format::NumberOf(format::kValueTypes, plan.value_type);
-  record.row_form = plan.quantized ? format::kScaledRows : format::kPlainRows;
+  const bool quantized = plan.form != RowForm::kPlain;
+  encode_ = quantized ? BestRowEncode(plan.form) : nullptr;
+  record.row_form = static_cast<uint8_t>(plan.form);
   record.frequency_type = plan.frequency_type;
   record.version_type = plan.version_type;
   record.dim = static_cast<uint32_t>(plan.dim);
-  record.row_bytes =
-      static_cast<uint32_t>(plan.quantized ? 4 + plan.dim : plan.dim * SizeOf(plan.value_type));
+  record.row_bytes = static_cast<uint32_t>(quantized ? QuantizedRowBytes(plan.form, plan.dim)
+                                                     : plan.dim * SizeOf(plan.value_type));
   records_.push_back(record);
   for (std::vector<uint32_t>& checksums : section_checksums_) checksums.clear();
   entries_ = Region(static_cast<size_t>(plan.rows) * sizeof(MixedKey), Pages::kHuge, "sorting keys");
@@ -252,24 +254,10 @@ void SnapshotWriter::PlanRuns() {
 
 // One row of values in the form in which it is kept.
 void SnapshotWriter::StoreRow(const uint8_t* from, uint8_t* to) const {
-  if (!plan_.quantized) {
+  if (encode_ != nullptr) {
+    encode_(from, plan_.dim, to);
+  } else {
     std::memcpy(to, from, static_cast<size_t>(plan_.dim * SizeOf(plan_.value_type)));
-    return;
-  }
-  const auto element = [from](int64_t i) {
-    float x;
-    std::memcpy(&x, from + i * 4, sizeof(x));
-    return x;
-  };
-  float largest = 0;
-  for (int64_t i = 0; i < plan_.dim; ++i) largest = std::max(largest, std::fabs(element(i)));
-  // The smallest scale that holds the largest element; a row that is smaller than any scale is zeros.
-  const float scale = largest / 127.0f;
-  std::memcpy(to, &scale, sizeof(scale));
-  auto* const elements = reinterpret_cast<int8_t*>(to + sizeof(scale));
-  for (int64_t i = 0; i < plan_.dim; ++i) {
-    const float steps = scale == 0 ? 0.0f : std::nearbyint(element(i) / scale);
-    elements[i] = static_cast<int8_t>(std::min(127.0f, std::max(-127.0f, steps)));
   }
 }
 
@@ -283,15 +271,14 @@ void SnapshotWriter::AddRows(int64_t first, int64_t n, const void* values, const
   }
   const int64_t value_bytes = plan_.dim * SizeOf(plan_.value_type);
   const auto* const rows = static_cast<const uint8_t*>(values);
-  if (plan_.quantized) {
-    const auto* const numbers = static_cast<const float*>(values);
-    for (int64_t i = 0; i < n * plan_.dim; ++i) {
-      if (std::isfinite(numbers[i])) continue;
-      throw Error(
-          ErrorCode::kInvalidArgument,
-          "writing table '" + plan_.name + "' as int8: row " + std::to_string(first + i / plan_.dim) +
-              " has NaN or infinity, which int8 with a scale does not hold; write another type, or drop such "
-              "rows");
+  if (encode_ != nullptr) {
+    const char* const name = plan_.form == RowForm::kInt4 ? "int4" : "int8";
+    for (int64_t i = 0; i < n; ++i) {
+      if (CanQuantize(rows + i * value_bytes, plan_.dim)) continue;
+      throw Error(ErrorCode::kInvalidArgument,
+                  "writing table '" + plan_.name + "' as " + name + ": row " + std::to_string(first + i) +
+                      " has NaN or infinity, or numbers more than 3.3e+38 apart, which " + name +
+                      " does not hold; write another type, or drop such rows");
     }
   }
   const uint32_t* const places = reinterpret_cast<const uint32_t*>(places_.data()) + first;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kvtable/parallel_for.h"
+#include "kvtable/quantized_rows.h"
 #include "kvtable/types.h"
 #include "memory/huge_pages.h"
 #include "snapshot/format.h"
@@ -15,12 +16,12 @@
 
 namespace kvtable {
 
-// What a table is. Where `quantized`, rows come as float32 and are kept as int8 with a scale.
+// What a table is. Where `form` is another than kPlain, rows come as float32 and are kept in it.
 struct SnapshotTablePlan {
   std::string name;
   KeyType key_type = KeyType::kInt64;
   ValueType value_type = ValueType::kFloat32;
-  bool quantized = false;
+  RowForm form = RowForm::kPlain;
   int64_t dim = 0;
   int64_t rows = 0;  // that come
   uint8_t frequency_type = 0;
@@ -105,6 +106,7 @@ class SnapshotWriter {
 
   // The table that was begun.
   SnapshotTablePlan plan_;
+  RowEncode encode_ = nullptr;  // where its rows are quantized
   std::vector<uint32_t> section_checksums_[SnapshotTable::kSections];
   Region entries_;  // MixedKey (plan_.rows), until they are sorted
   int64_t keys_added_ = 0;

@@ -1,0 +1,138 @@
+"""Write a checkpoint's tables with rows of fewer bits, whole numbers with an offset and a scale among them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvtools.dialects import savedmodel, snapshot
+from kvtools.dialects.interface import Checkpoint, TableReader
+from kvtools.dialects.options import Progress
+from kvtools.dialects.writing import WriteOptions
+from kvtools.errors import UsageError
+from kvtools.export import export_saved_model
+from kvtools.migrate import Account, TableAccount, write_tables
+from kvtools.narrow_rows import NarrowTable, check_dtypes, dtype_notes, dtype_of
+from kvtools.quantized_rows import QUANTIZED, Rounding, bytes_of_row
+from kvtools.table_view import changed_tables
+
+
+def cast_rows(
+    checkpoint: Checkpoint,
+    output: str | os.PathLike[str],
+    dtype: str,
+    *,
+    to: str | None = None,
+    tables: Sequence[str] = (),
+    options: WriteOptions | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> tuple[Account, dict[str, Rounding]]:
+    """Write a checkpoint whose tables of floating-point numbers have rows of `dtype`.
+
+    Args:
+        checkpoint: what to read.
+        output: where to write it.
+        dtype: one of `kvtools.narrow_rows.DTYPES`; "int8" and "int4" have an offset and a scale for each row.
+        to: the dialect to write, "savedmodel" for a model that looks the tables up; that of `checkpoint` if None.
+        tables: which tables to change; all if empty. The others are written as they are.
+        options: what to ask of the writer.
+        workers: how many parts to work on at once.
+        progress: called as rows are written.
+
+    Returns:
+        The account, and what each table has lost whose rows are of another type now.
+
+    Raises:
+        UsageError: there is no such type for rows, or the dialect has none such.
+        BadInputError: a row that the type does not hold.
+        OutputError: `output` exists, or cannot be written.
+
+    Example:
+        ```python
+        account, losses = cast_rows(kvtools.open("model.ckpt-100"), "small.kvsnap", "int4", to="snapshot")
+        print(losses["user_emb"].mean_cosine)
+        ```
+    """
+    doing = f"casting '{checkpoint.path}'"
+    check_dtypes(doing, dtype)
+    options = options or WriteOptions()
+    to = to or checkpoint.dialect
+    chosen = [table.schema.name for table in checkpoint.select(tables)]
+    if to == savedmodel.NAME:
+        return _as_saved_model(checkpoint, Path(output), dict.fromkeys(chosen, dtype), options, progress)
+    if dtype in QUANTIZED and to != snapshot.NAME:
+        raise UsageError(
+            f"{doing} to {dtype}: {to} has no rows of {dtype} with an offset and a scale; write them --to"
+            f" {snapshot.NAME} or --to {savedmodel.NAME}, or choose --dtype float16 or bfloat16"
+        )
+    narrow: dict[str, NarrowTable] = {}
+    notes: dict[str, tuple[str, ...]] = {}
+
+    def change(table: TableReader) -> TableReader:
+        name = table.schema.name
+        notes[name] = dtype_notes(table.schema, dtype)
+        narrow[name] = NarrowTable(table, dtype_of(table.schema, dtype))
+        return narrow[name]
+
+    changed = changed_tables(checkpoint, tables, change)
+    rows_as = {name: table.rows_as for name, table in narrow.items() if table.rows_as}
+    account = write_tables(
+        changed,
+        output,
+        to,
+        beside=checkpoint,
+        options=dataclasses.replace(options, rows_as=rows_as),
+        workers=workers,
+        progress=progress,
+    )
+    told = tuple(
+        dataclasses.replace(
+            table,
+            changes=(*table.changes, *notes.get(table.name, ())),
+            bytes=table.bytes - table.rows_written * _saved(narrow.get(table.name)),
+        )
+        for table in account.tables
+    )
+    losses = {name: table.rounding for name, table in narrow.items()}
+    return dataclasses.replace(account, tables=told), {name: loss for name, loss in losses.items() if loss}
+
+
+def _saved(table: NarrowTable | None) -> int:
+    """How many bytes fewer a row takes than as the float32 numbers that it is counted as."""
+    return table.dim * 4 - bytes_of_row(table.rows_as, table.dim) if table is not None and table.rows_as else 0
+
+
+def _as_saved_model(
+    checkpoint: Checkpoint, output: Path, dtypes: dict[str, str], options: WriteOptions, progress: Progress | None
+) -> tuple[Account, dict[str, Rounding]]:
+    exports = export_saved_model(
+        checkpoint,
+        output,
+        keep_zeros=True,
+        dtype=dtypes,
+        force=options.force,
+        memory=options.memory,
+        progress=progress,
+    )
+    tables = []
+    for export in exports:
+        hidden = f"{export.duplicates} rows: a later row has their key, and only the last one counts"
+        tables.append(
+            TableAccount(
+                name=export.name,
+                rows_read=checkpoint.tables[export.name].rows,
+                rows_written=export.rows,
+                parts=1,
+                bytes=export.bytes,
+                part_rows=(export.rows,),
+                losses=(*export.left_out, *([hidden] if export.duplicates else [])),
+                changes=export.notes,
+            )
+        )
+    size = sum(variable.bytes for variable in checkpoint.variables)
+    losses = [f"{len(checkpoint.variables)} dense variables, {size} bytes: a model of tables has none"]
+    account = Account(str(output), savedmodel.NAME, tuple(tables), 0, tuple(losses if checkpoint.variables else ()))
+    return account, {export.name: export.rounding for export in exports if export.rounding}
