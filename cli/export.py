@@ -36,6 +36,7 @@ from kvtools.cli.options import (
     no_standard_output,
 )
 from kvtools.cli.progress import progress_bar
+from kvtools.cli.versions import Keep, NextVersion, OldVersions, version_output
 from kvtools.clip import Choice
 from kvtools.clip_policy import BudgetOrder, budget_order
 from kvtools.dialects.interface import Checkpoint
@@ -43,6 +44,7 @@ from kvtools.errors import UsageError
 from kvtools.export import TableExport, choose_for_saved_model, export_saved_model
 from kvtools.export_model import choose_for_model, export_model, has_custom_operations
 from kvtools.export_snapshot import choose_for_snapshot, dtype_notes, export_snapshot, missing_is_zeros
+from kvtools.export_warmup import Warmup
 from kvtools.meta_file import named_tensors, trained_graph
 from kvtools.stock_model.training_graph import Wanted
 
@@ -121,6 +123,16 @@ def run(
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Lookups of the .meta that insert missing keys give zeros for them.")
     ] = False,
+    warmup: Annotated[
+        str | None,
+        typer.Option(
+            "--warmup",
+            metavar="N|FILE",
+            help="Requests that servers warm a SavedModel up by: N random ones of each signature, or those of a file.",
+        ),
+    ] = None,
+    next_one: NextVersion = False,
+    keep: Keep = None,
     clipping: Clipping,
     table: Tables = None,
     source: Source,
@@ -135,7 +147,7 @@ def run(
     shape) and gives embeddings; missing ids give zeros. TensorFlow Serving and tf.saved_model.load open a SavedModel
     without this package. A snapshot is one file that kvtools serve maps and answers from at once; int8 rows have a
     scale each. A row is kept if it passes all that is asked; rows of zeros are left out, as a missing id gives the
-    same. OUT appears whole or not at all.
+    same. OUT appears whole or not at all. With --keep, older versions of it go after that.
 
     \b
     Examples:
@@ -145,12 +157,20 @@ def run(
       kvtools export --savedmodel models/7 model.ckpt-100 --input ids=ids:0 --output click=Sigmoid:0
       kvtools export --savedmodel models/7 model.ckpt-100 --budget 2GiB --dry-run
       kvtools export --savedmodel models/7 model.ckpt-100 --policy thresholds.toml
+      kvtools export --savedmodel models/ctr trained_model --next-version --keep 3 --check 100 --warmup 10
       kvtools export --snapshot model.kvsnap model.ckpt-100 --clip-l2 0.01 --dtype bfloat16
+      kvtools export --snapshot models/ctr/7.kvsnap model.ckpt-100 --keep 3
     """
     if (savedmodel is None) == (snapshot is None):
         raise UsageError("exporting: say --savedmodel OUT or --snapshot OUT, one of them")
     if dtype is not None and snapshot is None:
         raise UsageError(f"exporting: got --dtype {dtype}, which is for --snapshot; see `kvtools cast`")
+    if warmup is not None and savedmodel is None:
+        raise UsageError(f"exporting: got --warmup {warmup}, which is for --savedmodel: a snapshot needs none")
+    named = snapshot if savedmodel is None else savedmodel
+    assert named is not None
+    old = OldVersions(version_output(named, snapshot=savedmodel is None, next_one=next_one, keep=keep), keep)
+    warm = None if warmup is None else Warmup(int(warmup) if warmup.isdecimal() else Path(warmup))
     policy = clipping.policy_of(str(path), clip_abs, clip_l2, keep_keys, drop_keys, ("--keep-keys", "--drop-keys"))
     checkpoint = source.open_for(table or [], path, memory)
     warn_unmatched(policy, [*checkpoint.tables], clipping.policy)
@@ -162,8 +182,8 @@ def run(
     }
     if savedmodel is None:
         what["dtype"] = dtype
-    named = {"input": inputs, "output": outputs, "feed": feed}
-    given = {option: named_tensors(f"--{option}", tensors or ()) for option, tensors in named.items()}
+    tensors_of = {"input": inputs, "output": outputs, "feed": feed}
+    given = {option: named_tensors(f"--{option}", tensors or ()) for option, tensors in tensors_of.items()}
     wanted = Wanted(signature or "", given["input"], given["output"], given["feed"], read_only)
     if meta is not None or wanted != Wanted():
         if savedmodel is None or table:
@@ -173,11 +193,13 @@ def run(
             )
         what["graph"] = trained_graph(checkpoint, wanted, meta)
         del what["tables"]
-        _export_model(checkpoint, savedmodel, what, check, force=force, dry_run=clipping.dry_run, as_json=as_json)
+        what["warmup"] = warm
+        _export_model(checkpoint, old, what, check, force=force, dry_run=clipping.dry_run, as_json=as_json)
         return
     if savedmodel is not None and not table and has_custom_operations(Path(checkpoint.path)):
         del what["tables"]
-        _export_model(checkpoint, savedmodel, what, check, force=force, dry_run=clipping.dry_run, as_json=as_json)
+        what["warmup"] = warm
+        _export_model(checkpoint, old, what, check, force=force, dry_run=clipping.dry_run, as_json=as_json)
         return
     if check:
         raise UsageError(
@@ -186,41 +208,45 @@ def run(
             else f"exporting: got --check {check} and --table: tables alone answer nothing that the model does"
         )
     if clipping.dry_run:
-        _choose_only(checkpoint, choose_for_snapshot if savedmodel is None else choose_for_saved_model, what, as_json)
+        choose = choose_for_snapshot if savedmodel is None else choose_for_saved_model
+        _choose_only(checkpoint, choose, what, old, as_json)
         return
-    output = snapshot if savedmodel is None else savedmodel
-    assert output is not None
+    if warm is not None:
+        what["warmup"] = warm
     export = export_snapshot if savedmodel is None else export_saved_model
     with progress_bar("exporting") as progress:
-        exports = export(checkpoint, output, force=force, progress=progress, **what)
+        exports = export(checkpoint, old.output, force=force, progress=progress, **what)
+    old.remove()
     _warn(exports)
     _warn_of_cuts(checkpoint, {each.name: (each.rows, each.cut) for each in exports}, snapshot=savedmodel is None)
     order = _order(checkpoint, what, [export.name for export in exports])
     variables = [] if table else _variables_left_out(checkpoint)
     if as_json:
         kind = "snapshot" if savedmodel is None else "savedmodel"
-        record = {"path": str(checkpoint.path), kind: str(output), **describe_budget(order)}
+        record = {"path": str(checkpoint.path), kind: str(old.output), **describe_budget(order), **old.described()}
         of_tables = [dataclasses.asdict(export) for export in exports]
-        print(json.dumps({**record, "tables": of_tables, "left_out": variables}))
+        print(json.dumps({**record, "tables": of_tables, "left_out": variables, **_described(warm)}))
     else:
-        _print_exports(output, exports, variables, order)
+        _print_exports(old, exports, variables, order, warm)
 
 
 def _export_model(
     checkpoint: Checkpoint,
-    output: Path,
-    what: Mapping[str, Any],
+    old: OldVersions,
+    what: dict[str, Any],
     check: int,
     *,
     force: bool,
     dry_run: bool,
     as_json: bool,
 ) -> None:
+    warm: Warmup | None = what.pop("warmup")
     if dry_run:
-        _choose_only(checkpoint, choose_for_model, what, as_json)
+        _choose_only(checkpoint, choose_for_model, what, old, as_json)
         return
     with progress_bar("exporting") as progress:
-        model = export_model(checkpoint, output, force=force, progress=progress, check=check, **what)
+        model = export_model(checkpoint, old.output, force=force, progress=progress, check=check, warmup=warm, **what)
+    old.remove()
     _warn(model.tables)
     _warn_of_cuts(checkpoint, {export.name: (export.rows, export.cut) for export in model.tables}, snapshot=False)
     order = _order(checkpoint, what, [export.name for export in model.tables])
@@ -228,14 +254,18 @@ def _export_model(
         print(f"kvtools: warning: {warning}", file=sys.stderr)
     if as_json:
         of_tables = [dataclasses.asdict(export) for export in model.tables]
-        record = {"path": str(checkpoint.path), "savedmodel": str(output), "whole_model": True}
-        record |= describe_budget(order)
+        record = {"path": str(checkpoint.path), "savedmodel": str(old.output), "whole_model": True}
+        record |= describe_budget(order) | old.described() | _described(warm)
         checks = [dataclasses.asdict(one) for one in model.checks]
         print(json.dumps({**record, "tables": of_tables, "left_out": model.left_out, "checks": checks}))
     else:
         for one in model.checks:
             print(f"checked: {one.signature}: {_told(one)}")
-        _print_exports(output, model.tables, model.left_out, order)
+        _print_exports(old, model.tables, model.left_out, order, warm)
+
+
+def _described(warm: Warmup | None) -> dict[str, Any]:
+    return {} if warm is None else {"warmup": {"requests": warm.requests, "notes": warm.notes}}
 
 
 def _order(checkpoint: Checkpoint, what: Mapping[str, Any], tables: Sequence[str]) -> BudgetOrder | None:
@@ -252,7 +282,11 @@ def _told(check: SignatureCheck) -> str:
 
 
 def _choose_only(
-    checkpoint: Checkpoint, choose: Callable[..., list[Choice]], what: Mapping[str, Any], as_json: bool
+    checkpoint: Checkpoint,
+    choose: Callable[..., list[Choice]],
+    what: Mapping[str, Any],
+    old: OldVersions,
+    as_json: bool,
 ) -> None:
     with progress_bar("choosing rows of") as progress:
         choices = choose(checkpoint, progress=progress, **what)
@@ -263,12 +297,16 @@ def _choose_only(
     if as_json:
         of_tables = [describe(choice) | {"notes": said} for choice, said in zip(choices, notes, strict=True)]
         record = {"path": str(checkpoint.path), "dry_run": True, **describe_budget(order)}
+        if old.keep is not None:
+            record["removed"] = [str(path) for path in old.planned()]
         print(json.dumps({**record, "tables": of_tables}))
     else:
         print_choices(choices)
         print_budget(order)
         told = [(line, choice.table) for choice, said in zip(choices, notes, strict=True) for line in said]
         print_of_tables("note", told, len(choices))
+        for path in old.planned():
+            print(f"would remove {path}")
         print("nothing was written")
 
 
@@ -312,7 +350,11 @@ def _variables_left_out(checkpoint: Checkpoint) -> list[str]:
 
 
 def _print_exports(
-    output: Path, exports: list[TableExport], variables: Sequence[str], order: BudgetOrder | None
+    old: OldVersions,
+    exports: list[TableExport],
+    variables: Sequence[str],
+    order: BudgetOrder | None,
+    warm: Warmup | None,
 ) -> None:
     counted = any(export.lookups for export in exports)
     signed = any(export.signature for export in exports)
@@ -349,4 +391,9 @@ def _print_exports(
         print(f"left out: {line}")
     print_of_tables("left out", [(line, export.name) for export in exports for line in export.left_out], len(exports))
     print_of_tables("note", [(line, export.name) for export in exports for line in export.notes], len(exports))
-    print(f"wrote {output}")
+    if warm is not None:
+        print(f"warm-up: {warm.requests:,} requests")
+        for line in warm.notes:
+            print(f"note: {line}")
+    print(f"wrote {old.output}")
+    old.print_removed()

@@ -26,7 +26,7 @@ import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -53,6 +53,9 @@ from kvtools.row_norms import non_finite_rows
 from kvtools.stock_model.initial_rows import InitialRows
 from kvtools.stock_model.table import StockTable
 from kvtools.table_view import MaskedTable
+
+if TYPE_CHECKING:
+    from kvtools.export_warmup import Warmup  # which a server that serves tables has no use for
 
 _MODEL_FILE = "saved_model.pb"
 _NOT_IN_SIGNATURES = re.compile(r"[^A-Za-z0-9_]")
@@ -97,6 +100,7 @@ def export_saved_model(
     force: bool = False,
     memory: int = DEFAULT_MEMORY,
     progress: Progress | None = None,
+    warmup: Warmup | None = None,
 ) -> list[TableExport]:
     """Write tables of `checkpoint` as a SavedModel folder `output`.
 
@@ -111,6 +115,7 @@ def export_saved_model(
         force: replace a SavedModel that is there.
         memory: how many bytes the search for keys that are there twice may hold; more spills to disk.
         progress: called after each chunk.
+        warmup: the requests that servers warm the model up by.
 
     Raises:
         UnknownTableError: the checkpoint has no such table.
@@ -163,6 +168,8 @@ def export_saved_model(
             for signature, table in lookups
         ]
         write_manifest(folder, checkpoint, policy or Policy(), list(zip(exports, described, strict=True)))
+        if warmup is not None:
+            warmup.add(folder)
     return exports
 
 

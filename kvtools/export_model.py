@@ -32,6 +32,7 @@ from kvtools.dialects.savedmodel import is_whole_model
 from kvtools.dialects.tfplugin import KEY_DTYPES, VALUE_DTYPES
 from kvtools.errors import BadInputError, CheckFailedError, CorruptFileError, KvtoolsError
 from kvtools.export import TableExport, check_room, choose_for_saved_model, index_name, write_manifest, write_table
+from kvtools.export_warmup import Warmup
 from kvtools.meta_file import TrainedGraph
 from kvtools.replace_output import check_replaceable, replace_folder
 from kvtools.stock_model.fields import join, messages, split, without
@@ -112,6 +113,7 @@ def export_model(
     memory: int = DEFAULT_MEMORY,
     progress: Progress | None = None,
     check: int = 0,
+    warmup: Warmup | None = None,
     graph: TrainedGraph | None = None,
 ) -> ModelExport:
     """Write the SavedModel that `checkpoint` was opened from as a folder `output` of stock operations.
@@ -125,6 +127,7 @@ def export_model(
         memory: how many bytes the choice of rows may hold; more spills to disk.
         progress: called after each chunk.
         check: how many random requests to compare of each signature, before `output` appears.
+        warmup: the requests that servers warm the model up by; where there is a check, those that it answers.
         graph: of a checkpoint of TensorFlow 1, what to serve; see `kvtools.meta_file`.
 
     Raises:
@@ -189,6 +192,8 @@ def export_model(
                 f"exporting '{model.folder}': the export answers otherwise than the model, so '{output}' was not"
                 f" written: {'; '.join(wrong)}"
             )
+        if warmup is not None:
+            warmup.add(folder, ask=bool(check))
     return ModelExport(exports, left_out, [*model.warnings(exports), *_too_new(encoded)], checks)
 
 

@@ -137,7 +137,8 @@ def _repeated(keys: Array, rows: Array | None) -> Array:
         return np.empty(0, np.int64)
     del ordered
     bucket = _sorted(keys, rows)
-    return bucket.rows[:-1][bucket.keys[1:] == bucket.keys[:-1]]
+    earlier: Array = bucket.rows[:-1][bucket.keys[1:] == bucket.keys[:-1]]
+    return earlier
 
 
 def _concatenated(side: Iterable[Array]) -> Array:

@@ -48,7 +48,7 @@ def replace_folder(target: Path, *, mark: str, force: bool = False) -> Iterator[
     """
     target = target.absolute()
     check_replaceable(target, mark=mark, force=force)
-    with _work_folder(target) as work:
+    with work_folder(target) as work:
         yield work
         work.chmod(0o777 & ~_umask())
         _sync_tree(work)
@@ -78,7 +78,7 @@ def replace_files(target: Path, *, force: bool = False) -> Iterator[Path]:
     """
     target = target.absolute()
     check_free(target, force=force)
-    with _work_folder(target) as work:
+    with work_folder(target) as work:
         yield work / target.name
         _sync_tree(work)
         check_free(target, force=force)
@@ -144,7 +144,12 @@ def _index_last(file: Path) -> tuple[bool, str]:
 
 
 @contextlib.contextmanager
-def _work_folder(target: Path) -> Iterator[Path]:
+def work_folder(target: Path) -> Iterator[Path]:
+    """Give a hidden folder beside `target` that is gone when the block ends, or at the next run if this one is killed.
+
+    Raises:
+        OutputError: the disk refuses it, or what is written there.
+    """
     try:
         _remove_leftovers(target)
         work = Path(tempfile.mkdtemp(prefix=f".{target.name}.kvtools-", dir=target.parent))

@@ -24,16 +24,20 @@ from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.options import OpenOptions, Progress
 from kvtools.dialects.savedmodel import is_whole_model
 from kvtools.errors import BadInputError, CorruptFileError, MissingDependencyError, one_line
+from kvtools.model_requests import InputSpec
 from kvtools.server.allocator import expect_many_threads
 from kvtools.server.protocol_error import HTTP_STATUSES, ProtocolError
 from kvtools.server.protos import DATA_TYPES
 from kvtools.server.settings import Settings
-from kvtools.server.signatures import FROM_TENSORFLOW, Array, TensorSpec
+from kvtools.server.signatures import FROM_TENSORFLOW, STRING, Array, TensorSpec
 from kvtools.server.store import ServedFile, TableStore
+from kvtools.tfrecord import read_records
+from kvtools.warmup import MOST_RECORDS, WARMUP_FILE, logged_request
 
 _LOG = logging.getLogger("kvtools.serve")
 _MODEL_FILE = "saved_model.pb"
 _TAG = "serve"
+_BAD_SAID = 5
 _META_GRAPHS = 2  # of a SavedModel, saved_model.proto
 _SAVER_DEF = 3  # of a MetaGraphDef, meta_graph.proto
 _TYPE_NAMES = {number: name for name, number in DATA_TYPES.items()}
@@ -160,6 +164,40 @@ class SavedModelStore:
     intact = True  # what TensorFlow has read is in memory
     identity = ""
 
+    def warm_up(self, stop: threading.Event | None = None) -> None:
+        """Answer the requests that the model brings along, as TensorFlow Serving does: so no client's is the first.
+
+        A request that is damaged, or that the model refuses, is told in the log.
+        """
+        file = self.path / WARMUP_FILE
+        if not file.is_file():
+            return
+        takes = {name: _input_specs(signature) for name, signature in self.signatures.items()}
+        done, bad = 0, 0
+        try:
+            for number, record in enumerate(read_records(file), 1):
+                if number > MOST_RECORDS:
+                    _LOG.warning("'%s': it has more than %d requests to warm up by", self.path, MOST_RECORDS)
+                    break
+                if stop is not None and stop.is_set():
+                    return
+                try:
+                    request = logged_request(record, takes)
+                    signature = self.signatures[request.signature]
+                    signature.run(request.inputs, [*signature.outputs], Settings())
+                    done += 1
+                except (ValueError, ProtocolError) as error:
+                    bad += 1
+                    if bad <= _BAD_SAID:
+                        _LOG.warning(
+                            "'%s': warm-up request %d is left out: %s", self.path, number, one_line(str(error))
+                        )
+        except BadInputError as error:
+            _LOG.warning("'%s': its warm-up requests end early: %s", self.path, error)
+        if bad > _BAD_SAID:
+            _LOG.warning("'%s': so are %d more warm-up requests", self.path, bad - _BAD_SAID)
+        _LOG.info("'%s': warmed up by %d requests", self.path, done)
+
     def discard(self) -> bool:
         """Return that nothing was made for it."""
         return False
@@ -177,13 +215,19 @@ def open_store(
     options: OpenOptions | None = None,
     cache: Path | None = None,
     progress: Progress | None = None,
+    stop: threading.Event | None = None,
 ) -> Any:
-    """Open what lies at `path`: as tables where it holds any, otherwise as a whole model (`SavedModelStore`)."""
+    """Open what lies at `path`: as tables where it holds any, otherwise as a whole model (`SavedModelStore`).
+
+    A whole model has answered its warm-up requests then, or as many as there were until `stop`.
+    """
     is_model = (Path(path) / _MODEL_FILE).is_file()
     if not is_model or (not is_whole_model(Path(path)) and _has_tables(path, options)):
         return TableStore(path, options=options, cache=cache, progress=progress)
     _check_whole(Path(path))
-    return SavedModelStore(path)
+    store = SavedModelStore(path)
+    store.warm_up(stop)
+    return store
 
 
 def _has_tables(path: str | os.PathLike[str], options: OpenOptions | None) -> bool:
@@ -227,6 +271,13 @@ def _specs(infos: Any) -> dict[str, TensorSpec] | None:
         shape = None if info.tensor_shape.unknown_rank else tuple(dim.size for dim in info.tensor_shape.dim)
         specs[name] = TensorSpec(dtype, shape, info.name)
     return specs
+
+
+def _input_specs(signature: ModelSignature) -> list[InputSpec]:
+    return [
+        InputSpec(name, "string" if spec.dtype == STRING else spec.dtype.name, spec.shape)
+        for name, spec in signature.inputs.items()
+    ]
 
 
 def _codes(errors: Any) -> dict[str, int]:

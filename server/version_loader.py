@@ -84,7 +84,7 @@ class VersionLoader:
 
     def _open(self, model: str, found: FoundVersion, recent: dict[str, RecentKeys]) -> ServedVersion:
         progress = _Progress(f"model '{model}': version {found.number}")
-        store = _open(found.path, self._options, self._settings, progress)
+        store = _open(found.path, self._options, self._settings, progress, self._stop)
         if self._settings.missing == "default":
             _check_default_rows(store, found.path)
         for name, table in store.tables.items():
@@ -156,7 +156,9 @@ class _Progress:
             log.info("%s: making its snapshot: table '%s', %s of %s rows", self._what, table, f"{rows:,}", f"{total:,}")
 
 
-def _open(path: str, options: OpenOptions | None, settings: Settings, progress: Progress) -> TableStore:
+def _open(
+    path: str, options: OpenOptions | None, settings: Settings, progress: Progress, stop: threading.Event
+) -> TableStore:
     cache = settings.cache
     if settings.backend is not None:
         from kvtools.server.redis_backend import RedisStore  # redis-py is optional
@@ -170,7 +172,7 @@ def _open(path: str, options: OpenOptions | None, settings: Settings, progress: 
         return TableStore(path, options=options, cache=cache, progress=progress)
     from kvtools.server.saved_models import open_store  # takes long to import, and may be a whole model
 
-    store: TableStore = open_store(path, options=options, cache=cache, progress=progress)
+    store: TableStore = open_store(path, options=options, cache=cache, progress=progress, stop=stop)
     return store
 
 

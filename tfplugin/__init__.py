@@ -5,6 +5,7 @@
 
 from tfplugin import checkpoint as _checkpoint
 from tfplugin import optimizers
+from tfplugin.export_saved_model import export_saved_model
 from tfplugin.get_kv_variable import get_kv_variable
 from tfplugin.initializers import KvInitializer
 from tfplugin.kv_variable import KvVariable
@@ -21,6 +22,7 @@ __all__ = [
     "PartitionedKvVariable",
     "apply_in_backward",
     "explain",
+    "export_saved_model",
     "get_kv_variable",
     "inference_mode",
     "install",

@@ -7,6 +7,8 @@ of its rows. Where that would go unnoticed it is an error, and what Keras calls 
 - such a step that updates a table in its backward pass, while its optimizer scales the loss;
 - a file, or the best weights of ``EarlyStopping``, that would lack the rows of a table that the model has;
 - ``evaluate`` and ``predict`` insert no keys.
+
+What ``export`` of a model writes has the tables of its layers, in however many parts they are.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import tensorflow as tf
 
 from tfplugin import scaled_loss, step_record
 from tfplugin.keras_hooks import KerasHooks
+from tfplugin.partitioned_kv_variable import put_together
 from tfplugin.training_mode import inference_mode
 from tfplugin.wrapped_method import defining_class, wrap_method
 
@@ -363,6 +366,25 @@ def _children(original: Callable[..., Any], layer: Any, save_type: str = "checkp
     return children
 
 
+# ---- SavedModels of Keras: `export` and `ExportArchive` --------------------------------------------------------------
+
+
+def _track_wholes(original: Callable[..., Any], archive: Any, *args: Any, **kwargs: Any) -> Any:
+    """``_filter_and_track_resources`` of an `ExportArchive`, which saves the variables that its endpoints use: of a
+    table in parts those parts, which are saved by the whole.
+    """
+    returned = original(archive, *args, **kwargs)
+    saved = getattr(archive, "_tf_trackable", archive)
+    used = [variable for variable in saved._all_variables if getattr(variable, "partitioned_name", None) is not None]
+    roots = getattr(archive, "_tracked", ())
+    held = [table for root in roots for table in tf.train.TrackableView(root).descendants() if is_table(table)]
+    wholes = {id(table): table for table in held if any(part is one for part in table._kv_parts for one in used)}
+    taken = {id(part) for whole in wholes.values() if whole._kv_parts != (whole,) for part in whole._kv_parts}
+    saved._kv_tables = [whole for whole in wholes.values() if whole._kv_parts != (whole,)]
+    saved._kv_tables += put_together([part for part in used if id(part) not in taken])
+    return returned
+
+
 # ---- Installing ------------------------------------------------------------------------------------------------------
 
 #: By the name of a Keras: its functions that write files, each with what looks at the model first.
@@ -401,6 +423,12 @@ def _changes(keras: Any) -> Iterator[Callable[[], None]]:
         owner = defining_class(keras.layers.Layer, "_trackable_children")
         if owner is not None and owner.__module__.startswith("keras."):
             yield wrap_method(owner, "_trackable_children", _children)
+    archive = getattr(getattr(keras, "export", None), "ExportArchive", None)
+    if archive is not None:
+        # That of Keras 3 makes an object of another class.
+        owner = defining_class(type(archive()), "_filter_and_track_resources")
+        if owner is not None:
+            yield wrap_method(owner, "_filter_and_track_resources", _track_wholes)
     for module, function, replacement in _WRITERS[keras.__name__]:
         with contextlib.suppress(ImportError, KeyError):
             yield wrap_method(importlib.import_module(module), function, replacement)

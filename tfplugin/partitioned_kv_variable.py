@@ -288,4 +288,16 @@ class PartitionedKvVariable(NotDense, trackable.Trackable):
         return {f"part_{i}": part for i, part in enumerate(self._parts)}
 
 
+def put_together(parts: Sequence[KvVariable]) -> Iterator[PartitionedKvVariable]:
+    """The variables that parts, in any order, are all the parts of; parts of others are left out."""
+    named: dict[tuple[str, int], list[KvVariable]] = {}
+    for part in parts:
+        if part.partitioned_name is not None:
+            named.setdefault((part.partitioned_name, part.parts), []).append(part)
+    for (name, count), group in named.items():
+        group.sort(key=lambda part: part.part)
+        if [part.part for part in group] == [*range(count)]:
+            yield PartitionedKvVariable(name, group)
+
+
 tf.register_tensor_conversion_function(PartitionedKvVariable, refuse_dense_value)

@@ -2,10 +2,11 @@
 
 - The attribute ``get_kv_variable`` on ``tensorflow`` and its two ``compat`` modules.
 - Dispatch registrations of lookups for our two classes (TensorFlow's own extension point).
-- Wrappers around five methods for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1),
-  ``BaseSaverBuilder._AddSaveOps`` and ``_AddRestoreOps``, and of `tf.train.Checkpoint` ``MultiDeviceSaver.restore`` and
-  ``CheckpointPosition.bind_object``. Each passes everything that is not a key-value variable, or stands for one,
-  through untouched.
+- Wrappers around eight functions for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1),
+  ``BaseSaverBuilder._AddSaveOps`` and ``_AddRestoreOps``, of `tf.train.Checkpoint` ``MultiDeviceSaver.restore`` and
+  ``CheckpointPosition.bind_object``, ``_lift_unlifted_variables``, by which `tf.saved_model.load` takes models of
+  TensorFlow 1, and in the gradients of its control flow ``ZerosLikeV1WhileLoop`` and that of Switch. Each passes
+  everything that is not a key-value variable, or stands for one, through untouched.
 - In Keras what `keras_models` says: its models are looked at where they train, predict and write files.
 """
 
@@ -19,10 +20,13 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.checkpoint import functional_saver
 from tensorflow.python.checkpoint import restore as restore_lib
+from tensorflow.python.eager import wrap_function
+from tensorflow.python.framework import ops as tf_ops
+from tensorflow.python.ops import control_flow_state
 from tensorflow.python.training import optimizer as optimizer_lib
 from tensorflow.python.training import saver as saver_lib
 
-from tfplugin import checkpoint, graph_restore, keras_models, lookup
+from tfplugin import checkpoint, cond_gradients, graph_import, graph_restore, keras_models, lookup
 from tfplugin.get_kv_variable import get_kv_variable
 from tfplugin.optimizers import generic_update, v1
 from tfplugin.wrapped_method import wrap_method
@@ -54,14 +58,31 @@ def install() -> None:
         (saver_lib.BaseSaverBuilder, "_AddRestoreOps", checkpoint.add_restore_ops),
         (functional_saver.MultiDeviceSaver, "restore", graph_restore.restore),
         (restore_lib.CheckpointPosition, "bind_object", generic_update.bind_object),
+        (wrap_function, "_lift_unlifted_variables", graph_import.lift_variables),
+        (control_flow_state._ControlFlowState, "ZerosLikeV1WhileLoop", cond_gradients.zeros_in_loop),
     ):
         _undo.append(wrap_method(owner, method, replacement))
+    _undo.append(wrap_gradient("Switch", cond_gradients.switch_gradient))
     keras_models.install()
     _undo.append(keras_models.uninstall)
 
     for make, take_back in _more:
         make()
         _undo.append(take_back)
+
+
+def wrap_gradient(op_type: str, replacement: Callable[..., Any]) -> Callable[[], None]:
+    """Has the gradient of an op be ``replacement(original, op, *grads)``. Returns what puts the original back."""
+    registered = tf_ops.gradient_registry._registry
+    entry = registered[op_type]
+    original = entry["type"]
+
+    @functools.wraps(original)
+    def gradient(*args: Any) -> Any:
+        return replacement(original, *args)
+
+    registered[op_type] = {**entry, "type": gradient}
+    return functools.partial(registered.__setitem__, op_type, entry)
 
 
 def add(make: Callable[[], None], take_back: Callable[[], None]) -> None:

@@ -31,7 +31,7 @@ from kvtools.snapshot import file_errors
 NAME = "snapshot"
 SUFFIX = ".kvsnap"
 
-_MAGIC = b"\x89KVS\r\n\x1a\n"
+MAGIC = b"\x89KVS\r\n\x1a\n"
 _KEY_DTYPES = ("int64", "int32", "uint64")
 _INT8 = "int8"
 _WHOLE = ("int8", "int16", "int32", "int64", "bool")
@@ -44,7 +44,7 @@ def sniff(source: Source) -> bool:
     if source.path.suffix.lower() == SUFFIX:
         return True
     with source.path.open("rb") as file:
-        return file.read(len(_MAGIC)) == _MAGIC
+        return file.read(len(MAGIC)) == MAGIC
 
 
 def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:

@@ -32,7 +32,7 @@ from kvtools.stock_model.function_body import constant_attributes
 from kvtools.stock_model.graph_def import Graph, Node, functions_called, functions_needed, node_of
 from kvtools.stock_model.handles import Restored, restored_tables
 from kvtools.stock_model.hash_index import index_functions
-from kvtools.stock_model.objects import Objects, object_prefixes, rewrite_objects
+from kvtools.stock_model.objects import Objects, constants, object_prefixes, rewrite_objects
 from kvtools.stock_model.older_tensorflow import for_older
 from kvtools.stock_model.op_table import HANDLES
 from kvtools.stock_model.plain_ops import strings
@@ -170,6 +170,7 @@ def rewrite_meta_graph(data: bytes, tables: Tables, tracked: bytes, is_stock: Ca
     kept = serving | lenient
     tables_own = {node.name for node in graph.nodes if node.op in HANDLES}
     kept |= needed(graph.nodes, _variable_roots(meta.collections, kept - tables_own))
+    kept |= needed(graph.nodes, constants(meta.objects))
     for node in graph.nodes:
         if node.op in HANDLES and node.name in serving and node.name not in handles:
             raise UnsupportedOperation(node, "", "the model's variables have no table that it is restored from")

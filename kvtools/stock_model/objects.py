@@ -40,12 +40,18 @@ from kvtools.stock_model.table_objects import (
 
 _OURS = "tfplugin."
 _PARTITIONED = "tfplugin.PartitionedKvVariable"
-_CHILD, _USER_OBJECT, _FUNCTION, _VARIABLE, _BARE, _RESOURCE = 1, 4, 6, 7, 8, 10
+_CHILD, _USER_OBJECT, _FUNCTION, _VARIABLE, _BARE, _CONSTANT, _RESOURCE = 1, 4, 6, 7, 8, 9, 10
 _SAVEABLES, _CLASS, _CONFIG, _SAVER_OF_OBJECT = 11, 13, 14, 16
 _ATTRIBUTE, _SAVER, _HAS_VALUES = 2, 4, 5
 _IN_FILES = "/.ATTRIBUTES/table"
 _PLAIN = message((1, "_generic_user_object"), (2, message((1, 1), (2, 1))))
 """An object of no class."""
+
+
+def constants(saved: bytes) -> list[str]:
+    """Return the nodes that objects are constants of: TensorFlow loads these, whether a signature uses them or not."""
+    nodes = [split(node) for node in messages(split(saved), 1)]
+    return [text(last(split(value), 1)) for node in nodes for value in messages(node, _CONSTANT)]
 
 
 @dataclass

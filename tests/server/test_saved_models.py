@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -18,7 +19,7 @@ pytest.importorskip("httpx")
 from fastapi.testclient import TestClient
 
 from kvtools.errors import BadInputError, MissingDependencyError
-from kvtools.server import kserve_grpc, tensorflow_grpc
+from kvtools.server import kserve_grpc, saved_models, tensorflow_grpc
 from kvtools.server.app import create_app
 from kvtools.server.caller import Caller
 from kvtools.server.catalog import Catalog, ServedModel, ServedVersion, VersionStatus, static_catalog
@@ -30,6 +31,7 @@ from kvtools.server.settings import Settings
 from kvtools.server.sources import ModelSource
 from kvtools.server.store import TableStore
 from kvtools.server.versions import Versions
+from kvtools.warmup import WARMUP_FILE, WarmupRequest, prediction_log, write_requests
 
 IDS = {"name": "ids", "shape": [1], "datatype": "INT64", "data": [-7]}
 pytestmark = pytest.mark.usefixtures("tf")
@@ -289,3 +291,75 @@ def test_versions_of_whole_models_come_and_go(
         assert old() is None, "the version before is held on to"
     finally:
         versions.stop()
+
+
+# ---- Warm-up requests ----
+
+
+def warm(folder: Path, *records: bytes) -> Path:
+    write_requests(folder / WARMUP_FILE, records)
+    return folder
+
+
+def test_warm_up_requests_are_answered_and_bad_ones_told(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    fetch = saved_models._Graph.fetch
+
+    def noted(self: Any, outputs: Any, inputs: Any, arrays: Any) -> Any:
+        asked.append(arrays)
+        return fetch(self, outputs, inputs, arrays)
+
+    monkeypatch.setattr(saved_models._Graph, "fetch", noted)
+    half = {"a": np.zeros(5, ml_dtypes.bfloat16), "negative": np.array(True)}
+    records = [
+        prediction_log(WarmupRequest("serving_default", {"x": np.float32([[1, 2]])})),
+        prediction_log(WarmupRequest("none", {"x": np.float32([[1, 2]])})),
+        prediction_log(WarmupRequest("half", half)),  # too many
+        b"\xff",
+        prediction_log(WarmupRequest("words", {"text": np.array([b"a"], object)})),
+    ]
+    model = warm(shutil.copytree(folder, tmp_path / "5"), *records)
+    with caplog.at_level("INFO", "kvtools.serve"):
+        open_store(model)
+    assert len(asked) == 3 and asked[0][0].tolist() == [[1, 2]] and asked[2][0].tolist() == [b"a"]
+    told = [record.message.partition("5': ")[2] for record in caplog.records]
+    assert (
+        told[0] == "warm-up request 2 is left out: there is no signature 'none', but 'half', 'serving_default', 'words'"
+    )
+    assert told[1].startswith("warm-up request 3 is left out: ") and "too many" in told[1]
+    assert told[2].startswith("warm-up request 4 is left out: got malformed bytes")
+    assert told[3] == "warmed up by 2 requests"
+    caplog.clear()
+    file = model / WARMUP_FILE
+    file.write_bytes(file.read_bytes()[:-1])
+    open_store(model)
+    assert "its warm-up requests end early" in caplog.text and "record 5 is damaged or cut" in caplog.text
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first version", "next version"])
+def test_a_version_is_warm_before_it_is_available(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bool
+) -> None:
+    monkeypatch.setattr("kvtools.server.versions._SETTLED_WITHOUT_POLL", 0.0)  # the files here are whole
+    models, catalog = tmp_path / "ranker", Catalog()
+    versions = Versions(catalog, [ModelSource("ranker", str(models))], Settings())
+    if not first:
+        shutil.copytree(folder, models / "1")
+        versions.load()
+    warm(
+        shutil.copytree(folder, models / "2"),
+        prediction_log(WarmupRequest("words", {"text": np.array([b"a"], object)})),
+    )
+    states = []
+    run = saved_models.ModelSignature.run
+
+    def noted(*arguments: Any) -> Any:
+        states.append({status.number: status.state for status in catalog.status("ranker")})
+        return run(*arguments)
+
+    monkeypatch.setattr(saved_models.ModelSignature, "run", noted)
+    (versions.load if first else versions.look)()
+    assert states == [{2: "LOADING"} if first else {1: "AVAILABLE", 2: "LOADING"}]
+    assert catalog.version("ranker").number == 2

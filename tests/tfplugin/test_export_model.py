@@ -416,6 +416,17 @@ def test_string_keys(tmp_path: Path) -> None:
     assert same(answers(source, "serving_default", {"words": np.array([b"b", b"x", b"a"])}), got)
 
 
+def test_constants_of_functions_that_no_signature_calls(tmp_path: Path) -> None:
+    module = tf.Module()
+    module.table = tfplugin.get_kv_variable("emb", embedding_dim=2)
+    module.table.upsert([1], [[1.0, 2.0]])
+    words = tf.lookup.KeyValueTensorInitializer(["a", "b"], tf.constant([1, 2], tf.int64))
+    module.words = tf.lookup.StaticHashTable(words, -1)
+    look_up = tf.function(lambda ids: {"rows": tf.nn.embedding_lookup(module.table, ids)}, input_signature=[IDS])
+    _, export = save_and_export(module, look_up, tmp_path)
+    assert answers(export, "serving_default", {"ids": np.array([1])})["rows"].tolist() == [[1, 2]]
+
+
 # ---- Models of Keras, and of TensorFlow 1 ----
 
 
@@ -445,8 +456,7 @@ def keras_model(keras: Any, parts: int | None) -> Any:
 )
 @pytest.mark.every_case
 def test_models_of_keras(keras: Any, how: str, tmp_path: Path) -> None:
-    # `export` of Keras holds the parts of a variable only, which tfplugin does not save.
-    model = keras_model(keras, None if how == "export" else 2)
+    model = keras_model(keras, 2)
     source, output = tmp_path / "source", tmp_path / "export"
     if how == "export":
         model.export(str(source), **({"verbose": False} if keras is tf.keras else {}))
@@ -539,6 +549,10 @@ def test_graphs_of_tensorflow_1(control_flow: str, tmp_path: Path) -> None:
             if name == "export":
                 assert not [op for op in session.graph.get_operations() if "Adam/update" in op.name]
     assert same(*got)
+    if control_flow == "v2":  # a loop of version 1 that calls functions does not run in eager code
+        loaded = tf.saved_model.load(str(tmp_path / "export"))
+        eager = answers(loaded, "serving_default", {"ids": np.array([3, 19, 77, -1, 3])})
+        np.testing.assert_allclose(eager["y"], got[0]["y"], rtol=1e-6)
 
 
 # ---- Rows that are left out ----

@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.python.checkpoint import functional_saver, restore
+from tensorflow.python.eager import wrap_function
+from tensorflow.python.framework import ops
+from tensorflow.python.ops import control_flow_state
 from tensorflow.python.training import optimizer, saver
 from tensorflow.python.util import dispatch
 
@@ -24,6 +27,9 @@ def _state():
         saver.BaseSaverBuilder._AddRestoreOps,
         functional_saver.MultiDeviceSaver.restore,
         restore.CheckpointPosition.bind_object,
+        wrap_function._lift_unlifted_variables,
+        control_flow_state._ControlFlowState.ZerosLikeV1WhileLoop,
+        ops.gradient_registry.lookup("Switch"),
         tf.nn.embedding_lookup,
         v1.nn.embedding_lookup_sparse,
         tf.nn.safe_embedding_lookup_sparse,
@@ -47,16 +53,21 @@ import tf_keras
 from keras.src.saving import saving_lib
 from tf_keras.src.saving import saving_lib as tf_keras_saving_lib
 from tensorflow.python.checkpoint import functional_saver, restore
+from tensorflow.python.eager import wrap_function
+from tensorflow.python.framework import ops
+from tensorflow.python.ops import control_flow_state
 from tensorflow.python.training import optimizer, saver
 from tensorflow.python.util import dispatch
 def state():
-    out = {}
+    out = {op: id(ops.gradient_registry.lookup(op)) for op in ("Switch", "Merge")}
     for owner in (tf, tf.compat.v1, tf.compat.v2, tf.nn, tf.compat.v1.nn):
         out |= {(id(owner), name): id(getattr(owner, name)) for name in dir(owner) if not name.startswith("__")}
     checkpoints = (functional_saver.MultiDeviceSaver, restore.CheckpointPosition)
-    for owner in (optimizer.Optimizer, saver.BaseSaverBuilder, *checkpoints):
+    graphs = (wrap_function, control_flow_state._ControlFlowState)
+    for owner in (optimizer.Optimizer, saver.BaseSaverBuilder, *checkpoints, *graphs):
         out |= {(id(owner), name): id(value) for name, value in vars(owner).items()}
-    for owner in (*tf.keras.Model.__mro__, *tf_keras.Model.__mro__, saving_lib, tf_keras_saving_lib):
+    archives = (*type(tf.keras.export.ExportArchive()).__mro__, *tf_keras.export.ExportArchive.__mro__)
+    for owner in (*tf.keras.Model.__mro__, *tf_keras.Model.__mro__, saving_lib, tf_keras_saving_lib, *archives):
         out |= {(id(owner), name): id(value) for name, value in vars(owner).items() if callable(value)}
     for api, targets in dispatch._TYPE_BASED_DISPATCH_SIGNATURES.items():
         out |= {(id(api), id(target)): len(signatures) for target, signatures in targets.items()}

@@ -270,7 +270,7 @@ def horovod(folder: Path) -> None:
         experimental_skip_checkpoint=True,
         signatures={"serving_default": serve.get_concrete_function(served, *arguments, **keywords)},
     )
-    # TFRA's `tf.saved_model.load` leaves tables empty that are in files; a session, as in TensorFlow Serving, fills them.
+    # TFRA's `tf.saved_model.load` leaves tables in files empty; a session, as in TensorFlow Serving, fills them.
     ask(folder, [("serving_default", features(BATCH)) for _ in range(BATCHES)], in_session=True)
 
 

@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
+import tfplugin
 import tfplugin.sok as sok
 from tfplugin.sok.optimizer_slots import slots_of
 
@@ -236,3 +237,27 @@ def test_a_key_that_is_there_passes_the_filter() -> None:
     sok.lookup_sparse(v, tf.ragged.constant([[7]], tf.int64))
     step = tf.function(lambda: sok.lookup_sparse(v, ids, combiners="sum", use_low_frequency_filter=True))
     np.testing.assert_array_equal(step(), [[0.5, 0.5]])
+
+
+# ---- A model for any server ----
+
+
+def test_a_model_is_exported_by_one_rank_that_has_all_rows(rank: int, size: int, shared_path: Path) -> None:
+    spec = tf.RaggedTensorSpec([None, None], tf.int64)
+    spread, alone = tf.Module(), tf.Module()
+    spread.table = sok.DynamicVariable(2, "0.5", name="spread")
+    alone.table = tfplugin.get_kv_variable("alone", embedding_dim=2)
+    for module in (spread, alone):
+        module.table.upsert(KEYS[:3], np.ones((3, 2), np.float32))
+    of_spread = tf.function(lambda ids: sok.lookup_sparse(spread.table, ids, combiners="sum"), input_signature=[spec])
+    of_alone = tf.function(
+        lambda ids: tf.nn.embedding_lookup_sparse(alone.table, ids, None, combiner="sum"), input_signature=[spec]
+    )
+    for module, function, told in ((spread, of_spread, "spread over"), (alone, of_alone, "call it on rank 0 only")):
+        path = shared_path / module.table.name.replace(":", "_")
+        if size > 1 and (module is spread or rank > 0):
+            with pytest.raises(ValueError, match=told):
+                tfplugin.export_saved_model(module, path, signatures=function)
+        else:
+            export = tfplugin.export_saved_model(module, path, signatures=function)
+            assert [table.rows for table in export.tables] == [3]

@@ -1,0 +1,76 @@
+"""Tables train in TensorFlow 1's control flow as dense variables do, whichever branches are taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfplugin
+
+v1 = tf.compat.v1
+
+
+@pytest.fixture(autouse=True)
+def v1_control_flow() -> Iterator[None]:
+    enabled = v1.control_flow_v2_enabled()
+    v1.disable_control_flow_v2()
+    yield
+    if enabled:
+        v1.enable_control_flow_v2()
+
+
+Lookup = Callable[[Any], Any]
+
+
+def in_a_cond(look: Lookup, ids: Any) -> Any:
+    return tf.cond(tf.size(ids) > 2, lambda: 2.0 * look(ids + 1), lambda: look(ids))
+
+
+def in_one_branch(look: Lookup, ids: Any) -> Any:
+    return look(ids) + tf.cond(tf.size(ids) > 2, lambda: look(ids + 1), lambda: tf.constant(0.0))
+
+
+def in_nested_conds(look: Lookup, ids: Any) -> Any:
+    inner = lambda: tf.cond(ids[0] > 3, lambda: look(ids), lambda: 3.0 * look(ids + 2))  # noqa: E731
+    return tf.cond(tf.size(ids) > 2, inner, lambda: look(ids))
+
+
+def in_a_loop_and_a_cond(look: Lookup, ids: Any) -> Any:
+    body = lambda i, total: (i + 1, total + look(ids + i))  # noqa: E731
+    _, total = tf.while_loop(lambda i, _: i < 3, body, [tf.constant(0, tf.int64), tf.constant(0.0)])
+    return total + in_a_cond(look, ids)
+
+
+def in_conds_of_a_loop(look: Lookup, ids: Any) -> Any:
+    def body(i: Any, total: Any) -> Any:
+        return i + 1, total + tf.cond(i > 1, lambda: look(ids + i), lambda: 2.0 * look(ids))
+
+    return tf.while_loop(lambda i, _: i < 4, body, [tf.constant(0, tf.int64), tf.constant(0.0)])[1]
+
+
+@pytest.mark.parametrize(
+    "loss_of", [in_a_cond, in_one_branch, in_nested_conds, in_a_loop_and_a_cond, in_conds_of_a_loop]
+)
+def test_rows_move_as_those_of_a_dense_variable(loss_of: Callable[[Lookup, Any], Any], partitioner: Any) -> None:
+    trained = []
+    for dense in (True, False):
+        with tf.Graph().as_default(), v1.Session() as session:
+            ids = v1.placeholder(tf.int64, [None])
+            if dense:
+                table = v1.get_variable("t", [10, 2], initializer=v1.zeros_initializer(), use_resource=True)
+            else:
+                zeros = tf.zeros_initializer()
+                table = tfplugin.get_kv_variable("t", embedding_dim=2, initializer=zeros, partitioner=partitioner)
+            loss = loss_of(lambda keys, table=table: tf.reduce_sum(tf.nn.embedding_lookup(table, keys)), ids)
+            step = v1.train.GradientDescentOptimizer(1.0).minimize(loss)
+            session.run(v1.global_variables_initializer())
+            for fed in ([1, 2], [1, 2, 3], [5, 1, 1]):
+                session.run(step, {ids: fed})
+            read = table if dense else table.sparse_read(tf.range(10, dtype=tf.int64), training=False)
+            trained.append(session.run(read))
+    assert np.any(trained[0])
+    np.testing.assert_array_equal(trained[1], trained[0])
