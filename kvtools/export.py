@@ -44,9 +44,11 @@ from kvtools.dialects.savedmodel import FORMAT, MANIFEST
 from kvtools.dialects.schema import TableSchema, numpy_dtype
 from kvtools.errors import BadInputError, OutputError
 from kvtools.fit import fit
+from kvtools.indexed_rows import DEFAULT_INDEX, Index, check_index, slot_order, table_rows
 from kvtools.lookup_model.model import lookup_model
 from kvtools.lookup_model.signatures import DEFAULT_SIGNATURE
 from kvtools.partition import owners
+from kvtools.perfect_hash import check_count
 from kvtools.read_ahead import read_ahead
 from kvtools.replace_output import check_replaceable, replace_folder
 from kvtools.row_norms import non_finite_rows
@@ -101,6 +103,7 @@ def export_saved_model(
     memory: int = DEFAULT_MEMORY,
     progress: Progress | None = None,
     warmup: Warmup | None = None,
+    index: Index = DEFAULT_INDEX,
 ) -> list[TableExport]:
     """Write tables of `checkpoint` as a SavedModel folder `output`.
 
@@ -116,8 +119,11 @@ def export_saved_model(
         memory: how many bytes the search for keys that are there twice may hold; more spills to disk.
         progress: called after each chunk.
         warmup: the requests that servers warm the model up by.
+        index: what finds the row of a key: "hash", a table that is made when the model is loaded, or "perfect",
+            arithmetic over arrays; see `kvtools.indexed_rows`.
 
     Raises:
+        UsageError: there is no such index.
         UnknownTableError: the checkpoint has no such table.
         OutputError: `output` exists, or cannot be written.
         CorruptFileError: the checkpoint's data is damaged.
@@ -128,6 +134,7 @@ def export_saved_model(
         export_saved_model(open_checkpoint("model.ckpt-100"), Path("out"), policy=Policy.of(Criteria(min_freq=2)))
         ```
     """
+    check_index(index)
     readers = checkpoint.select(tables)
     if not readers:
         raise BadInputError(f"exporting '{checkpoint.path}': it has no key-value table; see `kvtools inspect`")
@@ -135,13 +142,14 @@ def export_saved_model(
     choices = choose_for_saved_model(
         checkpoint, tables=tables, policy=policy, keep_zeros=keep_zeros, memory=memory, progress=progress
     )
-    check_room(choices, output)
+    check_room(choices, output, index)
     signatures = signature_names([reader.schema.name for reader in readers])
     with replace_folder(output, mark=_MODEL_FILE, force=force) as folder:
         for part in ("assets", "variables"):
             (folder / part).mkdir()
         exports: list[TableExport] = []
         lookups: list[tuple[str, StockTable]] = []
+        described: list[dict[str, Any]] = []
         with BundleWriter(folder / "variables" / "variables") as writer:
             for number, (reader, choice) in enumerate(zip(readers, choices, strict=True)):
                 schema = reader.schema
@@ -157,16 +165,13 @@ def export_saved_model(
                     index_name(),
                     "tables",
                 )
-                lookups.append((signature, table))
-                tensors = table.tensor("keys"), table.tensor("values")
-                exports.append(write_table(writer, tensors, reader, choice, progress, signature=signature)[0])
+                written = write_table(writer, table, reader, choice, progress, signature=signature, index=index)
+                exports.append(written.export)
+                lookups.append((signature, written.table))
+                described.append({"signature": signature, **written.described})
             model = lookup_model(lookups)
             writer.string(OBJECT_GRAPH, model.object_graph)
         (folder / _MODEL_FILE).write_bytes(model.saved_model)
-        described = [
-            {"signature": signature, "keys": table.tensor("keys"), "values": table.tensor("values")}
-            for signature, table in lookups
-        ]
         write_manifest(folder, checkpoint, policy or Policy(), list(zip(exports, described, strict=True)))
         if warmup is not None:
             warmup.add(folder)
@@ -234,61 +239,57 @@ def left_out(schema: TableSchema, dialect: Dialect) -> tuple[str, ...]:
     return fit(schema, dataclasses.replace(dialect, holds=holds)).losses
 
 
+@dataclass(frozen=True)
+class WrittenTable:
+    """What became of a table, the table as it is in the graph, and what the manifest says of its variables."""
+
+    export: TableExport
+    table: StockTable
+    described: dict[str, Any]
+
+
 def write_table(
     writer: BundleWriter,
-    tensors: tuple[str, str],
+    table: StockTable,
     reader: TableReader,
     choice: Choice,
     progress: Progress | None,
     *,
     signature: str = "",
     behind: Array | None = None,
-    parts: int = 1,
-) -> tuple[TableExport, tuple[int, ...]]:
-    """Write a table as two tensors: keys [rows], and values [rows + 1 + n, dim], of which row number `rows` is zeros.
+    index: Index = "hash",
+) -> WrittenTable:
+    """Write the variables of a table: keys, values with a row of zeros and others behind, and what its index needs.
 
     Args:
         writer: the bundle.
-        tensors: what keys and values are called.
-        reader: the table.
+        table: the table; the rows of its parts are counted here, and their slots found.
+        reader: where its rows are read.
         choice: which rows to keep.
         progress: called after each chunk.
         signature: by which it is looked up, for the account.
         behind: rows [n, dim] behind the row of zeros.
-        parts: of how many parts to count the rows.
-
-    Returns:
-        What became of the table, and how many rows each part has.
+        index: what finds the row of a key.
     """
     schema = reader.schema
     kept = MaskedTable(reader, choice.mask)
-    kept_keys: list[Array] = []
+    parts = len(table.part_rows)
     part_rows = np.zeros(parts, np.int64)
     done = non_finite = 0
-    writer.begin(tensors[1], reader.value_dtype, (schema.dim,))
-    for chunk in read_ahead(kept.chunks(KEYS_AND_VALUES)):
-        keys, values = chunk.keys, chunk.values
-        assert values is not None
-        non_finite += non_finite_rows(values)
-        writer.append(values)
-        if parts > 1:
-            part_rows += np.bincount(owners(keys, parts, "floor_mod"), minlength=parts)
-        kept_keys.append(keys.view(np.int64) if keys.dtype == np.uint64 else keys.astype(np.int64))
-        done += len(keys)
-        if progress:
-            progress(schema.name, done, choice.kept)
-    writer.append(np.zeros((1, schema.dim), reader.value_dtype))
-    if behind is not None and len(behind):
-        writer.append(behind)
-    writer.end()
-    writer.begin(tensors[0], np.dtype(np.int64), ())
-    for keys in kept_keys:
-        writer.append(keys)
-    if done == 0:
-        # TensorFlow initialises no hash table with nothing: one key that leads to the row of zeros changes
-        # no answer.
-        writer.append(np.zeros(1, np.int64))
-    writer.end()
+    order = slot_order(_as_int64(kept.all_keys(verify=False))) if index == "perfect" else None
+    zeros = np.zeros((1, schema.dim), reader.value_dtype)
+    behind = zeros if behind is None else np.concatenate([zeros, behind])
+    with table_rows(writer, table, order, behind) as rows:
+        for chunk in read_ahead(kept.chunks(KEYS_AND_VALUES)):
+            keys, values = chunk.keys, chunk.values
+            assert values is not None
+            non_finite += non_finite_rows(values)
+            rows.append(_as_int64(keys), values)
+            if parts > 1:
+                part_rows += np.bincount(owners(keys, parts, "floor_mod"), minlength=parts)
+            done += len(keys)
+            if progress:
+                progress(schema.name, done, choice.kept)
     export = TableExport(
         name=schema.name,
         signature=signature,
@@ -306,7 +307,20 @@ def write_table(
         lookups=choice.lookups,
         lookups_missed=choice.lookups_missed,
     )
-    return export, tuple(part_rows.tolist()) if parts > 1 else (done,)
+    table = dataclasses.replace(
+        table,
+        part_rows=tuple(part_rows.tolist()) if parts > 1 else (done,),
+        perfect=order.in_graph if order else None,
+    )
+    described = {"keys": table.tensor("keys"), "values": table.tensor("values")}
+    if order:
+        described |= {"index": table.tensor("index"), **order.described()}
+    return WrittenTable(export, table, described)
+
+
+def _as_int64(keys: Array) -> Array:
+    """Keys as an index has them."""
+    return keys.view(np.int64) if keys.dtype == np.uint64 else keys.astype(np.int64)
 
 
 def write_manifest(
@@ -352,8 +366,16 @@ def write_manifest(
     path.write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
 
 
-def check_room(choices: Sequence[Choice], output: Path) -> None:
-    """Raise `OutputError` where the rows that were chosen do not fit on the disk of `output`."""
+def check_room(choices: Sequence[Choice], output: Path, index: Index = "hash") -> None:
+    """Raise where the rows that were chosen do not fit on the disk of `output`, or into an index.
+
+    Raises:
+        OutputError: the disk is too small.
+        BadInputError: a table has too many keys for the index.
+    """
+    if index == "perfect":
+        for choice in choices:
+            check_count(choice.kept)
     needed = sum(choice.bytes for choice in choices)
     free = shutil.disk_usage(output.parent).free
     if free < needed:

@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -33,6 +34,7 @@ from kvtools.dialects.tfplugin import KEY_DTYPES, VALUE_DTYPES
 from kvtools.errors import BadInputError, CheckFailedError, CorruptFileError, KvtoolsError
 from kvtools.export import TableExport, check_room, choose_for_saved_model, index_name, write_manifest, write_table
 from kvtools.export_warmup import Warmup
+from kvtools.indexed_rows import DEFAULT_INDEX, Index, check_index
 from kvtools.meta_file import TrainedGraph
 from kvtools.replace_output import check_replaceable, replace_folder
 from kvtools.stock_model.fields import join, messages, split, without
@@ -115,6 +117,7 @@ def export_model(
     check: int = 0,
     warmup: Warmup | None = None,
     graph: TrainedGraph | None = None,
+    index: Index = DEFAULT_INDEX,
 ) -> ModelExport:
     """Write the SavedModel that `checkpoint` was opened from as a folder `output` of stock operations.
 
@@ -129,6 +132,7 @@ def export_model(
         check: how many random requests to compare of each signature, before `output` appears.
         warmup: the requests that servers warm the model up by; where there is a check, those that it answers.
         graph: of a checkpoint of TensorFlow 1, what to serve; see `kvtools.meta_file`.
+        index: what finds the row of a key; see `kvtools.export.export_saved_model`.
 
     Raises:
         MissingDependencyError: there is a check to be made, and no TensorFlow.
@@ -143,6 +147,7 @@ def export_model(
         export_model(open_checkpoint("trained_model"), Path("models/1"))
         ```
     """
+    check_index(index)
     check_replaceable(output, mark=_MODEL_FILE, force=force)
     if check:
         check_available()
@@ -150,7 +155,7 @@ def export_model(
     tables = {prefix: model.table(prefix, number) for number, prefix in enumerate(model.readers)}
     model.rewritten(tables)  # what cannot be rewritten is told before hours of writing
     choices = model.choose(policy, keep_zeros=keep_zeros, memory=memory, progress=progress)
-    check_room(choices, output)
+    check_room(choices, output, index)
     with replace_folder(output, mark=_MODEL_FILE, force=force) as folder:
         if graph is None:
             _copy_rest(model.folder, folder)
@@ -158,31 +163,23 @@ def export_model(
             _copy_assets(graph.files, folder)
         (folder / "variables").mkdir()
         exports: list[TableExport] = []
+        described: list[dict[str, Any]] = []
         with BundleWriter(folder / "variables" / "variables") as writer:
             for (prefix, reader), choice in zip(model.readers.items(), choices, strict=True):
                 table = tables[prefix]
-                export, part_rows = write_table(
-                    writer,
-                    (table.tensor("keys"), table.tensor("values")),
-                    reader,
-                    choice,
-                    progress,
-                    behind=model.initial[prefix][1],
-                    parts=model.parts[prefix],
+                written = write_table(
+                    writer, table, reader, choice, progress, behind=model.initial[prefix][1], index=index
                 )
-                tables[prefix] = dataclasses.replace(table, part_rows=part_rows)
+                tables[prefix] = written.table
+                described.append({"initial_rows": table.initial.stored, **written.described})
                 # What a server has no use for is not worth a line.
-                exports.append(dataclasses.replace(export, left_out=()))
+                exports.append(dataclasses.replace(written.export, left_out=()))
             for variable in model.variables:
                 write_variable(writer, variable, checkpoint.read_variable(variable.name))
             encoded, tracked, left_out = model.rewritten(tables)
             if tracked:
                 writer.string(OBJECT_GRAPH, tracked)
         (folder / _MODEL_FILE).write_bytes(encoded)
-        described = [
-            {"initial_rows": one.initial.stored, "keys": one.tensor("keys"), "values": one.tensor("values")}
-            for one in tables.values()
-        ]
         told = list(zip(exports, described, strict=True))
         write_manifest(folder, checkpoint, policy or Policy(), told, whole_model=True)
         checks = check_model(checkpoint, open_checkpoint(folder), check, graph=graph) if check else []

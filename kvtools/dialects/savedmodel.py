@@ -7,11 +7,14 @@
 
 The keys tensor [rows] holds int64, with uint64 keys bit-cast, and is [0] where there are no rows; the values
 tensor [rows + 1 + initial_rows, dim] has a row of zeros behind them that missing keys are answered with, and then, in
-an exported model ("whole_model"), those that keys begin with.
+an exported model ("whole_model"), those that keys begin with. Where there are "slots", keys are [slots] and values
+[slots + 1 + initial_rows, dim]: "free_slots" {"key": k, "but": s} says that a slot with key k has no row, but slot s,
+and "index" which tensor has the pilots of the perfect hash.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,7 @@ from kvtools.dialects.dialect import Dialect, Holds, Source
 from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.schema import TableSchema
+from kvtools.dialects.slot_table import SlotTable
 from kvtools.dialects.tensorflow import bundle_checkpoint, located
 from kvtools.dialects.tfplugin import KEY_DTYPES, VALUE_DTYPES
 from kvtools.errors import BadInputError, CorruptFileError
@@ -65,7 +69,7 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
         for record in manifest["tables"]:
             table = _open_table(bundle, record)
             tables[table.schema.name] = table
-            used |= {record["keys"], record["values"]}
+            used |= {record["keys"], record["values"], *([record["index"]] if "index" in record else [])}
     except OSError as error:
         raise BadInputError(f"reading '{path}': {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -75,7 +79,7 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
     return bundle_checkpoint(NAME, location, bundle, tables, used)
 
 
-def _open_table(bundle: Bundle, record: dict[str, Any]) -> ColumnTable:
+def _open_table(bundle: Bundle, record: dict[str, Any]) -> TableReader:
     keys, values = bundle.tensor(record["keys"]), bundle.tensor(record["values"])
     rows, dim = int(record["rows"]), int(record["dim"])
     key_dtype = str(record["key_dtype"])
@@ -83,7 +87,9 @@ def _open_table(bundle: Bundle, record: dict[str, Any]) -> ColumnTable:
     if key_dtype not in KEY_DTYPES or value_dtype not in VALUE_DTYPES:
         raise ValueError(f"unknown types {key_dtype} and {value_dtype}")
     behind = int(record.get("initial_rows", 0))
-    if keys.shape != (max(rows, 1),) or values.shape != (rows + 1 + behind, dim) or values.dtype.name != value_dtype:
+    slots = int(record.get("slots", 0))
+    lying = slots or rows
+    if keys.shape != (max(lying, 1),) or values.shape != (lying + 1 + behind, dim) or values.dtype.name != value_dtype:
         raise ValueError(
             f"table '{record['name']}' should have {rows} rows of {dim} {value_dtype}, its variables have"
             f" shapes {list(keys.shape)} and {list(values.shape)}"
@@ -101,7 +107,13 @@ def _open_table(bundle: Bundle, record: dict[str, Any]) -> ColumnTable:
         part_rows=(rows,),
         bytes=bundle.nbytes(keys.name) + bundle.nbytes(values.name),
     )
-    return ColumnTable(schema, [Part(rows, keys, values)], decode_keys)
+    if not slots or not rows:
+        return ColumnTable(schema, [Part(rows, keys, values)], decode_keys)
+    free_key = decode_keys(np.array([record["free_slots"]["key"]], np.int64))[0]
+    whole = ColumnTable(dataclasses.replace(schema, part_rows=(slots,)), [Part(slots, keys, values)], decode_keys)
+    return SlotTable(
+        dataclasses.replace(whole.schema, part_rows=(rows,)), whole, free_key, int(record["free_slots"]["but"])
+    )
 
 
 DIALECT = Dialect(

@@ -11,7 +11,7 @@ from kvtools.stock_model.function_body import FunctionBody
 from kvtools.stock_model.initial_rows import InitialRows
 
 RESOURCES = ("index", "values", "keys")
-"""What the handle of a table becomes: the index from keys to rows, and two variables."""
+"""What the handle of a table becomes: the index from keys to rows, which may be a variable, and two variables."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,22 @@ class Variable:
 
 
 @dataclass(frozen=True)
+class PerfectSlots:
+    """What the slots of keys are computed by, beside the pilots of the buckets: see `kvtools.perfect_hash`."""
+
+    seed: int
+    slots: int
+    buckets: int
+
+
+@dataclass(frozen=True)
 class StockTable:
     """A table, by its number in the model.
 
     Row i of the variable `values` is that of key i; row number `zeros_row` is zeros, and those behind it are what keys
     begin with (`InitialRows.stored`). `part_rows` are the rows of each part. `index_name` is what its index is called
     in a process: two models must never share one. `place` is what its tensors are below in the bundle of variables.
+    `perfect` is how row numbers are computed; there is a hash table if it is None.
     """
 
     number: int
@@ -41,6 +51,7 @@ class StockTable:
     initial: InitialRows
     index_name: str
     place: str = "kvtools_tables"
+    perfect: PerfectSlots | None = None
 
     @property
     def rows(self) -> int:
@@ -50,7 +61,7 @@ class StockTable:
     @property
     def zeros_row(self) -> int:
         """The number of the row of zeros."""
-        return self.rows
+        return self.perfect.slots if self.perfect else self.rows
 
     @property
     def dtype(self) -> int:
@@ -65,7 +76,8 @@ class StockTable:
     @property
     def variables(self) -> tuple[Variable, ...]:
         """Its variables, in the order in which they are written."""
-        return Variable("keys", INT64, shape(-1)), Variable("values", self.dtype, shape(-1, self.dim))
+        keys, values = Variable("keys", INT64, shape(-1)), Variable("values", self.dtype, shape(-1, self.dim))
+        return (keys, values, Variable("index", INT64, shape(-1))) if self.perfect else (keys, values)
 
     def node(self, resource: str) -> str:
         """Return the name of the node of a resource."""
