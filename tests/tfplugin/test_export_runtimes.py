@@ -36,7 +36,7 @@ class Model(tf.Module):
         user, rows = tf.nn.embedding_lookup(self.user, users), tf.nn.embedding_lookup(self.item, item)
         x = tf.concat([tf.reduce_sum(user, 1), rows], 1)
         none = tf.nn.embedding_lookup(self.empty, users[:, 0])
-        return {"user": user, "item": rows, "none": none, "y": tf.sigmoid(x @ self.weights)}
+        return {"users_rows": user, "item_rows": rows, "none": none, "y": tf.sigmoid(x @ self.weights)}
 
 
 @pytest.fixture(scope="module")
