@@ -704,7 +704,7 @@ def test_a_check_that_fails_writes_nothing(folder: Path, tmp_path: Path, monkeyp
 
     monkeypatch.setattr(BundleWriter, "append", append)
     with pytest.raises(CheckFailedError, match="plain: a: values differ by up to"):
-        exported(folder / "source", tmp_path / "export", check=2)
+        exported(folder / "source", tmp_path / "export", check=2, index="hash")
     assert not list(tmp_path.iterdir())
 
 
