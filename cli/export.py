@@ -413,6 +413,8 @@ def _print_exports(
     for export in exports:
         print_cut(export.name, export.failed)
     print_budget(order)
+    if any(export.rounding for export in exports):
+        print()
     print_roundings([(export.name, export.value_dtype, export.rounding) for export in exports if export.rounding])
     for line in variables:
         print(f"left out: {line}")

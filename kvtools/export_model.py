@@ -332,8 +332,8 @@ class _Model:
         self.readers: dict[str, TableReader] = {}
         self.parts: dict[str, int] = {}
         self.initial: dict[str, tuple[InitialRows, Array]] = {}
-        begins = any(_asks_for_initial(meta) for meta in decoded) or any(
-            one.initializer and _answers_begin(meta) for one in restored for meta in decoded
+        begins = any(_asks_for_initial(meta) for meta in decoded) or (
+            any(one.initializer for one in restored) and any(_answers_begin(meta) for meta in decoded)
         )
         self._not_zeros: set[int] = set()
         self._tells_zeros = begins or any(_asks_what_is_there(meta) for meta in decoded)

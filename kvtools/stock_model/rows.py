@@ -48,6 +48,6 @@ def look_up(
 def gather(body: FunctionBody, table: StockTable, resources: Resources, numbers: str) -> str:
     """Return the rows of these numbers, of the type of the table's values."""
     stored, _ = stored_type(table.value_dtype, table.rows_as, table.dim)
-    types = {"dtype": of_type(number_named(stored)), "Tindices": of_type(INT64)}
-    rows = body.op("ResourceGather", [resources.values, numbers], **types)
+    dtype = of_type(number_named(stored))
+    rows = body.op("ResourceGather", [resources.values, numbers], dtype=dtype, Tindices=of_type(INT64))
     return as_numbers(body, rows, table.value_dtype, table.rows_as, table.dim)
