@@ -241,9 +241,9 @@ def test_the_export_is_compiled_by_xla(models: tuple[Any, Any], signature: str) 
     compiled = tf.function(lambda **inputs: function(**inputs), jit_compile=True, autograph=False)
     specs = function.structured_input_signature[1]
     got = compiled(**{key: tf.constant(value, specs[key].dtype) for key, value in fed.items()})
-    # Sums of floats that XLA fuses differ in the last bit: what is drawn is compared closely, all else to the bit.
+    # XLA fuses products and sums: what is drawn is compared closely, all else to the bit.
     for key, expected in answers(source, signature, fed).items():
-        np.testing.assert_allclose(got[key], expected, rtol=1e-6 if key == "drawn" else 0)
+        np.testing.assert_allclose(got[key], expected, rtol=1e-5 if key in ("drawn", "initial") else 0)
 
 
 @pytest.mark.parametrize("signature", SIGNATURES)
