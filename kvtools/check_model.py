@@ -259,7 +259,7 @@ def _parsed(value: str, dtype: Any) -> Any:
 
 
 def _tensorflow() -> Any:
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # 2 tells of processors and GPUs
     tf = importlib.import_module("tensorflow")
     importlib.import_module("tfplugin")
     return tf
