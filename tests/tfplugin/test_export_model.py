@@ -216,7 +216,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     signatures = {name: getattr(module, name) for name in SIGNATURES}
     tf.saved_model.save(module, str(folder / "source"), signatures={**signatures, "serving_default": module.plain})
     vocabulary.unlink()
-    exported(folder / "source", folder / "export")
+    exported(folder / "source", folder / "export", index="perfect")
     return folder
 
 
