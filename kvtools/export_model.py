@@ -48,8 +48,8 @@ from kvtools.stock_model.meta_graph import (
     served_nodes,
 )
 from kvtools.stock_model.objects import object_prefixes
-from kvtools.stock_model.op_table import ANSWERS_BEGIN, GIVES_DEFAULTS, HANDLES, OPERATIONS, REFUSED, RESTORES
 from kvtools.stock_model.older_tensorflow import OLDEST, not_in_oldest
+from kvtools.stock_model.op_table import ANSWERS_BEGIN, GIVES_DEFAULTS, HANDLES, OPERATIONS, REFUSED, RESTORES
 from kvtools.stock_model.rewrite import UnsupportedOperation
 from kvtools.stock_model.stock_ops import foreign_nodes, is_stock
 from kvtools.stock_model.table import StockTable
