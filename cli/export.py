@@ -46,6 +46,7 @@ from kvtools.export import TableExport, choose_for_saved_model, export_saved_mod
 from kvtools.export_model import choose_for_model, export_model, has_custom_operations
 from kvtools.export_snapshot import choose_for_snapshot, export_snapshot, missing_is_zeros
 from kvtools.export_warmup import Warmup
+from kvtools.indexed_rows import check_index
 from kvtools.meta_file import named_tensors, trained_graph
 from kvtools.narrow_rows import cosine_warning, dtype_notes
 from kvtools.stock_model.training_graph import Wanted
@@ -133,6 +134,14 @@ def run(
             help="Requests that servers warm a SavedModel up by: N random ones of each signature, or those of a file.",
         ),
     ] = None,
+    index: Annotated[
+        str,
+        typer.Option(
+            "--index",
+            metavar="KIND",
+            help="How a SavedModel finds rows: perfect, or hash, a table that is made when it is loaded.",
+        ),
+    ] = "",
     next_one: NextVersion = False,
     keep: Keep = None,
     clipping: Clipping,
@@ -169,6 +178,11 @@ def run(
         raise UsageError("exporting: say --savedmodel OUT or --snapshot OUT, one of them")
     if warmup is not None and savedmodel is None:
         raise UsageError(f"exporting: got --warmup {warmup}, which is for --savedmodel: a snapshot needs none")
+    if index:
+        if savedmodel is None:
+            raise UsageError(f"exporting: got --index {index}, which is for --savedmodel: a snapshot is its own index")
+        check_index(index)
+    of_index: dict[str, Any] = {"index": index} if index else {}
     named = snapshot if savedmodel is None else savedmodel
     assert named is not None
     old = OldVersions(version_output(named, snapshot=savedmodel is None, next_one=next_one, keep=keep), keep)
@@ -195,12 +209,12 @@ def run(
         what["graph"] = trained_graph(checkpoint, wanted, meta)
         del what["tables"]
         what["warmup"] = warm
-        _export_model(checkpoint, old, what, check, force=force, dry_run=clipping.dry_run, as_json=as_json)
+        _export_model(checkpoint, old, what, of_index, check, force=force, dry_run=clipping.dry_run, as_json=as_json)
         return
     if savedmodel is not None and not table and has_custom_operations(Path(checkpoint.path)):
         del what["tables"]
         what["warmup"] = warm
-        _export_model(checkpoint, old, what, check, force=force, dry_run=clipping.dry_run, as_json=as_json)
+        _export_model(checkpoint, old, what, of_index, check, force=force, dry_run=clipping.dry_run, as_json=as_json)
         return
     if check:
         raise UsageError(
@@ -216,7 +230,7 @@ def run(
         what["warmup"] = warm
     export = export_snapshot if savedmodel is None else export_saved_model
     with progress_bar("exporting") as progress:
-        exports = export(checkpoint, old.output, force=force, progress=progress, **what)
+        exports = export(checkpoint, old.output, force=force, progress=progress, **what, **of_index)
     old.remove()
     _warn(exports)
     _warn_of_cuts(checkpoint, {each.name: (each.rows, each.cut) for each in exports}, snapshot=savedmodel is None)
@@ -235,6 +249,7 @@ def _export_model(
     checkpoint: Checkpoint,
     old: OldVersions,
     what: dict[str, Any],
+    of_index: Mapping[str, Any],
     check: int,
     *,
     force: bool,
@@ -246,7 +261,9 @@ def _export_model(
         _choose_only(checkpoint, choose_for_model, what, old, as_json)
         return
     with progress_bar("exporting") as progress:
-        model = export_model(checkpoint, old.output, force=force, progress=progress, check=check, warmup=warm, **what)
+        model = export_model(
+            checkpoint, old.output, force=force, progress=progress, check=check, warmup=warm, **what, **of_index
+        )
     old.remove()
     _warn(model.tables)
     _warn_of_cuts(checkpoint, {export.name: (export.rows, export.cut) for export in model.tables}, snapshot=False)

@@ -198,12 +198,19 @@ def _run_session(folder: Path, meta: MetaGraph) -> Callable[[str], Answer]:
         names = [{key: text(last(split(info), 1)) for key, info in entries(fields, number)} for number in (1, 2)]
 
         def answer(request: Request) -> Mapping[str, Array]:
-            fed = {names[0][key]: value for key, value in request.items()}
+            fed = {_fed(names[0], key): value for key, value in request.items()}
             return {key: np.asarray(array) for key, array in session.run(names[1], fed).items()}
 
         return answer
 
     return signature
+
+
+def _fed(names: Mapping[str, str], key: str) -> str:
+    """The tensor of an input."""
+    if not names.get(key):
+        raise ValueError(f"input '{key}' is a sparse or composite tensor, and no requests are made of such")
+    return names[key]
 
 
 def _run_training(prefix: Path, trained: TrainedGraph) -> Callable[[str], Answer]:
@@ -233,7 +240,7 @@ def _run_training(prefix: Path, trained: TrainedGraph) -> Callable[[str], Answer
 
     def signature(name: str) -> Answer:
         def answer(request: Request) -> Mapping[str, Array]:
-            fed = {trained.fed[name][key]: value for key, value in request.items()}
+            fed = {_fed(trained.fed[name], key): value for key, value in request.items()}
             fetched = {key: tensor if ":" in tensor else f"{tensor}:0" for key, tensor in trained.fetched[name].items()}
             got = session.run(fetched, {**fixed, **{t if ":" in t else f"{t}:0": v for t, v in fed.items()}})
             return {key: np.asarray(array) for key, array in got.items()}

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -34,6 +35,7 @@ from kvtools.dialects.tfplugin import KEY_DTYPES, VALUE_DTYPES
 from kvtools.errors import BadInputError, CheckFailedError, CorruptFileError, KvtoolsError
 from kvtools.export import TableExport, check_room, choose_for_saved_model, index_name, write_manifest, write_table
 from kvtools.export_warmup import Warmup
+from kvtools.indexed_rows import DEFAULT_INDEX, Index, check_index
 from kvtools.meta_file import TrainedGraph
 from kvtools.narrow_rows import Dtypes, check_dtypes, dtype_of
 from kvtools.replace_output import check_replaceable, replace_folder
@@ -118,6 +120,7 @@ def export_model(
     check: int = 0,
     warmup: Warmup | None = None,
     graph: TrainedGraph | None = None,
+    index: Index = DEFAULT_INDEX,
 ) -> ModelExport:
     """Write the SavedModel that `checkpoint` was opened from as a folder `output` of stock operations.
 
@@ -134,6 +137,7 @@ def export_model(
         check: how many random requests to compare of each signature, before `output` appears.
         warmup: the requests that servers warm the model up by; where there is a check, those that it answers.
         graph: of a checkpoint of TensorFlow 1, what to serve; see `kvtools.meta_file`.
+        index: what finds the row of a key; see `kvtools.export.export_saved_model`.
 
     Raises:
         UsageError: there is no type `dtype` for rows.
@@ -149,6 +153,7 @@ def export_model(
         export_model(open_checkpoint("trained_model"), Path("models/1"))
         ```
     """
+    check_index(index)
     check_replaceable(output, mark=_MODEL_FILE, force=force)
     check_dtypes(f"exporting '{checkpoint.path}'", dtype)
     if check:
@@ -157,9 +162,9 @@ def export_model(
     tables = {prefix: model.table(prefix, number, dtype) for number, prefix in enumerate(model.readers)}
     model.rewritten(tables)  # what cannot be rewritten is told before hours of writing
     choices = model.choose(policy, keep_zeros=keep_zeros, dtype=dtype, memory=memory, progress=progress)
-    check_room(choices, output)
+    check_room(choices, output, index)
     with replace_folder(output, mark=_MODEL_FILE, force=force) as folder:
-        exports, left_out = _write(model, folder, tables, choices, policy, dtype, progress)
+        exports, left_out = _write(model, folder, tables, choices, policy, dtype, progress, index=index)
         checks = _checked(model, folder, exports, choices, check, dtype, progress) if check else []
         if warmup is not None:
             warmup.add(folder, ask=bool(check))
@@ -176,6 +181,7 @@ def _write(
     dtype: Dtypes,
     progress: Progress | None,
     *,
+    index: Index = "hash",
     as_floats: bool = False,
 ) -> tuple[list[TableExport], list[str]]:
     """Write a model of these tables to a folder; return what became of each, and what was left out."""
@@ -186,33 +192,31 @@ def _write(
         _copy_assets(model.graph.files, folder)
     (folder / "variables").mkdir()
     exports: list[TableExport] = []
+    described: list[dict[str, Any]] = []
     with BundleWriter(folder / "variables" / "variables") as writer:
         for (prefix, reader), choice in zip(model.readers.items(), choices, strict=True):
             table = tables[prefix]
-            export, part_rows = write_table(
+            written = write_table(
                 writer,
-                (table.tensor("keys"), table.tensor("values")),
+                table,
                 reader,
                 choice,
                 progress,
                 behind=model.initial[prefix][1],
-                parts=model.parts[prefix],
                 dtype=dtype,
                 as_floats=as_floats,
+                index=index,
             )
-            tables[prefix] = dataclasses.replace(table, part_rows=part_rows)
+            tables[prefix] = written.table
+            described.append({"initial_rows": table.initial.stored, **written.described})
             # What a server has no use for is not worth a line.
-            exports.append(dataclasses.replace(export, left_out=()))
+            exports.append(dataclasses.replace(written.export, left_out=()))
         for variable in model.variables:
             write_variable(writer, variable, checkpoint.read_variable(variable.name))
         encoded, tracked, left_out = model.rewritten(tables)
         if tracked:
             writer.string(OBJECT_GRAPH, tracked)
     (folder / _MODEL_FILE).write_bytes(encoded)
-    described = [
-        {"initial_rows": one.initial.stored, "keys": one.tensor("keys"), "values": one.tensor("values")}
-        for one in tables.values()
-    ]
     if not as_floats:
         told = list(zip(exports, described, strict=True))
         write_manifest(folder, checkpoint, policy or Policy(), told, whole_model=True)
@@ -328,8 +332,8 @@ class _Model:
         self.readers: dict[str, TableReader] = {}
         self.parts: dict[str, int] = {}
         self.initial: dict[str, tuple[InitialRows, Array]] = {}
-        begins = any(_asks_for_initial(meta) for meta in decoded) or any(
-            one.initializer and _answers_begin(meta) for one in restored for meta in decoded
+        begins = any(_asks_for_initial(meta) for meta in decoded) or (
+            any(one.initializer for one in restored) and any(_answers_begin(meta) for meta in decoded)
         )
         self._not_zeros: set[int] = set()
         self._tells_zeros = begins or any(_asks_what_is_there(meta) for meta in decoded)

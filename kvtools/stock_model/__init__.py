@@ -10,7 +10,7 @@ function_body.py  a function of stock operations, made step by step
 table.py        a table in the model: what it holds, and its resources
 table_nodes.py, table_objects.py   what a table is in a graph, and among the objects
 index.py        the index from keys to rows, of whatever kind
-hash_index.py   that of a `StaticHashTable`
+hash_index.py, perfect_index.py   that of a `StaticHashTable`, and that of a perfect hash
 rows.py         the reading of rows
 stored_rows.py  rows as they lie in a variable, and as numbers
 initial_rows.py what a key that is not there begins with

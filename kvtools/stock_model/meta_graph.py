@@ -169,12 +169,13 @@ def rewrite_meta_graph(data: bytes, tables: Tables, tracked: bytes, is_stock: Ca
     lenient = needed(graph.nodes, saver.roots) - serving
     kept = serving | lenient
     tables_own = {node.name for node in graph.nodes if node.op in HANDLES}
-    kept |= needed(graph.nodes, _variable_roots(meta.collections, kept - tables_own))
+    kept |= needed(graph.nodes, variable_roots(meta.collections, kept - tables_own))
     kept |= needed(graph.nodes, constants(meta.objects))
     for node in graph.nodes:
         if node.op in HANDLES and node.name in serving and node.name not in handles:
             raise UnsupportedOperation(node, "", "the model's variables have no table that it is restored from")
-    rewriter = Rewriter(graph.library, is_stock, tables.kept_tensors)
+    loops = any(node.op in ("Enter", "RefEnter") for node in graph.nodes if node.name in serving)
+    rewriter = Rewriter(graph.library, is_stock, tables.kept_tensors, inlined=not loops)
     nodes = rewriter.graph([node for node in graph.nodes if node.name in kept], handles, sorted(lenient))
     nodes, gone = _left(nodes, kept)
     all_tables = tables.all
@@ -293,7 +294,7 @@ _OF_VARIABLES = (
 )
 
 
-def _variable_roots(collections: Mapping[str, bytes], kept: set[str]) -> list[str]:
+def variable_roots(collections: Mapping[str, bytes], kept: set[str]) -> list[str]:
     """What collections say of variables that are kept: TensorFlow wants it there when it imports the graph."""
     roots: list[str] = []
     for name in _OF_VARIABLES:

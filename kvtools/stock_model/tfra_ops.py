@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from kvtools.dialects.bundle.dtypes import number_named
@@ -36,11 +38,28 @@ def partition(body: FunctionBody, call: Call) -> None:
 
 
 def stitch(body: FunctionBody, call: Call) -> None:
-    """`TFRA>DynamicStitchFast`: places, and the data for them -> all in one, as `DynamicStitch` gives it."""
+    """`TFRA>DynamicStitchFast` and the like: places, and data for them -> all in one, as `DynamicStitch` gives it."""
     dtype, count = call.attrs.type("T"), call.attrs.number("N")
     places = [body.argument(f"indices_{at}", INT32) for at in range(count)]
     data = [body.argument(f"data_{at}", dtype) for at in range(count)]
     body.result(dtype, body.op("DynamicStitch", [*places, *data], "merged", T=of_type(dtype), N=of_number(count)))
+
+
+def segment_sum(body: FunctionBody, call: Call) -> None:
+    """`TFRA>SparseSegmentSum`: data, which rows of it, and the segment of each -> the sum of each segment."""
+    _segment_sum(body, call, "SparseSegmentSum", {"Tidx": "indices", "Tsegmentids": "segment_ids"})
+
+
+def segment_sum_of_count(body: FunctionBody, call: Call) -> None:
+    """`TFRA>SparseSegmentSumWithNumSegments`: the same, and how many segments there are -> the sum of each."""
+    taken = {"Tidx": "indices", "Tsegmentids": "segment_ids", "Tnumsegments": "num_segments"}
+    _segment_sum(body, call, "SparseSegmentSumWithNumSegments", taken)
+
+
+def _segment_sum(body: FunctionBody, call: Call, op: str, taken: Mapping[str, str]) -> None:
+    types = {"T": call.attrs.type("T"), **{kind: call.attrs.type(kind, INT32) for kind in taken}}
+    inputs = [body.argument("data", types["T"]), *(body.argument(name, types[kind]) for kind, name in taken.items())]
+    body.result(types["T"], body.op(op, inputs, **{kind: of_type(one) for kind, one in types.items()}))
 
 
 def _find(body: FunctionBody, call: Call) -> str:

@@ -207,6 +207,24 @@ def test_damaged_graphs_are_told(tmp_path: Path) -> None:
     assert 5 < refused < 40
 
 
+def test_damaged_graphs_of_checkpoints_are_told(tmp_path: Path) -> None:
+    checkpoint, file = open_checkpoint(str(TFRA / "v1_adam")), tmp_path / "damaged.meta"
+    data, randoms = (TFRA / "graph" / "v1_adam.meta").read_bytes(), random.Random(7)
+    wanted = Wanted(inputs={"ids": "Placeholder"}, outputs={"scores": "MatMul"})
+    refused = 0
+    for _ in range(40):
+        damaged = bytearray(data)
+        for _ in range(randoms.choice([1, 3])):
+            at = randoms.randrange(len(damaged))
+            damaged[at : at + randoms.choice([1, 1, 7])] = bytes([randoms.randrange(256)])
+        file.write_bytes(damaged)
+        try:
+            export_model(checkpoint, tmp_path / "export", force=True, graph=trained_graph(checkpoint, wanted, file))
+        except KvtoolsError:
+            refused += 1
+    assert 5 < refused < 40
+
+
 def test_a_graph_that_restores_no_table(tmp_path: Path) -> None:
     """Its variables are those of another model."""
     folder = tmp_path / "model"

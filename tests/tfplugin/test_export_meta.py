@@ -244,6 +244,13 @@ def test_loops_and_conditions_of_version_1(tmp_path: Path) -> None:
     requests = [request(np.random.default_rng(seed)) for seed in range(5)]
     got = session_answers(tmp_path / "export", "serving_default", requests)
     assert all(same(a, b) for a, b in zip(trained_answers(prefix, requests), got, strict=True))
+    served = tf.saved_model.load(str(tmp_path / "export")).signatures["serving_default"]
+    specs = served.structured_input_signature[1]
+    for fed, expected in zip(requests, got, strict=True):
+        answer = served(**{key: tf.constant(value, specs[key].dtype) for key, value in fed.items()})
+        assert same({key: tensor.numpy() for key, tensor in answer.items()}, expected)
+    inside = next(node.name for node in meta.graph.nodes if node.op == "NextIteration")
+    assert f"tensor '{inside}' is inside a loop" in refusal(prefix, inputs=INPUTS, outputs={"y": inside})
 
 
 @pytest.mark.thorough
@@ -298,6 +305,7 @@ def small(folder: Path, build: Any, **saver: Any) -> Path:
     with tf.Graph().as_default(), v1.Session() as session:
         saved = build()
         session.run(v1.global_variables_initializer())
+        session.run(v1.get_collection("fill"))
         v1.train.Saver(saved, **saver).save(session, str(folder / "model.ckpt"))
     return folder / "model.ckpt"
 
@@ -322,6 +330,24 @@ def test_a_signature_of_the_graph(prefix: Path, tmp_path: Path) -> None:
         trained_graph(open_checkpoint(str(prefix)), wanted, file)
     with pytest.raises(BadInputError, match=r"has no signature: say --input NAME=TENSOR and --output"):
         trained_graph(open_checkpoint(str(prefix)), wanted)
+
+
+def test_a_sparse_placeholder_is_three_tensors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def build() -> Any:
+        ids = v1.sparse_placeholder(tf.int64, [None, None], "sp")
+        table = tfplugin.get_kv_variable("emb", embedding_dim=2)
+        v1.add_to_collection("fill", table.upsert(np.arange(20), np.arange(40, dtype=np.float32).reshape(20, 2)))
+        with tfplugin.inference_mode():
+            tf.identity(tf.nn.embedding_lookup_sparse(table, ids, None, combiner="mean"), name="y")
+
+    arguments = ["export", str(small(tmp_path, build)), "--savedmodel", str(tmp_path / "out"), "--output", "y=y"]
+    for name, tensor in (("sp", "sp/indices"), ("sp_1", "sp/values"), ("sp_2", "sp/shape")):
+        arguments += ["--input", f"{name}={tensor}"]
+    assert main([*arguments, "--check", "5"]) == 0
+    assert "serving_default: 5 requests, 1 outputs each: the same to the bit" in capsys.readouterr().out
+    fed = {"sp": np.array([[0, 0], [0, 1], [2, 0]]), "sp_1": np.array([3, 5, 99]), "sp_2": np.array([3, 2])}
+    (got,) = session_answers(tmp_path / "out", "serving_default", [fed])
+    assert got["y"].tolist() == [[8, 9], [0, 0], [0, 0]]
 
 
 @pytest.mark.parametrize("resource", [False, True])
