@@ -36,7 +36,8 @@ from kvtools.server.store import ServedFile, TableStore
 
 Array = npt.NDArray[Any]
 
-_SECONDS = 2.0  # that Redis may take to connect, and to answer
+_SECONDS = 1.0  # that Redis may take to connect, and as much to answer: 2 s in all
+_AT_ONCE = 0.1  # s: what fails later is not tried again; an old connection that was closed shows sooner
 _RESTS = 1.0  # after it did not: lookups do not wait for it in that time
 _ROUNDS = 3
 _log = logging.getLogger("kvtools.server")
@@ -77,14 +78,18 @@ class RedisBackend:
         return True
 
     def ask(self, commands: list[tuple[Any, ...]]) -> list[Any]:
-        """Send commands that only read; once more on new connections, should the old ones have been closed."""
+        """Send commands that only read; once more on new connections, should the old ones have been closed.
+
+        A Redis that does not answer is waited for once.
+        """
         if time.monotonic() < self.rests_until:
             raise self.unavailable("it did not answer a moment ago")
+        began = time.monotonic()
         for last in (False, True):
             try:
                 return run(self._client, commands, f"looking up in '{self.place.shown}'")
             except KvtoolsError as error:
-                if last:
+                if last or time.monotonic() - began > _AT_ONCE:
                     self.rests_until = time.monotonic() + _RESTS
                     _log.warning("%s", error)
                     raise self.unavailable("it does not answer") from error

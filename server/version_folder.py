@@ -2,7 +2,8 @@
 
 A folder of versions has entries that are numbers: folders (`1/`, `20260101/`) or snapshots (`7.kvsnap`). What is no
 such folder is one version by itself. What looks like a version and is none is told: an empty folder, a file without an
-ending, a snapshot whose name is no number. Names that end otherwise (`8.kvsnap.tmp`) are somebody's work in progress.
+ending, a snapshot whose name is no number. Names that end otherwise (`8.kvsnap.tmp`) are somebody's work in progress,
+and are told where nothing has been written for an hour.
 """
 
 from __future__ import annotations
@@ -10,10 +11,16 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 _NUMBERED = re.compile(r"(\d{1,18})(\.kvsnap|\.snapshot)?")
+# What is not a version yet: as kvtools and others name what they are writing.
+_UNDER_WAY = re.compile(
+    r"\.\d{1,18}(\.kvsnap|\.snapshot)?\.kvtools-.+|\.?\d{1,18}(\.kvsnap|\.snapshot)?\.(tmp|temp|part|partial|incomplete)"
+)
+_LEFT_ALONE = 3600.0  # s: who writes does not stop for so long
 _OTHER_FILES = re.compile(r"(\d{1,18})\.(npz|h5|hdf5|parquet|arrow|safetensors)")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.I)
 _SNAPSHOTS = (".kvsnap", ".snapshot")
@@ -95,6 +102,25 @@ def passed_over(folder: str) -> list[str]:
             and not _NUMBERED.fullmatch(entry.name)
             and not entry.is_symlink()
         )
+
+
+def left_behind(folder: str) -> list[str]:
+    """Return the names in a folder of what was under way to be a version, and has not changed for an hour.
+
+    Its writer was killed, as it seems. Raises `OSError`.
+    """
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in entries if _UNDER_WAY.fullmatch(entry.name)]
+    return sorted(name for name in names if 0 < _last_written(Path(folder, name)) < time.time() - _LEFT_ALONE)
+
+
+def _last_written(path: Path) -> float:
+    """Return when a file, a folder or anything in it was modified last, in s since the epoch; 0 if it is gone."""
+    last = 0.0
+    for each in (path, *path.rglob("*")):
+        with contextlib.suppress(OSError):
+            last = max(last, each.stat().st_mtime)
+    return last
 
 
 def single_version(path: str) -> list[FoundVersion]:

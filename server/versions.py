@@ -44,6 +44,7 @@ from kvtools.server.version_folder import (
     FoundVersion,
     Stamp,
     is_folder_of_versions,
+    left_behind,
     passed_over,
     single_version,
     versions_in,
@@ -307,6 +308,14 @@ class Versions:
                 if name not in state.passed_over:
                     state.passed_over.add(name)
                     line = f"model '{state.source.name}': '{name}' in its folder is no version: its name is no number"
+                    self._say_first(logging.WARNING, line)
+            for name in left_behind(path):
+                if name not in state.passed_over:
+                    state.passed_over.add(name)
+                    line = (
+                        f"model '{state.source.name}': '{name}' in its folder is no version, and nothing was written to"
+                        " it for an hour: its writer was killed, as it seems; remove it"
+                    )
                     self._say_first(logging.WARNING, line)
             return versions_in(path)
         return single_version(path)  # none where the folder is empty: versions will come to it

@@ -29,6 +29,7 @@ from kvtools.server.settings import Settings
 from kvtools.server.sources import ModelSource
 from kvtools.server.version_policy import VersionPolicy
 
+SAMPLE = Path(__file__).parent.parent / "data" / "sample"
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
 METADATA = "/tensorflow.serving.PredictionService/GetModelMetadata"
 STATUS = "/tensorflow.serving.ModelService/GetModelStatus"
@@ -54,7 +55,7 @@ ANSWERS = {
 
 @pytest.fixture(scope="module")
 def catalog() -> Catalog:
-    return static_catalog(Path(__file__).parent.parent / "data" / "sample")
+    return static_catalog(SAMPLE)
 
 
 @pytest.fixture(scope="module")
@@ -395,6 +396,27 @@ def test_infer(channel: Any, fields: dict[str, Any]) -> None:
 def test_infer_refuses(channel: Any, fields: dict[str, Any], code: str, text: str) -> None:
     got, details = refused(channel, INFER, **{"model_name": "ads/emb", **fields})
     assert got == code and text in details, details
+
+
+def test_a_model_whose_versions_are_gone_is_not_found() -> None:
+    catalog = static_catalog(SAMPLE)
+    left = start(catalog, Settings(grpc_port=0))
+    try:
+        with grpc.insecure_channel(f"127.0.0.1:{left.port}") as channel:
+            ask(channel, PREDICT, model_spec=model(), inputs={"ids": tensor(int64_val=[0, 1])})
+            catalog.publish(ServedModel("default", ()))
+            for method, fields in (
+                (PREDICT, {"model_spec": model(), "inputs": {"ids": tensor(int64_val=[0, 1])}}),
+                (METADATA, {"model_spec": {"name": "default"}, "metadata_field": ["signature_def"]}),
+            ):
+                assert refused(channel, method, **fields) == (
+                    "NOT_FOUND",
+                    "Servable not found for request: Latest(default)",
+                )
+            assert refused(channel, STATUS, model_spec={"name": "default"})[0] == "NOT_FOUND"
+            assert refused(channel, INFER, model_name="default")[0] == "NOT_FOUND"
+    finally:
+        left.stop(0)
 
 
 def test_health_and_reflection(channel: Any, catalog: Catalog, server: GrpcServer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -143,6 +144,26 @@ def test_redis_gone_and_back(server: Server, url: str, tmp_path: Path, monkeypat
     expect(plain, "emb", [1, 7, 99], [1.5, 7.5, 0], [True, True, False])
     expect(fronted, "emb", [1, 7], [1, 7.5], [True, True])
     expect(tolerant, "emb", [1, 7], [1, 7.5], [True, True])
+
+
+def test_a_redis_that_does_not_answer_is_waited_for_once(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(url, table("emb", range(10)))
+    store = RedisStore(url)
+    times = iter([0.0, 0.0, 1.0, 1.0, 5.0, 5.0, 5.05, 5.06, 5.06])
+    monkeypatch.setattr(redis_backend, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    tries = []
+
+    def fails(*asked: object) -> None:
+        tries.append(asked)
+        raise BadInputError("it does not answer")
+
+    monkeypatch.setattr(redis_backend, "run", fails)
+    with pytest.raises(RequestError, match="it does not answer"):
+        store.backend.ask([("PING",)])
+    assert len(tries) == 1, "after a second"
+    with pytest.raises(RequestError, match="it does not answer"):
+        store.backend.ask([("PING",)])
+    assert len(tries) == 3, "at once: its connection had been closed"
 
 
 def until_answered(store: RedisStore) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -540,6 +541,25 @@ def test_what_looks_like_a_version_and_is_none_is_told(settled: None, tmp_path: 
     assert len(told) == 3, "each once, and what is in progress not at all"
     write_checkpoint(folder, 7)
     assert watched.look() == [1, 7] and watched.error(7) == ("OK", "")
+
+
+def test_what_a_killed_writer_left_is_told_once(settled: None, tmp_path: Path, caplog: Any) -> None:
+    folder = tmp_path / "m"
+    whole = write_snapshot(folder, 1)
+    left = folder / ".7.kvsnap.kvtools-abc123"
+    left.mkdir()
+    shutil.copyfile(whole, left / "7.kvsnap")
+    for name in ("8.kvsnap.tmp", "9.kvsnap.tmp", "notes.tmp"):
+        shutil.copyfile(whole, folder / name)
+    long_ago = whole.stat().st_mtime - 2 * 3600
+    for path in (left / "7.kvsnap", left, folder / "8.kvsnap.tmp", folder / "notes.tmp"):
+        os.utime(path, (long_ago, long_ago))
+    watched = Watched(folder)
+    for _ in range(2):
+        assert watched.look() == [1]
+    told = [record.message for record in caplog.records if "nothing was written" in record.message]
+    assert [line.split("'")[3] for line in told] == [".7.kvsnap.kvtools-abc123", "8.kvsnap.tmp"]
+    assert all(line.endswith("its writer was killed, as it seems; remove it") for line in told)
 
 
 def test_an_empty_folder_is_waited_for_first(tmp_path: Path, caplog: Any) -> None:

@@ -185,7 +185,7 @@ class Snapshot {
   bool verifies_on_use() const;
 
   // Throws Error(kFailedPrecondition) where the file was cut or written over since it was opened. Each lookup
-  // does so when it is done.
+  // does so when it is done, by what is mapped of it.
   void CheckUnchanged() const;
 
  private:
