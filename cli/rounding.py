@@ -24,6 +24,5 @@ def print_roundings(roundings: Sequence[tuple[str, str, Rounding]]) -> None:
         ]
         for name, dtype, rounding in roundings
     ]
-    print()
     print(columns(header, rows, right=frozenset({2, 3, 4, 5})))
     print()

@@ -15,7 +15,7 @@ from kvtools.errors import UsageError
 from kvtools.export import export_saved_model
 from kvtools.migrate import Account, TableAccount, write_tables
 from kvtools.narrow_rows import NarrowTable, check_dtypes, dtype_notes, dtype_of
-from kvtools.quantized_rows import QUANTIZED, Rounding
+from kvtools.quantized_rows import QUANTIZED, Rounding, bytes_of_row
 from kvtools.table_view import changed_tables
 
 
@@ -89,10 +89,20 @@ def cast_rows(
         progress=progress,
     )
     told = tuple(
-        dataclasses.replace(table, changes=(*table.changes, *notes.get(table.name, ()))) for table in account.tables
+        dataclasses.replace(
+            table,
+            changes=(*table.changes, *notes.get(table.name, ())),
+            bytes=table.bytes - table.rows_written * _saved(narrow.get(table.name)),
+        )
+        for table in account.tables
     )
     losses = {name: table.rounding for name, table in narrow.items()}
     return dataclasses.replace(account, tables=told), {name: loss for name, loss in losses.items() if loss}
+
+
+def _saved(table: NarrowTable | None) -> int:
+    """How many bytes fewer a row takes than as the float32 numbers that it is counted as."""
+    return table.dim * 4 - bytes_of_row(table.rows_as, table.dim) if table is not None and table.rows_as else 0
 
 
 def _as_saved_model(

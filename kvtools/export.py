@@ -44,10 +44,12 @@ from kvtools.dialects.savedmodel import FORMAT, MANIFEST
 from kvtools.dialects.schema import TableSchema
 from kvtools.errors import BadInputError, OutputError
 from kvtools.fit import fit
+from kvtools.indexed_rows import DEFAULT_INDEX, Index, check_index, slot_order, table_rows
 from kvtools.lookup_model.model import lookup_model
 from kvtools.lookup_model.signatures import DEFAULT_SIGNATURE
 from kvtools.narrow_rows import Dtypes, NarrowTable, bytes_of_values, check_dtypes, dtype_notes, dtype_of
 from kvtools.partition import owners
+from kvtools.perfect_hash import check_count
 from kvtools.quantized_rows import QUANTIZED, Rounding
 from kvtools.read_ahead import read_ahead
 from kvtools.replace_output import check_replaceable, replace_folder
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
     from kvtools.export_warmup import Warmup  # which a server that serves tables has no use for
 
 _MODEL_FILE = "saved_model.pb"
+_CHUNKS_TO_SLOTS = 8
 _NOT_IN_SIGNATURES = re.compile(r"[^A-Za-z0-9_]")
 
 
@@ -105,6 +108,7 @@ def export_saved_model(
     memory: int = DEFAULT_MEMORY,
     progress: Progress | None = None,
     warmup: Warmup | None = None,
+    index: Index = DEFAULT_INDEX,
 ) -> list[TableExport]:
     """Write tables of `checkpoint` as a SavedModel folder `output`.
 
@@ -123,8 +127,11 @@ def export_saved_model(
         memory: how many bytes the search for keys that are there twice may hold; more spills to disk.
         progress: called after each chunk.
         warmup: the requests that servers warm the model up by.
+        index: what finds the row of a key: "hash", a table that is made when the model is loaded, or "perfect",
+            arithmetic over arrays; see `kvtools.indexed_rows`.
 
     Raises:
+        UsageError: there is no such index.
         UnknownTableError: the checkpoint has no such table.
         UsageError: there is no type `dtype` for rows.
         BadInputError: there is no table, or a row that `dtype` does not hold.
@@ -137,6 +144,7 @@ def export_saved_model(
         export_saved_model(open_checkpoint("model.ckpt-100"), Path("out"), policy=Policy.of(Criteria(min_freq=2)))
         ```
     """
+    check_index(index)
     readers = checkpoint.select(tables)
     if not readers:
         raise BadInputError(f"exporting '{checkpoint.path}': it has no key-value table; see `kvtools inspect`")
@@ -150,13 +158,14 @@ def export_saved_model(
         memory=memory,
         progress=progress,
     )
-    check_room(choices, output)
+    check_room(choices, output, index)
     signatures = signature_names([reader.schema.name for reader in readers])
     with replace_folder(output, mark=_MODEL_FILE, force=force) as folder:
         for part in ("assets", "variables"):
             (folder / part).mkdir()
         exports: list[TableExport] = []
         lookups: list[tuple[str, StockTable]] = []
+        described: list[dict[str, Any]] = []
         with BundleWriter(folder / "variables" / "variables") as writer:
             for number, (reader, choice) in enumerate(zip(readers, choices, strict=True)):
                 schema = reader.schema
@@ -175,17 +184,15 @@ def export_saved_model(
                     "tables",
                     quantized or "",
                 )
-                lookups.append((signature, table))
-                tensors = table.tensor("keys"), table.tensor("values")
-                written = write_table(writer, tensors, reader, choice, progress, signature=signature, dtype=dtype)
-                exports.append(written[0])
+                written = write_table(
+                    writer, table, reader, choice, progress, signature=signature, dtype=dtype, index=index
+                )
+                exports.append(written.export)
+                lookups.append((signature, written.table))
+                described.append({"signature": signature, **written.described})
             model = lookup_model(lookups)
             writer.string(OBJECT_GRAPH, model.object_graph)
         (folder / _MODEL_FILE).write_bytes(model.saved_model)
-        described = [
-            {"signature": signature, "keys": table.tensor("keys"), "values": table.tensor("values")}
-            for signature, table in lookups
-        ]
         write_manifest(folder, checkpoint, policy or Policy(), list(zip(exports, described, strict=True)))
         if warmup is not None:
             warmup.add(folder)
@@ -255,69 +262,68 @@ def left_out(schema: TableSchema, dialect: Dialect) -> tuple[str, ...]:
     return fit(schema, dataclasses.replace(dialect, holds=holds)).losses
 
 
+@dataclass(frozen=True)
+class WrittenTable:
+    """What became of a table, the table as it is in the graph, and what the manifest says of its variables."""
+
+    export: TableExport
+    table: StockTable
+    described: dict[str, Any]
+
+
 def write_table(
     writer: BundleWriter,
-    tensors: tuple[str, str],
+    table: StockTable,
     reader: TableReader,
     choice: Choice,
     progress: Progress | None,
     *,
     signature: str = "",
     behind: Array | None = None,
-    parts: int = 1,
     dtype: Dtypes = None,
     as_floats: bool = False,
-) -> tuple[TableExport, tuple[int, ...]]:
-    """Write a table as two tensors: keys [rows], and values [rows + 1 + n, ...], of which row number `rows` is zeros.
+    index: Index = "hash",
+) -> WrittenTable:
+    """Write the variables of a table: keys, values with a row of zeros and others behind, and what its index needs.
 
     Args:
         writer: the bundle.
-        tensors: what keys and values are called.
-        reader: the table.
+        table: the table; the rows of its parts are counted here, and their slots found.
+        reader: where its rows are read.
         choice: which rows to keep.
         progress: called after each chunk.
         signature: by which it is looked up, for the account.
         behind: rows [n, dim] behind the row of zeros.
-        parts: of how many parts to count the rows.
         dtype: what the rows become.
         as_floats: write what is read back of these rows, in the type of the source.
-
-    Returns:
-        What became of the table, and how many rows each part has.
+        index: what finds the row of a key.
     """
     schema = reader.schema
     kept = NarrowTable(MaskedTable(reader, choice.mask), dtype_of(schema, dtype))
-    kept_keys: list[Array] = []
+    parts = len(table.part_rows)
     part_rows = np.zeros(parts, np.int64)
     done = 0
 
     def as_written(values: Array) -> Array:
         return kept.read_back(values).astype(reader.value_dtype, copy=False) if as_floats else kept.stored(values)
 
-    zeros = as_written(np.zeros((1, schema.dim), kept.value_dtype))
-    writer.begin(tensors[1], zeros.dtype, zeros.shape[1:])
-    for chunk in read_ahead(kept.chunks(KEYS_AND_VALUES)):
-        keys, values = chunk.keys, chunk.values
-        assert values is not None
-        writer.append(as_written(values))
-        if parts > 1:
-            part_rows += np.bincount(owners(keys, parts, "floor_mod"), minlength=parts)
-        kept_keys.append(keys.view(np.int64) if keys.dtype == np.uint64 else keys.astype(np.int64))
-        done += len(keys)
-        if progress:
-            progress(schema.name, done, choice.kept)
-    writer.append(zeros)
+    order = slot_order(_as_int64(kept.all_keys(verify=False))) if index == "perfect" else None
+    rows_behind = as_written(np.zeros((1, schema.dim), kept.value_dtype))
     if behind is not None and len(behind):
-        writer.append(as_written(kept.beside(behind, "a row that keys begin with")))
-    writer.end()
-    writer.begin(tensors[0], np.dtype(np.int64), ())
-    for keys in kept_keys:
-        writer.append(keys)
-    if done == 0:
-        # TensorFlow initialises no hash table with nothing: one key that leads to the row of zeros changes
-        # no answer.
-        writer.append(np.zeros(1, np.int64))
-    writer.end()
+        begun = as_written(kept.beside(behind, "a row that keys begin with"))
+        rows_behind = np.concatenate([rows_behind, begun])
+    # Rows that go to their slots are cut into groups: few large pieces of each.
+    at_once = kept.chunk_rows(KEYS_AND_VALUES) * (_CHUNKS_TO_SLOTS if order else 1)
+    with table_rows(writer, table, order, rows_behind) as rows:
+        for chunk in read_ahead(kept.chunks(KEYS_AND_VALUES, rows=at_once)):
+            keys, values = chunk.keys, chunk.values
+            assert values is not None
+            rows.append(_as_int64(keys), as_written(values))
+            if parts > 1:
+                part_rows += np.bincount(owners(keys, parts, "floor_mod"), minlength=parts)
+            done += len(keys)
+            if progress:
+                progress(schema.name, done, choice.kept)
     row_bytes, whole = (bytes_of_values(schema, each) + 8 for each in (dtype, None))
     export = TableExport(
         name=schema.name,
@@ -338,7 +344,20 @@ def write_table(
         notes=dtype_notes(schema, dtype),
         rounding=kept.rounding,
     )
-    return export, tuple(part_rows.tolist()) if parts > 1 else (done,)
+    table = dataclasses.replace(
+        table,
+        part_rows=tuple(part_rows.tolist()) if parts > 1 else (done,),
+        perfect=order.in_graph if order else None,
+    )
+    described = {"keys": table.tensor("keys"), "values": table.tensor("values")}
+    if order:
+        described |= {"index": table.tensor("index"), **order.described()}
+    return WrittenTable(export, table, described)
+
+
+def _as_int64(keys: Array) -> Array:
+    """Keys as an index has them."""
+    return keys.view(np.int64) if keys.dtype == np.uint64 else keys.astype(np.int64)
 
 
 def write_manifest(
@@ -392,8 +411,16 @@ def _described_rows(export: TableExport) -> dict[str, str]:
     return {"value_dtype": "float32", "rows_as": export.value_dtype}
 
 
-def check_room(choices: Sequence[Choice], output: Path) -> None:
-    """Raise `OutputError` where the rows that were chosen do not fit on the disk of `output`."""
+def check_room(choices: Sequence[Choice], output: Path, index: Index = "hash") -> None:
+    """Raise where the rows that were chosen do not fit on the disk of `output`, or into an index.
+
+    Raises:
+        OutputError: the disk is too small.
+        BadInputError: a table has too many keys for the index.
+    """
+    if index == "perfect":
+        for choice in choices:
+            check_count(choice.kept)
     needed = sum(choice.bytes for choice in choices)
     free = shutil.disk_usage(output.parent).free
     if free < needed:

@@ -81,11 +81,11 @@ def trained_graph(checkpoint: Checkpoint, wanted: Wanted, file: Path | None = No
             " --meta, --input, --output, --signature, --feed and --read-only"
         )
     path = file or Path(f"{checkpoint.path}.meta")
-    meta = _read(path, named=file is not None)
+    meta, trained = _read(path, named=file is not None)
     try:
         if wanted.read_only:
             make_read_only(meta)
-        trained = meta.encode()
+            trained = meta.encode()
         dtypes = {variable.name: number_named(variable.dtype) for variable in checkpoint.variables}
         served = served_graph(meta, wanted, dtypes)
         encoded = served.meta.encode()
@@ -118,7 +118,8 @@ def named_tensors(option: str, given: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _read(path: Path, *, named: bool) -> MetaGraph:
+def _read(path: Path, *, named: bool) -> tuple[MetaGraph, bytes]:
+    """A graph, and its bytes."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -136,7 +137,7 @@ def _read(path: Path, *, named: bool) -> MetaGraph:
         raise _damaged(path, error) from error
     if not meta.graph.nodes:
         raise CorruptFileError(f"reading '{path}': there is no graph in it; save the checkpoint again")
-    return meta
+    return meta, data
 
 
 def _damaged(path: Path, error: Exception) -> CorruptFileError:

@@ -40,6 +40,7 @@ def export_saved_model(
     input_signature: Any = None,
     clip: Criteria | Policy | None = None,
     keep_zeros: bool = False,
+    dtype: str | Mapping[str, str] | None = None,
     check: int = 0,
     warmup: int | str | os.PathLike[str] | None = None,
     force: bool = False,
@@ -71,6 +72,8 @@ def export_saved_model(
       clip: which rows to leave out: criteria for all tables, or a policy of criteria by table; see `kvtools.clip`. A
         key that was cut is answered as one that was never there.
       keep_zeros: keep rows of zeros, too.
+      dtype: what the rows become, of all tables or by their names: ``"float16"``, ``"bfloat16"``, ``"int8"`` or
+        ``"int4"``, which the graph makes floats again; as they are if None.
       check: ask model and export that many random requests of each signature, and compare, before `path` appears.
       warmup: requests that servers warm the model up by: how many random ones of each signature, or a file of them.
       force: replace a SavedModel that is there.
@@ -125,6 +128,7 @@ def export_saved_model(
                 output,
                 policy=policy,
                 keep_zeros=keep_zeros,
+                dtype=dtype,
                 check=check,
                 warmup=asked,
                 force=force,

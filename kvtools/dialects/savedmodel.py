@@ -7,12 +7,15 @@
 
 The keys tensor [rows] holds int64, with uint64 keys bit-cast, and is [0] where there are no rows; the values
 tensor [rows + 1 + initial_rows, dim] has a row of zeros behind them that missing keys are answered with, and then, in
-an exported model ("whole_model"), those that keys begin with. Where "rows_as" is int8 or int4, the rows are bytes, as
+an exported model ("whole_model"), those that keys begin with. Where there are "slots", keys are [slots] and values
+[slots + 1 + initial_rows, dim]: "free_slots" {"key": k, "but": s} says that a slot with key k has no row, but slot s,
+and "index" which tensor has the pilots of the perfect hash. Where "rows_as" is int8 or int4, the rows are bytes, as
 `kvtools.quantized_rows` makes them; the format is 2 then.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 from pathlib import Path
@@ -29,6 +32,7 @@ from kvtools.dialects.dialect import Dialect, Holds, Source
 from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.schema import TableSchema
+from kvtools.dialects.slot_table import SlotTable
 from kvtools.dialects.tensorflow import bundle_checkpoint, located
 from kvtools.dialects.tfplugin import KEY_DTYPES, VALUE_DTYPES
 from kvtools.errors import BadInputError, CorruptFileError
@@ -70,7 +74,7 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
         for record in manifest["tables"]:
             table = _open_table(bundle, record)
             tables[table.schema.name] = table
-            used |= {record["keys"], record["values"]}
+            used |= {record["keys"], record["values"], *([record["index"]] if "index" in record else [])}
     except OSError as error:
         raise BadInputError(f"reading '{path}': {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -80,7 +84,7 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
     return bundle_checkpoint(NAME, location, bundle, tables, used)
 
 
-def _open_table(bundle: Bundle, record: dict[str, Any]) -> ColumnTable:
+def _open_table(bundle: Bundle, record: dict[str, Any]) -> TableReader:
     keys, values = bundle.tensor(record["keys"]), bundle.tensor(record["values"])
     rows, dim = int(record["rows"]), int(record["dim"])
     key_dtype = str(record["key_dtype"])
@@ -88,13 +92,15 @@ def _open_table(bundle: Bundle, record: dict[str, Any]) -> ColumnTable:
     if key_dtype not in KEY_DTYPES or value_dtype not in VALUE_DTYPES:
         raise ValueError(f"unknown types {key_dtype} and {value_dtype}")
     behind = int(record.get("initial_rows", 0))
+    slots = int(record.get("slots", 0))
+    lying = slots or rows
     rows_as = record.get("rows_as")
     stored, width = value_dtype, dim
     if rows_as is not None:
         if rows_as not in QUANTIZED or value_dtype != "float32":
             raise ValueError(f"unknown rows {rows_as} of {value_dtype}")
         stored, width = "uint8", bytes_of_row(rows_as, dim)
-    if keys.shape != (max(rows, 1),) or values.shape != (rows + 1 + behind, width) or values.dtype.name != stored:
+    if keys.shape != (max(lying, 1),) or values.shape != (lying + 1 + behind, width) or values.dtype.name != stored:
         raise ValueError(
             f"table '{record['name']}' should have {rows} rows of {width} {stored}, its variables have"
             f" shapes {list(keys.shape)} and {list(values.shape)}"
@@ -116,7 +122,12 @@ def _open_table(bundle: Bundle, record: dict[str, Any]) -> ColumnTable:
         notes=(f"its rows are {rows_as} with an offset and a scale each; they are read as float32",) if rows_as else (),
     )
     column = values if rows_as is None else _DecodedColumn(values, rows_as, dim)
-    return ColumnTable(schema, [Part(rows, keys, column)], decode_keys)
+    if not slots or not rows:
+        return ColumnTable(schema, [Part(rows, keys, column)], decode_keys)
+    whole = ColumnTable(dataclasses.replace(schema, part_rows=(slots,)), [Part(slots, keys, column)], decode_keys)
+    free_key = decode_keys(np.array([record["free_slots"]["key"]], np.int64))[0]
+    owner = int(record["free_slots"]["but"])
+    return SlotTable(dataclasses.replace(whole.schema, part_rows=(rows,)), whole, free_key, owner)
 
 
 class _DecodedColumn(MappedColumn):

@@ -39,7 +39,7 @@ class Attributes:
     def real(self, name: str, default: float = 0.0) -> float:
         """Return a number of 32 bits."""
         encoded = last(split(self._encoded.get(name, b"")), _FLOAT)
-        return float(struct.unpack("<f", encoded)[0]) if encoded else default
+        return float(struct.unpack("<f", encoded)[0]) if len(encoded) == 4 else default
 
     def text(self, name: str, default: str = "") -> str:
         """Return a string."""

@@ -21,6 +21,7 @@ from kvtools.stock_model.op_table import (
     TFPLUS,
 )
 
+_READ_BY_RESTORES = ("Const", "Identity", "RestoreV2")
 _PART = re.compile(r"/part_[0-9]+$")
 
 
@@ -156,6 +157,7 @@ def _look(
                 if sources:
                     by_name[node.name] = sources[0]
                     waiting = True
+    nodes_by_name = {node.name: node for node in nodes if node.op in (*_READ_BY_RESTORES, *RESTORES)}
     for node in nodes:
         inputs = node.data_inputs()
         bound = {at: by_name[node_of(source)] for at, source in enumerate(inputs) if node_of(source) in by_name}
@@ -163,7 +165,7 @@ def _look(
             continue
         restored = 1 if node.op in NAMED_IN_DEEPREC else 0
         if node.op in RESTORES and restored in bound:
-            one = _restored(node, {each.name: each for each in nodes})
+            one = _restored(node, nodes_by_name)
             if one is None:
                 continue
             listed = found.setdefault(bound[restored], [])

@@ -13,6 +13,11 @@ INDEX_FUNCTIONS = {"_create_resource": "creator", "_initialize": "initializer", 
 """What a resource of TensorFlow calls its functions -> what these do."""
 
 
+def is_hashed(table: StockTable) -> bool:
+    """Tell whether a table has such an index."""
+    return table.perfect is None
+
+
 def index_node(name: str, table: StockTable) -> Node:
     """Return the node that is the index."""
     attributes = {
@@ -26,7 +31,9 @@ def index_node(name: str, table: StockTable) -> Node:
 
 
 def index_functions(table: StockTable) -> list[Function]:
-    """Return the functions that make the index, fill it from the variable `keys`, and give it up."""
+    """Return the functions that make the index, fill it from the variable `keys`, and give it up: if it is such one."""
+    if not is_hashed(table):
+        return []
     creator = FunctionBody(table.function("creator"))
     made = index_node("", table)
     creator.result(RESOURCE, creator.op(made.op, [], "table_handle", **made.attributes))

@@ -6,7 +6,7 @@ import numpy as np
 
 from kvtools.dialects.bundle.dtypes import number_named
 from kvtools.lookup_model.messages import INT64, of_bool, of_type
-from kvtools.stock_model import hash_index
+from kvtools.stock_model import hash_index, perfect_index
 from kvtools.stock_model.function_body import FunctionBody
 from kvtools.stock_model.table import Handle, Resources
 
@@ -26,7 +26,11 @@ def find(body: FunctionBody, handle: Handle, resources: Resources, ids: str, mis
     if not handle.table.rows:
         size = body.op("Shape", [ids], T=of_type(handle.table.key_type), out_type=of_type(INT64))
         return body.op("Fill", [size, nowhere], T=of_type(INT64), index_type=of_type(INT64))
-    found = hash_index.find(body, resources, as_int64(body, ids, handle.table.key_type), nowhere)
+    keys = as_int64(body, ids, handle.table.key_type)
+    if handle.table.perfect:
+        found = perfect_index.find(body, handle.table.perfect, resources, keys, nowhere)
+    else:
+        found = hash_index.find(body, resources, keys, nowhere)
     parts = len(handle.table.part_rows)
     if handle.part < 0 or parts == 1:
         return found

@@ -1,4 +1,4 @@
-"""What TensorFlow 2.21 has and 2.16 has not: what is in a model, and keeps older TensorFlows from opening it.
+"""What TensorFlow 2.21 has and 2.16 has not, and keeps the older one from opening a model: `later_ops.txt`.
 
 An attribute that an operation has got since then is left out where it says what the operation always did. What is
 left is told.
@@ -6,7 +6,9 @@ left is told.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
+from pathlib import Path
 
 from kvtools.lookup_model.messages import INT32, of_bool, of_text, of_type
 from kvtools.stock_model.graph_def import Node
@@ -14,33 +16,28 @@ from kvtools.stock_model.graph_def import Node
 OLDEST = "2.16"
 """The oldest TensorFlow that exports are tested with."""
 
-_LATER = frozenset(
-    """
-    CalibrationStatisticsSaver CheckPinned ComputeDedupDataSizeV2 ComputeDedupDataTupleMaskV2
-    ConvertToListOfSparseCoreCooTensors ConvertToSparseCoreCsrWrappedCooTensor DecodeJxl DecodeWebP
-    FinalizeTPUEmbeddingV2 GetStatsFromListOfSparseCoreCooTensors GetTpuTaskId GlobalShuffleDataset
-    IndexFlatMapDataset IteratorGetModelProto SortListOfSparseCoreCooTensors TPUDummyInput
-    UpdateTaskIdAndGlobalCoreArray WeightedFlatMapDataset XlaRecvTPUEmbeddingActivationsV2
-    XlaRecvTPUEmbeddingDeduplicationDataV2 XlaSendTPUEmbeddingGradientsV2 XlaSparseActivationsUnstack
-    XlaSparseDenseMatmulCustomCombinerOnTcGradWithAdagradAndCsrInput
-    XlaSparseDenseMatmulCustomCombinerOnTcGradWithAdagradMomentumAndCsrInput
-    XlaSparseDenseMatmulCustomCombinerOnTcGradWithAdamAndCsrInput
-    XlaSparseDenseMatmulCustomCombinerOnTcGradWithCsrInput
-    XlaSparseDenseMatmulCustomCombinerOnTcGradWithFtrlAndCsrInput
-    XlaSparseDenseMatmulCustomCombinerOnTcGradWithSgdAndCsrInput XlaSparseDenseMatmulCustomCombinerOnTcWithCsrInput
-    XlaSparseDenseMatmulGradWithAdagradAndStaticBufferSize
-    XlaSparseDenseMatmulGradWithAdagradMomentumAndStaticBufferSize XlaSparseDenseMatmulGradWithAdamAndStaticBufferSize
-    XlaSparseDenseMatmulGradWithCsrInput XlaSparseDenseMatmulGradWithFtrlAndStaticBufferSize
-    XlaSparseDenseMatmulGradWithSgdAndStaticBufferSize XlaSparseDenseMatmulWithStaticBufferSize XlaSparseGradientsStack
-    """.split()
-)
-"""The operations that 2.17 to 2.21 brought."""
+_LIST = Path(__file__).with_name("later_ops.txt")
 
-_SCATTERS = """
-    GatherNd ResourceScatterNdAdd ResourceScatterNdMax ResourceScatterNdMin ResourceScatterNdSub ResourceScatterNdUpdate
-    ScatterNd ScatterNdAdd ScatterNdMax ScatterNdMin ScatterNdNonAliasingAdd ScatterNdSub ScatterNdUpdate
-    TensorScatterAdd TensorScatterMax TensorScatterMin TensorScatterSub TensorScatterUpdate
-    """.split()
+_SCATTERS = (
+    "GatherNd",
+    "ResourceScatterNdAdd",
+    "ResourceScatterNdMax",
+    "ResourceScatterNdMin",
+    "ResourceScatterNdSub",
+    "ResourceScatterNdUpdate",
+    "ScatterNd",
+    "ScatterNdAdd",
+    "ScatterNdMax",
+    "ScatterNdMin",
+    "ScatterNdNonAliasingAdd",
+    "ScatterNdSub",
+    "ScatterNdUpdate",
+    "TensorScatterAdd",
+    "TensorScatterMax",
+    "TensorScatterMin",
+    "TensorScatterSub",
+    "TensorScatterUpdate",
+)
 _LATER_ATTRIBUTES = {
     **{(op, "bad_indices_policy"): of_text("") for op in _SCATTERS},
     ("BatchFunction", "batch_padding_policy"): of_text("PAD_UP"),
@@ -51,6 +48,12 @@ _LATER_ATTRIBUTES = {
     ("XlaCallModule", "use_shardy_partitioner"): of_bool(False),
 }
 """The attributes that they brought -> what says that all is as it was."""
+
+
+@functools.cache
+def later_operations() -> frozenset[str]:
+    """Return the names of the operations that 2.17 to 2.21 brought."""
+    return frozenset(_LIST.read_text("ascii").split())
 
 
 def for_older(node: Node) -> dict[str, bytes]:
@@ -66,7 +69,7 @@ def not_in_oldest(nodes: Iterable[Node]) -> dict[str, str]:
     """Return what of some nodes `OLDEST` has not, operations and attributes, with the name of a node."""
     found: dict[str, str] = {}
     for node in nodes:
-        if node.op in _LATER:
+        if node.op in later_operations():
             found.setdefault(f"operation '{node.op}'", node.name)
         for attribute in node.attributes:
             if (node.op, attribute) in _LATER_ATTRIBUTES:

@@ -110,4 +110,9 @@ OPERATIONS["KvVarIsInitializedOp"] = Operation(plain_ops.is_initialized, _output
 OPERATIONS["TFRA>DynamicPartition"] = Operation(
     tfra_ops.partition, lambda attrs: [("outputs", attrs.number("num_partitions"))], takes_tables=False
 )
-OPERATIONS["TFRA>DynamicStitchFast"] = Operation(tfra_ops.stitch, _outputs("merged"), takes_tables=False)
+for _name in ("DynamicStitch", "DynamicStitchFast", "ParallelDynamicStitch"):
+    OPERATIONS[f"TFRA>{_name}"] = Operation(tfra_ops.stitch, _outputs("merged"), takes_tables=False)
+OPERATIONS["TFRA>SparseSegmentSum"] = Operation(tfra_ops.segment_sum, _outputs("output"), takes_tables=False)
+OPERATIONS["TFRA>SparseSegmentSumWithNumSegments"] = Operation(
+    tfra_ops.segment_sum_of_count, _outputs("output"), takes_tables=False
+)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kvtools.lookup_model.messages import RESOURCE, message, of_function, of_text, of_types, shape
+from kvtools.lookup_model.messages import RESOURCE, message, of_bool, of_function, of_text, of_types, shape
 from kvtools.stock_model.attributes import (
     expanded_shapes,
     expanded_types,
@@ -65,6 +65,8 @@ class Rewriter:
         library: the functions as they are.
         is_stock: tells whether stock TensorFlow has an operation.
         kept_tensors: the tensors of the checkpoint that the new one has, too; all if None.
+        inlined: whether TensorFlow may put the nodes of an operation's function in the place of its call: their
+            constants would be outside of a loop of version 1 that the call is in.
 
     Attributes:
         functions: those that were rewritten, and those of stock operations that they call.
@@ -77,7 +79,10 @@ class Rewriter:
         library: Mapping[str, Function],
         is_stock: Callable[[str], bool],
         kept_tensors: Container[str] | None = None,
+        *,
+        inlined: bool = True,
     ) -> None:
+        self._inlined = inlined
         self._library = library
         self.kept_tensors = kept_tensors
         self._is_stock = is_stock
@@ -185,7 +190,10 @@ class Rewriter:
         if key not in self._operations:
             body = FunctionBody(self.free_name(f"__kvtools_{node.op}_{len(self._operations)}"))
             OPERATIONS[node.op].build(body, Call(node.attrs, handles))
-            self.functions[body.name] = body.function()
+            function = body.function()
+            if not self._inlined:
+                function.attributes["_noinline"] = of_bool(True)
+            self.functions[body.name] = function
             self._operations[key] = body.name
         return self.functions[self._operations[key]]
 

@@ -56,8 +56,8 @@ def _halves(body: FunctionBody, codes: str, dim: int) -> str:
     high = body.op("RightShift", [codes, four], "z", T=of_type(_UINT8))
     if dim % 2:
         high = _columns(body, high, 0, dim // 2)
-    types = {"N": of_number(2), "T": of_type(_UINT8), "Tidx": of_type(INT32)}
-    return body.op("ConcatV2", [low, high, body.constant(-1, np.int32)], **types)
+    last = body.constant(-1, np.int32)
+    return body.op("ConcatV2", [low, high, last], N=of_number(2), T=of_type(_UINT8), Tidx=of_type(INT32))
 
 
 def _columns(body: FunctionBody, rows: str, begin: int, end: int) -> str:

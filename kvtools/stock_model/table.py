@@ -12,7 +12,7 @@ from kvtools.stock_model.initial_rows import InitialRows
 from kvtools.stock_model.stored_rows import stored_type
 
 RESOURCES = ("index", "values", "keys")
-"""What the handle of a table becomes: the index from keys to rows, and two variables."""
+"""What the handle of a table becomes: the index from keys to rows, which may be a variable, and two variables."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,15 @@ class Variable:
 
 
 @dataclass(frozen=True)
+class PerfectSlots:
+    """What the slots of keys are computed by, beside the pilots of the buckets: see `kvtools.perfect_hash`."""
+
+    seed: int
+    slots: int
+    buckets: int
+
+
+@dataclass(frozen=True)
 class StockTable:
     """A table, by its number in the model.
 
@@ -33,6 +42,7 @@ class StockTable:
     in a process: two models must never share one. `place` is what its tensors are below in the bundle of variables.
     `rows_as` is what the rows are in the variable, one of `kvtools.narrow_rows.DTYPES`; empty where that is
     `value_dtype`, which the model computes with.
+    `perfect` is how row numbers are computed; there is a hash table if it is None.
     """
 
     number: int
@@ -45,6 +55,7 @@ class StockTable:
     index_name: str
     place: str = "kvtools_tables"
     rows_as: str = ""
+    perfect: PerfectSlots | None = None
 
     @property
     def rows(self) -> int:
@@ -54,7 +65,7 @@ class StockTable:
     @property
     def zeros_row(self) -> int:
         """The number of the row of zeros."""
-        return self.rows
+        return self.perfect.slots if self.perfect else self.rows
 
     @property
     def dtype(self) -> int:
@@ -70,7 +81,8 @@ class StockTable:
     def variables(self) -> tuple[Variable, ...]:
         """Its variables, in the order in which they are written."""
         stored, width = stored_type(self.value_dtype, self.rows_as, self.dim)
-        return Variable("keys", INT64, shape(-1)), Variable("values", number_named(stored), shape(-1, width))
+        keys, values = Variable("keys", INT64, shape(-1)), Variable("values", number_named(stored), shape(-1, width))
+        return (keys, values, Variable("index", INT64, shape(-1))) if self.perfect else (keys, values)
 
     def node(self, resource: str) -> str:
         """Return the name of the node of a resource."""

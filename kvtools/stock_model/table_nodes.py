@@ -15,14 +15,14 @@ from kvtools.lookup_model.messages import (
     of_types,
 )
 from kvtools.stock_model.graph_def import Node
-from kvtools.stock_model.hash_index import index_node
+from kvtools.stock_model.hash_index import index_node, is_hashed
 from kvtools.stock_model.plain_ops import strings
 from kvtools.stock_model.table import RESOURCES, StockTable, Variable
 
 
 def resource_nodes(table: StockTable) -> list[Node]:
     """Return the nodes that are a table's resources."""
-    nodes = [index_node(table.node("index"), table)]
+    nodes = [index_node(table.node("index"), table)] if is_hashed(table) else []
     for variable in table.variables:
         name = table.node(variable.resource)
         attributes = {
@@ -41,9 +41,9 @@ def resource_inputs(table: StockTable) -> list[str]:
 
 
 def initialize_nodes(tables: Sequence[StockTable]) -> list[Node]:
-    """Return the nodes that fill the indexes."""
+    """Return the nodes that fill the indexes that have to be."""
     nodes = []
-    for table in tables:
+    for table in filter(is_hashed, tables):
         inputs = [(table.node("keys"), RESOURCE), (table.node("index"), RESOURCE)]
         nodes.append(call_node(table.node("initialize"), table.function("initializer"), inputs, [INT32]))
     return nodes

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from kvtools.dialects.bundle.dtypes import number_named
 from kvtools.lookup_model.messages import INT32, INT64, of_bool, of_number, of_type
 from kvtools.stock_model.function_body import FunctionBody
+from kvtools.stock_model.given_rows import GivenTable, rows_and_found
 from kvtools.stock_model.index import find, is_found
 from kvtools.stock_model.plain_ops import Call
 from kvtools.stock_model.rows import gather
@@ -36,11 +39,28 @@ def partition(body: FunctionBody, call: Call) -> None:
 
 
 def stitch(body: FunctionBody, call: Call) -> None:
-    """`TFRA>DynamicStitchFast`: places, and the data for them -> all in one, as `DynamicStitch` gives it."""
+    """`TFRA>DynamicStitchFast` and the like: places, and data for them -> all in one, as `DynamicStitch` gives it."""
     dtype, count = call.attrs.type("T"), call.attrs.number("N")
     places = [body.argument(f"indices_{at}", INT32) for at in range(count)]
     data = [body.argument(f"data_{at}", dtype) for at in range(count)]
     body.result(dtype, body.op("DynamicStitch", [*places, *data], "merged", T=of_type(dtype), N=of_number(count)))
+
+
+def segment_sum(body: FunctionBody, call: Call) -> None:
+    """`TFRA>SparseSegmentSum`: data, which rows of it, and the segment of each -> the sum of each segment."""
+    _segment_sum(body, call, "SparseSegmentSum", {"Tidx": "indices", "Tsegmentids": "segment_ids"})
+
+
+def segment_sum_of_count(body: FunctionBody, call: Call) -> None:
+    """`TFRA>SparseSegmentSumWithNumSegments`: the same, and how many segments there are -> the sum of each."""
+    taken = {"Tidx": "indices", "Tsegmentids": "segment_ids", "Tnumsegments": "num_segments"}
+    _segment_sum(body, call, "SparseSegmentSumWithNumSegments", taken)
+
+
+def _segment_sum(body: FunctionBody, call: Call, op: str, taken: Mapping[str, str]) -> None:
+    types = {"T": call.attrs.type("T"), **{kind: call.attrs.type(kind, INT32) for kind in taken}}
+    inputs = [body.argument("data", types["T"]), *(body.argument(name, types[kind]) for kind, name in taken.items())]
+    body.result(types["T"], body.op(op, inputs, **{kind: of_type(one) for kind, one in types.items()}))
 
 
 def _find(body: FunctionBody, call: Call) -> str:
@@ -48,12 +68,15 @@ def _find(body: FunctionBody, call: Call) -> str:
     table = handle.table
     keys = body.argument("keys", table.key_type)
     defaults = body.argument("default_value", table.dtype)
-    numbers = find(body, handle, resources, keys)
-    found = is_found(body, numbers)
     zero, one = body.constant(0, np.int64), body.constant(1, np.int64)
-    # Those of missing keys are not looked at.
-    there = body.op("SelectV2", [found, numbers, body.constant(table.zeros_row, np.int64)], T=of_type(INT64))
-    rows = gather(body, table, resources, there)
+    if isinstance(table, GivenTable):
+        rows, found = rows_and_found(body, handle, keys)
+    else:
+        numbers = find(body, handle, resources, keys)
+        found = is_found(body, numbers)
+        # Those of missing keys are not looked at.
+        there = body.op("SelectV2", [found, numbers, body.constant(table.zeros_row, np.int64)], T=of_type(INT64))
+        rows = gather(body, table, resources, there)
     # Default values are as many as the values, or else the first row of them is that of all keys.
     size = {"out_type": of_type(INT64)}
     all_values = body.op("Size", [rows], "output", T=of_type(table.dtype), **size)

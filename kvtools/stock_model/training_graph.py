@@ -45,8 +45,8 @@ from kvtools.stock_model.fields import (
 from kvtools.stock_model.function_body import constant_attributes
 from kvtools.stock_model.graph_def import Node, functions_needed, node_of
 from kvtools.stock_model.handles import names_read
-from kvtools.stock_model.meta_graph import MetaGraph
-from kvtools.stock_model.op_table import HANDLES, REFUSED, RESTORES
+from kvtools.stock_model.meta_graph import MetaGraph, variable_roots
+from kvtools.stock_model.op_table import BEGUN_IN_DEEPREC, HANDLES, REFUSED, RESTORES
 from kvtools.stock_model.plain_ops import strings
 from kvtools.stock_model.prune import needed
 
@@ -159,6 +159,8 @@ class _Training:
     def __init__(self, meta: MetaGraph, dtypes: Mapping[str, int]) -> None:
         self._meta, self._dtypes = meta, dtypes
         self._nodes = {node.name: node for node in meta.graph.nodes}
+        self._moved: dict[str, str] = {}
+        self._names_read: dict[str, list[str]] = {}
         encoded = messages(split(last(split(last(meta.fields, _INFO)), _OPS_OF_INFO)), 1)
         self._definitions = {text(last(split(one), 1)): split(one) for one in encoded}
 
@@ -175,6 +177,7 @@ class _Training:
             self._check_there(tensor)
         cut = {_full(tensor) for of in fed.values() for tensor in of.values()}
         moved = {tensor: self._placeholder(tensor) for tensor in sorted(cut)}
+        self._rewire()
         meta.signatures = {name: _renamed(value, moved) for name, value in given.items()}
         info = [*without(split(last(meta.fields, _INFO)), _TAGS), (_TAGS, 2, b"serve")]
         meta.fields, meta.tags = [(_INFO, 2, join(info)), *without(meta.fields, _INFO)], ("serve",)
@@ -192,6 +195,7 @@ class _Training:
             if variables:
                 kept[name] = message((2, message(*((1, one) for one in variables))))
         meta.collections, meta.objects = kept, b""
+        self._leave_out_the_rest(serving, kept)
         return Served(meta, frozenset(tensors), files, fed, fetched)
 
     # ---- Tensors ----
@@ -206,6 +210,21 @@ class _Training:
         outputs = self._outputs(node)
         if outputs is not None and int(number or 0) >= len(outputs):
             raise UnknownName(f"there is no tensor '{tensor}': node '{name}' ({node.op}) has {len(outputs)} outputs")
+        if self._is_in_loop(name):
+            raise NotServable(f"tensor '{tensor}' is inside a loop, which gives it many times: name one outside")
+
+    def _is_in_loop(self, name: str) -> bool:
+        """Whether a node is between the entry to a loop of version 1 and its exit."""
+        waiting, seen = [name], set[str]()
+        while waiting:
+            node = self._nodes.get(waiting.pop())
+            if node is None or node.name in seen or node.op in ("Exit", "RefExit"):
+                continue
+            if node.op in ("Enter", "RefEnter"):
+                return True
+            seen.add(node.name)
+            waiting += map(node_of, node.inputs)
+        return False
 
     def _near(self, name: str) -> str:
         near = difflib.get_close_matches(name, self._nodes, _NEAR, 0.6)
@@ -301,11 +320,14 @@ class _Training:
     def _replace(self, tensor: str, by: Node) -> str:
         """Put another node in the place of a tensor; return what it is called there."""
         name = self._free_name(f"kvtools/fed/{tensor.replace(':', '_')}")
-        moved = {_full(tensor): name, tensor.removesuffix(":0"): name, f"^{node_of(tensor)}": f"^{name}"}
-        for node in self._nodes.values():
-            node.inputs = [moved.get(source, source) for source in node.inputs]
+        self._moved |= {_full(tensor): name, tensor.removesuffix(":0"): name, f"^{node_of(tensor)}": f"^{name}"}
         self._add(Node(name, by.op, list(by.inputs), by.attributes))
         return f"{name}:0"
+
+    def _rewire(self) -> None:
+        """Make the nodes take what was put in the place of others."""
+        for node in self._nodes.values():
+            node.inputs = [self._moved.get(source, source) for source in node.inputs]
 
     def _free_name(self, wanted: str) -> str:
         tries = itertools.chain([wanted], (f"{wanted}_{number}" for number in itertools.count(1)))
@@ -509,7 +531,9 @@ class _Training:
                 if node.op != "RestoreV2":
                     waiting += node.data_inputs()
                     continue
-                names = names_read(node, self._nodes)
+                if node.name not in self._names_read:
+                    self._names_read[node.name] = names_read(node, self._nodes)
+                names = self._names_read[node.name]
                 number = int(one.partition(":")[2] or 0)
                 found |= set(names[number : number + 1])
         return found
@@ -557,6 +581,14 @@ class _Training:
         if restore:
             own = needed(graph.nodes, [restore])
             graph.nodes = [node for node in graph.nodes if node.op not in RESTORES or node.name in own]
+
+    def _leave_out_the_rest(self, serving: set[str], collections: Mapping[str, bytes]) -> None:
+        """Leave what is served, what restores it, and what tells how tables are restored."""
+        meta = self._meta
+        said = [node.name for node in meta.graph.nodes if node.op in RESTORES or node.op in BEGUN_IN_DEEPREC]
+        saver = [text(last(meta.saver, number)) for number in (1, 3) if meta.saver]
+        kept = needed(meta.graph.nodes, [*serving, _FILL_TABLES, *saver, *said, *variable_roots(collections, serving)])
+        meta.graph.nodes = [node for node in meta.graph.nodes if node.name in kept]
 
     def _variable_defs(self, collection: str, writers: Mapping[str, str]) -> list[bytes]:
         """What a collection says of the variables that are served; restoring them is what initializes them."""

@@ -54,6 +54,7 @@ def test_rows_become_small_where_a_dialect_has_such(tmp_path: Path, to: str, dty
     opened = open_checkpoint(tmp_path / "out").tables
     assert {name: table.schema.rows_as for name, table in opened.items()} == {"user": dtype, "item": dtype, "ids": None}
     said = {table.name: table for table in account.tables}
+    assert said["item"].bytes == 60 * (8 + 6 + (24 if dtype == "int8" else 12))
     assert any("only floating-point numbers become" in change for change in said["ids"].changes)
     assert any("optimizer slots m" in loss for loss in said["user"].losses)
 

@@ -210,7 +210,7 @@ def as_tensorflow_saves_it(tf: Any, folder: Path, tables: dict[str, tuple[np.nda
 def test_a_model_is_like_one_that_tensorflow_saved(tf: Any, make_table: Any, tmp_path: Path) -> None:
     tables = [make_table("_a/b", rows=7, dim=3, value_dtype="bfloat16"), make_table("c", rows=5, dim=2)]
     write_tables(tables, tmp_path / "checkpoint", "tfplugin")
-    export_saved_model(open_checkpoint(tmp_path / "checkpoint"), tmp_path / "ours")
+    export_saved_model(open_checkpoint(tmp_path / "checkpoint"), tmp_path / "ours", index="hash")
     as_tensorflow_saves_it(
         tf,
         tmp_path / "theirs",

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtools import _perfect_hash
 from kvtools.errors import BadInputError
-from kvtools.perfect_hash import PerfectHash, perfect_hash
+from kvtools.perfect_hash import MIX, MOST_KEYS, PerfectHash, check_count, perfect_hash
 
 
 def wrapped(number: int) -> np.int64:
@@ -18,15 +17,15 @@ def wrapped(number: int) -> np.int64:
 
 def slots_in_numpy(found: PerfectHash, keys: np.ndarray) -> np.ndarray:
     """As kvtools/perfect_hash.py says it, in int64 alone."""
-    mix = [wrapped(number) for number in _perfect_hash.MIX]
-    low = np.int64(0xFFFFFFFF)
+
+    def high(number: np.ndarray) -> np.ndarray:
+        return (number >> 32) & np.int64(0xFFFFFFFF)
+
     with np.errstate(over="ignore"):
-        hashed = keys * mix[0] + np.int64(found.seed)
-        hashed = (hashed ^ (hashed >> 32)) * mix[1]
-        hashed = (hashed ^ (hashed >> 29)) * mix[2]
-        bucket = ((hashed >> 32) & low) * len(found.pilots) >> 32
-        chosen = found.pilots[bucket].astype(np.int64) * wrapped(_perfect_hash.PILOT)
-        return (((hashed ^ chosen) * wrapped(_perfect_hash.SLOT) >> 32) & low) * found.slots >> 32
+        hashed = keys * wrapped(found.seed)
+        hashed = (hashed + high(hashed)) * wrapped(MIX)
+        bucket = high(high(hashed) * len(found.pilots))
+        return high(high(hashed * found.pilots[bucket]) * found.slots)
 
 
 def check(keys: np.ndarray) -> PerfectHash:
@@ -55,8 +54,10 @@ def test_every_key_has_a_slot_of_its_own(keys: set[int]) -> None:
         np.arange(100_000) << 40,
         np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 200_000),
         np.arange(100_000, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15),
+        (np.arange(100_000) % 1000 << 32) | (np.arange(100_000) // 1000),
+        np.arange(100_000, dtype=np.uint64) * np.uint64(pow(0xF3AD0A292935208F, -1, 2**64)),
     ],
-    ids=["counted", "signed", "high bits", "random", "steps"],
+    ids=["counted", "signed", "high bits", "random", "steps", "fields", "steps against the seed"],
 )
 def test_keys_of_any_pattern(keys: np.ndarray) -> None:
     check(np.unique(keys.astype(np.int64)))
@@ -67,6 +68,13 @@ def test_the_order_of_keys_changes_nothing() -> None:
     one, other = perfect_hash(keys), perfect_hash(keys[::-1])
     assert (one.seed, one.slots) == (other.seed, other.slots)
     np.testing.assert_array_equal(one.pilots, other.pilots)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_first_function_that_is_tried_does(seed: int) -> None:
+    """Others are for sets of keys that go against it; each costs as long as the search takes."""
+    keys = np.random.default_rng(seed).integers(-(2**63), 2**63 - 1, 20_000)
+    assert perfect_hash(np.append(keys, 0)).seed == perfect_hash(np.array([1])).seed
 
 
 def test_a_key_that_is_there_twice() -> None:
@@ -84,3 +92,15 @@ def test_progress_comes_and_may_end_it() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         perfect_hash(np.arange(1_200_000), stop)
+
+
+def test_too_many_keys() -> None:
+    check_count(MOST_KEYS)
+    with pytest.raises(BadInputError, match="got 2105376101 keys, expected 2105376100 at most; split the table first"):
+        check_count(MOST_KEYS + 1)
+
+
+@given(st.integers(0, 300), st.integers(0, 2**64 - 1), st.integers(0, 63))
+def test_keys_in_steps_of_any_size(count: int, step: int, bit: int) -> None:
+    steps = np.arange(count, dtype=np.uint64) * np.uint64(step)
+    check(np.unique(np.concatenate([steps, steps ^ np.uint64(1 << bit), ~steps]).view(np.int64)))

@@ -16,8 +16,11 @@ from kvtools.dialects.bundle.dtypes import number_named
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.errors import BadInputError, KvtoolsError
 from kvtools.export_model import export_model, has_custom_operations
+from kvtools.export_split import export_split
 from kvtools.lookup_model.messages import INT64, entry, message, of_shapes, of_types, shape
 from kvtools.meta_file import trained_graph
+from kvtools.snapshot import Snapshot
+from kvtools.split_manifest import SplitModel
 from kvtools.stock_model.attributes import Attributes, expanded_shapes, expanded_types, moved_numbers
 from kvtools.stock_model.fields import join, last, messages, split, without
 from kvtools.stock_model.graph_def import Function, Node
@@ -129,6 +132,21 @@ def test_a_model_of_tfra_without_tfra(tf: Any, tmp_path: Path) -> None:
     assert got.tobytes() == values.tobytes()
 
 
+def test_a_model_of_tfra_in_two_halves(tf: Any, tmp_path: Path) -> None:
+    export_split(open_checkpoint(str(TFRA / "savedmodel")), tmp_path / "halves")
+    halves = SplitModel.read(tmp_path / "halves")
+    signature, expected = halves.signature(), np.load(TFRA / "expected_tf2.npz")
+    keys = np.append(expected["serve_keys"], 10**15)
+    (wanted,) = signature.keys({"ids": keys})
+    rows = Snapshot(halves.snapshot).table("serve_emb").lookup(wanted)
+    dense = tf.saved_model.load(str(halves.dense)).signatures["serving_default"]
+    fed = {name: tf.constant(array) for name, array in signature.dense_request({"ids": keys}, [rows]).items()}
+    assert not list(foreign_nodes((halves.dense / "saved_model.pb").read_bytes()))
+    got = dense(**fed)["emb"].numpy()
+    assert got[:-1].tobytes() == expected["serve_values"].tobytes()
+    assert not got[-1].any()
+
+
 def graph_of_tfra(folder: Path) -> None:
     """A SavedModel of the graph that TFRA trained in TensorFlow 1: two tables, their optimizer's, and a dense layer."""
 
@@ -202,6 +220,24 @@ def test_damaged_graphs_are_told(tmp_path: Path) -> None:
         try:
             if has_custom_operations(folder):
                 export_model(open_checkpoint(str(folder)), tmp_path / "export", force=True)
+        except KvtoolsError:
+            refused += 1
+    assert 5 < refused < 40
+
+
+def test_damaged_graphs_of_checkpoints_are_told(tmp_path: Path) -> None:
+    checkpoint, file = open_checkpoint(str(TFRA / "v1_adam")), tmp_path / "damaged.meta"
+    data, randoms = (TFRA / "graph" / "v1_adam.meta").read_bytes(), random.Random(7)
+    wanted = Wanted(inputs={"ids": "Placeholder"}, outputs={"scores": "MatMul"})
+    refused = 0
+    for _ in range(40):
+        damaged = bytearray(data)
+        for _ in range(randoms.choice([1, 3])):
+            at = randoms.randrange(len(damaged))
+            damaged[at : at + randoms.choice([1, 1, 7])] = bytes([randoms.randrange(256)])
+        file.write_bytes(damaged)
+        try:
+            export_model(checkpoint, tmp_path / "export", force=True, graph=trained_graph(checkpoint, wanted, file))
         except KvtoolsError:
             refused += 1
     assert 5 < refused < 40

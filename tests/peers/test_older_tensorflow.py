@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import runpy
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,12 @@ import tensorflow as tf
 import tf_keras
 
 import tfplugin
+from kvtools.dialects.chunk import KEYS
 from kvtools.dialects.detect import open_checkpoint
+from kvtools.export import export_saved_model
 from kvtools.export_model import export_model
 from kvtools.meta_file import trained_graph
+from kvtools.stock_model.stock_ops import foreign_nodes
 from tfplugin import sok
 
 pytestmark = pytest.mark.thorough
@@ -151,10 +156,10 @@ def asked(
         exported = export_model(open_checkpoint(str(at / "source")), at / "export")
         assert exported.warnings == []
         paths[kind] = str(at / "export")
-    meta = folder / "meta"
-    meta.mkdir()
-    built["graph of a checkpoint"] = of_checkpoint(meta)
-    paths["graph of a checkpoint"] = str(meta / "export")
+    for kind, build in (("graph of a checkpoint", of_checkpoint), ("tables", tables)):
+        at = folder / build.__name__
+        at.mkdir()
+        built[kind], paths[kind] = build(at), str(at / "export")
     older = ask({paths[kind]: requests for kind, (requests, _) in built.items()}, "2.16")
     return {kind: (requests, expected, older[paths[kind]]) for kind, (requests, expected) in built.items()}
 
@@ -170,7 +175,37 @@ def of_checkpoint(folder: Path) -> tuple[Requests, Answers]:
     return [("serving_default", one) for one in fed], GRAPHS["trained_answers"](prefix, fed)
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "graph of a checkpoint"])
+def tables(folder: Path) -> tuple[Requests, Answers]:
+    """The tables of a checkpoint: each signature of the export, as this process answers it."""
+    checkpoint = open_checkpoint(str(TESTS / "data" / "sample"))
+    export_saved_model(checkpoint, folder / "export")
+    known = np.concatenate([chunk.keys for table in checkpoint.tables.values() for chunk in table.chunks(KEYS)])
+    random, requests = np.random.default_rng(7), []
+    for name, function in tf.saved_model.load(str(folder / "export")).signatures.items():
+        for _ in range(BATCHES):
+            given = {key: random.choice(known, BATCH) for key in function.structured_input_signature[1]}
+            requests.append(
+                (name, {key: np.where(random.random(BATCH) < 0.7, one, -one) for key, one in given.items()})
+            )
+    return requests, loaded_answers(folder / "export", requests)
+
+
+def test_saved_model_cli_runs_tables(ask: Any, python_of_tfra: str, tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(str(TESTS / "data" / "sample"))
+    export_saved_model(checkpoint, tmp_path / "export")
+    assert not list(foreign_nodes((tmp_path / "export" / "saved_model.pb").read_bytes()))
+    ids = np.array([1, 2, 99, 10**15])
+    np.save(tmp_path / "ids.npy", ids)
+    arguments = ["run", "--dir", str(tmp_path / "export"), "--tag_set", "serve", "--signature_def", "ads_emb"]
+    arguments += ["--inputs", f"ids={tmp_path / 'ids.npy'}", "--outdir", str(tmp_path / "outputs")]
+    cli = "import sys; from tensorflow.python.tools.saved_model_cli import main; sys.argv[0] = 'cli'; main()"
+    subprocess.run([python_of_tfra, "-c", cli, *arguments], check=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+    (expected,) = loaded_answers(tmp_path / "export", [("ads_emb", {"ids": ids})])
+    for name, values in expected.items():
+        assert np.array_equal(np.load(tmp_path / "outputs" / f"{name}.npy"), values)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "graph of a checkpoint", "tables"])
 def test_tensorflow_2_16_answers_as_the_training_process(asked: Any, kind: str) -> None:
     requests, expected, got = asked[kind]
     assert len(requests) == len(expected) == len(got)

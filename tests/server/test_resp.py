@@ -22,7 +22,11 @@ from resp_server import serving
 from version_files import write_snapshot
 
 from kvtools._snapshot import RespReader
+from kvtools.array_table import ArrayTable
 from kvtools.client import BadAnswerError, Client
+from kvtools.dialects.writing import WriteOptions
+from kvtools.migrate import write_tables
+from kvtools.quantized_rows import decode, encode
 from kvtools.server.catalog import static_catalog
 from kvtools.server.observer import Answered, Observer
 from kvtools.server.request import RequestError
@@ -161,6 +165,17 @@ def test_rows_are_the_tables_bytes(
             assert said.endswith(
                 bulk(sample.values[sample.keys.tolist().index(limits.max)])
             )  # The next one is answered.
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_rows_in_fewer_bits_are_float32_here(tmp_path: Path, dtype: str) -> None:
+    values = np.random.default_rng(0).normal(size=(9, 7)).astype(np.float32)
+    table = ArrayTable("emb", np.arange(9), values)
+    write_tables([table], tmp_path / "a.kvsnap", "snapshot", options=WriteOptions(rows_as={"emb": dtype}))
+    with serving(static_catalog(TableStore(tmp_path / "a.kvsnap"))) as running:
+        asked = command("MGET", *(f"emb:{key}" for key in range(9)))
+        expected = decode(encode(values, dtype), dtype, 7)
+        assert exchange(running.port, asked) == b"*9\r\n" + b"".join(map(bulk, expected))
 
 
 def test_redis_cli(server: RespServer) -> None:

@@ -19,6 +19,7 @@ from kvtools.cli.main import main
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.errors import BadInputError, CorruptFileError
 from kvtools.export_model import ModelExport, export_model
+from kvtools.export_split import export_split
 from kvtools.meta_file import trained_graph
 from kvtools.stock_model.fields import entries, messages, split
 from kvtools.stock_model.meta_graph import MetaGraph
@@ -126,6 +127,17 @@ def train(folder: Path, control_flow: str = "v2", steps: int = 3) -> Path:
 def exported(prefix: Path, output: Path, wanted: Wanted, **options: Any) -> ModelExport:
     checkpoint = open_checkpoint(str(prefix))
     return export_model(checkpoint, output, graph=trained_graph(checkpoint, wanted), **options)
+
+
+def test_in_two_halves(prefix: Path, tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(str(prefix))
+    outputs = {name: tensor for name, tensor in OUTPUTS.items() if name != "looped"}
+    graph = trained_graph(checkpoint, Wanted(inputs=INPUTS, outputs=outputs))
+    (checked,) = export_split(checkpoint, tmp_path / "halves", graph=graph, check=3).checks
+    assert (checked.requests, checked.outputs, checked.different) == (3, 4, ())
+    whole = trained_graph(checkpoint, Wanted(inputs=INPUTS, outputs=OUTPUTS))
+    with pytest.raises(BadInputError, match="cannot be cut out: it is in a condition or loop"):
+        export_split(checkpoint, tmp_path / "looped", graph=whole)
 
 
 def request(random: np.random.Generator) -> dict[str, np.ndarray]:
@@ -244,6 +256,13 @@ def test_loops_and_conditions_of_version_1(tmp_path: Path) -> None:
     requests = [request(np.random.default_rng(seed)) for seed in range(5)]
     got = session_answers(tmp_path / "export", "serving_default", requests)
     assert all(same(a, b) for a, b in zip(trained_answers(prefix, requests), got, strict=True))
+    served = tf.saved_model.load(str(tmp_path / "export")).signatures["serving_default"]
+    specs = served.structured_input_signature[1]
+    for fed, expected in zip(requests, got, strict=True):
+        answer = served(**{key: tf.constant(value, specs[key].dtype) for key, value in fed.items()})
+        assert same({key: tensor.numpy() for key, tensor in answer.items()}, expected)
+    inside = next(node.name for node in meta.graph.nodes if node.op == "NextIteration")
+    assert f"tensor '{inside}' is inside a loop" in refusal(prefix, inputs=INPUTS, outputs={"y": inside})
 
 
 @pytest.mark.thorough
@@ -298,6 +317,7 @@ def small(folder: Path, build: Any, **saver: Any) -> Path:
     with tf.Graph().as_default(), v1.Session() as session:
         saved = build()
         session.run(v1.global_variables_initializer())
+        session.run(v1.get_collection("fill"))
         v1.train.Saver(saved, **saver).save(session, str(folder / "model.ckpt"))
     return folder / "model.ckpt"
 
@@ -322,6 +342,24 @@ def test_a_signature_of_the_graph(prefix: Path, tmp_path: Path) -> None:
         trained_graph(open_checkpoint(str(prefix)), wanted, file)
     with pytest.raises(BadInputError, match=r"has no signature: say --input NAME=TENSOR and --output"):
         trained_graph(open_checkpoint(str(prefix)), wanted)
+
+
+def test_a_sparse_placeholder_is_three_tensors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def build() -> Any:
+        ids = v1.sparse_placeholder(tf.int64, [None, None], "sp")
+        table = tfplugin.get_kv_variable("emb", embedding_dim=2)
+        v1.add_to_collection("fill", table.upsert(np.arange(20), np.arange(40, dtype=np.float32).reshape(20, 2)))
+        with tfplugin.inference_mode():
+            tf.identity(tf.nn.embedding_lookup_sparse(table, ids, None, combiner="mean"), name="y")
+
+    arguments = ["export", str(small(tmp_path, build)), "--savedmodel", str(tmp_path / "out"), "--output", "y=y"]
+    for name, tensor in (("sp", "sp/indices"), ("sp_1", "sp/values"), ("sp_2", "sp/shape")):
+        arguments += ["--input", f"{name}={tensor}"]
+    assert main([*arguments, "--check", "5"]) == 0
+    assert "serving_default: 5 requests, 1 outputs each: the same to the bit" in capsys.readouterr().out
+    fed = {"sp": np.array([[0, 0], [0, 1], [2, 0]]), "sp_1": np.array([3, 5, 99]), "sp_2": np.array([3, 2])}
+    (got,) = session_answers(tmp_path / "out", "serving_default", [fed])
+    assert got["y"].tolist() == [[8, 9], [0, 0], [0, 0]]
 
 
 @pytest.mark.parametrize("resource", [False, True])

@@ -1,4 +1,4 @@
-"""Graphs of TFPlus and DeepRec exported without these: NumPy says what the answers are, stock TensorFlow gives them.
+"""Graphs of TFPlus, DeepRec and TFRA exported without these: NumPy says what the answers are, TensorFlow gives them.
 
 The graphs are made of stock operations and then given the nodes of the other engine, by its published definitions.
 """
@@ -16,6 +16,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
+import tfplugin
 from kvtools.array_table import ArrayTable
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.errors import BadInputError
@@ -236,3 +237,41 @@ def test_what_is_no_whole_table_is_refused(table: dict[str, Any], told: str, tmp
     checkpoint = open_checkpoint(str(trained(tmp_path, "tfplus", 1, tfplus, **table)))
     with pytest.raises(BadInputError, match=told):
         export_model(checkpoint, tmp_path / "export", graph=trained_graph(checkpoint, WANTED))
+
+
+def test_operations_of_tfra_on_gpus(tmp_path: Path) -> None:
+    """A TFRA that is built for GPUs has operations of its own for some of TensorFlow's, which it names alike."""
+    module = tf.Module()
+    module.table = tfplugin.get_kv_variable("emb", embedding_dim=DIM)
+    module.table.upsert(KEYS, VALUES)
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
+    def look_up(ids: Any) -> Any:
+        rows = tf.nn.embedding_lookup(module.table, ids)
+        count = tf.size(ids)
+        places, segments = tf.range(count - 1, -1, -1), tf.range(count) // 3
+        owners = count % 2 * tf.ones_like(segments)
+        parts = tf.dynamic_partition(rows, owners, 2)
+        return {
+            "sums": tf.sparse.segment_sum(rows, places, segments),
+            "more": tf.sparse.segment_sum(rows, places, segments, num_segments=tf.constant(30, tf.int64)),
+            "stitched": tf.dynamic_stitch(tf.dynamic_partition(places, owners, 2), parts),
+        }
+
+    source = tmp_path / "source"
+    tf.saved_model.save(module, str(source), look_up)
+    ids = tf.constant(np.random.default_rng(2).choice(np.arange(6000), 20))
+    expected = tf.saved_model.load(str(source)).signatures["serving_default"](ids=ids)
+    model = saved_model_pb2.SavedModel.FromString((source / "saved_model.pb").read_bytes())
+    renamed = 0
+    for function in model.meta_graphs[0].graph_def.library.function:
+        for one in function.node_def:
+            if one.op in ("SparseSegmentSum", "SparseSegmentSumWithNumSegments", "DynamicStitch", "DynamicPartition"):
+                one.op, renamed = f"TFRA>{one.op}", renamed + 1
+    assert renamed == 5
+    (source / "saved_model.pb").write_bytes(model.SerializeToString())
+    export_model(open_checkpoint(str(source)), tmp_path / "export")
+    got = tf.saved_model.load(str(tmp_path / "export")).signatures["serving_default"](ids=ids)
+    assert {name: rows.numpy().tobytes() for name, rows in got.items()} == {
+        name: rows.numpy().tobytes() for name, rows in expected.items()
+    }

@@ -106,6 +106,16 @@ def test_clipped_rows_are_answered_with_zeros(tmp_path: Path) -> None:
         assert answers(tmp_path / name, ids=[2, 3])["scores"].tolist() == [0, 30]
 
 
+def test_rows_may_be_narrower(tmp_path: Path) -> None:
+    model = Scores()
+    export = tfplugin.export_saved_model(model, tmp_path / "1", signatures=model.serve, dtype="float16", check=2)
+    assert [table.value_dtype for table in export.tables] == ["float16"]
+    np.testing.assert_allclose(answers(tmp_path / "1", ids=[0, 8])["scores"], [6, 70], rtol=0.02)
+    with pytest.raises(UsageError, match="int3"):
+        tfplugin.export_saved_model(model, tmp_path / "2", signatures=model.serve, dtype="int3")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["1"]
+
+
 # ---- Keras ----
 
 

@@ -21,9 +21,6 @@ os.environ["TF_USE_LEGACY_KERAS"] = "1"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 
-import warnings
-
-warnings.simplefilter("ignore")
 import numpy as np
 import tensorflow as tf
 import tf_keras
@@ -80,9 +77,11 @@ def ask(folder: Path, requests: list[tuple[str, dict[str, np.ndarray]]], in_sess
 
 
 def of_movies(
-    missing: float, users: np.ndarray = np.arange(USERS), movies: np.ndarray = np.arange(MOVIES) + 2**40
+    missing: float, users: np.ndarray | None = None, movies: np.ndarray | None = None
 ) -> list[tuple[str, dict[str, np.ndarray]]]:
     """Requests to a model of users and movies."""
+    users = np.arange(USERS) if users is None else users
+    movies = np.arange(MOVIES) + 2**40 if movies is None else movies
     drawn = ({"user_id": ids(BATCH, users, missing), "movie_id": ids(BATCH, movies, missing)} for _ in range(BATCHES))
     return [("serving_default", fed) for fed in drawn]
 
@@ -271,7 +270,7 @@ def horovod(folder: Path) -> None:
         experimental_skip_checkpoint=True,
         signatures={"serving_default": serve.get_concrete_function(served, *arguments, **keywords)},
     )
-    # In TFRA, `tf.saved_model.load` leaves tables empty that are in files; a session, and TensorFlow Serving, fill them.
+    # TFRA's `tf.saved_model.load` leaves tables in files empty; a session, as in TensorFlow Serving, fills them.
     ask(folder, [("serving_default", features(BATCH)) for _ in range(BATCHES)], in_session=True)
 
 

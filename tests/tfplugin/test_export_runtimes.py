@@ -1,0 +1,121 @@
+"""Exported models outside of TensorFlow's sessions: compiled by XLA, as TFLite and as ONNX, with the same rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfplugin
+from kvtools.dialects.detect import open_checkpoint
+from kvtools.export_model import export_model
+from kvtools.onnx_bitcast import HANDLERS
+
+DIM, KNOWN = 4, 500
+
+
+class Model(tf.Module):
+    """Two tables, one of int32 keys in parts, rows of several ids summed, and a dense layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        random = np.random.default_rng(0)
+        parts = tf.compat.v1.fixed_size_partitioner(2)
+        self.user = tfplugin.get_kv_variable("user", embedding_dim=DIM)
+        self.item = tfplugin.get_kv_variable("item", embedding_dim=3, key_dtype=tf.int32, partitioner=parts)
+        self.empty = tfplugin.get_kv_variable("empty", embedding_dim=2)
+        self.user.upsert(np.arange(KNOWN) * 2**33 - 5, random.standard_normal((KNOWN, DIM)).astype(np.float32))
+        self.item.upsert(np.arange(KNOWN, dtype=np.int32) - 5, random.standard_normal((KNOWN, 3)).astype(np.float32))
+        self.weights = tf.Variable(random.standard_normal((DIM + 3, 2)).astype(np.float32))
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3], tf.int64), tf.TensorSpec([None], tf.int32)])
+    def scores(self, users: Any, item: Any) -> Any:
+        user, rows = tf.nn.embedding_lookup(self.user, users), tf.nn.embedding_lookup(self.item, item)
+        x = tf.concat([tf.reduce_sum(user, 1), rows], 1)
+        none = tf.nn.embedding_lookup(self.empty, users[:, 0])
+        return {"users_rows": user, "item_rows": rows, "none": none, "y": tf.sigmoid(x @ self.weights)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model (`source`), and its exports by each index."""
+    folder = tmp_path_factory.mktemp("runtimes")
+    model = Model()
+    tf.saved_model.save(model, str(folder / "source"), signatures=model.scores)
+    for index in ("hash", "perfect"):
+        export_model(open_checkpoint(str(folder / "source")), folder / index, index=index)
+    return folder
+
+
+def request(seed: int) -> dict[str, np.ndarray]:
+    """Keys that are there, keys that are not, and keys that come twice."""
+    random = np.random.default_rng(seed)
+    return {
+        "users": np.where(random.random((40, 3)) < 0.7, random.integers(0, KNOWN, (40, 3)) * 2**33 - 5, 7),
+        "item": random.integers(-50, KNOWN + 50, 40).astype(np.int32),
+    }
+
+
+def answers(folder: Path, fed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    signature = tf.saved_model.load(str(folder)).signatures["serving_default"]
+    return {name: tensor.numpy() for name, tensor in signature(**{k: tf.constant(v) for k, v in fed.items()}).items()}
+
+
+def assert_same(got: dict[str, Any], expected: dict[str, np.ndarray]) -> None:
+    """Rows to the bit; each runtime has its own kernels of dense layers."""
+    assert got.keys() == expected.keys()
+    for name, values in expected.items():
+        found = np.asarray(got[name])
+        if name == "y":
+            np.testing.assert_allclose(found, values, rtol=1e-5, atol=1e-6)
+        else:
+            assert (found.dtype, found.shape, found.tobytes()) == (values.dtype, values.shape, values.tobytes()), name
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_xla_gives_the_same_rows(folder: Path, seed: int) -> None:
+    fed = request(seed)
+    model = tf.saved_model.load(str(folder / "perfect"))
+    signature = model.signatures["serving_default"]
+    compiled = tf.function(lambda users, item: signature(users=users, item=item), jit_compile=True)
+    assert_same(compiled(**{k: tf.constant(v) for k, v in fed.items()}), answers(folder / "source", fed))
+
+
+def test_xla_has_no_hash_tables(folder: Path) -> None:
+    model = tf.saved_model.load(str(folder / "hash"))
+    signature = model.signatures["serving_default"]
+    compiled = tf.function(lambda users, item: signature(users=users, item=item), jit_compile=True)
+    with pytest.raises((tf.errors.InvalidArgumentError, tf.errors.UnimplementedError), match="LookupTableFindV2"):
+        compiled(**{k: tf.constant(v) for k, v in request(1).items()})
+
+
+@pytest.mark.thorough
+def test_tflite_takes_it_by_its_builtins(folder: Path) -> None:
+    fed = request(3)
+    converted = tf.lite.TFLiteConverter.from_saved_model(str(folder / "perfect")).convert()
+    with pytest.warns(UserWarning, match="is deprecated"):
+        interpreter = tf.lite.Interpreter(model_content=converted)
+    assert_same(interpreter.get_signature_runner()(**fed), answers(folder / "source", fed))
+
+
+@pytest.mark.thorough
+def test_tflite_has_no_hash_tables_of_numbers(folder: Path) -> None:
+    with pytest.raises(Exception, match="HashTable"):
+        tf.lite.TFLiteConverter.from_saved_model(str(folder / "hash")).convert()
+
+
+@pytest.mark.thorough
+def test_onnx_runtime_gives_the_same_rows(folder: Path) -> None:
+    tf2onnx, onnxruntime = pytest.importorskip("tf2onnx"), pytest.importorskip("onnxruntime")
+    fed = request(4)
+    model = tf.saved_model.load(str(folder / "perfect"))
+    signature = model.signatures["serving_default"]
+    specs = [tf.TensorSpec([None, 3], tf.int64, "users"), tf.TensorSpec([None], tf.int32, "item")]
+    served = tf.function(lambda users, item: signature(users=users, item=item), input_signature=specs)
+    converted, _ = tf2onnx.convert.from_function(served, input_signature=specs, opset=18, custom_op_handlers=HANDLERS)
+    session = onnxruntime.InferenceSession(converted.SerializeToString())
+    names = [output.name for output in session.get_outputs()]
+    assert_same(dict(zip(names, session.run(None, fed), strict=True)), answers(folder / "source", fed))
