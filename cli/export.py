@@ -278,7 +278,7 @@ def _export_model(
         _choose_only(checkpoint, choose_for_split if split else choose_for_model, what, old, as_json)
         return
     with progress_bar("exporting") as progress:
-        of_output = {"force": force, "progress": progress, "check": check}
+        of_output: dict[str, Any] = {"force": force, "progress": progress, "check": check}
         if split:
             model = export_split(checkpoint, old.output, **of_output, **what)
         else:

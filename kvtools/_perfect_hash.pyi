@@ -5,17 +5,15 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-MIX: tuple[int, int, int]
-PILOT: int
-SLOT: int
+MIX: int
 
 def build(
     keys: npt.NDArray[np.int64],
     seed: int,
     slots: int,
-    pilots: npt.NDArray[np.int32],
+    pilots: npt.NDArray[np.int64],
     progress: Callable[[int], object],
 ) -> bool: ...
 def slots_of(
-    keys: npt.NDArray[np.int64], seed: int, slots: int, pilots: npt.NDArray[np.int32], out: npt.NDArray[np.int64]
+    keys: npt.NDArray[np.int64], seed: int, slots: int, pilots: npt.NDArray[np.int64], out: npt.NDArray[np.int64]
 ) -> None: ...

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvtools.dialects.bundle.dtypes import number_named
-from kvtools.lookup_model.messages import BOOL, INT64, of_type
+from kvtools.lookup_model.messages import BOOL, INT64, RESOURCE, of_function, of_text, of_type, of_types
 from kvtools.stock_model.function_body import FunctionBody
 from kvtools.stock_model.graph_def import Function
 from kvtools.stock_model.index import find
 from kvtools.stock_model.rows import gather
-from kvtools.stock_model.table import Handle, StockTable, resources_of
+from kvtools.stock_model.table import RESOURCES, Handle, StockTable, resources_of
 
 DEFAULT_SIGNATURE = "serving_default"
 _ANSWERED_WIDER = frozenset(map(number_named, ("float16", "bfloat16", "int8", "bool")))
@@ -97,13 +97,33 @@ def signatures_of(tables: Sequence[tuple[str, StockTable]]) -> list[Signature]:
 
 
 def lookup_function(signature: Signature) -> Function:
-    """Return the function of a signature: ids of each table, its resources -> rows, and whether they were found."""
+    """Return the function of a signature: ids of each table, its resources -> rows, and whether they were found.
+
+    One over several tables calls that of each.
+    """
     body = FunctionBody(signature.function)
     inputs = signature.inputs()
     ids = [body.argument(f"ids_{at}", INT64) for at, _ in enumerate(inputs)]
     handles = [Handle(lookup.table, -1, True) for lookup in inputs]
     answers: dict[str, str] = {}
-    for lookup, handle, asked, resources in zip(inputs, handles, ids, resources_of(body, handles), strict=True):
+    all_resources = resources_of(body, handles)
+    if len(inputs) > 1:
+        for lookup, asked, resources in zip(inputs, ids, all_resources, strict=True):
+            answered = body.op(
+                "StatefulPartitionedCall",
+                [asked, *(getattr(resources, resource) for resource in RESOURCES)],
+                Tin=of_types([INT64, *[RESOURCE] * len(RESOURCES)]),
+                Tout=of_types([lookup.answer_dtype, BOOL]),
+                f=of_function(lookup.table.function("lookup")),
+                config=of_text(""),
+                config_proto=of_text(""),
+                executor_type=of_text(""),
+            )
+            answers[lookup.embeddings], answers[lookup.found] = answered, f"{answered[:-1]}1"
+        for name, dtype in signature.outputs():
+            body.result(dtype, answers[name])
+        return body.function()
+    for lookup, handle, asked, resources in zip(inputs, handles, ids, all_resources, strict=True):
         table = lookup.table
         numbers = find(body, handle, resources, asked, missing=table.zeros_row)
         zeros_row = body.constant(table.zeros_row, np.int64)

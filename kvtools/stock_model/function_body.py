@@ -21,6 +21,7 @@ _STATEFUL = frozenset(
         "ReadVariableOp",
         "ResourceGather",
         "SaveV2",
+        "StatefulPartitionedCall",
     }
 )
 _IS_STATEFUL = 17
