@@ -149,7 +149,7 @@ def run(
         typer.Option(
             "--index",
             metavar="KIND",
-            help="How a SavedModel finds rows: perfect, or hash, a table that is made when it is loaded.",
+            help="How a SavedModel finds rows: hash (default), a table made when it is loaded, or perfect, arithmetic.",
         ),
     ] = "",
     next_one: NextVersion = False,

@@ -2,8 +2,8 @@
 
 Each table of a model is a signature, named as `kvtools export` names it in a SavedModel, with the same input, output
 and values: `ids` (int64 of any shape; a uint64 key as its bits) to `embeddings` (ids.shape + [dim]; 16-bit and smaller
-types as float32). Beside what the SavedModel has, `found` (bool, ids.shape) can be asked for by name. The table's own
-name is taken, too, and a model of one table has it as `serving_default`.
+types as float32). `found` (bool, ids.shape), which the SavedModel answers, too, is answered where it is asked for by
+name. The table's own name is taken, too, and a model of one table has it as `serving_default`.
 """
 
 from __future__ import annotations
