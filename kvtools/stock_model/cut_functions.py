@@ -206,14 +206,14 @@ class Body:
         if node.op == GIVEN_ROWS:
             return [frozenset([-1 - node.attrs.number("table")])]
         called = self.called(node)
-        inputs = [self.flow(source) for source in node.data_inputs()]
+        inputs = node.data_inputs()
         if not called:
-            return [frozenset().union(*inputs)]
+            return [frozenset().union(*map(self.flow, inputs))]
         return [self._through(flow, inputs) for flow in self._functions.flows(called)]
 
-    def _through(self, flow: frozenset[int], inputs: Sequence[frozenset[int]]) -> frozenset[int]:
+    def _through(self, flow: frozenset[int], inputs: Sequence[str]) -> frozenset[int]:
         """What flows into a result of a call, given what flows into the result of its function."""
-        return frozenset().union(*([f] if f < 0 else inputs[f] for f in flow))
+        return frozenset().union(*([f] if f < 0 else self.flow(inputs[f]) for f in flow))
 
     def flow(self, tensor: str) -> frozenset[int]:
         """Return what flows into a tensor."""
@@ -223,9 +223,7 @@ class Body:
         if ":ids:" in tensor and name in self.calls:
             node = self.by_name[name]
             called = self._functions.body(self.called(node))
-            return self._through(
-                called.flow(called.lookups[self.number(tensor)].ids), [self.flow(s) for s in node.data_inputs()]
-            )
+            return self._through(called.flow(called.lookups[self.number(tensor)].ids), node.data_inputs())
         flows = self._flows.get(name, [frozenset()])
         return flows[self.number(tensor)] if len(flows) > 1 else flows[0] if flows else frozenset()
 
