@@ -272,7 +272,7 @@ def _parsed(value: str, dtype: Any) -> Any:
 
 
 def _tensorflow() -> Any:
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # 2 tells of processors and GPUs
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # 2 complains of GPUs that are not there
     tf = importlib.import_module("tensorflow")
     importlib.import_module("tfplugin")
     return tf
