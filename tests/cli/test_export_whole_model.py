@@ -155,16 +155,14 @@ def test_a_full_disk_leaves_all_versions(
 def test_an_interrupt_leaves_all_versions(
     versions: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, where: list[str], number: int
 ) -> None:
-    append, calls = BundleWriter.append, []
+    close = BundleWriter.close
 
-    def interrupted(self: Any, rows: Any) -> None:
-        append(self, rows)
-        calls.append(rows)
-        if len(calls) == 2:
-            os.kill(os.getpid(), number)
+    def interrupted(self: Any) -> None:
+        os.kill(os.getpid(), number)  # all rows are there, and the index is not
+        close(self)
 
     before = contents(versions)
-    monkeypatch.setattr(BundleWriter, "append", interrupted)
+    monkeypatch.setattr(BundleWriter, "close", interrupted)
     assert export("--savedmodel", versions / where[0], *where[1:], "--keep", 1) == 128 + number
     assert {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}[
         signal.Signals(number)

@@ -366,7 +366,7 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(BundleWriter, "append", interrupt)
+    monkeypatch.setattr(BundleWriter, "close", interrupt)
     model = Scores()
     with pytest.raises(KeyboardInterrupt):
         tfplugin.export_saved_model(model, tmp_path / "1", signatures=model.serve)
