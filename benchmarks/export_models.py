@@ -67,7 +67,7 @@ def variants(clip: str) -> tuple[Variant, ...]:
     return (
         Variant("plain, all rows", ("--keep-zeros",), same=True),
         Variant("rows of zeros left out", (), same=True),
-        Variant("perfect index", ("--index", "perfect"), same=True),
+        Variant("hash index", ("--index", "hash"), same=True),
         Variant(f"clipped, l2 < {clip}", ("--clip-l2", clip)),
         Variant("float16", ("--dtype", "float16")),
         Variant("int8", ("--dtype", "int8")),
@@ -196,7 +196,7 @@ def speed_sides(source: Path, work: Path) -> dict[str, list[str]]:
         "export, hash": [*exported, "--index", "hash"],
         "export, perfect": [*exported, "--index", "perfect"],
         "export of the table alone, hash": [*exported, "--table", "emb", "--index", "hash"],
-        "export, int8": [*exported, "--dtype", "int8"],
+        "export, hash, int8": [*exported, "--index", "hash", "--dtype", "int8"],
     }
 
 

@@ -45,6 +45,7 @@ from kvtools.errors import UsageError
 from kvtools.export import TableExport, choose_for_saved_model, export_saved_model
 from kvtools.export_model import choose_for_model, export_model, has_custom_operations
 from kvtools.export_snapshot import choose_for_snapshot, export_snapshot, missing_is_zeros
+from kvtools.export_split import choose_for_split, export_split
 from kvtools.export_warmup import Warmup
 from kvtools.indexed_rows import check_index
 from kvtools.meta_file import named_tensors, trained_graph
@@ -67,6 +68,15 @@ def run(
             "--snapshot",
             metavar="OUT",
             help="The snapshot to write: a file, for `kvtools serve`.",
+            callback=no_standard_output,
+        ),
+    ] = None,
+    split: Annotated[
+        Path | None,
+        typer.Option(
+            "--split",
+            metavar="OUT",
+            help="The folder to write a trained model to in two halves: one that is given rows, and a snapshot.",
             callback=no_standard_output,
         ),
     ] = None,
@@ -139,7 +149,7 @@ def run(
         typer.Option(
             "--index",
             metavar="KIND",
-            help="How a SavedModel finds rows: perfect, or hash, a table that is made when it is loaded.",
+            help="How a SavedModel finds rows: hash (default), a table made when it is loaded, or perfect, arithmetic.",
         ),
     ] = "",
     next_one: NextVersion = False,
@@ -156,10 +166,11 @@ def run(
     A SavedModel with operations of its tables becomes one without them, signatures, dense variables and assets as they
     were. Of a checkpoint, and of the tables that --table names, each table gets a signature: it takes ids (int64, any
     shape) and gives embeddings; missing ids give zeros. TensorFlow Serving and tf.saved_model.load open a SavedModel
-    without this package. A snapshot is one file that kvtools serve maps and answers from at once. int8 and int4 rows
-    have an offset and a scale each, and what they lose is told. A row is kept if it passes all that is asked; rows of
-    zeros are left out, as a missing id gives the same. OUT appears whole or not at all. With --keep, older versions of
-    it go after that.
+    without this package. --split writes the model without its tables, and a snapshot of these beside it, for kvtools
+    serve, here or elsewhere. A snapshot is one file that kvtools serve maps and answers from at once. int8 and int4
+    rows have an offset and a scale each, and what they lose is told. A row is kept if it passes all that is asked; rows
+    of zeros are left out, as a missing id gives the same. OUT appears whole or not at all. With --keep, older versions
+    of it go after that.
 
     \b
     Examples:
@@ -172,20 +183,23 @@ def run(
       kvtools export --savedmodel models/ctr trained_model --next-version --keep 3 --check 100 --warmup 10
       kvtools export --savedmodel models/8 trained_model --dtype int8 --check 100
       kvtools export --snapshot model.kvsnap model.ckpt-100 --clip-l2 0.01 --dtype bfloat16
+      kvtools export --split models/7 trained_model --dtype float16 --check 100
       kvtools export --snapshot models/ctr/7.kvsnap model.ckpt-100 --keep 3
     """
-    if (savedmodel is None) == (snapshot is None):
-        raise UsageError("exporting: say --savedmodel OUT or --snapshot OUT, one of them")
+    if sum(output is not None for output in (savedmodel, snapshot, split)) != 1:
+        raise UsageError("exporting: say --savedmodel OUT or --snapshot OUT or --split OUT, one of them")
+    if split is not None and table:
+        raise UsageError(f"exporting: got --split and --table {table[0]}, expected the whole model, or --snapshot")
     if warmup is not None and savedmodel is None:
-        raise UsageError(f"exporting: got --warmup {warmup}, which is for --savedmodel: a snapshot needs none")
+        raise UsageError(f"exporting: got --warmup {warmup}, which is for --savedmodel; a snapshot needs none")
     if index:
         if savedmodel is None:
             raise UsageError(f"exporting: got --index {index}, which is for --savedmodel: a snapshot is its own index")
         check_index(index)
     of_index: dict[str, Any] = {"index": index} if index else {}
-    named = snapshot if savedmodel is None else savedmodel
+    named = next((output for output in (savedmodel, snapshot) if output is not None), split)
     assert named is not None
-    old = OldVersions(version_output(named, snapshot=savedmodel is None, next_one=next_one, keep=keep), keep)
+    old = OldVersions(version_output(named, snapshot=snapshot is not None, next_one=next_one, keep=keep), keep)
     warm = None if warmup is None else Warmup(int(warmup) if warmup.isdecimal() else Path(warmup))
     policy = clipping.policy_of(str(path), clip_abs, clip_l2, keep_keys, drop_keys, ("--keep-keys", "--drop-keys"))
     checkpoint = source.open_for(table or [], path, memory)
@@ -201,21 +215,23 @@ def run(
     given = {option: named_tensors(f"--{option}", tensors or ()) for option, tensors in tensors_of.items()}
     wanted = Wanted(signature or "", given["input"], given["output"], given["feed"], read_only)
     if meta is not None or wanted != Wanted():
-        if savedmodel is None or table:
+        if snapshot is not None or table:
             raise UsageError(
                 "exporting: --meta, --input, --output, --signature, --feed and --read-only are for a whole model:"
-                " say --savedmodel OUT, without --table"
+                " say --savedmodel OUT or --split OUT, without --table"
             )
         what["graph"] = trained_graph(checkpoint, wanted, meta)
+    if "graph" in what or (snapshot is None and not table and has_custom_operations(Path(checkpoint.path))):
         del what["tables"]
         what["warmup"] = warm
-        _export_model(checkpoint, old, what, of_index, check, force=force, dry_run=clipping.dry_run, as_json=as_json)
+        how = {"split": split is not None, "force": force, "dry_run": clipping.dry_run, "as_json": as_json}
+        _export_model(checkpoint, old, what, of_index, check, **how)
         return
-    if savedmodel is not None and not table and has_custom_operations(Path(checkpoint.path)):
-        del what["tables"]
-        what["warmup"] = warm
-        _export_model(checkpoint, old, what, of_index, check, force=force, dry_run=clipping.dry_run, as_json=as_json)
-        return
+    if split is not None:
+        raise UsageError(
+            f"exporting: got --split, and '{path}' is no trained SavedModel with lookups in key-value tables; tables"
+            " alone go with --snapshot"
+        )
     if check:
         raise UsageError(
             f"exporting: got --check {check}, which compares a trained SavedModel with its export; '{path}' is none"
@@ -252,18 +268,21 @@ def _export_model(
     of_index: Mapping[str, Any],
     check: int,
     *,
+    split: bool,
     force: bool,
     dry_run: bool,
     as_json: bool,
 ) -> None:
     warm: Warmup | None = what.pop("warmup")
     if dry_run:
-        _choose_only(checkpoint, choose_for_model, what, old, as_json)
+        _choose_only(checkpoint, choose_for_split if split else choose_for_model, what, old, as_json)
         return
     with progress_bar("exporting") as progress:
-        model = export_model(
-            checkpoint, old.output, force=force, progress=progress, check=check, warmup=warm, **what, **of_index
-        )
+        of_output = {"force": force, "progress": progress, "check": check}
+        if split:
+            model = export_split(checkpoint, old.output, **of_output, **what)
+        else:
+            model = export_model(checkpoint, old.output, warmup=warm, **of_output, **what, **of_index)
     old.remove()
     _warn(model.tables)
     _warn_of_cuts(checkpoint, {export.name: (export.rows, export.cut) for export in model.tables}, snapshot=False)
@@ -272,7 +291,11 @@ def _export_model(
         print(f"kvtools: warning: {warning}", file=sys.stderr)
     if as_json:
         of_tables = [dataclasses.asdict(export) for export in model.tables]
-        record = {"path": str(checkpoint.path), "savedmodel": str(old.output), "whole_model": True}
+        record = {
+            "path": str(checkpoint.path),
+            "split" if split else "savedmodel": str(old.output),
+            "whole_model": True,
+        }
         record |= describe_budget(order) | old.described() | _described(warm)
         checks = [dataclasses.asdict(one) for one in model.checks]
         print(json.dumps({**record, "tables": of_tables, "left_out": model.left_out, "checks": checks}))

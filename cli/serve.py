@@ -67,6 +67,14 @@ def run(
         str,
         typer.Option(help="What keys give that only the backend could have, while it does not answer: error, missing."),
     ] = "error",
+    rows_from: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL[,URL...]",
+            help="Of a model in two halves, take the rows from this kvtools serve, or these replicas. May be repeated,"
+            " for each shard in order.",
+        ),
+    ] = None,
     model_name: Annotated[str, typer.Option(metavar="NAME", help="The name of a single model.")] = _MODEL_NAME,
     poll: Annotated[
         float | None,
@@ -191,6 +199,7 @@ def run(
       kvtools serve models/ctr --poll 10 --label stable=20260101
       kvtools serve ctr=models/ctr cvr=models/cvr --poll 10 --versions "ctr:latest 2"
       kvtools serve saved_models/ranker --grpc-port 8500
+      kvtools serve split_models/ranker --rows-from http://rows.example:8501
       kvtools serve --backend redis://cache:6379/0
       kvtools serve model.ckpt-100 --host 0.0.0.0 --port 8080 --workers 4 --grace 20
       curl -d '{"keys": [17, -3]}' http://127.0.0.1:8501/v1/tables/user_emb:lookup
@@ -204,6 +213,11 @@ def run(
             raise UsageError("serving: got neither a PATH nor a --backend, expected one or both")
         paths = [backend]
     doing = f"serving '{paths[0]}'"
+    shards = tuple(tuple(url.strip() for url in shard.split(",")) for shard in rows_from or ())
+    if shards:
+        from kvtools.client import Client
+
+        Client(shards=shards).close()  # what is no URL is told at once
     if backend is not None and len(paths) > 1:
         raise UsageError(
             f"{doing}: got {len(paths)} models and a --backend, expected one model: each table is there once"
@@ -251,6 +265,7 @@ def run(
         grace=grace,
         missing=missing,  # type: ignore[arg-type]
         backend=backend,
+        rows_from=shards,
         backend_down=backend_down,  # type: ignore[arg-type]
         workers=workers,
         poll=poll,

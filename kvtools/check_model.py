@@ -16,7 +16,15 @@ from kvtools.dialects.chunk import Array
 from kvtools.dialects.interface import Checkpoint
 from kvtools.errors import BadInputError, MissingDependencyError, one_line
 from kvtools.meta_file import TrainedGraph
-from kvtools.model_requests import InputSpec, MixedIds, Request, requests, serving_graph, signature_inputs
+from kvtools.model_requests import (
+    InputSpec,
+    MixedIds,
+    Request,
+    requests,
+    serving_graph,
+    serving_graph_of,
+    signature_inputs,
+)
 from kvtools.stock_model.fields import entries, last, split, text
 from kvtools.stock_model.meta_graph import MetaGraph
 from kvtools.stock_model.training_graph import only_what_runs
@@ -59,6 +67,7 @@ def check_model(
     seed: int = 0,
     graph: TrainedGraph | None = None,
     run: Path | None = None,
+    theirs: Callable[[str], Answer] | None = None,
 ) -> list[SignatureCheck]:
     """Compare the answers of a model to random requests with those of its export.
 
@@ -72,6 +81,7 @@ def check_model(
         seed: for other requests.
         graph: of a checkpoint of TensorFlow 1, what is served of its graph.
         run: another export with the keys of `export`, to be asked in its place.
+        theirs: what answers each signature, where `export` has the tables only.
 
     Raises:
         BadInputError: TensorFlow cannot load the model.
@@ -85,8 +95,10 @@ def check_model(
     trained, exported = Path(checkpoint.path), run or Path(export.path)
     ids = MixedIds(checkpoint, export, np.random.default_rng(seed))
     found: list[SignatureCheck] = []
-    ours, theirs = answers_of(trained) if graph is None else _run_training(trained, graph), answers_of(exported)
-    for name, inputs in signature_inputs(serving_graph(trained if graph is None else exported)).items():
+    ours = answers_of(trained) if graph is None else _run_training(trained, graph)
+    theirs = theirs or answers_of(exported)
+    meta = serving_graph(trained) if graph is None else serving_graph_of(graph.saved_model)
+    for name, inputs in signature_inputs(meta).items():
         found.append(_check(name, inputs, ours(name), theirs(name), ids, count))
     return found
 
@@ -94,7 +106,7 @@ def check_model(
 def answers_of(folder: Path) -> Callable[[str], Answer]:
     """Load a SavedModel, and return what answers requests to a signature; raises `BadInputError`."""
     meta = serving_graph(folder)
-    return (_run_objects if meta.objects else _run_session)(folder, meta)
+    return (_run_objects if meta.objects else _run_session)(folder)
 
 
 def _check(
@@ -156,7 +168,7 @@ def _largest(a: Array, b: Array) -> float:
     return float(np.nan_to_num(differences, nan=np.inf).max(initial=0))
 
 
-def _run_objects(folder: Path, meta: MetaGraph) -> Callable[[str], Answer]:
+def _run_objects(folder: Path) -> Callable[[str], Answer]:
     """A model of TensorFlow 2, by its signatures."""
     tf = _tensorflow()
     try:
@@ -177,9 +189,10 @@ def _run_objects(folder: Path, meta: MetaGraph) -> Callable[[str], Answer]:
     return signature
 
 
-def _run_session(folder: Path, meta: MetaGraph) -> Callable[[str], Answer]:
-    """A model of TensorFlow 1, in a session."""
+def _run_session(folder: Path) -> Callable[[str], Answer]:
+    """A model in a session, as TensorFlow 1 loads it, and servers do."""
     tf = _tensorflow()
+    meta = serving_graph(folder)
     graph = tf.Graph()
     session = tf.compat.v1.Session(graph=graph)
     said = tf.get_logger()
@@ -259,7 +272,7 @@ def _parsed(value: str, dtype: Any) -> Any:
 
 
 def _tensorflow() -> Any:
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # 2 complains of GPUs that are not there
     tf = importlib.import_module("tensorflow")
     importlib.import_module("tfplugin")
     return tf

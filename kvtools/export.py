@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from kvtools.export_warmup import Warmup  # which a server that serves tables has no use for
 
 _MODEL_FILE = "saved_model.pb"
+_CHUNKS_TO_SLOTS = 8
 _NOT_IN_SIGNATURES = re.compile(r"[^A-Za-z0-9_]")
 
 
@@ -311,8 +312,10 @@ def write_table(
     if behind is not None and len(behind):
         begun = as_written(kept.beside(behind, "a row that keys begin with"))
         rows_behind = np.concatenate([rows_behind, begun])
+    # Rows that go to their slots are cut into groups: few large pieces of each.
+    at_once = kept.chunk_rows(KEYS_AND_VALUES) * (_CHUNKS_TO_SLOTS if order else 1)
     with table_rows(writer, table, order, rows_behind) as rows:
-        for chunk in read_ahead(kept.chunks(KEYS_AND_VALUES)):
+        for chunk in read_ahead(kept.chunks(KEYS_AND_VALUES, rows=at_once)):
             keys, values = chunk.keys, chunk.values
             assert values is not None
             rows.append(_as_int64(keys), as_written(values))

@@ -39,7 +39,10 @@ from kvtools.indexed_rows import DEFAULT_INDEX, Index, check_index
 from kvtools.meta_file import TrainedGraph
 from kvtools.narrow_rows import Dtypes, check_dtypes, dtype_of
 from kvtools.replace_output import check_replaceable, replace_folder
+from kvtools.stock_model.cut_functions import CannotCut
+from kvtools.stock_model.cut_model import CutSignature, cut_model
 from kvtools.stock_model.fields import join, messages, split, without
+from kvtools.stock_model.given_rows import GivenTable
 from kvtools.stock_model.handles import Restored
 from kvtools.stock_model.initial_rows import InitialRows, initial_rows
 from kvtools.stock_model.meta_graph import (
@@ -63,6 +66,7 @@ _TELL_ZEROS = frozenset({"KvTableContains", "KvTableSize"}) | GIVES_DEFAULTS
 """Operations that tell a row of zeros from none."""
 _DAMAGED = (ValueError, KeyError, IndexError, AssertionError, RecursionError)
 """What reading, or rewriting, a graph that contradicts itself raises."""
+_OBJECTS = 7  # of a MetaGraphDef
 _NOT_COPIED = frozenset({_MODEL_FILE, "variables", "fingerprint.pb"})
 
 
@@ -158,7 +162,7 @@ def export_model(
     check_dtypes(f"exporting '{checkpoint.path}'", dtype)
     if check:
         check_available()
-    model = _Model(checkpoint, graph)
+    model = TrainedModel(checkpoint, graph)
     tables = {prefix: model.table(prefix, number, dtype) for number, prefix in enumerate(model.readers)}
     model.rewritten(tables)  # what cannot be rewritten is told before hours of writing
     choices = model.choose(policy, keep_zeros=keep_zeros, dtype=dtype, memory=memory, progress=progress)
@@ -173,7 +177,7 @@ def export_model(
 
 
 def _write(
-    model: _Model,
+    model: TrainedModel,
     folder: Path,
     tables: dict[str, StockTable],
     choices: Sequence[Choice],
@@ -187,9 +191,9 @@ def _write(
     """Write a model of these tables to a folder; return what became of each, and what was left out."""
     checkpoint = model.checkpoint
     if model.graph is None:
-        _copy_rest(model.folder, folder)
+        copy_rest(model.folder, folder)
     else:
-        _copy_assets(model.graph.files, folder)
+        copy_assets(model.graph.files, folder)
     (folder / "variables").mkdir()
     exports: list[TableExport] = []
     described: list[dict[str, Any]] = []
@@ -224,7 +228,7 @@ def _write(
 
 
 def _checked(
-    model: _Model,
+    model: TrainedModel,
     folder: Path,
     exports: Sequence[TableExport],
     choices: Sequence[Choice],
@@ -258,7 +262,7 @@ def _checked(
 
 
 def _expect_same(
-    model: _Model, checks: Sequence[SignatureCheck], exports: Sequence[TableExport], otherwise: str
+    model: TrainedModel, checks: Sequence[SignatureCheck], exports: Sequence[TableExport], otherwise: str
 ) -> None:
     """Raise `CheckFailedError` where answers differ, unless rows of `exports` were cut."""
     wrong = [f"{one.signature}: {what}" for one in checks for what in one.different]
@@ -277,7 +281,7 @@ def choose_for_model(
     graph: TrainedGraph | None = None,
 ) -> list[Choice]:
     """Decide which rows `export_model` would keep, and write nothing; arguments and errors are its own."""
-    model = _Model(checkpoint, graph)
+    model = TrainedModel(checkpoint, graph)
     model.rewritten({prefix: model.table(prefix, number) for number, prefix in enumerate(model.readers)})
     return model.choose(policy, keep_zeros=keep_zeros, dtype=dtype, memory=memory, progress=progress)
 
@@ -298,7 +302,7 @@ def _malformed(file: Path, error: Exception) -> CorruptFileError:
     return CorruptFileError(f"reading '{file}': got malformed bytes ({told}); save the model again")
 
 
-class _Model:
+class TrainedModel:
     """A SavedModel to be rewritten, or a checkpoint with the graph that it was trained by.
 
     Attributes:
@@ -383,6 +387,18 @@ class _Model:
             progress=progress,
         )
 
+    def unused(self) -> list[str]:
+        """Say which tables and dense variables nothing that is served uses, a sentence each."""
+        used = {reader.schema.name for reader in self.readers.values()}
+        reasons = [
+            f"table '{name}': nothing that is served uses it" for name in self.checkpoint.tables if name not in used
+        ]
+        unused = [one for one in self.checkpoint.variables if one not in self.variables]
+        if unused:
+            size = sum(one.bytes for one in unused)
+            reasons.append(f"{len(unused)} dense variables, {size} bytes: nothing that is served uses them")
+        return reasons
+
     def warnings(self, exports: Sequence[TableExport]) -> list[str]:
         """Say of which tables keys that were cut are not answered with zeros."""
         begun = {
@@ -430,14 +446,7 @@ class _Model:
         """Return the model as it is with these tables, the objects of its checkpoint, and what was left out."""
         graphs: list[bytes] = []
         tracked = self._tracked
-        used = {reader.schema.name for reader in self.readers.values()}
-        reasons = [
-            f"table '{name}': nothing that is served uses it" for name in self.checkpoint.tables if name not in used
-        ]
-        unused = [one for one in self.checkpoint.variables if one not in self.variables]
-        if unused:
-            size = sum(one.bytes for one in unused)
-            reasons.append(f"{len(unused)} dense variables, {size} bytes: nothing that is served uses them")
+        reasons = self.unused()
         kept = frozenset([OBJECT_GRAPH, *(variable.name for variable in self.variables)])
         by_prefix = Tables({prefix: tables[first] for prefix, first in self._same.items()}, kept)
         for data in self._graphs:
@@ -455,6 +464,50 @@ class _Model:
         for function, node in foreign_nodes(encoded):
             raise self._refused(UnsupportedOperation(node, function, "it is none of stock TensorFlow's"))
         return encoded, tracked, reasons
+
+    def cut(
+        self, names: Mapping[str, str], unique: str, part_rows: Mapping[str, tuple[int, ...]]
+    ) -> tuple[bytes, list[CutSignature]]:
+        """Return the model cut at its lookups, whose rows are given to it, and its signatures; see `cut_model`.
+
+        It is the graph that is served, without what TensorFlow 2 needs to make Python's objects of it. `part_rows` are
+        the rows of each part of tables, by `readers`' keys, where they are known.
+        """
+        tables: dict[str, GivenTable] = {}
+        for number, prefix in enumerate(self.readers):
+            known = self.table(prefix, number)
+            fields = {each.name: getattr(known, each.name) for each in dataclasses.fields(known)}
+            fields["part_rows"] = part_rows.get(prefix, known.part_rows)
+            tables[prefix] = GivenTable(**fields, begins=self.initial[prefix][1])
+        kept = frozenset(variable.name for variable in self.variables)
+        by_prefix = Tables({prefix: tables[first] for prefix, first in self._same.items()}, kept)
+        try:
+            tags = [MetaGraph.decode(data).tags for data in self._graphs]
+            data = self._graphs[next((at for at, each in enumerate(tags) if "serve" in each), 0)]
+            rewritten = rewrite_meta_graph(join(without(split(data), _OBJECTS)), by_prefix, b"", is_stock)
+            graph, signatures = cut_model(
+                rewritten.meta_graph, {table.number: table for table in tables.values()}, names, unique
+            )
+        except UnsupportedOperation as error:
+            raise self._refused(error) from error
+        except CannotCut as error:
+            where = f"node '{error.node}'" + (f" of function '{error.function}'" if error.function else "")
+            raise BadInputError(
+                f"splitting '{self.folder}': the lookup in table '{error.table}' ({where}) cannot be cut out:"
+                f" {error.reason}; export the model whole, with --savedmodel"
+            ) from error
+        except _DAMAGED as error:
+            raise _malformed(self._file, error) from error
+        self._not_zeros |= rewritten.not_zeros
+        encoded = join([*without(self._fields, 2), (2, 2, graph)])
+        for function, node in foreign_nodes(encoded):
+            raise self._refused(UnsupportedOperation(node, function, "it is none of stock TensorFlow's"))
+        return encoded, signatures
+
+    @property
+    def tells_zeros(self) -> bool:
+        """Whether the model can tell a row of zeros from none."""
+        return self._tells_zeros
 
     def _refused(self, error: UnsupportedOperation) -> KvtoolsError:
         done = ", ".join(sorted({*OPERATIONS, *_ALSO_DONE}.difference(REFUSED)))
@@ -529,13 +582,14 @@ def _asks_what_is_there(meta: MetaGraph) -> bool:
     return any(node.op in _TELL_ZEROS for node in served_nodes(meta))
 
 
-def _copy_assets(files: Mapping[str, Path], folder: Path) -> None:
+def copy_assets(files: Mapping[str, Path], folder: Path) -> None:
+    """Copy the assets of a graph, by their names, to a model's folder."""
     for name, file in files.items():
         (folder / "assets").mkdir(exist_ok=True)
         shutil.copyfile(file, folder / "assets" / name)
 
 
-def _copy_rest(source: Path, folder: Path) -> None:
+def copy_rest(source: Path, folder: Path) -> None:
     """Assets and what else lies in the model's folder; not who may write to it."""
     for entry in sorted(source.rglob("*")):
         place = entry.relative_to(source)

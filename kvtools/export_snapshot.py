@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from kvtools.clip import Choice
 from kvtools.clip_policy import Policy, choose_all
@@ -30,6 +31,7 @@ def export_snapshot(
     policy: Policy | None = None,
     keep_zeros: bool = False,
     dtype: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
     force: bool = False,
     memory: int = DEFAULT_MEMORY,
     progress: Progress | None = None,
@@ -47,6 +49,7 @@ def export_snapshot(
         keep_zeros: keep rows of zeros alone; they are what a missing key gives, and left out otherwise.
         dtype: what rows of floating-point numbers become: one of `kvtools.narrow_rows.DTYPES`, "int8" and "int4" with
             an offset and a scale for each row; as they are if None, and where they are integers.
+        metadata: what else to record of each table.
         force: replace a file that is there.
         memory: how many bytes of rows to hold; more go through the disk.
         progress: called as rows are read and written.
@@ -79,13 +82,12 @@ def export_snapshot(
         memory=memory,
         progress=progress,
     )
-    kept = [
-        NarrowTable(
-            TableView(masked := MaskedTable(reader, choice.mask), dataclasses.replace(masked.schema, slots=())),
-            dtype_of(reader.schema, dtype),
-        )
-        for reader, choice in zip(readers, choices, strict=True)
-    ]
+    kept: list[NarrowTable] = []
+    for reader, choice in zip(readers, choices, strict=True):
+        masked = MaskedTable(reader, choice.mask)
+        told_of_it = {**masked.schema.metadata, **(metadata or {})}
+        schema = dataclasses.replace(masked.schema, slots=(), metadata=told_of_it)
+        kept.append(NarrowTable(TableView(masked, schema), dtype_of(reader.schema, dtype)))
     rows_as = {table.schema.name: table.rows_as for table in kept if table.rows_as}
     options = WriteOptions(memory=memory, force=force, rows_as=rows_as)
     account = write_tables(kept, output, snapshot.NAME, options=options, progress=progress)

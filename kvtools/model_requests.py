@@ -44,7 +44,12 @@ class IdSource(Protocol):
 
 def serving_graph(folder: Path) -> MetaGraph:
     """Return the graph that servers load of a SavedModel."""
-    graphs = [MetaGraph.decode(data) for data in messages(split((folder / "saved_model.pb").read_bytes()), 2)]
+    return serving_graph_of((folder / "saved_model.pb").read_bytes())
+
+
+def serving_graph_of(saved_model: bytes) -> MetaGraph:
+    """Return the graph that servers load of a SavedModel, encoded."""
+    graphs = [MetaGraph.decode(data) for data in messages(split(saved_model), 2)]
     return next((graph for graph in graphs if "serve" in graph.tags), graphs[0])
 
 

@@ -16,6 +16,8 @@ from pathlib import Path
 from kvtools.dialects.savedmodel import MANIFEST
 from kvtools.dialects.snapshot import MAGIC
 from kvtools.errors import OutputError, UsageError
+from kvtools.split_manifest import MANIFEST as SPLIT_MANIFEST
+from kvtools.split_manifest import is_split
 
 _VERSION = re.compile(r"(\d{1,18})(\.kvsnap|\.snapshot)?")
 _REMOVED = re.compile(r"\.\d{1,18}\.kvtools-removed-[0-9a-f]{32}")
@@ -120,7 +122,7 @@ def _is_ours(path: Path) -> bool:
         if path.suffix:
             with path.open("rb") as file:
                 return file.read(len(MAGIC)) == MAGIC
-        manifest = json.loads((path / MANIFEST).read_bytes())
+        manifest = json.loads((path / (SPLIT_MANIFEST if is_split(path) else MANIFEST)).read_bytes())
         return isinstance(manifest, dict) and str(manifest.get("written_by", "")).startswith("kvtools ")
     except (OSError, ValueError, RecursionError):
         return False

@@ -17,6 +17,7 @@ The protocols of others, over the same catalog:
 
 signatures.py          what a model can be asked, the same for all of them
 saved_models.py        whole models, run by TensorFlow
+split_store.py         models in two halves: rows, and a dense part that TensorFlow runs
 tensorflow_rest.py     TensorFlow Serving's REST; its gRPC is in tensorflow_grpc.py
 kserve_rest.py         the Open Inference Protocol over HTTP; its gRPC is in kserve_grpc.py
 inference_protocol.py  what these two have in common

@@ -22,6 +22,7 @@ from kvtools.server.catalog import (
     AmbiguousTableError,
     Catalog,
     NoVersionError,
+    OtherExportError,
     UnknownModelError,
     UnknownVersionError,
 )
@@ -97,6 +98,8 @@ def create_app(catalog: Catalog, settings: Settings | None = None, *, lookups: L
     async def on_kvtools_error(request: Request, error: KvtoolsError) -> Response:
         if isinstance(error, NoVersionError):
             return _error(request, 503, "not_ready", str(error), {"Retry-After": "1"})
+        if isinstance(error, OtherExportError):
+            return _error(request, 503, "other_export", str(error))
         if isinstance(error, AmbiguousTableError):
             return _error(request, 400, "ambiguous_table", str(error))
         if code := _UNKNOWN.get(type(error)):

@@ -40,6 +40,10 @@ class AmbiguousTableError(BadInputError):
     """A table was asked for by its name alone, and several models have one of this name."""
 
 
+class OtherExportError(BadInputError):
+    """Rows of an export in two halves were asked for, and no version that is served has them."""
+
+
 class NoVersionError(UnknownVersionError):
     """A model has no version at all now: it is loaded still, or what it had turned out bad. Another server may do."""
 
@@ -200,6 +204,23 @@ class Catalog:
         """Return the latest version of the model that lookups in `tables` are for; see `model_of` and `version`."""
         name = self.model_of(tables, model)
         return self.version() if name is None else self.version(name)
+
+    def of_export(self, export: str, model: str | None = None) -> ServedVersion:
+        """Return the version, of `model` or of any, whose tables are of this export.
+
+        Raises:
+            UnknownModelError: there is no such model.
+            OtherExportError: none is.
+        """
+        models = [self.model(model)] if model is not None else list(self._models.values())
+        for served in models:
+            for version in reversed(served.versions):
+                if getattr(version.store, "export", None) == export:
+                    return version
+        raise OtherExportError(
+            f"the rows of export '{export[:64]}' were asked for, and no version that is served has them; serve it"
+            " beside the other, as --versions 'latest 2' does, or ask another server"
+        )
 
     def same_tables(self) -> dict[str, list[str]]:
         """Return the names of tables that several models have, each with those models."""

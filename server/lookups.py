@@ -25,6 +25,7 @@ from kvtools.server.catalog import (
     AmbiguousTableError,
     Catalog,
     NoVersionError,
+    OtherExportError,
     ServedVersion,
     UnknownModelError,
     UnknownVersionError,
@@ -35,6 +36,7 @@ from kvtools.server.prepared import MOST_NUMBERS, Holes, Inference, What, prepar
 from kvtools.server.request import RequestError, decode_body, tables_asked
 from kvtools.server.request_ids import MADE
 from kvtools.server.settings import Settings
+from kvtools.split_manifest import EXPORT_HEADER
 
 # A lookup that makes more numbers than this goes to a thread: about a third of a millisecond of work.
 _SMALL_BINARY = 65_536
@@ -45,7 +47,7 @@ _UNKNOWN: dict[type[Exception], str] = {
     UnknownVersionError: "unknown_version",
 }
 # Why it cannot be told which version is asked.
-_NOT_CHOSEN = (AmbiguousTableError, UnknownTableError, UnknownModelError, UnknownVersionError)
+_NOT_CHOSEN = (AmbiguousTableError, OtherExportError, UnknownTableError, UnknownModelError, UnknownVersionError)
 
 
 class Size(Enum):
@@ -219,7 +221,9 @@ class Lookups:
                 self.observer.authorize(ask.headers, ())  # who may ask nothing is told nothing of models
                 if self._by_body(ask):
                     return None
-                model = self.catalog.model_of(tables, ask.model)
+                export = ask.headers.get(EXPORT_HEADER)
+                by_export = export and self.catalog.of_export(export, ask.model).model
+                model = by_export or self.catalog.model_of(tables, ask.model)
             self.observer.authorize_model(ask.headers, model)
             self.observer.authorize(ask.headers, tables)
         except (RequestError, *_NOT_CHOSEN) as error:
@@ -265,9 +269,11 @@ class Lookups:
 
     def _by_body(self, ask: Ask) -> bool:
         """Whether the tables that the body names tell which model is asked."""
-        return ask.kind == "tables" and self._by_table(ask)
+        return ask.kind == "tables" and self._by_table(ask) and EXPORT_HEADER not in ask.headers
 
     def _version(self, ask: Ask) -> ServedVersion:
+        if export := ask.headers.get(EXPORT_HEADER):
+            return self.catalog.of_export(export, ask.model)
         return self.catalog.choose(() if ask.kind == "tables" else (ask.table,), ask.model)
 
     def _answer(self, version: ServedVersion, ask: Ask, body: bytes) -> Answer:
@@ -290,6 +296,8 @@ def error_answer(error: Exception) -> Answer:
         return answer
     if isinstance(error, NoVersionError):
         return error_answer(RequestError(503, "not_ready", str(error), {"Retry-After": "1"}))
+    if isinstance(error, OtherExportError):
+        return error_answer(RequestError(503, "other_export", str(error)))
     if isinstance(error, AmbiguousTableError):
         return error_answer(RequestError(400, "ambiguous_table", str(error)))
     if code := _UNKNOWN.get(type(error)):

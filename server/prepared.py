@@ -146,7 +146,7 @@ def prepare_frame(
 ) -> PreparedLookup | None:
     """Return what answers frames for the tables of `version`, of `epoch`, or None: nothing does."""
     several = observer.tally(Tallied("http", "tables", _SEVERAL, version.model))
-    tables = []
+    tables: list[tuple[bytes, Table, Tally, RecentKeys | None]] = []
     for name, stored in version.store.tables.items():
         tally = observer.tally(Tallied("http", "tables", name, version.model))
         if tally is None or stored.table is None:

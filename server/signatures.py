@@ -2,8 +2,8 @@
 
 Each table of a model is a signature, named as `kvtools export` names it in a SavedModel, with the same input, output
 and values: `ids` (int64 of any shape; a uint64 key as its bits) to `embeddings` (ids.shape + [dim]; 16-bit and smaller
-types as float32). Beside what the SavedModel has, `found` (bool, ids.shape) can be asked for by name. The table's own
-name is taken, too, and a model of one table has it as `serving_default`.
+types as float32). `found` (bool, ids.shape), which the SavedModel answers, too, is answered where it is asked for by
+name. The table's own name is taken, too, and a model of one table has it as `serving_default`.
 """
 
 from __future__ import annotations
@@ -193,7 +193,9 @@ def ask(
 ) -> dict[str, Array]:
     """Answer a caller who may ask this; `inputs` and `outputs` have been checked. Raises `ProtocolError`."""
     if not isinstance(signature, TableSignature):
-        caller.authorize()
+        caller.authorize(getattr(signature, "tables", ()))
+        if counting := getattr(signature, "run_and_count", None):
+            return counting(inputs, outputs, settings, caller.counts)  # type: ignore[no-any-return]
         return signature.run(inputs, outputs, settings)
     table = signature.table.schema.name
     caller.authorize((table,))
@@ -236,6 +238,9 @@ def signatures(version: ServedVersion) -> Mapping[str, Signature]:
     known = _signatures.get(store)
     if known is None:
         known = _table_signatures(store.tables, version.recent)
+        if of_model := getattr(store, "model_signatures", None):  # in two halves: its own names count
+            own_names = of_model(version.recent)
+            known = own_names | {name: one for name, one in known.items() if name not in (*own_names, DEFAULT)}
         _signatures[store] = known
     return known
 
@@ -243,7 +248,7 @@ def signatures(version: ServedVersion) -> Mapping[str, Signature]:
 def numbers_at_once(version: ServedVersion) -> int:
     """Return the numbers in the widest row of a version whose rows are all in memory; 0 if anything is waited for."""
     store = version.store
-    if not store.warm:
+    if not store.warm or hasattr(store, "model_signatures"):  # which TensorFlow runs
         return 0
     widest = _widest.get(store)
     if widest is None:

@@ -27,6 +27,7 @@ from kvtools.server.host_paths import without_folders
 from kvtools.server.request import RequestError
 from kvtools.server.snapshot_cache import snapshot_of
 from kvtools.snapshot import Snapshot, file_errors
+from kvtools.split_manifest import EXPORT
 
 _LOG = logging.getLogger("kvtools.serve")
 _TELLS_EVERY = 1.0  # s
@@ -99,6 +100,8 @@ class TableStore:
     renamed to it, or nothing there any more. Only a snapshot that is served itself must not be written over in place:
     its lookups are errors from then on.
 
+    `export` names the export that all of them are of, where it was one in two halves (`split_manifest`).
+
     Args:
         path: a snapshot, a checkpoint of any dialect, or a SavedModel that `kvtools export` wrote.
         options: how to open it.
@@ -130,7 +133,7 @@ class TableStore:
         options = options or OpenOptions()
         source = Source(os.fspath(path))
         if options.dialect in (None, dialect.NAME) and dialect.sniff(source):
-            snapshot = Snapshot(source.path)
+            snapshot = Snapshot(dialect.file_of(source))
             checkpoint = dialect.checkpoint_of(source, snapshot.native)
             readers = checkpoint.select(tables)
         else:
@@ -145,6 +148,8 @@ class TableStore:
                 progress=progress,
             )
         _some(checkpoint, len(readers))
+        exports = {reader.schema.metadata.get(EXPORT) for reader in readers}
+        self.export: str | None = exports.pop() if len(exports) == 1 else None
         self.path = checkpoint.path
         self.dialect = checkpoint.dialect
         self.fingerprint = snapshot.fingerprint

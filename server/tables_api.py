@@ -23,6 +23,7 @@ from kvtools.server.codecs import JSON, choose_codec
 from kvtools.server.lookups import Ask, Lookups, Size, error_answer
 from kvtools.server.request import BINARY, RequestError, checked_missing
 from kvtools.server.request_body import read_within
+from kvtools.split_manifest import EXPORT_HEADER
 
 _ERROR = {"error": {"code": "unknown_table", "message": "there is no table 'x'; GET /v1/tables lists the tables"}}
 _ERROR_SCHEMA = {
@@ -278,12 +279,14 @@ def router(lookups: Lookups) -> APIRouter:
         lookups.observer.authorize(request.headers, ())
         limits = {"max_keys": lookups.settings.max_keys, "max_values": lookups.settings.max_values}
         model = named_model(request)
-        if model is None and len(lookups.catalog.names()) > 1:
+        export = request.headers.get(EXPORT_HEADER)
+        if export is None and model is None and len(lookups.catalog.names()) > 1:
             return _listing_of_all(lookups.catalog, limits)
-        version = lookups.catalog.choose((), model)
+        version = lookups.catalog.of_export(export, model) if export else lookups.catalog.choose((), model)
         return {
             "model": version.model,
             "version": version.number,
+            **_export(version),
             "dialect": version.store.dialect,
             "limits": limits,
             "tables": _described_tables(version),
@@ -309,6 +312,7 @@ def _listing_of_all(catalog: Catalog, limits: dict[str, int]) -> dict[str, Any]:
         {
             "model": name,
             "version": version.number if version else None,
+            **(_export(version) if version else {}),
             "dialect": version.store.dialect if version else None,
         }
         for name, version in latest.items()
@@ -316,7 +320,20 @@ def _listing_of_all(catalog: Catalog, limits: dict[str, int]) -> dict[str, Any]:
     tables = [
         {"model": name, **table} for name, version in latest.items() if version for table in _described_tables(version)
     ]
-    return {"model": None, "version": None, "dialect": None, "limits": limits, "models": models, "tables": tables}
+    return {
+        "model": None,
+        "version": None,
+        "dialect": None,
+        "limits": limits,
+        "models": models,
+        "tables": tables,
+    }
+
+
+def _export(version: ServedVersion) -> dict[str, str]:
+    """The export that the tables of a version are of, where it was one in two halves."""
+    export = getattr(version.store, "export", None)
+    return {"export": export} if export else {}
 
 
 async def _serve(

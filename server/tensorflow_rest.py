@@ -328,7 +328,7 @@ def _metadata(served: ServedVersion) -> dict[str, Any]:
     definitions = {
         name: {
             "inputs": {key: _tensor_info(spec) for key, spec in signature.inputs.items()},
-            "outputs": {key: _tensor_info(spec) for key, spec in signature.outputs.items()},
+            "outputs": {key: _tensor_info(spec) for key, spec in {**signature.outputs, **signature.by_name}.items()},
             "method_name": signature.method_name,
             "defaults": {},
         }

@@ -28,6 +28,7 @@ from kvtools.server.sources import SharedSources
 from kvtools.server.store import TableStore
 from kvtools.server.version_folder import FoundVersion
 from kvtools.snapshot import file_errors
+from kvtools.split_manifest import is_split
 
 log = logging.getLogger("kvtools.serve")
 
@@ -163,11 +164,22 @@ def _open(
     if settings.backend is not None:
         from kvtools.server.redis_backend import RedisStore  # redis-py is optional
 
+        if is_split(path):
+            raise UsageError(f"serving '{path}': a model in two halves has rows of its own; leave --backend out")
+
         front = None
         if path != settings.backend:
             front = TableStore(path, options=options, cache=cache, progress=progress)
         missing = settings.backend_down == "missing"
         return cast(TableStore, RedisStore(settings.backend, options=options, front=front, missing_while_down=missing))
+    if is_split(path):
+        from kvtools.server.split_store import open_split  # takes long to import
+
+        return open_split(path, settings.rows_from, progress=progress)
+    if settings.rows_from:
+        raise UsageError(
+            f"serving '{path}': --rows-from is for a model in two halves, as kvtools export --split writes it"
+        )
     if not (Path(path) / "saved_model.pb").is_file():
         return TableStore(path, options=options, cache=cache, progress=progress)
     from kvtools.server.saved_models import open_store  # takes long to import, and may be a whole model

@@ -8,6 +8,7 @@ call.py                        one request: retries, time limits, hedging
 replicas.py                    servers of the same rows: which one is asked
 blocking.py, asynchronous.py   who moves the bytes: a thread, an event loop
 http_answer.py                 HTTP/1.1, as bytes
+split_rows.py                  the rows that the dense part of a model in two halves asks for
 pooling.py, tables.py          bags in NumPy; what servers say of their tables
 
 Example:
@@ -29,10 +30,13 @@ from kvtools.client.errors import (
     RefusedError,
     TimeLimitError,
     UnavailableError,
+    WrongExportError,
     WrongShardError,
 )
 from kvtools.client.options import Options
+from kvtools.client.split_rows import fetch_rows, fetch_rows_async
 from kvtools.client.tables import Shard, Table
+from kvtools.split_manifest import SplitModel
 
 __all__ = [
     "AsyncClient",
@@ -42,8 +46,12 @@ __all__ = [
     "Options",
     "RefusedError",
     "Shard",
+    "SplitModel",
     "Table",
     "TimeLimitError",
     "UnavailableError",
+    "WrongExportError",
     "WrongShardError",
+    "fetch_rows",
+    "fetch_rows_async",
 ]

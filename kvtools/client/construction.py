@@ -34,6 +34,11 @@ class ClientBase(Generic[Transport]):
         self._session = Session(_as_shards(servers, shards), chosen)
         self._transport: Transport = self._transport_type(chosen)
 
+    @property
+    def export(self) -> str | None:
+        """The only export of which rows are taken, if there is one."""
+        return self._session.options.export
+
 
 def _options(client: str, given: Mapping[str, Any]) -> Options:
     known = [field.name for field in dataclasses.fields(Options)]

@@ -40,6 +40,10 @@ class WrongShardError(ClientError):
     """A server has the rows of another shard than the one in whose place it stands."""
 
 
+class WrongExportError(ClientError):
+    """A server has rows of another export than the one that is asked for, or cannot tell."""
+
+
 def with_way_out(error: OSError, *, mute: bool = False) -> OSError:
     """Return a fault of a connection in words that say what to do, where its own do not.
 

@@ -43,6 +43,7 @@ class Options:
         rule: which shard has a key: a rule of `kvtools.partition`.
         shard_down: what a shard that does not answer gives: an "error", or "missing" rows.
         model: which model of the servers to ask, where they serve several; None: the only one that has the table.
+        export: the `export` of a `kvtools.client.SplitModel`: rows of it are given, and of no other.
     """
 
     timeout: float = 10.0
@@ -64,6 +65,7 @@ class Options:
     rule: str = "floor_mod"
     shard_down: Literal["error", "missing"] = "error"
     model: str | None = None
+    export: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("timeout", "connect_timeout", "attempt_timeout", "hedge"):
@@ -85,6 +87,8 @@ class Options:
             raise UsageError(f"making a client: got shard_down={self.shard_down!r}, expected 'error' or 'missing'")
         if self.model is not None and (not isinstance(self.model, str) or not self.model):
             raise UsageError(f"making a client: got model={self.model!r}, expected the name of a model")
+        if self.export is not None and not (isinstance(self.export, str) and self.export.isalnum()):
+            raise UsageError(f"making a client: got export={self.export!r}, expected the export of a SplitModel")
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
             raise UsageError(
                 "making a client: the api_key has characters that no header may have; check it for line ends"

@@ -22,6 +22,7 @@ from kvtools.client.errors import (
     BadAnswerError,
     RefusedError,
     UnavailableError,
+    WrongExportError,
     WrongShardError,
 )
 from kvtools.client.http_answer import Answer, Request
@@ -32,6 +33,7 @@ from kvtools.client.tables import Array, Shard, Table, Tables, tables_of, typed_
 from kvtools.errors import UnknownTableError, UsageError
 from kvtools.lookup_frame import MEDIA_TYPE, MISSING, TableKeys, TableRows, decode_answer, encode_request
 from kvtools.partition import owners
+from kvtools.split_manifest import EXPORT_HEADER
 
 T = TypeVar("T")
 Steps = Generator[list[Call], None, T]
@@ -123,6 +125,8 @@ class Session:
         self._headers = {"Accept": "application/json"}
         if options.api_key is not None:
             self._headers["Authorization"] = f"Bearer {options.api_key}"
+        if options.export is not None:
+            self._headers[EXPORT_HEADER] = options.export
 
     def tables(self) -> Steps[dict[str, Table]]:
         """Return the tables that there are now, by name; `rows` counts those of all shards."""
@@ -307,6 +311,12 @@ class Session:
         assert call.replica is not None
         listing = tables_of(answer.body.tobytes(), f"asking {_place(call)}", self.options.max_keys)
         call.replica.version = listing.version
+        if self.options.export is not None and listing.export != self.options.export:
+            # A server that knows of exports has refused; this one would answer from whatever it has.
+            raise WrongExportError(
+                f"asking {_place(call)}: it does not say that its rows are of export '{self.options.export}'; serve the"
+                " snapshot of that export, by a kvtools as new as this one"
+            )
         if len(self.shards) == 1:
             call.replica.checked = call.is_there_still
             return listing

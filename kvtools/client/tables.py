@@ -48,7 +48,8 @@ class Table:
 class Tables:
     """The tables of a server, what it takes at once, and the version of the model, where it says so.
 
-    `several` are names of tables that more than one of its models has, and those models.
+    `several` are names of tables that more than one of its models has, and those models. `export` names what they were
+    exported with, where that was a model in two halves.
     """
 
     tables: Mapping[str, Table]
@@ -56,6 +57,7 @@ class Tables:
     max_values: int
     version: int | None = None
     several: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    export: str | None = None
 
     def table(self, name: str) -> Table:
         """Return a table; raises `UnknownTableError`, and `UsageError` where it could be that of several models."""
@@ -96,11 +98,12 @@ def tables_of(body: bytes, doing: str, max_keys: int) -> Tables:
         }
         keys, values = int(limits.get("max_keys", max_keys)), int(limits.get("max_values", VALUES_AT_ONCE))
         version = None if listing.get("version") is None else int(listing["version"])
+        export = None if listing.get("export") is None else str(listing["export"])
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise BadAnswerError(
             f"{doing}: its list of tables is not one of kvtools serve ({error!r}); check the URL"
         ) from error
-    return Tables(tables, max(1, min(keys, max_keys)), max(1, values), version, several)
+    return Tables(tables, max(1, min(keys, max_keys)), max(1, values), version, several, export)
 
 
 def wire_keys(keys: Any, table: Table) -> Array:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, ClassVar, get_args
 
 import numpy as np
@@ -28,6 +29,8 @@ from kvtools.dialects.writing import CheckpointWriter, ShardWriter, TableWriter,
 from kvtools.errors import BadInputError, CorruptFileError, UsageError
 from kvtools.quantized_rows import QUANTIZED, first_unfit
 from kvtools.snapshot import file_errors
+from kvtools.split_manifest import SNAPSHOT as SPLIT_SNAPSHOT
+from kvtools.split_manifest import is_split
 
 NAME = "snapshot"
 SUFFIX = ".kvsnap"
@@ -40,13 +43,18 @@ _WHOLE = ("int8", "int16", "int32", "int64", "bool")
 
 
 def sniff(source: Source) -> bool:
-    """Tell whether a source is a snapshot."""
-    if source.is_url or not source.path.is_file():
+    """Tell whether a source is a snapshot, or a model in two halves, of which one is a snapshot."""
+    if source.is_url or not (path := file_of(source)).is_file():
         return False
-    if source.path.suffix.lower() == SUFFIX:
+    if path.suffix.lower() == SUFFIX:
         return True
-    with source.path.open("rb") as file:
+    with path.open("rb") as file:
         return file.read(len(MAGIC)) == MAGIC
+
+
+def file_of(source: Source) -> Path:
+    """Return the snapshot that a source is, or has for its tables."""
+    return source.path / SPLIT_SNAPSHOT if is_split(source.path) else source.path
 
 
 def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
@@ -55,7 +63,7 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
     Raises `BadInputError`, or `CorruptFileError` where it is none or a damaged one.
     """
     with file_errors():
-        snapshot = open_native(str(source.path))
+        snapshot = open_native(str(file_of(source)))
         snapshot.verify_on_use()
     return checkpoint_of(source, snapshot)
 

@@ -19,6 +19,8 @@ tfra_ops.py, tfplus_ops.py, deeprec_ops.py     and each of another engine
 op_table.py     all of them by name
 handles.py      which table a handle is
 rewrite.py      graphs and functions, changed
+given_rows.py   lookups in tables that are not in the model
+cut_functions.py, cut_model.py   functions, and a model, cut at these lookups
 prune.py        what signatures need of a graph
 training_graph.py  the graph of a TensorFlow 1 training session, made one to be served
 objects.py      the objects of `tf.saved_model.load`, and of its checkpoint

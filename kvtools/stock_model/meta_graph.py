@@ -29,6 +29,7 @@ from kvtools.stock_model.fields import (
     without,
 )
 from kvtools.stock_model.function_body import constant_attributes
+from kvtools.stock_model.given_rows import GivenTable
 from kvtools.stock_model.graph_def import Graph, Node, functions_called, functions_needed, node_of
 from kvtools.stock_model.handles import Restored, restored_tables
 from kvtools.stock_model.hash_index import index_functions
@@ -124,8 +125,14 @@ class Tables:
 
     @property
     def all(self) -> list[StockTable]:
-        """Each table once."""
-        return sorted(set(self.by_prefix.values()), key=lambda table: table.number)
+        """Each table once that the model is to hold."""
+        held = {table for table in self.by_prefix.values() if not isinstance(table, GivenTable)}
+        return sorted(held, key=lambda table: table.number)
+
+    @property
+    def some_given(self) -> bool:
+        """Whether rows of some are given from outside."""
+        return any(isinstance(table, GivenTable) for table in self.by_prefix.values())
 
 
 @dataclass(frozen=True)
@@ -184,7 +191,7 @@ def rewrite_meta_graph(data: bytes, tables: Tables, tracked: bytes, is_stock: Ca
         for function in index_functions(table):
             rewriter.functions[function.name] = function
     nodes += _initialize(meta, all_tables)
-    nodes += saver.rewritten(all_tables, gone, saves_all=rewriter.saves_all)
+    nodes += saver.rewritten(all_tables, gone, saves_all=rewriter.saves_all and not tables.some_given)
     meta.saver = saver.fields
     objects = Objects(b"", tracked)
     if meta.objects:
@@ -237,9 +244,12 @@ def _left(nodes: list[Node], kept: Iterable[str]) -> tuple[list[Node], set[str]]
 
 
 def _serving_roots(meta: MetaGraph) -> list[str]:
+    return [name for signature in meta.signatures.values() for name in _tensors_of(signature)] + loading_roots(meta)
+
+
+def loading_roots(meta: MetaGraph) -> list[str]:
+    """Return what a graph needs to be loaded, beside what restores it: what initializes it, and its assets."""
     roots: list[str] = []
-    for signature in meta.signatures.values():
-        roots += _tensors_of(signature)
     for name in _INIT_COLLECTIONS:
         roots += _nodes_of(meta.collections.get(name, b""))
     for asset in meta.assets:
@@ -249,17 +259,17 @@ def _serving_roots(meta: MetaGraph) -> list[str]:
 
 def _tensors_of(signature: bytes) -> list[str]:
     fields = split(signature)
-    return [name for number in (1, 2) for _, info in entries(fields, number) for name in _names_of(info)]
+    return [name for number in (1, 2) for _, info in entries(fields, number) for name in tensor_names(info)]
 
 
-def _names_of(info: bytes) -> list[str]:
+def tensor_names(info: bytes) -> list[str]:
     """The names in a TensorInfo: of a tensor, or of what a sparse or composite one is made of."""
     fields = split(info)
     names = [text(value) for value in messages(fields, 1)]
     for sparse in messages(fields, 4):
         names += [text(value) for number in (1, 2, 3) for value in messages(split(sparse), number)]
     for composite in messages(fields, 5):
-        names += [name for component in messages(split(composite), 2) for name in _names_of(component)]
+        names += [name for component in messages(split(composite), 2) for name in tensor_names(component)]
     return names
 
 
@@ -282,6 +292,12 @@ def _variables(collection: bytes) -> list[bytes] | None:
 def _variable_nodes(variable: bytes) -> list[str]:
     fields = split(variable)
     return [node_of(text(value)) for number in _VARIABLE_FIELDS for value in messages(fields, number)]
+
+
+def nodes_of_variables(collections: Mapping[str, bytes]) -> list[str]:
+    """Return the nodes that collections name for their variables."""
+    found = [_variables(collections.get(name, b"")) or () for name in _OF_VARIABLES]
+    return [node for variables in found for variable in variables for node in _variable_nodes(variable)]
 
 
 _OF_VARIABLES = (

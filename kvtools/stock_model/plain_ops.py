@@ -11,6 +11,7 @@ from kvtools.lookup_model.messages import INT32, INT64, STRING, message, of_type
 from kvtools.stock_model.attributes import Attributes
 from kvtools.stock_model.fields import blob
 from kvtools.stock_model.function_body import FunctionBody
+from kvtools.stock_model.given_rows import GivenTable, rows_and_found
 from kvtools.stock_model.index import find, is_found
 from kvtools.stock_model.rows import look_up
 from kvtools.stock_model.table import Handle, Resources, resources_of
@@ -98,6 +99,9 @@ def contains(body: FunctionBody, call: Call) -> None:
     """`KvTableContains`: keys -> whether each is there."""
     handle, (resources,) = call.handles[0], resources_of(body, call.handles)
     ids = body.argument("keys", handle.table.key_type)
+    if isinstance(handle.table, GivenTable):
+        body.result(_BOOL, rows_and_found(body, handle, ids)[1])
+        return
     body.result(_BOOL, is_found(body, find(body, handle, resources, ids)))
 
 

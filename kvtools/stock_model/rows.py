@@ -6,6 +6,7 @@ import numpy as np
 
 from kvtools.dialects.bundle.dtypes import number_named
 from kvtools.lookup_model.messages import INT32, INT64, of_type
+from kvtools.stock_model import given_rows
 from kvtools.stock_model.function_body import FunctionBody
 from kvtools.stock_model.index import as_int64, find, is_found
 from kvtools.stock_model.initial_rows import drawn_rows, stored_row
@@ -26,6 +27,8 @@ def look_up(
         remember: tell where rows lie; an empty tensor otherwise.
     """
     table = handle.table
+    if isinstance(table, given_rows.GivenTable):
+        return given_rows.look_up(body, handle, ids, initial=initial, remember=remember)
     if not (initial or remember):
         numbers = find(body, handle, resources, ids, missing=table.zeros_row)
         return gather(body, table, resources, numbers), body.constant(np.zeros(0, np.int64))

@@ -9,6 +9,7 @@ import numpy as np
 from kvtools.dialects.bundle.dtypes import number_named
 from kvtools.lookup_model.messages import INT32, INT64, of_bool, of_number, of_type
 from kvtools.stock_model.function_body import FunctionBody
+from kvtools.stock_model.given_rows import GivenTable, rows_and_found
 from kvtools.stock_model.index import find, is_found
 from kvtools.stock_model.plain_ops import Call
 from kvtools.stock_model.rows import gather
@@ -67,12 +68,15 @@ def _find(body: FunctionBody, call: Call) -> str:
     table = handle.table
     keys = body.argument("keys", table.key_type)
     defaults = body.argument("default_value", table.dtype)
-    numbers = find(body, handle, resources, keys)
-    found = is_found(body, numbers)
     zero, one = body.constant(0, np.int64), body.constant(1, np.int64)
-    # Those of missing keys are not looked at.
-    there = body.op("SelectV2", [found, numbers, body.constant(table.zeros_row, np.int64)], T=of_type(INT64))
-    rows = gather(body, table, resources, there)
+    if isinstance(table, GivenTable):
+        rows, found = rows_and_found(body, handle, keys)
+    else:
+        numbers = find(body, handle, resources, keys)
+        found = is_found(body, numbers)
+        # Those of missing keys are not looked at.
+        there = body.op("SelectV2", [found, numbers, body.constant(table.zeros_row, np.int64)], T=of_type(INT64))
+        rows = gather(body, table, resources, there)
     # Default values are as many as the values, or else the first row of them is that of all keys.
     size = {"out_type": of_type(INT64)}
     all_values = body.op("Size", [rows], "output", T=of_type(table.dtype), **size)

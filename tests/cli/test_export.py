@@ -227,3 +227,17 @@ def test_rows_cut_from_a_table_with_a_default_row_are_a_warning(
         assert (warning in capsys.readouterr().err) == (constant == 0.5)
         assert main([*asked, *more]) == 0
         assert capsys.readouterr().err == ""
+
+
+def test_the_index_is_chosen(sample_path: Path, tmp_path: Path, capsys: Capture) -> None:
+    for index in ("hash", "perfect"):
+        out = str(tmp_path / index)
+        assert main(["export", "--savedmodel", out, str(sample_path), "--index", index]) == 0
+        manifest = json.loads((tmp_path / index / "assets.extra" / "kvtools.json").read_text())
+        assert all(("slots" in table) == (index == "perfect") for table in manifest["tables"])
+    capsys.readouterr()
+    assert main(["export", "--savedmodel", str(tmp_path / "out"), str(sample_path), "--index", "tree"]) == 2
+    assert "got index 'tree', expected one of hash, perfect" in capsys.readouterr().err
+    assert main(["export", "--snapshot", str(tmp_path / "out"), str(sample_path), "--index", "hash"]) == 2
+    assert "got --index hash, which is for --savedmodel" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -16,8 +16,11 @@ from kvtools.dialects.bundle.dtypes import number_named
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.errors import BadInputError, KvtoolsError
 from kvtools.export_model import export_model, has_custom_operations
+from kvtools.export_split import export_split
 from kvtools.lookup_model.messages import INT64, entry, message, of_shapes, of_types, shape
 from kvtools.meta_file import trained_graph
+from kvtools.snapshot import Snapshot
+from kvtools.split_manifest import SplitModel
 from kvtools.stock_model.attributes import Attributes, expanded_shapes, expanded_types, moved_numbers
 from kvtools.stock_model.fields import join, last, messages, split, without
 from kvtools.stock_model.graph_def import Function, Node
@@ -127,6 +130,21 @@ def test_a_model_of_tfra_without_tfra(tf: Any, tmp_path: Path) -> None:
         signature = meta.signature_def["serving_default"]
         got = session.run(signature.outputs["emb"].name, {signature.inputs["ids"].name: keys})
     assert got.tobytes() == values.tobytes()
+
+
+def test_a_model_of_tfra_in_two_halves(tf: Any, tmp_path: Path) -> None:
+    export_split(open_checkpoint(str(TFRA / "savedmodel")), tmp_path / "halves")
+    halves = SplitModel.read(tmp_path / "halves")
+    signature, expected = halves.signature(), np.load(TFRA / "expected_tf2.npz")
+    keys = np.append(expected["serve_keys"], 10**15)
+    (wanted,) = signature.keys({"ids": keys})
+    rows = Snapshot(halves.snapshot).table("serve_emb").lookup(wanted)
+    dense = tf.saved_model.load(str(halves.dense)).signatures["serving_default"]
+    fed = {name: tf.constant(array) for name, array in signature.dense_request({"ids": keys}, [rows]).items()}
+    assert not list(foreign_nodes((halves.dense / "saved_model.pb").read_bytes()))
+    got = dense(**fed)["emb"].numpy()
+    assert got[:-1].tobytes() == expected["serve_values"].tobytes()
+    assert not got[-1].any()
 
 
 def graph_of_tfra(folder: Path) -> None:

@@ -29,14 +29,14 @@ from kvtools.server.store import TableStore
 
 DIM = 3
 KEY_TYPES = ("int64", "int32", "uint64")
-VALUE_TYPES = ("float32", "float16", "bfloat16", "float64", "int8", "int32", "int64", "bool", "as int8", "as int4")
+VALUE_TYPES = ("float32", "float16", "bfloat16", "float64", "int8", "int32", "int64", "bool", "as_int8", "as_int4")
 TABLES = [(key, value) for key in KEY_TYPES for value in VALUE_TYPES]
 SETTINGS = Settings(max_keys=50, max_values=120)
 JSON, BINARY, FRAME = Codec("json", "json"), Codec("binary", "binary"), Codec("frame", "frame")
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else np.float32 if name.startswith("as ") else name)
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else np.float32 if name.startswith("as_") else name)
 
 
 class Reference:
@@ -55,9 +55,9 @@ class Reference:
             self.values = rng.integers(low, high, (len(self.keys), DIM), np.int64).astype(self.dtype)
         else:
             self.values = (rng.normal(size=(len(self.keys), DIM)) * 3).astype(self.dtype)
-            if not value_type.startswith("as "):
+            if not value_type.startswith("as_"):
                 self.values[0] = [np.nan, np.inf, -np.inf]
-        self.default = self.values[3] if value_type.startswith("as ") else self.values[2]
+        self.default = self.values[3] if value_type.startswith("as_") else self.values[2]
         self.key_type, self.value_type = key_type, value_type
 
     def write(self, writer: _snapshot.Writer) -> None:
@@ -67,7 +67,7 @@ class Reference:
             value_dtype=str(self.dtype),
             dim=DIM,
             rows=len(self.keys),
-            rows_as=self.value_type.removeprefix("as ") if self.value_type.startswith("as ") else "",
+            rows_as=self.value_type.removeprefix("as_") if self.value_type.startswith("as_") else "",
         )
         writer.add_keys(self.keys)
         writer.sort_keys()
@@ -123,10 +123,10 @@ def version(references: dict[str, Reference], tmp_path_factory: pytest.TempPathF
 def quantized_rows_are_what_the_table_has(version: ServedVersion, references: dict[str, Reference]) -> None:
     """Rows of int8 and int4 are off by up to half a step; answers are compared with what the rows have become."""
     for reference in references.values():
-        if reference.value_type.startswith("as "):
+        if reference.value_type.startswith("as_"):
             table = version.store.table(reference.name)
             kept, found = table.lookup(reference.keys)
-            steps = {"as int8": 255, "as int4": 15}[reference.value_type]
+            steps = {"as_int8": 255, "as_int4": 15}[reference.value_type]
             assert found.all() and np.abs(kept - reference.values).max() < np.ptp(reference.values) / steps / 1.9
             reference.values = kept
             reference.default = table.table.default_row

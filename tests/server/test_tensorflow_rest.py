@@ -152,7 +152,10 @@ def test_status_and_metadata_have_the_forms_of_tensorflow_serving(client: TestCl
     any_shape = {"dim": [], "unknown_rank": True}
     assert definitions["ads_emb"] == {
         "inputs": {"ids": {"dtype": "DT_INT64", "tensor_shape": any_shape, "name": "ads_emb_ids:0"}},
-        "outputs": {"embeddings": {"dtype": "DT_FLOAT", "tensor_shape": any_shape, "name": "ads_emb_embeddings:0"}},
+        "outputs": {
+            "embeddings": {"dtype": "DT_FLOAT", "tensor_shape": any_shape, "name": "ads_emb_embeddings:0"},
+            "found": {"dtype": "DT_BOOL", "tensor_shape": any_shape, "name": "ads_emb_found:0"},
+        },
         "method_name": "tensorflow/serving/predict",
         "defaults": {},
     }

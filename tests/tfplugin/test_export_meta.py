@@ -19,6 +19,7 @@ from kvtools.cli.main import main
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.errors import BadInputError, CorruptFileError
 from kvtools.export_model import ModelExport, export_model
+from kvtools.export_split import export_split
 from kvtools.meta_file import trained_graph
 from kvtools.stock_model.fields import entries, messages, split
 from kvtools.stock_model.meta_graph import MetaGraph
@@ -126,6 +127,17 @@ def train(folder: Path, control_flow: str = "v2", steps: int = 3) -> Path:
 def exported(prefix: Path, output: Path, wanted: Wanted, **options: Any) -> ModelExport:
     checkpoint = open_checkpoint(str(prefix))
     return export_model(checkpoint, output, graph=trained_graph(checkpoint, wanted), **options)
+
+
+def test_in_two_halves(prefix: Path, tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(str(prefix))
+    outputs = {name: tensor for name, tensor in OUTPUTS.items() if name != "looped"}
+    graph = trained_graph(checkpoint, Wanted(inputs=INPUTS, outputs=outputs))
+    (checked,) = export_split(checkpoint, tmp_path / "halves", graph=graph, check=3).checks
+    assert (checked.requests, checked.outputs, checked.different) == (3, 4, ())
+    whole = trained_graph(checkpoint, Wanted(inputs=INPUTS, outputs=OUTPUTS))
+    with pytest.raises(BadInputError, match="cannot be cut out: it is in a condition or loop"):
+        export_split(checkpoint, tmp_path / "looped", graph=whole)
 
 
 def request(random: np.random.Generator) -> dict[str, np.ndarray]:

@@ -216,13 +216,40 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     signatures = {name: getattr(module, name) for name in SIGNATURES}
     tf.saved_model.save(module, str(folder / "source"), signatures={**signatures, "serving_default": module.plain})
     vocabulary.unlink()
-    exported(folder / "source", folder / "export")
+    exported(folder / "source", folder / "export", index="perfect")
     return folder
 
 
 @pytest.fixture(scope="module")
 def models(folder: Path) -> tuple[Any, Any]:
     return tf.saved_model.load(str(folder / "source")), tf.saved_model.load(str(folder / "export"))
+
+
+@pytest.fixture(scope="module")
+def hashed(folder: Path) -> Any:
+    """The same model with hash tables."""
+    exported(folder / "source", folder / "hashed", index="hash")
+    return tf.saved_model.load(str(folder / "hashed"))
+
+
+@pytest.mark.parametrize("signature", ["many", "begun"])
+def test_the_export_is_compiled_by_xla(models: tuple[Any, Any], signature: str) -> None:
+    """Parts, sizes, keys that are there, initial rows."""
+    source, export = models
+    fed = request(signature, np.random.default_rng(8))
+    function = export.signatures[signature]
+    compiled = tf.function(lambda **inputs: function(**inputs), jit_compile=True, autograph=False)
+    specs = function.structured_input_signature[1]
+    got = compiled(**{key: tf.constant(value, specs[key].dtype) for key, value in fed.items()})
+    # XLA fuses products and sums: what is drawn is compared closely, all else to the bit.
+    for key, expected in answers(source, signature, fed).items():
+        np.testing.assert_allclose(got[key], expected, rtol=1e-5 if key in ("drawn", "initial") else 0)
+
+
+@pytest.mark.parametrize("signature", SIGNATURES)
+def test_answers_by_hash_tables_are_the_same(models: tuple[Any, Any], hashed: Any, signature: str) -> None:
+    fed = request(signature, np.random.default_rng(9))
+    assert same(answers(models[0], signature, fed), answers(hashed, signature, fed))
 
 
 @pytest.mark.parametrize("signature", SIGNATURES)
@@ -704,7 +731,7 @@ def test_a_check_that_fails_writes_nothing(folder: Path, tmp_path: Path, monkeyp
 
     monkeypatch.setattr(BundleWriter, "append", append)
     with pytest.raises(CheckFailedError, match="plain: a: values differ by up to"):
-        exported(folder / "source", tmp_path / "export", check=2)
+        exported(folder / "source", tmp_path / "export", check=2, index="hash")
     assert not list(tmp_path.iterdir())
 
 

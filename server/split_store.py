@@ -1,0 +1,256 @@
+"""Models in two halves (`kvtools export --split`): requests are answered by looking rows up, then by the dense part.
+
+TensorFlow runs the dense part: it computes ids where they are no input as it is, and the answer. The rows come from the
+snapshot beside it, or, with `--rows-from`, from other servers, which are asked for rows of the same export and of no
+other. Both halves are one store, so a version has both or none of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from kvtools.client import Client, ClientError, SplitModel, UnavailableError
+from kvtools.client.split_rows import check_exact, distinct_keys, rows_of_keys
+from kvtools.dialects.options import Progress
+from kvtools.dialects.schema import numpy_dtype
+from kvtools.errors import BadInputError, KvtoolsError, MissingDependencyError, UsageError, one_line
+from kvtools.server.answer import TableCount
+from kvtools.server.protocol_error import ProtocolError, invalid, of_request
+from kvtools.server.recent_keys import RecentKeys
+from kvtools.server.request import RequestError
+from kvtools.server.saved_models import SavedModelStore
+from kvtools.server.settings import Settings
+from kvtools.server.signatures import STRING, Array, Signature, TensorSpec
+from kvtools.server.store import StoredTable, TableStore
+from kvtools.split_manifest import SplitLookup, SplitSignature, SplitTensor
+
+API_KEY = "KVTOOLS_SERVE_ROWS_FROM_API_KEY"
+"""The variable of the environment with the access key for servers of rows."""
+
+_LOG = logging.getLogger("kvtools.serve")
+
+Rows = list[tuple[Array, Array]]
+LookUp = Callable[[SplitSignature, Sequence[Array], Settings], Rows]
+"""Gives, for the keys of each lookup, their rows [*shape, dim] and whether each was found [*shape]."""
+
+
+@dataclass(frozen=True)
+class WholeSignature:
+    """A signature of a model in two halves, asked as if it were whole. `dense` are the signatures of the dense part, or
+    says why they cannot be asked."""
+
+    of: SplitSignature
+    dense: Mapping[str, Signature] | str = field(repr=False)
+    look_up: LookUp = field(repr=False)
+    method_name: str = "tensorflow/serving/predict"
+    by_name: Mapping[str, TensorSpec] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Its name in the model."""
+        return self.of.name
+
+    @cached_property
+    def inputs(self) -> Mapping[str, TensorSpec]:
+        """What the model takes."""
+        return _specs(self.of.inputs)
+
+    @cached_property
+    def outputs(self) -> Mapping[str, TensorSpec]:
+        """What it gives."""
+        return _specs(self.of.outputs)
+
+    @cached_property
+    def tables(self) -> tuple[str, ...]:
+        """The tables that are looked up in."""
+        return tuple(dict.fromkeys(lookup.table.name for lookup in self.of.lookups))
+
+    def takes(self, name: str, dtype: np.dtype[Any]) -> bool:
+        """An input has the one type that the signature says."""
+        return bool(dtype == self.inputs[name].dtype)
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str], settings: Settings) -> dict[str, Array]:
+        """Compute ids, look them up, and run the dense part."""
+        return self.run_and_count(inputs, outputs, settings, [])
+
+    def run_and_count(
+        self, inputs: Mapping[str, Array], outputs: Sequence[str], settings: Settings, counts: list[TableCount]
+    ) -> dict[str, Array]:
+        """Answer, and add to `counts` what was looked up."""
+        if isinstance(self.dense, str):
+            raise ProtocolError("FAILED_PRECONDITION", self.dense, status=503)
+        ids: Mapping[str, Array] = {}
+        if self.of.needs_ids:
+            assert self.of.ids_signature is not None
+            wanted = [lookup.ids for lookup in self.of.lookups if lookup.ids_input is None]
+            given = {name: inputs[name] for name in self.of.ids_inputs}
+            ids = self.dense[self.of.ids_signature].run(given, wanted, settings)
+        try:
+            keys = self.of.keys(inputs, ids)
+        except UsageError as error:
+            raise invalid(one_line(str(error))) from None
+        for lookup, own in zip(self.of.lookups, keys, strict=True):
+            if own.size * lookup.table.dim > settings.max_values:
+                raise ProtocolError(
+                    "INVALID_ARGUMENT",
+                    f"got {own.size} ids of table '{lookup.table.name}', of {lookup.table.dim} numbers each, expected"
+                    f" at most {settings.max_values} numbers; send several requests",
+                    status=413,
+                )
+        rows = self.look_up(self.of, keys, settings)
+        for lookup, (_, found) in zip(self.of.lookups, rows, strict=True):
+            counts.append(TableCount(lookup.table.name, found.size, found.size - int(np.count_nonzero(found))))
+        return self.dense[self.name].run(self.of.dense_request(inputs, rows), outputs, settings)
+
+
+def open_split(
+    path: str | os.PathLike[str], rows_from: Sequence[Sequence[str]] = (), *, progress: Progress | None = None
+) -> Any:
+    """Open a model in two halves; `rows_from` are the URLs of the servers of its rows, of each shard, if not here."""
+    return DenseStore(path, rows_from) if rows_from else SplitStore(path, progress=progress)
+
+
+class SplitStore(TableStore):
+    """A model in two halves, both of them here: tables, and signatures that look them up.
+
+    Without TensorFlow it has its tables alone, and the signatures say why they cannot be asked.
+
+    Raises:
+        BadInputError: the halves do not belong together, or one of them cannot be read.
+        CorruptFileError: manifest or snapshot are damaged.
+
+    Example:
+        ```python
+        store = SplitStore("models/7")
+        store.model_signatures({})["serving_default"].run({"user_id": ids}, ["click"], Settings())
+        ```
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, progress: Progress | None = None) -> None:
+        model = SplitModel.read(path)
+        super().__init__(model.snapshot, progress=progress)
+        self.path = model.folder
+        self.dialect = "split"
+        if self.fingerprint != model.fingerprint or self.export != model.export:
+            raise BadInputError(
+                f"serving '{self.path}': '{model.snapshot.name}' is not the snapshot that was exported with"
+                " the rest of it; copy the folder as a whole"
+            )
+        for name, table in model.tables.items():
+            own = self.tables.get(name)
+            if own is None or (own.schema.key_dtype, own.schema.dim) != (table.key_dtype, table.dim):
+                raise BadInputError(
+                    f"serving '{self.path}': '{model.snapshot.name}' has no table '{name}' of {table.key_dtype} keys"
+                    f" and {table.dim} numbers, which the manifest says; export the model again"
+                )
+        self.fingerprint = _fingerprint(model)
+        self._model = model
+        self._dense: Mapping[str, Signature] | str
+        try:
+            self._dense = SavedModelStore(model.dense).signatures
+        except MissingDependencyError as error:
+            self._dense = (
+                "the dense part of this model is run by TensorFlow, which is not installed where it is served; its"
+                " tables can be looked up"
+            )
+            _LOG.warning("%s; its tables are served, and nothing else of it", one_line(str(error)))
+
+    def model_signatures(self, recent: Mapping[str, RecentKeys]) -> dict[str, Signature]:
+        """Return the signatures of the model, by name; they note in `recent` some of the keys that they look up."""
+        # Of tables, and not of the store, which would never go otherwise.
+        return _signatures(self._model, self._dense, _rows_of(self.tables, recent))
+
+    def discard(self) -> bool:
+        """Return that nothing was made for it."""
+        return False
+
+
+class DenseStore(SavedModelStore):
+    """The dense part of a model in two halves; its rows come from other servers, of which `shards` has the URLs.
+
+    Raises:
+        MissingDependencyError: TensorFlow is not installed.
+        kvtools.client.ClientError: the servers do not answer, or have no rows of this export.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], shards: Sequence[Sequence[str]]) -> None:
+        model = SplitModel.read(path)
+        for one in model.signatures.values():
+            check_exact(one)
+        client = Client(shards=shards, export=model.export, api_key=os.environ.get(API_KEY))
+        weakref.finalize(self, client.close)
+        there = client.tables()
+        for name, table in model.tables.items():
+            own = there.get(name)
+            if own is None or (own.key_dtype, own.dim) != (table.key_dtype, table.dim):
+                raise BadInputError(
+                    f"serving '{model.folder}': the servers of its rows have no table '{name}' of {table.key_dtype}"
+                    f" keys and {table.dim} numbers; see --rows-from"
+                )
+        super().__init__(model.dense)
+        self.path = model.folder
+        self.fingerprint = _fingerprint(model)
+        self.signatures = _signatures(model, self.signatures, _rows_from(client))  # type: ignore[assignment]
+
+
+def _fingerprint(model: SplitModel) -> str:
+    return hashlib.sha256(f"{model.export} {model.fingerprint}".encode()).hexdigest()
+
+
+def _signatures(model: SplitModel, dense: Mapping[str, Signature] | str, look_up: LookUp) -> dict[str, Signature]:
+    found: dict[str, Signature] = {}
+    for name, one in model.signatures.items():
+        wanted = [name] if one.ids_signature is None else [name, one.ids_signature]
+        if isinstance(dense, str) or all(each in dense for each in wanted):  # those with sparse tensors are left out
+            found[name] = WholeSignature(one, dense, look_up)
+    return found
+
+
+def _rows_of(tables: Mapping[str, StoredTable], recent: Mapping[str, RecentKeys]) -> LookUp:
+    def look_up(signature: SplitSignature, keys: Sequence[Array], settings: Settings) -> Rows:
+        return [_look_up(lookup, own) for lookup, own in zip(signature.lookups, keys, strict=True)]
+
+    def _look_up(lookup: SplitLookup, keys: Array) -> tuple[Array, Array]:
+        name = lookup.table.name
+        flat = np.require(keys, None, ["C", "A"]).reshape(-1)  # what lies in a message may be at odd addresses
+        try:
+            values, found = tables[name].lookup(flat)
+        except RequestError as error:
+            raise of_request(error) from None
+        if noted := recent.get(name):
+            noted.note(flat)
+        return values.reshape(*keys.shape, lookup.table.dim), found.reshape(keys.shape)
+
+    return look_up
+
+
+def _rows_from(client: Client) -> LookUp:
+    def look_up(signature: SplitSignature, keys: Sequence[Array], settings: Settings) -> Rows:
+        wanted, places = distinct_keys(signature, keys)
+        try:
+            answers = client.lookup_many(wanted, missing="zeros") if wanted else {}
+        except UnavailableError as error:
+            message = f"the rows of this model are elsewhere: {one_line(str(error))}"
+            raise ProtocolError("UNAVAILABLE", message, headers={"Retry-After": "1"}) from None
+        except (ClientError, KvtoolsError) as error:
+            raise ProtocolError("INTERNAL", f"the rows of this model are elsewhere: {one_line(str(error))}") from None
+        return rows_of_keys(signature, keys, places, answers)
+
+    return look_up
+
+
+def _specs(tensors: Sequence[SplitTensor]) -> dict[str, TensorSpec]:
+    return {one.name: TensorSpec(_dtype(one.dtype), one.shape) for one in tensors}
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    return STRING if name == "string" else numpy_dtype(name)
