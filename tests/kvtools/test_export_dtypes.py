@@ -51,7 +51,7 @@ def some_tables(path: Path) -> Checkpoint:
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8", "int4"])
 def test_rows_in_fewer_bits_are_decoded_in_the_graph(tf: Any, tmp_path: Path, dtype: str) -> None:
     source = some_tables(tmp_path)
-    exports = export_saved_model(source, tmp_path / "out", dtype=dtype, keep_zeros=True)
+    exports = export_saved_model(source, tmp_path / "out", dtype=dtype, keep_zeros=True, index="hash")
     model = tf.saved_model.load(str(tmp_path / "out"))
     again = open_checkpoint(tmp_path / "out")
     ids = np.array([[3, 7, 39], [40, 3, -1]])
@@ -96,7 +96,7 @@ def test_only_some_tables_become_smaller(tmp_path: Path) -> None:
 
 
 def test_bytes_of_smaller_rows_are_those_of_the_variables(tmp_path: Path) -> None:
-    exports = export_saved_model(some_tables(tmp_path), tmp_path / "out", dtype="int4", keep_zeros=True)
+    exports = export_saved_model(some_tables(tmp_path), tmp_path / "out", dtype="int4", keep_zeros=True, index="hash")
     again = open_checkpoint(tmp_path / "out")
     for export in exports:
         row = (export.bytes - export.rows * 8) // export.rows  # there is a row of zeros
@@ -134,7 +134,7 @@ def test_there_is_no_such_type(tmp_path: Path) -> None:
 )
 def test_a_manifest_that_does_not_fit_its_rows(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     source = some_tables(tmp_path)
-    export_saved_model(source, tmp_path / "out", tables=["wide/32"], dtype="int8", keep_zeros=True)
+    export_saved_model(source, tmp_path / "out", tables=["wide/32"], dtype="int8", keep_zeros=True, index="hash")
     path = tmp_path / "out" / "assets.extra" / "kvtools.json"
     manifest = json.loads(path.read_text())
     assert manifest["format"] == 2
@@ -178,3 +178,23 @@ def test_decoding_compiles_to_the_same_bits(tf: Any, dim: int, dtype: str) -> No
         count = int(np.prod(shape))
         got = compiled(tf.constant(encoded[:count].reshape(*shape, encoded.shape[1])))
         assert got.shape == (*shape, dim) and got.numpy().tobytes() == decoded[:count].tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float16", *QUANTIZED])
+def test_the_perfect_index_over_smaller_rows_compiles(tf: Any, tmp_path: Path, dtype: str) -> None:
+    values = np.random.default_rng(0).normal(size=(500, 9)).astype(np.float32)
+    keys = np.random.default_rng(1).permutation(5000)[:500] - 2000
+    source = Checkpoint(tmp_path, "memory", {"emb": ArrayTable("emb", keys, values)})
+    export_saved_model(source, tmp_path / "out", dtype=dtype, index="perfect")
+    model = tf.saved_model.load(str(tmp_path / "out"))
+    signature = model.signatures["emb"]
+    expected = decode(encode(values, dtype), dtype, 9) if dtype in QUANTIZED else values.astype(np.float16)
+    asked = tf.constant(np.concatenate([keys, [9000, -9000]]))
+    for ask in (signature, tf.function(lambda ids: signature(ids=ids), jit_compile=True)):
+        got = ask(ids=asked) if ask is signature else ask(asked)
+        assert got["found"].numpy().tolist() == [True] * 500 + [False] * 2
+        assert got["embeddings"].numpy()[:500].tobytes() == expected.astype(np.float32).tobytes()
+        assert not got["embeddings"].numpy()[500:].any()
+    chunk = open_checkpoint(tmp_path / "out").table("emb").to_numpy()
+    rows = dict(zip(chunk.keys.tolist(), np.asarray(chunk.values), strict=True))
+    assert all(np.array_equal(rows[key], row) for key, row in zip(keys.tolist(), expected, strict=True))

@@ -253,6 +253,15 @@ def test_the_check_fails_where_rounding_explains_too_little(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("dtype", ["float16", "int4"])
+def test_the_perfect_index_answers_as_the_other(folder: Path, tmp_path: Path, dtype: str) -> None:
+    """The check compares it with plain numbers behind a hash table, to the bit."""
+    export = exported(folder / "source", tmp_path / "out", dtype=dtype, index="perfect", check=5)
+    assert {check.signature for check in export.checks} == set(SIGNATURES)
+    assert all(check.requests and check.largest > 0 for check in export.checks)
+
+
 def test_cut_and_rounded(small: Path, tmp_path: Path, capsys: Any) -> None:
     arguments = ["export", str(small), "--savedmodel", str(tmp_path / "out"), "--dtype", "int4", "--check", "9"]
     assert main([*arguments, "--clip-l2", "4"]) == 0
@@ -277,7 +286,7 @@ def test_commands_read_the_rows_as_floats(small: Path, tmp_path: Path, capsys: A
     assert main(["diff", out, str(small), "--atol", "0.1", "--table", "user"]) == 3  # it has no frequencies
     assert "user 100 100 0 0 0 100" in " ".join(capsys.readouterr().out.split())
     assert main(["migrate", out, str(tmp_path / "t.npz"), "--to", "npz"]) == 0
-    assert main(["clip", out, str(tmp_path / "c.kvsnap"), "--clip-l2", "1", "--to", "snapshot"]) == 0
+    assert main(["clip", out, str(tmp_path / "c.kvsnap"), "--l2", "1", "--to", "snapshot"]) == 0
     again = open_checkpoint(str(tmp_path / "t.npz")).tables["user"].to_numpy().values
     assert again is not None and np.array_equal(again, values)
 
