@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from kvtools.check_model import Answer, Request, answers_of, check_available, check_model
+from kvtools.check_model import Answer, answers_of, check_available, check_model
 from kvtools.clip import Choice
 from kvtools.clip_policy import Policy
 from kvtools.dialects.bundle import BundleWriter
@@ -29,6 +29,7 @@ from kvtools.export import signature_names
 from kvtools.export_model import ModelExport, TrainedModel, copy_assets, copy_rest
 from kvtools.export_snapshot import choose_for_snapshot, export_snapshot
 from kvtools.meta_file import TrainedGraph
+from kvtools.model_requests import Request
 from kvtools.partition import owners
 from kvtools.replace_output import check_replaceable, replace_folder
 from kvtools.snapshot import Snapshot

@@ -52,5 +52,5 @@ def bitcast(graph: Any, node: Any, name: str, arguments: Any) -> None:
     graph.make_node("Concat", [step("Unsqueeze", [half, last]) for half in halves], attr={"axis": -1}, **made)
 
 
-HANDLERS = {"Bitcast": (bitcast, [])}
+HANDLERS: dict[str, tuple[Any, list[Any]]] = {"Bitcast": (bitcast, [])}
 """For `custom_op_handlers` of `tf2onnx.convert`."""

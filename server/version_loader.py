@@ -175,7 +175,7 @@ def _open(
     if is_split(path):
         from kvtools.server.split_store import open_split  # takes long to import
 
-        return open_split(path, settings.rows_from, progress=progress)
+        return cast(TableStore, open_split(path, settings.rows_from, progress=progress))
     if settings.rows_from:
         raise UsageError(
             f"serving '{path}': --rows-from is for a model in two halves, as kvtools export --split writes it"
