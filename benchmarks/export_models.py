@@ -67,7 +67,7 @@ def variants(clip: str) -> tuple[Variant, ...]:
     return (
         Variant("plain, all rows", ("--keep-zeros",), same=True),
         Variant("rows of zeros left out", (), same=True),
-        Variant("hash index", ("--index", "hash"), same=True),
+        Variant("perfect index", ("--index", "perfect"), same=True),
         Variant(f"clipped, l2 < {clip}", ("--clip-l2", clip)),
         Variant("float16", ("--dtype", "float16")),
         Variant("int8", ("--dtype", "int8")),
@@ -136,12 +136,12 @@ def click_model(kind: str, log: Path, folder: Path, options: argparse.Namespace)
 
 
 def measure_models(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Both click models, on one log."""
+    """The click models, on one log."""
     log = folder / "log"
     log.mkdir()
     write_log(log, LOG_BATCH, options.steps, HELD_OUT)
     result = []
-    for kind in CLICK_MODELS:
+    for kind in options.models:
         result.append(click_model(kind, log, folder / kind, options))
         shutil.rmtree(folder / kind)
     return result
@@ -240,6 +240,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--steps", type=int, default=500, help=f"of {LOG_BATCH} examples to train (default: 500)")
+    parser.add_argument("--models", nargs="+", choices=CLICK_MODELS, default=list(CLICK_MODELS))
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 100, 1_000], help="examples a request")
     parser.add_argument("--index-rows", type=int, nargs="+", default=[10**5, 10**6, 10**7], help="of the tables")
     parser.add_argument("--dim", type=int, default=16, help="of these (default: 16)")
