@@ -1,4 +1,4 @@
-"""ONNX for what tf2onnx does not know of an exported model: `Bitcast` of integers of 64 bits, as the perfect index does.
+"""ONNX for what tf2onnx does not know of an exported model: `Bitcast` of integers of 64 bits, in the perfect index.
 
     tf2onnx.convert.from_function(function, input_signature=..., opset=18, custom_op_handlers=HANDLERS)
 

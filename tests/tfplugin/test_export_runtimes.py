@@ -115,9 +115,7 @@ def test_onnx_runtime_gives_the_same_rows(folder: Path) -> None:
     signature = model.signatures["serving_default"]
     specs = [tf.TensorSpec([None, 3], tf.int64, "users"), tf.TensorSpec([None], tf.int32, "item")]
     served = tf.function(lambda users, item: signature(users=users, item=item), input_signature=specs)
-    converted, _ = tf2onnx.convert.from_function(
-        served, input_signature=specs, opset=18, custom_op_handlers=HANDLERS
-    )
+    converted, _ = tf2onnx.convert.from_function(served, input_signature=specs, opset=18, custom_op_handlers=HANDLERS)
     session = onnxruntime.InferenceSession(converted.SerializeToString())
     names = [output.name for output in session.get_outputs()]
     assert_same(dict(zip(names, session.run(None, fed), strict=True)), answers(folder / "source", fed))
