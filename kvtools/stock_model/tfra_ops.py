@@ -59,7 +59,7 @@ def segment_sum_of_count(body: FunctionBody, call: Call) -> None:
 def _segment_sum(body: FunctionBody, call: Call, op: str, taken: Mapping[str, str]) -> None:
     types = {"T": call.attrs.type("T"), **{kind: call.attrs.type(kind, INT32) for kind in taken}}
     inputs = [body.argument("data", types["T"]), *(body.argument(name, types[kind]) for kind, name in taken.items())]
-    body.result(types["T"], body.op(op, inputs, **{kind: of_type(one) for kind, one in types.items()}))
+    body.result(types["T"], body.op(op, inputs, "output", **{kind: of_type(one) for kind, one in types.items()}))
 
 
 def _find(body: FunctionBody, call: Call) -> str:
