@@ -217,7 +217,9 @@ void SnapshotFile::Remember(const snapshot_format::Header& header) {
 void SnapshotFile::CheckMapped() const {
   if (range_ == nullptr) return;
   if (tail_at_ == nullptr) return CheckUnchanged();
+#ifndef __SANITIZE_THREAD__                             // which knows no fences
   std::atomic_thread_fence(std::memory_order_acquire);  // what was read of the file was read before
+#endif
   const bool same =
       std::memcmp(data_, &header_, sizeof(header_)) == 0 && std::memcmp(tail_at_, tail_, sizeof(tail_)) == 0;
   if (same && !range_->gone.load(std::memory_order_acquire)) return;
