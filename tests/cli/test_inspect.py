@@ -39,6 +39,7 @@ def test_json(sample_path: Path, capsys: Capture, path: str) -> None:
         "dialect",
         "key_dtype",
         "value_dtype",
+        "rows_as",
         "dim",
         "rows",
         "parts",

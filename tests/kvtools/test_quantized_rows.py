@@ -133,7 +133,7 @@ def test_every_instruction_set_gives_the_same_bytes(tmp_path: Path) -> None:
     rows = np.concatenate([rows_of(kind, 37) for kind in KINDS])
     np.save(f"{tmp_path}/rows.npy", rows)
     arguments = [sys.executable, "-c", _IN_OTHER_INSTRUCTIONS, f"{tmp_path}/rows.npy", f"{tmp_path}/baseline"]
-    subprocess.run(arguments, check=True, env={**os.environ, "KVTABLE_ISA": "baseline"})
+    subprocess.run(arguments, check=True, cwd=tmp_path, env={**os.environ, "KVTABLE_ISA": "baseline"})
     for dtype in STEPS:
         encoded = encode(rows, dtype)
         own = np.concatenate([encoded, decode(encoded, dtype, 37).view(np.uint8)], 1)
