@@ -186,6 +186,8 @@ def run(
       kvtools export --split models/7 trained_model --dtype float16 --check 100
       kvtools export --snapshot models/ctr/7.kvsnap model.ckpt-100 --keep 3
     """
+    if clipping.dry_run and (savedmodel, snapshot, split, keep, next_one) == (None, None, None, None, False):
+        savedmodel = Path()
     if sum(output is not None for output in (savedmodel, snapshot, split)) != 1:
         raise UsageError("exporting: say --savedmodel OUT or --snapshot OUT or --split OUT, one of them")
     if split is not None and table:

@@ -33,6 +33,10 @@ def no_standard_output(output: _Named) -> _Named:
     output: what is written here is whole or not there, which no stream can be."""
     if str(output) == "-":
         raise UsageError("writing: got - as the output, expected a file, folder or URL; ./- is a file of that name")
+    if str(output).startswith("--"):
+        raise UsageError(
+            f"writing: got {output} as the output: the option before it needs a value; ./{output} is a file"
+        )
     return output
 
 

@@ -52,7 +52,7 @@ from kvtools.partition import owners
 from kvtools.perfect_hash import check_count
 from kvtools.quantized_rows import QUANTIZED, Rounding
 from kvtools.read_ahead import read_ahead
-from kvtools.replace_output import check_replaceable, replace_folder
+from kvtools.replace_output import check_apart, check_replaceable, replace_folder
 from kvtools.stock_model.initial_rows import InitialRows
 from kvtools.stock_model.table import StockTable
 from kvtools.table_view import MaskedTable
@@ -148,6 +148,7 @@ def export_saved_model(
     readers = checkpoint.select(tables)
     if not readers:
         raise BadInputError(f"exporting '{checkpoint.path}': it has no key-value table; see `kvtools inspect`")
+    check_apart(checkpoint.path, output)
     check_replaceable(output, mark=_MODEL_FILE, force=force)
     choices = choose_for_saved_model(
         checkpoint,

@@ -38,7 +38,7 @@ from kvtools.export_warmup import Warmup
 from kvtools.indexed_rows import DEFAULT_INDEX, Index, check_index
 from kvtools.meta_file import TrainedGraph
 from kvtools.narrow_rows import Dtypes, check_dtypes, dtype_of
-from kvtools.replace_output import check_replaceable, replace_folder
+from kvtools.replace_output import check_apart, check_replaceable, replace_folder
 from kvtools.stock_model.cut_functions import CannotCut
 from kvtools.stock_model.cut_model import CutSignature, cut_model
 from kvtools.stock_model.fields import join, messages, split, without
@@ -158,6 +158,7 @@ def export_model(
         ```
     """
     check_index(index)
+    check_apart(checkpoint.path, output)
     check_replaceable(output, mark=_MODEL_FILE, force=force)
     check_dtypes(f"exporting '{checkpoint.path}'", dtype)
     if check:

@@ -31,7 +31,7 @@ from kvtools.export_snapshot import choose_for_snapshot, export_snapshot
 from kvtools.meta_file import TrainedGraph
 from kvtools.model_requests import Request
 from kvtools.partition import owners
-from kvtools.replace_output import check_replaceable, replace_folder
+from kvtools.replace_output import check_apart, check_replaceable, replace_folder
 from kvtools.snapshot import Snapshot
 from kvtools.split_manifest import DENSE, EXPORT, MANIFEST, SNAPSHOT, SplitModel, encoded
 from kvtools.stock_model.cut_model import CutSignature
@@ -78,6 +78,7 @@ def export_split(
         export_split(open_checkpoint("trained_model"), Path("models/7"), dtype="bfloat16")
         ```
     """
+    check_apart(checkpoint.path, output)
     check_replaceable(output, mark=MANIFEST, force=force)
     if check:
         check_available()

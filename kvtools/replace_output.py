@@ -184,6 +184,18 @@ def check_replaceable(target: Path, *, mark: str, force: bool) -> None:
         )
 
 
+def check_apart(source: str | os.PathLike[str], target: Path) -> None:
+    """Raise `OutputError` where writing `target` would replace, or change, what is being read."""
+    read, written = Path(source).resolve(), target.resolve()
+    if (
+        read == written
+        or read in written.parents
+        or (written in read.parents and (written / "saved_model.pb").exists())
+    ):
+        where = "what is exported itself" if read == written else f"where '{source}' is"
+        raise OutputError(f"writing '{target}': that is {where}, which would be lost or changed; name another place")
+
+
 def _move_into_place(work: Path, target: Path) -> None:
     if not target.exists():
         work.rename(target)
@@ -203,6 +215,21 @@ def _exchange(a: Path, b: Path) -> bool:
         return False
     done = rename(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), ctypes.c_uint(_RENAME_EXCHANGE))
     return bool(done == 0)
+
+
+def is_being_written(work: Path) -> bool:
+    """Tell whether a hidden folder beside an output is that of a run that goes on, and not one that was killed."""
+    try:
+        lock = os.open(work, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False
 
 
 def _remove_leftovers(target: Path) -> None:

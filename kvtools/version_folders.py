@@ -16,15 +16,19 @@ from pathlib import Path
 from kvtools.dialects.savedmodel import MANIFEST
 from kvtools.dialects.snapshot import MAGIC
 from kvtools.errors import OutputError, UsageError
+from kvtools.replace_output import is_being_written
 from kvtools.split_manifest import MANIFEST as SPLIT_MANIFEST
 from kvtools.split_manifest import is_split
 
 _VERSION = re.compile(r"(\d{1,18})(\.kvsnap|\.snapshot)?")
+_BEING_WRITTEN = re.compile(r"\.(\d{1,18})(\.kvsnap|\.snapshot)?\.kvtools-.*")
 _REMOVED = re.compile(r"\.\d{1,18}\.kvtools-removed-[0-9a-f]{32}")
 
 
 def next_version(folder: Path, suffix: str = "") -> Path:
     """Return the path of the version behind all that are in a folder, whoever wrote them; the first one is 1.
+
+    A version that another process is writing counts.
 
     Args:
         folder: where the versions are.
@@ -42,7 +46,11 @@ def next_version(folder: Path, suffix: str = "") -> Path:
     """
     if not folder.is_dir():
         raise OutputError(f"writing a version in '{folder}': there is no such folder; make it first")
-    numbers = [_number(entry.name) for entry in _entries(folder)]
+    entries = _entries(folder)
+    numbers = [_number(entry.name) for entry in entries]
+    for entry in entries:
+        if (found := _BEING_WRITTEN.fullmatch(entry.name)) and is_being_written(entry):
+            numbers.append(int(found[1]))
     return folder / f"{max([number for number in numbers if number is not None], default=0) + 1}{suffix}"
 
 

@@ -130,6 +130,8 @@ def _line(settings: Settings, what: dict[str, Any]) -> str:
     amount = f"{_counted(tables, 'table')}, {_counted(rows, 'row')}"
     if not models:
         served = "serving no model yet"
+    elif len(models) == 1 and not tables:
+        served = f"serving the whole model of {models[0]['path']}"
     elif len(models) == 1:
         served = f"serving {amount} of {models[0]['path']}"
     else:

@@ -18,6 +18,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from kvtools.dialects.savedmodel import MANIFEST
 from kvtools.export import signature_names
 from kvtools.server.answer import TableCount
 from kvtools.server.caller import Caller
@@ -302,10 +303,16 @@ def signature_of(version: ServedVersion, name: str, *, code: str = "INVALID_ARGU
         return known[name or DEFAULT]
     except KeyError:
         there = ", ".join(f'"{signature}"' for signature in list(listed(version))[:20])
+        trained = (version.path / "saved_model.pb").is_file() and not (version.path / MANIFEST).is_file()
+        hint = (
+            "; what else a trained model answers is served once `kvtools export --savedmodel` wrote it"
+            if trained
+            else ""
+        )
         raise ProtocolError(
             code,
             f'Serving signature name: "{name or DEFAULT}" not found in signature def; the model has {there}:'
-            " name one as signature_name",
+            f" name one as signature_name{hint}",
         ) from None
 
 

@@ -542,7 +542,7 @@ def _bad_line(state: _Model, number: int, message: str) -> str:
 def _trouble(state: _Model, by_number: Mapping[int, FoundVersion], chosen: Sequence[int]) -> str:
     """Return what is not as whoever runs the server will expect, though the folder can be read; empty if all is."""
     gone = sorted(number for number in state.served if number not in by_number)
-    if gone and not chosen:
+    if gone and not chosen and not state.waiting:
         return f"version {gone[-1]} is gone from its folder, where no other can be served; it goes on being served"
     for label, number in state.source.labels.items():
         if number not in by_number and number not in state.served:

@@ -140,6 +140,24 @@ def test_a_threshold_that_leaves_no_row_is_a_warning(
         assert capsys.readouterr().err.count("table 'user_emb': the thresholds leave none of its 5 rows") == 1
 
 
+def test_a_dry_run_needs_no_output(sample_path: Path, tmp_path: Path, capsys: Capture) -> None:
+    assert main(["export", str(sample_path), "--clip-l2", "5", "--dry-run"]) == 0
+    assert "nothing was written" in capsys.readouterr().out
+    assert main(["export", str(sample_path), "--dry-run", "--keep", "2"]) == 2
+    assert main(["export", str(sample_path), "--savedmodel", "--dry-run"]) == 2
+    assert "got --dry-run as the output: the option before it needs a value" in capsys.readouterr().err
+
+
+def test_what_is_exported_is_never_written_over(sample_path: Path, tmp_path: Path, capsys: Capture) -> None:
+    model = tmp_path / "model"
+    assert main(["export", "--savedmodel", str(model), str(sample_path)]) == 0
+    before = sorted(path.relative_to(model) for path in model.rglob("*"))
+    for output, why in ((model, "what is exported itself"), (model / "sub", "where")):
+        assert main(["export", "--savedmodel", str(output), str(model), "--table", "user_emb", "--force"]) == 1
+        assert why in capsys.readouterr().err
+    assert sorted(path.relative_to(model) for path in model.rglob("*")) == before
+
+
 @pytest.mark.parametrize("kind", ["--savedmodel", "--snapshot"])
 def test_a_dry_run_says_what_the_export_then_does(
     sample_path: Path, tmp_path: Path, capsys: Capture, kind: str

@@ -9,6 +9,7 @@ import pytest
 
 from kvtools.dialects.snapshot import MAGIC
 from kvtools.errors import OutputError, UsageError
+from kvtools.replace_output import replace_folder
 from kvtools.version_folders import check_version, next_version, outdated, remove_versions
 
 
@@ -79,6 +80,14 @@ def test_the_next_version_is_behind_all_that_are_there(tmp_path: Path) -> None:
     assert next_version(tmp_path, ".kvsnap").name == "11.kvsnap"
     with pytest.raises(OutputError, match="there is no such folder; make it first"):
         next_version(tmp_path / "none")
+
+
+def test_a_version_that_another_process_is_writing_has_its_number(tmp_path: Path) -> None:
+    (tmp_path / "3").mkdir()
+    with replace_folder(tmp_path / "4", mark="a", force=False) as work:
+        assert work.name.startswith(".4.kvtools-") and next_version(tmp_path).name == "5"
+        (work / "a").touch()
+    assert next_version(tmp_path).name == "5"
 
 
 def test_an_output_that_is_no_version_is_told(tmp_path: Path) -> None:
