@@ -286,3 +286,6 @@ def test_the_line_at_the_start_counts_as_people_do() -> None:
         "serving 2 models, 2 tables, 3,000,000 rows at http://127.0.0.1:80, gRPC at port 8500, waiting"
     )
     assert "waiting for a version of 'c' (" in line
+    whole = {"name": "m", "version": 1, "path": "models/4", "tables": 0, "rows": 0}
+    line = run._line(Settings(port=80), {"models": [whole], "waiting": []})
+    assert line.startswith("serving the whole model of models/4 at http://127.0.0.1:80 (")

@@ -28,6 +28,7 @@ from kvtools.server.protocol_error import ProtocolError
 from kvtools.server.protos import message
 from kvtools.server.saved_models import SavedModelStore, open_store
 from kvtools.server.settings import Settings
+from kvtools.server.signatures import signature_of
 from kvtools.server.sources import ModelSource
 from kvtools.server.store import TableStore
 from kvtools.server.versions import Versions
@@ -363,3 +364,11 @@ def test_a_version_is_warm_before_it_is_available(
     (versions.load if first else versions.look)()
     assert states == [{2: "LOADING"} if first else {1: "AVAILABLE", 2: "LOADING"}]
     assert catalog.version("ranker").number == 2
+
+
+def test_a_trained_model_says_how_its_signatures_come_to_be_served(tmp_path: Path) -> None:
+    folder = tmp_path / "trained"
+    shutil.copytree(Path(__file__).parents[1] / "data" / "tfra" / "savedmodel", folder)
+    version = ServedVersion("m", 1, folder, TableStore(folder, cache=tmp_path / "cache"))
+    with pytest.raises(ProtocolError, match="served once `kvtools export --savedmodel` wrote it"):
+        signature_of(version, "serving_default")
