@@ -371,4 +371,4 @@ def test_a_trained_model_says_how_its_signatures_come_to_be_served(tmp_path: Pat
     shutil.copytree(Path(__file__).parents[1] / "data" / "tfra" / "savedmodel", folder)
     version = ServedVersion("m", 1, folder, TableStore(folder, cache=tmp_path / "cache"))
     with pytest.raises(ProtocolError, match="served once `kvtools export --savedmodel` wrote it"):
-        signature_of(version, "serving_default")
+        signature_of(version, "click")
