@@ -57,7 +57,8 @@ def run(
     """Change the types of values, optimizer slots and keys, and say what was lost by it.
 
     --dtype makes rows smaller for lookups: int8 and int4 have an offset and a scale for each row, tables of integers
-    stay as they are, and errors and cosines are told.
+    stay as they are, and errors and cosines are told. Optimizer slots keep their type, where OUT does not have one type
+    for values and slots; then what they lose is told, too.
 
     Numbers are rounded to nearest, ties to even. The largest rounding error, and how many numbers became
     infinite or zero, are told for each column. A key that the new type does not hold is an error. OUT
@@ -66,7 +67,7 @@ def run(
     \b
     Examples:
       kvtools cast model.ckpt-100 half/model.ckpt-100 --to-value-dtype bfloat16
-      kvtools cast model.ckpt-100 half.ckpt-100 --to-value-dtype float16 --to-slot-dtype float32 --to tfra
+      kvtools cast model.ckpt-100 half.h5 --to-value-dtype float16 --to-slot-dtype float32 --to hdf5
       kvtools cast model.ckpt-100 model.ckpt-100 --to-key-dtype int64 --table user_emb --force
       kvtools cast model.ckpt-100 small.kvsnap --dtype int4 --to snapshot
     """
@@ -79,7 +80,7 @@ def run(
                 " in two steps"
             )
         with progress_bar("casting") as progress:
-            account, losses = cast_rows(
+            account, losses, slot_costs = cast_rows(
                 checkpoint,
                 out,
                 dtype,
@@ -95,8 +96,11 @@ def run(
                 print(f"kvtools: warning: {warning}", file=sys.stderr)
         if not as_json:
             print_roundings([(name, dtype, loss) for name, loss in losses.items()])
+            if slot_costs:
+                _print_costs(slot_costs)
         of_tables = {name: dataclasses.asdict(loss) for name, loss in losses.items()}
-        print_account(account, as_json=as_json, roundings=of_tables)
+        of_slots = {name: [dataclasses.asdict(cost) for cost in costs] for name, costs in slot_costs.items()}
+        print_account(account, as_json=as_json, roundings=of_tables, casts=of_slots)
         return
     with progress_bar("casting") as progress:
         account, costs = cast(

@@ -141,4 +141,6 @@ def _print_accounts(accounts: Sequence[Account]) -> None:
     losses = [line for account in accounts for table in account.tables for line in table.losses]
     for line in dict.fromkeys(losses):
         print(f"left out: {line}")
+    for line in dict.fromkeys(line for account in accounts for table in account.tables for line in table.changes):
+        print(f"changed: {line}")
     print(f"wrote {len(accounts)} checkpoints ({accounts[0].dialect})")

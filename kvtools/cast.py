@@ -55,7 +55,10 @@ class ColumnCost:
 
 
 class CastTable(TableView):
-    """A table in other types. `cost` tells what the parts that were read with `read_part` have lost."""
+    """A table in other types. `cost` tells what the parts that were read with `read_part` have lost.
+
+    Slots that have the values' type go on having it, unless `slot_dtype` or not `slots_follow`.
+    """
 
     def __init__(
         self,
@@ -64,14 +67,15 @@ class CastTable(TableView):
         value_dtype: str | None = None,
         slot_dtype: str | None = None,
         key_dtype: str | None = None,
+        slots_follow: bool = True,
     ) -> None:
         schema = source.schema
         doing = f"casting table '{schema.name}'"
         value = _number_type(doing, "values", schema.value_dtype, value_dtype)
         slots = []
         for slot in schema.slots:
-            # Slots that have the values' type go on having it: some engines have one type for a whole row.
-            wanted = slot_dtype or (value if slot.dtype == schema.value_dtype else None)
+            # Some engines have one type for a whole row.
+            wanted = slot_dtype or (value if slots_follow and slot.dtype == schema.value_dtype else None)
             slots.append(dataclasses.replace(slot, dtype=_number_type(doing, f"slot {slot.name}", slot.dtype, wanted)))
         if key_dtype is not None and key_dtype not in KEYS:
             raise UsageError(f"{doing}: got key type '{key_dtype}', expected {' or '.join(KEYS)}")

@@ -7,15 +7,17 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvtools.cast import ColumnCost
 from kvtools.dialects import savedmodel, snapshot
+from kvtools.dialects.detect import dialect_named
 from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.options import Progress
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import UsageError
 from kvtools.export import export_saved_model
-from kvtools.migrate import Account, TableAccount, write_tables
+from kvtools.migrate import EVERY_ROW, Account, TableAccount, write_tables
 from kvtools.narrow_rows import NarrowTable, check_dtypes, dtype_notes, dtype_of
-from kvtools.quantized_rows import QUANTIZED, Rounding, bytes_of_row
+from kvtools.quantized_rows import QUANTIZED, Rounding, bytes_of_row, inexact
 from kvtools.table_view import changed_tables
 
 
@@ -29,8 +31,10 @@ def cast_rows(
     options: WriteOptions | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
-) -> tuple[Account, dict[str, Rounding]]:
+) -> tuple[Account, dict[str, Rounding], dict[str, list[ColumnCost]]]:
     """Write a checkpoint whose tables of floating-point numbers have rows of `dtype`.
+
+    Optimizer slots keep their type, where `to` has not one type for values and slots.
 
     Args:
         checkpoint: what to read.
@@ -43,16 +47,17 @@ def cast_rows(
         progress: called as rows are written.
 
     Returns:
-        The account, and what each table has lost whose rows are of another type now.
+        The account, what each table has lost whose rows are of another type now, and by table what its slots have
+        lost where they had to follow.
 
     Raises:
         UsageError: there is no such type for rows, or the dialect has none such.
-        BadInputError: a row that the type does not hold.
+        BadInputError: a row, or a slot that had to follow, that the type does not hold.
         OutputError: `output` exists, or cannot be written.
 
     Example:
         ```python
-        account, losses = cast_rows(kvtools.open("model.ckpt-100"), "small.kvsnap", "int4", to="snapshot")
+        account, losses, _ = cast_rows(kvtools.open("model.ckpt-100"), "small.kvsnap", "int4", to="snapshot")
         print(losses["user_emb"].mean_cosine)
         ```
     """
@@ -62,19 +67,20 @@ def cast_rows(
     to = to or checkpoint.dialect
     chosen = [table.schema.name for table in checkpoint.select(tables)]
     if to == savedmodel.NAME:
-        return _as_saved_model(checkpoint, Path(output), dict.fromkeys(chosen, dtype), options, progress)
+        return *_as_saved_model(checkpoint, Path(output), dict.fromkeys(chosen, dtype), options, progress), {}
     if dtype in QUANTIZED and to != snapshot.NAME:
         raise UsageError(
             f"{doing} to {dtype}: {to} has no rows of {dtype} with an offset and a scale; write them --to"
             f" {snapshot.NAME} or --to {savedmodel.NAME}, or choose --dtype float16 or bfloat16"
         )
+    one_type = dialect_named(to).holds.slot_dtype_is_value
     narrow: dict[str, NarrowTable] = {}
     notes: dict[str, tuple[str, ...]] = {}
 
     def change(table: TableReader) -> TableReader:
         name = table.schema.name
         notes[name] = dtype_notes(table.schema, dtype)
-        narrow[name] = NarrowTable(table, dtype_of(table.schema, dtype))
+        narrow[name] = NarrowTable(table, dtype_of(table.schema, dtype), slots_follow=one_type)
         return narrow[name]
 
     changed = changed_tables(checkpoint, tables, change)
@@ -97,7 +103,8 @@ def cast_rows(
         for table in account.tables
     )
     losses = {name: table.rounding for name, table in narrow.items()}
-    return dataclasses.replace(account, tables=told), {name: loss for name, loss in losses.items() if loss}
+    costs = {name: table.cost for name, table in narrow.items() if table.cost}
+    return dataclasses.replace(account, tables=told), {name: loss for name, loss in losses.items() if loss}, costs
 
 
 def _saved(table: NarrowTable | None) -> int:
@@ -119,20 +126,31 @@ def _as_saved_model(
     )
     tables = []
     for export in exports:
-        hidden = f"{export.duplicates} rows: a later row has their key, and only the last one counts"
+        schema = checkpoint.tables[export.name].schema
+        losses = list(export.left_out)
+        if export.duplicates:
+            losses.append(f"{export.duplicates} rows: a later row has their key, and only the last one counts")
+        if export.rounding and export.value_dtype in QUANTIZED:
+            losses.append(inexact(export.value_dtype))
+        checks = []
+        if export.rows + export.duplicates == schema.rows:
+            checks.append(EVERY_ROW)
+        if schema.checksums:
+            checks.append(f"{schema.checksums} of every column read")
         tables.append(
             TableAccount(
                 name=export.name,
-                rows_read=checkpoint.tables[export.name].rows,
+                rows_read=schema.rows,
                 rows_written=export.rows,
                 parts=1,
                 bytes=export.bytes,
                 part_rows=(export.rows,),
-                losses=(*export.left_out, *([hidden] if export.duplicates else [])),
+                losses=tuple(losses),
                 changes=export.notes,
+                checks=tuple(checks),
             )
         )
     size = sum(variable.bytes for variable in checkpoint.variables)
-    losses = [f"{len(checkpoint.variables)} dense variables, {size} bytes: a model of tables has none"]
-    account = Account(str(output), savedmodel.NAME, tuple(tables), 0, tuple(losses if checkpoint.variables else ()))
+    dense = f"{len(checkpoint.variables)} dense variables, {size} bytes: a model of tables has none"
+    account = Account(str(output), savedmodel.NAME, tuple(tables), 0, (dense,) if checkpoint.variables else ())
     return account, {export.name: export.rounding for export in exports if export.rounding}

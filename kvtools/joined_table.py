@@ -147,6 +147,7 @@ def _joined_schema(name: str, schemas: Sequence[TableSchema], labels: Sequence[s
         freq_dtype=_counter([schema.freq_dtype for schema in schemas]),
         version_dtype=_counter([schema.version_dtype for schema in schemas]),
         extras=_extras(schemas),
+        rows_as=next((schema.rows_as for schema in schemas if schema.rows_as), None),
         bytes=0,
     )
     return dataclasses.replace(joined, bytes=joined.rows * row_bytes(joined))

@@ -36,12 +36,14 @@ from kvtools.errors import BadInputError, CheckFailedError, OutputError, UsageEr
 from kvtools.fit import Fit, FittedTable, fit
 from kvtools.key_join import repeated_rows
 from kvtools.partition import RULES, owners
+from kvtools.quantized_rows import QUANTIZED, written_out
 from kvtools.replace_output import check_free, check_replaceable, replace_files, replace_folder
 from kvtools.row_mask import RowMask
 from kvtools.status_names import status_tables
 from kvtools.table_view import MaskedTable
 from kvtools.url_password import without_password
 
+EVERY_ROW = "as many rows read and written as the source says it has"
 _KEY_ROWS = 1 << 18
 _BY_NAME = (
     "it has no path in the object graph that other tables have: a Saver restores it by its name, a tf.train.Checkpoint"
@@ -378,6 +380,7 @@ def _plan(
             else dataclasses.replace(fitted, changes=(*fitted.changes, _BY_NAME))
             for fitted in fits
         )
+    fits = tuple(_told_of_rows(fitted, dialect, options) for fitted in fits)
     losses: list[str] = []
     variables = beside.variables if beside else ()
     if variables and not dialect.holds.variables:
@@ -399,6 +402,17 @@ def _plan(
     )
     account = Account(without_password(str(output)), dialect.name, accounts, len(variables), tuple(losses))
     return _Plan(dialect, fits, (*variables, *bookkeeping), account)
+
+
+def _told_of_rows(fitted: Fit, dialect: Dialect, options: WriteOptions) -> Fit:
+    """Say of rows that are stored as int8 or int4 that they will not be, where nobody asked for them to be."""
+    was = fitted.source.rows_as
+    if was is None or options.compression in QUANTIZED or fitted.source.name in options.rows_as:
+        return fitted
+    change = written_out(was)
+    if dialect.name == "snapshot":
+        change += f"; `kvtools cast --dtype {was}` makes such of them again, rounded once more"
+    return dataclasses.replace(fitted, changes=(*fitted.changes, change))
 
 
 def _without_counters(source: TableSchema, dialect: Dialect, parts: int | None) -> Fit:
@@ -573,7 +587,7 @@ def _write_table(
     for extra in fitted.schema.extras:
         output.extra(extra.name, fitted.extra(extra.name, table))
     output.close()
-    losses, checks = [*fitted.losses, *output.losses], ["as many rows read and written as the source says it has"]
+    losses, checks = [*fitted.losses, *output.losses], [EVERY_ROW]
     if cut:
         dtype = str(fitted.schema.freq_dtype)
         losses.append(f"{cut} frequencies outside {dtype} were written as the nearest that it has")

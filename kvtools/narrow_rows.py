@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Iterator, Mapping
 
@@ -11,15 +12,29 @@ from kvtools.cast import FLOATS, CastTable, ColumnCost, rounded
 from kvtools.default_row import with_default_row
 from kvtools.dialects.chunk import Array, Chunk, Columns
 from kvtools.dialects.interface import TableReader
-from kvtools.dialects.schema import DEFAULT_ROW, TableSchema, numpy_dtype
+from kvtools.dialects.schema import DEFAULT_ROW, TableSchema, are_initial_values, numpy_dtype
 from kvtools.errors import BadInputError, UsageError
-from kvtools.quantized_rows import QUANTIZED, Rounding, RowLoss, bytes_of_row, decode, encode, first_unfit, loss_of
+from kvtools.quantized_rows import (
+    QUANTIZED,
+    Rounding,
+    RowLoss,
+    bytes_of_row,
+    decode,
+    encode,
+    first_unfit,
+    loss_of,
+    written_out,
+)
 from kvtools.row_norms import any_in_row, rows_not_finite
 
 DTYPES = ("float32", "float16", "bfloat16", *QUANTIZED)
 _LARGEST = {"float16": "65504", "bfloat16": "3.39e+38"}
 _BAD_COSINE = 0.99
 _DEFAULT = "the default row"
+_SLOTS_WAY_OUT = (
+    "the dialect has one type for values and slots: write another type, or --to a dialect whose slots keep theirs, such"
+    " as hdf5"
+)
 
 Dtypes = str | Mapping[str, str] | None
 """What rows of floating-point numbers become: one type for all tables, or one for each of these names."""
@@ -37,7 +52,9 @@ def dtype_of(schema: TableSchema, dtypes: Dtypes) -> str | None:
 
 
 def dtype_notes(schema: TableSchema, dtypes: Dtypes) -> tuple[str, ...]:
-    """Say what of a table's rows does not become what was asked for, one sentence each."""
+    """Say what of a table's rows does not become what was asked for, or is no longer what it was, one sentence each."""
+    if _asked(schema, dtypes) is None and schema.rows_as:
+        return (f"{written_out(schema.rows_as)}; --dtype {schema.rows_as} makes such of them again",)
     reason = _why_not(schema, dtypes)
     return (f"its {schema.value_dtype} rows are written as they are: {reason}",) if reason else ()
 
@@ -89,15 +106,19 @@ class NarrowTable(CastTable):
 
     Rows that become int8 or int4 are given as float32, not rounded yet: whoever writes them encodes them. `rounding`
     tells what the parts that were read with `read_part` lose, `non_finite` how many rows have a NaN or an infinity.
+    Slots keep their type, unless `slots_follow`, for whatever has one type for a whole row: then `cost` tells what they
+    lose.
 
     Raises:
         BadInputError: as rows are read: a number is too large for `dtype`, or none that int8 and int4 can be.
     """
 
-    def __init__(self, source: TableReader, dtype: str | None) -> None:
+    def __init__(self, source: TableReader, dtype: str | None, *, slots_follow: bool = False) -> None:
         self.dtype = dtype
         self.rows_as = dtype if dtype in QUANTIZED else None
-        super().__init__(source, value_dtype="float32" if self.rows_as else dtype)
+        super().__init__(source, value_dtype="float32" if self.rows_as else dtype, slots_follow=slots_follow)
+        if dtype is not None:  # whatever the source's rows are stored as, these are not to be that
+            self.schema = dataclasses.replace(self.schema, rows_as=None)
         self._counts: dict[int, tuple[RowLoss, int]] = {}
         self._counting = threading.Lock()
         if dtype is None:
@@ -138,6 +159,11 @@ class NarrowTable(CastTable):
         return total.rounding()
 
     @property
+    def cost(self) -> list[ColumnCost]:
+        """What each slot that changed its type has lost so far; see `rounding` for the values."""
+        return [cost for cost in super().cost if cost.column != "values"]
+
+    @property
     def non_finite(self) -> int:
         """How many rows have a NaN or an infinity."""
         return sum(count for _, count in self._counts.values())
@@ -145,8 +171,9 @@ class NarrowTable(CastTable):
     def read_part(self, part: int, columns: Columns, rows: int, verify: bool) -> Iterator[Chunk]:
         """Yield the rows of one part; see `TableReader.read_part`."""
         loss, non_finite = RowLoss(), 0
+        costs: dict[str, ColumnCost] = {}
         for chunk in self.source.read_part(part, columns, rows, verify):
-            cast = self._cast(chunk, {})
+            cast = self._cast(chunk, costs)
             if chunk.values is not None and cast.values is not None:
                 non_finite += int(np.count_nonzero(rows_not_finite(cast.values)))
                 if self.rows_as:
@@ -154,29 +181,38 @@ class NarrowTable(CastTable):
                 elif cast.values.dtype != chunk.values.dtype:
                     loss = loss.plus(loss_of(chunk.values, cast.values))
             yield cast
-        if columns.values:
-            # By part, so that a part that is read again is not counted twice.
-            with self._counting:
+        # By part, so that a part that is read again is not counted twice.
+        with self._counting:
+            if columns.values:
                 self._counts[part] = loss, non_finite
+            if columns.slots:
+                self._cost[part] = costs
+
+    def extra(self, name: str) -> Array:
+        """Return an extra array; see `CastTable.extra`.
+
+        Raises:
+            BadInputError: initial values have a number that is too large.
+        """
+        array = super().extra(name)
+        if self.dtype is not None and are_initial_values(name):
+            self._check(self.source.extra(name), array, f"a row of {name}")
+        return array
 
     def _cast(self, chunk: Chunk, costs: dict[str, ColumnCost]) -> Chunk:
         cast = super()._cast(chunk, costs)
         if self.dtype is not None and chunk.values is not None and cast.values is not None:
             self._check(chunk.values, cast.values, "the row of key {}", chunk.keys)
+        if self.dtype is not None:
+            for name, was in chunk.slots.items():
+                if cast.slots[name].dtype != was.dtype:
+                    self._check_finite(was, cast.slots[name], f"slot {name} of key {{}}", chunk.keys, _SLOTS_WAY_OUT)
         return cast
 
     def _check(self, was: Array, became: Array, whose: str, keys: Array | None = None) -> None:
         """Raise `BadInputError` where a finite number of rows [n, dim] became infinite, or one is not what fits."""
         name = self.schema.name
-        lost = np.isinf(became) & np.isfinite(was) if rows_not_finite(became).any() else np.zeros((0, 1), np.bool_)
-        rows = np.flatnonzero(any_in_row(lost))
-        if len(rows):
-            number = float(was[rows[0]][lost[rows[0]]][0])
-            row = whose.format(None if keys is None else keys[rows[0]])
-            raise BadInputError(
-                f"writing table '{name}' as {self.dtype}: {row} has {number:g}, which would become infinite, expected"
-                f" at most {_LARGEST.get(str(self.dtype), '3.40e+38')} in size; write another type, or drop such rows"
-            )
+        self._check_finite(was, became, whose, keys, "write another type, or drop such rows")
         unfit = first_unfit(became) if self.rows_as and whose != _DEFAULT else None
         if unfit is not None:
             what = "NaN or infinity" if rows_not_finite(became[unfit : unfit + 1])[0] else "numbers 3.3e+38 apart"
@@ -184,4 +220,15 @@ class NarrowTable(CastTable):
             raise BadInputError(
                 f"writing table '{name}' as {self.dtype}: {row} has {what}, which {self.dtype}"
                 " does not hold; write another type, or drop such rows"
+            )
+
+    def _check_finite(self, was: Array, became: Array, whose: str, keys: Array | None, way_out: str) -> None:
+        lost = np.isinf(became) & np.isfinite(was) if rows_not_finite(became).any() else np.zeros((0, 1), np.bool_)
+        rows = np.flatnonzero(any_in_row(lost))
+        if len(rows):
+            number = float(was[rows[0]][lost[rows[0]]][0])
+            row = whose.format(None if keys is None else keys[rows[0]])
+            raise BadInputError(
+                f"writing table '{self.schema.name}' as {self.dtype}: {row} has {number:g}, which would become"
+                f" infinite, expected at most {_LARGEST.get(str(self.dtype), '3.40e+38')} in size; {way_out}"
             )

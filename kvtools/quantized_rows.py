@@ -18,9 +18,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kvtools import _quantized_rows
+from kvtools._quantized_rows import decode as _decode
+from kvtools._quantized_rows import encode as _encode
+from kvtools._quantized_rows import first_unfit as _first_unfit
+from kvtools._quantized_rows import loss as _loss
+from kvtools._quantized_rows import row_bytes as _row_bytes
+from kvtools.dialects.chunk import Columns
+from kvtools.dialects.schema import TableSchema, row_bytes
 
 Array = npt.NDArray[np.float32]
+_NOT_VALUES = Columns(values=False, slots=True, freqs=True, versions=True)
 QUANTIZED = ("int8", "int4")
 """The types of fewer bits than any number has: rows of them have an offset and a scale."""
 
@@ -31,7 +38,32 @@ def bytes_of_row(dtype: str, dim: int) -> int:
     >>> bytes_of_row("int8", 5), bytes_of_row("int4", 5)
     (11, 9)
     """
-    return _quantized_rows.row_bytes(dtype, dim)
+    return _row_bytes(dtype, dim)
+
+
+def inexact(dtype: str) -> str:
+    """Say what is left out where rows are written as `dtype`."""
+    share = {"int8": 510, "int4": 30}[dtype]
+    return (
+        f"the exact numbers: rows are {dtype} with an offset and a scale, off by up to 1/{share} of the distance"
+        " between their smallest number and their largest"
+    )
+
+
+def written_out(dtype: str) -> str:
+    """Say that rows which are stored as `dtype` are written as they are read."""
+    return f"its {dtype} rows are written as the float32 that they are read as"
+
+
+def stored_row_bytes(schema: TableSchema) -> int:
+    """Return how many bytes one row takes where it is stored, the key and every column.
+
+    >>> stored_row_bytes(TableSchema("emb", "snapshot", "int64", "float32", 16, (10,), rows_as="int8"))
+    30
+    """
+    if schema.rows_as is None:
+        return row_bytes(schema)
+    return row_bytes(schema, _NOT_VALUES) + bytes_of_row(schema.rows_as, schema.dim)
 
 
 def first_unfit(values: Array) -> int | None:
@@ -42,7 +74,7 @@ def first_unfit(values: Array) -> int | None:
     >>> first_unfit(np.float32([[1, 2], [np.nan, 1]]))
     1
     """
-    row = _quantized_rows.first_unfit(np.require(values, np.float32, ["C", "A"]))
+    row = _first_unfit(np.require(values, np.float32, ["C", "A"]))
     return None if row < 0 else row
 
 
@@ -54,7 +86,7 @@ def encode(values: Array, dtype: str) -> npt.NDArray[np.uint8]:
     """
     values = np.require(values, np.float32, ["C", "A"])
     rows = np.empty((len(values), bytes_of_row(dtype, values.shape[1])), np.uint8)
-    _quantized_rows.encode(values, dtype, rows)
+    _encode(values, dtype, rows)
     return rows
 
 
@@ -65,7 +97,7 @@ def decode(rows: npt.NDArray[np.uint8], dtype: str, dim: int) -> Array:
     [[0.0, 1.0, 15.0]]
     """
     values = np.empty((len(rows), dim), np.float32)
-    _quantized_rows.decode(np.ascontiguousarray(rows), dtype, values)
+    _decode(np.ascontiguousarray(rows), dtype, values)
     return values
 
 
@@ -120,7 +152,7 @@ def loss_of(before: npt.NDArray[np.floating], after: npt.NDArray[np.floating]) -
     if before.dtype == np.float64:
         return _loss_of_doubles(before, after.astype(np.float64))
     as_floats = (np.ascontiguousarray(rows, np.float32) for rows in (before, after))
-    rows, max_error, errors, cosines, least = _quantized_rows.loss(*as_floats)
+    rows, max_error, errors, cosines, least = _loss(*as_floats)
     return RowLoss(rows, rows * before.shape[1], max_error, errors, cosines, least)
 
 

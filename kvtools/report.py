@@ -12,9 +12,10 @@ from typing import Any
 from kvtools import __version__
 from kvtools.dialects.interface import Checkpoint
 from kvtools.dialects.options import DEFAULT_MEMORY, Progress
-from kvtools.dialects.schema import TableSchema, row_bytes
+from kvtools.dialects.schema import TableSchema
 from kvtools.engine import Engine
 from kvtools.errors import one_line
+from kvtools.quantized_rows import stored_row_bytes
 from kvtools.replace_output import check_free, replace_files
 from kvtools.report_plots import (
     clip_plot,
@@ -224,7 +225,7 @@ def _faults(stats: TableStats) -> list[str]:
 
 def _table(number: int, schema: TableSchema, stats: TableStats, *, with_plots: bool) -> str:
     found = describe_stats(schema, stats)
-    width = row_bytes(schema)
+    width = stored_row_bytes(schema)
     freqs, skew = found["freqs"], found["parts"]
     facts = [
         (f"{stats.rows:,}", "rows"),
@@ -258,7 +259,7 @@ def _table(number: int, schema: TableSchema, stats: TableStats, *, with_plots: b
 
 
 def _plots(schema: TableSchema, stats: TableStats, found: dict[str, Any]) -> list[str]:
-    width, freqs, versions, skew = row_bytes(schema), found["freqs"], found["versions"], found["parts"]
+    width, freqs, versions, skew = stored_row_bytes(schema), found["freqs"], found["versions"], found["parts"]
     plots = [
         _figure(
             "How large are the rows?",

@@ -22,11 +22,12 @@ from kvtools._row_stats import row_stats
 from kvtools.dialects.chunk import ALL_COLUMNS, KEYS, Chunk
 from kvtools.dialects.interface import TableReader
 from kvtools.dialects.options import DEFAULT_MEMORY, Progress
-from kvtools.dialects.schema import TableSchema, row_bytes
+from kvtools.dialects.schema import TableSchema
 from kvtools.engine import Engine, default_workers, run_all
 from kvtools.histogram import FrequencyHistogram, NormHistogram, VersionHistogram, near_an_edge, norm_bins
 from kvtools.json_numbers import json_numbers
 from kvtools.key_join import count_repeated
+from kvtools.quantized_rows import stored_row_bytes
 from kvtools.row_norms import row_norms
 
 Array = npt.NDArray[Any]
@@ -391,7 +392,7 @@ def clip_savings(schema: TableSchema, stats: TableStats) -> dict[str, list[dict[
     As `kvtools.clip` cuts: rows whose norm is below the threshold, none with a NaN or an infinity. The thresholds are
     `NORM_THRESHOLDS`; for "freq", powers of two until all rows are cut (an empty list where there are no frequencies).
     """
-    width = row_bytes(schema)
+    width = stored_row_bytes(schema)
 
     def saving(threshold: float, rows: int) -> dict[str, Any]:
         return {"threshold": threshold, "rows": rows, "bytes": rows * width}
@@ -434,7 +435,7 @@ def describe_stats(schema: TableSchema, stats: TableStats) -> dict[str, Any]:
         "dim": schema.dim,
         "rows": stats.rows,
         "bytes": schema.bytes,
-        "row_bytes": row_bytes(schema),
+        "row_bytes": stored_row_bytes(schema),
         "repeated_keys": stats.repeated_keys,
         "values": values,
         "clip": clip_savings(schema, stats),

@@ -27,7 +27,7 @@ from kvtools.dialects.schema import DEFAULT_ROW, ExtraSchema, TableSchema, Versi
 from kvtools.dialects.table_record import COUNTER_DTYPES, VALUE_DTYPES, json_object
 from kvtools.dialects.writing import CheckpointWriter, ShardWriter, TableWriter, WriteOptions
 from kvtools.errors import BadInputError, CorruptFileError, UsageError
-from kvtools.quantized_rows import QUANTIZED, first_unfit
+from kvtools.quantized_rows import QUANTIZED, first_unfit, inexact
 from kvtools.snapshot import file_errors
 from kvtools.split_manifest import SNAPSHOT as SPLIT_SNAPSHOT
 from kvtools.split_manifest import is_split
@@ -254,11 +254,7 @@ class Writer(CheckpointWriter):
         if duplicates:
             losses.append(f"{duplicates} rows: a later row has their key, and only the last one counts")
         if rows_as:
-            share = {"int8": 510, "int4": 30}[rows_as]
-            losses.append(
-                f"the exact numbers: rows are {rows_as} with an offset and a scale, off by up to 1/{share} of the"
-                " distance between their smallest number and their largest"
-            )
+            losses.append(inexact(rows_as))
         return _Table(self._writer, bool(rows_as), duplicates, tuple(losses))
 
     def close(self) -> None:

@@ -478,6 +478,7 @@ DIALECT = Dialect(
         key_dtypes=KEY_DTYPES,
         value_dtypes=VALUE_DTYPES,
         slot_width_is_dim=True,
+        slot_dtype_is_value=True,
         freq_dtypes=("int32",),
         version_dtypes=("int32",),
         version_units=("seconds",),
