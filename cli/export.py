@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -51,6 +52,9 @@ from kvtools.indexed_rows import check_index
 from kvtools.meta_file import named_tensors, trained_graph
 from kvtools.narrow_rows import cosine_warning, dtype_notes
 from kvtools.stock_model.training_graph import Wanted
+
+_WHOLE = re.compile(r"-?\d+", re.ASCII)
+"""A number of requests; whatever else is the name of a file."""
 
 
 def run(
@@ -193,7 +197,8 @@ def run(
     if split is not None and table:
         raise UsageError(f"exporting: got --split and --table {table[0]}, expected the whole model, or --snapshot")
     if warmup is not None and savedmodel is None:
-        raise UsageError(f"exporting: got --warmup {warmup}, which is for --savedmodel; a snapshot needs none")
+        why = "a snapshot needs none" if split is None else "a model in two halves takes none"
+        raise UsageError(f"exporting: got --warmup {warmup}, which is for --savedmodel; {why}")
     if index:
         if savedmodel is None:
             raise UsageError(f"exporting: got --index {index}, which is for --savedmodel: a snapshot is its own index")
@@ -202,7 +207,7 @@ def run(
     named = next((output for output in (savedmodel, snapshot) if output is not None), split)
     assert named is not None
     old = OldVersions(version_output(named, snapshot=snapshot is not None, next_one=next_one, keep=keep), keep)
-    warm = None if warmup is None else Warmup(int(warmup) if warmup.isdecimal() else Path(warmup))
+    warm = None if warmup is None else Warmup(int(warmup) if _WHOLE.fullmatch(warmup) else Path(warmup))
     policy = clipping.policy_of(str(path), clip_abs, clip_l2, keep_keys, drop_keys, ("--keep-keys", "--drop-keys"))
     checkpoint = source.open_for(table or [], path, memory)
     warn_unmatched(policy, [*checkpoint.tables], clipping.policy)

@@ -511,8 +511,11 @@ class TrainedModel:
         return self._tells_zeros
 
     def _refused(self, error: UnsupportedOperation) -> KvtoolsError:
+        told = f"exporting '{self.folder}': {_told(error)}"
+        if error.node.op in OPERATIONS:
+            return BadInputError(told)  # it is no operation that is unknown, but what it does there
         done = ", ".join(sorted({*OPERATIONS, *_ALSO_DONE}.difference(REFUSED)))
-        return BadInputError(f"exporting '{self.folder}': {_told(error)}; those that can be rewritten are {done}")
+        return BadInputError(f"{told}; those that can be rewritten are {done}")
 
 
 def _told(error: UnsupportedOperation) -> str:

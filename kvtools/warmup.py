@@ -115,7 +115,10 @@ def random_requests(
 def check_count(count: int) -> None:
     """Raise `UsageError` for a number of requests that no server takes."""
     if not 1 <= count <= MOST_RECORDS:
-        raise UsageError(f"got --warmup {count}, expected 1 to {MOST_RECORDS} requests, which TensorFlow Serving takes")
+        raise UsageError(
+            f"got --warmup {count}, expected 1 to {MOST_RECORDS} requests, which TensorFlow Serving takes,"
+            " or a file of them"
+        )
 
 
 def _way(name: str, inputs: Sequence[InputSpec], ids: IdSource, refusal: Refusal | None) -> tuple[int | None, str]:

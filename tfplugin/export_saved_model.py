@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import io
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -25,9 +26,37 @@ if TYPE_CHECKING:
 
 _DEFAULT = tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
 _INTERNAL = "__saved_model"
+_IN_PYTHON = [
+    (re.compile(pattern), words)
+    for pattern, words in (
+        (r"\badd --force\b", "say force=True"),
+        (r"(?<=\s)--force\b", "force=True"),
+        (r"\bof a \.meta, --read-only\b", "of a session, read_only=True"),
+        (r"(?<=\bgot )--(dtype|index) ([^\s,]*)(?=, expected)", r'\1="\2"'),
+        (r"(?<=\bgot )--warmup (-?\d+)", r"warmup=\1"),
+        (r"; export its tables alone with --table NAME", ""),
+    )
+]
+"""What errors of kvtools call the command line's options, and what these are in a call."""
 _FUNCTIONS = (tf.types.experimental.GenericFunction, tf.types.experimental.ConcreteFunction)
 
 
+@contextlib.contextmanager
+def _in_words_of_python() -> Iterator[None]:
+    """Has errors of kvtools name arguments, and not options of the command line."""
+    from kvtools.errors import KvtoolsError
+
+    try:
+        yield
+    except KvtoolsError as error:
+        told = str(error)
+        for pattern, words in _IN_PYTHON:
+            told = pattern.sub(words, told)
+        error.args = (told,)
+        raise
+
+
+@_in_words_of_python()
 def export_saved_model(
     model: Any,
     path: str | os.PathLike[str],
@@ -87,7 +116,8 @@ def export_saved_model(
         without outputs; tables that are spread over the ranks of Horovod, or another rank than the first.
       TypeError: what is no model; an option that there is not.
       kvtools.errors.BadInputError: an operation that cannot be rewritten, such as a lookup that inserts keys while it
-        serves.
+        serves; an output of a session that depends on a placeholder which is neither an input nor fed.
+      kvtools.errors.UsageError: an argument has a value that makes no sense.
       kvtools.errors.OutputError: `path` exists, or cannot be written. What stood there stays.
       kvtools.errors.CheckFailedError: the export answers otherwise than the model.
 
@@ -103,13 +133,15 @@ def export_saved_model(
     """
     from kvtools.clip_policy import Policy
     from kvtools.dialects.detect import open_checkpoint
-    from kvtools.errors import KvtoolsError, OutputError
+    from kvtools.errors import KvtoolsError, OutputError, UsageError
     from kvtools.export_model import export_model
     from kvtools.export_warmup import Warmup
     from kvtools.replace_output import check_replaceable, work_folder
 
     output = Path(path).absolute()
     _check_options(options, export_model)
+    if check < 0:
+        raise UsageError(f"exporting: got check={check}, expected how many requests to compare, 0 for none")
     check_replaceable(output, mark="saved_model.pb", force=force)
     _check_rank(model)
     policy = clip if clip is None or isinstance(clip, Policy) else Policy.of(clip)
@@ -282,8 +314,32 @@ def _keras_export(model: Any, folder: Path, input_signature: Any) -> None:
     options: dict[str, Any] = {"verbose": False} if "verbose" in inspect.signature(model.export).parameters else {}
     if input_signature is not None:
         options["input_signature"] = input_signature
-    with contextlib.redirect_stdout(io.StringIO()):
-        model.export(str(folder), **options)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            model.export(str(folder), **options)
+    except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
+        # Keras 3 keeps the shapes that a subclassed model was called with, and no types.
+        shapes = getattr(model, "_build_shapes_dict", None)
+        took_for = getattr(model, "input_dtype", None)
+        told = input_signature is not None or getattr(model, "inputs", None)
+        if told or not shapes or str(took_for) not in str(error):
+            raise
+        raise TypeError(
+            f"{_called(model)} does not take {took_for}, which Keras exports the inputs of a subclassed model as: it "
+            "keeps their shapes only. Say here what they are, each with its dtype: "
+            f"input_signature=[{', '.join(_spec(shape) for shape in shapes.values())}]; or name "
+            "signatures={'serving_default': function}, a tf.function with an input_signature."
+        ) from error
+
+
+def _spec(shapes: Any, name: str = "") -> str:
+    """How the inputs of these shapes would be written, of integers and any number of samples."""
+    if isinstance(shapes, Mapping):
+        return "{" + ", ".join(f"'{key}': {_spec(shape, key)}" for key, shape in shapes.items()) + "}"
+    if all(size is None or isinstance(size, int) for size in shapes):
+        named = f", name='{name}'" if name else ""
+        return f"keras.InputSpec(shape={(None, *shapes[1:])}, dtype='int64'{named})"
+    return "[" + ", ".join(map(_spec, shapes)) + "]"
 
 
 def _holding_captures(function: Any) -> tf.Module:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 v1 = tf.compat.v1
 
 _MAIN_OP = "saved_model_main_op"
+_PLACEHOLDERS = frozenset({"Placeholder", "PlaceholderV2"})
+_READS_TRAINING_DATA = ("IteratorGetNext", "QueueDequeue", "ReaderRead", "Unstage", "MapUnstage")
+_EXAMPLES = {tf.bool: "False", tf.string: "'text'", tf.float16: "1.0", tf.float32: "1.0", tf.float64: "1.0"}
 
 #: On a graph: (the names of its variables, the saver of these, what initializes its lookup tables), for the next time.
 _KEPT = "_kvtools_saver"
@@ -43,6 +46,7 @@ def save(session: Any, folder: Path, signatures: Mapping[str, tuple[Mapping[str,
 
     Raises:
       ValueError: a tensor of another graph.
+      kvtools.errors.BadInputError: an output depends on what is no input, and what no server has.
       tf.errors.FailedPreconditionError: a variable is not initialized.
     """
     plain = _plain(session)
@@ -50,6 +54,7 @@ def save(session: Any, folder: Path, signatures: Mapping[str, tuple[Mapping[str,
     for name, given in signatures.items():
         for side in given:
             _check_tensors(graph, name, side)
+        _check_given(name, *given)
     definitions = {
         name: v1.saved_model.predict_signature_def(dict(inputs), dict(outputs))
         for name, (inputs, outputs) in signatures.items()
@@ -102,6 +107,7 @@ def save_graph(
     given = [inputs, outputs, {name: tensor for name, tensor in fed.items() if not isinstance(tensor, str)}]
     for side in given:
         _check_tensors(graph, tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY, side)
+    _check_given(tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY, inputs, outputs, fed)
     with graph.as_default(), _unfinalized(graph):
         saver, _ = _saver_of(graph)
         saver.save(plain, str(prefix), write_meta_graph=False, write_state=False)
@@ -123,6 +129,51 @@ def _check_tensors(graph: tf.Graph, signature: str, tensors: Mapping[str, Any]) 
     for key, tensor in tensors.items():
         if getattr(tensor, "graph", None) is not graph:
             raise ValueError(f"Signature '{signature}': '{key}' is no tensor of the session's graph, but {tensor!r}.")
+
+
+def _check_given(
+    signature: str, inputs: Mapping[str, Any], outputs: Mapping[str, Any], fed: Iterable[str] = ()
+) -> None:
+    """Raises `BadInputError` where an output depends on a placeholder, or data of training, that nothing gives."""
+    from kvtools.errors import BadInputError
+
+    given = {tensor.name for tensor in tf.nest.flatten(dict(inputs), expand_composites=True)}
+    given |= {name if ":" in name else f"{name}:0" for name in fed}
+    nodes = {name.partition(":")[0] for name in given}
+    waiting = [
+        (tensor.op, tensor)
+        for tensor in tf.nest.flatten(dict(outputs), expand_composites=True)
+        if tensor.name not in given
+    ]
+    seen: set[str] = set()
+    while waiting:
+        operation, tensor = waiting.pop()
+        if operation.name in seen:
+            continue
+        seen.add(operation.name)
+        if operation.type in _PLACEHOLDERS or operation.type.startswith(_READS_TRAINING_DATA):
+            what = "placeholder" if operation.type in _PLACEHOLDERS else f"operation '{operation.type}', node"
+            raise BadInputError(
+                f"exporting the session: an output depends on {what} '{operation.name}', which is no input:"
+                f" {_way_out(signature, tensor)}"
+            )
+        waiting += [(source.op, source) for source in operation.inputs if source.name not in given]
+        waiting += [
+            (before, before.outputs[0] if before.outputs else tensor)
+            for before in operation.control_inputs
+            if before.name not in nodes
+        ]
+
+
+def _way_out(signature: str, tensor: tf.Tensor) -> str:
+    of_default = signature == tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
+    name = tensor.op.name.rpartition("/")[2]
+    told = f"add '{tensor.name}' to " + (
+        f"inputs, as in inputs={{'{name}': tensor}}" if of_default else f"the inputs of signature '{signature}'"
+    )
+    if of_default and tensor.op.type in _PLACEHOLDERS and tensor.shape.rank in (0, None):
+        told += f", or give it a value, as in feed={{'{tensor.name}': {_EXAMPLES.get(tensor.dtype, '1')}}}"
+    return told
 
 
 def _saver_of(graph: tf.Graph) -> tuple[Any, Any]:

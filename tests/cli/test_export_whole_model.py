@@ -79,6 +79,8 @@ def test_snapshots_are_versions_too(sample_path: Path, tmp_path: Path, capsys: C
         (["--savedmodel", "none", "--next-version"], 1, "'none': there is no such folder; make it first"),
         (["--snapshot", "a.kvsnap", "--warmup", "3"], 2, "--warmup 3, which is for --savedmodel"),
         (["--savedmodel", "1", "--warmup", "0"], 2, "got --warmup 0, expected 1 to 1000 requests"),
+        (["--savedmodel", "1", "--warmup", "-3"], 2, "got --warmup -3, expected 1 to 1000 requests, which TensorFlow"),
+        (["--split", "1", "--warmup", "3"], 2, "is for --savedmodel; a model in two halves takes none"),
         (["--savedmodel", "1", "--warmup", "none.jsonl"], 1, "reading 'none.jsonl': No such file"),
     ],
 )

@@ -32,8 +32,12 @@ def tfplugin(tf):
     return pytest.importorskip("tfplugin")
 
 
+PRINTED = re.compile(r"^print\(.*\)\n# (.*)$", re.MULTILINE)
+"""What a page says that it prints: a comment of one line behind."""
+
+
 @pytest.mark.parametrize("page", PAGES)
-def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch, tfplugin):
+def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch, capsys, tfplugin):
     monkeypatch.chdir(tmp_path)
     text = (ROOT / page).read_text()
     blocks = list(BLOCK.finditer(text))
@@ -44,6 +48,9 @@ def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch, tfplugin):
             # Line numbers in a traceback are those of the page.
             source = "\n" * text[: block.start(1)].count("\n") + block.group(1)
             exec(compile(source, page, "exec"), names)
+            printed = capsys.readouterr().out.splitlines()
+            for told in PRINTED.findall(block.group(1)):
+                assert told in printed
     finally:
         tfplugin.install()
 

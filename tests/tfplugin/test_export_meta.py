@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -307,6 +308,26 @@ def test_the_command_takes_tensors_and_compares(
 def session_signature(export: Path) -> set[str]:
     (meta,) = (MetaGraph.decode(data) for data in messages(split((export / "saved_model.pb").read_bytes()), 2))
     return {key for key, _ in entries(split(meta.signatures["serving_default"]), 1)}
+
+
+def test_the_python_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def build() -> Any:
+        ids, training = v1.placeholder(tf.int64, [None], "batch"), v1.placeholder(tf.bool, [], "training")
+        table = tfplugin.get_kv_variable("emb", embedding_dim=2)
+        with tfplugin.inference_mode():
+            rows = tf.nn.embedding_lookup(table, ids)
+        tf.identity(tf.cond(training, lambda: rows + 1, lambda: rows), name="click")
+
+    for file in small(tmp_path, build).parent.glob("model.ckpt*"):
+        file.rename(tmp_path / file.name.replace("model.ckpt", "model.ckpt-100"))
+    (tmp_path / "models").mkdir()
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).resolve().parents[2] / "docs" / "export.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (block,) = (one for one in blocks if "trained_graph(" in one)
+    exec(compile(block, "docs/export.md", "exec"), {})
+    (got,) = session_answers(tmp_path / "models/1", "serving_default", [{"ids": np.array([1, 2])}])
+    assert got["click"].tolist() == [[0, 0], [0, 0]]
 
 
 # ---- Signatures of the graph, and savers of all kinds ----
