@@ -305,10 +305,13 @@ def _export_model(
         }
         record |= describe_budget(order) | old.described() | _described(warm)
         checks = [dataclasses.asdict(one) for one in model.checks]
-        print(json.dumps({**record, "tables": of_tables, "left_out": model.left_out, "checks": checks}))
+        compared = {"checks": checks, "not_compared": model.not_compared}
+        print(json.dumps({**record, "tables": of_tables, "left_out": model.left_out, **compared}))
     else:
         for one in model.checks:
             print(f"checked: {one.signature}: {_told(one, model.tables)}")
+        for name in model.not_compared:
+            print(f"not compared: table '{name}': no answer came from a row of it")
         _print_exports(old, model.tables, model.left_out, order, warm)
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
+import hashlib
 import importlib.util
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import numpy as np
 
 from kvtools.dialects.chunk import Array
 from kvtools.dialects.interface import Checkpoint
-from kvtools.errors import BadInputError, MissingDependencyError, one_line
+from kvtools.errors import BadInputError, CheckFailedError, MissingDependencyError, one_line
 from kvtools.meta_file import TrainedGraph
 from kvtools.model_requests import (
     InputSpec,
@@ -25,11 +24,19 @@ from kvtools.model_requests import (
     serving_graph_of,
     signature_inputs,
 )
+from kvtools.quantized_rows import encode
+from kvtools.quiet_import import import_quietly
 from kvtools.stock_model.fields import entries, last, split, text
 from kvtools.stock_model.meta_graph import MetaGraph
+from kvtools.stock_model.table import StockTable
 from kvtools.stock_model.training_graph import only_what_runs
 
 Answer = Callable[[Request], Mapping[str, Array]]
+Asked = list[tuple[str, Request]]
+"""Requests, each with its signature."""
+REAL = "give real requests with --warmup FILE"
+_ROWS_AT_ONCE = 1 << 14
+_ASKED_FIRST = 32
 
 
 @dataclass(frozen=True)
@@ -68,11 +75,12 @@ def check_model(
     graph: TrainedGraph | None = None,
     run: Path | None = None,
     theirs: Callable[[str], Answer] | None = None,
+    given: Sequence[tuple[str, Request]] = (),
+    asked: Asked | None = None,
 ) -> list[SignatureCheck]:
-    """Compare the answers of a model to random requests with those of its export.
+    """Compare the answers of a model to random requests, and to given ones, with those of its export.
 
-    Ids are keys of the export, keys of none, and duplicates. Rows that were left out are not asked for, but a model may
-    make other ids of those that it is given.
+    Ids are keys of the export, keys of rows that were cut, keys of none, and duplicates.
 
     Args:
         checkpoint: the trained SavedModel, opened.
@@ -82,6 +90,8 @@ def check_model(
         graph: of a checkpoint of TensorFlow 1, what is served of its graph.
         run: another export with the keys of `export`, to be asked in its place.
         theirs: what answers each signature, where `export` has the tables only.
+        given: further requests.
+        asked: is given the requests that were compared.
 
     Raises:
         BadInputError: TensorFlow cannot load the model.
@@ -99,8 +109,102 @@ def check_model(
     theirs = theirs or answers_of(exported)
     meta = serving_graph(trained) if graph is None else serving_graph_of(graph.saved_model)
     for name, inputs in signature_inputs(meta).items():
-        found.append(_check(name, inputs, ours(name), theirs(name), ids, count))
+        real = [request for signature, request in given if signature == name]
+        compared: list[Request] = []
+        found.append(_check(name, inputs, ours(name), theirs(name), ids, count, real, compared))
+        if asked is not None:
+            asked += [(name, request) for request in compared]
     return found
+
+
+def expect_answers(checks: Sequence[SignatureCheck], doing: str, real: str = REAL) -> None:
+    """Raise `CheckFailedError` where nothing was compared; `real` says how to give requests."""
+    if any(one.requests for one in checks):
+        return
+    why = "; ".join(f"{one.signature}: {one.refused}" for one in checks if one.refused)
+    raise CheckFailedError(
+        f"{doing}: nothing could be compared, so nothing was written: "
+        + (f"the model took none of the requests ({why})" if why else "the model has no signature that can be asked")
+        + f"; {real} (a file for warmup= in Python), or leave --check out"
+    )
+
+
+def refusals(checks: Sequence[SignatureCheck], real: str = REAL) -> list[str]:
+    """Say which signatures were not compared, a sentence each."""
+    return [
+        f"signature '{one.signature}' was not compared, as the model took none of the requests ({one.refused}); {real}"
+        for one in checks
+        if not one.requests
+    ]
+
+
+def not_compared(tables: Sequence[str], real: str = REAL) -> list[str]:
+    """Say of which tables no row was compared, a sentence each."""
+    return [f"no answer came from a row of table '{name}', so its rows were not compared; {real}" for name in tables]
+
+
+def rows_not_asked_for(folder: Path, tables: Sequence[StockTable], asked: Asked) -> list[str]:
+    """Return of which tables of an export no answer came from a row.
+
+    The export is loaded, and the rows of one table after the other become other numbers. Where that changes no answer,
+    the requests tell nothing of them: no key was found, or the model makes nothing of what it found.
+    """
+    tables = [table for table in tables if table.rows]
+    if not tables or not asked:
+        return [table.name for table in tables]
+    session, answers = _session_of(folder)
+    random = np.random.default_rng(1)
+
+    def answered(requests: Asked) -> Iterator[bytes]:
+        for signature, request in requests:
+            try:
+                yield _digest(answers(signature)(request))
+            except Exception as error:  # a row may be an id, of which there is none now
+                yield str(error).encode()
+
+    # A few requests tell of most tables.
+    for some in (asked[:: -(-len(asked) // _ASKED_FIRST)], asked):
+        remaining: list[StockTable] = []
+        before = list(answered(some)) if tables else []
+        for table in tables:
+            _change_rows(session, table, random)
+            if all(a == b for a, b in zip(before, answered(some), strict=True)):
+                remaining.append(table)
+            else:
+                before = list(answered(some))
+        tables = remaining
+    session.close()
+    return [table.name for table in tables]
+
+
+def _digest(answer: Mapping[str, Array]) -> bytes:
+    digest = hashlib.blake2b()
+    for output, array in sorted(answer.items()):
+        digest.update(f"{output} {array.dtype} {array.shape}".encode())
+        digest.update(repr(array.tolist()).encode() if array.dtype == object else array.tobytes())
+    return digest.digest()
+
+
+def _change_rows(session: Any, table: StockTable, random: np.random.Generator) -> None:
+    """Give the keys of a table other rows; those of missing keys stay."""
+    tf = _tensorflow()
+    name = table.node("values")
+    with session.graph.as_default():
+        handle = session.graph.get_tensor_by_name(f"{name}:0")
+        stored = session.graph.get_operation_by_name(name).get_attr("dtype")
+        at, rows = tf.compat.v1.placeholder(tf.int64, [None]), tf.compat.v1.placeholder(stored, [None, None])
+        update = tf.raw_ops.ResourceScatterUpdate(resource=handle, indices=at, updates=rows)
+    end = table.zeros_row
+    drawn = random.standard_normal((min(end, _ROWS_AT_ONCE), table.dim)) * 2
+    if table.rows_as in ("int8", "int4"):
+        others = encode(drawn.astype(np.float32), table.rows_as).view(stored.as_numpy_dtype)
+    elif stored.is_floating:
+        others = drawn.astype(stored.as_numpy_dtype)
+    else:
+        others = random.integers(0, 2 if stored.is_bool else 100, drawn.shape).astype(stored.as_numpy_dtype)
+    for first in range(0, end, _ROWS_AT_ONCE):
+        count = min(_ROWS_AT_ONCE, end - first)
+        session.run(update, {at: np.arange(first, first + count), rows: others[:count]})
 
 
 def answers_of(folder: Path) -> Callable[[str], Answer]:
@@ -110,7 +214,14 @@ def answers_of(folder: Path) -> Callable[[str], Answer]:
 
 
 def _check(
-    name: str, inputs: Sequence[InputSpec], ours: Answer, theirs: Answer, ids: MixedIds, count: int
+    name: str,
+    inputs: Sequence[InputSpec],
+    ours: Answer,
+    theirs: Answer,
+    ids: MixedIds,
+    count: int,
+    given: Sequence[Request],
+    compared: list[Request],
 ) -> SignatureCheck:
     way, refusal = -1, ""
     for at, request in enumerate(requests(inputs, ids)):
@@ -120,17 +231,17 @@ def _check(
             break
         except Exception as error:
             refusal = one_line(str(error))[:300]
-    if way < 0:
-        return SignatureCheck(name, 0, 0, refused=refusal)
     done, outputs, values, differing, largest = 0, 0, 0, 0, 0.0
     different: dict[str, str] = {}
-    for _ in range(count):
-        request = list(requests(inputs, ids))[way]
+    drawn = (list(requests(inputs, ids))[way] for _ in range(count if way >= 0 else 0))
+    for request in (*given, *drawn):
         try:
             expected = ours(request)
-        except Exception:
+        except Exception as error:
+            refusal = one_line(str(error))[:300]
             continue
         got = theirs(request)
+        compared.append(request)
         done, outputs = done + 1, len(expected)
         for output, array in expected.items():
             values += array.size
@@ -139,6 +250,8 @@ def _check(
                 comparable = array.shape == got[output].shape
                 differing += int(np.count_nonzero(array != got[output])) if comparable else array.size
                 largest = max(largest, _largest(array, got[output]) if comparable else np.inf)
+    if not done:
+        return SignatureCheck(name, 0, 0, refused=refusal or "there was no request")
     told = tuple(f"{output}: {what}" for output, what in sorted(different.items()))
     return SignatureCheck(name, done, outputs, told, "", values, differing, largest)
 
@@ -190,6 +303,10 @@ def _run_objects(folder: Path) -> Callable[[str], Answer]:
 
 
 def _run_session(folder: Path) -> Callable[[str], Answer]:
+    return _session_of(folder)[1]
+
+
+def _session_of(folder: Path) -> tuple[Any, Callable[[str], Answer]]:
     """A model in a session, as TensorFlow 1 loads it, and servers do."""
     tf = _tensorflow()
     meta = serving_graph(folder)
@@ -216,7 +333,7 @@ def _run_session(folder: Path) -> Callable[[str], Answer]:
 
         return answer
 
-    return signature
+    return session, signature
 
 
 def _fed(names: Mapping[str, str], key: str) -> str:
@@ -272,7 +389,5 @@ def _parsed(value: str, dtype: Any) -> Any:
 
 
 def _tensorflow() -> Any:
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # 2 complains of GPUs that are not there
-    tf = importlib.import_module("tensorflow")
-    importlib.import_module("tfplugin")
+    tf, _ = import_quietly("tensorflow", "tfplugin")
     return tf

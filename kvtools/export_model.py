@@ -12,14 +12,23 @@ import dataclasses
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from kvtools.check_model import SignatureCheck, check_available, check_model
+from kvtools.check_model import (
+    Asked,
+    SignatureCheck,
+    check_available,
+    check_model,
+    expect_answers,
+    not_compared,
+    refusals,
+    rows_not_asked_for,
+)
 from kvtools.clip import Choice
 from kvtools.clip_policy import Policy
 from kvtools.dialects.bundle import BundleWriter
@@ -37,6 +46,7 @@ from kvtools.export import TableExport, check_room, choose_for_saved_model, inde
 from kvtools.export_warmup import Warmup
 from kvtools.indexed_rows import DEFAULT_INDEX, Index, check_index
 from kvtools.meta_file import TrainedGraph
+from kvtools.model_requests import Request
 from kvtools.narrow_rows import Dtypes, check_dtypes, dtype_of
 from kvtools.replace_output import check_apart, check_replaceable, replace_folder
 from kvtools.stock_model.cut_functions import CannotCut
@@ -74,13 +84,15 @@ _NOT_COPIED = frozenset({_MODEL_FILE, "variables", "fingerprint.pb"})
 class ModelExport:
     """What became of a model: its tables, which functions were left out, a sentence each, and what was compared.
 
-    `warnings` say what of the answers may not be as it was meant, and which TensorFlows cannot open it.
+    `warnings` say what of the answers may not be as it was meant, what was not compared, and which TensorFlows cannot
+    open it; `not_compared` are the tables that no request of a comparison got a row of.
     """
 
     tables: list[TableExport]
     left_out: list[str]
     warnings: list[str] = field(default_factory=list)
     checks: list[SignatureCheck] = field(default_factory=list)
+    not_compared: list[str] = field(default_factory=list)
 
 
 def has_custom_operations(folder: Path) -> bool:
@@ -139,14 +151,15 @@ def export_model(
         memory: how many bytes the choice of rows may hold; more spills to disk.
         progress: called after each chunk.
         check: how many random requests to compare of each signature, before `output` appears.
-        warmup: the requests that servers warm the model up by; where there is a check, those that it answers.
+        warmup: the requests that servers warm the model up by; where there is a check, those that it answers. Those of
+            a file are compared, too.
         graph: of a checkpoint of TensorFlow 1, what to serve; see `kvtools.meta_file`.
         index: what finds the row of a key; see `kvtools.export.export_saved_model`.
 
     Raises:
         UsageError: there is no type `dtype` for rows.
         MissingDependencyError: there is a check to be made, and no TensorFlow.
-        CheckFailedError: the export answers otherwise than the model.
+        CheckFailedError: the export answers otherwise than the model, or the model takes none of the requests.
         BadInputError: what is served has an operation that cannot be rewritten, or a table without rows to restore.
         OutputError: `output` exists, or cannot be written.
         CorruptFileError: the model's data is damaged.
@@ -170,11 +183,18 @@ def export_model(
     check_room(choices, output, index)
     with replace_folder(output, mark=_MODEL_FILE, force=force) as folder:
         exports, left_out = _write(model, folder, tables, choices, policy, dtype, progress, index=index)
-        checks = _checked(model, folder, exports, choices, check, dtype, progress) if check else []
+        checks: list[SignatureCheck] = []
+        unasked: list[str] = []
+        if check:
+            given = [] if warmup is None else warmup.given(folder)
+            asked: Asked = []
+            checks = _checked(model, folder, exports, choices, check, dtype, progress, given, asked)
+            unasked = unasked_tables(exports, checks, rows_not_asked_for(folder, [*tables.values()], asked))
         if warmup is not None:
             warmup.add(folder, ask=bool(check))
-        warnings = [*model.warnings(exports), *_too_new((folder / _MODEL_FILE).read_bytes())]
-    return ModelExport(exports, left_out, warnings, checks)
+        warnings = [*model.warnings(exports), *refusals(checks), *not_compared(unasked)]
+        warnings += _too_new((folder / _MODEL_FILE).read_bytes())
+    return ModelExport(exports, left_out, warnings, checks, unasked)
 
 
 def _write(
@@ -236,6 +256,8 @@ def _checked(
     requests: int,
     dtype: Dtypes,
     progress: Progress | None,
+    given: Sequence[tuple[str, Request]],
+    asked: Asked,
 ) -> list[SignatureCheck]:
     """Compare the trained model with its export; raises `CheckFailedError` where they differ by more than they may.
 
@@ -245,7 +267,8 @@ def _checked(
     """
     export = open_checkpoint(folder)
     if not any(one.rounding for one in exports):
-        checks = check_model(model.checkpoint, export, requests, graph=model.graph)
+        checks = check_model(model.checkpoint, export, requests, graph=model.graph, given=given, asked=asked)
+        expect_answers(checks, f"exporting '{model.folder}'")
         _expect_same(model, checks, exports, "the export answers otherwise than the model")
         return checks
     with tempfile.TemporaryDirectory(dir=folder, prefix="check-") as beside:
@@ -255,11 +278,22 @@ def _checked(
             tables = {prefix: model.table(prefix, number) for number, prefix in enumerate(model.readers)}
             _write(model, place, tables, choices, None, rows, progress, as_floats=True)
         # The keys of all three are the export's.
-        same = check_model(model.checkpoint, export, requests, graph=model.graph, run=plain)
+        same = check_model(model.checkpoint, export, requests, graph=model.graph, run=plain, given=given)
+        expect_answers(same, f"exporting '{model.folder}'")
         _expect_same(model, same, exports, "with its rows as they were, the export answers otherwise than the model")
-        decoded = check_model(export, export, requests, run=rounded)
+        decoded = check_model(export, export, requests, run=rounded, given=given)
         _expect_same(model, decoded, [], "the export answers otherwise than its rows would as plain numbers")
-    return check_model(model.checkpoint, export, requests, graph=model.graph)
+    return check_model(model.checkpoint, export, requests, graph=model.graph, given=given, asked=asked)
+
+
+def unasked_tables(
+    exports: Sequence[TableExport], checks: Sequence[SignatureCheck], unasked: Iterable[str]
+) -> list[str]:
+    """Return of which tables nothing was compared: those of `unasked`, and those all of whose rows were cut, if no
+    answer differs for that."""
+    without_rows = [one.name for one in exports if one.cut and not one.rows]
+    lost = [] if any(one.differing for one in checks) else without_rows
+    return sorted({*unasked, *lost})
 
 
 def _expect_same(

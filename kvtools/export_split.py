@@ -15,7 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from kvtools.check_model import Answer, answers_of, check_available, check_model
+from kvtools.check_model import (
+    Answer,
+    answers_of,
+    check_available,
+    check_model,
+    expect_answers,
+    not_compared,
+    refusals,
+)
 from kvtools.clip import Choice
 from kvtools.clip_policy import Policy
 from kvtools.dialects.bundle import BundleWriter
@@ -26,7 +34,7 @@ from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.options import DEFAULT_MEMORY, Progress
 from kvtools.errors import BadInputError, CheckFailedError
 from kvtools.export import signature_names
-from kvtools.export_model import ModelExport, TrainedModel, copy_assets, copy_rest
+from kvtools.export_model import ModelExport, TrainedModel, copy_assets, copy_rest, unasked_tables
 from kvtools.export_snapshot import choose_for_snapshot, export_snapshot
 from kvtools.meta_file import TrainedGraph
 from kvtools.model_requests import Request
@@ -35,6 +43,8 @@ from kvtools.replace_output import check_apart, check_replaceable, replace_folde
 from kvtools.snapshot import Snapshot
 from kvtools.split_manifest import DENSE, EXPORT, MANIFEST, SNAPSHOT, SplitModel, encoded
 from kvtools.stock_model.cut_model import CutSignature
+
+_REAL = "give real requests with --savedmodel and --warmup FILE"
 
 
 def export_split(
@@ -66,7 +76,7 @@ def export_split(
 
     Raises:
         MissingDependencyError: there is a check to be made, and no TensorFlow.
-        CheckFailedError: the halves answer otherwise than the model.
+        CheckFailedError: the halves answer otherwise than the model, or the model takes none of the requests.
         BadInputError: what is served has an operation that cannot be rewritten, or a lookup that cannot be cut out:
             in a condition or a loop, or of ids that are computed from rows.
         OutputError: `output` exists, or cannot be written.
@@ -139,8 +149,13 @@ def export_split(
         )
         (folder / MANIFEST).write_text(manifest, "utf-8")
         checks = []
+        unasked: list[str] = []
         if check:
-            checks = check_model(checkpoint, stored, check, graph=graph, theirs=_answers(folder))
+            found: set[str] = set()
+            checks = check_model(checkpoint, stored, check, graph=graph, theirs=_answers(folder, found))
+            expect_answers(checks, f"splitting '{model.folder}'", _REAL)
+            unfound = [one.name for one in exports if one.rows and one.name not in found]
+            unasked = unasked_tables(exports, checks, unfound)
         wrong = [f"{one.signature}: {what}" for one in checks for what in one.different]
         exact = not any(one.cut or one.rounding for one in exports)
         if wrong and exact:
@@ -149,7 +164,8 @@ def export_split(
                 f" written: {'; '.join(wrong)}"
             )
     exports = [dataclasses.replace(one, left_out=()) for one in exports]
-    return ModelExport(exports, model.unused(), model.warnings(exports), checks)
+    warnings = [*model.warnings(exports), *refusals(checks, _REAL), *not_compared(unasked, _REAL)]
+    return ModelExport(exports, model.unused(), warnings, checks, unasked)
 
 
 def choose_for_split(
@@ -208,8 +224,11 @@ def _described(cut: CutSignature) -> Mapping[str, Any]:
     return {**json.loads(json.dumps(said)), "ids_signature": cut.ids_signature or None, "lookups": lookups}
 
 
-def _answers(folder: Path) -> Callable[[str], Answer]:
-    """Return what answers a signature by both halves: ids, rows of the snapshot, and the dense part."""
+def _answers(folder: Path, of_tables: set[str]) -> Callable[[str], Answer]:
+    """Return what answers a signature by both halves: ids, rows of the snapshot, and the dense part.
+
+    `of_tables` is given the names of tables that keys were found in.
+    """
     model = SplitModel.read(folder)
     snapshot = Snapshot(model.snapshot)
     dense = answers_of(model.dense)
@@ -225,6 +244,8 @@ def _answers(folder: Path) -> Callable[[str], Answer]:
             rows = []
             for lookup, wanted in zip(of.lookups, keys, strict=True):
                 values, found = snapshot.table(lookup.table.name).lookup(wanted.reshape(-1))
+                if found.any():
+                    of_tables.add(lookup.table.name)
                 rows.append((values.reshape(*wanted.shape, lookup.table.dim), found.reshape(wanted.shape)))
             return rows_answer(of.dense_request(request, rows))
 

@@ -47,6 +47,13 @@ class Warmup:
         self.requests = 0
         self.notes: list[str] = []
 
+    def given(self, folder: Path) -> list[tuple[str, Request]]:
+        """Return the requests of the file, each with its signature of an exported model; none without a file."""
+        if isinstance(self._wanted, int):
+            return []
+        signatures = signature_inputs(serving_graph(folder))
+        return [(request.signature, request.inputs) for request in self._wanted.requests(signatures)]
+
     def add(self, folder: Path, *, ask: bool = False) -> None:
         """Write the requests into an exported model.
 

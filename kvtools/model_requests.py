@@ -70,14 +70,25 @@ def _inputs(signature: bytes) -> list[InputSpec]:
 
 
 class MixedIds:
-    """Ids to compare two models by: keys that the export has, and keys that the trained model has not."""
+    """Ids to compare two models by: keys that the export has, keys that were cut, and keys that no table has."""
 
     def __init__(self, checkpoint: Checkpoint, export: Checkpoint, random: np.random.Generator) -> None:
         self.random = random
-        self._taken = np.unique(sampled_keys(checkpoint.tables.values(), all_of_it=True))
-        kept = sampled_keys(export.tables.values())
-        cut = np.setdiff1d(self._taken, sampled_keys(export.tables.values(), all_of_it=True))
-        self._kept = kept[~np.isin(kept, cut)]
+        taken, kept, cut = [], [], []
+        for name, reader in checkpoint.tables.items():
+            keys = sampled_keys([reader], all_of_it=True)
+            taken.append(keys)
+            if name in export.tables:
+                there = np.isin(keys, sampled_keys([export.tables[name]], all_of_it=True))
+                kept.append(self._some(keys[there]))
+                cut.append(self._some(keys[~there]))
+        nothing = np.zeros(0, np.int64)
+        self._taken = np.unique(np.concatenate([nothing, *taken]))
+        self._kept, self._cut = np.concatenate([nothing, *kept]), np.concatenate([nothing, *cut])
+
+    def _some(self, keys: Array) -> Array:
+        """As many of each table, few as they may be, so that none goes under."""
+        return self.random.choice(keys, _SAMPLED) if len(keys) else keys
 
     def _is_taken(self, ids: Array) -> Array:
         if not len(self._taken):
@@ -87,15 +98,15 @@ class MixedIds:
         return found
 
     def draw(self, dtype: str, count: int) -> Array:
-        """Return `count` ids of a type: about half of them keys, some of them twice."""
+        """Return `count` ids of a type: as many keys, cut keys and others, some of them twice."""
         limits = np.iinfo(dtype)
         low, high = max(int(limits.min), -(1 << 62)), min(int(limits.max), 1 << 62)
         near = self.random.integers(max(low, -100), 10_000, count)
         far = self.random.integers(low, high, count)
         missing = np.where(self.random.random(count) < 0.5, near, far)
         missing = missing[~self._is_taken(missing)]
-        kept = _fitting(self._kept, dtype)
-        pool = np.concatenate([self.random.choice(kept, count) if len(kept) else kept, missing])
+        keys = [_fitting(each, dtype) for each in (self._kept, self._cut)]
+        pool = np.concatenate([*(self.random.choice(each, count) for each in keys if len(each)), missing])
         ids = self.random.choice(pool, count) if len(pool) else np.zeros(count, np.int64)
         return ids.astype(np.int64).astype(dtype)
 

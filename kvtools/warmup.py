@@ -217,6 +217,16 @@ class RequestFile:
             records.append(log)
         return records
 
+    def requests(self, signatures: Signatures) -> list[WarmupRequest]:
+        """Return the requests, each compared with the signature that it asks; raises `BadInputError` as `records`."""
+        return [
+            *(self._checked(f"line {number}", rest_request, body, signatures) for number, body in self._bodies),
+            *(
+                self._checked(f"record {number}", logged_request, log, signatures)
+                for number, log in enumerate(self._logs, 1)
+            ),
+        ]
+
     def _checked(
         self, where: str, read: Callable[[Any, Signatures], WarmupRequest], given: Any, signatures: Signatures
     ) -> WarmupRequest:

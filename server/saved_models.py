@@ -8,7 +8,6 @@ a SavedModel holds no table that can be served without it.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import logging
 import os
 import threading
@@ -25,6 +24,7 @@ from kvtools.dialects.options import OpenOptions, Progress
 from kvtools.dialects.savedmodel import is_whole_model
 from kvtools.errors import BadInputError, CorruptFileError, MissingDependencyError, one_line
 from kvtools.model_requests import InputSpec
+from kvtools.quiet_import import import_quietly
 from kvtools.server.allocator import expect_many_threads
 from kvtools.server.protocol_error import HTTP_STATUSES, ProtocolError
 from kvtools.server.protos import DATA_TYPES
@@ -285,10 +285,9 @@ def _codes(errors: Any) -> dict[str, int]:
 
 
 def _import_tensorflow(path: Path) -> Any:
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # 2 complains of GPUs that are not there
     expect_many_threads()
     try:
-        return importlib.import_module("tensorflow")
+        return import_quietly("tensorflow")[0]
     except ImportError as error:
         raise MissingDependencyError(
             f"serving '{path}': a SavedModel without tables is run by TensorFlow, which cannot be imported"

@@ -1,0 +1,160 @@
+"""What `kvtools export --check` asks, and that it never says more than it compared."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfplugin
+from kvtools.cli.main import main
+from kvtools.clip import Clip, Criteria
+from kvtools.clip_policy import Policy
+from kvtools.dialects.detect import open_checkpoint
+from kvtools.errors import CheckFailedError
+from kvtools.export_model import export_model
+from kvtools.export_split import export_split
+from kvtools.key_list import key_list
+from kvtools.model_requests import MixedIds
+
+ALL_CUT = Policy.of(Criteria(norms=(Clip("l2", 100),)))
+CITIES = [b"Oslo", b"Lima", b"Rome"]
+
+
+class Model(tf.Module):
+    """`ids` takes keys, `words` computes them of strings, `picky` takes one request alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.user = tfplugin.get_kv_variable("user", embedding_dim=4)
+        self.city = tfplugin.get_kv_variable("city", embedding_dim=4)
+        random = np.random.default_rng(0)
+        self.user.upsert(np.arange(300) * 7 + 10**6, tf.constant(random.standard_normal((300, 4)), tf.float32))
+        cities = tf.strings.to_hash_bucket_fast(CITIES, 1 << 40)
+        self.city.upsert(cities, tf.constant(random.standard_normal((3, 4)), tf.float32))
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
+    def ids(self, ids: Any) -> Any:
+        return {"rows": tf.nn.embedding_lookup(self.user, ids)}
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.string)])
+    def words(self, city: Any) -> Any:
+        return {"rows": tf.nn.embedding_lookup(self.city, tf.strings.to_hash_bucket_fast(city, 1 << 40))}
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
+    def picky(self, ids: Any) -> Any:
+        with tf.control_dependencies([tf.debugging.assert_equal(ids, tf.constant([10**6], tf.int64))]):
+            return {"rows": tf.nn.embedding_lookup(self.user, ids)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model as it was saved with each signature alone, and with all."""
+    folder, model = tmp_path_factory.mktemp("model"), Model()
+    names = ("ids", "words", "picky")
+    for name in names:
+        tf.saved_model.save(model, str(folder / name), signatures={name: getattr(model, name)})
+    tf.saved_model.save(model, str(folder / "all"), signatures={name: getattr(model, name) for name in names})
+    return folder
+
+
+def requests(path: Path, **inputs: Any) -> Path:
+    (signature, values), *_ = inputs.items()
+    names = {"ids": "ids", "words": "city", "picky": "ids"}
+    path.write_text(json.dumps({"signature_name": signature, "inputs": {names[signature]: values}}) + "\n")
+    return path
+
+
+def test_keys_that_were_cut_are_asked_for(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["export", str(folder / "ids"), "--savedmodel", str(tmp_path / "out"), "--check", "3"]
+    assert main([*arguments, "--clip-l2", "100"]) == 0
+    printed = capsys.readouterr()
+    assert "values differ" in printed.out and "as rows were cut" in printed.out
+    assert "to the bit" not in printed.out and "not compared" not in printed.out
+
+
+def test_one_cut_key_of_many_is_drawn(folder: Path, tmp_path: Path) -> None:
+    source = open_checkpoint(str(folder / "all"))
+    keys = source.tables["user"].all_keys()
+    export_model(source, tmp_path / "out", policy=Policy.of(Criteria(drop_keys=key_list(keys[:1]))))
+    ids = MixedIds(source, open_checkpoint(str(tmp_path / "out")), np.random.default_rng(0))
+    drawn = ids.draw("int64", 300)
+    assert keys[0] in drawn and np.isin(drawn, keys[1:]).any() and not np.isin(drawn, keys).all()
+
+
+def test_the_halves_are_asked_for_cut_keys_too(folder: Path, tmp_path: Path) -> None:
+    (one,) = export_split(open_checkpoint(str(folder / "ids")), tmp_path / "out", policy=ALL_CUT, check=2).checks
+    assert one.differing
+
+
+@pytest.mark.parametrize("options", [[], ["--clip-l2", "100"], ["--dtype", "int4"], ["--index", "perfect"]])
+def test_rows_that_no_request_found_are_told(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    arguments = ["export", str(folder / "words"), "--savedmodel", str(tmp_path / "out"), "--check", "2", *options]
+    assert main(arguments) == 0
+    printed = capsys.readouterr()
+    assert "not compared: table 'city'" in printed.out
+    assert "no answer came from a row of table 'city'" in printed.err and "--warmup FILE" in printed.err
+    assert main([*arguments, "--force", "--json"]) == 0
+    assert "city" in json.loads(capsys.readouterr().out)["not_compared"]
+
+
+def test_the_halves_tell_of_rows_that_no_request_found(folder: Path, tmp_path: Path) -> None:
+    export = export_split(open_checkpoint(str(folder / "all")), tmp_path / "out", check=2)
+    assert export.not_compared == ["city"]
+    assert any("signature 'picky' was not compared" in warning for warning in export.warnings)
+    assert all("with --savedmodel and --warmup FILE" in warning for warning in export.warnings)
+
+
+@pytest.mark.parametrize("options", [["--dtype", "int4"], ["--clip-l2", "100"]])
+def test_requests_of_a_file_are_compared(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    file = requests(tmp_path / "requests.jsonl", words=[city.decode() for city in CITIES])
+    arguments = ["export", str(folder / "all"), "--savedmodel", str(tmp_path / "out"), "--check", "2", "--json"]
+    assert main([*arguments, *options, "--warmup", str(file)]) == 0
+    printed = capsys.readouterr()
+    report = json.loads(printed.out)
+    told = {one["signature"]: one for one in report["checks"]}
+    assert told["words"]["requests"] == 3 and told["words"]["differing"] and report["not_compared"] == []
+    assert "signature 'picky' was not compared" in printed.err
+
+
+def test_a_check_that_compared_nothing_fails(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, output = folder / "picky", tmp_path / "out"
+    assert main(["export", str(source), "--savedmodel", str(output), "--check", "2"]) == 3
+    assert "took none of the requests" in (said := capsys.readouterr().err) and "--warmup FILE" in said
+    for export, options in ((export_model, {"dtype": "int8"}), (export_split, {})):
+        with pytest.raises(CheckFailedError, match="so nothing was written"):
+            export(open_checkpoint(str(source)), output, check=2, **options)
+    assert not list(tmp_path.iterdir())
+    file = requests(tmp_path / "requests.jsonl", picky=[10**6])
+    arguments = ["export", str(source), "--savedmodel", str(output), "--check", "2", "--warmup", str(file)]
+    assert main(arguments) == 0
+    assert "checked: picky: 1 requests, 1 outputs each: the same to the bit" in capsys.readouterr().out
+
+
+CHECK = "from kvtools.check_model import _tensorflow; _tensorflow()"
+SERVE = "from pathlib import Path; from kvtools.server.saved_models import _import_tensorflow as i; i(Path('model'))"
+
+
+@pytest.mark.parametrize("program", [CHECK, SERVE])
+@pytest.mark.parametrize("fails", [False, True])
+def test_tensorflow_is_imported_quietly_unless_it_fails(tmp_path: Path, program: str, fails: bool) -> None:
+    noisy = f"import os\nos.write(2, b'noise')\nif {fails}:\n    import not_there\n"
+    (tmp_path / "tensorflow.py").write_text(noisy)
+    (tmp_path / "tfplugin.py").write_text("")
+    program = f"import sys; sys.path.insert(0, '.'); {program}; import os; os.write(2, b'after')"
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode != 0) == fails
+    if fails:
+        assert "noise" in done.stderr and "No module named 'not_there'" in done.stderr
+    else:
+        assert done.stderr == "after"
