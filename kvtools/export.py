@@ -148,7 +148,8 @@ def export_saved_model(
     readers = checkpoint.select(tables)
     if not readers:
         raise BadInputError(f"exporting '{checkpoint.path}': it has no key-value table; see `kvtools inspect`")
-    check_apart(checkpoint.path, output)
+    if checkpoint.dialect != savedmodel.NAME:  # tables that were exported may be cut further in their place
+        check_apart(checkpoint.path, output)
     check_replaceable(output, mark=_MODEL_FILE, force=force)
     choices = choose_for_saved_model(
         checkpoint,

@@ -187,11 +187,9 @@ def check_replaceable(target: Path, *, mark: str, force: bool) -> None:
 def check_apart(source: str | os.PathLike[str], target: Path) -> None:
     """Raise `OutputError` where writing `target` would replace, or change, what is being read."""
     read, written = Path(source).resolve(), target.resolve()
-    if (
-        read == written
-        or read in written.parents
-        or (written in read.parents and (written / "saved_model.pb").exists())
-    ):
+    within = read in written.parents and (read / "saved_model.pb").exists()
+    around = written in read.parents and (written / "saved_model.pb").exists()
+    if read == written or within or around:
         where = "what is exported itself" if read == written else f"where '{source}' is"
         raise OutputError(f"writing '{target}': that is {where}, which would be lost or changed; name another place")
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -148,13 +149,14 @@ def test_a_dry_run_needs_no_output(sample_path: Path, tmp_path: Path, capsys: Ca
     assert "got --dry-run as the output: the option before it needs a value" in capsys.readouterr().err
 
 
-def test_what_is_exported_is_never_written_over(sample_path: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_what_is_exported_is_never_written_over(tmp_path: Path, capsys: Capture) -> None:
     model = tmp_path / "model"
-    assert main(["export", "--savedmodel", str(model), str(sample_path)]) == 0
+    shutil.copytree(Path(__file__).parents[1] / "data" / "tfra" / "savedmodel", model)
     before = sorted(path.relative_to(model) for path in model.rglob("*"))
-    for output, why in ((model, "what is exported itself"), (model / "sub", "where")):
-        assert main(["export", "--savedmodel", str(output), str(model), "--table", "user_emb", "--force"]) == 1
-        assert why in capsys.readouterr().err
+    for output, why in ((model, "what is exported itself"), (model / "sub", f"where '{model}' is")):
+        for more in ([], ["--table", next(iter(open_checkpoint(model).tables))]):
+            assert main(["export", "--savedmodel", str(output), str(model), "--force", *more]) == 1
+            assert why in capsys.readouterr().err
     assert sorted(path.relative_to(model) for path in model.rglob("*")) == before
 
 
