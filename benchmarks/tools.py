@@ -11,6 +11,7 @@ import argparse
 import datetime
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,12 +104,28 @@ def timed(command: Sequence[str]) -> Run:
     start = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     assert process.stderr is not None
-    message = process.stderr.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
+    with ThreadPoolExecutor(1) as pool:
+        # What the system tells when it has ended begins at what this process had when it made it.
+        peak = pool.submit(_peak_kibibytes, process.pid)
+        message = process.stderr.read()
+        process.wait()
+        took = time.perf_counter() - start
     if process.returncode:
         raise SystemExit(f"tools.py: {command}: exit {process.returncode}: {message.decode()[-500:]}")
-    return Run(time.perf_counter() - start, usage.ru_maxrss / 1024)
+    return Run(took, peak.result() / 1024)
+
+
+def _peak_kibibytes(process: int) -> int:
+    peak = 0
+    while True:
+        try:
+            found = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{process}/status").read_text())
+        except OSError:
+            return peak
+        if found is None:  # it has ended
+            return peak
+        peak = int(found[1])
+        time.sleep(0.005)
 
 
 def sides(prefix: Path, work: Path) -> dict[str, list[str]]:
