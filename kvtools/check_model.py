@@ -27,6 +27,7 @@ from kvtools.model_requests import (
 from kvtools.quantized_rows import encode
 from kvtools.quiet_import import import_quietly
 from kvtools.stock_model.fields import entries, last, split, text
+from kvtools.stock_model.graph_def import tensor_name
 from kvtools.stock_model.meta_graph import MetaGraph
 from kvtools.stock_model.table import StockTable
 from kvtools.stock_model.training_graph import only_what_runs
@@ -362,7 +363,7 @@ def _run_training(prefix: Path, trained: TrainedGraph) -> Callable[[str], Answer
             if saver is not None:
                 saver.restore(session, str(prefix))
             session.run(tf.compat.v1.tables_initializer())
-            fixed = {tensor if ":" in tensor else f"{tensor}:0": value for tensor, value in trained.values.items()}
+            fixed = {tensor_name(tensor): value for tensor, value in trained.values.items()}
             fixed = {tensor: _parsed(value, graph.get_tensor_by_name(tensor).dtype) for tensor, value in fixed.items()}
     except (tf.errors.OpError, ValueError, OSError, KeyError, RuntimeError) as error:
         told = one_line(str(error))[:300]
@@ -370,9 +371,9 @@ def _run_training(prefix: Path, trained: TrainedGraph) -> Callable[[str], Answer
 
     def signature(name: str) -> Answer:
         def answer(request: Request) -> Mapping[str, Array]:
-            fed = {_fed(trained.fed[name], key): value for key, value in request.items()}
-            fetched = {key: tensor if ":" in tensor else f"{tensor}:0" for key, tensor in trained.fetched[name].items()}
-            got = session.run(fetched, {**fixed, **{t if ":" in t else f"{t}:0": v for t, v in fed.items()}})
+            fed = {tensor_name(_fed(trained.fed[name], key)): value for key, value in request.items()}
+            fetched = {key: tensor_name(tensor) for key, tensor in trained.fetched[name].items()}
+            got = session.run(fetched, {**fixed, **fed})
             return {key: np.asarray(array) for key, array in got.items()}
 
         return answer

@@ -32,7 +32,6 @@ from kvtools.check_model import (
 from kvtools.clip import Choice
 from kvtools.clip_policy import Policy
 from kvtools.dialects.bundle import BundleWriter
-from kvtools.dialects.bundle.wire import WireError
 from kvtools.dialects.bundle_output import write_variable
 from kvtools.dialects.chunk import Array
 from kvtools.dialects.detect import open_checkpoint
@@ -41,7 +40,7 @@ from kvtools.dialects.object_graph import OBJECT_GRAPH
 from kvtools.dialects.options import DEFAULT_MEMORY, Progress
 from kvtools.dialects.savedmodel import is_whole_model
 from kvtools.dialects.tfplugin import KEY_DTYPES, VALUE_DTYPES
-from kvtools.errors import BadInputError, CheckFailedError, CorruptFileError, KvtoolsError
+from kvtools.errors import BadInputError, CheckFailedError, KvtoolsError
 from kvtools.export import TableExport, check_room, choose_for_saved_model, index_name, write_manifest, write_table
 from kvtools.export_warmup import Warmup
 from kvtools.indexed_rows import DEFAULT_INDEX, Index, check_index
@@ -56,8 +55,10 @@ from kvtools.stock_model.given_rows import GivenTable
 from kvtools.stock_model.handles import Restored
 from kvtools.stock_model.initial_rows import InitialRows, initial_rows
 from kvtools.stock_model.meta_graph import (
+    DAMAGED,
     MetaGraph,
     Tables,
+    malformed,
     restored_when_served,
     rewrite_meta_graph,
     served_nodes,
@@ -74,8 +75,6 @@ _TEXT_FILE = "saved_model.pbtxt"
 _ALSO_DONE = HANDLES | RESTORES
 _TELL_ZEROS = frozenset({"KvTableContains", "KvTableSize"}) | GIVES_DEFAULTS
 """Operations that tell a row of zeros from none."""
-_DAMAGED = (ValueError, KeyError, IndexError, AssertionError, RecursionError)
-"""What reading, or rewriting, a graph that contradicts itself raises."""
 _OBJECTS = 7  # of a MetaGraphDef
 _NOT_COPIED = frozenset({_MODEL_FILE, "variables", "fingerprint.pb"})
 
@@ -119,8 +118,8 @@ def has_custom_operations(folder: Path) -> bool:
         return any(True for _ in foreign_nodes(file.read_bytes()))
     except OSError as error:
         raise BadInputError(f"reading '{file}': {error.strerror or error}") from error
-    except _DAMAGED as error:
-        raise _malformed(file, error) from error
+    except DAMAGED as error:
+        raise malformed(file, error, "model") from error
 
 
 def export_model(
@@ -332,11 +331,6 @@ def _all_restored(graphs: Sequence[MetaGraph], tracked: bytes, known: Mapping[st
     return restored
 
 
-def _malformed(file: Path, error: Exception) -> CorruptFileError:
-    told = str(error) if isinstance(error, WireError) else f"{type(error).__name__} {error}"
-    return CorruptFileError(f"reading '{file}': got malformed bytes ({told}); save the model again")
-
-
 class TrainedModel:
     """A SavedModel to be rewritten, or a checkpoint with the graph that it was trained by.
 
@@ -358,14 +352,14 @@ class TrainedModel:
             decoded = [MetaGraph.decode(data) for data in self._graphs]
         except OSError as error:
             raise BadInputError(f"reading '{self._file}': {error.strerror or error}") from error
-        except _DAMAGED as error:
-            raise _malformed(self._file, error) from error
+        except DAMAGED as error:
+            raise malformed(self._file, error, "model") from error
         self._tracked = self._object_graph()
         by_prefix = {prefix: reader for reader in checkpoint.tables.values() for prefix in _prefixes(reader)}
         try:
             restored = _all_restored(decoded, self._tracked, by_prefix)
-        except _DAMAGED as error:
-            raise _malformed(self._file, error) from error
+        except DAMAGED as error:
+            raise malformed(self._file, error, "model") from error
         self._same: dict[str, str] = {}
         """What the tensors of a part begin with -> those of the first part, by which the table is known here."""
         self.readers: dict[str, TableReader] = {}
@@ -489,8 +483,8 @@ class TrainedModel:
                 changed = rewrite_meta_graph(data, by_prefix, self._tracked, is_stock)
             except UnsupportedOperation as error:
                 raise self._refused(error) from error
-            except _DAMAGED as error:
-                raise _malformed(self._file, error) from error
+            except DAMAGED as error:
+                raise malformed(self._file, error, "model") from error
             graphs.append(changed.meta_graph)
             self._not_zeros |= changed.not_zeros
             tracked = changed.tracked or tracked
@@ -531,8 +525,8 @@ class TrainedModel:
                 f"splitting '{self.folder}': the lookup in table '{error.table}' ({where}) cannot be cut out:"
                 f" {error.reason}; export the model whole, with --savedmodel"
             ) from error
-        except _DAMAGED as error:
-            raise _malformed(self._file, error) from error
+        except DAMAGED as error:
+            raise malformed(self._file, error, "model") from error
         self._not_zeros |= rewritten.not_zeros
         encoded = join([*without(self._fields, 2), (2, 2, graph)])
         for function, node in foreign_nodes(encoded):

@@ -11,16 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvtools.dialects.bundle.dtypes import number_named
-from kvtools.dialects.bundle.wire import WireError
 from kvtools.dialects.interface import Checkpoint
 from kvtools.errors import BadInputError, CorruptFileError, UsageError
 from kvtools.lookup_model.messages import message
-from kvtools.stock_model.meta_graph import MetaGraph
+from kvtools.stock_model.meta_graph import DAMAGED, MetaGraph, malformed
 from kvtools.stock_model.training_graph import NotServable, UnknownName, Wanted, make_read_only, served_graph
 
 _SCHEMA_VERSION = 1
-_DAMAGED = (ValueError, KeyError, IndexError, AssertionError, RecursionError)
-"""What reading a graph that contradicts itself raises."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +88,8 @@ def trained_graph(checkpoint: Checkpoint, wanted: Wanted, file: Path | None = No
         encoded = served.meta.encode()
     except (UnknownName, NotServable) as error:
         raise BadInputError(f"exporting '{checkpoint.path}' by '{path}': {error}") from None
-    except _DAMAGED as error:
-        raise _damaged(path, error) from error
+    except DAMAGED as error:
+        raise malformed(path, error, "checkpoint") from error
     files = {name: _found(given, Path(checkpoint.path).parent, path) for name, given in served.files.items()}
     saved_model = message((1, _SCHEMA_VERSION), (2, encoded))
     return TrainedGraph(
@@ -131,18 +128,13 @@ def _read(path: Path, *, named: bool) -> tuple[MetaGraph, bytes]:
         raise BadInputError(f"reading '{path}': {error.strerror or error}") from error
     try:
         meta = MetaGraph.decode(data)
-    except _DAMAGED as error:
+    except DAMAGED as error:
         if data.lstrip()[:13] in (b"meta_info_def", b"graph_def {\n "):
             raise BadInputError(f"reading '{path}': it is text; write it again without as_text") from None
-        raise _damaged(path, error) from error
+        raise malformed(path, error, "checkpoint") from error
     if not meta.graph.nodes:
         raise CorruptFileError(f"reading '{path}': there is no graph in it; save the checkpoint again")
     return meta, data
-
-
-def _damaged(path: Path, error: Exception) -> CorruptFileError:
-    told = str(error) if isinstance(error, WireError) else f"{type(error).__name__} {error}"
-    return CorruptFileError(f"reading '{path}': got malformed bytes ({told}); save the checkpoint again")
 
 
 def _found(given: str, folder: Path, meta: Path) -> Path:

@@ -232,18 +232,9 @@ def is_being_written(work: Path) -> bool:
 
 def _remove_leftovers(target: Path) -> None:
     for folder in target.parent.iterdir():
-        if folder.name.startswith(f".{target.name}.kvtools-") and not folder.name.endswith("-old"):
-            try:
-                lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-            except OSError:
-                continue
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-            except OSError:
-                pass  # another run is writing there
-            finally:
-                os.close(lock)
+        ours = folder.name.startswith(f".{target.name}.kvtools-") and not folder.name.endswith("-old")
+        if ours and not is_being_written(folder):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _sync_tree(folder: Path) -> None:

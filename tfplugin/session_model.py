@@ -136,9 +136,10 @@ def _check_given(
 ) -> None:
     """Raises `BadInputError` where an output depends on a placeholder, or data of training, that nothing gives."""
     from kvtools.errors import BadInputError
+    from kvtools.stock_model.graph_def import tensor_name
 
     given = {tensor.name for tensor in tf.nest.flatten(dict(inputs), expand_composites=True)}
-    given |= {name if ":" in name else f"{name}:0" for name in fed}
+    given |= {tensor_name(name) for name in fed}
     nodes = {name.partition(":")[0] for name in given}
     waiting = [
         (tensor.op, tensor)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from kvtools.dialects.bundle.dtypes import dtype_name, number_named
 from kvtools.lookup_model.messages import BOOL, UNKNOWN_RANK, message, of_shape, of_text, of_type
+from kvtools.split_manifest import SplitTensor
 from kvtools.stock_model.cut_functions import Body, CannotCut, Functions, place_of
 from kvtools.stock_model.fields import Field, blob, entries, join, last, messages, number_in, split, text, without
 from kvtools.stock_model.given_rows import GivenTable
@@ -41,24 +42,15 @@ class CutLookup:
 
 
 @dataclass(frozen=True)
-class CutTensor:
-    """An input or an output: -1 for a size that varies, a shape of None for any shape."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...] | None
-
-
-@dataclass(frozen=True)
 class CutSignature:
     """A signature: that of ids ("" without a lookup), what each of both takes of its inputs, and its lookups."""
 
     name: str
     ids_signature: str
-    inputs: tuple[CutTensor, ...]
+    inputs: tuple[SplitTensor, ...]
     ids_inputs: tuple[str, ...]
     dense_inputs: tuple[str, ...]
-    outputs: tuple[CutTensor, ...]
+    outputs: tuple[SplitTensor, ...]
     lookups: tuple[CutLookup, ...]
 
 
@@ -301,14 +293,14 @@ def _infos(signature: bytes) -> list[tuple[str, list[str]]]:
     return [(key, tensor_names(info)) for number in (1, 2) for key, info in entries(fields, number)]
 
 
-def _described(infos: Sequence[tuple[str, bytes]]) -> tuple[CutTensor, ...]:
+def _described(infos: Sequence[tuple[str, bytes]]) -> tuple[SplitTensor, ...]:
     found = []
     for name, info in sorted(infos):
         fields = split(info)
         shape = split([UNKNOWN_RANK, *messages(fields, 3)][-1])
         sizes = [number_in(split(dim), 1) for dim in messages(shape, 2)]
         known = None if number_in(shape, 3) else tuple(-1 if size >> 63 else size for size in sizes)
-        found.append(CutTensor(name, dtype_name(number_in(fields, 2)), known))
+        found.append(SplitTensor(name, dtype_name(number_in(fields, 2)), known))
     return tuple(found)
 
 

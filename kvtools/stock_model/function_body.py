@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtools.dialects.bundle.dtypes import dtype_number
-from kvtools.lookup_model.messages import message, of_text, of_type, shape
+from kvtools.lookup_model.messages import INT32, INT64, message, of_number, of_text, of_type, shape
 from kvtools.stock_model.graph_def import Argument, Function, Node
 
 _STATEFUL = frozenset(
@@ -64,6 +64,17 @@ class FunctionBody:
         """Return a tensor as another type."""
         return (
             tensor if source == target else self.op("Cast", [tensor], "y", SrcT=of_type(source), DstT=of_type(target))
+        )
+
+    def take(self, tensor: str, places: str, dtype: int) -> str:
+        """Return what lies at `places` (int64) of the first axis of a tensor."""
+        return self.op(
+            "GatherV2",
+            [tensor, places, self.constant(0, np.int32)],
+            Tparams=of_type(dtype),
+            Tindices=of_type(INT64),
+            Taxis=of_type(INT32),
+            batch_dims=of_number(0),
         )
 
     def result(self, dtype: int, tensor: str) -> None:

@@ -16,6 +16,7 @@ from kvtools.dialects.chunk import Array
 from kvtools.dialects.schema import numpy_dtype
 from kvtools.lookup_model.messages import INT32, INT64, of_bool, of_number, of_type
 from kvtools.stock_model.function_body import FunctionBody
+from kvtools.stock_model.index import as_int64
 from kvtools.stock_model.initial_rows import drawn_rows, stored_row
 from kvtools.stock_model.table import Handle, StockTable
 
@@ -75,20 +76,10 @@ def look_up(body: FunctionBody, handle: Handle, ids: str, *, initial: bool, reme
 
 def _beginnings(body: FunctionBody, table: GivenTable, ids: str) -> str:
     """The rows that ids begin with."""
-    if table.key_type == _UINT64:
-        ids = body.op("Bitcast", [ids], T=of_type(_UINT64), type=of_type(INT64))
-    else:
-        ids = body.cast(ids, table.key_type, INT64)
+    ids = as_int64(body, ids, table.key_type)
     if table.initial.stored == 0:
         return drawn_rows(body, ids, table.dim, table.dtype, table.initial)
     stored = body.constant(table.begins, numpy_dtype(table.value_dtype))
     # The first stored row stands behind that of zeros, which is none here.
     number = stored_row(body, ids, -1, table.initial)
-    return body.op(
-        "GatherV2",
-        [stored, number, body.constant(0, np.int32)],
-        Tparams=of_type(table.dtype),
-        Tindices=of_type(INT64),
-        Taxis=of_type(INT32),
-        batch_dims=of_number(0),
-    )
+    return body.take(stored, number, table.dtype)

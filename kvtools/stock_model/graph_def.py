@@ -198,6 +198,15 @@ def functions_called(nodes: Sequence[Node], library: Mapping[str, Function]) -> 
     return [name for name in dict.fromkeys(found) if name in library]
 
 
+def tensor_name(tensor: str) -> str:
+    """Return the whole name of a tensor.
+
+    >>> tensor_name("ids"), tensor_name("Split:1")
+    ('ids:0', 'Split:1')
+    """
+    return tensor if ":" in tensor else f"{tensor}:0"
+
+
 def node_of(source: str) -> str:
     """Return the name of the node that an input comes from.
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
+from kvtools.dialects.bundle.wire import WireError
+from kvtools.errors import CorruptFileError
 from kvtools.lookup_model.messages import (
     STRING,
     UNKNOWN_RANK,
@@ -48,6 +51,16 @@ _INIT_SIGNATURE = "__saved_model_init_op"
 _INIT_COLLECTIONS = (_MAIN_OP, "legacy_init_op")
 _CONTEXTS = ("cond_context", "while_context")
 _INIT, _RESTORE_ALL, _SAVED = "kvtools/init", "kvtools/restore_all", "kvtools/saved"
+
+
+DAMAGED = (ValueError, KeyError, IndexError, AssertionError, RecursionError)
+"""What reading, or rewriting, a graph that contradicts itself raises."""
+
+
+def malformed(file: Path, error: Exception, what: str) -> CorruptFileError:
+    """Return the error for a graph that one of `DAMAGED` tells of; `what` is to be saved again."""
+    told = str(error) if isinstance(error, WireError) else f"{type(error).__name__} {error}"
+    return CorruptFileError(f"reading '{file}': got malformed bytes ({told}); save the {what} again")
 
 
 @dataclass

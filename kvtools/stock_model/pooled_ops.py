@@ -90,7 +90,7 @@ def put_into_bags(body: FunctionBody, ids: str, key_type: int, inputs: BagInputs
         kept = body.op("Where", [body.op("Greater", [weights, zero], "z", T=of_type(real))], "index", T=of_type(_BOOL))
         kept = body.op("Squeeze", [kept], T=of_type(INT64), squeeze_dims=_numbers([1]))
         ids, bags, weights = (
-            _take(body, tensor, kept, dtype) for tensor, dtype in ((ids, key_type), (bags, INT64), (weights, real))
+            body.take(tensor, kept, dtype) for tensor, dtype in ((ids, key_type), (bags, INT64), (weights, real))
         )
     if inputs.fill is not None:
         ones = body.op("OnesLike", [bags], "y", T=of_type(INT64))
@@ -212,17 +212,6 @@ def _slice(body: FunctionBody, tensor: str, begin: int, end: int | None) -> str:
         ellipsis_mask=of_number(0),
         new_axis_mask=of_number(0),
         shrink_axis_mask=of_number(0),
-    )
-
-
-def _take(body: FunctionBody, tensor: str, places: str, dtype: int) -> str:
-    return body.op(
-        "GatherV2",
-        [tensor, places, body.constant(0, np.int32)],
-        Tparams=of_type(dtype),
-        Tindices=of_type(INT64),
-        Taxis=of_type(INT32),
-        batch_dims=of_number(0),
     )
 
 

@@ -87,14 +87,7 @@ def _find(body: FunctionBody, call: Call) -> str:
     own = body.op("Mul", [own, body.cast(full, _BOOL, INT64)], "z", T=of_type(INT64))
     wide = body.constant([-1, table.dim], np.int32)
     by_row = body.op("Reshape", [defaults, wide], T=of_type(table.dtype), Tshape=of_type(INT32))
-    missing = body.op(
-        "GatherV2",
-        [by_row, own, body.constant(0, np.int32)],
-        Tparams=of_type(table.dtype),
-        Tindices=of_type(INT64),
-        Taxis=of_type(INT32),
-        batch_dims=of_number(0),
-    )
+    missing = body.take(by_row, own, table.dtype)
     shape = body.op("Shape", [rows], "output", T=of_type(table.dtype), **size)
     missing = body.op("Reshape", [missing, shape], T=of_type(table.dtype), Tshape=of_type(INT64))
     kept = body.op("ExpandDims", [found, body.constant(-1, np.int32)], T=of_type(_BOOL), Tdim=of_type(INT32))

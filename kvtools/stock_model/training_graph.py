@@ -43,7 +43,7 @@ from kvtools.stock_model.fields import (
     without,
 )
 from kvtools.stock_model.function_body import constant_attributes
-from kvtools.stock_model.graph_def import Node, functions_needed, node_of
+from kvtools.stock_model.graph_def import Node, functions_needed, node_of, tensor_name
 from kvtools.stock_model.handles import names_read
 from kvtools.stock_model.meta_graph import MetaGraph, variable_roots
 from kvtools.stock_model.op_table import BEGUN_IN_DEEPREC, HANDLES, REFUSED, RESTORES
@@ -169,13 +169,13 @@ class _Training:
         _forget_places(meta)
         for tensor, value in wanted.values.items():
             self._check_there(tensor)
-            self._replace(_full(tensor), self._constant(tensor, value))
+            self._replace(tensor_name(tensor), self._constant(tensor, value))
         given = self._signatures(wanted)
         fed = {name: dict(_names_in(signature, 1)) for name, signature in given.items()}
         fetched = {name: dict(_names_in(signature, 2)) for name, signature in given.items()}
         for tensor in {tensor: None for of in (*fed.values(), *fetched.values()) for tensor in of.values()}:
             self._check_there(tensor)
-        cut = {_full(tensor) for of in fed.values() for tensor in of.values()}
+        cut = {tensor_name(tensor) for of in fed.values() for tensor in of.values()}
         moved = {tensor: self._placeholder(tensor) for tensor in sorted(cut)}
         self._rewire()
         meta.signatures = {name: _renamed(value, moved) for name, value in given.items()}
@@ -285,7 +285,7 @@ class _Training:
             raise NotServable(
                 f"tensor '{tensor}' is a {dtype_name(dtype)}, which no request holds: name what is read from it"
             )
-        return message((1, blob(_full(tensor))), (2, dtype), (3, self._shape(tensor)))
+        return message((1, blob(tensor_name(tensor))), (2, dtype), (3, self._shape(tensor)))
 
     def _placeholder(self, tensor: str) -> str:
         """Put a placeholder in the place of a tensor; return its name."""
@@ -320,7 +320,7 @@ class _Training:
     def _replace(self, tensor: str, by: Node) -> str:
         """Put another node in the place of a tensor; return what it is called there."""
         name = self._free_name(f"kvtools/fed/{tensor.replace(':', '_')}")
-        self._moved |= {_full(tensor): name, tensor.removesuffix(":0"): name, f"^{node_of(tensor)}": f"^{name}"}
+        self._moved |= {tensor_name(tensor): name, tensor.removesuffix(":0"): name, f"^{node_of(tensor)}": f"^{name}"}
         self._add(Node(name, by.op, list(by.inputs), by.attributes))
         return f"{name}:0"
 
@@ -610,10 +610,6 @@ def _forget_places(meta: MetaGraph) -> None:
         node.attributes = {key: value for key, value in node.attributes.items() if key != _COLOCATED}
 
 
-def _full(tensor: str) -> str:
-    return tensor if ":" in tensor else f"{tensor}:0"
-
-
 def _leaves(fillers: Iterable[Node], nodes: Mapping[str, Node]) -> list[Node]:
     """The nodes that fill tables, of groups of them, too."""
     found: dict[str, Node] = {}
@@ -652,7 +648,7 @@ def _renamed(signature: bytes, moved: Mapping[str, str]) -> bytes:
     """A signature with other names for its tensors."""
 
     def name(value: bytes) -> bytes:
-        return blob(moved.get(_full(text(value)), _full(text(value))))
+        return blob(moved.get(tensor_name(text(value)), tensor_name(text(value))))
 
     def of_sparse(value: bytes) -> bytes:
         return join([(n, k, name(v) if isinstance(v, bytes) else v) for n, k, v in split(value)])

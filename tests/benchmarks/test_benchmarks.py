@@ -14,13 +14,6 @@ ROOT = Path(__file__).resolve().parents[2]
 ONE_TABLE = ["lookup", "train", "parts", "pooled", "small", "ctr"]
 
 
-@pytest.fixture
-def module(monkeypatch):
-    """Imports a module of the harness, which finds its neighbours as it does when run."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """The folder that a run without peers wrote to."""

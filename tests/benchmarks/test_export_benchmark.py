@@ -1,7 +1,6 @@
 """The benchmark of exported models, on models and tables so small that nothing it measures means anything."""
 
 import doctest
-import importlib
 import json
 import subprocess
 import sys
@@ -11,13 +10,6 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def module(monkeypatch):
-    """Imports a module of the harness, which finds its neighbours as it does when run."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module
 
 
 @pytest.fixture(scope="module")

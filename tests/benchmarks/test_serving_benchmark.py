@@ -1,7 +1,6 @@
 """The benchmark of the lookup server, on tables so small that nothing it measures means anything."""
 
 import doctest
-import importlib
 import json
 import shutil
 import socket
@@ -14,13 +13,6 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def module(monkeypatch):
-    """Imports a module of the harness, which finds its neighbours as it does when run."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module
 
 
 def result_of(run):
