@@ -26,7 +26,7 @@ from typing import Any
 from kvtools import __version__
 from kvtools._snapshot import Tally
 from kvtools.server.catalog import Catalog, UnknownModelError
-from kvtools.server.observer import Answered, Inferences, Tallied
+from kvtools.server.observer import SEVERAL, Answered, Inferences, Tallied
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -40,7 +40,6 @@ SERVING_BOUNDS = tuple(10 * 1.8**power for power in range(33))
 _INFERENCES = ("predict", "infer")
 # What its statuses are called there; a status of HTTP tells no more than this.
 _SERVING_CODES = {200: "OK", 500: "INTERNAL", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND"}
-SEVERAL = "*"  # the table of a request for several
 
 Key = tuple[str, ...]
 

@@ -12,6 +12,9 @@ from typing import Literal, NamedTuple
 from kvtools._snapshot import Tally
 from kvtools.server.answer import TableCount
 
+SEVERAL = "*"
+"""The table that a request for several is counted under."""
+
 
 @dataclass(frozen=True, slots=True)
 class Answered:

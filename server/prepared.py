@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from kvtools._snapshot import Epoch, PreparedLookup, RecentKeys, Table, Tally
 from kvtools.lookup_frame import MISSING
 from kvtools.server.catalog import Catalog, ServedVersion
-from kvtools.server.observer import Observer, Tallied
+from kvtools.server.observer import SEVERAL, Observer, Tallied
 from kvtools.server.request import RequestError
 from kvtools.server.request_ids import HEADER, MADE
 from kvtools.server.settings import Settings
@@ -26,7 +26,6 @@ if TYPE_CHECKING:  # what the protocols of others need is imported when the firs
 
 #: One that makes more numbers is not worth preparing: it lets go of the GIL, and what is prepared is answered with it.
 MOST_NUMBERS = 4_095
-_SEVERAL = "*"
 _VERSION = re.compile(r"[0-9]{1,18}", re.ASCII)
 
 
@@ -145,7 +144,7 @@ def prepare_frame(
     holes: Holes,
 ) -> PreparedLookup | None:
     """Return what answers frames for the tables of `version`, of `epoch`, or None: nothing does."""
-    several = observer.tally(Tallied("http", "tables", _SEVERAL, version.model))
+    several = observer.tally(Tallied("http", "tables", SEVERAL, version.model))
     tables: list[tuple[bytes, Table, Tally, RecentKeys | None]] = []
     for name, stored in version.store.tables.items():
         tally = observer.tally(Tallied("http", "tables", name, version.model))
