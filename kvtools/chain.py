@@ -230,6 +230,14 @@ def newest_chain(folder: str | os.PathLike[str], name: str | None = None) -> lis
     return chain_of(members(folder, name))
 
 
+def chain_to(member: Member) -> list[Member]:
+    """As `newest_chain`, up to an increment that there is: the full that it goes back to, and what is between."""
+    name = member.prefix.name.removesuffix(".delta").rpartition("-")[0]
+    found = members(member.prefix.parent, name)
+    fulls = [one for one in found if one.kind == "full" and one.number < member.number]
+    return chain_of([*fulls, *(one for one in found if one.kind == "delta" and one.number <= member.number)])
+
+
 def chain_of(found: Sequence[Member]) -> list[Member]:
     """As `newest_chain`, of members that `members` has listed."""
     fulls = [member for member in found if member.kind == "full"]
