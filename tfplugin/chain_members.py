@@ -7,7 +7,6 @@ folders stay what they are, and the op that reads them refuses them.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,7 @@ def with_what_it_goes_back_to(prefix: Any) -> Any:
     if member is None or member.kind == "full" or member.prefix.parent.resolve() not in _folders:
         return prefix
     try:
-        key = (text, os.stat(member.index).st_mtime_ns)
+        key = (text, member.index.stat().st_mtime_ns)
     except OSError:
         return prefix  # the op says what is missing
     if _latest is None or _latest[0] != key:

@@ -195,6 +195,7 @@ def _saver_of(graph: tf.Graph) -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def unfinalized(graph: tf.Graph) -> Iterator[None]:
+    """While ops are added to a graph that may be finalized."""
     finalized = graph.finalized
     if finalized:
         graph._unsafe_unfinalize()

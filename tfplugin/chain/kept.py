@@ -120,6 +120,6 @@ def remove_leavings(folder: Path, name: str) -> None:
     for path in data:
         prefix = path.name.rpartition(".data-")[0]
         # In this order: who was just about to put an index beside it has done so, if it is not running any more.
-        if not any(one.startswith(f".{prefix}.kvtools-") for one in running):
-            if not (folder / f"{prefix}.index").exists():
-                path.unlink(missing_ok=True)
+        is_running = any(one.startswith(f".{prefix}.kvtools-") for one in running)
+        if not is_running and not (folder / f"{prefix}.index").exists():
+            path.unlink(missing_ok=True)

@@ -71,7 +71,7 @@ class CheckpointManager:
       full_every: seconds from one full to the next; None: only where an increment cannot be had.
       delta_every: seconds from one increment to the next in `save_if_due`, which the callback and the hook call; None:
         no increments, each checkpoint is a full.
-      keep_checkpoint_every_n_hours: of the fulls that would go, one in so many hours stays for good, without increments.
+      keep_checkpoint_every_n_hours: of the fulls that would go, one in so many hours stays, without increments.
       checkpoint_name: what names of files begin with.
       step_counter: a variable with the number of the step; it goes into the record of each member. Default: the global
         step of a graph.
@@ -173,8 +173,8 @@ class CheckpointManager:
     def checkpoints(self) -> list[str]:
         """The prefixes of all members in the folder, fulls and increments, the oldest first.
 
-        `checkpoint.restore` takes any of them in a process with a manager of the folder: an increment is restored with what
-        it goes back to.
+        In a process with a manager of the folder `checkpoint.restore` takes any of them: an increment is restored with
+        what it goes back to.
         """
         return [str(member.prefix) for member in members(self._folder, self._name)]
 
@@ -486,13 +486,13 @@ class CheckpointManager:
             self._result(full)
 
     def _result(self, future: Future[str]) -> str:
+        error = future.exception()
         for held in ("_writing_line", "_writing_full"):
-            if getattr(self, held) is future and future.done():
-                setattr(self, held, None)
-        try:
-            return future.result()
-        except Exception as error:
+            if getattr(self, held) is future:
+                setattr(self, held, None)  # whose error is told once
+        if error is not None:
             raise RuntimeError(f"tfplugin.CheckpointManager of '{self._directory}': {error}") from error
+        return future.result()
 
     def _go_on(self, session: Any, chain: list[Member]) -> None:
         """Has the next increment follow what has been restored."""

@@ -49,11 +49,16 @@ class SaverModel:
         checked(self._tables, increments)
         graphs = {saveable.op.graph for saveable in saveables if hasattr(saveable.op, "graph")}
         graph = graphs.pop() if graphs else tf.compat.v1.get_default_graph()
-        with graph.as_default(), unfinalized(graph), tf.name_scope("kv_chain/"), v1.device(None):
-            with graph.control_dependencies(None):
-                self._build(saveables, dense, max_removed)
-                step = v1.train.get_global_step(graph)
-                self._step = None if step is None else tf.identity(step)
+        with (
+            graph.as_default(),
+            unfinalized(graph),
+            tf.name_scope("kv_chain/"),
+            v1.device(None),
+            graph.control_dependencies(None),
+        ):
+            self._build(saveables, dense, max_removed)
+            step = v1.train.get_global_step(graph)
+            self._step = None if step is None else tf.identity(step)
 
     def _build(self, saveables: Sequence[Any], dense: Sequence[Any], max_removed: int) -> None:
         self._mark, self._known, self._cut, self._track, self._drop, self._forget = {}, {}, {}, [], {}, {}
@@ -69,7 +74,9 @@ class SaverModel:
         self._groups = [group for _, group in by_device(self._tables)]
         self._prefix = v1.placeholder(tf.string, [])
         self._cuts = [v1.placeholder(tf.int64, [len(group)]) for group in self._groups]
-        self._saves = [save_cuts(self._prefix, group, cuts) for group, cuts in zip(self._groups, self._cuts, strict=True)]
+        self._saves = [
+            save_cuts(self._prefix, group, cuts) for group, cuts in zip(self._groups, self._cuts, strict=True)
+        ]
         specs = [spec for saveable in dense for spec in saveable.specs if spec.tensor is not None]
         self._specs = [(spec.name, spec.slice_spec) for spec in specs]
         self._read = [spec.tensor for spec in specs]
@@ -114,9 +121,7 @@ class SaverModel:
         """All that there is now; since marks, the rows that changed."""
         marks = dict.fromkeys(self._tables, ALL) if since is None else since
         cuts, dense = session.run((self._cut, self._read), self._feed(marks))
-        values = [
-            np.array(value) if alias else value for value, alias in zip(dense, self._alias, strict=True)
-        ]
+        values = [np.array(value) if alias else value for value, alias in zip(dense, self._alias, strict=True)]
         return Moment(
             since is None,
             {prefix: int(number) for prefix, (number, _) in cuts.items()},
