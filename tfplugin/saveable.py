@@ -82,52 +82,6 @@ def _written(prefix: tf.Tensor, kind: str, tables: Sequence[tuple[str, Any, tf.T
     return written
 
 
-def restore_op(self, filename: tf.Tensor) -> Any:
-        """Restores the variable from a checkpoint, whatever number of parts wrote it."""
-        whole = self.tensor_prefix
-        if self.variable.partitioned_name is not None:
-            whole = whole.removesuffix(f"/part_{self.variable.part}")
-        return restore_op(filename, self.variable, whole, "/part_")
-
-    def restore(self, restored_tensors: Any, restored_shapes: Any) -> Any:
-        """Not reached: `checkpoint.add_restore_ops` restores."""
-        raise RuntimeError(
-            "A key-value variable is saved and restored by tf.compat.v1.train.Saver only while tfplugin is installed: "
-            "import tfplugin (or call tfplugin.install()) before building the Saver."
-        )
-
-
-def of_part(part: Any, name: str | None = None, **kwargs: Any) -> KvSaveable:
-    """That of a part, under the name that a Saver's dictionary gives to the whole variable, or to this part of it."""
-    # TensorFlow makes the name of an attribute by an underscore; ours are made by a slash.
-    suffix = f"part_{part.part}"
-    whole = name.removesuffix(f"_{suffix}") if name else part.partitioned_name
-    return KvSaveable(part, f"{whole}/{suffix}")
-
-
-def save_ops(prefix: tf.Tensor, variables: Sequence[tuple[str, Any]]) -> list[tf.Tensor]:
-    """Writes one bundle shard per device, ``prefix-<i>``. Returns the shards' prefixes, to be merged."""
-    by_device: dict[str, list[tuple[str, Any]]] = collections.OrderedDict()
-    for tensor_prefix, variable in variables:
-        by_device.setdefault(variable.device or "", []).append((tensor_prefix, variable))
-    written = []
-    for number, (device, group) in enumerate(by_device.items()):
-        with tf.device(cpu_device(device) or None):
-            shard = tf.strings.join([prefix, f"-{number}"])
-        with tf.device(device or None):
-            save = raw.kv_table_save(
-                shard,
-                [variable.handle for _, variable in group],
-                tensor_prefixes=[tensor_prefix for tensor_prefix, _ in group],
-                names=[variable.partitioned_name or variable._name for _, variable in group],
-                part=[variable.part for _, variable in group],
-                parts=[variable.parts for _, variable in group],
-            )
-        with tf.device(cpu_device(device) or None), tf.control_dependencies([save] if save is not None else []):
-            written.append(tf.identity(shard))
-    return written
-
-
 def restore_op(prefix: tf.Tensor, variable: Any, tensor_prefix: str, part_infix: str) -> Any:
     """Reads the rows that belong to a variable, or to this part of it, from a checkpoint. Returns the op."""
     with tf.device(variable.device or None):

@@ -68,7 +68,9 @@ def warm_start(
     sources = []
     for table, there in names_there(tables, names):
         if there not in opened.tables:
-            message = no_such(f"table for key-value variable '{name_of(table)}' is called", there, opened.tables, "it has")
+            message = no_such(
+                f"table for key-value variable '{name_of(table)}' is called", there, opened.tables, "it has"
+            )
             raise ValueError(f"warm_start: checkpoint '{path}': {message}")
         sources.append((table, _Source(path, name_of(table), opened.tables[there], table, slots, cast)))
     fill = _fill_now if tf.executing_eagerly() else _fill_in_graph
