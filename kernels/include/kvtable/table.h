@@ -354,7 +354,7 @@ class Table {
   // are numbers that grow, and no two tables of a process have one in common. Any write to a row counts, also
   // one of the same bytes, of its stamp alone or of its score. It takes a bit per row that changed and one per
   // row that was born, in pieces of 512 bytes for 4096 rows, for each version that is kept, at most
-  // kMostVersions; and 8 bytes for each removed key, at most max_removed of them.
+  // kMostVersions; and 12 bytes for each removed key, at most max_removed of them.
   static constexpr int kMostVersions = 8;
 
   // Begins to track, and returns a version: what changes from now on has changed since it. A table that does
