@@ -7,6 +7,7 @@ checkpoint are.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -29,8 +30,18 @@ _WAY_OUT = "; remove the members from there on to go back to what was before, or
 Kind = Literal["full", "delta"]
 
 
+Reason = Literal["gap", "duplicate", "disorder", "other-chain", "fingerprint", "no-full"]
+
+
 class ChainError(BadInputError):
-    """Members do not follow one another: one is missing, there twice, out of order, or of another chain."""
+    """Members do not follow one another: one is missing, there twice, out of order, or of another chain.
+
+    `reason` says which in a word.
+    """
+
+    def __init__(self, message: str, reason: Reason = "disorder") -> None:
+        super().__init__(message)
+        self.reason: Reason = reason
 
 
 @dataclass(frozen=True, order=True)
@@ -132,10 +143,7 @@ class Record:
                 None if given is None else Previous(int(given["sequence"]), str(given["fingerprint"])),
                 float(found["time"]),
                 None if step is None else int(step),
-                {
-                    x: TableCounts(int(t["rows"]), int(t["removed"]), int(t["born"]))
-                    for x, t in found["tables"].items()
-                },
+                {x: TableCounts(int(t["rows"]), int(t["removed"]), int(t["born"])) for x, t in found["tables"].items()},
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CorruptFileError(
@@ -203,7 +211,8 @@ def record_of(member: Member, bundle: Bundle | None = None) -> Record | None:
     if RECORD_TENSOR not in bundle:
         if member.kind == "delta":
             raise ChainError(
-                f"reading '{member.prefix}': it is called an increment and has no record of a chain; it is none"
+                f"reading '{member.prefix}': it is called an increment and has no record of a chain; it is none",
+                "other-chain",
             )
         return None
     found = bundle.strings(RECORD_TENSOR)
@@ -238,7 +247,8 @@ def chain_of(found: Sequence[Member]) -> list[Member]:
         if deltas:
             raise ChainError(
                 f"chain in '{deltas[0].prefix.parent}': it begins with increment '{deltas[0].prefix.name}' and has no"
-                " full one: copy the full checkpoint that it goes back to"
+                " full one: copy the full checkpoint that it goes back to",
+                "no-full",
             )
         return []
     full = fulls[-1]
@@ -260,11 +270,12 @@ def chain_of(found: Sequence[Member]) -> list[Member]:
 
 
 def _refuse_twins(found: Sequence[Member]) -> None:
-    for one, other in zip(found, found[1:], strict=False):
+    for one, other in itertools.pairwise(found):
         if one.number == other.number:
             raise ChainError(
                 f"chain in '{one.prefix.parent}': '{one.prefix.name}' and '{other.prefix.name}' have the same number;"
-                " name the chain, or remove one of them"
+                " name the chain, or remove one of them",
+                "duplicate",
             )
 
 
@@ -273,7 +284,8 @@ def _check_same_moment(deltas: Sequence[Member], full: Member, previous: Previou
         if member.number == full.number and fingerprint(member.prefix) != previous.fingerprint:
             raise ChainError(
                 f"chain in '{full.prefix.parent}': duplicate: '{member.prefix.name}' has the number of"
-                f" '{full.prefix.name}' and is not the increment that it was written beside; remove the increment"
+                f" '{full.prefix.name}' and is not the increment that it was written beside; remove the increment",
+                "duplicate",
             )
 
 
@@ -283,12 +295,14 @@ def _check_next(before: Member, member: Member, full: Member, chain: str | None,
         first, last = before.number + 1, member.number - 1
         missing = f"increment {first} is" if first == last else f"increments {first} to {last} are"
         raise ChainError(
-            f"{where}: gap: {missing} missing between '{before.prefix.name}' and '{member.prefix.name}'{_WAY_OUT}"
+            f"{where}: gap: {missing} missing between '{before.prefix.name}' and '{member.prefix.name}'{_WAY_OUT}",
+            "gap",
         )
     record = record_of(member)
     if record is None or chain is None or record.chain != chain:
         raise ChainError(
-            f"{where}: '{member.prefix.name}' is an increment of another chain than '{full.prefix.name}'{_WAY_OUT}"
+            f"{where}: '{member.prefix.name}' is an increment of another chain than '{full.prefix.name}'{_WAY_OUT}",
+            "other-chain",
         )
     if record.previous is None or record.previous.sequence != before.number or record.full >= member.number:
         raise ChainError(
@@ -299,7 +313,8 @@ def _check_next(before: Member, member: Member, full: Member, chain: str | None,
     if record.previous.fingerprint not in follows:
         raise ChainError(
             f"{where}: '{member.prefix.name}' does not follow '{before.prefix.name}' but another member of that number:"
-            f" its fingerprint differs{_WAY_OUT}"
+            f" its fingerprint differs{_WAY_OUT}",
+            "fingerprint",
         )
 
 
