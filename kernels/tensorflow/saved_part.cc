@@ -26,7 +26,12 @@ class PartReader {
   // `data_bytes`: the size of the bundle's data files; `files`: how many there are.
   PartReader(const TableConfig& config, const std::string& where, tf::BundleReader* reader,
              uint64_t data_bytes, int32_t files, SavedPart* part)
-      : config_(config), where_(where), reader_(reader), data_bytes_(data_bytes), files_(files), part_(part) {}
+      : config_(config),
+        where_(where),
+        reader_(reader),
+        data_bytes_(data_bytes),
+        files_(files),
+        part_(part) {}
 
   absl::Status Read() {
     tf::Tensor meta(tf::DT_STRING, tf::TensorShape({}));
@@ -182,8 +187,9 @@ class PartReader {
       }
       if (entry.shard_id() < 0 || entry.shard_id() >= files_ || entry.offset() < 0 ||
           entry.size() != rows * stored.row_bytes) {
-        return Bad(column, "has an entry of ", entry.size(), " bytes at byte ", entry.offset(), " of data file ",
-                   entry.shard_id(), " for ", rows, " rows of ", stored.row_bytes, " bytes");
+        return Bad(column, "has an entry of ", entry.size(), " bytes at byte ", entry.offset(),
+                   " of data file ", entry.shard_id(), " for ", rows, " rows of ", stored.row_bytes,
+                   " bytes");
       }
       if (rows > 0) {
         stored.runs.push_back(
@@ -280,7 +286,8 @@ absl::Status CountDataFiles(const std::string& where, tf::BundleReader* reader, 
   if (!reader->Valid() || !reader->key().empty() ||
       !header.ParseFromArray(reader->value().data(), static_cast<int>(reader->value().size())) ||
       header.num_shards() < 1) {
-    return errors::DataLoss("Checkpoint '", where, "': its index does not say how many data files there are.");
+    return errors::DataLoss("Checkpoint '", where,
+                            "': its index does not say how many data files there are.");
   }
   if (header.endianness() != tf::BundleHeaderProto::LITTLE) {
     return errors::Unimplemented("Checkpoint '", where,

@@ -99,18 +99,20 @@ class RowsOf {
       buffer += (room * column.row_bytes + kColumnAlignment - 1) / kColumnAlignment * kColumnAlignment;
     }
     int64_t start = 0;
-    {
-      const std::lock_guard<std::mutex> hold(mutex_);
-      TF_RETURN_IF_ERROR(CatchErrors("saving", variable(), [&] {
-        *rows = Take(at, room, threads);
-        return absl::OkStatus();
-      }));
-      start = taken_;
-      taken_ += *rows;
-      if (*rows == 0) saved_.exporter.reset();  // it costs who writes to the table
-    }
+    TF_RETURN_IF_ERROR(CatchErrors("saving", variable(), [&] {
+      *rows = Take(at, room, threads, &start);
+      return absl::OkStatus();
+    }));
     for (size_t c = 0; c < columns_.size() && *rows > 0; ++c) {
       TF_RETURN_IF_ERROR(files_->AppendRows(writer, columns_[c].number, start, *rows, at[c]));
+    }
+    return absl::OkStatus();
+  }
+
+  // After all rows were written.
+  absl::Status End() {
+    for (const auto& [column, tensor] : at_end_) {
+      TF_RETURN_IF_ERROR(files_->AddTensor(0, saved_.prefix + column, tensor));
     }
     return absl::OkStatus();
   }
@@ -133,11 +135,38 @@ class RowsOf {
     row_bytes_ += bytes;
   }
 
-  // Reads rows until there are `room` of them or no more, and returns how many there are.
-  int64_t Take(const std::vector<char*>& columns, int64_t room, kvtable::ParallelFor* threads) {
-    const size_t slots = saved_.schema.slots.size();
+  // Takes rows until there are `room` of them or no more. Returns how many there are, and the number of the first.
+  int64_t Take(const std::vector<char*>& columns, int64_t room, kvtable::ParallelFor* threads,
+               int64_t* start) {
+    std::unique_lock<std::mutex> hold(mutex_);
+    if (exhausted_) return 0;
+    ++takers_;
+    hold.unlock();
     int64_t n = 0;
-    while (saved_.exporter != nullptr && n < room) {
+    try {
+      std::unique_lock<std::mutex> alone(one_taker_, std::defer_lock);
+      if (!saved_.concurrent) alone.lock();
+      n = TakeRows(columns, room, threads);
+    } catch (...) {
+      hold.lock();
+      --takers_;
+      throw;
+    }
+    hold.lock();
+    --takers_;
+    exhausted_ = exhausted_ || n < room;
+    if (exhausted_ && takers_ == 0) {
+      if (saved_.at_end) at_end_ = saved_.at_end(*saved_.exporter);
+      saved_.exporter.reset();  // it costs who writes to the table
+    }
+    *start = taken_;
+    taken_ += n;
+    return n;
+  }
+
+  int64_t TakeRows(const std::vector<char*>& columns, int64_t room, kvtable::ParallelFor* threads) const {
+    const size_t slots = saved_.schema.slots.size();
+    for (int64_t n = 0;;) {
       const auto at = [&](size_t c) { return columns[c] + n * columns_[c].row_bytes; };
       kvtable::Exporter::Buffers out;
       out.keys = at(0);
@@ -148,11 +177,10 @@ class RowsOf {
             {static_cast<int>(c), at(3 + c), columns_[3 + c].width, saved_.schema.generation});
       }
       if (has_scores_) out.scores = reinterpret_cast<uint64_t*>(at(columns.size() - 1));
-      const int64_t got = saved_.exporter->Next(room - n, out, *threads);
-      if (got == 0) break;
+      const int64_t got = n < room ? saved_.exporter->Next(room - n, out, *threads) : 0;
+      if (got == 0) return n;
       n += got;
     }
-    return n;
   }
 
   SavedTable saved_;
@@ -160,8 +188,12 @@ class RowsOf {
   std::vector<Column> columns_;
   int64_t row_bytes_ = 0;
   bool has_scores_ = false;
-  std::mutex mutex_;  // guards the exporter and taken_
+  std::mutex one_taker_;  // of an exporter that is not concurrent
+  std::mutex mutex_;      // guards what follows, and the end of the exporter
+  int takers_ = 0;
+  bool exhausted_ = false;
   int64_t taken_ = 0;
+  std::vector<std::pair<std::string, tf::Tensor>> at_end_;
 };
 
 }  // namespace
@@ -177,8 +209,7 @@ absl::Status WriteTables(tf::Env* env, const std::string& prefix, std::vector<Sa
   for (SavedTable& table : tables) {
     all.push_back(std::make_unique<RowsOf>(std::move(table), &files));
     RowsOf& rows = *all.back();
-    TF_RETURN_IF_ERROR(
-        CatchErrors("saving", rows.variable(), [&] { return rows.Begin(); }));
+    TF_RETURN_IF_ERROR(CatchErrors("saving", rows.variable(), [&] { return rows.Begin(); }));
     bytes += rows.max_rows() * rows.row_bytes();
     // Of a small table all rows go into one chunk, and the chunk of a large one has room for a row.
     most = std::max(most, std::min(kMostChunkBytes, rows.BytesFor(rows.max_rows() + 1)));
@@ -212,6 +243,7 @@ absl::Status WriteTables(tf::Env* env, const std::string& prefix, std::vector<Sa
     if (first_error.ok()) first_error = status;
   });
   TF_RETURN_IF_ERROR(first_error);
+  for (const auto& rows : all) TF_RETURN_IF_ERROR(rows->End());
   return files.Finish();
 }
 

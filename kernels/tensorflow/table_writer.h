@@ -3,8 +3,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -24,12 +26,17 @@ struct SavedTable {
   std::shared_ptr<kvtable::Table> table;
   kvtable::RowSchema schema;  // of the rows that the exporter gives
   std::unique_ptr<kvtable::Exporter> exporter;
+  // Whether several threads may take rows from it at once, as of an export of one moment.
+  bool concurrent = false;
   std::string more_meta;  // behind the other members of kvmeta: `, "delta": true`
   std::vector<std::pair<std::string, tensorflow::Tensor>> more;  // tensors, by what goes behind the prefix
+  // May be empty: called once the exporter has given all its rows, for more such tensors.
+  std::function<std::vector<std::pair<std::string, tensorflow::Tensor>>(const kvtable::Exporter&)> at_end;
 };
 
-// Writes the bundle `prefix`. `threads`: how many at most; `stream`: of the kernel, for tables on a GPU.
-// Beside the tables it takes kWriteBytes of memory at most.
+// Writes the bundle `prefix`, whose folder is there, with `threads` threads of its own at most. `lent` are the
+// kernel's, with the stream of tables on a GPU. Takes kWriteBytes of memory at most beside the tables, for rows that
+// are not themselves larger.
 absl::Status WriteTables(tensorflow::Env* env, const std::string& prefix, std::vector<SavedTable> tables,
                          int threads, SavePriority priority, kvtable::ParallelFor* lent);
 
