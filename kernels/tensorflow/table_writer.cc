@@ -49,7 +49,7 @@ std::string MetaOf(const SavedTable& saved) {
          ", \"value_dtype\": " + JsonQuote(NameOf(config.value_dtype)) +
          ", \"dim\": " + std::to_string(config.dim) + ", \"slots\": " + SlotsToJson(saved.schema.slots) +
          ", \"initializer\": " + InitializerToJson(saved.table->initializer()) + PoliciesOf(*saved.table) +
-         saved.more_meta + "}";
+         (saved.is_increment ? ", \"delta\": true" : "") + saved.more_meta + "}";
 }
 
 // One table's rows on their way into a bundle.
@@ -109,12 +109,10 @@ class RowsOf {
     return absl::OkStatus();
   }
 
-  // After all rows were written.
+  // What is known when all rows have been written.
   absl::Status End() {
-    for (const auto& [column, tensor] : at_end_) {
-      TF_RETURN_IF_ERROR(files_->AddTensor(0, saved_.prefix + column, tensor));
-    }
-    return absl::OkStatus();
+    return saved_.is_increment ? files_->AddTensor(0, saved_.prefix + "-removed", removed_)
+                               : absl::OkStatus();
   }
 
   // What a buffer takes for this many rows.
@@ -155,13 +153,21 @@ class RowsOf {
     hold.lock();
     --takers_;
     exhausted_ = exhausted_ || n < room;
-    if (exhausted_ && takers_ == 0) {
-      if (saved_.at_end) at_end_ = saved_.at_end(*saved_.exporter);
-      saved_.exporter.reset();  // it costs who writes to the table
-    }
     *start = taken_;
     taken_ += n;
+    if (exhausted_ && takers_ == 0) CloseExporter();
     return n;
+  }
+
+  // When it has given all: it costs who writes to the table.
+  void CloseExporter() {
+    const int64_t removed = saved_.exporter->removed_rows();
+    if (saved_.counts != nullptr) *saved_.counts = {taken_, removed, saved_.exporter->born_rows()};
+    if (saved_.is_increment) {
+      removed_ = tf::Tensor(saved_.config.key_dtype, tf::TensorShape({removed}));
+      if (removed > 0) saved_.exporter->RemovedKeys(removed_.data());
+    }
+    saved_.exporter.reset();
   }
 
   int64_t TakeRows(const std::vector<char*>& columns, int64_t room, kvtable::ParallelFor* threads) const {
@@ -193,7 +199,7 @@ class RowsOf {
   int takers_ = 0;
   bool exhausted_ = false;
   int64_t taken_ = 0;
-  std::vector<std::pair<std::string, tf::Tensor>> at_end_;
+  tf::Tensor removed_;  // keys, of an increment
 };
 
 }  // namespace

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -15,6 +14,13 @@
 #include "table_resource.h"
 
 namespace kvtools {
+
+struct SavedCounts {
+  int64_t rows = 0;
+  // Of an increment: the keys that went, and how many of the rows were born since.
+  int64_t removed = 0;
+  int64_t born = 0;
+};
 
 // What is saved of a table: the rows that an exporter gives, under these names.
 struct SavedTable {
@@ -28,10 +34,10 @@ struct SavedTable {
   std::unique_ptr<kvtable::Exporter> exporter;
   // Whether several threads may take rows from it at once, as of an export of one moment.
   bool concurrent = false;
-  std::string more_meta;  // behind the other members of kvmeta: `, "delta": true`
+  bool is_increment = false;      // the exporter gives what changed
+  SavedCounts* counts = nullptr;  // filled in; may be null
+  std::string more_meta;          // behind the other members of kvmeta: `, "name": value`
   std::vector<std::pair<std::string, tensorflow::Tensor>> more;  // tensors, by what goes behind the prefix
-  // May be empty: called once the exporter has given all its rows, for more such tensors.
-  std::function<std::vector<std::pair<std::string, tensorflow::Tensor>>(const kvtable::Exporter&)> at_end;
 };
 
 // Writes the bundle `prefix`, whose folder is there, with `threads` threads of its own at most. `lent` are the
