@@ -17,6 +17,7 @@ from tfplugin.keys import keys_to_tensor
 from tfplugin.kv_variable import KvVariable, refuse_dense_value
 from tfplugin.not_dense import NotDense
 from tfplugin.ops import raw
+from tfplugin.policies import Policies
 
 
 @dispatch.register_dispatchable_type
@@ -81,6 +82,11 @@ class PartitionedKvVariable(NotDense, trackable.Trackable):
     def eviction(self) -> str:
         """Which rows of a part go first."""
         return self._parts[0].eviction
+
+    @property
+    def policies(self) -> Policies:
+        """Which keys get a row, and which rows go."""
+        return self._parts[0].policies
 
     @property
     def initializer(self) -> tf.Operation | None:

@@ -69,7 +69,7 @@ struct AssignStampsBody {
   }
 };
 
-// Stamps each occurrence's row.
+// Stamps each occurrence's row; kNoRow is left out.
 struct StampBody {
   DeviceRows rows;
   const uint32_t* numbers;  // (n)
@@ -80,7 +80,7 @@ struct StampBody {
   template <class Lanes>
   KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
     const uint64_t i = first + lanes.lane();
-    if (i >= n || (only != nullptr && !only[i])) return;
+    if (i >= n || (only != nullptr && !only[i]) || numbers[i] == kNoRow) return;
     DeviceStamp* const row = rows.StampOf(numbers[i]);
     if (stamp.frequency != 0) {
       // Whoever carries the sum past the largest number sets it there afterwards, so there it ends, however
@@ -89,6 +89,23 @@ struct StampBody {
       if (before > UINT32_MAX - stamp.frequency) StoreRelaxed(&row->frequency, UINT32_MAX);
     }
     StoreRelaxed(&row->version, stamp.version);
+  }
+};
+
+// Adds to the frequencies of rows, each occurrence what it says; kNoRow is left out.
+struct IncreaseFrequencyBody {
+  DeviceRows rows;
+  const uint32_t* numbers;  // (n)
+  uint64_t n;
+  const uint32_t* by;  // (n)
+
+  template <class Lanes>
+  KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
+    const uint64_t i = first + lanes.lane();
+    if (i >= n || numbers[i] == kNoRow || by[i] == 0) return;
+    DeviceStamp* const row = rows.StampOf(numbers[i]);
+    const uint32_t before = FetchAdd(&row->frequency, by[i]);
+    if (before > UINT32_MAX - by[i]) StoreRelaxed(&row->frequency, UINT32_MAX);
   }
 };
 

@@ -1,7 +1,9 @@
 // Kernels that look up keys in one table.
 
+#include <memory>
 #include <new>
 #include <string>
+#include <vector>
 
 #include "errors.h"
 #include "huge_output.h"
@@ -74,19 +76,26 @@ class GatherOp : public TableKernel {
     TF_RETURN_IF_ERROR(ctx->allocate_output(1, remember_ ? keys.shape() : TensorShape({0}), &positions));
     const kvtable::RowsOut rows(out->data(), remember_ ? static_cast<uint64_t*>(positions->data()) : nullptr);
     const int64_t n = keys.NumElements();
-    const kvtable::MissingKeys missing = MissingKeysOf(mode_, config);
+    const kvtable::MissingKeys missing = MissingKeysOf(mode_, open->resource.get());
     EvictedOutputs evicted(ctx, config.dim);
     if (missing.insert) {
       kvtable::Insertion insertion;
       insertion.stamp = missing.stamp;
-      insertion.admission = admission_;
-      if (admission_ != 1.0f) insertion.admission_seed = open->resource->NextSeed();
+      insertion.admission = missing.admission;
+      insertion.admission_seed = missing.admission_seed;
+      insertion.admitter = open->table->admitter().get();
+      insertion.below = missing.below;
+      if (admission_ != 1.0f) {
+        insertion.admission = admission_;
+        insertion.admission_seed = open->resource->NextSeed();
+      }
       if (kEvicting) insertion.evicted = &evicted;
       open->table->GatherOrInsert(keys.data(), n, rows, insertion, open->threads);
     } else {
       open->table->Gather(keys.data(), n, rows, missing.missing, nullptr, 0, nullptr, open->threads);
     }
     if (kEvicting) evicted.AllocateUnlessDone();
+    if (missing.insert) WarnIfOverfull(open->resource.get(), *open->table);
     return absl::OkStatus();
   }
 
@@ -179,6 +188,72 @@ class ScoresOp : public AnswerOp {
   }
 };
 
+// Frequencies of rows, and how often keys came that have none yet.
+class CountsOp : public TableKernel {
+ public:
+  using TableKernel::TableKernel;
+
+ protected:
+  const char* doing() const override { return "counting keys of"; }
+
+  absl::Status WorkOn(OpKernelContext* ctx, OpenTable* open) override {
+    const Tensor& keys = ctx->input(1);
+    TF_RETURN_IF_ERROR(CheckKeys(open->config(), keys));
+    Tensor* out = nullptr;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, keys.shape(), &out));
+    const int64_t n = keys.NumElements();
+    const auto counts = out->flat<uint32_t>();
+    open->table->GatherStamps(keys.data(), n, counts.data(), nullptr, open->threads);
+    if (open->table->admitter() == nullptr) return absl::OkStatus();
+    const std::unique_ptr<bool[]> there = std::make_unique<bool[]>(static_cast<size_t>(n));
+    open->table->Contains(keys.data(), n, there.get(), open->threads);
+    const std::vector<uint64_t> wide = WidenedKeys(ctx, open->config(), keys, &open->threads);
+    std::vector<uint32_t> waiting(wide.size());
+    open->table->admitter()->Counts(wide.data(), n, waiting.data());
+    for (int64_t i = 0; i < n; ++i) {
+      if (!there[static_cast<size_t>(i)]) counts(i) = waiting[static_cast<size_t>(i)];
+    }
+    return absl::OkStatus();
+  }
+};
+
+// Keys, those without a row included, and the sum of their frequencies and counts.
+class TotalsOp : public TableKernel {
+ public:
+  using TableKernel::TableKernel;
+
+ protected:
+  const char* doing() const override { return "counting keys of"; }
+
+  absl::Status WorkOn(OpKernelContext* ctx, OpenTable* open) override {
+    constexpr int64_t kChunk = 1 << 14;
+    int64_t keys = 0;
+    uint64_t total = 0;
+    const std::shared_ptr<kvtable::Admitter>& admitter = open->table->admitter();
+    if (admitter != nullptr) {
+      keys = admitter->waiting();
+      total = admitter->total_count();
+    }
+    std::vector<uint32_t> freqs(kChunk);
+    const std::unique_ptr<kvtable::Exporter> exporter = open->table->Export();
+    kvtable::Exporter::Buffers buffers;
+    buffers.freqs = freqs.data();
+    while (const int64_t n = exporter->Next(kChunk, buffers, open->threads)) {
+      keys += n;
+      for (int64_t i = 0; i < n; ++i) total += freqs[static_cast<size_t>(i)];
+    }
+    const int64_t answers[] = {keys, static_cast<int64_t>(total)};
+    for (int i = 0; i < 2; ++i) {
+      Tensor* out = nullptr;
+      TF_RETURN_IF_ERROR(ctx->allocate_output(i, TensorShape({}), &out));
+      out->scalar<int64_t>()() = answers[i];
+    }
+    return absl::OkStatus();
+  }
+};
+
+KVTOOLS_REGISTER(Name("KvTableCounts").HostMemory("keys").HostMemory("counts"), CountsOp);
+KVTOOLS_REGISTER(Name("KvTableTotals").HostMemory("keys").HostMemory("frequencies"), TotalsOp);
 KVTOOLS_REGISTER(Name("KvTableGather"), GatherOp<false>);
 KVTOOLS_REGISTER(Name("KvTableGatherEvict"), GatherOp<true>);
 KVTOOLS_REGISTER(Name("KvTableTrainable"), TrainableOp);

@@ -121,13 +121,17 @@ class SaveOp : public Kernel {
            ", \"key_dtype\": " + JsonQuote(DtypeName(config.key_dtype)) +
            ", \"value_dtype\": " + JsonQuote(DtypeName(config.value_dtype)) +
            ", \"dim\": " + std::to_string(config.dim) + ", \"slots\": " + SlotsToJson(slots) +
-           ", \"initializer\": " + InitializerToJson(table.initializer()) + Policies(table) + "}";
+           ", \"initializer\": " + InitializerToJson(table.initializer()) + Policies(config, table) + "}";
   }
 
-  static std::string Policies(const kvtable::Table& table) {
-    if (table.max_capacity() == 0) return "";
-    return ", \"policies\": {\"max_capacity\": " + std::to_string(table.max_capacity()) +
-           ", \"eviction\": " + JsonQuote(EvictionName(table.eviction())) + "}";
+  static std::string Policies(const TableConfig& config, const kvtable::Table& table) {
+    std::string fields = config.policies.Fields();
+    if (table.max_capacity() > 0) {
+      fields = "\"max_capacity\": " + std::to_string(table.max_capacity()) +
+               ", \"eviction\": " + JsonQuote(EvictionName(table.eviction())) + (fields.empty() ? "" : ", ") +
+               fields;
+    }
+    return fields.empty() ? "" : ", \"policies\": {" + fields + "}";
   }
 
   static std::string DtypeName(tf::DataType dtype) {

@@ -37,6 +37,9 @@ constexpr bool IsFloating(ValueType type) {
          type == ValueType::kFloat64;
 }
 
+// What a lookup gives for a key that has no row.
+enum class Missing : uint8_t { kZeros, kInitial, kDefault };
+
 // What went wrong, in the vocabulary TensorFlow uses.
 enum class ErrorCode { kInvalidArgument, kResourceExhausted, kFailedPrecondition };
 
