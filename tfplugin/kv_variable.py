@@ -25,14 +25,16 @@ from tfplugin.not_dense import NotDense
 from tfplugin.ops import raw
 from tfplugin.placement import on_device_of
 from tfplugin.policies import Policies
+from tfplugin.row_counts import RowCounts
 from tfplugin.row_slots import RowSlots
+from tfplugin.scatter import Scatter
 from tfplugin.slots import SlotSpec, slots_json
 
 VALUE_DTYPES = (tf.float32, tf.float16, tf.bfloat16, tf.float64)
 
 
 @dispatch.register_dispatchable_type
-class KvVariable(NotDense, trackable.Trackable):
+class KvVariable(RowCounts, Scatter, NotDense, trackable.Trackable):
     """One embedding table, or one part of a partitioned one: key -> row of ``dim`` values.
 
     Made by `get_kv_variable`. Works wherever TensorFlow takes a resource variable: ``tf.nn.embedding_lookup`` and its

@@ -226,8 +226,8 @@ def resolve(
     if _admits_all(admission):
         admission = None
     if padding_key is not None:
-        limits = key_dtype.limits
-        if isinstance(padding_key, bool) or not _is_whole(padding_key) or not limits[0] <= padding_key <= limits[1]:
+        least, most = key_dtype.min, key_dtype.max
+        if isinstance(padding_key, bool) or not _is_whole(padding_key) or not least <= padding_key <= most:
             raise ValueError(f"{what}: padding_key must be one of its {key_dtype.name} keys, got {padding_key!r}.")
         padding_key = int(padding_key)
     return Policies(admission, padding_key=padding_key)

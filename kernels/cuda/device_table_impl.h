@@ -137,6 +137,9 @@ class DeviceTableImpl : public DeviceTable {
   void Accumulate(const DeviceKeys& keys, const void* deltas, bool from_zeros, Stamp stamp,
                   DeviceStream stream) override;
 
+  void Combine(const DeviceKeys& keys, const void* operands, RowOp op, Stamp stamp,
+               DeviceStream stream) override;
+
   void Apply(const DeviceKeys& keys, const void* gradients, const Update& update, const SlotColumns& slots,
              Stamp stamp, DeviceStream stream) override;
 

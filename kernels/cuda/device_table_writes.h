@@ -70,6 +70,23 @@ void DeviceTableImpl<Device>::Accumulate(const DeviceKeys& keys, const void* del
 }
 
 template <class Device>
+void DeviceTableImpl<Device>::Combine(const DeviceKeys& keys, const void* operands, RowOp op, Stamp stamp,
+                                      DeviceStream stream) {
+  RequireFloating();
+  const Operation operation(this, stream);
+  Insert(keys, FirstValue::kInitial, nullptr, MayInsert(stamp));
+  CopyValueToSlots(keys.n);
+  VisitValueType(options_.value_type, [&](auto t) {
+    using T = decltype(t);
+    device_.Launch(Count(keys.n), CombineBody<T>{rows_, numbers(), Count(keys.n), options_.dim,
+                                                 static_cast<const T*>(operands), op});
+  });
+  Unmark(keys.n, nullptr);
+  StampRows(keys.n, nullptr, stamp);
+  TouchAndEvict(keys, true, nullptr, nullptr);
+}
+
+template <class Device>
 void DeviceTableImpl<Device>::Import(const DeviceKeys& keys, const std::vector<ColumnIn>& in,
                                      const uint32_t* freqs, const uint32_t* versions, const uint64_t* scores,
                                      DeviceStream stream) {

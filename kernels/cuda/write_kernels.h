@@ -154,4 +154,33 @@ struct AccumulateBody {
   }
 };
 
+// value = value op operand for each occurrence, in no particular order.
+template <class T>
+struct CombineBody {
+  DeviceRows rows;
+  const uint32_t* numbers;  // (n)
+  uint64_t n;
+  int64_t dim;
+  const T* operands;  // (n, dim)
+  RowOp op;
+
+  template <class Lanes>
+  KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
+    const uint64_t i = first + lanes.lane();
+    const uint32_t mine = i < n ? numbers[i] : kNoRow;
+    const uint64_t total = static_cast<uint64_t>(dim) * Lanes::kCount;
+    for (uint64_t begin = 0; begin < total; begin += Lanes::kCount) {
+      const uint64_t at = begin + lanes.lane();
+      const uint32_t owner = static_cast<uint32_t>(at / static_cast<uint64_t>(dim));
+      const uint32_t row = lanes.From(owner, mine);
+      if (row == kNoRow) continue;
+      const uint64_t j = at - static_cast<uint64_t>(owner) * static_cast<uint64_t>(dim);
+      const T operand = operands[(first + owner) * static_cast<uint64_t>(dim) + j];
+      const RowOp combine = op;
+      ChangeElement(reinterpret_cast<T*>(rows.Row(row)) + j,
+                    [combine, operand](T x) { return CombineElements<T>(combine, x, operand); });
+    }
+  }
+};
+
 }  // namespace kvtable

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "errors.h"
@@ -70,6 +71,38 @@ class AccumulateOp : public TableKernel {
                             UpdateStamp(open->config(), 1), open->threads);
     return absl::OkStatus();
   }
+};
+
+class CombineOp : public TableKernel {
+ public:
+  using TableKernel::TableKernel;
+
+ protected:
+  absl::Status SetUp(tf::OpKernelConstruction* ctx) override {
+    std::string op;
+    TF_RETURN_IF_ERROR(ctx->GetAttr("op", &op));
+    op_ = op == "mul"   ? kvtable::RowOp::kMultiply
+          : op == "div" ? kvtable::RowOp::kDivide
+          : op == "min" ? kvtable::RowOp::kMin
+                        : kvtable::RowOp::kMax;
+    return absl::OkStatus();
+  }
+
+  const char* doing() const override { return "writing to"; }
+
+  absl::Status WorkOn(OpKernelContext* ctx, OpenTable* open) override {
+    const Tensor& keys = ctx->input(1);
+    const Tensor& operands = ctx->input(2);
+    TF_RETURN_IF_ERROR(CheckKeys(open->config(), keys));
+    TF_RETURN_IF_ERROR(CheckRows(open->config(), "operands", keys, operands, open->config().dim));
+    TF_RETURN_IF_ERROR(AdmitUpdated(ctx, open->config(), open->table.get(), keys, &open->threads));
+    open->table->Combine(keys.data(), keys.NumElements(), operands.data(), op_,
+                         UpdateStamp(open->config(), 1), open->threads);
+    return absl::OkStatus();
+  }
+
+ private:
+  kvtable::RowOp op_ = kvtable::RowOp::kMultiply;
 };
 
 class RemoveOp : public TableKernel {
@@ -226,6 +259,7 @@ class RemoveOlderOp : public TableKernel {
 
 KVTOOLS_REGISTER(Name("KvTableIncreaseCounts").HostMemory("keys").HostMemory("counts"), IncreaseCountsOp);
 KVTOOLS_REGISTER(Name("KvTableRemoveOlder").HostMemory("before").HostMemory("removed"), RemoveOlderOp);
+KVTOOLS_REGISTER(Name("KvTableCombine"), CombineOp);
 KVTOOLS_REGISTER(Name("KvTableUpsert"), UpsertOp);
 KVTOOLS_REGISTER(Name("KvTableAccumulate"), AccumulateOp);
 KVTOOLS_REGISTER(Name("KvTableRemove").HostMemory("removed"), RemoveOp);

@@ -289,6 +289,10 @@ class DeviceTable {
   virtual void Accumulate(const DeviceKeys& keys, const void* deltas /* (n, dim) */, bool from_zeros,
                           Stamp stamp, DeviceStream stream) = 0;
 
+  // The same with another operation, of floating values; a missing key starts from its initial value.
+  virtual void Combine(const DeviceKeys& keys, const void* operands /* (n, dim) */, RowOp op, Stamp stamp,
+                       DeviceStream stream) = 0;
+
   // One training step on rows: each distinct key's row is found once and updated in place, value and slots,
   // by the sum of the gradients of its occurrences, in the order of the batch and in what the rule computes
   // in (float32 for 16-bit types): to the bit what Table::Apply does, but for powers (ftrl with a

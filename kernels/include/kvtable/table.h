@@ -98,10 +98,10 @@ struct Insertion {
   // call another seed.
   double admission = 1.0;
   uint64_t admission_seed = 0;
+  EvictedRows* evicted = nullptr;   // may be null: takes the rows that this batch evicts
   // Null, or what counts the missing keys, and admits some: those become rows, with their counts as frequency.
   Admitter* admitter = nullptr;
   Missing below = Missing::kZeros;  // or kInitial: what a key gives that is not inserted, with kNoPosition
-  EvictedRows* evicted = nullptr;   // may be null: takes the rows that this batch evicts
 };
 
 // The slots that the rows of a table have at one moment. Each change of them is another generation.
@@ -244,6 +244,10 @@ class Table {
   // its initial value, or from zeros where `from_zeros`.
   virtual void Accumulate(const void* keys, int64_t n, const void* deltas /* (n, dim) */, bool from_zeros,
                           Stamp stamp, ParallelFor& threads) = 0;
+
+  // The same with another operation, of floating values; a missing key starts from its initial value.
+  virtual void Combine(const void* keys, int64_t n, const void* operands /* (n, dim) */, RowOp op,
+                       Stamp stamp, ParallelFor& threads) = 0;
 
   // One training step on rows: each distinct key's row is found once and updated in place, value and slots,
   // by the sum of the gradients of its occurrences (summed in the order of the batch). A missing key is

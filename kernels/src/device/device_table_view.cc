@@ -203,6 +203,14 @@ class View : public Table {
     arrays.Finish();
   }
 
+  void Combine(const void* keys, int64_t n, const void* operands, RowOp op, Stamp stamp,
+               ParallelFor& threads) override {
+    Arrays arrays(work_.get(), where_, StreamOf(threads));
+    const void* const device_operands = arrays.In(operands, n * value_bytes_);
+    table_->Combine(Batch(keys, n, &arrays), device_operands, op, stamp, StreamOf(threads));
+    arrays.Finish();
+  }
+
   // Counts nothing: SkippedUpdates knows.
   ApplyCounts Apply(const void* keys, const uint64_t* /*positions*/, int64_t n, const void* gradients,
                     const Update& update, const SlotColumns& slots, Stamp stamp,

@@ -152,6 +152,11 @@ class BoundedTable : public Table {
     Write(keys, n, true, threads, [&] { rows_->Accumulate(keys, n, deltas, from_zeros, stamp, threads); });
   }
 
+  void Combine(const void* keys, int64_t n, const void* operands, RowOp op, Stamp stamp,
+               ParallelFor& threads) override {
+    Write(keys, n, true, threads, [&] { rows_->Combine(keys, n, operands, op, stamp, threads); });
+  }
+
   ApplyCounts Apply(const void* keys, const uint64_t* positions, int64_t n, const void* gradients,
                     const Update& update, const SlotColumns& slots, Stamp stamp,
                     ParallelFor& threads) override {

@@ -106,6 +106,29 @@ void ShardedTable::Accumulate(const void* keys, int64_t n, const void* deltas, b
   });
 }
 
+void ShardedTable::Combine(const void* keys, int64_t n, const void* operands, RowOp op, Stamp stamp,
+                           ParallelFor& threads) {
+  const std::shared_ptr<const InitialValue> init = initial();
+  VisitValueType(value_type_, [&](auto t) {
+    using T = decltype(t);
+    const T* const rows_in = static_cast<const T*>(operands);
+    const int64_t width = dim_;
+    WriteBatch(
+        keys, n, stamp.existing_only, threads, [](const Shard&) {}, [](int64_t) {},
+        [=, &init](Shard& shard, uint32_t row, uint64_t key, int64_t i, bool is_new) {
+          char* const at = shard.rows.Row(row);
+          if (is_new) {
+            init->Fill(key, at);
+            shard.layout->InitializeSlots(at);
+          }
+          T* const value = reinterpret_cast<T*>(at);
+          const T* const operand = rows_in + i * width;
+          for (int64_t j = 0; j < width; ++j) value[j] = CombineElements<T>(op, value[j], operand[j]);
+          StampRow(shard.rows.StampOf(row), stamp);
+        });
+  });
+}
+
 void ShardedTable::IncreaseFrequency(const void* keys, int64_t n, const uint32_t* by, ParallelFor& threads) {
   CheckBatch(n);
   VisitKeyType(key_type_, [&](auto k) {

@@ -92,6 +92,8 @@ class ShardedTable : public Table {
                      ParallelFor& threads) override;
   void Accumulate(const void* keys, int64_t n, const void* deltas, bool from_zeros, Stamp stamp,
                   ParallelFor& threads) override;
+  void Combine(const void* keys, int64_t n, const void* operands, RowOp op, Stamp stamp,
+               ParallelFor& threads) override;
   ApplyCounts Apply(const void* keys, const uint64_t* positions, int64_t n, const void* gradients,
                     const Update& update, const SlotColumns& slots, Stamp stamp,
                     ParallelFor& threads) override;
