@@ -98,26 +98,6 @@ REGISTER_OP("KvTableStamps")
     .SetIsStateful()
     .SetShapeFn(ShapesOfKeys);
 
-// How often each key came: the frequency of its row; of a key that waits to be admitted, its count.
-REGISTER_OP("KvTableCounts")
-    .Attr("Tkeys: {int64, int32, uint64}")
-    .Input("handle: resource")
-    .Input("keys: Tkeys")
-    .Output("counts: uint32")
-    .SetIsStateful()
-    .SetShapeFn(ShapesOfKeys);
-
-// How many keys there are, those that wait included, and the sum of what KvTableCounts gives for them.
-REGISTER_OP("KvTableTotals")
-    .Input("handle: resource")
-    .Output("keys: int64")
-    .Output("frequencies: int64")
-    .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      for (int i = 0; i < 2; ++i) c->set_output(i, c->Scalar());
-      return absl::OkStatus();
-    });
-
 // What eviction goes by; 0 for keys that are missing, and in tables without a capacity.
 REGISTER_OP("KvTableScores")
     .Attr("Tkeys: {int64, int32, uint64}")

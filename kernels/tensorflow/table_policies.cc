@@ -2,11 +2,7 @@
 
 #include <stdexcept>
 
-#include "json.h"
-
 namespace kvtools {
-
-namespace {
 
 kvtable::AdmissionPolicy AdmissionFromJson(const Json& object) {
   using Kind = kvtable::AdmissionPolicy::Kind;
@@ -37,8 +33,6 @@ kvtable::AdmissionPolicy AdmissionFromJson(const Json& object) {
   kvtable::CheckAdmission(admission);
   return admission;
 }
-
-}  // namespace
 
 TablePolicies TablePolicies::Parse(const std::string& json) {
   TablePolicies policies;

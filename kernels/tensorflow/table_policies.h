@@ -11,9 +11,13 @@
 #include <optional>
 #include <string>
 
+#include "json.h"
 #include "kvtable/admission.h"
 
 namespace kvtools {
+
+// Throws as TablePolicies::Parse, and kvtable::Error.
+kvtable::AdmissionPolicy AdmissionFromJson(const Json& object);
 
 struct TablePolicies {
   // Throws std::invalid_argument naming what is missing, of another type, or out of range. An empty text has

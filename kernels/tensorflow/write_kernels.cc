@@ -1,13 +1,13 @@
 // Kernels that write rows, or what eviction goes by.
 
 #include <algorithm>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "errors.h"
 #include "table_kernel.h"
+#include "table_metadata.h"
 
 namespace kvtools {
 namespace {
@@ -183,82 +183,62 @@ class ImportOp : public TableKernel {
   }
 };
 
-class IncreaseCountsOp : public TableKernel {
+class ImportColumnsOp : public TableKernel {
  public:
   using TableKernel::TableKernel;
 
  protected:
-  const char* doing() const override { return "increasing the counts of"; }
+  const char* doing() const override { return "importing into"; }
+
+  absl::Status SetUp(tf::OpKernelConstruction* ctx) override {
+    std::string json;
+    TF_RETURN_IF_ERROR(ReadAttrs(ctx, "slots", &json));
+    slots_ = SlotsFromJson(Json::Parse(json));
+    if (slots_.size() + 4 == static_cast<size_t>(num_inputs())) return absl::OkStatus();
+    return errors::InvalidArgument("KvTableImportColumns wants values and a column for each slot");
+  }
 
   absl::Status WorkOn(OpKernelContext* ctx, OpenTable* open) override {
     const TableConfig& config = open->config();
     const Tensor& keys = ctx->input(1);
-    const int64_t n = keys.NumElements();
+    const Tensor& freqs = ctx->input(2);
     TF_RETURN_IF_ERROR(CheckKeys(config, keys));
-    if (ctx->input(2).shape() != keys.shape()) {
-      return errors::InvalidArgument(
-          "Key-value variable '", config.name, "' wants a count for each key, got ",
-          ctx->input(2).shape().DebugString(), " for keys of shape ", keys.shape().DebugString());
+    const int64_t n = keys.NumElements();
+    if (freqs.NumElements() != n) {
+      return errors::InvalidArgument("Key-value variable '", config.name, "': got ", n, " keys and ",
+                                     freqs.NumElements(), " counts");
     }
-    const auto counts = ctx->input(2).flat<int64_t>();
-    std::vector<uint32_t> by(static_cast<size_t>(n));
-    for (int64_t i = 0; i < n; ++i) {
-      if (counts(i) < 0) {
-        return errors::InvalidArgument("Key-value variable '", config.name,
-                                       "': counts are increased by 0 or more, got ", counts(i));
+    std::vector<kvtable::SlotSpec> all = open->table->slots();
+    std::vector<kvtable::ColumnIn> in;
+    for (size_t i = 0; i <= slots_.size(); ++i) {
+      const Tensor& column = ctx->input(static_cast<int>(i) + 3);
+      const int64_t width = i == 0 ? config.dim : slots_[i - 1].width;
+      TF_RETURN_IF_ERROR(CheckRows(config, i == 0 ? "rows" : "slots", keys, column, width));
+      size_t at = 0;
+      if (i > 0) {
+        while (at < all.size() && all[at].name != slots_[i - 1].name) ++at;
+        if (at == all.size()) all.push_back(slots_[i - 1]);
+        if (all[at].width != width) {
+          return errors::InvalidArgument("Key-value variable '", config.name, "' has slot '", all[at].name,
+                                         "' of width ", all[at].width, ", got width ", width);
+        }
+        ++at;
       }
-      by[static_cast<size_t>(i)] = static_cast<uint32_t>(std::min<int64_t>(counts(i), UINT32_MAX));
+      in.push_back({static_cast<int>(at), column.data(), width});
     }
-    open->table->IncreaseFrequency(keys.data(), n, by.data(), open->threads);
-    if (open->table->admitter() == nullptr) return absl::OkStatus();
-    const std::unique_ptr<bool[]> there = std::make_unique<bool[]>(static_cast<size_t>(n));
-    open->table->Contains(keys.data(), n, there.get(), open->threads);
-    std::vector<uint64_t> wide = WidenedKeys(ctx, config, keys, &open->threads);
-    size_t kept = 0;
-    for (size_t i = 0; i < wide.size(); ++i) {
-      if (there[i] || config.policies.padding_key == wide[i]) continue;
-      wide[kept] = wide[i];
-      by[kept++] = by[i];
-    }
-    open->table->admitter()->Increase(wide.data(), static_cast<int64_t>(kept), by.data());
+    const uint64_t generation = open->table->EnsureSlots(all, open->threads);
+    for (kvtable::ColumnIn& column : in) column.generation = generation;
+    const std::vector<uint32_t> versions(static_cast<size_t>(n), UnixTime());
+    open->table->Import(keys.data(), n, in, static_cast<const uint32_t*>(freqs.data()), versions.data(),
+                        nullptr, open->threads);
+    ForgetCounts(ctx, open, keys);
     return absl::OkStatus();
   }
+
+ private:
+  std::vector<kvtable::SlotSpec> slots_;
 };
 
-// Removes the rows that were last written before a moment.
-class RemoveOlderOp : public TableKernel {
- public:
-  using TableKernel::TableKernel;
-
- protected:
-  const char* doing() const override { return "removing from"; }
-
-  absl::Status WorkOn(OpKernelContext* ctx, OpenTable* open) override {
-    constexpr int64_t kChunk = 1 << 14;
-    const int64_t before = ctx->input(1).scalar<int64_t>()();
-    const size_t key_bytes = static_cast<size_t>(tf::DataTypeSize(open->config().key_dtype));
-    std::vector<char> keys(kChunk * key_bytes), old;
-    std::vector<uint32_t> versions(kChunk);
-    const std::unique_ptr<kvtable::Exporter> exporter = open->table->Export();
-    kvtable::Exporter::Buffers buffers;
-    buffers.keys = keys.data();
-    buffers.versions = versions.data();
-    while (const int64_t n = exporter->Next(kChunk, buffers, open->threads)) {
-      for (size_t i = 0; i < static_cast<size_t>(n); ++i) {
-        if (int64_t{versions[i]} >= before) continue;
-        old.insert(old.end(), &keys[i * key_bytes], &keys[i * key_bytes] + key_bytes);
-      }
-    }
-    Tensor* out = nullptr;
-    TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({}), &out));
-    const int64_t n = static_cast<int64_t>(old.size() / key_bytes);
-    out->scalar<int64_t>()() = open->table->Remove(old.data(), n, open->threads);
-    return absl::OkStatus();
-  }
-};
-
-KVTOOLS_REGISTER(Name("KvTableIncreaseCounts").HostMemory("keys").HostMemory("counts"), IncreaseCountsOp);
-KVTOOLS_REGISTER(Name("KvTableRemoveOlder").HostMemory("before").HostMemory("removed"), RemoveOlderOp);
 KVTOOLS_REGISTER(Name("KvTableCombine"), CombineOp);
 KVTOOLS_REGISTER(Name("KvTableUpsert"), UpsertOp);
 KVTOOLS_REGISTER(Name("KvTableAccumulate"), AccumulateOp);
@@ -266,6 +246,8 @@ KVTOOLS_REGISTER(Name("KvTableRemove").HostMemory("removed"), RemoveOp);
 KVTOOLS_REGISTER(Name("KvTableSetScores").HostMemory("keys").HostMemory("scores").HostMemory("found"),
                  SetScoresOp);
 KVTOOLS_REGISTER(Name("KvTableImport"), ImportOp);
+KVTOOLS_REGISTER(Name("KvTableImportColumns").HostMemory("keys").HostMemory("freqs").HostMemory("columns"),
+                 ImportColumnsOp);
 
 }  // namespace
 }  // namespace kvtools

@@ -41,27 +41,6 @@ REGISTER_OP("KvTableRemove")
     .SetIsStateful()
     .SetShapeFn(ScalarShape);
 
-// Adds to the frequencies of rows, and to the counts of keys that wait to be admitted.
-REGISTER_OP("KvTableIncreaseCounts")
-    .Attr("Tkeys: {int64, int32, uint64}")
-    .Input("handle: resource")
-    .Input("keys: Tkeys")
-    .Input("counts: int64")
-    .SetIsStateful()
-    .SetShapeFn(NoOutputs);
-
-// Removes rows that were last written before `before`, in what their versions count. How many there were.
-REGISTER_OP("KvTableRemoveOlder")
-    .Input("handle: resource")
-    .Input("before: int64")
-    .Output("removed: int64")
-    .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      ShapeHandle before;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 0, &before));
-      return ScalarShape(c);
-    });
-
 // Sets the scores of keys that are there, in a table that evicts by custom scores. How many there are.
 REGISTER_OP("KvTableSetScores")
     .Attr("Tkeys: {int64, int32, uint64}")
@@ -82,6 +61,20 @@ REGISTER_OP("KvTableImport")
     .Input("rows: dtype")
     .Input("freqs: uint32")
     .Input("versions: uint32")
+    .SetIsStateful()
+    .SetShapeFn(NoOutputs);
+
+// Writes rows with their slots and counts, as another table had them; their time is now. The table gets the
+// slots that it has not.
+REGISTER_OP("KvTableImportColumns")
+    .Attr("Tkeys: {int64, int32, uint64}")
+    .Attr("dtype: {float, half, bfloat16, double, int8, int32, int64, bool}")
+    .Attr("N: int >= 1")
+    .Attr("slots: string")
+    .Input("handle: resource")
+    .Input("keys: Tkeys")
+    .Input("freqs: uint32")
+    .Input("columns: N * dtype")
     .SetIsStateful()
     .SetShapeFn(NoOutputs);
 

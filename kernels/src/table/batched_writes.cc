@@ -131,6 +131,7 @@ void ShardedTable::Combine(const void* keys, int64_t n, const void* operands, Ro
 
 void ShardedTable::IncreaseFrequency(const void* keys, int64_t n, const uint32_t* by, ParallelFor& threads) {
   CheckBatch(n);
+  AwaitOwnRoomAside();
   VisitKeyType(key_type_, [&](auto k) {
     using Key = decltype(k);
     const ShardGroups groups(static_cast<const Key*>(keys), nullptr, n, shard_bits_, threads);
@@ -142,6 +143,7 @@ void ShardedTable::IncreaseFrequency(const void* keys, int64_t n, const uint32_t
         if (i + kAhead < group.count) __builtin_prefetch(shard.index.Home(Mix64(group.keys[i + kAhead])));
         const uint32_t row = shard.index.Find(group.keys[i], shard.index.Home(Mix64(group.keys[i])));
         if (row == BucketIndex::kNoRow) continue;
+        shard.BeforeStamp(row);
         uint32_t& frequency = shard.rows.StampOf(row)->frequency;
         frequency = SaturatingAdd(frequency, by[group.positions[i]]);
       }
@@ -151,6 +153,7 @@ void ShardedTable::IncreaseFrequency(const void* keys, int64_t n, const uint32_t
 
 int64_t ShardedTable::Remove(const void* keys, int64_t n, ParallelFor& threads) {
   CheckBatch(n);
+  AwaitOwnRoomAside();
   std::atomic<int64_t> removed{0};
   VisitKeyType(key_type_, [&](auto k) {
     using Key = decltype(k);
