@@ -294,6 +294,13 @@ uint64_t Json::Uint(const std::string& key) const {
   return number;
 }
 
+bool Json::Bool(const std::string& key, bool fallback) const {
+  if (!Has(key)) return fallback;
+  const Json& value = At(key);
+  if (value.type_ != Type::kBool) throw std::invalid_argument("'" + key + "' is not true or false");
+  return value.text_ == "true";
+}
+
 uint64_t Json::Bits(const std::string& key) const {
   const Json& value = At(key);
   const bool is_negative = value.type_ == Type::kNumber && !value.text_.empty() && value.text_[0] == '-';

@@ -53,7 +53,8 @@ std::string MetaOf(const SavedTable& saved) {
          ", \"value_dtype\": " + JsonQuote(NameOf(config.value_dtype)) +
          ", \"dim\": " + std::to_string(config.dim) + ", \"slots\": " + SlotsToJson(saved.schema.slots) +
          ", \"initializer\": " + InitializerToJson(saved.table->initializer()) +
-         PoliciesOf(config, *saved.table) + saved.more_meta + "}";
+         PoliciesOf(config, *saved.table) + (saved.is_increment ? ", \"delta\": true" : "") +
+         saved.more_meta + "}";
 }
 
 // One table's rows on their way into a bundle.
@@ -111,7 +112,10 @@ class RowsOf {
       }));
       start = taken_;
       taken_ += *rows;
-      if (*rows == 0) saved_.exporter.reset();  // it costs who writes to the table
+      if (*rows == 0 && saved_.exporter != nullptr) {
+        TF_RETURN_IF_ERROR(End(writer));
+        saved_.exporter.reset();  // it costs who writes to the table
+      }
     }
     for (size_t c = 0; c < columns_.size() && *rows > 0; ++c) {
       TF_RETURN_IF_ERROR(files_->AppendRows(writer, columns_[c].number, start, *rows, at[c]));
@@ -135,6 +139,16 @@ class RowsOf {
     const int64_t bytes = std::max<int64_t>(1, width) * tf::DataTypeSize(dtype);
     columns_.push_back({files_->AddColumn(saved_.prefix + column, dtype, width), width, bytes});
     row_bytes_ += bytes;
+  }
+
+  // What is known when all rows have come.
+  absl::Status End(int writer) {
+    const int64_t removed = saved_.exporter->removed_rows();
+    if (saved_.counts != nullptr) *saved_.counts = {taken_, removed, saved_.exporter->born_rows()};
+    if (!saved_.is_increment) return absl::OkStatus();
+    tf::Tensor keys(saved_.config.key_dtype, tf::TensorShape({removed}));
+    if (removed > 0) saved_.exporter->RemovedKeys(keys.data());
+    return files_->AddTensor(writer, saved_.prefix + "-removed", keys);
   }
 
   // Reads rows until there are `room` of them or no more, and returns how many there are.
