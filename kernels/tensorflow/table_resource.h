@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "gpu.h"
+#include "gradient_watch.h"
 #include "kvtable/lookup_parts.h"
 #include "kvtable/table.h"
 #include "table_cuts.h"
@@ -72,6 +73,9 @@ class TableResource : public tensorflow::ResourceBase {
   // What an update holds that reads rows and writes them back in two ops.
   std::shared_ptr<UpdateLock> update_lock() const { return update_lock_; }
 
+  // What training steps measure of their gradients.
+  GradientWatch* gradients() { return &gradients_; }
+
   // What waits to be written.
   TableCuts* cuts() { return &cuts_; }
 
@@ -84,6 +88,7 @@ class TableResource : public tensorflow::ResourceBase {
   std::shared_ptr<kvtable::Table> table_there_;
   const std::shared_ptr<UpdateLock> update_lock_ = std::make_shared<UpdateLock>();
   TableCuts cuts_;
+  GradientWatch gradients_;
   std::mutex slots_mu_;
   std::atomic<uint64_t> next_seed_{0};
   std::atomic<bool> warned_{false};

@@ -108,6 +108,13 @@ struct Insertion {
   Missing below = Missing::kZeros;  // or kInitial: what a key gives that is not inserted, with kNoPosition
 };
 
+// What training lookups (GatherOrInsert) found; -1 where nobody counts, as in a table in device memory.
+struct LookupCounts {
+  int64_t keys = -1;       // that were asked for, duplicates included
+  int64_t born = -1;       // rows that were made for them
+  int64_t held_back = -1;  // keys, duplicates included, that were not there and not admitted
+};
+
 // The slots that the rows of a table have at one moment. Each change of them is another generation.
 struct RowSchema {
   std::vector<SlotSpec> slots;
@@ -327,6 +334,9 @@ class Table {
 
   // Adds to the frequencies of the rows that are there: no touch, and no write. The sum stays at its largest.
   virtual void IncreaseFrequency(const void* keys, int64_t n, const uint32_t* by, ParallelFor& threads) = 0;
+
+  // Of training lookups so far.
+  virtual LookupCounts lookup_counts() const { return {}; }
 
   // Returns how many rows were there and are gone. Absent keys are ignored.
   virtual int64_t Remove(const void* keys, int64_t n, ParallelFor& threads) = 0;

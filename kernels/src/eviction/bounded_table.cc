@@ -93,6 +93,7 @@ class BoundedTable : public Table {
   }
   int64_t ZeroedRows() const override { return rows_->ZeroedRows(); }
   int64_t SkippedUpdates() const override { return rows_->SkippedUpdates(); }
+  LookupCounts lookup_counts() const override { return rows_->lookup_counts(); }
   void IncreaseFrequency(const void* keys, int64_t n, const uint32_t* by, ParallelFor& threads) override {
     rows_->AwaitRoomAside();
     rows_->IncreaseFrequency(keys, n, by, threads);

@@ -35,6 +35,7 @@ void ShardedTable::GatherOrInsert(const void* keys, int64_t n, const RowsOut& ou
   if (insertion.admitter != nullptr) admitted.emplace(insertion.admitter);
   const std::shared_ptr<const InitialValue> init = initial();
   if (insertion.inserted != nullptr) std::memset(insertion.inserted, 0, static_cast<size_t>(n));
+  looked_up_.fetch_add(n, std::memory_order_relaxed);
   VisitKeyType(key_type_, [&](auto k) {
     using Key = decltype(k);
     const Key* const typed = static_cast<const Key*>(keys);
@@ -66,8 +67,10 @@ void ShardedTable::GatherOrInsert(const void* keys, int64_t n, const RowsOut& ou
     }
     Scratch<uint32_t> first(admitted && total > 0 ? static_cast<size_t>(n) : 0);
     if (total > 0 && (!admits_all || padding_key_)) {
+      const int64_t missing = total;
       total = KeepAdmitted(typed, misses.data(), total, out, insertion, *init,
                            admitted ? &*admitted : nullptr, first.data(), threads);
+      held_back_.fetch_add(missing - total, std::memory_order_relaxed);
     }
     if (total == 0) return;
     AwaitOwnRoomAside();
@@ -131,6 +134,7 @@ void ShardedTable::InsertMissed(const ShardGroups::Group& group, const InitialVa
   // before is remembered.
   uint32_t first_new = 0;
   std::unordered_set<uint32_t> reused;
+  int64_t born = 0;
   // A row that is there already is only read.
   WriteGroup<true>(
       group, false, [&](const Shard& shard) { first_new = shard.rows.high_water(); }, NoHint{},
@@ -142,6 +146,7 @@ void ShardedTable::InsertMissed(const ShardGroups::Group& group, const InitialVa
         if (is_new) {
           init.Fill(key, at);
           shard.layout->InitializeSlots(at);
+          ++born;
           if (row < first_new) reused.insert(row);
           if (first != nullptr) shard.rows.StampOf(row)->frequency = first[i];
         }
@@ -155,6 +160,7 @@ void ShardedTable::InsertMissed(const ShardGroups::Group& group, const InitialVa
           out.positions[place] = static_cast<uint64_t>(group.shard) << 32 | row;
         }
       });
+  born_.fetch_add(born, std::memory_order_relaxed);
 }
 
 }  // namespace kvtable

@@ -113,6 +113,10 @@ class ShardedTable : public Table {
   int64_t ZeroedRows() const override;
   int64_t SkippedUpdates() const override { return skipped_updates_.load(std::memory_order_relaxed); }
   void IncreaseFrequency(const void* keys, int64_t n, const uint32_t* by, ParallelFor& threads) override;
+  LookupCounts lookup_counts() const override {
+    return {looked_up_.load(std::memory_order_relaxed), born_.load(std::memory_order_relaxed),
+            held_back_.load(std::memory_order_relaxed)};
+  }
   int64_t Remove(const void* keys, int64_t n, ParallelFor& threads) override;
   void Clear() override;
   void Reserve(int64_t rows, ParallelFor& threads) override;
@@ -280,6 +284,9 @@ class ShardedTable : public Table {
   std::shared_ptr<const InitialValue> initial_;
   std::atomic<uint64_t> generation_{1};  // of layout_
   std::atomic<int64_t> skipped_updates_{0};
+  std::atomic<int64_t> looked_up_{0};  // see LookupCounts
+  std::atomic<int64_t> born_{0};
+  std::atomic<int64_t> held_back_{0};
 
   Ranks ranks_;
   MomentGate gate_;
