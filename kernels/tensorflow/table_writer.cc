@@ -214,6 +214,8 @@ absl::Status WriteTables(tf::Env* env, const std::string& prefix, std::vector<Sa
   // A GPU's tables take one batch at a time, on the kernel's stream.
   bool on_gpu = false;
   for (const SavedTable& table : tables) on_gpu = on_gpu || table.config.gpu != nullptr;
+  // Half of the processors, where training goes on beside.
+  if (priority == SavePriority::kBeside) threads /= 2;
   BundleFiles files(env, prefix, std::max(1, threads));
   std::vector<std::unique_ptr<RowsOf>> all;
   int64_t bytes = 0, most = kLeastChunkBytes;
