@@ -96,6 +96,7 @@ class BoundedTable : public Table {
   LookupCounts lookup_counts() const override { return rows_->lookup_counts(); }
   void IncreaseFrequency(const void* keys, int64_t n, const uint32_t* by, ParallelFor& threads) override {
     rows_->AwaitRoomAside();
+    std::lock_guard<std::mutex> hold(mutex_);  // for who puts rows aside with their scores
     rows_->IncreaseFrequency(keys, n, by, threads);
   }
   void Reserve(int64_t rows, ParallelFor& threads) override { rows_->Reserve(rows, threads); }
