@@ -399,7 +399,7 @@ class Versions:
                     continue
                 version, stamp = state.served[number]
                 try:
-                    self._loader.finish(version)
+                    self._loader.finish(version.store)
                 except StoppedError:
                     return
                 except Exception as error:

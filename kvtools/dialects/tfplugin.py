@@ -336,7 +336,7 @@ class Writer(BundleCheckpointWriter):
             self._savers[schema.metadata["object_path"]] = _SAVER
         key_dtype, value_dtype = numpy_dtype(schema.key_dtype), numpy_dtype(schema.value_dtype)
         for part, rows in enumerate(schema.part_rows):
-            prefix = _part_prefix(schema, part)
+            prefix = part_prefix(schema, part)
             self.bundle.string(prefix + _META, _meta_record(schema, part))
             table.column(part, "keys", f"{prefix}-keys", key_dtype, (rows,))
             table.column(part, "values", f"{prefix}-values", value_dtype, (rows, schema.dim))
@@ -368,7 +368,8 @@ class Writer(BundleCheckpointWriter):
         super().close()
 
 
-def _part_prefix(schema: TableSchema, part: int) -> str:
+def part_prefix(schema: TableSchema, part: int) -> str:
+    """Return what the names of the tensors of one part of a table begin with."""
     path = schema.metadata.get("object_path")
     if path is not None:
         kv = f"{path}/.ATTRIBUTES/kv" if path else ".ATTRIBUTES/kv"
