@@ -125,7 +125,9 @@ class ChainWalk:
         """Note that a step was applied."""
         self.position = step.position
         self._known = {step.member.number: _stamp(step.member)}
-        self._bad = {prefix: bad for prefix, bad in self._bad.items() if prefix != step.member.prefix}
+        self._bad.pop(step.member.prefix, None)
+        for bad in self._bad.values():
+            bad.again = 0  # what was missing before it may be there now
         self._seen = 0
         self.trouble = ""
         self.behind = None
@@ -168,7 +170,8 @@ class ChainWalk:
                     return self._increment(following, fulls.get(at))
                 except KvtoolsError as error:
                     self.refuse(following, error)
-        elif at + 1 not in fulls:
+        step = self._newest_full(found, fulls, at)
+        if step is None and following is None and at + 1 not in fulls:
             first = min((number for number in newer if number in increments), default=None)
             if first is not None and not self._rests(increments[first]):
                 missing = f"{at + 1}" if first == at + 2 else f"{at + 1} to {first - 1}"
@@ -177,7 +180,7 @@ class ChainWalk:
                     f" which comes after {at}; what was applied stays until it comes, or a newer full"
                 )
                 self.refuse(increments[first], RefusedError(message, "gap"))
-        return self._newest_full(found, fulls, at)
+        return step
 
     def _newest_full(self, found: list[Member], fulls: dict[int, Member], above: int) -> Step | None:
         """Return the step of the newest full above a number that can be begun from."""

@@ -75,7 +75,7 @@ class ChainWriter:
         """Write what has changed since the last member; `record` are fields that are to be wrong."""
         previous = {"sequence": self.number, "fingerprint": self.mark}
         self.number += 1
-        prefix = self._write("delta", previous, self.changed, self.gone, **record)
+        prefix = self._write("delta", previous, self.changed, self.gone, record)
         self._begin_anew(prefix)
         return prefix
 
@@ -90,7 +90,7 @@ class ChainWriter:
         previous: dict[str, Any] | None,
         rows: Mapping[str, set[int]],
         gone: Mapping[str, set[int]] | None,
-        **record: Any,
+        record: Mapping[str, Any] | None = None,
     ) -> Path:
         name = f"ckpt-{self.number}" + (".delta" if kind == "delta" else "")
         staging = self.folder / f".{name}.kvtools-{os.getpid()}"
@@ -136,7 +136,7 @@ class ChainWriter:
                 "step": self.number * 10,
                 "tables": counts,
             }
-            bundle.string(RECORD_TENSOR, json.dumps({**said, **record}).encode())
+            bundle.string(RECORD_TENSOR, json.dumps({**said, **(record or {})}).encode())
         for suffix in (".data-00000-of-00001", ".index"):
             os.replace(f"{staging}{suffix}", self.folder / f"{name}{suffix}")
         return self.folder / name
