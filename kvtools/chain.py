@@ -7,6 +7,7 @@ checkpoint are.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -118,7 +119,7 @@ class Record:
             known = found["format"]
             if not isinstance(known, int) or known > FORMAT:
                 raise BadInputError(
-                    f"reading the chain's record of '{where}': it is of format {known}, expected {FORMAT}; update kvtools"
+                    f"reading the chain's record of '{where}': got format {known}, expected {FORMAT}; update kvtools"
                 )
             if found["kind"] not in ("full", "delta"):
                 raise ValueError(f"kind {found['kind']!r}")
@@ -132,10 +133,7 @@ class Record:
                 None if given is None else Previous(int(given["sequence"]), str(given["fingerprint"])),
                 float(found["time"]),
                 None if step is None else int(step),
-                {
-                    x: TableCounts(int(t["rows"]), int(t["removed"]), int(t["born"]))
-                    for x, t in found["tables"].items()
-                },
+                {x: TableCounts(int(t["rows"]), int(t["removed"]), int(t["born"])) for x, t in found["tables"].items()},
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CorruptFileError(
@@ -230,6 +228,14 @@ def newest_chain(folder: str | os.PathLike[str], name: str | None = None) -> lis
     return chain_of(members(folder, name))
 
 
+def chain_to(member: Member) -> list[Member]:
+    """As `newest_chain`, up to an increment that there is: the full that it goes back to, and what is between."""
+    name = member.prefix.name.removesuffix(".delta").rpartition("-")[0]
+    found = members(member.prefix.parent, name)
+    fulls = [one for one in found if one.kind == "full" and one.number < member.number]
+    return chain_of([*fulls, *(one for one in found if one.kind == "delta" and one.number <= member.number)])
+
+
 def chain_of(found: Sequence[Member]) -> list[Member]:
     """As `newest_chain`, of members that `members` has listed."""
     fulls = [member for member in found if member.kind == "full"]
@@ -260,7 +266,7 @@ def chain_of(found: Sequence[Member]) -> list[Member]:
 
 
 def _refuse_twins(found: Sequence[Member]) -> None:
-    for one, other in zip(found, found[1:], strict=False):
+    for one, other in itertools.pairwise(found):
         if one.number == other.number:
             raise ChainError(
                 f"chain in '{one.prefix.parent}': '{one.prefix.name}' and '{other.prefix.name}' have the same number;"

@@ -5,6 +5,7 @@
 
 from tfplugin import checkpoint as _checkpoint
 from tfplugin import optimizers
+from tfplugin.chain.manager import CheckpointManager
 from tfplugin.export_saved_model import export_saved_model
 from tfplugin.get_kv_variable import get_kv_variable
 from tfplugin.initializers import KvInitializer
@@ -16,6 +17,7 @@ from tfplugin.tensorflow_hooks import install, uninstall
 from tfplugin.training_mode import inference_mode
 
 __all__ = [
+    "CheckpointManager",
     "KvInitializer",
     "KvVariable",
     "OptimizerWrapper",

@@ -115,7 +115,7 @@ def _is_saved_object(obj: Any) -> bool:
     return isinstance(obj, (KvVariable, PartitionedKvVariable))
 
 
-def _without_parts(trackables: Mapping[str, Any]) -> dict[str, Any]:
+def wholes(trackables: Mapping[str, Any]) -> dict[str, Any]:
     """Parts of a partitioned variable are saved by the whole, so that they restore into any other number of parts."""
     wholes = [obj for obj in trackables.values() if isinstance(obj, PartitionedKvVariable)]
     parts = {id(part) for whole in wholes for part in whole}
@@ -130,7 +130,7 @@ def object_prefix(path: str) -> str:
 def _save(trackables: Mapping[str, Any], file_prefix: tf.Tensor) -> list[tf.Tensor]:
     variables: list[tuple[str, KvVariable]] = []
     shards: list[tf.Tensor] = []
-    for path, obj in _without_parts(trackables).items():
+    for path, obj in wholes(trackables).items():
         check_whole(obj)
         if isinstance(obj, KvVariable) and obj.partitioned_name is not None:
             raise ValueError(
@@ -187,7 +187,7 @@ def _renamed(file_prefix: tf.Tensor, prefix: str, bundles: Sequence[str]) -> lis
 
 
 def _restore(trackables: Mapping[str, Any], merged_prefix: tf.Tensor) -> None:
-    for path, obj in _without_parts(trackables).items():
+    for path, obj in wholes(trackables).items():
         for part in obj if isinstance(obj, PartitionedKvVariable) else [obj]:
             if part.holds_rows:
                 graph_restore.note(restore_op(merged_prefix, part, object_prefix(path), "_part_"))
