@@ -30,8 +30,18 @@ _WAY_OUT = "; remove the members from there on to go back to what was before, or
 Kind = Literal["full", "delta"]
 
 
+Reason = Literal["gap", "duplicate", "disorder", "other-chain", "fingerprint", "no-full"]
+
+
 class ChainError(BadInputError):
-    """Members do not follow one another: one is missing, there twice, out of order, or of another chain."""
+    """Members do not follow one another: one is missing, there twice, out of order, or of another chain.
+
+    `reason` says which in a word.
+    """
+
+    def __init__(self, message: str, reason: Reason = "disorder") -> None:
+        super().__init__(message)
+        self.reason: Reason = reason
 
 
 @dataclass(frozen=True, order=True)
@@ -201,7 +211,8 @@ def record_of(member: Member, bundle: Bundle | None = None) -> Record | None:
     if RECORD_TENSOR not in bundle:
         if member.kind == "delta":
             raise ChainError(
-                f"reading '{member.prefix}': it is called an increment and has no record of a chain; it is none"
+                f"reading '{member.prefix}': it is called an increment and has no record of a chain; it is none",
+                "other-chain",
             )
         return None
     found = bundle.strings(RECORD_TENSOR)
@@ -244,7 +255,8 @@ def chain_of(found: Sequence[Member]) -> list[Member]:
         if deltas:
             raise ChainError(
                 f"chain in '{deltas[0].prefix.parent}': it begins with increment '{deltas[0].prefix.name}' and has no"
-                " full one: copy the full checkpoint that it goes back to"
+                " full one: copy the full checkpoint that it goes back to",
+                "no-full",
             )
         return []
     full = fulls[-1]
@@ -270,7 +282,8 @@ def _refuse_twins(found: Sequence[Member]) -> None:
         if one.number == other.number:
             raise ChainError(
                 f"chain in '{one.prefix.parent}': '{one.prefix.name}' and '{other.prefix.name}' have the same number;"
-                " name the chain, or remove one of them"
+                " name the chain, or remove one of them",
+                "duplicate",
             )
 
 
@@ -279,7 +292,8 @@ def _check_same_moment(deltas: Sequence[Member], full: Member, previous: Previou
         if member.number == full.number and fingerprint(member.prefix) != previous.fingerprint:
             raise ChainError(
                 f"chain in '{full.prefix.parent}': duplicate: '{member.prefix.name}' has the number of"
-                f" '{full.prefix.name}' and is not the increment that it was written beside; remove the increment"
+                f" '{full.prefix.name}' and is not the increment that it was written beside; remove the increment",
+                "duplicate",
             )
 
 
@@ -289,12 +303,14 @@ def _check_next(before: Member, member: Member, full: Member, chain: str | None,
         first, last = before.number + 1, member.number - 1
         missing = f"increment {first} is" if first == last else f"increments {first} to {last} are"
         raise ChainError(
-            f"{where}: gap: {missing} missing between '{before.prefix.name}' and '{member.prefix.name}'{_WAY_OUT}"
+            f"{where}: gap: {missing} missing between '{before.prefix.name}' and '{member.prefix.name}'{_WAY_OUT}",
+            "gap",
         )
     record = record_of(member)
     if record is None or chain is None or record.chain != chain:
         raise ChainError(
-            f"{where}: '{member.prefix.name}' is an increment of another chain than '{full.prefix.name}'{_WAY_OUT}"
+            f"{where}: '{member.prefix.name}' is an increment of another chain than '{full.prefix.name}'{_WAY_OUT}",
+            "other-chain",
         )
     if record.previous is None or record.previous.sequence != before.number or record.full >= member.number:
         raise ChainError(
@@ -305,7 +321,8 @@ def _check_next(before: Member, member: Member, full: Member, chain: str | None,
     if record.previous.fingerprint not in follows:
         raise ChainError(
             f"{where}: '{member.prefix.name}' does not follow '{before.prefix.name}' but another member of that number:"
-            f" its fingerprint differs{_WAY_OUT}"
+            f" its fingerprint differs{_WAY_OUT}",
+            "fingerprint",
         )
 
 

@@ -13,24 +13,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
-from kvtools.chain import ChainError, Member, Record, fingerprint, members
+from kvtools.chain import ChainError, Member, Reason, Record, fingerprint, members
 from kvtools.errors import BadInputError, KvtoolsError, one_line
 from kvtools.increment import read_record
 
-Reason = Literal["gap", "fingerprint", "disorder", "foreign", "damaged", "no-full"]
-
 _TRIED_AGAIN = 1.0  # s: a file that is still being copied here may be whole by then
 _STILL_CHANGING = 0.1  # s: two changes of a folder within a tick of its clock look like one
-
-
-class RefusedError(BadInputError):
-    """A member of a chain cannot be applied to what there is; `reason` is what it is counted under."""
-
-    def __init__(self, message: str, reason: Reason) -> None:
-        super().__init__(message)
-        self.reason: Reason = reason
 
 
 @dataclass(frozen=True)
@@ -92,7 +81,7 @@ class ChainWalk:
     refused: dict[str, int] = field(default_factory=dict)
     trouble: str = ""
     behind: float | None = None
-    on_refused: Callable[[RefusedError], None] = lambda error: None
+    on_refused: Callable[[ChainError], None] = lambda error: None
 
     def __post_init__(self) -> None:
         self._bad: dict[Path, _Refused] = {}
@@ -141,7 +130,7 @@ class ChainWalk:
     def refuse(self, member: Member, error: Exception, reason: Reason | None = None) -> None:
         """Note that a member cannot be applied: it is not tried again before a second has passed, or its files change."""
         if reason is None:
-            reason = error.reason if isinstance(error, RefusedError) else "damaged"
+            reason = error.reason if isinstance(error, ChainError) else "damaged"
         message = one_line(str(error))
         stamp = _stamp(member)
         before = self._bad.get(member.prefix)
@@ -149,7 +138,7 @@ class ChainWalk:
         self.trouble = message
         if before is None or (before.stamp, before.message) != (stamp, message):
             self.refused[reason] = self.refused.get(reason, 0) + 1
-            self.on_refused(RefusedError(message, reason))
+            self.on_refused(ChainError(message, reason))
 
     def _choose(self, found: list[Member]) -> Step | None:
         fulls = {member.number: member for member in found if member.kind == "full"}
@@ -179,7 +168,7 @@ class ChainWalk:
                     f"chain in '{self.folder}': gap: '{increments[first].prefix.name}' is there, and {missing} is not,"
                     f" which comes after {at}; what was applied stays until it comes, or a newer full"
                 )
-                self.refuse(increments[first], RefusedError(message, "gap"))
+                self.refuse(increments[first], ChainError(message, "gap"))
         return step
 
     def _newest_full(self, found: list[Member], fulls: dict[int, Member], above: int) -> Step | None:
@@ -205,31 +194,28 @@ class ChainWalk:
                 f"chain in '{self.folder}': it begins with increment '{increments[0].prefix.name}' and has no full one;"
                 " copy the full that it goes back to"
             )
-            self.refuse(increments[0], RefusedError(message, "no-full"))
+            self.refuse(increments[0], ChainError(message, "no-full"))
         return None
 
     def _increment(self, member: Member, full: Member | None) -> Step:
-        """Return the step of an increment; raises `RefusedError` if it does not follow."""
+        """Return the step of an increment; raises `ChainError` if it does not follow."""
         position = self.position
         assert position is not None
         where = f"chain in '{self.folder}': '{member.prefix.name}'"
-        try:
-            record, mark = read_record(member)
-        except ChainError as error:
-            raise RefusedError(str(error), "disorder") from error
+        record, mark = read_record(member)
         assert record is not None  # an increment without one is a ChainError
         if record.chain != position.chain:
-            raise RefusedError(
+            raise ChainError(
                 f"{where} is of another chain ({record.chain}) than what is applied ({position.chain}); it is left out"
                 " until a full of its chain is there",
-                "foreign",
+                "other-chain",
             )
         previous = record.previous
         if previous is None or previous.sequence != position.sequence:
             named = None if previous is None else previous.sequence
-            raise RefusedError(f"{where}: disorder: it follows {named}, expected {position.sequence}", "disorder")
+            raise ChainError(f"{where}: disorder: it follows {named}, expected {position.sequence}", "disorder")
         if previous.fingerprint not in position.follows and not self._is_twin(full, previous.fingerprint):
-            raise RefusedError(
+            raise ChainError(
                 f"{where} follows another member {previous.sequence} than the one that is applied: its fingerprint"
                 " differs; it is left out until there is a newer full",
                 "fingerprint",
@@ -244,9 +230,7 @@ class ChainWalk:
         record, _ = read_record(full)
         previous = None if record is None else record.previous
         return (
-            previous is not None
-            and previous.sequence == full.number
-            and previous.fingerprint in self.position.follows
+            previous is not None and previous.sequence == full.number and previous.fingerprint in self.position.follows
         )
 
     def _is_rewritten(self, found: list[Member]) -> bool:

@@ -11,15 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvtools.chain import Member, Record, fingerprint, record_of
+from kvtools.chain_reader import open_member, removed_keys
 from kvtools.dialects.chunk import ALL_COLUMNS, Array, Chunk, Columns
-from kvtools.dialects.dialect import Source
 from kvtools.dialects.interface import TableReader
 from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.schema import TableSchema
-from kvtools.dialects.tfplugin import NAME, open_checkpoint, part_prefix
-from kvtools.errors import BadInputError, CorruptFileError
-
-_REMOVED = "-removed"
+from kvtools.dialects.tfplugin import NAME
+from kvtools.errors import CorruptFileError
 
 
 @dataclass(frozen=True)
@@ -59,20 +57,10 @@ def read_increment(member: Member, record: Record, mark: str, columns: Columns =
         BadInputError: a file is missing, or cannot be read.
         CorruptFileError: a checksum differs, a column does not fit the others, or a key comes twice.
     """
-    source = Source(str(member.prefix))
-    bundle = source.bundle
-    if bundle is None:
-        raise BadInputError(f"reading '{member.prefix}': it went while it was looked at")
-    checkpoint = open_checkpoint(source, OpenOptions(dialect=NAME))
+    checkpoint = open_member(member, OpenOptions(dialect=NAME))
     tables = {}
     for name, table in checkpoint.tables.items():
-        removed = [
-            keys
-            for part in range(table.parts)
-            if (tensor := part_prefix(table.schema, part) + _REMOVED) in bundle
-            for keys in bundle.tensor(tensor).chunks(1 << 20)
-        ]
-        changes = TableChanges(table.schema, _all_rows(table, columns), _joined(removed, table.key_dtype))
+        changes = TableChanges(table.schema, _all_rows(table, columns), removed_keys(table))
         _check(member, name, changes)
         tables[name] = changes
     return Increment(member, record, mark, tables)
@@ -91,12 +79,6 @@ def _all_rows(table: TableReader, columns: Columns) -> Chunk:
         None if chunks[0].freqs is None else np.concatenate([chunk.freqs for chunk in chunks]),  # type: ignore[misc]
         None if chunks[0].versions is None else np.concatenate([chunk.versions for chunk in chunks]),  # type: ignore[misc]
     )
-
-
-def _joined(parts: list[Array], dtype: np.dtype[np.generic]) -> Array:
-    if not parts:
-        return np.empty(0, dtype)
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _check(member: Member, name: str, changes: TableChanges) -> None:

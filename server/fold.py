@@ -120,7 +120,9 @@ def only_one(cache: Path, chain_folder: Path) -> Iterator[bool]:
     try:
         lock = os.open(cache / f"{_digest(chain_folder)}.folding", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
-        raise OutputError(f"folding increments in '{cache}': {error.strerror or error}; name another --cache") from error
+        raise OutputError(
+            f"folding increments in '{cache}': {error.strerror or error}; name another --cache"
+        ) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from kvtools._snapshot import Level
-from kvtools.follow import RefusedError
+from kvtools.chain import ChainError
 from kvtools.increment import Increment, TableChanges
 from kvtools.server.store import StoredTable, TableStore, lookup_errors
 
@@ -46,7 +46,7 @@ class FollowedTable(StoredTable):
         """Return the table after the increment `sequence`; levels up to `kept_apart` are not merged with newer ones.
 
         Raises:
-            RefusedError: the changes are of another table.
+            ChainError: the changes are of another table.
         """
         _check_fits(self, changes)
         if not len(changes):
@@ -70,10 +70,10 @@ def _check_fits(table: StoredTable, changes: TableChanges) -> None:
     mine, theirs = table.schema, changes.schema
     for what in ("key_dtype", "value_dtype", "dim"):
         if (got := getattr(theirs, what)) != (expected := getattr(mine, what)):
-            raise RefusedError(
+            raise ChainError(
                 f"table '{mine.name}': the increment has {what} {got}, expected {expected}; what is served stays until"
                 " there is a newer full",
-                "foreign",
+                "other-table",
             )
 
 
@@ -124,22 +124,20 @@ class FollowedStore(TableStore):
         """Return the store after the next increment: all tables of it, or an error and nothing.
 
         Raises:
-            RefusedError: it is not of these tables.
+            ChainError: it is not of these tables.
         """
         unknown = sorted(increment.tables.keys() - self.followed.keys())
         if unknown:
-            raise RefusedError(
+            raise ChainError(
                 f"'{increment.member.prefix}' has a table '{unknown[0]}', which the full has not; what is served stays"
                 " until there is a newer full",
-                "foreign",
+                "other-table",
             )
         sequence = increment.record.sequence
         tables = dict(self.followed)
         for name, changes in increment.tables.items():
             tables[name] = tables[name].with_changes(changes, sequence, kept_apart)
-        return FollowedStore(
-            self.base, self.base_sequence, sequence, Path(self.path), increment.fingerprint, tables
-        )
+        return FollowedStore(self.base, self.base_sequence, sequence, Path(self.path), increment.fingerprint, tables)
 
     def on(self, base: TableStore, sequence: int) -> FollowedStore:
         """Return the same rows over another file, which has all members up to `sequence`."""

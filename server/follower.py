@@ -17,11 +17,11 @@ import threading
 import time
 from pathlib import Path
 
-from kvtools.chain import Member, fingerprint, members
+from kvtools.chain import ChainError, Member, fingerprint, members
 from kvtools.dialects.chunk import KEYS_AND_VALUES
 from kvtools.dialects.options import OpenOptions
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError, OutputError, one_line
-from kvtools.follow import ChainWalk, Position, RefusedError, Step
+from kvtools.follow import ChainWalk, Position, Step
 from kvtools.increment import read_increment
 from kvtools.server.catalog import Catalog, FollowStatus, ServedModel, ServedVersion, VersionStatus
 from kvtools.server.fold import Fold, folds_of, make_fold, only_one, remove_older
@@ -168,7 +168,7 @@ class Follower:
                 self._applied += 1
         except StoppedError:
             return
-        except RefusedError as error:
+        except ChainError as error:
             self._walk.refuse(step.member, error)
             return
         except (KvtoolsError, ValueError, OSError, MemoryError) as error:
@@ -339,7 +339,7 @@ class Follower:
             self._folds,
         )
 
-    def _tell(self, error: RefusedError) -> None:
+    def _tell(self, error: ChainError) -> None:
         stays = "nothing is served" if self._store is None else f"{self._store.sequence} stays"
         self._trouble = str(error)
         log.error("model '%s': refused (%s): %s (%s)", self.model, error.reason, one_line(str(error)), stays)

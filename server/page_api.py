@@ -190,9 +190,7 @@ def describe_rows(stored: StoredTable, bins: int) -> dict[str, Any]:
     }
 
 
-def _blocks(
-    stored: StoredTable, most: int
-) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[Any], Floats]]:
+def _blocks(stored: StoredTable, most: int) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[Any], Floats]]:
     """Yield numbers, keys and rows of blocks: all of them, or of a large table as many as `most` allows, spread."""
     table = stored.table
     over = table.levels > 0  # then some numbers are of rows that are gone, or are another's by now

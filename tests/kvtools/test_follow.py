@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from chain_writer import ChainWriter, without
 
-from kvtools.chain import members
+from kvtools.chain import ChainError, members
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.errors import BadInputError, CorruptFileError
-from kvtools.follow import ChainWalk, RefusedError
+from kvtools.follow import ChainWalk
 from kvtools.increment import read_increment, read_record
 from kvtools.migrate import write_tables
 
@@ -23,7 +23,7 @@ class Walk(ChainWalk):
     """A walk that notes what it is told, and tries refused members again at once."""
 
     def __init__(self, folder: Path) -> None:
-        self.told: list[RefusedError] = []
+        self.told: list[ChainError] = []
         super().__init__(folder, on_refused=lambda error: self.told.append(error))
 
     def steps(self) -> list[str]:
@@ -137,7 +137,7 @@ def test_a_gap_that_is_filled_is_gone_through(writer: ChainWriter) -> None:
 @pytest.mark.parametrize(
     ("record", "reason", "says"),
     [
-        ({"chain": "another"}, "foreign", "another chain"),
+        ({"chain": "another"}, "other-chain", "another chain"),
         ({"previous": {"sequence": 4, "fingerprint": "00"}}, "fingerprint", "fingerprint"),
         ({"previous": {"sequence": 2, "fingerprint": "00"}}, "disorder", "follows 2, expected 4"),
         ({"previous": None}, "disorder", "follows None"),
@@ -146,7 +146,9 @@ def test_a_gap_that_is_filled_is_gone_through(writer: ChainWriter) -> None:
         ({"format": 2}, "damaged", "update kvtools"),
     ],
 )
-def test_what_does_not_follow_is_refused(writer: ChainWriter, record: dict[str, object], reason: str, says: str) -> None:
+def test_what_does_not_follow_is_refused(
+    writer: ChainWriter, record: dict[str, object], reason: str, says: str
+) -> None:
     walk = Walk(writer.folder)
     walk.steps()
     writer.put("emb", [1], 7)
@@ -220,7 +222,9 @@ def test_an_increment_is_read_whole(writer: ChainWriter) -> None:
     assert record is not None
     changes = read_increment(member, record, mark).tables["emb"]
     assert changes.rows.keys.tolist() == [5, 70] and changes.removed.tolist() == [6, 99] and len(changes) == 4
-    assert changes.rows.values is not None and changes.rows.slots["Adam.m"].tolist() == (changes.rows.values * 2).tolist()
+    assert (
+        changes.rows.values is not None and changes.rows.slots["Adam.m"].tolist() == (changes.rows.values * 2).tolist()
+    )
     data = Path(f"{prefix}.data-00000-of-00001")
     whole = data.read_bytes()
     for at in range(0, len(whole), 40):  # no byte that is used goes unchecked

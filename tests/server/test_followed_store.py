@@ -13,9 +13,9 @@ from chain_writer import ChainWriter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtools.chain import members
+from kvtools.chain import ChainError, members
 from kvtools.errors import CorruptFileError
-from kvtools.follow import Position, RefusedError
+from kvtools.follow import Position
 from kvtools.increment import read_increment, read_record
 from kvtools.server.fold import folds_of, make_fold, only_one
 from kvtools.server.followed_store import FollowedStore
@@ -71,7 +71,9 @@ def test_a_store_after_any_increments_and_folds_is_the_dict(
         assert_is(store, writer)
         assert before[0].sequence == store.sequence - 1
         if fold:
-            made = make_fold(store, Position(None, store.sequence, frozenset(), 0), folder / "cache", folder, lambda: True)
+            made = make_fold(
+                store, Position(None, store.sequence, frozenset(), 0), folder / "cache", folder, lambda: True
+            )
             assert made is not None
             base = made.open()
             assert base.verify()
@@ -170,7 +172,7 @@ def test_an_increment_of_another_table_changes_nothing(tmp_path: Path) -> None:
         wrong.put("emb", range(10), 9)
         wrong.full()
         wrong.put("emb", range(10), 99)
-        with pytest.raises(RefusedError, match=r"also|new"):
+        with pytest.raises(ChainError, match=r"also|new"):
             after(store, wrong.increment())
     assert_is(store, writer)
 

@@ -15,7 +15,6 @@ from chain_writer import ChainWriter, without
 import kvtools.server.follower as follower_module
 from kvtools.errors import BadInputError
 from kvtools.server.catalog import Catalog
-from kvtools.server.fold import folds_of
 from kvtools.server.follower import Follower
 from kvtools.server.metrics import Metrics
 from kvtools.server.settings import Settings
@@ -118,7 +117,7 @@ def test_what_does_not_fit_is_refused_counted_and_told_once_and_a_full_heals_it(
     assert_serves(followed, writer, 2)
     writer.rows = late
     told = followed.metrics()
-    assert told['kvtools_follow_refused_total{model="default",reason="foreign"}'] == 1
+    assert told['kvtools_follow_refused_total{model="default",reason="other-chain"}'] == 1
     assert told['kvtools_follow_lag_seconds{model="default"}'] > 0
     assert "another chain" in followed.follower.status.trouble
     writer.full()
@@ -155,7 +154,7 @@ def test_a_damaged_or_foreign_increment_leaves_what_is_served(
     late, writer.rows = writer.rows, good
     kept, writer.dims = writer.dims, {"emb": 3, "also": 2}
     assert_serves(followed, writer, 2)
-    assert dict(followed.follower.status.refused) == {"foreign" if fault in ("table", "dim") else "damaged": 1}
+    assert dict(followed.follower.status.refused) == {"other-table" if fault in ("table", "dim") else "damaged": 1}
     if fault in ("cut", "flipped", "gone"):  # it comes whole after all
         writer.rows, writer.dims = late, kept
         data.write_bytes(whole)
@@ -198,8 +197,9 @@ def test_a_start_goes_on_from_the_folded_file_and_from_the_chain_without_it(
     monkeypatch.setattr(
         follower_module.VersionLoader,
         "load",
-        lambda self, model, found, *rest, **more: loaded.append(Path(found.path).name)
-        or load(self, model, found, *rest, **more),
+        lambda self, model, found, *rest, **more: (
+            loaded.append(Path(found.path).name) or load(self, model, found, *rest, **more)
+        ),
     )
     again = follow()
     assert_serves(again, writer)
