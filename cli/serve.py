@@ -301,7 +301,9 @@ def run(
         dialect_named(source.dialect)  # a misspelt one is bad usage, not a model that cannot be loaded
     sources = _sources(paths, model_name, versions or [], label or []) if paths else []
     if not paths and (versions or label):
-        raise UsageError(f"{doing}: got --{'versions' if versions else 'label'}, and a chain has one version: the newest")
+        raise UsageError(
+            f"{doing}: got --{'versions' if versions else 'label'}, and a chain has one version: the newest"
+        )
     for name, path in chains:
         if any(source.name == name for source in sources):
             raise UsageError(f"{doing}: got two models called '{name}'; write --follow NAME={path}")

@@ -8,7 +8,6 @@ as it is until the member is replaced, or a newer full is there. docs/chain.md s
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -63,8 +62,8 @@ class ChainWalk:
 
     `position` is None before the first full. Whoever has applied a step calls `took`; who could not, `refuse`.
     `refused` counts the members that were refused, each once, by reason; `trouble` says what stands in the way now.
-    `behind` is since when something has been waiting that is not applied, Unix time, or None. `on_refused` is told of each
-    refusal once.
+    `behind` is since when something has been waiting that is not applied, Unix time, or None. `on_refused` is told
+    of each refusal once.
 
     Example:
         ```python
@@ -128,7 +127,7 @@ class ChainWalk:
         self._seen = 0
 
     def refuse(self, member: Member, error: Exception, reason: Reason | None = None) -> None:
-        """Note that a member cannot be applied: it is not tried again before a second has passed, or its files change."""
+        """Note that a member cannot be applied; it is tried again in a second, or when its files change."""
         if reason is None:
             reason = error.reason if isinstance(error, ChainError) else "damaged"
         message = one_line(str(error))
@@ -153,12 +152,11 @@ class ChainWalk:
             return None
         self._note_behind(found, newer[0])
         following = increments.get(at + 1)
-        if following is not None:
-            if not self._rests(following):
-                try:
-                    return self._increment(following, fulls.get(at))
-                except KvtoolsError as error:
-                    self.refuse(following, error)
+        if following is not None and not self._rests(following):
+            try:
+                return self._increment(following, fulls.get(at))
+            except KvtoolsError as error:
+                self.refuse(following, error)
         step = self._newest_full(found, fulls, at)
         if step is None and following is None and at + 1 not in fulls:
             first = min((number for number in newer if number in increments), default=None)
@@ -258,11 +256,11 @@ class ChainWalk:
             return
         member = next(member for member in found if member.number == number)
         with contextlib.suppress(OSError):
-            self.behind = os.stat(member.index).st_mtime
+            self.behind = member.index.stat().st_mtime
 
     def _changed_at(self) -> int:
         try:
-            return os.stat(self.folder).st_mtime_ns
+            return self.folder.stat().st_mtime_ns
         except OSError as error:
             raise BadInputError(f"reading the chain in '{self.folder}': {error.strerror or error}") from error
 
@@ -270,7 +268,7 @@ class ChainWalk:
 def _stamp(member: Member) -> tuple[int, ...]:
     """Return what tells the index of a member from another."""
     try:
-        status = os.stat(member.index)
+        status = member.index.stat()
     except OSError:
         return ()
     return status.st_ino, status.st_mtime_ns, status.st_size

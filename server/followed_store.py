@@ -33,7 +33,7 @@ class _Over:
 
 
 class FollowedTable(StoredTable):
-    """A table of a snapshot with what changed since; `base` is the table of the file, `over` the levels, newest first."""
+    """A table of a snapshot, `base`, with what changed since: `over`, levels of which the first is the newest."""
 
     def __init__(self, base: StoredTable, over: tuple[_Over, ...], rows: int) -> None:
         table = base.table.overlaid([each.level for each in over], rows) if over else base.table

@@ -1,7 +1,7 @@
 """A model that is served from a chain of checkpoints, and is as new as the chain.
 
-Two threads for each chain. One looks for members (`kvtools.follow.ChainWalk`), lays the rows of each increment over what
-is served (`followed_store.py`) and publishes the result in the catalog as another version, whose number is the
+Two threads for each chain. One looks for members (`kvtools.follow.ChainWalk`), lays the rows of each increment over
+what is served (`followed_store.py`) and publishes the result in the catalog as another version, whose number is the
 increment's: a request gets one version, whole. The other, of the lowest priority, verifies the file below, brings it
 into memory, and writes a new file (`fold.py`) when much lies over the old one; the first thread then goes on over that.
 
