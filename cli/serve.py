@@ -88,8 +88,8 @@ def run(
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="Look for new versions this often, and serve them; otherwise at SIGHUP only. Chains are looked at every"
-            " 0.1 s unless this says otherwise.",
+            help="Look for new versions this often, and serve them; otherwise at SIGHUP only, and into chains every 0.1"
+            " s.",
             envvar="KVTOOLS_SERVE_POLL",
         ),
     ] = None,

@@ -106,7 +106,7 @@ def make_fold(
 
 
 def remove_older(cache: Path, chain_folder: Path, newest: Fold) -> None:
-    """Remove the files that `newest` takes the place of, and what killed runs have left; who has them open keeps them."""
+    """Remove the files that `newest` takes the place of, and what killed runs left; who has one open keeps it."""
     for path in cache.glob(f"{_digest(chain_folder)}-*{SUFFIX}"):
         if path != newest.path:
             path.unlink(missing_ok=True)

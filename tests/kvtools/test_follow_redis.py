@@ -128,7 +128,7 @@ def test_another_table_s_increment_changes_nothing(url: str, writer: ChainWriter
 def test_tables_of_somebody_else_are_left_alone(url: str, writer: ChainWriter, server: Server) -> None:
     steps(RedisFollower(writer.folder, url))
     server.client().delete("kvtools:follow")
-    with pytest.raises(OutputError, match="no chain was followed with.*--force"):
+    with pytest.raises(OutputError, match=r"no chain was followed with.*--force"):
         RedisFollower(writer.folder, url)
     follower = RedisFollower(writer.folder, url, force=True)
     assert [one.name for one in steps(follower)] == ["ckpt-1"]

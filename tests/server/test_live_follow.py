@@ -63,8 +63,8 @@ class Caller:
 
     def frame(self, table: str, keys: npt.NDArray[Any]) -> Answer:
         body = encode_request([TableKeys(table, keys), TableKeys("also", keys[:3])])
-        (rows, _) = decode_answer(self.post("/v1/tables:lookup", body, Content_Type=MEDIA_TYPE, Accept=MEDIA_TYPE))[1]
-        return rows.values, rows.found
+        (rows, _) = decode_answer(self.post("/v1/tables:lookup", body, Content_Type=MEDIA_TYPE, Accept=MEDIA_TYPE))[0]
+        return rows.embeddings, rows.found
 
     def predict(self, table: str, keys: npt.NDArray[Any]) -> Answer:
         body = json.dumps({"signature_name": table, "inputs": {"ids": keys.tolist()}}).encode()
@@ -173,12 +173,12 @@ class Mixed(threading.Thread):
             except (OSError, http.client.HTTPException) as error:
                 self.failures.append(error)
                 return
-            rows = decode_answer(data)[1]
+            rows = decode_answer(data)[0]
             version = int(answer.headers["X-Embedding-Version"])
             for table in rows:
-                expected = (np.arange(table.values.shape[1]) + version + (keys[:, None] % 1000) / 7).astype(np.float32)
-                if table.values.tobytes() != expected.tobytes():
-                    self.failures.append(("rows of another version than", version, table.values[0]))
+                expected = (np.arange(table.embeddings.shape[1]) + version + (keys[:, None] % 1000) / 7).astype(np.float32)
+                if table.embeddings.tobytes() != expected.tobytes():
+                    self.failures.append(("rows of another version than", version, table.embeddings[0]))
             if not self.seen or self.seen[-1] != version:
                 self.seen.append(version)
         connection.close()
@@ -214,7 +214,9 @@ def test_no_request_mixes_versions_and_a_killed_server_goes_on(
                 if number == 4:
                     writer.full(beside=True)
                 until(
-                    lambda: all(asker.failures or asker.seen[-1:] == [writer.number] for asker in askers),
+                    lambda askers=askers: all(
+                        asker.failures or asker.seen[-1:] == [writer.number] for asker in askers
+                    ),
                     f"{writer.number} on every connection",
                 )
         finally:
