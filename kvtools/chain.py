@@ -129,7 +129,8 @@ class Record:
             known = found["format"]
             if not isinstance(known, int) or known > FORMAT:
                 raise BadInputError(
-                    f"reading the chain's record of '{where}': it is of format {known}, expected {FORMAT}; update kvtools"
+                    f"reading the chain's record of '{where}': it is of format {known}, expected {FORMAT}; update"
+                    " kvtools"
                 )
             if found["kind"] not in ("full", "delta"):
                 raise ValueError(f"kind {found['kind']!r}")
