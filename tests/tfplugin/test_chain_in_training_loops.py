@@ -118,8 +118,10 @@ def test_a_callback_of_keras_saves_between_batches_and_at_the_end(keras_name, tm
 
     def made():
         model = Model()
-        model.compile(tfplugin.OptimizerWrapper(keras.optimizers.Adam(0.1)), "mse")
-        manager = tfplugin.CheckpointManager(tf.train.Checkpoint(model=model), tmp_path, delta_every=0.0)
+        updates = tfplugin.apply_in_backward(model.table, keras.optimizers.Adam(0.1))
+        model.compile(keras.optimizers.Adam(0.1), "mse")
+        checkpoint = tf.train.Checkpoint(model=model, updates=updates)
+        manager = tfplugin.CheckpointManager(checkpoint, tmp_path, delta_every=0.0)
         return model, manager
 
     model, manager = made()

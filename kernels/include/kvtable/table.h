@@ -354,7 +354,7 @@ class Table {
   // are numbers that grow, and no two tables of a process have one in common. Any write to a row counts, also
   // one of the same bytes, of its stamp alone or of its score. It takes a bit per row that changed and one per
   // row that was born, in pieces of 512 bytes for 4096 rows, for each version that is kept, at most
-  // kMostVersions; and 8 bytes for each removed key, at most max_removed of them.
+  // kMostVersions; and 12 bytes for each removed key, at most max_removed of them.
   static constexpr int kMostVersions = 8;
 
   // Begins to track, and returns a version: what changes from now on has changed since it. A table that does
@@ -369,7 +369,8 @@ class Table {
   // Why ExportMoment({since}) would be refused, as a sentence; empty where it would not.
   virtual std::string ChangesLost(uint64_t since) const;
 
-  // Forgets the changes up to a version: those since an older one are not known any more.
+  // Forgets the changes up to a version: those since an older one are not known any more. A number that is no
+  // version of the table forgets nothing.
   virtual void ForgetChanges(uint64_t upto);
 
   // Upserts rows with their stamps, as an export gave them. freqs and versions may be null: zeros. A bounded

@@ -19,9 +19,15 @@ MomentExporter::MomentExporter(ShardedTable* table, std::shared_ptr<Moment> mome
       version_(version) {
   for (const auto& shard : shards_) {
     int64_t changed = 0;
-    for (const auto& changes : shard->changes()) {
-      changed += changes->changed.count();
-      removed_.insert(removed_.end(), changes->removed.begin(), changes->removed.end());
+    const auto& versions = shard->changes();
+    for (size_t v = 0; v < versions.size(); ++v) {
+      const ShardChanges& changes = *versions[v];
+      changed += changes.changed.count();
+      for (size_t i = 0; i < changes.removed.size(); ++i) {
+        const bool came_since = std::any_of(versions.begin(), versions.begin() + static_cast<ptrdiff_t>(v),
+                                            [&](const auto& u) { return u->born.Has(changes.removed_rows[i]); });
+        if (!came_since) removed_.push_back(changes.removed[i]);
+      }
     }
     left_ += shard->all() ? shard->end() : std::min<int64_t>(changed, shard->end());
   }
