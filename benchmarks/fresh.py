@@ -1,8 +1,8 @@
 """How soon what training changes is served: `tfplugin.CheckpointManager` and `kvtools serve --follow`, on one machine.
 
 ``make bench-fresh`` runs it. A table with Adam's slots is trained beside two dense layers, as fast as the machine does
-it; in each second `--changed` other rows are among the ids, so that many change. The trainer writes increments, a server
-follows them, and a third process asks the server over HTTP. Once in a while a step gets a key that no other step has.
+it; in each second `--changed` other rows are among the ids, so that many change. The trainer writes increments, a
+server follows them, and a third process asks the server over HTTP. Once in a while a step gets a key that no other step has.
 When that step has ended, the time is noted, and the row's bytes; freshness is from then until an answer has exactly
 these bytes. All processes share the processors.
 
@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import datetime
 import http.client
+import itertools
 import json
 import multiprocessing
 import os
@@ -128,8 +129,8 @@ class Training:
                 told.send((self.next_probe, ended, row.astype("<f4").tobytes()))
                 self.next_probe += 1
                 probe_due = ended + self.random.uniform(0.05, 0.15)
-            if manager is not None:
-                manager.save_if_due()
+            if manager is not None and manager.save_if_due():
+                window_ends = 0.0  # an increment has the rows of one window
             while told is not None and told.poll():
                 freshness.append(told.recv()[1])
             before, now = now, time.monotonic()
@@ -140,7 +141,7 @@ class Training:
 
 @contextlib.contextmanager
 def serving(chain: Path, cache: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    command = [*KVTOOLS, "serve", "--follow", str(chain), "--port", "0", "--json", "--cache", str(cache)]
+    command = [KVTOOLS, "serve", "--follow", str(chain), "--port", "0", "--json", "--cache", str(cache)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -208,7 +209,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         told = metrics(port)
     records = [record for member in members(folder / "run") if member.kind == "delta" and (record := record_of(member))]
     rows = [sum(table.rows for table in record.tables.values()) for record in records]
-    apart = [after.time - before.time for before, after in zip(records, records[1:], strict=False)]
+    apart = [after.time - before.time for before, after in itertools.pairwise(records)]
 
     def median(kind: str, name: str) -> float:
         return statistics.median(turn[name] for turn in turns[kind])
@@ -238,13 +239,14 @@ def markdown(result: dict[str, Any]) -> str:
     """Return the page of results."""
     on, given = result["machine"], result["options"]
     fresh, steps, longest = result["freshness_ms"], result["steps_per_second"], result["longest_step_ms"]
+    folds = result["server"]["kvtools_follow_folds_total"]
     rows = [
         f"# Fresh serving: {on['cpu']}, {on['cpus']} CPUs",
         "",
         f"{result['date']}; Linux {on['kernel']}, Python {on['python']}; load average before the run"
-        f" {on['load_before']:.2f}. {given['rows']:,} x {given['dim']} with Adam's slots; {given['changed']:,} changed rows"
-        f" a second; an increment every {given['every']:g} s; {given['turns']} turns of {given['seconds']:g} s of each"
-        " kind. Trainer, server and client share all CPUs. Method: `benchmarks/fresh.py`, `../NOTES.md`.",
+        f" {on['load_before']:.2f}. {given['rows']:,} x {given['dim']} with Adam's slots; {given['changed']:,} changed"
+        f" rows a second; an increment every {given['every']:g} s; {given['turns']} turns of {given['seconds']:g} s of"
+        " each kind. Trainer, server and client share all CPUs. Method: `benchmarks/fresh.py`, `../NOTES.md`.",
         "",
         "| from the end of a step to its row in an answer over HTTP, ms | p50 | p90 | p99 | largest |",
         "|---|---|---|---|---|",
@@ -259,9 +261,8 @@ def markdown(result: dict[str, Any]) -> str:
         f" {longest['increments']} |",
         f"| and served | {steps['served']} | {result['price_percent']['served']}% | {longest['served']} |",
         "",
-        f"- {result['rows_an_increment']:,.0f} rows an increment, {result['seconds_between_increments']} s apart (medians)",
-        f"- the server took {result['server_cpu_percent']}% of a CPU; {result['server']['kvtools_follow_folds_total']:.0f}"
-        " files were made of increments meanwhile",
+        f"- {result['rows_an_increment']:,.0f} rows an increment, {result['seconds_between_increments']} s apart",
+        f"- the server took {result['server_cpu_percent']}% of a CPU, and made {folds:.0f} files of increments",
     ]
     return "\n".join(rows) + "\n"
 

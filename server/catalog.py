@@ -150,6 +150,9 @@ class Follows(Protocol):
     def status(self) -> FollowStatus:
         """Return how far it is."""
 
+    def look_soon(self) -> None:
+        """Look for something newer now, in the background."""
+
 
 class Catalog:
     """The models served. Reading is for any thread; `publish` and `remove` are for whoever loads versions.
