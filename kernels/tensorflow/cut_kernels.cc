@@ -196,6 +196,7 @@ class SaveCutOp : public Kernel {
       saved.schema = std::move(cuts[i].schema);
       saved.is_increment = cuts[i].is_increment;
       saved.counts = &counts[i];
+      saved.concurrent = saved.config.gpu == nullptr;  // of a GPU's table it is no export of one moment
       saved.exporter = std::move(cuts[i].exporter);
       saved.table = std::move(cuts[i].table);
     }

@@ -87,10 +87,10 @@ def test_a_hook_restores_saves_between_steps_and_at_the_end(tmp_path):
             size = table.size()
             manager = tfplugin.CheckpointManager(v1.train.Saver(), tmp_path, delta_every=0.0)
             with v1.train.MonitoredSession(hooks=[manager.hook()]) as session:
-                before = session.run_step_fn(lambda context: context.session.run(size))
+                before = session.run_step_fn(lambda step_context: step_context.session.run(size))
                 for _ in range(steps):
                     session.run(train)
-                return before, session.run_step_fn(lambda context: context.session.run(size))
+                return before, session.run_step_fn(lambda step_context: step_context.session.run(size))
 
     first = train(5)
     assert first[0] == 0 and first[1] > 0
