@@ -299,7 +299,8 @@ def run(
     )
     if source.dialect is not None:
         dialect_named(source.dialect)  # a misspelt one is bad usage, not a model that cannot be loaded
-    sources = _sources(paths, model_name, versions or [], label or []) if paths else []
+    unnamed = any(name == model_name for name, _ in chains)
+    sources = _sources(paths, model_name, versions or [], label or [], unnamed) if paths else []
     if not paths and (versions or label):
         raise UsageError(
             f"{doing}: got --{'versions' if versions else 'label'}, and a chain has one version: the newest"
@@ -339,10 +340,9 @@ def _check_apart(doing: str, ports: dict[str, int | None]) -> None:
 
 
 def _sources(
-    paths: Sequence[str], model_name: str, versions: Sequence[str], labels: Sequence[str]
+    paths: Sequence[str], model_name: str, versions: Sequence[str], labels: Sequence[str], unnamed: bool
 ) -> list[ModelSource]:
     named: dict[str, str] = {}
-    unnamed = False
     for path in paths:
         found = None if Path(path).exists() else _NAMED.fullmatch(path)
         if not found:
