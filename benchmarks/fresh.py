@@ -1,10 +1,10 @@
 """How soon what training changes is served: `tfplugin.CheckpointManager` and `kvtools serve --follow`, on one machine.
 
-``make bench-fresh`` runs it. A table with Adam's slots is trained beside two dense layers, as fast as the machine does
-it; in each second `--changed` other rows are among the ids, so that many change. The trainer writes increments, a
-server follows them, and a third process asks the server over HTTP. Once in a while a step gets a key that no other step has.
-When that step has ended, the time is noted, and the row's bytes; freshness is from then until an answer has exactly
-these bytes. All processes share the processors.
+``make bench-fresh`` runs it. A table with Adam's slots is trained beside two dense layers, as fast as the machine
+does it; in each second `--changed` other rows are among the ids, so that many change. The trainer writes increments,
+a server follows them, and a third process asks the server over HTTP. Once in a while a step gets a key that no other
+step has. When that step has ended, the time is noted, and the row's bytes; freshness is from then until an answer has
+exactly these bytes. All processes share the processors.
 
 Turns follow each other: training alone, with increments and the server stopped (SIGSTOP), and with increments that are
 served. What the turns differ by is the price for training.

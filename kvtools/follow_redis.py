@@ -2,9 +2,9 @@
 
 What is written is the layout of `docs/dialects/redis.md`, keys and values only: it is for lookups, and slots would take
 several times the memory. A full checkpoint is written as `kvtools migrate` writes it, under a new generation of keys
-that counts when all are there. An increment is one transaction: its rows, the keys that went, how many rows there are then,
-and how far the chain has been applied (the key `<prefix>:follow`); so a run that was killed goes on exactly where it
-was. In a cluster, which has no transactions over several nodes, that key is written last: an increment that was cut
+that counts when all are there. An increment is one transaction: its rows, the keys that went, how many rows there are
+then, and how far the chain has been applied (the key `<prefix>:follow`); so a run that was killed goes on exactly where
+it was. In a cluster, which has no transactions over several nodes, that key is written last: an increment that was cut
 short is applied again, which gives the same.
 """
 

@@ -74,10 +74,10 @@ def _all_rows(table: TableReader, columns: Columns) -> Chunk:
         return table.take(np.empty(0, np.int64), columns)
     return Chunk(
         np.concatenate([chunk.keys for chunk in chunks]),
-        np.concatenate([chunk.values for chunk in chunks]) if columns.values else None,  # type: ignore[misc]
+        np.concatenate([chunk.values for chunk in chunks]) if columns.values else None,
         {name: np.concatenate([chunk.slots[name] for chunk in chunks]) for name in chunks[0].slots},
-        None if chunks[0].freqs is None else np.concatenate([chunk.freqs for chunk in chunks]),  # type: ignore[misc]
-        None if chunks[0].versions is None else np.concatenate([chunk.versions for chunk in chunks]),  # type: ignore[misc]
+        None if chunks[0].freqs is None else np.concatenate([chunk.freqs for chunk in chunks]),
+        None if chunks[0].versions is None else np.concatenate([chunk.versions for chunk in chunks]),
     )
 
 

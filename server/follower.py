@@ -228,8 +228,8 @@ class Follower:
             one_line(str(error)) if error else "its file was cut or written over",
         )
         store.base.discard()
-        if store.base.path.suffix == ".kvsnap" and store.base.path.parent == self._cache:
-            store.base.path.unlink(missing_ok=True)
+        if (file := store.base.snapshot.path).parent == self._cache:
+            file.unlink(missing_ok=True)
         self._walk = ChainWalk(self._folder, refused=self._walk.refused, on_refused=self._tell)
         self._begin()
 

@@ -138,7 +138,7 @@ class ChainWriter:
             }
             bundle.string(RECORD_TENSOR, json.dumps({**said, **(record or {})}).encode())
         for suffix in (".data-00000-of-00001", ".index"):
-            os.replace(f"{staging}{suffix}", self.folder / f"{name}{suffix}")
+            Path(f"{staging}{suffix}").replace(self.folder / f"{name}{suffix}")
         return self.folder / name
 
     def expected(self, table: str, keys: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:

@@ -176,7 +176,9 @@ class Mixed(threading.Thread):
             rows = decode_answer(data)[0]
             version = int(answer.headers["X-Embedding-Version"])
             for table in rows:
-                expected = (np.arange(table.embeddings.shape[1]) + version + (keys[:, None] % 1000) / 7).astype(np.float32)
+                expected = (np.arange(table.embeddings.shape[1]) + version + (keys[:, None] % 1000) / 7).astype(
+                    np.float32
+                )
                 if table.embeddings.tobytes() != expected.tobytes():
                     self.failures.append(("rows of another version than", version, table.embeddings[0]))
             if not self.seen or self.seen[-1] != version:
@@ -214,9 +216,7 @@ def test_no_request_mixes_versions_and_a_killed_server_goes_on(
                 if number == 4:
                     writer.full(beside=True)
                 until(
-                    lambda askers=askers: all(
-                        asker.failures or asker.seen[-1:] == [writer.number] for asker in askers
-                    ),
+                    lambda askers=askers: all(asker.failures or asker.seen[-1:] == [writer.number] for asker in askers),
                     f"{writer.number} on every connection",
                 )
         finally:
