@@ -713,8 +713,8 @@ def _check_numbers(first: Checkpoint, increments: Sequence[Checkpoint]) -> None:
         step = _step(one)
         if step is not None and at is not None and step <= at:
             raise chain.ChainError(
-                f"applying '{one.path}' after '{name}': disorder: it is of step {step}, and {at} came before it; nothing"
-                " was written, name increments in the order of their steps",
+                f"applying '{one.path}' after '{name}': disorder: it is of step {step}, and {at} came before it;"
+                " nothing was written, name increments in the order of their steps",
             )
         at, name = (at if step is None else step), str(one.path)
 
