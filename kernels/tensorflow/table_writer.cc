@@ -35,10 +35,14 @@ std::string NameOf(tf::DataType dtype) {
   }
 }
 
-std::string PoliciesOf(const kvtable::Table& table) {
-  if (table.max_capacity() == 0) return "";
-  return ", \"policies\": {\"max_capacity\": " + std::to_string(table.max_capacity()) +
-         ", \"eviction\": " + JsonQuote(EvictionName(table.eviction())) + "}";
+std::string PoliciesOf(const TableConfig& config, const kvtable::Table& table) {
+  std::string fields = config.policies.Fields();
+  if (table.max_capacity() > 0) {
+    fields = "\"max_capacity\": " + std::to_string(table.max_capacity()) +
+             ", \"eviction\": " + JsonQuote(EvictionName(table.eviction())) + (fields.empty() ? "" : ", ") +
+             fields;
+  }
+  return fields.empty() ? "" : ", \"policies\": {" + fields + "}";
 }
 
 std::string MetaOf(const SavedTable& saved) {
@@ -48,8 +52,9 @@ std::string MetaOf(const SavedTable& saved) {
          ", \"key_dtype\": " + JsonQuote(NameOf(config.key_dtype)) +
          ", \"value_dtype\": " + JsonQuote(NameOf(config.value_dtype)) +
          ", \"dim\": " + std::to_string(config.dim) + ", \"slots\": " + SlotsToJson(saved.schema.slots) +
-         ", \"initializer\": " + InitializerToJson(saved.table->initializer()) + PoliciesOf(*saved.table) +
-         (saved.is_increment ? ", \"delta\": true" : "") + saved.more_meta + "}";
+         ", \"initializer\": " + InitializerToJson(saved.table->initializer()) +
+         PoliciesOf(config, *saved.table) + (saved.is_increment ? ", \"delta\": true" : "") +
+         saved.more_meta + "}";
 }
 
 // One table's rows on their way into a bundle.
