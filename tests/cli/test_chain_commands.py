@@ -1,4 +1,4 @@
-"""The commands on chains: inspect, verify, log, merge, apply, diff --output delta, and all others on a chain's folder."""
+"""The commands on chains (inspect, verify, log, merge, apply, diff --output delta), and others given a chain."""
 
 from __future__ import annotations
 

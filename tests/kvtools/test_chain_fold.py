@@ -21,6 +21,7 @@ from kvtools.dialects.chunk import ALL_COLUMNS
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.options import OpenOptions
 from kvtools.errors import BadInputError, KvtoolsError, UsageError
+from kvtools.server.store import TableStore
 
 from .chain_files import ChainWriter, Rows, dense, row, rows_of, table_of
 
@@ -264,3 +265,15 @@ def test_the_tables_of_a_chain_cannot_vanish(tmp_path: Path) -> None:
     with pytest.raises(KvtoolsError, match="no such table"):
         open_checkpoint(tmp_path).table("other")
     assert dense(1).variables[0].name == "bias"
+
+
+def test_a_chain_is_served_as_its_newest_state(tmp_path: Path) -> None:
+    writer = three(tmp_path)
+    store = TableStore(tmp_path, cache=tmp_path / "cache")
+    _, found = store.table("emb").lookup(np.array([4, 7, 9]))
+    assert found.tolist() == [True, False, True]
+    writer.delta({"emb": table_of(SECOND)})
+    _, found = TableStore(tmp_path, cache=tmp_path / "cache").table("emb").lookup(np.array([4, 7, 9]))
+    assert found.tolist() == [False, True, False]
+    with pytest.raises(BadInputError, match="it is an increment of a chain"):
+        TableStore(tmp_path / "ckpt-2.delta", cache=tmp_path / "cache")
