@@ -129,8 +129,7 @@ class Record:
             known = found["format"]
             if not isinstance(known, int) or known > FORMAT:
                 raise BadInputError(
-                    f"reading the chain's record of '{where}': it is of format {known}, expected {FORMAT}; update"
-                    " kvtools"
+                    f"reading the chain's record of '{where}': got format {known}, expected {FORMAT}; update kvtools"
                 )
             if found["kind"] not in ("full", "delta"):
                 raise ValueError(f"kind {found['kind']!r}")
@@ -238,6 +237,14 @@ def newest_chain(folder: str | os.PathLike[str], name: str | None = None) -> lis
         BadInputError, CorruptFileError: an index or a record is missing or damaged.
     """
     return chain_of(members(folder, name))
+
+
+def chain_to(member: Member) -> list[Member]:
+    """As `newest_chain`, up to an increment that there is: the full that it goes back to, and what is between."""
+    name = member.prefix.name.removesuffix(".delta").rpartition("-")[0]
+    found = members(member.prefix.parent, name)
+    fulls = [one for one in found if one.kind == "full" and one.number < member.number]
+    return chain_of([*fulls, *(one for one in found if one.kind == "delta" and one.number <= member.number)])
 
 
 def chain_of(found: Sequence[Member]) -> list[Member]:

@@ -294,6 +294,13 @@ uint64_t Json::Uint(const std::string& key) const {
   return number;
 }
 
+bool Json::Bool(const std::string& key, bool fallback) const {
+  if (!Has(key)) return fallback;
+  const Json& value = At(key);
+  if (value.type_ != Type::kBool) throw std::invalid_argument("'" + key + "' is not true or false");
+  return value.text_ == "true";
+}
+
 double Json::Double(const std::string& key, double fallback) const {
   if (!Has(key)) return fallback;
   const Json& value = At(key);

@@ -26,6 +26,7 @@ class Json {
   int64_t Int(const std::string& key) const;
   uint64_t Uint(const std::string& key) const;
   double Double(const std::string& key, double fallback) const;
+  bool Bool(const std::string& key, bool fallback) const;
   const std::vector<Json>& Array(const std::string& key) const;
   const std::vector<Json>& items() const;  // of an array
 

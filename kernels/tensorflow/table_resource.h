@@ -10,6 +10,7 @@
 #include "gpu.h"
 #include "kvtable/lookup_parts.h"
 #include "kvtable/table.h"
+#include "table_cuts.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "update_lock.h"
@@ -66,6 +67,9 @@ class TableResource : public tensorflow::ResourceBase {
   // What an update holds that reads rows and writes them back in two ops.
   std::shared_ptr<UpdateLock> update_lock() const { return update_lock_; }
 
+  // What waits to be written.
+  TableCuts* cuts() { return &cuts_; }
+
   std::string DebugString() const override { return "key-value table of " + config_.name; }
   int64_t MemoryUsed() const override;
 
@@ -74,6 +78,7 @@ class TableResource : public tensorflow::ResourceBase {
   std::shared_ptr<kvtable::Table> table_;
   std::shared_ptr<kvtable::Table> table_there_;
   const std::shared_ptr<UpdateLock> update_lock_ = std::make_shared<UpdateLock>();
+  TableCuts cuts_;
   std::mutex slots_mu_;
   std::atomic<uint64_t> next_seed_{0};
   int64_t slots_generation_ = 0;  // the newest that `table_` was given; guarded by slots_mu_

@@ -107,6 +107,7 @@ void ShardedTable::Accumulate(const void* keys, int64_t n, const void* deltas, b
 
 int64_t ShardedTable::Remove(const void* keys, int64_t n, ParallelFor& threads) {
   CheckBatch(n);
+  AwaitOwnRoomAside();
   std::atomic<int64_t> removed{0};
   VisitKeyType(key_type_, [&](auto k) {
     using Key = decltype(k);

@@ -61,6 +61,7 @@ void ShardedTable::GatherOrInsert(const void* keys, int64_t n, const RowsOut& ou
     }
     if (!admits_all) total = KeepAdmitted(typed, misses.data(), total, out, insertion);
     if (total == 0) return;
+    AwaitOwnRoomAside();
     const ShardGroups groups(typed, misses.data(), total, shard_bits_, threads);
     RunTasks(threads, groups.size(),
              [&](int64_t g) { InsertMissed(groups[g], *init, insertion.stamp, out, insertion.inserted); });
@@ -90,7 +91,8 @@ void ShardedTable::InsertMissed(const ShardGroups::Group& group, const InitialVa
   // before is remembered.
   uint32_t first_new = 0;
   std::unordered_set<uint32_t> reused;
-  WriteGroup(
+  // A row that is there already is only read.
+  WriteGroup<true>(
       group, [&](const Shard& shard) { first_new = shard.rows.high_water(); }, NoHint{},
       [&](int64_t i) KVTABLE_ALWAYS_INLINE {
         PrefetchRow<kAnyBytes, true>(out.rows + out.PlaceOf(i) * value_bytes_, value_bytes_);

@@ -89,14 +89,14 @@ ApplyCounts ShardedTable::ApplyGroup(const ShardGroups::Group& group, const uint
   };
   const ShardGroups::Group each{group.shard, keys.data(), first.data(), distinct};
   if (positions == nullptr) {
-    WriteGroup(each, prepare, NoHint{}, prefetch_input, write);
+    WriteGroup<false>(each, prepare, NoHint{}, prefetch_input, write);
   } else {
     const uint64_t shard = static_cast<uint64_t>(group.shard);
     const auto hint = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
       const uint64_t position = positions[group.positions[i]];
       return position >> 32 == shard ? static_cast<uint32_t>(position) : BucketIndex::kNoRow;
     };
-    WriteGroup(each, prepare, hint, prefetch_input, write);
+    WriteGroup<false>(each, prepare, hint, prefetch_input, write);
   }
   return counts;
 }
@@ -112,6 +112,7 @@ ApplyCounts ShardedTable::Apply(const void* keys, const uint64_t* positions, int
   }
   const RowUpdater updater(update, value_type_, dim_);
   const std::shared_ptr<const InitialValue> init = initial();
+  AwaitOwnRoomAside();
   const std::shared_lock<RwSpinlock> same_slots(slots_lock_);
   const std::shared_ptr<const RowLayout> rows = layout();
   std::vector<int64_t> offsets = {0};
