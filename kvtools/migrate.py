@@ -37,7 +37,7 @@ from kvtools.fit import Fit, FittedTable, fit, without_row_extras
 from kvtools.key_join import repeated_rows
 from kvtools.partition import RULES, owners
 from kvtools.quantized_rows import QUANTIZED, written_out
-from kvtools.replace_output import check_free, check_replaceable, replace_files, replace_folder
+from kvtools.replace_output import check_free, check_replaceable, folder_above, replace_files, replace_folder
 from kvtools.row_mask import RowMask
 from kvtools.status_names import status_tables
 from kvtools.table_view import MaskedTable
@@ -684,7 +684,7 @@ def _check_room(output: str | os.PathLike[str], dialect: Dialect, fits: Sequence
     if dialect.output != "prefix":
         return  # compressed, or elsewhere: nobody knows how much it will be
     needed = sum(fitted.schema.bytes for fitted in fits)
-    free = shutil.disk_usage(Path(output).absolute().parent).free
+    free = shutil.disk_usage(folder_above(Path(output))).free
     if free < needed:
         raise OutputError(
             f"writing '{output}': {needed} bytes are needed and {free} are free; make room or name another place"

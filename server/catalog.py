@@ -61,6 +61,11 @@ class ServedVersion:
     store: TableStore
     recent: Mapping[str, RecentKeys] = field(default_factory=dict, compare=False)
 
+    @property
+    def away(self) -> str:
+        """Why its rows, which other servers have, cannot be had now; empty if they can, or are here."""
+        return getattr(self.store, "away", "")
+
     def note(self, table: str, keys: npt.NDArray[Any]) -> None:
         """Remember some of `keys` [n] of `table`: their rows are touched in the next version before it is served."""
         if recent := self.recent.get(table):
@@ -317,6 +322,8 @@ class Catalog:
             if not model.versions[-1].store.intact:
                 number = model.versions[-1].number
                 return f"model '{model.name}': the file of version {number} was cut or written over; it is loaded anew"
+            if away := model.versions[-1].away:
+                return f"model '{model.name}': its rows are elsewhere: {' '.join(away.split())}"
         return ""
 
 

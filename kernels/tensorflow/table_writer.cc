@@ -35,10 +35,14 @@ std::string NameOf(tf::DataType dtype) {
   }
 }
 
-std::string PoliciesOf(const kvtable::Table& table) {
-  if (table.max_capacity() == 0) return "";
-  return ", \"policies\": {\"max_capacity\": " + std::to_string(table.max_capacity()) +
-         ", \"eviction\": " + JsonQuote(EvictionName(table.eviction())) + "}";
+std::string PoliciesOf(const TableConfig& config, const kvtable::Table& table) {
+  std::string fields = config.policies.Fields();
+  if (table.max_capacity() > 0) {
+    fields = "\"max_capacity\": " + std::to_string(table.max_capacity()) +
+             ", \"eviction\": " + JsonQuote(EvictionName(table.eviction())) + (fields.empty() ? "" : ", ") +
+             fields;
+  }
+  return fields.empty() ? "" : ", \"policies\": {" + fields + "}";
 }
 
 std::string MetaOf(const SavedTable& saved) {
@@ -48,8 +52,9 @@ std::string MetaOf(const SavedTable& saved) {
          ", \"key_dtype\": " + JsonQuote(NameOf(config.key_dtype)) +
          ", \"value_dtype\": " + JsonQuote(NameOf(config.value_dtype)) +
          ", \"dim\": " + std::to_string(config.dim) + ", \"slots\": " + SlotsToJson(saved.schema.slots) +
-         ", \"initializer\": " + InitializerToJson(saved.table->initializer()) + PoliciesOf(*saved.table) +
-         (saved.is_increment ? ", \"delta\": true" : "") + saved.more_meta + "}";
+         ", \"initializer\": " + InitializerToJson(saved.table->initializer()) +
+         PoliciesOf(config, *saved.table) + (saved.is_increment ? ", \"delta\": true" : "") +
+         saved.more_meta + "}";
 }
 
 // One table's rows on their way into a bundle.
@@ -99,23 +104,20 @@ class RowsOf {
       buffer += (room * column.row_bytes + kColumnAlignment - 1) / kColumnAlignment * kColumnAlignment;
     }
     int64_t start = 0;
-    {
-      const std::lock_guard<std::mutex> hold(mutex_);
-      TF_RETURN_IF_ERROR(CatchErrors("saving", variable(), [&] {
-        *rows = Take(at, room, threads);
-        return absl::OkStatus();
-      }));
-      start = taken_;
-      taken_ += *rows;
-      if (*rows == 0 && saved_.exporter != nullptr) {
-        TF_RETURN_IF_ERROR(End(writer));
-        saved_.exporter.reset();  // it costs who writes to the table
-      }
-    }
+    TF_RETURN_IF_ERROR(CatchErrors("saving", variable(), [&] {
+      *rows = Take(at, room, threads, &start);
+      return absl::OkStatus();
+    }));
     for (size_t c = 0; c < columns_.size() && *rows > 0; ++c) {
       TF_RETURN_IF_ERROR(files_->AppendRows(writer, columns_[c].number, start, *rows, at[c]));
     }
     return absl::OkStatus();
+  }
+
+  // What is known when all rows have been written.
+  absl::Status End() {
+    return saved_.is_increment ? files_->AddTensor(0, saved_.prefix + "-removed", removed_)
+                               : absl::OkStatus();
   }
 
   // What a buffer takes for this many rows.
@@ -136,21 +138,46 @@ class RowsOf {
     row_bytes_ += bytes;
   }
 
-  // What is known when all rows have come.
-  absl::Status End(int writer) {
-    const int64_t removed = saved_.exporter->removed_rows();
-    if (saved_.counts != nullptr) *saved_.counts = {taken_, removed, saved_.exporter->born_rows()};
-    if (!saved_.is_increment) return absl::OkStatus();
-    tf::Tensor keys(saved_.config.key_dtype, tf::TensorShape({removed}));
-    if (removed > 0) saved_.exporter->RemovedKeys(keys.data());
-    return files_->AddTensor(writer, saved_.prefix + "-removed", keys);
+  // Takes rows until there are `room` of them or no more. Returns how many there are, and the number of the first.
+  int64_t Take(const std::vector<char*>& columns, int64_t room, kvtable::ParallelFor* threads,
+               int64_t* start) {
+    std::unique_lock<std::mutex> hold(mutex_);
+    if (exhausted_) return 0;
+    ++takers_;
+    hold.unlock();
+    int64_t n = 0;
+    try {
+      std::unique_lock<std::mutex> alone(one_taker_, std::defer_lock);
+      if (!saved_.concurrent) alone.lock();
+      n = TakeRows(columns, room, threads);
+    } catch (...) {
+      hold.lock();
+      --takers_;
+      throw;
+    }
+    hold.lock();
+    --takers_;
+    exhausted_ = exhausted_ || n < room;
+    *start = taken_;
+    taken_ += n;
+    if (exhausted_ && takers_ == 0) CloseExporter();
+    return n;
   }
 
-  // Reads rows until there are `room` of them or no more, and returns how many there are.
-  int64_t Take(const std::vector<char*>& columns, int64_t room, kvtable::ParallelFor* threads) {
+  // When it has given all: it costs who writes to the table.
+  void CloseExporter() {
+    const int64_t removed = saved_.exporter->removed_rows();
+    if (saved_.counts != nullptr) *saved_.counts = {taken_, removed, saved_.exporter->born_rows()};
+    if (saved_.is_increment) {
+      removed_ = tf::Tensor(saved_.config.key_dtype, tf::TensorShape({removed}));
+      if (removed > 0) saved_.exporter->RemovedKeys(removed_.data());
+    }
+    saved_.exporter.reset();
+  }
+
+  int64_t TakeRows(const std::vector<char*>& columns, int64_t room, kvtable::ParallelFor* threads) const {
     const size_t slots = saved_.schema.slots.size();
-    int64_t n = 0;
-    while (saved_.exporter != nullptr && n < room) {
+    for (int64_t n = 0;;) {
       const auto at = [&](size_t c) { return columns[c] + n * columns_[c].row_bytes; };
       kvtable::Exporter::Buffers out;
       out.keys = at(0);
@@ -161,11 +188,10 @@ class RowsOf {
             {static_cast<int>(c), at(3 + c), columns_[3 + c].width, saved_.schema.generation});
       }
       if (has_scores_) out.scores = reinterpret_cast<uint64_t*>(at(columns.size() - 1));
-      const int64_t got = saved_.exporter->Next(room - n, out, *threads);
-      if (got == 0) break;
+      const int64_t got = n < room ? saved_.exporter->Next(room - n, out, *threads) : 0;
+      if (got == 0) return n;
       n += got;
     }
-    return n;
   }
 
   SavedTable saved_;
@@ -173,8 +199,12 @@ class RowsOf {
   std::vector<Column> columns_;
   int64_t row_bytes_ = 0;
   bool has_scores_ = false;
-  std::mutex mutex_;  // guards the exporter and taken_
+  std::mutex one_taker_;  // of an exporter that is not concurrent
+  std::mutex mutex_;      // guards what follows, and the end of the exporter
+  int takers_ = 0;
+  bool exhausted_ = false;
   int64_t taken_ = 0;
+  tf::Tensor removed_;  // keys, of an increment
 };
 
 }  // namespace
@@ -224,6 +254,7 @@ absl::Status WriteTables(tf::Env* env, const std::string& prefix, std::vector<Sa
     if (first_error.ok()) first_error = status;
   });
   TF_RETURN_IF_ERROR(first_error);
+  for (const auto& rows : all) TF_RETURN_IF_ERROR(rows->End());
   return files.Finish();
 }
 

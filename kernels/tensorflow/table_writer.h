@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -31,14 +32,17 @@ struct SavedTable {
   std::shared_ptr<kvtable::Table> table;
   kvtable::RowSchema schema;  // of the rows that the exporter gives
   std::unique_ptr<kvtable::Exporter> exporter;
+  // Whether several threads may take rows from it at once, as of an export of one moment.
+  bool concurrent = false;
   bool is_increment = false;      // the exporter gives what changed
   SavedCounts* counts = nullptr;  // filled in; may be null
   std::string more_meta;          // behind the other members of kvmeta: `, "name": value`
   std::vector<std::pair<std::string, tensorflow::Tensor>> more;  // tensors, by what goes behind the prefix
 };
 
-// Writes the bundle `prefix`. `threads`: how many at most; `stream`: of the kernel, for tables on a GPU.
-// Beside the tables it takes kWriteBytes of memory at most.
+// Writes the bundle `prefix`, whose folder is there, with `threads` threads of its own at most. `lent` are the
+// kernel's, with the stream of tables on a GPU. Takes kWriteBytes of memory at most beside the tables, for rows that
+// are not themselves larger.
 absl::Status WriteTables(tensorflow::Env* env, const std::string& prefix, std::vector<SavedTable> tables,
                          int threads, SavePriority priority, kvtable::ParallelFor* lent);
 

@@ -473,7 +473,7 @@ int main() {
   using kvtable::Eviction;
   kvtable::AnIncrementHoldsWhatChangedAndNoMore();
   kvtable::WhatIsNotKnownIsSaid();
-  for (uint64_t seed = 0; seed < 20; ++seed) {
+  for (uint64_t seed = 0; seed < 8; ++seed) {
     kvtable::IncrementsAreTheTable(0, Eviction::kLru, seed);
     kvtable::IncrementsAreTheTable(250, Eviction::kLru, seed);
     kvtable::IncrementsAreTheTable(300, Eviction::kLfu, seed);
