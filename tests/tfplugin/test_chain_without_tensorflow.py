@@ -97,3 +97,28 @@ def test_it_is_sound_and_its_log_is_what_came_and_went(saved):
     told = [(len(now - before), len(before - now)) for before, now in itertools.pairwise(keys)]
     assert [(log.tables[0].born, log.tables[0].removed) for log in logs[1:]] == told
     assert [event.what for event in life_of(members, 2000, tables=["user"])][:1] == ["born"]
+
+
+def check_random_training(seed: int, folder: Path) -> None:
+    """After each save, the chain merged without TensorFlow is what a full checkpoint of the moment has."""
+    random = np.random.default_rng(seed)
+    for life in range(2):
+        trained = Trained(int(random.integers(1, 4)))
+        manager = tfplugin.CheckpointManager(trained.checkpoint, folder / "chain", delta_every=0.0, full_every=3600.0)
+        manager.restore_or_initialize()
+        for n in range(random.integers(2, 5)):
+            trained.change(random)
+            manager.save()
+            whole = trained.checkpoint.write(str(folder / f"whole-{life}-{n}"))
+            merge_chain(folder / "chain", folder / f"merged-{life}-{n}")
+            assert tables_in(str(folder / f"merged-{life}-{n}")) == tables_in(whole)
+
+
+def test_random_training_with_restarts_into_other_parts(tmp_path):
+    check_random_training(1, tmp_path)
+
+
+@pytest.mark.thorough
+def test_random_training_with_restarts_into_other_parts_many_times(tmp_path):
+    for seed in range(2, 42):
+        check_random_training(seed, tmp_path / str(seed))
