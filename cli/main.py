@@ -39,6 +39,7 @@ COMMANDS = {
     "rename": "Change the names of tables and slots.",
     "export": "Write tables as a SavedModel that any TensorFlow server loads.",
     "serve": "Answer embedding lookups over HTTP.",
+    "follow": "Keep tables in Redis as new as a chain of checkpoints.",
     "setup-horovod": "Build and install Horovod, for training on several ranks.",
 }
 
