@@ -87,7 +87,7 @@ def test_norms_of_gradients():
     optimizer = tfplugin.OptimizerWrapper(tfplugin.optimizers.SGD(0.1))
 
     def step(values):
-        values = np.array(values, np.float32)
+        values = tf.constant(values, tf.float32)
         optimizer.apply_gradients([(tf.IndexedSlices(values, tf.range(len(values), dtype=tf.int64)), table)])
 
     step([[1, 1]])
