@@ -95,7 +95,6 @@ class GatherOp : public TableKernel {
       open->table->Gather(keys.data(), n, rows, missing.missing, nullptr, 0, nullptr, open->threads);
     }
     if (kEvicting) evicted.AllocateUnlessDone();
-    if (missing.insert) WarnIfOverfull(open->resource.get(), *open->table);
     return absl::OkStatus();
   }
 

@@ -55,7 +55,8 @@ REGISTER_OP("KvTableSize")
     .SetIsStateful()
     .SetShapeFn(ScalarShape);
 
-// [rows, row bytes, index bytes, column bytes, slack bytes]
+// [rows, row bytes, index bytes, column bytes, slack bytes]. What counts keys that wait for a row is among the
+// column bytes.
 REGISTER_OP("KvTableMemory")
     .Input("handle: resource")
     .Output("bytes: int64")

@@ -166,6 +166,23 @@ absl::Status CheckKeys(const TableConfig& config, const tf::Tensor& keys) {
                                  tf::DataTypeString(keys.dtype()), ": cast the ids.");
 }
 
+namespace {
+
+// Says so, once, where the filter of a table's admission has more keys than it was made for.
+void WarnIfOverfull(TableResource* resource) {
+  const kvtable::AdmissionPolicy& admission = resource->config().policies.admission;
+  if (admission.kind != kvtable::AdmissionPolicy::Kind::kBloom) return;
+  const std::shared_ptr<kvtable::Table> table = resource->table();
+  if (table == nullptr || table->admitter() == nullptr || !table->admitter()->is_overfull()) return;
+  if (!resource->IsFirstWarning()) return;
+  LOG(WARNING) << "The admission filter of key-value variable '" << resource->config().name
+               << "' has counted more different keys than its capacity of " << admission.capacity
+               << ": keys are admitted too early more often than its error says. Build the variable with "
+                  "BloomAdmission of a larger capacity.";
+}
+
+}  // namespace
+
 kvtable::MissingKeys MissingKeysOf(const std::string& mode, TableResource* resource) {
   const TableConfig& config = resource->config();
   const kvtable::AdmissionPolicy& admission = config.policies.admission;
@@ -180,6 +197,7 @@ kvtable::MissingKeys MissingKeysOf(const std::string& mode, TableResource* resou
     missing.below = admission.below;
     missing.admission = admission.probability;
     if (admission.probability != 1.0) missing.admission_seed = resource->NextSeed();
+    if (missing.insert) WarnIfOverfull(resource);
   }
   return missing;
 }
@@ -221,15 +239,6 @@ std::vector<uint64_t> WidenedKeys(tf::OpKernelContext* ctx, const TableConfig& c
   }
   for (size_t i = 0; i < half.size(); ++i) wide[i] = static_cast<uint64_t>(int64_t{half[i]});
   return wide;
-}
-
-void WarnIfOverfull(TableResource* resource, const kvtable::Table& table) {
-  if (table.admitter() == nullptr || !table.admitter()->is_overfull() || !resource->IsFirstWarning()) return;
-  LOG(WARNING) << "The admission filter of key-value variable '" << resource->config().name
-               << "' has counted more different keys than its capacity of "
-               << resource->config().policies.admission.capacity
-               << ": keys are admitted too early more often than its error says. Build the variable with "
-                  "BloomAdmission of a larger capacity.";
 }
 
 absl::Status CheckRows(const TableConfig& config, const char* what, const tf::Tensor& keys,

@@ -121,9 +121,6 @@ absl::Status AdmitUpdated(tensorflow::OpKernelContext* ctx, const TableConfig& c
 std::vector<uint64_t> WidenedKeys(tensorflow::OpKernelContext* ctx, const TableConfig& config,
                                   const tensorflow::Tensor& keys, kvtable::ParallelFor* threads);
 
-// Says so, once, where the filter of a table's admission has more keys than it was made for.
-void WarnIfOverfull(TableResource* resource, const kvtable::Table& table);
-
 // Checks that a tensor holds `width` values of the variable's dtype for each of `keys`, which are of any
 // shape.
 absl::Status CheckRows(const TableConfig& config, const char* what, const tensorflow::Tensor& keys,
