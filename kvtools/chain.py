@@ -30,7 +30,7 @@ _WAY_OUT = "; remove the members from there on to go back to what was before, or
 Kind = Literal["full", "delta"]
 
 
-Reason = Literal["gap", "duplicate", "disorder", "other-chain", "fingerprint", "no-full"]
+Reason = Literal["gap", "duplicate", "disorder", "other-chain", "other-table", "fingerprint", "no-full", "damaged"]
 
 
 class ChainError(BadInputError):

@@ -131,7 +131,7 @@ def object_prefix(path: str) -> str:
 
 def _save(trackables: Mapping[str, Any], file_prefix: tf.Tensor) -> list[tf.Tensor]:
     variables: list[tuple[str, KvVariable]] = []
-    cuts: list[tuple[str, KvVariable, tf.Tensor]] = []
+    cuts: list[tuple[str, KvVariable, tf.Tensor, tf.Tensor]] = []
     shards: list[tf.Tensor] = []
     for path, saved in wholes(trackables).items():
         obj = saved.table if isinstance(saved, TableAtMoment) else saved
@@ -145,7 +145,8 @@ def _save(trackables: Mapping[str, Any], file_prefix: tf.Tensor) -> list[tf.Tens
         if isinstance(saved, TableAtMoment):
             prefix = object_prefix(path)
             prefixes = [prefix] if obj is obj._kv_parts[0] else [f"{prefix}_part_{i}" for i in range(len(obj))]
-            cuts += zip(prefixes, obj._kv_parts, saved.taken(), strict=True)
+            taken = zip(prefixes, obj._kv_parts, saved.taken(), strict=True)
+            cuts += [(tensor_prefix, part, handle, cut) for tensor_prefix, part, (handle, cut) in taken]
         elif id(obj) in _elsewhere:
             shards += _renamed(file_prefix, object_prefix(path), _elsewhere[id(obj)])
         elif isinstance(obj, PartitionedKvVariable):

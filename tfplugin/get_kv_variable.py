@@ -16,7 +16,8 @@ from tfplugin.initializers import KvInitializer, resolve
 from tfplugin.keys import KEY_DTYPES
 from tfplugin.kv_variable import VALUE_DTYPES, KvVariable
 from tfplugin.partitioned_kv_variable import PartitionedKvVariable
-from tfplugin.policies import Admission, Policies, resolve as resolve_policies
+from tfplugin.policies import Admission, Policies
+from tfplugin.policies import resolve as resolve_policies
 
 #: The first dimension that a partitioner is told a variable has when `capacity_hint` does not say.
 NOMINAL_ROWS = 1 << 20

@@ -106,7 +106,7 @@ class RestoreOp : public Kernel {
     int64_t own_rows = same_parts ? saved[static_cast<size_t>(part_)].rows : rows / parts_;
     if (config.max_capacity > 0) own_rows = std::min(own_rows, config.max_capacity);
     table->Reserve(own_rows, threads);
-    TF_RETURN_IF_ERROR(ReadRows(where, config, saved, reader, is_last, table.get(), &threads));
+    TF_RETURN_IF_ERROR(ReadRows(ctx->env(), where, config, saved, reader, is_last, table.get(), &threads));
     *out = std::move(table);
     return absl::OkStatus();
   }
@@ -141,11 +141,11 @@ class RestoreOp : public Kernel {
       // Keys of other parts are not there.
       table->Remove(keys.data(), saved[p].removed, threads);
     }
-    return ReadRows(where, config, saved, reader, is_last, table, &threads);
+    return ReadRows(ctx->env(), where, config, saved, reader, is_last, table, &threads);
   }
 
   // Our own rows of all parts; and what is whole in each member of a chain, where `with_counts`.
-  absl::Status ReadRows(const std::string& where, const TableConfig& config,
+  absl::Status ReadRows(tf::Env* env, const std::string& where, const TableConfig& config,
                         const std::vector<SavedPart>& saved, tf::BundleReader* reader, bool with_counts,
                         kvtable::Table* table, kvtable::ParallelFor* threads) const {
     const bool same_parts = static_cast<int64_t>(saved.size()) == parts_;
@@ -155,7 +155,7 @@ class RestoreOp : public Kernel {
     rows_in.all_own = same_parts;
     int32_t files = 0;
     TF_RETURN_IF_ERROR(CountDataFiles(where, reader, &files));
-    DataFiles data(ctx->env(), where, files);
+    DataFiles data(env, where, files);
     for (size_t p = 0; p < saved.size(); ++p) {
       if (same_parts && static_cast<int64_t>(p) != part_) continue;
       rows_in.Add(saved[p], &data);

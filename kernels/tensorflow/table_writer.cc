@@ -114,6 +114,14 @@ class RowsOf {
     return absl::OkStatus();
   }
 
+  // Says that the rows will be taken. Whether somebody waits for that.
+  bool StillWanted() {
+    const std::lock_guard<std::mutex> hold(mutex_);
+    if (saved_.exporter == nullptr) return false;
+    saved_.exporter->KeepAlive();
+    return saved_.exporter->IsUrgent();
+  }
+
   // What is known when all rows have been written.
   absl::Status End() {
     return saved_.is_increment ? files_->AddTensor(0, saved_.prefix + "-removed", removed_)
@@ -214,6 +222,8 @@ absl::Status WriteTables(tf::Env* env, const std::string& prefix, std::vector<Sa
   // A GPU's tables take one batch at a time, on the kernel's stream.
   bool on_gpu = false;
   for (const SavedTable& table : tables) on_gpu = on_gpu || table.config.gpu != nullptr;
+  // Half of the processors, where training goes on beside.
+  if (priority == SavePriority::kBeside) threads /= 2;
   BundleFiles files(env, prefix, std::max(1, threads));
   std::vector<std::unique_ptr<RowsOf>> all;
   int64_t bytes = 0, most = kLeastChunkBytes;
@@ -240,11 +250,21 @@ absl::Status WriteTables(tf::Env* env, const std::string& prefix, std::vector<Sa
     const absl::Status status = CatchErrors("saving", all.front()->variable(), [&]() -> absl::Status {
       const std::unique_ptr<char[]> buffer(new char[static_cast<size_t>(room)]);
       kvtable::ParallelFor* const helpers = on_gpu ? lent : &kvtable::Serial();
-      for (const auto& rows : all) {
-        for (int64_t n = 1; n > 0;) {
-          if (failed.load(std::memory_order_relaxed)) return absl::OkStatus();
-          TF_RETURN_IF_ERROR(rows->WriteChunk(worker, buffer.get(), room, helpers, &n));
+      // One table after the other; but training may wait for the rows of one whose turn is later.
+      std::vector<bool> done(all.size());
+      while (!failed.load(std::memory_order_relaxed)) {
+        size_t next = all.size();
+        bool urgent = false;
+        for (size_t t = 0; t < all.size(); ++t) {
+          if (done[t]) continue;
+          const bool is_urgent = all[t]->StillWanted();
+          if (next == all.size() || (is_urgent && !urgent)) next = t;
+          urgent = urgent || is_urgent;
         }
+        if (next == all.size()) break;
+        int64_t n = 0;
+        TF_RETURN_IF_ERROR(all[next]->WriteChunk(worker, buffer.get(), room, helpers, &n));
+        done[next] = n == 0;
       }
       return absl::OkStatus();
     });

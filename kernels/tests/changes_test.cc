@@ -406,6 +406,9 @@ void RowsAsideAreBounded() {
     for (int64_t i = 0; i < kCount; i += 1000)
       table->Upsert(keys.data() + i, 1000, ones.data(), {}, Serial());
   });
+  CHECK(!exporter->IsUrgent());
+  while (!exporter->IsUrgent()) std::this_thread::yield();
+  exporter->KeepAlive();
   Rows rows;
   int64_t most = 0;
   ReadInto(exporter.get(), table->schema(), 100, Serial(), &rows, [&] {
