@@ -22,6 +22,7 @@ from tfplugin import graph_restore, slot_binding
 from tfplugin.async_save import TableAtMoment
 from tfplugin.kv_variable import KvVariable
 from tfplugin.partitioned_kv_variable import PartitionedKvVariable
+from tfplugin.policies import Policies
 from tfplugin.saveable import KvSaveable, check_whole, restore_op, save_cuts, save_ops
 
 # ---- Name-based: tf.compat.v1.train.Saver --------------------------------------------------------
@@ -130,7 +131,7 @@ def object_prefix(path: str) -> str:
 
 def _save(trackables: Mapping[str, Any], file_prefix: tf.Tensor) -> list[tf.Tensor]:
     variables: list[tuple[str, KvVariable]] = []
-    cuts: list[tuple[str, KvVariable, tf.Tensor]] = []
+    cuts: list[tuple[str, KvVariable, tf.Tensor, tf.Tensor]] = []
     shards: list[tf.Tensor] = []
     for path, saved in wholes(trackables).items():
         obj = saved.table if isinstance(saved, TableAtMoment) else saved
@@ -144,7 +145,8 @@ def _save(trackables: Mapping[str, Any], file_prefix: tf.Tensor) -> list[tf.Tens
         if isinstance(saved, TableAtMoment):
             prefix = object_prefix(path)
             prefixes = [prefix] if obj is obj._kv_parts[0] else [f"{prefix}_part_{i}" for i in range(len(obj))]
-            cuts += zip(prefixes, obj._kv_parts, saved.taken(), strict=True)
+            taken = zip(prefixes, obj._kv_parts, saved.taken(), strict=True)
+            cuts += [(tensor_prefix, part, handle, cut) for tensor_prefix, part, (handle, cut) in taken]
         elif id(obj) in _elsewhere:
             shards += _renamed(file_prefix, object_prefix(path), _elsewhere[id(obj)])
         elif isinstance(obj, PartitionedKvVariable):
@@ -223,9 +225,10 @@ def _deserialize_variable(cls: Any, proto: Any, **kwargs: Any) -> KvVariable:
         config["key_dtype"],
         config["value_dtype"],
         trainable=config["trainable"],
-        # Models of earlier versions say nothing of a bound.
+        # Models of earlier versions say nothing of bounds and policies.
         max_capacity=config.get("max_capacity", 0),
         eviction=config.get("eviction", "lru"),
+        policies=Policies.from_json(config.get("policies", "")),
         part=config["part"],
         parts=config["parts"],
         partitioned_name=config["partitioned_name"],

@@ -54,34 +54,38 @@ def of_part(part: Any, name: str | None = None, **kwargs: Any) -> KvSaveable:
 
 def save_ops(prefix: tf.Tensor, variables: Sequence[tuple[str, Any]]) -> list[tf.Tensor]:
     """Writes one bundle shard per device, ``prefix-<i>``. Returns the shards' prefixes, to be merged."""
-    return _written(prefix, "", [(name, variable, None) for name, variable in variables])
+    return _written(prefix, "", [(name, variable, variable.handle, None) for name, variable in variables])
 
 
-def save_cuts(prefix: tf.Tensor, cuts: Sequence[tuple[str, Any, tf.Tensor]]) -> list[tf.Tensor]:
-    """The same, ``prefix-cut-<i>``, of what variables held when their exports of these numbers began."""
+def save_cuts(prefix: tf.Tensor, cuts: Sequence[tuple[str, Any, tf.Tensor, tf.Tensor]]) -> list[tf.Tensor]:
+    """The same, ``prefix-cut-<i>``, of exports that have begun: of a variable, by the handle of what is exported and
+    the export's number.
+    """
     return _written(prefix, "-cut", cuts)
 
 
-def _written(prefix: tf.Tensor, kind: str, tables: Sequence[tuple[str, Any, tf.Tensor | None]]) -> list[tf.Tensor]:
-    by_device: dict[str, list[tuple[str, Any, tf.Tensor | None]]] = collections.OrderedDict()
+def _written(
+    prefix: tf.Tensor, kind: str, tables: Sequence[tuple[str, Any, tf.Tensor, tf.Tensor | None]]
+) -> list[tf.Tensor]:
+    by_device: dict[str, list[tuple[str, Any, tf.Tensor, tf.Tensor | None]]] = collections.OrderedDict()
     for table in tables:
-        by_device.setdefault(table[1].device or "", []).append(table)
+        by_device.setdefault(table[2].device or "", []).append(table)
     written = []
     for number, (device, group) in enumerate(by_device.items()):
+        names, variables, handles, cuts = zip(*group, strict=True)
         with tf.device(cpu_device(device) or None):
             shard = tf.strings.join([prefix, f"{kind}-{number}"])
-        handles = [variable.handle for _, variable, _ in group]
         described = {
-            "tensor_prefixes": [tensor_prefix for tensor_prefix, _, _ in group],
-            "names": [variable.partitioned_name or variable._name for _, variable, _ in group],
-            "part": [variable.part for _, variable, _ in group],
-            "parts": [variable.parts for _, variable, _ in group],
+            "tensor_prefixes": list(names),
+            "names": [variable.partitioned_name or variable._name for variable in variables],
+            "part": [variable.part for variable in variables],
+            "parts": [variable.parts for variable in variables],
         }
         with tf.device(device or None):
             if kind:
-                save = raw.kv_table_save_cut(shard, handles, tf.stack([cut for _, _, cut in group]), **described).rows
+                save = raw.kv_table_save_cut(shard, list(handles), tf.stack(list(cuts)), **described).rows
             else:
-                save = raw.kv_table_save(shard, handles, **described)
+                save = raw.kv_table_save(shard, list(handles), **described)
         with tf.device(cpu_device(device) or None), tf.control_dependencies([save] if save is not None else []):
             written.append(tf.identity(shard))
     return written

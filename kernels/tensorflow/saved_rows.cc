@@ -17,7 +17,7 @@ namespace tf = tensorflow;
 namespace {
 
 // Bytes are read and checked in pieces that stay in the processor's cache in between.
-constexpr int64_t kPieceBytes = 1 << 18;
+constexpr int64_t kReadPieceBytes = 1 << 18;
 
 // CRCs are remainders of polynomials over two elements, here with the first bit as the highest power: a checksum
 // grows by n bytes as by a product with x^(8n).
@@ -72,7 +72,7 @@ absl::Status DataFiles::Read(int32_t file, int64_t offset, int64_t size, char* o
   const tf::RandomAccessFile* from = nullptr;
   TF_RETURN_IF_ERROR(Open(file, &from));
   for (int64_t done = 0; done < size;) {
-    const auto piece = static_cast<size_t>(std::min(kPieceBytes, size - done));
+    const auto piece = static_cast<size_t>(std::min(kReadPieceBytes, size - done));
     absl::string_view got;
     TF_RETURN_IF_ERROR(
         ReadAt(*from, static_cast<uint64_t>(offset + done), absl::MakeSpan(out + done, piece), &got, 0));
