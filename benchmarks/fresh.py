@@ -6,9 +6,9 @@ a server follows them, and a third process asks the server over HTTP. Once in a 
 step has. When that step has ended, the time is noted, and the row's bytes; freshness is from then until an answer has
 exactly these bytes. All processes share the processors.
 
-The first turns are without a manager. Then they follow each other: with a manager that notes changes and writes none, with
-increments and the server stopped (SIGSTOP), and with increments that are served. What they differ by is the price for
-training.
+The first turns are without a manager. Then they follow each other: with a manager that notes changes and writes none,
+with increments and the server stopped (SIGSTOP), and with increments that are served. What they differ by is the price
+for training.
 """
 
 from __future__ import annotations
