@@ -115,7 +115,8 @@ class Training:
         while now < begun + seconds:
             if now >= window_ends:
                 # Each of them is in a step before the next ones come, where steps are fast enough.
-                window = self.random.integers(0, self.rows, int(self.changed * self.every))
+                wanted = int(self.changed * self.every)
+                window = self.random.permutation(np.unique(self.random.integers(0, self.rows, 2 * wanted)))[:wanted]
                 window_ends, shuffled = now + self.every, window
             if len(shuffled) < BATCH:
                 shuffled = np.concatenate([shuffled, self.random.permutation(window)])
