@@ -19,7 +19,7 @@ PYTEST := $(BIN)/pytest -q -n logical --maxprocesses 4 --dist worksteal
 CONCURRENCY_TESTS := changes_test concurrency_test device_index_test eviction_test
 
 .PHONY: help setup setup-horovod demo test test-all test-rest test-durations peers redis load-generators chromium fuzz sanitize lint types format bench \
-  bench-tools bench-snapshot bench-serve bench-swaps bench-fresh bench-export bench-sok bench-gpu docs clean
+  bench-tools bench-snapshot bench-serve bench-swaps bench-fresh bench-export bench-saves bench-sok bench-gpu docs clean
 
 help: ## list the targets
 	@echo "Start with \`make demo\`. The first run makes $(VENV), which takes some minutes."
@@ -136,6 +136,9 @@ bench-fresh: setup ## from the end of a training step to its rows in answers of 
 
 bench-export: setup ## exported models: size, load, memory, speed and AUC of each kind; the indexes; the speed of an export
 	$(BIN)/python benchmarks/export_models.py
+
+bench-saves: setup ## 20 million rows with Adam's slots saved and restored beside dd, and training beside an asynchronous save
+	$(BIN)/python benchmarks/saves.py
 
 bench-sok: setup setup-horovod ## sok.lookup_sparse on two ranks, beside hvd.alltoall alone
 	$(BIN)/python benchmarks/sok.py

@@ -1,8 +1,8 @@
 """What an increment every second costs training: steps a second with a chain being written, and without, in turns.
 
-``python benchmarks/chain_increments.py [--rows 2000000] [--changed 50000] [--turns 6]``. A table of `--rows` rows of dim
-32 with Adam's slots is trained beside two dense layers. The ids of each second come from a window of `--changed` keys,
-which are so many changed rows a second. One full is written before the turns, none in them.
+``python benchmarks/chain_increments.py [--rows 2000000] [--changed 50000] [--turns 6]``. A table of `--rows` rows of
+dim 32 with Adam's slots is trained beside two dense layers. The ids of each second come from a window of `--changed`
+keys, which are so many changed rows a second. One full is written before the turns, none in them.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -9,9 +10,7 @@ from typing import Annotated, Any
 import numpy.typing as npt
 import typer
 
-from kvtools.chain_check import report_chain
-from kvtools.chain_place import chain_at, is_chain
-from kvtools.cli.chain_report import print_chain
+from kvtools.chain_place import is_chain
 from kvtools.cli.key_arguments import are_keys, spread_option
 from kvtools.cli.layout import columns, shown, size
 from kvtools.cli.options import AsJson, Source, SourcePath, Tables, check_readable
@@ -112,21 +111,17 @@ def run(
 def _inspect_chain(
     path: str, source: Source, names: Sequence[str], *, as_json: bool, show_slots: bool, show_parts: bool
 ) -> None:
-    """Show the members of a chain, and the tables of its newest full checkpoint."""
-    chain = report_chain(path)
-    newest = next((member for member in reversed(chain.members) if member.kind == "full" and not member.error), None)
-    report: dict[str, Any] = {"tables": [], "variables": [], "unreadable": []}
-    if newest is not None:
-        full = source.open(str(chain_at(path).folder / newest.member), lenient=True)
-        report = describe(full)
-        report["tables"] = [describe_table(reader.schema) for reader in full.select(names)]
+    """Show the members of a chain, and the tables of its newest full checkpoint; raises what keeps it from being
+    whole."""
+    inspect_chain = importlib.import_module("kvtools.cli.inspect_chain")  # with all that folds chains: seldom needed
+    chain, full = inspect_chain.look_into(path, source, names)
     if as_json:
-        print(json.dumps({**chain.to_dict(), "full": report}))
+        print(json.dumps({**chain.to_dict(), "full": full}))
     else:
-        print_chain(chain)
-        if newest is not None:
+        inspect_chain.print_chain(chain)
+        if full is not None:
             print()
-            _print_report(report, list_variables=not names, show_slots=show_slots, show_parts=show_parts)
+            _print_report(full, list_variables=not names, show_slots=show_slots, show_parts=show_parts)
     if chain.fault is not None:
         raise chain.fault
 

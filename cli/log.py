@@ -12,9 +12,8 @@ import typer
 from kvtools.chain_fold import newest_of
 from kvtools.chain_log import KeyEvent, MemberLog, life_of, log_chain
 from kvtools.chain_place import chain_at
-from kvtools.cli.chain_report import told_time
 from kvtools.cli.key_arguments import spread_option
-from kvtools.cli.layout import columns, shown
+from kvtools.cli.layout import columns, shown, told_time
 from kvtools.cli.options import DEFAULT_MEMORY, AsJson, Memory, Source, Tables, Until, bytes_of
 from kvtools.cli.progress import progress_bar
 from kvtools.errors import CheckFailedError, UsageError

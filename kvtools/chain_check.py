@@ -130,7 +130,7 @@ def verify_chain(
     try:
         members = newest_of(place)
     except BadInputError as error:
-        findings.append(Finding("error", getattr(error, "reason", "damaged"), "", str(error)))
+        findings.append(Finding("error", _check_of(error), "", str(error)))
         members = _readable(place)
     checks += 1
     findings += _older(place)
@@ -163,6 +163,11 @@ def verify_chain(
     return Verification(str(path), "chain", tuple(checked), variables, checks, tuple(findings))
 
 
+def _check_of(error: BadInputError) -> str:
+    """Return what the check is called that finds such a fault."""
+    return f"chain-{getattr(error, 'reason', 'damaged')}"
+
+
 def _readable(place: ChainPlace) -> list[chain.Member]:
     """Return the newest full checkpoint and what comes after it, in whatever order."""
     there = place.members
@@ -179,7 +184,7 @@ def _older(place: ChainPlace) -> Iterator[Finding]:
             chain.chain_of([member for member in there if member.number < following])
         except BadInputError as error:
             message = f"before the newest full checkpoint, where no restore looks: {error}"
-            yield Finding("warning", getattr(error, "reason", "damaged"), "", message)
+            yield Finding("warning", _check_of(error), "", message)
 
 
 Fault = tuple[str, str, str]
@@ -200,7 +205,7 @@ def _record_faults(member: chain.Member) -> Iterator[Fault]:
             shape = bundle.entries[prefix + suffix].shape if prefix + suffix in bundle else (0,)
             if shape != (told,):
                 yield (
-                    "record",
+                    "chain-record",
                     prefix,
                     f"its record says {told} for '{prefix}{suffix}', which has {list(shape)}; it was changed,"
                     " or written by another program: save it again",
@@ -213,14 +218,14 @@ def _increment_faults(
     name = table.schema.name
     if is_increment(table) != (member.kind == "delta"):
         what = "an increment" if is_increment(table) else "whole"
-        yield "kind", name, f"it is {what} by its kvmeta, and the member is {member.kind}; remove the member"
+        yield "chain-kind", name, f"it is {what} by its kvmeta, and the member is {member.kind}; remove the member"
         return
     if member.kind == "full":
         return
     if full is None:
         if has_full:
             yield (
-                "other-table",
+                "chain-table",
                 name,
                 "the full checkpoint has no such table; it is of another model, remove the member",
             )
@@ -234,7 +239,7 @@ def _increment_faults(
     ):
         if was != now:
             yield (
-                "other-table",
+                "chain-table",
                 name,
                 f"its {what} is {now}, in the full checkpoint {was}; it is of another table, remove the member and what"
                 " comes after it",
@@ -244,4 +249,4 @@ def _increment_faults(
     for chunk in table.chunks(KEYS, rows=_KEY_ROWS, verify=False):
         both += chunk.keys[np.isin(chunk.keys, gone)][:_FEW].tolist()
     if both:
-        yield "removed-keys", name, f"keys {', '.join(map(str, both[:_FEW]))} are removed and have rows; save it again"
+        yield "chain-removed", name, f"keys {', '.join(map(str, both[:_FEW]))} are removed and have rows; save it again"

@@ -316,6 +316,9 @@ def open_chain(
         until: take no member of a larger number.
         exact: see `FoldedTable`.
 
+    Returns:
+        The checkpoint; its `path` is the prefix of the last member that was taken.
+
     Raises:
         ChainError: the chain is not whole; the message names the member at fault.
         BadInputError, CorruptFileError: a member is damaged.
@@ -333,7 +336,7 @@ def open_chain(
     again = functools.partial(_open_again, until=found[-1].number)
     for name, table in folded.tables.items():
         table.origin = Origin(str(Path(path).absolute()), options, name, again)
-    return dataclasses.replace(folded, path=Path(path))
+    return folded
 
 
 def newest_of(place: ChainPlace, until: int | None = None) -> list[chain.Member]:

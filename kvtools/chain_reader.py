@@ -109,6 +109,16 @@ def removed_keys(table: TableReader) -> Array:
     return np.empty(0, table.key_dtype)
 
 
+def refuse_increments(doing: str, tables: Sequence[TableReader]) -> None:
+    """Raise `BadInputError` where a table has only rows that changed, for who would take them for all rows."""
+    for table in tables:
+        if is_increment(table):
+            raise BadInputError(
+                f"{doing}: table '{table.schema.name}' is an increment, of keys that changed; put it into its full"
+                " checkpoint first, see `kvtools apply`"
+            )
+
+
 def is_increment(table: TableReader) -> bool:
     """Tell whether a table has only the rows that changed since a checkpoint before it."""
     return bool(table.schema.metadata.get("increment"))

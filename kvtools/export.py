@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvtools import __version__
+from kvtools.chain_reader import refuse_increments
 from kvtools.clip import Choice
 from kvtools.clip_policy import Policy, choose_all
 from kvtools.dialects import savedmodel
@@ -156,6 +157,7 @@ def export_saved_model(
     readers = checkpoint.select(tables)
     if not readers:
         raise BadInputError(f"exporting '{checkpoint.path}': it has no key-value table; see `kvtools inspect`")
+    refuse_increments(f"exporting '{checkpoint.path}'", readers)
     if checkpoint.dialect != savedmodel.NAME:  # tables that were exported may be cut further in their place
         check_apart(checkpoint.path, output)
     check_replaceable(output, mark=_MODEL_FILE, force=force)

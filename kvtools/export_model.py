@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from kvtools.chain_reader import refuse_increments
 from kvtools.check_model import (
     Asked,
     SignatureCheck,
@@ -606,11 +607,7 @@ def _answers_begin(meta: MetaGraph) -> bool:
 def _check_servable(reader: TableReader, folder: Path) -> None:
     """Raise `BadInputError` where a table is not what a model would look up."""
     schema = reader.schema
-    if schema.metadata.get("increment"):
-        raise BadInputError(
-            f"exporting '{folder}': table '{schema.name}' is an increment, of keys that changed; `kvtools merge` it"
-            " with its full checkpoint first"
-        )
+    refuse_increments(f"exporting '{folder}'", [reader])
     if any(extra.name == "blacklist" for extra in schema.extras):
         banned = np.intersect1d(reader.extra("blacklist"), reader.all_keys())
         if len(banned):

@@ -67,7 +67,7 @@ def names_there(tables: Any, names: Mapping[Any, str | None] | None) -> list[tup
     by_name = {key: name for key, name in names.items() if isinstance(key, str)}
     unknown = sorted(set(by_name) - {name_of(table) for table in chosen})
     if unknown:
-        raise ValueError(no_such("key-value variable", unknown[0], map(name_of, chosen), "they are"))
+        raise ValueError(no_such("key-value variable", unknown[0], map(name_of, chosen)))
     pairs = []
     for table in chosen:
         there = by_object.get(id(table), by_name.get(name_of(table), name_of(table)))
@@ -76,13 +76,13 @@ def names_there(tables: Any, names: Mapping[Any, str | None] | None) -> list[tup
     return pairs
 
 
-def no_such(what: str, name: str, names: Iterable[str], there: str) -> str:
-    """A message: no `what` has this name; those that are alike, and all, up to twenty."""
+def no_such(what: str, name: str, names: Iterable[str]) -> str:
+    """A message: no `what` has this name; those that are alike, and all there are, up to twenty."""
     all_names = sorted(set(names))
     near = difflib.get_close_matches(name, all_names, n=3, cutoff=0.5)
-    nearest = f" Nearest: {', '.join(map(repr, near))}." if near else ""
+    nearest = f"; the nearest: {', '.join(map(repr, near))}" if near else ""
     listed = ", ".join(map(repr, all_names[:20])) + (", ..." if len(all_names) > 20 else "")
-    return f"no {what} '{name}':{nearest} {there} [{listed}]."
+    return f"no {what} '{name}'{nearest}. There are [{listed}]."
 
 
 def newest_in(path: Any) -> str:

@@ -53,8 +53,8 @@ def restore_tables(checkpoint: Any, tables: Any, names: Mapping[Any, str] | None
     ops = []
     for table, there in names_there(tables, names):
         if there not in known:
-            message = no_such(f"table for key-value variable '{name_of(table)}' is called", there, known, "it has")
-            raise ValueError(f"restore_tables: checkpoint '{path}': {message}")
+            message = no_such("table", there, known)
+            raise ValueError(f"restore_tables: '{name_of(table)}' from checkpoint '{path}': {message}")
         base, infix = known[there]
         check_whole(table)
         for part in table._kv_parts:

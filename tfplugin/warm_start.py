@@ -68,10 +68,8 @@ def warm_start(
     sources = []
     for table, there in names_there(tables, names):
         if there not in opened.tables:
-            message = no_such(
-                f"table for key-value variable '{name_of(table)}' is called", there, opened.tables, "it has"
-            )
-            raise ValueError(f"warm_start: checkpoint '{path}': {message}")
+            message = no_such("table", there, opened.tables)
+            raise ValueError(f"warm_start: '{name_of(table)}' from checkpoint '{path}': {message}")
         sources.append((table, _Source(path, name_of(table), opened.tables[there], table, slots, cast)))
     fill = _fill_now if tf.executing_eagerly() else _fill_in_graph
     return {name_of(table): fill(table, source) for table, source in sources}
@@ -121,7 +119,7 @@ class _Source:
             return {name: name for name in there} if slots else {}
         for name in slots.values():
             if name not in there:
-                raise ValueError(f"{self._doing}: {no_such('slot', name, there, 'it has')}")
+                raise ValueError(f"{self._doing}: {no_such('slot', name, there)}")
         return dict(slots)
 
     @property

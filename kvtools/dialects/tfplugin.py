@@ -518,7 +518,7 @@ def _meta_record(schema: TableSchema, part: int) -> bytes:
         record["shard"] = schema.metadata["shard"]
     if schema.has_versions and schema.version_unit == "steps" and not records:
         record["versions"] = "steps"
-    if schema.metadata.get("increment"):
+    if schema.metadata.get("increment") or any(extra.name == "deleted_keys" for extra in schema.extras):
         record["delta"] = True
     return json.dumps(record).encode()
 

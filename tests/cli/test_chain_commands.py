@@ -1,4 +1,4 @@
-"""The commands on chains: inspect, verify, log, merge, apply, diff --output delta, and all others on a chain's folder."""
+"""The commands on chains (inspect, verify, log, merge, apply, diff --output delta), and others given a chain."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ def test_a_gap_is_named_with_the_next_step(train: Path, capsys: pytest.CaptureFi
         file.unlink()
     assert "gap: increment 2 is missing" in said(capsys, "inspect", train, status=1)
     verified = told(capsys, "verify", train, status=3)
-    assert [(f["severity"], f["check"]) for f in verified["findings"] if f["severity"] == "error"] == [("error", "gap")]
+    assert [(f["severity"], f["check"]) for f in verified["findings"] if f["severity"] == "error"] == [
+        ("error", "chain-gap")
+    ]
     for command in (["stats"], ["get"], ["merge"], ["migrate"], ["log"], ["export", "--savedmodel"]):
         arguments = {"stats": [train], "get": [train, 1], "log": [train]}.get(command[0], [train, train / "out.h5"])
         if command[0] == "export":
@@ -94,7 +96,7 @@ def test_verify_holds_members_to_their_records(train: Path, capsys: pytest.Captu
     assert verified["errors"] == 0
     writer.delta({"emb": table_of(THIRD)}, chain="y")
     verified = told(capsys, "verify", train / "other", status=3)
-    assert [f["check"] for f in verified["findings"] if f["severity"] == "error"] == ["other-chain"]
+    assert [f["check"] for f in verified["findings"] if f["severity"] == "error"] == ["chain-other-chain"]
 
 
 def test_log_tells_who_came_and_went(train: Path, capsys: pytest.CaptureFixture[str]) -> None:

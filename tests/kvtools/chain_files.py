@@ -56,7 +56,7 @@ def table_of(
         extras=extras,
         metadata={
             "initializer": {"kind": "constant", "a": 0.25},
-            "part_records": [{"policies": policies, "seen_by": part} for part in range(parts)],
+            "part_records": [{"policies": dict(policies), "seen_by": part} for part in range(parts)],
         },
     )
 

@@ -6,21 +6,28 @@ import dataclasses
 import json
 import pickle
 import random
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from kvtools import chain
+from kvtools.chain_check import report_chain, verify_chain
 from kvtools.chain_fold import apply_increments, merge_chain, open_chain
 from kvtools.chain_increment import write_increment
 from kvtools.chain_place import is_chain
 from kvtools.chain_reader import following, open_member, removed_keys
-from kvtools.dialects.bundle import Bundle
+from kvtools.dialects.bundle import Bundle, BundleWriter
 from kvtools.dialects.chunk import ALL_COLUMNS
 from kvtools.dialects.detect import open_checkpoint
+from kvtools.dialects.interface import TableReader
 from kvtools.dialects.options import OpenOptions
+from kvtools.dialects.schema import ExtraSchema
 from kvtools.errors import BadInputError, KvtoolsError, UsageError
+from kvtools.server.store import TableStore
+from kvtools.table_view import TableView
 
 from .chain_files import ChainWriter, Rows, dense, row, rows_of, table_of
 
@@ -264,3 +271,85 @@ def test_the_tables_of_a_chain_cannot_vanish(tmp_path: Path) -> None:
     with pytest.raises(KvtoolsError, match="no such table"):
         open_checkpoint(tmp_path).table("other")
     assert dense(1).variables[0].name == "bias"
+
+
+def test_a_chain_is_served_as_its_newest_state(tmp_path: Path) -> None:
+    writer = three(tmp_path)
+    store = TableStore(tmp_path, cache=tmp_path / "cache")
+    _, found = store.table("emb").lookup(np.array([4, 7, 9]))
+    assert found.tolist() == [True, False, True]
+    writer.delta({"emb": table_of(SECOND)})
+    _, found = TableStore(tmp_path, cache=tmp_path / "cache").table("emb").lookup(np.array([4, 7, 9]))
+    assert found.tolist() == [False, True, False]
+    with pytest.raises(BadInputError, match="it is an increment of a chain"):
+        TableStore(tmp_path / "ckpt-2.delta", cache=tmp_path / "cache")
+
+
+def test_filters_and_policies_of_parts_and_steps_stay(tmp_path: Path) -> None:
+    def table(rows: Rows, mark: int) -> TableReader:
+        found = table_of(rows, parts=2)
+        filters = {f"admission_filter_{part}": np.full(5, mark + part, np.uint8) for part in range(2)}
+        records = found.schema.metadata["part_records"]
+        for part, record in enumerate(records):
+            record["policies"] |= {"versions": "steps", "step": mark, "max_capacity": 10 + part}
+        return TableView(
+            WithExtras(found, filters),
+            dataclasses.replace(
+                found.schema,
+                version_unit="steps",
+                extras=(*found.schema.extras, *(ExtraSchema(name, "uint8", (5,)) for name in filters)),
+            ),
+        )
+
+    writer = ChainWriter(tmp_path)
+    writer.full({"emb": table(FIRST, 1)})
+    writer.delta({"emb": table(SECOND, 3)})
+    folded = open_checkpoint(tmp_path).table("emb")
+    assert folded.schema.version_unit == "steps"
+    assert [folded.extra(f"admission_filter_{part}").tolist() for part in range(2)] == [[3] * 5, [4] * 5]
+    account, _ = merge_chain(tmp_path, tmp_path / "out")
+    assert account.lossless
+    bundle = Bundle(tmp_path / "out")
+    assert bundle.tensor("emb/part_1-pending_filter").read().tolist() == [4] * 5
+    records = [json.loads(bundle.strings(f"emb/part_{part}-kvmeta")[0]) for part in range(2)]
+    assert [record["policies"]["max_capacity"] for record in records] == [10, 11]
+    assert {record["policies"]["step"] for record in records} == {3}
+    account, _ = merge_chain(tmp_path, tmp_path / "one", parts=1)
+    losses = " ".join(account.tables[0].losses)
+    assert "admission filter 0" in losses and "eviction scores" in losses
+    assert rows_of(open_checkpoint(tmp_path / "one").table("emb")).keys() == SECOND.keys()
+
+
+class WithExtras(TableView):
+    """A table with more extra arrays."""
+
+    def __init__(self, source: TableReader, extras: Mapping[str, np.ndarray]) -> None:
+        super().__init__(source, source.schema)
+        self._more = extras
+
+    def extra(self, name: str) -> np.ndarray:
+        return self._more[name] if name in self._more else self.source.extra(name)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [("cut", "damaged"), ("no-record", "other-chain"), ("renamed", "disorder"), ("twice", "duplicate")],
+)
+def test_what_is_wrong_with_a_member_is_named(tmp_path: Path, damage: str, reason: str) -> None:
+    three(tmp_path)
+    index, data = tmp_path / "ckpt-3.delta.index", tmp_path / "ckpt-3.delta.data-00000-of-00001"
+    if damage == "cut":
+        data.write_bytes(data.read_bytes()[:-9])
+    elif damage == "no-record":
+        with BundleWriter(tmp_path / "ckpt-3.delta") as writer:
+            writer.array("x", np.zeros(1))
+    else:
+        for file in (index, data):
+            shutil.copy(file, tmp_path / file.name.replace("-3", "-4" if damage == "renamed" else "-03"))
+    with pytest.raises(BadInputError) as caught:
+        open_checkpoint(tmp_path)
+    assert getattr(caught.value, "reason", "damaged") == reason
+    report = report_chain(tmp_path)
+    assert report.reason == reason and report.members[0].rows == 4
+    found = verify_chain(tmp_path).findings
+    assert found[0].severity == "error" and found[0].check == f"chain-{reason}"

@@ -212,6 +212,7 @@ def test_checkpoints_of_tensorflows_manager_are_restored_and_gone_on_from(tmp_pa
     manager = manager_of(again, tmp_path, max_to_keep=1)
     assert manager.restore_or_initialize() == str(tmp_path / "ckpt-2")
     assert int(again.user.size()) == int(trained.user.size())
+    again.step(random)
     assert manager.save() == str(tmp_path / "ckpt-3")
     assert names(tmp_path) == ["ckpt-3"]
 
@@ -227,6 +228,21 @@ def test_tables_that_are_made_later_are_restored_when_they_come(copied):
     manager.restore_or_initialize()
     later.make()
     held = folded([str(copied / name) for name in names(copied)[1:]])
+    assert int(later.user.size()) == len(held["user/.ATTRIBUTES/kv"])
+
+
+def test_what_objects_that_are_made_later_are_restored_from_is_not_removed(copied):
+    class Later(tf.Module):
+        def make(self):
+            self.user = tf.get_kv_variable("user", embedding_dim=4)
+
+    held = folded([str(copied / name) for name in names(copied)[1:]])
+    later = Later()
+    checkpoint = tf.train.Checkpoint(root=later)
+    manager = tfplugin.CheckpointManager(checkpoint, copied, max_to_keep=1, delta_every=None)
+    manager.restore_or_initialize()
+    manager.save()
+    later.make()
     assert int(later.user.size()) == len(held["user/.ATTRIBUTES/kv"])
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -18,16 +20,24 @@ from kvtools.chain import members
 HERE = Path(__file__).parent
 
 
-def train_and_kill(folder: Path, seed: int, seconds: float) -> int:
-    """Trains in a process, kills it so many seconds after it has restored; returns what it had restored."""
-    command = [sys.executable, str(HERE / "train_and_be_killed.py"), str(folder), str(seed)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        said = process.stdout.readline()
-        time.sleep(seconds)
-        process.kill()
-        _, errors = process.communicate()
-    assert said.startswith("restored "), errors
-    return int(said.split()[1])
+@pytest.fixture
+def server():
+    """The process that forks those that train."""
+    command = [sys.executable, str(HERE / "train_and_be_killed.py")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        process.stdin.close()
+
+
+def train_and_kill(server: subprocess.Popen, folder: Path, seed: int, seconds: float) -> int:
+    """Trains in a process, kills it so many seconds after it has restored; returns the step that it had restored."""
+    server.stdin.write(f"{folder} {seed}\n")
+    server.stdin.flush()
+    said = dict(server.stdout.readline().split() for _ in range(2))
+    time.sleep(seconds)
+    os.kill(int(said["started"]), signal.SIGKILL)
+    assert server.stdout.readline() == "ended\n"
+    return int(said["restored"])
 
 
 def check_chain(folder: Path, seed: int) -> int:
@@ -43,11 +53,11 @@ def check_chain(folder: Path, seed: int) -> int:
 
 
 @pytest.mark.thorough
-def test_fifty_kills_leave_a_chain_that_restores(tmp_path):
+def test_fifty_kills_leave_a_chain_that_restores(server, tmp_path):
     random.seed(7)
     reached, kinds = 0, set()
     for kill in range(50):
-        assert train_and_kill(tmp_path, kill, random.uniform(0.0, 1.2)) == reached
+        assert train_and_kill(server, tmp_path, kill, random.uniform(0.0, 1.2)) == reached
         step = check_chain(tmp_path, kill)
         assert step >= reached
         reached = step

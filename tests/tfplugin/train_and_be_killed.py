@@ -1,12 +1,14 @@
 """Trains, saves in a chain all the time, and says what it has: for a test that kills it.
 
-    python train_and_be_killed.py <folder> <seed>
+    python train_and_be_killed.py
 
+reads lines with a folder and a seed, and does it for each in a fork of its own: TensorFlow is imported once.
 The row of key 0 counts the steps, in every column and slot alike, so that a restored moment can be told from its rows.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -64,5 +66,17 @@ def main(folder: Path, seed: int) -> None:
         manager.save_if_due()
 
 
+def serve() -> None:
+    """Starts a fork for each line, and waits for its end."""
+    for line in sys.stdin:
+        folder, seed = line.split()
+        pid = os.fork()
+        if pid == 0:
+            main(Path(folder), int(seed))
+        print("started", pid, flush=True)
+        os.waitpid(pid, 0)
+        print("ended", flush=True)
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    serve()

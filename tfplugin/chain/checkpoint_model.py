@@ -36,6 +36,8 @@ class CheckpointModel:
         self._max_removed = max_removed
         self._tables: dict[str, KvVariable] = {}
         self._tensors: Any = None
+        #: What TensorFlow says of the restore, until everything in the checkpoint has its object.
+        self._restored: Any = None
 
     def session(self, given: Any) -> None:
         """There is none."""
@@ -111,7 +113,17 @@ class CheckpointModel:
     def restore(self, session: Any, members: Sequence[str]) -> None:
         """Restores the last of the members."""
         del session
-        self._checkpoint.restore(members[-1])
+        self._restored = self._checkpoint.restore(members[-1])
+
+    def awaits_more(self) -> bool:
+        """Whether objects that are not there yet are to be restored from the members, when they are made."""
+        if self._restored is not None:
+            try:
+                self._restored.assert_consumed()
+            except AssertionError:
+                return True
+            self._restored = None
+        return False
 
     def step(self, session: Any) -> int | None:
         """Of training, where nobody was told."""
@@ -136,8 +148,8 @@ def _tables_of(registered: Mapping[str, Mapping[str, Any]]) -> dict[str, KvVaria
             path = next(iter(objects))
             raise ValueError(
                 f"tfplugin.CheckpointManager: '{tf.compat.as_str(path)}' is saved by a saver of its own, '{saver}', "
-                "which writes no increments: save it in a tf.train.Checkpoint of its own, or, where it is a variable of "
-                "sok, with sok.CheckpointManager."
+                "which writes no increments: save it in a tf.train.Checkpoint of its own, or with sok.CheckpointManager, "
+                "if it is a variable of sok."
             )
     return tables
 

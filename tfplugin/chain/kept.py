@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 from tensorflow.python.checkpoint import checkpoint_management
@@ -34,8 +35,8 @@ class Kept:
         self._times: dict[Member, float] | None = None
         self._preserved = time.time() - 1.0
 
-    def add(self, full: Member) -> None:
-        """A full is whole: notes it, and removes what has to go."""
+    def add(self, full: Member, held: Collection[Path] = ()) -> None:
+        """A full is whole: notes it, and removes what has to go, but for members that are `held` back for now."""
         with self._lock:
             if self._times is None:
                 self._times = self._found()
@@ -43,7 +44,7 @@ class Kept:
             self._times = dict(sorted({**self._times, full: time.time()}.items()))
             self._note()  # first, so that who is killed while files go finds the new one
             if self._max_to_keep is not None:
-                self._sweep(self._max_to_keep)
+                self._sweep(self._max_to_keep, held)
                 self._note()
 
     def _found(self) -> dict[Member, float]:
@@ -79,18 +80,19 @@ class Kept:
             save_relative_paths=True,
         )
 
-    def _sweep(self, most: int) -> None:
+    def _sweep(self, most: int, held: Collection[Path]) -> None:
         times = self._times or {}
-        while len(times) > most:
-            oldest = next(iter(times))
+        counted = [one for one in times if one.prefix not in held]
+        while len(counted) > most:
+            oldest = counted.pop(0)
             at = times.pop(oldest)
             if self._every_n_hours and at - self._every_n_hours * 3600.0 >= self._preserved:
                 self._preserved = at
             else:
                 remove_files(oldest.prefix)
-        least = next(iter(times)).number
+        least = counted[0].number if counted else 0
         for one in members(self._folder, self._name):
-            if one.kind == "delta" and one.number <= least:
+            if one.kind == "delta" and one.number <= least and one.prefix not in held:
                 remove_files(one.prefix)
 
 

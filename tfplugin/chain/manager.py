@@ -139,6 +139,8 @@ class CheckpointManager:
                 f"{type(checkpoint).__name__}."
             )
         chain_members.note_folder(self._folder)
+        #: What was restored, which objects that are made later may still read.
+        self._restored: list[Path] = []
         self._kept = Kept(self._folder, checkpoint_name, max_to_keep, keep_checkpoint_every_n_hours)
         self._lock = threading.RLock()
         # What follows one another is written by one thread; a full of a moment that has an increment, by another.
@@ -259,7 +261,8 @@ class CheckpointManager:
             for member in chain:
                 check_bytes(member)
             self._line = None
-            self._model.restore(session, [str(member.prefix) for member in chain])
+            self._restored = [member.prefix for member in chain]
+            self._model.restore(session, [str(prefix) for prefix in self._restored])
             self._model.look(session, 0)
             self._go_on(session, chain)
             if self._checkpoint_interval is not None:
@@ -370,6 +373,8 @@ class CheckpointManager:
         why = self._why_full(session, line, fulls)
         now = time.monotonic()
         self._last_save = now
+        if self._restored and not self._model.awaits_more():
+            self._restored = []
         if line is None or why:
             if line is not None and self._delta_every is not None:
                 _log.warning("CheckpointManager: '%s-%d' is written whole: %s", self._name, number, why)
@@ -402,7 +407,7 @@ class CheckpointManager:
         """A full that goes back to nothing."""
         self._model.begin(session)
         moment = self._model.moment(session, None, step)
-        line, write = self._line, self._model.writer(session)
+        line, write, held = self._line, self._model.writer(session), list(self._restored)
         self._started = self._folder / f"{self._name}-{number}"
         chain = str(uuid.uuid4()) if line is None else line.chain
 
@@ -414,7 +419,7 @@ class CheckpointManager:
             mark = self._write(session, moment, prefix, write, record)
             self._model.forget(session, moment.marks)
             self._line = _Line(chain, Previous(number, mark), number, moment.marks)
-            self._kept.add(Member(number, "full", prefix))
+            self._kept.add(Member(number, "full", prefix), held)
             return str(prefix)
 
         self._writing_line = self._line_writer.submit(work, self._started)
@@ -440,7 +445,7 @@ class CheckpointManager:
         self, session: Any, line: _Line, number: int, moment: Moment, increment: Future[str]
     ) -> Future[str]:
         """A full of the moment of an increment, which others may follow before it is written."""
-        write = self._model.writer(session)
+        write, held = self._model.writer(session), list(self._restored)
         path = self._folder / f"{self._name}-{number}"
 
         def work() -> str:
@@ -453,7 +458,7 @@ class CheckpointManager:
                 return Record(line.chain, number, "full", number, previous, moment.time, moment.step, counts).to_json()
 
             self._write(session, moment, path, write, record)
-            self._kept.add(Member(number, "full", path))
+            self._kept.add(Member(number, "full", path), held)
             return str(path)
 
         self._writing_full = self._full_writer.submit(work)

@@ -168,6 +168,10 @@ class SaverModel:
         """Restores the last of the members."""
         session.run(self._restore, {self._members: list(members)})
 
+    def awaits_more(self) -> bool:
+        """A graph has all that it restores."""
+        return False
+
     def step(self, session: Any) -> int | None:
         """The global step, if the graph has one."""
         return None if self._step is None else int(session.run(self._step))

@@ -1,11 +1,25 @@
-"""A chain as text: its members, one line each."""
+"""What `kvtools inspect` shows of a chain: its members, and the tables of its newest full checkpoint."""
 
 from __future__ import annotations
 
-import datetime
+from collections.abc import Sequence
+from typing import Any
 
-from kvtools.chain_check import ChainReport
-from kvtools.cli.layout import columns, shown, size
+from kvtools.chain_check import ChainReport, report_chain
+from kvtools.chain_place import chain_at
+from kvtools.cli.layout import columns, shown, size, told_time
+from kvtools.cli.options import Source
+from kvtools.inspect import describe, describe_table
+
+
+def look_into(path: str, source: Source, tables: Sequence[str]) -> tuple[ChainReport, dict[str, Any] | None]:
+    """Return the report of a chain, and the description of its newest full checkpoint that can be read, if any."""
+    chain = report_chain(path)
+    newest = next((member for member in reversed(chain.members) if member.kind == "full" and not member.error), None)
+    if newest is None:
+        return chain, None
+    full = source.open(str(chain_at(path).folder / newest.member), lenient=True)
+    return chain, {**describe(full), "tables": [describe_table(reader.schema) for reader in full.select(tables)]}
 
 
 def print_chain(report: ChainReport) -> None:
@@ -40,12 +54,3 @@ def print_chain(report: ChainReport) -> None:
     if taken:
         total = sum(member.bytes for member in taken)
         print(f"\n* the newest whole chain: {taken[0].member} and {len(taken) - 1} increments, {size(total)}")
-
-
-def told_time(seconds: float) -> str:
-    """Write a moment, in the time of the machine.
-
-    >>> len(told_time(0.0))
-    19
-    """
-    return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")

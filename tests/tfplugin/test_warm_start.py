@@ -1,0 +1,182 @@
+"""`tfplugin.warm_start`: rows of another model, of any engine, whose missing keys start from the initializer."""
+
+from __future__ import annotations
+
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import kvtools
+import tfplugin
+
+v1 = tf.compat.v1
+CONSTANT = tf.constant_initializer(0.25)
+
+
+@pytest.fixture
+def other(tmp_path, make_sample, table_tensors, save):
+    """A checkpoint of our layout, and its rows by key."""
+    sample = make_sample(name="scope/emb", rows=50, dim=4, slots=("Adam.m", "Adam.v"))
+    return save(tmp_path / "other", table_tensors(sample, parts=2)), sample
+
+
+def _rows(table, keys):
+    with tfplugin.inference_mode():
+        return table.sparse_read(keys, missing="initial").numpy()
+
+
+@pytest.mark.parametrize("dialect", ["tfplugin", "npz", "safetensors", "hdf5", "parquet"])
+def test_rows_of_every_dialect(tmp_path, other, partitioner, dialect):
+    path, sample = other
+    if dialect != "tfplugin":
+        out = tmp_path / f"out.{dialect}"
+        kvtools.write_tables(list(kvtools.open(path).tables.values()), out, dialect)
+        path = out
+    table = tf.get_kv_variable("user", 4, initializer=CONSTANT, partitioner=partitioner)
+    table.upsert([12345, 0], np.ones([2, 4], np.float32))
+    (name,) = kvtools.open(path).tables
+    assert tfplugin.warm_start(path, {table: name}) == {"user": 50}
+    np.testing.assert_array_equal(_rows(table, sample.keys), sample.values)
+    np.testing.assert_array_equal(_rows(table, [12345, 777]), [[1.0] * 4, [0.25] * 4])
+    freqs, versions = table.stamps(sample.keys)
+    assert (abs(versions.numpy() - time.time()) < 600).all()  # touched now
+    if dialect == "tfplugin":
+        np.testing.assert_array_equal(freqs, sample.freqs)
+    assert not any(part.slot_names() for part in table._kv_parts)
+
+
+def test_slots_come_along_where_they_are_asked_for(other, rows_of):
+    path, sample = other
+    table = tf.get_kv_variable("user", 4)
+    tfplugin.warm_start(path, table, {"user": "scope/emb"}, slots=True)
+    assert table.slot_names() == {"Adam.m", "Adam.v"}
+    np.testing.assert_array_equal(rows_of(table, sample.keys, "Adam.m"), sample.slots["Adam.m"])
+    keras_table = tf.get_kv_variable("keras", 4)
+    names = {"Adam.momentum": "Adam.m", "Adam.velocity": "Adam.v"}
+    tfplugin.warm_start(path, {keras_table: "scope/emb"}, slots=names)
+    # The optimizer takes them up.
+    optimizer = tfplugin.OptimizerWrapper(keras.optimizers.Adam(0.0))
+    optimizer.apply_gradients([(tf.IndexedSlices(tf.zeros([1, 4]), sample.keys[:1]), keras_table)])
+    assert keras_table.slot_names() == set(names)
+    np.testing.assert_array_equal(rows_of(keras_table, sample.keys[1:], "Adam.velocity"), sample.slots["Adam.v"][1:])
+    with pytest.raises(ValueError, match=r"no slot 'Adam.n'; the nearest: 'Adam"):
+        tfplugin.warm_start(path, {keras_table: "scope/emb"}, slots={"x": "Adam.n"})
+
+
+@pytest.mark.parametrize("value", ["float32", "float16", "bfloat16", "float64"])
+@pytest.mark.parametrize("key", ["int64", "int32", "uint64"])
+def test_other_types_are_an_error_or_cast_on_request(tmp_path, make_sample, table_tensors, save, key, value):
+    sample = make_sample(name="emb", rows=9, dim=4, slots=())
+    sample.keys[:] = np.arange(9)
+    path = save(tmp_path / "other", table_tensors(sample))
+    table = tf.get_kv_variable("emb", 4, key_dtype=key, value_dtype=value)
+    if (key, value) != ("int64", "float32"):
+        with pytest.raises(ValueError, match="say cast=True"):
+            tfplugin.warm_start(path, table)
+        assert int(table.size()) == 0
+    assert tfplugin.warm_start(path, table, cast=True) == {"emb": 9}
+    expected = tf.cast(sample.values, value)
+    keys, rows = table.export()
+    assert keys.dtype == key and rows.dtype == value
+    np.testing.assert_array_equal(tf.cast(tf.gather(rows, np.argsort(keys)), "float64"), tf.cast(expected, "float64"))
+
+
+def test_what_a_type_does_not_hold_is_an_error_and_leaves_an_empty_table(tmp_path, make_sample, table_tensors, save):
+    sample = make_sample(name="emb", rows=50, dim=4, slots=())
+    sample.values[7, 1] = 1e30
+    path = save(tmp_path / "large", table_tensors(sample))
+    half = tf.get_kv_variable("emb", 4, value_dtype="float16")
+    with pytest.raises(ValueError, match="values have numbers that float16 does not hold"):
+        tfplugin.warm_start(path, half, cast=True)
+    assert int(half.size()) == 0
+    narrow = tf.get_kv_variable("emb", 4, key_dtype="int32")
+    with pytest.raises(ValueError, match=r"has key -?9223372036854775808, which int32 does not hold"):
+        tfplugin.warm_start(path, narrow, cast=True)
+
+
+def test_other_dims_and_names_are_errors_that_say_what_there_is(other):
+    path, _ = other
+    with pytest.raises(ValueError, match=r"rows of dim 4, key-value variable 'user' has dim 8: build it"):
+        tfplugin.warm_start(path, {tf.get_kv_variable("user", 8): "scope/emb"})
+    with pytest.raises(ValueError, match=r"no table 'emb'; the nearest: 'scope/emb'. There are \['scope/emb'\]"):
+        tfplugin.warm_start(path, tf.get_kv_variable("emb", 4))
+
+
+def test_a_damaged_checkpoint_leaves_an_empty_table(other):
+    path, _ = other
+    file = next(path.parent.glob(f"{path.name}.data-*"))
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    table = tf.get_kv_variable("user", 4)
+    with pytest.raises(kvtools.errors.KvtoolsError):
+        tfplugin.warm_start(path, {table: "scope/emb"}, slots=True)
+    assert int(table.size()) == 0
+
+
+@pytest.mark.parametrize("parts", [None, 3])
+def test_in_a_graph_running_the_counts_fills_the_tables(other, parts):
+    path, sample = other
+    with tf.Graph().as_default(), v1.Session() as session:
+        table = tf.get_kv_variable("user", 4, partitioner=parts and v1.fixed_size_partitioner(parts))
+        started = tfplugin.warm_start(path, {table: "scope/emb"}, slots=True)
+        with tfplugin.inference_mode():
+            rows = tf.nn.embedding_lookup(table, sample.keys)
+        session.run(v1.global_variables_initializer())
+        for _ in range(2):
+            assert session.run(started) == {"user": 50}
+            np.testing.assert_array_equal(session.run(rows), sample.values)
+            session.run(table.clear())
+
+
+def test_of_16_bits_in_a_graph(tmp_path, make_sample, table_tensors, save):
+    sample = make_sample(name="emb", rows=9, dim=4, value_dtype="bfloat16", slots=("Adam.m",))
+    path = save(tmp_path / "other", table_tensors(sample))
+    with tf.Graph().as_default(), v1.Session() as session:
+        table = tf.get_kv_variable("emb", 4, value_dtype=tf.bfloat16)
+        started = tfplugin.warm_start(path, table, slots=True)
+        session.run(v1.global_variables_initializer())
+        session.run(started)
+        with tfplugin.inference_mode():
+            rows = session.run(tf.nn.embedding_lookup(table, sample.keys))
+        np.testing.assert_array_equal(rows.astype(np.float32), sample.values.astype(np.float32))
+
+
+def test_a_scaffold_starts_warm_where_there_is_no_checkpoint(tmp_path, other):
+    path, _ = other
+    for expected in (50, 51):
+        with tf.Graph().as_default():
+            table = tf.get_kv_variable("user", 4)
+            started = tfplugin.warm_start(path, {table: "scope/emb"})
+            insert, size = tf.nn.embedding_lookup(table, [31415926]), table.size()
+            count = v1.train.get_or_create_global_step().assign_add(1)
+            scaffold = v1.train.Scaffold(init_fn=lambda _, session, started=started: session.run(started))
+            with v1.train.MonitoredTrainingSession(
+                checkpoint_dir=str(tmp_path / "run"), scaffold=scaffold, save_checkpoint_steps=1
+            ) as session:
+                assert session.run(size) == expected
+                session.run([insert, count])
+
+
+@pytest.mark.parametrize("library", [keras, tf_keras])
+def test_the_tables_of_a_keras_model_and_of_a_layer(other, library):
+    path, sample = other
+
+    class Embedding(library.layers.Layer):
+        def __init__(self, name):
+            super().__init__(name=name)
+            self.table = tf.get_kv_variable(name, 4)
+
+        def call(self, ids):
+            return tf.nn.embedding_lookup(self.table, ids)
+
+    user, item = Embedding("user"), Embedding("item")
+    inputs = library.Input([], dtype="int64")
+    model = library.Model(inputs, user(inputs) + item(inputs))
+    assert tfplugin.warm_start(path, model, {"user": "scope/emb", "item": None}) == {"user": 50}
+    np.testing.assert_array_equal(_rows(user.table, sample.keys), sample.values)
+    assert tfplugin.warm_start(path, item, {"item": "scope/emb"}) == {"item": 50}
