@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -9,6 +10,7 @@ from typing import Annotated, Any
 import numpy.typing as npt
 import typer
 
+from kvtools.chain_place import is_chain
 from kvtools.cli.key_arguments import are_keys, spread_option
 from kvtools.cli.layout import columns, shown, size
 from kvtools.cli.options import AsJson, Source, SourcePath, Tables, check_readable
@@ -56,7 +58,8 @@ def run(
     """Show what is in a checkpoint: its key-value tables, its dense variables, some of its rows.
 
     Only the index is read, so it answers at once whatever the size. With --head or --sample, the rows shown are read
-    too; with --keys, all keys and the rows that were asked for.
+    too; with --keys, all keys and the rows that were asked for. Of a chain's folder, the members are listed by their
+    records, and rows are those after the last increment.
 
     \b
     Examples:
@@ -65,6 +68,7 @@ def run(
       kvtools inspect model.ckpt-100 --table user_emb --keys 17 -3
       kvtools inspect model.ckpt-100 --sample 5 --slots
       kvtools inspect model.ckpt-100 --tables --parts
+      kvtools inspect train
     """
     if sum(option is not None for option in (keys or None, head, sample)) > 1:
         raise UsageError("inspecting: got more than one of --keys, --head and --sample, expected one of them")
@@ -72,6 +76,9 @@ def run(
         if count is not None and not 1 <= count <= _MOST_ROWS:
             raise UsageError(f"inspecting: got {option} {count}, expected 1 to {_MOST_ROWS}")
     wanted = _parse_keys(keys) if keys else []
+    if is_chain(path) and not (wanted or head is not None or sample is not None):
+        _inspect_chain(path, source, table or [], as_json=as_json, show_slots=slots, show_parts=parts)
+        return
     checkpoint = source.open(path, lenient=True)
     check_readable(checkpoint, table or [])
     tables = checkpoint.select(table or [])
@@ -99,6 +106,24 @@ def run(
     else:
         _print_report(report, list_variables=not tables_only, show_slots=slots, show_parts=parts)
     check_readable(checkpoint, table or [], any_table=True)
+
+
+def _inspect_chain(
+    path: str, source: Source, names: Sequence[str], *, as_json: bool, show_slots: bool, show_parts: bool
+) -> None:
+    """Show the members of a chain, and the tables of its newest full checkpoint; raises what keeps it from being
+    whole."""
+    inspect_chain = importlib.import_module("kvtools.cli.inspect_chain")  # with all that folds chains: seldom needed
+    chain, full = inspect_chain.look_into(path, source, names)
+    if as_json:
+        print(json.dumps({**chain.to_dict(), "full": full}))
+    else:
+        inspect_chain.print_chain(chain)
+        if full is not None:
+            print()
+            _print_report(full, list_variables=not names, show_slots=show_slots, show_parts=show_parts)
+    if chain.fault is not None:
+        raise chain.fault
 
 
 def prepare_arguments(arguments: Sequence[str]) -> list[str]:

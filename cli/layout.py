@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Sequence
 
 
@@ -47,3 +48,12 @@ def shown(name: str) -> str:
     'a\\\\nb'
     """
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+
+
+def told_time(seconds: float) -> str:
+    """Write a moment, in the time of the machine.
+
+    >>> len(told_time(0.0))
+    19
+    """
+    return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvtools.chain_reader import refuse_increments
 from kvtools.clip import Choice
 from kvtools.clip_policy import Policy, choose_all
 from kvtools.default_row import with_default_row
@@ -71,6 +72,7 @@ def export_snapshot(
     readers = checkpoint.select(tables)
     if not readers:
         raise BadInputError(f"exporting '{checkpoint.path}': it has no key-value table; see `kvtools inspect`")
+    refuse_increments(f"exporting '{checkpoint.path}'", readers)
     check_dtypes("exporting a snapshot", dtype)
     check_output(output, snapshot.NAME, force=force)
     choices = choose_for_snapshot(
@@ -134,7 +136,7 @@ def choose_for_snapshot(
 ) -> list[Choice]:
     """Decide which rows `export_snapshot` would keep, and write nothing; arguments and errors are its own.
 
-    Whether numbers fit `dtype` only the writing finds.
+    Whether numbers fit `dtype` `narrow_rows.check_fits` tells.
     """
     check_dtypes("exporting a snapshot", dtype)
     return choose_all(

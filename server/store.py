@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtools._snapshot import Table
+from kvtools.chain_reader import refuse_increments
 from kvtools.dialects import snapshot as dialect
 from kvtools.dialects.chunk import Array
 from kvtools.dialects.detect import open_checkpoint
@@ -140,6 +141,7 @@ class TableStore:
             checkpoint = open_checkpoint(path, options)
             readers = checkpoint.select(tables)
             _some(checkpoint, len(readers))
+            refuse_increments(f"serving '{checkpoint.path}'", readers)
             snapshot = snapshot_of(
                 checkpoint,
                 readers,

@@ -4,7 +4,8 @@
 """
 
 from tfplugin import checkpoint as _checkpoint
-from tfplugin import optimizers
+from tfplugin import optimizers, policies
+from tfplugin.chain.manager import CheckpointManager
 from tfplugin.export_saved_model import export_saved_model
 from tfplugin.get_kv_variable import get_kv_variable
 from tfplugin.initializers import KvInitializer
@@ -18,6 +19,7 @@ from tfplugin.training_mode import inference_mode
 from tfplugin.warm_start import warm_start
 
 __all__ = [
+    "CheckpointManager",
     "KvInitializer",
     "KvVariable",
     "OptimizerWrapper",
@@ -30,6 +32,7 @@ __all__ = [
     "install",
     "lookup_many",
     "optimizers",
+    "policies",
     "restore_tables",
     "uninstall",
     "warm_start",

@@ -22,6 +22,7 @@ from tfplugin import graph_restore, slot_binding
 from tfplugin.async_save import TableAtMoment
 from tfplugin.kv_variable import KvVariable
 from tfplugin.partitioned_kv_variable import PartitionedKvVariable
+from tfplugin.policies import Policies
 from tfplugin.saveable import KvSaveable, check_whole, restore_op, save_cuts, save_ops
 
 # ---- Name-based: tf.compat.v1.train.Saver --------------------------------------------------------
@@ -116,7 +117,7 @@ def _is_saved_object(obj: Any) -> bool:
     return isinstance(obj, (KvVariable, PartitionedKvVariable, TableAtMoment))
 
 
-def _without_parts(trackables: Mapping[str, Any]) -> dict[str, Any]:
+def wholes(trackables: Mapping[str, Any]) -> dict[str, Any]:
     """Parts of a partitioned variable are saved by the whole, so that they restore into any other number of parts."""
     wholes = [obj for obj in trackables.values() if isinstance(obj, PartitionedKvVariable)]
     parts = {id(part) for whole in wholes for part in whole}
@@ -132,7 +133,7 @@ def _save(trackables: Mapping[str, Any], file_prefix: tf.Tensor) -> list[tf.Tens
     variables: list[tuple[str, KvVariable]] = []
     cuts: list[tuple[str, KvVariable, tf.Tensor, tf.Tensor]] = []
     shards: list[tf.Tensor] = []
-    for path, saved in _without_parts(trackables).items():
+    for path, saved in wholes(trackables).items():
         obj = saved.table if isinstance(saved, TableAtMoment) else saved
         check_whole(obj)
         if isinstance(obj, KvVariable) and obj.partitioned_name is not None:
@@ -195,7 +196,7 @@ def _renamed(file_prefix: tf.Tensor, prefix: str, bundles: Sequence[str]) -> lis
 
 
 def _restore(trackables: Mapping[str, Any], merged_prefix: tf.Tensor) -> None:
-    for path, obj in _without_parts(trackables).items():
+    for path, obj in wholes(trackables).items():
         for part in obj if isinstance(obj, PartitionedKvVariable) else [obj]:
             if part.holds_rows:
                 graph_restore.note(restore_op(merged_prefix, part, object_prefix(path), "_part_"))
@@ -224,9 +225,10 @@ def _deserialize_variable(cls: Any, proto: Any, **kwargs: Any) -> KvVariable:
         config["key_dtype"],
         config["value_dtype"],
         trainable=config["trainable"],
-        # Models of earlier versions say nothing of a bound.
+        # Models of earlier versions say nothing of bounds and policies.
         max_capacity=config.get("max_capacity", 0),
         eviction=config.get("eviction", "lru"),
+        policies=Policies.from_json(config.get("policies", "")),
         part=config["part"],
         parts=config["parts"],
         partitioned_name=config["partitioned_name"],

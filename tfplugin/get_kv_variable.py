@@ -10,11 +10,14 @@ from tensorflow.python.eager import context
 from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.ops import variable_scope
 
+from tfplugin import placement
 from tfplugin.eviction import checked_capacity
 from tfplugin.initializers import KvInitializer, resolve
 from tfplugin.keys import KEY_DTYPES
 from tfplugin.kv_variable import VALUE_DTYPES, KvVariable
 from tfplugin.partitioned_kv_variable import PartitionedKvVariable
+from tfplugin.policies import Admission, Policies
+from tfplugin.policies import resolve as resolve_policies
 
 #: The first dimension that a partitioner is told a variable has when `capacity_hint` does not say.
 NOMINAL_ROWS = 1 << 20
@@ -103,6 +106,10 @@ def get_kv_variable(
     max_capacity: int = 0,
     eviction: str = "lru",
     max_hbm: int | None = None,
+    enter_threshold: int = 0,
+    *,
+    admission: Admission | None = None,
+    padding_key: int | None = None,
 ) -> KvVariable | PartitionedKvVariable:
     """Gets a key-value variable of this name, or makes it. Follows `tf.compat.v1.variable_scope`: prefix, reuse,
     default initializer, regularizer and partitioner.
@@ -120,7 +127,8 @@ def get_kv_variable(
         REGULARIZATION_LOSSES.
       trainable: as for tf.Variable.
       collections: graph collections to join; default GLOBAL_VARIABLES. TRAINABLE_VARIABLES is added when trainable.
-      partitioner: any TensorFlow partitioner along axis 0. Keys go to part ``key floor-mod parts``.
+      partitioner: any TensorFlow partitioner along axis 0. Keys go to part ``key floor-mod parts``. Under
+        ``tf.distribute.ParameterServerStrategy`` the default is a part for each server, and parts go to them in turns.
       constraint: function of rows, applied after each update to the rows it touched.
       capacity_hint: rows to make room for at once, and the first dimension that partitioners see.
       max_capacity: the most rows that a batch leaves behind; 0: any number. Further rows evict others, but not those of
@@ -131,6 +139,11 @@ def get_kv_variable(
       max_hbm: of a variable on a GPU, the bytes of its memory that rows may take, slots included; rows beyond lie in
         pinned host memory, and those that are touched often change places with others. With a partitioner it is for
         each part. None: no bound.
+      enter_threshold: of how many training lookups a key gets its row with the last; 0 and 1: with the first. The same
+        as ``admission=tfplugin.policies.CountAdmission(enter_threshold)``. Until then a lookup gives its initial value,
+        and no optimizer sees it.
+      admission: which keys get a row otherwise: one of `tfplugin.policies`' classes.
+      padding_key: a key that never gets a row: lookups give zeros for it, and updates and imports leave it out.
 
     Returns:
       A `KvVariable`, or a `PartitionedKvVariable` where there is a partitioner.
@@ -139,7 +152,8 @@ def get_kv_variable(
 
     Raises:
       ValueError: the name exists and reuse is off, or does not exist and reuse is on; a wrong dim; a partitioner along
-        another axis; an impossible max_capacity, eviction or max_hbm.
+        another axis; an impossible max_capacity, eviction or max_hbm; policies that are out of range or contradict each
+        other.
       TypeError: a dtype that tables do not have.
 
     Example:
@@ -158,6 +172,9 @@ def get_kv_variable(
     key = _key_dtype(key_dtype, full_name)
     value = _value_dtype(value_dtype, full_name)
     max_capacity = checked_capacity(max_capacity, eviction, full_name)
+    policies = resolve_policies(
+        full_name, key, enter_threshold=enter_threshold, admission=admission, padding_key=padding_key
+    )
 
     with tf_ops.init_scope():
         store = _store()
@@ -165,6 +182,7 @@ def get_kv_variable(
         if found is not None and scope.reuse:
             _check_same(found, full_name, embedding_dim, key, value)
             _check_same_bound(found, full_name, max_capacity, eviction)
+            _check_same_policies(found, full_name, policies)
             return found
         if found is not None:
             raise ValueError(
@@ -181,11 +199,17 @@ def get_kv_variable(
 
         dim = int(embedding_dim)
         init = resolve(initializer, full_name, dim, value)
+        if partitioner is None and placement.parameter_servers() > 1:
+            partitioner = tf.compat.v1.fixed_size_partitioner(placement.parameter_servers())
         parts = _part_count(partitioner, full_name, capacity_hint or NOMINAL_ROWS, dim, value)
         if init.rows is not None and parts is not None:
             init = _shared_rows(init)
 
         def make(part_name: str, part: int, of: int) -> KvVariable:
+            with placement.on_next_parameter_server(part_name):
+                return made_here(part_name, part, of)
+
+        def made_here(part_name: str, part: int, of: int) -> KvVariable:
             variable = KvVariable(
                 part_name,
                 dim,
@@ -199,6 +223,7 @@ def get_kv_variable(
                 max_capacity=-(-max_capacity // of),
                 eviction=eviction,
                 max_hbm=max_hbm,
+                policies=policies,
                 part=part,
                 parts=of,
                 partitioned_name=None if parts is None else full_name,
@@ -260,3 +285,12 @@ def _check_same_bound(found: Any, name: str, max_capacity: int, eviction: str) -
             f"Trying to share key-value variable {name}, but specified max_capacity {max_capacity} and eviction "
             f"{eviction!r}, and found {found.max_capacity} and {found.eviction!r}."
         )
+
+
+def _check_same_policies(found: Any, name: str, policies: Policies) -> None:
+    if policies == Policies() or policies == found.policies:  # the first: not said
+        return
+    raise ValueError(
+        f"Trying to share key-value variable {name}, but specified policies {policies.to_json()} and found "
+        f"{found.policies.to_json() or 'none'}."
+    )

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.training.saving import saveable_object
 
+from tfplugin.chain_members import with_what_it_goes_back_to
 from tfplugin.ops import raw
 from tfplugin.placement import cpu_device
 
@@ -30,6 +31,10 @@ class KvSaveable(saveable_object.SaveableObject):
         if self.variable.partitioned_name is not None:
             whole = whole.removesuffix(f"/part_{self.variable.part}")
         return restore_op(filename, self.variable, whole, "/part_")
+
+    def restore_members(self, members: tf.Tensor) -> Any:
+        """Restores the variable from members of a chain, [full, increment, ...]."""
+        return self.restore_op(members)
 
     def restore(self, restored_tensors: Any, restored_shapes: Any) -> Any:
         """Not reached: `checkpoint.add_restore_ops` restores."""
@@ -87,7 +92,14 @@ def _written(
 
 
 def restore_op(prefix: tf.Tensor, variable: Any, tensor_prefix: str, part_infix: str) -> Any:
-    """Reads the rows that belong to a variable, or to this part of it, from a checkpoint. Returns the op."""
+    """Reads the rows that belong to a variable, or to this part of it, from a checkpoint. Returns the op.
+
+    Args:
+      prefix: of the checkpoint; or [k] of a full one of a chain and the increments after it.
+      variable: to restore.
+      tensor_prefix, part_infix: what the tensors of the variable, and of a part of it, begin with.
+    """
+    prefix = with_what_it_goes_back_to(prefix)
     with tf.device(variable.device or None):
         return raw.kv_table_restore(
             variable.handle,

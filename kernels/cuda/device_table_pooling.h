@@ -24,7 +24,7 @@ void DeviceTableImpl<Device>::GatherPooledOrInsert(const DeviceKeys& keys, const
                                                    Stamp stamp, void* out, DeviceStream stream) {
   CheckPooled(keys, bags, Missing::kZeros);
   const Operation operation(this, stream);
-  InsertStamped(keys, stamp, nullptr);
+  InsertStamped(keys, stamp, nullptr, MayInsert());
   Pool(keys, bags, Missing::kZeros, out);
   TouchAndEvict(keys, true, nullptr, nullptr);
 }

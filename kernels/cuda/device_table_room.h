@@ -66,6 +66,8 @@ DeviceInitialValue DeviceTableImpl<Device>::UploadInitialValue(const Initializer
   initial.below32 = std::max(a, std::nextafter(static_cast<float>(from.b), a));
   initial.below64 = std::max(from.a, std::nextafter(from.b, from.a));
   initial.seed = from.seed;
+  initial.has_padding = options_.padding_key.has_value();
+  initial.padding_key = options_.padding_key.value_or(0);
   std::vector<char> rows;
   if (from.kind == Initializer::Kind::kConstant) {
     rows.resize(static_cast<size_t>(value_bytes_));

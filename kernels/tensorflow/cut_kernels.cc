@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "errors.h"
+#include "saved_counts.h"
 #include "table_cuts.h"
 #include "table_kernel.h"
 #include "table_writer.h"
@@ -87,6 +88,7 @@ class CutOp : public TableKernel {
     TF_RETURN_IF_ERROR(ctx->allocate_output(1, TensorShape({2}), &at));
     Cut cut;
     cut.is_increment = since != kNone;
+    AddCounts(open->config(), *open->table, &cut.more);  // before the rows
     uint64_t version = 0;
     if (open->config().gpu != nullptr && !cut.is_increment) {
       cut.schema = open->table->schema();
@@ -195,6 +197,7 @@ class SaveCutOp : public Kernel {
       saved.parts = parts_[i];
       saved.schema = std::move(cuts[i].schema);
       saved.is_increment = cuts[i].is_increment;
+      saved.more = std::move(cuts[i].more);
       saved.counts = &counts[i];
       saved.concurrent = saved.config.gpu == nullptr;  // of a GPU's table it is no export of one moment
       saved.exporter = std::move(cuts[i].exporter);

@@ -15,6 +15,7 @@
 #include "kernel.h"
 #include "kernel_threads.h"
 #include "rows_in.h"
+#include "saved_counts.h"
 #include "saved_part.h"
 #include "saved_rows.h"
 #include "table_metadata.h"
@@ -57,8 +58,9 @@ class RestoreOp : public Kernel {
       TF_RETURN_IF_ERROR(CatchErrors("restoring from '" + prefix + "'", resource->config().name, [&] {
         tf::BundleReader reader(ctx->env(), prefix);
         TF_RETURN_IF_ERROR(reader.status());
-        return i == 0 ? Restore(ctx, prefix, *resource, &reader, &table)
-                      : ApplyIncrement(ctx, prefix, resource->config(), &reader, table.get());
+        const bool is_last = i + 1 == prefixes.size();
+        return i == 0 ? Restore(ctx, prefix, *resource, &reader, is_last, &table)
+                      : ApplyIncrement(ctx, prefix, resource->config(), &reader, is_last, table.get());
       }));
     }
     resource->set_table(std::move(table));
@@ -87,7 +89,7 @@ class RestoreOp : public Kernel {
   }
 
   absl::Status Restore(OpKernelContext* ctx, const std::string& where, const TableResource& resource,
-                       tf::BundleReader* reader, std::shared_ptr<kvtable::Table>* out) const {
+                       tf::BundleReader* reader, bool is_last, std::shared_ptr<kvtable::Table>* out) const {
     const TableConfig& config = resource.config();
     KernelThreads threads(ctx);
     std::vector<SavedPart> saved;
@@ -104,14 +106,14 @@ class RestoreOp : public Kernel {
     int64_t own_rows = same_parts ? saved[static_cast<size_t>(part_)].rows : rows / parts_;
     if (config.max_capacity > 0) own_rows = std::min(own_rows, config.max_capacity);
     table->Reserve(own_rows, threads);
-    TF_RETURN_IF_ERROR(ReadRows(ctx, where, config, saved, reader, table.get(), &threads));
+    TF_RETURN_IF_ERROR(ReadRows(ctx->env(), where, config, saved, reader, is_last, table.get(), &threads));
     *out = std::move(table);
     return absl::OkStatus();
   }
 
   // The keys that went, and then the rows that changed.
   absl::Status ApplyIncrement(OpKernelContext* ctx, const std::string& where, const TableConfig& config,
-                              tf::BundleReader* reader, kvtable::Table* table) const {
+                              tf::BundleReader* reader, bool is_last, kvtable::Table* table) const {
     KernelThreads threads(ctx);
     std::vector<SavedPart> saved;
     TF_RETURN_IF_ERROR(FindSavedParts(config, where, base_, infix_, ctx->env(), reader, true, &saved));
@@ -139,13 +141,13 @@ class RestoreOp : public Kernel {
       // Keys of other parts are not there.
       table->Remove(keys.data(), saved[p].removed, threads);
     }
-    return ReadRows(ctx, where, config, saved, reader, table, &threads);
+    return ReadRows(ctx->env(), where, config, saved, reader, is_last, table, &threads);
   }
 
-  // Our own rows of all parts.
-  absl::Status ReadRows(OpKernelContext* ctx, const std::string& where, const TableConfig& config,
-                        const std::vector<SavedPart>& saved, tf::BundleReader* reader, kvtable::Table* table,
-                        kvtable::ParallelFor* threads) const {
+  // Our own rows of all parts; and what is whole in each member of a chain, where `with_counts`.
+  absl::Status ReadRows(tf::Env* env, const std::string& where, const TableConfig& config,
+                        const std::vector<SavedPart>& saved, tf::BundleReader* reader, bool with_counts,
+                        kvtable::Table* table, kvtable::ParallelFor* threads) const {
     const bool same_parts = static_cast<int64_t>(saved.size()) == parts_;
     RowsIn rows_in(config, where, LargestPart(saved).slots, table);
     rows_in.own_part = part_;
@@ -153,12 +155,17 @@ class RestoreOp : public Kernel {
     rows_in.all_own = same_parts;
     int32_t files = 0;
     TF_RETURN_IF_ERROR(CountDataFiles(where, reader, &files));
-    DataFiles data(ctx->env(), where, files);
+    DataFiles data(env, where, files);
     for (size_t p = 0; p < saved.size(); ++p) {
       if (same_parts && static_cast<int64_t>(p) != part_) continue;
       rows_in.Add(saved[p], &data);
     }
-    return rows_in.Read(threads);
+    TF_RETURN_IF_ERROR(rows_in.Read(threads));
+    for (size_t p = 0; p < saved.size() && with_counts; ++p) {
+      if (same_parts && static_cast<int64_t>(p) != part_) continue;
+      TF_RETURN_IF_ERROR(ReadCounts(config, where, saved[p], part_, parts_, reader, table, threads));
+    }
+    return absl::OkStatus();
   }
 
   std::string base_;

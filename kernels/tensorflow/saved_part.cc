@@ -7,6 +7,7 @@
 #include "bundle_columns.h"
 #include "json.h"
 #include "table_metadata.h"
+#include "table_policies.h"
 #include "tensorflow/core/framework/tensor_slice.h"
 #include "tensorflow/core/lib/hash/crc32c.h"
 #include "tensorflow/core/platform/env.h"
@@ -56,6 +57,15 @@ class PartReader {
     for (const kvtable::SlotSpec& slot : part_->slots) {
       TF_RETURN_IF_ERROR(CheckColumn("-slot-" + slot.name, config_.value_dtype, slot.width));
     }
+    if (Has("-pending_keys")) TF_RETURN_IF_ERROR(FindCounts());
+    if (Has("-pending_filter")) {
+      TF_RETURN_IF_ERROR(Find("-pending_filter", tf::DT_UINT8));
+      if (shape_.dims() != 1) return Bad("-pending_filter", "has shape ", shape_.DebugString());
+      part_->filter_bytes = shape_.dim_size(0);
+      if (part_->filter_bytes > 0 && part_->admission.kind != kvtable::AdmissionPolicy::Kind::kBloom) {
+        return Bad("-pending_filter", "is there, but its kvmeta has no such admission");
+      }
+    }
     const bool has_rows = part_->initializer && part_->initializer->kind == kvtable::Initializer::Kind::kRows;
     return has_rows ? ReadInitialRows() : absl::OkStatus();
   }
@@ -95,10 +105,21 @@ class PartReader {
     }
     part_->is_increment = meta.Bool("delta", false);
     if (meta.Has("initializer")) part_->initializer = InitializerFromJson(meta.At("initializer"));
-    if (meta.Has("policies") && meta.At("policies").Has("eviction")) {
-      part_->eviction = meta.At("policies").String("eviction");
+    if (meta.Has("policies")) {
+      const Json& policies = meta.At("policies");
+      if (policies.Has("eviction")) part_->eviction = policies.String("eviction");
+      if (policies.Has("admission")) part_->admission = AdmissionFromJson(policies.At("admission"));
     }
     return absl::OkStatus();
+  }
+
+  absl::Status FindCounts() {
+    TF_RETURN_IF_ERROR(Find("-pending_keys", config_.key_dtype));
+    if (shape_.dims() != 1) return Bad("-pending_keys", "has shape ", shape_.DebugString());
+    part_->waiting_keys = shape_.dim_size(0);
+    TF_RETURN_IF_ERROR(Find("-pending_counts", tf::DT_UINT32));
+    if (shape_.dims() == 1 && shape_.dim_size(0) == part_->waiting_keys) return absl::OkStatus();
+    return Bad("-pending_counts", "has shape ", shape_.DebugString(), " for ", part_->waiting_keys, " keys");
   }
 
   // The shape of a tensor, in shape_, and its slices, in slices_: such that they may be read.

@@ -35,10 +35,14 @@ std::string NameOf(tf::DataType dtype) {
   }
 }
 
-std::string PoliciesOf(const kvtable::Table& table) {
-  if (table.max_capacity() == 0) return "";
-  return ", \"policies\": {\"max_capacity\": " + std::to_string(table.max_capacity()) +
-         ", \"eviction\": " + JsonQuote(EvictionName(table.eviction())) + "}";
+std::string PoliciesOf(const TableConfig& config, const kvtable::Table& table) {
+  std::string fields = config.policies.Fields();
+  if (table.max_capacity() > 0) {
+    fields = "\"max_capacity\": " + std::to_string(table.max_capacity()) +
+             ", \"eviction\": " + JsonQuote(EvictionName(table.eviction())) + (fields.empty() ? "" : ", ") +
+             fields;
+  }
+  return fields.empty() ? "" : ", \"policies\": {" + fields + "}";
 }
 
 std::string MetaOf(const SavedTable& saved) {
@@ -48,8 +52,9 @@ std::string MetaOf(const SavedTable& saved) {
          ", \"key_dtype\": " + JsonQuote(NameOf(config.key_dtype)) +
          ", \"value_dtype\": " + JsonQuote(NameOf(config.value_dtype)) +
          ", \"dim\": " + std::to_string(config.dim) + ", \"slots\": " + SlotsToJson(saved.schema.slots) +
-         ", \"initializer\": " + InitializerToJson(saved.table->initializer()) + PoliciesOf(*saved.table) +
-         (saved.is_increment ? ", \"delta\": true" : "") + saved.more_meta + "}";
+         ", \"initializer\": " + InitializerToJson(saved.table->initializer()) +
+         PoliciesOf(config, *saved.table) + (saved.is_increment ? ", \"delta\": true" : "") +
+         saved.more_meta + "}";
 }
 
 // One table's rows on their way into a bundle.
@@ -107,6 +112,14 @@ class RowsOf {
       TF_RETURN_IF_ERROR(files_->AppendRows(writer, columns_[c].number, start, *rows, at[c]));
     }
     return absl::OkStatus();
+  }
+
+  // Says that the rows will be taken. Whether somebody waits for that.
+  bool StillWanted() {
+    const std::lock_guard<std::mutex> hold(mutex_);
+    if (saved_.exporter == nullptr) return false;
+    saved_.exporter->KeepAlive();
+    return saved_.exporter->IsUrgent();
   }
 
   // What is known when all rows have been written.
@@ -237,11 +250,21 @@ absl::Status WriteTables(tf::Env* env, const std::string& prefix, std::vector<Sa
     const absl::Status status = CatchErrors("saving", all.front()->variable(), [&]() -> absl::Status {
       const std::unique_ptr<char[]> buffer(new char[static_cast<size_t>(room)]);
       kvtable::ParallelFor* const helpers = on_gpu ? lent : &kvtable::Serial();
-      for (const auto& rows : all) {
-        for (int64_t n = 1; n > 0;) {
-          if (failed.load(std::memory_order_relaxed)) return absl::OkStatus();
-          TF_RETURN_IF_ERROR(rows->WriteChunk(worker, buffer.get(), room, helpers, &n));
+      // One table after the other; but training may wait for the rows of one whose turn is later.
+      std::vector<bool> done(all.size());
+      while (!failed.load(std::memory_order_relaxed)) {
+        size_t next = all.size();
+        bool urgent = false;
+        for (size_t t = 0; t < all.size(); ++t) {
+          if (done[t]) continue;
+          const bool is_urgent = all[t]->StillWanted();
+          if (next == all.size() || (is_urgent && !urgent)) next = t;
+          urgent = urgent || is_urgent;
         }
+        if (next == all.size()) break;
+        int64_t n = 0;
+        TF_RETURN_IF_ERROR(all[next]->WriteChunk(worker, buffer.get(), room, helpers, &n));
+        done[next] = n == 0;
       }
       return absl::OkStatus();
     });

@@ -172,8 +172,8 @@ def no_findings() -> Iterator[Finding]:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """An opened checkpoint: `path` as resolved (a URL without its password), the tables by name, and the dense
-    variables beside them.
+    """An opened checkpoint: `path` as resolved (a URL without its password; of a chain, its last member), the tables by
+    name, and the dense variables beside them.
 
     `read_variable(name)` yields a dense variable's rows in chunks [n, ...]; a scalar is one array of shape [], and
     strings are one object array of bytes. `bookkeeping` are tensors of the framework, no variables: they are carried
