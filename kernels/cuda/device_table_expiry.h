@@ -21,8 +21,9 @@ template <class Device>
 void DeviceTableImpl<Device>::EvictSlice(const RowTest& test, PassCursor* cursor, int64_t most_rows,
                                          uint64_t* removed, DeviceStream stream) {
   const Operation operation(this, stream);
+  EnsureRoomToFree(most_rows == kAllRows ? row_capacity_
+                                         : std::min(row_capacity_, most_rows + DeviceBucket::kKeys));
   const IndexSlice slice = NextSlice(cursor, most_rows);
-  EnsureRoomToFree(static_cast<int64_t>(slice.end - slice.begin) * DeviceBucket::kKeys);
   device_.Launch(slice.end - slice.begin, EvictSliceBody{slice, test});
   CountRows(0, removed, true);
 }

@@ -96,8 +96,8 @@ struct EvictSliceBody {
       const uint32_t row = slice.RowAt(b, s);
       if (row != kNoRow) {
         const DeviceStamp stamp = *slice.rows.StampOf(row);
-        const bool goes = Goes(test, slice.index.buckets[b].keys[s], stamp.frequency, stamp.version,
-                               slice.SquaresOf(row));
+        const bool goes =
+            Goes(test, slice.index.buckets[b].keys[s], stamp.frequency, stamp.version, slice.SquaresOf(row));
         if (goes && slice.index.EraseAt(b, s)) freed = row;
       }
       GiveBack(lanes, slice.rows, freed);

@@ -263,7 +263,8 @@ Example:
     array([ True, False, False])
 )")
       .def("begin_sweep", &PyTable::BeginSweep, "policies"_a,
-           "Begin with passes of policies, (policy, number) or (policy, number, by), which sweep() goes on with.")
+           "Begin with passes of policies, (policy, number) or (policy, number, by), which sweep() goes on "
+           "with.")
       .def("sweep", &PyTable::RunSweep, "rows"_a,
            "Look at about so many rows more, over and over again. Returns how many went.")
       .def("gather_columns", &PyTable::GatherColumns, "keys"_a, "columns"_a = nb::none(), nb::kw_only(),

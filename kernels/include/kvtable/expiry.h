@@ -106,7 +106,7 @@ void CheckPolicies(const std::vector<EvictPolicy>& policies);
 // The age that policies give to a table for its life; one that does not age where they name none.
 Expiry ExpiryOf(const std::vector<EvictPolicy>& policies);
 
-// Removes the rows that a policy names, and returns how many. Other operations may go on meanwhile; where they
+// Removes the rows that a policy names, and those that have expired anyway, and returns how many. Other operations may go on meanwhile; where they
 // change rows, it goes by each row as it is when its turn comes, and kKeepTop keeps about as many as it says.
 // Throws Error(kFailedPrecondition) where the versions of the table are of the other unit.
 int64_t Evict(Table* table, const EvictPolicy& policy, ParallelFor& threads);

@@ -10,7 +10,7 @@
 namespace kvtable {
 
 // `table` has no rows yet. Without a clock it is the system's.
-std::unique_ptr<Table> BoundTable(std::unique_ptr<ShardedTable> table, int64_t max_capacity, Eviction eviction,
-                                  const EvictionClock& clock);
+std::unique_ptr<Table> BoundTable(std::unique_ptr<ShardedTable> table, int64_t max_capacity,
+                                  Eviction eviction, const EvictionClock& clock);
 
 }  // namespace kvtable

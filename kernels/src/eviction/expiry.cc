@@ -50,10 +50,13 @@ void CheckPolicy(const EvictPolicy& policy) {
   }
 }
 
-// What removes the rows of all these policies, none of which is kKeepTop.
+// What removes the rows of all these policies, none of which is kKeepTop, and those that have expired anyway.
 RowTest TestOf(const Table& table, const std::vector<EvictPolicy>& policies) {
   RowTest test;
   const bool in_steps = table.expiry().ages() && table.expiry().unit == AgeUnit::kSteps;
+  if (table.expiry().ages()) {
+    test.written_before = RowAges::WrittenBefore(table.Now(), table.expiry().max_age);
+  }
   for (const EvictPolicy& policy : policies) {
     const uint32_t count = static_cast<uint32_t>(policy.count);
     if (policy.kind == Kind::kBelowNorm) {
@@ -67,7 +70,7 @@ RowTest TestOf(const Table& table, const std::vector<EvictPolicy>& policies) {
                              : "The table counts the ages of rows in seconds, not in steps. Make it with an "
                                "age in steps to have them stamped with steps.");
       }
-      test.written_before = RowAges::WrittenBefore(table.Now(), count);
+      test.written_before = std::max(test.written_before, RowAges::WrittenBefore(table.Now(), count));
     }
   }
   return test;
@@ -114,7 +117,10 @@ int64_t Evict(Table* table, const EvictPolicy& policy, ParallelFor& threads) {
   if (policy.kind != Kind::kKeepTop) {
     return table->EvictSlice(TestOf(*table, {policy}), &cursor, kAllRows, threads);
   }
-  if (table->Size() <= policy.count) return 0;
+  // Rows that have expired are none of those that are kept.
+  int64_t evicted = 0;
+  if (table->expiry().ages()) evicted = table->EvictSlice(TestOf(*table, {}), &cursor, kAllRows, threads);
+  if (table->Size() <= policy.count) return evicted;
   RankSearch search(policy.by, policy.count);
   while (search.next() != nullptr) {
     PassCursor counting;
@@ -122,8 +128,9 @@ int64_t Evict(Table* table, const EvictPolicy& policy, ParallelFor& threads) {
     table->CountRanks(*search.next(), &counting, kAllRows, counts.data(), threads);
     search.Take(counts);
   }
-  if (search.least_rank() == RowRank()) return 0;
-  return table->EvictSlice(TestOf(policy.by, search.least_rank()), &cursor, kAllRows, threads);
+  if (search.least_rank() == RowRank()) return evicted;
+  cursor = {};
+  return evicted + table->EvictSlice(TestOf(policy.by, search.least_rank()), &cursor, kAllRows, threads);
 }
 
 void RankSearch::Take(const std::vector<int64_t>& counts) {

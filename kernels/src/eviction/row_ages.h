@@ -63,8 +63,9 @@ class RowAges {
 
   void SetStep(uint32_t step) {
     if (!in_steps()) {
-      throw Error(ErrorCode::kFailedPrecondition,
-                  "The table counts no steps: its rows do not expire by steps. Make it with an age in steps.");
+      throw Error(
+          ErrorCode::kFailedPrecondition,
+          "The table counts no steps: its rows do not expire by steps. Make it with an age in steps.");
     }
     uint32_t before = step_.load(std::memory_order_relaxed);
     do {

@@ -132,8 +132,7 @@ int64_t ShardedTable::Remove(const void* keys, int64_t n, ParallelFor& threads) 
         bool has_expired = false;
         if (moment.expired_before != 0) {
           const uint32_t row = shard.index.Find(group.keys[i], shard.index.Home(hash));
-          has_expired =
-              row != BucketIndex::kNoRow && moment.HasExpired(shard.rows.StampOf(row)->version);
+          has_expired = row != BucketIndex::kNoRow && moment.HasExpired(shard.rows.StampOf(row)->version);
         }
         count += shard.Remove(group.keys[i], hash) && !has_expired ? 1 : 0;
       }

@@ -64,9 +64,8 @@ void ShardedTable::GatherOrInsert(const void* keys, int64_t n, const RowsOut& ou
     if (!admits_all) total = KeepAdmitted(typed, misses.data(), total, out, insertion);
     if (total == 0) return;
     const ShardGroups groups(typed, misses.data(), total, shard_bits_, threads);
-    RunTasks(threads, groups.size(), [&](int64_t g) {
-      InsertMissed(moment, groups[g], *init, stamp, out, insertion.inserted);
-    });
+    RunTasks(threads, groups.size(),
+             [&](int64_t g) { InsertMissed(moment, groups[g], *init, stamp, out, insertion.inserted); });
   });
 }
 

@@ -179,8 +179,8 @@ class ShardedTable : public Table {
   // Copies the values of keys[begin, end) to their places, and calls missed(i) for the keys that are not
   // there.
   template <class Key, class Missed>
-  void ReadValues(const Moment& moment, const Key* keys, int64_t begin, int64_t end, const RowsOut& out, bool* found,
-                  const Missed& missed) const;
+  void ReadValues(const Moment& moment, const Key* keys, int64_t begin, int64_t end, const RowsOut& out,
+                  bool* found, const Missed& missed) const;
 
   // In write_groups.h.
   // Finds or makes the row of each key of a group, under the shard's exclusive lock: check(shard) first,
