@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 PYTEST := $(BIN)/pytest -q -n logical --maxprocesses 4 --dist worksteal
 # The C++ tests that are about threads.
-CONCURRENCY_TESTS := concurrency_test device_index_test eviction_test
+CONCURRENCY_TESTS := changes_test concurrency_test device_index_test eviction_test
 
 .PHONY: help setup setup-horovod demo test test-all test-rest test-durations peers redis load-generators chromium fuzz sanitize lint types format bench \
   bench-tools bench-snapshot bench-serve bench-swaps bench-export bench-sok bench-gpu docs clean

@@ -12,8 +12,10 @@ from tfplugin.kv_variable import KvVariable
 from tfplugin.lookup_many import lookup_many
 from tfplugin.optimizers import OptimizerWrapper, apply_in_backward, explain
 from tfplugin.partitioned_kv_variable import PartitionedKvVariable
+from tfplugin.restore_tables import restore_tables
 from tfplugin.tensorflow_hooks import install, uninstall
 from tfplugin.training_mode import inference_mode
+from tfplugin.warm_start import warm_start
 
 __all__ = [
     "KvInitializer",
@@ -28,7 +30,9 @@ __all__ = [
     "install",
     "lookup_many",
     "optimizers",
+    "restore_tables",
     "uninstall",
+    "warm_start",
 ]
 
 _checkpoint.register()

@@ -19,9 +19,10 @@ from tensorflow.python.training import saver as saver_lib
 from tensorflow.python.training.saving import saveable_object
 
 from tfplugin import graph_restore, slot_binding
+from tfplugin.async_save import TableAtMoment
 from tfplugin.kv_variable import KvVariable
 from tfplugin.partitioned_kv_variable import PartitionedKvVariable
-from tfplugin.saveable import KvSaveable, check_whole, restore_op, save_ops
+from tfplugin.saveable import KvSaveable, check_whole, restore_op, save_cuts, save_ops
 
 # ---- Name-based: tf.compat.v1.train.Saver --------------------------------------------------------
 
@@ -112,7 +113,7 @@ def add_restore_ops(
 
 
 def _is_saved_object(obj: Any) -> bool:
-    return isinstance(obj, (KvVariable, PartitionedKvVariable))
+    return isinstance(obj, (KvVariable, PartitionedKvVariable, TableAtMoment))
 
 
 def _without_parts(trackables: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,8 +130,10 @@ def object_prefix(path: str) -> str:
 
 def _save(trackables: Mapping[str, Any], file_prefix: tf.Tensor) -> list[tf.Tensor]:
     variables: list[tuple[str, KvVariable]] = []
+    cuts: list[tuple[str, KvVariable, tf.Tensor]] = []
     shards: list[tf.Tensor] = []
-    for path, obj in _without_parts(trackables).items():
+    for path, saved in _without_parts(trackables).items():
+        obj = saved.table if isinstance(saved, TableAtMoment) else saved
         check_whole(obj)
         if isinstance(obj, KvVariable) and obj.partitioned_name is not None:
             raise ValueError(
@@ -138,13 +141,17 @@ def _save(trackables: Mapping[str, Any], file_prefix: tf.Tensor) -> list[tf.Tens
                 "saved by the whole, which restores into any number of parts: have the checkpoint, the layer or the "
                 "module hold what get_kv_variable gave, not its parts alone."
             )
-        if id(obj) in _elsewhere:
+        if isinstance(saved, TableAtMoment):
+            prefix = object_prefix(path)
+            prefixes = [prefix] if obj is obj._kv_parts[0] else [f"{prefix}_part_{i}" for i in range(len(obj))]
+            cuts += zip(prefixes, obj._kv_parts, saved.taken(), strict=True)
+        elif id(obj) in _elsewhere:
             shards += _renamed(file_prefix, object_prefix(path), _elsewhere[id(obj)])
         elif isinstance(obj, PartitionedKvVariable):
             variables += [(f"{object_prefix(path)}_part_{i}", part) for i, part in enumerate(obj)]
         else:
             variables.append((object_prefix(path), obj))
-    return shards + save_ops(file_prefix, variables)
+    return shards + save_ops(file_prefix, variables) + save_cuts(file_prefix, cuts)
 
 
 #: Bundles with the parts of variables, whose tensors begin "rows", by the id of the variable: what is saved of it.

@@ -17,7 +17,7 @@ from tensorflow.python.ops import gen_resource_variable_ops
 from tensorflow.python.trackable import base as trackable
 from tensorflow.python.util import dispatch, object_identity
 
-from tfplugin import initializers, placement, saveable, slot_binding, step_record, training_mode
+from tfplugin import async_save, initializers, placement, saveable, slot_binding, step_record, training_mode
 from tfplugin.eviction import checked_capacity, microseconds, scores_tensor
 from tfplugin.initializers import KvInitializer
 from tfplugin.keys import keys_to_tensor
@@ -643,33 +643,9 @@ class KvVariable(NotDense, trackable.Trackable):
         own = self._name if self._eager else self._shared_name
         return {trackable.VARIABLE_VALUE_KEY: lambda name=None, **kwargs: saveable.KvSaveable(self, name or own)}
 
-    # For asynchronous checkpoints, which save a copy. Asked for each, after the first by a function that was traced.
-
     def _copy_trackable_to_cpu(self, object_map: Any) -> None:
-        saveable.check_whole(self)
-        if self not in object_map:
-            object_map[self] = self._empty_copy()
-        self._copy_rows_to(object_map[self])
-
-    def _empty_copy(self) -> KvVariable:
-        """A table like this one on a CPU, without rows."""
-        with tf.init_scope(), tf.device("CPU:0"):
-            return KvVariable(
-                self._name,
-                self.dim,
-                self.key_dtype,
-                self.dtype,
-                max_capacity=self.max_capacity,
-                eviction=self.eviction,
-                part=self.part,
-                parts=self.parts,
-                partitioned_name=self.partitioned_name,
-            )
-
-    def _copy_rows_to(self, other: KvVariable) -> None:
-        """Replaces the rows of another table by those of this one."""
-        with tf.device(self.device or None):
-            raw.kv_table_copy(other.handle, self.handle)
+        """For asynchronous checkpoints."""
+        async_save.take(self, object_map)
 
     def __deepcopy__(self, memo: Any) -> KvVariable:
         raise NotImplementedError("A KvVariable cannot be deep-copied: save and restore it instead.")

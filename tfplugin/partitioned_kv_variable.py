@@ -266,10 +266,7 @@ class PartitionedKvVariable(NotDense, trackable.Trackable):
         return {f"part_{i}": functools.partial(saveable.of_part, part) for i, part in enumerate(self._parts)}
 
     def _copy_trackable_to_cpu(self, object_map: Any) -> None:
-        if self not in object_map:
-            object_map[self] = PartitionedKvVariable(self._name, [part._empty_copy() for part in self._parts])
-        for part, copy in zip(self._parts, object_map[self], strict=True):
-            part._copy_rows_to(copy)
+        async_save.take(self, object_map)
 
     # In a checkpoint the parts are saved together, so that they restore into any other number; in a SavedModel each
     # is an object of its own, because functions capture its handle.

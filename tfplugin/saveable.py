@@ -49,22 +49,34 @@ def of_part(part: Any, name: str | None = None, **kwargs: Any) -> KvSaveable:
 
 def save_ops(prefix: tf.Tensor, variables: Sequence[tuple[str, Any]]) -> list[tf.Tensor]:
     """Writes one bundle shard per device, ``prefix-<i>``. Returns the shards' prefixes, to be merged."""
-    by_device: dict[str, list[tuple[str, Any]]] = collections.OrderedDict()
-    for tensor_prefix, variable in variables:
-        by_device.setdefault(variable.device or "", []).append((tensor_prefix, variable))
+    return _written(prefix, "", [(name, variable, None) for name, variable in variables])
+
+
+def save_cuts(prefix: tf.Tensor, cuts: Sequence[tuple[str, Any, tf.Tensor]]) -> list[tf.Tensor]:
+    """The same, ``prefix-cut-<i>``, of what variables held when their exports of these numbers began."""
+    return _written(prefix, "-cut", cuts)
+
+
+def _written(prefix: tf.Tensor, kind: str, tables: Sequence[tuple[str, Any, tf.Tensor | None]]) -> list[tf.Tensor]:
+    by_device: dict[str, list[tuple[str, Any, tf.Tensor | None]]] = collections.OrderedDict()
+    for table in tables:
+        by_device.setdefault(table[1].device or "", []).append(table)
     written = []
     for number, (device, group) in enumerate(by_device.items()):
         with tf.device(cpu_device(device) or None):
-            shard = tf.strings.join([prefix, f"-{number}"])
+            shard = tf.strings.join([prefix, f"{kind}-{number}"])
+        handles = [variable.handle for _, variable, _ in group]
+        described = {
+            "tensor_prefixes": [tensor_prefix for tensor_prefix, _, _ in group],
+            "names": [variable.partitioned_name or variable._name for _, variable, _ in group],
+            "part": [variable.part for _, variable, _ in group],
+            "parts": [variable.parts for _, variable, _ in group],
+        }
         with tf.device(device or None):
-            save = raw.kv_table_save(
-                shard,
-                [variable.handle for _, variable in group],
-                tensor_prefixes=[tensor_prefix for tensor_prefix, _ in group],
-                names=[variable.partitioned_name or variable._name for _, variable in group],
-                part=[variable.part for _, variable in group],
-                parts=[variable.parts for _, variable in group],
-            )
+            if kind:
+                save = raw.kv_table_save_cut(shard, handles, tf.stack([cut for _, _, cut in group]), **described).rows
+            else:
+                save = raw.kv_table_save(shard, handles, **described)
         with tf.device(cpu_device(device) or None), tf.control_dependencies([save] if save is not None else []):
             written.append(tf.identity(shard))
     return written

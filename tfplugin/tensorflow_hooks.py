@@ -2,9 +2,10 @@
 
 - The attribute ``get_kv_variable`` on ``tensorflow`` and its two ``compat`` modules.
 - Dispatch registrations of lookups for our two classes (TensorFlow's own extension point).
-- Wrappers around eight functions for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1),
-  ``BaseSaverBuilder._AddSaveOps`` and ``_AddRestoreOps``, of `tf.train.Checkpoint` ``MultiDeviceSaver.restore`` and
-  ``CheckpointPosition.bind_object``, ``_lift_unlifted_variables``, by which `tf.saved_model.load` takes models of
+- Wrappers around thirteen functions for which TensorFlow has no extension point: ``Optimizer.apply_gradients`` (v1),
+  ``BaseSaverBuilder._AddSaveOps`` and ``_AddRestoreOps``, of `tf.train.Checkpoint` ``MultiDeviceSaver.restore``,
+  ``CheckpointPosition.bind_object``, ``TrackableSaver.save`` and what saves asynchronously
+  (``AsyncCheckpointHelper.save``, ``_write``, ``_copy_to_cpu`` and ``sync``), ``_lift_unlifted_variables``, by which `tf.saved_model.load` takes models of
   TensorFlow 1, and in the gradients of its control flow ``ZerosLikeV1WhileLoop`` and that of Switch. Each passes
   everything that is not a key-value variable, or stands for one, through untouched.
 - In Keras what `keras_models` says: its models are looked at where they train, predict and write files.
@@ -18,7 +19,8 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.checkpoint import functional_saver
+from tensorflow.python.checkpoint import async_checkpoint_helper, functional_saver
+from tensorflow.python.checkpoint import checkpoint as checkpoint_lib
 from tensorflow.python.checkpoint import restore as restore_lib
 from tensorflow.python.eager import wrap_function
 from tensorflow.python.framework import ops as tf_ops
@@ -26,7 +28,7 @@ from tensorflow.python.ops import control_flow_state
 from tensorflow.python.training import optimizer as optimizer_lib
 from tensorflow.python.training import saver as saver_lib
 
-from tfplugin import checkpoint, cond_gradients, graph_import, graph_restore, keras_models, lookup
+from tfplugin import async_save, checkpoint, cond_gradients, graph_import, graph_restore, keras_models, lookup
 from tfplugin.get_kv_variable import get_kv_variable
 from tfplugin.optimizers import generic_update, v1
 from tfplugin.wrapped_method import wrap_method
@@ -58,6 +60,11 @@ def install() -> None:
         (saver_lib.BaseSaverBuilder, "_AddRestoreOps", checkpoint.add_restore_ops),
         (functional_saver.MultiDeviceSaver, "restore", graph_restore.restore),
         (restore_lib.CheckpointPosition, "bind_object", generic_update.bind_object),
+        (checkpoint_lib.TrackableSaver, "save", async_save.write),
+        (async_checkpoint_helper.AsyncCheckpointHelper, "save", async_save.begin),
+        (async_checkpoint_helper.AsyncCheckpointHelper, "_write", async_save.begin),
+        (async_checkpoint_helper.AsyncCheckpointHelper, "_copy_to_cpu", async_save.copy_to_cpu),
+        (async_checkpoint_helper.AsyncCheckpointHelper, "sync", async_save.sync),
         (wrap_function, "_lift_unlifted_variables", graph_import.lift_variables),
         (control_flow_state._ControlFlowState, "ZerosLikeV1WhileLoop", cond_gradients.zeros_in_loop),
     ):

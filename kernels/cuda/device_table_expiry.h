@@ -8,13 +8,13 @@ namespace kvtable {
 
 // No launch that reads or writes rows looks at ages: what a batch must not see has gone before it.
 template <class Device>
-Moment DeviceTableImpl<Device>::DropExpired(const DeviceKeys& keys) {
-  const Moment moment = ages_.Begin();
-  if (moment.expired_before == 0 || keys.n <= 0) return moment;
+BatchTime DeviceTableImpl<Device>::DropExpired(const DeviceKeys& keys) {
+  const BatchTime time = ages_.Begin();
+  if (time.expired_before == 0 || keys.n <= 0) return time;
   EnsureRoomToFree(keys.n);
-  device_.Launch(Count(keys.n), EraseExpiredBody{Batch(keys), index_, {rows_, moment.expired_before}});
+  device_.Launch(Count(keys.n), EraseExpiredBody{Batch(keys), index_, {rows_, time.expired_before}});
   CountRows(0, nullptr, true);
-  return moment;
+  return time;
 }
 
 template <class Device>

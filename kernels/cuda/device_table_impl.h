@@ -251,15 +251,15 @@ class DeviceTableImpl : public DeviceTable {
   class BatchOperation : public Operation {
    public:
     BatchOperation(DeviceTableImpl* table, const DeviceKeys& keys, DeviceStream stream)
-        : Operation(table, stream), ages_(table->ages_), moment_(table->DropExpired(keys)) {}
+        : Operation(table, stream), ages_(table->ages_), time_(table->DropExpired(keys)) {}
 
-    const Moment& moment() const { return moment_; }
+    const BatchTime& time() const { return time_; }
     // What rows of the batch are stamped with.
-    Stamp StampOf(const Stamp& stamp) const { return ages_.StampAt(moment_, stamp); }
+    Stamp StampOf(const Stamp& stamp) const { return ages_.StampAt(time_, stamp); }
 
    private:
     const RowAges& ages_;
-    const Moment moment_;
+    const BatchTime time_;
   };
 
   // How far an export has come: all keys with lower hashes were seen.
@@ -469,7 +469,7 @@ class DeviceTableImpl : public DeviceTable {
 
   // ---- Expiry
 
-  Moment DropExpired(const DeviceKeys& keys);
+  BatchTime DropExpired(const DeviceKeys& keys);
   // From the cursor on, which it moves along.
   IndexSlice NextSlice(PassCursor* cursor, int64_t most_rows) const;
 

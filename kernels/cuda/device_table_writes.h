@@ -82,7 +82,7 @@ void DeviceTableImpl<Device>::Import(const DeviceKeys& keys, const std::vector<C
   EnsureRoom(keys);
   PrepareMarks();
   const BatchClaims claims = WriteColumns(keys, in);
-  const uint32_t latest = ages_.expiry().ages() ? operation.moment().now : UINT32_MAX;
+  const uint32_t latest = ages_.expiry().ages() ? operation.time().now : UINT32_MAX;
   const uint32_t without = ages_.expiry().ages() ? latest : 0;
   device_.Launch(Count(keys.n), AssignStampsBody{rows_, claims, numbers(), freqs, versions, latest, without,
                                                  Count(keys.n)});

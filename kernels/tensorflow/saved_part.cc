@@ -8,8 +8,10 @@
 #include "json.h"
 #include "table_metadata.h"
 #include "tensorflow/core/framework/tensor_slice.h"
+#include "tensorflow/core/lib/hash/crc32c.h"
 #include "tensorflow/core/platform/env.h"
 #include "tensorflow/core/platform/path.h"
+#include "tensorflow/core/protobuf/tensor_bundle.pb.h"
 #include "tensorflow/core/util/saved_tensor_slice_util.h"
 
 namespace kvtools {
@@ -21,10 +23,10 @@ namespace {
 // Looks at one part.
 class PartReader {
  public:
-  // `data_bytes`: the size of the bundle's data files.
+  // `data_bytes`: the size of the bundle's data files; `files`: how many there are.
   PartReader(const TableConfig& config, const std::string& where, tf::BundleReader* reader,
-             uint64_t data_bytes, SavedPart* part)
-      : config_(config), where_(where), reader_(reader), data_bytes_(data_bytes), part_(part) {}
+             uint64_t data_bytes, int32_t files, SavedPart* part)
+      : config_(config), where_(where), reader_(reader), data_bytes_(data_bytes), files_(files), part_(part) {}
 
   absl::Status Read() {
     tf::Tensor meta(tf::DT_STRING, tf::TensorShape({}));
@@ -143,7 +145,6 @@ class PartReader {
         return Bad(column, "is in slices that are not one behind the other");
       }
       next += length;
-      if (slice.IsFull()) continue;
       // Where the slice itself is: TensorFlow takes for granted that it is as the tensor is.
       tf::DataType stored;
       tf::TensorShape stored_shape;
@@ -164,10 +165,39 @@ class PartReader {
     TF_RETURN_IF_ERROR(Find("-keys", config_.key_dtype));
     if (shape_.dims() != 1) return Bad("-keys", "has shape ", shape_.DebugString(), ", expected a vector");
     part_->rows = shape_.dim_size(0);
+    return NotePlaces("-keys", config_.key_dtype, 0);
+  }
+
+  // Where the rows of the column lie that was found last.
+  absl::Status NotePlaces(const std::string& column, tf::DataType dtype, int64_t width) {
+    StoredColumn& stored = part_->columns[column];
+    stored.name = part_->prefix + column;
+    stored.row_bytes = std::max<int64_t>(1, width) * tf::DataTypeSize(dtype);
+    const auto note = [&](const std::string& key, int64_t start, int64_t rows) -> absl::Status {
+      tf::BundleEntryProto entry;
+      reader_->Seek(key);
+      if (!reader_->Valid() || reader_->key() != key ||
+          !entry.ParseFromArray(reader_->value().data(), static_cast<int>(reader_->value().size()))) {
+        return Bad(column, "has an entry that cannot be read");
+      }
+      if (entry.shard_id() < 0 || entry.shard_id() >= files_ || entry.offset() < 0 ||
+          entry.size() != rows * stored.row_bytes) {
+        return Bad(column, "has an entry of ", entry.size(), " bytes at byte ", entry.offset(), " of data file ",
+                   entry.shard_id(), " for ", rows, " rows of ", stored.row_bytes, " bytes");
+      }
+      if (rows > 0) {
+        stored.runs.push_back(
+            {start, rows, entry.shard_id(), entry.offset(), tf::crc32c::Unmask(entry.crc32c())});
+      }
+      return absl::OkStatus();
+    };
+    if (slices_.empty()) return note(stored.name, 0, part_->rows);
+    int64_t start = 0;
     for (const tf::TensorSlice& slice : slices_) {
-      if (!slice.IsFullAt(0)) part_->chunks.emplace_back(slice.start(0), slice.length(0));
+      const int64_t rows = slice.IsFullAt(0) ? part_->rows : slice.length(0);
+      TF_RETURN_IF_ERROR(note(tf::checkpoint::EncodeTensorNameSlice(stored.name, slice), start, rows));
+      start += rows;
     }
-    if (part_->chunks.empty() && part_->rows > 0) part_->chunks.emplace_back(0, part_->rows);
     return absl::OkStatus();
   }
 
@@ -176,7 +206,7 @@ class PartReader {
     const int dims = width == 0 ? 1 : 2;
     if (shape_.dims() == dims && shape_.dim_size(0) == part_->rows &&
         (width == 0 || shape_.dim_size(1) == width)) {
-      return absl::OkStatus();
+      return NotePlaces(column, dtype, width);
     }
     return Bad(column, "has shape ", shape_.DebugString(), ", expected [", part_->rows,
                width == 0 ? "" : absl::StrCat(",", width), "] as there are ", part_->rows, " keys");
@@ -199,6 +229,7 @@ class PartReader {
   const std::string& where_;
   tf::BundleReader* const reader_;
   const uint64_t data_bytes_;
+  const int32_t files_;
   SavedPart* const part_;
   tf::TensorShape shape_;
   std::vector<tf::TensorSlice> slices_;
@@ -243,6 +274,23 @@ absl::Status ReadError(const std::string& where, const std::string& tensor, cons
                       absl::StrCat("Checkpoint '", where, "': tensor '", tensor, "': ", status.message()));
 }
 
+absl::Status CountDataFiles(const std::string& where, tf::BundleReader* reader, int32_t* files) {
+  tf::BundleHeaderProto header;
+  reader->Seek(tf::kHeaderEntryKey);
+  if (!reader->Valid() || !reader->key().empty() ||
+      !header.ParseFromArray(reader->value().data(), static_cast<int>(reader->value().size())) ||
+      header.num_shards() < 1) {
+    return errors::DataLoss("Checkpoint '", where, "': its index does not say how many data files there are.");
+  }
+  if (header.endianness() != tf::BundleHeaderProto::LITTLE) {
+    return errors::Unimplemented("Checkpoint '", where,
+                                 "' was written on a machine that stores the high byte of a number first: it "
+                                 "can be restored on such a machine only.");
+  }
+  *files = header.num_shards();
+  return absl::OkStatus();
+}
+
 absl::Status FindSavedParts(const TableConfig& config, const std::string& where, const std::string& base,
                             const std::string& infix, tf::Env* env, tf::BundleReader* reader,
                             std::vector<SavedPart>* saved) {
@@ -262,9 +310,11 @@ absl::Status FindSavedParts(const TableConfig& config, const std::string& where,
                             config.name, "'; it has [", TablesIn(reader), "].");
   }
   uint64_t data_bytes = 0;
+  int32_t files = 0;
   TF_RETURN_IF_ERROR(DataBytes(env, where, &data_bytes));
+  TF_RETURN_IF_ERROR(CountDataFiles(where, reader, &files));
   for (SavedPart& part : *saved) {
-    TF_RETURN_IF_ERROR(PartReader(config, where, reader, data_bytes, &part).Read());
+    TF_RETURN_IF_ERROR(PartReader(config, where, reader, data_bytes, files, &part).Read());
     if (part.parts != static_cast<int64_t>(saved->size())) {
       return errors::DataLoss("Checkpoint '", where, "': table '", part.prefix, "' is one of ", part.parts,
                               " parts, but ", saved->size(), " are there: the checkpoint is incomplete.");

@@ -5,12 +5,13 @@
 // DataLoss that names the file and the tensor.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "errors.h"
+#include "saved_rows.h"
 #include "table_resource.h"
 #include "tensorflow/core/util/tensor_bundle/tensor_bundle.h"
 
@@ -25,9 +26,9 @@ struct SavedPart {
   // Scores and what they are, where the table was bounded.
   bool has_scores = false;
   std::string eviction;
+  std::map<std::string, StoredColumn> columns;  // by what goes behind the prefix: "-keys"
   std::vector<kvtable::SlotSpec> slots;
   std::optional<kvtable::Initializer> initializer;
-  std::vector<std::pair<int64_t, int64_t>> chunks;  // first row and number of rows of each, as it was written
 };
 
 // "Checkpoint '<where>': tensor '<tensor>' <what>: the checkpoint is damaged."
@@ -39,6 +40,9 @@ absl::Status Damaged(const std::string& where, const std::string& tensor, const 
 
 // What TensorFlow said when it read the tensor, with both names.
 absl::Status ReadError(const std::string& where, const std::string& tensor, const absl::Status& status);
+
+// How many data files the bundle says it has.
+absl::Status CountDataFiles(const std::string& where, tensorflow::BundleReader* reader, int32_t* files);
 
 // All parts of table `base`: itself, or `base` + `infix` + its number.
 absl::Status FindSavedParts(const TableConfig& config, const std::string& where, const std::string& base,

@@ -1,7 +1,11 @@
 // Kernels that write rows, or what eviction goes by.
 
+#include <string>
+#include <vector>
+
 #include "errors.h"
 #include "table_kernel.h"
+#include "table_metadata.h"
 
 namespace kvtools {
 namespace {
@@ -122,12 +126,69 @@ class ImportOp : public TableKernel {
   }
 };
 
+class ImportColumnsOp : public TableKernel {
+ public:
+  using TableKernel::TableKernel;
+
+ protected:
+  const char* doing() const override { return "importing into"; }
+
+  absl::Status SetUp(tf::OpKernelConstruction* ctx) override {
+    std::string json;
+    TF_RETURN_IF_ERROR(ReadAttrs(ctx, "slots", &json));
+    slots_ = SlotsFromJson(Json::Parse(json));
+    if (slots_.size() + 4 == static_cast<size_t>(num_inputs())) return absl::OkStatus();
+    return errors::InvalidArgument("KvTableImportColumns wants values and a column for each slot");
+  }
+
+  absl::Status WorkOn(OpKernelContext* ctx, OpenTable* open) override {
+    const TableConfig& config = open->config();
+    const Tensor& keys = ctx->input(1);
+    const Tensor& freqs = ctx->input(2);
+    TF_RETURN_IF_ERROR(CheckKeys(config, keys));
+    const int64_t n = keys.NumElements();
+    if (freqs.NumElements() != n) {
+      return errors::InvalidArgument("Key-value variable '", config.name, "': got ", n, " keys and ",
+                                     freqs.NumElements(), " counts");
+    }
+    std::vector<kvtable::SlotSpec> all = open->table->slots();
+    std::vector<kvtable::ColumnIn> in;
+    for (size_t i = 0; i <= slots_.size(); ++i) {
+      const Tensor& column = ctx->input(static_cast<int>(i) + 3);
+      const int64_t width = i == 0 ? config.dim : slots_[i - 1].width;
+      TF_RETURN_IF_ERROR(CheckRows(config, i == 0 ? "rows" : "slots", keys, column, width));
+      size_t at = 0;
+      if (i > 0) {
+        while (at < all.size() && all[at].name != slots_[i - 1].name) ++at;
+        if (at == all.size()) all.push_back(slots_[i - 1]);
+        if (all[at].width != width) {
+          return errors::InvalidArgument("Key-value variable '", config.name, "' has slot '", all[at].name,
+                                         "' of width ", all[at].width, ", got width ", width);
+        }
+        ++at;
+      }
+      in.push_back({static_cast<int>(at), column.data(), width});
+    }
+    const uint64_t generation = open->table->EnsureSlots(all, open->threads);
+    for (kvtable::ColumnIn& column : in) column.generation = generation;
+    const std::vector<uint32_t> versions(static_cast<size_t>(n), UnixTime());
+    open->table->Import(keys.data(), n, in, static_cast<const uint32_t*>(freqs.data()), versions.data(),
+                        nullptr, open->threads);
+    return absl::OkStatus();
+  }
+
+ private:
+  std::vector<kvtable::SlotSpec> slots_;
+};
+
 KVTOOLS_REGISTER(Name("KvTableUpsert"), UpsertOp);
 KVTOOLS_REGISTER(Name("KvTableAccumulate"), AccumulateOp);
 KVTOOLS_REGISTER(Name("KvTableRemove").HostMemory("removed"), RemoveOp);
 KVTOOLS_REGISTER(Name("KvTableSetScores").HostMemory("keys").HostMemory("scores").HostMemory("found"),
                  SetScoresOp);
 KVTOOLS_REGISTER(Name("KvTableImport"), ImportOp);
+KVTOOLS_REGISTER(Name("KvTableImportColumns").HostMemory("keys").HostMemory("freqs").HostMemory("columns"),
+                 ImportColumnsOp);
 
 }  // namespace
 }  // namespace kvtools

@@ -53,4 +53,18 @@ REGISTER_OP("KvTableImport")
     .SetIsStateful()
     .SetShapeFn(NoOutputs);
 
+// Writes rows with their slots and counts, as another table had them; their time is now. The table gets the
+// slots that it has not.
+REGISTER_OP("KvTableImportColumns")
+    .Attr("Tkeys: {int64, int32, uint64}")
+    .Attr("dtype: {float, half, bfloat16, double, int8, int32, int64, bool}")
+    .Attr("N: int >= 1")
+    .Attr("slots: string")
+    .Input("handle: resource")
+    .Input("keys: Tkeys")
+    .Input("freqs: uint32")
+    .Input("columns: N * dtype")
+    .SetIsStateful()
+    .SetShapeFn(NoOutputs);
+
 }  // namespace kvtools

@@ -11,8 +11,13 @@
 // all; a training step sums their gradients and updates the row once.
 #pragma once
 
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -154,9 +159,51 @@ struct MemoryUse {
 
 class Table;
 
-// Reads a table in chunks, each row whole, as it is when its turn comes. Rows that were there when the
-// exporter was made come, unless they go before their turn; rows inserted since are left out (or may be, of a
-// table in device memory). No key comes twice. The table must outlive its exporters.
+// Where exports of one moment keep the rows that change before their turn; several may share one. Where more
+// than `bytes` lie there, who wants to change rows waits until an export has taken some. (Batches that run by
+// then go on: each puts its share of rows aside.) Where nothing was taken for `patience`, those who wait give
+// the export up, and it fails.
+class AsideMemory {
+ public:
+  static constexpr int64_t kDefaultBytes = int64_t{128} << 20;
+
+  explicit AsideMemory(int64_t bytes = kDefaultBytes,
+                       std::chrono::milliseconds patience = std::chrono::seconds(60))
+      : limit_(bytes), patience_(patience), progress_(std::chrono::steady_clock::now()) {}
+
+  int64_t used() const { return used_.load(std::memory_order_relaxed); }
+  int64_t limit() const { return limit_; }
+
+  // For tables. Grow never waits. AwaitRoom waits a while for room, and is false where patience ran out.
+  bool IsFull() const { return used() > limit_; }
+  void Grow(int64_t bytes) { used_.fetch_add(bytes, std::memory_order_relaxed); }
+  void Shrink(int64_t bytes);
+  void NoteProgress();
+  bool IsStuck() const;  // for longer than `patience`
+  bool AwaitRoom();
+
+ private:
+  const int64_t limit_;
+  const std::chrono::milliseconds patience_;
+  std::atomic<int64_t> used_{0};
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::chrono::steady_clock::time_point progress_;
+};
+
+// An export of the rows as they are at one moment; see Table::ExportMoment.
+struct MomentOptions {
+  // Only the rows that changed since this version of the table, and the keys that went: an increment.
+  std::optional<uint64_t> since;
+  // Whether the moment ends a version, as CutChanges does. An increment always does.
+  bool cut = false;
+  std::shared_ptr<AsideMemory> aside;  // null: one of its own
+};
+
+// Reads a table in chunks, each row whole, as it is when its turn comes (or as it was at one moment:
+// Table::ExportMoment). Rows that were there when the exporter was made come, unless they go before their turn;
+// rows inserted since are left out (or may be, of a table in device memory). No key comes twice. The table must
+// outlive its exporters.
 class Exporter {
  public:
   struct Buffers {
@@ -171,8 +218,19 @@ class Exporter {
   // At least the number of rows still to come.
   virtual int64_t max_rows() const = 0;
 
-  // Writes up to `capacity` rows and returns how many: 0 at the end.
+  // Writes up to `capacity` rows and returns how many: 0 at the end. Of an export of one moment it may be called
+  // from several threads at once, each until it gives 0.
   virtual int64_t Next(int64_t capacity, const Buffers& out, ParallelFor& threads) = 0;
+
+  // ---- Of an export of one moment
+
+  // The version that the moment ended, where it ended one; else 0.
+  virtual uint64_t version() const { return 0; }
+  // Of an increment, when all rows have come: how many of them were born since the version from which it goes
+  // (also: born anew), and the keys that were there then and are not at the moment.
+  virtual int64_t born_rows() const { return 0; }
+  virtual int64_t removed_rows() const { return 0; }
+  virtual void RemovedKeys(void* /* (removed_rows()) */) const {}
 };
 
 class Table {
@@ -285,6 +343,39 @@ class Table {
   // ---- Export and import
 
   virtual std::unique_ptr<Exporter> Export() const = 0;
+
+  // Rows, slots, stamps and scores as they are when the exporter is made, between two batches of each shard, or
+  // between two batches of a bounded table. Who is about to change or remove a row that has not come yet first
+  // copies it aside (see AsideMemory); Clear and a change of slots wait for the export to end. Several may be
+  // open at once. Who takes the rows must not be who changes them, or wait for him: take them on a thread of
+  // their own.
+  // Throws Error(kFailedPrecondition) where changes since `options.since` are not known (ChangesLost) or the
+  // table cannot do this; Next does where the export was given up.
+  virtual std::unique_ptr<Exporter> ExportMoment(const MomentOptions& options);
+
+  // ---- What changed
+  //
+  // A table that tracks its changes knows which rows were written, born or removed since a version. Versions
+  // are numbers that grow, and no two tables of a process have one in common. Any write to a row counts, also
+  // one of the same bytes, of its stamp alone or of its score. It takes a bit per row that changed and one per
+  // row that was born, in pieces of 512 bytes for 4096 rows, for each version that is kept, at most
+  // kMostVersions; and 12 bytes for each removed key, at most max_removed of them.
+  static constexpr int kMostVersions = 8;
+
+  // Begins to track, and returns a version: what changes from now on has changed since it. A table that does
+  // already goes on. The default throws Error(kFailedPrecondition): a table in device memory.
+  virtual uint64_t TrackChanges(int64_t max_removed);
+  virtual bool tracks_changes() const { return false; }
+
+  // Ends a version and returns its number: what changes from now on has changed since it. Where kMostVersions
+  // are kept already, the oldest is forgotten.
+  virtual uint64_t CutChanges();
+
+  // Why ExportMoment({since}) would be refused, as a sentence; empty where it would not.
+  virtual std::string ChangesLost(uint64_t since) const;
+
+  // Forgets the changes up to a version: those since an older one are not known any more.
+  virtual void ForgetChanges(uint64_t upto);
 
   // Upserts rows with their stamps, as an export gave them. freqs and versions may be null: zeros. A bounded
   // table takes `scores` along; where they are null, rows start from their versions, as the seconds of their

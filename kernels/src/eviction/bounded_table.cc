@@ -45,28 +45,17 @@ struct Batch {
   uint64_t operator[](int64_t i) const { return positions[where == nullptr ? i : where[i]]; }
 };
 
-class BoundedTable;
-
-class BoundedExporter : public Exporter {
- public:
-  explicit BoundedExporter(const BoundedTable* table);
-  int64_t max_rows() const override { return rows_->max_rows(); }
-  int64_t Next(int64_t capacity, const Buffers& out, ParallelFor& threads) override;
-
- private:
-  const BoundedTable* table_;
-  std::unique_ptr<Exporter> rows_;
-};
-
 class BoundedTable : public Table {
  public:
-  BoundedTable(std::unique_ptr<Table> table, int64_t max_capacity, Eviction eviction,
+  BoundedTable(std::unique_ptr<ShardedTable> table, int64_t max_capacity, Eviction eviction,
                const EvictionClock& clock)
       : rows_(std::move(table)),
         max_capacity_(max_capacity),
         eviction_(eviction),
         now_(clock ? clock : SystemMicroseconds),
-        ranks_(kMaxShards) {}
+        ranks_(kMaxShards) {
+    rows_->SetRanks({[this](uint64_t position) { return ranks_.Get(position).score; }, &mutex_});
+  }
 
   // ---- As the inner table has it
 
@@ -122,6 +111,7 @@ class BoundedTable : public Table {
   void GatherOrInsert(const void* keys, int64_t n, const RowsOut& out, const Insertion& insertion,
                       ParallelFor& threads) override {
     CheckBatch(n);
+    rows_->AwaitRoomAside();
     std::lock_guard<std::mutex> hold(mutex_);
     int64_t places = out.positions == nullptr ? n : 0;
     for (int64_t i = 0; i < n && out.positions == nullptr && out.where != nullptr; ++i) {
@@ -132,6 +122,7 @@ class BoundedTable : public Table {
     RankEvenOnFailure(keys, n, threads, [&] {
       rows_->GatherOrInsert(keys, n, {out.rows, positions, out.where}, insertion, threads);
     });
+    BeforeTouch({positions, out.where, n});
     TouchAndEvict({positions, out.where, n}, true, insertion.evicted, threads);
   }
 
@@ -153,14 +144,20 @@ class BoundedTable : public Table {
                     const Update& update, const SlotColumns& slots, Stamp stamp,
                     ParallelFor& threads) override {
     ApplyCounts counts;
-    Write(keys, n, false, threads,
-          [&] { counts = rows_->Apply(keys, positions, n, gradients, update, slots, stamp, threads); });
+    Write(keys, n, false, threads, [&] {
+      counts = rows_->Apply(keys, positions, n, gradients, update, slots, stamp, threads);
+      if (counts.skipped == 0 || !rows_->is_watched()) return;
+      Scratch<uint64_t> there(static_cast<size_t>(n));  // what was left out is touched all the same
+      rows_->Locate(keys, n, there.data(), threads);
+      rows_->BeforeScores(there.data(), n);
+    });
     return counts;
   }
 
   void Import(const void* keys, int64_t n, const std::vector<ColumnIn>& in, const uint32_t* freqs,
               const uint32_t* versions, const uint64_t* scores, ParallelFor& threads) override {
     CheckBatch(n);
+    rows_->AwaitRoomAside();
     std::lock_guard<std::mutex> hold(mutex_);
     RankEvenOnFailure(keys, n, threads,
                       [&] { rows_->Import(keys, n, in, freqs, versions, nullptr, threads); });
@@ -188,12 +185,14 @@ class BoundedTable : public Table {
 
   int64_t Remove(const void* keys, int64_t n, ParallelFor& threads) override {
     CheckBatch(n);
+    rows_->AwaitRoomAside();
     std::lock_guard<std::mutex> hold(mutex_);
     ClearRanks(keys, n, threads);
     return rows_->Remove(keys, n, threads);
   }
 
   void Clear() override {
+    const MomentGate::Alone alone(rows_->gate());  // exports may need the mutex to end
     std::lock_guard<std::mutex> hold(mutex_);
     rows_->Clear();
     ranks_.Clear();
@@ -220,9 +219,11 @@ class BoundedTable : public Table {
                                                       " scores. Make it with custom eviction to set scores.");
     }
     CheckBatch(n);
+    rows_->AwaitRoomAside();
     std::lock_guard<std::mutex> hold(mutex_);
     Scratch<uint64_t> positions(static_cast<size_t>(n));
     rows_->Locate(keys, n, positions.data(), threads);
+    rows_->BeforeScores(positions.data(), n);
     int64_t there = 0;
     for (int64_t i = 0; i < n; ++i) {
       const uint64_t position = positions[static_cast<size_t>(i)];
@@ -245,7 +246,17 @@ class BoundedTable : public Table {
     epoch_ = epoch;
   }
 
-  std::unique_ptr<Exporter> Export() const override { return std::make_unique<BoundedExporter>(this); }
+  // ---- Exports and changes: the inner table takes mutex_ where it needs ranks, and between batches for a cut
+
+  std::unique_ptr<Exporter> Export() const override { return rows_->Export(); }
+  std::unique_ptr<Exporter> ExportMoment(const MomentOptions& options) override {
+    return rows_->ExportMoment(options);
+  }
+  uint64_t TrackChanges(int64_t max_removed) override { return rows_->TrackChanges(max_removed); }
+  bool tracks_changes() const override { return rows_->tracks_changes(); }
+  uint64_t CutChanges() override { return rows_->CutChanges(); }
+  std::string ChangesLost(uint64_t since) const override { return rows_->ChangesLost(since); }
+  void ForgetChanges(uint64_t upto) override { rows_->ForgetChanges(upto); }
 
   // ---- Expiry
 
@@ -254,6 +265,7 @@ class BoundedTable : public Table {
   void SetStep(uint32_t step) override { rows_->SetStep(step); }
   int64_t EvictSlice(const RowTest& test, PassCursor* cursor, int64_t most_rows,
                      ParallelFor& threads) override {
+    rows_->AwaitRoomAside();
     std::lock_guard<std::mutex> hold(mutex_);
     return rows_->EvictSlice(test, cursor, most_rows, threads);
   }
@@ -268,8 +280,6 @@ class BoundedTable : public Table {
   void Forget(uint64_t position) { ranks_.Forget(position); }
 
  private:
-  friend class BoundedExporter;
-
   int64_t Excess() const { return rows_->Size() - max_capacity_; }
 
   void ReadScores(const void* keys, int64_t n, uint64_t* scores, ParallelFor& threads) const {
@@ -282,6 +292,7 @@ class BoundedTable : public Table {
   void ClearRanks(const void* keys, int64_t n, ParallelFor& threads) {
     Scratch<uint64_t> positions(static_cast<size_t>(n));
     rows_->Locate(keys, n, positions.data(), threads);
+    rows_->BeforeScores(positions.data(), n);
     for (int64_t i = 0; i < n; ++i) {
       const uint64_t position = positions[static_cast<size_t>(i)];
       if (position != kNoPosition) ranks_.At(position) = {};
@@ -316,11 +327,21 @@ class BoundedTable : public Table {
   template <class Body>
   void Write(const void* keys, int64_t n, bool counted, ParallelFor& threads, const Body& body) {
     CheckBatch(n);
+    rows_->AwaitRoomAside();
     std::lock_guard<std::mutex> hold(mutex_);
     RankEvenOnFailure(keys, n, threads, body);
     Scratch<uint64_t> positions(static_cast<size_t>(n));
     rows_->Locate(keys, n, positions.data(), threads);
     TouchAndEvict({positions.data(), nullptr, n}, counted, nullptr, threads);
+  }
+
+  // Rows that were read are touched all the same. (Those that were written have been told of.)
+  void BeforeTouch(const Batch& batch) {
+    if (!rows_->is_watched() || eviction_ == Eviction::kCustom) return;
+    if (batch.where == nullptr) return rows_->BeforeScores(batch.positions, batch.n);
+    Scratch<uint64_t> positions(static_cast<size_t>(batch.n));
+    for (int64_t i = 0; i < batch.n; ++i) positions[static_cast<size_t>(i)] = batch[i];
+    rows_->BeforeScores(positions.data(), batch.n);
   }
 
   void Touch(uint64_t position, bool counted) {
@@ -370,6 +391,7 @@ class BoundedTable : public Table {
       const uint64_t position = ranks_.Lowest(rows_->Size(), skip);
       if (position == RankedRows::kNone) return;
       victims->push_back(position);
+      rows_->BeforeScores(&position, 1);
       ranks_.At(position) = {};
     }
   }
@@ -384,6 +406,7 @@ class BoundedTable : public Table {
     }
     for (; count > 0 && !latest_first.empty(); --count, latest_first.pop_back()) {
       victims->push_back(latest_first.back());
+      rows_->BeforeScores(&latest_first.back(), 1);
       ranks_.At(latest_first.back()) = {};
     }
   }
@@ -412,7 +435,7 @@ class BoundedTable : public Table {
     if (error != nullptr) std::rethrow_exception(error);
   }
 
-  const std::unique_ptr<Table> rows_;
+  const std::unique_ptr<ShardedTable> rows_;
   const int64_t max_capacity_;
   const Eviction eviction_;
   const EvictionClock now_;
@@ -424,23 +447,6 @@ class BoundedTable : public Table {
   uint64_t next_order_ = 1;  // of ranks: a row touched later comes later
   uint32_t epoch_ = 0;
 };
-
-BoundedExporter::BoundedExporter(const BoundedTable* table) : table_(table), rows_(table->rows_->Export()) {}
-
-int64_t BoundedExporter::Next(int64_t capacity, const Buffers& out, ParallelFor& threads) {
-  if (out.scores == nullptr) return rows_->Next(capacity, out, threads);
-  capacity = std::min(capacity, max_rows());
-  if (capacity <= 0) return 0;
-  Scratch<uint64_t> keys(out.keys == nullptr ? static_cast<size_t>(capacity) : 0);
-  Buffers columns = out;
-  columns.scores = nullptr;
-  if (columns.keys == nullptr) columns.keys = keys.data();
-  // So that rows and scores are of one moment.
-  std::lock_guard<std::mutex> hold(table_->mutex_);
-  const int64_t n = rows_->Next(capacity, columns, threads);
-  table_->ReadScores(columns.keys, n, out.scores, threads);
-  return n;
-}
 
 }  // namespace
 

@@ -13,7 +13,7 @@
 namespace kvtable {
 
 // One moment, for a batch to go by.
-struct Moment {
+struct BatchTime {
   uint32_t now = 0;             // as versions have it
   uint32_t expired_before = 0;  // a row with a version below this is not there
 
@@ -38,22 +38,22 @@ class RowAges {
   // Versions below this are of that age, or older.
   static uint32_t WrittenBefore(uint32_t now, uint32_t age) { return now >= age ? now - age + 1 : 0; }
 
-  Moment Begin() const {
+  BatchTime Begin() const {
     if (!expiry_.ages()) return {};
     const uint32_t now = Now();
     return {now, WrittenBefore(now, expiry_.max_age)};
   }
 
   // What rows written at this moment are stamped with.
-  Stamp StampAt(const Moment& moment, Stamp stamp) const {
-    if (expiry_.ages()) stamp.version = moment.now + (stamp.ends_step && in_steps() ? 1 : 0);
+  Stamp StampAt(const BatchTime& time, Stamp stamp) const {
+    if (expiry_.ages()) stamp.version = time.now + (stamp.ends_step && in_steps() ? 1 : 0);
     return stamp;
   }
 
   // What an imported row is stamped with: of one from the future the age begins now.
-  uint32_t VersionAt(const Moment& moment, const uint32_t* versions, int64_t i) const {
+  uint32_t VersionAt(const BatchTime& time, const uint32_t* versions, int64_t i) const {
     if (!expiry_.ages()) return versions == nullptr ? 0 : versions[i];
-    return versions == nullptr ? moment.now : std::min(versions[i], moment.now);
+    return versions == nullptr ? time.now : std::min(versions[i], time.now);
   }
 
   // After a write has been stamped.

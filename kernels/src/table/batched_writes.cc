@@ -12,7 +12,7 @@
 namespace kvtable {
 
 template <class Prepare, class Finish>
-void ShardedTable::WriteColumns(const Moment& moment, const void* keys, int64_t n,
+void ShardedTable::WriteColumns(const BatchTime& time, const void* keys, int64_t n,
                                 const std::vector<ColumnIn>& in, ParallelFor& threads, const Prepare& prepare,
                                 const Finish& finish) {
   const std::shared_ptr<const InitialValue> init = initial();
@@ -22,7 +22,7 @@ void ShardedTable::WriteColumns(const Moment& moment, const void* keys, int64_t 
   const std::shared_ptr<const RowLayout> rows = layout();
   for (const ColumnIn& column : in) rows->At(column.column, column.width, column.generation);
   WriteBatch(
-      moment, keys, n, threads, [&](Shard& shard) { prepare(shard, n); }, [](int64_t) {},
+      time, keys, n, threads, [&](Shard& shard) { prepare(shard, n); }, [](int64_t) {},
       [&](Shard& shard, uint32_t row, uint64_t key, int64_t i, bool is_new) {
         const RowLayout& layout = *shard.layout;
         char* const at = shard.rows.Row(row);
@@ -54,12 +54,12 @@ void ShardedTable::Upsert(const void* keys, int64_t n, const void* values, Stamp
                           ParallelFor& threads) {
   const char* const rows_in = static_cast<const char*>(values);
   const int64_t bytes = value_bytes_;
-  const Moment moment = ages_.Begin();
-  stamp = ages_.StampAt(moment, stamp);
+  const BatchTime time = ages_.Begin();
+  stamp = ages_.StampAt(time, stamp);
   VisitRowBytes(bytes, [&](auto known) {
     constexpr int64_t kBytes = decltype(known)::value;
     WriteBatch(
-        moment, keys, n, threads, [](const Shard&) {},
+        time, keys, n, threads, [](const Shard&) {},
         [=](int64_t i) KVTABLE_ALWAYS_INLINE { PrefetchRow<kBytes>(rows_in + i * bytes, bytes); },
         [=](Shard& shard, uint32_t row, uint64_t, int64_t i, bool is_new) {
           char* const at = shard.rows.Row(row);
@@ -72,10 +72,10 @@ void ShardedTable::Upsert(const void* keys, int64_t n, const void* values, Stamp
 
 void ShardedTable::UpsertColumns(const void* keys, int64_t n, const std::vector<ColumnIn>& in, Stamp stamp,
                                  ParallelFor& threads) {
-  const Moment moment = ages_.Begin();
-  stamp = ages_.StampAt(moment, stamp);
+  const BatchTime time = ages_.Begin();
+  stamp = ages_.StampAt(time, stamp);
   WriteColumns(
-      moment, keys, n, in, threads, [](const Shard&, int64_t) {},
+      time, keys, n, in, threads, [](const Shard&, int64_t) {},
       [stamp](Shard& shard, uint32_t row, int64_t) { StampRow(shard.rows.StampOf(row), stamp); });
   ages_.End(stamp);
 }
@@ -84,14 +84,14 @@ void ShardedTable::Accumulate(const void* keys, int64_t n, const void* deltas, b
                               ParallelFor& threads) {
   const std::shared_ptr<const InitialValue> init = initial();
   const int64_t bytes = value_bytes_;
-  const Moment moment = ages_.Begin();
-  stamp = ages_.StampAt(moment, stamp);
+  const BatchTime time = ages_.Begin();
+  stamp = ages_.StampAt(time, stamp);
   VisitAnyValueType(value_type_, [&](auto t) {
     using T = decltype(t);
     const T* const rows_in = static_cast<const T*>(deltas);
     const int64_t width = dim_;
     WriteBatch(
-        moment, keys, n, threads, [](const Shard&) {},
+        time, keys, n, threads, [](const Shard&) {},
         [=](int64_t i) { PrefetchRow<kAnyBytes>(reinterpret_cast<const char*>(rows_in + i * width), bytes); },
         [=, &init](Shard& shard, uint32_t row, uint64_t key, int64_t i, bool is_new) {
           char* const at = shard.rows.Row(row);
@@ -115,7 +115,8 @@ void ShardedTable::Accumulate(const void* keys, int64_t n, const void* deltas, b
 
 int64_t ShardedTable::Remove(const void* keys, int64_t n, ParallelFor& threads) {
   CheckBatch(n);
-  const Moment moment = ages_.Begin();
+  const BatchTime time = ages_.Begin();
+  AwaitOwnRoomAside();
   std::atomic<int64_t> removed{0};
   VisitKeyType(key_type_, [&](auto k) {
     using Key = decltype(k);
@@ -130,9 +131,9 @@ int64_t ShardedTable::Remove(const void* keys, int64_t n, ParallelFor& threads) 
         if (i + kAhead < group.count) __builtin_prefetch(shard.index.Home(Mix64(group.keys[i + kAhead])), 1);
         const uint64_t hash = Mix64(group.keys[i]);
         bool has_expired = false;
-        if (moment.expired_before != 0) {
+        if (time.expired_before != 0) {
           const uint32_t row = shard.index.Find(group.keys[i], shard.index.Home(hash));
-          has_expired = row != BucketIndex::kNoRow && moment.HasExpired(shard.rows.StampOf(row)->version);
+          has_expired = row != BucketIndex::kNoRow && time.HasExpired(shard.rows.StampOf(row)->version);
         }
         count += shard.Remove(group.keys[i], hash) && !has_expired ? 1 : 0;
       }
@@ -148,16 +149,16 @@ void ShardedTable::Import(const void* keys, int64_t n, const std::vector<ColumnI
   for (const ColumnIn& column : in) {
     if (column.column == 0) values = static_cast<const char*>(column.data);
   }
-  const Moment moment = ages_.Begin();
+  const BatchTime time = ages_.Begin();
   WriteColumns(
-      moment, keys, n, in, threads,
+      time, keys, n, in, threads,
       [](Shard& shard, int64_t count) {
         shard.zeroed.Prepare(size_t{shard.rows.high_water()} + static_cast<size_t>(count));
       },
       [=](Shard& shard, uint32_t row, int64_t i) {
         RowStamp& stamp = *shard.rows.StampOf(row);
         stamp.frequency = freqs == nullptr ? 0 : freqs[i];
-        stamp.version = ages_.VersionAt(moment, versions, i);
+        stamp.version = ages_.VersionAt(time, versions, i);
         if (values != nullptr && IsZero(values + i * value_bytes_)) shard.zeroed.Mark(row);
       });
 }

@@ -40,11 +40,18 @@ RowStore::ConvertRows RowConverter(const RowLayout& from, const RowLayout& to) {
 }  // namespace
 
 uint64_t ShardedTable::EnsureSlots(const std::vector<SlotSpec>& slots, ParallelFor& threads) {
+  {
+    const std::shared_ptr<const RowLayout> now = layout();
+    if (now->slots == slots) return now->generation;
+  }
+  const MomentGate::Alone no_exports(&gate_);
   std::lock_guard<RwSpinlock> alone(slots_lock_);
   const std::shared_ptr<const RowLayout> from = layout();
   const auto to =
       std::make_shared<const RowLayout>(value_type_, dim_, slots, from->generation + 1, from.get());
   if (from->slots == slots) return from->generation;
+  std::unique_lock<std::mutex> hold_log(changes_mutex_);
+  std::vector<std::shared_ptr<ShardChanges>> logs = EmptyLogs();
   // All that may fail comes first, for all shards: from then on every shard changes.
   const RowStore::ConvertRows convert = RowConverter(*from, *to);
   const int64_t shards = static_cast<int64_t>(shards_.size());
@@ -69,12 +76,15 @@ uint64_t ShardedTable::EnsureSlots(const std::vector<SlotSpec>& slots, ParallelF
     if (shard.layout == to) return;
     shard.rows.Relayout(convert);
     shard.layout = to;
+    StartLogAnew(&shard, std::move(logs[static_cast<size_t>(s)]));
   };
   try {
     RunTasks(threads, shards, change);
   } catch (...) {  // the threads could not be had; see to what they left
     for (int64_t s = 0; s < shards; ++s) change(s);
   }
+  ForgetAllChanges(ChangeLog::Why::kSlots);
+  hold_log.unlock();
   std::lock_guard<std::mutex> hold(state_mutex_);
   layout_ = to;
   generation_.store(to->generation, std::memory_order_release);

@@ -67,6 +67,7 @@ int64_t ShardedTable::EvictSlice(const RowTest& test, PassCursor* cursor, int64_
     std::shared_lock<RwSpinlock> hold(shard.lock);
     return shard.rows.high_water();
   };
+  AwaitOwnRoomAside();
   std::atomic<int64_t> evicted{0};
   const auto evict = [&](int s, uint32_t begin, uint32_t end) {
     evicted.fetch_add(EvictRows(test, s, begin, end), std::memory_order_relaxed);
@@ -115,8 +116,8 @@ int64_t ShardedTable::EvictRows(const RowTest& test, int shard_number, uint32_t 
       }
       const uint32_t row = found[i];
       if (row >= rows || !shard.rows.IsLive(row) || !goes(row)) continue;
-      if (on_evicted_) on_evicted_(static_cast<uint64_t>(shard_number) << 32 | row);
       shard.Remove(shard.rows.StampOf(row)->key, hash_of(i));
+      if (on_evicted_) on_evicted_(static_cast<uint64_t>(shard_number) << 32 | row);
       ++evicted;
     }
   });
@@ -165,8 +166,8 @@ void ShardedTable::CountRanks(const RankDigit& digit, PassCursor* cursor, int64_
 uint32_t ShardedTable::Renew(int shard_number, uint64_t key, uint32_t row) {
   Shard& shard = *shards_[static_cast<size_t>(shard_number)];
   shard.rows.PrepareFree(1);
-  if (on_evicted_) on_evicted_(static_cast<uint64_t>(shard_number) << 32 | row);
   shard.Remove(key, Mix64(key));
+  if (on_evicted_) on_evicted_(static_cast<uint64_t>(shard_number) << 32 | row);
   evicted_.fetch_add(1, std::memory_order_relaxed);
   bool is_new = false;
   return shard.FindOrInsert(key, Mix64(key), &is_new);

@@ -28,8 +28,8 @@ void ShardedTable::GatherOrInsert(const void* keys, int64_t n, const RowsOut& ou
                  "; expected 0.0 to 1.0.");
   }
   const bool admits_all = insertion.admission == 1.0;
-  const Moment moment = ages_.Begin();
-  const Stamp stamp = ages_.StampAt(moment, insertion.stamp);
+  const BatchTime time = ages_.Begin();
+  const Stamp stamp = ages_.StampAt(time, insertion.stamp);
   const std::shared_ptr<const InitialValue> init = initial();
   if (insertion.inserted != nullptr) std::memset(insertion.inserted, 0, static_cast<size_t>(n));
   VisitKeyType(key_type_, [&](auto k) {
@@ -45,7 +45,7 @@ void ShardedTable::GatherOrInsert(const void* keys, int64_t n, const RowsOut& ou
       for (int64_t begin = ranges.begin(r); begin < end;) {
         const int64_t before = count;
         const int64_t block_end = std::min(begin + kBlock, end);
-        ReadValues(moment, typed, begin, block_end, out, nullptr,
+        ReadValues(time, typed, begin, block_end, out, nullptr,
                    [&](int64_t i) { missed[count++] = static_cast<uint32_t>(i); });
         const bool mostly_new = admits_all && 2 * (count - before) > block_end - begin;
         begin = block_end;
@@ -63,9 +63,10 @@ void ShardedTable::GatherOrInsert(const void* keys, int64_t n, const RowsOut& ou
     }
     if (!admits_all) total = KeepAdmitted(typed, misses.data(), total, out, insertion);
     if (total == 0) return;
+    AwaitOwnRoomAside();
     const ShardGroups groups(typed, misses.data(), total, shard_bits_, threads);
     RunTasks(threads, groups.size(),
-             [&](int64_t g) { InsertMissed(moment, groups[g], *init, stamp, out, insertion.inserted); });
+             [&](int64_t g) { InsertMissed(time, groups[g], *init, stamp, out, insertion.inserted); });
   });
 }
 
@@ -85,15 +86,16 @@ int64_t ShardedTable::KeepAdmitted(const Key* keys, uint32_t* misses, int64_t co
   return kept;
 }
 
-void ShardedTable::InsertMissed(const Moment& moment, const ShardGroups::Group& group,
+void ShardedTable::InsertMissed(const BatchTime& time, const ShardGroups::Group& group,
                                 const InitialValue& init, Stamp stamp, const RowsOut& out, bool* inserted) {
   // Which rows are new in this call, so that a duplicate of a new key is told from a key that another
   // thread inserted between the lookup and now. Row numbers from `first_new` on are; a row that was removed
   // before is remembered.
   uint32_t first_new = 0;
   std::unordered_set<uint32_t> reused;
-  WriteGroup(
-      moment, group, [&](const Shard& shard) { first_new = shard.rows.high_water(); }, NoHint{},
+  // A row that is there already is only read.
+  WriteGroup<true>(
+      time, group, [&](const Shard& shard) { first_new = shard.rows.high_water(); }, NoHint{},
       [&](int64_t i) KVTABLE_ALWAYS_INLINE {
         PrefetchRow<kAnyBytes, true>(out.rows + out.PlaceOf(i) * value_bytes_, value_bytes_);
       },

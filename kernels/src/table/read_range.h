@@ -39,7 +39,7 @@ class SharedLocks {
 };
 
 template <class Key, class Check, class LocateRow, class Prefetch, class Visit>
-void ShardedTable::ReadRange(const Moment& moment, const Key* keys, int64_t begin, int64_t end,
+void ShardedTable::ReadRange(const BatchTime& time, const Key* keys, int64_t begin, int64_t end,
                              const Check& check, const LocateRow& locate, const Prefetch& prefetch,
                              const Visit& visit) const {
   using Pointer = decltype(locate(int64_t{0}, size_t{0}, *shards_[0], uint32_t{0}));
@@ -51,7 +51,7 @@ void ShardedTable::ReadRange(const Moment& moment, const Key* keys, int64_t begi
   // What the search for key i has come to: null, the pointer, or the bucket to search next.
   std::array<uintptr_t, kBlock> found;
   // Where rows may have expired, the stamps of those that were found: asked for when they are.
-  const bool may_expire = moment.expired_before != 0;
+  const bool may_expire = time.expired_before != 0;
   std::array<const RowStamp*, kBlock> stamps;
   // Marks the last: a bit that no address of a process has.
   constexpr uintptr_t kUnfinished = uintptr_t{1} << 63;
@@ -124,7 +124,7 @@ void ShardedTable::ReadRange(const Moment& moment, const Key* keys, int64_t begi
     }
     for (int64_t i = 0; may_expire && i < count; ++i) {
       uintptr_t& place = found[static_cast<size_t>(i)];
-      if (place != 0 && moment.HasExpired(stamps[static_cast<size_t>(i)]->version)) place = 0;
+      if (place != 0 && time.HasExpired(stamps[static_cast<size_t>(i)]->version)) place = 0;
     }
     for (int64_t i = 0; i < std::min(kRowsAhead, count); ++i) prefetch_row(i);
     for (int64_t i = 0; i < count; ++i) {
@@ -138,25 +138,25 @@ template <class Check, class LocateRow, class Prefetch, class Visit>
 void ShardedTable::ReadBatch(const void* keys, int64_t n, ParallelFor& threads, const Check& check,
                              const LocateRow& locate, const Prefetch& prefetch, const Visit& visit) const {
   CheckBatch(n);
-  const Moment moment = ages_.Begin();
+  const BatchTime time = ages_.Begin();
   VisitKeyType(key_type_, [&](auto k) {
     using Key = decltype(k);
     const Ranges ranges(n, kLeastKeysPerTask, threads);
     RunTasks(threads, ranges.count(), [&](int64_t r) {
-      ReadRange(moment, static_cast<const Key*>(keys), ranges.begin(r), ranges.end(r), check, locate,
+      ReadRange(time, static_cast<const Key*>(keys), ranges.begin(r), ranges.end(r), check, locate,
                 prefetch, visit);
     });
   });
 }
 
 template <class Key, class Missed>
-void ShardedTable::ReadValues(const Moment& moment, const Key* keys, int64_t begin, int64_t end,
+void ShardedTable::ReadValues(const BatchTime& time, const Key* keys, int64_t begin, int64_t end,
                               const RowsOut& out, bool* found, const Missed& missed) const {
   const int64_t bytes = value_bytes_;
   VisitRowBytes(bytes, [&](auto known) {
     constexpr int64_t kBytes = decltype(known)::value;
     ReadRange(
-        moment, keys, begin, end, [](const Shard&) {},
+        time, keys, begin, end, [](const Shard&) {},
         [&out, bytes](int64_t i, size_t number, const Shard& shard, uint32_t row)
             KVTABLE_ALWAYS_INLINE -> const char* {
               const int64_t place = out.PlaceOf(i);

@@ -80,6 +80,8 @@ class RowStore {
   uint32_t high_water() const { return high_water_; }
   // Whether Allocate would give a row that was removed before.
   bool reuses() const { return !free_.empty(); }
+  // The row that Allocate would give.
+  uint32_t next_row() const { return free_.empty() ? high_water_ : free_.back(); }
   uint32_t live_rows() const { return high_water_ - static_cast<uint32_t>(free_.size()); }
 
   // Calls visit(row) for the live rows of [begin, end), in order, until it returns false. Returns the first

@@ -10,6 +10,7 @@
 #include "table/index.h"
 #include "table/row_layout.h"
 #include "table/row_store.h"
+#include "table/row_watch.h"
 #include "table/rw_spinlock.h"
 #include "table/zero_marks.h"
 
@@ -26,6 +27,19 @@ struct alignas(64) Shard {
   RowStore rows;
   std::shared_ptr<const RowLayout> layout;
   ZeroMarks zeroed;
+  std::unique_ptr<RowWatch> watch;  // null: nobody is to be told of changes
+
+  // Every change of a row passes one of these two: BeforeWrite before its bytes, stamp or score change (`is_new`:
+  // FindOrInsert has just made it), BeforeRemove while it is still there. They may throw std::bad_alloc, but
+  // for a new row; then nothing has changed yet.
+  void BeforeWrite(uint32_t row, bool is_new) {
+    if (__builtin_expect(watch != nullptr, 0)) watch->BeforeWrite(rows, row, is_new);
+    zeroed.Unmark(row);
+  }
+  void BeforeRemove(uint32_t row) {
+    if (__builtin_expect(watch != nullptr, 0)) watch->BeforeRemove(rows, row);
+    zeroed.Unmark(row);
+  }
 
   // The row of a key, made where there is none: then `*is_new` is set, the stamp holds the key and zeros, and
   // the row's bytes are the caller's to write before it lets go of the lock. Throws
@@ -36,6 +50,7 @@ struct alignas(64) Shard {
     if (!*is_new) return row;
     rows.PrepareAllocate();
     index.PrepareInsert();
+    if (watch != nullptr) watch->PrepareBirth(rows.next_row());
     row = rows.Allocate();
     index.Insert(key, hash, row);
     *rows.StampOf(row) = {key, 0, 0};
@@ -43,7 +58,11 @@ struct alignas(64) Shard {
     return row;
   }
 
-  bool Remove(uint64_t key, uint64_t hash) noexcept {  // needs rows.PrepareFree
+  bool Remove(uint64_t key, uint64_t hash) {  // needs rows.PrepareFree
+    if (__builtin_expect(watch != nullptr, 0)) {
+      const uint32_t there = index.Find(key, index.Home(hash));
+      if (there != BucketIndex::kNoRow) watch->BeforeRemove(rows, there);
+    }
     const uint32_t row = index.Erase(key, hash);
     if (row == BucketIndex::kNoRow) return false;
     zeroed.Unmark(row);

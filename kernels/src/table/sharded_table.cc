@@ -57,8 +57,12 @@ MemoryUse ShardedTable::Memory() const {
     use.row_bytes += row_bytes;
     use.index_bytes += static_cast<int64_t>(shard->index.bytes());
     use.column_bytes += shard->rows.TouchedColumnBytes() + shard->zeroed.bytes();
+    if (shard->watch != nullptr && shard->watch->log != nullptr)
+      use.column_bytes += shard->watch->log->bytes();
     use.slack_bytes += shard->rows.TouchedRowBytes() - row_bytes;
   }
+  std::lock_guard<std::mutex> hold(changes_mutex_);
+  use.column_bytes += log_.bytes();
   return use;
 }
 
@@ -81,10 +85,16 @@ int64_t ShardedTable::ZeroedRows() const {
 }
 
 void ShardedTable::Clear() {
-  for (const auto& shard : shards_) {
-    std::lock_guard<RwSpinlock> hold(shard->lock);
-    shard->Clear();
+  const MomentGate::Alone alone(&gate_);
+  std::lock_guard<std::mutex> hold_log(changes_mutex_);
+  std::vector<std::shared_ptr<ShardChanges>> logs = EmptyLogs();
+  for (size_t s = 0; s < shards_.size(); ++s) {
+    Shard& shard = *shards_[s];
+    std::lock_guard<RwSpinlock> hold(shard.lock);
+    shard.Clear();
+    StartLogAnew(&shard, std::move(logs[s]));
   }
+  ForgetAllChanges(ChangeLog::Why::kCleared);
 }
 
 void ShardedTable::Reserve(int64_t rows, ParallelFor& threads) {

@@ -17,6 +17,9 @@
 //      waiting writer holds up readers.
 //   3. `state_mutex_`: guards the pointers to the current layout and initializer. A leaf: nothing is taken
 //      under it.
+//   4. `changes_mutex_`: guards the change log. Taken after `slots_lock_` and before shard locks; a cut has it with
+//      the exclusive locks of all shards, taken in ascending order, for as long as it takes to exchange a pointer in
+//      each. A bounded table's mutex comes before all of these.
 // Nobody calls ParallelFor::Run with a shard lock in hand: the lent threads may be busy waiting for that very
 // lock. With `slots_lock_` it is safe: no task takes it, and Run waits for nothing but tasks that have begun.
 //
@@ -26,6 +29,11 @@
 // A lookup locks a block of some thousand keys at a time, a write one shard's share of its batch. So a batch
 // is not one transaction: another thread's write may come between two blocks, and one for which memory runs
 // out has written the shards before. Each row is.
+//
+// What changes is told to the shard's RowWatch, where it has one, under the shard's lock and before the first byte
+// changes: the change log, and exports of one moment, which copy the row aside if it has not come yet. A batch
+// waits for room there before it takes any lock. Clear and EnsureSlots, which change all rows, wait for these
+// exports to end before they take any lock (MomentGate), and make the change log start anew.
 //
 // A row's number stays the same for life, and its address until EnsureSlots gives its shard another layout.
 // Nothing outside a lock remembers the address. A number may be remembered (RowsOut::positions), and proves
@@ -38,12 +46,16 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "base/always_inline.h"
 #include "eviction/row_ages.h"
 #include "kvtable/table.h"
+#include "table/change_log.h"
+#include "table/moment_gate.h"
 #include "table/row_layout.h"
 #include "table/row_store.h"
 #include "table/shard.h"
@@ -104,6 +116,12 @@ class ShardedTable : public Table {
   void Reserve(int64_t rows, ParallelFor& threads) override;
   uint64_t EnsureSlots(const std::vector<SlotSpec>& slots, ParallelFor& threads) override;
   std::unique_ptr<Exporter> Export() const override;
+  std::unique_ptr<Exporter> ExportMoment(const MomentOptions& options) override;
+  uint64_t TrackChanges(int64_t max_removed) override;
+  bool tracks_changes() const override;
+  uint64_t CutChanges() override;
+  std::string ChangesLost(uint64_t since) const override;
+  void ForgetChanges(uint64_t upto) override;
   void Import(const void* keys, int64_t n, const std::vector<ColumnIn>& in, const uint32_t* freqs,
               const uint32_t* versions, const uint64_t*, ParallelFor& threads) override;
 
@@ -134,6 +152,19 @@ class ShardedTable : public Table {
   // Has evict_row(position) called for each row that goes by age, norm, frequency or rank, under its shard's
   // lock. For who keeps something beside rows; before the table is used.
   void OnEvicted(std::function<void(uint64_t)> evict_row) { on_evicted_ = std::move(evict_row); }
+  // ---- For a table that keeps scores of this one's rows, and lets in one batch at a time
+
+  struct Ranks {
+    std::function<uint64_t(uint64_t)> score_of;  // the row at a position; called by who holds `batches`
+    std::mutex* batches = nullptr;
+  };
+  void SetRanks(Ranks ranks) { ranks_ = std::move(ranks); }
+  // Says of rows that their scores are about to change, or to be lost. Positions may be kNoPosition.
+  void BeforeScores(const uint64_t* positions, int64_t n);
+  bool is_watched() const { return watched_.load(std::memory_order_relaxed); }
+  // Before `batches` is taken.
+  void AwaitRoomAside() { gate_.AwaitRoom(); }
+  MomentGate* gate() { return &gate_; }
 
   void SetInitializer(const Initializer& initializer) override {
     auto made = std::make_shared<const InitialValue>(initializer, value_type_, dim_);
@@ -143,6 +174,7 @@ class ShardedTable : public Table {
 
  private:
   friend class TableExporter;
+  friend class MomentExporter;
 
   std::shared_ptr<const RowLayout> layout() const {
     std::lock_guard<std::mutex> hold(state_mutex_);
@@ -170,7 +202,7 @@ class ShardedTable : public Table {
   // prefetch(shard, pointer) and some steps later visit(i, shard, pointer), with null for a missing key: one
   // without a row, or whose row has expired.
   template <class Key, class Check, class LocateRow, class Prefetch, class Visit>
-  void ReadRange(const Moment& moment, const Key* keys, int64_t begin, int64_t end, const Check& check,
+  void ReadRange(const BatchTime& time, const Key* keys, int64_t begin, int64_t end, const Check& check,
                  const LocateRow& locate, const Prefetch& prefetch, const Visit& visit) const;
   // The same for all keys of a batch, shared out among the threads.
   template <class Check, class LocateRow, class Prefetch, class Visit>
@@ -179,7 +211,7 @@ class ShardedTable : public Table {
   // Copies the values of keys[begin, end) to their places, and calls missed(i) for the keys that are not
   // there.
   template <class Key, class Missed>
-  void ReadValues(const Moment& moment, const Key* keys, int64_t begin, int64_t end, const RowsOut& out,
+  void ReadValues(const BatchTime& time, const Key* keys, int64_t begin, int64_t end, const RowsOut& out,
                   bool* found, const Missed& missed) const;
 
   // In write_groups.h.
@@ -187,24 +219,25 @@ class ShardedTable : public Table {
   // which may throw; prefetch_input(i) some steps ahead; write(shard, row, key, i, is_new) in the order of
   // the batch. hint(i) is the number of the row where key i was seen last, or kNoRow. A row that has expired
   // is made anew.
-  template <class Check, class Hint, class PrefetchInput, class Write>
-  void WriteGroup(const Moment& moment, const ShardGroups::Group& group, const Check& check, const Hint& hint,
+  // The shard is told of each row before it is written; with kOnlyNew, of new ones, for others are only read.
+  template <bool kOnlyNew, class Check, class Hint, class PrefetchInput, class Write>
+  void WriteGroup(const BatchTime& time, const ShardGroups::Group& group, const Check& check, const Hint& hint,
                   const PrefetchInput& prefetch_input, const Write& write);
   template <class Check, class PrefetchInput, class Write>
-  void WriteBatch(const Moment& moment, const void* keys, int64_t n, ParallelFor& threads, const Check& check,
+  void WriteBatch(const BatchTime& time, const void* keys, int64_t n, ParallelFor& threads, const Check& check,
                   const PrefetchInput& prefetch_input, const Write& write);
-  // Gives the key of a row that has expired another, which may be the same memory. Throws std::bad_alloc, and
-  // has changed nothing then.
+  // Gives the key of a row that has expired another, which may be the same memory. Throws std::bad_alloc; the
+  // old row may have gone then.
   uint32_t Renew(int shard_number, uint64_t key, uint32_t row);
 
   // prepare(shard, n) for each shard, which may throw; then the named columns of each row, and
   // finish(shard, row, i).
   template <class Prepare, class Finish>
-  void WriteColumns(const Moment& moment, const void* keys, int64_t n, const std::vector<ColumnIn>& in,
+  void WriteColumns(const BatchTime& time, const void* keys, int64_t n, const std::vector<ColumnIn>& in,
                     ParallelFor& threads, const Prepare& prepare, const Finish& finish);
   bool IsZero(const char* value) const;
   // The keys of one shard in a training step. `offsets` are those of value and slots in a row.
-  ApplyCounts ApplyGroup(const Moment& moment, const ShardGroups::Group& group, const uint64_t* positions,
+  ApplyCounts ApplyGroup(const BatchTime& time, const ShardGroups::Group& group, const uint64_t* positions,
                          const char* gradients, const Update& update, const RowUpdater& updater,
                          const std::vector<int64_t>& offsets, Stamp stamp, const InitialValue& init);
   // Keeps the keys of `misses` that are admitted, and writes zeros for the others.
@@ -212,10 +245,40 @@ class ShardedTable : public Table {
   int64_t KeepAdmitted(const Key* keys, uint32_t* misses, int64_t count, const RowsOut& out,
                        const Insertion& insertion) const;
   // The second half of GatherOrInsert: keys that the lookup missed.
-  void InsertMissed(const Moment& moment, const ShardGroups::Group& group, const InitialValue& init,
+  void InsertMissed(const BatchTime& time, const ShardGroups::Group& group, const InitialValue& init,
                     Stamp stamp, const RowsOut& out, bool* inserted);
   // The rows [begin, end) of a shard, those there are: how many of them went.
   int64_t EvictRows(const RowTest& test, int shard_number, uint32_t begin, uint32_t end);
+
+  // In copy_picks.h.
+  // Copies those of the picked rows (shard << 32 | row) that are live and for which take(shard, row) holds, which
+  // is called under the shard's shared lock. Returns how many.
+  template <class Take>
+  int64_t CopyPicked(const uint64_t* picks, int64_t count, const Exporter::Buffers& out, ParallelFor& threads,
+                     const Take& take) const;
+  template <class Key, class Take>
+  int64_t CopyPickedRange(const uint64_t* picks, int64_t count, int64_t at, const Exporter::Buffers& out,
+                          const Take& take) const;
+
+  // In table_changes.cc.
+  std::unique_lock<std::mutex> HoldBatches(bool wanted) const {
+    return wanted && ranks_.batches != nullptr ? std::unique_lock<std::mutex>(*ranks_.batches)
+                                               : std::unique_lock<std::mutex>();
+  }
+  // A table around this one does it before it takes its mutex.
+  void AwaitOwnRoomAside() {
+    if (ranks_.batches == nullptr) gate_.AwaitRoom();
+  }
+  static void CheckNotGivenUp(const Moment& moment);
+  // Ends a version, where `cut`, and begins the moment of `shards`, where there are any, with all shards' locks in
+  // hand. Returns the version's number.
+  uint64_t Cut(bool cut, const std::vector<std::unique_ptr<ShardMoment>>& shards,
+               std::optional<uint64_t> since);
+  void Unwatch(const std::vector<std::unique_ptr<ShardMoment>>& shards) noexcept;
+  // What a shard's log goes on with where all rows change at once. Under its lock.
+  void StartLogAnew(Shard* shard, std::shared_ptr<ShardChanges> empty) noexcept;
+  std::vector<std::shared_ptr<ShardChanges>> EmptyLogs() const;
+  void ForgetAllChanges(ChangeLog::Why why) noexcept;
 
   const KeyType key_type_;
   const ValueType value_type_;
@@ -233,6 +296,12 @@ class ShardedTable : public Table {
   RowAges ages_;
   std::function<void(uint64_t)> on_evicted_;
   std::atomic<int64_t> evicted_{0};  // by age, norm, frequency or rank
+
+  Ranks ranks_;
+  MomentGate gate_;
+  std::atomic<bool> watched_{false};  // whether a shard ever had a RowWatch
+  mutable std::mutex changes_mutex_;
+  ChangeLog log_;
 };
 
 }  // namespace kvtable

@@ -20,9 +20,6 @@ class TableExporter : public Exporter {
   int64_t Next(int64_t capacity, const Buffers& out, ParallelFor& threads) override;
 
  private:
-  template <class Key>
-  int64_t Write(const uint64_t* picks, int64_t count, int64_t at, const Buffers& out) const;
-
   const ShardedTable* table_;
   // The rows that a shard had when the export began. Guarded by the shard's lock.
   class RowsOfShard {

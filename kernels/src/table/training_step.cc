@@ -20,7 +20,7 @@ namespace {
 
 }  // namespace
 
-ApplyCounts ShardedTable::ApplyGroup(const Moment& moment, const ShardGroups::Group& group,
+ApplyCounts ShardedTable::ApplyGroup(const BatchTime& time, const ShardGroups::Group& group,
                                      const uint64_t* positions, const char* gradients, const Update& update,
                                      const RowUpdater& updater, const std::vector<int64_t>& offsets,
                                      Stamp stamp, const InitialValue& init) {
@@ -89,14 +89,14 @@ ApplyCounts ShardedTable::ApplyGroup(const Moment& moment, const ShardGroups::Gr
   };
   const ShardGroups::Group each{group.shard, keys.data(), first.data(), distinct};
   if (positions == nullptr) {
-    WriteGroup(moment, each, prepare, NoHint{}, prefetch_input, write);
+    WriteGroup<false>(time, each, prepare, NoHint{}, prefetch_input, write);
   } else {
     const uint64_t shard = static_cast<uint64_t>(group.shard);
     const auto hint = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
       const uint64_t position = positions[group.positions[i]];
       return position >> 32 == shard ? static_cast<uint32_t>(position) : BucketIndex::kNoRow;
     };
-    WriteGroup(moment, each, prepare, hint, prefetch_input, write);
+    WriteGroup<false>(time, each, prepare, hint, prefetch_input, write);
   }
   return counts;
 }
@@ -112,20 +112,21 @@ ApplyCounts ShardedTable::Apply(const void* keys, const uint64_t* positions, int
   }
   const RowUpdater updater(update, value_type_, dim_);
   const std::shared_ptr<const InitialValue> init = initial();
+  AwaitOwnRoomAside();
   const std::shared_lock<RwSpinlock> same_slots(slots_lock_);
   const std::shared_ptr<const RowLayout> rows = layout();
   std::vector<int64_t> offsets = {0};
   for (const int column : slots.columns) offsets.push_back(rows->At(column, dim_, slots.generation).offset);
-  const Moment moment = ages_.Begin();
+  const BatchTime time = ages_.Begin();
   stamp.ends_step = true;
-  stamp = ages_.StampAt(moment, stamp);
+  stamp = ages_.StampAt(time, stamp);
   std::atomic<int64_t> updated{0};
   std::atomic<int64_t> skipped{0};
   VisitKeyType(key_type_, [&](auto k) {
     using Key = decltype(k);
     const ShardGroups groups(static_cast<const Key*>(keys), nullptr, n, shard_bits_, threads);
     RunTasks(threads, groups.size(), [&](int64_t g) {
-      const ApplyCounts counts = ApplyGroup(moment, groups[g], positions, static_cast<const char*>(gradients),
+      const ApplyCounts counts = ApplyGroup(time, groups[g], positions, static_cast<const char*>(gradients),
                                             update, updater, offsets, stamp, *init);
       updated.fetch_add(counts.updated, std::memory_order_relaxed);
       skipped.fetch_add(counts.skipped, std::memory_order_relaxed);

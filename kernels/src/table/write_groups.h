@@ -23,8 +23,8 @@ inline void StampRow(RowStamp* row, Stamp stamp) {
   row->version = stamp.version;
 }
 
-template <class Check, class Hint, class PrefetchInput, class Write>
-void ShardedTable::WriteGroup(const Moment& moment, const ShardGroups::Group& group, const Check& check,
+template <bool kOnlyNew, class Check, class Hint, class PrefetchInput, class Write>
+void ShardedTable::WriteGroup(const BatchTime& time, const ShardGroups::Group& group, const Check& check,
                               const Hint& hint, const PrefetchInput& prefetch_input, const Write& write) {
   Shard& shard = *shards_[static_cast<size_t>(group.shard)];
   std::lock_guard<RwSpinlock> hold(shard.lock);
@@ -84,12 +84,12 @@ void ShardedTable::WriteGroup(const Moment& moment, const ShardGroups::Group& gr
     const bool still = row != BucketIndex::kNoRow &&
                        (!has_hint(i) || (shard.rows.StampOf(row)->key == key && shard.rows.IsLive(row)));
     if (!still) row = shard.FindOrInsert(key, Mix64(key), &is_new);
-    if (!is_new && moment.HasExpired(shard.rows.StampOf(row)->version)) {
+    if (!is_new && time.HasExpired(shard.rows.StampOf(row)->version)) {
       row = Renew(group.shard, key, row);
       is_new = true;
     }
     if (i + kAhead < group.count) search_home(i + kAhead);  // takes the place of key i
-    shard.zeroed.Unmark(row);
+    if (is_new || !kOnlyNew) shard.BeforeWrite(row, is_new);
     if (is_new && shard.index.Home(0) != first_bucket) {  // the index grew: its old buckets are gone
       next.fill(nullptr);
       first_bucket = shard.index.Home(0);
@@ -99,14 +99,15 @@ void ShardedTable::WriteGroup(const Moment& moment, const ShardGroups::Group& gr
 }
 
 template <class Check, class PrefetchInput, class Write>
-void ShardedTable::WriteBatch(const Moment& moment, const void* keys, int64_t n, ParallelFor& threads,
+void ShardedTable::WriteBatch(const BatchTime& time, const void* keys, int64_t n, ParallelFor& threads,
                               const Check& check, const PrefetchInput& prefetch_input, const Write& write) {
   CheckBatch(n);
+  AwaitOwnRoomAside();
   VisitKeyType(key_type_, [&](auto k) {
     using Key = decltype(k);
     const ShardGroups groups(static_cast<const Key*>(keys), nullptr, n, shard_bits_, threads);
     RunTasks(threads, groups.size(),
-             [&](int64_t g) { WriteGroup(moment, groups[g], check, NoHint{}, prefetch_input, write); });
+             [&](int64_t g) { WriteGroup<false>(time, groups[g], check, NoHint{}, prefetch_input, write); });
   });
 }
 

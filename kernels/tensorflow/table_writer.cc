@@ -1,0 +1,218 @@
+#include "table_writer.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <mutex>
+#include <utility>
+
+#include "bundle_columns.h"
+#include "bundle_files.h"
+#include "catch_errors.h"
+#include "errors.h"
+#include "table_metadata.h"
+
+namespace kvtools {
+
+namespace tf = tensorflow;
+
+namespace {
+
+constexpr int64_t kMostChunkBytes = int64_t{16} << 20;
+constexpr int64_t kLeastChunkBytes = int64_t{1} << 20;
+constexpr int64_t kColumnAlignment = 64;
+
+std::string NameOf(tf::DataType dtype) {
+  switch (dtype) {
+    case tf::DT_FLOAT:
+      return "float32";
+    case tf::DT_HALF:
+      return "float16";
+    case tf::DT_DOUBLE:
+      return "float64";
+    default:
+      return tf::DataTypeString(dtype);
+  }
+}
+
+std::string PoliciesOf(const kvtable::Table& table) {
+  if (table.max_capacity() == 0) return "";
+  return ", \"policies\": {\"max_capacity\": " + std::to_string(table.max_capacity()) +
+         ", \"eviction\": " + JsonQuote(EvictionName(table.eviction())) + "}";
+}
+
+std::string MetaOf(const SavedTable& saved) {
+  const TableConfig& config = saved.config;
+  return "{\"layout\": " + std::to_string(kCheckpointLayout) + ", \"name\": " + JsonQuote(saved.name) +
+         ", \"part\": " + std::to_string(saved.part) + ", \"parts\": " + std::to_string(saved.parts) +
+         ", \"key_dtype\": " + JsonQuote(NameOf(config.key_dtype)) +
+         ", \"value_dtype\": " + JsonQuote(NameOf(config.value_dtype)) +
+         ", \"dim\": " + std::to_string(config.dim) + ", \"slots\": " + SlotsToJson(saved.schema.slots) +
+         ", \"initializer\": " + InitializerToJson(saved.table->initializer()) + PoliciesOf(*saved.table) +
+         saved.more_meta + "}";
+}
+
+// One table's rows on their way into a bundle.
+class RowsOf {
+ public:
+  RowsOf(SavedTable saved, BundleFiles* files) : saved_(std::move(saved)), files_(files) {}
+
+  int64_t row_bytes() const { return row_bytes_; }
+  int64_t max_rows() const { return saved_.exporter->max_rows(); }
+  const std::string& variable() const { return saved_.config.name; }
+
+  // All but the rows.
+  absl::Status Begin() {
+    const TableConfig& config = saved_.config;
+    const std::string& x = saved_.prefix;
+    TF_RETURN_IF_ERROR(files_->AddString(0, x + "-kvmeta", MetaOf(saved_)));
+    const kvtable::Initializer initializer = saved_.table->initializer();
+    if (initializer.kind == kvtable::Initializer::Kind::kRows) {
+      tf::Tensor rows(config.value_dtype, tf::TensorShape({initializer.num_rows, config.dim}));
+      std::memcpy(rows.data(), initializer.rows->data(), initializer.rows->size());
+      TF_RETURN_IF_ERROR(files_->AddTensor(0, x + "-init", rows));
+    }
+    for (const auto& [column, tensor] : saved_.more) {
+      TF_RETURN_IF_ERROR(files_->AddTensor(0, x + column, tensor));
+    }
+    Add("-keys", config.key_dtype, 0);
+    Add("-freqs", tf::DT_UINT32, 0);
+    Add("-versions", tf::DT_UINT32, 0);
+    Add("-values", config.value_dtype, config.dim);
+    for (const kvtable::SlotSpec& slot : saved_.schema.slots) {
+      Add("-slot-" + slot.name, config.value_dtype, slot.width);
+    }
+    has_scores_ = saved_.table->max_capacity() > 0;
+    if (has_scores_) Add("-scores", tf::DT_UINT64, 0);
+    return absl::OkStatus();
+  }
+
+  // Takes the next rows into `buffer`, as many as it has room for, and writes them. Sets `*rows` to their number:
+  // 0 at the end. Any thread.
+  absl::Status WriteChunk(int writer, char* buffer, int64_t bytes, kvtable::ParallelFor* threads,
+                          int64_t* rows) {
+    const int64_t room =
+        std::max<int64_t>(1, (bytes - kColumnAlignment * static_cast<int64_t>(columns_.size())) / row_bytes_);
+    std::vector<char*> at;
+    for (const Column& column : columns_) {
+      at.push_back(buffer);
+      buffer += (room * column.row_bytes + kColumnAlignment - 1) / kColumnAlignment * kColumnAlignment;
+    }
+    int64_t start = 0;
+    {
+      const std::lock_guard<std::mutex> hold(mutex_);
+      TF_RETURN_IF_ERROR(CatchErrors("saving", variable(), [&] {
+        *rows = Take(at, room, threads);
+        return absl::OkStatus();
+      }));
+      start = taken_;
+      taken_ += *rows;
+      if (*rows == 0) saved_.exporter.reset();  // it costs who writes to the table
+    }
+    for (size_t c = 0; c < columns_.size() && *rows > 0; ++c) {
+      TF_RETURN_IF_ERROR(files_->AppendRows(writer, columns_[c].number, start, *rows, at[c]));
+    }
+    return absl::OkStatus();
+  }
+
+  // What a buffer takes for this many rows.
+  int64_t BytesFor(int64_t rows) const {
+    return rows * row_bytes_ + kColumnAlignment * static_cast<int64_t>(columns_.size());
+  }
+
+ private:
+  struct Column {
+    int number;  // in the bundle
+    int64_t width;
+    int64_t row_bytes;
+  };
+
+  void Add(const std::string& column, tf::DataType dtype, int64_t width) {
+    const int64_t bytes = std::max<int64_t>(1, width) * tf::DataTypeSize(dtype);
+    columns_.push_back({files_->AddColumn(saved_.prefix + column, dtype, width), width, bytes});
+    row_bytes_ += bytes;
+  }
+
+  // Reads rows until there are `room` of them or no more, and returns how many there are.
+  int64_t Take(const std::vector<char*>& columns, int64_t room, kvtable::ParallelFor* threads) {
+    const size_t slots = saved_.schema.slots.size();
+    int64_t n = 0;
+    while (saved_.exporter != nullptr && n < room) {
+      const auto at = [&](size_t c) { return columns[c] + n * columns_[c].row_bytes; };
+      kvtable::Exporter::Buffers out;
+      out.keys = at(0);
+      out.freqs = reinterpret_cast<uint32_t*>(at(1));
+      out.versions = reinterpret_cast<uint32_t*>(at(2));
+      for (size_t c = 0; c <= slots; ++c) {
+        out.columns.push_back(
+            {static_cast<int>(c), at(3 + c), columns_[3 + c].width, saved_.schema.generation});
+      }
+      if (has_scores_) out.scores = reinterpret_cast<uint64_t*>(at(columns.size() - 1));
+      const int64_t got = saved_.exporter->Next(room - n, out, *threads);
+      if (got == 0) break;
+      n += got;
+    }
+    return n;
+  }
+
+  SavedTable saved_;
+  BundleFiles* const files_;
+  std::vector<Column> columns_;
+  int64_t row_bytes_ = 0;
+  bool has_scores_ = false;
+  std::mutex mutex_;  // guards the exporter and taken_
+  int64_t taken_ = 0;
+};
+
+}  // namespace
+
+absl::Status WriteTables(tf::Env* env, const std::string& prefix, std::vector<SavedTable> tables, int threads,
+                         SavePriority priority, kvtable::ParallelFor* lent) {
+  // A GPU's tables take one batch at a time, on the kernel's stream.
+  bool on_gpu = false;
+  for (const SavedTable& table : tables) on_gpu = on_gpu || table.config.gpu != nullptr;
+  BundleFiles files(env, prefix, std::max(1, threads));
+  std::vector<std::unique_ptr<RowsOf>> all;
+  int64_t bytes = 0, most = kLeastChunkBytes;
+  for (SavedTable& table : tables) {
+    all.push_back(std::make_unique<RowsOf>(std::move(table), &files));
+    RowsOf& rows = *all.back();
+    TF_RETURN_IF_ERROR(
+        CatchErrors("saving", rows.variable(), [&] { return rows.Begin(); }));
+    bytes += rows.max_rows() * rows.row_bytes();
+    // Of a small table all rows go into one chunk, and the chunk of a large one has room for a row.
+    most = std::max(most, std::min(kMostChunkBytes, rows.BytesFor(rows.max_rows() + 1)));
+    most = std::max(most, rows.BytesFor(1));
+  }
+  const int workers =
+      on_gpu ? 1 : static_cast<int>(std::min<int64_t>(files.writers(), 1 + bytes / kMostChunkBytes));
+  const int64_t buffer_bytes = std::max(kLeastChunkBytes, std::min(most, kWriteBytes / workers));
+  int64_t widest = 0;
+  for (const auto& rows : all) widest = std::max(widest, rows->BytesFor(1));
+  const int64_t room = std::max(buffer_bytes, widest);
+
+  std::mutex mutex;
+  absl::Status first_error;
+  std::atomic<bool> failed{false};
+  RunOnThreads(workers, priority, [&](int worker) {
+    const absl::Status status = CatchErrors("saving", all.front()->variable(), [&]() -> absl::Status {
+      const std::unique_ptr<char[]> buffer(new char[static_cast<size_t>(room)]);
+      kvtable::ParallelFor* const helpers = on_gpu ? lent : &kvtable::Serial();
+      for (const auto& rows : all) {
+        for (int64_t n = 1; n > 0;) {
+          if (failed.load(std::memory_order_relaxed)) return absl::OkStatus();
+          TF_RETURN_IF_ERROR(rows->WriteChunk(worker, buffer.get(), room, helpers, &n));
+        }
+      }
+      return absl::OkStatus();
+    });
+    if (status.ok()) return;
+    failed = true;
+    const std::lock_guard<std::mutex> hold(mutex);
+    if (first_error.ok()) first_error = status;
+  });
+  TF_RETURN_IF_ERROR(first_error);
+  return files.Finish();
+}
+
+}  // namespace kvtools

@@ -1,0 +1,38 @@
+// Writes tables into a bundle, in the layout of docs/checkpoint-layout.md: a chunk of rows at a time, by several
+// threads.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kvtable/table.h"
+#include "save_threads.h"
+#include "table_resource.h"
+
+namespace kvtools {
+
+// What is saved of a table: the rows that an exporter gives, under these names.
+struct SavedTable {
+  TableConfig config;
+  std::string prefix;  // of its tensors
+  std::string name;    // of the variable
+  int64_t part = 0;
+  int64_t parts = 1;
+  std::shared_ptr<kvtable::Table> table;
+  kvtable::RowSchema schema;  // of the rows that the exporter gives
+  std::unique_ptr<kvtable::Exporter> exporter;
+  std::string more_meta;  // behind the other members of kvmeta: `, "delta": true`
+  std::vector<std::pair<std::string, tensorflow::Tensor>> more;  // tensors, by what goes behind the prefix
+};
+
+// Writes the bundle `prefix`. `threads`: how many at most; `stream`: of the kernel, for tables on a GPU.
+// Beside the tables it takes kWriteBytes of memory at most.
+absl::Status WriteTables(tensorflow::Env* env, const std::string& prefix, std::vector<SavedTable> tables,
+                         int threads, SavePriority priority, kvtable::ParallelFor* lent);
+
+inline constexpr int64_t kWriteBytes = int64_t{128} << 20;
+
+}  // namespace kvtools

@@ -1,0 +1,93 @@
+"""`restore_tables`: some tables of a checkpoint, and nothing else of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tfplugin import slot_binding
+from tfplugin.named_tables import name_of, names_there, newest_in, no_such
+from tfplugin.saveable import check_whole, restore_op
+
+_META = "-kvmeta"
+#: No restore of TensorFlow's, which numbers its own: optimizers keep the slots that they have.
+_NO_RESTORE = -1
+_PART = re.compile(r"^(?P<base>.*\.ATTRIBUTES/kv)_part_\d+$|^(?P<whole>.*)/part_\d+$", re.S)
+
+
+def restore_tables(checkpoint: Any, tables: Any, names: Mapping[Any, str] | None = None) -> Any:
+    """Restores tables from a checkpoint of `tf.compat.v1.train.Saver` or `tf.train.Checkpoint`, and nothing else of it.
+
+    Each gets what the checkpoint has of it, in place of what it holds: rows, slots, counts, times, and what new rows
+    start from. Other tables, dense variables and optimizers stay as they are. A table that was saved in any number of
+    parts goes into any other.
+
+    Args:
+      checkpoint: its path, as ``save`` gave it; or its folder, of which the latest is taken.
+      tables: a variable, or a list of them; a layer, a model or a `tf.Module`, for all that it holds; or a dictionary
+        from variables to their names in the checkpoint.
+      names: what tables are called there, by their names here, where that differs. A name there is that of the
+        variable, or its path in the object graph of a `tf.train.Checkpoint` (``model/user_emb``).
+
+    Returns:
+      Rows restored by name in eager mode; in a graph the op that restores.
+
+    Raises:
+      ValueError: no table of that name; the nearest are named.
+      tf.errors.InvalidArgumentError: rows of another width or type.
+      tf.errors.DataLossError: the checkpoint is damaged. The table is as it was.
+
+    Example:
+      >>> tfplugin.restore_tables("model.ckpt-100", [user])
+      {'user': 20000}
+      >>> tfplugin.restore_tables("model.ckpt-100", {user: "old/user"})
+      {'user': 20000}
+    """
+    path = newest_in(checkpoint)
+    known = _tables_of(path)
+    restored: dict[str, Any] = {}
+    ops = []
+    for table, there in names_there(tables, names):
+        if there not in known:
+            message = no_such(f"table for key-value variable '{name_of(table)}' is called", there, known, "it has")
+            raise ValueError(f"restore_tables: checkpoint '{path}': {message}")
+        base, infix = known[there]
+        check_whole(table)
+        for part in table._kv_parts:
+            ops.append(restore_op(tf.constant(path), part, base, infix))
+            slot_binding.restored(part, _NO_RESTORE)
+        if tf.executing_eagerly():
+            restored[name_of(table)] = int(table.size())
+    return restored if tf.executing_eagerly() else tf.group(*ops, name="restore_tables")
+
+
+def _tables_of(path: str) -> dict[str, tuple[str, str]]:
+    """What the tensors of each table begin with, and what stands before the number of a part, by each of its names."""
+    reader = tf.train.load_checkpoint(path)
+    metas: dict[tuple[str, str], str] = {}
+    for tensor in sorted(reader.get_variable_to_shape_map()):
+        if tensor.endswith(_META):
+            prefix = tensor.removesuffix(_META)
+            match = _PART.match(prefix)
+            if match is None:
+                metas.setdefault((prefix, "_part_" if ".ATTRIBUTES/kv" in prefix else "/part_"), tensor)
+            elif match["base"] is not None:
+                metas.setdefault((match["base"], "_part_"), tensor)
+            else:
+                metas.setdefault((match["whole"], "/part_"), tensor)
+    known: dict[str, tuple[str, str]] = {}
+    called: dict[str, list[tuple[str, str]]] = {}
+    for table, meta in metas.items():
+        known[table[0]] = table
+        if table[1] == "_part_":
+            known[table[0].removesuffix("/.ATTRIBUTES/kv").removesuffix(".ATTRIBUTES/kv")] = table
+            called.setdefault(str(json.loads(reader.get_tensor(meta)).get("name")), []).append(table)
+    # By the variable's name where it says which one is meant.
+    for name, those in called.items():
+        if len(those) == 1:
+            known.setdefault(name, those[0])
+    return known
