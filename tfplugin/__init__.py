@@ -4,7 +4,7 @@
 """
 
 from tfplugin import checkpoint as _checkpoint
-from tfplugin import optimizers
+from tfplugin import optimizers, policies
 from tfplugin.export_saved_model import export_saved_model
 from tfplugin.get_kv_variable import get_kv_variable
 from tfplugin.initializers import KvInitializer
@@ -30,6 +30,7 @@ __all__ = [
     "install",
     "lookup_many",
     "optimizers",
+    "policies",
     "restore_tables",
     "uninstall",
     "warm_start",

@@ -22,6 +22,7 @@ from tfplugin import graph_restore, slot_binding
 from tfplugin.async_save import TableAtMoment
 from tfplugin.kv_variable import KvVariable
 from tfplugin.partitioned_kv_variable import PartitionedKvVariable
+from tfplugin.policies import Policies
 from tfplugin.saveable import KvSaveable, check_whole, restore_op, save_cuts, save_ops
 
 # ---- Name-based: tf.compat.v1.train.Saver --------------------------------------------------------
@@ -223,9 +224,10 @@ def _deserialize_variable(cls: Any, proto: Any, **kwargs: Any) -> KvVariable:
         config["key_dtype"],
         config["value_dtype"],
         trainable=config["trainable"],
-        # Models of earlier versions say nothing of a bound.
+        # Models of earlier versions say nothing of bounds and policies.
         max_capacity=config.get("max_capacity", 0),
         eviction=config.get("eviction", "lru"),
+        policies=Policies.from_json(config.get("policies", "")),
         part=config["part"],
         parts=config["parts"],
         partitioned_name=config["partitioned_name"],

@@ -15,6 +15,7 @@ from tfplugin.initializers import KvInitializer, resolve
 from tfplugin.keys import KEY_DTYPES
 from tfplugin.kv_variable import VALUE_DTYPES, KvVariable
 from tfplugin.partitioned_kv_variable import PartitionedKvVariable
+from tfplugin.policies import Admission, Policies, resolve as resolve_policies
 
 #: The first dimension that a partitioner is told a variable has when `capacity_hint` does not say.
 NOMINAL_ROWS = 1 << 20
@@ -103,6 +104,10 @@ def get_kv_variable(
     max_capacity: int = 0,
     eviction: str = "lru",
     max_hbm: int | None = None,
+    enter_threshold: int = 0,
+    *,
+    admission: Admission | None = None,
+    padding_key: int | None = None,
 ) -> KvVariable | PartitionedKvVariable:
     """Gets a key-value variable of this name, or makes it. Follows `tf.compat.v1.variable_scope`: prefix, reuse,
     default initializer, regularizer and partitioner.
@@ -131,6 +136,11 @@ def get_kv_variable(
       max_hbm: of a variable on a GPU, the bytes of its memory that rows may take, slots included; rows beyond lie in
         pinned host memory, and those that are touched often change places with others. With a partitioner it is for
         each part. None: no bound.
+      enter_threshold: of how many training lookups a key gets its row with the last; 0 and 1: with the first. The same
+        as ``admission=tfplugin.policies.CountAdmission(enter_threshold)``. Until then a lookup gives its initial value,
+        and no optimizer sees it.
+      admission: which keys get a row otherwise: one of `tfplugin.policies`' classes.
+      padding_key: a key that never gets a row: lookups give zeros for it, and updates and imports leave it out.
 
     Returns:
       A `KvVariable`, or a `PartitionedKvVariable` where there is a partitioner.
@@ -139,7 +149,8 @@ def get_kv_variable(
 
     Raises:
       ValueError: the name exists and reuse is off, or does not exist and reuse is on; a wrong dim; a partitioner along
-        another axis; an impossible max_capacity, eviction or max_hbm.
+        another axis; an impossible max_capacity, eviction or max_hbm; policies that are out of range or contradict each
+        other.
       TypeError: a dtype that tables do not have.
 
     Example:
@@ -158,6 +169,9 @@ def get_kv_variable(
     key = _key_dtype(key_dtype, full_name)
     value = _value_dtype(value_dtype, full_name)
     max_capacity = checked_capacity(max_capacity, eviction, full_name)
+    policies = resolve_policies(
+        full_name, key, enter_threshold=enter_threshold, admission=admission, padding_key=padding_key
+    )
 
     with tf_ops.init_scope():
         store = _store()
@@ -165,6 +179,7 @@ def get_kv_variable(
         if found is not None and scope.reuse:
             _check_same(found, full_name, embedding_dim, key, value)
             _check_same_bound(found, full_name, max_capacity, eviction)
+            _check_same_policies(found, full_name, policies)
             return found
         if found is not None:
             raise ValueError(
@@ -199,6 +214,7 @@ def get_kv_variable(
                 max_capacity=-(-max_capacity // of),
                 eviction=eviction,
                 max_hbm=max_hbm,
+                policies=policies,
                 part=part,
                 parts=of,
                 partitioned_name=None if parts is None else full_name,
@@ -260,3 +276,12 @@ def _check_same_bound(found: Any, name: str, max_capacity: int, eviction: str) -
             f"Trying to share key-value variable {name}, but specified max_capacity {max_capacity} and eviction "
             f"{eviction!r}, and found {found.max_capacity} and {found.eviction!r}."
         )
+
+
+def _check_same_policies(found: Any, name: str, policies: Policies) -> None:
+    if policies == Policies() or policies == found.policies:  # the first: not said
+        return
+    raise ValueError(
+        f"Trying to share key-value variable {name}, but specified policies {policies.to_json()} and found "
+        f"{found.policies.to_json() or 'none'}."
+    )

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tensorflow.python.framework import ops as tf_ops
 
 from tfplugin.kv_variable import KvVariable
+from tfplugin.policies import Policies
 
 _COLLECTIONS = (
     tf.compat.v1.GraphKeys.GLOBAL_VARIABLES,
@@ -53,6 +54,7 @@ def _lift(variable: Any, graph: Any, variable_holder: Any) -> None:
             trainable=variable.trainable,
             max_capacity=op.get_attr("max_capacity"),
             eviction=tf.compat.as_str(op.get_attr("eviction")),
+            policies=Policies.from_json(op.get_attr("policies")),
             read_only=op.get_attr("read_only"),
         )
     graph.add_capture(table.handle, variable.handle)

@@ -24,14 +24,17 @@ from tfplugin.keys import keys_to_tensor
 from tfplugin.not_dense import NotDense
 from tfplugin.ops import raw
 from tfplugin.placement import on_device_of
+from tfplugin.policies import Policies
+from tfplugin.row_counts import RowCounts
 from tfplugin.row_slots import RowSlots
+from tfplugin.scatter import Scatter
 from tfplugin.slots import SlotSpec, slots_json
 
 VALUE_DTYPES = (tf.float32, tf.float16, tf.bfloat16, tf.float64)
 
 
 @dispatch.register_dispatchable_type
-class KvVariable(NotDense, trackable.Trackable):
+class KvVariable(RowCounts, Scatter, NotDense, trackable.Trackable):
     """One embedding table, or one part of a partitioned one: key -> row of ``dim`` values.
 
     Made by `get_kv_variable`. Works wherever TensorFlow takes a resource variable: ``tf.nn.embedding_lookup`` and its
@@ -48,6 +51,7 @@ class KvVariable(NotDense, trackable.Trackable):
       max_capacity: the most rows that a batch leaves behind; 0: any number.
       eviction: which rows go first: ``"lru"``, ``"lfu"`` or ``"custom"``.
       max_hbm: bytes of a GPU's memory that rows may take; None: no bound.
+      policies: which keys get a row, and which rows go; see `tfplugin.policies`.
       trainable, regularizer, constraint: as for ``tf.Variable``; the two functions see the rows of a batch.
 
     Example:
@@ -88,6 +92,7 @@ class KvVariable(NotDense, trackable.Trackable):
         max_capacity: int = 0,
         eviction: str = "lru",
         max_hbm: int | None = None,
+        policies: Policies | None = None,
         part: int = 0,
         parts: int = 1,
         partitioned_name: str | None = None,
@@ -108,6 +113,7 @@ class KvVariable(NotDense, trackable.Trackable):
         if max_hbm is not None and max_hbm < 0:
             raise ValueError(f"Key-value variable '{name}': max_hbm must be 0 or more bytes, got {max_hbm}.")
         self.max_hbm = max_hbm
+        self.policies = policies or Policies()
         self.part = part
         self.parts = parts
         #: The name of the whole variable, of which this may be a part.
@@ -167,6 +173,7 @@ class KvVariable(NotDense, trackable.Trackable):
             max_capacity=0 if self._read_only else self.max_capacity,
             eviction=self.eviction,
             max_hbm=-1 if self.max_hbm is None else self.max_hbm,
+            policies=self.policies.to_json(),
             read_only=self._read_only,
             initial=self.kv_initializer.to_json() if self._starts_initialized and not anonymous else "",
             initial_rows=self.kv_initializer.known_rows if self._starts_initialized and not anonymous else b"",
@@ -600,6 +607,7 @@ class KvVariable(NotDense, trackable.Trackable):
             trainable=self.trainable,
             max_capacity=self.max_capacity,
             eviction=self.eviction,
+            policies=self.policies,
             part=self.part,
             parts=self.parts,
             partitioned_name=self.partitioned_name,
@@ -634,6 +642,7 @@ class KvVariable(NotDense, trackable.Trackable):
                 "trainable": self.trainable,
                 "max_capacity": self.max_capacity,
                 "eviction": self.eviction,
+                "policies": self.policies.to_json(),
             }
         )
 

@@ -22,9 +22,7 @@ _INSTEAD = {
     "_distribute_strategy": _WRAP,
     **dict.fromkeys(("assign", "assign_add", "assign_sub"), _WRITES),
     **dict.fromkeys(
-        [f"scatter_{what}" for what in ("update", "add", "sub", "mul", "div", "min", "max")]
-        + [f"scatter_nd_{what}" for what in ("update", "add", "sub", "min", "max")]
-        + ["batch_scatter_update"],
+        [f"scatter_nd_{what}" for what in ("update", "add", "sub", "min", "max")] + ["batch_scatter_update"],
         _WRITES,
     ),
 }
@@ -95,7 +93,7 @@ class NotDense:
         # The first thing that tf.compat.v1.scatter_update and its kin ask of a variable.
         raise TypeError(
             f"tf.compat.v1.scatter_update, scatter_add and their kin do not work on key-value variable '{self.name}': "
-            f"{_WRITES}."
+            f"its own methods of these names do; or {_WRITES}."
         )
 
     def __getattr__(self, attribute: str) -> Any:

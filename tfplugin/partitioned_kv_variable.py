@@ -17,10 +17,13 @@ from tfplugin.keys import keys_to_tensor
 from tfplugin.kv_variable import KvVariable, refuse_dense_value
 from tfplugin.not_dense import NotDense
 from tfplugin.ops import raw
+from tfplugin.policies import Policies
+from tfplugin.row_counts import RowCounts
+from tfplugin.scatter import Scatter
 
 
 @dispatch.register_dispatchable_type
-class PartitionedKvVariable(NotDense, trackable.Trackable):
+class PartitionedKvVariable(RowCounts, Scatter, NotDense, trackable.Trackable):
     """A key-value variable in parts: ``name/part_i`` holds the keys with key floor-mod parts == i.
 
     Iterates over its parts. Everything that takes a `KvVariable` takes it.
@@ -81,6 +84,11 @@ class PartitionedKvVariable(NotDense, trackable.Trackable):
     def eviction(self) -> str:
         """Which rows of a part go first."""
         return self._parts[0].eviction
+
+    @property
+    def policies(self) -> Policies:
+        """Which keys get a row, and which rows go."""
+        return self._parts[0].policies
 
     @property
     def initializer(self) -> tf.Operation | None:

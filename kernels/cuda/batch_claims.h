@@ -39,6 +39,7 @@ struct BatchClaims {
 
   // Whether this place is the one in the batch that counts for this row. In a launch after the claims.
   KVTABLE_HOST_DEVICE bool Counts(uint32_t row, uint32_t place) const {
+    if (row == UINT32_MAX) return false;  // kNoRow
     if (claims == nullptr) return true;
     for (uint64_t at = HomeOf(row);; at = After(at)) {
       if (claims[at] >> 32 == row) return static_cast<uint32_t>(claims[at]) == RankOf(place);

@@ -23,13 +23,18 @@ struct DeviceInitialValue {
   uint64_t seed = 0;
   const char* rows = nullptr;  // kConstant: one row; kRows: num_rows
   uint64_t num_rows = 0;
+  bool has_padding = false;  // of the padding key it is zeros
+  uint64_t padding_key = 0;
 
   KVTABLE_HOST_DEVICE bool IsDrawn() const {
     return kind != Initializer::Kind::kConstant && kind != Initializer::Kind::kRows;
   }
 
-  // Where the value lies ready; null where it is drawn.
+  KVTABLE_HOST_DEVICE bool IsPadding(uint64_t key) const { return has_padding && key == padding_key; }
+
+  // Where the value lies ready; null where it is drawn, and for zeros.
   KVTABLE_HOST_DEVICE const char* Ready(uint64_t key) const {
+    if (IsPadding(key)) return nullptr;
     if (kind == Initializer::Kind::kConstant) return rows;
     if (kind == Initializer::Kind::kRows) {
       return rows + Mix64(key) % num_rows * static_cast<uint64_t>(value_bytes);

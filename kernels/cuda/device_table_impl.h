@@ -17,6 +17,7 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -139,10 +140,15 @@ class DeviceTableImpl : public DeviceTable {
   void Accumulate(const DeviceKeys& keys, const void* deltas, bool from_zeros, Stamp stamp,
                   DeviceStream stream) override;
 
+  void Combine(const DeviceKeys& keys, const void* operands, RowOp op, Stamp stamp,
+               DeviceStream stream) override;
+
   void Apply(const DeviceKeys& keys, const void* gradients, const Update& update, const SlotColumns& slots,
              Stamp stamp, DeviceStream stream) override;
 
   int64_t SkippedUpdates() const override;
+
+  void IncreaseFrequency(const DeviceKeys& keys, const uint32_t* by, DeviceStream stream) override;
 
   void Zeroed(const DeviceKeys& keys, bool* out, DeviceStream stream) override;
 
@@ -448,7 +454,17 @@ class DeviceTableImpl : public DeviceTable {
   // Finds or makes the row of each key; numbers() are their rows then. A new row's slots that copy the value
   // are the caller's to see to.
   void Insert(const DeviceKeys& keys, FirstValue first_value, bool* inserted,
-              const Admission* admission = nullptr);
+              const std::optional<AdmissionDraw>& admission);
+
+  // Which missing keys an operation may make rows for; none where it may for all. Those that it may not for are
+  // kNoRow in numbers() then.
+  std::optional<AdmissionDraw> MayInsert(double probability = 1.0, uint64_t seed = 0) const {
+    if (probability == 1.0 && !options_.padding_key) return std::nullopt;
+    return AdmissionDraw(probability, seed, options_.padding_key);
+  }
+  std::optional<AdmissionDraw> MayInsert(Stamp stamp) const {
+    return MayInsert(stamp.existing_only ? 0.0 : 1.0, 0);
+  }
 
   // ---- Hot rows
 
@@ -476,7 +492,7 @@ class DeviceTableImpl : public DeviceTable {
   void CopyValueToSlots(int64_t n);
 
   void InsertStamped(const DeviceKeys& keys, Stamp stamp, bool* inserted,
-                     const Admission* admission = nullptr);
+                     const std::optional<AdmissionDraw>& admission);
 
   void WriteStamped(const DeviceKeys& keys, const std::vector<ColumnIn>& in, Stamp stamp);
 
@@ -505,7 +521,8 @@ class DeviceTableImpl : public DeviceTable {
   BatchClaims Claim(const DeviceKeys& keys, bool first);
 
   // Returns the claims of the last occurrences.
-  BatchClaims WriteColumns(const DeviceKeys& keys, const std::vector<ColumnIn>& in);
+  BatchClaims WriteColumns(const DeviceKeys& keys, const std::vector<ColumnIn>& in,
+                           const std::optional<AdmissionDraw>& admission);
 
   bool CopiesValue() const {
     return std::any_of(layout_.slots.begin(), layout_.slots.end(),

@@ -24,7 +24,7 @@ void DeviceTableImpl<Device>::GatherPooledOrInsert(const DeviceKeys& keys, const
                                                    Stamp stamp, void* out, DeviceStream stream) {
   CheckPooled(keys, bags, Missing::kZeros);
   const BatchOperation operation(this, keys, stream);
-  InsertStamped(keys, operation.StampOf(stamp), nullptr);
+  InsertStamped(keys, operation.StampOf(stamp), nullptr, MayInsert());
   Pool(keys, bags, Missing::kZeros, out);
   TouchAndEvict(keys, true, nullptr, nullptr);
 }

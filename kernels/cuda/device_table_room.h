@@ -66,6 +66,8 @@ DeviceInitialValue DeviceTableImpl<Device>::UploadInitialValue(const Initializer
   initial.below32 = std::max(a, std::nextafter(static_cast<float>(from.b), a));
   initial.below64 = std::max(from.a, std::nextafter(from.b, from.a));
   initial.seed = from.seed;
+  initial.has_padding = options_.padding_key.has_value();
+  initial.padding_key = options_.padding_key.value_or(0);
   std::vector<char> rows;
   if (from.kind == Initializer::Kind::kConstant) {
     rows.resize(static_cast<size_t>(value_bytes_));
@@ -287,9 +289,9 @@ void DeviceTableImpl<Device>::CountRows(int64_t keys, uint64_t* removed, bool ev
   ++sequence_;
   if (keys > 0) queued_.push_back({sequence_, keys});
   queued_keys_ += keys;
-  device_.Launch(1, CountRowsBody{rows_.counters, &words_.template as<Words>()->num_new,
-                                  report_.template as<uint64_t>(), sequence_, removed,
-                                  evicts ? &words_.template as<Words>()->evicted : nullptr});
+  device_.Launch(
+      1, CountRowsBody{rows_.counters, &words_.template as<Words>()->num_new, report_.template as<uint64_t>(),
+                       sequence_, removed, evicts ? &words_.template as<Words>()->evicted : nullptr});
 }
 
 }  // namespace kvtable

@@ -43,7 +43,7 @@ void DeviceTableImpl<Device>::Apply(const DeviceKeys& keys, const void* gradient
   if (optimizer.zeroes_rows) PrepareMarks();
   if (update.skip_nonfinite) EnsureRoomToFree(keys.n);
 
-  Insert(keys, FirstValue::kInitial, flags());
+  Insert(keys, FirstValue::kInitial, flags(), MayInsert(stamp));
   CopyValueToSlots(keys.n);
   rows.batch = SortedByRow(keys, gradients);
   rows.keys = Batch(keys);

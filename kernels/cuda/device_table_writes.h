@@ -19,10 +19,9 @@ void DeviceTableImpl<Device>::GatherOrInsert(const DeviceKeys& keys, void* out,
                     std::to_string(insertion.admission) + "; expected 0.0 to 1.0.");
   }
   const BatchOperation operation(this, keys, stream);
-  const Admission admission(insertion.admission, insertion.admission_seed);
   InsertStamped(keys, operation.StampOf(insertion.stamp), insertion.inserted,
-                insertion.admission == 1.0 ? nullptr : &admission);
-  CopyOut(numbers(), keys.n, nullptr, 0, value_bytes_, out);
+                MayInsert(insertion.admission, insertion.admission_seed));
+  GatherColumn(keys, numbers(), 0, value_bytes_, out, {insertion.below, initial_, nullptr, 0}, nullptr);
   TouchAndEvict(keys, true, nullptr, insertion.evicted);
 }
 
@@ -30,7 +29,7 @@ template <class Device>
 void DeviceTableImpl<Device>::PointersOrInsert(const DeviceKeys& keys, void** out, Stamp stamp,
                                                bool* inserted, DeviceStream stream) {
   const BatchOperation operation(this, keys, stream);
-  InsertStamped(keys, operation.StampOf(stamp), inserted);
+  InsertStamped(keys, operation.StampOf(stamp), inserted, MayInsert());
   device_.Launch(Count(keys.n), PointersBody{rows_, numbers(), Count(keys.n), out});
   TouchAndEvict(keys, true, nullptr, nullptr);
 }
@@ -59,12 +58,29 @@ template <class Device>
 void DeviceTableImpl<Device>::Accumulate(const DeviceKeys& keys, const void* deltas, bool from_zeros,
                                          Stamp stamp, DeviceStream stream) {
   const BatchOperation operation(this, keys, stream);
-  Insert(keys, from_zeros ? FirstValue::kZeros : FirstValue::kInitial, nullptr);
+  Insert(keys, from_zeros ? FirstValue::kZeros : FirstValue::kInitial, nullptr, MayInsert(stamp));
   CopyValueToSlots(keys.n);
   VisitAnyValueType(options_.value_type, [&](auto t) {
     using T = decltype(t);
     device_.Launch(Count(keys.n), AccumulateBody<T>{rows_, numbers(), Count(keys.n), options_.dim,
                                                     static_cast<const T*>(deltas)});
+  });
+  Unmark(keys.n, nullptr);
+  StampRows(keys.n, nullptr, operation.StampOf(stamp));
+  TouchAndEvict(keys, true, nullptr, nullptr);
+}
+
+template <class Device>
+void DeviceTableImpl<Device>::Combine(const DeviceKeys& keys, const void* operands, RowOp op, Stamp stamp,
+                                      DeviceStream stream) {
+  RequireFloating();
+  const BatchOperation operation(this, keys, stream);
+  Insert(keys, FirstValue::kInitial, nullptr, MayInsert(stamp));
+  CopyValueToSlots(keys.n);
+  VisitValueType(options_.value_type, [&](auto t) {
+    using T = decltype(t);
+    device_.Launch(Count(keys.n), CombineBody<T>{rows_, numbers(), Count(keys.n), options_.dim,
+                                                 static_cast<const T*>(operands), op});
   });
   Unmark(keys.n, nullptr);
   StampRows(keys.n, nullptr, operation.StampOf(stamp));
@@ -81,11 +97,11 @@ void DeviceTableImpl<Device>::Import(const DeviceKeys& keys, const std::vector<C
   PrepareScratch(keys.n);
   EnsureRoom(keys);
   PrepareMarks();
-  const BatchClaims claims = WriteColumns(keys, in);
+  const BatchClaims claims = WriteColumns(keys, in, MayInsert());
   const uint32_t latest = ages_.expiry().ages() ? operation.time().now : UINT32_MAX;
   const uint32_t without = ages_.expiry().ages() ? latest : 0;
-  device_.Launch(Count(keys.n), AssignStampsBody{rows_, claims, numbers(), freqs, versions, latest, without,
-                                                 Count(keys.n)});
+  device_.Launch(Count(keys.n),
+                 AssignStampsBody{rows_, claims, numbers(), freqs, versions, latest, without, Count(keys.n)});
   Unmark(keys.n, nullptr);
   for (const ColumnIn& column : in) {
     if (column.column == 0) MarkZeros(keys.n, claims, column.data);
@@ -98,17 +114,27 @@ void DeviceTableImpl<Device>::Import(const DeviceKeys& keys, const std::vector<C
 }
 
 template <class Device>
+void DeviceTableImpl<Device>::IncreaseFrequency(const DeviceKeys& keys, const uint32_t* by,
+                                                DeviceStream stream) {
+  CheckBatch(keys.n);
+  const BatchOperation operation(this, keys, stream);
+  PrepareScratch(keys.n);
+  Locate(keys, numbers(), nullptr, nullptr, nullptr, nullptr);
+  device_.Launch(Count(keys.n), IncreaseFrequencyBody{rows_, numbers(), Count(keys.n), by});
+}
+
+template <class Device>
 void DeviceTableImpl<Device>::Insert(const DeviceKeys& keys, FirstValue first_value, bool* inserted,
-                                     const Admission* admission) {
+                                     const std::optional<AdmissionDraw>& admission) {
   CheckBatch(keys.n);
   const uint64_t n = Count(keys.n);
   PrepareScratch(keys.n);
   EnsureRoom(keys);
   PrepareEviction(keys.n);
   MoveHotRowsInTurn();  // before any row is found
-  if (admission != nullptr) device_.Launch(n, AdmitBody{Batch(keys), index_, *admission, numbers()});
+  if (admission) device_.Launch(n, AdmitBody{Batch(keys), index_, *admission, numbers()});
   device_.Launch(n, InsertBody{Batch(keys), index_, rows_, numbers(), new_keys(), new_slots(), inserted,
-                               admission != nullptr});
+                               admission.has_value()});
   device_.Launch(n, PlaceNewBody{Batch(keys), index_, rows_, new_keys(), new_slots(), initial_, first_value,
                                  first_slots_.data() + value_bytes_, Alignment(Count(value_bytes_)),
                                  Alignment(Count(value_bytes_))});
@@ -129,7 +155,7 @@ void DeviceTableImpl<Device>::CopyValueToSlots(int64_t n) {
 
 template <class Device>
 void DeviceTableImpl<Device>::InsertStamped(const DeviceKeys& keys, Stamp stamp, bool* inserted,
-                                            const Admission* admission) {
+                                            const std::optional<AdmissionDraw>& admission) {
   PrepareScratch(keys.n);
   bool* const is_new = inserted == nullptr ? flags() : inserted;
   Insert(keys, FirstValue::kInitial, is_new, admission);
@@ -141,7 +167,7 @@ void DeviceTableImpl<Device>::InsertStamped(const DeviceKeys& keys, Stamp stamp,
 template <class Device>
 void DeviceTableImpl<Device>::WriteStamped(const DeviceKeys& keys, const std::vector<ColumnIn>& in,
                                            Stamp stamp) {
-  WriteColumns(keys, in);
+  WriteColumns(keys, in, MayInsert(stamp));
   Unmark(keys.n, nullptr);
   StampRows(keys.n, nullptr, stamp);
 }
@@ -181,7 +207,8 @@ BatchClaims DeviceTableImpl<Device>::Claim(const DeviceKeys& keys, bool first) {
 }
 
 template <class Device>
-BatchClaims DeviceTableImpl<Device>::WriteColumns(const DeviceKeys& keys, const std::vector<ColumnIn>& in) {
+BatchClaims DeviceTableImpl<Device>::WriteColumns(const DeviceKeys& keys, const std::vector<ColumnIn>& in,
+                                                  const std::optional<AdmissionDraw>& admission) {
   const void* value = nullptr;
   for (const ColumnIn& column : in) {
     if (column.column == 0) value = column.data;
@@ -189,7 +216,7 @@ BatchClaims DeviceTableImpl<Device>::WriteColumns(const DeviceKeys& keys, const 
   CheckBatch(keys.n);
   PrepareScratch(keys.n);
   if (!keys.distinct) PrepareClaims(keys.n);
-  Insert(keys, value != nullptr ? FirstValue::kNothing : FirstValue::kInitial, flags());
+  Insert(keys, value != nullptr ? FirstValue::kNothing : FirstValue::kInitial, flags(), admission);
   if (value == nullptr) {
     CopyValueToSlots(keys.n);
   } else if (CopiesValue()) {

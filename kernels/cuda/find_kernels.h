@@ -58,7 +58,8 @@ struct GatherBody {
       const uint32_t row = numbers != nullptr ? numbers[i] : index.Find(key);
       if (found != nullptr) found[i] = row != kNoRow;
       from = row != kNoRow ? rows.Row(row) + offset : missing.Ready(key, i);
-      draws = row == kNoRow && missing.missing == Missing::kInitial && missing.initial.IsDrawn();
+      draws = row == kNoRow && missing.missing == Missing::kInitial && missing.initial.IsDrawn() &&
+              !missing.initial.IsPadding(key);
     }
     CopyRows(lanes, draws ? nullptr : to, from, bytes, alignment);
     if (lanes.Any(draws)) missing.initial.FillDrawn(lanes, key, draws ? to : nullptr);
@@ -120,7 +121,7 @@ struct ResolveBody {
   }
 };
 
-// The addresses of rows whose numbers are known.
+// The addresses of rows whose numbers are known; null for kNoRow.
 struct PointersBody {
   DeviceRows rows;
   const uint32_t* numbers;  // (n)
@@ -130,7 +131,7 @@ struct PointersBody {
   template <class Lanes>
   KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
     const uint64_t i = first + lanes.lane();
-    if (i < n) out[i] = rows.Row(numbers[i]);
+    if (i < n) out[i] = numbers[i] == kNoRow ? nullptr : rows.Row(numbers[i]);
   }
 };
 

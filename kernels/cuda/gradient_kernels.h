@@ -40,7 +40,7 @@ struct CheckGradientsBody {
     const Tile tile(lanes);
     const uint64_t s = (first + lanes.lane()) / Tile::kCount;
     C wrong = 0;  // NaN where an element is one, or infinite
-    if (batch.IsFirst(s)) {
+    if (batch.IsFirst(s) && batch.row_of[s] != kNoRow) {
       const uint64_t end = batch.EndOf(s);
       for (int64_t j = tile.lane(); j < batch.dim; j += Tile::kCount) {
         C sum[1];

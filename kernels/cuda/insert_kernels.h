@@ -11,6 +11,7 @@
 
 #include <cstdint>
 
+#include "admission/admission_draw.h"
 #include "atomics.h"
 #include "base/host_device.h"
 #include "batch_claims.h"
@@ -19,7 +20,6 @@
 #include "device_index.h"
 #include "device_initial_value.h"
 #include "device_rows.h"
-#include "eviction/admission.h"
 #include "kvtable/table.h"
 
 namespace kvtable {
@@ -28,7 +28,7 @@ namespace kvtable {
 struct AdmitBody {
   BatchKeys keys;
   DeviceIndex index;
-  Admission admission;
+  AdmissionDraw admission;
   uint32_t* numbers;  // (n): kNoRow where left out
 
   template <class Lanes>

@@ -50,6 +50,7 @@ struct IdRows {
     const uint64_t key = keys.At(static_cast<uint64_t>(i));
     const char* const ready = missing.Ready(key, static_cast<uint64_t>(i));
     if (ready != nullptr) return reinterpret_cast<const T*>(ready)[j];
+    if (missing.initial.IsPadding(key)) return T{};
     return missing.initial.template Drawn<T>(RandomStream(missing.initial.seed, key), j);
   }
 };

@@ -41,7 +41,7 @@ struct RowsToUpdate {
 
   // Whether a row is to be updated whose occurrences begin at position s.
   KVTABLE_HOST_DEVICE bool Has(uint64_t s) const {
-    return batch.IsFirst(s) && (skipped == nullptr || !skipped[s]);
+    return batch.IsFirst(s) && batch.row_of[s] != kNoRow && (skipped == nullptr || !skipped[s]);
   }
 
   // The random bits of the row's stochastic rounding: those of the CPU (optimizer.cc).

@@ -73,7 +73,7 @@ struct AssignStampsBody {
   }
 };
 
-// Stamps each occurrence's row.
+// Stamps each occurrence's row; kNoRow is left out.
 struct StampBody {
   DeviceRows rows;
   const uint32_t* numbers;  // (n)
@@ -84,7 +84,7 @@ struct StampBody {
   template <class Lanes>
   KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
     const uint64_t i = first + lanes.lane();
-    if (i >= n || (only != nullptr && !only[i])) return;
+    if (i >= n || (only != nullptr && !only[i]) || numbers[i] == kNoRow) return;
     DeviceStamp* const row = rows.StampOf(numbers[i]);
     if (stamp.frequency != 0) {
       // Whoever carries the sum past the largest number sets it there afterwards, so there it ends, however
@@ -93,6 +93,23 @@ struct StampBody {
       if (before > UINT32_MAX - stamp.frequency) StoreRelaxed(&row->frequency, UINT32_MAX);
     }
     StoreRelaxed(&row->version, stamp.version);
+  }
+};
+
+// Adds to the frequencies of rows, each occurrence what it says; kNoRow is left out.
+struct IncreaseFrequencyBody {
+  DeviceRows rows;
+  const uint32_t* numbers;  // (n)
+  uint64_t n;
+  const uint32_t* by;  // (n)
+
+  template <class Lanes>
+  KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
+    const uint64_t i = first + lanes.lane();
+    if (i >= n || numbers[i] == kNoRow || by[i] == 0) return;
+    DeviceStamp* const row = rows.StampOf(numbers[i]);
+    const uint32_t before = FetchAdd(&row->frequency, by[i]);
+    if (before > UINT32_MAX - by[i]) StoreRelaxed(&row->frequency, UINT32_MAX);
   }
 };
 
@@ -137,6 +154,35 @@ struct AccumulateBody {
       const uint64_t j = at - static_cast<uint64_t>(owner) * static_cast<uint64_t>(dim);
       const T delta = deltas[(first + owner) * static_cast<uint64_t>(dim) + j];
       AddToElement(reinterpret_cast<T*>(rows.Row(row)) + j, delta);
+    }
+  }
+};
+
+// value = value op operand for each occurrence, in no particular order.
+template <class T>
+struct CombineBody {
+  DeviceRows rows;
+  const uint32_t* numbers;  // (n)
+  uint64_t n;
+  int64_t dim;
+  const T* operands;  // (n, dim)
+  RowOp op;
+
+  template <class Lanes>
+  KVTABLE_HOST_DEVICE void operator()(const Lanes& lanes, uint64_t first) const {
+    const uint64_t i = first + lanes.lane();
+    const uint32_t mine = i < n ? numbers[i] : kNoRow;
+    const uint64_t total = static_cast<uint64_t>(dim) * Lanes::kCount;
+    for (uint64_t begin = 0; begin < total; begin += Lanes::kCount) {
+      const uint64_t at = begin + lanes.lane();
+      const uint32_t owner = static_cast<uint32_t>(at / static_cast<uint64_t>(dim));
+      const uint32_t row = lanes.From(owner, mine);
+      if (row == kNoRow) continue;
+      const uint64_t j = at - static_cast<uint64_t>(owner) * static_cast<uint64_t>(dim);
+      const T operand = operands[(first + owner) * static_cast<uint64_t>(dim) + j];
+      const RowOp combine = op;
+      ChangeElement(reinterpret_cast<T*>(rows.Row(row)) + j,
+                    [combine, operand](T x) { return CombineElements<T>(combine, x, operand); });
     }
   }
 };

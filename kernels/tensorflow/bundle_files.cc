@@ -135,7 +135,8 @@ absl::Status BundleFiles::WriteIndex(const std::vector<int32_t>& file_of, int fi
   std::vector<std::vector<Found>> runs(columns_.size());
   std::map<std::string, std::string> entries;
   for (size_t w = 0; w < writers_.size(); ++w) {
-    for (const Run& run : writers_[w].runs) runs[static_cast<size_t>(run.column)].push_back({&run, file_of[w]});
+    for (const Run& run : writers_[w].runs)
+      runs[static_cast<size_t>(run.column)].push_back({&run, file_of[w]});
     for (const Whole& whole : writers_[w].whole) {
       entries[whole.name] = EntryOf(whole.place, file_of[w], whole.dtype, whole.shape).SerializeAsString();
     }
@@ -146,8 +147,9 @@ absl::Status BundleFiles::WriteIndex(const std::vector<int32_t>& file_of, int fi
               [](const Found& a, const Found& b) { return a.run->start < b.run->start; });
     int64_t rows = 0;
     for (const Found& found : runs[c]) rows += found.run->rows;
-    Entry whole = EntryOf(runs[c].empty() ? Place() : runs[c][0].run->place,
-                          runs[c].empty() ? 0 : runs[c][0].file, column.dtype, ColumnShape(rows, column.width));
+    Entry whole =
+        EntryOf(runs[c].empty() ? Place() : runs[c][0].run->place, runs[c].empty() ? 0 : runs[c][0].file,
+                column.dtype, ColumnShape(rows, column.width));
     if (runs[c].size() > 1) {
       whole.clear_shard_id();
       whole.clear_offset();

@@ -41,12 +41,24 @@ class CopyOp : public Kernel {
       KernelThreads threads(ctx);
       std::shared_ptr<kvtable::Table> copy = to->NewTable(table->initializer(), StreamOf(ctx));
       Copy(config, table.get(), copy.get(), &threads);
+      CopyCounts(*table, copy.get());
       to->set_table(std::move(copy));
       return absl::OkStatus();
     });
   }
 
  private:
+  // Of keys that wait to be admitted.
+  static void CopyCounts(const kvtable::Table& from, kvtable::Table* to) {
+    if (from.admitter() == nullptr || to->admitter() == nullptr) return;
+    std::vector<uint64_t> keys;
+    std::vector<uint32_t> counts;
+    from.admitter()->Waiting(&keys, &counts);
+    to->admitter()->Increase(keys.data(), static_cast<int64_t>(keys.size()), counts.data());
+    const std::vector<char> filter = from.admitter()->Filter();
+    if (!filter.empty()) to->admitter()->MergeFilter(filter.data(), static_cast<int64_t>(filter.size()));
+  }
+
   static void Copy(const TableConfig& config, kvtable::Table* from, kvtable::Table* to,
                    kvtable::ParallelFor* threads) {
     const auto [slots, generation] = from->schema();

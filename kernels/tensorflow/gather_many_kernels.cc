@@ -51,7 +51,7 @@ class GatherManyOp : public Kernel {
       const kvtable::RowsOut out(rows->data(),
                                  remember_ ? static_cast<uint64_t*>(positions->data()) : nullptr);
       lookups.push_back({tables.parts(t), keys[t].data(), keys[t].NumElements(), out,
-                         MissingKeysOf(mode_, tables.config(t))});
+                         MissingKeysOf(mode_, tables.resource(t))});
     }
     KernelThreads threads(ctx);
     return tables.Catch("looking up", [&] { return LookUp(ctx, tables, lookups, &threads); });

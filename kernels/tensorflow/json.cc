@@ -294,6 +294,12 @@ uint64_t Json::Uint(const std::string& key) const {
   return number;
 }
 
+uint64_t Json::Bits(const std::string& key) const {
+  const Json& value = At(key);
+  const bool is_negative = value.type_ == Type::kNumber && !value.text_.empty() && value.text_[0] == '-';
+  return is_negative ? static_cast<uint64_t>(Int(key)) : Uint(key);
+}
+
 double Json::Double(const std::string& key, double fallback) const {
   if (!Has(key)) return fallback;
   const Json& value = At(key);

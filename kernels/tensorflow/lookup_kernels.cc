@@ -1,7 +1,9 @@
 // Kernels that look up keys in one table.
 
+#include <memory>
 #include <new>
 #include <string>
+#include <vector>
 
 #include "errors.h"
 #include "huge_output.h"
@@ -74,19 +76,26 @@ class GatherOp : public TableKernel {
     TF_RETURN_IF_ERROR(ctx->allocate_output(1, remember_ ? keys.shape() : TensorShape({0}), &positions));
     const kvtable::RowsOut rows(out->data(), remember_ ? static_cast<uint64_t*>(positions->data()) : nullptr);
     const int64_t n = keys.NumElements();
-    const kvtable::MissingKeys missing = MissingKeysOf(mode_, config);
+    const kvtable::MissingKeys missing = MissingKeysOf(mode_, open->resource.get());
     EvictedOutputs evicted(ctx, config.dim);
     if (missing.insert) {
       kvtable::Insertion insertion;
       insertion.stamp = missing.stamp;
-      insertion.admission = admission_;
-      if (admission_ != 1.0f) insertion.admission_seed = open->resource->NextSeed();
+      insertion.admission = missing.admission;
+      insertion.admission_seed = missing.admission_seed;
+      insertion.admitter = open->table->admitter().get();
+      insertion.below = missing.below;
+      if (admission_ != 1.0f) {
+        insertion.admission = admission_;
+        insertion.admission_seed = open->resource->NextSeed();
+      }
       if (kEvicting) insertion.evicted = &evicted;
       open->table->GatherOrInsert(keys.data(), n, rows, insertion, open->threads);
     } else {
       open->table->Gather(keys.data(), n, rows, missing.missing, nullptr, 0, nullptr, open->threads);
     }
     if (kEvicting) evicted.AllocateUnlessDone();
+    if (missing.insert) WarnIfOverfull(open->resource.get(), *open->table);
     return absl::OkStatus();
   }
 

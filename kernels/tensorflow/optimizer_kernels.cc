@@ -170,7 +170,9 @@ class WriteRowsOp : public OptimizerOp {
       in.push_back({columns[i], ctx->input(static_cast<int>(i) + 2).data(), Width(open->config(), i),
                     slots.generation});
     }
-    open->table->UpsertColumns(keys.data(), keys.NumElements(), in, {1, UnixTime()}, open->threads);
+    TF_RETURN_IF_ERROR(AdmitUpdated(ctx, open->config(), open->table.get(), keys, &open->threads));
+    open->table->UpsertColumns(keys.data(), keys.NumElements(), in, UpdateStamp(open->config(), 1),
+                               open->threads);
     return absl::OkStatus();
   }
 };
@@ -208,8 +210,9 @@ class ApplyOp : public OptimizerOp {
     update.seed = open->resource->NextSeed();
     const uint64_t* where =
         positions.NumElements() == 0 ? nullptr : static_cast<const uint64_t*>(positions.data());
+    TF_RETURN_IF_ERROR(AdmitUpdated(ctx, open->config(), open->table.get(), keys, &open->threads));
     open->table->Apply(keys.data(), where, keys.NumElements(), ctx->input(3).data(), update, slots,
-                       {1, UnixTime()}, open->threads);
+                       UpdateStamp(open->config(), 1), open->threads);
     return absl::OkStatus();
   }
 

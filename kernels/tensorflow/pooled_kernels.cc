@@ -130,7 +130,7 @@ class PoolOp : public PoolOpBase {
       Tensor* rows = nullptr;
       TF_RETURN_IF_ERROR(AllocatePooled(ctx, *bags[t], t, &rows));
       lookups.push_back({tables.parts(i), bags[t].get(), combiners_[t], rows->data(),
-                         MissingKeysOf(mode_, tables.config(i))});
+                         MissingKeysOf(mode_, tables.resource(i))});
     }
     std::shared_ptr<Gpu> gpu;
     if (on_gpu()) TF_RETURN_IF_ERROR(Gpu::Of(ctx, &gpu));
@@ -156,7 +156,14 @@ class PoolOp : public PoolOpBase {
     }
     const BagsOnGpu bags(work, threads->stream(), *lookup.bags, lookup.combiner);
     kvtable::DeviceTable* const table = kvtable::DeviceTableOf(lookup.parts[0]);
-    if (lookup.missing.insert) {
+    const kvtable::MissingKeys& missing = lookup.missing;
+    if (missing.insert && (missing.admission != 1.0 || lookup.parts[0]->admitter() != nullptr)) {
+      const std::shared_ptr<void> rows =
+          work->NewArray(static_cast<size_t>(bags.keys().n) * RowBytes(lookup.parts), threads->stream());
+      kvtable::LookUpOne(lookup.parts[0], bags.keys().keys, bags.keys().n, kvtable::RowsOut(rows.get()),
+                         missing, *threads);
+      table->GatherPooled(bags.keys(), bags.bags(), missing.below, lookup.rows, threads->stream());
+    } else if (missing.insert) {
       table->GatherPooledOrInsert(bags.keys(), bags.bags(), lookup.missing.stamp, lookup.rows,
                                   threads->stream());
     } else {
@@ -273,8 +280,10 @@ class PoolWeightsGradientOp : public PoolOpBase {
       ++w;
       if (out->NumElements() > 0) std::memset(out->data(), 0, out->TotalBytes());
       // A key that training inserted is there; if it has gone meanwhile, its initial value stands for it.
-      kvtable::MissingKeys missing = MissingKeysOf(mode_, tables.config(i));
+      kvtable::MissingKeys missing = MissingKeysOf(mode_, tables.resource(i));
       if (missing.insert) missing.missing = kvtable::Missing::kInitial;
+      if (missing.insert && !tables.config(i).policies.admission.admits_all())
+        missing.missing = missing.below;
       lookups.push_back({tables.parts(i), bags[t].get(), combiners_[t], rows[i].data(), gradients[i].data(),
                          out->data(), missing});
     }

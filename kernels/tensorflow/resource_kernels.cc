@@ -25,13 +25,13 @@ class HandleOp : public Kernel {
 
  protected:
   absl::Status SetUp(OpKernelConstruction* ctx) override {
-    std::string eviction, initial;
+    std::string eviction, initial, policies;
     TF_RETURN_IF_ERROR(ReadAttrs(ctx, "container", &container_, "shared_name", &shared_name_, "anonymous",
                                  &anonymous_, "variable", &config_.name, "key_dtype", &config_.key_dtype,
                                  "dtype", &config_.value_dtype, "dim", &config_.dim, "capacity_hint",
                                  &config_.capacity_hint, "max_capacity", &config_.max_capacity, "eviction",
-                                 &eviction, "max_hbm", &config_.max_hbm, "read_only", &config_.read_only,
-                                 "initial", &initial, "initial_rows", &initial_rows_));
+                                 &eviction, "max_hbm", &config_.max_hbm, "policies", &policies, "read_only",
+                                 &config_.read_only, "initial", &initial, "initial_rows", &initial_rows_));
     config_.eviction = EvictionNamed(eviction);
     if (shared_name_.empty()) shared_name_ = name();
     constexpr int64_t kMaxDim = int64_t{1} << 24;  // the table engine's
@@ -39,6 +39,10 @@ class HandleOp : public Kernel {
       return errors::InvalidArgument("Key-value variable '", config_.name, "' has rows of dim ", config_.dim,
                                      ", expected 1 to ", kMaxDim);
     }
+    TF_RETURN_IF_ERROR(CatchErrors("reading the policies of", config_.name, [&] {
+      config_.policies = TablePolicies::Parse(policies);
+      return absl::OkStatus();
+    }));
     if (initial.empty()) return absl::OkStatus();
     return CatchErrors("reading the initializer of", config_.name, [&] {
       initializer_ = InitializerFromJson(Json::Parse(initial));
@@ -104,7 +108,16 @@ class HandleOp : public Kernel {
                                      BoundText(found), ", wanted ", BoundText(config_),
                                      ": give one of them another name.");
     }
+    if (!found.read_only && !config_.read_only && found.policies.json != config_.policies.json) {
+      return errors::InvalidArgument("Key-value variable '", config_.name,
+                                     "' is there already with policies ", PoliciesText(found), ", wanted ",
+                                     PoliciesText(config_), ": give one of them another name.");
+    }
     return absl::OkStatus();
+  }
+
+  static std::string PoliciesText(const TableConfig& config) {
+    return config.policies.json.empty() ? "none" : config.policies.json;
   }
 
   static std::string BoundText(const TableConfig& config) {
@@ -248,6 +261,7 @@ class ClearOp : public TableKernel {
 
   absl::Status WorkOn(OpKernelContext*, OpenTable* open) override {
     open->table->Clear();
+    if (open->table->admitter() != nullptr) open->table->admitter()->Clear();
     return absl::OkStatus();
   }
 };

@@ -9,7 +9,8 @@ namespace kvtools {
 
 // A table with a max_capacity evicts; see kvtable/eviction.h. Lookups of a read-only table never insert,
 // whatever their mode. `max_hbm` is of a table on a GPU: the bytes of its memory that rows may take; -1: any
-// number. `dtype` and `shape` are what TensorFlow
+// number. `policies` says which keys get a row and which rows go, as `policies` of kvmeta does
+// (docs/checkpoint-layout.md; see table_policies.h). `dtype` and `shape` are what TensorFlow
 // reads from a variable's handle op when it imports a MetaGraph. With `initial`, an initializer as in
 // KvTableInitialize and its rows as bytes, the table is there, empty, as soon as its resource is.
 REGISTER_OP("KvTableHandle")
@@ -25,6 +26,7 @@ REGISTER_OP("KvTableHandle")
     .Attr("max_capacity: int >= 0 = 0")
     .Attr("eviction: {'lru', 'lfu', 'custom'} = 'lru'")
     .Attr("max_hbm: int >= -1 = -1")
+    .Attr("policies: string = ''")
     .Attr("read_only: bool = false")
     .Attr("initial: string = ''")
     .Attr("initial_rows: string = ''")

@@ -14,6 +14,7 @@
 #include "kernel.h"
 #include "kernel_threads.h"
 #include "rows_in.h"
+#include "saved_counts.h"
 #include "saved_part.h"
 #include "saved_rows.h"
 #include "table_metadata.h"
@@ -110,6 +111,10 @@ class RestoreOp : public Kernel {
       rows_in.Add(saved[p], &data);
     }
     TF_RETURN_IF_ERROR(rows_in.Read(&threads));
+    for (size_t p = 0; p < saved.size(); ++p) {
+      if (same_parts && static_cast<int64_t>(p) != part_) continue;
+      TF_RETURN_IF_ERROR(ReadCounts(config, where, saved[p], part_, parts_, reader, table.get(), &threads));
+    }
     *out = std::move(table);
     return absl::OkStatus();
   }

@@ -13,6 +13,7 @@
 #include "errors.h"
 #include "kernel.h"
 #include "kernel_threads.h"
+#include "saved_counts.h"
 #include "table_resource.h"
 #include "table_writer.h"
 #include "tensorflow/core/platform/env.h"
@@ -93,6 +94,7 @@ class SaveOp : public Kernel {
       saved.part = part_[i];
       saved.parts = parts_[i];
       saved.schema = table->schema();
+      AddCounts(saved.config, *table, &saved.more);
       saved.exporter = table->Export();
       saved.table = std::move(table);
       tables.push_back(std::move(saved));

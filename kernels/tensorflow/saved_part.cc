@@ -7,6 +7,7 @@
 #include "bundle_columns.h"
 #include "json.h"
 #include "table_metadata.h"
+#include "table_policies.h"
 #include "tensorflow/core/framework/tensor_slice.h"
 #include "tensorflow/core/lib/hash/crc32c.h"
 #include "tensorflow/core/platform/env.h"
@@ -26,7 +27,12 @@ class PartReader {
   // `data_bytes`: the size of the bundle's data files; `files`: how many there are.
   PartReader(const TableConfig& config, const std::string& where, tf::BundleReader* reader,
              uint64_t data_bytes, int32_t files, SavedPart* part)
-      : config_(config), where_(where), reader_(reader), data_bytes_(data_bytes), files_(files), part_(part) {}
+      : config_(config),
+        where_(where),
+        reader_(reader),
+        data_bytes_(data_bytes),
+        files_(files),
+        part_(part) {}
 
   absl::Status Read() {
     tf::Tensor meta(tf::DT_STRING, tf::TensorShape({}));
@@ -49,6 +55,15 @@ class PartReader {
     if (part_->has_scores) TF_RETURN_IF_ERROR(CheckColumn("-scores", tf::DT_UINT64, 0));
     for (const kvtable::SlotSpec& slot : part_->slots) {
       TF_RETURN_IF_ERROR(CheckColumn("-slot-" + slot.name, config_.value_dtype, slot.width));
+    }
+    if (Has("-pending_keys")) TF_RETURN_IF_ERROR(FindCounts());
+    if (Has("-pending_filter")) {
+      TF_RETURN_IF_ERROR(Find("-pending_filter", tf::DT_UINT8));
+      if (shape_.dims() != 1) return Bad("-pending_filter", "has shape ", shape_.DebugString());
+      part_->filter_bytes = shape_.dim_size(0);
+      if (part_->filter_bytes > 0 && part_->admission.kind != kvtable::AdmissionPolicy::Kind::kBloom) {
+        return Bad("-pending_filter", "is there, but its kvmeta has no such admission");
+      }
     }
     const bool has_rows = part_->initializer && part_->initializer->kind == kvtable::Initializer::Kind::kRows;
     return has_rows ? ReadInitialRows() : absl::OkStatus();
@@ -88,10 +103,21 @@ class PartReader {
       }
     }
     if (meta.Has("initializer")) part_->initializer = InitializerFromJson(meta.At("initializer"));
-    if (meta.Has("policies") && meta.At("policies").Has("eviction")) {
-      part_->eviction = meta.At("policies").String("eviction");
+    if (meta.Has("policies")) {
+      const Json& policies = meta.At("policies");
+      if (policies.Has("eviction")) part_->eviction = policies.String("eviction");
+      if (policies.Has("admission")) part_->admission = AdmissionFromJson(policies.At("admission"));
     }
     return absl::OkStatus();
+  }
+
+  absl::Status FindCounts() {
+    TF_RETURN_IF_ERROR(Find("-pending_keys", config_.key_dtype));
+    if (shape_.dims() != 1) return Bad("-pending_keys", "has shape ", shape_.DebugString());
+    part_->waiting_keys = shape_.dim_size(0);
+    TF_RETURN_IF_ERROR(Find("-pending_counts", tf::DT_UINT32));
+    if (shape_.dims() == 1 && shape_.dim_size(0) == part_->waiting_keys) return absl::OkStatus();
+    return Bad("-pending_counts", "has shape ", shape_.DebugString(), " for ", part_->waiting_keys, " keys");
   }
 
   // The shape of a tensor, in shape_, and its slices, in slices_: such that they may be read.
@@ -182,8 +208,9 @@ class PartReader {
       }
       if (entry.shard_id() < 0 || entry.shard_id() >= files_ || entry.offset() < 0 ||
           entry.size() != rows * stored.row_bytes) {
-        return Bad(column, "has an entry of ", entry.size(), " bytes at byte ", entry.offset(), " of data file ",
-                   entry.shard_id(), " for ", rows, " rows of ", stored.row_bytes, " bytes");
+        return Bad(column, "has an entry of ", entry.size(), " bytes at byte ", entry.offset(),
+                   " of data file ", entry.shard_id(), " for ", rows, " rows of ", stored.row_bytes,
+                   " bytes");
       }
       if (rows > 0) {
         stored.runs.push_back(
@@ -280,7 +307,8 @@ absl::Status CountDataFiles(const std::string& where, tf::BundleReader* reader, 
   if (!reader->Valid() || !reader->key().empty() ||
       !header.ParseFromArray(reader->value().data(), static_cast<int>(reader->value().size())) ||
       header.num_shards() < 1) {
-    return errors::DataLoss("Checkpoint '", where, "': its index does not say how many data files there are.");
+    return errors::DataLoss("Checkpoint '", where,
+                            "': its index does not say how many data files there are.");
   }
   if (header.endianness() != tf::BundleHeaderProto::LITTLE) {
     return errors::Unimplemented("Checkpoint '", where,

@@ -29,6 +29,10 @@ struct SavedPart {
   std::map<std::string, StoredColumn> columns;  // by what goes behind the prefix: "-keys"
   std::vector<kvtable::SlotSpec> slots;
   std::optional<kvtable::Initializer> initializer;
+  // Of keys that waited to be admitted, and the policy that they waited by.
+  int64_t waiting_keys = 0;
+  int64_t filter_bytes = 0;
+  kvtable::AdmissionPolicy admission;
 };
 
 // "Checkpoint '<where>': tensor '<tensor>' <what>: the checkpoint is damaged."

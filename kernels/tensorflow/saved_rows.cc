@@ -17,7 +17,7 @@ namespace tf = tensorflow;
 namespace {
 
 // Bytes are read and checked in pieces that stay in the processor's cache in between.
-constexpr int64_t kPieceBytes = 1 << 18;
+constexpr int64_t kReadPieceBytes = 1 << 18;
 
 // CRCs are remainders of polynomials over two elements, here with the first bit as the highest power: a checksum
 // grows by n bytes as by a product with x^(8n).
@@ -34,7 +34,7 @@ uint32_t Product(uint32_t a, uint32_t b) {
 
 // The checksum of some bytes followed by `bytes` others.
 uint32_t Joined(uint32_t first, uint32_t second, int64_t bytes) {
-  uint32_t power = uint32_t{1} << 31;        // x^0
+  uint32_t power = uint32_t{1} << 31;         // x^0
   uint32_t square = uint32_t{1} << (31 - 8);  // x^8
   for (; bytes > 0; bytes >>= 1) {
     if ((bytes & 1) != 0) power = Product(square, power);
@@ -62,7 +62,8 @@ DataFiles::DataFiles(tf::Env* env, std::string prefix, int32_t files)
 absl::Status DataFiles::Open(int32_t file, const tf::RandomAccessFile** opened) {
   const std::lock_guard<std::mutex> hold(mutex_);
   std::unique_ptr<tf::RandomAccessFile>& at = opened_[file];
-  if (at == nullptr) TF_RETURN_IF_ERROR(env_->NewRandomAccessFile(tf::DataFilename(prefix_, file, files_), &at));
+  if (at == nullptr)
+    TF_RETURN_IF_ERROR(env_->NewRandomAccessFile(tf::DataFilename(prefix_, file, files_), &at));
   *opened = at.get();
   return absl::OkStatus();
 }
@@ -71,7 +72,7 @@ absl::Status DataFiles::Read(int32_t file, int64_t offset, int64_t size, char* o
   const tf::RandomAccessFile* from = nullptr;
   TF_RETURN_IF_ERROR(Open(file, &from));
   for (int64_t done = 0; done < size;) {
-    const auto piece = static_cast<size_t>(std::min(kPieceBytes, size - done));
+    const auto piece = static_cast<size_t>(std::min(kReadPieceBytes, size - done));
     absl::string_view got;
     TF_RETURN_IF_ERROR(
         ReadAt(*from, static_cast<uint64_t>(offset + done), absl::MakeSpan(out + done, piece), &got, 0));
@@ -94,10 +95,9 @@ absl::Status ColumnReader::Read(int64_t start, int64_t rows, char* out) {
   for (const int64_t end = start + rows; start < end; ++run) {
     const int64_t count = std::min(end, run->start + run->rows) - start;
     uint32_t crc = 0;
-    TF_RETURN_IF_ERROR(
-        ReadError(where_, column_->name,
-                  files_->Read(run->file, run->offset + (start - run->start) * row_bytes, count * row_bytes, out,
-                               &crc)));
+    TF_RETURN_IF_ERROR(ReadError(where_, column_->name,
+                                 files_->Read(run->file, run->offset + (start - run->start) * row_bytes,
+                                              count * row_bytes, out, &crc)));
     if (count == run->rows) {
       if (crc != run->crc) return Differs();
     } else {

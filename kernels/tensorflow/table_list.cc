@@ -44,6 +44,7 @@ absl::Status TableList::Find(tf::OpKernelContext* ctx, const TableListAttrs& att
       }
       parts_.back().push_back(tables_.back().get());
       if (p == 0) configs_.push_back(config);
+      if (p == 0) firsts_.push_back(resources_.back().get());
     }
   }
   return absl::OkStatus();

@@ -32,6 +32,8 @@ class TableList {
   // The same for arrays in host memory, of tables in a GPU's.
   kvtable::TableParts host_parts(int table) const;
   const TableConfig& config(int table) const { return configs_[static_cast<size_t>(table)]; }
+  // Of the table's first part.
+  TableResource* resource(int table) const { return firsts_[static_cast<size_t>(table)]; }
   // Runs `body`, whose exceptions are of these variables: a status that names the first, and how many others
   // there are.
   template <class Body>
@@ -51,6 +53,7 @@ class TableList {
   std::vector<kvtable::TableParts> parts_;
   mutable std::vector<std::shared_ptr<kvtable::Table>> held_;  // for host_parts
   std::vector<TableConfig> configs_;                           // of each table's first part
+  std::vector<TableResource*> firsts_;
 };
 
 }  // namespace kvtools

@@ -10,6 +10,7 @@
 #include "gpu.h"
 #include "kvtable/lookup_parts.h"
 #include "kvtable/table.h"
+#include "table_policies.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "update_lock.h"
@@ -25,6 +26,7 @@ struct TableConfig {
   int64_t capacity_hint = 0;
   int64_t max_capacity = 0;  // 0: not bounded
   kvtable::Eviction eviction = kvtable::Eviction::kLru;
+  TablePolicies policies;
   int64_t max_hbm = -1;      // of a table on a GPU: bytes of its memory for rows; -1: any number
   bool read_only = false;    // lookups never insert
   std::shared_ptr<Gpu> gpu;  // that the table is on; null: the CPU
@@ -63,6 +65,9 @@ class TableResource : public tensorflow::ResourceBase {
   // Another number each time: seeds the rounding of one training step.
   uint64_t NextSeed() { return next_seed_.fetch_add(1, std::memory_order_relaxed); }
 
+  // Whether it is the first time that this is asked.
+  bool IsFirstWarning() { return !warned_.exchange(true); }
+
   // What an update holds that reads rows and writes them back in two ops.
   std::shared_ptr<UpdateLock> update_lock() const { return update_lock_; }
 
@@ -76,6 +81,7 @@ class TableResource : public tensorflow::ResourceBase {
   const std::shared_ptr<UpdateLock> update_lock_ = std::make_shared<UpdateLock>();
   std::mutex slots_mu_;
   std::atomic<uint64_t> next_seed_{0};
+  std::atomic<bool> warned_{false};
   int64_t slots_generation_ = 0;  // the newest that `table_` was given; guarded by slots_mu_
 };
 
@@ -90,7 +96,23 @@ absl::Status LookupTable(tensorflow::OpKernelContext* ctx, int input,
 absl::Status CheckKeys(const TableConfig& config, const tensorflow::Tensor& keys);
 
 // What a lookup of `mode` ("train", "zeros" or "initial") does with missing keys.
-kvtable::MissingKeys MissingKeysOf(const std::string& mode, const TableConfig& config);
+kvtable::MissingKeys MissingKeysOf(const std::string& mode, TableResource* resource);
+
+// How an optimizer, or who adds to rows, stamps those of `config`'s table, each occurrence of a key counting
+// `frequency`. Where a table does not admit every key, they make no rows.
+kvtable::Stamp UpdateStamp(const TableConfig& config, uint32_t frequency);
+
+// Has keys of a table whose updates count, and not its lookups, admitted before the update. For other tables it
+// does nothing.
+absl::Status AdmitUpdated(tensorflow::OpKernelContext* ctx, const TableConfig& config, kvtable::Table* table,
+                          const tensorflow::Tensor& keys, kvtable::ParallelFor* threads);
+
+// The keys of a tensor, widened, wherever it lies.
+std::vector<uint64_t> WidenedKeys(tensorflow::OpKernelContext* ctx, const TableConfig& config,
+                                  const tensorflow::Tensor& keys, kvtable::ParallelFor* threads);
+
+// Says so, once, where the filter of a table's admission has more keys than it was made for.
+void WarnIfOverfull(TableResource* resource, const kvtable::Table& table);
 
 // Checks that a tensor holds `width` values of the variable's dtype for each of `keys`, which are of any
 // shape.

@@ -35,10 +35,14 @@ std::string NameOf(tf::DataType dtype) {
   }
 }
 
-std::string PoliciesOf(const kvtable::Table& table) {
-  if (table.max_capacity() == 0) return "";
-  return ", \"policies\": {\"max_capacity\": " + std::to_string(table.max_capacity()) +
-         ", \"eviction\": " + JsonQuote(EvictionName(table.eviction())) + "}";
+std::string PoliciesOf(const TableConfig& config, const kvtable::Table& table) {
+  std::string fields = config.policies.Fields();
+  if (table.max_capacity() > 0) {
+    fields = "\"max_capacity\": " + std::to_string(table.max_capacity()) +
+             ", \"eviction\": " + JsonQuote(EvictionName(table.eviction())) + (fields.empty() ? "" : ", ") +
+             fields;
+  }
+  return fields.empty() ? "" : ", \"policies\": {" + fields + "}";
 }
 
 std::string MetaOf(const SavedTable& saved) {
@@ -48,8 +52,8 @@ std::string MetaOf(const SavedTable& saved) {
          ", \"key_dtype\": " + JsonQuote(NameOf(config.key_dtype)) +
          ", \"value_dtype\": " + JsonQuote(NameOf(config.value_dtype)) +
          ", \"dim\": " + std::to_string(config.dim) + ", \"slots\": " + SlotsToJson(saved.schema.slots) +
-         ", \"initializer\": " + InitializerToJson(saved.table->initializer()) + PoliciesOf(*saved.table) +
-         saved.more_meta + "}";
+         ", \"initializer\": " + InitializerToJson(saved.table->initializer()) +
+         PoliciesOf(config, *saved.table) + saved.more_meta + "}";
 }
 
 // One table's rows on their way into a bundle.
@@ -177,8 +181,7 @@ absl::Status WriteTables(tf::Env* env, const std::string& prefix, std::vector<Sa
   for (SavedTable& table : tables) {
     all.push_back(std::make_unique<RowsOf>(std::move(table), &files));
     RowsOf& rows = *all.back();
-    TF_RETURN_IF_ERROR(
-        CatchErrors("saving", rows.variable(), [&] { return rows.Begin(); }));
+    TF_RETURN_IF_ERROR(CatchErrors("saving", rows.variable(), [&] { return rows.Begin(); }));
     bytes += rows.max_rows() * rows.row_bytes();
     // Of a small table all rows go into one chunk, and the chunk of a large one has room for a row.
     most = std::max(most, std::min(kMostChunkBytes, rows.BytesFor(rows.max_rows() + 1)));

@@ -1,5 +1,7 @@
 // Kernels that write rows, or what eviction goes by.
 
+#include <algorithm>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +17,24 @@ using tf::OpKernelContext;
 using tf::Tensor;
 using tf::TensorShape;
 
+// A row that the caller writes himself must not be lost in silence.
+absl::Status CheckNoPadding(OpKernelContext* ctx, OpenTable* open, const Tensor& keys) {
+  const std::optional<uint64_t>& padding = open->config().policies.padding_key;
+  if (!padding) return absl::OkStatus();
+  const std::vector<uint64_t> wide = WidenedKeys(ctx, open->config(), keys, &open->threads);
+  if (std::find(wide.begin(), wide.end(), *padding) == wide.end()) return absl::OkStatus();
+  return errors::InvalidArgument(
+      "Key-value variable '", open->config().name, "': key ", static_cast<int64_t>(*padding),
+      " is its padding_key, which never has a row: leave it out of what is written.");
+}
+
+// Of keys that have a row now, or that are to begin anew.
+void ForgetCounts(OpKernelContext* ctx, OpenTable* open, const Tensor& keys) {
+  if (open->table->admitter() == nullptr) return;
+  const std::vector<uint64_t> wide = WidenedKeys(ctx, open->config(), keys, &open->threads);
+  open->table->admitter()->Forget(wide.data(), static_cast<int64_t>(wide.size()));
+}
+
 class UpsertOp : public TableKernel {
  public:
   using TableKernel::TableKernel;
@@ -27,7 +47,9 @@ class UpsertOp : public TableKernel {
     const Tensor& rows = ctx->input(2);
     TF_RETURN_IF_ERROR(CheckKeys(open->config(), keys));
     TF_RETURN_IF_ERROR(CheckRows(open->config(), "rows", keys, rows, open->config().dim));
+    TF_RETURN_IF_ERROR(CheckNoPadding(ctx, open, keys));
     open->table->Upsert(keys.data(), keys.NumElements(), rows.data(), {1, UnixTime()}, open->threads);
+    ForgetCounts(ctx, open, keys);
     return absl::OkStatus();
   }
 };
@@ -44,10 +66,43 @@ class AccumulateOp : public TableKernel {
     const Tensor& deltas = ctx->input(2);
     TF_RETURN_IF_ERROR(CheckKeys(open->config(), keys));
     TF_RETURN_IF_ERROR(CheckRows(open->config(), "deltas", keys, deltas, open->config().dim));
-    open->table->Accumulate(keys.data(), keys.NumElements(), deltas.data(), false, {1, UnixTime()},
-                            open->threads);
+    TF_RETURN_IF_ERROR(AdmitUpdated(ctx, open->config(), open->table.get(), keys, &open->threads));
+    open->table->Accumulate(keys.data(), keys.NumElements(), deltas.data(), false,
+                            UpdateStamp(open->config(), 1), open->threads);
     return absl::OkStatus();
   }
+};
+
+class CombineOp : public TableKernel {
+ public:
+  using TableKernel::TableKernel;
+
+ protected:
+  absl::Status SetUp(tf::OpKernelConstruction* ctx) override {
+    std::string op;
+    TF_RETURN_IF_ERROR(ctx->GetAttr("op", &op));
+    op_ = op == "mul"   ? kvtable::RowOp::kMultiply
+          : op == "div" ? kvtable::RowOp::kDivide
+          : op == "min" ? kvtable::RowOp::kMin
+                        : kvtable::RowOp::kMax;
+    return absl::OkStatus();
+  }
+
+  const char* doing() const override { return "writing to"; }
+
+  absl::Status WorkOn(OpKernelContext* ctx, OpenTable* open) override {
+    const Tensor& keys = ctx->input(1);
+    const Tensor& operands = ctx->input(2);
+    TF_RETURN_IF_ERROR(CheckKeys(open->config(), keys));
+    TF_RETURN_IF_ERROR(CheckRows(open->config(), "operands", keys, operands, open->config().dim));
+    TF_RETURN_IF_ERROR(AdmitUpdated(ctx, open->config(), open->table.get(), keys, &open->threads));
+    open->table->Combine(keys.data(), keys.NumElements(), operands.data(), op_,
+                         UpdateStamp(open->config(), 1), open->threads);
+    return absl::OkStatus();
+  }
+
+ private:
+  kvtable::RowOp op_ = kvtable::RowOp::kMultiply;
 };
 
 class RemoveOp : public TableKernel {
@@ -63,6 +118,7 @@ class RemoveOp : public TableKernel {
     Tensor* out = nullptr;
     TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({}), &out));
     out->scalar<int64_t>()() = open->table->Remove(keys.data(), keys.NumElements(), open->threads);
+    ForgetCounts(ctx, open, keys);
     return absl::OkStatus();
   }
 };
@@ -122,6 +178,7 @@ class ImportOp : public TableKernel {
     open->table->Import(keys.data(), keys.NumElements(), {{0, rows.data(), config.dim}},
                         static_cast<const uint32_t*>(ctx->input(3).data()),
                         static_cast<const uint32_t*>(ctx->input(4).data()), nullptr, open->threads);
+    ForgetCounts(ctx, open, keys);
     return absl::OkStatus();
   }
 };
@@ -174,6 +231,7 @@ class ImportColumnsOp : public TableKernel {
     const std::vector<uint32_t> versions(static_cast<size_t>(n), UnixTime());
     open->table->Import(keys.data(), n, in, static_cast<const uint32_t*>(freqs.data()), versions.data(),
                         nullptr, open->threads);
+    ForgetCounts(ctx, open, keys);
     return absl::OkStatus();
   }
 
@@ -181,6 +239,7 @@ class ImportColumnsOp : public TableKernel {
   std::vector<kvtable::SlotSpec> slots_;
 };
 
+KVTOOLS_REGISTER(Name("KvTableCombine"), CombineOp);
 KVTOOLS_REGISTER(Name("KvTableUpsert"), UpsertOp);
 KVTOOLS_REGISTER(Name("KvTableAccumulate"), AccumulateOp);
 KVTOOLS_REGISTER(Name("KvTableRemove").HostMemory("removed"), RemoveOp);

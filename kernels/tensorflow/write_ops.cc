@@ -22,6 +22,17 @@ REGISTER_OP("KvTableAccumulate")
     .SetIsStateful()
     .SetShapeFn(NoOutputs);
 
+// Multiplies rows by others, divides them, or takes the smaller or larger elements.
+REGISTER_OP("KvTableCombine")
+    .Attr("Tkeys: {int64, int32, uint64}")
+    .Attr("dtype: {float, half, bfloat16, double}")
+    .Attr("op: {'mul', 'div', 'min', 'max'}")
+    .Input("handle: resource")
+    .Input("keys: Tkeys")
+    .Input("operands: dtype")
+    .SetIsStateful()
+    .SetShapeFn(NoOutputs);
+
 REGISTER_OP("KvTableRemove")
     .Attr("Tkeys: {int64, int32, uint64}")
     .Input("handle: resource")

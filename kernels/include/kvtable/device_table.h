@@ -20,6 +20,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -66,8 +67,9 @@ struct DeviceTableOptions {
   // The most rows that a batch leaves behind; 0: any number. A bounded table takes 33 bytes more per row (its
   // score, for one), and a batch's rows come before others go: so there is room for as many more.
   int64_t max_capacity = 0;
-  Eviction eviction = Eviction::kLru;  // of a bounded table
-  EvictionClock clock;                 // of a bounded table; none: the system's
+  Eviction eviction = Eviction::kLru;   // of a bounded table
+  EvictionClock clock;                  // of a bounded table; none: the system's
+  std::optional<uint64_t> padding_key;  // as in TableOptions
   // The age at which rows go; none at first. An operation on keys has two more launches then.
   Expiry expiry;
 };
@@ -96,8 +98,9 @@ struct DeviceEvicted {
 struct DeviceInsertion {
   Stamp stamp;
   bool* inserted = nullptr;                // (n) or null: true for each occurrence of a key that was new
-  double admission = 1.0;                  // the probability that a missing key is inserted; else zeros
+  double admission = 1.0;                  // the probability that a missing key is inserted
   uint64_t admission_seed = 0;             // give each call another
+  Missing below = Missing::kZeros;         // or kInitial: what a key gives that is not admitted
   const DeviceEvicted* evicted = nullptr;  // null: what goes is lost
 };
 
@@ -289,6 +292,10 @@ class DeviceTable {
   virtual void Accumulate(const DeviceKeys& keys, const void* deltas /* (n, dim) */, bool from_zeros,
                           Stamp stamp, DeviceStream stream) = 0;
 
+  // The same with another operation, of floating values; a missing key starts from its initial value.
+  virtual void Combine(const DeviceKeys& keys, const void* operands /* (n, dim) */, RowOp op, Stamp stamp,
+                       DeviceStream stream) = 0;
+
   // One training step on rows: each distinct key's row is found once and updated in place, value and slots,
   // by the sum of the gradients of its occurrences, in the order of the batch and in what the rule computes
   // in (float32 for 16-bit types): to the bit what Table::Apply does, but for powers (ftrl with a
@@ -297,6 +304,10 @@ class DeviceTable {
   // value. Throws Error(kInvalidArgument) as CheckUpdate does.
   virtual void Apply(const DeviceKeys& keys, const void* gradients /* (n, dim) */, const Update& update,
                      const SlotColumns& slots, Stamp stamp, DeviceStream stream) = 0;
+
+  // As Table::IncreaseFrequency.
+  virtual void IncreaseFrequency(const DeviceKeys& keys, const uint32_t* by /* (n) */,
+                                 DeviceStream stream) = 0;
 
   // Row updates left out so far because of gradients that are not finite (Update::skip_nonfinite). Waits for
   // the operations before.

@@ -20,15 +20,17 @@ struct MissingKeys {
   bool insert = false;
   Missing missing = Missing::kZeros;
   Stamp stamp;  // of new rows
-  // As in Insertion.
+  // As in Insertion; what has to admit keys is each part's own.
   double admission = 1.0;
   uint64_t admission_seed = 0;
+  Missing below = Missing::kZeros;
 };
 
-// Whether a lookup has to reach each part as a whole: bounded tables keep the rows of a batch in place, so it
-// is not to be cut up.
+// Whether a lookup has to reach each part as a whole, and is not to be cut up: bounded tables keep the rows of a
+// batch in place, and where keys that are not admitted give zeros, all occurrences of a key are to fare alike.
 inline bool IsOneBatch(const TableParts& parts, const MissingKeys& missing) {
-  return missing.insert && parts[0]->max_capacity() > 0;
+  const bool admits_some = parts[0]->admitter() != nullptr && missing.below == Missing::kZeros;
+  return missing.insert && (parts[0]->max_capacity() > 0 || admits_some);
 }
 
 // Table::Gather or GatherOrInsert, as `missing` says.

@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "kvtable/admission.h"
 #include "kvtable/eviction.h"
 #include "kvtable/expiry.h"
 #include "kvtable/initializer.h"
@@ -63,10 +64,9 @@ struct TableOptions {
   Eviction eviction = Eviction::kLru;  // of a bounded table
   EvictionClock clock;                 // of a bounded table; none: the system's
   Expiry expiry;                       // the age at which rows go; none at first
+  // A key (widened) that never has a row: its initial value is zeros, and writes leave it out.
+  std::optional<uint64_t> padding_key;
 };
-
-// What a read-only lookup gives for a key that is not there.
-enum class Missing : uint8_t { kZeros, kInitial, kDefault };
 
 // Where a row lies: shard << 32 | row. It holds for as long as the key keeps its row, which is until the key
 // is removed: whoever uses one later compares the key that lies beside the row.
@@ -93,6 +93,7 @@ struct RowsOut {
 struct Stamp {
   uint32_t frequency = 0;
   uint32_t version = 0;
+  bool existing_only = false;  // keys without a row are left out
   // The write ends a training step, as Apply does by itself: see AgeUnit::kSteps.
   bool ends_step = false;
 };
@@ -102,11 +103,14 @@ struct Insertion {
   Stamp stamp;  // of new rows (frequency counted by occurrences)
   // May be null: (n) in the order of the keys, true for each occurrence of a key that was new.
   bool* inserted = nullptr;
-  // The probability that a missing key is inserted. One that is not gives zeros, and kNoPosition. Whether it
-  // is, is a function of seed and key: give each call another seed.
+  // The probability that a missing key is inserted. Whether it is, is a function of seed and key: give each
+  // call another seed.
   double admission = 1.0;
   uint64_t admission_seed = 0;
   EvictedRows* evicted = nullptr;  // may be null: takes the rows that this batch evicts
+  // Null, or what counts the missing keys, and admits some: those become rows, with their counts as frequency.
+  Admitter* admitter = nullptr;
+  Missing below = Missing::kZeros;  // or kInitial: what a key gives that is not inserted, with kNoPosition
 };
 
 // The slots that the rows of a table have at one moment. Each change of them is another generation.
@@ -303,6 +307,10 @@ class Table {
   virtual void Accumulate(const void* keys, int64_t n, const void* deltas /* (n, dim) */, bool from_zeros,
                           Stamp stamp, ParallelFor& threads) = 0;
 
+  // The same with another operation, of floating values; a missing key starts from its initial value.
+  virtual void Combine(const void* keys, int64_t n, const void* operands /* (n, dim) */, RowOp op,
+                       Stamp stamp, ParallelFor& threads) = 0;
+
   // One training step on rows: each distinct key's row is found once and updated in place, value and slots,
   // by the sum of the gradients of its occurrences (summed in the order of the batch). A missing key is
   // inserted first, its initial value being what the gradient was taken at. Each updated row is stamped once.
@@ -321,6 +329,9 @@ class Table {
 
   // Row updates left out so far because of gradients that are not finite (Update::skip_nonfinite).
   virtual int64_t SkippedUpdates() const = 0;
+
+  // Adds to the frequencies of the rows that are there: no touch, and no write. The sum stays at its largest.
+  virtual void IncreaseFrequency(const void* keys, int64_t n, const uint32_t* by, ParallelFor& threads) = 0;
 
   // Returns how many rows were there and are gone. Absent keys are ignored.
   virtual int64_t Remove(const void* keys, int64_t n, ParallelFor& threads) = 0;
@@ -427,6 +438,16 @@ class Table {
 
   // Replaces the initial values of rows not yet there.
   virtual void SetInitializer(const Initializer& initializer) = 0;
+
+  // ---- Admission; see admission.h
+
+  // What admits keys to this table; null: nobody has to. The table leaves it to lookups to ask it
+  // (Insertion::admitter). Set before the table is shared.
+  const std::shared_ptr<Admitter>& admitter() const { return admitter_; }
+  void set_admitter(std::shared_ptr<Admitter> admitter) { admitter_ = std::move(admitter); }
+
+ private:
+  std::shared_ptr<Admitter> admitter_;
 };
 
 }  // namespace kvtable

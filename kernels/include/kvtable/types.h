@@ -37,6 +37,12 @@ constexpr bool IsFloating(ValueType type) {
          type == ValueType::kFloat64;
 }
 
+// What a lookup gives for a key that has no row.
+enum class Missing : uint8_t { kZeros, kInitial, kDefault };
+
+// What a write does to each element of a row, given an operand of its own.
+enum class RowOp : uint8_t { kMultiply, kDivide, kMin, kMax };
+
 // What went wrong, in the vocabulary TensorFlow uses.
 enum class ErrorCode { kInvalidArgument, kResourceExhausted, kFailedPrecondition };
 

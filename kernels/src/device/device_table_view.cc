@@ -2,8 +2,15 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
+#include <mutex>
 #include <string>
+#include <unordered_set>
 #include <utility>
+#include <vector>
+
+#include "admission/admission_draw.h"
+#include "values/elements.h"
 
 namespace kvtable {
 namespace {
@@ -70,7 +77,11 @@ class View : public Table {
         value_bytes_(table_->options().dim * element_bytes_) {}
 
   DeviceTable* table() const { return table_.get(); }
-  std::shared_ptr<Table> InPlace() const { return std::make_shared<View>(table_, work_, ArraysIn::kDevice); }
+  std::shared_ptr<Table> InPlace() const {
+    auto made = std::make_shared<View>(table_, work_, ArraysIn::kDevice);
+    made->set_admitter(admitter());
+    return made;
+  }
 
   KeyType key_type() const override { return table_->options().key_type; }
   ValueType value_type() const override { return table_->options().value_type; }
@@ -101,6 +112,7 @@ class View : public Table {
 
   void GatherOrInsert(const void* keys, int64_t n, const RowsOut& out, const Insertion& insertion,
                       ParallelFor& threads) override {
+    if (insertion.admitter != nullptr) return GatherOrAdmit(keys, n, out, insertion, threads);
     const DeviceStream stream = StreamOf(threads);
     Arrays arrays(work_.get(), where_, stream);
     RowBuffer rows(this, out, n, &arrays);
@@ -109,6 +121,7 @@ class View : public Table {
     device.inserted = arrays.Out(insertion.inserted, n);
     device.admission = insertion.admission;
     device.admission_seed = insertion.admission_seed;
+    device.below = insertion.below;
     DeviceEvicted evicted{};
     if (insertion.evicted != nullptr) {
       evicted.keys = arrays.New(n * key_bytes_);
@@ -121,7 +134,7 @@ class View : public Table {
     table_->GatherOrInsert(Batch(keys, n, &arrays), rows.device(), device, stream);
     arrays.Finish();
     rows.Finish();
-    NotePositions(keys, n, out, insertion.admission >= 1.0, threads);
+    NotePositions(keys, n, out, insertion.admission >= 1.0 && !table_->options().padding_key, threads);
     if (insertion.evicted != nullptr) CopyEvicted(evicted, insertion.evicted, stream);
   }
 
@@ -190,6 +203,14 @@ class View : public Table {
     arrays.Finish();
   }
 
+  void Combine(const void* keys, int64_t n, const void* operands, RowOp op, Stamp stamp,
+               ParallelFor& threads) override {
+    Arrays arrays(work_.get(), where_, StreamOf(threads));
+    const void* const device_operands = arrays.In(operands, n * value_bytes_);
+    table_->Combine(Batch(keys, n, &arrays), device_operands, op, stamp, StreamOf(threads));
+    arrays.Finish();
+  }
+
   // Counts nothing: SkippedUpdates knows.
   ApplyCounts Apply(const void* keys, const uint64_t* /*positions*/, int64_t n, const void* gradients,
                     const Update& update, const SlotColumns& slots, Stamp stamp,
@@ -209,6 +230,13 @@ class View : public Table {
   }
   int64_t ZeroedRows() const override { return table_->ZeroedRows(); }
   int64_t SkippedUpdates() const override { return table_->SkippedUpdates(); }
+
+  void IncreaseFrequency(const void* keys, int64_t n, const uint32_t* by, ParallelFor& threads) override {
+    Arrays arrays(work_.get(), where_, StreamOf(threads));
+    const uint32_t* const device_by = arrays.In(by, n * 4);
+    table_->IncreaseFrequency(Batch(keys, n, &arrays), device_by, StreamOf(threads));
+    arrays.Finish();
+  }
 
   int64_t Remove(const void* keys, int64_t n, ParallelFor& threads) override {
     const DeviceStream stream = StreamOf(threads);
@@ -382,6 +410,90 @@ class View : public Table {
     arrays.Finish();
     rows.Finish();
     NotePositions(keys, n, out, false, threads);
+  }
+
+  // What is counted is counted on the host: the device is asked which keys have a row, and gets those that are
+  // to have one.
+  void GatherOrAdmit(const void* keys, int64_t n, const RowsOut& out, const Insertion& insertion,
+                     ParallelFor& threads) {
+    const DeviceStream stream = StreamOf(threads);
+    const std::lock_guard<std::mutex> one_at_a_time(insertion.admitter->lookup_mutex());
+    const size_t count = static_cast<size_t>(n);
+    const std::unique_ptr<bool[]> there = std::make_unique<bool[]>(count);
+    {
+      Arrays arrays(work_.get(), where_, stream);
+      bool* const device_there = static_cast<bool*>(arrays.New(n));
+      table_->Contains(Batch(keys, n, &arrays), device_there, stream);
+      work_->Copy(there.get(), device_there, count, stream);
+    }
+    const bool bounded = table_->options().max_capacity > 0;
+    Insertion rest = insertion;
+    rest.admitter = nullptr;
+    if (std::find(there.get(), there.get() + n, false) == there.get() + n) {
+      if (bounded) return GatherOrInsert(keys, n, out, rest, threads);
+      return Gather(keys, n, out, insertion.below, nullptr, 0, nullptr, threads);
+    }
+
+    std::vector<char> copied;
+    const char* host_keys = static_cast<const char*>(keys);
+    if (where_ == ArraysIn::kDevice) {
+      copied.resize(count * static_cast<size_t>(key_bytes_));
+      work_->Copy(copied.data(), keys, copied.size(), stream);
+      host_keys = copied.data();
+    }
+    const AdmissionDraw draw(insertion.admission, insertion.admission_seed, table_->options().padding_key);
+    std::vector<uint64_t> missed;
+    std::vector<int64_t> places;
+    for (int64_t i = 0; i < n; ++i) {
+      if (there[static_cast<size_t>(i)]) continue;
+      const uint64_t key = WidenedAt(host_keys, i);
+      if (!draw.Admits(key)) continue;
+      missed.push_back(key);
+      places.push_back(i);
+    }
+    AdmittedKeys admitted(insertion.admitter);
+    const size_t candidates = missed.size();
+    // Nobody else inserts meanwhile.
+    const uint32_t* const first = admitted.Admit(
+        std::move(missed),
+        [](const uint64_t*, int64_t keys_asked, bool* has_row) { std::fill_n(has_row, keys_asked, false); });
+
+    // The keys that become rows; in a bounded table with those that are touched, so that the batch is one.
+    std::vector<char> batch, born;
+    std::vector<uint32_t> starts;
+    std::unordered_set<uint64_t> seen;
+    const auto add = [&](std::vector<char>* to, int64_t i) {
+      to->insert(to->end(), host_keys + i * key_bytes_, host_keys + (i + 1) * key_bytes_);
+    };
+    size_t next = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      const bool is_candidate = next < candidates && places[next] == i;
+      const uint32_t start = is_candidate ? first[next++] : Admitter::kLeftOut;
+      if (start == Admitter::kLeftOut) {
+        if (bounded && there[static_cast<size_t>(i)]) add(&batch, i);
+        continue;
+      }
+      add(&batch, i);
+      if (seen.insert(WidenedAt(host_keys, i)).second) {
+        add(&born, i);
+        starts.push_back(start);
+      }
+    }
+    if (!batch.empty()) {
+      View host(table_, work_, ArraysIn::kHost);
+      const int64_t rows = static_cast<int64_t>(batch.size()) / key_bytes_;
+      std::vector<char> values(static_cast<size_t>(rows * value_bytes_));
+      rest.admission = 1.0;
+      rest.inserted = nullptr;
+      host.GatherOrInsert(batch.data(), rows, RowsOut(values.data()), rest, threads);
+      host.IncreaseFrequency(born.data(), static_cast<int64_t>(starts.size()), starts.data(), threads);
+    }
+    Gather(keys, n, out, insertion.below, nullptr, 0, nullptr, threads);
+  }
+
+  uint64_t WidenedAt(const char* host_keys, int64_t i) const {
+    if (key_bytes_ == 4) return WidenKey(reinterpret_cast<const int32_t*>(host_keys)[i]);
+    return reinterpret_cast<const uint64_t*>(host_keys)[i];
   }
 
   // No update begins at positions here, but they say which keys have a row.

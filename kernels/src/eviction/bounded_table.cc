@@ -93,6 +93,10 @@ class BoundedTable : public Table {
   }
   int64_t ZeroedRows() const override { return rows_->ZeroedRows(); }
   int64_t SkippedUpdates() const override { return rows_->SkippedUpdates(); }
+  void IncreaseFrequency(const void* keys, int64_t n, const uint32_t* by, ParallelFor& threads) override {
+    rows_->AwaitRoomAside();
+    rows_->IncreaseFrequency(keys, n, by, threads);
+  }
   void Reserve(int64_t rows, ParallelFor& threads) override { rows_->Reserve(rows, threads); }
   uint64_t EnsureSlots(const std::vector<SlotSpec>& slots, ParallelFor& threads) override {
     return rows_->EnsureSlots(slots, threads);
@@ -140,6 +144,11 @@ class BoundedTable : public Table {
     Write(keys, n, true, threads, [&] { rows_->Accumulate(keys, n, deltas, from_zeros, stamp, threads); });
   }
 
+  void Combine(const void* keys, int64_t n, const void* operands, RowOp op, Stamp stamp,
+               ParallelFor& threads) override {
+    Write(keys, n, true, threads, [&] { rows_->Combine(keys, n, operands, op, stamp, threads); });
+  }
+
   ApplyCounts Apply(const void* keys, const uint64_t* positions, int64_t n, const void* gradients,
                     const Update& update, const SlotColumns& slots, Stamp stamp,
                     ParallelFor& threads) override {
@@ -165,6 +174,7 @@ class BoundedTable : public Table {
     rows_->Locate(keys, n, positions.data(), threads);
     for (int64_t i = 0; i < n; ++i) {
       const uint64_t position = positions[static_cast<size_t>(i)];
+      if (position == kNoPosition) continue;  // the padding key
       Rank& rank = ranks_.At(position);
       if (scores != nullptr) {
         rank = {scores[i], next_order_++};

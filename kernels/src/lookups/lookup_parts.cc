@@ -66,6 +66,8 @@ void LookUpOne(Table* table, const void* keys, int64_t n, const RowsOut& out, co
     insertion.stamp = missing.stamp;
     insertion.admission = missing.admission;
     insertion.admission_seed = missing.admission_seed;
+    insertion.admitter = table->admitter().get();
+    insertion.below = missing.below;
     table->GatherOrInsert(keys, n, out, insertion, threads);
   } else {
     table->Gather(keys, n, out, missing.missing, nullptr, 0, nullptr, threads);

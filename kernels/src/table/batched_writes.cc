@@ -13,8 +13,8 @@ namespace kvtable {
 
 template <class Prepare, class Finish>
 void ShardedTable::WriteColumns(const BatchTime& time, const void* keys, int64_t n,
-                                const std::vector<ColumnIn>& in, ParallelFor& threads, const Prepare& prepare,
-                                const Finish& finish) {
+                                const std::vector<ColumnIn>& in, bool existing_only, ParallelFor& threads,
+                                const Prepare& prepare, const Finish& finish) {
   const std::shared_ptr<const InitialValue> init = initial();
   const bool has_value =
       std::any_of(in.begin(), in.end(), [](const ColumnIn& column) { return column.column == 0; });
@@ -22,7 +22,7 @@ void ShardedTable::WriteColumns(const BatchTime& time, const void* keys, int64_t
   const std::shared_ptr<const RowLayout> rows = layout();
   for (const ColumnIn& column : in) rows->At(column.column, column.width, column.generation);
   WriteBatch(
-      time, keys, n, threads, [&](Shard& shard) { prepare(shard, n); }, [](int64_t) {},
+      time, keys, n, existing_only, threads, [&](Shard& shard) { prepare(shard, n); }, [](int64_t) {},
       [&](Shard& shard, uint32_t row, uint64_t key, int64_t i, bool is_new) {
         const RowLayout& layout = *shard.layout;
         char* const at = shard.rows.Row(row);
@@ -59,7 +59,7 @@ void ShardedTable::Upsert(const void* keys, int64_t n, const void* values, Stamp
   VisitRowBytes(bytes, [&](auto known) {
     constexpr int64_t kBytes = decltype(known)::value;
     WriteBatch(
-        time, keys, n, threads, [](const Shard&) {},
+        time, keys, n, stamp.existing_only, threads, [](const Shard&) {},
         [=](int64_t i) KVTABLE_ALWAYS_INLINE { PrefetchRow<kBytes>(rows_in + i * bytes, bytes); },
         [=](Shard& shard, uint32_t row, uint64_t, int64_t i, bool is_new) {
           char* const at = shard.rows.Row(row);
@@ -75,7 +75,7 @@ void ShardedTable::UpsertColumns(const void* keys, int64_t n, const std::vector<
   const BatchTime time = ages_.Begin();
   stamp = ages_.StampAt(time, stamp);
   WriteColumns(
-      time, keys, n, in, threads, [](const Shard&, int64_t) {},
+      time, keys, n, in, stamp.existing_only, threads, [](const Shard&, int64_t) {},
       [stamp](Shard& shard, uint32_t row, int64_t) { StampRow(shard.rows.StampOf(row), stamp); });
   ages_.End(stamp);
 }
@@ -91,7 +91,7 @@ void ShardedTable::Accumulate(const void* keys, int64_t n, const void* deltas, b
     const T* const rows_in = static_cast<const T*>(deltas);
     const int64_t width = dim_;
     WriteBatch(
-        time, keys, n, threads, [](const Shard&) {},
+        time, keys, n, stamp.existing_only, threads, [](const Shard&) {},
         [=](int64_t i) { PrefetchRow<kAnyBytes>(reinterpret_cast<const char*>(rows_in + i * width), bytes); },
         [=, &init](Shard& shard, uint32_t row, uint64_t key, int64_t i, bool is_new) {
           char* const at = shard.rows.Row(row);
@@ -110,6 +110,54 @@ void ShardedTable::Accumulate(const void* keys, int64_t n, const void* deltas, b
           }
           StampRow(shard.rows.StampOf(row), stamp);
         });
+  });
+}
+
+void ShardedTable::Combine(const void* keys, int64_t n, const void* operands, RowOp op, Stamp stamp,
+                           ParallelFor& threads) {
+  const std::shared_ptr<const InitialValue> init = initial();
+  const BatchTime time = ages_.Begin();
+  stamp = ages_.StampAt(time, stamp);
+  VisitValueType(value_type_, [&](auto t) {
+    using T = decltype(t);
+    const T* const rows_in = static_cast<const T*>(operands);
+    const int64_t width = dim_;
+    WriteBatch(
+        time, keys, n, stamp.existing_only, threads, [](const Shard&) {}, [](int64_t) {},
+        [=, &init](Shard& shard, uint32_t row, uint64_t key, int64_t i, bool is_new) {
+          char* const at = shard.rows.Row(row);
+          if (is_new) {
+            init->Fill(key, at);
+            shard.layout->InitializeSlots(at);
+          }
+          T* const value = reinterpret_cast<T*>(at);
+          const T* const operand = rows_in + i * width;
+          for (int64_t j = 0; j < width; ++j) value[j] = CombineElements<T>(op, value[j], operand[j]);
+          StampRow(shard.rows.StampOf(row), stamp);
+        });
+  });
+}
+
+void ShardedTable::IncreaseFrequency(const void* keys, int64_t n, const uint32_t* by, ParallelFor& threads) {
+  CheckBatch(n);
+  const BatchTime time = ages_.Begin();
+  AwaitOwnRoomAside();
+  VisitKeyType(key_type_, [&](auto k) {
+    using Key = decltype(k);
+    const ShardGroups groups(static_cast<const Key*>(keys), nullptr, n, shard_bits_, threads);
+    RunTasks(threads, groups.size(), [&](int64_t g) {
+      const ShardGroups::Group& group = groups[g];
+      Shard& shard = *shards_[static_cast<size_t>(group.shard)];
+      std::lock_guard<RwSpinlock> hold(shard.lock);
+      for (int64_t i = 0; i < group.count; ++i) {
+        if (i + kAhead < group.count) __builtin_prefetch(shard.index.Home(Mix64(group.keys[i + kAhead])));
+        const uint32_t row = shard.index.Find(group.keys[i], shard.index.Home(Mix64(group.keys[i])));
+        if (row == BucketIndex::kNoRow || time.HasExpired(shard.rows.StampOf(row)->version)) continue;
+        shard.BeforeStamp(row);
+        uint32_t& frequency = shard.rows.StampOf(row)->frequency;
+        frequency = SaturatingAdd(frequency, by[group.positions[i]]);
+      }
+    });
   });
 }
 
@@ -151,7 +199,7 @@ void ShardedTable::Import(const void* keys, int64_t n, const std::vector<ColumnI
   }
   const BatchTime time = ages_.Begin();
   WriteColumns(
-      time, keys, n, in, threads,
+      time, keys, n, in, false, threads,
       [](Shard& shard, int64_t count) {
         shard.zeroed.Prepare(size_t{shard.rows.high_water()} + static_cast<size_t>(count));
       },

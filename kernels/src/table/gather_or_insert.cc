@@ -2,10 +2,13 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_set>
+#include <utility>
+#include <vector>
 
-#include "eviction/admission.h"
+#include "admission/admission_draw.h"
 #include "memory/scratch.h"
 #include "table/check_batch.h"
 #include "table/read_range.h"
@@ -27,7 +30,9 @@ void ShardedTable::GatherOrInsert(const void* keys, int64_t n, const RowsOut& ou
     ThrowInvalid("An admission probability of " + std::to_string(insertion.admission) +
                  "; expected 0.0 to 1.0.");
   }
-  const bool admits_all = insertion.admission == 1.0;
+  const bool admits_all = insertion.admission == 1.0 && insertion.admitter == nullptr;
+  std::optional<AdmittedKeys> admitted;
+  if (insertion.admitter != nullptr) admitted.emplace(insertion.admitter);
   const BatchTime time = ages_.Begin();
   const Stamp stamp = ages_.StampAt(time, insertion.stamp);
   const std::shared_ptr<const InitialValue> init = initial();
@@ -61,33 +66,68 @@ void ShardedTable::GatherOrInsert(const void* keys, int64_t n, const RowsOut& ou
       std::memmove(misses.data() + total, misses.data() + ranges.begin(r), static_cast<size_t>(count) * 4);
       total += count;
     }
-    if (!admits_all) total = KeepAdmitted(typed, misses.data(), total, out, insertion);
+    Scratch<uint32_t> first(admitted && total > 0 ? static_cast<size_t>(n) : 0);
+    if (total > 0 && (!admits_all || padding_key_)) {
+      total = KeepAdmitted(typed, misses.data(), total, out, insertion, *init,
+                           admitted ? &*admitted : nullptr, first.data(), threads);
+    }
     if (total == 0) return;
     AwaitOwnRoomAside();
     const ShardGroups groups(typed, misses.data(), total, shard_bits_, threads);
-    RunTasks(threads, groups.size(),
-             [&](int64_t g) { InsertMissed(time, groups[g], *init, stamp, out, insertion.inserted); });
+    RunTasks(threads, groups.size(), [&](int64_t g) {
+      InsertMissed(time, groups[g], *init, stamp, out, admitted ? first.data() : nullptr, insertion.inserted);
+    });
   });
 }
 
 template <class Key>
 int64_t ShardedTable::KeepAdmitted(const Key* keys, uint32_t* misses, int64_t count, const RowsOut& out,
-                                   const Insertion& insertion) const {
-  const Admission admission(insertion.admission, insertion.admission_seed);
+                                   const Insertion& insertion, const InitialValue& init,
+                                   AdmittedKeys* admitted, uint32_t* first, ParallelFor& threads) const {
+  const auto leave_out = [&](uint32_t i) {
+    char* const to = out.rows + out.PlaceOf(i) * value_bytes_;
+    if (insertion.below == Missing::kInitial) {
+      init.Fill(WidenKey(keys[i]), to);
+    } else {
+      std::memset(to, 0, static_cast<size_t>(value_bytes_));
+    }
+    // Where most of a block is new, the rest of it is not even looked up.
+    if (out.positions != nullptr) out.positions[out.PlaceOf(i)] = kNoPosition;
+  };
+  const AdmissionDraw draw(insertion.admission, insertion.admission_seed, padding_key_);
   int64_t kept = 0;
   for (int64_t m = 0; m < count; ++m) {
-    const uint32_t i = misses[m];
-    if (admission.Admits(WidenKey(keys[i]))) {
-      misses[kept++] = i;
+    if (draw.Admits(WidenKey(keys[misses[m]]))) {
+      misses[kept++] = misses[m];
     } else {
-      std::memset(out.rows + out.PlaceOf(i) * value_bytes_, 0, static_cast<size_t>(value_bytes_));
+      leave_out(misses[m]);
     }
+  }
+  if (admitted == nullptr || kept == 0) return kept;
+  std::vector<uint64_t> missed(static_cast<size_t>(kept));
+  for (int64_t m = 0; m < kept; ++m) missed[static_cast<size_t>(m)] = WidenKey(keys[misses[m]]);
+  const uint32_t* const starts =
+      admitted->Admit(std::move(missed), [&](const uint64_t* wide, int64_t n, bool* there) {
+        Scratch<Key> narrow(static_cast<size_t>(n));
+        for (int64_t i = 0; i < n; ++i) narrow.data()[i] = static_cast<Key>(wide[i]);
+        Contains(narrow.data(), n, there, threads);
+      });
+  count = kept;
+  kept = 0;
+  for (int64_t m = 0; m < count; ++m) {
+    if (starts[m] == Admitter::kLeftOut) {
+      leave_out(misses[m]);
+      continue;
+    }
+    first[misses[m]] = starts[m];
+    misses[kept++] = misses[m];
   }
   return kept;
 }
 
 void ShardedTable::InsertMissed(const BatchTime& time, const ShardGroups::Group& group,
-                                const InitialValue& init, Stamp stamp, const RowsOut& out, bool* inserted) {
+                                const InitialValue& init, Stamp stamp, const RowsOut& out,
+                                const uint32_t* first, bool* inserted) {
   // Which rows are new in this call, so that a duplicate of a new key is told from a key that another
   // thread inserted between the lookup and now. Row numbers from `first_new` on are; a row that was removed
   // before is remembered.
@@ -95,7 +135,7 @@ void ShardedTable::InsertMissed(const BatchTime& time, const ShardGroups::Group&
   std::unordered_set<uint32_t> reused;
   // A row that is there already is only read.
   WriteGroup<true>(
-      time, group, [&](const Shard& shard) { first_new = shard.rows.high_water(); }, NoHint{},
+      time, group, false, [&](const Shard& shard) { first_new = shard.rows.high_water(); }, NoHint{},
       [&](int64_t i) KVTABLE_ALWAYS_INLINE {
         PrefetchRow<kAnyBytes, true>(out.rows + out.PlaceOf(i) * value_bytes_, value_bytes_);
       },
@@ -105,6 +145,7 @@ void ShardedTable::InsertMissed(const BatchTime& time, const ShardGroups::Group&
           init.Fill(key, at);
           shard.layout->InitializeSlots(at);
           if (row < first_new) reused.insert(row);
+          if (first != nullptr) shard.rows.StampOf(row)->frequency = first[i];
         }
         if (row >= first_new || (!reused.empty() && reused.count(row) != 0)) {
           StampRow(shard.rows.StampOf(row), stamp);

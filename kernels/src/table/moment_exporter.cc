@@ -24,8 +24,9 @@ MomentExporter::MomentExporter(ShardedTable* table, std::shared_ptr<Moment> mome
       const ShardChanges& changes = *versions[v];
       changed += changes.changed.count();
       for (size_t i = 0; i < changes.removed.size(); ++i) {
-        const bool came_since = std::any_of(versions.begin(), versions.begin() + static_cast<ptrdiff_t>(v),
-                                            [&](const auto& u) { return u->born.Has(changes.removed_rows[i]); });
+        const bool came_since =
+            std::any_of(versions.begin(), versions.begin() + static_cast<ptrdiff_t>(v),
+                        [&](const auto& u) { return u->born.Has(changes.removed_rows[i]); });
         if (!came_since) removed_.push_back(changes.removed[i]);
       }
     }

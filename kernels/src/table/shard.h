@@ -36,6 +36,10 @@ struct alignas(64) Shard {
     if (__builtin_expect(watch != nullptr, 0)) watch->BeforeWrite(rows, row, is_new);
     zeroed.Unmark(row);
   }
+  // The same where the contents of the row stay, and with them what is known of its zeros.
+  void BeforeStamp(uint32_t row) {
+    if (__builtin_expect(watch != nullptr, 0)) watch->BeforeWrite(rows, row, false);
+  }
   void BeforeRemove(uint32_t row) {
     if (__builtin_expect(watch != nullptr, 0)) watch->BeforeRemove(rows, row);
     zeroed.Unmark(row);

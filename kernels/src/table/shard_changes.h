@@ -21,16 +21,17 @@ struct RemovedRoom {
 // however often it comes and goes, and one that came and went in between not at all. Of several versions in a row, a
 // key was there before the first one just if it was noted with a row that none of them, up to then, bore.
 struct ShardChanges {
-  RowSet changed;                 // rows that were written or born
-  RowSet born;                    // rows that were born
-  std::vector<uint64_t> removed;  // keys that went
+  RowSet changed;                      // rows that were written or born
+  RowSet born;                         // rows that were born
+  std::vector<uint64_t> removed;       // keys that went
   std::vector<uint32_t> removed_rows;  // and the rows that they had
-  bool lost = false;              // there was no room for a removed key
-  RemovedRoom* room = nullptr;    // of the table; null: unlimited
+  bool lost = false;                   // there was no room for a removed key
+  RemovedRoom* room = nullptr;         // of the table; null: unlimited
 
   int64_t bytes() const {
     return changed.bytes() + born.bytes() +
-           static_cast<int64_t>(removed.capacity() * sizeof(uint64_t) + removed_rows.capacity() * sizeof(uint32_t));
+           static_cast<int64_t>(removed.capacity() * sizeof(uint64_t) +
+                                removed_rows.capacity() * sizeof(uint32_t));
   }
 
   void BeforeWrite(uint32_t row, bool is_new) {  // of a new row after PrepareBirth(row), and cannot fail then

@@ -38,8 +38,10 @@ ShardedTable::ShardedTable(const TableOptions& options)
       value_type_(options.value_type),
       dim_(options.dim),
       value_bytes_(options.dim * SizeOf(options.value_type)),
+      padding_key_(options.padding_key),
       layout_(std::make_shared<RowLayout>(options.value_type, options.dim, options.slots)),
-      initial_(std::make_shared<InitialValue>(options.initializer, options.value_type, options.dim)),
+      initial_(
+          std::make_shared<InitialValue>(options.initializer, options.value_type, options.dim, padding_key_)),
       ages_(options.expiry) {
   const int shards = options.shards == 0 ? DefaultShards() : options.shards;
   while ((1 << shard_bits_) < shards) ++shard_bits_;

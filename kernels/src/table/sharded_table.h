@@ -105,12 +105,15 @@ class ShardedTable : public Table {
                      ParallelFor& threads) override;
   void Accumulate(const void* keys, int64_t n, const void* deltas, bool from_zeros, Stamp stamp,
                   ParallelFor& threads) override;
+  void Combine(const void* keys, int64_t n, const void* operands, RowOp op, Stamp stamp,
+               ParallelFor& threads) override;
   ApplyCounts Apply(const void* keys, const uint64_t* positions, int64_t n, const void* gradients,
                     const Update& update, const SlotColumns& slots, Stamp stamp,
                     ParallelFor& threads) override;
   void Zeroed(const void* keys, int64_t n, bool* out, ParallelFor& threads) const override;
   int64_t ZeroedRows() const override;
   int64_t SkippedUpdates() const override { return skipped_updates_.load(std::memory_order_relaxed); }
+  void IncreaseFrequency(const void* keys, int64_t n, const uint32_t* by, ParallelFor& threads) override;
   int64_t Remove(const void* keys, int64_t n, ParallelFor& threads) override;
   void Clear() override;
   void Reserve(int64_t rows, ParallelFor& threads) override;
@@ -167,7 +170,7 @@ class ShardedTable : public Table {
   MomentGate* gate() { return &gate_; }
 
   void SetInitializer(const Initializer& initializer) override {
-    auto made = std::make_shared<const InitialValue>(initializer, value_type_, dim_);
+    auto made = std::make_shared<const InitialValue>(initializer, value_type_, dim_, padding_key_);
     std::lock_guard<std::mutex> hold(state_mutex_);
     initial_ = std::move(made);
   }
@@ -217,15 +220,18 @@ class ShardedTable : public Table {
   // In write_groups.h.
   // Finds or makes the row of each key of a group, under the shard's exclusive lock: check(shard) first,
   // which may throw; prefetch_input(i) some steps ahead; write(shard, row, key, i, is_new) in the order of
-  // the batch. hint(i) is the number of the row where key i was seen last, or kNoRow. A row that has expired
-  // is made anew.
+  // the batch. hint(i) is the number of the row where key i was seen last, or kNoRow. With `existing_only`
+  // keys without a row are left out, and the padding key is always. A row that has
+  // expired is none: it is made anew.
   // The shard is told of each row before it is written; with kOnlyNew, of new ones, for others are only read.
   template <bool kOnlyNew, class Check, class Hint, class PrefetchInput, class Write>
-  void WriteGroup(const BatchTime& time, const ShardGroups::Group& group, const Check& check, const Hint& hint,
-                  const PrefetchInput& prefetch_input, const Write& write);
+  void WriteGroup(const BatchTime& time, const ShardGroups::Group& group, bool existing_only,
+                  const Check& check, const Hint& hint, const PrefetchInput& prefetch_input,
+                  const Write& write);
   template <class Check, class PrefetchInput, class Write>
-  void WriteBatch(const BatchTime& time, const void* keys, int64_t n, ParallelFor& threads, const Check& check,
-                  const PrefetchInput& prefetch_input, const Write& write);
+  void WriteBatch(const BatchTime& time, const void* keys, int64_t n, bool existing_only,
+                  ParallelFor& threads, const Check& check, const PrefetchInput& prefetch_input,
+                  const Write& write);
   // Gives the key of a row that has expired another, which may be the same memory. Throws std::bad_alloc; the
   // old row may have gone then.
   uint32_t Renew(int shard_number, uint64_t key, uint32_t row);
@@ -234,19 +240,21 @@ class ShardedTable : public Table {
   // finish(shard, row, i).
   template <class Prepare, class Finish>
   void WriteColumns(const BatchTime& time, const void* keys, int64_t n, const std::vector<ColumnIn>& in,
-                    ParallelFor& threads, const Prepare& prepare, const Finish& finish);
+                    bool existing_only, ParallelFor& threads, const Prepare& prepare, const Finish& finish);
   bool IsZero(const char* value) const;
   // The keys of one shard in a training step. `offsets` are those of value and slots in a row.
   ApplyCounts ApplyGroup(const BatchTime& time, const ShardGroups::Group& group, const uint64_t* positions,
                          const char* gradients, const Update& update, const RowUpdater& updater,
                          const std::vector<int64_t>& offsets, Stamp stamp, const InitialValue& init);
-  // Keeps the keys of `misses` that are admitted, and writes zeros for the others.
+  // Keeps the keys of `misses` that are admitted, and writes what the others give. `admitted` may be null; where
+  // it is not, first[i] is the frequency that a row of key i starts from.
   template <class Key>
   int64_t KeepAdmitted(const Key* keys, uint32_t* misses, int64_t count, const RowsOut& out,
-                       const Insertion& insertion) const;
-  // The second half of GatherOrInsert: keys that the lookup missed.
+                       const Insertion& insertion, const InitialValue& init, AdmittedKeys* admitted,
+                       uint32_t* first, ParallelFor& threads) const;
+  // The second half of GatherOrInsert: keys that the lookup missed. `first` may be null.
   void InsertMissed(const BatchTime& time, const ShardGroups::Group& group, const InitialValue& init,
-                    Stamp stamp, const RowsOut& out, bool* inserted);
+                    Stamp stamp, const RowsOut& out, const uint32_t* first, bool* inserted);
   // The rows [begin, end) of a shard, those there are: how many of them went.
   int64_t EvictRows(const RowTest& test, int shard_number, uint32_t begin, uint32_t end);
 
@@ -284,6 +292,7 @@ class ShardedTable : public Table {
   const ValueType value_type_;
   const int64_t dim_;
   const int64_t value_bytes_;
+  const std::optional<uint64_t> padding_key_;
   int shard_bits_ = 0;
   std::vector<std::unique_ptr<Shard>> shards_;
 

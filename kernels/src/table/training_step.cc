@@ -64,7 +64,6 @@ ApplyCounts ShardedTable::ApplyGroup(const BatchTime& time, const ShardGroups::G
     counts.skipped = distinct - kept;
     distinct = kept;
   }
-  counts.updated = distinct;
   if (distinct == 0) return counts;
 
   Scratch<uint64_t> scratch(updater.scratch_bytes() / 8 + 1);
@@ -86,17 +85,18 @@ ApplyCounts ShardedTable::ApplyGroup(const BatchTime& time, const ShardGroups::G
       shard.zeroed.Mark(row);
     }
     StampRow(shard.rows.StampOf(row), stamp);
+    ++counts.updated;
   };
   const ShardGroups::Group each{group.shard, keys.data(), first.data(), distinct};
   if (positions == nullptr) {
-    WriteGroup<false>(time, each, prepare, NoHint{}, prefetch_input, write);
+    WriteGroup<false>(time, each, stamp.existing_only, prepare, NoHint{}, prefetch_input, write);
   } else {
     const uint64_t shard = static_cast<uint64_t>(group.shard);
     const auto hint = [&](int64_t i) KVTABLE_ALWAYS_INLINE {
       const uint64_t position = positions[group.positions[i]];
       return position >> 32 == shard ? static_cast<uint32_t>(position) : BucketIndex::kNoRow;
     };
-    WriteGroup<false>(time, each, prepare, hint, prefetch_input, write);
+    WriteGroup<false>(time, each, stamp.existing_only, prepare, hint, prefetch_input, write);
   }
   return counts;
 }

@@ -97,6 +97,17 @@ KVTABLE_HOST_DEVICE T AddElements(T a, T b) {
   }
 }
 
+// a * b and so on, in what T computes in.
+template <class T>
+KVTABLE_HOST_DEVICE T CombineElements(RowOp op, T a, T b) {
+  using C = typename Element<T>::Compute;
+  const C x = Element<T>::Load(a);
+  const C y = Element<T>::Load(b);
+  if (op == RowOp::kMultiply) return Element<T>::Store(x * y);
+  if (op == RowOp::kDivide) return Element<T>::Store(x / y);
+  return (op == RowOp::kMin) == (y < x) ? b : a;
+}
+
 // Calls visit(K{}) with int32_t or uint64_t: the 64-bit key types differ in name only.
 template <class Visit>
 decltype(auto) VisitKeyType(KeyType type, const Visit& visit) {

@@ -66,8 +66,13 @@ void FillRandom(const Initializer& init, uint64_t key, int64_t dim, T* value) {
 
 uint64_t HashKey(uint64_t key) { return Mix64(key); }
 
-InitialValue::InitialValue(const Initializer& initializer, ValueType value_type, int64_t dim)
-    : initializer_(initializer), value_type_(value_type), dim_(dim), value_bytes_(dim * SizeOf(value_type)) {
+InitialValue::InitialValue(const Initializer& initializer, ValueType value_type, int64_t dim,
+                           std::optional<uint64_t> padding_key)
+    : initializer_(initializer),
+      value_type_(value_type),
+      dim_(dim),
+      value_bytes_(dim * SizeOf(value_type)),
+      padding_key_(padding_key) {
   const double a = initializer.a;
   const double b = initializer.b;
   const bool is_drawn =
@@ -118,7 +123,9 @@ InitialValue::InitialValue(const Initializer& initializer, ValueType value_type,
 }
 
 void InitialValue::Fill(uint64_t key, void* value) const {
-  if (initializer_.kind == Initializer::Kind::kConstant) {
+  if (padding_key_ == key) {
+    std::memset(value, 0, static_cast<size_t>(value_bytes_));
+  } else if (initializer_.kind == Initializer::Kind::kConstant) {
     std::memcpy(value, constant_.data(), static_cast<size_t>(value_bytes_));
   } else if (initializer_.kind == Initializer::Kind::kRows) {
     const uint64_t row = HashKey(key) % static_cast<uint64_t>(initializer_.num_rows);

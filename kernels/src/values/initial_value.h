@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "kvtable/initializer.h"
@@ -13,7 +14,9 @@ namespace kvtable {
 class InitialValue {
  public:
   // Throws Error(kInvalidArgument) on parameters that make no distribution.
-  InitialValue(const Initializer& initializer, ValueType value_type, int64_t dim);
+  // That of the padding key (widened), where there is one, is zeros.
+  InitialValue(const Initializer& initializer, ValueType value_type, int64_t dim,
+               std::optional<uint64_t> padding_key = std::nullopt);
 
   // Writes the initial value of `key`: dim elements.
   void Fill(uint64_t key, void* value) const;
@@ -25,6 +28,7 @@ class InitialValue {
   ValueType value_type_;
   int64_t dim_;
   int64_t value_bytes_;
+  std::optional<uint64_t> padding_key_;
   std::vector<char> constant_;  // the value, for Kind::kConstant
 };
 
