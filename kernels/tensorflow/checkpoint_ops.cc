@@ -27,7 +27,7 @@ REGISTER_OP("KvTableSave")
 
 // Replaces a table's contents by the rows of a checkpoint that belong to this part, whatever number of parts
 // wrote it. Where the checkpoint has no initializer, the table keeps its own; `initializer` is that one for a
-// table that has not been initialized.
+// table that has not been initialized. `prefix` may be of a whole checkpoint and of the increments after it, [k].
 REGISTER_OP("KvTableRestore")
     .Attr("tensor_prefix: string")
     .Attr("part_infix: string")
@@ -39,7 +39,7 @@ REGISTER_OP("KvTableRestore")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle prefix;
-      return c->WithRank(c->input(1), 0, &prefix);
+      return c->WithRankAtMost(c->input(1), 1, &prefix);
     });
 
 // Replaces what the table `to` holds by what `from` holds: rows with slots, stamps and scores. Rows that

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "errors.h"
+#include "expiry.h"
 #include "table_kernel.h"
 
 namespace kvtools {
@@ -96,6 +97,7 @@ class GrowingColumn {
 template <class Out>
 absl::Status ReadAll(OpKernelContext* ctx, OpenTable* open, const std::vector<GrowingColumn*>& columns,
                      int64_t* n, const Out& out) {
+  kvtable::EvictExpired(open->table.get(), open->threads);
   const std::unique_ptr<kvtable::Exporter> exporter = open->table->Export();
   for (int64_t room = exporter->max_rows() + 1;; room += room / 2 + 1) {
     for (GrowingColumn* column : columns) TF_RETURN_IF_ERROR(column->Grow(ctx, *n, room));
@@ -274,9 +276,19 @@ class ExportSinceOp : public TableKernel {
       return errors::InvalidArgument("KvTableExportSince wants a scalar time, got ",
                                      ctx->input(1).shape().DebugString());
     }
+    const bool by_version =
+        open->table->max_capacity() == 0 || open->table->eviction() == kvtable::Eviction::kCustom;
+    if (by_version && CountsSteps(*open->table)) {
+      return errors::FailedPrecondition(
+          "Key-value variable '", config.name,
+          "' stamps rows with steps, for they expire by steps: it does not know what "
+          "was touched since a time. Follow its changes with "
+          "tfplugin.CheckpointManager.");
+    }
     const uint64_t since = static_cast<uint64_t>(std::max<int64_t>(0, ctx->input(1).scalar<int64_t>()()));
     std::vector<char> found_keys;
     std::vector<char> found_rows;
+    kvtable::EvictExpired(open->table.get(), open->threads);
     FindKeys(since, open->table.get(), &open->threads, &found_keys);
     ReadRows(open->table.get(), &open->threads, &found_keys, &found_rows);
     const int64_t n = static_cast<int64_t>(found_keys.size()) / tf::DataTypeSize(config.key_dtype);

@@ -300,6 +300,13 @@ uint64_t Json::Bits(const std::string& key) const {
   return is_negative ? static_cast<uint64_t>(Int(key)) : Uint(key);
 }
 
+bool Json::Bool(const std::string& key, bool fallback) const {
+  if (!Has(key)) return fallback;
+  const Json& value = At(key);
+  if (value.type_ != Type::kBool) throw std::invalid_argument("'" + key + "' is not true or false");
+  return value.text_ == "true";
+}
+
 double Json::Double(const std::string& key, double fallback) const {
   if (!Has(key)) return fallback;
   const Json& value = At(key);

@@ -27,6 +27,7 @@ class Json {
   uint64_t Uint(const std::string& key) const;
   uint64_t Bits(const std::string& key) const;  // of an integer of 64 bits, with a sign or without
   double Double(const std::string& key, double fallback) const;
+  bool Bool(const std::string& key, bool fallback) const;
   const std::vector<Json>& Array(const std::string& key) const;
   const std::vector<Json>& items() const;  // of an array
 

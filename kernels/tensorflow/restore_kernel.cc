@@ -1,4 +1,5 @@
-// Restores a table from a checkpoint in the layout of docs/checkpoint-layout.md, a chunk of rows at a time.
+// Restores a table from a checkpoint in the layout of docs/checkpoint-layout.md, and increments of it after that, a
+// chunk of rows at a time.
 //
 // A restore fills a new table and puts it in place when everything has been read: a checkpoint that turns out
 // to be damaged leaves the variable as it was.
@@ -11,6 +12,7 @@
 
 #include "catch_errors.h"
 #include "errors.h"
+#include "expiry.h"
 #include "kernel.h"
 #include "kernel_threads.h"
 #include "rows_in.h"
@@ -27,6 +29,7 @@ namespace {
 namespace tf = tensorflow;
 using tf::OpKernelConstruction;
 using tf::OpKernelContext;
+using tf::Tensor;
 
 class RestoreOp : public Kernel {
  public:
@@ -43,21 +46,31 @@ class RestoreOp : public Kernel {
   }
 
   absl::Status Work(OpKernelContext* ctx) override {
-    if (ctx->input(1).NumElements() != 1) {
-      return errors::InvalidArgument("KvTableRestore wants one prefix, got ",
+    const auto prefixes = ctx->input(1).flat<tf::tstring>();
+    if (prefixes.size() < 1) {
+      return errors::InvalidArgument("KvTableRestore wants a prefix, got ",
                                      ctx->input(1).shape().DebugString());
     }
-    const std::string prefix = ctx->input(1).flat<tf::tstring>()(0);
     tf::core::RefCountPtr<TableResource> resource;
     TF_RETURN_IF_ERROR(tf::LookupResource(ctx, tf::HandleFromInput(ctx, 0), &resource));
-    return CatchErrors("restoring from '" + prefix + "'", resource->config().name, [&] {
-      tf::BundleReader reader(ctx->env(), prefix);
-      TF_RETURN_IF_ERROR(reader.status());
-      std::shared_ptr<kvtable::Table> table;
-      TF_RETURN_IF_ERROR(Restore(ctx, prefix, *resource, &reader, &table));
-      resource->set_table(std::move(table));
+    std::shared_ptr<kvtable::Table> table;
+    for (int64_t i = 0; i < prefixes.size(); ++i) {
+      const std::string prefix = prefixes(i);
+      TF_RETURN_IF_ERROR(CatchErrors("restoring from '" + prefix + "'", resource->config().name, [&] {
+        tf::BundleReader reader(ctx->env(), prefix);
+        TF_RETURN_IF_ERROR(reader.status());
+        const bool is_last = i + 1 == prefixes.size();
+        return i == 0 ? Restore(ctx, prefix, *resource, is_last, &reader, &table)
+                      : ApplyIncrement(ctx, prefix, resource->config(), is_last, &reader, table.get());
+      }));
+    }
+    TF_RETURN_IF_ERROR(CatchErrors("expiring rows of", resource->config().name, [&] {
+      KernelThreads threads(ctx);
+      kvtable::EvictExpired(table.get(), threads);
       return absl::OkStatus();
-    });
+    }));
+    resource->set_table(std::move(table));
+    return absl::OkStatus();
   }
 
  private:
@@ -82,11 +95,11 @@ class RestoreOp : public Kernel {
   }
 
   absl::Status Restore(OpKernelContext* ctx, const std::string& where, const TableResource& resource,
-                       tf::BundleReader* reader, std::shared_ptr<kvtable::Table>* out) const {
+                       bool is_last, tf::BundleReader* reader, std::shared_ptr<kvtable::Table>* out) const {
     const TableConfig& config = resource.config();
     KernelThreads threads(ctx);
     std::vector<SavedPart> saved;
-    TF_RETURN_IF_ERROR(FindSavedParts(config, where, base_, infix_, ctx->env(), reader, &saved));
+    TF_RETURN_IF_ERROR(FindSavedParts(config, where, base_, infix_, ctx->env(), reader, false, &saved));
     const SavedPart& reference = LargestPart(saved);
     kvtable::Initializer initializer;
     TF_RETURN_IF_ERROR(ChooseInitializer(config, where, resource, reference, &initializer));
@@ -99,7 +112,51 @@ class RestoreOp : public Kernel {
     int64_t own_rows = same_parts ? saved[static_cast<size_t>(part_)].rows : rows / parts_;
     if (config.max_capacity > 0) own_rows = std::min(own_rows, config.max_capacity);
     table->Reserve(own_rows, threads);
-    RowsIn rows_in(config, where, reference.slots, table.get());
+    TF_RETURN_IF_ERROR(ReadRows(ctx, where, config, saved, is_last, reader, table.get(), &threads));
+    *out = std::move(table);
+    return absl::OkStatus();
+  }
+
+  // The keys that went, and then the rows that changed.
+  absl::Status ApplyIncrement(OpKernelContext* ctx, const std::string& where, const TableConfig& config,
+                              bool is_last, tf::BundleReader* reader, kvtable::Table* table) const {
+    KernelThreads threads(ctx);
+    std::vector<SavedPart> saved;
+    TF_RETURN_IF_ERROR(FindSavedParts(config, where, base_, infix_, ctx->env(), reader, true, &saved));
+    const SavedPart& reference = LargestPart(saved);
+    if (reference.rows > 0 && !(reference.slots == table->slots())) {
+      return errors::FailedPrecondition("Checkpoint '", where, "': table '", reference.prefix, "' has slots ",
+                                        SlotsToJson(reference.slots),
+                                        ", and the one that it is an increment of has ",
+                                        SlotsToJson(table->slots()), ": it belongs to another checkpoint.");
+    }
+    int32_t files = 0;
+    TF_RETURN_IF_ERROR(CountDataFiles(where, reader, &files));
+    DataFiles data(ctx->env(), where, files);
+    const bool same_parts = static_cast<int64_t>(saved.size()) == parts_;
+    for (size_t p = 0; p < saved.size(); ++p) {
+      if (same_parts && static_cast<int64_t>(p) != part_) continue;
+      if (saved[p].removed == 0) continue;
+      const StoredColumn& column = saved[p].columns.at("-removed");
+      Tensor keys;
+      TF_RETURN_IF_ERROR(
+          ctx->allocate_temp(config.key_dtype, tf::TensorShape({saved[p].removed}), &keys, OnHost()));
+      ColumnReader removed(where, &column, &data);
+      TF_RETURN_IF_ERROR(removed.Read(0, saved[p].removed, static_cast<char*>(keys.data())));
+      TF_RETURN_IF_ERROR(removed.Finish());
+      // Keys of other parts are not there.
+      table->Remove(keys.data(), saved[p].removed, threads);
+    }
+    return ReadRows(ctx, where, config, saved, is_last, reader, table, &threads);
+  }
+
+  // Our own rows of all parts; `with_counts`: and the counts of keys that wait.
+  absl::Status ReadRows(OpKernelContext* ctx, const std::string& where, const TableConfig& config,
+                        const std::vector<SavedPart>& saved, bool with_counts, tf::BundleReader* reader,
+                        kvtable::Table* table, kvtable::ParallelFor* threads) const {
+    TakeStep(saved, table);
+    const bool same_parts = static_cast<int64_t>(saved.size()) == parts_;
+    RowsIn rows_in(config, where, LargestPart(saved).slots, table);
     rows_in.own_part = part_;
     rows_in.own_parts = parts_;
     rows_in.all_own = same_parts;
@@ -110,13 +167,20 @@ class RestoreOp : public Kernel {
       if (same_parts && static_cast<int64_t>(p) != part_) continue;
       rows_in.Add(saved[p], &data);
     }
-    TF_RETURN_IF_ERROR(rows_in.Read(&threads));
-    for (size_t p = 0; p < saved.size(); ++p) {
+    TF_RETURN_IF_ERROR(rows_in.Read(threads));
+    for (size_t p = 0; p < saved.size() && with_counts; ++p) {
       if (same_parts && static_cast<int64_t>(p) != part_) continue;
-      TF_RETURN_IF_ERROR(ReadCounts(config, where, saved[p], part_, parts_, reader, table.get(), &threads));
+      TF_RETURN_IF_ERROR(ReadCounts(config, where, saved[p], part_, parts_, reader, table, threads));
     }
-    *out = std::move(table);
     return absl::OkStatus();
+  }
+
+  // The step that the rows' ages are counted from.
+  static void TakeStep(const std::vector<SavedPart>& saved, kvtable::Table* table) {
+    if (!CountsSteps(*table)) return;
+    for (const SavedPart& part : saved) {
+      if (part.step && *part.step > table->Now()) table->SetStep(*part.step);
+    }
   }
 
   std::string base_;

@@ -46,6 +46,7 @@ class PartReader {
       return Bad("-kvmeta", "is not what it should be (", error.what(), ")");
     }
     TF_RETURN_IF_ERROR(ReadKeys());
+    if (part_->is_increment) TF_RETURN_IF_ERROR(ReadRemoved());
     TF_RETURN_IF_ERROR(CheckColumn("-values", config_.value_dtype, config_.dim));
     part_->has_freqs = Has("-freqs");
     part_->has_versions = Has("-versions");
@@ -102,11 +103,17 @@ class PartReader {
                    " that copies values of dim ", dim);
       }
     }
+    part_->is_increment = meta.Bool("delta", false);
     if (meta.Has("initializer")) part_->initializer = InitializerFromJson(meta.At("initializer"));
     if (meta.Has("policies")) {
       const Json& policies = meta.At("policies");
       if (policies.Has("eviction")) part_->eviction = policies.String("eviction");
       if (policies.Has("admission")) part_->admission = AdmissionFromJson(policies.At("admission"));
+      if (policies.Has("step")) {
+        const uint64_t step = policies.Uint("step");
+        if (step > UINT32_MAX) return Bad("-kvmeta", "is of step ", step);
+        part_->step = static_cast<uint32_t>(step);
+      }
     }
     return absl::OkStatus();
   }
@@ -191,11 +198,18 @@ class PartReader {
     TF_RETURN_IF_ERROR(Find("-keys", config_.key_dtype));
     if (shape_.dims() != 1) return Bad("-keys", "has shape ", shape_.DebugString(), ", expected a vector");
     part_->rows = shape_.dim_size(0);
-    return NotePlaces("-keys", config_.key_dtype, 0);
+    return NotePlaces("-keys", config_.key_dtype, 0, part_->rows);
+  }
+
+  absl::Status ReadRemoved() {
+    TF_RETURN_IF_ERROR(Find("-removed", config_.key_dtype));
+    if (shape_.dims() != 1) return Bad("-removed", "has shape ", shape_.DebugString(), ", expected a vector");
+    part_->removed = shape_.dim_size(0);
+    return NotePlaces("-removed", config_.key_dtype, 0, part_->removed);
   }
 
   // Where the rows of the column lie that was found last.
-  absl::Status NotePlaces(const std::string& column, tf::DataType dtype, int64_t width) {
+  absl::Status NotePlaces(const std::string& column, tf::DataType dtype, int64_t width, int64_t column_rows) {
     StoredColumn& stored = part_->columns[column];
     stored.name = part_->prefix + column;
     stored.row_bytes = std::max<int64_t>(1, width) * tf::DataTypeSize(dtype);
@@ -218,10 +232,10 @@ class PartReader {
       }
       return absl::OkStatus();
     };
-    if (slices_.empty()) return note(stored.name, 0, part_->rows);
+    if (slices_.empty()) return note(stored.name, 0, column_rows);
     int64_t start = 0;
     for (const tf::TensorSlice& slice : slices_) {
-      const int64_t rows = slice.IsFullAt(0) ? part_->rows : slice.length(0);
+      const int64_t rows = slice.IsFullAt(0) ? column_rows : slice.length(0);
       TF_RETURN_IF_ERROR(note(tf::checkpoint::EncodeTensorNameSlice(stored.name, slice), start, rows));
       start += rows;
     }
@@ -233,7 +247,7 @@ class PartReader {
     const int dims = width == 0 ? 1 : 2;
     if (shape_.dims() == dims && shape_.dim_size(0) == part_->rows &&
         (width == 0 || shape_.dim_size(1) == width)) {
-      return NotePlaces(column, dtype, width);
+      return NotePlaces(column, dtype, width, part_->rows);
     }
     return Bad(column, "has shape ", shape_.DebugString(), ", expected [", part_->rows,
                width == 0 ? "" : absl::StrCat(",", width), "] as there are ", part_->rows, " keys");
@@ -320,7 +334,7 @@ absl::Status CountDataFiles(const std::string& where, tf::BundleReader* reader, 
 }
 
 absl::Status FindSavedParts(const TableConfig& config, const std::string& where, const std::string& base,
-                            const std::string& infix, tf::Env* env, tf::BundleReader* reader,
+                            const std::string& infix, tf::Env* env, tf::BundleReader* reader, bool increment,
                             std::vector<SavedPart>* saved) {
   const auto add = [&](std::string prefix) {
     saved->emplace_back();
@@ -343,6 +357,18 @@ absl::Status FindSavedParts(const TableConfig& config, const std::string& where,
   TF_RETURN_IF_ERROR(CountDataFiles(where, reader, &files));
   for (SavedPart& part : *saved) {
     TF_RETURN_IF_ERROR(PartReader(config, where, reader, data_bytes, files, &part).Read());
+    if (part.is_increment && !increment) {
+      return errors::FailedPrecondition(
+          "Checkpoint '", where, "' is an increment: of table '", part.prefix,
+          "' it has only what changed. Restore with tfplugin.CheckpointManager, which takes the whole "
+          "checkpoint and "
+          "the increments after it, or fold them into one with `kvtools merge`.");
+    }
+    if (!part.is_increment && increment) {
+      return errors::FailedPrecondition("Checkpoint '", where,
+                                        "' is no increment: it has all rows of table '", part.prefix,
+                                        "'. Give it first, and increments behind it.");
+    }
     if (part.parts != static_cast<int64_t>(saved->size())) {
       return errors::DataLoss("Checkpoint '", where, "': table '", part.prefix, "' is one of ", part.parts,
                               " parts, but ", saved->size(), " are there: the checkpoint is incomplete.");

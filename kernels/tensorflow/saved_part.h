@@ -26,6 +26,11 @@ struct SavedPart {
   // Scores and what they are, where the table was bounded.
   bool has_scores = false;
   std::string eviction;
+  // The step of the table, where versions are steps; otherwise they are seconds.
+  std::optional<uint32_t> step;
+  // Whether it has only what changed; then also the keys that went, in column "-removed".
+  bool is_increment = false;
+  int64_t removed = 0;
   std::map<std::string, StoredColumn> columns;  // by what goes behind the prefix: "-keys"
   std::vector<kvtable::SlotSpec> slots;
   std::optional<kvtable::Initializer> initializer;
@@ -48,10 +53,11 @@ absl::Status ReadError(const std::string& where, const std::string& tensor, cons
 // How many data files the bundle says it has.
 absl::Status CountDataFiles(const std::string& where, tensorflow::BundleReader* reader, int32_t* files);
 
-// All parts of table `base`: itself, or `base` + `infix` + its number.
+// All parts of table `base`: itself, or `base` + `infix` + its number. `increment`: whether they must have all rows, or
+// only what changed.
 absl::Status FindSavedParts(const TableConfig& config, const std::string& where, const std::string& base,
                             const std::string& infix, tensorflow::Env* env, tensorflow::BundleReader* reader,
-                            std::vector<SavedPart>* saved);
+                            bool increment, std::vector<SavedPart>* saved);
 
 // The one whose slots go for all: a part that no step has reached yet has no rows and may have no slots.
 const SavedPart& LargestPart(const std::vector<SavedPart>& saved);

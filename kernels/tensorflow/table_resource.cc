@@ -24,6 +24,8 @@ std::shared_ptr<kvtable::Table> TableResource::NewTable(const kvtable::Initializ
     options->max_capacity = config_.max_capacity;
     options->eviction = config_.eviction;
     options->padding_key = config_.policies.padding_key;
+    // What serves a model has it as it was saved.
+    if (!config_.read_only) options->expiry = kvtable::ExpiryOf(config_.policies.expiry);
   };
   const auto admitter = [&]() -> std::shared_ptr<kvtable::Admitter> {
     return config_.read_only ? nullptr : kvtable::Admitter::Create(config_.policies.admission);

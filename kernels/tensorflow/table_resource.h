@@ -7,9 +7,11 @@
 #include <string>
 #include <vector>
 
+#include "background_expiry.h"
 #include "gpu.h"
 #include "kvtable/lookup_parts.h"
 #include "kvtable/table.h"
+#include "table_cuts.h"
 #include "table_policies.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
@@ -36,7 +38,8 @@ struct TableConfig {
 // restore; kernels that hold the old one finish on it.
 class TableResource : public tensorflow::ResourceBase {
  public:
-  explicit TableResource(TableConfig config) : config_(std::move(config)) {}
+  explicit TableResource(TableConfig config)
+      : config_(std::move(config)), expiry_(config_.policies.expiry, config_.policies.expire_every) {}
 
   const TableConfig& config() const { return config_; }
 
@@ -71,6 +74,16 @@ class TableResource : public tensorflow::ResourceBase {
   // What an update holds that reads rows and writes them back in two ops.
   std::shared_ptr<UpdateLock> update_lock() const { return update_lock_; }
 
+  // After an update of the table, as a kernel has it: goes on with expiry beside training, where that is wanted.
+  void AfterUpdate(const std::shared_ptr<kvtable::Table>& table, kvtable::ParallelFor& threads) {
+    if (config_.policies.expire_every > 0 && !config_.read_only) {
+      expiry_.AfterUpdate(table, config_.gpu != nullptr, threads);
+    }
+  }
+
+  // What waits to be written.
+  TableCuts* cuts() { return &cuts_; }
+
   std::string DebugString() const override { return "key-value table of " + config_.name; }
   int64_t MemoryUsed() const override;
 
@@ -79,6 +92,8 @@ class TableResource : public tensorflow::ResourceBase {
   std::shared_ptr<kvtable::Table> table_;
   std::shared_ptr<kvtable::Table> table_there_;
   const std::shared_ptr<UpdateLock> update_lock_ = std::make_shared<UpdateLock>();
+  TableCuts cuts_;
+  BackgroundExpiry expiry_;
   std::mutex slots_mu_;
   std::atomic<uint64_t> next_seed_{0};
   std::atomic<bool> warned_{false};

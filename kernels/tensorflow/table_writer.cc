@@ -10,6 +10,7 @@
 #include "bundle_files.h"
 #include "catch_errors.h"
 #include "errors.h"
+#include "expiry.h"
 #include "table_metadata.h"
 
 namespace kvtools {
@@ -35,8 +36,12 @@ std::string NameOf(tf::DataType dtype) {
   }
 }
 
-std::string PoliciesOf(const TableConfig& config, const kvtable::Table& table) {
-  std::string fields = config.policies.Fields();
+std::string PoliciesOf(const SavedTable& saved) {
+  const kvtable::Table& table = *saved.table;
+  std::string fields = saved.config.policies.Fields();
+  if (CountsSteps(table)) {
+    fields += ", \"versions\": \"steps\", \"step\": " + std::to_string(saved.step);
+  }
   if (table.max_capacity() > 0) {
     fields = "\"max_capacity\": " + std::to_string(table.max_capacity()) +
              ", \"eviction\": " + JsonQuote(EvictionName(table.eviction())) + (fields.empty() ? "" : ", ") +
@@ -52,8 +57,8 @@ std::string MetaOf(const SavedTable& saved) {
          ", \"key_dtype\": " + JsonQuote(NameOf(config.key_dtype)) +
          ", \"value_dtype\": " + JsonQuote(NameOf(config.value_dtype)) +
          ", \"dim\": " + std::to_string(config.dim) + ", \"slots\": " + SlotsToJson(saved.schema.slots) +
-         ", \"initializer\": " + InitializerToJson(saved.table->initializer()) +
-         PoliciesOf(config, *saved.table) + saved.more_meta + "}";
+         ", \"initializer\": " + InitializerToJson(saved.table->initializer()) + PoliciesOf(saved) +
+         (saved.is_increment ? ", \"delta\": true" : "") + saved.more_meta + "}";
 }
 
 // One table's rows on their way into a bundle.
@@ -111,7 +116,10 @@ class RowsOf {
       }));
       start = taken_;
       taken_ += *rows;
-      if (*rows == 0) saved_.exporter.reset();  // it costs who writes to the table
+      if (*rows == 0 && saved_.exporter != nullptr) {
+        TF_RETURN_IF_ERROR(End(writer));
+        saved_.exporter.reset();  // it costs who writes to the table
+      }
     }
     for (size_t c = 0; c < columns_.size() && *rows > 0; ++c) {
       TF_RETURN_IF_ERROR(files_->AppendRows(writer, columns_[c].number, start, *rows, at[c]));
@@ -135,6 +143,16 @@ class RowsOf {
     const int64_t bytes = std::max<int64_t>(1, width) * tf::DataTypeSize(dtype);
     columns_.push_back({files_->AddColumn(saved_.prefix + column, dtype, width), width, bytes});
     row_bytes_ += bytes;
+  }
+
+  // What is known when all rows have come.
+  absl::Status End(int writer) {
+    const int64_t removed = saved_.exporter->removed_rows();
+    if (saved_.counts != nullptr) *saved_.counts = {taken_, removed, saved_.exporter->born_rows()};
+    if (!saved_.is_increment) return absl::OkStatus();
+    tf::Tensor keys(saved_.config.key_dtype, tf::TensorShape({removed}));
+    if (removed > 0) saved_.exporter->RemovedKeys(keys.data());
+    return files_->AddTensor(writer, saved_.prefix + "-removed", keys);
   }
 
   // Reads rows until there are `room` of them or no more, and returns how many there are.

@@ -14,6 +14,13 @@
 
 namespace kvtools {
 
+struct SavedCounts {
+  int64_t rows = 0;
+  // Of an increment: the keys that went, and how many of the rows were born since.
+  int64_t removed = 0;
+  int64_t born = 0;
+};
+
 // What is saved of a table: the rows that an exporter gives, under these names.
 struct SavedTable {
   TableConfig config;
@@ -24,7 +31,10 @@ struct SavedTable {
   std::shared_ptr<kvtable::Table> table;
   kvtable::RowSchema schema;  // of the rows that the exporter gives
   std::unique_ptr<kvtable::Exporter> exporter;
-  std::string more_meta;  // behind the other members of kvmeta: `, "delta": true`
+  bool is_increment = false;      // the exporter gives what changed
+  uint32_t step = 0;              // of the table, before the export began; where it counts steps
+  SavedCounts* counts = nullptr;  // filled in; may be null
+  std::string more_meta;          // behind the other members of kvmeta: `, "name": value`
   std::vector<std::pair<std::string, tensorflow::Tensor>> more;  // tensors, by what goes behind the prefix
 };
 

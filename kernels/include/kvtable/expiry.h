@@ -111,15 +111,28 @@ Expiry ExpiryOf(const std::vector<EvictPolicy>& policies);
 // Throws Error(kFailedPrecondition) where the versions of the table are of the other unit.
 int64_t Evict(Table* table, const EvictPolicy& policy, ParallelFor& threads);
 
+// The last pass of kKeepTop: removes the rows below a rank.
+int64_t EvictBelow(Table* table, RankBy by, const RowRank& least_rank, ParallelFor& threads);
+
+// Removes the rows that have expired, in a table whose rows age.
+int64_t EvictExpired(Table* table, ParallelFor& threads);
+
 // Finds the rank of the lowest row that is kept where `keep` rows are, from the counts of one digit after the
 // other. So the rows may be those of several tables: their counts are added.
 class RankSearch {
  public:
   RankSearch(RankBy by, int64_t keep) : left_(keep) { digit_.by = by; }
 
+  // A search that has come so far: `digits` are found, and `left` rows to be kept have them; at the end 0.
+  RankSearch(RankBy by, int digits, const RowRank& found, int64_t left)
+      : digit_{by, digits, found}, left_(left), done_(left == 0 || digits == RankDigit::kDigits) {}
+
   // What is to be counted next, in no more than RankDigit::kDigits passes; null at the end.
   const RankDigit* next() const { return done_ ? nullptr : &digit_; }
   void Take(const std::vector<int64_t>& counts);
+  // Rows to be kept among those with the digits found; 0 at the end.
+  int64_t left() const { return done_ ? 0 : left_; }
+  int digits() const { return digit_.digit; }
   // At the end: rows below it go. {0, 0} where none do.
   RowRank least_rank() const { return digit_.found; }
 

@@ -385,7 +385,8 @@ class Table {
   // Why ExportMoment({since}) would be refused, as a sentence; empty where it would not.
   virtual std::string ChangesLost(uint64_t since) const;
 
-  // Forgets the changes up to a version: those since an older one are not known any more.
+  // Forgets the changes up to a version: those since an older one are not known any more. A number that is no
+  // version of the table forgets nothing.
   virtual void ForgetChanges(uint64_t upto);
 
   // Upserts rows with their stamps, as an export gave them. freqs and versions may be null: zeros. A bounded

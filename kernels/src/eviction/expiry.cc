@@ -111,15 +111,25 @@ Expiry ExpiryOf(const std::vector<EvictPolicy>& policies) {
   return expiry;
 }
 
+int64_t EvictBelow(Table* table, RankBy by, const RowRank& least_rank, ParallelFor& threads) {
+  PassCursor cursor;
+  return least_rank == RowRank() ? 0
+                                 : table->EvictSlice(TestOf(by, least_rank), &cursor, kAllRows, threads);
+}
+
+int64_t EvictExpired(Table* table, ParallelFor& threads) {
+  PassCursor cursor;
+  return table->expiry().ages() ? table->EvictSlice(TestOf(*table, {}), &cursor, kAllRows, threads) : 0;
+}
+
 int64_t Evict(Table* table, const EvictPolicy& policy, ParallelFor& threads) {
   CheckPolicy(policy);
-  PassCursor cursor;
   if (policy.kind != Kind::kKeepTop) {
+    PassCursor cursor;
     return table->EvictSlice(TestOf(*table, {policy}), &cursor, kAllRows, threads);
   }
   // Rows that have expired are none of those that are kept.
-  int64_t evicted = 0;
-  if (table->expiry().ages()) evicted = table->EvictSlice(TestOf(*table, {}), &cursor, kAllRows, threads);
+  const int64_t evicted = EvictExpired(table, threads);
   if (table->Size() <= policy.count) return evicted;
   RankSearch search(policy.by, policy.count);
   while (search.next() != nullptr) {
@@ -128,9 +138,7 @@ int64_t Evict(Table* table, const EvictPolicy& policy, ParallelFor& threads) {
     table->CountRanks(*search.next(), &counting, kAllRows, counts.data(), threads);
     search.Take(counts);
   }
-  if (search.least_rank() == RowRank()) return evicted;
-  cursor = {};
-  return evicted + table->EvictSlice(TestOf(policy.by, search.least_rank()), &cursor, kAllRows, threads);
+  return evicted + EvictBelow(table, policy.by, search.least_rank(), threads);
 }
 
 void RankSearch::Take(const std::vector<int64_t>& counts) {

@@ -42,10 +42,17 @@ void ChangeLog::ForgetOldest() {
 }
 
 void ChangeLog::Forget(uint64_t upto) {
+  if (!IsOwn(upto)) return;
   while (!closed_.empty() && closed_.front().number <= upto) {
     ForgetOldest();
     why_ = Why::kForgotten;
   }
+}
+
+bool ChangeLog::IsOwn(uint64_t version) const {
+  return version == known_since_ || std::any_of(closed_.begin(), closed_.end(), [&](const Closed& closed) {
+           return closed.number == version;
+         });
 }
 
 std::string ChangeLog::Unknown(uint64_t since) const {
@@ -58,8 +65,7 @@ std::string ChangeLog::LostByRoom(uint64_t since) const {
 
 std::string ChangeLog::Lost(uint64_t since) const {
   if (!on()) return Unknown(since) + "its changes are not tracked.";
-  bool is_own = since == known_since_;
-  for (const Closed& version : closed_) is_own = is_own || version.number == since;
+  const bool is_own = IsOwn(since);
   if (!is_own && since > known_since_) return Unknown(since) + "it has no such version.";
   if (!is_own) {
     switch (why_) {

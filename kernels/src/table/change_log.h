@@ -40,7 +40,7 @@ class ChangeLog {
   void PrepareClose() { closed_.reserve(closed_.size() + 1); }
   // All that is known is worth nothing any more. The shards' open versions must be new ones.
   void Reset(Why why) noexcept;
-  void Forget(uint64_t upto);
+  void Forget(uint64_t upto);  // nothing where it is no version of this table
   // A version that has ended, or never will: its removed keys leave room for others.
   static void GiveBack(const ShardChanges& changes);
 
@@ -58,6 +58,7 @@ class ChangeLog {
     Version changes;
   };
   void ForgetOldest();
+  bool IsOwn(uint64_t version) const;
   std::string Unknown(uint64_t since) const;
 
   std::shared_ptr<RemovedRoom> room_;  // null: off

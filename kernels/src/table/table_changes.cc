@@ -106,11 +106,6 @@ std::string ShardedTable::ChangesLost(uint64_t since) const {
 
 void ShardedTable::ForgetChanges(uint64_t upto) {
   std::lock_guard<std::mutex> hold(changes_mutex_);
-  if (upto > log_.newest()) {
-    throw Error(ErrorCode::kInvalidArgument, "Changes up to version " + std::to_string(upto) +
-                                                 " cannot be forgotten: the newest is " +
-                                                 std::to_string(log_.newest()) + ".");
-  }
   log_.Forget(upto);
 }
 
