@@ -276,9 +276,7 @@ class ExportSinceOp : public TableKernel {
       return errors::InvalidArgument("KvTableExportSince wants a scalar time, got ",
                                      ctx->input(1).shape().DebugString());
     }
-    const bool by_version =
-        open->table->max_capacity() == 0 || open->table->eviction() == kvtable::Eviction::kCustom;
-    if (by_version && CountsSteps(*open->table)) {
+    if (!HasTimes(*open->table) && CountsSteps(*open->table)) {
       return errors::FailedPrecondition(
           "Key-value variable '", config.name,
           "' stamps rows with steps, for they expire by steps: it does not know what "
@@ -305,11 +303,17 @@ class ExportSinceOp : public TableKernel {
   static constexpr int64_t kChunk = 65536;  // rows looked at at a time
   static constexpr uint64_t kMicroseconds = 1000000;
 
+  // Whether the scores of a table have the time of the last touch in them.
+  static bool HasTimes(const kvtable::Table& table) {
+    return table.max_capacity() > 0 && table.eviction() != kvtable::Eviction::kCustom &&
+           table.eviction() != kvtable::Eviction::kEpochLfu;
+  }
+
   static void FindKeys(uint64_t since, const kvtable::Table* table, kvtable::ParallelFor* threads,
                        std::vector<char>* found) {
     const size_t key_bytes = static_cast<size_t>(kvtable::SizeOf(table->key_type()));
-    const bool has_scores = table->max_capacity() > 0 && table->eviction() != kvtable::Eviction::kCustom;
-    const bool to_the_second = !has_scores || table->eviction() == kvtable::Eviction::kLfu;
+    const bool has_scores = HasTimes(*table);
+    const bool to_the_second = !has_scores || table->eviction() != kvtable::Eviction::kLru;
     const uint64_t at_least = to_the_second ? since / kMicroseconds : since;
     std::vector<char> keys(kChunk * key_bytes);
     std::vector<uint64_t> scores(has_scores ? kChunk : 0);
