@@ -35,7 +35,8 @@ def sgd():
 def train(variable, optimizer, keys):
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(tf.nn.embedding_lookup(variable, keys))
-    optimizer.apply_gradients([(tape.gradient(loss, p), p) for p in variable._kv_parts])
+    parts = list(variable._kv_parts)
+    optimizer.apply_gradients(zip(tape.gradient(loss, parts), parts, strict=True))
 
 
 def written_ago(variable, seconds):
@@ -120,7 +121,7 @@ def test_policies_on_demand(make, partitioner):
     keys = np.arange(40)
     v.upsert(keys, np.repeat(keys[:, None], 2, 1).astype(np.float32))
     v.upsert(keys[:10], np.repeat(keys[:10, None], 2, 1).astype(np.float32))
-    assert int(v.evict(ExpireBelowNorm(5 * 2**0.5))) == 5
+    assert int(v.evict(ExpireBelowNorm(7.0))) == 5
     assert int(v.evict(ExpireBelowFrequency(2))) == 30
     assert keys_of(v) == [5, 6, 7, 8, 9]
     assert int(v.evict(KeepTop(2, by="norm"))) == 3
@@ -191,12 +192,13 @@ def test_expiry_goes_on_beside_keras_fit():
         def __init__(self):
             super().__init__()
             self.table = tfplugin.get_kv_variable("v", 2, expiry=ExpireAfterSteps(3), expire_every=1)
+            self.score = tf.keras.layers.Dense(1)
 
         def call(self, ids):
-            return tf.reduce_sum(tf.nn.embedding_lookup(self.table, ids), -1, keepdims=True)
+            return self.score(tf.nn.embedding_lookup(self.table, ids))
 
     model = Model()
-    tfplugin.apply_in_backward(model.table, sgd())
+    tfplugin.apply_in_backward(model.table, tfplugin.optimizers.SGD(0.1))
     model.compile("sgd", "mse")
     ids = np.repeat(np.arange(40), 8)
     model.fit(ids, np.ones(len(ids)), batch_size=8, shuffle=False, verbose=0)
@@ -360,7 +362,7 @@ def test_what_is_no_policy_is_refused(make):
         make(expiry=3)
     with pytest.raises(TypeError, match="the policy must be one of"):
         make().evict("all")
-    with v1.variable_scope("s", reuse=v1.AUTO_REUSE), tf.Graph().as_default():
+    with tf.Graph().as_default(), v1.variable_scope("s", reuse=v1.AUTO_REUSE):
         partitioned = {"embedding_dim": 1, "partitioner": fixed(2), "expiry": KeepTop(5)}
         v = tfplugin.get_kv_variable("v", **partitioned)
         assert tfplugin.get_kv_variable("v", **partitioned) is v
