@@ -19,7 +19,7 @@ PYTEST := $(BIN)/pytest -q -n logical --maxprocesses 4 --dist worksteal
 CONCURRENCY_TESTS := changes_test concurrency_test device_index_test eviction_test
 
 .PHONY: help setup setup-horovod demo test test-all test-rest test-durations peers redis load-generators chromium fuzz sanitize lint types format bench \
-  bench-tools bench-snapshot bench-serve bench-swaps bench-export bench-sok bench-gpu docs clean
+  bench-tools bench-snapshot bench-serve bench-swaps bench-fresh bench-export bench-sok bench-gpu docs clean
 
 help: ## list the targets
 	@echo "Start with \`make demo\`. The first run makes $(VENV), which takes some minutes."
@@ -130,6 +130,9 @@ bench-serve: setup redis load-generators ## the lookup server, every protocol, b
 
 bench-swaps: setup ## half an hour of new versions under load: latencies in swaps beside those of the steady state
 	$(BIN)/python benchmarks/swaps.py
+
+bench-fresh: setup ## from the end of a training step to its rows in answers of kvtools serve --follow; the price for training
+	$(BIN)/python benchmarks/fresh.py
 
 bench-export: setup ## exported models: size, load, memory, speed and AUC of each kind; the indexes; the speed of an export
 	$(BIN)/python benchmarks/export_models.py

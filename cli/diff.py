@@ -9,8 +9,23 @@ from typing import Annotated
 
 import typer
 
+from kvtools.chain_increment import write_increment
+from kvtools.cli.account import print_account
 from kvtools.cli.layout import columns, shown
-from kvtools.cli.options import DEFAULT_MEMORY, AsJson, Dim, KeyDtype, Memory, Source, ValueDtype, Workers, bytes_of
+from kvtools.cli.options import (
+    DEFAULT_MEMORY,
+    AsJson,
+    Dim,
+    Force,
+    KeyDtype,
+    Memory,
+    Output,
+    Source,
+    ValueDtype,
+    Workers,
+    bytes_of,
+    no_standard_output,
+)
 from kvtools.cli.progress import progress_bar
 from kvtools.diff import CheckpointDiff, ColumnDiff, compare_checkpoints
 from kvtools.errors import UsageError
@@ -22,6 +37,17 @@ _NAMES_SHOWN = 10
 def run(
     a: Annotated[str, typer.Argument(metavar="A", help="The checkpoint before: of any dialect.")],
     b: Annotated[str, typer.Argument(metavar="B", help="The checkpoint after: of any dialect.")],
+    out: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[OUT]", help="With --output: what to write.", callback=no_standard_output, show_default=False
+        ),
+    ] = None,
+    *,
+    output: Annotated[
+        str | None,
+        typer.Option("--output", metavar="delta", help="Write what changed as an increment of A, to OUT."),
+    ] = None,
     table: Annotated[
         list[str] | None,
         typer.Option("--table", metavar="NAME", help="Only this table, or A_NAME=B_NAME; may be repeated."),
@@ -35,6 +61,7 @@ def run(
     key_dtype: KeyDtype = None,
     value_dtype: ValueDtype = None,
     dim: Dim = None,
+    force: Force = False,
     memory: Memory = DEFAULT_MEMORY,
     workers: Workers = None,
     as_json: AsJson = False,
@@ -44,14 +71,33 @@ def run(
     Rows are matched by key, tables and dense variables by name. Without --rtol and --atol, numbers are the
     same if their bits are. The exit status is 0 if nothing differs and 3 if something does.
 
+    With --output delta, what leads from A to B is written to OUT as an increment: rows that changed or were born,
+    with all their columns, keys that went, and B's dense variables. `kvtools apply A OUT C` makes B of it again.
+    A and B are in kvtools' own layout, or chains; where A is a chain, OUT goes on with it as the next member.
+    The exit status is 0 then.
+
     \b
     Examples:
       kvtools diff model.ckpt-100 model.ckpt-200 --top 10
       kvtools diff model.ckpt-100 tables.h5
+      kvtools diff monday.ckpt tuesday.ckpt --output delta tuesday.delta
+      kvtools diff train tuesday.ckpt --output delta train/ckpt-18.delta
       kvtools diff old.ckpt new.ckpt --table user=towers/user --rtol 1e-3
     """
     if top < 0:
         raise UsageError(f"comparing checkpoints: got --top {top}, expected 0 or more")
+    if (output is None) != (out is None):
+        raise UsageError("comparing checkpoints: expected both or neither of --output delta and OUT")
+    if out is not None:
+        if output != "delta":
+            raise UsageError(f"comparing checkpoints: got --output {output}, expected delta")
+        if table or rtol or atol or top or dialect_a or dialect_b:
+            raise UsageError(
+                "comparing checkpoints: --table, --rtol, --atol, --top and --dialect are for what is shown; leave them"
+                " out with --output delta, which has every bit that changed"
+            )
+        _write_delta(a, b, out, force, memory, workers, as_json)
+        return
     before = Source(dialect_a, key_dtype, value_dtype, dim).open(a, memory)
     after = Source(dialect_b, key_dtype, value_dtype, dim).open(b, memory)
     with progress_bar("comparing") as progress:
@@ -72,6 +118,34 @@ def run(
         _print(diff)
     if not (diff.same or exit_zero):
         raise typer.Exit(3)
+
+
+def _write_delta(a: str, b: str, out: str, force: bool, memory: str, workers: int | None, as_json: bool) -> None:
+    with progress_bar("comparing") as progress:
+        account, changes, record = write_increment(
+            a,
+            b,
+            out,
+            open_options=Source().options(memory),
+            options=Output(force, memory).options(),
+            workers=workers,
+            progress=progress,
+        )
+    if not as_json:
+        header = ["table", "born", "changed", "removed", "unchanged"]
+        lines = [
+            [shown(one.table), f"{one.born:,}", f"{one.changed:,}", f"{one.removed:,}", f"{one.unchanged:,}"]
+            for one in changes
+        ]
+        print(columns(header, lines, right=frozenset({1, 2, 3, 4})))
+        print(f"increment {record.sequence} after {record.sequence - 1}, of chain {record.chain}\n")
+    print_account(
+        account,
+        as_json=as_json,
+        sequence=record.sequence,
+        chain=record.chain,
+        changes=[dataclasses.asdict(one) for one in changes],
+    )
 
 
 def _print(diff: CheckpointDiff) -> None:

@@ -50,7 +50,7 @@ from kvtools.export_split import choose_for_split, export_split
 from kvtools.export_warmup import Warmup
 from kvtools.indexed_rows import check_index
 from kvtools.meta_file import named_tensors, trained_graph
-from kvtools.narrow_rows import cosine_warning, dtype_notes
+from kvtools.narrow_rows import check_fits, cosine_warning, dtype_notes
 from kvtools.stock_model.training_graph import Wanted
 
 _WHOLE = re.compile(r"-?\d+", re.ASCII)
@@ -346,6 +346,7 @@ def _choose_only(
 ) -> None:
     with progress_bar("choosing rows of") as progress:
         choices = choose(checkpoint, progress=progress, **what)
+        check_fits(checkpoint, choices, what.get("dtype"), progress=progress)
     rows = {choice.table: (choice.kept, choice.cut) for choice in choices}
     _warn_of_cuts(checkpoint, rows, snapshot=choose is choose_for_snapshot)
     order = _order(checkpoint, what, [*rows])

@@ -9,6 +9,9 @@ from typing import Annotated, Any
 import numpy.typing as npt
 import typer
 
+from kvtools.chain_check import report_chain
+from kvtools.chain_place import chain_at, is_chain
+from kvtools.cli.chain_report import print_chain
 from kvtools.cli.key_arguments import are_keys, spread_option
 from kvtools.cli.layout import columns, shown, size
 from kvtools.cli.options import AsJson, Source, SourcePath, Tables, check_readable
@@ -56,7 +59,8 @@ def run(
     """Show what is in a checkpoint: its key-value tables, its dense variables, some of its rows.
 
     Only the index is read, so it answers at once whatever the size. With --head or --sample, the rows shown are read
-    too; with --keys, all keys and the rows that were asked for.
+    too; with --keys, all keys and the rows that were asked for. Of a chain's folder, the members are listed by their
+    records, and rows are those after the last increment.
 
     \b
     Examples:
@@ -65,6 +69,7 @@ def run(
       kvtools inspect model.ckpt-100 --table user_emb --keys 17 -3
       kvtools inspect model.ckpt-100 --sample 5 --slots
       kvtools inspect model.ckpt-100 --tables --parts
+      kvtools inspect train
     """
     if sum(option is not None for option in (keys or None, head, sample)) > 1:
         raise UsageError("inspecting: got more than one of --keys, --head and --sample, expected one of them")
@@ -72,6 +77,9 @@ def run(
         if count is not None and not 1 <= count <= _MOST_ROWS:
             raise UsageError(f"inspecting: got {option} {count}, expected 1 to {_MOST_ROWS}")
     wanted = _parse_keys(keys) if keys else []
+    if is_chain(path) and not (wanted or head is not None or sample is not None):
+        _inspect_chain(path, source, table or [], as_json=as_json, show_slots=slots, show_parts=parts)
+        return
     checkpoint = source.open(path, lenient=True)
     check_readable(checkpoint, table or [])
     tables = checkpoint.select(table or [])
@@ -99,6 +107,28 @@ def run(
     else:
         _print_report(report, list_variables=not tables_only, show_slots=slots, show_parts=parts)
     check_readable(checkpoint, table or [], any_table=True)
+
+
+def _inspect_chain(
+    path: str, source: Source, names: Sequence[str], *, as_json: bool, show_slots: bool, show_parts: bool
+) -> None:
+    """Show the members of a chain, and the tables of its newest full checkpoint."""
+    chain = report_chain(path)
+    newest = next((member for member in reversed(chain.members) if member.kind == "full" and not member.error), None)
+    report: dict[str, Any] = {"tables": [], "variables": [], "unreadable": []}
+    if newest is not None:
+        full = source.open(str(chain_at(path).folder / newest.member), lenient=True)
+        report = describe(full)
+        report["tables"] = [describe_table(reader.schema) for reader in full.select(names)]
+    if as_json:
+        print(json.dumps({**chain.to_dict(), "full": report}))
+    else:
+        print_chain(chain)
+        if newest is not None:
+            print()
+            _print_report(report, list_variables=not names, show_slots=show_slots, show_parts=show_parts)
+    if chain.fault is not None:
+        raise chain.fault
 
 
 def prepare_arguments(arguments: Sequence[str]) -> list[str]:

@@ -27,22 +27,25 @@ COMMANDS = {
     "verify": "Check that a checkpoint is sound.",
     "diff": "Compare two checkpoints, of any dialects.",
     "get": "Print the rows of keys.",
+    "log": "List who came and went in a chain of increments.",
     "report": "Write a page of plots about the tables.",
     "migrate": "Move tables to another dialect.",
     "clip": "Leave out rows that are not worth their memory.",
     "cast": "Change the types of values and keys.",
     "reshard": "Change the number of parts.",
-    "merge": "Make one checkpoint of several.",
+    "merge": "Make one checkpoint of several, or of a chain.",
+    "apply": "Put increments into a checkpoint.",
     "split": "Make several checkpoints of one.",
     "rename": "Change the names of tables and slots.",
     "export": "Write tables as a SavedModel that any TensorFlow server loads.",
     "serve": "Answer embedding lookups over HTTP.",
+    "follow": "Keep tables in Redis as new as a chain of checkpoints.",
     "setup-horovod": "Build and install Horovod, for training on several ranks.",
 }
 
 
 HELD_BACK = frozenset(
-    {"verify", "diff", "report", "migrate", "clip", "cast", "reshard", "merge", "split", "rename", "export"}
+    {"verify", "diff", "report", "migrate", "clip", "cast", "reshard", "merge", "apply", "split", "rename", "export"}
 )
 """Commands whose work is a file or a verdict: they go on to their end, whoever reads what they say of it."""
 

@@ -7,6 +7,9 @@ from typing import Annotated, get_args
 
 import typer
 
+from kvtools.chain_fold import apply_increments, merge_chain, newest_of, record_at
+from kvtools.chain_place import chain_at, is_chain
+from kvtools.chain_reader import is_increment
 from kvtools.cli.account import print_account
 from kvtools.cli.layout import columns, shown
 from kvtools.cli.options import (
@@ -14,11 +17,16 @@ from kvtools.cli.options import (
     Output,
     Source,
     To,
+    Until,
     no_standard_output,
 )
 from kvtools.cli.progress import progress_bar
-from kvtools.errors import UsageError
+from kvtools.dialects.detect import open_checkpoint
+from kvtools.dialects.interface import Checkpoint
+from kvtools.dialects.tfplugin import NAME as TFPLUGIN
+from kvtools.errors import KvtoolsError, UsageError
 from kvtools.merge import Merged, OnConflict, merge
+from kvtools.migrate import Account
 
 
 def run(
@@ -51,20 +59,25 @@ def run(
         typer.Option("--parts", metavar="N", help="How many parts a merged table gets; as in the first checkpoint."),
     ] = None,
     to: To = None,
+    until: Until = None,
     output: Output,
     source: Source,
     as_json: AsJson = False,
 ) -> None:
     """Make one checkpoint of several: tables of one name become one table, with each key once.
 
-    For shards that ranks wrote, or a base and its increments: keys that an increment lists as deleted are
-    removed from what stands before it. Tables that are not merged and the dense variables are those of the
-    last checkpoint that has them (of the first with --on-conflict first). With sum and mean, values and
-    slots are added up or averaged, frequencies added up, and the largest version kept. OUT appears whole
-    or not at all; it may be one of the PATHs with --force.
+    For shards that ranks wrote, a base and its increments, or a chain: one PATH that is a chain's folder, or
+    a full checkpoint and increments of it, becomes the full checkpoint that training would have written, with
+    all that it saves (see `kvtools apply`). Otherwise, keys that an increment lists as deleted are removed
+    from what stands before it; tables that are not merged and the dense variables are those of the last
+    checkpoint that has them (of the first with --on-conflict first); with sum and mean, values and slots are
+    added up or averaged, frequencies added up, and the largest version kept. OUT appears whole or not at all;
+    it may be one of the PATHs with --force.
 
     \b
     Examples:
+      kvtools merge train model.ckpt
+      kvtools merge train model.ckpt --until 17
       kvtools merge rank0.ckpt rank1.ckpt rank2.ckpt whole.ckpt --on-conflict error
       kvtools merge full.ckpt-100 incr.ckpt-110 incr.ckpt-120 full.ckpt-120
       kvtools merge a.ckpt b.ckpt mean.ckpt --on-conflict mean --slots common
@@ -78,7 +91,43 @@ def run(
         raise UsageError(f"merging: got --slots {slots!r}, expected same or common")
     *sources, out = paths
     no_standard_output(out)
-    checkpoints = [source.open(path, output.memory) for path in sources]
+    plain = on_conflict == "last" and slots == "same" and not table and into is None
+    if len(sources) == 1 and is_a_chain(sources[0]):
+        if not plain:
+            raise UsageError(
+                f"merging chain '{sources[0]}': --on-conflict, --slots, --table and --into are for several checkpoints;"
+                " leave them out"
+            )
+        _merge_chain(sources[0], out, until, parts, to, output, source, as_json)
+        return
+    if until is not None:
+        raise UsageError(f"merging {sources}: --until is for one PATH that is a chain; leave it out")
+    opening = dataclasses.replace(source.options(output.memory), increments=True)
+    checkpoints = [open_checkpoint(path, opening) for path in sources]
+    kinds = [_is_increment(checkpoint) for checkpoint in checkpoints]
+    if plain and len(kinds) > 1 and kinds[0] is False and all(kinds[1:]):
+        with progress_bar("merging") as progress:
+            account, merged = apply_increments(
+                sources[0],
+                sources[1:],
+                out,
+                parts=parts,
+                to=to,
+                open_options=opening,
+                options=output.options(),
+                workers=output.workers,
+                progress=progress,
+            )
+        _print(account, merged, as_json)
+        return
+    chained = next(
+        (one for one, kind in zip(checkpoints, kinds, strict=True) if kind and one.dialect == TFPLUGIN), None
+    )
+    if chained is not None:
+        raise UsageError(
+            f"merging {sources}: '{chained.path}' is an increment of a chain, which goes after the full checkpoint that"
+            " it belongs to, without other options; see `kvtools apply --help`"
+        )
     with progress_bar("merging") as progress:
         account, merged = merge(
             checkpoints,
@@ -93,12 +142,59 @@ def run(
             workers=output.workers,
             progress=progress,
         )
+    _print(account, merged, as_json)
+
+
+def is_a_chain(path: str) -> bool:
+    """Tell whether a path is a chain's folder, be there increments in it or full checkpoints with records alone."""
+    if is_chain(path):
+        return True
+    try:
+        found = newest_of(chain_at(path))
+        return bool(found) and record_at(found[-1].prefix) is not None
+    except KvtoolsError:
+        return False
+
+
+def _merge_chain(
+    path: str,
+    out: str,
+    until: int | None,
+    parts: int | None,
+    to: str | None,
+    output: Output,
+    source: Source,
+    as_json: bool,
+) -> None:
+    with progress_bar("merging") as progress:
+        account, merged = merge_chain(
+            path,
+            out,
+            until=until,
+            parts=parts,
+            to=to,
+            open_options=source.options(output.memory),
+            options=output.options(),
+            workers=output.workers,
+            progress=progress,
+        )
+    _print(account, merged, as_json)
+
+
+def _is_increment(checkpoint: Checkpoint) -> bool | None:
+    """Tell whether a checkpoint's tables are increments; None where some are, or there are none."""
+    kinds = {is_increment(table) for table in checkpoint.tables.values()}
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def _print(account: Account, merged: list[Merged], as_json: bool) -> None:
     if not as_json and merged:
-        _print_merged(merged)
+        print_merged(merged)
     print_account(account, as_json=as_json, merged=[dataclasses.asdict(one) for one in merged])
 
 
-def _print_merged(merged: list[Merged]) -> None:
+def print_merged(merged: list[Merged]) -> None:
+    """Print what became of the rows of each merged table, and an empty line."""
     print(
         columns(
             ["merged table", "sources", "rows read", "rows", "keys in several", "repeated", "deleted"],

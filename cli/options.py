@@ -86,6 +86,10 @@ Compression = Annotated[
     str | None, typer.Option("--compression", metavar="NAME", help="As the dialect names it; 'none' for none.")
 ]
 CompressionLevel = Annotated[int | None, typer.Option("--compression-level", metavar="N", help="How hard to compress.")]
+Until = Annotated[
+    int | None,
+    typer.Option("--until", metavar="N", help="Of a chain, take no member of a larger number than N."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 DEFAULT_MEMORY = "1GiB"

@@ -76,11 +76,20 @@ def run(
         ),
     ] = None,
     model_name: Annotated[str, typer.Option(metavar="NAME", help="The name of a single model.")] = _MODEL_NAME,
+    follow: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]CHAIN",
+            help="A folder of checkpoints and increments, as tfplugin.CheckpointManager writes them: serve the newest,"
+            " and each increment as soon as it is there. May be repeated.",
+        ),
+    ] = None,
     poll: Annotated[
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="Look for new versions this often, and serve them; otherwise at SIGHUP only.",
+            help="Look for new versions this often, and serve them; otherwise at SIGHUP only, and into chains every 0.1"
+            " s.",
             envvar="KVTOOLS_SERVE_POLL",
         ),
     ] = None,
@@ -199,6 +208,7 @@ def run(
       kvtools serve models/ctr --poll 10 --label stable=20260101
       kvtools serve ctr=models/ctr cvr=models/cvr --poll 10 --versions "ctr:latest 2"
       kvtools serve saved_models/ranker --grpc-port 8500
+      kvtools serve --follow training/run7
       kvtools serve split_models/ranker --rows-from http://rows.example:8501
       kvtools serve --backend redis://cache:6379/0
       kvtools serve model.ckpt-100 --host 0.0.0.0 --port 8080 --workers 4 --grace 20
@@ -208,11 +218,13 @@ def run(
         from kvtools.dialects.redis_server import place_of
 
         place_of(backend)  # what is no URL of a Redis is told at once
-    if not paths:
+    chains = _chains(follow or [], model_name)
+    if not paths and not chains:
         if backend is None:
-            raise UsageError("serving: got neither a PATH nor a --backend, expected one or both")
+            raise UsageError("serving: got no PATH, no --backend and no --follow, expected one of them")
         paths = [backend]
-    doing = f"serving '{paths[0]}'"
+    paths = paths or []
+    doing = f"serving '{paths[0] if paths else chains[0][1]}'"
     shards = tuple(tuple(url.strip() for url in shard.split(",")) for shard in rows_from or ())
     if shards:
         from kvtools.client import Client
@@ -221,6 +233,11 @@ def run(
     if backend is not None and len(paths) > 1:
         raise UsageError(
             f"{doing}: got {len(paths)} models and a --backend, expected one model: each table is there once"
+        )
+    if chains and (backend is not None or shards):
+        raise UsageError(
+            f"{doing}: got --follow and {'--backend' if backend is not None else '--rows-from'}, expected one of them:"
+            " a chain has all rows of its model, and no dense part that another process could run"
         )
     if backend_down not in ("error", "missing"):
         raise UsageError(f"{doing}: got --backend-down {backend_down}, expected error or missing")
@@ -269,6 +286,7 @@ def run(
         backend_down=backend_down,  # type: ignore[arg-type]
         workers=workers,
         poll=poll,
+        follow=chains,
         wait=wait,
         cache=cache,
         verify=verify,
@@ -281,11 +299,33 @@ def run(
     )
     if source.dialect is not None:
         dialect_named(source.dialect)  # a misspelt one is bad usage, not a model that cannot be loaded
-    sources = _sources(paths, model_name, versions or [], label or [])
+    unnamed = any(name == model_name for name, _ in chains)
+    sources = _sources(paths, model_name, versions or [], label or [], unnamed) if paths else []
+    if not paths and (versions or label):
+        raise UsageError(
+            f"{doing}: got --{'versions' if versions else 'label'}, and a chain has one version: the newest"
+        )
+    for name, path in chains:
+        if any(source.name == name for source in sources):
+            raise UsageError(f"{doing}: got two models called '{name}'; write --follow NAME={path}")
     from kvtools.server.run import serve
 
     if status := serve(sources, settings, source.options(), as_json=as_json):
         raise typer.Exit(status)
+
+
+def _chains(texts: Sequence[str], model_name: str) -> tuple[tuple[str, str], ...]:
+    """Return names and folders of the chains to follow; raises `UsageError` for what is none, or named twice."""
+    chains: dict[str, str] = {}
+    for text in texts:
+        named = None if Path(text).exists() else _NAMED.fullmatch(text)
+        name, path = (named[1], named[2]) if named else (model_name, text)
+        if "://" in path or Path(path).is_file():
+            raise UsageError(f"following '{path}': expected a folder of checkpoints and increments; see docs/chain.md")
+        if name in chains:
+            raise UsageError(f"following '{path}': got two models called '{name}'; write --follow NAME={path}")
+        chains[name] = path
+    return tuple(chains.items())
 
 
 def _check_apart(doing: str, ports: dict[str, int | None]) -> None:
@@ -300,10 +340,9 @@ def _check_apart(doing: str, ports: dict[str, int | None]) -> None:
 
 
 def _sources(
-    paths: Sequence[str], model_name: str, versions: Sequence[str], labels: Sequence[str]
+    paths: Sequence[str], model_name: str, versions: Sequence[str], labels: Sequence[str], unnamed: bool
 ) -> list[ModelSource]:
     named: dict[str, str] = {}
-    unnamed = False
     for path in paths:
         found = None if Path(path).exists() else _NAMED.fullmatch(path)
         if not found:

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from kvtools.chain_check import verify_chain
+from kvtools.chain_place import is_chain
 from kvtools.cli.layout import columns, shown, size
 from kvtools.cli.options import (
     DEFAULT_MEMORY,
@@ -39,17 +41,19 @@ def run(
     """Check that a checkpoint is sound: reads all of it once, and lists what is wrong.
 
     Every checksum; keys that stand twice or in the wrong part; NaN and infinity; slots whose keys are not
-    the table's; bytes that two tensors claim. The exit status is 3 if there is an error.
+    the table's; bytes that two tensors claim. Of a chain's folder, the order of its members too (gaps, members
+    twice, of other chains or other runs), and each member of the newest chain. Exits with 3 if there is an error.
 
     \b
     Examples:
       kvtools verify model.ckpt-100
       kvtools verify model.ckpt-100 --table user_emb --json
+      kvtools verify train
       kvtools verify model.ckpt-100 --strict && gsutil -m cp model.ckpt-100* gs://models/
     """
     options = source.options(memory)
     with progress_bar("verifying") as progress:
-        result = verify(
+        result = (verify_chain if is_chain(path) else verify)(
             path, options, tables=table or [], workers=workers, engine=engine_named(engine), progress=progress
         )
     errors, warnings = result.count("error"), result.count("warning")

@@ -17,3 +17,15 @@ def build(
 def slots_of(
     keys: npt.NDArray[np.int64], seed: int, slots: int, pilots: npt.NDArray[np.int64], out: npt.NDArray[np.int64]
 ) -> None: ...
+def scatter(
+    rows: npt.NDArray[np.uint8], places: npt.NDArray[np.int64], first: int, to: npt.NDArray[np.uint8]
+) -> None: ...
+def partition(
+    rows: npt.NDArray[np.uint8],
+    places: npt.NDArray[np.int64],
+    first: int,
+    group: int,
+    rows_out: npt.NDArray[np.uint8],
+    places_out: npt.NDArray[np.int64],
+    counts: npt.NDArray[np.int64],
+) -> None: ...

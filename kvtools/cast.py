@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from kvtools.default_row import constant_row
 from kvtools.dialects.chunk import KEYS_AND_VALUES, Array, Chunk, Columns
 from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.options import Progress
@@ -31,7 +32,8 @@ _KEY_EXTRAS = ("blacklist", "filtered_keys", "deleted_keys")
 
 @dataclass(frozen=True)
 class ColumnCost:
-    """What a cast did to a column, "values" or "slot <name>".
+    """What a cast did to a column, "values" or "slot <name>", or to what new rows begin with: "initial values",
+    "initial values of slot <name>", "default row".
 
     `max_error` is the largest absolute difference between a number and what became of it; numbers that were or
     became infinite or NaN do not count. `overflowed` finite numbers became infinite, and `vanished` ones zero.
@@ -86,15 +88,19 @@ class CastTable(TableView):
             replace_schema(source, value_dtype=value, slots=tuple(slots), key_dtype=key, extras=extras),
         )
         self._cost: dict[int, dict[str, ColumnCost]] = {}
+        self._cost_beside: dict[str, ColumnCost] = {}
+        self._count_constants()
 
     @property
     def cost(self) -> list[ColumnCost]:
-        """What each column that changed its type has lost so far."""
+        """What each column that changed its type has lost so far, and what new rows begin with where that became
+        infinite or zero."""
         total: dict[str, ColumnCost] = {}
         for part in self._cost.values():
             for column, cost in part.items():
                 total[column] = total[column].plus(cost) if column in total else cost
-        return list(total.values())
+        beside = [cost for cost in self._cost_beside.values() if cost.overflowed or cost.vanished]
+        return [*total.values(), *beside]
 
     def read_part(self, part: int, columns: Columns, rows: int, verify: bool) -> Iterator[Chunk]:
         """Yield the rows of one part in their new types; see `TableReader.read_part`."""
@@ -115,8 +121,27 @@ class CastTable(TableView):
         if name in _KEY_EXTRAS:
             return self._keys(array)
         if has_values_dtype(name) and array.dtype == numpy_dtype(self.source.schema.value_dtype):
-            return rounded(array, self.schema.value_dtype)
+            costs: dict[str, ColumnCost] = {}  # of this array once, however often it is read
+            array = _priced(array, self.schema.value_dtype, name.replace("_", " "), costs)
+            self._cost_beside |= costs
         return array
+
+    def _count_constants(self) -> None:
+        """Count what becomes of the numbers that new rows and slots begin with, where each has only one."""
+        of = self.source.schema
+        told = of.metadata.get("slots")
+        described = told if isinstance(told, Mapping) else {}
+        initializer = of.metadata.get("initializer")
+        constants = [("initial values", of.value_dtype, self.schema.value_dtype, initializer, "kind", "a")]
+        for before, after in zip(of.slots, self.schema.slots, strict=True):
+            column = f"initial values of slot {before.name}"
+            constants.append((column, before.dtype, after.dtype, described.get(before.name), "init", "constant"))
+        for column, was, became, record, kind, number in constants:
+            if not isinstance(record, Mapping) or record.get(kind) != "constant" or was not in FLOATS:
+                continue
+            row = constant_row(record.get(number, 0.0), was, 1)
+            if row is not None and was != became:
+                _priced(row, became, column, self._cost_beside)
 
     def _cast(self, chunk: Chunk, costs: dict[str, ColumnCost]) -> Chunk:
         values = chunk.values

@@ -47,12 +47,20 @@ from kvtools.fit import fit
 from kvtools.indexed_rows import DEFAULT_INDEX, Index, check_index, slot_order, table_rows
 from kvtools.lookup_model.model import lookup_model
 from kvtools.lookup_model.signatures import DEFAULT_SIGNATURE
-from kvtools.narrow_rows import Dtypes, NarrowTable, bytes_of_values, check_dtypes, dtype_notes, dtype_of
+from kvtools.narrow_rows import (
+    KEYS_BEGIN_WITH,
+    Dtypes,
+    NarrowTable,
+    bytes_of_values,
+    check_dtypes,
+    dtype_notes,
+    dtype_of,
+)
 from kvtools.partition import owners
 from kvtools.perfect_hash import check_count
 from kvtools.quantized_rows import QUANTIZED, Rounding
 from kvtools.read_ahead import read_ahead
-from kvtools.replace_output import check_apart, check_replaceable, replace_folder
+from kvtools.replace_output import check_apart, check_replaceable, folder_above, replace_folder
 from kvtools.stock_model.initial_rows import InitialRows
 from kvtools.stock_model.table import StockTable
 from kvtools.table_view import MaskedTable
@@ -221,7 +229,8 @@ def choose_for_saved_model(
 ) -> list[Choice]:
     """Decide which rows `export_saved_model` would keep, and write nothing; arguments and errors are its own.
 
-    `keep_zeros` may name the tables that keep their rows of zeros. Whether numbers fit `dtype` only the writing finds.
+    `keep_zeros` may name the tables that keep their rows of zeros. Whether numbers fit `dtype`
+    `narrow_rows.check_fits` tells.
     """
     check_dtypes(f"exporting '{checkpoint.path}'", dtype)
     return choose_all(
@@ -312,7 +321,7 @@ def write_table(
     order = slot_order(_as_int64(kept.all_keys(verify=False))) if index == "perfect" else None
     rows_behind = as_written(np.zeros((1, schema.dim), kept.value_dtype))
     if behind is not None and len(behind):
-        begun = as_written(kept.beside(behind, "a row that keys begin with"))
+        begun = as_written(kept.beside(behind, KEYS_BEGIN_WITH))
         rows_behind = np.concatenate([rows_behind, begun])
     # Rows that go to their slots are cut into groups: few large pieces of each.
     at_once = kept.chunk_rows(KEYS_AND_VALUES) * (_CHUNKS_TO_SLOTS if order else 1)
@@ -424,7 +433,7 @@ def check_room(choices: Sequence[Choice], output: Path, index: Index = "hash") -
         for choice in choices:
             check_count(choice.kept)
     needed = sum(choice.bytes for choice in choices)
-    free = shutil.disk_usage(output.parent).free
+    free = shutil.disk_usage(folder_above(output)).free
     if free < needed:
         raise OutputError(
             f"writing '{output}': {needed} bytes are needed and {free} are free; make room or name another place"

@@ -46,7 +46,7 @@ from kvtools.export_warmup import Warmup
 from kvtools.indexed_rows import DEFAULT_INDEX, Index, check_index
 from kvtools.meta_file import TrainedGraph
 from kvtools.model_requests import Request
-from kvtools.narrow_rows import Dtypes, check_dtypes, dtype_of
+from kvtools.narrow_rows import KEYS_BEGIN_WITH, Dtypes, NarrowTable, check_dtypes, dtype_of
 from kvtools.replace_output import check_apart, check_replaceable, replace_folder
 from kvtools.stock_model.cut_functions import CannotCut
 from kvtools.stock_model.cut_model import CutSignature, cut_model
@@ -66,6 +66,7 @@ from kvtools.stock_model.meta_graph import (
 from kvtools.stock_model.objects import object_prefixes
 from kvtools.stock_model.older_tensorflow import OLDEST, not_in_oldest
 from kvtools.stock_model.op_table import ANSWERS_BEGIN, GIVES_DEFAULTS, HANDLES, OPERATIONS, REFUSED, RESTORES
+from kvtools.stock_model.restores import restore_what_is_served
 from kvtools.stock_model.rewrite import UnsupportedOperation
 from kvtools.stock_model.stock_ops import foreign_nodes, is_stock
 from kvtools.stock_model.table import StockTable
@@ -136,6 +137,7 @@ def export_model(
     warmup: Warmup | None = None,
     graph: TrainedGraph | None = None,
     index: Index = DEFAULT_INDEX,
+    source: str = "",
 ) -> ModelExport:
     """Write the SavedModel that `checkpoint` was opened from as a folder `output` of stock operations.
 
@@ -154,6 +156,7 @@ def export_model(
             a file are compared, too.
         graph: of a checkpoint of TensorFlow 1, what to serve; see `kvtools.meta_file`.
         index: what finds the row of a key; see `kvtools.export.export_saved_model`.
+        source: what the manifest says that was exported, where that is more than the path of `checkpoint`.
 
     Raises:
         UsageError: there is no type `dtype` for rows.
@@ -181,7 +184,7 @@ def export_model(
     choices = model.choose(policy, keep_zeros=keep_zeros, dtype=dtype, memory=memory, progress=progress)
     check_room(choices, output, index)
     with replace_folder(output, mark=_MODEL_FILE, force=force) as folder:
-        exports, left_out = _write(model, folder, tables, choices, policy, dtype, progress, index=index)
+        exports, left_out = _write(model, folder, tables, choices, policy, dtype, progress, index=index, source=source)
         checks: list[SignatureCheck] = []
         unasked: list[str] = []
         if check:
@@ -207,6 +210,7 @@ def _write(
     *,
     index: Index = "hash",
     as_floats: bool = False,
+    source: str = "",
 ) -> tuple[list[TableExport], list[str]]:
     """Write a model of these tables to a folder; return what became of each, and what was left out."""
     checkpoint = model.checkpoint
@@ -243,7 +247,8 @@ def _write(
     (folder / _MODEL_FILE).write_bytes(encoded)
     if not as_floats:
         told = list(zip(exports, described, strict=True))
-        write_manifest(folder, checkpoint, policy or Policy(), told, whole_model=True)
+        of_source = {"source": source} if source else {}
+        write_manifest(folder, checkpoint, policy or Policy(), told, whole_model=True, **of_source)
     return exports, left_out
 
 
@@ -317,6 +322,8 @@ def choose_for_model(
     """Decide which rows `export_model` would keep, and write nothing; arguments and errors are its own."""
     model = TrainedModel(checkpoint, graph)
     model.rewritten({prefix: model.table(prefix, number) for number, prefix in enumerate(model.readers)})
+    for prefix, reader in model.readers.items():
+        NarrowTable(reader, dtype_of(reader.schema, dtype)).beside(model.initial[prefix][1], KEYS_BEGIN_WITH)
     return model.choose(policy, keep_zeros=keep_zeros, dtype=dtype, memory=memory, progress=progress)
 
 
@@ -345,15 +352,19 @@ class TrainedModel:
     def __init__(self, checkpoint: Checkpoint, graph: TrainedGraph | None) -> None:
         self.folder, self.checkpoint, self.graph = Path(checkpoint.path), checkpoint, graph
         self._file = self.folder / _MODEL_FILE if graph is None else graph.file
-        self.variables = [one for one in checkpoint.variables if graph is None or one.name in graph.tensors]
+        tensors = None if graph is None else graph.tensors
         try:
             self._fields = split(self._file.read_bytes() if graph is None else graph.saved_model)
             self._graphs = messages(self._fields, 2)
             decoded = [MetaGraph.decode(data) for data in self._graphs]
+            if graph is None and not any(meta.objects for meta in decoded):
+                tensors = frozenset().union(*map(restore_what_is_served, decoded))
+                self._graphs = [meta.encode() for meta in decoded]
         except OSError as error:
             raise BadInputError(f"reading '{self._file}': {error.strerror or error}") from error
         except DAMAGED as error:
             raise malformed(self._file, error, "model") from error
+        self.variables = [one for one in checkpoint.variables if tensors is None or one.name in tensors]
         self._tracked = self._object_graph()
         by_prefix = {prefix: reader for reader in checkpoint.tables.values() for prefix in _prefixes(reader)}
         try:

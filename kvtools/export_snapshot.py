@@ -134,7 +134,7 @@ def choose_for_snapshot(
 ) -> list[Choice]:
     """Decide which rows `export_snapshot` would keep, and write nothing; arguments and errors are its own.
 
-    Whether numbers fit `dtype` only the writing finds.
+    Whether numbers fit `dtype` `narrow_rows.check_fits` tells.
     """
     check_dtypes("exporting a snapshot", dtype)
     return choose_all(

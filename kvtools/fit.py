@@ -28,6 +28,12 @@ from kvtools.errors import BadInputError
 
 #: What the names of extras with a number for each row begin with.
 ROW_EXTRA = "eviction_scores"
+_ROW_LOSS = (
+    f"{ROW_EXTRA.replace('_', ' ')}: they are not carried along; a variable with a max_capacity that restores the table"
+    " starts from its frequencies or versions"
+)
+_PART_EXTRA = "admission_filter"
+_PART_RECORDS = "part_records"
 _SECONDS_PER_DAY = 86_400
 _KEYS_WITHIN = {
     "int32": ("int64",),
@@ -164,14 +170,16 @@ def fit(source: TableSchema, dialect: Dialect, *, parts: int | None = None) -> F
         slots.append(SlotSchema(slot.name, slot.width, dtype))
     freq_dtype = _counter_type(source.freq_dtype, holds.freq_dtypes, "frequencies", losses, changes)
     version_dtype, unit = _version_type(source, holds.version_dtypes, holds.version_units, losses, changes)
-    by_row = [extra for extra in source.extras if extra.name.startswith(ROW_EXTRA)]
-    if by_row:
-        losses.append(
-            f"{ROW_EXTRA.replace('_', ' ')}: they are not carried along; a variable with a max_capacity that restores"
-            " the table starts from its frequencies or versions"
-        )
     wanted = source.parts if parts is None else parts
-    extras = _extras([extra for extra in source.extras if extra not in by_row], holds, wanted, losses)
+    by_row = [extra for extra in source.extras if extra.name.startswith(ROW_EXTRA)]
+    # Written as training would write it: what is of a part stays with it, as long as the parts are the same.
+    whole = _PART_RECORDS in source.metadata and wanted == source.parts
+    whole = whole and holds.metadata is not None and _PART_RECORDS in holds.metadata
+    if by_row and not whole:
+        losses.append(_ROW_LOSS)
+    of_parts = [e for e in source.extras if whole and e.name.startswith((ROW_EXTRA, _PART_EXTRA))]
+    others = [extra for extra in source.extras if extra not in by_row and extra not in of_parts]
+    extras = (*_extras(others, holds, wanted, losses), *of_parts)
     # New rows are copied from these: they are of the rows' type.
     extras = tuple(
         dataclasses.replace(extra, dtype=value_dtype)
@@ -179,6 +187,9 @@ def fit(source: TableSchema, dialect: Dialect, *, parts: int | None = None) -> F
         else extra
         for extra in extras
     )
+    metadata = _metadata(source, dialect, {slot.name for slot in slots}, losses)
+    if not whole:
+        metadata.pop(_PART_RECORDS, None)
     if not holds.many_parts and wanted > 1:
         changes.append(f"{wanted} parts became one, the dialect has no parts")
         wanted = 1
@@ -198,12 +209,21 @@ def fit(source: TableSchema, dialect: Dialect, *, parts: int | None = None) -> F
         partition=_partition(source, holds, wanted),
         checksums=None,
         extras=extras,
-        metadata=_metadata(source, dialect, {slot.name for slot in slots}, losses),
+        metadata=metadata,
         notes=(),
         rows_as=None,
     )
     schema = dataclasses.replace(schema, bytes=schema.rows * row_bytes(schema))
     return Fit(source, schema, tuple(losses), tuple(changes))
+
+
+def without_row_extras(fitted: Fit) -> Fit:
+    """Return the fit of a table whose rows do not stay in their order: what has a number for each row is left out."""
+    kept = tuple(extra for extra in fitted.schema.extras if not extra.name.startswith(ROW_EXTRA))
+    if len(kept) == len(fitted.schema.extras):
+        return fitted
+    schema = dataclasses.replace(fitted.schema, extras=kept)
+    return dataclasses.replace(fitted, schema=schema, losses=(*fitted.losses, _ROW_LOSS))
 
 
 def _extras(extras: Sequence[ExtraSchema], holds: Holds, parts: int, losses: list[str]) -> tuple[ExtraSchema, ...]:

@@ -33,11 +33,11 @@ from kvtools.dialects.writing import CheckpointWriter, ShardWriter, TableWriter,
 from kvtools.diff import compare_tables
 from kvtools.engine import Engine, run_all, started
 from kvtools.errors import BadInputError, CheckFailedError, OutputError, UsageError
-from kvtools.fit import Fit, FittedTable, fit
+from kvtools.fit import Fit, FittedTable, fit, without_row_extras
 from kvtools.key_join import repeated_rows
 from kvtools.partition import RULES, owners
 from kvtools.quantized_rows import QUANTIZED, written_out
-from kvtools.replace_output import check_free, check_replaceable, replace_files, replace_folder
+from kvtools.replace_output import check_free, check_replaceable, folder_above, replace_files, replace_folder
 from kvtools.row_mask import RowMask
 from kvtools.status_names import status_tables
 from kvtools.table_view import MaskedTable
@@ -212,6 +212,7 @@ class _Written:
             None if schema.rows or dialect.holds.empty_dim else schema.dim,
             self._memory,
             lenient=True,
+            increments=True,
         )
         checkpoint, flattened = self._open(told)
         alike = flattened.get(schema.name.replace("/", "_"), [])
@@ -546,6 +547,8 @@ def _write_table(
     else:
         counts = np.array(source.part_rows, np.int64)[:, None]
     straight = bool((np.count_nonzero(counts, axis=1) <= 1).all())
+    if not straight:
+        fitted = without_row_extras(fitted)
     fitted = dataclasses.replace(
         fitted, schema=dataclasses.replace(fitted.schema, part_rows=tuple(counts.sum(axis=0).tolist()))
     )
@@ -681,7 +684,7 @@ def _check_room(output: str | os.PathLike[str], dialect: Dialect, fits: Sequence
     if dialect.output != "prefix":
         return  # compressed, or elsewhere: nobody knows how much it will be
     needed = sum(fitted.schema.bytes for fitted in fits)
-    free = shutil.disk_usage(Path(output).absolute().parent).free
+    free = shutil.disk_usage(folder_above(Path(output))).free
     if free < needed:
         raise OutputError(
             f"writing '{output}': {needed} bytes are needed and {free} are free; make room or name another place"

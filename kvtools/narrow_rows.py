@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvtools.cast import FLOATS, CastTable, ColumnCost, rounded
 from kvtools.default_row import with_default_row
-from kvtools.dialects.chunk import Array, Chunk, Columns
-from kvtools.dialects.interface import TableReader
+from kvtools.dialects.chunk import KEYS_AND_VALUES, Array, Chunk, Columns
+from kvtools.dialects.interface import Checkpoint, TableReader
+from kvtools.dialects.options import Progress
 from kvtools.dialects.schema import DEFAULT_ROW, TableSchema, are_initial_values, numpy_dtype
 from kvtools.errors import BadInputError, UsageError
 from kvtools.quantized_rows import (
@@ -26,11 +28,16 @@ from kvtools.quantized_rows import (
     written_out,
 )
 from kvtools.row_norms import any_in_row, rows_not_finite
+from kvtools.table_view import MaskedTable
+
+if TYPE_CHECKING:
+    from kvtools.clip import Choice
 
 DTYPES = ("float32", "float16", "bfloat16", *QUANTIZED)
 _LARGEST = {"float16": "65504", "bfloat16": "3.39e+38"}
 _BAD_COSINE = 0.99
 _DEFAULT = "the default row"
+KEYS_BEGIN_WITH = "a row that keys begin with"
 _SLOTS_WAY_OUT = (
     "the dialect has one type for values and slots: write another type, or --to a dialect whose slots keep theirs, such"
     " as hdf5"
@@ -232,3 +239,23 @@ class NarrowTable(CastTable):
                 f"writing table '{self.schema.name}' as {self.dtype}: {row} has {number:g}, which would become"
                 f" infinite, expected at most {_LARGEST.get(str(self.dtype), '3.40e+38')} in size; {way_out}"
             )
+
+
+def check_fits(
+    checkpoint: Checkpoint, choices: Sequence[Choice], dtypes: Dtypes, *, progress: Progress | None = None
+) -> None:
+    """Read the rows that were chosen of each table, as they are read to be written, and write nothing.
+
+    Raises:
+        BadInputError: a row has a number that its type does not hold.
+    """
+    for choice in choices:
+        table = checkpoint.tables[choice.table]
+        dtype = dtype_of(table.schema, dtypes)
+        if dtype is None or dtype == table.schema.value_dtype:
+            continue
+        done = 0
+        for chunk in NarrowTable(MaskedTable(table, choice.mask), dtype).chunks(KEYS_AND_VALUES):
+            done += len(chunk.keys)
+            if progress:
+                progress(choice.table, done, choice.kept)

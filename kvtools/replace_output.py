@@ -2,6 +2,8 @@
 
 A run that fails removes what it wrote. One that is killed leaves a hidden folder `.<name>.kvtools-...`
 beside the output, which the next run to the same place removes: a running one holds a lock on its own.
+
+Folders above the output that are not there are made, and go again if nothing is written.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ def replace_folder(target: Path, *, mark: str, force: bool = False) -> Iterator[
     """Give a folder to write to that becomes `target` when the block ends without an error.
 
     Args:
-        target: where the folder is to be; its parent must exist.
+        target: where the folder is to be.
         mark: a file that a folder of this kind has; `force` replaces no folder without it.
         force: replace an existing folder.
 
@@ -61,8 +63,7 @@ def replace_files(target: Path, *, force: bool = False) -> Iterator[Path]:
     """Give a path to write files to, all of which start with its name, that take their places when the block ends.
 
     Args:
-        target: a file, or the prefix of several, `model.ckpt` for `model.ckpt.index` and `model.ckpt.data-...`; its
-            folder must exist.
+        target: a file, or the prefix of several, `model.ckpt` for `model.ckpt.index` and `model.ckpt.data-...`.
         force: replace files that are there. An index goes last, so that what is there is never an index without its
             data.
 
@@ -102,8 +103,7 @@ def check_free(target: Path, *, force: bool) -> None:
 
     `force` replaces files and links to files: no device, pipe, socket or folder, whoever asks.
     """
-    if not target.parent.is_dir():
-        raise OutputError(f"writing '{target}': there is no folder '{target.parent}'; make it first")
+    _check_parent(target)
     if target.is_dir():
         raise OutputError(f"writing '{target}': it is a folder, expected a new file; name another place")
     there = _files_of(target)
@@ -113,8 +113,21 @@ def check_free(target: Path, *, force: bool) -> None:
         raise OutputError(f"writing '{target}': '{there[0]}' exists; name another place, or add --force to replace it")
 
 
+def folder_above(target: Path) -> Path:
+    """Return the nearest folder above `target` that exists: what is written there is on its disk."""
+    return next(parent for parent in target.absolute().parents if os.path.lexists(parent))
+
+
+def _check_parent(target: Path) -> None:
+    above = folder_above(target)
+    if not above.is_dir():
+        raise OutputError(f"writing '{target}': '{above}' is no folder; name another place")
+
+
 def _files_of(target: Path) -> list[Path]:
     """Return what exists by the names of a prefix: the file itself, and a bundle's index and data files."""
+    if not target.parent.exists():
+        return []
     beside = [file for file in target.parent.iterdir() if file.name.startswith(f"{target.name}.")]
     bundle = [file for file in beside if _BUNDLE_FILE.fullmatch(file.name.removeprefix(target.name))]
     return [file for file in (target, *bundle) if os.path.lexists(file)]
@@ -150,10 +163,13 @@ def work_folder(target: Path) -> Iterator[Path]:
     Raises:
         OutputError: the disk refuses it, or what is written there.
     """
+    missing = [parent for parent in target.parents if not os.path.lexists(parent)]
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(target)
         work = Path(tempfile.mkdtemp(prefix=f".{target.name}.kvtools-", dir=target.parent))
     except OSError as error:
+        _remove_empty(missing)
         raise OutputError(f"writing '{target}': {error.strerror or error}; name another place") from error
     lock = os.open(work, os.O_RDONLY)
     try:
@@ -166,13 +182,21 @@ def work_folder(target: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(work, ignore_errors=True)
         os.close(lock)
+        if not os.path.lexists(target):
+            _remove_empty(missing)
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    """Remove folders, the deepest one first, as far as there is nothing in them."""
+    with contextlib.suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
 
 
 def check_replaceable(target: Path, *, mark: str, force: bool) -> None:
     """Raise `OutputError` unless `target` is free, or a folder of the right kind that `force` may replace."""
     if not os.path.lexists(target):
-        if not target.parent.is_dir():
-            raise OutputError(f"writing '{target}': there is no folder '{target.parent}'; make it first")
+        _check_parent(target)
         return
     if not force:
         raise OutputError(f"writing '{target}': it exists already; name another place, or add --force to replace it")

@@ -1,13 +1,12 @@
 """Rows that come in any order, written to a tensor of a bundle in the order of their places, in bounded memory.
 
-Places are taken in groups of some 64 MB. Rows of one group alone wait in memory. Those of several are staged where the
-group will lie in the file, in the order in which they come; in the end each group is read, put in order and written
-again. So nothing but rows of a group is ever written out of order, and the disk holds no second copy.
+Those of the first places wait in memory, as many as may. The other places are taken in groups of some 64 MB: their rows
+are staged where the group will lie in the file, in the order in which they come; in the end each group is read, put in
+order and written again. So nothing but rows of a group is ever written out of order, and the disk holds no second copy.
 """
 
 from __future__ import annotations
 
-import math
 import os
 from types import TracebackType
 from typing import Any
@@ -15,11 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvtools import _perfect_hash
 from kvtools.dialects.bundle.writer import BundleWriter, RegionWriter, write_fully
 from kvtools.dialects.chunk import Array
 from kvtools.errors import OutputError
 
 GROUP_BYTES = 64 << 20
+MEMORY = 512 << 20
 _WRITTEN_AT_ONCE = 4 << 20
 
 
@@ -33,6 +34,7 @@ class SlotOrderWriter:
         places: how many there are.
         behind: rows that lie behind them all.
         group_bytes: how much a group is; twice as much is held in memory.
+        memory: how many bytes of rows may wait in memory beside that.
 
     Example:
         >>> import tempfile; from pathlib import Path
@@ -55,21 +57,19 @@ class SlotOrderWriter:
         behind: Array,
         *,
         group_bytes: int = GROUP_BYTES,
+        memory: int = MEMORY,
     ) -> None:
         self._writer, self._behind, self._places = writer, behind, places
         self._region = writer.reserve(tensor, dtype, (places + len(behind), *row_shape))
-        width = self._region.row_bytes
-        # Rows are moved as bytes: NumPy copies those of one item fastest.
-        self._item = np.dtype((np.void, width)) if width else np.dtype(np.uint8)
-        self._group = max(1, min(places, group_bytes // max(1, width)))
-        self._groups = -(-places // self._group)
-        self._only: Array | None = None
-        if self._groups == 1:
-            self._only = np.zeros((places, *row_shape), dtype)
-            return
+        self._width = width = self._region.row_bytes
+        self._held = np.zeros((min(places, max(1, memory // max(1, width))), width), np.uint8)
+        self._first = len(self._held)  # of the places that are staged
+        left = places - self._first
+        self._group = max(1, min(left, group_bytes // max(1, width)))
+        self._groups = -(-left // self._group)
         self._fill = np.zeros(self._groups, np.int64)
-        self._staged = np.empty(places, np.int32)
-        self._file = os.open(self._region.path, os.O_RDWR | os.O_CLOEXEC)
+        self._staged = np.empty(left, np.int32)
+        self._file = os.open(self._region.path, os.O_RDWR | os.O_CLOEXEC) if left else -1
 
     def __enter__(self) -> SlotOrderWriter:
         return self
@@ -81,66 +81,63 @@ class SlotOrderWriter:
             if error is None:
                 self._finish()
         finally:
-            if self._only is None:
+            if self._groups:
                 os.close(self._file)
 
     def put(self, places: npt.NDArray[np.int64], rows: Array) -> None:
         """Put rows [n, *row_shape] at places [n]; none is used twice."""
-        rows = np.ascontiguousarray(rows)
-        if self._only is not None:
-            _scatter(self._only, places, rows, self._item)
+        if not len(places):
             return
-        group = places // self._group
-        order = np.argsort(group.astype(np.uint16 if self._groups <= 1 << 16 else np.int64), kind="stable")
-        rows, places = _items(rows, self._item)[order], places[order]
-        counts = np.bincount(group, minlength=self._groups)
-        ends = np.cumsum(counts)
+        rows = np.ascontiguousarray(rows).reshape(len(places), -1).view(np.uint8).reshape(len(places), self._width)
+        _perfect_hash.scatter(rows, places, 0, self._held)
+        if not self._groups:
+            return
+        in_groups, places_in_groups = np.empty_like(rows), np.empty_like(places)
+        counts = np.empty(self._groups, np.int64)
+        _perfect_hash.partition(rows, places, self._first, self._group, in_groups, places_in_groups, counts)
+        start = 0
         for number in np.flatnonzero(counts).tolist():
-            count, end = int(counts[number]), int(ends[number])
-            start = number * self._group + int(self._fill[number])
-            data = rows[end - count : end].view(np.uint8)
-            write_fully(self._file, data, self._region.offset + start * self._region.row_bytes)
-            self._staged[start : start + count] = places[end - count : end]
-            self._fill[number] += count
+            end = start + int(counts[number])
+            staged = number * self._group + int(self._fill[number])
+            data = in_groups[start:end].reshape(-1)
+            write_fully(self._file, data, self._region.offset + (self._first + staged) * self._width)
+            self._staged[staged : staged + end - start] = places_in_groups[start:end] - self._first
+            self._fill[number] += end - start
+            start = end
 
     def _finish(self) -> None:
         region = self._region
         shard = RegionWriter(region.path)
-        step = max(1, _WRITTEN_AT_ONCE // max(1, region.row_bytes))
+        step = max(1, _WRITTEN_AT_ONCE // max(1, self._width))
 
         def write(start: int, rows: Array) -> None:
             for at in range(0, len(rows), step):
                 shard.write(region, start + at, rows[at : at + step])
 
         try:
-            if self._only is not None:
-                write(0, self._only)
-            else:
-                for number in range(self._groups):
-                    write(number * self._group, self._ordered(number))
+            write(0, self._typed(self._held))
+            self._held = self._held[:0]
+            # Of all groups in turn: memory that is new for each would have to be cleared by the system.
+            rows, staged = (np.empty((self._group, self._width), np.uint8) for _ in range(2))
+            for number in range(self._groups):
+                write(self._first + number * self._group, self._typed(self._ordered(number, rows, staged)))
             write(self._places, self._behind)
         finally:
             written = shard.finish()
         self._writer.absorb(written)
 
-    def _ordered(self, number: int) -> Array:
-        """The rows of a group, in order."""
-        region, start = self._region, number * self._group
-        rows = np.zeros((min(self._group, self._places - start), *region.row_shape), region.dtype)
-        count = int(self._fill[number])
-        staged = np.empty((count, *region.row_shape), region.dtype)
-        _read_fully(self._file, staged.reshape(-1).view(np.uint8), region.offset + start * region.row_bytes)
-        _scatter(rows, self._staged[start : start + count] - start, staged, self._item)
+    def _typed(self, rows: Array) -> Array:
+        """Rows of bytes as what they are."""
+        return rows.reshape(-1).view(self._region.dtype).reshape(len(rows), *self._region.row_shape)
+
+    def _ordered(self, number: int, rows: Array, staged: Array) -> Array:
+        """The rows of a group, in order: the first of `rows`."""
+        start, count = number * self._group, int(self._fill[number])
+        rows, staged = rows[: min(self._group, len(self._staged) - start)], staged[:count]
+        rows[:] = 0
+        _read_fully(self._file, staged.reshape(-1), self._region.offset + (self._first + start) * self._width)
+        _perfect_hash.scatter(staged, self._staged[start : start + count].astype(np.int64), start, rows)
         return rows
-
-
-def _items(rows: Array, item: np.dtype[Any]) -> Array:
-    return rows.reshape(len(rows), math.prod(rows.shape[1:])).view(item).reshape(len(rows))
-
-
-def _scatter(to: Array, places: Array, rows: Array, item: np.dtype[Any]) -> None:
-    if len(rows):
-        _items(to, item)[places] = _items(rows, item)
 
 
 def _read_fully(file: int, data: npt.NDArray[np.uint8], offset: int) -> None:

@@ -23,7 +23,7 @@ from kvtools.dialects.options import Progress
 from kvtools.dialects.safe_name import safe_name
 from kvtools.dialects.writing import WriteOptions
 from kvtools.engine import run_all
-from kvtools.errors import BadInputError, OutputError, UsageError
+from kvtools.errors import BadInputError, UsageError
 from kvtools.key_list import KeyList
 from kvtools.migrate import Account, check_output, write_tables
 from kvtools.partition import owners
@@ -165,7 +165,6 @@ def split(
     dialect = dialect_named(to or checkpoint.dialect)
     names = piece_names(chosen, by)
     paths = [_path(os.fspath(output), name, dialect.suffixes[:1]) for name in names]
-    _make_folder(paths[0])
     for path in paths:
         check_output(path, dialect, force=options.force)
     if by.kind == "rows" and len(names) > 1:
@@ -258,17 +257,6 @@ def _path(output: str, name: str, suffixes: tuple[str, ...]) -> str:
     if "://" in output:
         raise UsageError(f"splitting to '{output}': a URL is no folder; say where the name of a piece comes with {{}}")
     return str(Path(output) / (name + "".join(suffixes)))
-
-
-def _make_folder(path: str) -> None:
-    if "://" in path:
-        return
-    try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(
-            f"splitting to '{Path(path).parent}': {error.strerror or error}; name a folder or a pattern with {{}}"
-        ) from error
 
 
 def _named(progress: Progress | None, piece: str) -> Progress | None:

@@ -62,6 +62,8 @@ def router(catalog: Catalog, settings: Settings, observer: Observer | None = Non
     @routes.post("/look", summary="Look for new versions now", responses=_RESPONSES)
     async def look(request: Request) -> dict[str, str]:
         changes(request).look_soon()
+        for follows in catalog.follows.values():
+            follows.look_soon()
         return {"status": "looking"}
 
     return routes

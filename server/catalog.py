@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -61,6 +62,11 @@ class ServedVersion:
     store: TableStore
     recent: Mapping[str, RecentKeys] = field(default_factory=dict, compare=False)
 
+    @property
+    def away(self) -> str:
+        """Why its rows, which other servers have, cannot be had now; empty if they can, or are here."""
+        return getattr(self.store, "away", "")
+
     def note(self, table: str, keys: npt.NDArray[Any]) -> None:
         """Remember some of `keys` [n] of `table`: their rows are touched in the next version before it is served."""
         if recent := self.recent.get(table):
@@ -96,6 +102,31 @@ class ServedModel:
     failures: int = 0
 
 
+@dataclass(frozen=True)
+class FollowStatus:
+    """How a model follows its chain: what is served, what is refused, and what lies over the file.
+
+    `moment` is that of the last member that is served, and `behind` is since when a newer one has been waiting, both
+    Unix time; `seconds` how long it took from the moment of the last increment until it was served.
+    """
+
+    sequence: int | None = None
+    moment: float = 0.0
+    behind: float | None = None
+    seconds: float = 0.0
+    applied: int = 0
+    refused: tuple[tuple[str, int], ...] = ()
+    trouble: str = ""
+    rows_over: int = 0
+    bytes_over: int = 0
+    folds: int = 0
+
+    @property
+    def lag(self) -> float:
+        """For how many seconds something newer has been waiting; 0 where all that there is is served."""
+        return 0.0 if self.behind is None else max(0.0, time.time() - self.behind)
+
+
 class Changes(Protocol):
     """What may be changed while the server runs: `Versions`, where there is one."""
 
@@ -110,6 +141,17 @@ class Changes(Protocol):
 
     def reload(self, sources: Sequence[ModelSource]) -> Future[dict[str, str]]:
         """Serve these models and no other; the result tells, when it is done, what is wrong with which."""
+
+
+class Follows(Protocol):
+    """Who keeps a model as new as its chain: `kvtools.server.follower.Follower`."""
+
+    @property
+    def status(self) -> FollowStatus:
+        """Return how far it is."""
+
+    def look_soon(self) -> None:
+        """Look for something newer now, in the background."""
 
 
 class Catalog:
@@ -129,6 +171,8 @@ class Catalog:
         self._writing = threading.Lock()
         self.epoch = Epoch()
         """What is prepared from the state of now, by who takes this before the state, is of no use after it."""
+        self.follows: dict[str, Follows] = {}
+        """The models that are served from chains, and how they follow them."""
         self.draining = False
         """Set when the server is told to end: it is alive, and not ready any more."""
         self.changes: Changes | None = None
@@ -317,6 +361,8 @@ class Catalog:
             if not model.versions[-1].store.intact:
                 number = model.versions[-1].number
                 return f"model '{model.name}': the file of version {number} was cut or written over; it is loaded anew"
+            if away := model.versions[-1].away:
+                return f"model '{model.name}': its rows are elsewhere: {' '.join(away.split())}"
         return ""
 
 

@@ -12,7 +12,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -132,7 +132,7 @@ class GrpcServer:
         settings = self._settings
         self._ending = asyncio.Event()
         server = grpc.aio.server(
-            handlers=[_handlers(self._methods, self._answer)],
+            handlers=[_handlers(self._methods, self._answer, settings.body_timeout)],
             options=[
                 ("grpc.so_reuseport", int(settings.workers > 1)),
                 ("grpc.max_receive_message_length", settings.body_limit + _HEADROOM),
@@ -143,7 +143,7 @@ class GrpcServer:
                 ("grpc.max_connection_idle_ms", int(settings.keep_alive * 1000)),
             ],
         )
-        health = grpc_services.add_services(server)
+        health = grpc_services.add_services(server, settings.body_timeout)
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         address = f"{host}:{settings.grpc_port or 0}"
         try:
@@ -241,14 +241,17 @@ def _address(peer: str) -> tuple[str, int] | None:
     return unquote(host).strip("[]"), int(port)
 
 
-def _handlers(methods: dict[str, Method], answer: Callable[[str, bytes, Any], Awaitable[bytes]]) -> Any:
+def _handlers(methods: dict[str, Method], answer: Callable[[str, bytes, Any], Awaitable[bytes]], limit: float) -> Any:
     import grpc
 
-    def handler(name: str) -> Any:
-        async def of_method(data: bytes, context: Any) -> bytes:
-            return await answer(name, data, context)
+    from kvtools.server.grpc_services import one_message
 
-        return grpc.unary_unary_rpc_method_handler(of_method)  # no serializers: bytes go in and out
+    def handler(name: str) -> Any:
+        # Of one message as the client has it, of a stream here: so we have a say in how long that takes.
+        async def of_method(requests: AsyncIterator[bytes], context: Any) -> bytes:
+            return await answer(name, await one_message(requests, context, limit), context)
+
+        return grpc.stream_unary_rpc_method_handler(of_method)  # no serializers: bytes go in and out
 
     by_name = {name: handler(name) for name in methods}
 

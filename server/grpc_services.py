@@ -39,13 +39,42 @@ class Health:
         self._ending.set()
 
 
-def add_services(server: Any) -> Health:
-    """Add both to a server that has not started."""
+async def one_message(requests: AsyncIterator[bytes], context: Any, limit: float) -> bytes:
+    """Return the message of a request that has one; ends the request where it is not there in `limit` seconds.
+
+    gRPC itself has no limit for that: half a message would keep a connection, and the server from ending, for ever.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    expired = False
+
+    def expire() -> None:
+        nonlocal expired
+        expired = True
+        task.cancel()
+
+    timer = task.get_loop().call_later(limit, expire)
+    try:
+        async for message in requests:
+            return message
+    except asyncio.CancelledError:
+        if not expired:
+            raise
+        if hasattr(task, "uncancel"):
+            task.uncancel()
+        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"the message was not there after {limit:g} s")
+    finally:
+        timer.cancel()
+    return b""  # as grpcio makes it of none, for messages without fields
+
+
+def add_services(server: Any, limit: float) -> Health:
+    """Add both to a server that has not started; messages of requests have to be there in `limit` seconds."""
     from grpc_health.v1 import health, health_pb2, health_pb2_grpc
     from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
     ending = asyncio.Event()
-    adding = _Adding(server, ending)
+    adding = _Adding(server, ending, limit)
     servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, adding)
     for module in (health_pb2, reflection_pb2):
@@ -59,21 +88,23 @@ def add_services(server: Any) -> Health:
 class _Adding:
     """Stands for a server where services are added to it."""
 
-    def __init__(self, server: Any, ending: asyncio.Event) -> None:
+    def __init__(self, server: Any, ending: asyncio.Event, limit: float) -> None:
         self._server = server
         self._ending = ending
+        self._limit = limit
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
-        self._server.add_generic_rpc_handlers(tuple(_Handlers(each, self._ending) for each in handlers))
+        self._server.add_generic_rpc_handlers(tuple(_Handlers(each, self._ending, self._limit) for each in handlers))
 
     def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
         """Do nothing: the generic handlers are all that a server of grpc.aio asks."""
 
 
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
-    def __init__(self, handlers: Any, ending: asyncio.Event) -> None:
+    def __init__(self, handlers: Any, ending: asyncio.Event, limit: float) -> None:
         self._handlers = handlers
         self._ending = ending
+        self._limit = limit
 
     def service(self, details: Any) -> Any:
         found = self._handlers.service(details)
@@ -84,9 +115,10 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
             answer = _conversation(found.stream_stream, parse, self._ending)
             return grpc.stream_stream_rpc_method_handler(answer, response_serializer=serialize)
         if found.response_streaming:
-            answer = _stream(found.unary_stream, parse, self._ending)
-            return grpc.unary_stream_rpc_method_handler(answer, response_serializer=serialize)
-        return grpc.unary_unary_rpc_method_handler(_single(found.unary_unary, parse), response_serializer=serialize)
+            answer = _stream(found.unary_stream, parse, self._ending, self._limit)
+            return grpc.stream_stream_rpc_method_handler(answer, response_serializer=serialize)
+        answer = _single(found.unary_unary, parse, self._limit)
+        return grpc.stream_unary_rpc_method_handler(answer, response_serializer=serialize)
 
 
 async def _parsed(parse: Callable[[bytes], Any], data: bytes, context: Any) -> Any:
@@ -96,16 +128,18 @@ async def _parsed(parse: Callable[[bytes], Any], data: bytes, context: Any) -> A
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the request is no message of this method")
 
 
-def _single(method: Callable[..., Any], parse: Callable[[bytes], Any]) -> Callable[..., Any]:
-    async def answer(data: bytes, context: Any) -> Any:
-        return await method(await _parsed(parse, data, context), context)
+def _single(method: Callable[..., Any], parse: Callable[[bytes], Any], limit: float) -> Callable[..., Any]:
+    async def answer(requests: AsyncIterator[bytes], context: Any) -> Any:
+        return await method(await _parsed(parse, await one_message(requests, context, limit), context), context)
 
     return answer
 
 
-def _stream(method: Callable[..., Any], parse: Callable[[bytes], Any], ending: asyncio.Event) -> Callable[..., Any]:
-    async def answer(data: bytes, context: Any) -> None:
-        request = await _parsed(parse, data, context)
+def _stream(
+    method: Callable[..., Any], parse: Callable[[bytes], Any], ending: asyncio.Event, limit: float
+) -> Callable[..., Any]:
+    async def answer(requests: AsyncIterator[bytes], context: Any) -> None:
+        request = await _parsed(parse, await one_message(requests, context, limit), context)
         task = asyncio.ensure_future(method(request, context))
         try:
             await _first(task, ending)

@@ -26,6 +26,7 @@ from kvtools.server.signatures import (
     FROM_INFERENCE,
     INFERENCE_TYPES,
     STRING,
+    AllTables,
     Array,
     Signature,
     TableSignature,
@@ -107,21 +108,16 @@ def model_metadata(catalog: Catalog, name: str, version: str) -> dict[str, Any]:
     return {
         "name": name,
         "versions": [str(each.number) for each in catalog.versions(served.model)],
-        "platform": "kvtools_table" if isinstance(signature, TableSignature) else "tensorflow_savedmodel",
+        "platform": "kvtools_table" if isinstance(signature, (TableSignature, AllTables)) else "tensorflow_savedmodel",
         "inputs": [_tensor_metadata(key, spec) for key, spec in signature.inputs.items()],
-        "outputs": [
-            _tensor_metadata(
-                key, spec, dim=signature.table.schema.dim if isinstance(signature, TableSignature) else None
-            )
-            for key, spec in {**signature.outputs, **signature.by_name}.items()
-        ],
+        "outputs": [_tensor_metadata(key, spec) for key, spec in signature.outputs.items()],
     }
 
 
-def _tensor_metadata(name: str, spec: TensorSpec, *, dim: int | None = None) -> dict[str, Any]:
+def _tensor_metadata(name: str, spec: TensorSpec) -> dict[str, Any]:
     shape = [-1] if spec.shape is None else list(spec.shape)
-    if spec.shape is None and dim is not None and name == "embeddings":
-        shape.append(dim)
+    if spec.shape is None and spec.dim is not None:
+        shape.append(spec.dim)
     return {"name": name, "datatype": INFERENCE_TYPES[spec.dtype], "shape": shape}
 
 
@@ -147,7 +143,7 @@ def run(
     signature: Signature, inputs: Mapping[str, Array], outputs: Sequence[str], settings: Settings, caller: Caller
 ) -> dict[str, Array]:
     """Answer with the outputs that are named, or with all; raises a `ProtocolError`."""
-    wanted = chosen_outputs(signature, list(outputs) or [*signature.outputs, *signature.by_name])
+    wanted = chosen_outputs(signature, list(outputs))
     check_inputs(signature, inputs)
     return ask(signature, inputs, wanted, settings, caller)
 

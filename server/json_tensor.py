@@ -163,9 +163,24 @@ def text_blocks(array: Array, *, as_bytes: bool = False) -> Iterator[bytes]:
         for start in range(0, len(array), rows):
             block = array[start : start + rows]
             yield before
-            yield _numbers(block) if array.ndim == 2 else b",".join(b"".join(text_blocks(item)) for item in block)
+            yield _numbers(block) if array.ndim == 2 else b",".join(row_texts(block))
             before = b","
         yield b"]" if len(array) else b"[]"
+
+
+def row_texts(array: Array, *, as_bytes: bool = False) -> list[bytes]:
+    """Return the elements of an array along its first dimension, each as JSON.
+
+    Example:
+        >>> row_texts(np.array([[0.1, 2], [3, np.inf]], np.float32)), row_texts(np.array([True, False]))
+        ([b'[0.1,2.0]', b'[3.0,Infinity]'], [b'true', b'false'])
+    """
+    if array.dtype != STRING and len(array):
+        if array.ndim == 1:
+            return _numbers(array.reshape(1, -1))[1:-1].split(b",")
+        if array.ndim == 2:
+            return [b"[" + text + b"]" for text in _numbers(array)[1:-1].split(b"],[")]
+    return [b"".join(text_blocks(item, as_bytes=as_bytes)) for item in array]
 
 
 def _numbers(rows: Array) -> bytes:

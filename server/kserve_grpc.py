@@ -70,8 +70,7 @@ def methods(catalog: Catalog, settings: Settings) -> dict[str, Method]:
     def model_ready(request: Any, response: Any, caller: Caller) -> None:
         caller.authorize()
         try:
-            find_model(catalog, request.name, request.version)
-            response.ready = True
+            response.ready = not find_model(catalog, request.name, request.version)[0].away
         except ProtocolError:
             if not catalog.names():
                 raise

@@ -183,8 +183,8 @@ def router(catalog: Catalog, settings: Settings, observer: Observer | None = Non
     async def model_ready(request: Request, caller: Caller) -> Response:
         caller.authorize()
         name, version = named(request)
-        find_model(catalog, name, version)
-        return json_response({"name": name, "ready": True})
+        is_ready = not find_model(catalog, name, version)[0].away
+        return json_response({"name": name, "ready": is_ready}, 200 if is_ready else 503)
 
     async def infer(request: Request, caller: Caller) -> Response:
         caller.authorize()

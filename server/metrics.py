@@ -19,13 +19,13 @@ import os
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from kvtools import __version__
 from kvtools._snapshot import Tally
-from kvtools.server.catalog import Catalog, UnknownModelError
+from kvtools.server.catalog import Catalog, FollowStatus, UnknownModelError
 from kvtools.server.observer import SEVERAL, Answered, Inferences, Tallied
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -321,6 +321,7 @@ def _lines(counts: Counts, catalog: Catalog, workers: int) -> Iterator[str]:
         [(of, keys[1]) for of, keys in tables],
     )
     yield from _of_models(catalog, counts)
+    yield from _of_chains(catalog)
     yield from _family(
         ":tensorflow:serving:request_count",
         "counter",
@@ -378,6 +379,48 @@ def _of_models(catalog: Catalog, counts: Counts) -> Iterator[str]:
             for name, table in model.versions[-1].store.tables.items()
         ],
     )
+
+
+def _of_chains(catalog: Catalog) -> Iterator[str]:
+    """Yield how the models that follow chains do, as the worker that is asked sees it."""
+    if not catalog.follows:
+        return
+    found = [(model, follows.status) for model, follows in catalog.follows.items()]
+
+    def gauge(name: str, about: str, of: Callable[[FollowStatus], float], kind: str = "gauge") -> Iterator[str]:
+        samples: list[tuple[dict[str, str], float]] = [({"model": model}, of(status)) for model, status in found]
+        yield from _family(f"kvtools_follow_{name}", kind, about, samples)
+
+    yield from _family(
+        "kvtools_follow_version",
+        "gauge",
+        "The last member of its chain that is served.",
+        [({"model": model}, status.sequence) for model, status in found if status.sequence is not None],
+    )
+    yield from gauge("lag_seconds", "Since when a newer member waits; 0 where all are served.", lambda of: of.lag)
+    yield from _family(
+        "kvtools_follow_moment_seconds",
+        "gauge",
+        "When the moment was that the rows served are of, Unix time.",
+        [({"model": model}, status.moment) for model, status in found if status.moment],
+    )
+    yield from gauge(
+        "freshness_seconds", "From the moment of the last increment until it was served.", lambda of: of.seconds
+    )
+    yield from gauge("increments_total", "Increments that were applied.", lambda of: of.applied, "counter")
+    yield from _family(
+        "kvtools_follow_refused_total",
+        "counter",
+        "Members that were refused.",
+        [
+            ({"model": model, "reason": reason}, count)
+            for model, status in found
+            for reason, count in (status.refused or (("none", 0),))
+        ],
+    )
+    yield from gauge("rows_over", "Rows and removed keys that lie over the file.", lambda of: of.rows_over)
+    yield from gauge("bytes_over", "Bytes of memory that they take.", lambda of: of.bytes_over)
+    yield from gauge("folds_total", "Files that were made of rows lying over one.", lambda of: of.folds, "counter")
 
 
 def _family(name: str, kind: str, about: str, samples: Sequence[tuple[dict[str, str], float]]) -> Iterator[str]:

@@ -138,13 +138,12 @@ def find_nearest(stored: StoredTable, key: str, metric: str, count: int) -> dict
         with np.errstate(all="ignore"):
             wanted = _unit(wanted[None])[0]
     best_scores, best_keys, scanned = np.empty(0, np.float32), np.empty(0, stored.schema.key_dtype), 0
-    for first, keys, rows in _blocks(stored, _MOST_NUMBERS):
+    for numbers, keys, rows in _blocks(stored, _MOST_NUMBERS):
         scanned += len(keys)
         with np.errstate(all="ignore"):
             scores = (_unit(rows) if metric == "cosine" else rows) @ wanted
         scores[~np.isfinite(scores)] = -np.inf
-        if first <= place < first + len(keys):
-            scores[place - first] = -np.inf
+        scores[numbers == place] = -np.inf
         best_scores, best_keys = np.concatenate([best_scores, scores]), np.concatenate([best_keys, keys])
         kept = np.argsort(-best_scores, kind="stable")[:count]
         best_scores, best_keys = best_scores[kept], best_keys[kept]
@@ -171,11 +170,11 @@ def describe_rows(stored: StoredTable, bins: int) -> dict[str, Any]:
     norms: list[npt.NDArray[Any]] = []
     freqs: list[npt.NDArray[Any]] = []
     shown: list[str] = []
-    for first, keys, rows in _blocks(stored, _SAMPLED_NUMBERS):
+    for numbers, keys, rows in _blocks(stored, _SAMPLED_NUMBERS):
         with np.errstate(all="ignore"):
             norms.append(_norms(rows))
         if stored.table.freq_dtype:
-            counted = stored.table.read(first, len(keys), values=False, versions=False)[2]
+            counted = stored.table.take(numbers, values=False, versions=False)[2]
             assert counted is not None
             freqs.append(counted)
         if len(shown) < _KEYS_SHOWN:
@@ -191,10 +190,11 @@ def describe_rows(stored: StoredTable, bins: int) -> dict[str, Any]:
     }
 
 
-def _blocks(stored: StoredTable, most: int) -> Iterator[tuple[int, npt.NDArray[Any], Floats]]:
-    """Yield first row, keys and rows of blocks: all of them, or of a large table as many as `most` allows, spread."""
+def _blocks(stored: StoredTable, most: int) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[Any], Floats]]:
+    """Yield numbers, keys and rows of blocks: all of them, or of a large table as many as `most` allows, spread."""
     table = stored.table
-    rows, block = table.rows, max(1, _BLOCK_NUMBERS // max(1, table.dim))
+    over = table.levels > 0  # then some numbers are of rows that are gone, or are another's by now
+    rows, block = table.positions, max(1, _BLOCK_NUMBERS // max(1, table.dim))
     wanted = min(rows, _MOST_ROWS, max(block, most // max(1, table.dim)))
     blocks = -(-wanted // block)
     step = block if wanted == rows else rows // blocks
@@ -202,7 +202,11 @@ def _blocks(stored: StoredTable, most: int) -> Iterator[tuple[int, npt.NDArray[A
         first = number * step
         with lookup_errors(stored):
             keys, values, _, _ = table.read(first, min(block, rows - first), freqs=False, versions=False)
-        yield first, keys, _float32(values)
+            numbers = np.arange(first, first + len(keys))
+            if over:
+                there = table.find(keys) == numbers
+                keys, values, numbers = keys[there], np.asarray(values)[there], numbers[there]
+        yield numbers, keys, _float32(values)
 
 
 def _float32(values: Any) -> Floats:

@@ -20,6 +20,7 @@ import ssl
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -29,6 +30,7 @@ from kvtools.errors import KvtoolsError
 from kvtools.server.allocator import keep_freed_memory
 from kvtools.server.catalog import Catalog
 from kvtools.server.descriptors import make_room
+from kvtools.server.follower import Follower
 from kvtools.server.http_protocol import make_protocol
 from kvtools.server.late_app import App, LateApp
 from kvtools.server.lookups import Lookups
@@ -84,12 +86,18 @@ def run_process(
     tls = tls_context(settings)
     telemetry = Telemetry(catalog, settings)
     versions.load()
+    shared = None if settings.shared is None else SharedSources(settings.shared)
+    followers = [Follower(catalog, name, Path(path), settings, options, shared) for name, path in settings.follow]
+    for follower in followers:
+        follower.load()
     telemetry.check_keys()
     try:
-        server = _Server(catalog, settings, versions, telemetry, tls, on_ready, supervisor)
+        server = _Server(catalog, settings, versions, followers, telemetry, tls, on_ready, supervisor)
         server.run(sockets=[listener])
     finally:
         versions.stop()
+        for follower in followers:
+            follower.stop()
         telemetry.close()
     if supervisor is None:
         log.info("ended")
@@ -101,6 +109,7 @@ class _Server(uvicorn.Server):
         catalog: Catalog,
         settings: Settings,
         versions: Versions,
+        followers: Sequence[Follower],
         telemetry: Telemetry,
         tls: ssl.SSLContext | None,
         on_ready: Callable[[dict[str, Any]], None],
@@ -135,6 +144,7 @@ class _Server(uvicorn.Server):
         self._resp: RespServer | None = None
         self._lookups = lookups
         self._versions = versions
+        self._followers = followers
         self._on_ready = on_ready
         self._supervisor = supervisor
         self._had_terminal = supervisor is None and has_terminal()
@@ -167,6 +177,8 @@ class _Server(uvicorn.Server):
         self._app.begin()
         self._on_ready({**_described(self._catalog), **ports})
         self._versions.go_on()  # now: what was told is what was loaded
+        for follower in self._followers:
+            follower.go_on()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._catalog.draining = True
@@ -195,6 +207,8 @@ class _Server(uvicorn.Server):
             self._end(signal.SIGHUP)  # it was closed
         else:
             self._versions.look_soon()
+            for follower in self._followers:
+                follower.look_soon()
         self._telemetry.reload()
         if self._tls is not None and self._settings.tls_cert and self._settings.tls_key:
             try:

@@ -33,8 +33,9 @@ def serve(
     """
     # Looked for, not imported: FastAPI is, once the server listens.
     if missing := [name for name in ("fastapi", "uvicorn", "uvloop", "httptools") if find_spec(name) is None]:
+        first = sources[0].path if sources else settings.follow[0][1]
         raise MissingDependencyError(
-            f"serving '{sources[0].path}': no package {', '.join(missing)}; run `pip install 'kvtools[serve]'`"
+            f"serving '{first}': no package {', '.join(missing)}; run `pip install 'kvtools[serve]'`"
         )
     from kvtools.server.access_keys import read_access_keys
     from kvtools.server.process import run_process

@@ -52,7 +52,6 @@ class ModelSignature:
     outputs: Mapping[str, TensorSpec]
     method_name: str
     graph: _Graph = field(repr=False)
-    by_name: Mapping[str, TensorSpec] = field(default_factory=dict)
 
     def takes(self, name: str, dtype: np.dtype[Any]) -> bool:
         """An input has the one type that the signature says."""

@@ -40,7 +40,8 @@ class Settings:
     backend_down: Literal["error", "missing"] = "error"  # what keys give that only a Redis could have that is down
     rows_from: tuple[tuple[str, ...], ...] = ()  # servers of the rows of models in two halves, of each shard
     workers: int = 1  # processes; with more than one, every port is listened on with SO_REUSEPORT
-    poll: float | None = None  # how often folders of versions are looked at; None: at SIGHUP, and when a file was cut
+    poll: float | None = None  # how often folders are looked at; None: at SIGHUP, when a file was cut, and chains often
+    follow: tuple[tuple[str, str], ...] = ()  # models that are served from chains: their names and folders
     wait: bool = False  # begin without a version, and wait for the first; otherwise it is an error that there is none
     cache: Path | None = None  # where snapshots are kept that are made of anything else; None: the user's cache
     verify: bool = True  # look at all checksums of a version: before a swap, and soon after the start

@@ -2,12 +2,13 @@
 
 Each table of a model is a signature, named as `kvtools export` names it in a SavedModel, with the same input, output
 and values: `ids` (int64 of any shape; a uint64 key as its bits) to `embeddings` (ids.shape + [dim]; 16-bit and smaller
-types as float32). `found` (bool, ids.shape), which the SavedModel answers, too, is answered where it is asked for by
-name. The table's own name is taken, too, and a model of one table has it as `serving_default`.
+types as float32) and `found` (bool, ids.shape). The table's own name is taken, too. `serving_default` is that of the
+only table, or else looks up in all of them: `user_ids` to `user_embeddings` and `user_found`, and so on.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -62,11 +63,12 @@ FROM_INFERENCE = {word: dtype for dtype, word in INFERENCE_TYPES.items()}
 @dataclass(frozen=True)
 class TensorSpec:
     """Type and shape of an input or output: -1 for a size that varies, None for any shape; `tensor` is its name in
-    TensorFlow's graph."""
+    TensorFlow's graph. `dim` is its last size, where that is known of any shape."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...] | None
     tensor: str = ""
+    dim: int | None = None
 
 
 class Signature(Protocol):
@@ -85,11 +87,6 @@ class Signature(Protocol):
     @property
     def outputs(self) -> Mapping[str, TensorSpec]:
         """What is answered unless outputs are named."""
-        ...
-
-    @property
-    def by_name(self) -> Mapping[str, TensorSpec]:
-        """What is answered only to who names it."""
         ...
 
     @property
@@ -122,13 +119,11 @@ class TableSignature:
 
     @cached_property
     def outputs(self) -> Mapping[str, TensorSpec]:
-        """`embeddings`, as `kvtools export` has it."""
-        return {"embeddings": TensorSpec(self.dtype, None, f"{self.name}_embeddings:0")}
-
-    @cached_property
-    def by_name(self) -> Mapping[str, TensorSpec]:
-        """`found`."""
-        return {"found": TensorSpec(np.dtype(np.bool_), None, f"{self.name}_found:0")}
+        """`embeddings` and `found`, as `kvtools export` has them."""
+        return {
+            "embeddings": TensorSpec(self.dtype, None, f"{self.name}_embeddings:0", self.table.schema.dim),
+            "found": TensorSpec(np.dtype(np.bool_), None, f"{self.name}_found:0"),
+        }
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
@@ -189,6 +184,77 @@ class TableSignature:
         return values
 
 
+@dataclass(frozen=True)
+class AllTables:
+    """All tables of a model as one signature: `of` is that of each, by the name that goes before its inputs' and
+    outputs'."""
+
+    of: Mapping[str, TableSignature] = field(repr=False)
+    name: str = DEFAULT
+    method_name: str = "tensorflow/serving/predict"
+
+    @cached_property
+    def inputs(self) -> Mapping[str, TensorSpec]:
+        """`user_ids` for table `user`, and so on."""
+        return {f"{name}_ids": _in_default(one.inputs["ids"], f"{name}_ids") for name, one in self._sorted()}
+
+    @cached_property
+    def outputs(self) -> Mapping[str, TensorSpec]:
+        """`user_embeddings` and `user_found`, and so on."""
+        return {
+            f"{name}_{output}": _in_default(spec, f"{name}_{output}")
+            for name, one in self._sorted()
+            for output, spec in one.outputs.items()
+        }
+
+    @cached_property
+    def tables(self) -> tuple[str, ...]:
+        """The tables that are looked up in."""
+        return tuple(one.table.schema.name for one in self.of.values())
+
+    def takes(self, name: str, dtype: np.dtype[Any]) -> bool:
+        """Ids are of the types that the table's own signature takes."""
+        return self.of[name.removesuffix("_ids")].takes("ids", dtype)
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str], settings: Settings) -> dict[str, Array]:
+        """Look the ids of each table up in it."""
+        return self.run_and_count(inputs, outputs, settings, [])
+
+    def run_and_count(
+        self,
+        inputs: Mapping[str, Array],
+        outputs: Sequence[str],
+        settings: Settings,
+        counts: list[TableCount],
+        model: str = "",
+    ) -> dict[str, Array]:
+        """Answer, and add to `counts` what was looked up."""
+        check_count(sum(ids.size for ids in inputs.values()), settings)
+        numbers = sum(inputs[f"{name}_ids"].size * one.table.schema.dim for name, one in self.of.items())
+        if numbers > settings.max_values:
+            raise ProtocolError(
+                "INVALID_ARGUMENT",
+                f"got ids of {numbers} numbers, expected at most {settings.max_values} numbers in an answer;"
+                " send several requests",
+                status=413,
+            )
+        rows: dict[str, Array] = {}
+        for name, one in self.of.items():
+            answer = one.run({"ids": inputs[f"{name}_ids"]}, ["embeddings", "found"], settings)
+            found = answer["found"]
+            missing = found.size - int(np.count_nonzero(found))
+            counts.append(TableCount(one.table.schema.name, found.size, missing, model))
+            rows |= {f"{name}_{output}": array for output, array in answer.items()}
+        return {name: rows[name] for name in outputs}
+
+    def _sorted(self) -> list[tuple[str, TableSignature]]:
+        return sorted(self.of.items(), key=lambda item: f"{item[0]}_ids")  # as TensorFlow sorts them
+
+
+def _in_default(spec: TensorSpec, name: str) -> TensorSpec:
+    return dataclasses.replace(spec, tensor=f"{DEFAULT}_{name}:0")
+
+
 def ask(
     signature: Signature, inputs: Mapping[str, Array], outputs: Sequence[str], settings: Settings, caller: Caller
 ) -> dict[str, Array]:
@@ -196,7 +262,7 @@ def ask(
     if not isinstance(signature, TableSignature):
         caller.authorize(getattr(signature, "tables", ()))
         if counting := getattr(signature, "run_and_count", None):
-            return counting(inputs, outputs, settings, caller.counts)  # type: ignore[no-any-return]
+            return counting(inputs, outputs, settings, caller.counts, caller.model)  # type: ignore[no-any-return]
         return signature.run(inputs, outputs, settings)
     table = signature.table.schema.name
     caller.authorize((table,))
@@ -277,6 +343,8 @@ def _table_signatures(tables: Mapping[str, StoredTable], recent: Mapping[str, Re
     }
     if len(tables) == 1:
         found.setdefault(DEFAULT, next(iter(found.values())))
+    elif tables:
+        found[DEFAULT] = AllTables(dict(found))  # type: ignore[arg-type]
     for table, name in names.items():
         if table != DEFAULT:
             found.setdefault(table, found[name])
@@ -341,10 +409,10 @@ def chosen_outputs(signature: Signature, names: Sequence[str]) -> list[str]:
     if not names:
         return list(signature.outputs)
     for place, name in enumerate(names):
-        if name not in signature.outputs and name not in signature.by_name:
-            known = _names([*signature.outputs, *signature.by_name])
+        if name not in signature.outputs:
             raise invalid(
-                f"output tensor alias not found in signature: {name} Outputs expected to be in the set {known}."
+                f"output tensor alias not found in signature: {name} Outputs expected to be in the set"
+                f" {_names(list(signature.outputs))}."
             )
         if name in names[:place]:
             raise invalid(f"duplicate output tensor alias: {name}")

@@ -16,6 +16,7 @@ import fcntl
 import hashlib
 import logging
 import os
+import re
 import shutil
 import time
 import weakref
@@ -65,16 +66,12 @@ def snapshot_of(
         CorruptFileError: the source is damaged.
         BadInputError: the source was changed while it was read.
     """
-    folder = cache if cache is not None else cache_folder() / "snapshots"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _unusable(folder, error) from error
+    folder = folder_of(cache)
     opened = (options.dialect, options.key_dtype, options.value_dtype, options.dim)
     names = [table.schema.name for table in tables]
     if isinstance(checkpoint.path, str):  # a URL: nothing tells whether what is there has changed
         path = folder / f"{_digest(os.getpid(), time.time_ns())}{SUFFIX}"
-        _make_room(folder, keep=path, needed=_bytes_of(tables))
+        make_room(folder, keep=path, needed=_bytes_of(tables))
         try:
             return _write(checkpoint, tables, path, progress, stays=False)
         finally:
@@ -86,9 +83,9 @@ def snapshot_of(
         if path.exists():
             with contextlib.suppress(KvtoolsError, OSError):  # cut, or of another version: made again
                 os.utime(path)
-                return _in_use(Snapshot(path))
-        _make_room(folder, keep=path, needed=_bytes_of(tables))
-        snapshot = _in_use(_write(checkpoint, tables, path, progress))
+                return in_use(Snapshot(path))
+        make_room(folder, keep=path, needed=_bytes_of(tables))
+        snapshot = in_use(_write(checkpoint, tables, path, progress))
         if _state_of(checkpoint.path) != files:
             path.unlink(missing_ok=True)
             raise BadInputError(
@@ -97,12 +94,25 @@ def snapshot_of(
         for old in folder.glob(f"{source}-*{SUFFIX}"):  # of what it was before: nobody will ask for it again
             if old != path:
                 old.unlink(missing_ok=True)
-        _make_room(folder, keep=path, needed=0)
+        make_room(folder, keep=path, needed=0)
         _remove_locks(folder)
         return snapshot
 
 
-def _make_room(folder: Path, *, keep: Path, needed: int) -> None:
+def folder_of(cache: Path | None) -> Path:
+    """Return the folder of snapshots that `--cache` names, or the user's; it is made if it is not there.
+
+    Raises `OutputError` if it cannot be.
+    """
+    folder = cache if cache is not None else cache_folder() / "snapshots"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unusable(folder, error) from error
+    return folder
+
+
+def make_room(folder: Path, *, keep: Path, needed: int) -> None:
     """Remove the snapshots served longest ago, until those that are left and `needed` bytes more are few enough.
 
     Neither `keep` is removed nor one that is in use, as far as its file system has locks to tell.
@@ -133,7 +143,7 @@ def _remove_locks(folder: Path) -> None:
             lock.unlink(missing_ok=True)
 
 
-def _in_use(snapshot: Snapshot) -> Snapshot:
+def in_use(snapshot: Snapshot) -> Snapshot:
     """Hold a shared lock on the file of `snapshot` for as long as it lives, where that can be had."""
     with contextlib.suppress(OSError):
         lock = os.open(snapshot.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -230,7 +240,10 @@ def _files_of(path: Path) -> list[Path]:
         return sorted(file for file in path.rglob("*") if file.is_file())
     if path.is_file():
         return [path]
+    # Not those of ckpt-12 and of the increment ckpt-1.delta, where ckpt-1 is meant.
+    others = re.compile(re.escape(path.name) + r"(\d|\.delta\.)") if path.name[-1:].isdigit() else None
     files = [file for file in path.parent.iterdir() if file.name.startswith(path.name) and file.is_file()]
+    files = [file for file in files if others is None or not others.match(file.name)]
     for folder in path.parent.glob(f"{FOLDER}*"):  # of a saver of TFRA, beside the checkpoint
         files += [file for file in folder.rglob("*") if file.is_file()]
     return sorted(files)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +39,9 @@ API_KEY = "KVTOOLS_SERVE_ROWS_FROM_API_KEY"
 
 _LOG = logging.getLogger("kvtools.serve")
 
+_WATCH_EVERY = 1.0  # s
+_WATCH_LIMIT = 2.0
+
 Rows = list[tuple[Array, Array]]
 LookUp = Callable[[SplitSignature, Sequence[Array], Settings], Rows]
 """Gives, for the keys of each lookup, their rows [*shape, dim] and whether each was found [*shape]."""
@@ -52,7 +56,6 @@ class WholeSignature:
     dense: Mapping[str, Signature] | str = field(repr=False)
     look_up: LookUp = field(repr=False)
     method_name: str = "tensorflow/serving/predict"
-    by_name: Mapping[str, TensorSpec] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -83,7 +86,12 @@ class WholeSignature:
         return self.run_and_count(inputs, outputs, settings, [])
 
     def run_and_count(
-        self, inputs: Mapping[str, Array], outputs: Sequence[str], settings: Settings, counts: list[TableCount]
+        self,
+        inputs: Mapping[str, Array],
+        outputs: Sequence[str],
+        settings: Settings,
+        counts: list[TableCount],
+        model: str = "",
     ) -> dict[str, Array]:
         """Answer, and add to `counts` what was looked up."""
         if isinstance(self.dense, str):
@@ -108,7 +116,7 @@ class WholeSignature:
                 )
         rows = self.look_up(self.of, keys, settings)
         for lookup, (_, found) in zip(self.of.lookups, rows, strict=True):
-            counts.append(TableCount(lookup.table.name, found.size, found.size - int(np.count_nonzero(found))))
+            counts.append(TableCount(lookup.table.name, found.size, found.size - int(np.count_nonzero(found)), model))
         return self.dense[self.name].run(self.of.dense_request(inputs, rows), outputs, settings)
 
 
@@ -179,27 +187,96 @@ class DenseStore(SavedModelStore):
 
     Raises:
         MissingDependencyError: TensorFlow is not installed.
-        kvtools.client.ClientError: the servers do not answer, or have no rows of this export.
+        BadInputError: a server has another table than the model has.
+        kvtools.client.ClientError: the servers do not answer, or one of them has rows of another export, or of another
+            shard than the one in whose place it stands.
     """
 
     def __init__(self, path: str | os.PathLike[str], shards: Sequence[Sequence[str]]) -> None:
         model = SplitModel.read(path)
         for one in model.signatures.values():
             check_exact(one)
-        client = Client(shards=shards, export=model.export, api_key=os.environ.get(API_KEY))
+        key = os.environ.get(API_KEY)
+        client = Client(shards=shards, export=model.export, api_key=key)
         weakref.finalize(self, client.close)
-        there = client.tables()
-        for name, table in model.tables.items():
-            own = there.get(name)
-            if own is None or (own.key_dtype, own.dim) != (table.key_dtype, table.dim):
-                raise BadInputError(
-                    f"serving '{model.folder}': the servers of its rows have no table '{name}' of {table.key_dtype}"
-                    f" keys and {table.dim} numbers; see --rows-from"
-                )
+        servers = _RowServers(
+            model, Client(shards=shards, export=model.export, api_key=key, timeout=_WATCH_LIMIT, retries=0)
+        )
+        weakref.finalize(self, servers.close)
+        client.tables()  # with the patience of lookups
+        servers.look()
+        if servers.away:
+            raise UnavailableError(servers.away)
         super().__init__(model.dense)
         self.path = model.folder
         self.fingerprint = _fingerprint(model)
-        self.signatures = _signatures(model, self.signatures, _rows_from(client))  # type: ignore[assignment]
+        self.signatures = _signatures(  # type: ignore[assignment]
+            model, self.signatures, _rows_from(client, servers)
+        )
+        self._servers = servers
+        servers.watch()
+
+    @property
+    def away(self) -> str:
+        """Why rows cannot be had now, in a sentence; empty if they can."""
+        return self._servers.away
+
+
+class _RowServers:
+    """Looks again and again whether the servers of a model's rows have them; `away` says why they do not."""
+
+    def __init__(self, model: SplitModel, client: Client) -> None:
+        self.away = ""
+        self._model = model
+        self._client = client
+        self._soon = threading.Event()
+        self._ended = False
+        self._watched = False
+
+    def look(self) -> None:
+        """Ask all of them; raises `BadInputError` or `ClientError` where one has other rows than it should have."""
+        listings, self.away = self._client.check()
+        for listing in listings:
+            for name, table in self._model.tables.items():
+                own = listing.tables.get(name)
+                if own is None or (own.key_dtype, own.dim) != (table.key_dtype, table.dim):
+                    raise BadInputError(
+                        f"serving '{self._model.folder}': the servers of its rows have no table '{name}' of"
+                        f" {table.key_dtype} keys and {table.dim} numbers; see --rows-from"
+                    )
+
+    def watch(self) -> None:
+        """Look from now on, until `close`."""
+        self._watched = True
+        threading.Thread(target=self._watch, name="kvtools servers of rows", daemon=True).start()
+
+    def look_soon(self) -> None:
+        """Look now: a lookup had no answer."""
+        self._soon.set()
+
+    def close(self) -> None:
+        """Look no more."""
+        self._ended = True
+        self._soon.set()
+        if not self._watched:
+            self._client.close()
+
+    def _watch(self) -> None:
+        while not self._ended:
+            self._soon.wait(_WATCH_EVERY)
+            self._soon.clear()
+            before = self.away
+            try:
+                self.look()
+            except KvtoolsError as error:
+                self.away = str(error)
+            if self._ended:
+                break
+            if self.away and not before:
+                _LOG.warning("the rows of '%s' are elsewhere: %s", self._model.folder, one_line(self.away))
+            elif before and not self.away:
+                _LOG.info("the rows of '%s' are there again", self._model.folder)
+        self._client.close()
 
 
 def _fingerprint(model: SplitModel) -> str:
@@ -233,12 +310,13 @@ def _rows_of(tables: Mapping[str, StoredTable], recent: Mapping[str, RecentKeys]
     return look_up
 
 
-def _rows_from(client: Client) -> LookUp:
+def _rows_from(client: Client, servers: _RowServers) -> LookUp:
     def look_up(signature: SplitSignature, keys: Sequence[Array], settings: Settings) -> Rows:
         wanted, places = distinct_keys(signature, keys)
         try:
             answers = client.lookup_many(wanted, missing="zeros") if wanted else {}
         except UnavailableError as error:
+            servers.look_soon()
             message = f"the rows of this model are elsewhere: {one_line(str(error))}"
             raise ProtocolError("UNAVAILABLE", message, headers={"Retry-After": "1"}) from None
         except (ClientError, KvtoolsError) as error:

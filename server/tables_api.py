@@ -287,6 +287,7 @@ def router(lookups: Lookups) -> APIRouter:
             "model": version.model,
             "version": version.number,
             **_export(version),
+            **_follow(lookups.catalog, version.model),
             "dialect": version.store.dialect,
             "limits": limits,
             "tables": _described_tables(version),
@@ -313,6 +314,7 @@ def _listing_of_all(catalog: Catalog, limits: dict[str, int]) -> dict[str, Any]:
             "model": name,
             "version": version.number if version else None,
             **(_export(version) if version else {}),
+            **_follow(catalog, name),
             "dialect": version.store.dialect if version else None,
         }
         for name, version in latest.items()
@@ -334,6 +336,20 @@ def _export(version: ServedVersion) -> dict[str, str]:
     """The export that the tables of a version are of, where it was one in two halves."""
     export = getattr(version.store, "export", None)
     return {"export": export} if export else {}
+
+
+def _follow(catalog: Catalog, model: str) -> dict[str, Any]:
+    """How a model follows its chain, where it does."""
+    if model not in catalog.follows:
+        return {}
+    status = catalog.follows[model].status
+    said = {
+        "sequence": status.sequence,
+        "lag_seconds": round(status.lag, 3),
+        "moment": status.moment or None,
+        "refused": dict(status.refused),
+    }
+    return {"follow": said | ({"trouble": status.trouble} if status.trouble else {})}
 
 
 async def _serve(

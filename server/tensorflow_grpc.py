@@ -178,8 +178,7 @@ def signature_def_map(served: ServedVersion) -> bytes:
     for name, signature in listed(served).items():
         definition = definitions.signature_def[name]
         definition.method_name = signature.method_name
-        outputs = {**signature.outputs, **signature.by_name}
-        for specs, infos in ((signature.inputs, definition.inputs), (outputs, definition.outputs)):
+        for specs, infos in ((signature.inputs, definition.inputs), (signature.outputs, definition.outputs)):
             for key, spec in specs.items():
                 _tensor_info(spec, infos[key])
     return definitions.SerializeToString()  # type: ignore[no-any-return]

@@ -5,7 +5,7 @@
 
 The forms of requests and answers are those of https://www.tensorflow.org/tfx/serving/api_rest; an error is
 `{"error": "..."}`. Beyond it, `output_filter` in a request names the outputs to answer with, as gRPC's field of that
-name does. `:classify` and `:regress` are not there: they take tf.Example, which no table does.
+name does; without it all outputs are answered. `:classify` and `:regress` are not there: they take tf.Example, which no table does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pydantic_core import to_json
 
 from kvtools.server.caller import Caller
 from kvtools.server.catalog import Catalog, ServedVersion
-from kvtools.server.json_tensor import is_base64, load_json, shown, tensor, text_blocks
+from kvtools.server.json_tensor import is_base64, load_json, row_texts, shown, tensor, text_blocks
 from kvtools.server.model_status import model_statuses
 from kvtools.server.observer import Observer
 from kvtools.server.protocol_error import ProtocolError, invalid
@@ -48,6 +48,7 @@ from kvtools.server.signatures import (
     signature_of,
 )
 
+_NUMBERS_AT_ONCE = 65536
 _PREDICT = Body(
     {"signature_name": "user_emb", "instances": [17, -3]},
     {
@@ -62,7 +63,7 @@ _PREDICT = Body(
     },
 )
 _PREDICTED = Body(
-    {"predictions": [[0.25, -0.5], [0.0, 0.0]]},
+    {"predictions": [{"embeddings": [0.25, -0.5], "found": True}, {"embeddings": [0.0, 0.0], "found": False}]},
     {
         "type": "object",
         "properties": {"predictions": {"type": "array"}, "outputs": {}},
@@ -302,12 +303,15 @@ def _rows(answer: Mapping[str, Array]) -> Iterable[bytes]:
 
 
 def _objects(answer: Mapping[str, Array], rows: int) -> Iterator[bytes]:
-    for row in range(rows):
-        yield b",{" if row else b"{"
-        for place, (name, array) in enumerate(answer.items()):
-            yield (b"," if place else b"") + to_json(name) + b":"
-            yield from _text(name, array[row : row + 1].reshape(array.shape[1:]))
-        yield b"}"
+    heads = [(b"," if place else b"{") + to_json(name) + b":" for place, name in enumerate(answer)]
+    numbers = sum(array[:1].size for array in answer.values())
+    step = max(1, _NUMBERS_AT_ONCE // max(1, numbers))
+    for start in range(0, rows, step):
+        columns = [
+            [head + text for text in row_texts(array[start : start + step], as_bytes=_is_bytes(name))]
+            for head, (name, array) in zip(heads, answer.items(), strict=True)
+        ]
+        yield (b"," if start else b"") + b"},".join(map(b"".join, zip(*columns, strict=True))) + b"}"
 
 
 def _columns(answer: Mapping[str, Array]) -> Iterable[bytes]:
@@ -321,14 +325,18 @@ def _columns(answer: Mapping[str, Array]) -> Iterable[bytes]:
 
 
 def _text(name: str, array: Array) -> Iterator[bytes]:
-    return text_blocks(array, as_bytes=name.endswith("_bytes"))
+    return text_blocks(array, as_bytes=_is_bytes(name))
+
+
+def _is_bytes(name: str) -> bool:
+    return name.endswith("_bytes")
 
 
 def _metadata(served: ServedVersion) -> dict[str, Any]:
     definitions = {
         name: {
             "inputs": {key: _tensor_info(spec) for key, spec in signature.inputs.items()},
-            "outputs": {key: _tensor_info(spec) for key, spec in {**signature.outputs, **signature.by_name}.items()},
+            "outputs": {key: _tensor_info(spec) for key, spec in signature.outputs.items()},
             "method_name": signature.method_name,
             "defaults": {},
         }

@@ -77,11 +77,11 @@ class VersionLoader:
             prepare(version)
         return version
 
-    def finish(self, version: ServedVersion) -> None:
-        """Verify the rest of a version that is served already, and bring it into memory."""
-        if version.store.verifies_on_use:
-            self._verify(version.store, self._goes_on)
-        version.store.populate(self._stop)
+    def finish(self, store: TableStore) -> None:
+        """Verify the rest of what is served already, and bring it into memory."""
+        if store.verifies_on_use:
+            self._verify(store, self._goes_on)
+        store.populate(self._stop)
 
     def _open(self, model: str, found: FoundVersion, recent: dict[str, RecentKeys]) -> ServedVersion:
         progress = _Progress(f"model '{model}': version {found.number}")

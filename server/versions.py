@@ -37,6 +37,7 @@ from kvtools.errors import BadInputError, CorruptFileError, one_line
 from kvtools.server.catalog import Catalog, ServedModel, ServedVersion, UnknownVersionError, VersionStatus
 from kvtools.server.host_paths import without_folders
 from kvtools.server.recent_keys import RecentKeys
+from kvtools.server.request import RequestError
 from kvtools.server.settings import Settings
 from kvtools.server.sources import ModelSource, SharedSources
 from kvtools.server.store import TableStore
@@ -194,9 +195,11 @@ class Versions:
 
         Raises:
             UnknownModelError, UnknownVersionError: there is none such now, or no such label to take away.
-            RequestError: the other workers cannot be told; nothing was changed.
+            RequestError: the other workers cannot be told, or the model follows a chain; nothing was changed.
         """
         self._catalog.model(model)
+        if model in self._catalog.follows:
+            raise RequestError(400, "follows", f"model '{model}' follows a chain, which has one version and no labels")
         if number is not None:
             self._catalog.version(model, number=number)
         with self._changing:
@@ -217,8 +220,12 @@ class Versions:
         """Serve `sources` from now on, and no other model.
 
         Returns what will be, when all are loaded or have failed, a message for each model that has no version. Raises
-        `RequestError` if the other workers cannot be told; nothing was changed then.
+        `RequestError` if the other workers cannot be told, or a model has the name of one that follows a chain, which
+        stay; nothing was changed then.
         """
+        for source in sources:
+            if source.name in self._catalog.follows:
+                raise RequestError(400, "follows", f"model '{source.name}' follows a chain; name this one otherwise")
         done: Future[dict[str, str]] = Future()
         self._share(sources)
         self._take(sources)
@@ -399,7 +406,7 @@ class Versions:
                     continue
                 version, stamp = state.served[number]
                 try:
-                    self._loader.finish(version)
+                    self._loader.finish(version.store)
                 except StoppedError:
                     return
                 except Exception as error:

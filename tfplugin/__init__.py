@@ -5,6 +5,7 @@
 
 from tfplugin import checkpoint as _checkpoint
 from tfplugin import optimizers, policies
+from tfplugin.chain.manager import CheckpointManager
 from tfplugin.export_saved_model import export_saved_model
 from tfplugin.get_kv_variable import get_kv_variable
 from tfplugin.initializers import KvInitializer
@@ -18,6 +19,7 @@ from tfplugin.training_mode import inference_mode
 from tfplugin.warm_start import warm_start
 
 __all__ = [
+    "CheckpointManager",
     "KvInitializer",
     "KvVariable",
     "OptimizerWrapper",

@@ -2,7 +2,8 @@
 
 TensorFlow copies every variable when the save is asked for, and a thread of its writes the copies. A table is not
 copied: its one-moment export is begun instead (a *cut*). Who is about to change a row that has not been written yet
-lays it aside first, and only that takes memory.
+lays it aside first, and only that takes memory. Of a table on a GPU, which has no such exports, the cut is of a copy on
+the CPU.
 
 A cut that nobody writes would hold up who trains. So whatever fails on the way gives it up, and what failed before is
 told before the next one begins.
@@ -28,12 +29,12 @@ class TableAtMoment:
 
     Attributes:
       table: the table.
-      cuts: the numbers of the exports of its parts, while they are not saved.
+      cuts: of each part the handle of what is exported, and the export's number, while it is not saved.
     """
 
     def __init__(self, table: Any) -> None:
         self.table = table
-        self.cuts: list[tf.Tensor] = []
+        self.cuts: list[tuple[Any, tf.Tensor]] = []
 
     def take(self) -> None:
         """Begins the exports of now, in place of those before."""
@@ -41,22 +42,41 @@ class TableAtMoment:
         check_whole(self.table)
         try:
             for part in self.table._kv_parts:
-                with tf.device(part.device or None):
-                    self.cuts.append(raw.kv_table_cut(part.handle, tf.constant(_ALL_ROWS, tf.int64)).cut)
+                exported = _copy(part) if "GPU" in (part.device or "") else part.handle
+                with tf.device(exported.device or None):
+                    self.cuts.append((exported, raw.kv_table_cut(exported, tf.constant(_ALL_ROWS, tf.int64)).cut))
         except BaseException:
             self.drop()
             raise
 
-    def taken(self) -> list[tf.Tensor]:
+    def taken(self) -> list[tuple[Any, tf.Tensor]]:
         """The exports, for one who saves them or gives them up."""
         cuts, self.cuts = self.cuts, []
         return cuts
 
     def drop(self) -> None:
         """Gives up exports that were not saved."""
-        for part, cut in zip(self.table._kv_parts, self.taken(), strict=False):
-            with tf.device(part.device or None):
-                raw.kv_table_drop_cut(part.handle, cut)
+        for exported, cut in self.taken():
+            with tf.device(exported.device or None):
+                raw.kv_table_drop_cut(exported, cut)
+
+
+def _copy(part: Any) -> tf.Tensor:
+    """The handle of a table on the CPU with the rows of one on a GPU."""
+    with tf.device("CPU:0"):
+        copy = raw.kv_table_handle(
+            anonymous=True,
+            variable=part._name,
+            key_dtype=part.key_dtype,
+            dtype=part.dtype,
+            shape=[None, part.dim],
+            dim=part.dim,
+            max_capacity=part.max_capacity,
+            eviction=part.eviction,
+        )
+    with tf.device(part.device):
+        raw.kv_table_copy(copy, part.handle)
+    return copy
 
 
 def take(table: Any, object_map: Any) -> None:

@@ -117,7 +117,7 @@ def _is_saved_object(obj: Any) -> bool:
     return isinstance(obj, (KvVariable, PartitionedKvVariable, TableAtMoment))
 
 
-def _without_parts(trackables: Mapping[str, Any]) -> dict[str, Any]:
+def wholes(trackables: Mapping[str, Any]) -> dict[str, Any]:
     """Parts of a partitioned variable are saved by the whole, so that they restore into any other number of parts."""
     wholes = [obj for obj in trackables.values() if isinstance(obj, PartitionedKvVariable)]
     parts = {id(part) for whole in wholes for part in whole}
@@ -131,9 +131,9 @@ def object_prefix(path: str) -> str:
 
 def _save(trackables: Mapping[str, Any], file_prefix: tf.Tensor) -> list[tf.Tensor]:
     variables: list[tuple[str, KvVariable]] = []
-    cuts: list[tuple[str, KvVariable, tf.Tensor]] = []
+    cuts: list[tuple[str, KvVariable, tf.Tensor, tf.Tensor]] = []
     shards: list[tf.Tensor] = []
-    for path, saved in _without_parts(trackables).items():
+    for path, saved in wholes(trackables).items():
         obj = saved.table if isinstance(saved, TableAtMoment) else saved
         check_whole(obj)
         if isinstance(obj, KvVariable) and obj.partitioned_name is not None:
@@ -145,7 +145,8 @@ def _save(trackables: Mapping[str, Any], file_prefix: tf.Tensor) -> list[tf.Tens
         if isinstance(saved, TableAtMoment):
             prefix = object_prefix(path)
             prefixes = [prefix] if obj is obj._kv_parts[0] else [f"{prefix}_part_{i}" for i in range(len(obj))]
-            cuts += zip(prefixes, obj._kv_parts, saved.taken(), strict=True)
+            taken = zip(prefixes, obj._kv_parts, saved.taken(), strict=True)
+            cuts += [(tensor_prefix, part, handle, cut) for tensor_prefix, part, (handle, cut) in taken]
         elif id(obj) in _elsewhere:
             shards += _renamed(file_prefix, object_prefix(path), _elsewhere[id(obj)])
         elif isinstance(obj, PartitionedKvVariable):
@@ -195,7 +196,7 @@ def _renamed(file_prefix: tf.Tensor, prefix: str, bundles: Sequence[str]) -> lis
 
 
 def _restore(trackables: Mapping[str, Any], merged_prefix: tf.Tensor) -> None:
-    for path, obj in _without_parts(trackables).items():
+    for path, obj in wholes(trackables).items():
         for part in obj if isinstance(obj, PartitionedKvVariable) else [obj]:
             if part.holds_rows:
                 graph_restore.note(restore_op(merged_prefix, part, object_prefix(path), "_part_"))

@@ -90,7 +90,7 @@ def export_saved_model(
         - a session of TensorFlow 1, with `inputs` and `outputs`, or `signatures`. What is served of its graph is built
           inside `tfplugin.inference_mode`, or made so by `read_only`.
 
-      path: the folder to write, whose parent is there. It appears when it is whole.
+      path: the folder to write. It appears when it is whole.
       signatures: functions by name, or one for ``serving_default``, as for `tf.saved_model.save`. Of a session
         ``{name: (inputs, outputs)}``.
       inputs, outputs: of a session: the tensors of ``serving_default`` by name.
@@ -164,6 +164,7 @@ def export_saved_model(
                 check=check,
                 warmup=asked,
                 force=force,
+                source=_called(model),
                 **options,
             )
         except KvtoolsError as error:

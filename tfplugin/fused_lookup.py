@@ -24,6 +24,7 @@ class Table(Protocol):
     trainable: bool
     regularizer: Any
     _eager: bool
+    _task: str
     _backward_token: str
 
     def _op_device(self) -> str | None: ...
@@ -36,7 +37,10 @@ def can_fuse(parts: Sequence[Table], train: bool) -> bool:
     """
     if train and parts[0].regularizer is not None and not context.executing_eagerly():
         return False
-    return len(parts) == 1 or all(part._eager for part in parts) or len({part.device for part in parts}) == 1
+    if len(parts) == 1:
+        return True
+    # In eager mode an op takes tables of any device of its process.
+    return len({part._task if part._eager else part.device for part in parts}) == 1
 
 
 def _note_lookups(tables: Sequence[Sequence[Table]], train: bool) -> None:

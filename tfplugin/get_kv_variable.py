@@ -10,12 +10,14 @@ from tensorflow.python.eager import context
 from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.ops import variable_scope
 
+from tfplugin import placement
 from tfplugin.eviction import checked_capacity
 from tfplugin.initializers import KvInitializer, resolve
 from tfplugin.keys import KEY_DTYPES
 from tfplugin.kv_variable import VALUE_DTYPES, KvVariable
 from tfplugin.partitioned_kv_variable import PartitionedKvVariable
-from tfplugin.policies import Admission, EvictionPolicy, Policies, resolve as resolve_policies
+from tfplugin.policies import Admission, EvictionPolicy, Policies
+from tfplugin.policies import resolve as resolve_policies
 
 #: The first dimension that a partitioner is told a variable has when `capacity_hint` does not say.
 NOMINAL_ROWS = 1 << 20
@@ -128,7 +130,8 @@ def get_kv_variable(
         REGULARIZATION_LOSSES.
       trainable: as for tf.Variable.
       collections: graph collections to join; default GLOBAL_VARIABLES. TRAINABLE_VARIABLES is added when trainable.
-      partitioner: any TensorFlow partitioner along axis 0. Keys go to part ``key floor-mod parts``.
+      partitioner: any TensorFlow partitioner along axis 0. Keys go to part ``key floor-mod parts``. Under
+        ``tf.distribute.ParameterServerStrategy`` the default is a part for each server, and parts go to them in turns.
       constraint: function of rows, applied after each update to the rows it touched.
       capacity_hint: rows to make room for at once, and the first dimension that partitioners see.
       max_capacity: the most rows that a batch leaves behind; 0: any number. Further rows evict others, but not those of
@@ -216,11 +219,17 @@ def get_kv_variable(
 
         dim = int(embedding_dim)
         init = resolve(initializer, full_name, dim, value)
+        if partitioner is None and placement.parameter_servers() > 1:
+            partitioner = tf.compat.v1.fixed_size_partitioner(placement.parameter_servers())
         parts = _part_count(partitioner, full_name, capacity_hint or NOMINAL_ROWS, dim, value)
         if init.rows is not None and parts is not None:
             init = _shared_rows(init)
 
         def make(part_name: str, part: int, of: int) -> KvVariable:
+            with placement.on_next_parameter_server(part_name):
+                return made_here(part_name, part, of)
+
+        def made_here(part_name: str, part: int, of: int) -> KvVariable:
             variable = KvVariable(
                 part_name,
                 dim,

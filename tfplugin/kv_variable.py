@@ -138,6 +138,8 @@ class KvVariable(RowCounts, RowExpiry, Scatter, NotDense, trackable.Trackable):
                 device = placement.table_device(context.context().device_name)
                 with tf.device("CPU:0"), tf.device(device) if device else contextlib.nullcontext():
                     self._handle = self._make_handle(anonymous=True)
+                #: The process that has the rows, as TensorFlow names it.
+                self._task = placement.task_of(self._handle.device)
                 self._unique_id = f"{name}_{tf_ops.uid()}"
                 self._shared_name = self._unique_id
                 self.initialize()

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensorflow.python.trackable import base as trackable
 from tensorflow.python.util import dispatch
 
-from tfplugin import saveable, training_mode
+from tfplugin import async_save, saveable, training_mode
 from tfplugin.eviction import scores_tensor
 from tfplugin.fused_lookup import can_fuse, gather_many
 from tfplugin.keys import keys_to_tensor

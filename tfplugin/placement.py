@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,6 +30,12 @@ def cpu_device(device: str | None) -> str:
     if spec.device_type in (None, "CPU"):
         return spec.to_string()
     return spec.replace(device_type="CPU", device_index=0).to_string()
+
+
+def task_of(device: str) -> str:
+    """The process that `device` is in, as a device string."""
+    spec = tf_device.DeviceSpec.from_string(device)
+    return tf_device.DeviceSpec(job=spec.job, replica=spec.replica, task=spec.task).to_string()
 
 
 @contextlib.contextmanager
@@ -59,10 +66,52 @@ def on_device_of(table: Any) -> contextlib.AbstractContextManager[Any]:
 def refuse_copies(name: str) -> None:
     """Raises ValueError under a `tf.distribute` strategy that keeps a copy of each variable on several devices."""
     strategy = tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
-    if strategy is not None and not isinstance(strategy, tf.distribute.OneDeviceStrategy):
-        raise ValueError(
-            f"Key-value variable '{name}' cannot be made under {type(strategy).__name__}, which would keep copies of "
-            "it apart. In one process train without a strategy, or under tf.distribute.OneDeviceStrategy: a table uses "
-            "all CPUs. In several train with Horovod, where tfplugin.sok.DynamicVariable spreads a table over the "
-            "ranks, or with sessions on parameter servers (tf.compat.v1.train.replica_device_setter)."
-        )
+    if strategy is None or isinstance(strategy, (tf.distribute.OneDeviceStrategy, *_PARAMETER_SERVERS)):
+        return
+    raise ValueError(
+        f"Key-value variable '{name}' cannot be made under {type(strategy).__name__}, which would keep copies of "
+        "it apart. In one process train without a strategy, or under tf.distribute.OneDeviceStrategy: a table uses "
+        "all CPUs. In several train with Horovod, where tfplugin.sok.DynamicVariable spreads a table over the "
+        "ranks; under tf.distribute.ParameterServerStrategy; or with sessions on parameter servers "
+        "(tf.compat.v1.train.replica_device_setter)."
+    )
+
+
+#: The strategy of TensorFlow 2, whose variables are on one server each. (That of TensorFlow 1 has copies on workers.)
+_PARAMETER_SERVERS = (tf.distribute.ParameterServerStrategy,)
+
+#: How many tables each strategy has placed.
+_placed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+
+def parameter_servers() -> int:
+    """How many servers the `tf.distribute.ParameterServerStrategy` has in whose scope this is; 0 outside of one."""
+    strategy = tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
+    return strategy.extended._num_ps if isinstance(strategy, _PARAMETER_SERVERS) else 0
+
+
+@contextlib.contextmanager
+def on_next_parameter_server(name: str) -> Iterator[None]:
+    """Under `tf.distribute.ParameterServerStrategy`: makes a table on a server, one after the other in turns.
+
+    Raises:
+      RuntimeError: the server's process has not imported tfplugin.
+    """
+    servers = parameter_servers()
+    if not servers:
+        yield
+        return
+    strategy = tf.distribute.get_strategy()
+    task = _placed.get(strategy, 0) % servers
+    _placed[strategy] = task + 1
+    try:
+        with tf.device(f"/job:ps/task:{task}/device:CPU:0"):
+            yield
+    except tf.errors.NotFoundError as error:
+        if "KvTableHandle" not in str(error):
+            raise
+        raise RuntimeError(
+            f"Key-value variable '{name}' cannot be made on parameter server {task}: its process does not know the "
+            "operations of tables. Have each server and worker `import tfplugin` before it makes its "
+            "tf.distribute.Server."
+        ) from error

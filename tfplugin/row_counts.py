@@ -76,9 +76,7 @@ class RowCounts:
         `stamps` gives the second.
         """
         keys, places, part_keys = self._by_part(indices)
-        versions = [
-            part.stamps(owned, name=name)[1] for part, owned in zip(self._kv_parts, part_keys, strict=True)
-        ]
+        versions = [part.stamps(owned, name=name)[1] for part, owned in zip(self._kv_parts, part_keys, strict=True)]
         return self._in_places(keys, places, versions) // tf.constant(DAY, tf.uint32)
 
     @staticmethod

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.training.saving import saveable_object
 
+from tfplugin.chain_members import with_what_it_goes_back_to
 from tfplugin.ops import raw
 from tfplugin.placement import cpu_device
 
@@ -31,6 +32,10 @@ class KvSaveable(saveable_object.SaveableObject):
             whole = whole.removesuffix(f"/part_{self.variable.part}")
         return restore_op(filename, self.variable, whole, "/part_")
 
+    def restore_members(self, members: tf.Tensor) -> Any:
+        """Restores the variable from members of a chain, [full, increment, ...]."""
+        return self.restore_op(members)
+
     def restore(self, restored_tensors: Any, restored_shapes: Any) -> Any:
         """Not reached: `checkpoint.add_restore_ops` restores."""
         raise RuntimeError(
@@ -49,41 +54,52 @@ def of_part(part: Any, name: str | None = None, **kwargs: Any) -> KvSaveable:
 
 def save_ops(prefix: tf.Tensor, variables: Sequence[tuple[str, Any]]) -> list[tf.Tensor]:
     """Writes one bundle shard per device, ``prefix-<i>``. Returns the shards' prefixes, to be merged."""
-    return _written(prefix, "", [(name, variable, None) for name, variable in variables])
+    return _written(prefix, "", [(name, variable, variable.handle, None) for name, variable in variables])
 
 
-def save_cuts(prefix: tf.Tensor, cuts: Sequence[tuple[str, Any, tf.Tensor]]) -> list[tf.Tensor]:
-    """The same, ``prefix-cut-<i>``, of what variables held when their exports of these numbers began."""
+def save_cuts(prefix: tf.Tensor, cuts: Sequence[tuple[str, Any, tf.Tensor, tf.Tensor]]) -> list[tf.Tensor]:
+    """The same, ``prefix-cut-<i>``, of exports that have begun: of a variable, by the handle of what is exported and
+    the export's number.
+    """
     return _written(prefix, "-cut", cuts)
 
 
-def _written(prefix: tf.Tensor, kind: str, tables: Sequence[tuple[str, Any, tf.Tensor | None]]) -> list[tf.Tensor]:
-    by_device: dict[str, list[tuple[str, Any, tf.Tensor | None]]] = collections.OrderedDict()
+def _written(
+    prefix: tf.Tensor, kind: str, tables: Sequence[tuple[str, Any, tf.Tensor, tf.Tensor | None]]
+) -> list[tf.Tensor]:
+    by_device: dict[str, list[tuple[str, Any, tf.Tensor, tf.Tensor | None]]] = collections.OrderedDict()
     for table in tables:
-        by_device.setdefault(table[1].device or "", []).append(table)
+        by_device.setdefault(table[2].device or "", []).append(table)
     written = []
     for number, (device, group) in enumerate(by_device.items()):
+        names, variables, handles, cuts = zip(*group, strict=True)
         with tf.device(cpu_device(device) or None):
             shard = tf.strings.join([prefix, f"{kind}-{number}"])
-        handles = [variable.handle for _, variable, _ in group]
         described = {
-            "tensor_prefixes": [tensor_prefix for tensor_prefix, _, _ in group],
-            "names": [variable.partitioned_name or variable._name for _, variable, _ in group],
-            "part": [variable.part for _, variable, _ in group],
-            "parts": [variable.parts for _, variable, _ in group],
+            "tensor_prefixes": list(names),
+            "names": [variable.partitioned_name or variable._name for variable in variables],
+            "part": [variable.part for variable in variables],
+            "parts": [variable.parts for variable in variables],
         }
         with tf.device(device or None):
             if kind:
-                save = raw.kv_table_save_cut(shard, handles, tf.stack([cut for _, _, cut in group]), **described).rows
+                save = raw.kv_table_save_cut(shard, list(handles), tf.stack(list(cuts)), **described).rows
             else:
-                save = raw.kv_table_save(shard, handles, **described)
+                save = raw.kv_table_save(shard, list(handles), **described)
         with tf.device(cpu_device(device) or None), tf.control_dependencies([save] if save is not None else []):
             written.append(tf.identity(shard))
     return written
 
 
 def restore_op(prefix: tf.Tensor, variable: Any, tensor_prefix: str, part_infix: str) -> Any:
-    """Reads the rows that belong to a variable, or to this part of it, from a checkpoint. Returns the op."""
+    """Reads the rows that belong to a variable, or to this part of it, from a checkpoint. Returns the op.
+
+    Args:
+      prefix: of the checkpoint; or [k] of a full one of a chain and the increments after it.
+      variable: to restore.
+      tensor_prefix, part_infix: what the tensors of the variable, and of a part of it, begin with.
+    """
+    prefix = with_what_it_goes_back_to(prefix)
     with tf.device(variable.device or None):
         return raw.kv_table_restore(
             variable.handle,

@@ -69,7 +69,7 @@ class Scatter:
         )
 
     def _scatter(self, method: str, slices: Any, name: str | None, write: Any) -> Any:
-        if not isinstance(slices, (tf.IndexedSlices, tf.compat.v1.IndexedSlicesValue)):
+        if not isinstance(slices, tf.IndexedSlices):
             raise TypeError(
                 f"{method} of key-value variable '{self.name}' takes tf.IndexedSlices(rows, keys), got {slices!r:.80}."
             )

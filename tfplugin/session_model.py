@@ -59,7 +59,7 @@ def save(session: Any, folder: Path, signatures: Mapping[str, tuple[Mapping[str,
         name: v1.saved_model.predict_signature_def(dict(inputs), dict(outputs))
         for name, (inputs, outputs) in signatures.items()
     }
-    with graph.as_default(), _unfinalized(graph):
+    with graph.as_default(), unfinalized(graph):
         saver, initializer = _saver_of(graph)
         # The builder notes there what initializes, and refuses a graph that has such a note.
         noted = graph.get_collection_ref(_MAIN_OP)
@@ -108,7 +108,7 @@ def save_graph(
     for side in given:
         _check_tensors(graph, tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY, side)
     _check_given(tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY, inputs, outputs, fed)
-    with graph.as_default(), _unfinalized(graph):
+    with graph.as_default(), unfinalized(graph):
         saver, _ = _saver_of(graph)
         saver.save(plain, str(prefix), write_meta_graph=False, write_state=False)
         saver.export_meta_graph(f"{prefix}.meta", strip_default_attrs=True)
@@ -194,7 +194,8 @@ def _saver_of(graph: tf.Graph) -> tuple[Any, Any]:
 
 
 @contextlib.contextmanager
-def _unfinalized(graph: tf.Graph) -> Iterator[None]:
+def unfinalized(graph: tf.Graph) -> Iterator[None]:
+    """While ops are added to a graph that may be finalized."""
     finalized = graph.finalized
     if finalized:
         graph._unsafe_unfinalize()

@@ -1,6 +1,6 @@
 // How fast the table engine is, against what the memory system allows; prints one JSON object.
 //
-//   table_benchmark [--threads N] [--repetitions N] [--only lookup|write|insert|overhead|remove] [--rows N]
+//   table_benchmark [--threads N] [--repetitions N] [--only lookup|write|insert|overhead|remove|changes] [--rows N]
 //
 // "Bare" is a gather by known row number from one array on huge pages, with prefetch, threads and copy
 // routine as in the table: what remains of a lookup when nothing has to be looked up. Bare and table take
@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "base/hash.h"
+#include "kvtable/optimizer.h"
 #include "kvtable/parallel_for.h"
 #include "kvtable/table.h"
 #include "memory/copy_rows.h"
@@ -325,6 +326,85 @@ void Removals(const Flags& flags, ParallelFor& threads, Json* json) {
   }
 }
 
+// What it costs a step of Adam that its table tracks changes, and that an export of one moment is open; how long cuts
+// take. Three tables take turns on the same batches.
+void Changes(const Flags& flags, ParallelFor& threads, Json* json) {
+  constexpr int64_t kDim = 32;
+  constexpr int64_t kSteps = 16;
+  const int64_t count = flags.rows / 2;
+  std::vector<uint64_t> keys(static_cast<size_t>(count));
+  for (int64_t i = 0; i < count; ++i) keys[static_cast<size_t>(i)] = KeyOfRow(i);
+  const std::vector<float> gradients(static_cast<size_t>(kBatch * kDim), 0.25f);
+  const auto make = [&] {
+    TableOptions options;
+    options.dim = kDim;
+    options.slots = {{"m", kDim, SlotSpec::Init::kConstant, 0.0},
+                     {"v", kDim, SlotSpec::Init::kConstant, 0.0}};
+    auto table = Table::Create(options);
+    ForBatches(count, kBatch, [&](int64_t begin, int64_t n) {
+      table->Upsert(keys.data() + begin, n, gradients.data(), {1, 1}, threads);
+    });
+    return table;
+  };
+  const auto plain = make();
+  const auto tracked = make();
+  const auto exported = make();
+  tracked->TrackChanges(1 << 20);
+  exported->TrackChanges(1 << 20);
+  const Update adam =
+      MakeUpdate("adam", {{"learning_rate", 0.01}, {"beta_1_power", 0.9}, {"beta_2_power", 0.999}});
+  std::vector<uint64_t> wanted(static_cast<size_t>(kBatch * kSteps));
+  const auto steps = [&](Table* table) {
+    return 1e-6 * static_cast<double>(kBatch * kSteps) / Seconds([&] {
+             ForBatches(kBatch * kSteps, kBatch, [&](int64_t begin, int64_t n) {
+               table->Apply(wanted.data() + begin, nullptr, n, gradients.data(), adam, {{1, 2}}, {1, 2},
+                            threads);
+             });
+           });
+  };
+  std::vector<double> off, on, aside, on_ratio, aside_ratio, cut, increment, rows_a_second;
+  uint64_t version = tracked->CutChanges();
+  std::vector<float> out(static_cast<size_t>(kBatch * kDim * 3));
+  std::vector<uint64_t> out_keys(static_cast<size_t>(kBatch));
+  for (int rep = 0; rep < flags.repetitions; ++rep) {
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      wanted[i] = keys[Mix64(i + wanted.size() * static_cast<size_t>(rep)) % keys.size()];
+    }
+    MomentOptions options;
+    options.aside = std::make_shared<AsideMemory>(int64_t{8} << 30);
+    const auto open = exported->ExportMoment(options);
+    off.push_back(steps(plain.get()));
+    on.push_back(steps(tracked.get()));
+    aside.push_back(steps(exported.get()));
+    on_ratio.push_back(on.back() / off.back());
+    aside_ratio.push_back(aside.back() / off.back());
+    cut.push_back(1e6 * Seconds([&] { tracked->CutChanges(); }));
+    version = tracked->CutChanges();
+    tracked->ForgetChanges(version);
+    tracked->Upsert(wanted.data(), 50000, gradients.data(), {1, 3}, threads);
+    options.since = version;
+    std::unique_ptr<Exporter> changed;
+    increment.push_back(1e6 * Seconds([&] { changed = tracked->ExportMoment(options); }));
+    Exporter::Buffers buffers;
+    buffers.keys = out_keys.data();
+    buffers.columns = {{0, out.data(), kDim},
+                       {1, out.data() + kBatch * kDim, kDim},
+                       {2, out.data() + 2 * kBatch * kDim, kDim}};
+    int64_t rows = 0;
+    const double seconds = Seconds([&] {
+      for (int64_t n; (n = changed->Next(kBatch, buffers, threads)) > 0;) rows += n;
+    });
+    rows_a_second.push_back(1e-6 * static_cast<double>(rows) / seconds);
+  }
+  json->Add("apply_mrows_per_s_dim32", Best(off));
+  json->Add("apply_tracked_mrows_per_s_dim32", Best(on));
+  json->Add("apply_tracked_to_untracked", Median(on_ratio));
+  json->Add("apply_beside_open_moment_to_untracked", Median(aside_ratio));
+  json->Add("cut_microseconds", Median(cut));
+  json->Add("begin_increment_of_50000_microseconds", Median(increment));
+  json->Add("read_increment_mrows_per_s", Median(rows_a_second));
+}
+
 // The overhead swings with growth, so besides the two sizes the largest on the way is given, from a million
 // rows on.
 void Overhead(const Flags& flags, ParallelFor& threads, Json* json) {
@@ -360,6 +440,7 @@ int Main(int argc, char** argv) {
   if (wanted("write")) Writes(flags, *threads, &json);
   if (wanted("insert")) Inserts(flags, *threads, &json);
   if (wanted("remove")) Removals(flags, *threads, &json);
+  if (wanted("changes")) Changes(flags, *threads, &json);
   if (wanted("overhead")) Overhead(flags, *threads, &json);
   return 0;
 }

@@ -105,6 +105,7 @@ def _compact(document: object) -> bytes:
 
 _LOOKUP = f"/v1/tables/{NAME}:lookup"
 _PREDICT = "/v1/models/default:predict"
+_ROWS_ALONE = {"output_filter": ["embeddings"]}
 
 BINARY = Form(
     "HTTP, binary",
@@ -133,7 +134,7 @@ LOOKUP_JSON = Form(
 PREDICT_ROWS = Form(
     "TF Serving REST, rows",
     "http",
-    lambda keys: _compact({"signature_name": NAME, "instances": keys.tolist()}),
+    lambda keys: _compact({"signature_name": NAME, "instances": keys.tolist(), **_ROWS_ALONE}),
     _json_rows("predictions"),
     _PREDICT,
     {"Content-Type": JSON},
@@ -141,7 +142,7 @@ PREDICT_ROWS = Form(
 PREDICT_COLUMNS = Form(
     "TF Serving REST, columns",
     "http",
-    lambda keys: _compact({"signature_name": NAME, "inputs": keys.tolist()}),
+    lambda keys: _compact({"signature_name": NAME, "inputs": keys.tolist(), **_ROWS_ALONE}),
     _json_rows("outputs"),
     _PREDICT,
     {"Content-Type": JSON},

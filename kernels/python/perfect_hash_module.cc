@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 namespace nb = nanobind;
@@ -22,6 +23,8 @@ namespace {
 constexpr uint64_t kMix = 0xbf58476d1ce4e5b9;
 // Where a bucket has tried so many pilots, another seed is needed.
 constexpr uint32_t kMostPilots = 1u << 22;
+// Those that are tried for most buckets are computed once.
+constexpr uint32_t kFirstPilots = 1024;
 constexpr size_t kToldEvery = size_t{1} << 20;
 
 // Odd, so that two keys whose hashes differ are kept apart by most pilots.
@@ -119,6 +122,21 @@ bool Take(const uint64_t* hashes, size_t count, uint64_t pilot, const Function& 
   return true;
 }
 
+// Whether two of a bucket's hashes are the same.
+bool HasEqual(const uint64_t* hashes, size_t count) {
+  if (count > 16) {
+    std::vector<uint64_t> sorted(hashes, hashes + count);
+    std::sort(sorted.begin(), sorted.end());
+    return std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end();
+  }
+  for (size_t i = 1; i < count; ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      if (hashes[i] == hashes[j]) return true;
+    }
+  }
+  return false;
+}
+
 bool Build(Keys keys, uint64_t seed, uint64_t slots, Pilots pilots, nb::object progress) {
   const size_t count = keys.shape(0);
   const Function function = Checked(seed, slots, pilots.shape(0));
@@ -128,20 +146,19 @@ bool Build(Keys keys, uint64_t seed, uint64_t slots, Pilots pilots, nb::object p
   nb::gil_scoped_release release;
   const Buckets grouped = Group(given, count, function);
   Bits taken(slots);
+  std::vector<uint64_t> first_pilots(kFirstPilots);
+  for (uint32_t number = 0; number < kFirstPilots; ++number) first_pilots[number] = Pilot(number);
   size_t done = 0, told = 0;
   for (const uint32_t bucket : BySize(grouped.starts)) {
     const uint64_t* const hashes = grouped.hashes.data() + grouped.starts[bucket];
     const size_t size = grouped.starts[bucket + 1] - grouped.starts[bucket];
-    if (size > 1) {
-      std::vector<uint64_t> sorted(hashes, hashes + size);
-      std::sort(sorted.begin(), sorted.end());
-      if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) return false;
-    }
+    if (HasEqual(hashes, size)) return false;
     uint32_t number = 0;
-    while (!Take(hashes, size, Pilot(number), function, &taken)) {
+    const auto pilot = [&] { return number < kFirstPilots ? first_pilots[number] : Pilot(number); };
+    while (!Take(hashes, size, pilot(), function, &taken)) {
       if (++number == kMostPilots) return false;
     }
-    chosen[bucket] = static_cast<int64_t>(Pilot(number));
+    chosen[bucket] = static_cast<int64_t>(pilot());
     done += size;
     if (done - told >= kToldEvery) {
       told = done;
@@ -168,6 +185,74 @@ void SlotsOf(Keys keys, uint64_t seed, uint64_t slots,
   }
 }
 
+// ---- Rows, as bytes, to where their slots are
+
+using Rows = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using RowsOut = nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Places = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+constexpr size_t kAhead = 16;
+
+void Scatter(Rows rows, Places places, int64_t first, RowsOut to) {
+  const size_t count = places.shape(0), width = rows.shape(1);
+  const auto room = static_cast<uint64_t>(to.shape(0));
+  if (rows.shape(0) != count || to.shape(1) != width) {
+    throw nb::value_error("scatter: got arrays whose shapes do not go together");
+  }
+  const uint8_t* const from = rows.data();
+  const int64_t* const at = places.data();
+  uint8_t* const out = to.data();
+  nb::gil_scoped_release release;
+  for (size_t i = 0; i < count; ++i) {
+    if (i + kAhead < count) {
+      const uint64_t ahead = static_cast<uint64_t>(at[i + kAhead] - first);
+      if (ahead < room) __builtin_prefetch(out + ahead * width, 1);
+    }
+    const uint64_t place = static_cast<uint64_t>(at[i] - first);
+    if (place < room) std::memcpy(out + place * width, from + i * width, width);
+  }
+}
+
+void Partition(Rows rows, Places places, int64_t first, int64_t group, RowsOut rows_out, Slots places_out,
+               Slots counts) {
+  const size_t count = places.shape(0), width = rows.shape(1), groups = counts.shape(0);
+  if (rows.shape(0) != count || rows_out.shape(0) < count || rows_out.shape(1) != width ||
+      places_out.shape(0) < count || group < 1) {
+    throw nb::value_error("partition: got arrays whose shapes do not go together");
+  }
+  const uint8_t* const from = rows.data();
+  const int64_t* const at = places.data();
+  uint8_t* const to = rows_out.data();
+  int64_t* const places_to = places_out.data();
+  int64_t* const counted = counts.data();
+  {
+    nb::gil_scoped_release release;
+    std::vector<uint32_t> of(count);
+    std::fill_n(counted, groups, 0);
+    bool inside = true;
+    for (size_t i = 0; i < count; ++i) {
+      const int64_t number = at[i] < first ? -1 : (at[i] - first) / group;
+      inside &= number < static_cast<int64_t>(groups);
+      of[i] = static_cast<uint32_t>(number);
+      if (inside && number >= 0) ++counted[number];
+    }
+    if (inside) {
+      std::vector<size_t> next(groups);
+      for (size_t number = 1; number < groups; ++number) {
+        next[number] = next[number - 1] + static_cast<size_t>(counted[number - 1]);
+      }
+      for (size_t i = 0; i < count; ++i) {
+        if (of[i] == UINT32_MAX) continue;
+        const size_t place = next[of[i]]++;
+        std::memcpy(to + place * width, from + i * width, width);
+        places_to[place] = at[i];
+      }
+      return;
+    }
+  }
+  throw nb::value_error("partition: a place is beyond the groups");
+}
+
 }  // namespace
 }  // namespace kvtable
 
@@ -177,5 +262,13 @@ NB_MODULE(_perfect_hash, module) {
       "Find the pilot of each bucket, int64 [buckets]; False if under this seed keys cannot be kept apart.");
   module.def("slots_of", &kvtable::SlotsOf, "keys"_a, "seed"_a, "slots"_a, "pilots"_a, "out"_a,
              "The slot of each key, int64 [n].");
+  module.def(
+      "scatter", &kvtable::Scatter, "rows"_a, "places"_a, "first"_a, "to"_a,
+      "Copy rows, uint8 [n, width], to `to` [m, width]: row i to places[i] - first, where that is in it.");
+  module.def(
+      "partition", &kvtable::Partition, "rows"_a, "places"_a, "first"_a, "group"_a, "rows_out"_a,
+      "places_out"_a, "counts"_a,
+      "Copy the rows whose places are `first` or more, and their places, those of a group of `group` places "
+      "side by side and in their order; counts, int64 [groups], gets how many each group has.");
   module.attr("MIX") = kvtable::kMix;
 }

@@ -140,11 +140,12 @@ nb::tuple ReadColumns(const SnapshotTable& table, int64_t n, bool values, bool f
 
 nb::tuple Read(const SnapshotTable& table, int64_t first, int64_t n, bool values, bool freqs, bool versions,
                bool verify) {
-  if (first < 0 || n < 0 || n > table.rows() - first) ThrowValue("such rows are not in the table.");
+  if (first < 0 || n < 0 || n > table.positions() - first) ThrowValue("such rows are not in the table.");
   if (verify) {
     const nb::gil_scoped_release release;
     const auto check = [&](SnapshotTable::Section section) {
-      const int64_t width = table.rows() == 0 ? 0 : table.layout().sections[section].bytes / table.rows();
+      const int64_t rows = table.layout().rows;
+      const int64_t width = rows == 0 ? 0 : table.layout().sections[section].bytes / rows;
       table.Verify(section, first * width, (first + n) * width);
     };
     check(SnapshotTable::kKeys);
@@ -165,7 +166,7 @@ nb::tuple Take(const SnapshotTable& table, nb::handle rows, bool values, bool fr
   const auto* const row = static_cast<const int64_t*>(numbers.data());
   const int64_t n = numbers.size();
   for (int64_t i = 0; i < n; ++i) {
-    if (row[i] < 0 || row[i] >= table.rows())
+    if (row[i] < 0 || row[i] >= table.positions())
       ThrowValue("row " + std::to_string(row[i]) + " is not in the table.");
   }
   return ReadColumns(
@@ -224,7 +225,8 @@ std::shared_ptr<Snapshot> Open(const std::string& path) {
 }  // namespace
 
 void BindSnapshots(nb::module_& m) {
-  nb::class_<SnapshotTable>(m, "Table", "One table of a snapshot. Any thread.")
+  nb::class_<SnapshotTable> of_table(m, "Table", "One table of a snapshot. Any thread.");
+  of_table
       .def_prop_ro("name", [](const SnapshotTable& t) { return nb::bytes(t.name().data(), t.name().size()); })
       .def_prop_ro("key_dtype", [](const SnapshotTable& t) { return NameOf(t.key_type()); })
       .def_prop_ro("value_dtype", [](const SnapshotTable& t) { return NameOf(t.value_type()); })
@@ -235,7 +237,7 @@ void BindSnapshots(nb::module_& m) {
       .def_prop_ro("row_bytes", [](const SnapshotTable& t) { return t.layout().row_bytes; })
       .def_prop_ro("bytes",
                    [](const SnapshotTable& t) {
-                     int64_t bytes = 0;
+                     int64_t bytes = t.level_bytes();
                      for (const SnapshotTable::Range& range : t.layout().sections) bytes += range.bytes;
                      return bytes;
                    })
@@ -257,6 +259,7 @@ void BindSnapshots(nb::module_& m) {
       .def("read", &Read, "first"_a, "n"_a, nb::kw_only(), "values"_a = true, "freqs"_a = true,
            "versions"_a = true, "verify"_a = false)
       .def("take", &Take, "rows"_a, nb::kw_only(), "values"_a = true, "freqs"_a = true, "versions"_a = true);
+  BindSnapshotLevels(m, of_table);
 
   nb::class_<Snapshot>(m, "Snapshot",
                        "An open snapshot: its bytes are mapped, and stay so as long as a table is in use.")

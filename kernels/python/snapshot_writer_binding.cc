@@ -95,6 +95,20 @@ class PythonWriter {
     writer.EndTable();
   }
 
+  bool CopyTable(const SnapshotTable& table, const nb::object& go_on, bool background) {
+    SnapshotWriter& writer = Writer();
+    Snapshot::GoOn asks;
+    if (!go_on.is_none()) {
+      asks = [&go_on](int64_t done, int64_t total) {
+        const nb::gil_scoped_acquire acquire;
+        return nb::cast<bool>(nb::bool_(go_on(done, total)));
+      };
+    }
+    const std::shared_ptr<ParallelFor> pool = background ? MakeBackgroundThreads(1) : PoolOf(1);
+    const nb::gil_scoped_release release;
+    return writer.CopyTable(table, *pool, asks);
+  }
+
   void Close(const nb::bytes& json) {
     const std::string text(json.c_str(), json.size());
     SnapshotWriter& writer = Writer();
@@ -131,6 +145,7 @@ void BindSnapshotWriter(nb::module_& m) {
            "versions"_a = nb::none())
       .def("set_default_row", &PythonWriter::SetDefaultRow, "row"_a)
       .def("end_table", &PythonWriter::EndTable)
+      .def("copy_table", &PythonWriter::CopyTable, "table"_a, "go_on"_a = nb::none(), "background"_a = false)
       .def("close", &PythonWriter::Close, "json"_a)
       .def("abort", &PythonWriter::Abort);
 }

@@ -21,7 +21,7 @@ namespace tf = tensorflow;
 namespace {
 
 // Bytes are checked and written in pieces that stay in the processor's cache in between.
-constexpr int64_t kPieceBytes = 1 << 20;
+constexpr int64_t kWritePieceBytes = 1 << 20;
 
 }  // namespace
 
@@ -52,7 +52,7 @@ absl::Status BundleFiles::Append(int writer, const char* data, int64_t size, Pla
   if (to.file == nullptr) TF_RETURN_IF_ERROR(env_->NewWritableFile(Unfinished(writer), &to.file));
   if (place->size == 0) place->offset = to.size;
   for (int64_t done = 0; done < size;) {
-    const auto piece = static_cast<size_t>(std::min(kPieceBytes, size - done));
+    const auto piece = static_cast<size_t>(std::min(kWritePieceBytes, size - done));
     place->crc = tf::crc32c::Extend(place->crc, data + done, piece);
     TF_RETURN_IF_ERROR(to.file->Append(absl::string_view(data + done, piece)));
     done += static_cast<int64_t>(piece);

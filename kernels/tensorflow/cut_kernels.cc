@@ -8,6 +8,7 @@
 
 #include "errors.h"
 #include "expiry.h"
+#include "saved_counts.h"
 #include "table_cuts.h"
 #include "table_kernel.h"
 #include "table_writer.h"
@@ -90,6 +91,7 @@ class CutOp : public TableKernel {
     cut.is_increment = since != kNone;
     ExpireBeforeSave(open->config(), open->table.get(), open->threads);
     cut.step = open->table->Now();
+    AddCounts(open->config(), *open->table, &cut.more);  // before the rows
     uint64_t version = 0;
     if (open->config().gpu != nullptr && !cut.is_increment) {
       cut.schema = open->table->schema();
@@ -199,7 +201,9 @@ class SaveCutOp : public Kernel {
       saved.schema = std::move(cuts[i].schema);
       saved.is_increment = cuts[i].is_increment;
       saved.step = cuts[i].step;
+      saved.more = std::move(cuts[i].more);
       saved.counts = &counts[i];
+      saved.concurrent = saved.config.gpu == nullptr;  // of a GPU's table it is no export of one moment
       saved.exporter = std::move(cuts[i].exporter);
       saved.table = std::move(cuts[i].table);
     }

@@ -294,17 +294,17 @@ uint64_t Json::Uint(const std::string& key) const {
   return number;
 }
 
-uint64_t Json::Bits(const std::string& key) const {
-  const Json& value = At(key);
-  const bool is_negative = value.type_ == Type::kNumber && !value.text_.empty() && value.text_[0] == '-';
-  return is_negative ? static_cast<uint64_t>(Int(key)) : Uint(key);
-}
-
 bool Json::Bool(const std::string& key, bool fallback) const {
   if (!Has(key)) return fallback;
   const Json& value = At(key);
   if (value.type_ != Type::kBool) throw std::invalid_argument("'" + key + "' is not true or false");
   return value.text_ == "true";
+}
+
+uint64_t Json::Bits(const std::string& key) const {
+  const Json& value = At(key);
+  const bool is_negative = value.type_ == Type::kNumber && !value.text_.empty() && value.text_[0] == '-';
+  return is_negative ? static_cast<uint64_t>(Int(key)) : Uint(key);
 }
 
 double Json::Double(const std::string& key, double fallback) const {

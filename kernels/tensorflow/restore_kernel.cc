@@ -60,8 +60,8 @@ class RestoreOp : public Kernel {
         tf::BundleReader reader(ctx->env(), prefix);
         TF_RETURN_IF_ERROR(reader.status());
         const bool is_last = i + 1 == prefixes.size();
-        return i == 0 ? Restore(ctx, prefix, *resource, is_last, &reader, &table)
-                      : ApplyIncrement(ctx, prefix, resource->config(), is_last, &reader, table.get());
+        return i == 0 ? Restore(ctx, prefix, *resource, &reader, is_last, &table)
+                      : ApplyIncrement(ctx, prefix, resource->config(), &reader, is_last, table.get());
       }));
     }
     TF_RETURN_IF_ERROR(CatchErrors("expiring rows of", resource->config().name, [&] {
@@ -95,7 +95,7 @@ class RestoreOp : public Kernel {
   }
 
   absl::Status Restore(OpKernelContext* ctx, const std::string& where, const TableResource& resource,
-                       bool is_last, tf::BundleReader* reader, std::shared_ptr<kvtable::Table>* out) const {
+                       tf::BundleReader* reader, bool is_last, std::shared_ptr<kvtable::Table>* out) const {
     const TableConfig& config = resource.config();
     KernelThreads threads(ctx);
     std::vector<SavedPart> saved;
@@ -112,14 +112,14 @@ class RestoreOp : public Kernel {
     int64_t own_rows = same_parts ? saved[static_cast<size_t>(part_)].rows : rows / parts_;
     if (config.max_capacity > 0) own_rows = std::min(own_rows, config.max_capacity);
     table->Reserve(own_rows, threads);
-    TF_RETURN_IF_ERROR(ReadRows(ctx, where, config, saved, is_last, reader, table.get(), &threads));
+    TF_RETURN_IF_ERROR(ReadRows(ctx->env(), where, config, saved, reader, is_last, table.get(), &threads));
     *out = std::move(table);
     return absl::OkStatus();
   }
 
   // The keys that went, and then the rows that changed.
   absl::Status ApplyIncrement(OpKernelContext* ctx, const std::string& where, const TableConfig& config,
-                              bool is_last, tf::BundleReader* reader, kvtable::Table* table) const {
+                              tf::BundleReader* reader, bool is_last, kvtable::Table* table) const {
     KernelThreads threads(ctx);
     std::vector<SavedPart> saved;
     TF_RETURN_IF_ERROR(FindSavedParts(config, where, base_, infix_, ctx->env(), reader, true, &saved));
@@ -147,12 +147,12 @@ class RestoreOp : public Kernel {
       // Keys of other parts are not there.
       table->Remove(keys.data(), saved[p].removed, threads);
     }
-    return ReadRows(ctx, where, config, saved, is_last, reader, table, &threads);
+    return ReadRows(ctx->env(), where, config, saved, reader, is_last, table, &threads);
   }
 
-  // Our own rows of all parts; `with_counts`: and the counts of keys that wait.
-  absl::Status ReadRows(OpKernelContext* ctx, const std::string& where, const TableConfig& config,
-                        const std::vector<SavedPart>& saved, bool with_counts, tf::BundleReader* reader,
+  // Our own rows of all parts; and what is whole in each member of a chain, where `with_counts`.
+  absl::Status ReadRows(tf::Env* env, const std::string& where, const TableConfig& config,
+                        const std::vector<SavedPart>& saved, tf::BundleReader* reader, bool with_counts,
                         kvtable::Table* table, kvtable::ParallelFor* threads) const {
     TakeStep(saved, table);
     const bool same_parts = static_cast<int64_t>(saved.size()) == parts_;
@@ -162,7 +162,7 @@ class RestoreOp : public Kernel {
     rows_in.all_own = same_parts;
     int32_t files = 0;
     TF_RETURN_IF_ERROR(CountDataFiles(where, reader, &files));
-    DataFiles data(ctx->env(), where, files);
+    DataFiles data(env, where, files);
     for (size_t p = 0; p < saved.size(); ++p) {
       if (same_parts && static_cast<int64_t>(p) != part_) continue;
       rows_in.Add(saved[p], &data);

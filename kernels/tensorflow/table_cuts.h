@@ -5,9 +5,12 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "kvtable/table.h"
+#include "tensorflow/core/framework/tensor.h"
 
 namespace kvtools {
 
@@ -17,6 +20,8 @@ struct Cut {
   kvtable::RowSchema schema;
   bool is_increment = false;
   uint32_t step = 0;  // of the table, just before
+  std::vector<std::pair<std::string, tensorflow::Tensor>>
+      more;                                     // tensors that go with it, as SavedTable::more
   std::unique_ptr<kvtable::Exporter> exporter;  // goes before the table
 };
 

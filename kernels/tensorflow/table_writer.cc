@@ -108,23 +108,28 @@ class RowsOf {
       buffer += (room * column.row_bytes + kColumnAlignment - 1) / kColumnAlignment * kColumnAlignment;
     }
     int64_t start = 0;
-    {
-      const std::lock_guard<std::mutex> hold(mutex_);
-      TF_RETURN_IF_ERROR(CatchErrors("saving", variable(), [&] {
-        *rows = Take(at, room, threads);
-        return absl::OkStatus();
-      }));
-      start = taken_;
-      taken_ += *rows;
-      if (*rows == 0 && saved_.exporter != nullptr) {
-        TF_RETURN_IF_ERROR(End(writer));
-        saved_.exporter.reset();  // it costs who writes to the table
-      }
-    }
+    TF_RETURN_IF_ERROR(CatchErrors("saving", variable(), [&] {
+      *rows = Take(at, room, threads, &start);
+      return absl::OkStatus();
+    }));
     for (size_t c = 0; c < columns_.size() && *rows > 0; ++c) {
       TF_RETURN_IF_ERROR(files_->AppendRows(writer, columns_[c].number, start, *rows, at[c]));
     }
     return absl::OkStatus();
+  }
+
+  // Says that the rows will be taken. Whether somebody waits for that.
+  bool StillWanted() {
+    const std::lock_guard<std::mutex> hold(mutex_);
+    if (saved_.exporter == nullptr) return false;
+    saved_.exporter->KeepAlive();
+    return saved_.exporter->IsUrgent();
+  }
+
+  // What is known when all rows have been written.
+  absl::Status End() {
+    return saved_.is_increment ? files_->AddTensor(0, saved_.prefix + "-removed", removed_)
+                               : absl::OkStatus();
   }
 
   // What a buffer takes for this many rows.
@@ -145,21 +150,46 @@ class RowsOf {
     row_bytes_ += bytes;
   }
 
-  // What is known when all rows have come.
-  absl::Status End(int writer) {
-    const int64_t removed = saved_.exporter->removed_rows();
-    if (saved_.counts != nullptr) *saved_.counts = {taken_, removed, saved_.exporter->born_rows()};
-    if (!saved_.is_increment) return absl::OkStatus();
-    tf::Tensor keys(saved_.config.key_dtype, tf::TensorShape({removed}));
-    if (removed > 0) saved_.exporter->RemovedKeys(keys.data());
-    return files_->AddTensor(writer, saved_.prefix + "-removed", keys);
+  // Takes rows until there are `room` of them or no more. Returns how many there are, and the number of the first.
+  int64_t Take(const std::vector<char*>& columns, int64_t room, kvtable::ParallelFor* threads,
+               int64_t* start) {
+    std::unique_lock<std::mutex> hold(mutex_);
+    if (exhausted_) return 0;
+    ++takers_;
+    hold.unlock();
+    int64_t n = 0;
+    try {
+      std::unique_lock<std::mutex> alone(one_taker_, std::defer_lock);
+      if (!saved_.concurrent) alone.lock();
+      n = TakeRows(columns, room, threads);
+    } catch (...) {
+      hold.lock();
+      --takers_;
+      throw;
+    }
+    hold.lock();
+    --takers_;
+    exhausted_ = exhausted_ || n < room;
+    *start = taken_;
+    taken_ += n;
+    if (exhausted_ && takers_ == 0) CloseExporter();
+    return n;
   }
 
-  // Reads rows until there are `room` of them or no more, and returns how many there are.
-  int64_t Take(const std::vector<char*>& columns, int64_t room, kvtable::ParallelFor* threads) {
+  // When it has given all: it costs who writes to the table.
+  void CloseExporter() {
+    const int64_t removed = saved_.exporter->removed_rows();
+    if (saved_.counts != nullptr) *saved_.counts = {taken_, removed, saved_.exporter->born_rows()};
+    if (saved_.is_increment) {
+      removed_ = tf::Tensor(saved_.config.key_dtype, tf::TensorShape({removed}));
+      if (removed > 0) saved_.exporter->RemovedKeys(removed_.data());
+    }
+    saved_.exporter.reset();
+  }
+
+  int64_t TakeRows(const std::vector<char*>& columns, int64_t room, kvtable::ParallelFor* threads) const {
     const size_t slots = saved_.schema.slots.size();
-    int64_t n = 0;
-    while (saved_.exporter != nullptr && n < room) {
+    for (int64_t n = 0;;) {
       const auto at = [&](size_t c) { return columns[c] + n * columns_[c].row_bytes; };
       kvtable::Exporter::Buffers out;
       out.keys = at(0);
@@ -170,11 +200,10 @@ class RowsOf {
             {static_cast<int>(c), at(3 + c), columns_[3 + c].width, saved_.schema.generation});
       }
       if (has_scores_) out.scores = reinterpret_cast<uint64_t*>(at(columns.size() - 1));
-      const int64_t got = saved_.exporter->Next(room - n, out, *threads);
-      if (got == 0) break;
+      const int64_t got = n < room ? saved_.exporter->Next(room - n, out, *threads) : 0;
+      if (got == 0) return n;
       n += got;
     }
-    return n;
   }
 
   SavedTable saved_;
@@ -182,8 +211,12 @@ class RowsOf {
   std::vector<Column> columns_;
   int64_t row_bytes_ = 0;
   bool has_scores_ = false;
-  std::mutex mutex_;  // guards the exporter and taken_
+  std::mutex one_taker_;  // of an exporter that is not concurrent
+  std::mutex mutex_;      // guards what follows, and the end of the exporter
+  int takers_ = 0;
+  bool exhausted_ = false;
   int64_t taken_ = 0;
+  tf::Tensor removed_;  // keys, of an increment
 };
 
 }  // namespace
@@ -193,6 +226,8 @@ absl::Status WriteTables(tf::Env* env, const std::string& prefix, std::vector<Sa
   // A GPU's tables take one batch at a time, on the kernel's stream.
   bool on_gpu = false;
   for (const SavedTable& table : tables) on_gpu = on_gpu || table.config.gpu != nullptr;
+  // Half of the processors, where training goes on beside.
+  if (priority == SavePriority::kBeside) threads /= 2;
   BundleFiles files(env, prefix, std::max(1, threads));
   std::vector<std::unique_ptr<RowsOf>> all;
   int64_t bytes = 0, most = kLeastChunkBytes;
@@ -219,11 +254,21 @@ absl::Status WriteTables(tf::Env* env, const std::string& prefix, std::vector<Sa
     const absl::Status status = CatchErrors("saving", all.front()->variable(), [&]() -> absl::Status {
       const std::unique_ptr<char[]> buffer(new char[static_cast<size_t>(room)]);
       kvtable::ParallelFor* const helpers = on_gpu ? lent : &kvtable::Serial();
-      for (const auto& rows : all) {
-        for (int64_t n = 1; n > 0;) {
-          if (failed.load(std::memory_order_relaxed)) return absl::OkStatus();
-          TF_RETURN_IF_ERROR(rows->WriteChunk(worker, buffer.get(), room, helpers, &n));
+      // One table after the other; but training may wait for the rows of one whose turn is later.
+      std::vector<bool> done(all.size());
+      while (!failed.load(std::memory_order_relaxed)) {
+        size_t next = all.size();
+        bool urgent = false;
+        for (size_t t = 0; t < all.size(); ++t) {
+          if (done[t]) continue;
+          const bool is_urgent = all[t]->StillWanted();
+          if (next == all.size() || (is_urgent && !urgent)) next = t;
+          urgent = urgent || is_urgent;
         }
+        if (next == all.size()) break;
+        int64_t n = 0;
+        TF_RETURN_IF_ERROR(all[next]->WriteChunk(worker, buffer.get(), room, helpers, &n));
+        done[next] = n == 0;
       }
       return absl::OkStatus();
     });
@@ -233,6 +278,7 @@ absl::Status WriteTables(tf::Env* env, const std::string& prefix, std::vector<Sa
     if (first_error.ok()) first_error = status;
   });
   TF_RETURN_IF_ERROR(first_error);
+  for (const auto& rows : all) TF_RETURN_IF_ERROR(rows->End());
   return files.Finish();
 }
 

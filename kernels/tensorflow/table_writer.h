@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -31,6 +32,8 @@ struct SavedTable {
   std::shared_ptr<kvtable::Table> table;
   kvtable::RowSchema schema;  // of the rows that the exporter gives
   std::unique_ptr<kvtable::Exporter> exporter;
+  // Whether several threads may take rows from it at once, as of an export of one moment.
+  bool concurrent = false;
   bool is_increment = false;      // the exporter gives what changed
   uint32_t step = 0;              // of the table, before the export began; where it counts steps
   SavedCounts* counts = nullptr;  // filled in; may be null
@@ -38,8 +41,9 @@ struct SavedTable {
   std::vector<std::pair<std::string, tensorflow::Tensor>> more;  // tensors, by what goes behind the prefix
 };
 
-// Writes the bundle `prefix`. `threads`: how many at most; `stream`: of the kernel, for tables on a GPU.
-// Beside the tables it takes kWriteBytes of memory at most.
+// Writes the bundle `prefix`, whose folder is there, with `threads` threads of its own at most. `lent` are the
+// kernel's, with the stream of tables on a GPU. Takes kWriteBytes of memory at most beside the tables, for rows that
+// are not themselves larger.
 absl::Status WriteTables(tensorflow::Env* env, const std::string& prefix, std::vector<SavedTable> tables,
                          int threads, SavePriority priority, kvtable::ParallelFor* lent);
 

@@ -18,6 +18,7 @@
 #include "pool.h"
 #include "snapshot/format.h"
 #include "snapshot/key_sorter.h"
+#include "snapshot/snapshot_level.h"
 #include "snapshot/snapshot_writer.h"
 #include "throws.h"
 
@@ -181,6 +182,83 @@ void ACutFileThrowsInEveryThread() {
   CHECK(Throws(ErrorCode::kFailedPrecondition, [&] { snapshot->Populate(Pool()); }));
 }
 
+// Levels over a file against a map, in any mix of changes, removals and merges; then the file that is made of them.
+void LevelsOverAFileAreAMap() {
+  const File file, folded;
+  const std::vector<int64_t> keys = SomeKeys(3000, 9);
+  std::map<int64_t, float> rows = Write(file.path, keys, 1 << 30);
+  const std::shared_ptr<Snapshot> snapshot = Snapshot::Open(file.path);
+  const SnapshotTable& base = *snapshot->table("emb");
+  std::vector<std::shared_ptr<const SnapshotLevel>> levels;
+  for (uint64_t round = 0; round < 7; ++round) {
+    std::map<int64_t, float> changed;
+    std::vector<int64_t> removed;
+    for (uint64_t i = 0; i < 300; ++i) {
+      const uint64_t draw = Mix64(round * 1000 + i);
+      const int64_t key = draw % 4 == 0 ? static_cast<int64_t>(draw) : keys[draw % keys.size()];
+      if (draw % 3 == 0) {
+        removed.push_back(key);
+      } else {
+        changed[key] = static_cast<float>(round * 1000 + i);
+      }
+    }
+    std::vector<int64_t> of;
+    std::vector<float> values;
+    for (const auto& [key, value] : changed) {
+      of.push_back(key);
+      values.insert(values.end(), kDim, value);
+    }
+    levels.insert(levels.begin(),
+                  SnapshotLevel::Make(base, of.data(), static_cast<int64_t>(of.size()), values.data(),
+                                      removed.data(), static_cast<int64_t>(removed.size())));
+    for (const int64_t key : removed) rows.erase(key);
+    for (const auto& [key, value] : changed) rows[key] = value;
+    if (round % 3 == 1) {
+      levels[1] = SnapshotLevel::Merge(*levels[1], *levels[0]);
+      levels.erase(levels.begin());
+    }
+    std::vector<int64_t> asked = keys;
+    for (const auto& [key, value] : rows) asked.push_back(key);
+    asked.insert(asked.end(), removed.begin(), removed.end());
+    const auto check = [&](const SnapshotTable& table) {
+      const auto n = static_cast<int64_t>(asked.size());
+      std::vector<float> out(asked.size() * kDim);
+      std::vector<uint8_t> found(asked.size());
+      table.Lookup(asked.data(), n, out.data(), found.data());
+      std::vector<int64_t> numbers(asked.size());
+      table.Find(asked.data(), n, numbers.data());
+      for (size_t i = 0; i < asked.size(); ++i) {
+        const auto row = rows.find(asked[i]);
+        CHECK(found[i] == (row != rows.end()) && (numbers[i] >= 0) == (row != rows.end()));
+        if (row == rows.end()) continue;
+        for (int64_t j = 0; j < kDim; ++j) CHECK(out[i * kDim + static_cast<size_t>(j)] == row->second);
+        int64_t key = 0;
+        float taken[kDim];
+        table.TakeKeys(&numbers[i], 1, &key);
+        table.TakeRows(&numbers[i], 1, taken);
+        CHECK(key == asked[i] && taken[0] == row->second);
+      }
+      CHECK(table.rows() == static_cast<int64_t>(rows.size()));
+    };
+    const SnapshotTable over = base.Overlaid(levels, static_cast<int64_t>(rows.size()));
+    check(over);
+    if (round != 6) continue;
+    SnapshotWriter writer(folded.path, 1 << 20);
+    CHECK(writer.CopyTable(over, Pool(), {}));
+    writer.Close("{}");
+    const std::shared_ptr<Snapshot> whole = Snapshot::Open(folded.path);
+    CHECK(whole->Verify(Pool()));
+    check(*whole->table("emb"));
+  }
+  const float row[kDim] = {};
+  const int64_t twice[2] = {5, 5};
+  CHECK(Throws(ErrorCode::kInvalidArgument, "key 5 comes twice", [&] {
+    const float two[2 * kDim] = {};
+    SnapshotLevel::Make(base, twice, 2, two, nullptr, 0);
+  }));
+  CHECK(SnapshotLevel::Make(base, twice, 1, row, twice, 2)->removed() == 0);
+}
+
 void ADamagedFileIsTold() {
   const File file;
   Write(file.path, SomeKeys(3000, 3), 1 << 30);
@@ -203,6 +281,7 @@ int main() {
   kvtable::FindsWhatAMapHas();
   kvtable::FindsKeysOfOneBucket();
   kvtable::ACutFileThrowsInEveryThread();
+  kvtable::LevelsOverAFileAreAMap();
   kvtable::ADamagedFileIsTold();
   return 0;
 }

@@ -10,7 +10,7 @@ from kvtools.client.blocking import BlockingTransport
 from kvtools.client.construction import ClientBase
 from kvtools.client.pooling import Combiner
 from kvtools.client.session import Missing, Rows, Steps
-from kvtools.client.tables import Array, Table
+from kvtools.client.tables import Array, Table, Tables
 
 T = TypeVar("T")
 
@@ -46,6 +46,18 @@ class Client(ClientBase[BlockingTransport]):
         Where servers have several models and `model` is not given: those whose name only one of these has.
         """
         return self._run(self._session.tables())
+
+    def check(self) -> tuple[list[Tables], str]:
+        """Ask every server, of every shard and replica, what it has, and whether that is what it should have.
+
+        Returns:
+            What those have that answered, and what is said by the servers of a shard of which none did: "" where every
+            shard can be asked.
+
+        Raises:
+            WrongShardError, WrongExportError: a server has other rows than it should have.
+        """
+        return self._run(self._session.check())
 
     def lookup(self, table: str, keys: Any, *, missing: Missing | None = None) -> Rows:
         """Look keys up.

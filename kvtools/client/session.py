@@ -132,6 +132,27 @@ class Session:
         """Return the tables that there are now, by name; `rows` counts those of all shards."""
         return dict((yield from self._describe(self._deadline())).tables)
 
+    def check(self) -> Steps[tuple[list[Tables], str]]:
+        """Ask every server of every shard; see `Client.check`."""
+        deadline = self._deadline()
+        asked = [(number, replica) for number, shard in enumerate(self.shards) for replica in shard.all]
+        calls = [
+            Call(self._listing_request(), self.shards[number].only(one), self.options, deadline)
+            for number, one in asked
+        ]
+        yield calls
+        listings: list[Tables] = []
+        there: set[int] = set()
+        for (number, _), call in zip(asked, calls, strict=True):
+            if isinstance(call.error, UnavailableError):
+                continue
+            listings.append(self._listing(call, number))
+            there.add(number)
+            for table in listings[-1].tables.values():
+                self._whole(table)
+        lost = next((call.error for (number, _), call in zip(asked, calls, strict=True) if number not in there), None)
+        return listings, "" if lost is None else str(lost)
+
     def lookup_many(self, keys: Mapping[str, Any], missing: Missing | None) -> Steps[dict[str, Rows]]:
         """Return embeddings and found of each table's keys."""
         _check_missing(missing)

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from kvtools.chain_place import is_chain
 from kvtools.dialects.dialect import Dialect, Source
 from kvtools.dialects.interface import Checkpoint, Origin, TableReader
 from kvtools.dialects.location import locate
@@ -104,11 +105,12 @@ def open_checkpoint(path: str | os.PathLike[str], options: OpenOptions | None = 
 
     Args:
         path: a checkpoint prefix, one of its files, a checkpoint folder, a SavedModel folder, a file or folder of
-            another dialect, or a URL.
+            another dialect, or a URL. Of a folder with increments in it, the newest whole chain is meant, folded.
         options: which dialect it is, if that is not to be found out, and what its files do not say.
 
     Raises:
-        BadInputError: there is no checkpoint, or one of its files is missing, truncated or damaged.
+        BadInputError: there is no checkpoint, or one of its files is missing, truncated or damaged; or it is an
+            increment of a chain, which only who asks for it by `options.increments` gets.
         UsageError: there is no dialect of the given name, or the files say otherwise of a table than the options.
 
     Example:
@@ -118,6 +120,9 @@ def open_checkpoint(path: str | os.PathLike[str], options: OpenOptions | None = 
     """
     options = options or OpenOptions()
     source = Source(os.fspath(path))
+    if not source.is_url and is_chain(source.path):
+        folded: Checkpoint = importlib.import_module("kvtools.chain_fold").open_chain(source.path, options)
+        return folded
     if options.dialect is not None:
         dialect = dialect_named(options.dialect)
         if not _takes(dialect, source):

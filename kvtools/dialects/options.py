@@ -20,7 +20,8 @@ class OpenOptions:
 
     `key_dtype`, `value_dtype` and `dim` are for formats that do not record them; for one that does record them they are
     a check (`contradicted_by`). With `lenient`, a table that cannot be opened is left out and named in
-    `Checkpoint.broken`.
+    `Checkpoint.broken`. An increment of a chain is opened only with `increments`: it has the rows that changed, and who
+    takes them for all rows loses the others.
     """
 
     dialect: str | None = None
@@ -29,6 +30,7 @@ class OpenOptions:
     dim: int | None = None
     memory: int = DEFAULT_MEMORY
     lenient: bool = False
+    increments: bool = False
 
     def contradicted_by(self, schema: TableSchema) -> str | None:
         """Return what a table says against these options, or None if it agrees.

@@ -15,18 +15,29 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from kvtools.dialects.bundle import Bundle, BundleTensor
+from kvtools.dialects.bundle import Bundle, BundleTensor, BundleWriter
+from kvtools.dialects.bundle_column import bundle_column
 from kvtools.dialects.bundle_output import BundleCheckpointWriter, BundleTableWriter
 from kvtools.dialects.chunk import Array
+from kvtools.dialects.column import Column
 from kvtools.dialects.column_table import ColumnTable, Part
+from kvtools.dialects.derived_column import ConcatenatedColumn
 from kvtools.dialects.dialect import Dialect, Holds, Source
 from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.object_graph import OBJECT_GRAPH, extend_object_graph
 from kvtools.dialects.options import OpenOptions
-from kvtools.dialects.schema import ExtraSchema, SlotSchema, TableSchema, VariableSchema, numpy_dtype
+from kvtools.dialects.schema import (
+    ExtraSchema,
+    SlotSchema,
+    TableSchema,
+    VariableSchema,
+    VersionUnit,
+    numpy_dtype,
+)
 from kvtools.dialects.tensorflow import bundle_checkpoint, located
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, CorruptFileError, KvtoolsError
+from kvtools.partition import owners
 
 NAME = "tfplugin"
 LAYOUT = 1
@@ -37,9 +48,20 @@ KEY_DTYPES = ("int64", "int32", "uint64")
 SLOT_DTYPES = ("float32", "float16", "bfloat16", "float64")
 VALUE_DTYPES = (*SLOT_DTYPES, "int8", "int32", "int64", "bool")
 
+PART_RECORDS = "part_records"
+"""In the metadata of a table that is written as training would write it: the `kvmeta` of each part. All that they say
+stays, and so does what is a part's own (scores, filters of admission)."""
+RECORD_TENSOR = "_KVTOOLS_CHAIN"
+"""The tensor that has the record of a member of a chain; see `kvtools.chain`."""
+
 _META = "-kvmeta"
 _SLOT = "-slot-"
 _SCORES = "-scores"
+_REMOVED = "-removed"
+_PENDING = {"filtered_keys": "-pending_keys", "filtered_freqs": "-pending_counts"}
+_FILTER = "-pending_filter"
+_OF_PART = ("eviction_scores_", "admission_filter_")
+"""What the names of extras begin with that are of one part, which follows, and stay with it."""
 _COUNTERS = ("uint32",)
 _PART_FIELDS = frozenset({"layout", "name", "part", "parts", "key_dtype", "value_dtype", "dim", "slots"})
 _OBJECT_PREFIX = re.compile(r"^(?:(?P<path>.*)/)?\.ATTRIBUTES/kv(?:_part_\d+)?$", re.S)
@@ -57,6 +79,7 @@ class PartMeta:
     value_dtype: str
     dim: int
     slots: tuple[tuple[str, int], ...]
+    delta: bool
     record: dict[str, Any] = field(compare=False)
 
 
@@ -69,7 +92,7 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
     """Open the tables and variables of a bundle in this layout.
 
     Raises:
-        BadInputError: a layout version above 1, or a part that is missing.
+        BadInputError: a layout version above 1, a part that is missing, or an increment (`OpenOptions.increments`).
         CorruptFileError: a malformed `kvmeta`, or columns that do not fit together.
     """
     location, bundle = located(source)
@@ -88,6 +111,12 @@ def open_checkpoint(source: Source, options: OpenOptions) -> Checkpoint:
                     raise
                 broken[tensor.removesuffix(_META)] = error
                 used |= _tensors_of(bundle, tensor.removesuffix(_META), slot_tensors)
+    if not options.increments and any(meta.delta for metas in groups.values() for meta in metas):
+        raise BadInputError(
+            f"opening '{bundle.prefix}': it is an increment of a chain, which has only the rows that changed; name the"
+            f" chain's folder, '{bundle.prefix.parent}', or fold it first: kvtools merge '{bundle.prefix.parent}' OUT"
+        )
+    used |= {RECORD_TENSOR} & bundle.entries.keys()  # of this file in this chain: nothing that is written has it
     names = _table_names(groups)
     for base, metas in groups.items():
         try:
@@ -157,7 +186,10 @@ def _read_meta(bundle: Bundle, prefix: str) -> PartMeta:
         if not _is_count(width) or width < 1 or slot["name"] in widths:
             raise fail("slots", "different names, each with a positive width")
         widths[slot["name"]] = width
-    return PartMeta(prefix, name, part, parts, key_dtype, value_dtype, dim, tuple(widths.items()), record)
+    delta = record.get("delta", False)
+    if not isinstance(delta, bool):
+        raise fail("delta", "true or false")
+    return PartMeta(prefix, name, part, parts, key_dtype, value_dtype, dim, tuple(widths.items()), delta, record)
 
 
 def _is_count(value: Any) -> TypeGuard[int]:
@@ -198,13 +230,14 @@ def _slot_tensors(bundle: Bundle) -> dict[str, list[str]]:
 
 def _tensors_of(bundle: Bundle, prefix: str, slot_tensors: Mapping[str, Sequence[str]]) -> set[str]:
     """Return the tensors that there are of a part, be it one that cannot be opened."""
-    names = {prefix + suffix for suffix in (_META, "-keys", "-values", "-freqs", "-versions", "-init", _SCORES)}
+    suffixes = ("-keys", "-values", "-freqs", "-versions", "-init", _SCORES, _REMOVED, *_PENDING.values(), _FILTER)
+    names = {prefix + suffix for suffix in (_META, *suffixes)}
     return {name for name in names if name in bundle} | set(slot_tensors.get(prefix, ()))
 
 
 def _open_table(
     bundle: Bundle, name: str, metas: list[PartMeta], slot_tensors: Mapping[str, Sequence[str]]
-) -> tuple[ColumnTable, set[str]]:
+) -> tuple[KvTable, set[str]]:
     first = metas[0]
     doing = f"opening table '{name}' of '{bundle.prefix}'"
     numbers = [meta.part for meta in metas]
@@ -217,7 +250,7 @@ def _open_table(
             " part, write it again"
         )
     for meta in metas[1:]:
-        for name_of in ("parts", "key_dtype", "value_dtype", "dim", "slots"):
+        for name_of in ("parts", "key_dtype", "value_dtype", "dim", "slots", "delta"):
             if getattr(meta, name_of) != getattr(first, name_of):
                 raise CorruptFileError(
                     f"{doing}: part {meta.part} has {name_of} {getattr(meta, name_of)}, part 0 has"
@@ -239,12 +272,32 @@ def _open_table(
             )
     # A restore gives all parts the initial values of the largest.
     initial = f"{max(zip(metas, parts, strict=True), key=lambda pair: pair[1].rows)[0].prefix}-init"
-    extras = {"initial_values": bundle.tensor(initial)} if initial in bundle else {}
+    extras: dict[str, Column] = {"initial_values": bundle.tensor(initial)} if initial in bundle else {}
     for meta, part in zip(metas, parts, strict=True):
         if meta.prefix + _SCORES in bundle:
             extras[f"eviction_scores_{meta.part}"] = _scores(bundle, doing, meta, part.rows)
             used.add(meta.prefix + _SCORES)
+        if meta.prefix + _FILTER in bundle:
+            extras[f"admission_filter_{meta.part}"] = bundle_column(bundle, doing, meta.prefix + _FILTER, ("uint8",))
+            used.add(meta.prefix + _FILTER)
+    lists = {"deleted_keys": (_REMOVED, first.key_dtype)} if first.delta else {}
+    lists |= {"filtered_keys": (_PENDING["filtered_keys"], first.key_dtype)}
+    lists |= {"filtered_freqs": (_PENDING["filtered_freqs"], "uint32")}
+    for extra, (suffix, dtype) in lists.items():
+        of_list = [meta.prefix + suffix for meta in metas if meta.prefix + suffix in bundle]
+        if of_list or extra == "deleted_keys":
+            of_parts = [bundle_column(bundle, doing, meta.prefix + suffix, (dtype,)) for meta in metas]
+            extras[extra] = of_parts[0] if len(of_parts) == 1 else ConcatenatedColumn(of_parts)
+            used.update(of_list)
+    pending = [extras[name].rows for name in _PENDING if name in extras]
+    if pending and pending != [pending[0]] * 2:
+        raise CorruptFileError(
+            f"{doing}: it has {pending} keys and counts that wait for admission, expected as many of one as of the"
+            " other; the checkpoint was written in part, write it again"
+        )
     metadata = {key: first.record[key] for key in first.record.keys() - _PART_FIELDS}
+    if metadata.pop("delta", False):
+        metadata["increment"] = True
     metadata["slots"] = {slot["name"]: slot for slot in first.record.get("slots", [])}
     found = _OBJECT_PREFIX.match(first.prefix)
     if found:
@@ -259,13 +312,34 @@ def _open_table(
         slots=slot_schemas[0],
         freq_dtype="uint32" if all(part.freqs is not None for part in parts) else None,
         version_dtype="uint32" if all(part.versions is not None for part in parts) else None,
-        version_unit="seconds",
+        version_unit=_version_unit(first.record),
         partition="floor_mod",
-        extras=tuple(ExtraSchema(extra, t.dtype.name, t.shape) for extra, t in extras.items()),
+        extras=tuple(ExtraSchema(extra, t.dtype.name, (t.rows, *t.row_shape)) for extra, t in extras.items()),
         metadata=metadata,
+        notes=("an increment: only the rows that changed since the member before",) if first.delta else (),
         bytes=sum(bundle.nbytes(tensor) for tensor in used),
     )
-    return ColumnTable(schema, parts, extras=extras), used
+    table = KvTable(schema, parts, extras=extras)
+    table.records = tuple(meta.record for meta in metas)
+    return table, used
+
+
+class KvTable(ColumnTable):
+    """A table in this layout; `records` is what the `kvmeta` of each part says."""
+
+    records: tuple[Mapping[str, Any], ...] = ()
+
+
+def part_records(table: TableReader) -> list[Mapping[str, Any]]:
+    """Return the `kvmeta` of each part of a table in this layout; none of any other table."""
+    return list(table.records) if isinstance(table, KvTable) else []
+
+
+def _version_unit(record: Mapping[str, Any]) -> VersionUnit:
+    """Return what a variable's versions count: a table that expires rows by steps says so."""
+    policies = record.get("policies")
+    of_policies = policies.get("versions") if isinstance(policies, dict) else None
+    return "steps" if "steps" in (of_policies, record.get("versions")) else "seconds"
 
 
 def _scores(bundle: Bundle, doing: str, meta: PartMeta, rows: int) -> BundleTensor:
@@ -331,12 +405,12 @@ class Writer(BundleCheckpointWriter):
 
     def table(self, schema: TableSchema, keys: Callable[[], Iterator[tuple[int, Array]]]) -> BundleTableWriter:
         """Start a table; see `CheckpointWriter.table`."""
-        table = BundleTableWriter(self.bundle)
+        table = _TableWriter(self.bundle, schema)
         if "object_path" in schema.metadata:
             self._savers[schema.metadata["object_path"]] = _SAVER
         key_dtype, value_dtype = numpy_dtype(schema.key_dtype), numpy_dtype(schema.value_dtype)
         for part, rows in enumerate(schema.part_rows):
-            prefix = _part_prefix(schema, part)
+            prefix = part_prefix(schema, part)
             self.bundle.string(prefix + _META, _meta_record(schema, part))
             table.column(part, "keys", f"{prefix}-keys", key_dtype, (rows,))
             table.column(part, "values", f"{prefix}-values", value_dtype, (rows, schema.dim))
@@ -347,8 +421,7 @@ class Writer(BundleCheckpointWriter):
             for slot in schema.slots:
                 tensor = f"{prefix}{_SLOT}{slot.name}"
                 table.column(part, f"slot:{slot.name}", tensor, numpy_dtype(slot.dtype), (rows, slot.width))
-            if schema.extras:
-                table.place_extra("initial_values", f"{prefix}-init")
+            table.place_extra("initial_values", f"{prefix}-init")
         return table
 
     def variable(self, schema: VariableSchema, chunks: Iterable[Array]) -> None:
@@ -368,7 +441,50 @@ class Writer(BundleCheckpointWriter):
         super().close()
 
 
-def _part_prefix(schema: TableSchema, part: int) -> str:
+class _TableWriter(BundleTableWriter):
+    """One table being written: lists of keys go to the parts that own the keys, what is a part's own to that part."""
+
+    def __init__(self, bundle: BundleWriter, schema: TableSchema) -> None:
+        super().__init__(bundle)
+        self._schema = schema
+        self._pending_keys: Array | None = None
+        self._pending_counts: Array | None = None
+        names = {extra.name for extra in schema.extras}
+        if schema.metadata.get("increment") and "deleted_keys" not in names:
+            self._list(_REMOVED, np.empty(0, schema.key_dtype), None)
+
+    def extra(self, name: str, array: Array) -> None:
+        """Write an extra array."""
+        kind = next((start for start in _OF_PART if name.startswith(start)), None)
+        if kind is not None:
+            prefix = part_prefix(self._schema, int(name.removeprefix(kind)))
+            self.bundle.array(prefix + (_SCORES if kind == _OF_PART[0] else _FILTER), array)
+        elif name == "deleted_keys":
+            self._list(_REMOVED, array.astype(self._schema.key_dtype, copy=False), None)
+        elif name == "filtered_keys":
+            self._pending_keys = array.astype(self._schema.key_dtype, copy=False)
+        elif name == "filtered_freqs":
+            self._pending_counts = array.astype(np.uint32, copy=False)
+        else:
+            super().extra(name, array)
+
+    def close(self) -> None:
+        """End the table: keys that wait for admission, and their counts, were both given by now."""
+        if self._pending_keys is not None and self._pending_counts is not None:
+            self._list(_PENDING["filtered_keys"], self._pending_keys, None)
+            self._list(_PENDING["filtered_freqs"], self._pending_keys, self._pending_counts)
+        super().close()
+
+    def _list(self, suffix: str, keys: Array, numbers: Array | None) -> None:
+        schema = self._schema
+        owner = owners(keys, schema.parts, "floor_mod")
+        written = keys if numbers is None else numbers
+        for part in range(schema.parts):
+            self.bundle.array(part_prefix(schema, part) + suffix, written[owner == part])
+
+
+def part_prefix(schema: TableSchema, part: int) -> str:
+    """Return what the names of the tensors of a part begin with."""
     path = schema.metadata.get("object_path")
     if path is not None:
         kv = f"{path}/.ATTRIBUTES/kv" if path else ".ATTRIBUTES/kv"
@@ -379,9 +495,12 @@ def _part_prefix(schema: TableSchema, part: int) -> str:
 def _meta_record(schema: TableSchema, part: int) -> bytes:
     known = schema.metadata.get("slots", {})
     zero = {"init": "constant", "constant": 0.0}
-    record: dict[str, Any] = {
+    records = schema.metadata.get(PART_RECORDS, ())
+    record: dict[str, Any] = dict(records[part]) if part < len(records) else {}
+    record.pop("delta", None)
+    record |= {
         "layout": LAYOUT,
-        "name": schema.name,
+        "name": schema.name if not records else record.get("name", schema.name),
         "part": part,
         "parts": schema.parts,
         "key_dtype": schema.key_dtype,
@@ -393,10 +512,14 @@ def _meta_record(schema: TableSchema, part: int) -> bytes:
     }
     if "initializer" in schema.metadata:
         record["initializer"] = schema.metadata["initializer"]
-    elif schema.extras:
+    elif any(extra.name == "initial_values" for extra in schema.extras):
         record["initializer"] = {"kind": "rows"}  # without it, a restore does not look at them
     if "shard" in schema.metadata:
         record["shard"] = schema.metadata["shard"]
+    if schema.has_versions and schema.version_unit == "steps" and not records:
+        record["versions"] = "steps"
+    if schema.metadata.get("increment"):
+        record["delta"] = True
     return json.dumps(record).encode()
 
 
@@ -415,8 +538,8 @@ DIALECT = Dialect(
         version_dtypes=("uint32",),
         version_units=("seconds", "steps", "unknown"),
         partition="floor_mod",
-        extras=frozenset({"initial_values"}),
-        metadata=frozenset({"initializer", "slots", "object_path", "shard"}),
+        extras=frozenset({"initial_values", "deleted_keys", *_PENDING}),
+        metadata=frozenset({"initializer", "slots", "object_path", "shard", "increment", PART_RECORDS}),
         variables=True,
     ),
 )

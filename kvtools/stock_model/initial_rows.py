@@ -18,6 +18,7 @@ from kvtools.dialects.bundle.dtypes import number_named
 from kvtools.dialects.chunk import Array
 from kvtools.dialects.interface import TableReader
 from kvtools.dialects.schema import INITIAL_VALUES, numpy_dtype
+from kvtools.errors import BadInputError
 from kvtools.lookup_model.messages import INT64, of_number, of_type
 from kvtools.stock_model.function_body import FunctionBody
 
@@ -45,8 +46,12 @@ def initial_rows(reader: TableReader, otherwise: Mapping[str, Any]) -> tuple[Ini
     Args:
         reader: the table, whose checkpoint may say so.
         otherwise: the initializer that the graph gives, by the fields of `kvmeta`.
+
+    Raises:
+        BadInputError: the table has a padding key, which gives zeros where other keys do not.
     """
     dtype = numpy_dtype(reader.schema.value_dtype)
+    _refuse_padding(reader, otherwise)
     if any(extra.name == INITIAL_VALUES for extra in reader.schema.extras):
         rows = np.asarray(reader.extra(INITIAL_VALUES), dtype)
         return InitialRows(len(rows), "rows"), rows
@@ -58,6 +63,19 @@ def initial_rows(reader: TableReader, otherwise: Mapping[str, Any]) -> tuple[Ini
         return InitialRows(0, kind, a, b, seed), np.zeros((0, reader.dim), dtype)
     row = constant_row(initializer.get("a", 0.0) if kind == "constant" else 0.0, reader.schema.value_dtype, reader.dim)
     return InitialRows(), (np.zeros(reader.dim, dtype) if row is None else row)[np.newaxis]
+
+
+def _refuse_padding(reader: TableReader, otherwise: Mapping[str, Any]) -> None:
+    policies = reader.schema.metadata.get("policies")
+    recorded = reader.schema.metadata.get("initializer")
+    initializer = recorded if isinstance(recorded, dict) else otherwise
+    zeros = initializer.get("kind", "constant") == "constant" and not initializer.get("a", 0.0)
+    if isinstance(policies, dict) and "padding_key" in policies and not zeros:
+        raise BadInputError(
+            f"Exporting table '{reader.schema.name}': its lookups ask for initial values, and its padding key "
+            f"{policies['padding_key']} gives zeros instead, which stock operations do not tell apart. Take that key out "
+            "of the ids before the lookup (ragged or sparse ids), and build the variable without padding_key."
+        )
 
 
 class _Integers:

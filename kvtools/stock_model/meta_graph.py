@@ -185,7 +185,7 @@ def rewrite_meta_graph(data: bytes, tables: Tables, tracked: bytes, is_stock: Ca
         if handle is not None:
             handles[node.name] = handle
     saver = _Saver(meta.saver)
-    serving = needed(graph.nodes, _serving_roots(meta))
+    serving = serving_nodes(meta)
     lenient = needed(graph.nodes, saver.roots) - serving
     kept = serving | lenient
     tables_own = {node.name for node in graph.nodes if node.op in HANDLES}
@@ -232,15 +232,20 @@ def rewrite_meta_graph(data: bytes, tables: Tables, tracked: bytes, is_stock: Ca
 def restored_when_served(meta: MetaGraph) -> list[Restored]:
     """Return what the tables are restored from that a graph needs: of a model with objects all, else what is served."""
     restored = restored_tables(meta.graph)
-    serving = needed(meta.graph.nodes, _serving_roots(meta))
+    serving = serving_nodes(meta)
     return [one for node, of in restored.items() if meta.objects or node in serving for one in of]
+
+
+def serving_nodes(meta: MetaGraph) -> set[str]:
+    """Return the names of the nodes that the signatures of a graph need, and what is run when it is loaded."""
+    return needed(meta.graph.nodes, _serving_roots(meta))
 
 
 def served_nodes(meta: MetaGraph) -> list[Node]:
     """Return the nodes that a graph needs, of functions, too: of a model with objects all, else what is served."""
     if meta.objects:
         return [node for _, node in meta.graph.all_nodes()]
-    serving = needed(meta.graph.nodes, _serving_roots(meta))
+    serving = serving_nodes(meta)
     nodes = [node for node in meta.graph.nodes if node.name in serving]
     library = meta.graph.library
     called = functions_needed(library, functions_called(nodes, library))

@@ -44,11 +44,11 @@ from kvtools.stock_model.fields import (
 )
 from kvtools.stock_model.function_body import constant_attributes
 from kvtools.stock_model.graph_def import Node, functions_needed, node_of, tensor_name
-from kvtools.stock_model.handles import names_read
 from kvtools.stock_model.meta_graph import MetaGraph, variable_roots
-from kvtools.stock_model.op_table import BEGUN_IN_DEEPREC, HANDLES, REFUSED, RESTORES
+from kvtools.stock_model.op_table import BEGUN_IN_DEEPREC, REFUSED, RESTORES
 from kvtools.stock_model.plain_ops import strings
 from kvtools.stock_model.prune import needed
+from kvtools.stock_model.restores import Restores
 
 DEFAULT_SIGNATURE = "serving_default"
 _METHOD = "tensorflow/serving/predict"
@@ -64,7 +64,6 @@ _FILES = {"InitializeTableFromTextFile": 1, "InitializeTableFromTextFileV2": 1}
 _READS_TRAINING_DATA = ("IteratorGetNext", "QueueDequeue", "ReaderRead", "Unstage", "MapUnstage")
 _MAY_INSERT = frozenset({"KvTableGather", "KvTableGatherMany", "KvTablePool"})
 _PYTHON = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
-_SAME = frozenset({"Identity", "RefIdentity", "Enter", "RefEnter", "Switch", "RefSwitch"})
 _REF = 100
 """What is added to the number of a type where a tensor is a reference."""
 _NEAR = 5
@@ -160,7 +159,7 @@ class _Training:
         self._meta, self._dtypes = meta, dtypes
         self._nodes = {node.name: node for node in meta.graph.nodes}
         self._moved: dict[str, str] = {}
-        self._names_read: dict[str, list[str]] = {}
+        self._restores = Restores(self._nodes)
         encoded = messages(split(last(split(last(meta.fields, _INFO)), _OPS_OF_INFO)), 1)
         self._definitions = {text(last(split(one), 1)): split(one) for one in encoded}
 
@@ -389,7 +388,7 @@ class _Training:
                 for node in _leaves(all_fillers, self._nodes)
                 if node.name not in fillers
                 and node.data_inputs()
-                and self._source(node.data_inputs()[0]).name in serving
+                and self._restores.source(node.data_inputs()[0]).name in serving
             ]
             if not more:
                 return serving, fillers
@@ -398,13 +397,6 @@ class _Training:
     def _listed_nodes(self, collection: str) -> list[str]:
         listed = texts(split(last(split(self._meta.collections.get(collection, b"")), 1)), 1)
         return [node_of(name) for name in listed]
-
-    def _source(self, source: str) -> Node:
-        """The node that a handle comes from."""
-        node = self._nodes[node_of(source)]
-        while node.op in _SAME and node.data_inputs():
-            node = self._nodes[node_of(node.data_inputs()[0])]
-        return node
 
     def _check_servable(self, serving: set[str], inputs: set[str]) -> None:
         library = self._meta.graph.library
@@ -443,7 +435,7 @@ class _Training:
         for name in sorted(serving):
             node = self._nodes[name]
             if node.op in _FILES:
-                source = self._source(node.data_inputs()[_FILES[node.op]])
+                source = self._restores.source(node.data_inputs()[_FILES[node.op]])
                 if source.op == "Const":
                     constants[source.name] = None
         files: dict[str, str] = {}
@@ -470,23 +462,12 @@ class _Training:
         """Make a saver of the dense variables that are served; return their tensors, and what writes each variable."""
         graph, meta = self._meta.graph, self._meta
         filename, restore = (text(last(meta.saver, number)) for number in (1, 3))
-        writers: dict[str, str] = {}
-        tensors: dict[str, set[str]] = {}
-        for name in sorted(needed(graph.nodes, [restore] if restore else [])):
-            node = self._nodes[name]
-            inputs = node.data_inputs()
-            if node.op in RESTORES or node.op in _SAME or len(inputs) < 2:
-                continue
-            target = self._source(inputs[0])
-            if target.name in serving and target.name not in writers and target.op not in HANDLES:
-                read = self._read(inputs[1:])
-                if read:
-                    writers[target.name], tensors[target.name] = name, read
+        writers, tensors = self._restores.of(restore, serving)
         missing = sorted(name for of in tensors.values() for name in of if name not in self._dtypes)
         if missing:
             raise NotServable(f"an output needs variable {_listed(missing)}, which the checkpoint has not")
         assigned = {
-            self._source(self._nodes[name].data_inputs()[0]).name
+            self._restores.source(self._nodes[name].data_inputs()[0]).name
             for name in serving
             if self._nodes[name].op in ("Assign", "AssignVariableOp")
         }
@@ -513,30 +494,9 @@ class _Training:
     def _is_filled(self, table: str, serving: set[str]) -> bool:
         return any(
             self._nodes[name].op.startswith(("InitializeTable", "LookupTableImport"))
-            and self._source(self._nodes[name].data_inputs()[0]).name == table
+            and self._restores.source(self._nodes[name].data_inputs()[0]).name == table
             for name in serving
         )
-
-    def _read(self, sources: Iterable[str]) -> set[str]:
-        """The names of the tensors of a checkpoint that these tensors are made of."""
-        found: set[str] = set()
-        for source in sources:
-            waiting, seen = [source], set[str]()
-            while waiting:
-                one = waiting.pop()
-                node = self._nodes[node_of(one)]
-                if one in seen:
-                    continue
-                seen.add(one)
-                if node.op != "RestoreV2":
-                    waiting += node.data_inputs()
-                    continue
-                if node.name not in self._names_read:
-                    self._names_read[node.name] = names_read(node, self._nodes)
-                names = self._names_read[node.name]
-                number = int(one.partition(":")[2] or 0)
-                found |= set(names[number : number + 1])
-        return found
 
     def _restore_by_name(
         self, variables: Sequence[str], writers: dict[str, str], tensors: dict[str, set[str]], filename: str

@@ -261,3 +261,21 @@ def test_the_index_is_chosen(sample_path: Path, tmp_path: Path, capsys: Capture)
     assert main(["export", "--snapshot", str(tmp_path / "out"), str(sample_path), "--index", "hash"]) == 2
     assert "got --index hash, which is for --savedmodel" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("to", ["--savedmodel", "--snapshot"])
+def test_a_dry_run_finds_a_number_that_does_not_fit(to: str, tmp_path: Path, capsys: Capture) -> None:
+    table = ArrayTable("emb", np.arange(3), np.float32([[1, 2], [7e4, 1], [0, 1]]))
+    write_tables([table], str(tmp_path / "a"), "tfplugin")
+    asked = ["export", str(tmp_path / "a"), to, str(tmp_path / "out"), "--dtype", "float16"]
+    said = []
+    for more in (["--dry-run"], []):
+        assert main([*asked, *more]) == 1
+        said.append(capsys.readouterr().err)
+    assert said[0] == said[1] and "the row of key 1 has 70000, which would become infinite" in said[0]
+    assert main([*asked, "--dry-run", "--drop-keys", _keys(tmp_path, 1)]) == 0, "it is not written"
+
+
+def _keys(folder: Path, *keys: int) -> str:
+    (folder / "keys.txt").write_text("".join(f"{key}\n" for key in keys))
+    return str(folder / "keys.txt")

@@ -78,7 +78,7 @@ def test_a_dry_run_says_what_would_be_and_writes_nothing(sample_path: Path, tmp_
         (["out", "--to", "tfplugin", "--memory", "much"], 2, "got --memory 'much'"),
         (["out", "--to", "tfplugin", "--engine", "spark"], 2, "expected local or ray"),
         (["out", "--to", "tfplugin", "--workers", "0"], 2, "got 0 workers"),
-        (["no/out", "--to", "tfplugin"], 1, "there is no folder"),
+        (["sample/model.ckpt-7.index/out", "--to", "tfplugin"], 1, "is no folder"),
         (["sample/model.ckpt-7", "--to", "tfplugin"], 1, "exists; name another place, or add --force"),
     ],
     ids=str,

@@ -104,12 +104,37 @@ def test_the_environment(served: list[Any], monkeypatch: pytest.MonkeyPatch) -> 
         (["a", "--backend", "127.0.0.1:6379"], "got '127.0.0.1:6379', expected redis://host:port/database"),
         (["--backend", "localhost:6379/0"], "expected redis://host:port/database"),
         (["--backend", "redis://localhost/x"], "got database 'x', expected a number"),
+        (["--follow", "a", "--follow", "b"], "two models called 'default'; write --follow NAME=b"),
+        (["a", "--follow", "b"], "two models called 'default'; write --follow NAME=b"),
+        (["--follow", "redis://localhost/0"], "expected a folder of checkpoints and increments"),
+        (["--follow", "a", "--backend", "redis://localhost/0"], "got --follow and --backend, expected one of them"),
+        (["--follow", "a", "--rows-from", "http://rows:8501"], "got --follow and --rows-from"),
+        (["--follow", "a", "--versions", "all"], "got --versions, and a chain has one version: the newest"),
+        (["--follow", "a", "--label", "x=1"], "got --label, and a chain has one version: the newest"),
     ],
 )
 def test_usage_errors(served: list[Any], capsys: Any, arguments: list[str], message: str) -> None:
     assert main(["serve", *arguments]) == 2
     assert message in capsys.readouterr().err
     assert not served
+
+
+def test_chains_have_names_as_models_do(served: list[Any]) -> None:
+    assert main(["serve", "ctr=models/ctr", "--follow", "runs/a", "--follow", "cvr=runs/b", "--poll", "0.2"]) == 0
+    sources, settings, *_ = served[0]
+    assert sources == [ModelSource("ctr", "models/ctr")]
+    assert settings.follow == (("default", "runs/a"), ("cvr", "runs/b")) and settings.poll == 0.2
+    assert main(["serve", "ctr=models/ctr", "--follow", "runs/a", "--model-name", "live"]) == 0
+    assert served[1][1].follow == (("live", "runs/a"),)
+    assert main(["serve", "--follow", "runs/a"]) == 0
+    assert served[2][0] == []
+
+
+def test_following_to_what_is_no_redis(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["follow", "run", "--to", "localhost"]) == 2
+    assert "got --to localhost, expected a Redis" in capsys.readouterr().err
+    assert main(["follow", "run", "--to", "redis://localhost/0", "--poll", "0"]) == 2
+    assert "got --poll 0, expected 0.01 to 3600" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ PAGES = [
         for page in (
             "quickstart",
             "kv-variable",
+            "policies",
             "optimizers",
             "saving",
             "tensorflow-changes",

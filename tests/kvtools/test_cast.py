@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvtools.array_table import ArrayTable
 from kvtools.cast import CastTable, cast, rounded
 from kvtools.dialects.detect import open_checkpoint
 from kvtools.dialects.schema import numpy_dtype
 from kvtools.dialects.writing import WriteOptions
 from kvtools.errors import BadInputError, UsageError
+from kvtools.migrate import write_tables
 
 Save = Callable[..., Path]
 Make = Callable[..., Any]
@@ -102,6 +104,33 @@ def test_values_and_slots_follow(
     assert cost.max_error == pytest.approx(np.abs(exact[finite] - became[finite]).max(), rel=1e-6)
     assert cost.overflowed == np.count_nonzero(np.isfinite(exact) & np.isinf(became))
     assert cost.vanished == np.count_nonzero((exact != 0) & (became == 0))
+
+
+def test_what_new_rows_begin_with_is_told_where_it_is_lost(tmp_path: Path) -> None:
+    table = ArrayTable(
+        "emb",
+        np.arange(3),
+        np.ones((3, 2), np.float32),
+        slots={"acc": np.ones((3, 2), np.float32), "m": np.ones((3, 2), np.float32)},
+        extras={"initial_values": np.float32([[1e6, 1e-9], [1, 0]])},
+        metadata={
+            "initializer": {"kind": "constant", "a": 1e-10},
+            "slots": {"acc": {"init": "constant", "constant": 1e-10}, "m": {"init": "constant", "constant": 0.5}},
+        },
+    )
+    source = tmp_path / "a"
+    write_tables([table], str(source), "tfplugin")
+    _, costs = cast(open_checkpoint(source), tmp_path / "b", value_dtype="float16")
+    told = {cost.column: (cost.overflowed, cost.vanished) for cost in costs["emb"]}
+    assert told == {
+        "values": (0, 0),
+        "slot acc": (0, 0),
+        "slot m": (0, 0),
+        "initial values": (1, 1),
+        "initial values of slot acc": (0, 1),
+    }
+    _, costs = cast(open_checkpoint(source), tmp_path / "c", value_dtype="bfloat16")
+    assert all(not cost.column.startswith("initial") for cost in costs["emb"]), "it has the range of float32"
 
 
 @pytest.mark.parametrize("before", ["int64", "int32", "uint64"])

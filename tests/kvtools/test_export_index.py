@@ -158,8 +158,11 @@ def test_free_slots_that_a_manifest_tells_wrong(folders: dict[str, Path], tmp_pa
         list(open_checkpoint(tmp_path / "out").table("many").chunks())
 
 
+@pytest.mark.parametrize("memory", [0, 100 * 12, 899 * 12, 1 << 20])
 @pytest.mark.parametrize("group_bytes", [1, 12, 100, 1 << 20])
-def test_rows_that_come_in_any_order_are_written_in_that_of_their_places(tmp_path: Path, group_bytes: int) -> None:
+def test_rows_that_come_in_any_order_are_written_in_that_of_their_places(
+    tmp_path: Path, group_bytes: int, memory: int
+) -> None:
     random = np.random.default_rng(5)
     places = random.permutation(900)[:800]
     rows = random.standard_normal((800, 3)).astype(np.float32)
@@ -168,7 +171,8 @@ def test_rows_that_come_in_any_order_are_written_in_that_of_their_places(tmp_pat
     expected[places], expected[900:] = rows, behind
     with BundleWriter(tmp_path / "ckpt") as bundle:
         bundle.array("before", np.arange(3))
-        with SlotOrderWriter(bundle, "rows", rows.dtype, (3,), 900, behind, group_bytes=group_bytes) as writer:
+        sizes = {"group_bytes": group_bytes, "memory": memory}
+        with SlotOrderWriter(bundle, "rows", rows.dtype, (3,), 900, behind, **sizes) as writer:
             for start in range(0, 800, 130):
                 writer.put(places[start : start + 130], rows[start : start + 130])
         bundle.array("after", np.arange(4))

@@ -140,8 +140,8 @@ def test_usage(tmp_path: Path, sample_path: Path) -> None:
         write_tables([one], tmp_path / "a", "nope")
     with pytest.raises(UsageError, match="got 0 workers"):
         write_tables([one], tmp_path / "a", "tfplugin", workers=0)
-    with pytest.raises(OutputError, match="there is no folder"):
-        write_tables([one], tmp_path / "no" / "a", "tfplugin")
+    with pytest.raises(OutputError, match="is no folder"):
+        write_tables([one], sample_path / "model.ckpt-7.index" / "a", "tfplugin")
     assert [file.name for file in tmp_path.iterdir()] == ["sample"]
 
 

@@ -6,12 +6,13 @@ import socket
 import stat
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from kvtools.errors import OutputError
-from kvtools.replace_output import replace_files, replace_folder
+from kvtools.replace_output import check_replaceable, replace_files, replace_folder
 
 
 def write(target: Path, text: str, *, force: bool = False) -> None:
@@ -75,9 +76,20 @@ def test_force_may_replace_an_empty_folder(tmp_path: Path) -> None:
     assert content(tmp_path / "out")["mark"] == "one"
 
 
-def test_missing_parent(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="there is no folder"):
-        write(tmp_path / "no" / "out", "one")
+def test_folders_above_are_made_and_go_again_if_nothing_is_written(tmp_path: Path) -> None:
+    write(tmp_path / "a" / "b" / "out", "one")
+    assert content(tmp_path / "a" / "b" / "out")["mark"] == "one"
+    with replace_files(tmp_path / "c" / "d" / "file") as staging:
+        staging.write_text("hello")
+    assert (tmp_path / "c" / "d" / "file").read_text() == "hello"
+    for replace in (replace_files, partial(replace_folder, mark="mark")):
+        with pytest.raises(RuntimeError), replace(tmp_path / "a" / "x" / "y" / "out"):
+            raise RuntimeError
+        assert names(tmp_path / "a") == ["b"]
+        with pytest.raises(OutputError, match="'.*file' is no folder"), replace(tmp_path / "c" / "d" / "file" / "out"):
+            pass
+    check_replaceable(tmp_path / "z" / "out", mark="mark", force=False)
+    assert names(tmp_path) == ["a", "c"], "asking makes nothing"
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])

@@ -426,8 +426,10 @@ def test_a_command_on_a_disk_that_is_full_leaves_nothing(tmp_path: Path, sample_
 
 def test_a_folder_that_is_not_there_or_a_file_that_is(tmp_path: Path) -> None:
     table = ArrayTable("emb", np.array([5]), np.float32([[1, 2]]))
-    with pytest.raises(OutputError, match="there is no folder"):
-        write(tmp_path / "no" / "a.kvsnap", table)
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match="'.*file' is no folder"):
+        write(tmp_path / "file" / "a.kvsnap", table)
+    write(tmp_path / "new" / "folder" / "a.kvsnap", table)
     write(tmp_path / "a.kvsnap", table)
     with pytest.raises(OutputError, match="exists"):
         write(tmp_path / "a.kvsnap", table)

@@ -125,7 +125,7 @@ def test_damage_is_found_when_rows_are_split(source: Checkpoint, tmp_path: Path)
     bundle.data_path(0).write_bytes(bytes(data))
     with pytest.raises(CorruptFileError, match="checksum mismatch"):
         split(open_checkpoint(tmp_path / "source"), tmp_path / "a", By("rows", 10))
-    assert list((tmp_path / "a").iterdir()) == []
+    assert not (tmp_path / "a").exists()
 
 
 def test_refused(source: Checkpoint, sample_path: Path, tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_refused(source: Checkpoint, sample_path: Path, tmp_path: Path) -> None:
         split(source, tmp_path / "a", By("table"))
     split(source, tmp_path / "a", By("table"), options=WriteOptions(force=True))
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="name a folder"):
+    with pytest.raises(OutputError, match="is no folder"):
         split(source, tmp_path / "file", By("table"))
     with pytest.raises(UsageError, match="a URL is no folder"):
         split(source, "redis://localhost/0", By("table"))

@@ -109,12 +109,20 @@ def rows(tensor: Any) -> Any:
 def test_predict(channel: Any, ids: dict[str, Any]) -> None:
     answer = ask(channel, PREDICT, model_spec=model(), inputs={"ids": ids})
     assert rows(answer.outputs["embeddings"]) == [SEVEN, [0] * 4]
-    assert list(answer.outputs) == ["embeddings"]
+    assert sorted(answer.outputs) == ["embeddings", "found"]
     spec = answer.model_spec
     assert (spec.name, spec.signature_name, spec.version.value) == ("default", "ads_emb", 1)
-    answer = ask(channel, PREDICT, model_spec=model(), inputs={"ids": ids}, output_filter=["found", "embeddings"])
+    answer = ask(channel, PREDICT, model_spec=model(), inputs={"ids": ids}, output_filter=["found"])
     found = answer.outputs["found"]
-    assert (found.dtype, found.tensor_content, len(answer.outputs)) == (10, b"\1\0", 2)
+    assert (found.dtype, found.tensor_content, len(answer.outputs)) == (10, b"\1\0", 1)
+    answer = ask(
+        channel,
+        PREDICT,
+        model_spec={"name": "default"},
+        inputs={"ads_emb_ids": ids, "empty_emb_ids": tensor(shape=[0]), "user_emb_ids": ids},
+    )
+    assert rows(answer.outputs["ads_emb_embeddings"]) == [SEVEN, [0] * 4]
+    assert answer.outputs["user_emb_found"].tensor_content == b"\0\0" and len(answer.outputs) == 6
 
 
 def test_the_last_value_stands_for_those_that_follow_and_none_for_zeros(channel: Any) -> None:
@@ -146,7 +154,7 @@ def test_the_last_value_stands_for_those_that_follow_and_none_for_zeros(channel:
         ),
         ({"model_spec": model(version={"value": -1})}, "NOT_FOUND", "Specific(default, -1)"),
         ({"model_spec": model(version_label="x")}, "INVALID_ARGUMENT", "Unrecognized servable version label: x"),
-        ({"model_spec": model("")}, "FAILED_PRECONDITION", '"serving_default" not found'),
+        ({"model_spec": model("")}, "INVALID_ARGUMENT", "Missing but required: {ads_emb_ids,empty_emb_ids"),
         ({"model_spec": model("x")}, "FAILED_PRECONDITION", '"x" not found'),
         ({"model_spec": model()}, "INVALID_ARGUMENT", "Missing but required: {ids}"),
         ({"inputs": {"id": tensor()}}, "INVALID_ARGUMENT", "Sent extra: {id}"),
@@ -179,7 +187,7 @@ def test_metadata_and_status(channel: Any) -> None:
     packed = answer.metadata["signature_def"]
     assert packed.type_url.endswith("/tensorflow.serving.SignatureDefMap")
     signatures = message("tensorflow.serving.SignatureDefMap").FromString(packed.value).signature_def
-    assert sorted(signatures) == ["ads_emb", "empty_emb", "user_emb"]
+    assert sorted(signatures) == ["ads_emb", "empty_emb", "serving_default", "user_emb"]
     assert signatures["ads_emb"].inputs["ids"].tensor_shape.unknown_rank
     status = ask(channel, STATUS, model_spec={"name": "default"}).model_version_status
     assert [(each.version, each.state, each.status.error_code) for each in status] == [(1, 30, 0)]
@@ -274,8 +282,8 @@ def test_streams_end_with_the_server(catalog: Catalog) -> None:
         open_end.set()
 
 
-def test_half_open_streams_hold_up_nobody(catalog: Catalog) -> None:
-    server = start(catalog, Settings(grpc_port=0))
+def half_sent(*streams: int) -> bytes:
+    """What begins a connection and calls of Predict with 4 bytes of a message of 4,096."""
     head = b"".join(
         b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
         for name, value in (
@@ -287,20 +295,41 @@ def test_half_open_streams_hold_up_nobody(catalog: Catalog) -> None:
             (b"te", b"trailers"),
         )
     )
-    half = b"\0\0\0\x10\0" + b"1234"  # of a message of 4,096 bytes
+    half = b"\0\0\0\x10\0" + b"1234"
+    frames = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+    for number in streams:
+        stream = number.to_bytes(4, "big")
+        frames += len(head).to_bytes(3, "big") + b"\1\4" + stream + head  # HEADERS, END_HEADERS
+        frames += len(half).to_bytes(3, "big") + b"\0\0" + stream + half  # DATA
+    return frames
+
+
+def test_half_open_streams_hold_up_nobody(catalog: Catalog) -> None:
+    server = start(catalog, Settings(grpc_port=0))
     with contextlib.ExitStack() as stack:
         for _ in range(4):
             connection = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=30))
-            frames = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
-            for number in range(1, 600, 2):
-                stream = number.to_bytes(4, "big")
-                frames += len(head).to_bytes(3, "big") + b"\1\4" + stream + head  # HEADERS, END_HEADERS
-                frames += len(half).to_bytes(3, "big") + b"\0\0" + stream + half  # DATA
-            connection.sendall(frames)
+            connection.sendall(half_sent(*range(1, 600, 2)))
         with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
             for _ in range(20):
                 assert ask(channel, STATUS, model_spec={"name": "default"}).model_version_status
         server.stop(grace=0.05)
+
+
+def test_half_a_message_is_waited_for_as_long_as_half_a_body(catalog: Catalog) -> None:
+    server = start(catalog, Settings(grpc_port=0, body_timeout=0.05))
+    try:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+            connection.sendall(half_sent(1))
+            received = b""
+            while b"the message was not there after 0.05 s" not in received:
+                received += (data := connection.recv(4096))
+                assert data, received
+        with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            assert ask(channel, STATUS, model_spec={"name": "default"}).model_version_status
+            assert channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=30) == b"\x08\x01"
+    finally:
+        server.stop(0)
 
 
 def test_connections_are_counted(catalog: Catalog) -> None:

@@ -141,7 +141,14 @@ def test_what_the_server_and_its_models_are(client: TestClient) -> None:
     }
     assert client.get("/v2/models/user_emb/versions/1").json()["outputs"][0]["shape"] == [-1, 8]
     answer = client.get("/v2/models/default")
-    assert answer.status_code == 400 and "'ads_emb', 'empty_emb', 'user_emb'" in answer.json()["error"]
+    assert [tensor["name"] for tensor in answer.json()["inputs"]] == ["ads_emb_ids", "empty_emb_ids", "user_emb_ids"]
+    assert answer.json()["outputs"][:2] == [
+        {"name": "ads_emb_embeddings", "datatype": "FP32", "shape": [-1, 4]},
+        {"name": "ads_emb_found", "datatype": "BOOL", "shape": [-1]},
+    ]
+    named = [ids() | {"name": tensor["name"]} for tensor in answer.json()["inputs"]]
+    outputs = client.post("/v2/models/default/infer", json={"inputs": named}).json()["outputs"]
+    assert {output["name"]: output["data"] for output in outputs}["ads_emb_found"] == [True, False]
 
 
 def test_a_server_without_a_version_is_live_and_not_ready(sample_path: Path) -> None:

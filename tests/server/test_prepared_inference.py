@@ -130,6 +130,11 @@ PREDICTS: list[tuple[Any, bool]] = [
     ({"inputs": {"ids": [3, 2**62]}, "signature_name": "ads_emb"}, True),
     (instances([3, 2**62 + 1], "big"), True),
     (instances([3, -7], "small"), True),
+    *(
+        ({"signature_name": "ads_emb", form: [3, 99], "output_filter": outputs}, True)
+        for form in ("instances", "inputs")
+        for outputs in ([], ["found"], ["embeddings"], ["found", "embeddings"])
+    ),
     # What only Python answers, or refuses.
     (instances([2**63 + 5, 3], "big"), False),
     (instances([2**31], "small"), False),
@@ -149,7 +154,9 @@ PREDICTS: list[tuple[Any, bool]] = [
     ({"signature_name": "ads_emb", "inputs": []}, False),
     ({"signature_name": "ads_emb", "inputs": 3}, False),
     ({"signature_name": "ads_emb", "inputs": [3], "instances": [3]}, False),
-    ({"signature_name": "ads_emb", "inputs": [3], "output_filter": ["found"]}, False),
+    ({"signature_name": "ads_emb", "inputs": [3], "output_filter": ["none"]}, False),
+    ({"signature_name": "ads_emb", "inputs": [3], "output_filter": ["found", "found"]}, False),
+    ({"signature_name": "ads_emb", "inputs": [3], "output_filter": "found"}, False),
     ({"signature_name": 3, "inputs": [3]}, False),
     ([], False),
 ]

@@ -76,6 +76,9 @@ def test_rest(sample_path: Path) -> None:
         assert told.bytes_in > 20 and told.bytes_out > 20 and told.seconds > 0 and told.client
         assert (guard.answers[-1].status, guard.answers[-1].code) == (401, "unauthenticated")
     assert ask("ads", "POST", "/v1/models/default:predict", {**PREDICT, "signature_name": "user_emb"}) == 403
+    all_tables = {"inputs": {"ads_emb_ids": [-7], "empty_emb_ids": [], "user_emb_ids": []}}
+    assert [ask(key, "POST", "/v1/models/default:predict", all_tables) for key in ("all", "ads")] == [200, 403]
+    assert TableCount("ads/emb", 1, 0, "default") in guard.answers[-2].counts
     assert ask("ads", "POST", "/v2/models/user_emb/infer", INFER) == 403
     for url in ("/v1/models/default", "/v1/models/default/metadata", "/v2/models/ads/emb", "/v2/models/ads/emb/ready"):
         assert [ask(key, "GET", url) for key in ("ads", "")] == [200, 401]

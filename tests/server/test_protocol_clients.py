@@ -139,8 +139,8 @@ def predict_by_rest(ports: Ports, table: str, ids: np.ndarray, dtype: Any) -> tu
             return json.load(answer)
 
     rows = post({"instances": [{"ids": row} for row in ids.tolist()]})["predictions"]
-    columns = post({"inputs": {"ids": ids.tolist()}})["outputs"]
-    return np.array(rows, dtype), np.array(columns, dtype)
+    columns = post({"inputs": {"ids": ids.tolist()}})["outputs"]["embeddings"]
+    return np.array([row["embeddings"] for row in rows], dtype), np.array(columns, dtype)
 
 
 def infer_by_grpc(ports: Ports, table: str, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -177,17 +177,17 @@ def test_the_signatures_are_those_of_the_exported_model(served: Served) -> None:
         packed = stub.GetModelMetadata(request, timeout=60).metadata["signature_def"]
     definitions = get_model_metadata_pb2.SignatureDefMap()
     assert packed.Unpack(definitions)
-    # The exported model has one more, over all tables: it is TensorFlow's way to look up in several at once.
-    assert {*definitions.signature_def, "serving_default"} == set(served.saved_model.signatures)
-    assert set(definitions.signature_def) == set(TABLES)
+    assert set(definitions.signature_def) == set(served.saved_model.signatures) == {*TABLES, "serving_default"}
     for name, definition in definitions.signature_def.items():
         function = served.saved_model.signatures[name]
-        (wanted,) = function.structured_input_signature[1].values()
-        assert set(definition.inputs) == {"ids"} and set(definition.outputs) == set(function.structured_outputs)
-        assert tf.as_dtype(definition.inputs["ids"].dtype) == wanted.dtype
-        assert definition.inputs["ids"].tensor_shape.unknown_rank
-        output = function.structured_outputs["embeddings"]
-        assert tf.as_dtype(definition.outputs["embeddings"].dtype) == output.dtype
+        for got, wanted in (
+            (definition.inputs, function.structured_input_signature[1]),
+            (definition.outputs, function.structured_outputs),
+        ):
+            assert {tensor: tf.as_dtype(info.dtype) for tensor, info in got.items()} == {
+                tensor: spec.dtype for tensor, spec in wanted.items()
+            }
+        assert all(info.tensor_shape.unknown_rank for info in definition.inputs.values())
 
 
 def test_model_status_by_tensorflow_servings_stub(served: Served) -> None:

@@ -54,4 +54,4 @@ def test_the_python_of_the_page_runs(ports: dict[str, str], place: int) -> None:
 
 
 def test_the_page_has_its_examples() -> None:
-    assert (len(COMMANDS), len(PYTHON)) == (7, 2)
+    assert (len(COMMANDS), len(PYTHON)) == (8, 2)

@@ -29,6 +29,8 @@ from kvtools.server.store import TableStore
 PREDICT = "/v1/models/default:predict"
 SEVEN = [2.0, 2.125, 2.25, 2.375]  # the row of key -7 in ads/emb
 ZEROS = [0.0] * 4
+BOTH, NEITHER = {"embeddings": SEVEN, "found": True}, {"embeddings": ZEROS, "found": False}
+ROWS = {"output_filter": ["embeddings"]}
 
 
 def client_of(catalog: Catalog, **settings: Any) -> TestClient:
@@ -43,22 +45,25 @@ def client(sample_path: Path) -> TestClient:
 @pytest.mark.parametrize(
     ("asked", "answered"),
     [
-        ({"instances": [-7, 99]}, {"predictions": [SEVEN, ZEROS]}),
-        ({"instances": [[-7], [99]]}, {"predictions": [[SEVEN], [ZEROS]]}),
-        ({"instances": [{"ids": -7}, {"ids": 99}]}, {"predictions": [SEVEN, ZEROS]}),
-        ({"instances": [{"ids": [-7, 99]}]}, {"predictions": [[SEVEN, ZEROS]]}),
-        ({"inputs": [-7, 99]}, {"outputs": [SEVEN, ZEROS]}),
-        ({"inputs": {"ids": [[-7], [99]]}}, {"outputs": [[SEVEN], [ZEROS]]}),
-        ({"inputs": -7}, {"outputs": SEVEN}),
-        ({"inputs": []}, {"outputs": []}),
-        ({"inputs": {"ids": [[], []]}}, {"outputs": [[], []]}),
+        ({"instances": [-7, 99]}, {"predictions": [BOTH, NEITHER]}),
+        (
+            {"instances": [[-7], [99]]},
+            {"predictions": [{"embeddings": [SEVEN], "found": [True]}, {"embeddings": [ZEROS], "found": [False]}]},
+        ),
+        ({"instances": [{"ids": -7}, {"ids": 99}]}, {"predictions": [BOTH, NEITHER]}),
+        (
+            {"instances": [{"ids": [-7, 99]}]},
+            {"predictions": [{"embeddings": [SEVEN, ZEROS], "found": [True, False]}]},
+        ),
+        ({"instances": [[-7], [99]], **ROWS}, {"predictions": [[SEVEN], [ZEROS]]}),
+        ({"inputs": [-7, 99]}, {"outputs": {"embeddings": [SEVEN, ZEROS], "found": [True, False]}}),
+        ({"inputs": {"ids": [[-7], [99]]}, **ROWS}, {"outputs": [[SEVEN], [ZEROS]]}),
+        ({"inputs": -7}, {"outputs": {"embeddings": SEVEN, "found": True}}),
+        ({"inputs": []}, {"outputs": {"embeddings": [], "found": []}}),
+        ({"inputs": {"ids": [[], []]}}, {"outputs": {"embeddings": [[], []], "found": [[], []]}}),
         (
             {"instances": [-7, 99], "output_filter": ["embeddings", "found"]},
-            {"predictions": [{"embeddings": SEVEN, "found": True}, {"embeddings": ZEROS, "found": False}]},
-        ),
-        (
-            {"inputs": [-7, 99], "output_filter": ["embeddings", "found"]},
-            {"outputs": {"embeddings": [SEVEN, ZEROS], "found": [True, False]}},
+            {"predictions": [BOTH, NEITHER]},
         ),
         ({"inputs": [-7, 99], "output_filter": ["found"]}, {"outputs": [True, False]}),
     ],
@@ -78,7 +83,7 @@ def test_numbers_are_written_with_a_point_and_as_short_as_they_can_be(
     sample.values[0] = [1, np.nan, np.inf, -np.inf]
     sample.values[1] = [0.1, 1 / 3, 1e-30, 16777216]
     catalog = static_catalog(save_plain(tmp_path / "a", table_tensors(sample)))
-    answer = client_of(catalog).post(PREDICT, json={"instances": sample.keys.tolist()})
+    answer = client_of(catalog).post(PREDICT, json={"instances": sample.keys.tolist(), **ROWS})
     assert answer.text == ('{"predictions":[[1.0,NaN,Infinity,-Infinity],[0.1,0.33333334,1e-30,16777216.0]]}')
 
 
@@ -91,7 +96,7 @@ def test_any_key_of_64_bits_may_be_asked_of_any_table(
     client = client_of(static_catalog(save_plain(tmp_path / "a", {**table_tensors(small), **table_tensors(big)})))
 
     def ask(signature: str, ids: list[int]) -> Any:
-        answer = client.post(PREDICT, json={"signature_name": signature, "inputs": ids})
+        answer = client.post(PREDICT, json={"signature_name": signature, "inputs": ids, **ROWS})
         return answer.json().get("outputs", answer.status_code)
 
     assert small.keys.tolist() == [-(2**31), 2**31 - 1, 0] and big.keys.tolist() == [0, 2**64 - 1, 1]
@@ -110,7 +115,7 @@ def test_versions_and_labels(sample_path: Path) -> None:
         VersionStatus(9, "END", "INVALID_ARGUMENT", "its header is damaged"),
     )
     client = client_of(Catalog([ServedModel("ranker", versions, {"stable": 3}, statuses)]))
-    body = {"signature_name": "ads_emb", "instances": [-7]}
+    body = {"signature_name": "ads_emb", "instances": [-7], **ROWS}
     for place in ("", "/versions/3", "/versions/7", "/labels/stable"):
         assert client.post(f"/v1/models/ranker{place}:predict", json=body).json() == {"predictions": [SEVEN]}
     spec = client.get("/v1/models/ranker/labels/stable/metadata").json()["model_spec"]
@@ -148,7 +153,7 @@ def test_status_and_metadata_have_the_forms_of_tensorflow_serving(client: TestCl
     metadata = client.get("/v1/models/default/metadata").json()
     assert metadata["model_spec"] == {"name": "default", "signature_name": "", "version": "1"}
     definitions = metadata["metadata"]["signature_def"]["signature_def"]
-    assert sorted(definitions) == ["ads_emb", "empty_emb", "user_emb"]
+    assert sorted(definitions) == ["ads_emb", "empty_emb", "serving_default", "user_emb"]
     any_shape = {"dim": [], "unknown_rank": True}
     assert definitions["ads_emb"] == {
         "inputs": {"ids": {"dtype": "DT_INT64", "tensor_shape": any_shape, "name": "ads_emb_ids:0"}},
@@ -231,11 +236,32 @@ def test_wrong_paths(client: TestClient, method: str, url: str, status: int, mes
     assert message in answer.json()["error"]
 
 
-def test_a_model_of_many_tables_has_no_default_and_says_which_signatures_there_are(client: TestClient) -> None:
-    answer = client.post(PREDICT, json={"instances": [1]})
-    assert answer.status_code == 400
-    assert '"serving_default" not found' in answer.json()["error"]
-    assert '"ads_emb", "empty_emb", "user_emb"' in answer.json()["error"]
+def test_the_default_signature_of_many_tables_looks_up_in_all_of_them(client: TestClient) -> None:
+    definitions = client.get("/v1/models/default/metadata").json()["metadata"]["signature_def"]["signature_def"]
+    default = definitions["serving_default"]
+    assert list(default["inputs"]) == ["ads_emb_ids", "empty_emb_ids", "user_emb_ids"]
+    assert list(default["outputs"])[:2] == ["ads_emb_embeddings", "ads_emb_found"] and len(default["outputs"]) == 6
+    ids: dict[str, list[int]] = {"ads_emb_ids": [-7, 99], "empty_emb_ids": [1], "user_emb_ids": []}
+    outputs = client.post(PREDICT, json={"inputs": ids}).json()["outputs"]
+    assert (outputs["ads_emb_embeddings"], outputs["ads_emb_found"]) == ([SEVEN, ZEROS], [True, False])
+    assert (outputs["empty_emb_found"], outputs["user_emb_embeddings"]) == ([False], [])
+    one = {"ads_emb_ids": -7, "empty_emb_ids": 1, "user_emb_ids": 99}
+    answer = client.post(PREDICT, json={"signature_name": "serving_default", "instances": [one]})
+    assert answer.json()["predictions"][0]["ads_emb_embeddings"] == SEVEN
+    answer = client.post(PREDICT, json={"inputs": [1]})
+    assert answer.status_code == 400 and "multiple input tensors" in answer.json()["error"]
+    answer = client.post(PREDICT, json={"signature_name": "x", "inputs": [1]})
+    assert '"ads_emb", "empty_emb", "user_emb", "serving_default"' in answer.json()["error"]
+
+
+def test_the_limits_hold_for_the_ids_of_all_tables_together(sample_path: Path) -> None:
+    client = client_of(static_catalog(sample_path), max_keys=5, max_values=24)
+
+    def ask(ads: int, users: int) -> int:
+        ids = {"ads_emb_ids": [1] * ads, "empty_emb_ids": [], "user_emb_ids": [1] * users}
+        return client.post(PREDICT, json={"inputs": ids}).status_code
+
+    assert (ask(4, 1), ask(4, 2), ask(5, 1), ask(0, 3), ask(1, 3)) == (200, 413, 413, 200, 413)
 
 
 def test_limits(sample_path: Path) -> None:
@@ -250,7 +276,7 @@ def test_limits(sample_path: Path) -> None:
 
 def test_bodies_may_be_packed_and_are_held_to_the_limit_unpacked(sample_path: Path) -> None:
     client = client_of(static_catalog(sample_path), max_keys=5)
-    body = json.dumps({"signature_name": "ads_emb", "instances": [-7]}).encode()
+    body = json.dumps({"signature_name": "ads_emb", "instances": [-7], **ROWS}).encode()
 
     def send(data: bytes, encoding: str) -> tuple[int, Any]:
         answer = client.post(PREDICT, content=data, headers={"Content-Encoding": encoding})
@@ -275,9 +301,13 @@ def test_an_answer_of_many_numbers_is_sent_while_it_is_made(
     sample = make_sample("emb", rows=700, dim=400)
     client = client_of(static_catalog(save_plain(tmp_path / "a", table_tensors(sample))))
     ids = sample.keys.tolist()
+    rows = client.post(PREDICT, json={"instances": ids})
+    assert "content-length" not in rows.headers and all(row["found"] for row in rows.json()["predictions"])
+    got = np.array([row["embeddings"] for row in rows.json()["predictions"]], np.float32)
+    assert got.tobytes() == sample.values.tobytes()
     for shape in ((700,), (1, 700), (2, 350), (700, 1)):
         nested = np.array(ids).reshape(shape).tolist()
-        answer = client.post(PREDICT, json={"inputs": nested})
+        answer = client.post(PREDICT, json={"inputs": nested, **ROWS})
         assert "content-length" not in answer.headers
         got = np.array(answer.json()["outputs"], np.float32)
         assert got.shape == (*shape, 400) and got.tobytes() == sample.values.tobytes()

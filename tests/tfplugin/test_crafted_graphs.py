@@ -43,6 +43,10 @@ OPS = {
         {"N": 2, "tensor_prefixes": ["a", "b"], "names": ["a", "b"], "part": [0, 0], "parts": [1, 1]},
         [STRING, RESOURCE, RESOURCE],
     ),
+    "KvTableSaveCut": (
+        {"N": 2, "tensor_prefixes": ["a", "b"], "names": ["a", "b"], "part": [0, 0], "parts": [1, 1]},
+        [STRING, RESOURCE, RESOURCE, INT64],
+    ),
     "KvExchangeRequest": (
         {
             "Tids": ("type", [INT64, INT64]),
@@ -137,7 +141,7 @@ def test_lists_of_another_length_are_refused_by_name(op):
             wrong += [[bad, *entries[1:]] for bad in (0, -1, -(2**62), 2**62) if (name, bad) != ("dims", 2**62)]
         if name == "widths":
             wrong = [one for one in wrong if 2**62 not in one]
-        if name == "parts" and op == "KvTableSave":
+        if name == "parts" and op in ("KvTableSave", "KvTableSaveCut"):
             wrong = [one for one in wrong if len(one) != 2]
         for bad in wrong:
             crafted = copy.deepcopy(attributes)

@@ -564,7 +564,12 @@ def test_graphs_of_tensorflow_1(control_flow: str, tmp_path: Path) -> None:
         (tf.compat.v1.enable_control_flow_v2 if enabled else tf.compat.v1.disable_control_flow_v2)()
     export = exported(tmp_path / "source", tmp_path / "export")
     assert [table.name for table in export.tables] == ["scope/emb", "scope/parts"]
-    assert export.left_out == ["table 'scope/other': nothing that is served uses it"]
+    # The moments of `w`, and the powers of beta.
+    assert export.left_out == [
+        "table 'scope/other': nothing that is served uses it",
+        "4 dense variables, 56 bytes: nothing that is served uses them",
+    ]
+    assert [one.name for one in open_checkpoint(tmp_path / "export").variables] == ["scope/w"]
     assert not list(foreign_nodes((tmp_path / "export" / "saved_model.pb").read_bytes()))
     got = []
     for name in ("source", "export"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable
+import json
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,13 @@ def test_a_module_with_its_signatures(tmp_path: Path) -> None:
     }
     assert (tmp_path / "1" / "assets.extra" / "tf_serving_warmup_requests").is_file()
     assert [entry.name for entry in tmp_path.iterdir()] == ["1"]
+
+
+def test_the_manifest_names_the_model_and_no_folder_that_is_gone(tmp_path: Path) -> None:
+    model = Scores()
+    tfplugin.export_saved_model(model, tmp_path / "new" / "models" / "1", signatures=model.serve)
+    manifest = json.loads((tmp_path / "new" / "models" / "1" / "assets.extra" / "kvtools.json").read_text())
+    assert manifest["source"] == "Scores 'scores'"
 
 
 def test_a_function_brings_along_what_it_uses(tmp_path: Path) -> None:

@@ -29,12 +29,14 @@ FILES = [
     "test_lookup_many.py",
     "test_writes.py",
     "../tfra/test_variable.py",
+    "test_admission.py",
     "test_checkpoint.py",
     "test_eviction.py",
     "test_fused_optimizers.py",
     "test_gradients.py",
     "test_lookup.py",
     "test_pooled_lookup.py",
+    "test_row_counts.py",
     "test_saver.py",
 ]
 FIRST = 3

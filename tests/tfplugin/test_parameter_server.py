@@ -7,6 +7,8 @@ import socket
 import subprocess
 import sys
 
+import pytest
+
 SERVER = """
 import sys, json, tensorflow as tf, tfplugin
 server = tf.distribute.Server(json.loads(sys.argv[1]), job_name="ps", task_index=int(sys.argv[2]))
@@ -89,3 +91,135 @@ def test_parts_on_two_servers(tmp_path):
         "emptied": 0,
         "same": True,
     }
+
+
+STRATEGY_TASK = """
+import sys, json, tensorflow as tf
+if sys.argv[4] == "with tables":
+    import tfplugin
+server = tf.distribute.Server(json.loads(sys.argv[1]), job_name=sys.argv[2], task_index=int(sys.argv[3]), protocol="grpc")
+print("ready", flush=True)
+server.join()
+"""
+
+CHIEF = """
+import os, sys, json, numpy as np, tensorflow as tf, tfplugin
+os.environ["TF_CONFIG"] = json.dumps({"cluster": json.loads(sys.argv[1]), "task": {"type": "chief", "index": 0}})
+strategy = tf.distribute.ParameterServerStrategy(tf.distribute.cluster_resolver.TFConfigClusterResolver())
+coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+with strategy.scope():
+    if sys.argv[3] == "without tables":
+        try:
+            tfplugin.get_kv_variable("t", 2)
+        except RuntimeError as error:
+            print(json.dumps(str(error)))
+        sys.exit()
+    table = tfplugin.get_kv_variable("t", 2, initializer=0.0)
+    other = tfplugin.get_kv_variable("other", 1, partitioner=tf.compat.v1.fixed_size_partitioner(3))
+    weight = tf.Variable(tf.ones([2]))
+optimizer = tfplugin.OptimizerWrapper(tf.compat.v1.train.GradientDescentOptimizer(1.0))
+
+def replica(keys):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.nn.embedding_lookup(table, keys)) + tf.reduce_sum(weight)
+    variables = [*table, weight]
+    optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+    return loss
+
+@tf.function
+def step(keys):
+    return strategy.run(replica, args=(keys,))
+
+errors = []
+try:
+    coordinator.schedule(step, args=(tf.constant([1], tf.int64),))
+    coordinator.join()
+except ValueError as error:
+    errors.append(str(error))
+tfplugin.apply_in_backward(table, tfplugin.optimizers.SGD(1.0))
+
+@tf.function
+def step(keys):
+    return strategy.run(replica, args=(keys,))
+
+keys = np.random.default_rng(0).integers(-3, 30, (100, 20))
+for batch in keys:
+    coordinator.schedule(step, args=(tf.constant(batch),))
+coordinator.join()
+distinct, counts = np.unique(keys, return_counts=True)
+updates = np.array([sum(key in batch for batch in keys) for key in distinct])
+rows = tf.nn.embedding_lookup(table, distinct).numpy()
+path = tf.train.Checkpoint(table=table, other=other, weight=weight).save(sys.argv[2])
+for part in table:
+    part.clear()
+emptied = int(table.size())
+weight.assign([0.0, 0.0])
+tf.train.Checkpoint(table=table, weight=weight).read(path).expect_partial()
+again = table.sparse_read(distinct, training=False).numpy()
+whole = tfplugin.get_kv_variable("whole", 2)
+tf.train.Checkpoint(table=whole).read(path).expect_partial()
+print(json.dumps({
+    "errors": errors,
+    "devices": [part.device for part in table] + [part.device for part in other],
+    "whole": whole.device,
+    "none lost": bool((rows == -counts[:, None]).all()),
+    "stamped once a step": bool((table.stamps(distinct)[0].numpy() == updates).all()),
+    "dense": weight.numpy().tolist(),
+    "emptied": emptied,
+    "restored": bool((again == rows).all()),
+    "restored in one part": bool((whole.sparse_read(distinct, training=False).numpy() == rows).all()),
+    "size": [int(table.size()), int(whole.size()), len(distinct)],
+}))
+"""
+
+
+def _under_strategy(tmp_path, tables):
+    """What the chief of two workers and two servers says at the end."""
+    addresses = [f"127.0.0.1:{port}" for port in _free_ports(5)]
+    cluster = json.dumps({"ps": addresses[:2], "worker": addresses[2:4], "chief": addresses[4:]})
+    tasks = [
+        subprocess.Popen(
+            [sys.executable, "-c", STRATEGY_TASK, cluster, job, str(i), tables],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            cwd=tmp_path,
+        )
+        for job in ("ps", "worker")
+        for i in (0, 1)
+    ]
+    try:
+        assert [task.stdout.readline() for task in tasks] == ["ready\n"] * 4
+        done = subprocess.run(
+            [sys.executable, "-c", CHIEF, cluster, str(tmp_path / "model"), tables],
+            capture_output=True,
+            text=True,
+            timeout=240,
+            cwd=tmp_path,
+        )
+    finally:
+        for task in tasks:
+            task.kill()
+            task.communicate()
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.thorough
+def test_two_workers_and_two_servers_lose_no_update(tmp_path):
+    said = _under_strategy(tmp_path, "with tables")
+    server = "/job:ps/replica:0/task:{}/device:CPU:0"
+    assert said["devices"] == [server.format(task) for task in (0, 1, 0, 1, 0)]
+    assert "/job:ps" not in said["whole"]
+    assert len(said["errors"]) == 1 and "'t' cannot be updated by apply_gradients" in said["errors"][0]
+    assert "tfplugin.apply_in_backward(table, optimizer)" in said["errors"][0]
+    assert said["none lost"] and said["stamped once a step"]
+    assert said["dense"] == [-99.0, -99.0]
+    assert said["emptied"] == 0 and said["restored"] and said["restored in one part"]
+    assert said["size"] == [said["size"][2]] * 3
+
+
+@pytest.mark.thorough
+def test_servers_that_have_not_imported_tfplugin_are_named(tmp_path):
+    said = _under_strategy(tmp_path, "without tables")
+    assert "'t/part_0' cannot be made on parameter server 0" in said and "import tfplugin" in said

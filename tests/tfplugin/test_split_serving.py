@@ -33,6 +33,7 @@ from kvtools.cli.main import main
 from kvtools.client import (
     AsyncClient,
     Client,
+    ClientError,
     SplitModel,
     UnavailableError,
     WrongExportError,
@@ -43,8 +44,12 @@ from kvtools.dialects.detect import open_checkpoint
 from kvtools.errors import BadInputError, UsageError
 from kvtools.export_split import export_split
 from kvtools.server.app import create_app
+from kvtools.server.caller import Caller
 from kvtools.server.catalog import Catalog, ServedModel, ServedVersion, VersionStatus, static_catalog
+from kvtools.server.kserve_grpc import methods as kserve_methods
+from kvtools.server.observer import Observer
 from kvtools.server.protocol_error import ProtocolError
+from kvtools.server.protos import message
 from kvtools.server.recent_keys import RecentKeys
 from kvtools.server.settings import Settings
 from kvtools.server.signatures import signatures
@@ -119,7 +124,11 @@ def test_every_protocol_has_the_model_and_its_tables(
     assert answer.status_code == 200, answer.text
     assert np.float32(answer.json()["outputs"]).tobytes() == expected.tobytes()
     rows = client.post("/v1/models/default:predict", json={"signature_name": "item", "instances": [{"ids": 3}]})
-    assert rows.json()["predictions"] == client.post("/v1/tables/item:lookup", json={"keys": [3]}).json()["embeddings"]
+    (row,) = rows.json()["predictions"]
+    assert row == {
+        "embeddings": client.post("/v1/tables/item:lookup", json={"keys": [3]}).json()["embeddings"][0],
+        "found": True,
+    }
     metadata = client.get("/v1/models/default/metadata").json()["metadata"]["signature_def"]["signature_def"]
     assert set(metadata) == {*SIGNATURES, "user", "item", "half", "drawn"}
     assert set(metadata["serving_default"]["inputs"]) == {"user_id", "item_id", "price", "unused"}
@@ -233,6 +242,56 @@ def test_rows_of_another_export_are_never_taken(models: Path) -> None:
             DenseStore(models / "1", [[url]])
         catalog.publish(served(*stores).model("default"))
         run(dense, "serving_default", fed)
+
+
+def test_servers_of_other_rows_are_found_at_the_start(models: Path, tmp_path: Path) -> None:
+    assert main(["split", str(models / "1" / "tables.kvsnap"), str(tmp_path / "{}.kvsnap"), "--by", "mod:2"]) == 0
+    shards = [TableStore(tmp_path / f"mod-{shard}-of-2.kvsnap") for shard in (0, 1)]
+    with (
+        real_server(served(shards[0])) as first,
+        real_server(served(shards[1])) as second,
+        real_server(served(TableStore(models / "1" / "tables.kvsnap"))) as whole,
+        real_server(served(TableStore(models / "2" / "tables.kvsnap"))) as other,
+    ):
+        for rows_from, message in (
+            ([[first]], "has shard 0 of 2"),
+            ([[second], [first]], "expected shard 0 of 2"),
+            ([[first], [second, first.replace("localhost", "127.0.0.1")]], "expected shard 1 of 2"),
+            ([[whole, second]], "has shard 1 of 2"),
+            ([[other]], "no version that is served has them"),
+        ):
+            with pytest.raises(ClientError, match=message):
+                DenseStore(models / "1", rows_from)
+
+
+def test_a_server_without_its_rows_is_not_ready(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvtools.server.split_store._WATCH_EVERY", 0.02)
+    stores = [TableStore(models / str(number) / "tables.kvsnap") for number in (1, 2)]
+    rows = served(stores[0])
+    with real_server(rows) as url:
+        catalog = served(DenseStore(models / "1", [[url]]))
+
+        def ready(wanted: bool) -> None:
+            last = time.monotonic() + 30
+            while catalog.ready != wanted:
+                assert time.monotonic() < last
+                time.sleep(0.01)
+            client = TestClient(create_app(catalog, Settings()))
+            answers = [client.get(path) for path in ("/readyz", "/v2/health/ready", "/v2/models/default/ready")]
+            assert {answer.status_code for answer in answers} == {200 if wanted else 503}
+            methods = kserve_methods(catalog, Settings())
+            for name, request in (("ServerReady", {}), ("ModelReady", {"name": "default"})):
+                asked = message(f"inference.{name}Request")(**request).SerializeToString()
+                told = methods[f"/inference.GRPCInferenceService/{name}"](asked, Caller(Observer(), {}))
+                assert message(f"inference.{name}Response").FromString(told).ready == wanted
+
+        ready(True)
+        rows.publish(served(stores[1]).model("default"))  # another export took the place
+        ready(False)
+        assert "no version that is served has them" in catalog.unready()
+        rows.publish(served(stores[0]).model("default"))
+        ready(True)
+    ready(False)
 
 
 def test_a_server_of_tables_without_an_export_is_refused(models: Path) -> None:

@@ -66,6 +66,16 @@ class TableSaveable(KvSaveable):
         with local(), tf.control_dependencies([restored]):
             return (release() if foreign is None else tf.cond(foreign, release, lambda: tf.constant(False))).op
 
+    def restore_members(self, members: tf.Tensor) -> Any:
+        """Restores the table from members of a chain, which are in this layout."""
+        if not self._params._by_modulo:
+            raise ValueError(
+                f"tfplugin.CheckpointManager: dynamic embedding variable '{self._params.name}' shares its keys out by "
+                "another rule, which is no part of a chain: make it with the default partitioner, or leave it out of "
+                "the Saver's var_list and save it with a Saver of its own."
+            )
+        return restore_op(members, self.variable, self._whole, "/part_")
+
 
 def _files_saveable(variable: ShardedTable, name: str | None = None) -> file_system_saver.FilesSaveable:
     """What a Saver saves and restores of a variable whose tables go to files."""

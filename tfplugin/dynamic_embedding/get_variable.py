@@ -10,7 +10,8 @@ from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.ops import variable_scope
 
 from tfplugin.dynamic_embedding.partition import default_partition_fn
-from tfplugin.dynamic_embedding.variable import Variable
+from tfplugin.dynamic_embedding.variable import Variable, table_policies
+from tfplugin.policies import Admission, Policies
 
 _GRAPH_ATTRIBUTE = "_tfplugin_dynamic_embedding_variables"
 
@@ -50,6 +51,11 @@ def get_variable(
     restrict_policy: Any = None,
     bp_v2: bool = False,
     short_file_name: bool = False,
+    *,
+    enter_threshold: int = 0,
+    admission: Admission | None = None,
+    padding_key: int | None = None,
+    policies: Policies | None = None,
 ) -> Variable:
     """Gets the variable of this name, or makes it. See `Variable` for the arguments.
 
@@ -87,6 +93,10 @@ def get_variable(
                 restrict_policy,
                 bp_v2,
                 short_file_name,
+                enter_threshold=enter_threshold,
+                admission=admission,
+                padding_key=padding_key,
+                policies=policies,
             )
             return found
         eager = tf.executing_eagerly()
@@ -103,4 +113,12 @@ def get_variable(
                 f"Dynamic embedding variable {full_name} exists with {what} {getattr(has, 'name', has)}, wanted "
                 f"{getattr(want, 'name', want)}: give one of them another name."
             )
+    asked = table_policies(
+        full_name, key_dtype, value_dtype, found.kv_creator, enter_threshold, admission, padding_key, policies
+    )
+    if asked is not None and asked != found.policies:
+        raise ValueError(
+            f"Dynamic embedding variable {full_name} exists with policies {found.policies.to_json() or 'none'}, wanted "
+            f"{asked.to_json()}: give one of them another name."
+        )
     return found

@@ -19,6 +19,7 @@ from tfplugin.dynamic_embedding.table import check_dtypes, table_name
 from tfplugin.keys import refuse_keras_input
 from tfplugin.kv_variable import KvVariable
 from tfplugin.ops import raw
+from tfplugin.policies import Policies
 
 
 class ShardedTable(trackable.Trackable):
@@ -60,6 +61,7 @@ class ShardedTable(trackable.Trackable):
         checkpoint: bool,
         init_size: int,
         kv_creator: Any,
+        policies: Policies | None = None,
     ) -> None:
         self.key_dtype = tf.as_dtype(key_dtype)
         self.value_dtype = tf.as_dtype(value_dtype)
@@ -102,6 +104,7 @@ class ShardedTable(trackable.Trackable):
                     device,
                     **({"part": i, "parts": self.shard_num, "whole": name} if self._by_modulo else {}),
                     **({} if self.names is None else {"names": self.names}),
+                    **({"policies": policies} if policies else {}),
                 )
                 for i, device in enumerate(self.devices)
             ]

@@ -18,6 +18,7 @@ from tfplugin.keys import KEY_DTYPES
 from tfplugin.kv_variable import VALUE_DTYPES, KvVariable
 from tfplugin.ops import raw
 from tfplugin.placement import on_device_of
+from tfplugin.policies import Policies
 
 #: Rows that a table makes room for where nobody says.
 DEFAULT_INIT_SIZE = 8192
@@ -41,6 +42,7 @@ class CuckooHashTable(TableFiles, SavedColumn, trackable.Trackable):
       shard_saveable_object_fn: not used.
       part, parts, whole: which part of how many it is, and of which variable, where the default partitioner rules.
       max_capacity, eviction: see `tfplugin.get_kv_variable`.
+      policies: which keys get a row; see `tfplugin.policies`.
       names: the strings of string keys, which the tables of a variable share.
 
     Attributes:
@@ -66,6 +68,7 @@ class CuckooHashTable(TableFiles, SavedColumn, trackable.Trackable):
         whole: str | None = None,
         max_capacity: int = 0,
         eviction: str = "lru",
+        policies: Policies | None = None,
         names: KeyNames | None = None,
     ) -> None:
         del config, shard_saveable_object_fn
@@ -92,6 +95,7 @@ class CuckooHashTable(TableFiles, SavedColumn, trackable.Trackable):
                 capacity_hint=init_size or int(os.environ.get("TF_HASHTABLE_INIT_SIZE") or DEFAULT_INIT_SIZE),
                 max_capacity=max_capacity,
                 eviction=eviction,
+                policies=policies,
                 part=part,
                 parts=parts,
                 partitioned_name=whole if parts > 1 else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import re
@@ -15,7 +16,7 @@ from tensorflow.python.training import optimizer as v1_optimizer
 
 from tfplugin.dynamic_embedding import checkpoint as saved_variables
 from tfplugin.dynamic_embedding import file_system_saver
-from tfplugin.dynamic_embedding.creators import CuckooHashTableCreator, KVCreator
+from tfplugin.dynamic_embedding.creators import CuckooHashTableCreator, EngineTableCreator, KVCreator
 from tfplugin.dynamic_embedding.embedding_lookup import embedding_lookup
 from tfplugin.dynamic_embedding.partition import default_partition_fn
 from tfplugin.dynamic_embedding.restrict_policies import RestrictPolicy
@@ -26,6 +27,7 @@ from tfplugin.dynamic_embedding.slot_variable import slot_variables
 from tfplugin.kv_variable import KvVariable
 from tfplugin.optimizers.inner_optimizer import innermost
 from tfplugin.partitioned_kv_variable import PartitionedKvVariable
+from tfplugin.policies import Admission, Policies, resolve
 
 _log = logging.getLogger("tfplugin")
 
@@ -54,10 +56,15 @@ class Variable(VariableFiles, ShardedTable):
       restrict_policy: a subclass of `RestrictPolicy`: what `restrict` goes by.
       bp_v2: accepted. An update always changes the row as it is when the update comes, so that none is lost.
       short_file_name: `get_variable` leaves the variable scope out of the name, and slots the optimizer out of theirs.
+      enter_threshold, admission, padding_key: which keys get a row, as for `tfplugin.get_kv_variable`. What counts is
+        updates here, as it is these that insert: a key gets its row, and its first update, with the
+        `enter_threshold`-th one.
+      policies: the same three as one object.
 
     Raises:
       TypeError: dtypes that tables do not have; a `restrict_policy` that is no subclass of `RestrictPolicy`.
-      ValueError: a `dim` below 1; a `tf.distribute` strategy of several replicas.
+      ValueError: a `dim` below 1; a `tf.distribute` strategy of several replicas; policies that are out of range, or
+        of a table that cannot have them: of strings, or in Redis.
 
     Example:
       >>> v = de.Variable(dim=2, name="user", initializer=0.5)
@@ -84,6 +91,11 @@ class Variable(VariableFiles, ShardedTable):
         restrict_policy: Any = None,
         bp_v2: bool = False,
         short_file_name: bool = False,
+        *,
+        enter_threshold: int = 0,
+        admission: Admission | None = None,
+        padding_key: int | None = None,
+        policies: Policies | None = None,
     ) -> None:
         strategy = tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
         if strategy is not None and not isinstance(strategy, tf.distribute.OneDeviceStrategy):
@@ -103,8 +115,20 @@ class Variable(VariableFiles, ShardedTable):
             )
         kv_creator = kv_creator or CuckooHashTableCreator()
         super().__init__(
-            key_dtype, value_dtype, dim, devices, partitioner, name, initializer, checkpoint, init_size, kv_creator
+            key_dtype,
+            value_dtype,
+            dim,
+            devices,
+            partitioner,
+            name,
+            initializer,
+            checkpoint,
+            init_size,
+            kv_creator,
+            table_policies(name, key_dtype, value_dtype, kv_creator, enter_threshold, admission, padding_key, policies),
         )
+        #: Which keys get a row.
+        self.policies = self.parts[0].policies if self.parts else Policies()
         self.shared_name = shared_name or f"shared_name.{name}"
         self.trainable = bool(trainable)
         self.bp_v2 = bool(bp_v2)
@@ -259,3 +283,46 @@ class Variable(VariableFiles, ShardedTable):
 
     def __deepcopy__(self, memo: Any) -> Variable:
         raise NotImplementedError(f"{self!r} cannot be deep-copied: save and restore it instead.")
+
+
+def table_policies(
+    name: str,
+    key_dtype: Any,
+    value_dtype: Any,
+    kv_creator: Any,
+    enter_threshold: Any,
+    admission: Any,
+    padding_key: Any,
+    policies: Policies | None = None,
+) -> Policies | None:
+    """The policies of a variable's tables, where updates count; None where there are none.
+
+    Raises:
+      ValueError: policies that are out of range, or that such tables cannot have.
+    """
+    key_dtype = tf.as_dtype(key_dtype)
+    if policies is None:
+        asked = resolve(
+            name,
+            tf.int64 if key_dtype == tf.string else key_dtype,
+            enter_threshold=enter_threshold,
+            admission=admission,
+            padding_key=padding_key,
+        )
+        policies = dataclasses.replace(asked, admits_on="update" if asked.admission else "lookup")
+    if policies == Policies():
+        return None
+    what = f"Dynamic embedding variable '{name}'"
+    if tf.string in (key_dtype, tf.as_dtype(value_dtype)):
+        raise ValueError(f"{what}: tables of strings admit every key: hash them (tf.strings.to_hash_bucket_fast).")
+    if not isinstance(kv_creator, EngineTableCreator):
+        raise ValueError(
+            f"{what}: the tables of a {type(kv_creator).__name__} admit every key: leave enter_threshold, admission "
+            "and padding_key out, or take a CuckooHashTableCreator."
+        )
+    if policies.admission is not None and policies.admission.below != "initial":
+        raise ValueError(
+            f"{what}: lookups give initial values for keys that have no row: below must be 'initial', got "
+            f"{policies.admission.below!r}."
+        )
+    return policies

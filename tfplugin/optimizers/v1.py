@@ -14,7 +14,7 @@ from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.training import optimizer as optimizer_lib
 
 from tfplugin.kv_variable import KvVariable
-from tfplugin.optimizers import explanation, fused, generic_update
+from tfplugin.optimizers import explanation, fused, generic_update, parameter_servers
 from tfplugin.optimizers.patch_lock import patch_lock
 
 # Their dense updates do not cast the learning rate to the dtype of the variable; the sparse ones do.
@@ -102,9 +102,12 @@ def apply_gradients(
     if not generic_update.any_key_value(pairs):
         return original(optimizer, pairs, global_step, name, **kwargs)
     if distribute_lib.has_strategy():
-        raise NotImplementedError(
-            "Key-value variables under tf.distribute strategies: use Horovod or parameter servers instead."
-        )
+        rest = parameter_servers.without_tables(pairs)
+        if generic_update.any_key_value(rest):
+            raise NotImplementedError(
+                "Key-value variables under tf.distribute strategies: use Horovod or parameter servers instead."
+            )
+        return original(optimizer, rest, global_step, name, **kwargs)
     with patch_lock(optimizer):
         return _apply(original, optimizer, pairs, global_step, name, **kwargs)
 

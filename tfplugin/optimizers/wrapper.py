@@ -14,7 +14,7 @@ from tensorflow.python.trackable import autotrackable
 from tensorflow.python.training import optimizer as v1_optimizer
 
 from tfplugin.kv_variable import KvVariable
-from tfplugin.optimizers import explanation, generic_update, late_variables
+from tfplugin.optimizers import explanation, generic_update, late_variables, parameter_servers
 from tfplugin.optimizers import fused as fusing
 from tfplugin.optimizers.hyperparameters import Step, given
 from tfplugin.optimizers.inner_optimizer import innermost
@@ -142,7 +142,7 @@ class OptimizerWrapper(autotrackable.AutoTrackable):
     @tf.autograph.experimental.do_not_convert  # half the time of a first trace; Keras' own do the same
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         """Applies gradients to a list of variables, key-value ones and others."""
-        pairs = list(grads_and_vars)
+        pairs = parameter_servers.without_tables(grads_and_vars)
         if isinstance(self.optimizer, v1_optimizer.Optimizer) or not generic_update.any_key_value(pairs):
             return self.optimizer.apply_gradients(pairs, *args, **kwargs)
         plans = {v: fusing.plan(self._core, v) for _, v in pairs if isinstance(v, KvVariable)}

@@ -15,6 +15,7 @@ from tfplugin.get_kv_variable import add_to_collections
 from tfplugin.initializers import KvInitializer, resolve
 from tfplugin.keys import KEY_DTYPES
 from tfplugin.kv_variable import VALUE_DTYPES, KvVariable
+from tfplugin.policies import resolve as resolve_policies
 from tfplugin.ranks import step
 from tfplugin.sok.optimizer_slots import TableSlot
 from tfplugin.sok.placement import ModelParallel, owner_of_mode
@@ -51,6 +52,8 @@ class DynamicVariable(StaticRows, KvVariable, ModelParallel):
       max_capacity: with ``"hybrid"``: the most rows that this rank keeps; further ones evict others.
       evict_strategy: with max_capacity: ``"kLru"`` (default), ``"kLfu"``, or ``"kCustomized"`` (by `set_scores`).
       filter_ratio: the share of new keys that `lookup_sparse` admits where it is asked to filter.
+      enter_threshold, admission, padding_key: as for `tfplugin.get_kv_variable`, of every lookup. Each rank counts its
+        own keys; a key that several ranks look up in a step comes once from each.
       max_hbm_for_vectors, max_load_factor, max_bucket_size, block_size, device_id, io_by_cpu: accepted; they tune hash
         tables that are not used here.
 
@@ -110,6 +113,13 @@ class DynamicVariable(StaticRows, KvVariable, ModelParallel):
         strategy = options.pop("evict_strategy", "kLru")
         if strategy not in EVICTION:
             raise ValueError(f"{what}: evict_strategy must be one of {sorted(EVICTION)}, got {strategy!r}.")
+        policies = resolve_policies(
+            name,
+            key_dtype,
+            enter_threshold=options.pop("enter_threshold", 0),
+            admission=options.pop("admission", None),
+            padding_key=options.pop("padding_key", None),
+        )
         for ignored in IGNORED:
             options.pop(ignored, None)
         if options:
@@ -129,6 +139,7 @@ class DynamicVariable(StaticRows, KvVariable, ModelParallel):
             # A localized one is whole, in one place.
             part=ranks.rank() if self.owner is None else 0,
             parts=ranks.size() if self.owner is None else 1,
+            policies=policies,
             **bounds,
         )
         add_to_collections(self, None, trainable)

@@ -25,6 +25,7 @@
 namespace kvtable {
 
 class SnapshotFile;
+class SnapshotLevel;
 
 // One table. Keys are passed as 64-bit patterns: int32 sign-extended, uint64 as its bits. Every value is a
 // legal key.
@@ -61,13 +62,33 @@ class SnapshotTable {
   ValueType value_type() const { return layout_.value_type; }
   bool quantized() const { return layout_.form != RowForm::kPlain; }
   int dim() const { return static_cast<int>(layout_.dim); }
-  int64_t rows() const { return layout_.rows; }
+  int64_t rows() const { return levels_.empty() ? layout_.rows : live_rows_; }
   // Of one row that LookupRaw gives.
   int64_t value_bytes() const { return layout_.dim * SizeOf(layout_.value_type); }
   const Layout& layout() const { return layout_; }
 
   // The table's own row for missing keys (value_bytes()), or null where it has none.
   const void* default_row() const;
+
+  // This table under `levels`, the newest first: what one of them says of a key counts, and not what an older one or
+  // the file says. `rows` is how many rows there are then. Frequencies and versions are left out. The file of this
+  // table must outlive the result. Levels of this table are replaced, not added to.
+  //
+  // Throws Error(kInvalidArgument) where the levels are of another type.
+  SnapshotTable Overlaid(std::vector<std::shared_ptr<const SnapshotLevel>> levels, int64_t rows) const;
+  const std::vector<std::shared_ptr<const SnapshotLevel>>& levels() const { return levels_; }
+  // Of memory, that the levels take.
+  int64_t level_bytes() const;
+
+  // How many row numbers there are: those of the file and those of each level, in which some are of rows that are gone
+  // or have been replaced. Find gives those of the others.
+  int64_t positions() const;
+
+  // The keys of the file as they lie in it, mixed and rising, and its rows in their order. For who merges tables.
+  const uint64_t* mixed_keys() const { return keys_; }
+  const uint8_t* stored_rows() const { return rows_; }
+  // Throws where the file was cut or written over.
+  void CheckMapped() const;
 
   // The row number of each of `n` keys, -1 where there is none.
   void Find(const int64_t* keys, int64_t n, int64_t* rows) const;
@@ -130,12 +151,23 @@ class SnapshotTable {
 
   template <class Use>
   void ForFound(const int64_t* keys, int64_t n, bool rows_too, const Use& use) const;
+  template <class Use>
+  void ForRows(const int64_t* keys, int64_t n, const Use& use) const;
+  int FindInLevels(const int64_t* keys, int count, const uint8_t** rows, int64_t* left, int* at) const;
+  struct Place {
+    uint64_t mixed;
+    const uint8_t* row;  // null: it is gone
+  };
+  Place PlaceOf(int64_t number) const;
+  static std::vector<int64_t> Numbers(int64_t first, int64_t n);
 
   const SnapshotFile* file_;
   Layout layout_;
   const void* directory_;
   const uint64_t* keys_;
   const uint8_t* rows_;
+  std::vector<std::shared_ptr<const SnapshotLevel>> levels_;  // the newest first
+  int64_t live_rows_ = 0;                                     // with levels
 };
 
 class Snapshot {

@@ -228,6 +228,10 @@ class Exporter {
 
   // ---- Of an export of one moment
 
+  // Whether those who change rows wait for some to be taken, or soon will: for who takes rows of several tables.
+  virtual bool IsUrgent() const { return false; }
+  // Says that rows will be taken, only later: it is not given up for now.
+  virtual void KeepAlive() {}
   // The version that the moment ended, where it ended one; else 0.
   virtual uint64_t version() const { return 0; }
   // Of an increment, when all rows have come: how many of them were born since the version from which it goes

@@ -95,6 +95,7 @@ class BoundedTable : public Table {
   int64_t SkippedUpdates() const override { return rows_->SkippedUpdates(); }
   void IncreaseFrequency(const void* keys, int64_t n, const uint32_t* by, ParallelFor& threads) override {
     rows_->AwaitRoomAside();
+    std::lock_guard<std::mutex> hold(mutex_);  // for who puts rows aside with their scores
     rows_->IncreaseFrequency(keys, n, by, threads);
   }
   void Reserve(int64_t rows, ParallelFor& threads) override { rows_->Reserve(rows, threads); }

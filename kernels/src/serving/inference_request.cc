@@ -111,11 +111,20 @@ bool ReadOutput(JsonReader& reader, std::string_view* output, std::optional<bool
 bool ReadPredict(std::string_view body, int64_t max_ids, PredictRequest* request) {
   JsonReader reader(body);
   const size_t most = static_cast<size_t>(max_ids);
-  bool signed_for = false, asked = false;
+  bool signed_for = false, asked = false, filtered = false;
   const bool read = reader.Object([&](std::string_view name) {
     if (name == "signature_name" && !signed_for) {
       signed_for = true;
       return reader.Text(&request->signature);
+    }
+    if (name == "output_filter" && !filtered) {
+      filtered = true;
+      return reader.List([&] {
+        std::string_view output;
+        if (request->outputs.size() == 2 || !reader.Text(&output)) return false;
+        request->outputs.push_back(output);
+        return true;
+      });
     }
     if (asked) return false;
     asked = true;
@@ -127,6 +136,7 @@ bool ReadPredict(std::string_view body, int64_t max_ids, PredictRequest* request
     if (reader.Peek() != '{') return ReadIds(reader, most, &request->ids);
     return ReadNamed(reader, [&] { return ReadIds(reader, most, &request->ids); });
   });
+  if (request->outputs.size() == 2 && request->outputs[0] == request->outputs[1]) return false;
   return read && reader.AtEnd() && asked && !request->ids.empty();
 }
 

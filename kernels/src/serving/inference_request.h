@@ -11,13 +11,15 @@
 namespace kvtable {
 
 struct PredictRequest {
-  std::string_view signature;  // empty: the one by default
-  bool by_rows = false;        // "instances"; else "inputs"
-  std::vector<int64_t> ids;    // one at least
+  std::string_view signature;             // empty: the one by default
+  bool by_rows = false;                   // "instances"; else "inputs"
+  std::vector<int64_t> ids;               // one at least
+  std::vector<std::string_view> outputs;  // as "output_filter" names them, two at most; none: all
 };
 
 // Reads {"signature_name": "emb", "instances": [1, 2]}, {"inputs": [1, 2]}, and the same with the input's name "ids":
-// {"instances": [{"ids": 1}]}, {"inputs": {"ids": [1]}}. False: it is none of these, or has more than `max_ids`.
+// {"instances": [{"ids": 1}]}, {"inputs": {"ids": [1]}}, and with "output_filter". False: it is none of these, or has more
+// than `max_ids`.
 bool ReadPredict(std::string_view body, int64_t max_ids, PredictRequest* request);
 
 struct InferRequest {

@@ -37,10 +37,10 @@ bool InRange(KeyType type, int64_t bits, bool negative) {
          (bits >= std::numeric_limits<int32_t>::min() && bits <= std::numeric_limits<int32_t>::max());
 }
 
-// Rows as JSON in the protocols of others, where NaN and the infinities are words, and no strings.
-void AppendRows(const std::string& rows, int64_t n, int64_t dim, std::string* text) {
+// Rows [begin, end) as JSON in the protocols of others, where NaN and the infinities are words, and no strings.
+void AppendRows(const std::string& rows, int64_t begin, int64_t end, int64_t dim, std::string* text) {
   const size_t before = text->size();
-  AppendJsonRows(reinterpret_cast<const float*>(rows.data()), n, dim, text);
+  AppendJsonRows(reinterpret_cast<const float*>(rows.data()) + begin * dim, end - begin, dim, text);
   text->erase(std::remove(text->begin() + static_cast<std::ptrdiff_t>(before), text->end(), '"'),
               text->end());
 }
@@ -159,10 +159,42 @@ bool PreparedLookup::MakePredict(std::string_view body, Made* made) {
   PredictRequest request;
   if (!ReadPredict(body, plan_.form.max_keys, &request)) return false;
   const Table* const table = Find(request.signature);
-  if (table == nullptr || !LookUp(*table, request.ids)) return false;
-  text_.assign(request.by_rows ? "{\"predictions\":[" : "{\"outputs\":[");
-  AppendRows(rows_, static_cast<int64_t>(request.ids.size()), table->table->dim(), &text_);
-  text_.append("]}");
+  if (table == nullptr) return false;
+  if (request.outputs.empty()) request.outputs = {"embeddings", "found"};
+  for (const std::string_view output : request.outputs) {
+    if (output != "embeddings" && output != "found") return false;
+  }
+  if (!LookUp(*table, request.ids)) return false;
+  const int64_t n = static_cast<int64_t>(request.ids.size()), dim = table->table->dim();
+  // Of the rows [begin, end): lists of numbers, or true and false.
+  const auto append = [&](std::string_view output, int64_t begin, int64_t end) {
+    if (output == "found") {
+      AppendJsonFlags(found_.data() + begin, end - begin, &text_);
+    } else {
+      AppendRows(rows_, begin, end, dim, &text_);
+    }
+  };
+  text_.assign(request.by_rows ? "{\"predictions\":" : "{\"outputs\":");
+  if (request.outputs.size() == 1) {
+    text_.push_back('[');
+    append(request.outputs[0], 0, n);
+    text_.append("]}");
+  } else if (request.by_rows) {
+    for (int64_t row = 0; row < n; ++row) {
+      text_.append(row > 0 ? ",{\"" : "[{\"").append(request.outputs[0]).append("\":");
+      append(request.outputs[0], row, row + 1);
+      text_.append(",\"").append(request.outputs[1]).append("\":");
+      append(request.outputs[1], row, row + 1);
+      text_.push_back('}');
+    }
+    text_.append("]}");
+  } else {
+    text_.append("{\"").append(request.outputs[0]).append("\":[");
+    append(request.outputs[0], 0, n);
+    text_.append("],\"").append(request.outputs[1]).append("\":[");
+    append(request.outputs[1], 0, n);
+    text_.append("]}}");
+  }
   *made = {text_, kJson};
   return true;
 }
@@ -204,7 +236,7 @@ bool PreparedLookup::MakeInfer(const HeadTemplate::Values& head, std::string_vie
       text_.push_back('}');
     } else if (rows) {
       text_.append(",\"data\":");
-      AppendRows(rows_, 1, n * dim, &text_);
+      AppendRows(rows_, 0, 1, n * dim, &text_);
     } else {
       text_.append(",\"data\":[");
       AppendJsonFlags(found_.data(), n, &text_);

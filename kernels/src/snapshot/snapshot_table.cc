@@ -1,12 +1,11 @@
 // Lookups: groups of keys go through directory, keys and rows in stages, each of which fetches ahead for the
 // next, so that many misses of the cache are on their way at once.
-#include <sys/mman.h>
 #include <time.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -15,7 +14,9 @@
 #include "base/instruction_set.h"
 #include "kvtable/snapshot.h"
 #include "snapshot/format.h"
+#include "snapshot/mixed_index.h"
 #include "snapshot/snapshot_file.h"
+#include "snapshot/snapshot_level.h"
 #include "values/elements.h"
 #include "values/row_conversion.h"
 
@@ -24,81 +25,15 @@ namespace {
 
 namespace format = snapshot_format;
 
-constexpr int kGroup = 64;
-constexpr int64_t kLine = 64;
-constexpr int64_t kLinesAhead = 8;  // of a row: the processor fetches the rest of a longer one by itself
-
 constexpr int64_t kColdGroup = 300'000;  // nanoseconds: no group takes that long whose pages are in memory
 constexpr int64_t kWarmGroup =
     200'000;  // nor as little whose pages are not, even if they were asked for ahead
-
-inline void Prefetch(const void* address) { __builtin_prefetch(address, 0, 3); }
-
-// Lets the disk begin with what will be read: a group's pages come side by side, and not one fault after the
-// other.
-void AskFor(const void* address, int64_t bytes) {
-  static const auto kPage = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-  const auto begin = reinterpret_cast<uintptr_t>(address) & ~(kPage - 1);
-  const uintptr_t end = reinterpret_cast<uintptr_t>(address) + static_cast<uintptr_t>(bytes);
-  madvise(reinterpret_cast<void*>(begin), end - begin, MADV_WILLNEED);
-}
 
 int64_t Nanoseconds() {
   timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
   return now.tv_sec * int64_t{1'000'000'000} + now.tv_nsec;
 }
-
-// The keys of one table, and where each is.
-template <class Entry>
-struct Index {
-  const Entry* directory;  // (buckets + 1)
-  const uint64_t* keys;    // (rows), rising
-  uint64_t buckets;
-  int64_t rows;
-
-  // What is in a file need not make sense: a start is one of the rows, whatever it says.
-  int64_t Start(uint64_t bucket) const {
-    return static_cast<int64_t>(std::min<uint64_t>(directory[bucket], static_cast<uint64_t>(rows)));
-  }
-
-  // The row of a mixed key that is in `bucket`, which begins at `start`; -1 if there is none.
-  int64_t Find(uint64_t mixed, uint64_t bucket, int64_t start) const {
-    // All keys behind a bucket are larger than those in it, so there is no need to see where it ends. A bucket
-    // has 4 keys on average and seldom more than 8.
-    if (start + 8 <= rows) {
-      const uint64_t* const at = keys + start;
-      int64_t smaller = 0;
-      for (int i = 0; i < 8; ++i) smaller += at[i] < mixed;
-      if (smaller < 8) return at[smaller] == mixed ? start + smaller : -1;
-      start += 8;
-    }
-    const int64_t end = Start(bucket + 1);
-    if (start >= end) return -1;
-    const uint64_t* const found = std::lower_bound(keys + start, keys + end, mixed);
-    return found != keys + end && *found == mixed ? found - keys : -1;
-  }
-
-  // Rows of `n` keys, at most kGroup. With `ask`, pages are asked for ahead.
-  void FindGroup(const int64_t* of, int n, bool ask, int64_t* found) const {
-    uint64_t mixed[kGroup];
-    uint64_t bucket[kGroup];
-    int64_t start[kGroup];
-    for (int i = 0; i < n; ++i) {
-      mixed[i] = Mix64(static_cast<uint64_t>(of[i]));
-      bucket[i] = format::BucketOfMixed(mixed[i], buckets);
-      Prefetch(directory + bucket[i]);
-    }
-    for (int i = 0; ask && i < n; ++i) AskFor(directory + bucket[i], 2 * int64_t{sizeof(Entry)});
-    for (int i = 0; i < n; ++i) {
-      start[i] = Start(bucket[i]);
-      Prefetch(keys + start[i]);
-      Prefetch(keys + start[i] + 7);
-    }
-    for (int i = 0; ask && i < n; ++i) AskFor(keys + start[i], 8 * int64_t{sizeof(uint64_t)});
-    for (int i = 0; i < n; ++i) found[i] = Find(mixed[i], bucket[i], start[i]);
-  }
-};
 
 // Copies rows of a width that the compiler knows.
 template <int64_t kBytes>
@@ -205,6 +140,8 @@ SnapshotTable::SnapshotTable(const SnapshotFile* file, Layout layout)
   rows_ = at(kRows);
 }
 
+void SnapshotTable::CheckMapped() const { file_->CheckMapped(); }
+
 const void* SnapshotTable::default_row() const {
   const Range& section = layout_.sections[kDefaultRow];
   return section.bytes == 0 ? nullptr : file_->data() + section.offset;
@@ -212,8 +149,8 @@ const void* SnapshotTable::default_row() const {
 
 template <class Entry>
 void SnapshotTable::VerifyGroup(const int64_t* keys, int n, bool ask) const {
-  const Index<Entry> index{static_cast<const Entry*>(directory_), keys_,
-                           static_cast<uint64_t>(layout_.buckets), layout_.rows};
+  const MixedIndex<Entry> index{static_cast<const Entry*>(directory_), keys_,
+                                static_cast<uint64_t>(layout_.buckets), layout_.rows};
   constexpr int64_t kWidth = sizeof(Entry);
   int64_t bucket[kGroup], start[kGroup];
   for (int i = 0; i < n; ++i) {
@@ -236,8 +173,8 @@ template <class Use>
 void SnapshotTable::ForFound(const int64_t* keys, int64_t n, bool rows_too, const Use& use) const {
   const auto run = [&](auto entry) {
     using Entry = decltype(entry);
-    const Index<Entry> index{static_cast<const Entry*>(directory_), keys_,
-                             static_cast<uint64_t>(layout_.buckets), layout_.rows};
+    const MixedIndex<Entry> index{static_cast<const Entry*>(directory_), keys_,
+                                  static_cast<uint64_t>(layout_.buckets), layout_.rows};
     const int64_t lines = rows_too ? std::min(kLinesAhead, (layout_.row_bytes + kLine - 1) / kLine) : 0;
     const bool watched = !file_->resident.load(std::memory_order_relaxed);
     const bool verified = !file_->verify_on_use.load(std::memory_order_acquire);
@@ -282,6 +219,55 @@ void SnapshotTable::ForFound(const int64_t* keys, int64_t n, bool rows_too, cons
   }
 }
 
+// Calls use(i, row) for each key in its order, with where its row lies, or null.
+template <class Use>
+void SnapshotTable::ForRows(const int64_t* keys, int64_t n, const Use& use) const {
+  const int64_t bytes = layout_.row_bytes;
+  if (levels_.empty()) {
+    ForFound(keys, n, true, [&](int64_t i, int64_t row) { use(i, row < 0 ? nullptr : rows_ + row * bytes); });
+    return;
+  }
+  const uint8_t* rows[kGroup];
+  int64_t left[kGroup];
+  int at[kGroup];
+  for (int64_t first = 0; first < n; first += kGroup) {
+    const int count = static_cast<int>(std::min<int64_t>(kGroup, n - first));
+    const int others = FindInLevels(keys + first, count, rows, left, at);
+    for (int i = 0; i < count; ++i) {
+      if (rows[i] != nullptr) PrefetchRow(rows[i], bytes);
+    }
+    ForFound(left, others, true,
+             [&](int64_t i, int64_t row) { rows[at[i]] = row < 0 ? nullptr : rows_ + row * bytes; });
+    for (int i = 0; i < count; ++i) use(first + i, rows[i]);
+  }
+}
+
+// Finds the rows of a group of keys that some level has, or says that they are gone: null. Keys that no level knows
+// are put into `left`, with their places in the group in `at`; returns how many. Their `rows` are null.
+int SnapshotTable::FindInLevels(const int64_t* keys, int count, const uint8_t** rows, int64_t* left,
+                                int* at) const {
+  std::fill(rows, rows + count, nullptr);
+  std::copy(keys, keys + count, left);
+  for (int i = 0; i < count; ++i) at[i] = i;
+  int others = count;
+  int64_t found[kGroup];
+  for (const std::shared_ptr<const SnapshotLevel>& level : levels_) {
+    if (others == 0) break;
+    level->Find(left, others, found);
+    int kept = 0;
+    for (int i = 0; i < others; ++i) {
+      if (found[i] == SnapshotLevel::kUnknown) {
+        left[kept] = left[i];
+        at[kept++] = at[i];
+      } else {
+        rows[at[i]] = level->Row(found[i]);
+      }
+    }
+    others = kept;
+  }
+  return others;
+}
+
 bool SnapshotTable::KeysRise(int64_t first, int64_t n, const uint64_t* mixed) const {
   const auto buckets = static_cast<uint64_t>(layout_.buckets);
   const auto start = [&](uint64_t bucket) {
@@ -298,8 +284,66 @@ bool SnapshotTable::KeysRise(int64_t first, int64_t n, const uint64_t* mixed) co
 }
 
 void SnapshotTable::Find(const int64_t* keys, int64_t n, int64_t* rows) const {
-  ForFound(keys, n, false, [&](int64_t i, int64_t row) { rows[i] = row; });
+  if (levels_.empty()) {
+    ForFound(keys, n, false, [&](int64_t i, int64_t row) { rows[i] = row; });
+    file_->CheckMapped();
+    return;
+  }
+  int64_t found[kGroup];
+  for (int64_t first = 0; first < n; first += kGroup) {
+    const int count = static_cast<int>(std::min<int64_t>(kGroup, n - first));
+    ForFound(keys + first, count, false, [&](int64_t i, int64_t row) { rows[first + i] = row; });
+    int64_t before = positions();
+    // The oldest level first, so that what newer ones say stays.
+    for (auto level = levels_.rbegin(); level != levels_.rend(); ++level) {
+      before -= (*level)->entries();
+      (*level)->Find(keys + first, count, found);
+      for (int i = 0; i < count; ++i) {
+        if (found[i] == SnapshotLevel::kUnknown) continue;
+        rows[first + i] = (*level)->Row(found[i]) == nullptr ? -1 : before + found[i];
+      }
+    }
+  }
   file_->CheckMapped();
+}
+
+int64_t SnapshotTable::positions() const {
+  int64_t positions = layout_.rows;
+  for (const std::shared_ptr<const SnapshotLevel>& level : levels_) positions += level->entries();
+  return positions;
+}
+
+int64_t SnapshotTable::level_bytes() const {
+  int64_t bytes = 0;
+  for (const std::shared_ptr<const SnapshotLevel>& level : levels_) bytes += level->bytes();
+  return bytes;
+}
+
+SnapshotTable SnapshotTable::Overlaid(std::vector<std::shared_ptr<const SnapshotLevel>> levels,
+                                      int64_t rows) const {
+  SnapshotTable table = *this;
+  for (const std::shared_ptr<const SnapshotLevel>& level : levels) {
+    if (level->key_type() == key_type() && level->row_bytes() == layout_.row_bytes && !quantized()) continue;
+    throw Error(ErrorCode::kInvalidArgument,
+                "laying rows over table '" + layout_.name + "': they are of another type than its own");
+  }
+  table.levels_ = std::move(levels);
+  table.live_rows_ = rows;
+  // Levels have neither.
+  table.layout_.frequency_type = 0;
+  table.layout_.version_type = 0;
+  return table;
+}
+
+// Where a row lies that Find has numbered, and its mixed key.
+SnapshotTable::Place SnapshotTable::PlaceOf(int64_t number) const {
+  if (number < layout_.rows) return {keys_[number], rows_ + number * layout_.row_bytes};
+  number -= layout_.rows;
+  for (const std::shared_ptr<const SnapshotLevel>& level : levels_) {
+    if (number < level->entries()) return {level->mixed_keys()[number], level->Row(number)};
+    number -= level->entries();
+  }
+  throw Error(ErrorCode::kInvalidArgument, "table '" + layout_.name + "' has no such row");
 }
 
 int64_t SnapshotTable::LookupRaw(const int64_t* keys, int64_t n, void* out, uint8_t* found,
@@ -310,14 +354,14 @@ int64_t SnapshotTable::LookupRaw(const int64_t* keys, int64_t n, void* out, uint
   const RowCopy copy = BestRowCopy(bytes);
   auto* const to = static_cast<uint8_t*>(out);
   int64_t absent = 0;
-  ForFound(keys, n, true, [&](int64_t i, int64_t row) {
-    if (row >= 0) {
-      copy(rows_ + row * bytes, bytes, to + i * bytes);
+  ForRows(keys, n, [&](int64_t i, const uint8_t* row) {
+    if (row != nullptr) {
+      copy(row, bytes, to + i * bytes);
     } else {
       ++absent;
       Fill(to + i * bytes, bytes, missing);
     }
-    if (found != nullptr) found[i] = row >= 0;
+    if (found != nullptr) found[i] = row != nullptr;
   });
   file_->CheckMapped();
   return absent;
@@ -327,17 +371,17 @@ int64_t SnapshotTable::Lookup(const int64_t* keys, int64_t n, float* out, uint8_
                               const float* missing) const {
   if (layout_.value_type == ValueType::kFloat32 && !quantized())
     return LookupRaw(keys, n, out, found, missing);
-  const int64_t bytes = layout_.row_bytes, dim = layout_.dim;
+  const int64_t dim = layout_.dim;
   const RowLoad load = BestRowLoad(layout_.value_type, layout_.form);
   int64_t absent = 0;
-  ForFound(keys, n, true, [&](int64_t i, int64_t row) {
-    if (row >= 0) {
-      load(rows_ + row * bytes, dim, out + i * dim);
+  ForRows(keys, n, [&](int64_t i, const uint8_t* row) {
+    if (row != nullptr) {
+      load(row, dim, out + i * dim);
     } else {
       ++absent;
       Fill(out + i * dim, dim * int64_t{sizeof(float)}, missing);
     }
-    if (found != nullptr) found[i] = row >= 0;
+    if (found != nullptr) found[i] = row != nullptr;
   });
   file_->CheckMapped();
   return absent;
@@ -354,7 +398,7 @@ int64_t SnapshotTable::Pool(const int64_t* keys, const int64_t* splits, int64_t 
                       "; expected numbers that rise from 0");
     }
   }
-  const int64_t bytes = layout_.row_bytes, dim = layout_.dim;
+  const int64_t dim = layout_.dim;
   const bool doubles = layout_.value_type == ValueType::kFloat64;
   const bool plain = layout_.value_type == ValueType::kFloat32 && !quantized();
   const RowLoad load = BestRowLoad(layout_.value_type, layout_.form);
@@ -391,13 +435,13 @@ int64_t SnapshotTable::Pool(const int64_t* keys, const int64_t* splits, int64_t 
     ++bag;
   };
 
-  ForFound(keys, splits[bags], true, [&](int64_t i, int64_t row) {
+  ForRows(keys, splits[bags], [&](int64_t i, const uint8_t* from) {
     while (splits[bag + 1] <= i) close_bag();
     const float weight = weights == nullptr ? 1.0f : weights[i];
     const float share = combiner == Combiner::kSqrtN ? weight * weight : weight;
     divisor += share;
     weight_sum += share;
-    if (row < 0) {
+    if (from == nullptr) {
       ++absent;
       if (missing == nullptr) return;
       if (doubles) {
@@ -407,7 +451,6 @@ int64_t SnapshotTable::Pool(const int64_t* keys, const int64_t* splits, int64_t 
       }
       return;
     }
-    const uint8_t* const from = rows_ + row * bytes;
     if (doubles) {
       AddDoubles(from, weight, dim, wide.data());
     } else if (plain) {
@@ -422,7 +465,14 @@ int64_t SnapshotTable::Pool(const int64_t* keys, const int64_t* splits, int64_t 
   return absent;
 }
 
+std::vector<int64_t> SnapshotTable::Numbers(int64_t first, int64_t n) {
+  std::vector<int64_t> numbers(static_cast<size_t>(n));
+  std::iota(numbers.begin(), numbers.end(), first);
+  return numbers;
+}
+
 void SnapshotTable::ReadKeys(int64_t first, int64_t n, int64_t* keys) const {
+  if (!levels_.empty()) return TakeKeys(Numbers(first, n).data(), n, keys);
   VerifyRange(kKeys, 8, first, n);
   for (int64_t i = 0; i < n; ++i) keys[i] = static_cast<int64_t>(format::UnmixKey(keys_[first + i]));
   file_->CheckMapped();
@@ -430,11 +480,15 @@ void SnapshotTable::ReadKeys(int64_t first, int64_t n, int64_t* keys) const {
 
 void SnapshotTable::TakeKeys(const int64_t* rows, int64_t n, int64_t* keys) const {
   VerifyTaken(kKeys, 8, rows, n);
-  for (int64_t i = 0; i < n; ++i) keys[i] = static_cast<int64_t>(format::UnmixKey(keys_[rows[i]]));
+  for (int64_t i = 0; i < n; ++i) {
+    const uint64_t mixed = levels_.empty() ? keys_[rows[i]] : PlaceOf(rows[i]).mixed;
+    keys[i] = static_cast<int64_t>(format::UnmixKey(mixed));
+  }
   file_->CheckMapped();
 }
 
 void SnapshotTable::ReadRows(int64_t first, int64_t n, void* out) const {
+  if (!levels_.empty()) return TakeRows(Numbers(first, n).data(), n, out);
   VerifyRange(kRows, layout_.row_bytes, first, n);
   const uint8_t* const from = rows_ + first * layout_.row_bytes;
   if (quantized()) {
@@ -452,7 +506,10 @@ void SnapshotTable::TakeRows(const int64_t* rows, int64_t n, void* out) const {
   VerifyTaken(kRows, layout_.row_bytes, rows, n);
   auto* const to = static_cast<uint8_t*>(out);
   const RowDecode decode = quantized() ? BestRowDecode(layout_.form) : nullptr;
-  for (int64_t i = 0; i < n; ++i) {
+  for (int64_t i = 0; !levels_.empty() && i < n; ++i) {
+    Fill(to + i * layout_.row_bytes, layout_.row_bytes, PlaceOf(rows[i]).row);
+  }
+  for (int64_t i = 0; levels_.empty() && i < n; ++i) {
     if (i + kGroup < n) Prefetch(rows_ + rows[i + kGroup] * layout_.row_bytes);
     const uint8_t* const from = rows_ + rows[i] * layout_.row_bytes;
     if (decode != nullptr) {

@@ -7,9 +7,11 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <system_error>
 
 #include "base/crc32c.h"
+#include "snapshot/snapshot_level.h"
 
 namespace kvtable {
 namespace {
@@ -22,6 +24,8 @@ constexpr int64_t kStaged = 1 << 16;              // elements
 constexpr int64_t kToDisk = int64_t{32} << 20;    // bytes that are sent on their way at once
 constexpr int64_t kWaiting = int64_t{256} << 10;  // bytes of a run's rows that are written at once
 constexpr int64_t kAhead = 16;
+constexpr int64_t kCopied =
+    1 << 16;  // rows of another table, or as few as make a mebibyte, between two rests
 
 [[noreturn]] void ThrowSystem() { throw std::system_error(errno, std::generic_category()); }
 
@@ -396,6 +400,107 @@ void SnapshotWriter::EndTable() {
   for (const std::vector<uint32_t>& checksums : section_checksums_) {
     checksums_.insert(checksums_.end(), checksums.begin(), checksums.end());
   }
+}
+
+bool SnapshotWriter::CopyTable(const SnapshotTable& table, ParallelFor& threads,
+                               const Snapshot::GoOn& go_on) {
+  const SnapshotTable::Layout& layout = table.layout();
+  if (table.verifies_on_use()) {
+    for (const auto section : {SnapshotTable::kDirectory, SnapshotTable::kKeys, SnapshotTable::kRows}) {
+      table.Verify(section, 0, layout.sections[section].bytes);
+    }
+  }
+  std::shared_ptr<const SnapshotLevel> level;
+  threads.Run(1, [&](int64_t) { level = MergedLevel(table); });
+  const auto in_pieces = [&](int64_t step, int64_t* done, int64_t total, int64_t part,
+                             const std::function<bool()>& next) {
+    for (bool more = true; more;) {
+      threads.Run(1, [&](int64_t) {
+        int64_t n = 0;
+        while (n < step && (more = next())) ++n;
+        *done += n;
+      });
+      if (go_on && !go_on(part * total + *done, 3 * total)) return false;
+    }
+    return true;
+  };
+
+  SnapshotTablePlan plan;
+  plan.name = layout.name;
+  plan.key_type = layout.key_type;
+  plan.value_type = layout.value_type;
+  plan.form = layout.form;
+  plan.dim = layout.dim;
+  const int64_t most = layout.rows + (level == nullptr ? 0 : level->entries());
+  uint64_t mixed = 0;
+  const uint8_t* row = nullptr;
+  int64_t rows = 0;
+  {
+    MergedRows counted(table, level.get());
+    if (!in_pieces(kCopied * 16, &rows, most, 0, [&] { return counted.Next(&mixed, &row); })) return false;
+  }
+  plan.rows = 0;  // it has no keys to sort
+  BeginTable(plan);
+  columns_.clear();
+  waiting_.clear();
+  if (rows > kMostRows) {
+    throw Error(ErrorCode::kInvalidArgument, "writing table '" + plan.name + "': " + std::to_string(rows) +
+                                                 " rows are too many for a snapshot");
+  }
+  format::TableRecord& record = records_.back();
+  record.rows = static_cast<uint64_t>(rows);
+  record.buckets = static_cast<uint64_t>(
+      std::max<int64_t>(1, (rows + format::kKeysPerBucket - 1) / format::kKeysPerBucket));
+  record.entry_bytes = sizeof(uint32_t);
+  {
+    const int64_t directory = Allocate(static_cast<int64_t>((record.buckets + 1) * record.entry_bytes));
+    const int64_t keys = Allocate(rows * int64_t{sizeof(uint64_t)});
+    SectionOutput directory_output(file_, directory), keys_output(file_, keys);
+    Stage<uint32_t> starts(&directory_output);
+    Stage<uint64_t> all(&keys_output);
+    MergedRows merged(table, level.get());
+    uint64_t bucket = 0;  // the next one whose start is not known yet
+    int64_t done = 0, at = 0;
+    const bool whole = in_pieces(kCopied, &done, rows, 1, [&] {
+      if (!merged.Next(&mixed, &row)) return false;
+      for (const uint64_t own = format::BucketOfMixed(mixed, record.buckets); bucket <= own; ++bucket) {
+        starts.Add(static_cast<uint32_t>(at));
+      }
+      all.Add(mixed);
+      ++at;
+      return true;
+    });
+    if (!whole) return false;
+    for (; bucket <= record.buckets; ++bucket) starts.Add(static_cast<uint32_t>(rows));
+    starts.Flush();
+    all.Flush();
+    Note(SnapshotTable::kDirectory, directory, directory_output);
+    Note(SnapshotTable::kKeys, keys, keys_output);
+  }
+  {
+    const int64_t offset = Allocate(rows * layout.row_bytes);
+    SectionOutput output(file_, offset);
+    std::vector<uint8_t> staged;
+    staged.reserve(static_cast<size_t>(format::kCheckedBytes + layout.row_bytes));
+    MergedRows merged(table, level.get());
+    const int64_t step = std::max<int64_t>(1, std::min(kCopied, format::kCheckedBytes / layout.row_bytes));
+    int64_t done = 0;
+    const bool whole = in_pieces(step, &done, rows, 2, [&] {
+      const bool more = merged.Next(&mixed, &row);
+      if (more) staged.insert(staged.end(), row, row + layout.row_bytes);
+      if (!more || static_cast<int64_t>(staged.size()) >= format::kCheckedBytes) {
+        output.Append(staged.data(), static_cast<int64_t>(staged.size()));
+        staged.clear();
+      }
+      return more;
+    });
+    if (!whole) return false;
+    Note(SnapshotTable::kRows, offset, output);
+  }
+  if (const void* const missing = table.default_row()) SetDefaultRow(missing);
+  table.CheckMapped();
+  EndTable();
+  return true;
 }
 
 void SnapshotWriter::Close(const std::string& json) {

@@ -71,6 +71,13 @@ class SnapshotWriter {
   void SetDefaultRow(const void* row);
   void EndTable();
 
+  // Writes a whole table: that of another snapshot with what lies over it, but no frequencies and versions. Both are
+  // in order, so all is written as it comes, and takes no memory but that of the levels merged. The work is done on
+  // `threads`, a piece at a time; `go_on` is called after each with the rows that are done and all. Returns whether it
+  // came to its end; the file is of no use otherwise. Throws what Snapshot::Verify does, where the other file is not
+  // known to be sound yet.
+  bool CopyTable(const SnapshotTable& table, ParallelFor& threads, const Snapshot::GoOn& go_on);
+
   // Ends and syncs the file, with `json` as its description.
   void Close(const std::string& json);
 

@@ -27,6 +27,8 @@ class MomentExporter : public Exporter {
 
   int64_t max_rows() const override;
   int64_t Next(int64_t capacity, const Buffers& out, ParallelFor& threads) override;
+  bool IsUrgent() const override { return 2 * moment_->memory->used() > moment_->memory->limit(); }
+  void KeepAlive() override { moment_->memory->NoteProgress(); }
   uint64_t version() const override { return version_; }
   int64_t born_rows() const override;
   int64_t removed_rows() const override;

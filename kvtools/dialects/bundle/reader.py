@@ -38,6 +38,7 @@ Array = npt.NDArray[Any]
 
 _SLICE_KEY_START = b"\x00"
 _FULL = -1
+_CHECKED_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -124,8 +125,8 @@ class Bundle:
             return entry.size
         return sum(part.size for part in self._slices_of(name, entry))
 
-    def ranges(self) -> list[ByteRange]:
-        """Return where each tensor, and each slice of one, lies in the data files, in their order; nothing is read."""
+    def stored(self) -> list[tuple[str, BundleEntry]]:
+        """Return what lies in the data files, each tensor and each slice of one, with a name for messages."""
         found, seen = [], set()
         for name, entry in self.entries.items():
             if not entry.slices:
@@ -136,7 +137,11 @@ class Bundle:
                     seen.add(key)
                     found.append((f"{name}[{_format_slice(extents)}]", self._slice_entries[key]))
         found += [("a slice of no tensor", entry) for key, entry in self._slice_entries.items() if key not in seen]
-        ranges = [ByteRange(e.shard, e.offset, e.offset + e.size, name) for name, e in found if e.size]
+        return found
+
+    def ranges(self) -> list[ByteRange]:
+        """Return where each tensor, and each slice of one, lies in the data files, in their order; nothing is read."""
+        ranges = [ByteRange(e.shard, e.offset, e.offset + e.size, name) for name, e in self.stored() if e.size]
         return sorted(ranges, key=lambda r: (r.shard, r.offset, r.end, r.name))
 
     def overlaps(self) -> Iterator[tuple[ByteRange, ByteRange]]:
@@ -237,6 +242,18 @@ class Bundle:
                 f" {offset + size}; it was cut while it was read, copy it again"
             )
         return data, crc
+
+    def check(self, name: str, entry: BundleEntry) -> None:
+        """Read what `stored` has given, and raise `CorruptFileError` where it does not match its checksum."""
+        if entry.dtype == dtypes.STRING:
+            self.strings(name)
+            return
+        crc = 0
+        for start in range(0, entry.size, _CHECKED_AT_ONCE):
+            size = min(_CHECKED_AT_ONCE, entry.size - start)
+            _, crc = self.copy(entry.shard, entry.offset + start, size, crc, check=True)
+        if entry.size and masked(crc) != entry.crc32c:
+            raise self._mismatch(name, entry.shard, entry.offset, entry.size, masked(crc), f"{entry.crc32c:08x}")
 
     def forget(self) -> None:
         """Give back the memory of mapped pages; they are read again when they are needed."""

@@ -1,0 +1,173 @@
+"""The commands on chains: inspect, verify, log, merge, apply, diff --output delta, and all others on a chain's folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtools.cli.main import main
+from kvtools.dialects.detect import open_checkpoint
+
+from ..kvtools.chain_files import ChainWriter, Rows, row, rows_of, table_of
+
+FIRST: Rows = {1: row(1), 2: row(2), -3: row(3), 4: row(4)}
+SECOND: Rows = {1: row(1), 2: row(20), -3: row(3), 7: row(7)}  # 4 went, 7 came, 2 changed
+THIRD: Rows = {1: row(1, freq=2), 2: row(20), 4: row(44), 9: row(9)}  # -3 and 7 went, 4 came again, 1 changed
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Path:
+    folder = tmp_path / "train"
+    folder.mkdir()
+    writer = ChainWriter(folder)
+    for rows in (FIRST, SECOND, THIRD):
+        tables = {"emb": table_of(rows)}
+        writer.delta(tables) if writer.number else writer.full(tables)
+    return folder
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: Any, status: int = 0) -> str:
+    """Run a command and return what it prints; of one that fails, its error."""
+    assert main([str(argument) for argument in arguments]) == status
+    captured = capsys.readouterr()
+    return captured.err if status == 1 or status == 2 else captured.out
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: Any, status: int = 0) -> Any:
+    assert main([*(str(argument) for argument in arguments), "--json"]) == status
+    return json.loads(capsys.readouterr().out)
+
+
+def test_inspect_lists_the_members(train: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, "inspect", train)
+    assert "ckpt-2.delta" in text and "the newest whole chain: ckpt-1 and 2 increments" in text
+    report = told(capsys, "inspect", train)
+    assert [(m["number"], m["kind"], m["rows"], m["born"], m["removed"]) for m in report["members"]] == [
+        (1, "full", 4, 0, 0),
+        (2, "delta", 2, 1, 1),
+        (3, "delta", 3, 2, 2),
+    ]
+    assert report["fault"] is None and report["full"]["tables"][0]["name"] == "emb"
+    rows = told(capsys, "inspect", train, "--keys", "4", "-3")["rows"]
+    assert [(found["key"], found["l2"] > 0) for found in rows] == [(4, True)]
+
+
+def test_a_gap_is_named_with_the_next_step(train: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for file in train.glob("ckpt-2.delta.*"):
+        file.unlink()
+    assert "gap: increment 2 is missing" in said(capsys, "inspect", train, status=1)
+    verified = told(capsys, "verify", train, status=3)
+    assert [(f["severity"], f["check"]) for f in verified["findings"] if f["severity"] == "error"] == [("error", "gap")]
+    for command in (["stats"], ["get"], ["merge"], ["migrate"], ["log"], ["export", "--savedmodel"]):
+        arguments = {"stats": [train], "get": [train, 1], "log": [train]}.get(command[0], [train, train / "out.h5"])
+        if command[0] == "export":
+            arguments = [train / "out", train]
+        assert "gap: increment 2 is missing" in said(capsys, *command, *arguments, status=1)
+    assert not list(train.glob("out*"))
+
+
+def test_verify_reads_every_member(train: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    verified = told(capsys, "verify", train)
+    assert verified["ok"] and [t["name"] for t in verified["tables"]] == [
+        "ckpt-1: emb",
+        "ckpt-2.delta: emb",
+        "ckpt-3.delta: emb",
+    ]
+    data = train / "ckpt-3.delta.data-00000-of-00001"
+    content = bytearray(data.read_bytes())
+    content[3] ^= 1
+    data.write_bytes(bytes(content))
+    found = told(capsys, "verify", train, status=3)["findings"]
+    assert any("ckpt-3.delta" in f["message"] and f["severity"] == "error" for f in found)
+
+
+def test_verify_holds_members_to_their_records(train: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    writer = ChainWriter(train, name="other", of="x")
+    writer.full({"emb": table_of(FIRST)})
+    writer.delta({"emb": table_of(SECOND)}, full=0)
+    text = said(capsys, "verify", train, status=1)
+    assert "there are several" in text
+    verified = told(capsys, "verify", train / "other", status=0)
+    assert verified["errors"] == 0
+    writer.delta({"emb": table_of(THIRD)}, chain="y")
+    verified = told(capsys, "verify", train / "other", status=3)
+    assert [f["check"] for f in verified["findings"] if f["severity"] == "error"] == ["other-chain"]
+
+
+def test_log_tells_who_came_and_went(train: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = told(capsys, "log", train, "--keys", "5")
+    second, third = (member["tables"][0] for member in log["members"][1:])
+    assert (second["born_keys"], second["changed_keys"], second["removed_keys"]) == ([7], [2], [4])
+    assert (third["born"], third["changed"], third["removed"]) == (2, 1, 2)
+    assert (third["born_keys"], third["changed_keys"], third["removed_keys"]) == ([4, 9], [1], [-3, 7])
+    assert "ckpt-3.delta: emb: removed -3, 7" in said(capsys, "log", train, "--keys", "5")
+    life = told(capsys, "log", train, "--key", "4")["events"]
+    assert [(event["member"], event["what"]) for event in life] == [
+        ("ckpt-1", "there"),
+        ("ckpt-2.delta", "removed"),
+        ("ckpt-3.delta", "born"),
+    ]
+    assert life[2]["value"] == [44, 45, 46]
+    assert [e["what"] for e in told(capsys, "log", train, "--key", "-3")["events"]] == ["there", "removed"]
+    assert [e["what"] for e in told(capsys, "log", train, "--key", "-3", "--until", "2")["events"]] == ["there"]
+    assert told(capsys, "log", train, "--key", "1000", status=3)["events"] == []
+
+
+def test_merge_and_apply_make_the_full_checkpoint(
+    train: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "nothing left out" in said(capsys, "merge", train, tmp_path / "whole")
+    assert rows_of(open_checkpoint(tmp_path / "whole").table("emb")) == THIRD
+    said(capsys, "merge", train, tmp_path / "second", "--until", "2")
+    assert rows_of(open_checkpoint(tmp_path / "second").table("emb")) == SECOND
+    said(capsys, "apply", tmp_path / "second", train / "ckpt-3.delta", tmp_path / "third")
+    assert told(capsys, "diff", tmp_path / "whole", tmp_path / "third")["same"]
+    said(capsys, "merge", train / "ckpt-1", train / "ckpt-2.delta", train / "ckpt-3.delta", tmp_path / "again")
+    assert told(capsys, "diff", tmp_path / "whole", tmp_path / "again")["same"]
+    assert "gap" in said(capsys, "apply", train / "ckpt-1", train / "ckpt-3.delta", tmp_path / "no", status=1)
+    assert "expected BASE" in said(capsys, "apply", train / "ckpt-1", tmp_path / "no", status=2)
+    assert "leave them out" in said(capsys, "merge", train, tmp_path / "no", "--into", "x", status=2)
+    sum_of = ("merge", train / "ckpt-1", train / "ckpt-2.delta", tmp_path / "no", "--on-conflict", "sum")
+    assert "kvtools apply" in said(capsys, *sum_of, status=2)
+    assert not list(tmp_path.glob("no*"))
+
+
+def test_diff_writes_an_increment(train: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    later = ChainWriter(tmp_path, name="later").full({"emb": table_of(FIRST)})
+    text = said(capsys, "diff", train, later, "--output", "delta", train / "ckpt-4.delta")
+    assert "increment 4 after 3" in text
+    assert told(capsys, "diff", train, later)["same"]
+    written = told(capsys, "diff", train / "ckpt-1", later, tmp_path / "x.delta", "--output", "delta")
+    assert written["sequence"] == 2 and written["changes"][0]["changed"] == 0
+    assert "expected both or neither" in said(capsys, "diff", train, later, "--output", "delta", status=2)
+    assert "expected delta" in said(capsys, "diff", train, later, tmp_path / "y", "--output", "npz", status=2)
+
+
+def test_other_commands_take_the_newest_whole_chain(
+    train: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = told(capsys, "get", train, "4", "7", "9")
+    assert [found["key"] for found in rows["rows"]] == [4, 9] and rows["missing"] == [7]
+    assert told(capsys, "stats", train)["tables"][0]["rows"] == 4
+    for command, out in (("migrate", "a.h5"), ("clip", "b.h5"), ("reshard", "c.ckpt"), ("cast", "d.h5")):
+        more = {"clip": ["--min-freq", "0"], "reshard": ["--parts", "2"], "cast": ["--dtype", "float16"]}.get(
+            command, []
+        )
+        more += ["--to", "hdf5"] if command in ("clip", "cast") else []
+        said(capsys, command, train, tmp_path / out, *more)
+        table = open_checkpoint(tmp_path / out).table("emb")
+        assert sorted(key for chunk in table.chunks() for key in chunk.keys.tolist()) == [1, 2, 4, 9]
+
+
+@pytest.mark.parametrize("command", ["inspect", "stats", "get", "migrate", "export"])
+def test_an_increment_is_never_taken_for_a_table(
+    train: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    path, out = train / "ckpt-2.delta", tmp_path / "out.h5"
+    arguments = {"get": [path, 1], "migrate": [path, out], "export": ["--savedmodel", tmp_path / "m", path]}
+    text = said(capsys, command, *arguments.get(command, [path]), status=1)
+    assert "ckpt-2.delta' is an increment of a chain" in text.replace("': it is", "' is") and "kvtools merge" in text
+    assert not list(tmp_path.glob("out*")) and not (tmp_path / "m").exists()

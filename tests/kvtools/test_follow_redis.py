@@ -1,0 +1,179 @@
+"""A Redis that follows a chain has what the chain has, after every increment, and after a run that was killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from chain_writer import ChainWriter, without
+from redis_processes import Server, wait_until
+
+from kvtools.chain import ChainError
+from kvtools.dialects.detect import open_checkpoint
+from kvtools.errors import BadInputError, OutputError
+from kvtools.follow_redis import Applied, RedisFollower
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.process.kill()
+
+
+@pytest.fixture
+def url(server: Server) -> str:
+    server.client().flushall()
+    return f"redis://127.0.0.1:{server.port}/0"
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> ChainWriter:
+    writer = ChainWriter(tmp_path / "run", {"emb": 3, "also": 2}, parts=2)
+    writer.put("emb", range(200), 1)
+    writer.put("also", range(50), 1)
+    writer.full()
+    return writer
+
+
+def steps(follower: RedisFollower) -> list[Applied]:
+    found = []
+    while (applied := follower.step()) is not None:
+        found.append(applied)
+    return found
+
+
+def assert_has(url: str, writer: ChainWriter) -> None:
+    checkpoint = open_checkpoint(url)
+    for name, table in checkpoint.tables.items():
+        chunk = table.to_numpy()
+        assert chunk.values is not None and sorted(chunk.keys.tolist()) == sorted(writer.rows[name])
+        expected, there = writer.expected(name, chunk.keys)
+        assert there.all() and chunk.values.tobytes() == expected.tobytes()
+        assert table.schema.rows == len(writer.rows[name]) and not table.schema.slots
+
+
+def test_rows_come_and_go_with_each_increment(url: str, writer: ChainWriter) -> None:
+    follower = RedisFollower(writer.folder, url)
+    assert [one.name for one in steps(follower)] == ["ckpt-1"]
+    assert_has(url, writer)
+    rng = np.random.default_rng(1)
+    for number in range(6):
+        writer.put("emb", rng.integers(0, 300, 40).tolist(), number + 10)
+        writer.remove("emb", rng.integers(0, 300, 20).tolist())
+        writer.put("also", [number], number)
+        writer.increment()
+        assert [one.name for one in steps(follower)] == [f"ckpt-{number + 2}.delta"]
+        assert_has(url, writer)
+    writer.put("emb", [5], 7)
+    writer.full()
+    assert [one.name for one in steps(follower)] == ["ckpt-8"]
+    assert_has(url, writer)
+    follower.close()
+
+
+def test_another_run_goes_on_from_where_the_last_one_came_to(url: str, writer: ChainWriter) -> None:
+    first = RedisFollower(writer.folder, url)
+    writer.put("emb", [1, 500], 2)
+    writer.increment()
+    assert len(steps(first)) == 2
+    first.close()
+    writer.remove("emb", [500, 501])
+    writer.increment()
+    again = RedisFollower(writer.folder, url)
+    assert [one.name for one in steps(again)] == ["ckpt-3.delta"]
+    assert_has(url, writer)
+
+
+def test_a_gap_is_refused_and_a_full_heals_it(url: str, writer: ChainWriter) -> None:
+    told: list[ChainError] = []
+    follower = RedisFollower(writer.folder, url, on_refused=told.append)
+    steps(follower)
+    before = {key: row.copy() for key, row in writer.rows["emb"].items()}
+    writer.put("emb", [1], 2)
+    lost = writer.increment()
+    writer.put("emb", [2], 2)
+    writer.increment()
+    without(lost)
+    assert steps(follower) == [] and [error.reason for error in told] == ["gap"]
+    late, writer.rows["emb"] = writer.rows["emb"], before
+    assert_has(url, writer)
+    writer.rows["emb"] = late
+    writer.full()
+    assert [one.name for one in steps(follower)] == ["ckpt-4"]
+    assert_has(url, writer)
+
+
+def test_another_table_s_increment_changes_nothing(url: str, writer: ChainWriter) -> None:
+    told: list[ChainError] = []
+    follower = RedisFollower(writer.folder, url, on_refused=told.append)
+    steps(follower)
+    writer.dims["also"] = 5
+    writer.put("emb", [1], 9)
+    writer.put("also", [1], 9)
+    writer.increment()
+    assert steps(follower) == [] and [error.reason for error in told] == ["other-table"]
+    found = open_checkpoint(url).table("emb").to_numpy()
+    assert found.values is not None and found.values[found.keys == 1, 0].tolist() == [np.float32(1 + 1 / 7)]
+
+
+def test_tables_of_somebody_else_are_left_alone(url: str, writer: ChainWriter, server: Server) -> None:
+    steps(RedisFollower(writer.folder, url))
+    server.client().delete("kvtools:follow")
+    with pytest.raises(OutputError, match=r"no chain was followed with.*--force"):
+        RedisFollower(writer.folder, url)
+    follower = RedisFollower(writer.folder, url, force=True)
+    assert [one.name for one in steps(follower)] == ["ckpt-1"]
+    # And two that follow to one place: the second notices.
+    other = RedisFollower(writer.folder, url)
+    writer.put("emb", [3], 3)
+    writer.increment()
+    assert len(steps(other)) == 1
+    with pytest.raises(OutputError, match="something else has written"):
+        follower.step()
+    assert_has(url, writer)
+    with pytest.raises(BadInputError, match="connecting"):
+        RedisFollower(writer.folder, "redis://127.0.0.1:1/0")
+
+
+def test_a_full_that_was_cut_short_is_written_again(url: str, writer: ChainWriter, server: Server) -> None:
+    steps(RedisFollower(writer.folder, url))
+    server.client().set("kvtools:follow", json.dumps({"sequence": None}))
+    again = RedisFollower(writer.folder, url)
+    assert [one.name for one in steps(again)] == ["ckpt-1"]
+    assert_has(url, writer)
+
+
+@pytest.mark.thorough
+def test_the_command_is_killed_again_and_again_and_ends_with_what_the_chain_has(
+    url: str, writer: ChainWriter, server: Server
+) -> None:
+    command = [sys.executable, "-m", "kvtools.cli.main", "follow", str(writer.folder), "--to", url, "--poll", "0.01"]
+    rng = np.random.default_rng(2)
+    for _ in range(6):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        for _ in range(4):
+            writer.put("emb", rng.integers(0, 2000, 300).tolist(), writer.number)
+            writer.remove("emb", rng.integers(0, 2000, 100).tolist())
+            writer.increment()
+        assert process.stdout is not None and process.stdout.readline()
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+    def caught_up() -> Any:
+        return json.loads(server.client().get("kvtools:follow"))["sequence"] == writer.number
+
+    wait_until(caught_up, "the last increment is applied")
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=30)[1] == "kvtools: ended\n" and process.returncode == 0
+    assert_has(url, writer)

@@ -1,0 +1,273 @@
+"""A model that is served from a chain: each increment is served when it is there, and nothing that does not fit."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from chain_writer import ChainWriter, without
+
+import kvtools.server.follower as follower_module
+from kvtools.errors import BadInputError
+from kvtools.server.catalog import Catalog
+from kvtools.server.follower import Follower
+from kvtools.server.metrics import Metrics
+from kvtools.server.settings import Settings
+
+ASKED = np.arange(-5, 60)
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> ChainWriter:
+    writer = ChainWriter(tmp_path / "run", {"emb": 3, "also": 2})
+    writer.put("emb", range(20), 1)
+    writer.put("also", range(5), 1)
+    writer.full()
+    writer.put("emb", range(5), 2)
+    writer.increment()
+    return writer
+
+
+class Followed:
+    """A follower whose threads are not started: the test does what they do."""
+
+    def __init__(self, folder: Path, cache: Path, **settings: Any) -> None:
+        self.catalog = Catalog()
+        self.follower = Follower(self.catalog, "default", folder, Settings(cache=cache, **settings))
+        self.follower.load()
+
+    def look(self) -> None:
+        for bad in self.follower._walk._bad.values():
+            bad.again = 0
+        self.follower._walk._due = 0
+        self.follower._look()
+
+    def fold(self) -> None:
+        store, position = self.follower._store, self.follower._walk.position
+        assert store is not None and position is not None
+        self.follower._loader.finish(store.base)
+        self.follower._stop.wait = lambda timeout=None: True  # type: ignore[method-assign]  # not for it to be served
+        self.follower._fold(store, position)
+        self.look()
+
+    @property
+    def sequence(self) -> int:
+        return self.catalog.version().number
+
+    def metrics(self) -> dict[str, float]:
+        lines = [line.rpartition(" ") for line in Metrics(self.catalog).text().splitlines() if "_follow_" in line]
+        return {name: float(value) for name, _, value in lines if not name.startswith("#")}
+
+
+@pytest.fixture
+def follow(writer: ChainWriter, tmp_path: Path) -> Iterator[Callable[..., Followed]]:
+    yield lambda **settings: Followed(writer.folder, tmp_path / "cache", **settings)
+
+
+def assert_serves(followed: Followed, writer: ChainWriter, sequence: int | None = None) -> None:
+    version = followed.catalog.version()
+    assert version.number == (writer.number if sequence is None else sequence)
+    for name, table in version.store.tables.items():
+        expected, there = writer.expected(name, ASKED)
+        values, found = table.lookup(ASKED)
+        assert values.tobytes() == expected.tobytes() and found.tobytes() == there.tobytes()
+
+
+def test_every_increment_is_a_version_and_one_that_was_taken_stays(
+    writer: ChainWriter, follow: Callable[..., Followed]
+) -> None:
+    followed = follow()
+    assert_serves(followed, writer)
+    taken = followed.catalog.version()
+    before = taken.store.table("emb").lookup(ASKED)
+    for number in range(8):
+        writer.put("emb", range(number, number + 9), 10 + number)
+        writer.remove("emb", [number + 12, 50])
+        writer.put("also", [number], number)
+        writer.increment()
+        followed.look()
+        assert_serves(followed, writer)
+    again = taken.store.table("emb").lookup(ASKED)
+    assert all(one.tobytes() == other.tobytes() for one, other in zip(before, again, strict=True))
+    told = followed.metrics()
+    of = '{model="default"}'
+    assert told[f"kvtools_follow_version{of}"] == 10 and told[f"kvtools_follow_lag_seconds{of}"] == 0
+    assert told[f"kvtools_follow_increments_total{of}"] == 9 and 0 <= told[f"kvtools_follow_freshness_seconds{of}"] < 60
+
+
+def test_what_does_not_fit_is_refused_counted_and_told_once_and_a_full_heals_it(
+    writer: ChainWriter, follow: Callable[..., Followed], caplog: pytest.LogCaptureFixture
+) -> None:
+    followed = follow()
+    good = {name: {k: v.copy() for k, v in rows.items()} for name, rows in writer.rows.items()}
+    writer.put("emb", [1], 30)
+    writer.increment(chain="another")
+    with caplog.at_level(logging.ERROR, "kvtools.serve"):
+        followed.look()
+        followed.look()
+    assert [record.message for record in caplog.records if "another chain" in record.message] and len(
+        caplog.records
+    ) == 1
+    late, writer.rows = writer.rows, good
+    assert_serves(followed, writer, 2)
+    writer.rows = late
+    told = followed.metrics()
+    assert told['kvtools_follow_refused_total{model="default",reason="other-chain"}'] == 1
+    assert told['kvtools_follow_lag_seconds{model="default"}'] > 0
+    assert "another chain" in followed.follower.status.trouble
+    writer.full()
+    followed.look()
+    assert_serves(followed, writer)
+    assert followed.metrics()['kvtools_follow_lag_seconds{model="default"}'] == 0
+    assert followed.follower.status.trouble == ""
+
+
+@pytest.mark.parametrize("fault", ["cut", "flipped", "gone", "table", "dim"])
+def test_a_damaged_or_foreign_increment_leaves_what_is_served(
+    writer: ChainWriter, follow: Callable[..., Followed], fault: str, tmp_path: Path
+) -> None:
+    followed = follow()
+    good = {name: {k: v.copy() for k, v in rows.items()} for name, rows in writer.rows.items()}
+    if fault in ("table", "dim"):
+        writer.dims = {"emb": 3, "also": 2, "new": 2} if fault == "table" else {"emb": 3, "also": 4}
+        writer.rows = {name: {} for name in writer.dims}
+        writer.changed = {name: set() for name in writer.dims}
+        writer.gone = {name: set() for name in writer.dims}
+    writer.put("emb", range(12), 40)
+    writer.put("also", [1], 40)
+    prefix = writer.increment()
+    data = Path(f"{prefix}.data-00000-of-00001")
+    whole = data.read_bytes()
+    if fault == "cut":
+        data.write_bytes(whole[:-40])
+    elif fault == "flipped":
+        at = whole.index(np.float32(40).tobytes())  # of a row of the first table
+        data.write_bytes(whole[:at] + b"\x01" + whole[at + 1 :])
+    elif fault == "gone":
+        data.unlink()
+    followed.look()
+    late, writer.rows = writer.rows, good
+    kept, writer.dims = writer.dims, {"emb": 3, "also": 2}
+    assert_serves(followed, writer, 2)
+    assert dict(followed.follower.status.refused) == {"other-table" if fault in ("table", "dim") else "damaged": 1}
+    if fault in ("cut", "flipped", "gone"):  # it comes whole after all
+        writer.rows, writer.dims = late, kept
+        data.write_bytes(whole)
+        followed.look()
+        assert_serves(followed, writer)
+
+
+def test_increments_are_folded_and_served_from_one_file(
+    writer: ChainWriter, follow: Callable[..., Followed], tmp_path: Path
+) -> None:
+    followed = follow()
+    for number in range(3):
+        writer.put("emb", range(number, 30), number + 50)
+        writer.remove("also", [number])
+        writer.increment()
+        followed.look()
+        followed.fold()
+        assert_serves(followed, writer)
+        assert followed.follower.status.rows_over == 0 and followed.follower.status.folds == number + 1
+        files = [path for path in (tmp_path / "cache").glob("*.kvsnap")]
+        assert len(files) == 1, "of a chain there is one file: what it was made of is gone"
+    writer.put("emb", [3], 99)
+    writer.increment()
+    followed.look()
+    assert_serves(followed, writer)
+
+
+def test_a_start_goes_on_from_the_folded_file_and_from_the_chain_without_it(
+    writer: ChainWriter, follow: Callable[..., Followed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    followed = follow()
+    writer.put("emb", [1, 40], 60)
+    writer.increment()
+    followed.look()
+    followed.fold()
+    writer.remove("emb", [40])
+    writer.increment()
+    loaded = []
+    load = follower_module.VersionLoader.load
+    monkeypatch.setattr(
+        follower_module.VersionLoader,
+        "load",
+        lambda self, model, found, *rest, **more: (
+            loaded.append(Path(found.path).name) or load(self, model, found, *rest, **more)
+        ),
+    )
+    again = follow()
+    assert_serves(again, writer)
+    assert len(loaded) == 1 and loaded[0].endswith("-000000000003.kvsnap")
+    # A fold of which the chain knows nothing any more is not gone on from.
+    loaded.clear()
+    shutil.rmtree(writer.folder)
+    other = ChainWriter(writer.folder, {"emb": 3, "also": 2})
+    other.put("emb", [7], 1)
+    other.full()
+    assert_serves(follow(), other)
+    assert loaded == ["ckpt-1"]
+    # And a damaged one neither.
+    for path in (tmp_path / "cache").glob("*.kvsnap"):
+        path.write_bytes(path.read_bytes()[:-9])
+    assert_serves(follow(), other)
+
+
+def test_a_full_in_the_middle_that_stands_beside_its_increment_is_not_loaded(
+    writer: ChainWriter, follow: Callable[..., Followed]
+) -> None:
+    followed = follow()
+    writer.full(beside=True)
+    writer.put("emb", [1], 70)
+    writer.increment()
+    followed.look()
+    assert_serves(followed, writer)
+    assert followed.catalog.model().loads == 1
+    late = follow()
+    assert_serves(late, writer)
+
+
+def test_nothing_to_serve_is_an_error_unless_it_is_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with pytest.raises(BadInputError, match="no full checkpoint"):
+        Followed(tmp_path / "run", tmp_path / "cache")
+    with pytest.raises(BadInputError, match="nowhere"):
+        Followed(tmp_path / "nowhere", tmp_path / "cache")
+    waiting = Followed(tmp_path / "run", tmp_path / "cache", wait=True)
+    assert "default" in waiting.catalog.unready()
+    writer = ChainWriter(tmp_path / "run", {"emb": 3, "also": 2})
+    writer.put("emb", [1], 1)
+    writer.full()
+    waiting.look()
+    assert_serves(waiting, writer)
+
+
+def test_a_file_that_was_written_over_is_loaded_anew(
+    writer: ChainWriter, follow: Callable[..., Followed], tmp_path: Path
+) -> None:
+    followed = follow()
+    (file,) = (tmp_path / "cache").glob("*.kvsnap")
+    file.write_bytes(b"\x00" * 1000)
+    followed.look()
+    assert_serves(followed, writer)
+
+
+def test_lost_increments_behind_a_newer_full_do_not_matter(
+    writer: ChainWriter, follow: Callable[..., Followed]
+) -> None:
+    followed = follow()
+    for _ in range(4):
+        writer.put("emb", [1], 80 + writer.number)
+        lost = writer.increment()
+        without(lost)
+    writer.full(beside=True)
+    writer.put("emb", [2], 90)
+    writer.increment()
+    followed.look()
+    assert_serves(followed, writer)
+    assert not followed.follower.status.refused

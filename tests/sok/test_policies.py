@@ -1,0 +1,28 @@
+"""Which keys of a `sok.DynamicVariable` get a row."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfplugin.sok as sok
+from tfplugin.policies import ProbabilityAdmission
+
+
+def test_lookups_of_both_kinds_count(tmp_path):
+    sok.init("single")
+    v = sok.DynamicVariable(2, "ones", enter_threshold=2, padding_key=0)
+    ids = tf.SparseTensor([[0, 0], [1, 0]], tf.constant([5, 0], tf.int64), [2, 1])
+    np.testing.assert_array_equal(sok.lookup_sparse(v, ids, combiners="sum"), [[1.0, 1.0], [0.0, 0.0]])
+    assert int(v.size[0]) == 0 and v.get_counting([5]).numpy() == [1]
+    tf.nn.embedding_lookup(v, tf.constant([5], tf.int64))
+    assert v.indices.numpy().tolist() == [5]
+
+
+def test_options_out_of_range():
+    sok.init("single")
+    with pytest.raises(ValueError, match="enter_threshold must be a number of lookups, 0 or more; got -3"):
+        sok.DynamicVariable(2, enter_threshold=-3)
+    with pytest.raises(ValueError, match="both say which keys get a row"):
+        sok.DynamicVariable(2, enter_threshold=3, admission=ProbabilityAdmission(0.5))

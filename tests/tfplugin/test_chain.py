@@ -1,0 +1,462 @@
+"""tfplugin.CheckpointManager: chains of full checkpoints and increments, written, kept, restored and refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from chain_reference import folded, tables_in
+from chain_runs import Trained, random_run
+
+import tfplugin
+from kvtools.chain import RECORD_TENSOR, ChainError, Record, fingerprint, members, newest_chain
+from kvtools.errors import CorruptFileError
+
+v1 = tf.compat.v1
+
+
+def manager_of(trained: Trained, folder: Path, **options: object) -> tfplugin.CheckpointManager:
+    return tfplugin.CheckpointManager(trained.checkpoint, folder, **{"delta_every": 0.0, **options})
+
+
+def names(folder: Path) -> list[str]:
+    return [member.prefix.name for member in members(folder)]
+
+
+def record(prefix: str | Path) -> Record:
+    return Record.from_json(tf.train.load_checkpoint(str(prefix)).get_tensor(RECORD_TENSOR), prefix)
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory) -> Path:
+    """ckpt-2 and three increments after it, and ckpt-1, which has no slots."""
+    folder = tmp_path_factory.mktemp("made") / "chain"
+    trained, random = Trained(2), np.random.default_rng(0)
+    manager = manager_of(trained, folder)
+    manager.save(step=100)
+    for n in range(4):
+        trained.step(random)
+        trained.user.remove(trained.user.export()[0][:2])
+        manager.save(step=101 + n)
+    return folder
+
+
+@pytest.fixture
+def copied(chain, tmp_path) -> Path:
+    return Path(shutil.copytree(chain, tmp_path / "chain"))
+
+
+# ---- What is written and restored ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_full_and_its_increments_are_the_full_checkpoint_of_the_last_moment(seed, tmp_path):
+    random_run(seed, tmp_path)
+
+
+@pytest.mark.thorough
+def test_two_hundred_random_runs_with_evictions_resharding_and_kills(tmp_path):
+    for seed in range(3, 203):
+        random_run(seed, tmp_path / str(seed))
+        shutil.rmtree(tmp_path / str(seed))
+
+
+def test_members_say_what_they_are_and_what_they_follow(chain):
+    assert names(chain) == ["ckpt-1", "ckpt-2", "ckpt-3.delta", "ckpt-4.delta", "ckpt-5.delta"]
+    first, full, *increments = [record(chain / name) for name in names(chain)]
+    assert first.previous is None and full.previous.sequence == 1
+    assert full.previous.fingerprint == fingerprint(chain / "ckpt-1")
+    for n, (said, before) in enumerate(zip(increments, names(chain)[1:], strict=False), 3):
+        assert (said.chain, said.sequence, said.kind, said.full) == (first.chain, n, "delta", 2)
+        assert (said.previous.sequence, said.previous.fingerprint) == (n - 1, fingerprint(chain / before))
+        assert said.step == 99 + n
+        for x, counts in said.tables.items():
+            reader = tf.train.load_checkpoint(str(chain / f"ckpt-{n}.delta"))
+            assert (
+                len(reader.get_tensor(f"{x}-keys")) == counts.rows
+                and len(reader.get_tensor(f"{x}-removed")) == counts.removed
+            )
+            assert json.loads(reader.get_tensor(f"{x}-kvmeta"))["delta"] is True
+    assert tf.train.latest_checkpoint(str(chain)) == str(chain / "ckpt-2")
+
+
+def test_an_increment_has_the_rows_that_changed_alone(tmp_path):
+    trained = Trained(1)
+    trained.user.upsert(tf.range(1000, dtype=tf.int64), tf.ones([1000, 4]))
+    manager = manager_of(trained, tmp_path)
+    manager.save()
+    trained.user.upsert([5, 2000], tf.zeros([2, 4]))
+    trained.user.remove([7, 8, 4000])
+    rows, removed = tables_in(manager.save())["user/.ATTRIBUTES/kv"]
+    assert set(rows) == {5, 2000} and removed - {4000} == {7, 8}
+    counts = record(manager.latest_checkpoint).tables["user/.ATTRIBUTES/kv"]
+    assert (counts.rows, counts.born) == (2, 1)
+    manager.save()
+    assert record(manager.latest_checkpoint).tables["user/.ATTRIBUTES/kv"].rows == 0
+
+
+def test_a_row_that_changes_while_it_is_written_is_written_as_it_was(tmp_path, monkeypatch):
+    trained, random = Trained(1), np.random.default_rng(1)
+    trained.step(random)
+    manager = manager_of(trained, tmp_path, full_every=0.0)
+    manager.save()
+    trained.step(random)
+    go = threading.Event()
+    write = tfplugin.CheckpointManager._write
+    monkeypatch.setattr(tfplugin.CheckpointManager, "_write", lambda *args: go.wait(60) and write(*args))
+    manager.save(options=tf.train.CheckpointOptions(enable_async=True))  # an increment, and a full of that moment
+    reference = trained.checkpoint.write(str(tmp_path / "reference"))
+    for _ in range(3):
+        trained.step(random)
+    trained.user.remove(trained.user.export()[0][:5])
+    go.set()
+    manager.sync()
+    wanted = {table: rows for table, (rows, _) in tables_in(reference).items()}
+    assert folded([str(tmp_path / "ckpt-1"), str(tmp_path / "ckpt-2.delta")]) == wanted
+    assert folded([str(tmp_path / "ckpt-2")]) == wanted
+    for name in ("ckpt-2", "ckpt-2.delta"):
+        dense = "dense/.ATTRIBUTES/VARIABLE_VALUE"
+        np.testing.assert_array_equal(*(tf.train.load_variable(str(tmp_path / p), dense) for p in (name, "reference")))
+
+
+def test_increments_go_on_while_a_full_is_being_written(tmp_path, monkeypatch):
+    trained, random = Trained(1), np.random.default_rng(1)
+    trained.step(random)
+    manager = manager_of(trained, tmp_path)
+    manager.save()
+    go = threading.Event()
+    write = tfplugin.CheckpointManager._write
+    monkeypatch.setattr(
+        tfplugin.CheckpointManager,
+        "_write",
+        lambda self, session, moment, *args: (
+            (not moment.is_full or go.wait(60)) and write(self, session, moment, *args)
+        ),
+    )
+    manager._last_full = -float("inf")
+    manager.save_if_due()
+    manager._settle(wait=True)
+    for _ in range(2):
+        trained.step(random)
+        manager.save()
+    assert names(tmp_path) == ["ckpt-1", "ckpt-2.delta", "ckpt-3.delta", "ckpt-4.delta"]
+    go.set()
+    manager.sync()
+    assert names(tmp_path) == ["ckpt-1", "ckpt-2.delta", "ckpt-2", "ckpt-3.delta", "ckpt-4.delta"]
+    assert [member.prefix.name for member in newest_chain(tmp_path)] == ["ckpt-2", "ckpt-3.delta", "ckpt-4.delta"]
+    assert folded([str(tmp_path / "ckpt-1"), *(str(tmp_path / f"ckpt-{n}.delta") for n in (2, 3, 4))]) == folded(
+        [str(member.prefix) for member in newest_chain(tmp_path)]
+    )
+    again = Trained(3)
+    assert manager_of(again, tmp_path).restore_or_initialize() == str(tmp_path / "ckpt-4.delta")
+    assert int(again.user.size()) == int(trained.user.size())
+
+
+@pytest.mark.parametrize("how", ["clear", "restore", "slots", "removed"])
+def test_a_full_is_written_by_itself_where_the_changes_are_not_known(how, tmp_path, caplog):
+    trained, random = Trained(1), np.random.default_rng(1)
+    trained.step(random)
+    manager = manager_of(trained, tmp_path / "chain", max_removed=4)
+    manager.save()
+    if how == "clear":
+        trained.user.clear()
+    elif how == "restore":
+        trained.checkpoint.restore(str(tmp_path / "chain/ckpt-1"))
+    elif how == "slots":
+        other = tfplugin.OptimizerWrapper(tf.keras.optimizers.Ftrl(0.1))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.nn.embedding_lookup(trained.user, [1]))
+        other.apply_gradients([(tape.gradient(loss, trained.user), trained.user)])
+    else:
+        trained.user.remove(trained.user.export()[0])
+    path = manager.save()
+    assert path == str(tmp_path / "chain/ckpt-2") and record(path).previous.sequence == 1
+    assert re.search(r"is written whole: '(user|item):0'", caplog.text)
+    trained.user.upsert([1], tf.ones([1, 4]))
+    assert manager.save() == str(tmp_path / "chain/ckpt-3.delta")
+    newest_chain(tmp_path / "chain")
+
+
+def test_any_member_restores_by_its_checkpoint_where_there_is_a_manager(copied):
+    trained = Trained(3)
+    manager = manager_of(trained, copied)
+    assert manager.checkpoints == [str(copied / name) for name in names(copied)]
+    trained.checkpoint.restore(str(copied / "ckpt-4.delta")).expect_partial()
+    held = folded([str(copied / name) for name in ("ckpt-2", "ckpt-3.delta", "ckpt-4.delta")])
+    assert set(trained.user.export()[0].numpy().tolist()) == set(held["user/.ATTRIBUTES/kv"])
+
+
+def test_a_plain_restore_refuses_an_increment_and_says_who_takes_it(copied, tmp_path):
+    elsewhere = shutil.copytree(copied, tmp_path / "elsewhere")
+    trained = Trained(2)
+    before = trained.user.export()[0].numpy()
+    with pytest.raises(tf.errors.OpError, match=r"tfplugin\.CheckpointManager.*kvtools merge"):
+        trained.checkpoint.restore(str(elsewhere / "ckpt-5.delta"))
+    np.testing.assert_array_equal(trained.user.export()[0], before)
+
+
+def test_checkpoints_of_tensorflows_manager_are_restored_and_gone_on_from(tmp_path):
+    trained, random = Trained(1), np.random.default_rng(1)
+    trained.step(random)
+    old = tf.train.CheckpointManager(trained.checkpoint, tmp_path, max_to_keep=2)
+    old.save()
+    old.save()
+    again = Trained(2)
+    manager = manager_of(again, tmp_path, max_to_keep=1)
+    assert manager.restore_or_initialize() == str(tmp_path / "ckpt-2")
+    assert int(again.user.size()) == int(trained.user.size())
+    assert manager.save() == str(tmp_path / "ckpt-3")
+    assert names(tmp_path) == ["ckpt-3"]
+
+
+def test_tables_that_are_made_later_are_restored_when_they_come(copied):
+    class Later(tf.Module):
+        def make(self):
+            self.user = tf.get_kv_variable("user", embedding_dim=4)
+
+    later = Later()
+    checkpoint = tf.train.Checkpoint(root=later)
+    manager = tfplugin.CheckpointManager(checkpoint, copied, delta_every=0.0)
+    manager.restore_or_initialize()
+    later.make()
+    held = folded([str(copied / name) for name in names(copied)[1:]])
+    assert int(later.user.size()) == len(held["user/.ATTRIBUTES/kv"])
+
+
+# ---- What is kept ----------------------------------------------------------------------------------------------------
+
+
+def test_an_old_full_goes_with_its_increments_when_a_newer_one_is_whole(tmp_path):
+    trained, random = Trained(1), np.random.default_rng(1)
+    trained.step(random)
+    manager = manager_of(trained, tmp_path, max_to_keep=2)
+    for n in range(9):
+        manager._last_full = -float("inf") if n % 3 == 0 else manager._last_full
+        trained.step(random)
+        manager.save()
+    manager.sync()
+    assert names(tmp_path) == [
+        "ckpt-4",
+        "ckpt-5.delta",
+        "ckpt-6.delta",
+        "ckpt-7.delta",
+        "ckpt-7",
+        "ckpt-8.delta",
+        "ckpt-9.delta",
+    ]
+    state = tf.train.get_checkpoint_state(str(tmp_path))
+    assert [Path(path).name for path in state.all_model_checkpoint_paths] == ["ckpt-4", "ckpt-7"]
+    assert manager.latest_checkpoint == str(tmp_path / "ckpt-9.delta")
+
+
+def test_fulls_of_every_so_many_hours_stay_as_with_tensorflows_manager(tmp_path, monkeypatch):
+    now = [1e9]
+    monkeypatch.setattr("time.time", lambda: now[0])
+    checkpoint = tf.train.Checkpoint(v=tf.Variable(1.0))
+    options = {"max_to_keep": 1, "keep_checkpoint_every_n_hours": 2}
+    ours = tfplugin.CheckpointManager(checkpoint, tmp_path / "ours", delta_every=None, **options)
+    theirs = tf.train.CheckpointManager(tf.train.Checkpoint(v=tf.Variable(1.0)), tmp_path / "theirs", **options)
+    for _ in range(7):
+        now[0] += 3600.0
+        ours.save()
+        theirs.save()
+    assert names(tmp_path / "ours") == names(tmp_path / "theirs") and len(names(tmp_path / "ours")) > 2
+
+
+def test_what_killed_writers_left_is_removed(copied):
+    (copied / ".ckpt-6.kvtools-abc").mkdir()
+    (copied / "ckpt-6.data-00000-of-00001").write_bytes(b"half")
+    (copied / "ckpt-5.delta.data-00000-of-00009").touch()
+    trained = Trained(1)
+    manager = manager_of(trained, copied)
+    manager.restore_or_initialize()
+    assert (copied / "ckpt-6.data-00000-of-00001").exists()  # who only reads removes nothing
+    manager.save()
+    assert not list(copied.glob(".*")) and not list(copied.glob("ckpt-6.data*"))
+    assert names(copied)[-1] == "ckpt-6.delta"
+
+
+def test_the_disk_refuses_and_the_next_increment_has_it_all(tmp_path, monkeypatch):
+    trained, random = Trained(1), np.random.default_rng(1)
+    trained.step(random)
+    manager = manager_of(trained, tmp_path)
+    manager.save()
+    trained.step(random)
+
+    def full_disk(*args):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tfplugin.chain.manager.replace_files", full_disk)
+        with pytest.raises(RuntimeError, match="No space left"):
+            manager.save()
+    trained.user.remove(trained.user.export()[0][:3])
+    manager.save()
+    assert names(tmp_path) == ["ckpt-1", "ckpt-2.delta"]
+    reference = trained.checkpoint.write(str(tmp_path / "reference"))
+    wanted = {table: rows for table, (rows, _) in tables_in(reference).items()}
+    assert folded([str(tmp_path / name) for name in names(tmp_path)]) == wanted
+
+
+# ---- What is refused -------------------------------------------------------------------------------------------------
+
+
+def remove(folder: Path, name: str) -> None:
+    for path in folder.glob(f"{name}.*"):
+        if path.name.startswith((f"{name}.index", f"{name}.data")):
+            path.unlink()
+
+
+def copy(folder: Path, source: str | Path, target: str) -> None:
+    source = folder / source
+    for path in source.parent.glob(f"{source.name}.*"):
+        if path.name.startswith((f"{source.name}.index", f"{source.name}.data")):
+            shutil.copy(path, folder / path.name.replace(source.name, target, 1))
+
+
+def other_run(folder: Path) -> Path:
+    manager = manager_of(Trained(2), folder / "other")
+    for _ in range(5):
+        manager.save()
+    return folder / "other"
+
+
+def flip(path: Path, at: float) -> None:
+    data = bytearray(path.read_bytes())
+    data[int(at * (len(data) - 1))] ^= 1
+    path.write_bytes(data)
+
+
+FAULTS = {
+    "gap": (lambda folder: remove(folder, "ckpt-4.delta"), ChainError, "gap: increment 4 is missing"),
+    "first of the increments": (
+        lambda folder: remove(folder, "ckpt-3.delta"),
+        ChainError,
+        "gap: increment 3 is missing",
+    ),
+    "duplicate": (lambda folder: copy(folder, "ckpt-5.delta", "ckpt-6.delta"), ChainError, "renamed or copied"),
+    "twice": (lambda folder: copy(folder, "ckpt-4.delta", "other-4.delta"), None, ""),
+    "disorder": (
+        lambda folder: (
+            copy(folder, "ckpt-4.delta", "ckpt-9.delta"),
+            copy(folder, "ckpt-5.delta", "ckpt-4.delta"),
+            copy(folder, "ckpt-9.delta", "ckpt-5.delta"),
+            remove(folder, "ckpt-9.delta"),
+        ),
+        ChainError,
+        "renamed or copied",
+    ),
+    "full of an increment": (lambda folder: copy(folder, "ckpt-2", "ckpt-5"), ChainError, "renamed or copied"),
+    "another run's": (
+        lambda folder: copy(folder, other_run(folder) / "ckpt-5.delta", "ckpt-5.delta"),
+        ChainError,
+        "of another chain",
+    ),
+    "no full": (
+        lambda folder: (remove(folder, "ckpt-1"), remove(folder, "ckpt-2")),
+        ChainError,
+        "no full",
+    ),
+    "index cut short": (
+        lambda folder: os.truncate(folder / "ckpt-4.delta.index", 40),
+        CorruptFileError,
+        "ckpt-4.delta",
+    ),
+    "data cut short": (
+        lambda folder: os.truncate(next(folder.glob("ckpt-4.delta.data*")), 40),
+        CorruptFileError,
+        "ckpt-4.delta",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_named_and_nothing_is_restored(fault, copied):
+    break_it, error, message = FAULTS[fault]
+    break_it(copied)
+    trained = Trained(2)
+    trained.user.upsert([-7], tf.ones([1, 4]))
+    manager = manager_of(trained, copied)
+    if error is None:
+        manager.restore_or_initialize()
+        return
+    with pytest.raises(error, match=message):
+        manager.restore_or_initialize()
+    assert trained.user.export()[0].numpy().tolist() == [-7]
+    np.testing.assert_array_equal(trained.dense, np.ones([4, 3]))
+
+
+@pytest.mark.parametrize("name", ["ckpt-2", "ckpt-3.delta", "ckpt-5.delta"])
+def test_a_flipped_bit_is_found_before_anything_is_restored(name, copied):
+    trained = Trained(2)
+    manager = manager_of(trained, copied)
+    for path in [copied / f"{name}.index", *copied.glob(f"{name}.data*")]:
+        kept = path.read_bytes()
+        for at in (0.0, 0.3, 0.7, 0.9):
+            flip(path, at)
+            if path.read_bytes() == kept:
+                continue
+            with pytest.raises((CorruptFileError, ChainError)):
+                manager.restore_or_initialize()
+            path.write_bytes(kept)
+    assert int(trained.user.size()) == 0
+    assert manager.restore_or_initialize()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_to_keep": 0}, "max_to_keep must be 1 or more"),
+        ({"full_every": -1.0}, "full_every must be 0 or more"),
+        ({"delta_every": float("nan")}, "delta_every must be 0 or more"),
+        ({"full_every": 1.0, "delta_every": 2.0}, "contradict each other"),
+        ({"max_removed": -1}, "max_removed"),
+        ({"checkpoint_interval": 5}, "step_counter"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(options, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        tfplugin.CheckpointManager(tf.train.Checkpoint(), tmp_path, **options)
+
+
+def test_what_cannot_be_in_a_chain_is_named(tmp_path):
+    with pytest.raises(TypeError, match=r"tf\.train\.Checkpoint or a tf\.compat\.v1\.train\.Saver, got .*Variable"):
+        tfplugin.CheckpointManager(tf.Variable(1.0), tmp_path)
+    with pytest.raises(ValueError, match="gs://"):
+        tfplugin.CheckpointManager(tf.train.Checkpoint(), "gs://bucket/run")
+    with pytest.raises(ValueError, match="leave checkpoint_number out"):
+        tfplugin.CheckpointManager(tf.train.Checkpoint(), tmp_path).save(checkpoint_number=7)
+    table = tf.get_kv_variable("spread", embedding_dim=2)
+    table.ranks = 2
+    with pytest.raises(ValueError, match=r"'spread:0' is spread over 2 ranks.*sok\.CheckpointManager"):
+        tfplugin.CheckpointManager(tf.train.Checkpoint(table=table), tmp_path).save()
+
+
+def test_the_interval_in_steps_is_kept_as_tensorflow_keeps_it(tmp_path):
+    step = tf.Variable(0, dtype=tf.int64)
+    manager = tfplugin.CheckpointManager(
+        tf.train.Checkpoint(step=step), tmp_path, delta_every=0.0, step_counter=step, checkpoint_interval=3
+    )
+    saved = []
+    for _ in range(7):
+        step.assign_add(1)
+        saved.append(manager.save() is not None)
+    assert saved == [True, False, False, True, False, False, True]
+    assert manager.save(check_interval=False) is None
+    assert record(manager.latest_checkpoint).step == 7
+
+
+def test_nothing_to_restore_calls_init_fn(tmp_path):
+    called = []
+    manager = tfplugin.CheckpointManager(
+        tf.train.Checkpoint(), tmp_path, init_fn=lambda: called.append(1), checkpoint_interval=None
+    )
+    assert manager.restore_or_initialize() is None and called == [1]
+    assert manager.latest_checkpoint is None and manager.checkpoints == [] and manager.directory == str(tmp_path)

@@ -1,0 +1,197 @@
+"""What is saved of a `tf.train.Checkpoint` in a chain (eager mode)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops import gen_io_ops
+from tensorflow.python.training.saving import saveable_object
+
+from kvtools.chain import RECORD_TENSOR, TableCounts
+from tfplugin import checkpoint as checkpoints
+from tfplugin.chain.tables import ALL, Mark, Moment, by_device, checked, counted, cut, save_cuts
+from tfplugin.kv_variable import KvVariable
+from tfplugin.ops import raw
+from tfplugin.partitioned_kv_variable import PartitionedKvVariable
+
+_TABLES = "tfplugin.KvVariable"
+_DYNAMIC = "DECustomSaver.Variable"
+
+
+class CheckpointModel:
+    """A `tf.train.Checkpoint` as a chain saves and restores it.
+
+    Args:
+      checkpoint: to save.
+      increments: whether there will be any.
+      max_removed: how many removed keys tables remember.
+    """
+
+    def __init__(self, checkpoint: tf.train.Checkpoint, increments: bool, max_removed: int) -> None:
+        self._checkpoint = checkpoint
+        self._increments = increments
+        self._max_removed = max_removed
+        self._tables: dict[str, KvVariable] = {}
+        self._tensors: Any = None
+
+    def session(self, given: Any) -> None:
+        """There is none."""
+        if given is not None:
+            raise ValueError("tfplugin.CheckpointManager of a tf.train.Checkpoint takes no session.")
+
+    def look(self, session: Any, number: int) -> None:
+        """Finds what there is to save now, and numbers the checkpoint."""
+        del session
+        if not tf.executing_eagerly():
+            raise ValueError(
+                "tfplugin.CheckpointManager of a tf.train.Checkpoint works in eager mode, outside of functions. In a "
+                "graph, give it a tf.compat.v1.train.Saver in place of the checkpoint."
+            )
+        if number:
+            self._checkpoint.save_counter.assign(number)
+        tensors, _, registered, _ = self._checkpoint._saver._gather_serialized_tensors()
+        self._tensors = tensors
+        self._tables = checked(_tables_of(registered), self._increments)
+
+    def why_no_increment(self, session: Any, marks: Mapping[str, Mark]) -> str:
+        """Why an increment since these marks cannot be had; '' where it can."""
+        del session
+        if set(marks) != set(self._tables):
+            return "there are other tables than before"
+        for prefix, variable in self._tables.items():
+            why = raw.kv_table_changes_known(variable.handle, tf.constant(marks[prefix], tf.int64)).numpy().decode()
+            if why:
+                return f"'{variable.name}': {why}"
+        return ""
+
+    def begin(self, session: Any) -> None:
+        """Has tables note what changes from now on."""
+        del session
+        for variable in self._tables.values():
+            if self._increments:
+                raw.kv_table_track_changes(variable.handle, max_removed=self._max_removed)
+
+    def moment(self, session: Any, since: Mapping[str, Mark] | None, step: int | None) -> Moment:
+        """All that there is now; since marks, the rows that changed."""
+        cuts: dict[str, int] = {}
+        marks: dict[str, Mark] = {}
+        try:
+            for prefix, variable in self._tables.items():
+                number, at = cut(variable, tf.constant(ALL if since is None else since[prefix], tf.int64))
+                cuts[prefix] = int(number)
+                first, second = at.numpy().tolist()
+                marks[prefix] = (first, second)
+            return Moment(since is None, cuts, marks, list(_values(self._tensors)), step, time.time())
+        except BaseException:
+            self.give_up(session, cuts)
+            raise
+
+    def give_up(self, session: Any, cuts: Mapping[str, int]) -> None:
+        """Drops what is not going to be written."""
+        del session
+        for prefix, number in cuts.items():
+            raw.kv_table_drop_cut(self._tables[prefix].handle, tf.constant(number, tf.int64))
+
+    def writer(self, session: Any) -> Callable[[Moment, str, Callable[[dict[str, TableCounts]], str]], None]:
+        """What writes a moment, from whatever thread: given it, a prefix, and what makes the record of the counts."""
+        del session
+        tables = dict(self._tables)
+        return lambda moment, prefix, record: _write(tables, moment, prefix, record)
+
+    def forget(self, session: Any, marks: Mapping[str, Mark]) -> None:
+        """Tables need not know any longer what changed before these marks."""
+        del session
+        for prefix, mark in marks.items():
+            if mark != ALL and prefix in self._tables:
+                raw.kv_table_forget_changes(self._tables[prefix].handle, tf.constant(mark, tf.int64))
+
+    def restore(self, session: Any, members: Sequence[str]) -> None:
+        """Restores the last of the members."""
+        del session
+        self._checkpoint.restore(members[-1])
+
+    def step(self, session: Any) -> int | None:
+        """Of training, where nobody was told."""
+        del session
+        return None
+
+
+def _tables_of(registered: Mapping[str, Mapping[str, Any]]) -> dict[str, KvVariable]:
+    tables: dict[str, KvVariable] = {}
+    for saver, objects in registered.items():
+        if saver == _TABLES:
+            for path, obj in checkpoints.wholes(objects).items():
+                prefix = checkpoints.object_prefix(tf.compat.as_str(path))
+                if isinstance(obj, PartitionedKvVariable):
+                    tables |= {f"{prefix}_part_{i}": part for i, part in enumerate(obj)}
+                else:
+                    tables[prefix] = obj
+        elif saver == _DYNAMIC:
+            for variable in objects.values():
+                _check_dynamic(variable)
+        elif objects:
+            path = next(iter(objects))
+            raise ValueError(
+                f"tfplugin.CheckpointManager: '{tf.compat.as_str(path)}' is saved by a saver of its own, '{saver}', "
+                "which writes no increments: save it in a tf.train.Checkpoint of its own, or, where it is a variable of "
+                "sok, with sok.CheckpointManager."
+            )
+    return tables
+
+
+def _check_dynamic(variable: Any) -> None:
+    """Raises for a dynamic embedding variable whose tables are not saved as its child is: as a key-value variable."""
+    from tfplugin.dynamic_embedding.file_system_saver import saver_of
+
+    if variable.checkpoint and (not variable._by_modulo or saver_of(variable) is not None):
+        why = "goes to files beside the checkpoint" if variable._by_modulo else "shares its keys out by another rule"
+        raise ValueError(
+            f"tfplugin.CheckpointManager: dynamic embedding variable '{variable.name}' {why}, which is no part of a "
+            "chain: make it with the default partitioner and no saver of its own, or save it in a "
+            "tf.train.Checkpoint of its own."
+        )
+
+
+def _values(tensors: Mapping[Any, Any]) -> Iterator[tuple[str, str, tf.Tensor]]:
+    """Names, slices and values of what is to be saved, read now. Later writes to variables leave them as they are."""
+    for named in tensors.values():
+        for name, slices in named.items():
+            for piece, value in (slices if isinstance(slices, dict) else {"": slices}).items():
+                if isinstance(value, saveable_object.SaveSpec):
+                    value = value.tensor
+                elif callable(value):
+                    value = value()
+                if value is not None:
+                    yield name, piece.strip(), value
+
+
+def _write(
+    tables: Mapping[str, KvVariable],
+    moment: Moment,
+    prefix: str,
+    record: Callable[[dict[str, TableCounts]], str],
+) -> None:
+    counts: dict[str, TableCounts] = {}
+    left = dict(moment.cuts)
+    shards = []
+    try:
+        for number, (_, group) in enumerate(by_device({x: tables[x] for x in moment.cuts})):
+            shards.append(f"{prefix}-tables-{number}")
+            cuts = tf.constant([left.pop(x) for x in group], tf.int64)  # the op gives them up, whatever happens
+            counts |= counted(group, [column.numpy() for column in save_cuts(tf.constant(shards[-1]), group, cuts)])
+    finally:
+        for x, number in left.items():
+            raw.kv_table_drop_cut(tables[x].handle, tf.constant(number, tf.int64))
+    shards.append(f"{prefix}-dense")
+    dense = [*moment.dense, (RECORD_TENSOR, "", tf.constant(record(counts)))]
+    with tf.device("CPU:0"):
+        tf.raw_ops.SaveV2(
+            prefix=shards[-1],
+            tensor_names=[name for name, _, _ in dense],
+            shape_and_slices=[piece for _, piece, _ in dense],
+            tensors=[tensor for _, _, tensor in dense],
+        )
+        gen_io_ops.merge_v2_checkpoints(tf.constant(shards), tf.constant(prefix), delete_old_dirs=False)
