@@ -153,6 +153,9 @@ class ProbabilityAdmission:
         return {"kind": "probability", "p": float(self.p), "below": self.below}
 
 
+#: The arguments of variables and layers that say what `resolve` takes.
+POLICY_ARGUMENTS = ("enter_threshold", "admission", "padding_key", "expiry", "expire_every", "expire_on_save")
+
 Admission = CountAdmission | BloomAdmission | ProbabilityAdmission
 
 _ADMISSIONS: dict[str, type[Any]] = {

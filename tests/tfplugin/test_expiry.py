@@ -157,7 +157,11 @@ def test_the_top_of_all_parts_together_stays(by):
 
 def test_expiry_goes_on_beside_training_in_functions(make, partitioner):
     v = make(
-        dim=1, partitioner=partitioner, expiry=[ExpireAfterSteps(5), ExpireBelowNorm(0.5)], expire_every=2, initializer=1.0
+        dim=1,
+        partitioner=partitioner,
+        expiry=[ExpireAfterSteps(5), ExpireBelowNorm(0.5)],
+        expire_every=2,
+        initializer=1.0,
     )
     optimizer = sgd()
     step = tf.function(lambda: train(v, optimizer, [1]))
