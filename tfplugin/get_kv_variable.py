@@ -135,8 +135,8 @@ def get_kv_variable(
       constraint: function of rows, applied after each update to the rows it touched.
       capacity_hint: rows to make room for at once, and the first dimension that partitioners see.
       max_capacity: the most rows that a batch leaves behind; 0: any number. Further rows evict others, but not those of
-        their own batch, unless it has more keys than that. With a partitioner it is for all parts together: each gets
-        its share, rounded up.
+        their own batch; a training lookup of more different keys than that is an error. With a partitioner it is for
+        all parts together: each gets its share, rounded up.
       eviction: which rows go first: ``"lru"``, those that training looked up or wrote least recently; ``"lfu"``, least
         often; ``"custom"``, those of the lowest score that `KvVariable.set_scores` gave; ``"epoch_lru"`` and
         ``"epoch_lfu"``, those last touched in the lowest epoch (`KvVariable.set_epoch`), and of one epoch least recently

@@ -133,9 +133,10 @@ class RemoveOlderOp : public TableKernel {
 
   absl::Status WorkOn(OpKernelContext* ctx, OpenTable* open) override {
     if (CountsSteps(*open->table)) {
-      return errors::FailedPrecondition("Key-value variable '", open->config().name,
-                                        "' stamps rows with steps, for they expire by steps: it does not know "
-                                        "their days. Evict by tfplugin.policies.ExpireAfterSteps.");
+      return errors::FailedPrecondition(
+          "Key-value variable '", open->config().name,
+          "' stamps rows with steps, for they expire by steps: it does not know "
+          "their days. Evict by tfplugin.policies.ExpireAfterSteps.");
     }
     const int64_t before = ctx->input(1).scalar<int64_t>()();
     kvtable::RowTest test;

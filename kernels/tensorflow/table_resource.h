@@ -124,7 +124,17 @@ absl::Status AdmitUpdated(tensorflow::OpKernelContext* ctx, const TableConfig& c
 
 // The keys of a tensor, widened, wherever it lies.
 std::vector<uint64_t> WidenedKeys(tensorflow::OpKernelContext* ctx, const TableConfig& config,
-                                  const tensorflow::Tensor& keys, kvtable::ParallelFor* threads);
+                                  const void* keys, int64_t count, kvtable::ParallelFor* threads);
+inline std::vector<uint64_t> WidenedKeys(tensorflow::OpKernelContext* ctx, const TableConfig& config,
+                                         const tensorflow::Tensor& keys, kvtable::ParallelFor* threads) {
+  return WidenedKeys(ctx, config, keys.data(), keys.NumElements(), threads);
+}
+
+// Refuses a training lookup of more different keys than a bounded table, or this part of one in so many, has room
+// for: its rows would evict one another, and the update after it would begin anew.
+absl::Status CheckFits(tensorflow::OpKernelContext* ctx, const TableConfig& config,
+                       const kvtable::MissingKeys& missing, const void* keys, int64_t n, int64_t parts,
+                       kvtable::ParallelFor* threads);
 
 // Says so, once, where the filter of a table's admission has more keys than it was made for.
 void WarnIfOverfull(TableResource* resource, const kvtable::Table& table);

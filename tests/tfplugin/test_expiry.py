@@ -128,7 +128,7 @@ def test_policies_on_demand(make, partitioner):
     assert keys_of(v) == [8, 9]
     assert int(v.evict(KeepTop(2))) == 0
     assert int(v.evict(ExpireAfterSeconds(1000))) == 0
-    with pytest.raises(tf.errors.FailedPreconditionError, match="'v.*in seconds, not in steps"):
+    with pytest.raises(tf.errors.FailedPreconditionError, match=r"'v.*in seconds, not in steps"):
         v.evict(ExpireAfterSteps(3))
 
 
@@ -362,7 +362,7 @@ def test_what_is_no_policy_is_refused(make):
             policy(bad)
     with pytest.raises(ValueError, match="by must be"):
         KeepTop(3, by="luck")
-    with pytest.raises(TypeError, match="'v'.*expiry must be of"):
+    with pytest.raises(TypeError, match=r"'v'.*expiry must be of"):
         make(expiry=3)
     with pytest.raises(TypeError, match="the policy must be one of"):
         make().evict("all")
@@ -372,3 +372,22 @@ def test_what_is_no_policy_is_refused(make):
         assert tfplugin.get_kv_variable("v", **partitioned) is v
         with pytest.raises(ValueError, match="specified policies"):
             tfplugin.get_kv_variable("v", embedding_dim=1, expiry=KeepTop(50))
+
+
+def test_a_training_lookup_that_a_capacity_has_no_room_for_is_refused(make, partitioner):
+    v = make(dim=1, partitioner=partitioner, max_capacity=12)
+    v.sparse_read([7, 8])
+    keys = tf.range(0, 300, 3, dtype=tf.int64)
+    many = {
+        "lookup": lambda: v.sparse_read(keys),
+        "pooled": lambda: tfplugin.lookup_many([v], [keys[None]], combiners="sum"),
+    }
+    for look_up in many.values():
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"(?s)'v.*different keys.*max_capacity of several"):
+            look_up()
+        assert keys_of(v) == [7, 8]
+    v.sparse_read(tf.zeros([100], tf.int64))  # one key
+    assert int(v.size()) == 3
+    v.sparse_read(keys, training=False)
+    if partitioner is None:
+        assert v.sparse_read_and_evict(keys)[1].shape == [100 + 3 - 12]
