@@ -163,7 +163,7 @@ def export_saved_model(
         check_apart(checkpoint.path, output)
     check_replaceable(output, mark=_MODEL_FILE, force=force)
     of_tables: dict[str, Any] = {"tables": tables, "policy": policy, "keep_zeros": keep_zeros, "dtype": dtype}
-    for once in (index == "hash", False):
+    for once in (index, None):
         choices = choices_to_write(checkpoint, **of_tables, memory=memory, progress=progress, once=once)
         check_room(choices, output, index)
         try:
@@ -246,10 +246,12 @@ def choose_for_saved_model(
     dtype: Dtypes = None,
     memory: int = DEFAULT_MEMORY,
     progress: Progress | None = None,
+    distinct: bool = True,
 ) -> list[Choice]:
     """Decide which rows `export_saved_model` would keep, and write nothing; arguments and errors are its own.
 
-    `keep_zeros` may name the tables that keep their rows of zeros. Whether numbers fit `dtype`
+    `keep_zeros` may name the tables that keep their rows of zeros. Where keys are not known to be distinct, rows whose
+    key a later one has again are left out. Whether numbers fit `dtype`
     `narrow_rows.check_fits` tells.
     """
     check_dtypes(f"exporting '{checkpoint.path}'", dtype)
@@ -257,7 +259,7 @@ def choose_for_saved_model(
         checkpoint,
         policy or Policy(),
         tables=tables,
-        distinct=True,
+        distinct=distinct,
         zeros=lambda table: not (keep_zeros if isinstance(keep_zeros, bool) else table.schema.name in keep_zeros),
         size=lambda schema: bytes_of_values(schema, dtype) + 8,
         memory=memory,
@@ -461,15 +463,20 @@ def choices_to_write(
     dtype: Dtypes,
     memory: int,
     progress: Progress | None,
-    once: bool,
+    once: Index | None,
 ) -> list[Choice | ToChoose]:
-    """Decide which rows to write; `once`: leave that to the writing, where it can be, so that rows are read once."""
+    """Decide which rows to write, where `once` names the index as if no key were there twice: with it the writing would
+    raise `RepeatedKeys` or `BadInputError`.
+
+    Of a hash table all of the choice is left to the writing, where it can be, so that rows are read once. A perfect
+    hash needs the keys before, and finds by itself that one is there twice.
+    """
     chosen: list[Choice | ToChoose] = []
     clipped = policy is not None and policy.budget is not None
     for table in checkpoint.select(tables):
         name = table.schema.name
         whole = not clipped and (policy is None or policy.criteria(name).empty)
-        if once and whole and table.rows >= LEAST_ROWS:
+        if once == "hash" and whole and table.rows >= LEAST_ROWS:
             zeros = not (keep_zeros if isinstance(keep_zeros, bool) else name in keep_zeros)
             chosen.append(ToChoose(table, zeros, bytes_of_values(table.schema, dtype) + 8, memory))
     left = [one for one in checkpoint.select(tables) if one.schema.name not in {each.table for each in chosen}]
@@ -482,6 +489,7 @@ def choices_to_write(
             dtype=dtype,
             memory=memory,
             progress=progress,
+            distinct=once != "perfect",
         )
     by_name = {choice.table: choice for choice in chosen}
     return [by_name[table.schema.name] for table in checkpoint.select(tables)]

@@ -182,7 +182,7 @@ def export_model(
     model = TrainedModel(checkpoint, graph)
     tables = {prefix: model.table(prefix, number, dtype) for number, prefix in enumerate(model.readers)}
     model.rewritten(tables)  # what cannot be rewritten is told before hours of writing
-    for once in (index == "hash" and not check, False):
+    for once in (None if check else index, None):
         choices = model.choose(policy, keep_zeros=keep_zeros, dtype=dtype, memory=memory, progress=progress, once=once)
         check_room(choices, output, index)
         try:
@@ -458,7 +458,7 @@ class TrainedModel:
         dtype: Dtypes,
         memory: int,
         progress: Progress | None,
-        once: bool,
+        once: Index | None,
     ) -> list[Choice | ToChoose]:
         """Decide which rows of each table are kept; see `kvtools.export.choices_to_write`."""
         if not self.readers:

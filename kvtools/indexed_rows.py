@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 
+from kvtools import _perfect_hash
 from kvtools.dialects.bundle import BundleWriter
 from kvtools.dialects.chunk import Array
 from kvtools.errors import BadInputError, UsageError
@@ -154,7 +155,7 @@ class _InSlots:
 
     def append(self, keys: Array, rows: Array) -> None:
         slots = self._order.perfect.slots_of(keys)
-        if not np.array_equal(self._order.keys[slots], keys):
+        if not _perfect_hash.lie_in(np.ascontiguousarray(keys), slots, self._order.keys):
             raise BadInputError(
                 f"exporting table '{self._table}': it has other keys than when its index was made; export it while"
                 " nothing writes to it"

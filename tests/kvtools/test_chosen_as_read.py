@@ -53,6 +53,18 @@ def test_the_export_is_the_same(
     assert both[0] == both[1]
 
 
+@pytest.mark.parametrize("index", ["hash", "perfect"])
+def test_the_later_of_two_rows_of_a_key_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: Any) -> None:
+    monkeypatch.setattr("kvtools.export.LEAST_ROWS", 1)
+    keys, values = np.where(KEYS == 6, 13, KEYS), np.float32([[at + 1, 0] for at in range(400)])
+    write_tables([ArrayTable("emb", keys, values)], str(tmp_path / "a.npz"), "npz")
+    (export,) = export_saved_model(open_checkpoint(tmp_path / "a.npz"), tmp_path / "out", index=index)
+    assert (export.rows, export.duplicates) == (399, 1)
+    table = open_checkpoint(tmp_path / "out").table("emb")
+    rows = {int(key): row for chunk in table.chunks() for key, row in zip(chunk.keys, chunk.values, strict=True)}
+    assert rows[13].tolist() == [10, 0] and len(rows) == 399
+
+
 def test_what_is_wrong_is_told_as_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvtools.export.LEAST_ROWS", 1)
     values = np.full((400, 2), 7e4, np.float32)
