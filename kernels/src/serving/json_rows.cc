@@ -47,9 +47,7 @@ char* WriteNumber(T value, char* out) {
     } else {
       end = std::to_chars(out, out + kMostCharacters, value).ptr;
     }
-    const char* const first = out + std::signbit(value);
-    if (end - first > 1 && first[1] == '.') return end;  // as most have it, whatever their sign
-    for (const char* c = first; c != end; ++c) {
+    for (const char* c = out; c != end; ++c) {
       if (*c == '.' || *c == 'e') return end;
     }
     end[0] = '.';

@@ -110,8 +110,7 @@ inline char* WriteShortest(float value, char* out) {
     __extension__ using Wide = unsigned __int128;
     s::Shorten<Wide>(m, e, narrow, k, &digits, &power);
   }
-  *out = '-';  // half of all numbers have one: there is no branch
-  out += bits >> 31;
+  if (bits >> 31 != 0) *out++ = '-';
   const int n = s::CountDigits(digits), first = n - 1 + power;  // the power of ten of the first digit
   const int plain = first < 0 ? 1 - first + n : power >= 0 ? n + power : n + 1;
   const int scientific = n + (n > 1) + 4;
