@@ -77,6 +77,9 @@ class GatherOp : public TableKernel {
     const kvtable::RowsOut rows(out->data(), remember_ ? static_cast<uint64_t*>(positions->data()) : nullptr);
     const int64_t n = keys.NumElements();
     const kvtable::MissingKeys missing = MissingKeysOf(mode_, open->resource.get());
+    if (!kEvicting) {
+      TF_RETURN_IF_ERROR(CheckFits(ctx, config, missing, keys.data(), n, 1, &open->threads));
+    }
     EvictedOutputs evicted(ctx, config.dim);
     if (missing.insert) {
       kvtable::Insertion insertion;

@@ -171,8 +171,10 @@ class WriteRowsOp : public OptimizerOp {
                     slots.generation});
     }
     TF_RETURN_IF_ERROR(AdmitUpdated(ctx, open->config(), open->table.get(), keys, &open->threads));
-    open->table->UpsertColumns(keys.data(), keys.NumElements(), in, UpdateStamp(open->config(), 1),
-                               open->threads);
+    kvtable::Stamp stamp = UpdateStamp(open->config(), 1);
+    stamp.ends_step = true;
+    open->table->UpsertColumns(keys.data(), keys.NumElements(), in, stamp, open->threads);
+    open->resource->AfterUpdate(open->table, open->threads);
     return absl::OkStatus();
   }
 };
@@ -214,6 +216,7 @@ class ApplyOp : public OptimizerOp {
     TF_RETURN_IF_ERROR(AdmitUpdated(ctx, open->config(), open->table.get(), keys, &open->threads));
     open->table->Apply(keys.data(), where, keys.NumElements(), ctx->input(3).data(), update, slots,
                        UpdateStamp(open->config(), 1), open->threads);
+    open->resource->AfterUpdate(open->table, open->threads);
     return absl::OkStatus();
   }
 
