@@ -199,7 +199,7 @@ class FoldedTable(TableReader):
     @property
     def scores_lost(self) -> bool:
         """Whether members have scores of rows that the whole has not."""
-        return _has_scores(self.sources[-1].schema) and not _has_scores(self.schema)
+        return has_scores(self.sources[-1].schema) and not has_scores(self.schema)
 
     def _holder(self, name: str) -> TableReader:
         """Return the newest source that has an extra array."""
@@ -289,7 +289,8 @@ class _Removing(TableReader):
         return self._keys if name == "deleted_keys" else self._source.extra(name)
 
 
-def _has_scores(schema: TableSchema) -> bool:
+def has_scores(schema: TableSchema) -> bool:
+    """Tell whether a table has a number for each row that it evicts by."""
     return any(extra.name.startswith(_SCORES) for extra in schema.extras)
 
 
