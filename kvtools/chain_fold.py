@@ -15,7 +15,6 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -244,7 +243,7 @@ class FoldedTable(TableReader):
         found: dict[str, Array] = {}
         names = {extra.name for source in self.sources for extra in source.schema.extras}
         if "blacklist" in names:
-            banned = np.empty(0, self.key_dtype_of_sources)
+            banned = np.empty(0, self.sources[0].key_dtype)
             for source in self.sources:
                 if is_increment(source):
                     banned = np.setdiff1d(banned, _keys_of(source))
@@ -263,11 +262,6 @@ class FoldedTable(TableReader):
                 waiting &= ~np.isin(found["filtered_keys"], _keys_of(source))
             found.update({name: found[name][waiting] for name in _PENDING if name in found})
         return found
-
-    @property
-    def key_dtype_of_sources(self) -> np.dtype[Any]:
-        """The type of the keys, which is known before they are joined."""
-        return self.sources[0].key_dtype
 
 
 class _Removing(TableReader):
