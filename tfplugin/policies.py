@@ -175,9 +175,9 @@ def _count(value: Any, what: str, of: str) -> int:
 class ExpireAfterSteps:
     """A row goes that `steps` steps in a row did not write.
 
-    A step is an update of the variable by an optimizer; `KvVariable.set_step` sets the number of them. As a policy of a
-    variable it is a hard bound: the row is there for the lookups of these steps, and for none after, whether it has been
-    collected or not. The versions of such a variable are steps, not seconds.
+    A step is an update of the variable by an optimizer; `KvVariable.set_step` sets the number of them. As a policy of
+    a variable it is a hard bound: the row is there for the lookups of these steps, and for none after, whether it has
+    been collected or not. The versions of such a variable are steps, not seconds.
 
     Attributes:
       steps: 1 or more.
@@ -269,8 +269,8 @@ class ExpireBelowFrequency:
 class KeepTop:
     """All rows go but the top ones.
 
-    Of rows of one frequency those written last stay, of rows written at the same time the more frequent, and of rows that
-    are equal in that those with the larger keys (as unsigned numbers). With a partitioner `rows` is for all parts
+    Of rows of one frequency those written last stay, of rows written at the same time the more frequent, and of rows
+    that are equal in that those with the larger keys (as unsigned numbers). With a partitioner `rows` is for all parts
     together: on demand that is exact, and beside training and on save each part keeps its share, rounded up.
 
     Attributes:
@@ -438,8 +438,8 @@ def _expiry(what: str, expiry: Any, every: Any, on_save: Any, max_capacity: int)
                 raise ValueError(f"{what}: {other} and {policy} contradict each other: give one of them.")
             if {type(policy), type(other)} == {ExpireAfterSteps, ExpireAfterSeconds}:
                 raise ValueError(
-                    f"{what}: {other} and {policy} contradict each other: a row has one stamp, a step or a second. Give "
-                    "one of them."
+                    f"{what}: {other} and {policy} contradict each other: a row has one stamp, a step or a second. "
+                    "Give one of them."
                 )
         if isinstance(policy, KeepTop) and 0 < max_capacity <= policy.rows:
             raise ValueError(

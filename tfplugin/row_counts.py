@@ -81,8 +81,8 @@ class RowCounts:
         """
         if any(isinstance(policy, ExpireAfterSteps) for policy in self._kv_parts[0].policies.expiry):
             raise ValueError(
-                f"get_timestamp of key-value variable '{self.name}': its rows expire by steps and are stamped with steps, "
-                "not with days: stamps() gives them."
+                f"get_timestamp of key-value variable '{self.name}': its rows expire by steps and are stamped with "
+                "steps, not with days: stamps() gives them."
             )
         keys, places, part_keys = self._by_part(indices)
         versions = [part.stamps(owned, name=name)[1] for part, owned in zip(self._kv_parts, part_keys, strict=True)]
