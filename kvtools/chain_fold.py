@@ -570,6 +570,8 @@ def write_folded(
     """Write a base and the increments of it as one checkpoint, and its record, where it has one."""
     options = options or WriteOptions()
     to = to or checkpoints[0].dialect
+    if record is not None and to == TFPLUGIN:
+        _check_name(Path(output), record)
     output = output_of(output, to, checkpoints)
     folded = fold_checkpoints(checkpoints, options.memory, exact=True)
     tables = list(folded.tables.values())
@@ -603,6 +605,20 @@ def write_folded(
         told = "rows that training removed since the full checkpoint: DeepRec's increments do not say which, they stay"
         account = dataclasses.replace(account, losses=(*account.losses, told))
     return account, merged
+
+
+def _check_name(output: Path, record: chain.Record) -> None:
+    """Raise `UsageError` where a full checkpoint would be written by the name of another member of a chain."""
+    named = chain.member_of(output)
+    if named is None:
+        return
+    name = output.name.removesuffix(".delta").rpartition("-")[0]
+    if named.kind == "delta" or (named.number != record.sequence and is_chain(output.parent / name)):
+        raise UsageError(
+            f"writing '{output}': by its name it would be {named.kind} {named.number} of a chain, and it is the full"
+            f" checkpoint {record.sequence}; call it '{output.parent / name}-{record.sequence}', or by a name without a"
+            " number"
+        )
 
 
 def with_record(checkpoint: Checkpoint, record: chain.Record) -> Checkpoint:

@@ -277,6 +277,9 @@ class Follower:
                 self._newer = error
                 finished = store.base
                 self._wake.set()
+            except BadInputError:  # another process has a newer file already, and has removed this one
+                self._stop.wait(1.0)
+                self._work.set()
             except Exception:
                 log.exception("model '%s': folding increments failed", self.model)
                 self._stop.wait(_AFTER_FAILURE)

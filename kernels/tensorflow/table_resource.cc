@@ -4,9 +4,11 @@
 #include <cstring>
 #include <ctime>
 #include <mutex>
+#include <unordered_set>
 
 #include "errors.h"
 #include "kvtable/device_table_view.h"
+#include "kvtable/part_of.h"
 #include "tensorflow/core/platform/logging.h"
 
 namespace kvtools {
@@ -24,6 +26,8 @@ std::shared_ptr<kvtable::Table> TableResource::NewTable(const kvtable::Initializ
     options->max_capacity = config_.max_capacity;
     options->eviction = config_.eviction;
     options->padding_key = config_.policies.padding_key;
+    // What serves a model has it as it was saved.
+    if (!config_.read_only) options->expiry = kvtable::ExpiryOf(config_.policies.expiry);
   };
   const auto admitter = [&]() -> std::shared_ptr<kvtable::Admitter> {
     return config_.read_only ? nullptr : kvtable::Admitter::Create(config_.policies.admission);
@@ -166,72 +170,9 @@ absl::Status CheckKeys(const TableConfig& config, const tf::Tensor& keys) {
                                  tf::DataTypeString(keys.dtype()), ": cast the ids.");
 }
 
-kvtable::MissingKeys MissingKeysOf(const std::string& mode, TableResource* resource) {
-  const TableConfig& config = resource->config();
-  const kvtable::AdmissionPolicy& admission = config.policies.admission;
-  kvtable::MissingKeys missing;
-  missing.insert = mode == "train" && !config.read_only;
-  missing.missing = mode == "initial" ? kvtable::Missing::kInitial : kvtable::Missing::kZeros;
-  missing.stamp = {0, UnixTime()};
-  if (admission.on_update) {  // so that lookups insert nothing
-    if (missing.insert) missing.missing = admission.below;
-    missing.insert = false;
-  } else if (!admission.admits_all()) {
-    missing.below = admission.below;
-    missing.admission = admission.probability;
-    if (admission.probability != 1.0) missing.admission_seed = resource->NextSeed();
-  }
-  return missing;
-}
+namespace {
 
-kvtable::Stamp UpdateStamp(const TableConfig& config, uint32_t frequency) {
-  kvtable::Stamp stamp{frequency, UnixTime()};
-  stamp.existing_only = !config.policies.admission.admits_all();
-  return stamp;
-}
-
-absl::Status AdmitUpdated(tf::OpKernelContext* ctx, const TableConfig& config, kvtable::Table* table,
-                          const tf::Tensor& keys, kvtable::ParallelFor* threads) {
-  const kvtable::AdmissionPolicy& admission = config.policies.admission;
-  if (!admission.on_update || keys.NumElements() == 0) return absl::OkStatus();
-  tf::Tensor rows;
-  TF_RETURN_IF_ERROR(
-      ctx->allocate_temp(config.value_dtype, tf::TensorShape({keys.NumElements(), config.dim}), &rows));
-  kvtable::Insertion insertion;
-  insertion.stamp = {0, UnixTime()};
-  insertion.admission = admission.probability;
-  if (admission.probability != 1.0) insertion.admission_seed = static_cast<uint64_t>(ctx->step_id());
-  insertion.admitter = table->admitter().get();
-  table->GatherOrInsert(keys.data(), keys.NumElements(), rows.data(), insertion, *threads);
-  return absl::OkStatus();
-}
-
-std::vector<uint64_t> WidenedKeys(tf::OpKernelContext* ctx, const TableConfig& config, const tf::Tensor& keys,
-                                  kvtable::ParallelFor* threads) {
-  const size_t n = static_cast<size_t>(keys.NumElements());
-  std::vector<uint64_t> wide(n);
-  const bool narrow = config.key_dtype == tf::DT_INT32;
-  std::vector<int32_t> half(narrow ? n : 0);
-  void* const to = narrow ? static_cast<void*>(half.data()) : wide.data();
-  const size_t bytes = n * (narrow ? sizeof(int32_t) : sizeof(uint64_t));
-  if (config.gpu != nullptr && !IsOnHost(ctx)) {
-    config.gpu->work()->Copy(to, keys.data(), bytes, threads->stream());
-  } else if (bytes > 0) {
-    std::memcpy(to, keys.data(), bytes);
-  }
-  for (size_t i = 0; i < half.size(); ++i) wide[i] = static_cast<uint64_t>(int64_t{half[i]});
-  return wide;
-}
-
-void WarnIfOverfull(TableResource* resource, const kvtable::Table& table) {
-  if (table.admitter() == nullptr || !table.admitter()->is_overfull() || !resource->IsFirstWarning()) return;
-  LOG(WARNING) << "The admission filter of key-value variable '" << resource->config().name
-               << "' has counted more different keys than its capacity of "
-               << resource->config().policies.admission.capacity
-               << ": keys are admitted too early more often than its error says. Build the variable with "
-                  "BloomAdmission of a larger capacity.";
-}
-
+// Says so, once, where the filter of a table's admission has more keys than it was made for.
 absl::Status CheckRows(const TableConfig& config, const char* what, const tf::Tensor& keys,
                        const tf::Tensor& rows, int64_t width) {
   if (rows.dtype() != config.value_dtype) {

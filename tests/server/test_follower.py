@@ -13,8 +13,9 @@ import pytest
 from chain_writer import ChainWriter, without
 
 import kvtools.server.follower as follower_module
-from kvtools.errors import BadInputError
+from kvtools.errors import BadInputError, CorruptFileError
 from kvtools.server.catalog import Catalog
+from kvtools.server.fold import folds_of
 from kvtools.server.follower import Follower
 from kvtools.server.metrics import Metrics
 from kvtools.server.settings import Settings
@@ -216,6 +217,42 @@ def test_a_start_goes_on_from_the_folded_file_and_from_the_chain_without_it(
     for path in (tmp_path / "cache").glob("*.kvsnap"):
         path.write_bytes(path.read_bytes()[:-9])
     assert_serves(follow(), other)
+
+
+def test_one_of_two_processes_folds_and_the_other_takes_it_over(
+    writer: ChainWriter, follow: Callable[..., Followed], tmp_path: Path
+) -> None:
+    one, other = follow(), follow()
+    writer.put("emb", range(30), 60)
+    writer.increment()
+    one.look()
+    one.fold()
+    other.look()
+    writer.put("emb", [1], 61)
+    writer.increment()
+    other.look()
+    made = {path: path.stat().st_ino for path in (tmp_path / "cache").glob("*.kvsnap")}
+    other.fold()
+    assert {path: path.stat().st_ino for path in (tmp_path / "cache").glob("*.kvsnap")} == made
+    assert other.follower.status.folds == 1 and other.follower.status.rows_over == 1
+    assert_serves(other, writer)
+    (fold,) = folds_of(tmp_path / "cache", writer.folder)
+    assert fold.position.sequence == 3
+
+
+def test_what_is_damaged_below_is_found_by_the_fold_and_loaded_anew(
+    writer: ChainWriter, follow: Callable[..., Followed], tmp_path: Path
+) -> None:
+    (tmp_path / "cache").mkdir()
+    followed = follow(verify=False)
+    (file,) = (tmp_path / "cache").glob("*.kvsnap")
+    data = bytearray(file.read_bytes())
+    with file.open("r+b") as opened:  # of the rows
+        opened.seek(data.index(np.float32(3 + 19 / 7).tobytes()))
+        opened.write(b"\x07")
+    followed.follower._newer = CorruptFileError("its rows are damaged")
+    followed.look()
+    assert_serves(followed, writer)
 
 
 def test_a_full_in_the_middle_that_stands_beside_its_increment_is_not_loaded(

@@ -246,6 +246,24 @@ def test_what_objects_that_are_made_later_are_restored_from_is_not_removed(copie
     assert int(later.user.size()) == len(held["user/.ATTRIBUTES/kv"])
 
 
+def test_counts_of_keys_that_wait_for_their_row_are_those_of_the_last_member(tmp_path):
+    def made():
+        table = tf.get_kv_variable("user", embedding_dim=2, enter_threshold=3)
+        return table, tfplugin.CheckpointManager(tf.train.Checkpoint(table=table), tmp_path, delta_every=0.0)
+
+    table, manager = made()
+    table.sparse_read([1, 2])
+    manager.save()
+    table.sparse_read([1, 3])
+    assert manager.save().endswith(".delta")
+    again, manager = made()
+    manager.restore_or_initialize()
+    again.sparse_read([1, 2, 3])
+    assert again.export()[0].numpy().tolist() == [1]
+    again.sparse_read([2, 3])
+    assert sorted(again.export()[0].numpy().tolist()) == [1, 2]
+
+
 # ---- What is kept ----------------------------------------------------------------------------------------------------
 
 

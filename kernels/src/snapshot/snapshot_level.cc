@@ -2,13 +2,34 @@
 
 #include <cstring>
 #include <string>
+#include <system_error>
+#include <thread>
 
 #include "kvtable/parallel_for.h"
 #include "snapshot/key_sorter.h"
 
 namespace kvtable {
+namespace {
 
 namespace format = snapshot_format;
+
+constexpr int64_t kLetGoAtOnce = int64_t{16} << 20;  // bytes that take less time than a thread for them does
+
+}  // namespace
+
+std::shared_ptr<SnapshotLevel> SnapshotLevel::New(KeyType key_type, int64_t row_bytes) {
+  // Whoever used a level last may be the one that answers all requests: what is large is freed beside it.
+  return {new SnapshotLevel(key_type, row_bytes), [](SnapshotLevel* level) {
+            if (level->bytes() > kLetGoAtOnce) {
+              try {
+                std::thread([level] { delete level; }).detach();
+                return;
+              } catch (const std::system_error&) {  // no thread to be had
+              }
+            }
+            delete level;
+          }};
+}
 
 std::shared_ptr<const SnapshotLevel> SnapshotLevel::Make(const SnapshotTable& table, const int64_t* keys,
                                                          int64_t n, const void* values,
@@ -18,7 +39,7 @@ std::shared_ptr<const SnapshotLevel> SnapshotLevel::Make(const SnapshotTable& ta
   if (n + m >= int64_t{kRemoved}) {
     throw Error(ErrorCode::kInvalidArgument, doing + std::to_string(n + m) + " keys are too many at once");
   }
-  std::shared_ptr<SnapshotLevel> level(new SnapshotLevel(table.key_type(), table.layout().row_bytes));
+  const std::shared_ptr<SnapshotLevel> level = New(table.key_type(), table.layout().row_bytes);
   std::vector<MixedKey> entries(static_cast<size_t>(n + m));
   for (int64_t i = 0; i < n + m; ++i) {
     const int64_t key = i < n ? keys[i] : removed[i - n];
@@ -50,7 +71,7 @@ std::shared_ptr<const SnapshotLevel> SnapshotLevel::Merge(const SnapshotLevel& o
   if (older.key_type_ != newer.key_type_ || older.row_bytes_ != newer.row_bytes_) {
     throw Error(ErrorCode::kInvalidArgument, "merging levels: they are of different tables");
   }
-  std::shared_ptr<SnapshotLevel> level(new SnapshotLevel(newer.key_type_, newer.row_bytes_));
+  const std::shared_ptr<SnapshotLevel> level = New(newer.key_type_, newer.row_bytes_);
   level->keys_.reserve(older.keys_.size() + newer.keys_.size());
   level->places_.reserve(level->keys_.capacity());
   // As many as there can be: memory that is not touched is not taken.

@@ -49,6 +49,7 @@ class SnapshotLevel {
   static constexpr uint32_t kRemoved = UINT32_MAX;
 
   SnapshotLevel(KeyType key_type, int64_t row_bytes) : key_type_(key_type), row_bytes_(row_bytes) {}
+  static std::shared_ptr<SnapshotLevel> New(KeyType key_type, int64_t row_bytes);
   const uint8_t* rows() const { return reinterpret_cast<const uint8_t*>(rows_.data()); }
   void MakeDirectory();
 
