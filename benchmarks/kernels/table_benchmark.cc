@@ -330,6 +330,7 @@ void Removals(const Flags& flags, ParallelFor& threads, Json* json) {
 // table has after that, to what it had full for the first time.
 void Expiries(const Flags& flags, ParallelFor& threads, Json* json) {
   using Kind = EvictPolicy::Kind;
+  constexpr int64_t kDim = 32;
   const int64_t count = flags.insert_rows;
   TableOptions options;
   options.dim = kDim;

@@ -173,6 +173,104 @@ absl::Status CheckKeys(const TableConfig& config, const tf::Tensor& keys) {
 namespace {
 
 // Says so, once, where the filter of a table's admission has more keys than it was made for.
+void WarnIfOverfull(TableResource* resource) {
+  const kvtable::AdmissionPolicy& admission = resource->config().policies.admission;
+  if (admission.kind != kvtable::AdmissionPolicy::Kind::kBloom) return;
+  const std::shared_ptr<kvtable::Table> table = resource->table();
+  if (table == nullptr || table->admitter() == nullptr || !table->admitter()->is_overfull()) return;
+  if (!resource->IsFirstWarning()) return;
+  LOG(WARNING) << "The admission filter of key-value variable '" << resource->config().name
+               << "' has counted more different keys than its capacity of " << admission.capacity
+               << ": keys are admitted too early more often than its error says. Build the variable with "
+                  "BloomAdmission of a larger capacity.";
+}
+
+}  // namespace
+
+kvtable::MissingKeys MissingKeysOf(const std::string& mode, TableResource* resource) {
+  const TableConfig& config = resource->config();
+  const kvtable::AdmissionPolicy& admission = config.policies.admission;
+  kvtable::MissingKeys missing;
+  missing.insert = mode == "train" && !config.read_only;
+  missing.missing = mode == "initial" ? kvtable::Missing::kInitial : kvtable::Missing::kZeros;
+  missing.stamp = {0, UnixTime()};
+  if (admission.on_update) {  // so that lookups insert nothing
+    if (missing.insert) missing.missing = admission.below;
+    missing.insert = false;
+  } else if (!admission.admits_all()) {
+    missing.below = admission.below;
+    missing.admission = admission.probability;
+    if (admission.probability != 1.0) missing.admission_seed = resource->NextSeed();
+    if (missing.insert) WarnIfOverfull(resource);
+  }
+  return missing;
+}
+
+kvtable::Stamp UpdateStamp(const TableConfig& config, uint32_t frequency) {
+  kvtable::Stamp stamp{frequency, UnixTime()};
+  stamp.existing_only = !config.policies.admission.admits_all();
+  return stamp;
+}
+
+absl::Status AdmitUpdated(tf::OpKernelContext* ctx, const TableConfig& config, kvtable::Table* table,
+                          const tf::Tensor& keys, kvtable::ParallelFor* threads) {
+  const kvtable::AdmissionPolicy& admission = config.policies.admission;
+  if (!admission.on_update || keys.NumElements() == 0) return absl::OkStatus();
+  tf::Tensor rows;
+  TF_RETURN_IF_ERROR(
+      ctx->allocate_temp(config.value_dtype, tf::TensorShape({keys.NumElements(), config.dim}), &rows));
+  kvtable::Insertion insertion;
+  insertion.stamp = {0, UnixTime()};
+  insertion.admission = admission.probability;
+  if (admission.probability != 1.0) insertion.admission_seed = static_cast<uint64_t>(ctx->step_id());
+  insertion.admitter = table->admitter().get();
+  table->GatherOrInsert(keys.data(), keys.NumElements(), rows.data(), insertion, *threads);
+  return absl::OkStatus();
+}
+
+std::vector<uint64_t> WidenedKeys(tf::OpKernelContext* ctx, const TableConfig& config, const void* keys,
+                                  int64_t count, kvtable::ParallelFor* threads) {
+  const size_t n = static_cast<size_t>(count);
+  std::vector<uint64_t> wide(n);
+  const bool narrow = config.key_dtype == tf::DT_INT32;
+  std::vector<int32_t> half(narrow ? n : 0);
+  void* const to = narrow ? static_cast<void*>(half.data()) : wide.data();
+  const size_t bytes = n * (narrow ? sizeof(int32_t) : sizeof(uint64_t));
+  if (config.gpu != nullptr && !IsOnHost(ctx)) {
+    config.gpu->work()->Copy(to, keys, bytes, threads->stream());
+  } else if (bytes > 0) {
+    std::memcpy(to, keys, bytes);
+  }
+  for (size_t i = 0; i < half.size(); ++i) wide[i] = static_cast<uint64_t>(int64_t{half[i]});
+  return wide;
+}
+
+absl::Status CheckFits(tf::OpKernelContext* ctx, const TableConfig& config,
+                       const kvtable::MissingKeys& missing, const void* keys, int64_t n, int64_t parts,
+                       kvtable::ParallelFor* threads) {
+  // Keys that wait to be admitted take no row.
+  if (!missing.insert || config.max_capacity == 0 || n <= config.max_capacity) return absl::OkStatus();
+  if (!config.policies.admission.admits_all()) return absl::OkStatus();
+  std::vector<std::unordered_set<uint64_t>> of_part(static_cast<size_t>(parts));
+  const kvtable::PartOf<int64_t> part_of(parts);
+  const kvtable::PartOf<uint64_t> part_of_unsigned(parts);
+  for (const uint64_t key : WidenedKeys(ctx, config, keys, n, threads)) {
+    const int64_t part =
+        config.key_dtype == tf::DT_UINT64 ? part_of_unsigned(key) : part_of(static_cast<int64_t>(key));
+    of_part[static_cast<size_t>(part)].insert(key);
+  }
+  for (const std::unordered_set<uint64_t>& own : of_part) {
+    if (static_cast<int64_t>(own.size()) <= config.max_capacity) continue;
+    return errors::InvalidArgument(
+        "Key-value variable '", config.name, "' keeps ", config.max_capacity, " rows (max_capacity",
+        parts > 1 ? ", of each part" : "", "), and a training lookup has ", own.size(),
+        " different keys for it: they would evict one another. Nothing was changed. Build it with a "
+        "max_capacity of "
+        "several batches, or look up fewer keys at a time (sparse_read_and_evict takes any number).");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckRows(const TableConfig& config, const char* what, const tf::Tensor& keys,
                        const tf::Tensor& rows, int64_t width) {
   if (rows.dtype() != config.value_dtype) {

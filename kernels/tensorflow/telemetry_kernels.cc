@@ -20,7 +20,7 @@ using tf::OpKernelContext;
 using tf::Tensor;
 using tf::TensorShape;
 
-constexpr int64_t kRowsAtATime = 1 << 16;
+constexpr int64_t kSurveyedAtATime = 1 << 16;
 
 class LookupCountsOp : public TableKernel {
  public:
@@ -121,9 +121,9 @@ class SurveyOp : public TableKernel {
     const int64_t bucket_count = limits_in.NumElements() + 1;
     Tensor rows;
     TF_RETURN_IF_ERROR(
-        ctx->allocate_temp(open->config().value_dtype, TensorShape({kRowsAtATime, dim}), &rows, OnHost()));
-    std::vector<Key> keys(kRowsAtATime);
-    std::vector<uint32_t> freqs(kRowsAtATime);
+        ctx->allocate_temp(open->config().value_dtype, TensorShape({kSurveyedAtATime, dim}), &rows, OnHost()));
+    std::vector<Key> keys(kSurveyedAtATime);
+    std::vector<uint32_t> freqs(kSurveyedAtATime);
     Found found(static_cast<size_t>(bucket_count));
     std::vector<Key> nan_keys;
     // The least frequent of the hot ones first: a heap.
@@ -138,7 +138,7 @@ class SurveyOp : public TableKernel {
       out.keys = keys.data();
       out.freqs = freqs.data();
       out.columns = {{0, rows.data(), dim, kvtable::kAnyGeneration}};
-      const int64_t n = exporter->Next(kRowsAtATime, out, open->threads);
+      const int64_t n = exporter->Next(kSurveyedAtATime, out, open->threads);
       if (n == 0) break;
       const T* const values = rows.flat<T>().data();
       for (int64_t i = 0; i < n; ++i) {

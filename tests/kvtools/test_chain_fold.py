@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvtools import chain
+from kvtools import chain, chain_fold
 from kvtools.chain_check import report_chain, verify_chain
 from kvtools.chain_fold import apply_increments, merge_chain, open_chain
 from kvtools.chain_increment import write_increment
@@ -22,7 +22,7 @@ from kvtools.chain_reader import open_member, removed_keys
 from kvtools.dialects.bundle import Bundle, BundleWriter
 from kvtools.dialects.chunk import ALL_COLUMNS
 from kvtools.dialects.detect import open_checkpoint
-from kvtools.dialects.interface import TableReader
+from kvtools.dialects.interface import Checkpoint, TableReader
 from kvtools.dialects.options import OpenOptions
 from kvtools.dialects.schema import ExtraSchema
 from kvtools.errors import BadInputError, KvtoolsError, UsageError
@@ -338,3 +338,17 @@ def test_what_is_wrong_with_a_member_is_named(tmp_path: Path, damage: str, reaso
     assert report.reason == reason and report.members[0].rows == 4
     found = verify_chain(tmp_path).findings
     assert found[0].severity == "error" and found[0].check == f"chain-{reason}"
+
+
+def test_a_member_that_training_removes_meanwhile_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = three(tmp_path)
+
+    def remove_and_open(member: chain.Member, options: OpenOptions) -> Checkpoint:
+        if not list(tmp_path.glob("ckpt-4.*")):
+            writer.full({"emb": table_of(FIRST)})
+            for old in tmp_path.glob("ckpt-[123].*"):
+                old.unlink()
+        return open_member(member, options)
+
+    monkeypatch.setattr(chain_fold, "open_member", remove_and_open)
+    assert rows_of(open_chain(tmp_path).table("emb")) == FIRST

@@ -380,7 +380,7 @@ def test_a_training_lookup_that_a_capacity_has_no_room_for_is_refused(make, part
     keys = tf.range(0, 300, 3, dtype=tf.int64)
     many = {
         "lookup": lambda: v.sparse_read(keys),
-        "pooled": lambda: tfplugin.lookup_many([v], [keys[None]], combiners="sum"),
+        "pooled": lambda: tfplugin.lookup_many([v], [tf.RaggedTensor.from_tensor(keys[None])], combiners="sum"),
     }
     for look_up in many.values():
         with pytest.raises(tf.errors.InvalidArgumentError, match=r"(?s)'v.*different keys.*max_capacity of several"):
